@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     )
     from cudakit.api.cuda_core import CachingMemoryResource as CachingMemoryResource
     from cudakit.api.generator import Generator as Generator
+    from cudakit.api.cuda_kernels import CudaKernel as CudaKernel, kernel as kernel
     from cudakit.api.kernels import (
         DeviceArray as DeviceArray,
         Elementwise as Elementwise,
@@ -94,6 +95,7 @@ _MODULES = {
     "CachingAllocator": "cudakit.api.allocator",
     "CachingMemoryResource": "cudakit.api.cuda_core",
     "CudaError": "cudakit.errors",
+    "CudaKernel": "cudakit.api.cuda_kernels",
     "CudakitError": "cudakit.errors",
     "DeviceArray": "cudakit.api.kernels",
     "Elementwise": "cudakit.api.kernels",
@@ -133,6 +135,7 @@ _MODULES = {
     "graph": "cudakit.gpu.graphed.callable",
     "is_available": "cudakit.gpu.cuda.current",
     "is_initialized": "cudakit.gpu.cuda.current",
+    "kernel": "cudakit.api.cuda_kernels",
     "load_snapshot": "cudakit.api.memory",
     "mark": "cudakit.gpu.nvtx",
     "mem_get_info": "cudakit.gpu.cuda.current",

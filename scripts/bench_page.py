@@ -1,29 +1,44 @@
-"""Measure the memory page in Chromium: size, first paint, time per frame, time of a query, and memory.
+"""Measure the memory page and the profile page in Chromium: size, first paint, time per frame, and memory.
 
-    python scripts/bench_page.py [SNAPSHOT.pkl]
+    python scripts/bench_page.py memory [SNAPSHOT.pkl]
+    python scripts/bench_page.py profile [KERNELS]
 
 Without a file, scripts/make_snapshots.py makes a snapshot of 1.1 million events with thousands of call
-stacks. The Python side is compared with a bare pickle.load, as in scripts/bench_memviz.py. Frames are
-measured while the script moves the cursor, zooms and pans; the times are those of the scripts of the page,
-without compositing. Each motion is repeated, and the lowest percentile counts, because other programs may
-use the machine.
+stacks. The Python side is compared with a bare pickle.load, as in scripts/bench_memviz.py. The profile is a
+random training program of three streams on two devices, with an API call for each of a million kernels; its
+other exports are timed, too.
+
+Frames are measured while the script moves the cursor, zooms, pans and selects; the times are those of the
+scripts of the page, without compositing. Motions of the memory page are repeated, and the lowest percentile
+counts, because other programs may use the machine.
 """
 
 from __future__ import annotations
 
+import io
 import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import bench_memviz
 from playwright.sync_api import Page, sync_playwright
 
+from cudakit.core.profile.activities import Activities
+from cudakit.core.profile.exports import WRITERS
+from cudakit.core.profile.present.page import explorer
+from cudakit.document import Document
+from cudakit.render import html
+
 ROOT = Path(__file__).resolve().parent.parent
 EVENTS = 1_100_000
+KERNELS = 1_000_000
 RUNS = 3
+MAX_FRAME_MS = 16  # limit of the script of a frame while the page is zoomed or moved
 
 OBSERVE_TASKS = """
 window.tasks = [];
@@ -33,7 +48,7 @@ new PerformanceObserver((list) => {
 """
 
 # Returns the 95th percentile, in milliseconds, of the frames of each tab and motion.
-_FRAMES = """
+_MEMORY_FRAMES = """
 async () => {
   const app = document.querySelector(".explorer").explorer;
   const frame = () => new Promise((resolve) => requestAnimationFrame(resolve));
@@ -87,21 +102,81 @@ _STATE_QUERY = """
 }
 """
 
+# Returns the 95th percentile, in milliseconds, of the frames of each motion, with each tab open.
+_PROFILE_FRAMES = """
+async () => {
+  const app = document.querySelector(".explorer").explorer;
+  const frame = () => new Promise((resolve) => requestAnimationFrame(resolve));
+  const percentiles = {};
+  const measure = async (name, move) => {
+    const times = [];
+    for (let i = 0; i < 60; i++) {
+      move(i);
+      const start = performance.now();
+      app.redraw();
+      times.push(performance.now() - start);
+      await frame();
+    }
+    times.sort((a, b) => a - b);
+    percentiles[name] = times[57];
+  };
+  const { duration } = app.model;
+  for (const tab of ["flame", "kernels", "lines", "work"]) {
+    app.state.set({ tab, window: null });
+    app.showAll();
+    await frame();
+    await frame();
+    await measure(`${tab} zoom`, (i) => app.zoom(duration * 0.6, i < 30 ? 0.7 : 1.4));
+    app.show(duration * 0.1, duration * 0.3);
+    await frame();
+    await measure(`${tab} pan`, () => app.pan(0.02));
+    const selected = (i) => [Math.round(duration * 0.1), Math.round(duration * (0.1 + 0.014 * (i + 1)))];
+    await measure(`${tab} select`, (i) => app.state.set({ window: selected(i) }));
+  }
+  return percentiles;
+}
+"""
+
+# Returns the 95th percentile of the time to sum all kernels of a window, in milliseconds.
+_SUMS = """
+() => {
+  const { model } = document.querySelector(".explorer").explorer;
+  const times = [];
+  for (let i = 0; i < 100; i++) {
+    const start = performance.now();
+    model.sumsIn((model.duration * i) / 200, (model.duration * (i + 100)) / 200);
+    times.push(performance.now() - start);
+  }
+  return times.sort((a, b) => a - b)[95];
+}
+"""
+
 
 def main() -> None:
     """Print each measured figure with its limit."""
-    with tempfile.TemporaryDirectory() as folder:
-        snapshot = Path(sys.argv[1]) if len(sys.argv) > 1 else make_snapshot(Path(folder))
-        html = Path(folder) / "page.html"
-        command = [*bench_memviz.CUDAKIT, "memviz", str(snapshot), "-q", "-f", "-o", str(html)]
-        load_seconds, page_seconds = [], []
-        for _ in range(RUNS):
-            load_seconds.append(bench_memviz.time_pickle_load(str(snapshot)).seconds)
-            page_seconds.append(bench_memviz.run(command)[0].seconds)
-        load, page = statistics.median(load_seconds), statistics.median(page_seconds)
-        show("Python side, times pickle.load", page / load, 5, f"({page:.2f} s, {load:.2f} s)")
-        show("file, MB", html.stat().st_size / 1e6, 10)
-        measure_page(html)
+    kind, *arguments = sys.argv[1:] or ["memory"]
+    with tempfile.TemporaryDirectory() as name:
+        if kind == "memory":
+            measure_memory(Path(name), *map(Path, arguments))
+        else:
+            measure_profile(Path(name), *map(int, arguments))
+
+
+# --- the memory page -------------------------------------------------------------------------------
+
+
+def measure_memory(folder: Path, snapshot: Path | None = None) -> None:
+    """Print the figures of the page of a snapshot."""
+    snapshot = snapshot or make_snapshot(folder)
+    page = folder / "page.html"
+    command = [*bench_memviz.CUDAKIT, "memviz", str(snapshot), "-q", "-f", "-o", str(page)]
+    load_seconds, page_seconds = [], []
+    for _ in range(RUNS):
+        load_seconds.append(bench_memviz.time_pickle_load(str(snapshot)).seconds)
+        page_seconds.append(bench_memviz.run(command)[0].seconds)
+    load_s, page_s = statistics.median(load_seconds), statistics.median(page_seconds)
+    show("Python side, times pickle.load", page_s / load_s, 5, f"({page_s:.2f} s, {load_s:.2f} s)")
+    measure_page(page, report_memory)
 
 
 def make_snapshot(folder: Path) -> Path:
@@ -113,8 +188,68 @@ def make_snapshot(folder: Path) -> Path:
     return folder / "many_stacks.pkl"
 
 
-def measure_page(html: Path) -> None:
-    """Open the page and print the figures that the browser measures."""
+def report_memory(page: Page) -> None:
+    """Print the figures that only the memory page has."""
+    free = "() => document.querySelector('.explorer').explorer.model.free.ready.then(() => performance.now())"
+    show("fragmentation ready, s", page.evaluate(free) / 1e3, None)
+    show_frames(page.evaluate(_MEMORY_FRAMES), without_limit="cursor")
+    show("state after an event, p95, ms", page.evaluate(_STATE_QUERY), 10)
+
+
+# --- the profile page ------------------------------------------------------------------------------
+
+
+def measure_profile(folder: Path, kernels: int = KERNELS) -> None:
+    """Print the figures of the page of a random program, and of its other exports."""
+    sys.path.append(str(ROOT / "tests"))  # The random program belongs to the tests.
+    from core.profile.recordings import training
+
+    activities = training(kernels)
+    page = folder / "page.html"
+    document = Document("GPU profile", (explorer([activities]),))
+    seconds = timed(lambda: page.write_text(html.render(document), encoding="utf-8"))
+    show("write the page, s", seconds, None)
+    measure_page(page, report_profile)
+    for suffix in WRITERS:
+        measure_export(suffix, activities)
+
+
+def timed(action: Callable[[], object]) -> float:
+    """Return how many seconds an action takes."""
+    start = time.perf_counter()
+    action()
+    return time.perf_counter() - start
+
+
+def measure_export(suffix: str, activities: Activities) -> None:
+    """Print the time and the size of an export."""
+    file = _CountingFile()
+    seconds = timed(lambda: WRITERS[suffix]([activities], file))
+    show(f"write .{suffix}, s", seconds, None, f"({file.size / 1e6:.1f} MB)")
+
+
+class _CountingFile(io.BytesIO):
+    """A file that counts its bytes, and does not keep them."""
+
+    size = 0
+
+    def write(self, data: bytes) -> int:  # type: ignore[override]
+        self.size += len(data)
+        return len(data)
+
+
+def report_profile(page: Page) -> None:
+    """Print the figures that only the profile page has."""
+    show_frames(page.evaluate(_PROFILE_FRAMES), without_limit="select")
+    show("sums of a window, p95, ms", page.evaluate(_SUMS), 10)
+
+
+# --- both pages ------------------------------------------------------------------------------------
+
+
+def measure_page(path: Path, report: Callable[[Page], None]) -> None:
+    """Open a page and print the figures that the browser measures; ``report`` prints those of this page."""
+    show("file, MB", path.stat().st_size / 1e6, 10)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=shutil.which("chromium"),
@@ -122,30 +257,26 @@ def measure_page(html: Path) -> None:
         )
         page = browser.new_page(viewport={"width": 1400, "height": 1200})
         page.add_init_script(OBSERVE_TASKS)
-        page.goto(html.as_uri())
+        page.goto(path.as_uri())
         page.wait_for_selector('.explorer[data-ready="true"]', timeout=60_000)
+        paint = page.evaluate("() => performance.getEntriesByType('paint').at(-1).startTime")
+        show("first paint, s", paint / 1e3, 1.5)
+        loaded = page.evaluate("() => performance.now()")
+        show("all views ready, s", loaded / 1e3, None)
         report(page)
+        show("heap, MB", page.evaluate("() => performance.memory.usedJSHeapSize / 1e6"), 300)
+        longest = page.evaluate(
+            "loaded => Math.max(0, ...tasks.filter(t => t[0] > loaded).map(t => t[1]))", loaded
+        )
+        show("longest task after load, ms", longest, 200)
         browser.close()
 
 
-def report(page: Page) -> None:
-    """Print the figures of a loaded page."""
-    paint = page.evaluate("() => performance.getEntriesByType('paint').at(-1).startTime")
-    show("first paint, s", paint / 1e3, 1.5)
-    loaded = page.evaluate("() => performance.now()")
-    show("all views ready, s", loaded / 1e3, None)
-    free = "() => document.querySelector('.explorer').explorer.model.free.ready.then(() => performance.now())"
-    show("fragmentation ready, s", page.evaluate(free) / 1e3, None)
-    for name, milliseconds in page.evaluate(_FRAMES).items():
-        # The limit is for zooming and panning.
-        limit = None if name.endswith("cursor") else 16
+def show_frames(percentiles: dict[str, float], *, without_limit: str) -> None:
+    """Print the time of the frames of each motion; motions of one name have no limit."""
+    for name, milliseconds in percentiles.items():
+        limit = None if name.endswith(without_limit) else MAX_FRAME_MS
         show(f"script per frame, p95, ms: {name}", milliseconds, limit)
-    show("state after an event, p95, ms", page.evaluate(_STATE_QUERY), 10)
-    show("heap, MB", page.evaluate("() => performance.memory.usedJSHeapSize / 1e6"), 300)
-    longest = page.evaluate(
-        "loaded => Math.max(0, ...tasks.filter(t => t[0] > loaded).map(t => t[1]))", loaded
-    )
-    show("longest task after load, ms", longest, 200)
 
 
 def show(name: str, value: float, limit: float | None, remark: str = "") -> None:

@@ -91,7 +91,10 @@ RESULTS = {
 
 
 EXIT_CODES_OF_RUN = (
-    ("1", "the program succeeded, and there were races"),
+    (
+        "1",
+        "the program succeeded, and had races; races inside libraries count with --internal only",
+    ),
     ("125", "cudakit failed before the program started"),
     ("126", "the program cannot be executed"),
     ("127", "the program was not found"),

@@ -21,12 +21,13 @@ def test_examples_of_the_memory_calls_run(monkeypatch: pytest.MonkeyPatch) -> No
     assert results.failed == 0
 
 
-def test_examples_of_kernels_run() -> None:
+@pytest.mark.parametrize(("module", "count"), [("kernels", 7), ("cuda_kernels", 6)])
+def test_examples_of_kernels_run(module: str, count: int) -> None:
     results = doctest.testmod(
-        importlib.import_module("cudakit.api.kernels"), extraglobs={"cudakit": cudakit}
+        importlib.import_module(f"cudakit.api.{module}"), extraglobs={"cudakit": cudakit}
     )
 
-    assert results.attempted >= 7
+    assert results.attempted >= count
     assert results.failed == 0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Mapping
 from functools import cache
+from operator import index
 from threading import Lock
 from typing import Any
 
@@ -132,7 +133,8 @@ class Generator:
         True
         """
         output = self._output(shape, dtype, "float32", out, stream)
-        return self._fill(output, uniform_draw(output.element_count, output.dtype, low, high))
+        bounds = _number("low", low, float), _number("high", high, float)
+        return self._fill(output, uniform_draw(output.element_count, output.dtype, *bounds))
 
     def normal(
         self,
@@ -149,7 +151,8 @@ class Generator:
         The transform of Box and Muller is computed in fp32 (float64: in fp64), and rounded to the dtype.
         """
         output = self._output(shape, dtype, "float32", out, stream)
-        return self._fill(output, normal_draw(output.element_count, output.dtype, mean, std))
+        scale = _number("mean", mean, float), _number("std", std, float)
+        return self._fill(output, normal_draw(output.element_count, output.dtype, *scale))
 
     def integers(
         self,
@@ -163,7 +166,8 @@ class Generator:
     ) -> Any:
         """Return integers in [low, high), int64 by default; each one is exactly equally likely."""
         output = self._output(shape, dtype, "int64", out, stream)
-        return self._fill(output, integers_draw(output.element_count, output.dtype, low, high))
+        bounds = _number("low", low, index), _number("high", high, index)
+        return self._fill(output, integers_draw(output.element_count, output.dtype, *bounds))
 
     def permutation(
         self,
@@ -305,6 +309,15 @@ def _checked(name: str, value: object, error: Callable[[str], Exception]) -> int
         bits = limit.bit_length() - 1
         raise error(f"the {name} must be an integer from 0 to 2^{bits} - 1, not {value!r}")
     return int(value)
+
+
+def _number(name: str, value: object, convert: Callable[[Any], Any]) -> Any:
+    """Return an argument as a number. Raises UsageError with its name if it is none."""
+    try:
+        return convert(value)
+    except (TypeError, ValueError):
+        kind = "an integer" if convert is index else "a number"
+        raise UsageError(f"{name} must be {kind}, not {value!r:.60}") from None
 
 
 def _dtype_name(dtype: Any) -> str:

@@ -9,7 +9,13 @@ import numpy as np
 
 from cudakit.errors import UsageError
 from cudakit.gpu.api import LEGACY, Argument, Gpu, Ptr, Stream
-from cudakit.gpu.arrays import DeviceOperand, current_stream, operand_of, shared_device
+from cudakit.gpu.arrays import (
+    DeviceOperand,
+    current_stream,
+    new_array,
+    operand_of,
+    shared_device,
+)
 from cudakit.gpu.device_array import DeviceArray, order_streams
 from cudakit.gpu.fast_call import FastCall, prepare_call
 from cudakit.kernels.elementwise import Operand
@@ -47,15 +53,31 @@ class Call:
         self.gpu = self._device()
         self.library = next(iter(self._arrays.values())).library
         self.stream = stream_of(stream, self.gpu, self.library)
+        self._is_current_stream = stream is None
+
+    def new_array(self, dtype: str, shape: tuple[int, ...]) -> object:
+        """Return an uninitialized array of the first array's library, for use on the stream."""
+        return new_array(
+            self.library,
+            self.gpu,
+            dtype,
+            shape,
+            self.stream,
+            is_current_stream=self._is_current_stream,
+        )
 
     def launch(
         self, kernels: PlannedKernels, plan: LaunchPlan, arguments: Sequence[Argument]
     ) -> None:
         """Enqueue the launch after the work that computes its arrays on other streams."""
+        self.order()
+        kernels.launch(plan, arguments, self.stream)
+
+    def order(self) -> None:
+        """Make the stream wait for the work that computes the arrays on other streams."""
         for array in self._arrays.values():
             if array.stream is not None and array.stream != self.stream:
                 order_streams(self.gpu, Stream(array.stream), self.stream)
-        kernels.launch(plan, arguments, self.stream)
         for device_array in self._device_arrays:
             device_array.record_use(self.stream)
 

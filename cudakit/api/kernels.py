@@ -16,11 +16,16 @@ from cudakit.api.kernel_calls import (
     stream_of,
 )
 from cudakit.gpu.api.arrays import ArrayView
-from cudakit.gpu.arrays import new_array, operand_of, shared_device
+from cudakit.gpu.arrays import operand_of, shared_device
 from cudakit.gpu.device_array import DeviceArray
 from cudakit.gpu.device_array import to_device as copy_to_device
 from cudakit.gpu.fast_call import FastCall
-from cudakit.kernels.elementwise import DEFAULT_THREADS, ElementwiseProgram, Operand
+from cudakit.kernels.elementwise import (
+    DEFAULT_THREADS,
+    ElementwiseProgram,
+    Operand,
+    ResultType,
+)
 from cudakit.kernels.launch_plan import LaunchPlan, arguments_of
 from cudakit.kernels.reduction import ReductionProgram
 
@@ -53,13 +58,20 @@ def to_device(
 
 
 class Elementwise(FastCall):
-    """A compiled expression, which ``cudakit.elementwise`` returns. Call it with arrays and numbers."""
+    """A compiled expression, which ``cudakit.elementwise`` returns. Call it with arrays and numbers.
 
-    def __init__(self, text: str, outputs: Sequence[str] | None, *, threads: int) -> None:
+    Arguments are given in the order of ``inputs``, or by name. ``out`` is an array, or a tuple of arrays, for
+    the outputs that the expression does not read; without it, they are allocated. ``stream`` is a stream of
+    any library or a handle; the default is the current stream of the first array's library. The kernel is
+    enqueued, and the call returns the output, or a tuple of several.
+    """
+
+    def __init__(self, text: str, outputs: Sequence[str] | None, *, tune: bool) -> None:
         self._program = ElementwiseProgram(text, outputs)
-        self._threads = threads
+        self._tune = tune
         self._kernels = KernelsByDevice()
         self._plans: dict[object, LaunchPlan] = {}
+        self._types: dict[object, dict[str, ResultType]] = {}
         program = self._program.program
         self._configure(len(program.inputs), len(program.new_outputs))
 
@@ -76,12 +88,7 @@ class Elementwise(FastCall):
     def _call(
         self, *arguments: object, out: object = None, stream: object = None, **named: object
     ) -> Any:
-        """Enqueue the kernel, and return its output: an array, or a tuple of several.
-
-        Arguments are arrays and numbers, in the order of first use in the expression or by name. ``out`` is
-        an array, or a tuple of arrays, for the outputs that the expression does not read. ``stream`` is a
-        stream of any library or a handle; the default is the current stream of the first array's library.
-        """
+        """Check the arguments, enqueue the kernel, and prepare the launch of equal calls."""
         program = self._program.program
         inputs = bind_arguments(program.inputs, arguments, named)
         outputs = bind_outputs(program.new_outputs, out)
@@ -89,11 +96,11 @@ class Elementwise(FastCall):
         values = {name: call.values[name] for name in inputs}
         if not outputs:
             outputs = {
-                name: new_array(call.library, call.gpu, result.dtype, result.shape, call.stream)
-                for name, result in self._program.result_types(values).items()
+                name: call.new_array(result.dtype, result.shape)
+                for name, result in self._result_types(values).items()
             }
         views = {name: operand_of(array, name).view for name, array in outputs.items()}
-        plan = self._plan(values, views)
+        plan = self._plan(call, values, views)
         self._program.check_overlaps(values, views)
         operands = [
             value.ptr if isinstance(value, ArrayView) else value
@@ -116,22 +123,54 @@ class Elementwise(FastCall):
         )
         return results[0] if len(results) == 1 else results
 
-    def _plan(self, inputs: Mapping[str, Operand], outputs: Mapping[str, ArrayView]) -> LaunchPlan:
+    def _result_types(self, inputs: Mapping[str, Operand]) -> dict[str, ResultType]:
+        key = tuple(map(_layout_key, inputs.values()))
+        types = self._types.get(key)
+        if types is None:
+            if len(self._types) >= _MAX_PLANS:
+                self._types.clear()
+            types = self._types[key] = self._program.result_types(inputs)
+        return types
+
+    def _plan(
+        self, call: Call, inputs: Mapping[str, Operand], outputs: Mapping[str, ArrayView]
+    ) -> LaunchPlan:
         key = tuple(map(_layout_key, (*inputs.values(), *outputs.values())))
+        if self._tune:  # the fastest block size differs between devices
+            key = (call.gpu, *key)
         plan = self._plans.get(key)
         if plan is None:
             if len(self._plans) >= _MAX_PLANS:
                 self._plans.clear()
-            plan = self._program.plan(inputs, outputs, threads=self._threads)
-            self._plans[key] = plan
+            threads = self._choose_threads(call, inputs, outputs)
+            plan = self._plans[key] = self._program.plan(inputs, outputs, threads)
         return plan
+
+    def _choose_threads(
+        self, call: Call, inputs: Mapping[str, Operand], outputs: Mapping[str, ArrayView]
+    ) -> int:
+        if not self._tune:
+            return DEFAULT_THREADS
+        from cudakit.api.block_size import choose_threads
+
+        self._program.check_overlaps(inputs, outputs)
+        call.order()
+        return choose_threads(
+            self._kernels.of(call.gpu),
+            call.gpu,
+            self._program.plan,
+            inputs=inputs,
+            outputs=outputs,
+            updated=self._program.program.updated,
+            stream=call.stream,
+        )
 
 
 def elementwise(
     expressions: str,
     *,
     outputs: Sequence[str] | None = None,
-    threads: int = DEFAULT_THREADS,
+    tune: bool = False,
 ) -> Elementwise:
     """Return a function that computes expressions for each element of arrays, in one kernel.
 
@@ -140,7 +179,8 @@ def elementwise(
     (``__cuda_array_interface__`` or DLPack), which broadcast as in numpy, or numbers. Assigned names are the
     outputs; ``outputs`` selects those to store, if others are only intermediate values. A name that is read
     and assigned, as in ``x += y``, is updated in place. New outputs are arrays of the first argument's
-    library. ``threads`` is the number of threads of a block.
+    library. With ``tune``, the first call with new dtypes or sizes measures several block sizes on copies of
+    the arrays that it writes; the fastest one is stored in the kernel cache for this model of GPU.
 
     Operators are those of Python, with ``a if c else b``; functions are those of numpy, such as ``exp``,
     ``maximum``, ``where`` and ``isnan``, and conversions have the name of a dtype. Dtypes are promoted as in
@@ -152,15 +192,20 @@ def elementwise(
     misaligned or overlap an input in part.
 
     >>> scale_and_add = cudakit.elementwise("z = x * a + y")
-    >>> x, y = (cudakit.to_device([1.0, 2.0, 3.0], "sim") for _ in range(2))
-    >>> scale_and_add(x, 10, y).copy_to_host()
+    >>> x = cudakit.to_device([1.0, 2.0, 3.0], "sim")
+    >>> scale_and_add(x, 10, x).copy_to_host()
     array([11., 22., 33.])
     """
-    return Elementwise(expressions, outputs, threads=threads)
+    return Elementwise(expressions, outputs, tune=tune)
 
 
 class Reduction(FastCall):
-    """A compiled reduction, which ``cudakit.reduction`` returns. Call it with arrays and numbers."""
+    """A compiled reduction, which ``cudakit.reduction`` returns. Call it with arrays and numbers.
+
+    Arguments are given in the order of ``inputs``, or by name. ``out`` is an array for the results; without
+    it, one is allocated. ``stream`` is a stream of any library or a handle; the default is the current stream
+    of the first array's library. The kernel is enqueued, and the call returns the array of results.
+    """
 
     def __init__(self, text: str, axis: int | Sequence[int] | None, *, keepdims: bool) -> None:
         self._program = ReductionProgram(text, axis, keepdims=keepdims)
@@ -176,12 +221,7 @@ class Reduction(FastCall):
     def _call(
         self, *arguments: object, out: object = None, stream: object = None, **named: object
     ) -> Any:
-        """Enqueue the kernel, and return the array of results.
-
-        Arguments are arrays and numbers, in the order of first use in the expression or by name. ``out`` is
-        an array for the results, ``stream`` a stream of any library or a handle; the default is the current
-        stream of the first array's library.
-        """
+        """Check the arguments, enqueue the kernel, and prepare the launch of equal calls."""
         program = self._program
         inputs = bind_arguments(program.inputs, arguments, named)
         call = Call({**inputs, **bind_outputs(("out",), out)}, stream)
@@ -189,7 +229,7 @@ class Reduction(FastCall):
         allocates = out is None
         if allocates:
             result = program.result_type(values)
-            out = new_array(call.library, call.gpu, result.dtype, result.shape, call.stream)
+            out = call.new_array(result.dtype, result.shape)
         view = operand_of(out, "out").view
         plan = self._plan(values, view)
         program.check_overlaps(values, view)

@@ -76,6 +76,9 @@ def count_nonfinite(
             order_streams(counter.gpu, Stream(operand.stream), calling_stream)
     if out is not None:
         counter.add_counts(operands[-1].view.ptr, views, calling_stream)
+        for array in (*arrays, out):
+            if isinstance(array, DeviceArray):
+                array.record_use(calling_stream)
         if isinstance(out, DeviceArray):
             out.stream = calling_stream
         return out
@@ -88,7 +91,7 @@ class LossScaler:
 
     Multiply the loss by ``scale``, divide the gradients by it, and call ``update`` with the number of their
     non-finite elements: it returns whether the optimizer may apply the gradients. The defaults are those of
-    torch.amp.GradScaler. With torch, use that class, which divides and counts without waiting for the GPU.
+    torch.amp.GradScaler. With torch, use that class, which divides and checks all gradients together.
 
     >>> scaler = cudakit.LossScaler()
     >>> gradients = cudakit.to_device([1.0, float("inf")], "sim")

@@ -68,6 +68,7 @@ class DeviceMemory:
             self._kernels = RandomKernels(self._gpu)
         self._kernels.fill(output.ptr, draw, start, output.stream)
         if isinstance(output.array, DeviceArray):
+            output.array.record_use(output.stream)
             output.array.stream = output.stream
         return output.array
 
@@ -83,9 +84,12 @@ class DeviceMemory:
             )
         if view.read_only:
             raise UsageError(
-                "out is read-only", hint="pass tensors that require grad as tensor.detach()"
+                "out is read-only, as arrays of JAX are, and tensors that require grad",
+                hint="pass tensor.detach(), or a shape for a new array",
             )
         item_bytes = _item_bytes(view.dtype)
+        if view.ptr % item_bytes:
+            raise UsageError(f"out is misaligned: {view.dtype} at address {view.ptr:#x}")
         _check_layout(view.shape, view.strides, item_bytes)
         _check_expected(view.shape, shape, view.dtype, dtype)
         calling_stream = self._uncaptured_stream(stream, operand.library)
@@ -152,7 +156,9 @@ def _extents(shape: Shape | None) -> tuple[int, ...]:
     except TypeError:
         extents = (-1,)
     if min(extents, default=0) < 0:
-        raise UsageError(f"a shape has integers of at least 0, not {shape!r}")
+        raise UsageError(
+            f"a shape has integers of at least 0, not {shape!r:.60}", hint="pass an array as out="
+        )
     if math.prod(extents) >= 1 << 62:
         raise UsageError(f"an array of shape {extents} does not fit in memory")
     return extents

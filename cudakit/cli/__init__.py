@@ -68,6 +68,7 @@ ENVIRONMENT = (
     ("CUDAKIT_ALLOC_CONF", "allocator settings, as in PYTORCH_CUDA_ALLOC_CONF"),
     ("CUDAKIT_PTXAS", "path of the ptxas that run --sanitize uses"),
     ("CUDAKIT_SANITIZER_LIBRARY", "path of libsanitizer-public.so, for run --sanitize"),
+    ("CUDAKIT_NCCL_LIBRARY", "path of libnccl.so.2, for bench nccl"),
     ("CUDAKIT_CUPTI_LIBRARY", "path of libcupti.so, for run --profile"),
     ("CUDAKIT_CACHE_DIR", "directory for compiled kernels (default: ~/.cache/cudakit)"),
     ("CUDAKIT_DEBUG=1", "print the traceback of an error"),

@@ -27,6 +27,7 @@ from cudakit.cli.report import COMMON_FORMATS, Report, open_outputs
 from cudakit.errors import UsageError
 
 if TYPE_CHECKING:
+    from cudakit.cli.report import Outputs
     from cudakit.core.bench.result import CaseResult
     from cudakit.core.profile.activities import Activities
     from cudakit.core.profile.analysis import DeviceGaps
@@ -125,25 +126,30 @@ def profile(
     """
     if limit is not None and before is None:
         raise click.UsageError("--fail-on slower needs --diff")
-    with open_outputs(output) as outputs:
-        load = partial(_load, step_range=step_range, quiet=output.quiet)
+    for option_name, value in (("--by", by), ("--bench", bench_files)):
+        if before is not None and value:
+            raise click.UsageError(f"{option_name} has no effect with --diff")
+    load = partial(_load, step_range=step_range, quiet=output.quiet)
+    with open_outputs(output, FORMATS if before is None else COMMON_FORMATS) as outputs:
         loaded = load(file)
+        if before is not None:
+            return _compare(load(before).result, loaded.result, outputs, top=top, limit=limit)
         _refuse_exports(output, loaded)
         if bench_files:
             loaded = replace(loaded, result=with_limits(loaded.result, bench_files))
-        if before is None:
-            outputs.write(loaded.report(top=top, by=by))
-            return ExitCode.OK
-        from cudakit.core.profile.diff import compare
-        from cudakit.core.profile.present import diff as present_diff
+        outputs.write(loaded.report(top=top, by=by))
+        return ExitCode.OK
 
-        if _activity_formats(output):
-            raise UsageError(
-                "a comparison cannot be written as a timeline",
-                hint=f"leave out --diff, or use {', '.join(COMMON_FORMATS)}",
-            )
-        diff = compare(load(before).result, loaded.result)
-        outputs.write(Report(result=diff, document=lambda: present_diff.report(diff, top=top)))
+
+def _compare(
+    before: ProfileResult, after: ProfileResult, outputs: Outputs, *, top: int, limit: float | None
+) -> int:
+    """Write the comparison of two profiles, and return the exit code."""
+    from cudakit.core.profile.diff import compare
+    from cudakit.core.profile.present import diff as present_diff
+
+    diff = compare(before, after)
+    outputs.write(Report(result=diff, document=lambda: present_diff.report(diff, top=top)))
     growth = diff.slowest_growth()
     is_slower = limit is not None and growth is not None and growth > limit
     return ExitCode.FINDINGS if is_slower else ExitCode.OK
@@ -259,13 +265,10 @@ def _load(file: str, *, step_range: str | None, quiet: bool) -> Profile:
         return analyzed(recorded.activities, recorded.outcome, step_range=step_range)
 
 
-def _activity_formats(output: OutputOptions) -> list[str]:
-    return [path for path in output.paths if path.lower().endswith(ACTIVITY_FORMATS)]
-
-
 def _refuse_exports(output: OutputOptions, loaded: Profile) -> None:
     """Raise UsageError for a timeline of a saved result."""
-    if loaded.activities is None and (paths := _activity_formats(output)):
+    paths = [path for path in output.paths if path.lower().endswith(ACTIVITY_FORMATS)]
+    if loaded.activities is None and paths:
         raise UsageError(
             f"{paths[0]} needs a log: a saved result has no timeline",
             hint="write one: cudakit run --profile --log FILE PROGRAM",

@@ -116,6 +116,9 @@ static PyObject *name_call, *name_out, *name_stream, *name_api, *name_requires_g
     *name_cuda_stream;
 static int accepted_device_type = 2; /* kDLCUDA */
 
+/* CU_STREAM_LEGACY: the default stream has one name, so that its scratch memory is found. */
+static const handle LEGACY_STREAM = (handle)1;
+
 static struct {
     int (*launch)(handle function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
                   unsigned shared_bytes, handle stream, void **parameters, void **extra);
@@ -172,13 +175,14 @@ static bool is_true(PyObject *object, PyObject *name, bool is_method)
     return result;
 }
 
-/* Append the dtype, shape, strides and alignment of an array to a key. Return the number of words, or -1. */
+/* Append the dtype, device, shape, strides and alignment of an array to a key. Return the number of words, or -1. */
 static int add_tensor_key(word *key, int words, const dl_tensor *tensor, word address)
 {
-    if (words + 1 + 2 * tensor->dimensions > MAX_KEY_WORDS)
+    if (tensor->dimensions > MAX_KEY_WORDS || words + 1 + 2 * tensor->dimensions > MAX_KEY_WORDS)
         return -1;
     key[words++] = (word)'a' | (word)tensor->code << 8 | (word)tensor->bits << 16 |
-                   (word)tensor->dimensions << 32 | address % ALIGNMENT << 48;
+                   (word)(tensor->dimensions & 0xFF) << 32 | (word)(tensor->device_id & 0xFF) << 40 |
+                   address % ALIGNMENT << 48;
     memcpy(key + words, tensor->shape, (size_t)tensor->dimensions * sizeof *key);
     words += tensor->dimensions;
     memcpy(key + words, tensor->strides, (size_t)tensor->dimensions * sizeof *key);
@@ -189,8 +193,7 @@ static int add_tensor_key(word *key, int words, const dl_tensor *tensor, word ad
  * that only the method _call can handle. */
 static int read_operand(PyObject *object, bool is_output, operand *out, word *key, int words)
 {
-    out->key_start = words;
-    out->api = NULL;
+    *out = (operand){.key_start = words};
     if (PyFloat_CheckExact(object)) {
         out->kind = 'f';
         out->real = PyFloat_AS_DOUBLE(object);
@@ -264,12 +267,12 @@ static bool has_overlap(const prepared *plan, const operand *operands)
 static prepared *find_plan(FastCall *self, const word *key, int words, bool allocates)
 {
     for (int i = 0; i < self->plan_count; i++) {
-        prepared *found = self->plans[i];
-        if (found->key_words == words && found->allocates == allocates &&
-            !memcmp(found->key, key, (size_t)words * sizeof *key)) {
+        prepared *candidate = self->plans[i];
+        if (candidate->key_words == words && candidate->allocates == allocates &&
+            !memcmp(candidate->key, key, (size_t)words * sizeof *key)) {
             memmove(self->plans + 1, self->plans, (size_t)i * sizeof *self->plans);
-            self->plans[0] = found;
-            return found;
+            self->plans[0] = candidate;
+            return candidate;
         }
     }
     return NULL;
@@ -350,7 +353,7 @@ static bool allocate_outputs(FastCall *self, const prepared *plan, operand *oper
         operand *output = &operands[index];
         word shape[MAX_KEY_WORDS];
         const word *key = plan->key + output->key_start;
-        int dimensions = (int)(key[0] >> 32 & 0xFFFF);
+        int dimensions = (int)(key[0] >> 32 & 0xFF);
 
         memcpy(shape, key + 1, (size_t)dimensions * sizeof *shape);
         dl_tensor prototype = {.device_type = accepted_device_type,
@@ -439,11 +442,16 @@ static int read_operands(FastCall *self, const arguments *parsed, operand *opera
 /* Find the handle of a call's stream. Return false for streams that are no int and have no attribute cuda_stream. */
 static bool find_stream(PyObject *object, const operand *first_array, handle *stream)
 {
-    if (!object)
-        return !first_array->api->current_stream(accepted_device_type, first_array->device_id, stream);
+    if (!object) {
+        if (first_array->api->current_stream(accepted_device_type, first_array->device_id, stream))
+            return false;
+        *stream = *stream ? *stream : LEGACY_STREAM;
+        return true;
+    }
     PyObject *number = PyLong_CheckExact(object) ? Py_NewRef(object) : PyObject_GetAttr(object, name_cuda_stream);
     *stream = number && PyLong_Check(number) ? PyLong_AsVoidPtr(number) : (handle)-1;
     Py_XDECREF(number);
+    *stream = *stream ? *stream : LEGACY_STREAM;
     bool is_valid = *stream != (handle)-1 && !PyErr_Occurred();
     PyErr_Clear();
     return is_valid;
@@ -504,8 +512,7 @@ static PyObject *call_prepared(FastCall *self, const arguments *parsed)
         operands[i] = (operand){.api = api, .kind = 'a', .key_start = plan->key_words, .key_end = plan->key_words};
         for (int j = self->input_count; j < i; j++) /* the keys of outputs follow each other */
             operands[i].key_start = operands[j].key_end;
-        operands[i].key_end =
-            operands[i].key_start + 1 + 2 * (int)(plan->key[operands[i].key_start] >> 32 & 0xFFFF);
+        operands[i].key_end = operands[i].key_start + 1 + 2 * (int)(plan->key[operands[i].key_start] >> 32 & 0xFF);
     }
     for (int i = 0; i < self->input_count; i++) /* inputs that the kernel updates */
         if (plan->is_output[i] && is_true(parsed->inputs[i], name_requires_grad, false))
@@ -546,7 +553,7 @@ static PyObject *call(PyObject *object, PyObject *const *args, size_t flags, PyO
 /* Compute the byte range of an array from the words of its key. */
 static void find_byte_range(prepared *plan, int index, const word *key)
 {
-    int dimensions = (int)(key[0] >> 32 & 0xFFFF);
+    int dimensions = (int)(key[0] >> 32 & 0xFF);
     int64_t element_bytes = (int64_t)(key[0] >> 16 & 0xFF) / 8, first = 0, end = element_bytes;
 
     for (int i = 0; i < dimensions; i++) {

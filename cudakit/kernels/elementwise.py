@@ -66,7 +66,6 @@ class ElementwiseProgram:
         self,
         inputs: Mapping[str, Operand],
         outputs: Mapping[str, ArrayView],
-        *,
         threads: int = DEFAULT_THREADS,
     ) -> LaunchPlan:
         """Return the launch for operands and output arrays; its operands are inputs, then outputs, in order.
@@ -109,8 +108,7 @@ class ElementwiseProgram:
         source, name = kernel.source()
         _register_host_kernel(name, kernel)
         order = {operand: index for index, operand in enumerate([*inputs, *program.new_outputs])}
-        vectors = -(-layout.count // width)
-        blocks = -(-vectors // threads)
+        blocks = -(-layout.count // (kernel.elements_per_thread * threads))
         if blocks > _MAX_BLOCKS:
             raise UsageError(f"{layout.count} elements are more than one launch can compute")
         parameters: list[Parameter] = [_layout_argument(layout)]
@@ -208,6 +206,11 @@ def _type_of(value: Operand) -> ValueType:
     return weak_type(value)
 
 
+def element_bytes(view: ArrayView) -> int:
+    """Return the size of an array's elements in bytes."""
+    return dtype_of(view.dtype).size_bytes
+
+
 def arrays_of(inputs: Mapping[str, Operand]) -> dict[str, ArrayView]:
     """Return the operands that are arrays."""
     return {name: value for name, value in inputs.items() if isinstance(value, ArrayView)}
@@ -279,6 +282,6 @@ def check_overlaps(
 
 
 def _overlaps(first: ArrayView, second: ArrayView) -> bool:
-    first_begin, first_end = byte_range(first, dtype_of(first.dtype).size_bytes)
-    second_begin, second_end = byte_range(second, dtype_of(second.dtype).size_bytes)
+    first_begin, first_end = byte_range(first, element_bytes(first))
+    second_begin, second_end = byte_range(second, element_bytes(second))
     return max(first_begin, second_begin) < min(first_end, second_end)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 
@@ -13,6 +13,7 @@ from cudakit.kernels.expressions.typed import TypedAssignment
 from cudakit.kernels.layout import Layout
 
 _MAX_INDEX_32 = 1 << 31
+_INTERLEAVED = 4  # elements that a thread computes if it cannot load vectors
 
 VECTORS = r"""
 template <int SIZE> struct vector_alignment { static const int value = SIZE > 16 ? 16 : SIZE; };
@@ -33,6 +34,19 @@ class ElementwiseSource:
     layout: Layout
     width: int  # elements of a vector
 
+    @property
+    def elements_per_thread(self) -> int:
+        """The number of elements that each thread computes."""
+        return _INTERLEAVED if self._is_interleaved else self.width
+
+    @property
+    def _is_interleaved(self) -> bool:
+        """Whether a thread computes elements that are a block apart, because it cannot load vectors.
+
+        Several loads of a thread are then in flight at once, and adjacent threads load adjacent elements.
+        """
+        return len(self.layout.sizes) == 1 and self.width == 1
+
     def source(self) -> tuple[str, str]:
         """Return the CUDA C++ source, and the name of the kernel."""
         body = self._body()
@@ -50,18 +64,19 @@ class ElementwiseSource:
             f"{dtype.compute_type} s{index}" for index, dtype in enumerate(self.scalars.values())
         ]
         parameter_list = ", ".join(parameters)
+        distances = "".join(f", i64 d{index}" for index in range(len(self.dtypes)))
+        if not self._is_interleaved:
+            distances = ""
         return f"""
 struct Layout {{ i64 count; i64 sizes[{dimensions}]; i64 strides[{len(self.dtypes)}][{dimensions}]; }};
 
-template <int WIDTH> __device__ void compute({parameter_list}) {{
+template <int WIDTH> __device__ void compute({parameter_list}{distances}) {{
 {self._compute_text()}
 }}
 
 extern "C" __global__ void KERNEL_NAME(const Layout layout, {parameter_list}) {{
     typedef {index_type} Index;
     const Index count = (Index)layout.count;
-    const Index first = (blockIdx.x * (Index)blockDim.x + threadIdx.x) * {self.width};
-    if (first >= count) return;
 {self._index_text()}
 }}
 """
@@ -73,7 +88,7 @@ extern "C" __global__ void KERNEL_NAME(const Layout layout, {parameter_list}) {{
             "".join(
                 [f"p{index}"]
                 + [
-                    f" + (i64)i{axis} * layout.strides[{index}][{axis}]"
+                    f" + (i64)i{axis} * {self._stride_text(index, axis)}"
                     for axis in range(dimensions)
                     if strides[axis]
                 ]
@@ -81,9 +96,16 @@ extern "C" __global__ void KERNEL_NAME(const Layout layout, {parameter_list}) {{
             for index, strides in enumerate(self.layout.strides)
         ]
         arguments += [f"s{index}" for index in range(len(self.scalars))]
+        if self._is_interleaved:
+            return self._interleaved_text(arguments)
         call = f"({', '.join(arguments)});"
-        if dimensions == 1 and self.width > 1:
+        first = (
+            f"    const Index first = (blockIdx.x * (Index)blockDim.x + threadIdx.x) * {self.width};\n"
+            f"    if (first >= count) return;\n"
+        )
+        if dimensions == 1:
             return (
+                f"{first}"
                 f"    if (count - first >= {self.width}) {{\n"
                 f"        const Index i0 = first;\n"
                 f"        compute<{self.width}>{call}\n"
@@ -91,7 +113,7 @@ extern "C" __global__ void KERNEL_NAME(const Layout layout, {parameter_list}) {{
                 f"        for (Index i0 = first; i0 < count; ++i0) compute<1>{call}\n"
                 f"    }}"
             )
-        lines = ["    Index rest = first;"]
+        lines = [f"{first}    Index rest = first;"]
         for axis in range(dimensions - 1):
             size = f"(Index)layout.sizes[{axis}]"
             lines.append(f"    const Index i{axis} = rest % {size};")
@@ -99,6 +121,24 @@ extern "C" __global__ void KERNEL_NAME(const Layout layout, {parameter_list}) {{
         lines.append(f"    const Index i{dimensions - 1} = rest;")
         lines.append(f"    compute<{self.width}>{call}")
         return "\n".join(lines)
+
+    def _interleaved_text(self, arguments: Sequence[str]) -> str:
+        distances = [
+            f"(i64)blockDim.x * {self._stride_text(index, 0)}" for index in range(len(self.dtypes))
+        ]
+        call = f"({', '.join([*arguments, *distances])});"
+        return (
+            f"    Index i0 = blockIdx.x * (Index)({_INTERLEAVED} * blockDim.x) + threadIdx.x;\n"
+            f"    if (i0 + {_INTERLEAVED - 1} * blockDim.x < count) compute<{_INTERLEAVED}>{call}\n"
+            f"    else for (; i0 < count; i0 += blockDim.x) compute<1>{call}"
+        )
+
+    def _stride_text(self, index: int, axis: int) -> str:
+        """Return a stride as C++ text: a literal for adjacent elements, which saves a load."""
+        size_bytes = list(self.dtypes.values())[index].size_bytes
+        if self.layout.strides[index][axis] == size_bytes:
+            return str(size_bytes)
+        return f"layout.strides[{index}][{axis}]"
 
     def _compute_text(self) -> str:
         """Return the body of the function that loads, computes and stores the elements of one vector."""
@@ -118,7 +158,12 @@ extern "C" __global__ void KERNEL_NAME(const Layout layout, {parameter_list}) {{
             index, storage = arrays.index(name), self.dtypes[name].storage_type
             value = f"stored<{storage}>::from({variables[name]})"
             loop.append(f"        v{index}.elements[k] = {value};")
-            after.append(f"    *(Vector<{storage}, WIDTH>*)p{index} = v{index};")
+            if self._is_interleaved:
+                loop.append(
+                    f"        *({storage}*)(p{index} + k * d{index}) = v{index}.elements[k];"
+                )
+            else:
+                after.append(f"    *(Vector<{storage}, WIDTH>*)p{index} = v{index};")
         loop_head = ["    #pragma unroll", "    for (int k = 0; k < WIDTH; ++k) {"]
         return "\n".join([*before, *loop_head, *loop, "    }", *after])
 
@@ -129,6 +174,13 @@ extern "C" __global__ void KERNEL_NAME(const Layout layout, {parameter_list}) {{
             vector = f"Vector<{dtype.storage_type}, WIDTH>"
             if name not in self.program.inputs:
                 lines.append(f"    {vector} v{index};")
+            elif self._is_vector(index) and self._is_interleaved:
+                element = f"*(const {dtype.storage_type}*)(p{index} + k * d{index})"
+                lines.append(f"    {vector} v{index};")
+                lines.append("    #pragma unroll")
+                lines.append(
+                    f"    for (int k = 0; k < WIDTH; ++k) v{index}.elements[k] = {element};"
+                )
             elif self._is_vector(index):
                 lines.append(f"    {vector} v{index} = *(const {vector}*)p{index};")
             else:

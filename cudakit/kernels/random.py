@@ -20,7 +20,7 @@ from cudakit.gpu.api.elements import BF16, decode
 from cudakit.gpu.api.host_kernels import Launch, host_kernel
 from cudakit.kernels import random_source, random_values
 from cudakit.kernels.loaded import LoadedKernels
-from cudakit.kernels.random_values import Counter, narrow
+from cudakit.kernels.random_values import Counter, round_to_dtype
 
 SOURCE = random_source.SOURCE
 
@@ -75,8 +75,8 @@ def uniform_draw(count: int, dtype: str, low: float, high: float) -> Draw:
     difference is finite.
     """
     _check_dtype(dtype, FLOATS, "uniform")
-    scalar = _arithmetic(dtype)
-    rounded_low, rounded_high = (_rounded(bound, dtype) for bound in (low, high))
+    scalar = _compute_type(dtype)
+    rounded_low, rounded_high = (_round_bound(bound, dtype) for bound in (low, high))
     with np.errstate(over="ignore"):
         span = scalar(rounded_high - rounded_low)
     if not (np.isfinite(span) and -np.inf < rounded_low < rounded_high < np.inf):
@@ -86,7 +86,7 @@ def uniform_draw(count: int, dtype: str, low: float, high: float) -> Draw:
         )
     largest = _next_below(rounded_high, dtype)
     per_block = random_values.elements_per_block(dtype)
-    parameters = (scalar(rounded_low), span, scalar(largest))
+    parameters = (scalar(rounded_low + 0.0), span, scalar(largest))
     return Draw(f"uniform_{dtype}", count, parameters, -(-count // per_block))
 
 
@@ -94,9 +94,10 @@ def uniform_draw(count: int, dtype: str, low: float, high: float) -> Draw:
 def normal_draw(count: int, dtype: str, mean: float, deviation: float) -> Draw:
     """Return the draw of normal values. Raises UsageError unless mean and deviation are valid."""
     _check_dtype(dtype, FLOATS, "normal")
-    scalar = _arithmetic(dtype)
+    scalar = _compute_type(dtype)
     with np.errstate(over="ignore"):
-        parameters = (scalar(mean), scalar(deviation))
+        # The sum turns -0.0 into 0.0, so that equal arguments give equal bits.
+        parameters = (scalar(mean + 0.0), scalar(deviation))
     if not np.isfinite(parameters).all() or deviation < 0:
         raise UsageError(
             f"normal {dtype} values with mean {mean} and standard deviation {deviation}: both must be "
@@ -118,9 +119,9 @@ def integers_draw(count: int, dtype: str, low: int, high: int) -> Draw:
         )
     span, low_word = high - low, np.uint64(low % (1 << 64))
     if span <= 1 << 32:
-        narrow_parameters = (low_word, np.uint64(span), np.uint32((1 << 32) % span))
+        word_parameters = (low_word, np.uint64(span), np.uint32((1 << 32) % span))
         blocks = -(-count // random_values.WORDS_PER_BLOCK)
-        return Draw(f"integers_{item_bytes}", count, narrow_parameters, blocks)
+        return Draw(f"integers_{item_bytes}", count, word_parameters, blocks)
     parameters = (low_word, np.uint64(span % (1 << 64)), np.uint64((1 << 64) % span))
     return Draw("wide_integers", count, parameters, -(-count // 2))
 
@@ -168,22 +169,23 @@ def fill_on_host(destination: npt.NDArray[Any], draw: Draw, start: Counter) -> N
 
 
 def _check_dtype(dtype: str, allowed: tuple[str, ...], method: str) -> None:
+    """Raise UsageError unless a method of a generator can fill arrays of a dtype."""
     if dtype not in allowed:
         raise UsageError(f"{method} cannot give {dtype}", hint=f"use one of {', '.join(allowed)}")
 
 
-def _arithmetic(dtype: str) -> type[np.float64] | type[np.float32]:
+def _compute_type(dtype: str) -> type[np.float64] | type[np.float32]:
     """Return the type in which values of a dtype are computed before they are rounded."""
     return np.float64 if dtype == "float64" else np.float32
 
 
-def _rounded(value: float, dtype: str) -> float:
+def _round_bound(value: float, dtype: str) -> float:
     """Return a number rounded to a dtype."""
     with np.errstate(over="ignore"):
         if dtype != "bfloat16":
             return float(np.dtype(dtype).type(value))
-        fp32 = np.float32(value)
-    return float(decode(narrow(np.array([fp32]), dtype), BF16)[0]) if np.isfinite(fp32) else value
+        fp32_value = np.array([value], np.float32)
+    return float(decode(round_to_dtype(fp32_value, dtype), BF16)[0])
 
 
 def _next_below(value: float, dtype: str) -> float:
@@ -197,7 +199,7 @@ def _next_below(value: float, dtype: str) -> float:
     return float(np.array([lower << 16], np.uint32).view(np.float32)[0])
 
 
-def _permuted(
+def _permutation_values(
     first: int,
     count: int,
     start: Counter,
@@ -215,7 +217,7 @@ _FUNCTIONS: dict[str, Callable[..., npt.NDArray[Any]]] = {
     **{f"uniform_{dtype}": partial(random_values.uniform, dtype) for dtype in FLOATS},
     **{f"normal_{dtype}": partial(random_values.normal, dtype) for dtype in FLOATS},
     **{f"integers_{item_bytes}": random_values.integers for item_bytes in (1, 2, 4, 8)},
-    **{f"permutation_{item_bytes}": _permuted for item_bytes in (1, 2, 4, 8)},
+    **{f"permutation_{item_bytes}": _permutation_values for item_bytes in (1, 2, 4, 8)},
 }
 
 

@@ -97,32 +97,30 @@ def elements_per_block(dtype: str) -> int:
 
 def bits(first: int, count: int, start: Counter) -> Values:
     """Return bytes ``first`` to ``first + count`` of the words, each with its low byte first."""
-    return _elements(first, count, start, 16, lambda words: words.view(np.uint8))
+    return _convert_words(first, count, start, 16, lambda words: words.view(np.uint8))
 
 
 def uniform(dtype: str, first: int, count: int, start: Counter, *scale: np.generic) -> Values:
     """Return uniform values in [low, high); ``scale`` is low, high - low and the largest value below high."""
-    per_block = elements_per_block(dtype)
-    unit = {"float64": _unit_fp64, "float32": _unit_fp32, "float16": _unit_fp16}.get(
-        dtype, _unit_bf16
-    )
     low, span, largest = scale
+    unit_values = _UNIT_VALUES[dtype]
 
-    def scaled(words: Words) -> Values:
-        return narrow(np.minimum(low + span * unit(words), largest), dtype)
+    def convert(words: Words) -> Values:
+        return round_to_dtype(np.minimum(low + span * unit_values(words), largest), dtype)
 
-    return _elements(first, count, start, per_block, scaled)
+    return _convert_words(first, count, start, elements_per_block(dtype), convert)
 
 
 def normal(dtype: str, first: int, count: int, start: Counter, *scale: np.generic) -> Values:
     """Return normal values; ``scale`` is the mean and the standard deviation."""
     mean, deviation = scale
-    per_block, pairs = (2, _pairs_fp64) if dtype == "float64" else (4, _pairs_fp32)
+    is_fp64 = dtype == "float64"
+    normal_pairs = _normal_pairs_fp64 if is_fp64 else _normal_pairs_fp32
 
-    def scaled(words: Words) -> Values:
-        return narrow(mean + deviation * pairs(words), dtype)
+    def convert(words: Words) -> Values:
+        return round_to_dtype(mean + deviation * normal_pairs(words), dtype)
 
-    return _elements(first, count, start, per_block, scaled)
+    return _convert_words(first, count, start, 2 if is_fp64 else 4, convert)
 
 
 def integers(
@@ -139,7 +137,7 @@ def integers(
         product = words.astype(np.uint64) * span
         return product >> np.uint64(32), product.astype(np.uint32) < limit
 
-    return low + _drawn(first, count, start, WORDS_PER_BLOCK, draw)
+    return low + _draw_integers(first, count, start, WORDS_PER_BLOCK, draw)
 
 
 def wide_integers(
@@ -148,34 +146,27 @@ def wide_integers(
     """Return integers as ``integers`` does, from 64-bit words, for any span; a span of 0 means 2^64."""
 
     def draw(words: Words) -> tuple[Values, Values]:
-        wide = (
-            words.view("<u8")
-            if words.flags.c_contiguous
-            else np.ascontiguousarray(words).view("<u8")
-        )
-        wide = wide.reshape(-1)
+        wide_words = words.view(np.uint64)
         if not span:
-            return wide, np.zeros(len(wide), bool)
-        return _high_half(wide, span), wide * span < limit
+            return wide_words, np.zeros(len(wide_words), bool)
+        return _high_half(wide_words, span), wide_words * span < limit
 
-    return low + _drawn(first, count, start, 2, draw)
+    return low + _draw_integers(first, count, start, 2, draw)
 
 
 def permutation(first: int, count: int, start: Counter, size: int) -> Values:
     """Return elements of a permutation of 0 to ``size`` - 1."""
     keys = philox(start.position, PERMUTATION_BLOCKS, start.sequence, start.seed).reshape(-1)
-    left_bits, right_bits = domain_bits(size)
-    values = np.arange(first, first + count, dtype=np.uint64)
+    widths = domain_bits(size)
+    is_small = sum(widths) == MIN_DOMAIN_BITS
     # A small size needs many steps: a table of the small domain makes each step one look-up.
-    table = _feistel(np.arange(1 << MIN_DOMAIN_BITS, dtype=np.uint64), keys, left_bits, right_bits)
-    has_table = left_bits + right_bits == MIN_DOMAIN_BITS
-    pending = np.arange(count)
-    while len(pending):
-        walked = values[pending]
-        values[pending] = (
-            table[walked] if has_table else _feistel(walked, keys, left_bits, right_bits)
-        )
-        pending = pending[values[pending] >= size]
+    table = _permute_domain(np.arange(1 << MIN_DOMAIN_BITS, dtype=np.uint64), keys, widths)
+    values = np.arange(first, first + count, dtype=np.uint64)
+    too_large = np.arange(count)  # indices of values that are not below the size
+    while len(too_large):
+        inputs = values[too_large]
+        values[too_large] = table[inputs] if is_small else _permute_domain(inputs, keys, widths)
+        too_large = too_large[values[too_large] >= size]
     # A Feistel network is an even permutation; the swap of 0 and 1 makes odd ones as likely.
     values[values < 2] ^= np.uint64(keys[ROUNDS] & 1 if size > 1 else 0)
     return values
@@ -187,7 +178,7 @@ def domain_bits(size: int) -> tuple[int, int]:
     return bit_count - bit_count // 2, bit_count // 2
 
 
-def narrow(values: Values, dtype: str) -> Values:
+def round_to_dtype(values: Values, dtype: str) -> Values:
     """Round values to a dtype, ties to even, large ones to infinity; bfloat16 as its 16 bits."""
     if dtype == "bfloat16":
         words = values.view(np.uint32)
@@ -196,7 +187,7 @@ def narrow(values: Values, dtype: str) -> Values:
         return values.astype(dtype)
 
 
-def _elements(
+def _convert_words(
     first: int, count: int, start: Counter, per_block: int, convert: Callable[[Words], Values]
 ) -> Values:
     begin, skipped = divmod(first, per_block)
@@ -205,29 +196,29 @@ def _elements(
     return convert(words.reshape(-1))[skipped : skipped + count]
 
 
-def _unit_fp32(words: Words) -> Values:
+def _unit_values_fp32(words: Words) -> Values:
     return (words >> np.uint32(8)).astype(np.float32) * np.float32(2**-24)
 
 
-def _unit_fp64(words: Words) -> Values:
-    return _wide53(words).astype(np.float64) * 2.0**-53
+def _unit_values_fp64(words: Words) -> Values:
+    return _integers_of_53_bits(words).astype(np.float64) * 2.0**-53
 
 
-def _unit_fp16(words: Words) -> Values:
+def _unit_values_fp16(words: Words) -> Values:
     return (words.view(np.uint16) >> np.uint16(5)).astype(np.float32) * np.float32(2**-11)
 
 
-def _unit_bf16(words: Words) -> Values:
+def _unit_values_bf16(words: Words) -> Values:
     return (words.view(np.uint16) >> np.uint16(8)).astype(np.float32) * np.float32(2**-8)
 
 
-def _wide53(words: Words) -> Values:
+def _integers_of_53_bits(words: Words) -> Values:
     """Return 53-bit integers from pairs of words, composed as by curand_uniform2_double."""
     pairs = words.reshape(-1, 2).astype(np.uint64)
     return pairs[:, 0] ^ (pairs[:, 1] << np.uint64(21))
 
 
-def _pairs_fp32(words: Words) -> Values:
+def _normal_pairs_fp32(words: Words) -> Values:
     """Return normal values by the transform of Box and Muller (1958), two from two words."""
     fp32, pairs = np.float32, words.reshape(-1, 2)
     fraction = pairs[:, 0].astype(fp32) * fp32(2**-32) + fp32(2**-33)
@@ -238,12 +229,12 @@ def _pairs_fp32(words: Words) -> Values:
     square = angle * angle
     sine = _polynomial(square, SIN_FP32) * square * angle + angle
     cosine = _polynomial(square, COS_FP32) * square * square - fp32(0.5) * square + fp32(1)
-    return _rotated(radius, sine, cosine, quadrant)
+    return _rotate_pairs(radius, sine, cosine, quadrant)
 
 
-def _pairs_fp64(words: Words) -> Values:
+def _normal_pairs_fp64(words: Words) -> Values:
     """Return normal values by the transform of Box and Muller, two from four words."""
-    pairs = _wide53(words).reshape(-1, 2)
+    pairs = _integers_of_53_bits(words).reshape(-1, 2)
     radius = np.sqrt(-2.0 * _log_fp64(pairs[:, 0].astype(np.float64) * 2.0**-53 + 2.0**-54))
     quadrant = (pairs[:, 1] + np.uint64(1 << 50)) >> np.uint64(51)
     offset = (pairs[:, 1] - (quadrant << np.uint64(51))).view(np.int64)
@@ -251,10 +242,10 @@ def _pairs_fp64(words: Words) -> Values:
     square = angle * angle
     sine = _polynomial(square, SIN_FP64) * square * angle + angle
     cosine = _polynomial(square, COS_FP64) * square * square - 0.5 * square + 1.0
-    return _rotated(radius, sine, cosine, quadrant)
+    return _rotate_pairs(radius, sine, cosine, quadrant)
 
 
-def _rotated(radius: Values, sine: Values, cosine: Values, quadrant: Values) -> Values:
+def _rotate_pairs(radius: Values, sine: Values, cosine: Values, quadrant: Values) -> Values:
     """Return radius * sin and radius * cos of angles, adjacent, after turns by quadrants."""
     is_odd, is_upper = (quadrant & 1).astype(bool), (quadrant & 2).astype(bool)
     turned_sine = np.where(is_odd, cosine, sine)
@@ -293,7 +284,7 @@ def _polynomial(x: Values, coefficients: tuple[float, ...]) -> Values:
     return value
 
 
-def _drawn(
+def _draw_integers(
     first: int,
     count: int,
     start: Counter,
@@ -327,19 +318,28 @@ def _high_half(a: Values, b: np.uint64) -> Values:
     return high
 
 
-def _feistel(values: Values, keys: Words, left_bits: int, right_bits: int) -> Values:
-    """Apply a Feistel network whose halves have 4 to 32 bits."""
-    left_mask, right_mask = (np.uint32((1 << width) - 1) for width in (left_bits, right_bits))
-    left = (values >> np.uint64(right_bits)).astype(np.uint32)
-    right = values.astype(np.uint32) & right_mask
+def _permute_domain(values: Values, keys: Words, widths: tuple[int, int]) -> Values:
+    """Apply a Feistel network to numbers whose halves have the given numbers of bits, 4 to 32 each."""
+    left_mask, right_mask = (np.uint32((1 << width) - 1) for width in widths)
+    right_bits = np.uint64(widths[1])
+    left, right = (values >> right_bits).astype(np.uint32), values.astype(np.uint32) & right_mask
     for number in range(0, ROUNDS, 2):
-        left ^= _mix(right ^ keys[number]) & left_mask
-        right ^= _mix(left ^ keys[number + 1]) & right_mask
-    return left.astype(np.uint64) << np.uint64(right_bits) | right
+        left ^= _mix_bits(right ^ keys[number]) & left_mask
+        right ^= _mix_bits(left ^ keys[number + 1]) & right_mask
+    permuted: Values = left.astype(np.uint64) << right_bits | right
+    return permuted
 
 
-def _mix(words: Words) -> Words:
+def _mix_bits(words: Words) -> Words:
     """Return the finalizer of MurmurHash3 (A. Appleby): each input bit changes half of the output bits."""
     words = (words ^ words >> np.uint32(16)) * np.uint32(0x85EBCA6B)
     words = (words ^ words >> np.uint32(13)) * np.uint32(0xC2B2AE35)
     return words ^ words >> np.uint32(16)
+
+
+_UNIT_VALUES = {
+    "float64": _unit_values_fp64,
+    "float32": _unit_values_fp32,
+    "float16": _unit_values_fp16,
+    "bfloat16": _unit_values_bf16,
+}

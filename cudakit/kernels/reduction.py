@@ -64,6 +64,7 @@ _VECTORS_PER_THREAD = (
 )
 _THREAD_ELEMENTS = 8  # elements of an output that one thread reduces alone
 _MAX_BLOCKS = 1024  # blocks of a split reduction: about the number that runs at once on a large GPU
+_MANY_OUTPUTS, _MANY_OUTPUTS_VECTORS = 4096, 32
 _FEW_OUTPUTS = 64  # with fewer outputs than this, a block of more threads occupies the GPU better
 _WARP = 32
 _VECTOR_BYTES = 16
@@ -341,7 +342,7 @@ def _choose_shape(
         columns = threads  # one thread reduces one output
     elif is_column_sum:
         columns = _WARP
-    elif count <= _WARP * _VECTORS_PER_THREAD * width and kept.count > 1:
+    elif kept.count > 1 and count <= _WARP * width * _vectors_of_warp(kept.count):
         columns = threads // _WARP  # one warp reduces one output
     else:
         columns = 1
@@ -356,6 +357,14 @@ def _choose_shape(
     chunk = -(-chunk // (rows * width)) * rows * width
     is_adjacent = is_column_sum or columns == threads
     return _Shape(columns, threads, width, chunk, -(-count // chunk), is_adjacent)
+
+
+def _vectors_of_warp(outputs: int) -> int:
+    """Return the largest number of vectors per thread with which one warp should reduce an output.
+
+    With many outputs, warps occupy the whole GPU, and blocks would only add synchronization.
+    """
+    return _MANY_OUTPUTS_VECTORS if outputs >= _MANY_OUTPUTS else _VECTORS_PER_THREAD
 
 
 def _vector_width(

@@ -1,8 +1,8 @@
 """Softmax over the rows of a matrix.
 
-A row is read once: its elements stay in registers while the threads of the row combine the maximum and the
-sum of exponentials (M. Milakov and N. Gimelshein, "Online normalizer calculation for softmax", 2018). Rows
-that do not fit into the registers of a block are read twice.
+A row is read once: its elements stay in registers while the threads of the row combine the maximum, and then
+the sum of exponentials. Rows that do not fit into the registers of a block are read twice (M. Milakov and
+N. Gimelshein, "Online normalizer calculation for softmax", 2018).
 """
 
 from __future__ import annotations
@@ -22,107 +22,121 @@ from cudakit.kernels.launch_plan import Address, LaunchPlan
 from cudakit.kernels.views import read_array, write_array
 
 _VECTOR_BYTES = 16
-_WARP = 32
-_MAX_THREADS = 1024
-_BLOCK = 128  # threads of a block in which each warp has its own row
-_MAX_VECTORS = 8  # vectors of a row that a thread keeps in registers
-_VECTORS_BEFORE_MORE_THREADS = 4
+_MIN_ROW_THREADS, _MAX_THREADS = 4, 1024  # threads of a row
+_BLOCK = 128  # threads of a block that has several rows
+_MAX_ELEMENTS = 32  # elements that a thread keeps in registers
+_VECTORS_BEFORE_MORE_THREADS = 2  # vectors of a thread, if a row could have more threads
 
 _SOURCE = r"""
 typedef COMPUTE Value;
 enum { WIDTH = WIDTH_VALUE, VECTORS = VECTORS_VALUE, ROW_THREADS = ROW_THREADS_VALUE };
-enum { WARPS = ROW_THREADS / 32 };
+// Lanes of a warp that have the same row, and warps that have the same row.
+enum { LANES = ROW_THREADS < 32 ? ROW_THREADS : 32, WARPS = ROW_THREADS <= 32 ? 1 : ROW_THREADS / 32 };
 typedef Vector<STORAGE, WIDTH> Elements;
-
-// The maximum of some elements, and the sum of exp(element - maximum).
-struct Normalizer { Value maximum, sum; };
 
 __device__ Value negative_infinity() { return -(Value)__int_as_float(0x7F800000); }
 
-// Returns the factor for a sum whose maximum is replaced by a larger one; equal infinities give 1.
-__device__ Value rescale(Value maximum, Value larger) {
-    return maximum == larger ? (Value)1 : op::exp(maximum - larger);
-}
+struct Maximum {
+    static __device__ Value of(Value a, Value b) { return a > b ? a : b; }
+};
+struct Sum {
+    static __device__ Value of(Value a, Value b) { return a + b; }
+};
 
-__device__ Normalizer combine(Normalizer a, Normalizer b) {
-    const Value maximum = a.maximum > b.maximum ? a.maximum : b.maximum;
-    return {maximum, a.sum * rescale(a.maximum, maximum) + b.sum * rescale(b.maximum, maximum)};
-}
-
-__device__ Normalizer combine_row(Normalizer total) {
+// Combines the values of all threads of a row; every thread returns the result.
+template <class Operation> __device__ Value combine_row(Value value) {
     #pragma unroll
-    for (int distance = 16; distance; distance /= 2)
-        total = combine(total, {__shfl_xor_sync(0xFFFFFFFFu, total.maximum, distance),
-                                __shfl_xor_sync(0xFFFFFFFFu, total.sum, distance)});
-    if (WARPS == 1) return total;
-    __shared__ Normalizer totals[WARPS];
-    if (threadIdx.x % 32 == 0) totals[threadIdx.x / 32] = total;
+    for (int distance = LANES / 2; distance; distance /= 2)
+        value = Operation::of(value, __shfl_xor_sync(0xFFFFFFFFu, value, distance));
+    if (WARPS == 1) return value;
+    __shared__ Value values[WARPS];
+    if (threadIdx.x % 32 == 0) values[threadIdx.x / 32] = value;
     __syncthreads();
-    total = totals[threadIdx.x % WARPS];
+    value = values[threadIdx.x % WARPS];
     #pragma unroll
     for (int distance = WARPS / 2; distance; distance /= 2)
-        total = combine(total, {__shfl_xor_sync(0xFFFFFFFFu, total.maximum, distance),
-                                __shfl_xor_sync(0xFFFFFFFFu, total.sum, distance)});
-    return total;
+        value = Operation::of(value, __shfl_xor_sync(0xFFFFFFFFu, value, distance));
+    return value;
 }
 
-__device__ void add_vector(Normalizer& total, const Elements& elements) {
-    Value maximum = total.maximum;
+// Keeps the elements of a row in registers.
+__device__ void normalize_in_registers(const Elements* source, Elements* target, int vectors, int lane) {
+    Value values[VECTORS ? VECTORS : 1][WIDTH];
+    Value maximum = negative_infinity(), sum = 0;
     #pragma unroll
-    for (int k = 0; k < WIDTH; ++k) {
-        const Value element = load_value(elements.elements[k]);
-        maximum = element > maximum ? element : maximum;
+    for (int v = 0; v < VECTORS; ++v) {
+        const bool is_used = lane + v * ROW_THREADS < vectors;
+        Elements elements;
+        if (is_used) elements = source[lane + v * ROW_THREADS];
+        #pragma unroll
+        for (int k = 0; k < WIDTH; ++k)
+            values[v][k] = is_used ? (Value)load_value(elements.elements[k]) : negative_infinity();
     }
-    // With a finite base, exp(-infinity - base) is 0 and not NaN.
-    const Value base = maximum == negative_infinity() ? (Value)0 : maximum;
-    Value sum = total.sum * rescale(total.maximum, maximum);
     #pragma unroll
-    for (int k = 0; k < WIDTH; ++k) sum += op::exp(load_value(elements.elements[k]) - base);
-    total = {maximum, sum};
+    for (int v = 0; v < VECTORS; ++v)
+        #pragma unroll
+        for (int k = 0; k < WIDTH; ++k) maximum = Maximum::of(maximum, values[v][k]);
+    maximum = combine_row<Maximum>(maximum);
+    #pragma unroll
+    for (int v = 0; v < VECTORS; ++v)
+        #pragma unroll
+        for (int k = 0; k < WIDTH; ++k) {
+            values[v][k] = op::exp(values[v][k] - maximum);
+            if (lane + v * ROW_THREADS < vectors) sum += values[v][k];
+        }
+    if (WARPS > 1) __syncthreads();  // the maxima in shared memory are still read
+    const Value factor = (Value)1 / combine_row<Sum>(sum);
+    #pragma unroll
+    for (int v = 0; v < VECTORS; ++v) {
+        if (lane + v * ROW_THREADS >= vectors) continue;
+        Elements elements;
+        #pragma unroll
+        for (int k = 0; k < WIDTH; ++k) elements.elements[k] = stored<STORAGE>::from(values[v][k] * factor);
+        if (target) target[lane + v * ROW_THREADS] = elements;
+    }
 }
 
-__device__ Elements normalized(const Elements& elements, Value maximum, Value factor) {
-    Elements result;
-    #pragma unroll
-    for (int k = 0; k < WIDTH; ++k)
-        result.elements[k] =
-            stored<STORAGE>::from(op::exp(load_value(elements.elements[k]) - maximum) * factor);
-    return result;
+// Reads the elements of a long row twice, and keeps a running sum relative to a running maximum.
+__device__ void normalize_from_memory(const Elements* source, Elements* target, i64 vectors, int lane) {
+    Value maximum = negative_infinity(), sum = 0;
+    #pragma unroll 4
+    for (i64 v = lane; v < vectors; v += ROW_THREADS) {
+        const Elements elements = source[v];
+        Value larger = maximum;
+        #pragma unroll
+        for (int k = 0; k < WIDTH; ++k) larger = Maximum::of(larger, load_value(elements.elements[k]));
+        // Equal infinities give a factor of 1, and a finite base gives exp(-infinity) = 0, not NaN.
+        const Value base = larger == negative_infinity() ? (Value)0 : larger;
+        if (maximum != larger) sum *= op::exp(maximum - larger);
+        maximum = larger;
+        #pragma unroll
+        for (int k = 0; k < WIDTH; ++k) sum += op::exp(load_value(elements.elements[k]) - base);
+    }
+    const Value row_maximum = combine_row<Maximum>(maximum);
+    if (maximum != row_maximum) sum *= op::exp(maximum - row_maximum);
+    if (WARPS > 1) __syncthreads();  // the maxima in shared memory are still read
+    const Value factor = (Value)1 / combine_row<Sum>(sum);
+    #pragma unroll 4
+    for (i64 v = lane; v < vectors; v += ROW_THREADS) {
+        const Elements elements = source[v];
+        Elements result;
+        #pragma unroll
+        for (int k = 0; k < WIDTH; ++k)
+            result.elements[k] = stored<STORAGE>::from(
+                op::exp((Value)load_value(elements.elements[k]) - row_maximum) * factor);
+        if (target) target[v] = result;
+    }
 }
 
 extern "C" __global__ void __launch_bounds__(BLOCK_VALUE) KERNEL_NAME(
     char* out, const char* in, i64 rows, i64 columns, i64 out_stride, i64 in_stride) {
     const i64 row = blockIdx.x * (i64)(BLOCK_VALUE / ROW_THREADS) + threadIdx.x / ROW_THREADS;
-    if (row >= rows) return;
-    const Elements* source = (const Elements*)(in + row * in_stride);
-    Elements* target = (Elements*)(out + row * out_stride);
-    const i64 vectors = columns / WIDTH;
+    // Threads without a row compute the last one, but do not store it: shuffles need all lanes of a warp.
+    const Elements* source = (const Elements*)(in + (row < rows ? row : rows - 1) * in_stride);
+    Elements* target = row < rows ? (Elements*)(out + row * out_stride) : nullptr;
     const int lane = threadIdx.x % ROW_THREADS;
-    Normalizer total = {negative_infinity(), 0};
-    #if VECTORS_VALUE
-    Elements kept[VECTORS_VALUE];
-    #pragma unroll
-    for (int v = 0; v < VECTORS_VALUE; ++v)
-        if (lane + v * ROW_THREADS < vectors) kept[v] = source[lane + v * ROW_THREADS];
-    #pragma unroll
-    for (int v = 0; v < VECTORS_VALUE; ++v)
-        if (lane + v * ROW_THREADS < vectors) add_vector(total, kept[v]);
-    #else
-    #pragma unroll 4
-    for (i64 v = lane; v < vectors; v += ROW_THREADS) add_vector(total, source[v]);
-    #endif
-    total = combine_row(total);
-    const Value factor = (Value)1 / total.sum;
-    #if VECTORS_VALUE
-    #pragma unroll
-    for (int v = 0; v < VECTORS_VALUE; ++v)
-        if (lane + v * ROW_THREADS < vectors)
-            target[lane + v * ROW_THREADS] = normalized(kept[v], total.maximum, factor);
-    #else
-    #pragma unroll 4
-    for (i64 v = lane; v < vectors; v += ROW_THREADS)
-        target[v] = normalized(source[v], total.maximum, factor);
-    #endif
+    if (VECTORS) normalize_in_registers(source, target, (int)(columns / WIDTH), lane);
+    else normalize_from_memory(source, target, columns / WIDTH, lane);
 }
 """
 
@@ -143,16 +157,15 @@ def plan_softmax(output: ArrayView, values: ArrayView) -> LaunchPlan:
         or any(offset % (width * dtype.size_bytes) for offset in (output.ptr, values.ptr, *strides))
     ):
         width //= 2
-    row_threads = _WARP
+    row_threads = _MIN_ROW_THREADS
     while row_threads < _MAX_THREADS and columns > (
         row_threads * width * _VECTORS_BEFORE_MORE_THREADS
     ):
         row_threads *= 2
     vectors = -(-columns // (row_threads * width))
+    fits_registers = vectors * width <= _MAX_ELEMENTS
     block = max(row_threads, _BLOCK)
-    name, source = _source(
-        dtype, width, vectors if vectors <= _MAX_VECTORS else 0, row_threads, block
-    )
+    name, source = _source(dtype, width, vectors if fits_registers else 0, row_threads, block)
     _register_host_kernel(name, dtype)
     sizes = (np.int64(rows), np.int64(columns), *map(np.int64, strides))
     blocks = -(-rows // (block // row_threads)) if columns else 0

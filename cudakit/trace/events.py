@@ -73,7 +73,8 @@ class Launch:
     If ``pending`` is true, the recorder writes assumed accesses directly after the launch. It writes exact
     accesses later, and after the last of them an ``Accessed`` with the same ``seq``.
 
-    If ``template_id`` is not 0, no accesses are written: they are those of this ``Template``.
+    If ``template_id`` is not 0, the accesses are those of this ``Template``. If it is relative, the
+    template's launch had other pointers, and the assumed accesses have the pointers of this launch.
     """
 
     kind: ClassVar[EventKind] = EventKind.LAUNCH
@@ -83,6 +84,7 @@ class Launch:
     block: Dim3 = (1, 1, 1)
     pending: Annotated[bool, "?"] = False
     template_id: U32 = 0
+    is_relative: Annotated[bool, "?"] = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,6 +349,14 @@ class Template:
 
 
 @dataclass(frozen=True, slots=True)
+class TemplatePointer:
+    """A pointer among the arguments of the launch whose accesses become a template, in their order."""
+
+    kind: ClassVar[EventKind] = EventKind.TEMPLATE_POINTER
+    pointer: U64
+
+
+@dataclass(frozen=True, slots=True)
 class Arenas:
     """The recorder's arenas (device memory to which kernels write their accesses) changed in size."""
 
@@ -505,8 +515,8 @@ EventBody: TypeAlias = (
     Alloc | Free | Launch | Access | Copy | Fill | StreamCreate | StreamDestroy | EventRecord
     | StreamWait | EventSync | EventQueryOk | StreamSync | StreamQueryOk | ContextSync | HostCall
     | CaptureBegin | CaptureEnd | GraphNode | GraphEdge | GraphLaunch | Memop | RangePush | RangePop
-    | Mark | Gap | Accessed | Template | Arenas | OutOfMemory | ApiCall | KernelRun | CopyRun | FillRun
-    | GraphNodeSite | ProfileWindow | DeviceInfo | Communicator | Collective
+    | Mark | Gap | Accessed | Template | TemplatePointer | Arenas | OutOfMemory | ApiCall | KernelRun
+    | CopyRun | FillRun | GraphNodeSite | ProfileWindow | DeviceInfo | Communicator | Collective
 )  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import json
+from dataclasses import replace
 from threading import Thread
 from typing import Any
 
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 import cudakit
 from cudakit import Generator
 from cudakit.errors import InputError, UsageError
-from cudakit.gpu.api import Stream
+from cudakit.gpu.api import Ptr, Stream
 from cudakit.gpu.device_array import DeviceArray
 from cudakit.gpu.sim import Sim
 
@@ -233,6 +234,15 @@ def test_array_of_another_device_is_rejected() -> None:
         Generator(1, device=Sim()).uniform(out=out)
 
 
+def test_misaligned_array_is_rejected(on_device: Generator) -> None:
+    out = cudakit.to_device(np.zeros(4, np.float32), "sim")
+    out.view = replace(out.view, ptr=Ptr(out.ptr + 1), shape=(2,))
+
+    with pytest.raises(UsageError, match="misaligned: float32 at address"):
+        on_device.uniform(out=out)
+    assert on_device.position == 0
+
+
 def test_host_array_is_rejected_by_generator_of_a_device(on_device: Generator) -> None:
     with pytest.raises(UsageError, match="out"):
         on_device.uniform(out=np.zeros(4, np.float32))
@@ -264,6 +274,13 @@ def test_invalid_shape_is_rejected(shape: Any, on_host: Generator) -> None:
         on_host.uniform(shape)
 
 
+def test_array_in_place_of_shape_is_rejected_with_a_hint(on_host: Generator) -> None:
+    with pytest.raises(UsageError, match="not array") as caught:
+        on_host.uniform(np.zeros(3))
+
+    assert caught.value.hint == "pass an array as out="
+
+
 def test_shape_and_dtype_must_be_those_of_the_output_array(on_host: Generator) -> None:
     with pytest.raises(UsageError, match=r"shape \(4,\), not \(5,\)"):
         on_host.uniform(5, out=np.zeros(4))
@@ -285,6 +302,16 @@ def test_shape_and_dtype_must_be_those_of_the_output_array(on_host: Generator) -
 def test_invalid_generator_is_rejected(options: dict[str, Any], reason: str) -> None:
     with pytest.raises(UsageError, match=reason):
         Generator(**{"device": "numpy"} | options)
+
+
+def test_arguments_that_are_not_numbers_are_rejected(on_host: Generator) -> None:
+    with pytest.raises(UsageError, match=r"low must be an integer, not 0\.5"):
+        on_host.integers(0.5, 3, 10)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="high must be a number, not None"):
+        on_host.uniform(3, high=None)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="std must be a number"):
+        on_host.normal(3, std="wide")  # type: ignore[arg-type]
+    assert on_host.position == 0
 
 
 def test_invalid_dtypes_are_rejected(on_host: Generator) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ import pytest
 import cudakit
 from cudakit.gpu.api import LEGACY
 from cudakit.gpu.arrays import operand_of, shared_device
+from cudakit.gpu.compile_cache import CompileCache
 from cudakit.gpu.device_array import DeviceArray
 from cudakit.kernels.launch_plan import PlannedKernels, arguments_of
 from cudakit.kernels.softmax import plan_softmax
@@ -110,9 +113,10 @@ def test_strided_transposed_and_broadcast_arrays_equal_torch(torch: Any) -> None
         x[..., 1:].expand(64, 48, 32),
         x.transpose(0, 2).transpose(0, 2),
     ):
-        width = strided.shape[-1]
+        height, width = strided.shape[-2:]
         torch.testing.assert_close(
-            function(strided, row[:width], column), strided * row[:width] + column
+            function(strided, row[:width], column[:height]),
+            strided * row[:width] + column[:height],
         )
     transposed = x.transpose(0, 1)
     torch.testing.assert_close(cudakit.elementwise("z = x + 1")(transposed), transposed + 1)
@@ -157,6 +161,108 @@ def test_launch_on_a_stream_follows_the_work_of_that_stream(torch: Any) -> None:
     stream.synchronize()
     for result in (by_current_stream, by_argument, by_handle):
         assert result.eq(42).all()
+
+
+def test_repeated_calls_give_the_values_of_the_first_one(torch: Any) -> None:
+    function = cudakit.elementwise("z = x * a + y")
+    update, several = cudakit.elementwise("x += y"), cudakit.elementwise("p = x + y; q = x > y")
+    for count in range(1, 6):
+        x, y = torch.randn(300, 70, device="cuda"), torch.randn(70, device="cuda")
+        torch.testing.assert_close(function(x, count / 2, y), x * (count / 2) + y)
+        out = torch.empty_like(x)
+        assert function(x, count / 2, y, out=out) is out
+        torch.testing.assert_close(out, x * (count / 2) + y)
+        p, q = several(x, y)
+        torch.testing.assert_close(p, x + y)
+        assert q.equal(x > y)
+        expected = x + y
+        assert update(x, y) is x
+        torch.testing.assert_close(x, expected)
+        add_up = cudakit.reduction("sum(x)", axis=1)
+        for _ in range(3):
+            torch.testing.assert_close(add_up(x), x.sum(1))
+
+
+def test_repeated_calls_follow_the_current_stream(torch: Any) -> None:
+    streams = [torch.cuda.Stream() for _ in range(3)]
+    x = torch.zeros(1 << 22, device="cuda")
+    function, total = cudakit.elementwise("z = x + 1"), cudakit.reduction("sum(x)")
+    function(x), total(x)
+    torch.cuda.synchronize()
+    for count, stream in enumerate(streams * 3, start=1):
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(2_000_000)
+            x.fill_(count)
+            result, sum_ = function(x), total(x)
+            again = torch.empty_like(x)
+            function(x, out=again, stream=stream)
+        stream.synchronize()
+        assert result.eq(count + 1).all()
+        assert again.eq(count + 1).all()
+        assert sum_.item() == count * (1 << 22)
+
+
+def test_repeated_bad_calls_are_still_reported(torch: Any) -> None:
+    function = cudakit.elementwise("z = x + 1")
+    x = torch.ones(100, device="cuda")
+    for _ in range(3):
+        function(x, out=torch.empty_like(x))
+    memory = torch.ones(150, device="cuda")
+    with pytest.raises(cudakit.UsageError, match="overlaps"):
+        function(memory[:100], out=memory[16:116])
+    with pytest.raises(cudakit.UsageError, match="read-only"):
+        function(x, out=torch.ones(100, device="cuda", requires_grad=True))
+    with pytest.raises(cudakit.CudakitError):
+        function(x, out=torch.empty_like(x), stream="text")
+    assert memory.eq(1).all()
+
+
+def test_calls_of_several_threads_give_their_own_results(torch: Any) -> None:
+    function = cudakit.elementwise("z = x * 2")
+
+    def work(value: int) -> bool:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            arrays = [torch.full((1000 + n % 7,), float(value), device="cuda") for n in range(50)]
+            results = [function(array) for array in arrays]
+            torch.cuda.current_stream().synchronize()
+        return all(result.eq(2 * value).all().item() for result in results)
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(work, range(32)))
+
+
+def test_kernel_of_cuda_source_computes_and_reports_errors(torch: Any) -> None:
+    source = """
+    template <typename T> __global__ void scale(T* y, const T* x, T a, int n) {
+        const int i = blockIdx.x * blockDim.x + threadIdx.x;
+        if (i < n) y[i] = a * x[i];
+    }"""
+    kernel = cudakit.kernel(source)
+    for dtype in ("float32", "float64", "int32"):
+        x = random(torch, dtype, 1000)
+        y = torch.empty_like(x)
+        kernel(y, x, 3, 1000, grid=4, block=256)
+        torch.testing.assert_close(y, 3 * x)
+    with pytest.raises(cudakit.CudaError, match="identifier"):
+        cudakit.kernel(source.replace("y[i] =", "w[i] ="))(y, x, 3, 1000, grid=4, block=256)
+    with pytest.raises(cudakit.CudaError, match="INVALID_VALUE"):
+        kernel(y, x, 3, 1000, grid=4, block=2048)
+    with pytest.raises(cudakit.UsageError, match="template parameter T is int32 and float64"):
+        kernel(y, x.double(), 3, 1000, grid=4, block=256)
+
+
+def test_tuned_kernel_computes_the_same(
+    torch: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDAKIT_CACHE_DIR", str(tmp_path))
+    x, y = torch.ones(1 << 20, device="cuda"), torch.full((1 << 20,), 2.0, device="cuda")
+
+    z = cudakit.elementwise("x += y; z = exp(x)", outputs=["x", "z"], tune=True)(x, y)[1]
+
+    assert x.eq(3).all()
+    torch.testing.assert_close(z, torch.exp(x))
+    images, _ = CompileCache(tmp_path / "kernels").images()
+    assert "measured block size" in {image.label.compiler for image in images}
 
 
 def test_kernel_is_captured_in_a_graph(torch: Any) -> None:
@@ -347,7 +453,7 @@ def test_bad_calls_change_nothing_and_leave_no_sticky_error(torch: Any) -> None:
             add,
             (x, torch.ones(1000, device="cuda", dtype=torch.complex64).conj()),
             {},
-            "resolve_conj",
+            "pending conjugation",
         ),
     ]
     for function, arguments, options, message in bad_calls:
@@ -370,6 +476,11 @@ def test_arrays_of_two_devices_are_refused(torch: Any) -> None:
     with pytest.raises(cudakit.CudakitError):
         cudakit.elementwise("z = x + 1")(y, out=torch.empty_like(y), stream=torch.cuda.Stream(0))
     assert cudakit.elementwise("z = x + 1")(x).eq(2).all()
+    add_one = cudakit.elementwise("z = x + 1")
+    for _ in range(3):
+        for array in (x, y):
+            assert add_one(array).device == array.device
+            assert add_one(array).eq(2).all()
 
 
 def test_shortage_of_memory_is_reported(torch: Any) -> None:  # noqa: ARG001

@@ -222,6 +222,19 @@ def program_graph():
         fakelib.scale(out)
 
 
+def program_in_ranges():
+    x, (a, b) = data(), streams()
+    for step in range(8):
+        with torch.cuda.nvtx.range(f"step {step}"):
+            with torch.cuda.stream(a), torch.cuda.nvtx.range("prefetch"):
+                x.add_(1)
+            if step < 7:
+                torch.cuda.synchronize()
+            with torch.cuda.stream(b), torch.cuda.nvtx.range("compute"):
+                x.mul_(2)
+        torch.cuda.synchronize()
+
+
 def program_threads():
     x = data()
     for stream in streams():

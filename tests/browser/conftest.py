@@ -7,10 +7,12 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
+APP = "document.querySelector('.explorer').explorer"  # the interactive views of a page
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
 
@@ -79,3 +81,25 @@ class OpenPage:
     def close(self) -> None:
         for context in self._contexts:
             context.close()
+
+
+def evaluate(opened: Opened, code: str, argument: Any = None) -> Any:
+    return opened.page.evaluate(code, argument)
+
+
+def wait_until_drawn(opened: Opened) -> None:
+    """Wait until the page has drawn its changes and stored its state in the URL."""
+    opened.page.wait_for_timeout(350)
+
+
+def count_colors(opened: Opened, selector: str) -> int:
+    """Return the number of different colors of a canvas."""
+    return evaluate(
+        opened,
+        """selector => {
+          const canvas = document.querySelector(selector);
+          const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+          return new Set(new Uint32Array(data.buffer)).size;
+        }""",
+        selector,
+    )

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
-from typing import Any
 
 import pytest
-from browser.conftest import Opened, OpenPage
+from browser.conftest import (
+    APP,
+    OpenPage,
+    count_colors,
+    evaluate,
+    wait_until_drawn,
+)
 from core.memory import builders, strategies
 from core.memory.history import History
 from hypothesis import HealthCheck, Phase, given, settings
@@ -27,7 +32,6 @@ DATA = Path(__file__).parents[1] / "data"
 EXAMPLES = Path(__file__).parents[2] / "examples" / "memory"
 RECORDED = ("train", "leak", "streams", "pools", "expandable", "fragmented_oom")
 TABS = ("map", "layout", "flame", "holders", "events")
-APP = "document.querySelector('.explorer').explorer"
 
 
 def write_page(snapshot: Path, folder: Path) -> Path:
@@ -41,28 +45,6 @@ def write_page(snapshot: Path, folder: Path) -> Path:
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("pages")
     return {name: write_page(DATA / f"{name}.pkl.gz", folder) for name in RECORDED}
-
-
-def evaluate(opened: Opened, code: str, argument: Any = None) -> Any:
-    return opened.page.evaluate(code, argument)
-
-
-def wait_until_drawn(opened: Opened) -> None:
-    """Wait until the page has drawn its changes and stored its state in the URL."""
-    opened.page.wait_for_timeout(350)
-
-
-def count_colors(opened: Opened, selector: str) -> int:
-    """Return the number of different colors of a canvas."""
-    return evaluate(
-        opened,
-        """selector => {
-          const canvas = document.querySelector(selector);
-          const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
-          return new Set(new Uint32Array(data.buffer)).size;
-        }""",
-        selector,
-    )
 
 
 @pytest.mark.parametrize("name", RECORDED)

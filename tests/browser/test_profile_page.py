@@ -8,7 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from browser.conftest import Opened, OpenPage
+from browser.conftest import (
+    APP,
+    OpenPage,
+    count_colors,
+    evaluate,
+    wait_until_drawn,
+)
 from core.profile.recordings import collect, training
 from core.profile.test_exports import hostile_program, odd_times, overlapping, small_program
 from hypothesis import HealthCheck, Phase, given, settings
@@ -23,7 +29,6 @@ from cudakit.render.html import render
 from cudakit.trace.events import ApiCall, Event, KernelRun
 
 TABS = ("flame", "kernels", "lines", "work")
-APP = "document.querySelector('.explorer').explorer"
 
 
 def write_page(folder: Path, *activities: Activities, idle: Idle | None = None) -> Path:
@@ -41,28 +46,6 @@ def program() -> Activities:
 @pytest.fixture(scope="session")
 def page(tmp_path_factory: pytest.TempPathFactory, program: Activities) -> Path:
     return write_page(tmp_path_factory.mktemp("profile"), program)
-
-
-def evaluate(opened: Opened, code: str, argument: Any = None) -> Any:
-    return opened.page.evaluate(code, argument)
-
-
-def wait_until_drawn(opened: Opened) -> None:
-    """Wait until the page has drawn its changes and stored its state in the URL."""
-    opened.page.wait_for_timeout(350)
-
-
-def count_colors(opened: Opened, selector: str) -> int:
-    """Return the number of different colors of a canvas."""
-    return evaluate(
-        opened,
-        """selector => {
-          const canvas = document.querySelector(selector);
-          const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
-          return new Set(new Uint32Array(data.buffer)).size;
-        }""",
-        selector,
-    )
 
 
 def test_profile_page_draws_every_view_without_network_or_errors(

@@ -35,6 +35,7 @@ LINES = {
     "bench compare": [SAVED, SAVED],
     "bench copy": ["--gpu", "sim", "--sizes", "4KiB", "--directions", "h2d"],
     "bench gemm": ["--gpu", "sim", "16"],
+    "bench gds": ["--gpu", "sim", "--sizes", "4KiB", "--threads", "1"],
     "bench graph": ["--gpu", "sim", "--nodes", "1", "--topologies", "chain", "--steps", "launch"],
     "bench launch": ["--gpu", "sim", "--calls", "launch"],
     "bench memory": ["--gpu", "sim", "--sizes", "64KiB", "--operations", "copy"],

@@ -246,7 +246,9 @@ def test_slower_step_fails(cli: Cli, limit: str, code: int) -> None:
     [
         (("--fail-on", "slower:5%"), "--fail-on slower needs --diff"),
         (("--diff", "fast.log", "--fail-on", "faster:5%"), "is not slower:AMOUNT"),
-        (("--diff", "fast.log", "-o", "x.pftrace"), "a comparison cannot be written as a timeline"),
+        (("--diff", "fast.log", "--by", "kernel"), "--by has no effect with --diff"),
+        (("--diff", "fast.log", "--bench", "fast.log"), "--bench has no effect with --diff"),
+        (("--diff", "fast.log", "-o", "x.pftrace"), "this report has no format with this suffix"),
     ],
 )
 def test_wrong_options_are_usage_errors(cli: Cli, arguments: tuple[str, ...], message: str) -> None:

@@ -152,7 +152,7 @@ def test_race_of_library_fails_only_with_internal(directory: Path) -> None:
         for name in ("one.sarif", "in.sarif")
     ]
     assert levels == [["note"], ["error"]]
-    assert "1 race inside libraries" in log.stdout
+    assert "1 race inside a library" in log.stdout
     assert "fakesim.py" in log.stdout
 
 

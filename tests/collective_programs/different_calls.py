@@ -1,7 +1,7 @@
 """Two ranks that call different collectives: torchrun --standalone --nproc-per-node 2 different_calls.py HOW
 
-HOW is ``same``, ``order``, ``count``, ``type`` or ``root``. NCCL may wait forever for such a pair of calls, so the
-program ends without waiting for the GPU.
+HOW is ``same``, ``order``, ``count``, ``type``, ``root`` or ``died``; with ``died``, rank 1 ends before the calls.
+NCCL may wait forever for calls that differ, so the program ends without waiting for the GPU.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ def main() -> None:
         dist.broadcast(warm_up, 0)
     torch.cuda.synchronize()
     is_different = rank == 1 and how != "same"
+    if how == "died" and is_different:
+        os._exit(0)
     if how == "order" and is_different:
         dist.broadcast(second, 0, async_op=True)
         dist.all_reduce(first, async_op=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ import cudakit
 from cudakit.gpu.api import Ptr
 from cudakit.gpu.api.arrays import ArrayView, contiguous_strides
 from cudakit.gpu.compile import compile_cuda
+from cudakit.gpu.compile_cache import CompileCache
 from cudakit.gpu.sim import Sim
 from cudakit.kernels.elementwise import ElementwiseProgram
 from cudakit.kernels.expressions.dtypes import COMPLEX, FLOAT, INTEGER, dtype_of
@@ -266,6 +268,21 @@ def test_simulated_array_hides_the_interfaces_of_device_memory() -> None:
         x.__dlpack_device__()
 
 
+def test_tuned_block_size_is_stored_in_the_kernel_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDAKIT_CACHE_DIR", str(tmp_path))
+    x, y = cudakit.to_device(np.arange(1000.0), SIM), cudakit.to_device(np.ones(1000), SIM)
+
+    for _ in range(2):
+        assert cudakit.elementwise("y += x; z = y * 2", tune=True)(y, x).__class__ is tuple
+
+    images, unusable = CompileCache(tmp_path / "kernels").images()
+    assert [image.label.compiler for image in images] == ["measured block size"]
+    assert unusable == 0
+    np.testing.assert_array_equal(y.copy_to_host(), 1 + 2 * np.arange(1000.0))
+
+
 # --- errors ----------------------------------------------------------------------------------------
 
 
@@ -384,7 +401,8 @@ def test_largest_array_has_64_bit_indices() -> None:
 def test_vector_width_follows_dtype_and_alignment(dtype: str, address: int, width: int) -> None:
     source = planned_source("z = x + x", x=view(dtype, address=(1 << 20) + address))
 
-    assert f"threadIdx.x) * {width};" in source
+    is_interleaved = "4 * blockDim.x" in source
+    assert is_interleaved if width == 1 else f"threadIdx.x) * {width};" in source
 
 
 # --- CUDA C++ --------------------------------------------------------------------------------------

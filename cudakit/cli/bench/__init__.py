@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from cudakit.cli.bench.compare import compare
+from cudakit.cli.bench.gds import gds
 from cudakit.cli.bench.gemm import gemm
 from cudakit.cli.bench.nccl import nccl
 from cudakit.cli.bench.options import EFFORT_OPTIONS, MEASUREMENT
@@ -50,5 +51,5 @@ def bench(context: click.Context) -> None:
         context.exit(ExitCode.USAGE)
 
 
-for _command in (gemm, memory, copy, launch, alloc, graph, nccl, suite, compare):
+for _command in (gemm, memory, copy, launch, alloc, graph, nccl, gds, suite, compare):
     bench.add_command(_command)

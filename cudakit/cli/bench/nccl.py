@@ -262,14 +262,14 @@ def _process_session(
 ) -> Iterator[_Session]:
     """Yield a group of processes: rank 0 in a thread of this process, the others by TCP."""
     from cudakit.core.bench.collectives.group import LocalChannel, RankGroup, new_answers
-    from cudakit.core.bench.collectives.processes import RemoteChannel, check_equal
+    from cudakit.core.bench.collectives.processes import RemoteChannel, check_same_options
     from cudakit.core.bench.collectives.rendezvous import accept_ranks, reachable_host
     from cudakit.gpu.machine import open_machine
 
     machine = open_machine(gpu)
     devices = _count_devices(machine)
     open_device = _opener(gpu, launch.local_rank, devices)
-    run_context, facts = _gather(machine), _start_facts(spec, gpu)
+    run_context, facts = _gather(machine), _process_facts(spec, gpu)
     connections = accept_ranks(launch, rendezvous, timeout_s)
     answers = new_answers()
     remote_channels = [
@@ -281,7 +281,7 @@ def _process_session(
     with _closing_group(group):
         hellos = [hello for _, (_, hello) in sorted(connections.items())]
         for rank, hello in enumerate(hellos, start=1):
-            check_equal(facts, hello, rank)
+            check_same_options(facts, hello, rank)
         yield _Session(
             group,
             machine,
@@ -324,18 +324,18 @@ def _serve(spec: NcclSpec, gpu: str, launch: Launch, rendezvous: str, timeout_s:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Rank 0 handles Ctrl-C.
     devices = _count_devices(open_machine(gpu))
     open_device = _opener(gpu, launch.local_rank, devices)
-    serve_rank(launch, rendezvous, _start_facts(spec, gpu), open_device, timeout_s)
+    serve_rank(launch, rendezvous, _process_facts(spec, gpu), open_device, timeout_s)
     return ExitCode.OK
 
 
-def _start_facts(spec: NcclSpec, gpu: str) -> dict[str, Any]:
-    from cudakit.core.bench.collectives.processes import start_facts
+def _process_facts(spec: NcclSpec, gpu: str) -> dict[str, Any]:
+    from cudakit.core.bench.collectives.processes import process_facts
 
     options = {
         _OPTION_BY_FIELD.get(field.name, f"--{field.name}"): _describe(getattr(spec, field.name))
         for field in fields(spec)
     }
-    return start_facts(version("cudakit"), options | {"--gpu": gpu}, os.environ)
+    return process_facts(version("cudakit"), options | {"--gpu": gpu}, os.environ)
 
 
 def _describe(value: object) -> str:

@@ -14,6 +14,7 @@ from cudakit.core.bench.spec import Spec
 from cudakit.core.bench.timer import disabling_variable
 from cudakit.core.bench.workloads.alloc import alloc_cases
 from cudakit.core.bench.workloads.copy import copy_cases
+from cudakit.core.bench.workloads.gds import gds_cases
 from cudakit.core.bench.workloads.gemm import gemm_cases
 from cudakit.core.bench.workloads.graph import graph_cases
 from cudakit.core.bench.workloads.launch import launch_cases
@@ -31,6 +32,7 @@ WORKLOADS: Mapping[str, Planner] = MappingProxyType(
         "launch": launch_cases,
         "alloc": alloc_cases,
         "graph": graph_cases,
+        "gds": gds_cases,
     }
 )
 

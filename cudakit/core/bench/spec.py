@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol, TypeAlias, get_args
 
+from cudakit.core.bench.data_file import BLOCK_BYTES, DataFile
 from cudakit.core.bench.method import Cache, Method, Mode, Rule
 from cudakit.errors import InputError
 from cudakit.gpu.api import Gpu, Ptr, Stream
@@ -54,6 +55,9 @@ STEPS = (
 PLACES = ("out-of-place", "in-place")
 # Libraries that bench nccl measures beside NCCL.
 COLLECTIVE_BASELINES = ("torch",)
+# Directions and orders of transfers between files and device memory.
+STORAGE_DIRECTIONS = ("read", "write")
+PATTERNS = ("sequential", "random")
 # Kinds of matrix data; "int" stands for small integers, whose sums are exact.
 FILLS = ("uniform", "normal", "int", "zeros", "ones")
 
@@ -66,6 +70,7 @@ _GEMM_WARMUP_S = 1.0
 _WORD_BYTES = 4
 # GPUs settle sooner under collectives than under GEMMs, which draw more power.
 _NCCL_WARMUP_S = 0.1
+_MAX_THREADS = 1024
 _MAX_NODES = 100_000
 _MAX_ROUNDS = 1000
 _MAX_SAMPLES = 1_000_000
@@ -295,6 +300,34 @@ class NcclSpec(Spec):
             raise InputError("collectives have no --cache flush", hint="use --cache rotate")
         for baseline in self.baselines:
             _check_names("library", (baseline,), COLLECTIVE_BASELINES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GdsSpec(Spec):
+    """Options of ``cudakit bench gds``."""
+
+    bench: ClassVar[str] = "gds"
+
+    rounds: int = 2
+    files: Mapping[str, DataFile]  # The file of each direction that is measured.
+    patterns: tuple[str, ...] = PATTERNS
+    # Bytes of each transfer, and numbers of threads. None: several.
+    sizes_bytes: tuple[int, ...] | None = None
+    threads: tuple[int, ...] | None = None
+
+    @property
+    def directions(self) -> tuple[str, ...]:
+        """The directions to measure."""
+        return tuple(self.files)
+
+    def __post_init__(self) -> None:
+        Spec.__post_init__(self)
+        _check_names("direction", self.directions, STORAGE_DIRECTIONS)
+        _check_names("pattern", self.patterns, PATTERNS)
+        _check_sizes(self.sizes_bytes, BLOCK_BYTES)
+        _check_not_empty("threads", self.threads)
+        for threads in self.threads or ():
+            _check_range("--threads", threads, 1, _MAX_THREADS)
 
 
 def is_pageable(direction: str) -> bool:

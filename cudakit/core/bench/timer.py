@@ -87,7 +87,7 @@ class Timer:
         self.gpu = gpu
         self._wait = wait or gpu.sync_stream
         fields = gpu.facts().fields
-        multiprocessors = fields.get("first_reading_size")
+        multiprocessors = fields.get("multiprocessor_count")
         self.l2_bytes = l2_size_bytes(fields)
         self.stream = gpu.stream(blocking=False)
         self.flush = Flush(gpu, self.l2_bytes)

@@ -39,7 +39,7 @@ _COUNTED_BY_RANK = (CollectiveFunction.ALL_GATHER, CollectiveFunction.REDUCE_SCA
 
 @dataclass(frozen=True, slots=True)
 class _Sizes:
-    """The sizes of the operations of each collective kernel; 0 bytes if they are unknown."""
+    """The sizes of the operations of each collective kernel; 0 bytes if NCCL did not report them."""
 
     size_bytes: Times  # summed size of the operations that the kernel performs
     bus_bytes: Times  # the same, each operation times the factor of the bus bandwidth
@@ -68,16 +68,18 @@ def collectives(
     _, key = np.unique(keys, axis=0, return_inverse=True)
     rows = []
     for _, index in groups(key.reshape(-1)):
-        selected = positions[index]
-        overlapped = compute_time.covered_within(table.start_ns[selected], table.end_ns[selected])
-        stack, site = table.stack(selected)
-        total_ns = int(table.duration_ns[selected].sum())
+        kernel_positions = positions[index]
+        overlapped = compute_time.covered_within(
+            table.start_ns[kernel_positions], table.end_ns[kernel_positions]
+        )
+        stack, site = table.stack(kernel_positions)
+        total_ns = int(table.duration_ns[kernel_positions].sum())
         size_bytes, bus_bytes = int(sizes.size_bytes[index[0]]), float(sizes.bus_bytes[index].sum())
         has_rate = size_bytes > 0 and total_ns > 0
         rows.append(
             Collective(
                 name=table.demangle(table.timeline.names[name[index[0]]]),
-                calls=len(selected),
+                calls=len(kernel_positions),
                 total_ns=total_ns,
                 overlapped_ns=int(overlapped.sum()),
                 stack=stack,
@@ -85,7 +87,7 @@ def collectives(
                 ranks=int(sizes.rank_count[index[0]]) or None,
                 size_bytes=size_bytes or None,
                 algorithm_bytes_per_s=(
-                    size_bytes * len(selected) / total_ns * 1e9 if has_rate else None
+                    size_bytes * len(kernel_positions) / total_ns * 1e9 if has_rate else None
                 ),
                 bus_bytes_per_s=bus_bytes / total_ns * 1e9 if has_rate else None,
             )
@@ -98,12 +100,12 @@ def _sizes_of_kernels(table: WorkTable, positions: Times) -> _Sizes:
     operations = _operations_by_correlation(table.timeline)
     work, rows = table.timeline.work, table.rows[positions]
     correlations = np.where(work.graph_node[rows] == 0, work.correlation[rows], 0)
-    unknown = (0, 0.0, 0)
-    found = [operations.get(correlation, unknown) for correlation in correlations.tolist()]
+    no_size = (0, 0.0, 0)
+    sizes = [operations.get(correlation, no_size) for correlation in correlations.tolist()]
     return _Sizes(
-        np.array([size for size, _, _ in found], np.int64),
-        np.array([bus for _, bus, _ in found], np.float64),
-        np.array([ranks for _, _, ranks in found], np.int64),
+        np.array([size_bytes for size_bytes, _, _ in sizes], np.int64),
+        np.array([bus_bytes for _, bus_bytes, _ in sizes], np.float64),
+        np.array([rank_count for _, _, rank_count in sizes], np.int64),
     )
 
 
@@ -120,23 +122,23 @@ def _operations_by_correlation(timeline: Timeline) -> dict[int, tuple[int, float
     correlation_of_call = dict(
         zip(launches["seq"].tolist(), launches["correlation"].tolist(), strict=True)
     )
-    ranks = _rank_counts(timeline)
-    sums: dict[int, tuple[int, float, int]] = {}
-    unknown = set()
+    rank_counts = _rank_counts(timeline)
+    sizes: dict[int, tuple[int, float, int]] = {}
+    calls_without_size = set()
     columns = ("seq", "function", "datatype", "element_count", "communicator")
     for seq, function, datatype, count, communicator in zip(
         *(operations[column].tolist() for column in columns), strict=True
     ):
         correlation = correlation_of_call.get(seq, 0)
-        rank_count = ranks.get(communicator, 0)
+        rank_count = rank_counts.get(communicator, 0)
         size = _size_bytes(CollectiveFunction(function), NcclDatatype(datatype), count, rank_count)
         if not size or not correlation:
-            unknown.add(correlation)
+            calls_without_size.add(correlation)
             continue
         bus = size * _bus_factor(CollectiveFunction(function), rank_count)
-        previous_size, previous_bus, _ = sums.get(correlation, (0, 0.0, 0))
-        sums[correlation] = (previous_size + size, previous_bus + bus, rank_count)
-    return {call: sizes for call, sizes in sums.items() if call not in unknown}
+        previous_size, previous_bus, _ = sizes.get(correlation, (0, 0.0, 0))
+        sizes[correlation] = (previous_size + size, previous_bus + bus, rank_count)
+    return {call: size for call, size in sizes.items() if call not in calls_without_size}
 
 
 def _rank_counts(timeline: Timeline) -> dict[int, int]:

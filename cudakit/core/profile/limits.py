@@ -41,12 +41,14 @@ def compare_limits(result: ProfileResult, limits: MeasuredLimits) -> ProfileResu
     devices = result.devices
     return replace(
         result,
-        limits=tuple(limit for device in devices for limit in _rates(device, limits)),
-        launch_limits=tuple(limit for device in devices for limit in _launches(device, limits)),
+        limits=tuple(limit for device in devices for limit in _compare_rates(device, limits)),
+        launch_limits=tuple(
+            limit for device in devices for limit in _compare_launches(device, limits)
+        ),
     )
 
 
-def _rates(device: Device, limits: MeasuredLimits) -> Iterator[Limit]:
+def _compare_rates(device: Device, limits: MeasuredLimits) -> Iterator[Limit]:
     for copies in device.copies:
         direction = "peer" if copies.peer else _DIRECTIONS.get(copies.direction, "")
         limit, rate = limits.copies.get(direction), copies.bytes_per_s
@@ -57,28 +59,31 @@ def _rates(device: Device, limits: MeasuredLimits) -> Iterator[Limit]:
     if memsets and memsets.total_ns and limits.writes:
         mean_bytes = memsets.size_bytes / memsets.calls
         if mean_bytes >= MIN_COPY_BYTES:
-            rate, limit = memsets.size_bytes / memsets.total_ns * 1e9, _nearest(limits, mean_bytes)
+            rate, limit = (
+                memsets.size_bytes / memsets.total_ns * 1e9,
+                _rate_of_similar_size(limits, mean_bytes),
+            )
             yield Limit("memsets", device.process, device.device, rate, limit, rate / limit)
 
 
-def _nearest(limits: MeasuredLimits, size_bytes: float) -> float:
+def _rate_of_similar_size(limits: MeasuredLimits, size_bytes: float) -> float:
     """Return the rate of the measured write of the most similar size: a small one stays in the L2 cache."""
     return min(limits.writes, key=lambda write: abs(math.log(write[0] / size_bytes)))[1]
 
 
-def _launches(device: Device, limits: MeasuredLimits) -> Iterator[LaunchLimit]:
+def _compare_launches(device: Device, limits: MeasuredLimits) -> Iterator[LaunchLimit]:
     launches = sum(kernel.calls for kernel in device.kernels) - device.graph_kernels
     if not limits.launch_s or launches <= 0 or not device.measured.length_ns:
         return
     limit_ns = limits.launch_s * 1e9
     interval_ns = device.measured.length_ns / launches
-    short = [kernel for kernel in device.kernels if kernel.median_ns <= limit_ns]
+    short_kernels = [kernel for kernel in device.kernels if kernel.median_ns <= limit_ns]
     yield LaunchLimit(
         process=device.process,
         device=device.device,
         interval_ns=interval_ns,
         limit_interval_ns=limit_ns,
         share=limit_ns / interval_ns,
-        short_kernels=sum(kernel.calls for kernel in short),
-        short_kernels_share=sum(kernel.share for kernel in short),
+        short_kernels=sum(kernel.calls for kernel in short_kernels),
+        short_kernels_share=sum(kernel.share for kernel in short_kernels),
     )

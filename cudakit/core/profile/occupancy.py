@@ -31,7 +31,7 @@ class DeviceLimits:
     reserved_shared_bytes: int = 0  # shared memory that the driver keeps in each block
 
     @property
-    def are_known(self) -> bool:
+    def are_recorded(self) -> bool:
         """Whether all numbers that the occupancy depends on were recorded."""
         return (
             min(self.multiprocessors, self.threads, self.blocks, self.registers, self.shared_bytes)
@@ -63,7 +63,7 @@ def blocks_per_multiprocessor(launch: LaunchConfiguration, limits: DeviceLimits)
     return max(min(fitting), 1)
 
 
-def fill_of(launch: LaunchConfiguration, limits: DeviceLimits) -> Grid:
+def grid_fill(launch: LaunchConfiguration, limits: DeviceLimits) -> Grid:
     """Return how the grid of a kernel fills a device whose limits are known.
 
     The device runs as many blocks at the same time as fit; this is one wave. If all blocks take the same

@@ -13,7 +13,7 @@ import numpy as np
 from cudakit.core.profile.call_sites import call_site_index
 from cudakit.core.profile.intervals import IntervalSet, Times, intersection, union
 from cudakit.core.profile.nvtx import OpenRanges
-from cudakit.core.profile.occupancy import DeviceLimits, LaunchConfiguration, fill_of
+from cudakit.core.profile.occupancy import DeviceLimits, LaunchConfiguration, grid_fill
 from cudakit.core.profile.result import (
     Copies,
     Grid,
@@ -148,7 +148,9 @@ def _kernel(table: WorkTable, name: int, positions: Times, runs: int) -> Kernel:
         sites=len(sites),
         blocks=int(np.median(blocks(table, positions))),
         consecutive=len(positions) / max(runs, 1),
-        grid=_grid(table, int(positions[np.argmax(duration)])) if table.limits.are_known else None,
+        grid=_grid(table, int(positions[np.argmax(duration)]))
+        if table.limits.are_recorded
+        else None,
     )
 
 
@@ -165,7 +167,7 @@ def _grid(table: WorkTable, position: int) -> Grid:
         registers_per_thread=int(values["registers"]),
         shared_bytes_per_block=int(values["shared_bytes"]),
     )
-    return fill_of(launch, table.limits)
+    return grid_fill(launch, table.limits)
 
 
 def graph_kernels(table: WorkTable) -> int:

@@ -6,7 +6,7 @@ The exports and the interactive page read these columns. Times are nanoseconds o
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, TypeAlias
@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cudakit.core.profile.activities import Activities
-from cudakit.trace.kinds import Direction, EventKind, MemoryKind
+from cudakit.trace.kinds import LIBRARY_DOMAINS, Direction, EventKind, MemoryKind
 from cudakit.trace.layout import Records
 from cudakit.trace.trace_file import Stack
 
@@ -26,6 +26,7 @@ _LATEST_NS = 2**61
 # Maximum number of ranges of one thread and domain that are open at once. Further pushes are ignored, so that
 # programs that never end their ranges do not use ever more memory.
 _MAX_OPEN_RANGES = 1024
+_PROCESS = -1  # stands for the thread of a range of the process, which any thread may end
 
 _DIRECTION_NAMES = {
     Direction.HOST_TO_DEVICE: "HtoD",
@@ -273,7 +274,11 @@ def _memset_names(memsets: Records, names: _Names) -> Column:
 
 
 def _ranges(activities: Activities) -> Spans:
-    """Pair the pushes and pops of NVTX ranges. A range that did not end lasts until the last known time."""
+    """Pair the pushes and pops of NVTX ranges.
+
+    A range that did not end lasts until the last known time, but one of a library has no span: NCCL 2.28
+    does not end the range of ncclCommInitRankConfig.
+    """
     pushes, pops = activities.of(EventKind.RANGE_PUSH), activities.of(EventKind.RANGE_POP)
     # A copied range repeats a range of the thread that called ``backward()``.
     pushes, pops = pushes[~pushes["is_copy"]], pops[~pops["is_copy"]]
@@ -295,16 +300,22 @@ def _ranges(activities: Activities) -> Spans:
         records = activities.of(kind)
         if len(records):
             last_ns = max(last_ns, int(_times(records)[1].max()))
-    return _spans(_paired_ranges(rows, last_ns))
+    libraries = {
+        number for number, text in enumerate(activities.strings) if text in LIBRARY_DOMAINS
+    }
+    return _spans(_paired_ranges(rows, last_ns, libraries))
 
 
-def _paired_ranges(rows: Any, last_ns: int) -> list[tuple[int, int, int, int]]:
-    """Return (start, end, thread, name) of each range, from its pushes and pops in the order of time."""
+def _paired_ranges(rows: Any, last_ns: int, libraries: Set[int]) -> list[tuple[int, int, int, int]]:
+    """Return (start, end, thread, name) of each range, from its pushes and pops in the order of time.
+
+    ``libraries`` has the domains whose ranges have no span if they do not end.
+    """
     open_ranges: defaultdict[tuple[int, int], list[tuple[int, int, int]]] = defaultdict(list)
     paired = []
     for time, is_pop, name, thread, domain, number in rows:
         # A range of the process has a number, and any thread may end it.
-        key = (-1, number) if number else (thread, domain)
+        key = (_PROCESS, number) if number else (thread, domain)
         ranges = open_ranges[key]
         if not is_pop:
             if len(ranges) < _MAX_OPEN_RANGES:
@@ -312,7 +323,9 @@ def _paired_ranges(rows: Any, last_ns: int) -> list[tuple[int, int, int, int]]:
         elif ranges:
             start, range_thread, range_name = ranges.pop()
             paired.append((start, time, range_thread, range_name))
-    for ranges in open_ranges.values():
+    for (thread_number, domain), ranges in open_ranges.items():
+        if thread_number != _PROCESS and domain in libraries:
+            continue
         paired += [(start, max(start, last_ns), thread, name) for start, thread, name in ranges]
     return paired
 

@@ -9,7 +9,7 @@ from functools import partial
 
 import numpy as np
 
-from cudakit.core.sanitize.different_calls import CallComparison
+from cudakit.core.sanitize.collectives.different_calls import RankComparison
 from cudakit.core.sanitize.engine import Engine
 from cudakit.core.sanitize.owners import StreamUse
 from cudakit.core.sanitize.races import Confidence, Coverage, Race
@@ -35,11 +35,11 @@ class RaceDetector:
             Engine, strict_threads=strict_threads, report_possible=report_possible
         )
         self._traces: dict[tuple[int, int], _TraceAnalysis] = {}
-        self._calls = CallComparison()
+        self._ranks = RankComparison()
 
     def feed(self, batch: Batch, report: Report) -> list[Race]:
         """Analyze a batch; return its races that are findings, including suppressed ones."""
-        self._calls.feed(batch)
+        self._ranks.feed(batch)
         analysis = self._analysis_of(batch)
         analysis.streams.update(_created_streams(batch.records))
         return analysis.analyze(analysis.buffer.feed(batch.records), report)
@@ -49,7 +49,7 @@ class RaceDetector:
 
         Returns the races that are findings, by process and number of the trace.
         """
-        self._calls.finish()
+        self._ranks.finish()
         return {
             trace: analysis.analyze(analysis.buffer.flush(), report)
             for trace, analysis in self._traces.items()
@@ -76,8 +76,8 @@ class RaceDetector:
             notes=notes,
             incomplete=incomplete,
             no_gpu_work=no_gpu_work,
-            different_calls=tuple(self._calls.results()),
-            ranks=self._calls.ranks(),
+            different_calls=tuple(self._ranks.differences()),
+            ranks=self._ranks.ranks(),
         )
 
     @property

@@ -13,11 +13,8 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from cudakit.core.sanitize.clocks import ASSUMED, WRITE, Call, Clock, MemoryAccess
-from cudakit.core.sanitize.collectives import (
-    PEER_KERNELS,
-    CollectiveTracker,
-    are_peer_kernels,
-)
+from cudakit.core.sanitize.collectives.peers import PEER_KERNELS, are_peer_kernels
+from cudakit.core.sanitize.collectives.tracker import CollectiveTracker
 from cudakit.core.sanitize.conflicts import Conflict, ConflictChecker
 from cudakit.core.sanitize.graphs import GraphTracker
 from cudakit.core.sanitize.operations import AllocationEvents, Allocations, StreamWork

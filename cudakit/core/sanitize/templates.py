@@ -1,26 +1,50 @@
 """Insert the accesses of launches that were not recorded because a template has them.
 
-A template consists of the accesses of an earlier launch, which the recorder compared with those of a launch
-before it: ``gpu/capture/recorder/exact/templates.h``.
+A template consists of the accesses of an earlier launch, which the recorder compared with those of other
+launches: ``gpu/capture/recorder/exact/templates.h``. If a later launch has other pointers, each access moves
+with the nearest pointer at or below it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
-from typing import Final
+from dataclasses import dataclass, replace
+from typing import Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from cudakit.core.sanitize.races import Coverage, Operation, Race
 from cudakit.trace.kinds import EventKind, Precision, TemplateCheck
-from cudakit.trace.layout import RECORD, Records, concatenate_records, view
+from cudakit.trace.layout import RECORD, Records, layout, view
 
 UNKNOWN_TEMPLATE: Final = "launch whose template was not recorded"
 
 # The fields that the accesses of a launch have in common with the launch.
 _CALL_FIELDS: Final = ("seq", "time_ns", "thread", "stream", "context", "site", "device")
+_Addresses: TypeAlias = npt.NDArray[np.uint64]
+
+
+@dataclass(frozen=True, slots=True)
+class _Template:
+    """The accesses of a launch, and its pointers in the order of the arguments.
+
+    ``accesses`` has Access records, then Accessed records. No contiguous access contains a pointer behind its
+    first byte. ``pointer_indices`` has the nearest pointer at or below each access.
+    """
+
+    accesses: Records
+    pointers: _Addresses
+    pointer_indices: npt.NDArray[np.intp]
+
+    def moved(self, pointers: _Addresses) -> Records:
+        """Return the accesses of a launch with other pointers."""
+        accesses = self.accesses.copy()
+        rows = accesses.view(layout(EventKind.ACCESS))[: len(self.pointer_indices)]
+        distances = (pointers - self.pointers)[self.pointer_indices]
+        rows["lo"] += distances
+        rows["hi"] += distances
+        return accesses
 
 
 class TemplateAccesses:
@@ -28,7 +52,7 @@ class TemplateAccesses:
 
     def __init__(self) -> None:
         self.unknown_count = 0  # number of launches whose template is unknown
-        self._accesses: dict[int, Records] = {}  # Access and Accessed records by template
+        self._templates: dict[int, _Template] = {}
         self._is_from_template = bytearray()  # a bit for each call
 
     def insert(self, records: Records, coverage: Coverage) -> Records:
@@ -44,18 +68,17 @@ class TemplateAccesses:
         parts: list[Records] = []
         begin = 0
         for position in positions.tolist():
+            parts.append(records[begin:position])
+            call_end = int(np.searchsorted(records["seq"], records["seq"][position], side="right"))
             if kinds[position] == EventKind.TEMPLATE:
-                parts.append(records[begin:position])
-                self._apply(records, position, coverage)
+                begin = position + 1
+                self._apply(records, position, call_end, coverage)
             else:
-                launch = records[position]
-                parts += [
-                    records[begin : position + 1],
-                    self._accesses_of(launch, int(template_ids[position]), coverage),
-                ]
-            begin = position + 1
+                begin = call_end
+                call = records[position:call_end]
+                parts += [call[:1], self._accesses_of(call, int(template_ids[position]), coverage)]
         parts.append(records[begin:])
-        return concatenate_records(parts)
+        return np.concatenate(parts)
 
     def mark(self, races: Iterable[Race]) -> list[Race]:
         """Return races whose operations state whether their accesses are from a template."""
@@ -64,7 +87,7 @@ class TemplateAccesses:
             for race in races
         ]
 
-    def _apply(self, records: Records, position: int, coverage: Coverage) -> None:
+    def _apply(self, records: Records, position: int, call_end: int, coverage: Coverage) -> None:
         """Apply a Template record: keep the accesses of its call, or forget all templates."""
         template = view(records[position : position + 1], EventKind.TEMPLATE)[0]
         check, template_id = TemplateCheck(int(template["check"])), int(template["template_id"])
@@ -72,21 +95,23 @@ class TemplateAccesses:
             coverage.template_checks += 1
             coverage.template_differences += check is TemplateCheck.DIFFERENT
         if template_id:
-            self._accesses[template_id] = _accesses_of_call(records, position)
+            begin = int(np.searchsorted(records["seq"], records["seq"][position]))
+            self._templates[template_id] = _template_of_call(records[begin:call_end])
         elif check is TemplateCheck.NONE:
-            self._accesses.clear()
+            self._templates.clear()
 
-    def _accesses_of(self, launch: np.void, template_id: int, coverage: Coverage) -> Records:
-        """Return the accesses of a launch: those of its template, with the fields of its call."""
-        template = self._accesses.get(template_id)
-        if template is None:
+    def _accesses_of(self, call: Records, template_id: int, coverage: Coverage) -> Records:
+        """Return the accesses of a launch with a template; ``call`` has its records."""
+        template = self._templates.get(template_id)
+        pointers = _pointers_of(call)
+        if template is None or (len(pointers) and len(pointers) != len(template.pointers)):
             self.unknown_count += 1
             return np.zeros(0, RECORD)
         coverage.launches_from_template += 1
-        self._set_from_template(int(launch["seq"]))
-        accesses = template.copy()
+        self._set_from_template(int(call["seq"][0]))
+        accesses = template.moved(pointers) if len(pointers) else template.accesses.copy()
         for name in _CALL_FIELDS:
-            accesses[name] = launch[name]
+            accesses[name] = call[name][0]
         return accesses
 
     def _set_from_template(self, seq: int) -> None:
@@ -114,15 +139,46 @@ def _template_ids(records: Records, kinds: npt.NDArray[np.uint16]) -> npt.NDArra
     return template_ids
 
 
-def _accesses_of_call(records: Records, position: int) -> Records:
-    """Return the recorded accesses of the call that a record belongs to, and their Accessed records."""
-    seqs = records["seq"]
-    seq = seqs[position]
-    begin, end = np.searchsorted(seqs, [seq, seq + np.uint64(1)])
-    of_call = records[begin:end]
-    is_recorded = of_call["kind"] == EventKind.ACCESSED
-    is_access = of_call["kind"] == EventKind.ACCESS
-    precisions = view(of_call[is_access], EventKind.ACCESS)["precision"]
-    is_recorded[is_access] = precisions < Precision.ASSUMED
-    accesses: Records = of_call[is_recorded].copy()
-    return accesses
+def _pointers_of(call: Records) -> _Addresses:
+    """Return the pointers among the arguments of a launch: its assumed accesses begin at them."""
+    accesses = view(call[call["kind"] == EventKind.ACCESS], EventKind.ACCESS)
+    pointers: _Addresses = accesses["lo"]
+    return pointers
+
+
+def _template_of_call(call: Records) -> _Template:
+    """Return the template that consists of the recorded accesses of a launch."""
+    kinds = call["kind"]
+    rows = call[kinds == EventKind.ACCESS]
+    rows = rows[view(rows, EventKind.ACCESS)["precision"] < Precision.ASSUMED]
+    pointers: _Addresses = view(
+        call[kinds == EventKind.TEMPLATE_POINTER], EventKind.TEMPLATE_POINTER
+    )["pointer"].copy()
+    accessed = call[kinds == EventKind.ACCESSED]
+    if not len(pointers):
+        no_indices = np.zeros(0, np.intp)
+        return _Template(np.concatenate([rows, accessed]), pointers, no_indices)
+    order = np.argsort(pointers)
+    rows = _split_at(rows, pointers[order])
+    lowest = view(rows, EventKind.ACCESS)["lo"]
+    nearest = np.searchsorted(pointers[order], lowest, side="right") - 1
+    return _Template(np.concatenate([rows, accessed]), pointers, order[nearest])
+
+
+def _split_at(rows: Records, sorted_pointers: _Addresses) -> Records:
+    """Split contiguous accesses at the pointers that they contain."""
+    parts: list[Records] = []
+    for i in range(len(rows)):
+        row = rows[i : i + 1].copy()
+        access = row.view(layout(EventKind.ACCESS))
+        lo, hi = access["lo"][0], access["hi"][0]
+        inside = sorted_pointers[(sorted_pointers > lo) & (sorted_pointers < hi)]
+        if access["count"][0] or not len(inside):
+            parts.append(row)
+            continue
+        pieces = np.repeat(row, len(inside) + 1)
+        piece_accesses = pieces.view(layout(EventKind.ACCESS))
+        piece_accesses["lo"] = np.append(lo, inside)
+        piece_accesses["hi"] = np.append(inside, hi)
+        parts.append(pieces)
+    return np.concatenate(parts) if parts else rows

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
     from cudakit.gpu.api.collectives import CollectiveLibrary, CollectiveLibraryName
     from cudakit.gpu.api.gemm import Blas, Library  # imports numpy
+    from cudakit.gpu.api.storage import Storage
 
 __all__ = [
     "HANDLE_BYTES",
@@ -393,6 +394,9 @@ class Gpu(DeviceInfo, Memory, Peers, VirtualMemory, Ipc, Streams, Kernels, Graph
 
     def collectives(self, library: CollectiveLibraryName = "nccl") -> CollectiveLibrary:
         """Open a library of collective operations. Raises MissingDependency if it is not installed."""
+
+    def storage(self) -> Storage:
+        """Open a library for transfers between files and device memory. Raises MissingDependency."""
 
     def close(self) -> None:
         """Wait for all work and release all resources. Has no effect the second time."""

@@ -70,6 +70,14 @@ class PciGpu:
 
 
 @dataclass(frozen=True, slots=True)
+class Mount:
+    """A mounted file system."""
+
+    directory: str
+    file_system: str  # type of the file system, such as "ext4"
+
+
+@dataclass(frozen=True, slots=True)
 class Driver:
     """The state of the NVIDIA driver according to /proc, /sys and /dev."""
 
@@ -82,6 +90,8 @@ class Driver:
     kernel_log: tuple[str, ...] | Unavailable = _NOT_GATHERED
     mps_pipes: bool = False  # whether the MPS pipe directory has a control pipe
     wsl_libcuda: bool = False  # whether Windows provides libcuda, in WSL
+    nvidia_fs: str = ""  # version of the driver of GPUDirect Storage; empty if it is not loaded
+    mounts: tuple[Mount, ...] = ()  # file systems that GPUDirect Storage supports
 
 
 @dataclass(frozen=True, slots=True)

@@ -285,7 +285,7 @@ static bool is_program_code(PyCodeObject *code)
 {
     const size_t slot = file_slot(code->co_filename);
     return __atomic_load_n(&files[slot].name, __ATOMIC_ACQUIRE) ? files[slot].is_program
-                                                               : is_uncached_program_file(code->co_filename);
+                                                                : is_uncached_program_file(code->co_filename);
 }
 
 #if PY_VERSION_HEX >= 0x030C0000

@@ -15,6 +15,7 @@ from cudakit.gpu.api.attributes import attributes
 from cudakit.gpu.api.collectives import CollectiveLibrary, CollectiveLibraryName
 from cudakit.gpu.api.facts import CudaView, DeviceFacts, Process, Telemetry
 from cudakit.gpu.api.gemm import Blas, Library
+from cudakit.gpu.api.storage import Storage
 from cudakit.gpu.cuda.context import Context
 from cudakit.gpu.cuda.driver import cu
 from cudakit.gpu.cuda.graphs import CudaGraphs
@@ -109,6 +110,12 @@ class Cuda(Device):
         from cudakit.gpu.collectives import open_collectives
 
         return open_collectives(self, library)
+
+    def storage(self) -> Storage:
+        """Open cuFile. Raises MissingDependency with the package to install."""
+        from cudakit.gpu.cuda.storage import CuFile
+
+        return CuFile(self)
 
     def in_context(self, function: Callable[..., _T], *args: object) -> _T:
         """Call a function with this device's context current; restore the previous context."""

@@ -9,7 +9,14 @@ import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from cudakit.gpu.api.run_context import MPS_DIRECTORY, DeviceNode, Driver, KernelModule, PciGpu
+from cudakit.gpu.api.run_context import (
+    MPS_DIRECTORY,
+    DeviceNode,
+    Driver,
+    KernelModule,
+    Mount,
+    PciGpu,
+)
 from cudakit.gpu.run_context.files import NO_FILES, Files
 from cudakit.units import Unavailable
 
@@ -19,6 +26,11 @@ _NVIDIA_VENDOR = "0x10de"  # PCI vendor id
 # VGA and 3D controllers (PCI Code and ID Assignment, class 03).
 _DISPLAY_CLASSES = ("0x0300", "0x0302")
 _PCI_DEVICES = "/sys/bus/pci/devices"
+# File systems that cuFile can read without host memory (GPUDirect Storage Release Notes, "Supported
+# Filesystems").
+_STORAGE_TYPES = frozenset(
+    {"ext4", "xfs", "lustre", "nfs4", "beegfs", "gpfs", "wekafs", "virtiofs"}
+)
 
 
 def read_driver(files: Files, variables: Mapping[str, str], kernel: str) -> Driver:
@@ -36,7 +48,23 @@ def read_driver(files: Files, variables: Mapping[str, str], kernel: str) -> Driv
         kernel_log=kernel_log(files),
         mps_pipes=files.exists(f"{pipes}/control"),
         wsl_libcuda=files.exists("/usr/lib/wsl/lib/libcuda.so.1"),
+        nvidia_fs=_nvidia_fs_version(files),
+        mounts=tuple(_storage_mounts(files)),
     )
+
+
+def _nvidia_fs_version(files: Files) -> str:
+    """Return the version in /proc/driver/nvidia-fs/version, such as "2.25"; empty without the driver."""
+    match = re.search(r"\d+(?:\.\d+)*", files.text("/proc/driver/nvidia-fs/version") or "")
+    return match[0] if match else ""
+
+
+def _storage_mounts(files: Files) -> Iterator[Mount]:
+    """Yield the mounted file systems whose type GPUDirect Storage supports."""
+    for line in files.lines("/proc/mounts"):
+        fields = line.split(" ")
+        if len(fields) > 2 and fields[2] in _STORAGE_TYPES:
+            yield Mount(fields[1], fields[2])
 
 
 def _kernel_module(files: Files) -> KernelModule | None:

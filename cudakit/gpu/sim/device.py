@@ -10,6 +10,7 @@ from cudakit.gpu.api.collectives import CollectiveLibrary, CollectiveLibraryName
 from cudakit.gpu.api.facts import DeviceFacts, Telemetry
 from cudakit.gpu.api.gemm import Blas, Library
 from cudakit.gpu.api.host_kernels import HostKernel
+from cudakit.gpu.api.storage import Storage
 from cudakit.gpu.device import Device
 from cudakit.gpu.machine import DEFAULT_MODEL
 from cudakit.gpu.sim.context import Context, driver_call
@@ -102,6 +103,12 @@ class Sim(Device):
         from cudakit.gpu.sim.collectives import SimNccl, SimParts
 
         return SimNccl(library, SimParts(self.streams, self.kernels, self.peers))
+
+    def storage(self) -> Storage:
+        """Open simulated storage, which transfers through host memory."""
+        from cudakit.gpu.sim.storage import SimStorage
+
+        return SimStorage(self.memory)
 
     def fail_next(self, call: str, error: CudaError) -> None:
         """Make the next call with this name raise ``error``; after a sticky error all calls fail.

@@ -12,6 +12,7 @@ from cudakit.gpu.api import Stream
 from cudakit.gpu.sim import Sim
 from cudakit.kernels.spin import Spin
 from cudakit.kernels.timestamp import clock_hz
+from cudakit.trace.events import Event, Launch
 
 SPIN_NS = 10_000
 
@@ -44,6 +45,19 @@ def test_reading_has_device_time_and_clock_of_work(timer: Timer) -> None:
     assert reading.time_s == pytest.approx((SPIN_NS + minimum_ns(timer)) / 1e9, rel=1e-9)
     assert reading.sm_clock_hz == pytest.approx(1.98e9, rel=1e-3)
     assert reading.valid
+
+
+def test_clock_is_read_on_every_multiprocessor() -> None:
+    trace: list[Event] = []
+    with closing(Sim(sink=trace.append)) as gpu, closing(Timer(gpu)) as timer:
+        timer.time(spinning(timer))
+
+    stamps = [
+        event.body.grid
+        for event in trace
+        if isinstance(event.body, Launch) and event.body.name == "cudakit_timestamp"
+    ]
+    assert stamps == [(132, 1, 1)] * 2
 
 
 def test_blocking_kernel_hides_launch_gaps(timer: Timer) -> None:

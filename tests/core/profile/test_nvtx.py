@@ -5,6 +5,7 @@ from __future__ import annotations
 from core.profile.synthetic import US, Program
 
 from cudakit.core.profile.analysis import analyze
+from cudakit.core.profile.timeline import timeline
 from cudakit.trace.events import RangePop, RangePush
 
 
@@ -66,3 +67,13 @@ def test_ranges_that_never_end_are_limited() -> None:
         program.emit(RangePush("leaked"))
     program.kernel("a", 10 * US)
     assert _ranges(program) == {"leaked": 10 * US}
+
+
+def test_range_that_a_library_does_not_end_has_no_span() -> None:
+    program = Program()
+    program.emit(RangePush("ncclCommInitRankConfig", "NCCL"))
+    program.emit(RangePush("never ended", number=1))
+    program.kernel("a", 10 * US)
+    ranges = timeline(program.activities()).ranges
+    names = [program.batch().strings[name] for name in ranges.name.tolist()]
+    assert names == ["never ended"]

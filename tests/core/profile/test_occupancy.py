@@ -8,7 +8,7 @@ from cudakit.core.profile.occupancy import (
     DeviceLimits,
     LaunchConfiguration,
     blocks_per_multiprocessor,
-    fill_of,
+    grid_fill,
 )
 
 H100 = DeviceLimits(132, 2048, 32, 65536, 233472, 1024)
@@ -34,14 +34,14 @@ def test_blocks_of_a_multiprocessor_are_limited_by_each_resource(
 
 
 def test_small_grid_leaves_multiprocessors_empty() -> None:
-    grid = fill_of(LaunchConfiguration(33, 256, 32, 0), H100)
+    grid = grid_fill(LaunchConfiguration(33, 256, 32, 0), H100)
     assert grid.multiprocessors_share == pytest.approx(0.25)
     assert grid.threads_share == pytest.approx(33 * 256 / (132 * 2048))
     assert grid.waves == pytest.approx(33 / (132 * 8))
 
 
 def test_last_wave_is_partly_empty() -> None:
-    grid = fill_of(LaunchConfiguration(132 + 33, 1024, 64, 0), H100)
+    grid = grid_fill(LaunchConfiguration(132 + 33, 1024, 64, 0), H100)
     assert grid.waves == pytest.approx(1.25)
     assert grid.tail_share == pytest.approx(0.375)
     assert grid.multiprocessors_share == 1
@@ -49,10 +49,10 @@ def test_last_wave_is_partly_empty() -> None:
 
 
 def test_full_waves_have_no_tail() -> None:
-    grid = fill_of(LaunchConfiguration(132 * 8, 256, 32, 0), H100)
+    grid = grid_fill(LaunchConfiguration(132 * 8, 256, 32, 0), H100)
     assert (grid.waves, grid.tail_share, grid.threads_share) == (1, 0, 1)
 
 
 def test_limits_of_an_old_trace_are_unknown() -> None:
-    assert not DeviceLimits(132).are_known
-    assert H100.are_known
+    assert not DeviceLimits(132).are_recorded
+    assert H100.are_recorded

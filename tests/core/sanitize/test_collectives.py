@@ -12,14 +12,9 @@ from core.sanitize.trace_scene import READ, SIZE, WRITE, Scene, address_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cudakit.core.sanitize.collectives import (
-    PEER_KERNELS,
-    UNKNOWN_FUNCTION,
-    UNKNOWN_RANKS,
-    Buffers,
-    Member,
-    Range,
-)
+from cudakit.core.sanitize.collectives.buffers import AccessedRange, Buffers, Membership
+from cudakit.core.sanitize.collectives.peers import PEER_KERNELS
+from cudakit.core.sanitize.collectives.tracker import UNKNOWN_FUNCTION, UNKNOWN_RANKS
 from cudakit.core.sanitize.engine import Engine
 from cudakit.core.sanitize.races import CollectiveOperation, Confidence, Race, RaceKind
 from cudakit.trace.events import (
@@ -42,11 +37,11 @@ REDUCE = CollectiveFunction.REDUCE
 SEND, RECEIVE = CollectiveFunction.SEND, CollectiveFunction.RECEIVE
 
 KERNEL_NAME = "ncclDevKernel_Generic"
-ROOT, OTHER = Member(rank=1, rank_count=4), Member(rank=2, rank_count=4)
+ROOT, OTHER = Membership(rank=1, rank_count=4), Membership(rank=2, rank_count=4)
 
 
 @pytest.mark.parametrize(
-    ("function", "send", "receive", "member", "expected"),
+    ("function", "send", "receive", "membership", "expected"),
     [
         (ALL_REDUCE, 1000, 2000, ROOT, [(1000, 1010, READ), (2000, 2010, WRITE)]),
         (ALL_REDUCE, 1000, 1000, ROOT, [(1000, 1010, READ | WRITE)]),
@@ -71,19 +66,19 @@ def test_accessed_ranges_follow_the_definition_of_the_function(
     function: CollectiveFunction,
     send: int,
     receive: int,
-    member: Member,
+    membership: Membership,
     expected: list[tuple[int, int, int]],
 ) -> None:
-    buffers = Buffers(send, receive, 10, member, root=1)
-    assert list(buffers.accessed_ranges(function)) == [Range(*each) for each in expected]
+    buffers = Buffers(send, receive, 10, membership, root=1)
+    assert list(buffers.accessed_ranges(function)) == [AccessedRange(*each) for each in expected]
 
 
 class CollectiveScene(Scene):
     """A scene with communicator 1: this process is rank 1 of 4. Collectives run in stream 2."""
 
-    def __init__(self, member: Communicator | None = None) -> None:
+    def __init__(self, membership: Communicator | None = None) -> None:
         super().__init__()
-        self.call(member or Communicator(77, 1, rank=1, rank_count=4))
+        self.call(membership or Communicator(77, 1, rank=1, rank_count=4))
 
     def collective(
         self,
@@ -270,7 +265,7 @@ def test_accessed_ranges_agree_with_the_flow_of_data(
             send += rank * size
         elif function is REDUCE_SCATTER:
             receive += rank * size
-        buffers.append(Buffers(send, receive, size, Member(rank, RANK_COUNT), root))
+        buffers.append(Buffers(send, receive, size, Membership(rank, RANK_COUNT), root))
     moves = [
         (written, sources)
         for written, sources in flows(function, buffers, size)
@@ -289,7 +284,7 @@ def test_accessed_ranges_agree_with_the_flow_of_data(
 
 def with_collectives(events: list[Event], *, as_kernels: bool) -> list[Event]:
     """Replace every third kernel of a trace by a collective, or by a kernel with the same accesses."""
-    member = Member(rank=1, rank_count=2)
+    membership = Membership(rank=1, rank_count=2)
     replaced = [Event(Communicator(77, 1, rank=1, rank_count=2), seq=0)]
     kernels = {
         event.seq for event in events if isinstance(event.body, Launch) and event.seq % 3 == 0
@@ -301,7 +296,7 @@ def with_collectives(events: list[Event], *, as_kernels: bool) -> list[Event]:
             functions = [function for function in CollectiveFunction if function]
             function = functions[event.seq // 3 % len(functions)]
             addresses = event.seq % BYTE_COUNT, event.seq // 7 % BYTE_COUNT
-            buffers = Buffers(*addresses, 1, member, root=event.seq % 2)
+            buffers = Buffers(*addresses, 1, membership, root=event.seq % 2)
             body = Collective(
                 event.body.stream, *addresses, 1, 1, root=buffers.root, function=function,
                 datatype=NcclDatatype.INT8,

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from cudakit.core.sanitize.different_calls import CallComparison
+from cudakit.core.sanitize.collectives.different_calls import RankComparison
 from cudakit.core.sanitize.result import DifferenceKind, DifferentCalls
-from cudakit.trace.events import Collective, Communicator, Event
+from cudakit.trace.events import Collective, Communicator, Event, Gap
 from cudakit.trace.kinds import CollectiveFunction, NcclDatatype
 from cudakit.trace.layout import pack
 from cudakit.trace.spool import Batch
@@ -33,9 +33,11 @@ def collective(
     )
 
 
-def call_batch(rank: int, *groups: Collective | Sequence[Collective], key: int = 77) -> Batch:
+def call_batch(
+    rank: int, *groups: Collective | Sequence[Collective], key: int = 77, rank_count: int = 2
+) -> Batch:
     """Return the trace of one rank; each argument is one group of calls. Its calls are in line 10 × rank."""
-    events = [Event(Communicator(key, 1, rank=rank, rank_count=2))]
+    events = [Event(Communicator(key, 1, rank=rank, rank_count=rank_count))]
     for number, calls in enumerate(groups, 1):
         events += [
             Event(replace(call, group=number), site=1)
@@ -46,11 +48,11 @@ def call_batch(rank: int, *groups: Collective | Sequence[Collective], key: int =
 
 
 def differences(*batches: Batch) -> list[DifferentCalls]:
-    comparison = CallComparison()
+    comparison = RankComparison()
     for batch in batches:
         comparison.feed(batch)
     comparison.finish()
-    return list(comparison.results())
+    return list(comparison.differences())
 
 
 def test_equal_calls_have_no_difference() -> None:
@@ -145,8 +147,35 @@ def test_unmatched_send_is_no_difference() -> None:
     assert differences(call_batch(0, collective(SEND, root=1)), call_batch(1, collective())) == []
 
 
+def test_third_rank_is_compared_after_two_ranks_agreed() -> None:
+    equal = [call_batch(rank, collective(), collective(), rank_count=3) for rank in (0, 1)]
+    last = call_batch(2, collective(count=9), collective(), rank_count=3)
+    for batches in ([*equal, last], [last, *equal], [equal[0], last, equal[1]]):
+        (difference,) = differences(*batches)
+        assert 2 in (difference.first.rank, difference.second.rank)
+        assert difference.first.rank < difference.second.rank
+
+
+def test_ranks_of_other_hosts_are_not_needed() -> None:
+    calls = (collective(), collective(count=3), collective())
+    others = (collective(), collective(count=4), collective())
+    (difference,) = differences(
+        call_batch(0, *calls, rank_count=16), call_batch(1, *others, rank_count=16)
+    )
+    assert difference.kind is DifferenceKind.COUNT
+
+
+def test_transfers_are_not_compared_if_some_are_unknown() -> None:
+    sender = call_batch(0, collective(SEND, 8, root=1))
+    receiver = call_batch(1, collective(RECEIVE, 16, root=0))
+    reason = "collective whose buffers are unknown: NCCL did not report them"
+    gap = Batch(sender.process, pack([Event(Gap(reason))], lambda _: 1), ["", reason], [()])
+    assert len(differences(sender, receiver)) == 1
+    assert differences(gap, sender, receiver) == []
+
+
 def test_difference_is_found_before_the_ranks_end() -> None:
-    comparison = CallComparison()
+    comparison = RankComparison()
     comparison.feed(call_batch(0, collective(), collective()))
     comparison.feed(call_batch(1, collective(count=9), collective()))
-    assert len(list(comparison.results())) == 1
+    assert len(list(comparison.differences())) == 1

@@ -125,6 +125,30 @@ with recording.drained():
     )
 
 
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="Python numbers program calls from 3.12 on")
+def test_work_of_autograd_thread_belongs_to_the_backward_call(library: Path) -> None:
+    run(
+        library,
+        """
+def twice():
+    launch(), launch()
+
+backward(twice), backward(launch)
+launch()
+with recording.drained():
+    numbers = [
+        number
+        for batch in taken
+        for kind, number in zip(batch.records["kind"].tolist(), batch.records["program_call"].tolist())
+        if kind == EventKind.LAUNCH
+    ]
+first, second, other, outside = numbers
+assert 0 < first == second != other > 0, numbers
+assert outside == 0, numbers
+""",
+    )
+
+
 def test_work_outside_of_backward_passes_has_no_stack(library: Path) -> None:
     run(library, "launch(); backward(lambda: None); launch(); assert stacks() == [[], []]")
 

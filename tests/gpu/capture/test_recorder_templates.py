@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from core.sanitize.template_policy import Policy
 from gpu.capture.exact_programs import BEGIN, PATCHES, gaps
 from gpu.capture.recorded import build_library, recorded
+from gpu.capture.test_recorder_exact_graphs import GRAPHS
 
 from cudakit.core.sanitize.races import Coverage
 from cudakit.core.sanitize.reorder_buffer import reordered
 from cudakit.core.sanitize.templates import TemplateAccesses
-from cudakit.trace.events import Access, Event, Launch, Template
+from cudakit.trace.events import Access, Event, GraphLaunch, Launch, Template
 from cudakit.trace.kinds import Precision, TemplateCheck
 from cudakit.trace.layout import pack, unpack
 
@@ -121,7 +125,7 @@ for i in range(6):
     launch(write(0x100000))
     cuda.event(RECORD, EVENT, CONTEXT, STREAM)
     cuda.event(WAIT, EVENT, CONTEXT, OTHER)
-    launch(read(0x100000), stream=OTHER, pointer=0x100004)
+    launch(read(0x100004), stream=OTHER, pointer=0x100004)
     cuda.event(RECORD, EVENT, CONTEXT, OTHER)
     cuda.event(WAIT, EVENT, CONTEXT, STREAM)
     recorder.read()
@@ -221,3 +225,96 @@ for _ in range(9):
 assert cuda.patched_modules() == 1
 """
     assert len(template_ids(run(tmp_path, library, program))) == 10
+
+
+# --- graphs -------------------------------------------------------------------------------------------
+
+
+def graph_templates(events: list[Event]) -> list[int]:
+    """Return the template of each graph launch, in order; 0 for a launch that was recorded."""
+    return [event.body.template_id for event in events if isinstance(event.body, GraphLaunch)]
+
+
+@pytest.mark.parametrize(("edges", "templates"), [(1, [0, 0, 1, 1, 1]), (0, [0, 0, 0, 0, 0])])
+def test_graph_has_template_if_its_nodes_are_ordered(
+    library: Path, tmp_path: Path, edges: int, templates: list[int]
+) -> None:
+    program = f"""
+two = graph(plain, plain)
+two.edges, two.before[0], two.after[0] = {edges}, 0, 1
+cuda.instantiate(ctypes.byref(two), EXECUTABLE)
+for _ in range(5):
+    launch_graph(two, write(0x100000), write(0x100008))
+    cuda.event(RECORD, EVENT, CONTEXT, STREAM)
+    cuda.event(WAIT, EVENT, CONTEXT, OTHER)
+    launch(read(0x100008), stream=OTHER, pointer=0x100008)
+    wait()
+    wait(OTHER)
+    recorder.read()
+"""
+    events = run(tmp_path, library, GRAPHS + program)
+    assert graph_templates(events) == templates
+    assert gaps(events) == {}
+
+
+# --- the rules in Python ------------------------------------------------------------------------------
+
+NEVER_IDLE = """
+cuda.make_stream(CONTEXT, P(0x4000), 1)
+launch(read(0x1FFF00), stream=P(0x4000), pointer=0x1FFF00)  # never waited for, so that no patch is removed
+recorder.read()
+"""
+
+
+def random_program(seed: int) -> str:
+    """Return a program with launches of few signatures on two streams, events, waits and changed accesses."""
+    choices = random.Random(seed)
+    lines = [NEVER_IDLE]
+    for _ in range(120):
+        stream, other = choices.choice([("STREAM", "OTHER"), ("OTHER", "STREAM")])
+        pointer = choices.choice([0x300000, 0x300000, 0x300400, 0x500000, 0x500800, 0x100000])
+        offset = choices.choice([0] * 60 + [32])
+        lines += choices.choice(
+            [
+                [
+                    f"launch(write({pointer + offset:#x}), stream={stream}, pointer={pointer:#x})",
+                    "recorder.read()",
+                ],
+                [
+                    f"launch(read({pointer:#x}), stream={stream}, pointer={pointer:#x}, kernel=multimem)",
+                    "recorder.read()",
+                ],
+                [
+                    f"cuda.event(RECORD, EVENT, CONTEXT, {stream})",
+                    f"cuda.event(WAIT, EVENT, CONTEXT, {other})",
+                ],
+                [f"wait({stream})", f"wait({other})"],
+                [f"wait({stream})", f"wait({other})"],
+            ]
+        )
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_recorder_chooses_templates_by_the_rules_in_python(
+    library: Path, tmp_path: Path, seed: int
+) -> None:
+    program = MORE + "memory(ALLOC, 0x500000, 0x100000)\n" + random_program(seed)
+    for name in ("exact", "auto"):
+        (tmp_path / name).mkdir()
+    exact = recorded(tmp_path / "exact", library, BEGIN + program, patches=PATCHES)
+    auto = recorded(tmp_path / "auto", library, BEGIN + program, patches=PATCHES, templates=True)
+    strings = [""]
+    in_order = pack(exact, _index_in(strings))
+    expected = Policy().apply(in_order[np.argsort(in_order["seq"], kind="stable")])
+    assert template_ids(auto) == template_ids(list(unpack(expected, strings)))
+    assert any(template_ids(auto))
+
+
+def _index_in(strings: list[str]) -> Callable[[str], int]:
+    def index(text: str) -> int:
+        if text not in strings:
+            strings.append(text)
+        return strings.index(text)
+
+    return index

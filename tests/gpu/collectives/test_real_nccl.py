@@ -71,3 +71,19 @@ def test_every_data_type_is_summed_exactly(cli: Cli, dtype: str) -> None:
 
     assert run.exit_code == 0, run.stderr
     assert all(case["verified"] for case in json.loads(run.stdout)["results"])
+
+
+@pytest.mark.skipif(count_gpus() < 2, reason="needs two GPUs")
+def test_torch_computes_the_same_operations_in_the_same_run(cli: Cli) -> None:
+    pytest.importorskip("torch")
+    options = ("--operations", "all-reduce,all-gather,all-to-all,send-receive", "--vs", "torch")
+    run = cli("bench", "nccl", "--gpu", "cuda", "--sizes", "1MiB", *options, *BRIEF, "--json")
+    cases = json.loads(run.stdout)["results"]
+    operations = {
+        case["axes"]["operation"]
+        for case in cases
+        if case["contender"] == "torch" and case["verified"]
+    }
+
+    assert run.exit_code == 0, run.stderr
+    assert operations == {"all-reduce", "all-gather", "all-to-all", "send-receive"}

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from gpu.run_context.trees import tree
 
-from cudakit.gpu.api.run_context import Driver, KernelModule
+from cudakit.gpu.api.run_context import Driver, KernelModule, Mount
 from cudakit.gpu.run_context.driver import device_nodes, kernel_log, read_driver
 from cudakit.gpu.run_context.files import Files
 from cudakit.units import Unavailable
@@ -67,3 +67,18 @@ def test_mps_pipes_are_found_in_directory_of_variable(
     files = tree(tmp_path, run__mps__control="")
 
     assert read_driver(files, variables, "").mps_pipes is is_found
+
+
+def test_nvidia_fs_and_the_file_systems_it_supports_are_recorded(tmp_path: Path) -> None:
+    files = tree(
+        tmp_path,
+        **{
+            "proc__driver__nvidia-fs__version": "version: 2.25.7\n",
+            "proc__mounts": "proc /proc proc rw 0 0\n/dev/nvme0n1 /data ext4 rw 0 0\nbroken\n",
+        },
+    )
+
+    driver = read_driver(files, {}, "6.8.0")
+
+    assert driver.nvidia_fs == "2.25.7"
+    assert driver.mounts == (Mount("/data", "ext4"),)

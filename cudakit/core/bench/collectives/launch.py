@@ -1,4 +1,4 @@
-"""Which rank this process is, from the environment of torchrun, Slurm or MPI."""
+"""The rank of this process, from the environment variables of torchrun, Slurm or MPI."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LAUNCHERS = {
     "Open MPI": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
     "MPI": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
 }
-# Variables that all processes of one start have in common.
+# Variables that have equal values in all processes of a job, and other values in other jobs.
 _JOB_VARIABLES = (
     "TORCHELASTIC_RUN_ID",
     "SLURM_JOB_ID",
@@ -36,19 +36,21 @@ _MAX_RANKS = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """The place of this process among the processes of one start."""
+    """The rank of this process among the processes that a launcher started together, as a job."""
 
     launcher: str  # Name of the launcher: "torchrun".
     rank: int
     ranks: int  # Number of processes.
     local_rank: int  # Rank among the processes on this host.
-    job: str  # Text that is equal in all processes of the start, and differs in other starts.
+    job: (
+        str  # Text that identifies the job: equal in all of its processes, different in other jobs.
+    )
     host: str = ""  # Name or address of the host of rank 0; "" if unknown.
     port: int = 0  # TCP port of rank 0; 0 if unknown.
 
 
 def detect_launch(variables: Mapping[str, str]) -> Launch | None:
-    """Return the place of this process, or None if it is the only process.
+    """Return the rank of this process and its job, or None if it is the only process.
 
     Raises InputError for variables that contradict one another.
     """
@@ -79,7 +81,7 @@ def parse_address(text: str) -> tuple[str, int] | None:
 
 
 def _address(launcher: str, variables: Mapping[str, str], job: str) -> tuple[str, int]:
-    """Return the address at which rank 0 listens, without a host if the variables do not tell it."""
+    """Return the host and the port at which rank 0 listens; the host is "" if no variable contains it."""
     port = _FIRST_PORT + zlib.crc32(job.encode()) % _PORT_COUNT
     if host := variables.get("MASTER_ADDR", ""):
         if "MASTER_PORT" in variables:

@@ -1,7 +1,7 @@
-"""The rendezvous: all processes of a start connect to the process of rank 0 by TCP.
+"""The rendezvous: all processes of a job connect to the process of rank 0 by TCP.
 
 Rank 0 listens at an address that all processes know, or at a free port that it writes to a file. Messages
-are JSON objects with a length before them. A process with another job text is not let in: several starts may
+are JSON objects with a length before them. Rank 0 refuses processes of other jobs, because several jobs may
 share a host.
 """
 
@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,7 @@ class Connection:
             self._socket.sendall(_LENGTH.pack(len(content)) + content)
 
     def receive(self, timeout_s: float | None = None) -> Message | None:
-        """Return the next message, or None if the other process has closed the connection or ended.
+        """Return the next message, or None after the other process closed the connection or ended.
 
         Raises TimeoutError after ``timeout_s``, ValueError for bytes that are no message.
         """
@@ -102,13 +103,13 @@ def accept_ranks(
     ``rendezvous`` is the address or the file that the user gave, or "". Raises CollectiveError with the
     numbers of the missing ranks after ``timeout_s``.
     """
-    file, address = _place(launch, rendezvous)
-    server, token = _listen(address), ""
-    if file:
+    target = _find_target(launch, rendezvous)
+    server, token = _listen(target), ""
+    port = server.getsockname()[1]
+    if target.file:
         token = secrets.token_hex(8)
-        _write_address(file, server.getsockname()[1], token)
+        _write_address(target.file, port, token)
     connections: dict[int, tuple[Connection, Message]] = {}
-    place = file or f"{address[0]}:{server.getsockname()[1]}"
     try:
         with server:
             deadline_s = time.monotonic() + timeout_s
@@ -117,7 +118,8 @@ def accept_ranks(
                 try:
                     accepted = Connection(server.accept()[0])
                 except TimeoutError:
-                    raise _missing_error(launch, set(connections), place, timeout_s) from None
+                    reached = target.describe(port)
+                    raise _missing_error(launch, set(connections), reached, timeout_s) from None
                 hello = _read_hello(accepted, launch, token)
                 if hello is None or hello["rank"] in connections:
                     accepted.close()
@@ -130,8 +132,8 @@ def accept_ranks(
             connection.close()
         raise
     finally:
-        if file:
-            Path(file).unlink(missing_ok=True)
+        if target.file:
+            Path(target.file).unlink(missing_ok=True)
     return connections
 
 
@@ -140,41 +142,53 @@ def join(launch: Launch, rendezvous: str, facts: Message, timeout_s: float) -> C
 
     Raises CollectiveError if rank 0 does not answer within ``timeout_s``.
     """
-    file, address = _place(launch, rendezvous)
+    target = _find_target(launch, rendezvous)
     deadline_s = time.monotonic() + timeout_s
     while time.monotonic() < deadline_s:
-        targets = _read_addresses(file) if file else _candidates(address)
-        for host, port, token in targets:
+        addresses = _read_addresses(target.file) if target.file else _candidates(target)
+        for host, port, token in addresses:
             if connection := _try_to_join(host, port, launch, facts | {"token": token}):
                 return connection
         time.sleep(_RETRY_S)
-    place = file or f"{address[0]}:{address[1]}"
     raise CollectiveError(
-        f"rank {launch.rank}: rank 0 did not answer at {place} within {timeout_s:g} s",
+        f"rank {launch.rank}: rank 0 did not answer at {target.describe()} within {timeout_s:g} s",
         hint="start all ranks at the same time, or allow more time with --rank-timeout",
     )
 
 
-def _place(launch: Launch, rendezvous: str) -> tuple[str, tuple[str, int]]:
-    """Return the file of the rendezvous or "", and the address at which rank 0 listens."""
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """The meeting point of the ranks: an address on the host of rank 0, or a file that contains it."""
+
+    file: str  # Path of the file; "" for an address.
+    host: str
+    port: int  # First port that rank 0 tries; 0 for any free port.
+
+    def describe(self, port: int = 0) -> str:
+        """Return the file, or the host and the port at which rank 0 listens."""
+        return self.file or f"{self.host}:{port or self.port}"
+
+
+def _find_target(launch: Launch, rendezvous: str) -> _Target:
+    """Return the target that ``rendezvous`` names, or if it is "" the target of the launcher."""
     if rendezvous:
         address = parse_address(rendezvous)
-        return ("", address) if address else (rendezvous, ("", 0))
+        return _Target("", *address) if address else _Target(rendezvous, "", 0)
     if not launch.host:
         raise InputError(
             f"{launch.launcher} does not tell on which host rank 0 runs",
             hint="add --rendezvous HOST:PORT, or set MASTER_ADDR and MASTER_PORT",
         )
-    return "", (launch.host, launch.port)
+    return _Target("", launch.host, launch.port)
 
 
-def _listen(address: tuple[str, int]) -> socket.socket:
-    """Listen at the port of an address, or at one of the next ports if that port is taken.
+def _listen(target: _Target) -> socket.socket:
+    """Listen at the port of a target, or at one of the next ports if that port is taken.
 
     Rank 0 listens on all network interfaces unless its address is that of the loopback interface: the
     name of a host often stands for another address on the host itself.
     """
-    host, first_port = address
+    host, first_port = target.host, target.port
     interface = host if host in _LOOPBACK else ""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     error = OSError()
@@ -190,7 +204,7 @@ def _listen(address: tuple[str, int]) -> socket.socket:
 
 
 def _read_hello(connection: Connection, launch: Launch, token: str) -> Message | None:
-    """Return the first message of a rank, and welcome it; None for any other program."""
+    """Answer the first message of a rank and return it; return None if another program connected."""
     try:
         hello = connection.receive(_HELLO_TIMEOUT_S)
         if (
@@ -203,7 +217,7 @@ def _read_hello(connection: Connection, launch: Launch, token: str) -> Message |
         ):
             return None
         connection.send({"greeting": _GREETING})
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return hello
 
@@ -226,9 +240,9 @@ def _try_to_join(host: str, port: int, launch: Launch, facts: Message) -> Connec
     return None
 
 
-def _candidates(address: tuple[str, int]) -> list[tuple[str, int, str]]:
-    host, first_port = address
-    return [(host, port, "") for port in range(first_port, first_port + _PORTS)]
+def _candidates(target: _Target) -> list[tuple[str, int, str]]:
+    """Return the addresses at which rank 0 may listen, each with an empty token."""
+    return [(target.host, port, "") for port in range(target.port, target.port + _PORTS)]
 
 
 def _write_address(file: str, port: int, token: str) -> None:
@@ -243,7 +257,7 @@ def _write_address(file: str, port: int, token: str) -> None:
 
 
 def _read_addresses(file: str) -> list[tuple[str, int, str]]:
-    """Return the address in a file; nothing if the file does not exist yet or is of an earlier start."""
+    """Return the address and the token in a file; an empty list if the file does not exist or is damaged."""
     try:
         content = json.loads(Path(file).read_text(encoding="utf-8"))
         host, port, token = content["host"], int(content["port"]), str(content["token"])
@@ -253,13 +267,13 @@ def _read_addresses(file: str) -> list[tuple[str, int, str]]:
 
 
 def _missing_error(
-    launch: Launch, connected: set[int], place: str, timeout_s: float
+    launch: Launch, connected: set[int], target: str, timeout_s: float
 ) -> CollectiveError:
     missing = [rank for rank in range(1, launch.ranks) if rank not in connected]
     noun = "rank" if len(missing) == 1 else "ranks"
     names = _join_numbers(missing)
     return CollectiveError(
-        f"{noun} {names} of {launch.ranks} did not connect to {place} within {timeout_s:g} s",
+        f"{noun} {names} of {launch.ranks} did not connect to {target} within {timeout_s:g} s",
         hint="start all ranks at the same time, or allow more time with --rank-timeout",
     )
 

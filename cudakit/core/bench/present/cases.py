@@ -106,7 +106,7 @@ def _columns(cases: Sequence[CaseResult]) -> list[_CaseColumn]:
             "algbw" if any(map(_is_collective, cases)) else "rate",
             rate,
             has_value=lambda case: bool(case.amount),
-            is_optional=has_baselines,
+            is_optional=has_baselines and not all(case.name == "gds" for case in cases),
         ),
         _CaseColumn("busbw", _bus_bandwidth, has_value=_is_collective),
         *(

@@ -91,7 +91,7 @@ def _describe_library(case: CaseResult) -> str:
             if isinstance(workspace_bytes, int)
             else []
         ),
-        *([str(settings["asked"])] if settings.get("asked") else []),
+        *(str(settings[name]) for name in ("asked", "path", "page_cache") if settings.get(name)),
     ]
     return ", ".join(description_parts)
 

@@ -213,6 +213,7 @@ def performance_counters(context: RunContext) -> Finding:
 
 # Minimum size of /dev/shm. Docker's default is 64 MiB; the batches of a data loader can take hundreds of MiB.
 _MIN_SHARED_BYTES = 1 << 30
+_MAX_MOUNTS = 4  # Number of file systems that the evidence names.
 _CONTAINER_SHM_FIXES: tuple[str, ...] = (
     "docker run --ipc=host ...  (or --shm-size=8g)",
     "in Kubernetes: mount an emptyDir with medium: Memory at /dev/shm",
@@ -318,3 +319,29 @@ def compiled_extensions(context: RunContext) -> Finding:
         "install a C compiler and Python's headers (apt install gcc python3-dev), then: "
         "pip install --force-reinstall --no-cache-dir --no-binary cudakit cudakit",
     )
+
+
+def gpudirect_storage(context: RunContext) -> Finding:
+    """GPUDirect Storage reads files into GPU memory if nvidia-fs is loaded and the file system supports it.
+
+    Otherwise cuFile reads through host memory (compatibility mode): programs work, but no faster than with
+    read and a copy. cudakit bench gds measures both. Source: GPUDirect Storage Installation and
+    Troubleshooting Guide.
+    """
+    version, mounts = context.driver.nvidia_fs, context.driver.mounts
+    directories = ", ".join(
+        f"{mount.directory} ({mount.file_system})" for mount in mounts[:_MAX_MOUNTS]
+    )
+    evidence = {
+        "nvidia-fs": version or "not loaded",
+        "supported file systems": directories or "none is mounted",
+    }
+    if not version:
+        return ok("GPUDirect Storage is not set up: cuFile reads through host memory", evidence)
+    if not mounts:
+        return warn(
+            f"nvidia-fs {version} is loaded, but no mounted file system supports GPUDirect Storage",
+            evidence,
+            "use a directory on ext4 or xfs on a local NVMe drive, or on a parallel file system",
+        )
+    return ok(f"nvidia-fs {version} is loaded, for {directories}", evidence)

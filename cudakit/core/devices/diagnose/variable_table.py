@@ -555,6 +555,7 @@ CUDAKIT_DEBUG errors of cudakit show a traceback
 CUDAKIT_CACHE_DIR directory of cudakit's cache of compiled kernels (default ~/.cache/cudakit)
 CUDAKIT_PTXAS ptxas that `cudakit run --sanitize` uses
 CUDAKIT_SANITIZER_LIBRARY Sanitizer API library that `cudakit run --sanitize` uses
+CUDAKIT_NCCL_LIBRARY NCCL library that `cudakit bench nccl` uses
 CUDAKIT_CUPTI_LIBRARY CUPTI library that `cudakit run --profile` uses
 XDG_CACHE_HOME parent of cudakit's cache of compiled kernels (default ~/.cache)
 """

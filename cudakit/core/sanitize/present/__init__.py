@@ -90,7 +90,11 @@ def _verdict(result: SanitizeResult) -> Iterator[str]:
     if occurrence_count > races:
         yield f"found {format_count(occurrence_count)} times"
     if library_races := len(result.races) - races:
-        yield f"{library_races:,} race{'s' if library_races > 1 else ''} inside libraries"
+        one_race, races_of_libraries = (
+            "1 race inside a library",
+            f"{library_races:,} races inside libraries",
+        )
+        yield one_race if library_races == 1 else races_of_libraries
     if result.incomplete:
         yield "result incomplete"
     if result.simulated:

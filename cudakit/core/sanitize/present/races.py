@@ -175,10 +175,9 @@ def _facts(race: FoundRace, processes: Sequence[Process]) -> Iterator[tuple[str,
     for order, side in (("earlier", race.previous), ("later", race.current)):
         device = f" of cuda:{side.device}" if on_two_devices else ""
         yield order, Text(f"{_operation_text(side)}{device}; {describe_access(side, race.memory)}")
-        if race.library:
-            # The innermost frame shows the place in the library; the outer frames show the program's call.
-            yield "in the library", Stack(side.stack, int(is_backward(side.stack)))
-        yield "called at", _stack(side)
+        # A race inside a library is shown with the frames of the library.
+        innermost_index = int(is_backward(side.stack))
+        yield "called at", Stack(side.stack, innermost_index) if race.library else _stack(side)
     yield "both access", Text(_bytes_text(race))
     yield "confidence", Text(f"{race.confidence.value}: {describe_precision(race)}")
     yield from _memory_facts(race)

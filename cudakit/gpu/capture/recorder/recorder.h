@@ -22,9 +22,10 @@
 struct kernel_layout;
 struct launch_arena;
 
-/* The memory that a launch reaches: consecutive elements of the arena's ``reached_ranges``. */
+/* The memory that a launch reaches, and its pointers: consecutive elements of the arena's ``reached_ranges`` and
+ * ``pointers``. */
 typedef struct {
-    uint32_t first, count;
+    uint32_t first_range, range_count, first_pointer, pointer_count;
 } reached_memory;
 
 /* A launch of a graph whose kernel nodes write their accesses to an arena. */

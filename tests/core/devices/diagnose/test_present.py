@@ -23,7 +23,7 @@ def test_report_without_problems_is_one_line_of_counts(machine: Machine) -> None
     document = present.report(diagnose(machine()))
 
     assert document.title == "No problems found"
-    assert [note.text for note in notes(document)] == ["37 checks: 0 failed, 0 warnings, 37 passed"]
+    assert [note.text for note in notes(document)] == ["38 checks: 0 failed, 0 warnings, 38 passed"]
     assert notes(document)[0].remedies == ("cudakit doctor --all lists every check",)
 
 
@@ -62,7 +62,7 @@ def test_summary_counts_and_names_worst_check(machine: Machine) -> None:
     last = notes(present.report(diagnose(wrong)))[-1]
 
     assert last.level == "error"
-    assert last.text.startswith("37 checks: 1 failed, 1 warning, ")
+    assert last.text.startswith("38 checks: 1 failed, 1 warning, ")
     assert last.remedies[0] == "cudakit explain CK005 CK020 explains these checks"
 
 
@@ -99,7 +99,7 @@ def test_title_marks_simulated_machine(machine: Machine) -> None:
 def test_passed_check_takes_one_line(machine: Machine) -> None:
     document = present.report(diagnose(machine()), show_all=True)
 
-    assert len(notes(section(document, "System"))) == 4
+    assert len(notes(section(document, "System"))) == 5
     assert all(isinstance(node, Note) for node in section(document, "System").nodes)
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ from core.devices.diagnose.machines import (
     without_driver,
 )
 
-from cudakit.gpu.api.run_context import SHARED_MEMORY, Library, Limits, RunContext
+from cudakit.core.devices.diagnose.check import Status
+from cudakit.gpu.api.run_context import SHARED_MEMORY, Library, Limits, Mount, RunContext
 from cudakit.units import Unavailable
 
 # --- CK016: the container --------------------------------------------------------------------------
@@ -249,3 +251,22 @@ def test_missing_extension_warns_with_consequence_and_fix(machine: Machine) -> N
 
 def test_installed_extensions_are_ok(machine: Machine) -> None:
     assert run_check("CK037", machine()).status is OK
+
+
+def test_gpudirect_storage_without_nvidia_fs_is_in_compatibility_mode(machine: Machine) -> None:
+    finding = run_check("CK038", machine())
+
+    assert finding.status is Status.OK
+    assert "reads through host memory" in finding.summary
+
+
+@pytest.mark.parametrize(
+    ("mounts", "status"), [((), Status.WARN), ((Mount("/data", "ext4"),), Status.OK)]
+)
+def test_gpudirect_storage_needs_a_supported_file_system(
+    machine: Machine, mounts: tuple[Mount, ...], status: Status
+) -> None:
+    context = machine()
+    context = replace(context, driver=replace(context.driver, nvidia_fs="2.25", mounts=mounts))
+
+    assert run_check("CK038", context).status is status

@@ -34,6 +34,7 @@ typedef struct {
     const launch_group *groups; /* all launch indices, in order */
     size_t group_count;
     const reached_range *reached_ranges;
+    const uint64_t *pointers;
 } arena_launches;
 
 /* Write the accesses of the launches in an arena, and compare them with templates. With ``attribution_lost``, accesses

@@ -57,6 +57,7 @@ static void reset_arena(launch_arena *arena)
     arena->launch_count = arena->streams.marker_count = 0;
     arena->expected_space = (arena_space){0};
     arena->group_count = arena->stores.count = arena->streams.count = arena->reached_count = 0;
+    arena->pointer_count = 0;
     arena->attribution_lost = arena->retired = false;
     pthread_mutex_unlock(&recorder_lock);
 }
@@ -144,8 +145,8 @@ static void read_arena(arena_pool *pool, launch_arena *arena)
     pthread_mutex_unlock(&recorder_lock);
     if (!is_copied)
         memset(&host_copy.top, 0, sizeof host_copy.top), host_copy.pages.count = 0;
-    const arena_launches launches = {arena->launches, arena->launch_count, arena->groups, arena->group_count,
-                                     arena->reached_ranges};
+    const arena_launches launches = {arena->launches,    arena->launch_count,   arena->groups,
+                                     arena->group_count, arena->reached_ranges, arena->pointers};
     emit_accesses(&host_copy, &launches, &arena->stores, arena->attribution_lost || !is_copied);
     if (!is_copied || !arena_clear(&arena->memory, &host_copy.top.header))
         arena_free(&arena->memory); /* the arena gets new memory before its next use */

@@ -27,6 +27,8 @@ typedef struct launch_arena {
     size_t launch_capacity, group_count, group_capacity;
     reached_range *reached_ranges; /* allocations that the launches reach */
     size_t reached_count, reached_capacity;
+    uint64_t *pointers; /* pointers among the arguments of the launches */
+    size_t pointer_count, pointer_capacity;
     tma_store_set stores;       /* tensor maps through which launches may store */
     arena_space expected_space; /* estimate for the launches so far; its launch_indices are unused */
     arena_streams streams;

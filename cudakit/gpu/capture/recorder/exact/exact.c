@@ -62,14 +62,22 @@ static void store_reached(launch_arena *arena, const allocation *reached, reache
         return;
     arena->reached_ranges = ranges;
     ranges[arena->reached_count++] = (reached_range){reached->lo, reached->hi};
-    memory->count++;
+    memory->range_count++;
 }
 
-static reached_memory store_reach(launch_arena *arena, const launch_reach *reach)
+static reached_memory store_reach(launch_arena *arena, const launch_arguments *arguments)
 {
-    reached_memory memory = {(uint32_t)arena->reached_count, 0};
-    for (size_t i = 0; i < reach->allocation_count; i++)
-        store_reached(arena, reach->allocations[i], &memory);
+    reached_memory memory = {(uint32_t)arena->reached_count, 0, (uint32_t)arena->pointer_count, 0};
+    for (size_t i = 0; i < arguments->allocation_count; i++)
+        store_reached(arena, arguments->allocations[i], &memory);
+    uint64_t *pointers = array_reserve(arena->pointers, &arena->pointer_capacity,
+                                       arena->pointer_count + arguments->pointer_count, sizeof *pointers, 4096);
+    if (pointers && arguments->pointer_count) {
+        arena->pointers = pointers;
+        memcpy(pointers + arena->pointer_count, arguments->pointers, arguments->pointer_count * sizeof *pointers);
+        arena->pointer_count += arguments->pointer_count;
+        memory.pointer_count = (uint32_t)arguments->pointer_count;
+    }
     return memory;
 }
 
@@ -126,12 +134,13 @@ static uint64_t mix(uint64_t hash, uint64_t value)
     return hash ^ hash >> 32;
 }
 
-/* Return a key of the kernel, its grid, block and clusters, and its pointers; 0 if there can be no template. */
+/* Return a key of the kernel, its grid, block and clusters, and the positions of equal pointers; 0 if there can be no
+ * template. */
 static uint64_t template_key(const record *launch_record, const Sanitizer_LaunchData *launch,
-                             const launch_reach *reach)
+                             const launch_arguments *arguments)
 {
     const uint32_t module = patching_module_id(launch->module);
-    if (!module || !launch_record->launch.name || !reach->is_complete)
+    if (!module || !launch_record->launch.name || !arguments->is_complete)
         return 0;
     const uint64_t shape[] = {(uint64_t)module << 32 | launch_record->launch.name,
                               (uint64_t)launch->gridDim_x << 32 | launch->gridDim_y,
@@ -140,7 +149,7 @@ static uint64_t template_key(const record *launch_record, const Sanitizer_Launch
                               (uint64_t)launch->clusterDim_x << 32 | launch->clusterDim_y,
                               launch->clusterDim_z,
                               launch_record->context};
-    uint64_t key = reach->pointer_hash;
+    uint64_t key = arguments->pattern_hash;
     for (size_t i = 0; i < sizeof shape / sizeof *shape; i++)
         key = mix(key, shape[i]);
     return key | 1;
@@ -158,31 +167,30 @@ static void release_reserved_space(CUcontext context)
     this_thread.reserved_pages = this_thread.reserved_boxes = 0;
 }
 
-uint32_t exact_choose_template(const record *launch_record, const Sanitizer_LaunchData *launch,
-                               const launch_reach *reach, launch_signature *signature)
+launch_template exact_choose_template(const record *launch_record, const Sanitizer_LaunchData *launch,
+                                      const launch_arguments *arguments, launch_signature *signature)
 {
     *signature = (launch_signature){0};
     if (!templates_are_enabled())
-        return 0;
+        return (launch_template){0};
     const stream_operation operation = order_enqueue(launch_record->stream, launch_record->context);
     bool is_contested = !operation.slot;
-    for (size_t i = 0; i < reach->allocation_count; i++) {
-        allocation_add_work(reach->allocations[i], operation);
-        is_contested = is_contested || reach->allocations[i]->is_contested;
+    for (size_t i = 0; i < arguments->allocation_count; i++) {
+        allocation_add_work(arguments->allocations[i], operation);
+        is_contested = is_contested || arguments->allocations[i]->is_contested;
     }
-    const uint64_t arguments_hash =
-        kernels_hash_arguments(this_thread.parameter_layout, this_thread.parameters, this_thread.extra);
     const uint32_t module = patching_module_id(launch->module);
-    const uint32_t template_id = templates_choose(template_key(launch_record, launch, reach), arguments_hash,
-                                                  is_contested, modules_have_patch(module), signature);
+    const launch_hashes hashes = {template_key(launch_record, launch, arguments), arguments->number_hash,
+                                  arguments->pointer_hash, arguments->distance_hash};
+    const launch_template chosen = templates_choose(&hashes, is_contested, modules_have_patch(module), signature);
     if (!signature->is_check)
-        modules_count_launch(module, !template_id);
-    if (!template_id)
-        return 0;
-    for (size_t i = 0; i < reach->allocation_count; i++)
-        reach->allocations[i]->last_template_work = operation;
+        modules_count_launch(module, !chosen.id);
+    if (!chosen.id)
+        return chosen;
+    for (size_t i = 0; i < arguments->allocation_count; i++)
+        arguments->allocations[i]->last_template_work = operation;
     release_reserved_space(launch->context);
-    return template_id;
+    return chosen;
 }
 
 bool exact_lacks_patch(const Sanitizer_LaunchData *launch)
@@ -200,7 +208,7 @@ bool exact_restore_patch(const Sanitizer_LaunchData *launch)
 }
 
 uint64_t exact_assign(const record *launch_record, const Sanitizer_LaunchData *launch,
-                      const launch_signature *signature, const launch_reach *reach)
+                      const launch_signature *signature, const launch_arguments *arguments)
 {
     if (!patching_is_active(launch->context))
         return 0;
@@ -221,7 +229,7 @@ uint64_t exact_assign(const record *launch_record, const Sanitizer_LaunchData *l
     if (reason)
         record_gap_detail(FROM_ARGUMENTS, reason);
     uint32_t index = assign_launch_indices(arena, 1, 1, signature,
-                                           signature->state ? store_reach(arena, reach) : (reached_memory){0, 0});
+                                           signature->state ? store_reach(arena, arguments) : (reached_memory){0});
     set_arena_launch(arena, index, launch_record, 0, reason != NULL);
     begin_pending_launch(arena, launch->hStream);
     return CK_USERDATA(arena->memory.base_address, arena->memory.entries_log2, index);
@@ -280,10 +288,11 @@ static bool add_graph_work(uint64_t address, stream_operation operation)
     return reached && reached->is_contested;
 }
 
-/* Return the key of a graph's signature; 0 if there can be no template. */
-static uint64_t graph_key(uint32_t graph, uint32_t executable, uint32_t version)
+/* Return the key of a graph's signature; it is 0 if there can be no template. Graphs have no arguments. */
+static launch_hashes graph_hashes(uint32_t graph, uint32_t executable, uint32_t version)
 {
-    return version ? mix(mix((uint64_t)graph << 32 | executable, version), 1) | 1 : 0;
+    const uint64_t key = version ? mix(mix((uint64_t)graph << 32 | executable, version), 1) | 1 : 0;
+    return (launch_hashes){key, 0, 0, 0};
 }
 
 /* Return whether a launch of a graph probably has a template and is not contested. */
@@ -297,7 +306,8 @@ static bool graph_has_template(uint32_t graph, uint32_t executable)
         const allocation *reached = allocations_find(addresses[i]);
         is_contested = reached && reached->is_contested;
     }
-    return !is_contested && templates_exist(graph_key(graph, executable, version), 1);
+    const launch_hashes hashes = graph_hashes(graph, executable, version);
+    return !is_contested && templates_exist(&hashes);
 }
 
 uint32_t exact_choose_graph_template(const record *launch_record, launch_signature *signature)
@@ -314,10 +324,10 @@ uint32_t exact_choose_graph_template(const record *launch_record, launch_signatu
     for (size_t i = 0; i < address_count; i++)
         is_contested = add_graph_work(addresses[i], operation) || is_contested;
     const bool can_be_recorded = !modules_lack_patches();
-    uint32_t template_id =
-        templates_choose(graph_key(graph, executable, version), 1, is_contested, can_be_recorded, signature);
+    const launch_hashes hashes = graph_hashes(graph, executable, version);
+    uint32_t template_id = templates_choose(&hashes, is_contested, can_be_recorded, signature).id;
     if (!template_id && !can_be_recorded)
-        template_id = templates_use_instead(signature);
+        template_id = templates_use_instead(signature).id;
     for (size_t i = 0; template_id && i < address_count; i++) {
         allocation *reached = allocations_find(addresses[i]);
         if (reached)
@@ -331,7 +341,7 @@ static reached_memory store_graph_reach(launch_arena *arena, uint32_t graph)
 {
     uint32_t version;
     size_t address_count;
-    reached_memory memory = {(uint32_t)arena->reached_count, 0};
+    reached_memory memory = {(uint32_t)arena->reached_count, 0, 0, 0};
     const uint64_t *addresses = graphs_reached_addresses(graph, &address_count, &version);
     const allocation *last = NULL;
     for (size_t i = 0; i < address_count; i++) {
@@ -361,7 +371,7 @@ uint32_t exact_assign_graph(const record *launch_record, const Sanitizer_GraphLa
     graph->executable = executable;
     graph->signature = *signature;
     graph->reached = signature->state ? store_graph_reach(pool->current, launch_record->graph_launch.graph)
-                                      : (reached_memory){0, 0};
+                                      : (reached_memory){0};
     graph->kernels = graph->kernels_left = kernels;
     pool->launches_since_poll += kernels;
     begin_pending_launch(pool->current, launch->hStream);

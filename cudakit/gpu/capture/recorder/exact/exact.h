@@ -21,15 +21,15 @@ void exact_prepare(CUcontext context, CUfunction function, uint64_t threads);
 void exact_prepare_graph(CUcontext context, CUgraphExec executable);
 
 /* Assign a launch index to a kernel launch and return its user data, or 0 if its accesses will not be recorded.
- * ``signature`` and ``reach`` are those by which its accesses are compared. The lock is held. The arena is not replaced
+ * ``signature`` and ``arguments`` are those by which its accesses are compared. The lock is held. The arena is not replaced
  * before exact_enqueued(). */
 uint64_t exact_assign(const record *launch_record, const Sanitizer_LaunchData *launch,
-                      const launch_signature *signature, const launch_reach *reach);
+                      const launch_signature *signature, const launch_arguments *arguments);
 
 /* Return the template of a kernel launch that need not be recorded, or 0; then set ``signature``. Also add the launch to
  * the work on the allocations that it reaches. The lock is held. */
-uint32_t exact_choose_template(const record *launch_record, const Sanitizer_LaunchData *launch,
-                               const launch_reach *reach, launch_signature *signature);
+launch_template exact_choose_template(const record *launch_record, const Sanitizer_LaunchData *launch,
+                                      const launch_arguments *arguments, launch_signature *signature);
 
 /* Return whether the patch of a kernel's module is removed. The lock is held. */
 bool exact_lacks_patch(const Sanitizer_LaunchData *launch);

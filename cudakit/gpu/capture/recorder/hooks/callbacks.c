@@ -29,16 +29,16 @@ static bool is_split_launch(const Sanitizer_LaunchData *launch)
 }
 
 /* Find the pointers among the arguments of this thread's launch. The lock is held. */
-static size_t find_pointers(const record *launch_record, record *accesses, launch_reach *reach)
+static size_t find_pointers(const record *launch_record, record *accesses, launch_arguments *arguments)
 {
     return kernels_find_pointers(this_thread.parameter_layout, this_thread.parameters, this_thread.extra,
-                                 launch_record, accesses, MAX_ACCESSES, reach);
+                                 launch_record, accesses, MAX_ACCESSES, arguments);
 }
 
 static void on_launch(const Sanitizer_LaunchData *launch)
 {
     static record launch_records[1 + MAX_ACCESSES]; /* protected by the lock */
-    static launch_reach reach;                      /* protected by the lock */
+    static launch_arguments arguments;              /* protected by the lock */
     launch_signature signature;
     if (launch->splitLaunchPart > 1) {
         set_user_data(launch, this_thread.user_data);
@@ -46,7 +46,7 @@ static void on_launch(const Sanitizer_LaunchData *launch)
     }
     record rec = record_begin_and_lock(KIND_LAUNCH, launch->context, launch->hStream);
     rec.device = (int16_t)launch->device;
-    size_t count = find_pointers(&rec, launch_records + 1, &reach);
+    size_t count = find_pointers(&rec, launch_records + 1, &arguments);
     rec.launch.name = kernels_name_id(launch->function, launch->functionName);
     memcpy(rec.launch.grid, &launch->gridDim_x, sizeof rec.launch.grid);
     memcpy(rec.launch.block, &launch->blockDim_x, sizeof rec.launch.block);
@@ -55,19 +55,22 @@ static void on_launch(const Sanitizer_LaunchData *launch)
         count = rec.launch.pending ? 0 : count; /* the arguments are pointers to NCCL's own memory */
         this_thread.user_data = 0;
     } else {
-        rec.launch.template_id = exact_choose_template(&rec, launch, &reach, &signature);
-        if (!rec.launch.template_id && exact_lacks_patch(launch)) {
+        launch_template chosen = exact_choose_template(&rec, launch, &arguments, &signature);
+        if (!chosen.id && exact_lacks_patch(launch)) {
             pthread_mutex_unlock(&recorder_lock);
             const bool is_restored = exact_restore_patch(launch);
             pthread_mutex_lock(&recorder_lock);
-            rec.launch.template_id = is_restored ? 0 : templates_use_instead(&signature);
-            count = find_pointers(&rec, launch_records + 1, &reach); /* the lock was released */
+            chosen = is_restored ? chosen : templates_use_instead(&signature);
+            count = find_pointers(&rec, launch_records + 1, &arguments); /* the lock was released */
         }
-        this_thread.user_data = rec.launch.template_id ? 0 : exact_assign(&rec, launch, &signature, &reach);
+        rec.launch.template_id = chosen.id;
+        rec.launch.is_relative = chosen.is_relative;
+        this_thread.user_data = chosen.id ? 0 : exact_assign(&rec, launch, &signature, &arguments);
         rec.launch.pending = this_thread.user_data != 0;
     }
     launch_records[0] = rec;
-    spool_records(launch_records, rec.launch.template_id ? 1 : 1 + count);
+    /* The accesses of a template with the same pointers need no pointers. */
+    spool_records(launch_records, rec.launch.template_id && !rec.launch.is_relative ? 1 : 1 + count);
     if (count == MAX_ACCESSES)
         record_gap("kernel with more than 512 pointer arguments");
     bool context_is_patched = patching_is_active(launch->context);

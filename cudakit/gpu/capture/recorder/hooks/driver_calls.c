@@ -166,13 +166,13 @@ static graph_node changed_node(uint32_t cbid, const void *parameters)
     return node;
 }
 
-/* Handle a change of a graph that is not recorded: the memory that the graph reaches is no longer known. */
+/* Handle a change of a graph that could not be recorded: its launches have no template from now on. */
 static void exit_unrecorded_change(CUgraphExec executable)
 {
     uint32_t id, kernel_count;
     pthread_mutex_lock(&recorder_lock);
     record_gap("executable graph whose nodes were changed");
-    graphs_forget_reach(executable_graph(executable, &id, &kernel_count));
+    graphs_always_record(executable_graph(executable, &id, &kernel_count));
     pthread_mutex_unlock(&recorder_lock);
 }
 

@@ -97,11 +97,10 @@ void allocations_add_work(uint64_t address, stream_operation operation)
         allocation_add_work(accessed, operation);
 }
 
-void allocations_contest(uint64_t address)
+void allocations_contest(uint64_t begin, uint64_t end)
 {
-    allocation *accessed = allocations_find(address);
-    if (accessed)
-        accessed->is_contested = true;
+    for (size_t i = first_ending_after(begin); i < allocation_count && allocations[i].lo < end; i++)
+        allocations[i].is_contested = true;
 }
 
 uint64_t allocations_device_bytes(void)

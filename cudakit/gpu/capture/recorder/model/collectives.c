@@ -10,20 +10,24 @@
 #include "write/call_sites.h"
 #include "write/spool.h"
 
+/* Maximum number of calls whose buffers are not reported yet. NCCL never reports those of symmetric kernels. */
+#define MAX_CALLS 65536
+
 #define UNKNOWN_BUFFERS "collective whose buffers are unknown: "
 
 typedef struct {
-    uint64_t hash;
-    int version;                     /* version of NCCL's profiler interface; 0: the communicator is closed */
-    uint32_t call_count, operations; /* numbers of calls, and of operations without a call */
-    uint32_t group_count;            /* number of groups of calls, or of plans if calls are not reported */
-    uint32_t captured_count;         /* number of captured calls: each rank may capture them at another time */
-    uint64_t last_group;             /* identifies the last group of calls */
-} communicator;
+    uint64_t hash;                /* number that all ranks share; 0: unknown */
+    int version;                  /* version of NCCL's profiler interface; 0: the communicator is closed */
+    uint32_t call_count;          /* number of calls outside of captures */
+    uint32_t captured_call_count; /* number of calls in captures: each rank may capture at another time */
+    uint32_t operation_count;     /* number of operations, if NCCL does not report calls */
+    uint32_t group_count;         /* number of groups of calls, or of plans if NCCL does not report calls */
+    uint64_t last_group;          /* id of the last group of calls */
+} nccl_communicator;
 
-static communicator *communicators; /* the communicator N is communicators[N - 1] */
+static nccl_communicator *communicators; /* the communicator with the number N is communicators[N - 1] */
 static size_t communicator_count, communicator_capacity;
-static uint32_t old_communicators; /* number of open communicators whose kernel launches are not reported */
+static uint32_t old_communicator_count; /* number of open communicators whose launches NCCL does not report */
 
 /* A call of the program whose buffers are not reported yet. The calls of a captured graph are kept, because NCCL may
  * report their buffers in each launch of the graph. */
@@ -39,19 +43,20 @@ static size_t call_count, call_capacity;
 static hash_table call_indices; /* index in ``calls`` plus 1, by id */
 static uint64_t last_id;        /* last id of a call or plan */
 
-typedef struct plan {
-    struct plan *next;
+typedef struct nccl_plan {
+    struct nccl_plan *next;
     uint64_t id;
-    uint32_t communicator;      /* 0: unknown */
-    record launch;              /* record of the launch; its kind is 0 while there is none */
-    CUgraphNode node;           /* node of a captured graph; NULL: not captured */
-    bool is_reported, is_ended; /* the report of the buffers has begun, has ended */
-    bool is_replay;             /* the buffers of a captured call, in a launch of its graph */
-    record *operations;         /* COLLECTIVE records without the fields of the launch */
+    uint32_t communicator; /* number of the communicator; 0: unknown */
+    record launch;         /* record of the launch; its kind is 0 until the launch is recorded */
+    CUgraphNode node;      /* node of a captured graph; NULL: not captured */
+    bool has_report;       /* NCCL has begun to report the buffers */
+    bool report_has_ended; /* NCCL has reported all buffers */
+    bool is_replay;        /* the report belongs to a launch of a graph, not to its capture */
+    record *operations;    /* COLLECTIVE records without the fields of the launch */
     size_t count, capacity;
-} plan;
+} nccl_plan;
 
-static plan *plans; /* oldest first */
+static nccl_plan *plans; /* oldest first */
 
 /* The operations of a captured node. */
 typedef struct {
@@ -59,14 +64,14 @@ typedef struct {
     size_t count;
 } node_operations;
 
-static node_operations *captured;
-static size_t captured_count, captured_capacity;
-static hash_table captured_indices; /* index in ``captured`` plus 1, by handle of the node */
-static const char *refusal;         /* why NCCL does not load the recorder as its plugin; NULL if it does */
+static node_operations *captured_nodes;
+static size_t captured_node_count, captured_node_capacity;
+static hash_table captured_node_indices; /* index in ``captured_nodes`` plus 1, by handle of the node */
+static const char *refusal;              /* why NCCL does not load the recorder as its plugin; NULL if it does */
 
 /* --- communicators and calls --------------------------------------------------------------------- */
 
-static communicator *find_communicator(uint32_t number)
+static nccl_communicator *find_communicator(uint32_t number)
 {
     return number && number <= communicator_count ? communicators + number - 1 : NULL;
 }
@@ -86,14 +91,14 @@ static void write_communicator(uint32_t number, const communicator_info *info)
 uint32_t communicator_open(const communicator_info *info)
 {
     pthread_mutex_lock(&recorder_lock);
-    communicator *opened =
-        array_reserve(communicators, &communicator_capacity, communicator_count + 1, sizeof *opened, 16);
+    nccl_communicator *array =
+        array_reserve(communicators, &communicator_capacity, communicator_count + 1, sizeof *array, 16);
     uint32_t number = 0;
-    if (opened) {
-        communicators = opened;
-        communicators[communicator_count++] = (communicator){.hash = info->hash, .version = info->version};
+    if (array) {
+        communicators = array;
+        communicators[communicator_count++] = (nccl_communicator){.hash = info->hash, .version = info->version};
         number = (uint32_t)communicator_count;
-        old_communicators += info->version < NCCL_VERSION_WITH_CALLS;
+        old_communicator_count += info->version < NCCL_VERSION_WITH_CALLS;
         write_communicator(number, info);
     } else {
         record_gap(UNKNOWN_BUFFERS "no memory is left");
@@ -105,44 +110,22 @@ uint32_t communicator_open(const communicator_info *info)
 void communicator_identify(uint32_t number, uint64_t hash, int rank)
 {
     pthread_mutex_lock(&recorder_lock);
-    communicator *identified = find_communicator(number);
-    if (identified && !identified->hash && hash) {
-        const communicator_info info = {hash, NULL, rank, 0, identified->version};
-        identified->hash = hash;
+    nccl_communicator *communicator = find_communicator(number);
+    if (communicator && !communicator->hash && hash) {
+        const communicator_info info = {hash, NULL, rank, 0, communicator->version};
+        communicator->hash = hash;
         write_communicator(number, &info);
     }
     pthread_mutex_unlock(&recorder_lock);
 }
 
 /* Return the number of the group that a call or a plan belongs to. */
-static uint32_t group_number(communicator *owner, uint64_t group)
+static uint32_t group_number(nccl_communicator *communicator, uint64_t group)
 {
-    if (!group || group != owner->last_group)
-        owner->group_count++;
-    owner->last_group = group;
-    return owner->group_count;
-}
-
-uint64_t collective_called(uint32_t number, uint64_t group, const collective *operation, bool is_captured)
-{
-    call_site stack;
-    call_site_read(&stack);
-    pthread_mutex_lock(&recorder_lock);
-    communicator *owner = find_communicator(number);
-    program_call *array = array_reserve(calls, &call_capacity, call_count + 1, sizeof *calls, 64);
-    uint64_t id = ++last_id;
-    if (array)
-        calls = array;
-    if (array && owner && !hash_table_put(&call_indices, id, (uint32_t)call_count + 1))
-        calls[call_count++] =
-            (program_call){.id = id,
-                           .site = call_site_id(&stack),
-                           .sequence = ++*(is_captured ? &owner->captured_count : &owner->call_count),
-                           .group = is_captured ? 0 : group_number(owner, group),
-                           .operation = *operation,
-                           .is_captured = is_captured};
-    pthread_mutex_unlock(&recorder_lock);
-    return id;
+    if (!group || group != communicator->last_group)
+        communicator->group_count++;
+    communicator->last_group = group;
+    return communicator->group_count;
 }
 
 static program_call *find_call(uint64_t id)
@@ -161,133 +144,176 @@ static void remove_call(program_call *call)
     hash_table_put(&call_indices, call->id, (uint32_t)(call - calls) + 1);
 }
 
+/* Add a call of the program. The lock is held. */
+static void add_call(nccl_communicator *communicator, uint64_t group, const program_call *call)
+{
+    if (call_count == MAX_CALLS)
+        remove_call(calls);
+    program_call *array = array_reserve(calls, &call_capacity, call_count + 1, sizeof *calls, 64);
+    if (!array)
+        return;
+    calls = array;
+    if (hash_table_put(&call_indices, call->id, (uint32_t)call_count + 1))
+        return;
+    program_call *added_call = calls + call_count++;
+    *added_call = *call;
+    if (call->is_captured) {
+        added_call->sequence = ++communicator->captured_call_count;
+    } else {
+        added_call->sequence = ++communicator->call_count;
+        added_call->group = group_number(communicator, group);
+    }
+}
+
+uint64_t collective_called(uint32_t number, uint64_t group, const collective *operation, bool is_captured)
+{
+    call_site stack;
+    call_site_read(&stack);
+    pthread_mutex_lock(&recorder_lock);
+    nccl_communicator *communicator = find_communicator(number);
+    const program_call call = {
+        .id = ++last_id, .site = call_site_id(&stack), .operation = *operation, .is_captured = is_captured};
+    if (communicator)
+        add_call(communicator, group, &call);
+    pthread_mutex_unlock(&recorder_lock);
+    return call.id;
+}
+
 /* --- plans --------------------------------------------------------------------------------------- */
 
-static plan *new_plan(uint32_t communicator_number)
+static nccl_plan *new_plan(uint32_t communicator_number)
 {
-    plan *created = calloc(1, sizeof *created), **end = &plans;
-    if (!created)
+    nccl_plan *plan = calloc(1, sizeof *plan), **end = &plans;
+    if (!plan)
         return NULL;
-    created->id = ++last_id;
-    created->communicator = communicator_number;
+    plan->id = ++last_id;
+    plan->communicator = communicator_number;
     while (*end)
         end = &(*end)->next;
-    return *end = created;
+    return *end = plan;
 }
 
-static plan *find_plan(uint64_t id)
+static nccl_plan *find_plan(uint64_t id)
 {
-    plan *found = id ? plans : NULL;
-    while (found && found->id != id)
-        found = found->next;
-    return found;
+    nccl_plan *plan = id ? plans : NULL;
+    while (plan && plan->id != id)
+        plan = plan->next;
+    return plan;
 }
 
-static void remove_plan(plan *removed)
+static void remove_plan(nccl_plan *plan)
 {
-    plan **link = &plans;
-    while (*link != removed)
+    nccl_plan **link = &plans;
+    while (*link != plan)
         link = &(*link)->next;
-    *link = removed->next;
-    free(removed->operations);
-    free(removed);
+    *link = plan->next;
+    free(plan->operations);
+    free(plan);
 }
 
 /* Write the operations of a plan whose kernel was launched and whose report has ended, and remove the plan. The
  * ACCESSED record comes first: it belongs to the launch, and each operation is an operation of its own. */
-static void write_plan(plan *written)
+static void write_plan(nccl_plan *plan)
 {
-    record rec = written->launch;
+    record rec = plan->launch;
     rec.kind = KIND_ACCESSED;
     memset(rec.kind_fields, 0, sizeof rec.kind_fields);
-    rec.accessed.exact = written->count > 0;
+    rec.accessed.exact = plan->count > 0;
     record_append(&rec);
-    for (size_t i = 0; i < written->count; i++) {
-        record *operation = written->operations + i;
+    for (size_t i = 0; i < plan->count; i++) {
+        record *operation = plan->operations + i;
         uint32_t site = operation->site;
         rec.kind = KIND_COLLECTIVE;
-        rec.site = site ? site : written->launch.site;
+        rec.site = site ? site : plan->launch.site;
         rec.collective = operation->collective;
-        rec.collective.name = written->launch.launch.name;
+        rec.collective.name = plan->launch.launch.name;
         record_append(&rec);
     }
-    if (!written->count)
+    if (!plan->count)
         record_gap(UNKNOWN_BUFFERS "NCCL did not report them");
-    remove_plan(written);
+    remove_plan(plan);
+}
+
+/* Return the operations of a captured node, which are empty for a new node. Return NULL if no memory is left. */
+static node_operations *operations_of_node(CUgraphNode node)
+{
+    const uint64_t key = (uint64_t)(uintptr_t)node;
+    uint32_t index = hash_table_get(&captured_node_indices, key);
+    if (index)
+        return captured_nodes + index - 1;
+    node_operations *array = array_reserve(captured_nodes, &captured_node_capacity, captured_node_count + 1,
+                                           sizeof *captured_nodes, 16);
+    if (!array)
+        return NULL;
+    captured_nodes = array;
+    if (hash_table_put(&captured_node_indices, key, (uint32_t)captured_node_count + 1))
+        return NULL;
+    captured_nodes[captured_node_count] = (node_operations){NULL, 0};
+    return captured_nodes + captured_node_count++;
 }
 
 /* Store the operations of a captured plan by its node, and remove the plan. */
-static void store_captured(plan *stored)
+static void store_captured(nccl_plan *plan)
 {
-    const uint64_t key = (uint64_t)(uintptr_t)stored->node;
-    uint32_t index = hash_table_get(&captured_indices, key);
-    if (!index) {
-        node_operations *array =
-            array_reserve(captured, &captured_capacity, captured_count + 1, sizeof *captured, 16);
-        if (array && !hash_table_put(&captured_indices, key, (uint32_t)captured_count + 1)) {
-            captured = array;
-            captured[captured_count++] = (node_operations){NULL, 0};
-            index = (uint32_t)captured_count;
-        }
+    node_operations *operations = operations_of_node(plan->node);
+    if (operations) {
+        free(operations->operations);
+        *operations = (node_operations){plan->operations, plan->count};
+        plan->operations = NULL;
     }
-    if (index) {
-        free(captured[index - 1].operations);
-        captured[index - 1] = (node_operations){stored->operations, stored->count};
-        stored->operations = NULL;
-    }
-    remove_plan(stored);
+    remove_plan(plan);
 }
 
 /* Write or store a plan once everything about it is reported. */
-static void finish_plan(plan *finished)
+static void finish_plan(nccl_plan *plan)
 {
-    if (finished->is_replay) {
+    if (plan->is_replay) {
         record_gap(UNKNOWN_BUFFERS "captured into a graph, between several hosts");
-        remove_plan(finished);
-    } else if (finished->launch.kind && finished->is_ended) {
-        write_plan(finished);
-    } else if (finished->node && finished->is_ended) {
-        store_captured(finished);
+        remove_plan(plan);
+    } else if (plan->launch.kind && plan->report_has_ended) {
+        write_plan(plan);
+    } else if (plan->node && plan->report_has_ended) {
+        store_captured(plan);
     }
 }
 
 void communicator_close(uint32_t number)
 {
     pthread_mutex_lock(&recorder_lock);
-    communicator *closed = find_communicator(number);
-    if (closed && closed->version) {
-        old_communicators -= closed->version < NCCL_VERSION_WITH_CALLS;
-        closed->version = 0;
+    nccl_communicator *communicator = find_communicator(number);
+    if (communicator && communicator->version) {
+        old_communicator_count -= communicator->version < NCCL_VERSION_WITH_CALLS;
+        communicator->version = 0;
     }
-    for (plan *each = plans, *next; each; each = next) {
-        next = each->next;
-        if (each->communicator != number)
+    for (nccl_plan *plan = plans, *next; plan; plan = next) {
+        next = plan->next;
+        if (plan->communicator != number)
             continue;
-        if (each->launch.kind)
-            write_plan(each);
+        if (plan->launch.kind)
+            write_plan(plan);
         else
-            remove_plan(each);
+            remove_plan(plan);
     }
     pthread_mutex_unlock(&recorder_lock);
 }
 
 /* Return the first plan of a communicator that was launched but not reported, or was reported but not launched. */
-static plan *first_waiting_plan(uint32_t number, bool is_reported)
+static nccl_plan *first_waiting_plan(uint32_t number, bool has_report)
 {
-    plan *waiting = plans;
-    while (waiting && (waiting->communicator != number || waiting->is_reported != is_reported || waiting->node ||
-                       waiting->is_replay || (waiting->launch.kind != 0) == is_reported))
-        waiting = waiting->next;
-    return waiting;
+    nccl_plan *plan = plans;
+    while (plan && (plan->communicator != number || plan->has_report != has_report || plan->node ||
+                    plan->is_replay || (plan->launch.kind != 0) == has_report))
+        plan = plan->next;
+    return plan;
 }
 
 uint64_t collective_launch_begin(uint32_t number)
 {
     pthread_mutex_lock(&recorder_lock);
-    plan *launched = first_waiting_plan(number, true);
-    if (!launched)
-        launched = new_plan(number);
-    uint64_t id = launched ? launched->id : 0;
+    nccl_plan *plan = first_waiting_plan(number, true);
+    if (!plan)
+        plan = new_plan(number);
+    uint64_t id = plan ? plan->id : 0;
     this_thread.collective_plan = id;
     this_thread.in_collective_launch = true;
     pthread_mutex_unlock(&recorder_lock);
@@ -298,12 +324,12 @@ void collective_launch_end(uint64_t id)
 {
     pthread_mutex_lock(&recorder_lock);
     this_thread.in_collective_launch = false;
-    plan *launched = find_plan(id);
-    if (launched && !launched->launch.kind && !launched->node) { /* the launch failed, or was not recorded */
+    nccl_plan *plan = find_plan(id);
+    if (plan && !plan->launch.kind && !plan->node) { /* the launch failed, or was not recorded */
         this_thread.collective_plan = 0;
-        remove_plan(launched);
-    } else if (launched) {
-        finish_plan(launched);
+        remove_plan(plan);
+    } else if (plan) {
+        finish_plan(plan);
     }
     pthread_mutex_unlock(&recorder_lock);
 }
@@ -311,17 +337,17 @@ void collective_launch_end(uint64_t id)
 uint64_t collective_report_begin(uint32_t number)
 {
     pthread_mutex_lock(&recorder_lock);
-    plan *reported = find_plan(this_thread.collective_plan);
+    nccl_plan *plan = find_plan(this_thread.collective_plan);
     this_thread.collective_plan = 0;
-    if (!reported || (reported->communicator && reported->communicator != number) || reported->is_reported)
-        reported = first_waiting_plan(number, false);
-    if (!reported)
-        reported = new_plan(number); /* a host function reports the buffers before the launch */
-    if (reported) {
-        reported->communicator = number;
-        reported->is_reported = true;
+    if (!plan || (plan->communicator && plan->communicator != number) || plan->has_report)
+        plan = first_waiting_plan(number, false);
+    if (!plan)
+        plan = new_plan(number); /* a host function reports the buffers before the launch */
+    if (plan) {
+        plan->communicator = number;
+        plan->has_report = true;
     }
-    uint64_t id = reported ? reported->id : 0;
+    uint64_t id = plan ? plan->id : 0;
     pthread_mutex_unlock(&recorder_lock);
     return id;
 }
@@ -329,16 +355,16 @@ uint64_t collective_report_begin(uint32_t number)
 void collective_report_end(uint64_t id)
 {
     pthread_mutex_lock(&recorder_lock);
-    plan *reported = find_plan(id);
-    communicator *owner = reported ? find_communicator(reported->communicator) : NULL;
-    const bool has_launch = reported && (reported->launch.kind || reported->node);
-    if (owner && !has_launch && owner->version < NCCL_VERSION_WITH_CALLS) {
-        if (reported->count) /* not a late event of a closed communicator */
-            record_gaps(UNKNOWN_BUFFERS "the stream is not reported by this version of NCCL", reported->count);
-        remove_plan(reported);
-    } else if (reported) {
-        reported->is_ended = true;
-        finish_plan(reported);
+    nccl_plan *plan = find_plan(id);
+    nccl_communicator *communicator = plan ? find_communicator(plan->communicator) : NULL;
+    const bool has_launch = plan && (plan->launch.kind || plan->node);
+    if (communicator && !has_launch && communicator->version < NCCL_VERSION_WITH_CALLS) {
+        if (plan->count) /* not a late event of a closed communicator */
+            record_gaps(UNKNOWN_BUFFERS "the stream is not reported by this version of NCCL", plan->count);
+        remove_plan(plan);
+    } else if (plan) {
+        plan->report_has_ended = true;
+        finish_plan(plan);
     }
     pthread_mutex_unlock(&recorder_lock);
 }
@@ -346,33 +372,33 @@ void collective_report_end(uint64_t id)
 void collective_add(uint64_t id, uint64_t call_id, const collective *operation)
 {
     pthread_mutex_lock(&recorder_lock);
-    plan *owner = find_plan(id);
+    nccl_plan *plan = find_plan(id);
     program_call *call = find_call(call_id);
-    communicator *of_plan = owner ? find_communicator(owner->communicator) : NULL;
-    if (call && call->is_captured && owner && !owner->node)
-        owner->is_replay = true;
+    nccl_communicator *communicator = plan ? find_communicator(plan->communicator) : NULL;
+    if (call && call->is_captured && plan && !plan->node)
+        plan->is_replay = true;
     record *array =
-        of_plan ? array_reserve(owner->operations, &owner->capacity, owner->count + 1, sizeof *array, 1) : NULL;
+        communicator ? array_reserve(plan->operations, &plan->capacity, plan->count + 1, sizeof *array, 1) : NULL;
     if (array) {
         /* NCCL reports the buffers of some collectives in bytes. */
-        const collective *described =
+        const collective *elements =
             call && call->operation.function == operation->function ? &call->operation : operation;
-        owner->operations = array;
-        record *rec = array + owner->count++;
+        plan->operations = array;
+        record *rec = array + plan->count++;
         memset(rec, 0, sizeof *rec);
         rec->site = call ? call->site : 0;
         rec->collective.send = operation->send;
         rec->collective.receive = operation->receive;
         /* The buffers are reported after the launch, so that their order with other work is unknown here. */
-        allocations_contest(operation->send);
-        allocations_contest(operation->receive);
-        rec->collective.element_count = described->count;
-        rec->collective.communicator = owner->communicator;
-        rec->collective.sequence = call ? call->sequence : ++of_plan->operations;
-        rec->collective.group = call ? call->group : group_number(of_plan, owner->id);
+        allocations_contest(operation->send, operation->send + 1);
+        allocations_contest(operation->receive, operation->receive + 1);
+        rec->collective.element_count = elements->count;
+        rec->collective.communicator = plan->communicator;
+        rec->collective.sequence = call ? call->sequence : ++communicator->operation_count;
+        rec->collective.group = call ? call->group : group_number(communicator, plan->id);
         rec->collective.root = operation->root;
         rec->collective.function = operation->function;
-        rec->collective.datatype = described->datatype;
+        rec->collective.datatype = elements->datatype;
     }
     if (call && !call->is_captured)
         remove_call(call);
@@ -406,27 +432,27 @@ bool is_nccl_kernel(const char *name)
 /* End the plan of an old NCCL that this thread launched, because NCCL did not report its buffers on this thread. */
 static void end_old_plan(void)
 {
-    plan *old = find_plan(this_thread.collective_plan);
+    nccl_plan *plan = find_plan(this_thread.collective_plan);
     this_thread.collective_plan = 0;
-    if (old && !old->communicator && old->launch.kind)
-        write_plan(old);
+    if (plan && !plan->communicator && plan->launch.kind)
+        write_plan(plan);
 }
 
 /* Return the plan of a launch that NCCL did not announce, because its version is old; NULL for other launches. */
-static plan *old_plan(void)
+static nccl_plan *old_plan(void)
 {
     end_old_plan();
-    plan *created = old_communicators ? new_plan(0) : NULL;
-    if (created)
-        this_thread.collective_plan = created->id;
-    return created;
+    nccl_plan *plan = old_communicator_count ? new_plan(0) : NULL;
+    if (plan)
+        this_thread.collective_plan = plan->id;
+    return plan;
 }
 
 bool collectives_launched(const record *launch_record)
 {
-    plan *launched = this_thread.in_collective_launch ? find_plan(this_thread.collective_plan) : old_plan();
-    if (launched && !launched->launch.kind) {
-        launched->launch = *launch_record;
+    nccl_plan *plan = this_thread.in_collective_launch ? find_plan(this_thread.collective_plan) : old_plan();
+    if (plan && !plan->launch.kind) {
+        plan->launch = *launch_record;
         return true;
     }
     record_gap_detail(UNKNOWN_BUFFERS, refusal              ? refusal
@@ -440,8 +466,8 @@ void collectives_event_recorded(void)
     if (!this_thread.collective_plan || this_thread.in_collective_launch)
         return;
     pthread_mutex_lock(&recorder_lock);
-    const plan *launched = find_plan(this_thread.collective_plan);
-    if (launched && !launched->communicator)
+    const nccl_plan *plan = find_plan(this_thread.collective_plan);
+    if (plan && !plan->communicator)
         end_old_plan();
     pthread_mutex_unlock(&recorder_lock);
 }
@@ -450,19 +476,19 @@ void collectives_event_recorded(void)
 
 void collectives_node_captured(CUgraphNode node)
 {
-    if (captured_count)
-        hash_table_remove(&captured_indices, (uint64_t)(uintptr_t)node);
-    plan *launched = this_thread.in_collective_launch ? find_plan(this_thread.collective_plan) : NULL;
-    if (launched)
-        launched->node = node;
+    if (captured_node_count)
+        hash_table_remove(&captured_node_indices, (uint64_t)(uintptr_t)node);
+    nccl_plan *plan = this_thread.in_collective_launch ? find_plan(this_thread.collective_plan) : NULL;
+    if (plan)
+        plan->node = node;
 }
 
 bool collectives_write_node(CUgraphNode handle, const record *node_record)
 {
-    uint32_t index = hash_table_get(&captured_indices, (uint64_t)(uintptr_t)handle);
+    uint32_t index = hash_table_get(&captured_node_indices, (uint64_t)(uintptr_t)handle);
     if (!index)
         return false;
-    const node_operations *performed = captured + index - 1;
+    const node_operations *performed = captured_nodes + index - 1;
     for (size_t i = 0; i < performed->count; i++) {
         record rec = *node_record;
         rec.kind = KIND_COLLECTIVE;
@@ -494,8 +520,8 @@ void collectives_clear(void)
 {
     while (plans)
         remove_plan(plans);
-    communicator_count = call_count = captured_count = 0;
-    old_communicators = 0;
+    communicator_count = call_count = captured_node_count = 0;
+    old_communicator_count = 0;
     hash_table_clear(&call_indices);
-    hash_table_clear(&captured_indices);
+    hash_table_clear(&captured_node_indices);
 }

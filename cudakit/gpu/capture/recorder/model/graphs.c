@@ -183,8 +183,8 @@ const tma_store *node_tensor_maps(uint32_t graph, uint32_t executable, uint32_t 
 typedef struct {
     uint64_t *addresses;
     size_t count, capacity;
-    uint32_t version; /* number of written nodes, changed ones included; 0: unknown */
-    bool is_unknown;
+    uint32_t version;        /* number of written nodes, changed ones included */
+    bool is_always_recorded; /* launches have no template */
 } graph_reach;
 
 static graph_reach *graph_reaches; /* by graph id */
@@ -209,20 +209,29 @@ void graphs_forget_reach(uint32_t graph)
     if (!reach)
         return;
     free(reach->addresses);
-    *reach = (graph_reach){.is_unknown = true};
+    *reach = (graph_reach){.is_always_recorded = true};
+}
+
+void graphs_always_record(uint32_t graph)
+{
+    graph_reach *reach = graph_reach_get(graph);
+    if (reach)
+        reach->is_always_recorded = true;
 }
 
 /* Add the addresses that a node reaches, those of its accesses. */
 static void add_to_reach(uint32_t graph, const graph_node *node, const record *accesses, size_t count)
 {
     graph_reach *reach = graph_reach_get(graph);
-    if (!reach || reach->is_unknown)
+    if (!reach)
         return;
     uint64_t *addresses =
         array_reserve(reach->addresses, &reach->capacity, reach->count + count, sizeof *addresses, 64);
-    if ((count && !addresses) || count == MAX_ACCESSES || node->type == NODE_MEM_ALLOC ||
-        node->type == NODE_MEM_FREE) {
-        graphs_forget_reach(graph); /* memory of the graph itself is another one in each launch */
+    /* Each launch of a graph with allocation nodes may have other memory. */
+    if (count == MAX_ACCESSES || node->type == NODE_MEM_ALLOC || node->type == NODE_MEM_FREE)
+        reach->is_always_recorded = true;
+    if (count && !addresses) {
+        graphs_forget_reach(graph);
         return;
     }
     reach->addresses = addresses;
@@ -235,7 +244,7 @@ const uint64_t *graphs_reached_addresses(uint32_t graph, size_t *count, uint32_t
 {
     const graph_reach *reach = graph && graph < graph_reach_count ? graph_reaches + graph : NULL;
     *count = reach ? reach->count : 0;
-    *version = reach ? reach->version : 0;
+    *version = reach && !reach->is_always_recorded ? reach->version : 0;
     return reach ? reach->addresses : NULL;
 }
 
@@ -284,6 +293,22 @@ static void index_node(uint32_t graph, uint32_t node_id, const graph_node *node,
         set_tensor_maps(tensor_map_key(graph, 0, node_id), node);
 }
 
+/* Return whether the edges order all nodes one after the other. Nodes that are not ordered may race with each other. */
+static bool is_path(const graph_structure *structure)
+{
+    bool is_chain = structure->edge_count + 1 == structure->node_count;
+    uint8_t *degrees = is_chain ? calloc(structure->node_count + 1, sizeof *degrees) : NULL;
+    for (size_t i = 0; degrees && i < structure->edge_count; i++) {
+        uint8_t *before = degrees + structure->edges[i].before, *after = degrees + structure->edges[i].after;
+        is_chain = is_chain && !(*before & 1) && !(*after & 2);
+        *before |= 1;
+        *after |= 2;
+    }
+    is_chain = is_chain && degrees;
+    free(degrees);
+    return is_chain;
+}
+
 static uint32_t write_graph(const graph_structure *structure, const call_site *stack)
 {
     record *buffer = calloc(1 + MAX_ACCESSES, sizeof *buffer);
@@ -303,8 +328,8 @@ static uint32_t write_graph(const graph_structure *structure, const call_site *s
         rec.edge.after = structure->edges[i].after;
         record_append(&rec);
     }
-    if (structure->failed || structure->has_conditional)
-        graphs_forget_reach(graph);
+    if (structure->failed || structure->has_conditional || !is_path(structure))
+        graphs_always_record(graph);
     if (structure->failed)
         record_gap("graph with nodes that could not be queried");
     if (structure->has_conditional)

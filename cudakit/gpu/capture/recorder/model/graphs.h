@@ -80,10 +80,13 @@ bool graphs_node_changed(CUgraphExec executable, CUgraphNode node, const graph_n
 bool graphs_child_graph_changed(CUgraphExec executable, CUgraphNode node, CUgraph child);
 
 /* Return the addresses that the nodes of a graph reach, and set ``count`` to their number. ``version`` is the number of
- * times that nodes were written or changed; 0: the reached memory is unknown. The lock is held. */
+ * times that nodes were written or changed; 0: launches of the graph must always be recorded. The lock is held. */
 const uint64_t *graphs_reached_addresses(uint32_t graph, size_t *count, uint32_t *version);
 
-/* Forget the memory that a graph reaches: it is destroyed, or was changed in an unknown way. The lock is held. */
+/* Always record the launches of a graph. The lock is held. */
+void graphs_always_record(uint32_t graph);
+
+/* Forget the memory that a destroyed graph reaches. The lock is held. */
 void graphs_forget_reach(uint32_t graph);
 
 /* Remove all nodes and captures, in the child of a fork. */

@@ -179,29 +179,56 @@ static uint64_t mix(uint64_t hash, uint64_t value)
     return hash ^ hash >> 32;
 }
 
-/* Add a pointer, which is the word at index ``word``, to the reach of a launch. */
-static void add_to_reach(launch_reach *reach, size_t word, uint64_t pointer, allocation *target)
+/* Add an argument that is a pointer: the word at index ``word``, and the pointer at index ``index``. */
+static void add_pointer(launch_arguments *arguments, size_t word, size_t index, uint64_t pointer,
+                        allocation *target)
 {
-    reach->pointer_hash = mix(mix(reach->pointer_hash, word), pointer);
-    for (size_t i = reach->allocation_count; i-- > 0;)
-        if (reach->allocations[i] == target)
+    arguments->pattern_hash = mix(arguments->pattern_hash, word << 32 | index << 8 | (pointer & 255));
+    if (index < arguments->pointer_count)
+        return;
+    arguments->pointers[arguments->pointer_count++] = pointer;
+    arguments->pointer_hash = mix(arguments->pointer_hash, pointer);
+    arguments->distance_hash = mix(arguments->distance_hash, pointer - arguments->pointers[0]);
+    for (size_t i = arguments->allocation_count; i-- > 0;)
+        if (arguments->allocations[i] == target)
             return;
-    if (reach->allocation_count < MAX_ACCESSES)
-        reach->allocations[reach->allocation_count++] = target;
-    else
-        reach->is_complete = false;
+    arguments->allocations[arguments->allocation_count++] = target;
+}
+
+static const char *parameter_bytes(const char *buffer, void **parameters, uint16_t parameter, uint16_t offset)
+{
+    return buffer ? buffer + offset : parameters[parameter];
+}
+
+/* Add the bytes of all parameters that are not part of a word. */
+static void add_other_bytes(launch_arguments *arguments, const struct kernel_layout *layout, const char *buffer,
+                            void **parameters)
+{
+    for (uint16_t i = 0; i < layout->parameter_count; i++) {
+        const parameter_span span = layout->spans[i];
+        const char *bytes = parameter_bytes(buffer, parameters, i, span.offset);
+        const size_t begin = (8u - span.offset % 8u) % 8u < span.size ? (8u - span.offset % 8u) % 8u : span.size;
+        const size_t end = begin + (span.size - begin) / 8 * 8;
+        uint64_t head = 0, tail = 0;
+        memcpy(&head, bytes, begin);
+        memcpy(&tail, bytes + end, span.size - end);
+        arguments->number_hash = mix(mix(arguments->number_hash, head), tail);
+    }
 }
 
 size_t kernels_find_pointers(const struct kernel_layout *layout, void **parameters, void **extra,
-                             const record *launch_record, record *accesses, size_t limit, launch_reach *reach)
+                             const record *launch_record, record *accesses, size_t limit,
+                             launch_arguments *arguments)
 {
     const char *buffer = parameters ? NULL : packed_buffer(extra);
+    const bool are_known = layout && (parameters || buffer);
     size_t count = 0;
-    if (reach) { /* the array is not cleared, because it is large */
-        reach->pointer_hash = reach->allocation_count = 0;
-        reach->is_complete = layout && (parameters || buffer);
+    if (arguments) { /* the arrays are not cleared, because they are large */
+        arguments->pointer_count = arguments->allocation_count = 0;
+        arguments->pointer_hash = arguments->distance_hash = arguments->pattern_hash = arguments->number_hash = 0;
+        arguments->is_complete = are_known;
     }
-    if (!layout || (!parameters && !buffer))
+    if (!are_known)
         return 0;
     for (size_t i = 0; i < layout->word_count && count < limit; i++) {
         const parameter_word *word = layout->words + i;
@@ -210,9 +237,12 @@ size_t kernels_find_pointers(const struct kernel_layout *layout, void **paramete
         uint64_t value;
         memcpy(&value, source, sizeof value);
         allocation *target = allocations_find(value);
-        if (target && reach)
-            add_to_reach(reach, i, value, target);
         record *existing_access = target ? find_access(value, accesses, count) : NULL;
+        if (target && arguments)
+            add_pointer(arguments, i, existing_access ? (size_t)(existing_access - accesses) : count, value,
+                        target);
+        else if (arguments)
+            arguments->number_hash = mix(mix(arguments->number_hash, i), value);
         if (existing_access && word->certainty < existing_access->access.precision)
             existing_access->access.precision = word->certainty;
         if (!target || existing_access)
@@ -226,27 +256,11 @@ size_t kernels_find_pointers(const struct kernel_layout *layout, void **paramete
         access->access.mode = MODE_READ | MODE_WRITE;
         access->access.precision = word->certainty;
     }
-    if (count == limit && reach)
-        reach->is_complete = false;
+    if (arguments && count == limit)
+        arguments->is_complete = false;
+    else if (arguments)
+        add_other_bytes(arguments, layout, buffer, parameters);
     return count;
-}
-
-uint64_t kernels_hash_arguments(const struct kernel_layout *layout, void **parameters, void **extra)
-{
-    const char *buffer = parameters ? NULL : packed_buffer(extra);
-    uint64_t hash = 1;
-    if (!layout || (!parameters && !buffer))
-        return 0;
-    for (size_t i = 0; i < layout->parameter_count; i++) {
-        const char *bytes = buffer ? buffer + layout->spans[i].offset : parameters[i];
-        size_t size = layout->spans[i].size;
-        for (uint64_t word = 0; size; bytes += sizeof word, size -= size < sizeof word ? size : sizeof word) {
-            word = 0;
-            memcpy(&word, bytes, size < sizeof word ? size : sizeof word);
-            hash = mix(hash, word);
-        }
-    }
-    return hash ? hash : 1;
 }
 
 uint32_t kernels_name_id(CUfunction function, const char *name)

@@ -13,13 +13,18 @@
 
 struct kernel_layout;
 
-/* The memory that the pointers among the arguments of a launch reach. */
+/* The arguments of a launch: different pointers in the order of the arguments, and the memory that they reach. */
 typedef struct {
-    uint64_t pointer_hash;                 /* hash of the pointers and their positions */
+    uint64_t pointers[MAX_ACCESSES];
+    size_t pointer_count;
     allocation *allocations[MAX_ACCESSES]; /* valid while the lock is held */
     size_t allocation_count;
-    bool is_complete; /* all arguments are known, and all reached allocations are listed */
-} launch_reach;
+    uint64_t pointer_hash;  /* hash of the pointers */
+    uint64_t distance_hash; /* hash of the distances of the pointers to the first one */
+    uint64_t pattern_hash;  /* hash of the positions of equal pointers, and of the alignment of each */
+    uint64_t number_hash;   /* hash of all other arguments */
+    bool is_complete;       /* all arguments are known, and all pointers are listed */
+} launch_arguments;
 
 /* Return the parameter layout of a kernel, or NULL. The driver is queried once per kernel. Calls CUDA: the lock is not
  * held. */
@@ -31,14 +36,12 @@ const char *kernels_name(CUfunction function);
 /* Find the kernel arguments that point into live allocations. The lock is held.
  *
  * Writes one ACCESS record per pointer to ``accesses``, based on ``launch_record``, and returns the count.
- * ``parameters`` is the array passed to cuLaunchKernel, ``extra`` its packed form; one of them is NULL. ``reach``, which
- * may be NULL, is set to the memory that the pointers reach.
+ * ``parameters`` is the array passed to cuLaunchKernel, ``extra`` its packed form; one of them is NULL. ``arguments``,
+ * which may be NULL, is set to the arguments.
  */
 size_t kernels_find_pointers(const struct kernel_layout *layout, void **parameters, void **extra,
-                             const record *launch_record, record *accesses, size_t limit, launch_reach *reach);
-
-/* Return a hash of all arguments of a launch, or 0 if they are unknown. */
-uint64_t kernels_hash_arguments(const struct kernel_layout *layout, void **parameters, void **extra);
+                             const record *launch_record, record *accesses, size_t limit,
+                             launch_arguments *arguments);
 
 /* Read ``count`` consecutive 8-byte words of the parameters. ``first_word`` counts the words of all parameters.
  * Return 1 on success, 0 if the words belong to several parameters (``words`` is then zeroed), -1 if there are no such

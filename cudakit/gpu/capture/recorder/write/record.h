@@ -42,6 +42,7 @@ enum {
     KIND_COMMUNICATOR = 38,
     KIND_COLLECTIVE = 39,
     KIND_TEMPLATE = 42,
+    KIND_TEMPLATE_POINTER = 43,
 };
 
 enum {
@@ -109,6 +110,7 @@ typedef struct {
             uint32_t name, grid[3], block[3];
             uint8_t pending;
             uint32_t template_id; /* template that replaces the accesses; 0: none */
+            uint8_t is_relative;  /* the template is of a launch with other pointers */
         } launch;
         struct {
             uint64_t lo, hi;
@@ -176,6 +178,9 @@ typedef struct {
             uint32_t template_id; /* template that the accesses become; 0 without a check: all are forgotten */
             uint8_t check;
         } access_template;
+        struct {
+            uint64_t pointer;
+        } template_pointer;
         struct {
             uint64_t size_bytes;
         } arenas;

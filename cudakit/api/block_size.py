@@ -1,0 +1,134 @@
+"""The block size of an element-wise kernel: measured once, and stored in the kernel cache."""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections.abc import Callable, Mapping
+
+from cudakit.gpu.api import Gpu, Ptr, Stream
+from cudakit.gpu.api.arrays import ArrayView, byte_range
+from cudakit.gpu.compile_cache import Label, cache_key, user_cache
+from cudakit.kernels.elementwise import DEFAULT_THREADS, TUNED_THREADS, Operand, element_bytes
+from cudakit.kernels.launch_plan import LaunchPlan, PlannedKernels, arguments_of
+
+_ROUNDS = 7
+_LAUNCHES = 10  # launches of a round for each block size
+_SMALLEST_GAIN = 0.02  # relative gain below which the default block size stays
+_ALIGNMENT_BYTES = 512
+
+# Returns the plan of a launch for outputs and a block size.
+Planner = Callable[[Mapping[str, Operand], Mapping[str, ArrayView], int], LaunchPlan]
+
+
+def choose_threads(
+    kernels: PlannedKernels,
+    gpu: Gpu,
+    planner: Planner,
+    *,
+    inputs: Mapping[str, Operand],
+    outputs: Mapping[str, ArrayView],
+    updated: tuple[str, ...],
+    stream: Stream,
+) -> int:
+    """Return the fastest number of threads of a block, from the kernel cache or from a measurement.
+
+    The kernel runs on copies of the arrays that it writes, so that measuring changes no array. A stream that
+    is captured cannot be measured, and gives the default. Raises CUDA_ERROR_OUT_OF_MEMORY if the copies do
+    not fit.
+    """
+    if gpu.capture_id(stream) is not None:
+        return DEFAULT_THREADS
+    plan = planner(inputs, outputs, DEFAULT_THREADS)
+    if not plan.blocks:
+        return DEFAULT_THREADS
+    device = _device_name(gpu)
+    # Sizes within a power of two share a result.
+    key = cache_key("cudakit block size", device, (), f"{plan.name} {plan.blocks.bit_length()}")
+    cache = user_cache(os.environ)
+    stored = cache.get(key) if cache else None
+    if stored is not None and stored.isdigit() and int(stored) in TUNED_THREADS:
+        return int(stored)
+    copies = _Copies(gpu, stream)
+    try:
+        copied_outputs = {name: copies.copy(view) for name, view in outputs.items()}
+        copied_inputs = {
+            name: copies.copy(value) if name in updated and isinstance(value, ArrayView) else value
+            for name, value in inputs.items()
+        }
+        threads = _measure(kernels, gpu, planner, copied_inputs, copied_outputs, stream)
+    finally:
+        copies.free()
+    if cache:
+        cache.keep(key, str(threads).encode(), Label(plan.name, device, "measured block size"))
+    return threads
+
+
+def _measure(
+    kernels: PlannedKernels,
+    gpu: Gpu,
+    planner: Planner,
+    inputs: Mapping[str, Operand],
+    outputs: Mapping[str, ArrayView],
+    stream: Stream,
+) -> int:
+    """Return the block size with the shortest median time; rounds alternate between all block sizes."""
+    operands = [
+        value.ptr if isinstance(value, ArrayView) else value
+        for value in (*inputs.values(), *outputs.values())
+    ]
+    plans = {threads: planner(inputs, outputs, threads) for threads in TUNED_THREADS}
+    seconds: dict[int, list[float]] = {threads: [] for threads in plans}
+    begin, end = gpu.event(), gpu.event()
+    try:
+        for _ in range(_ROUNDS):
+            for threads, plan in plans.items():
+                arguments = arguments_of(plan, operands)
+                kernels.launch(plan, arguments, stream)  # warms up the caches
+                gpu.record(begin, stream)
+                for _ in range(_LAUNCHES):
+                    kernels.launch(plan, arguments, stream)
+                gpu.record(end, stream)
+                gpu.sync_event(end)
+                seconds[threads].append(gpu.elapsed(begin, end))
+    finally:
+        gpu.destroy_event(begin)
+        gpu.destroy_event(end)
+    medians = {threads: statistics.median(times) for threads, times in seconds.items()}
+    fastest = min(medians, key=lambda threads: medians[threads])
+    has_gain = medians[fastest] < (1 - _SMALLEST_GAIN) * medians[DEFAULT_THREADS]
+    return fastest if has_gain else DEFAULT_THREADS
+
+
+class _Copies:
+    """Copies of arrays with the same layout and alignment, freed together."""
+
+    def __init__(self, gpu: Gpu, stream: Stream) -> None:
+        self._gpu, self._stream = gpu, stream
+        self._allocated: list[Ptr] = []
+
+    def copy(self, view: ArrayView) -> ArrayView:
+        """Return a view of copied memory."""
+        begin, end = byte_range(view, element_bytes(view))
+        if begin == end:
+            return view
+        memory = self._gpu.malloc(end - begin + _ALIGNMENT_BYTES, self._stream)
+        self._allocated.append(memory)
+        first = Ptr(memory + (begin - memory) % _ALIGNMENT_BYTES)
+        self._gpu.copy(first, Ptr(begin), end - begin, self._stream)
+        ptr = Ptr(first + view.ptr - begin)
+        return ArrayView(ptr, view.dtype, view.shape, view.strides, view.read_only)
+
+    def free(self) -> None:
+        """Free all copies in stream order."""
+        for memory in self._allocated:
+            self._gpu.free(memory, self._stream)
+
+
+def _device_name(gpu: Gpu) -> str:
+    """Return a name that GPUs of the same model share."""
+    if gpu.simulated:
+        return str(getattr(gpu, "name", "sim"))
+    from cudakit.gpu.cuda.current import device_name
+
+    return device_name(int(getattr(gpu, "ordinal", 0)))

@@ -1,0 +1,118 @@
+"""``cudakit bench gds``: benchmark transfers between files and device memory."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cudakit.cli.bench.measure import FORMATS, exit_code, measure
+from cudakit.cli.bench.options import (
+    DESCRIBED_IN,
+    Effort,
+    effort_options,
+    name_list,
+    parse_counts,
+    passed_options,
+    sizes_option,
+)
+from cudakit.cli.options import (
+    FILE,
+    Command,
+    OutputOptions,
+    Value,
+    byte_size,
+    gpu_option,
+    option,
+    output_options,
+)
+
+if TYPE_CHECKING:
+    from cudakit.cli.failure import ExitCode
+
+_FILE_BYTES = 1 << 30
+_SIMULATED_FILE_BYTES = 4 << 20
+
+
+@click.command(
+    cls=Command,
+    described_in=DESCRIBED_IN,
+    short_help="Rate of transfers between files and device memory (GPUDirect Storage).",
+)
+@option(
+    "--path",
+    "directory",
+    type=FILE,
+    metavar="DIR",
+    default=".",
+    help="Directory for the file that is read and written; it is deleted at the end.  [default: .]",
+)
+@option(
+    "--file-size",
+    type=Value((), byte_size),
+    metavar="SIZE",
+    help="Bytes of the file.  [default: 1GiB; with --gpu sim 4MiB]",
+)
+@option(
+    "--directions",
+    type=name_list("cudakit.core.bench.spec:STORAGE_DIRECTIONS"),
+    metavar="NAME,...",
+    default="read",
+    help="Directions: read (file to device), write (device to file).  [default: read]",
+)
+@option(
+    "--patterns",
+    type=name_list("cudakit.core.bench.spec:PATTERNS"),
+    metavar="NAME,...",
+    help="Order of the file offsets: sequential, random.  [default: both]",
+)
+@sizes_option("Bytes of each transfer")
+@option(
+    "--threads",
+    type=Value((), parse_counts),
+    metavar="N,...",
+    help="Numbers of threads that transfer at the same time.  [default: 1,8]",
+)
+@gpu_option
+@effort_options
+@output_options(FORMATS)
+def gds(
+    *,
+    directory: str,
+    file_size: int | None,
+    directions: tuple[str, ...],
+    effort: Effort,
+    gpu: str,
+    output: OutputOptions,
+    **options: Any,
+) -> ExitCode:
+    """Measure transfers between files and device memory by cuFile, beside pread and pwrite.
+
+    The baseline, posix, reads to pinned host memory and copies from there, or the reverse. Samples alternate.
+    The result says which path cuFile used: direct (GPUDirect Storage) or compatibility (through host memory,
+    as without the driver nvidia-fs), and whether O_DIRECT bypassed the page cache. All values are compared
+    with the content of the file. The peak is that of the GPU's link to the host; most drives are slower.
+
+    \b
+    cudakit bench gds --path /mnt/nvme
+    cudakit bench gds --directions read,write --sizes 64KiB..16MiB:4 --threads 1,4,16
+    """
+    from cudakit.core.bench.data_file import temporary_data_file
+    from cudakit.core.bench.pipeline import run
+    from cudakit.core.bench.spec import GdsSpec
+
+    default_bytes = _SIMULATED_FILE_BYTES if gpu.startswith("sim") else _FILE_BYTES
+    with ExitStack() as cleanup:
+        files = {
+            direction: cleanup.enter_context(
+                temporary_data_file(
+                    Path(directory), file_size or default_bytes, effort.get("seed") or 0
+                )
+            )
+            for direction in directions
+        }
+        spec = GdsSpec(files=files, **passed_options(**options), **effort)
+        return exit_code(measure(partial(run, spec), gpu, output))

@@ -1,0 +1,390 @@
+"""Benchmark of storage: cuFile (GPUDirect Storage) beside pread or pwrite with a copy through host memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
+from itertools import chain, product
+from typing import Protocol
+
+import numpy as np
+
+from cudakit.core.bench.case import Case
+from cudakit.core.bench.data_file import DataFile
+from cudakit.core.bench.roofline import Work
+from cudakit.core.bench.spec import GdsSpec
+from cudakit.core.bench.workload import Axis, Verification, allocate, create_stream, verification
+from cudakit.core.bench.workloads.checks import POISON
+from cudakit.errors import EnvironmentUnusable, InputError
+from cudakit.gpu.api import LEGACY, DeviceInfo, Gpu, Ptr, Stream
+from cudakit.gpu.api.storage import StoragePath
+from cudakit.kernels.fill import Fill
+from cudakit.units import format_bytes
+
+POSIX = "posix"  # Name of the baseline in results.
+
+_SIZES_BYTES = (64 << 10, 1 << 20, 16 << 20)
+_THREADS = (1, 8)
+_SIMULATED_SIZES_BYTES = (4 << 10, 64 << 10)
+_SIMULATED_THREADS = (1, 2)
+# An execution is several transfers of each thread: so many that the start of threads does not matter, and so
+# few that a sample does not take long.
+_MAX_TRANSFERS = 64
+_BYTES_PER_THREAD = 16 << 20
+_RANDOM_BLOCK_BYTES = 16  # The kernel generates random bits in blocks of this size.
+_PATHS: Mapping[StoragePath, str] = {
+    "direct": "GPUDirect Storage",
+    "compatibility": "compatibility mode: through host memory",
+    "unknown": "unknown path",
+}
+_PAGE_CACHE_BYPASSED = "page cache bypassed by O_DIRECT"
+_PAGE_CACHE_USED = "page cache used"
+_REFERENCE = "the content of the file"
+
+
+def gds_cases(spec: GdsSpec, gpu: DeviceInfo) -> tuple[Case, ...]:
+    """Return a case per direction, pattern, size and number of threads.
+
+    Raises InputError if the file is smaller than the transfers of one case.
+    """
+    sizes_bytes = spec.sizes_bytes or (_SIMULATED_SIZES_BYTES if gpu.simulated else _SIZES_BYTES)
+    thread_counts = spec.threads or (_SIMULATED_THREADS if gpu.simulated else _THREADS)
+    # Simulated host memory is not aligned to pages, as O_DIRECT needs.
+    files = {
+        direction: replace(file, has_direct_io=file.has_direct_io and not gpu.simulated)
+        for direction, file in spec.files.items()
+    }
+    return tuple(
+        _case(spec, Transfer(files[direction], direction, pattern, size_bytes, threads))
+        for direction, pattern, size_bytes, threads in product(
+            spec.directions, spec.patterns, sizes_bytes, thread_counts
+        )
+    )
+
+
+def _case(spec: GdsSpec, transfer: Transfer) -> Case:
+    if transfer.slots_per_half < transfer.threads:
+        needed_bytes = 2 * transfer.size_bytes * transfer.threads
+        raise InputError(
+            f"{transfer.threads} threads with transfers of {format_bytes(transfer.size_bytes)} need a file "
+            f"of {format_bytes(needed_bytes)}, twice their size; it has "
+            f"{format_bytes(transfer.file.size_bytes)}",
+            hint="choose a larger --file-size, smaller --sizes or fewer --threads",
+        )
+    # Transfers block the host, so that no blocking kernel can hide the gaps before them.
+    method = replace(spec.method("host", "hot", fill="bits"), blocker=False)
+    return Case(
+        transfer,
+        method,
+        Work(link_bytes=transfer.bytes_per_execution, link="host"),
+        size_bytes=transfer.bytes_per_execution,
+        buffers=2,
+        host_bytes=transfer.bytes_per_execution,
+        baselines=(PosixTransfer(transfer),),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """Transfers between a file and device memory by cuFile, several by each of several threads."""
+
+    file: DataFile
+    direction: str  # "read" or "write"
+    pattern: str  # "sequential" or "random"
+    size_bytes: int  # Bytes of one transfer.
+    threads: int
+    name: str = "gds"
+
+    @property
+    def axes(self) -> Mapping[str, Axis]:
+        return {
+            "direction": self.direction,
+            "pattern": self.pattern,
+            "size_bytes": self.size_bytes,
+            "threads": self.threads,
+        }
+
+    @property
+    def transfers_per_thread(self) -> int:
+        """Number of transfers of each thread in one execution."""
+        in_half = self.slots_per_half // self.threads
+        return max(1, min(_MAX_TRANSFERS, _BYTES_PER_THREAD // self.size_bytes, in_half))
+
+    @property
+    def slots_per_half(self) -> int:
+        """Number of transfers that half of the file has room for."""
+        return self.file.size_bytes // (2 * self.size_bytes)
+
+    @property
+    def bytes_per_execution(self) -> int:
+        """Bytes that all threads transfer in one execution."""
+        return self.size_bytes * self.threads * self.transfers_per_thread
+
+    def prepare(self, gpu: Gpu, seed: int) -> PreparedTransfer:
+        return PreparedTransfer(gpu, self, seed, CuFileRoute)
+
+
+@dataclass(frozen=True, slots=True)
+class PosixTransfer:
+    """The same transfers by pread or pwrite, and a copy between pinned host memory and the device."""
+
+    transfer: Transfer
+    library: str = POSIX
+
+    @property
+    def name(self) -> str:
+        return self.transfer.name
+
+    @property
+    def axes(self) -> Mapping[str, Axis]:
+        return self.transfer.axes
+
+    def prepare(self, gpu: Gpu, seed: int) -> PreparedTransfer:
+        return PreparedTransfer(gpu, self.transfer, seed, PosixRoute)
+
+
+class Route(Protocol):
+    """One thread's way to transfer between the file and device memory."""
+
+    def read(self, ptr: Ptr, size_bytes: int, file_offset: int) -> None:
+        """Read to device memory, and wait."""
+
+    def write(self, ptr: Ptr, size_bytes: int, file_offset: int) -> None:
+        """Write device memory to the file, and wait."""
+
+
+class RouteFactory(Protocol):
+    """Opens the route of a number of threads; ``settings`` describes it after the first transfers."""
+
+    routes: list[Route]
+
+    @property
+    def settings(self) -> Mapping[str, Axis]: ...
+
+
+class CuFileRoute:
+    """cuFile's reads and writes; all threads share one open file."""
+
+    def __init__(
+        self, gpu: Gpu, transfer: Transfer, buffers: list[Ptr], cleanup: ExitStack
+    ) -> None:
+        self._storage = cleanup.enter_context(closing(gpu.storage()))
+        file = self._storage.open(
+            transfer.file.path,
+            writable=transfer.direction == "write",
+            direct=transfer.file.has_direct_io,
+        )
+        cleanup.callback(file.close)
+        for ptr in buffers:
+            self._storage.register(ptr, transfer.size_bytes * transfer.transfers_per_thread)
+        file.read(buffers[0], transfer.size_bytes, 0)  # The first transfer shows the path.
+        self.routes: list[Route] = [file] * transfer.threads
+
+    @property
+    def settings(self) -> Mapping[str, Axis]:
+        """The library, and how it moved the data."""
+        return {
+            "library": "cufile",
+            "version": self._storage.version,
+            "path": _PATHS[self._storage.path_used()],
+        }
+
+
+class PosixRoute:
+    """pread and pwrite, with a pinned buffer and a stream for each thread."""
+
+    def __init__(
+        self, gpu: Gpu, transfer: Transfer, buffers: list[Ptr], cleanup: ExitStack
+    ) -> None:
+        flags = os.O_RDWR if transfer.direction == "write" else os.O_RDONLY
+        descriptor = os.open(
+            transfer.file.path, flags | (os.O_DIRECT if transfer.file.has_direct_io else 0)
+        )
+        cleanup.callback(os.close, descriptor)
+        self.routes: list[Route] = [
+            _StagedFile(gpu, descriptor, transfer.size_bytes, cleanup) for _ in buffers
+        ]
+
+    @property
+    def settings(self) -> Mapping[str, Axis]:
+        """How the data is moved."""
+        return {"library": POSIX, "path": "copied through pinned host memory"}
+
+
+class _StagedFile:
+    """A file whose bytes pass through one pinned buffer."""
+
+    def __init__(self, gpu: Gpu, descriptor: int, size_bytes: int, cleanup: ExitStack) -> None:
+        self._gpu, self._descriptor = gpu, descriptor
+        self._staging = gpu.host_malloc(size_bytes)
+        cleanup.callback(gpu.host_free, self._staging)
+        self._view = gpu.host_view(self._staging, size_bytes)
+        cleanup.callback(self._view.release)
+        self._stream = create_stream(gpu, cleanup)
+
+    def read(self, ptr: Ptr, size_bytes: int, file_offset: int) -> None:
+        self._move_all(os.preadv, size_bytes, file_offset)
+        self._gpu.copy(ptr, self._staging, size_bytes, self._stream)
+        self._gpu.sync_stream(self._stream)
+
+    def write(self, ptr: Ptr, size_bytes: int, file_offset: int) -> None:
+        self._gpu.copy(self._staging, ptr, size_bytes, self._stream)
+        self._gpu.sync_stream(self._stream)
+        self._move_all(os.pwritev, size_bytes, file_offset)
+
+    def _move_all(self, call: Callable[..., int], size_bytes: int, file_offset: int) -> None:
+        moved_bytes = 0
+        while moved_bytes < size_bytes:
+            part = self._view[moved_bytes:size_bytes]
+            count = call(self._descriptor, [part], file_offset + moved_bytes)
+            if count <= 0:
+                raise EnvironmentUnusable(
+                    f"{call.__name__} moved {moved_bytes} of {size_bytes} bytes at offset {file_offset}"
+                )
+            moved_bytes += count
+
+
+class PreparedTransfer:
+    """The buffers, threads and file offsets of a case.
+
+    Each execution continues at the next part of the file, so that caches of the drive are of little use.
+    """
+
+    footprint_bytes = 0
+    operations = 0
+
+    def __init__(
+        self,
+        gpu: Gpu,
+        transfer: Transfer,
+        seed: int,
+        open_route: Callable[[Gpu, Transfer, list[Ptr], ExitStack], RouteFactory],
+    ) -> None:
+        self._gpu, self._transfer, self._seed = gpu, transfer, seed
+        self._bytes_per_thread = transfer.size_bytes * transfer.transfers_per_thread
+        self.bytes_moved = transfer.bytes_per_execution
+        self._transfer_count = transfer.threads * transfer.transfers_per_thread
+        self._random = np.random.default_rng(seed)
+        # Each implementation has one half of the file: they alternate, and their writes must not mix.
+        self._slot_count = transfer.slots_per_half
+        self._first_slot = self._slot_count if open_route is PosixRoute else 0
+        self._next_slot = 0
+        self._last_offsets: list[list[int]] = []
+        with ExitStack() as cleanup:
+            self._pool = cleanup.enter_context(ThreadPoolExecutor(transfer.threads))
+            self._buffers = [
+                allocate(gpu, cleanup, self._bytes_per_thread) for _ in range(transfer.threads)
+            ]
+            self._route = open_route(gpu, transfer, self._buffers, cleanup)
+            self._fill()
+            self._cleanup = cleanup.pop_all()
+
+    @property
+    def settings(self) -> Mapping[str, Axis]:
+        """How the data was moved, and whether the page cache of the operating system was used."""
+        has_direct_io = self._transfer.file.has_direct_io
+        return {
+            **self._route.settings,
+            "page_cache": _PAGE_CACHE_BYPASSED if has_direct_io else _PAGE_CACHE_USED,
+            "transfers_per_execution": self._transfer_count,
+        }
+
+    def rotate(self, sets: int) -> None:
+        """Do nothing: the L2 state does not matter for a link that is much slower."""
+
+    def enqueue(self, stream: Stream, index: int) -> None:  # noqa: ARG002
+        """Perform the transfers of one execution, and wait for all."""
+        self._last_offsets = self._choose_offsets()
+        work = list(zip(self._route.routes, self._buffers, self._last_offsets, strict=True))
+        if self._transfer.threads == 1 or self._gpu.simulated:
+            for part in work:
+                self._transfer_part(*part)
+        else:
+            for future in [self._pool.submit(self._transfer_part, *part) for part in work]:
+                future.result()
+
+    def verify(self) -> Verification:
+        """Compare device memory with the content of the file at the last offsets."""
+        transfer, wrong_bytes = self._transfer, 0
+        for buffer, offsets in zip(self._buffers, self._last_offsets, strict=True):
+            for position, offset in enumerate(offsets):
+                on_device = self._read_back(Ptr(buffer + position * transfer.size_bytes))
+                expected = self._expected_on_device(offset)
+                wrong_bytes += int(np.count_nonzero(on_device != expected))
+        self._poison()
+        detail = f"{wrong_bytes} bytes differ" if wrong_bytes else ""
+        return verification(float(wrong_bytes > 0), 0.0, _REFERENCE, detail)
+
+    def close(self) -> None:
+        """Close the file, end the threads and free the memory."""
+        self._cleanup.close()
+
+    def _transfer_part(self, route: Route, buffer: Ptr, offsets: list[int]) -> None:
+        """Perform the transfers of one thread."""
+        transfer = self._transfer
+        move = route.read if transfer.direction == "read" else route.write
+        for position, offset in enumerate(offsets):
+            move(Ptr(buffer + position * transfer.size_bytes), transfer.size_bytes, offset)
+
+    def _choose_offsets(self) -> list[list[int]]:
+        """Return the file offsets of each thread: consecutive parts of the file, or random ones."""
+        transfer, count = self._transfer, self._transfer_count
+        if transfer.pattern == "random":
+            slots = self._random.choice(self._slot_count, count, replace=False)
+        else:
+            if self._next_slot + count > self._slot_count:
+                self._next_slot = 0
+            slots = np.arange(self._next_slot, self._next_slot + count)
+            self._next_slot += count
+        slots += self._first_slot
+        rows: list[list[int]] = (slots * transfer.size_bytes).reshape(transfer.threads, -1).tolist()
+        return rows
+
+    def _expected_on_device(self, offset: int) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
+        """Return the bytes that the device has after a read, or that the file has after a write."""
+        transfer = self._transfer
+        if transfer.direction == "read":
+            return transfer.file.expected(offset, transfer.size_bytes)
+        with transfer.file.path.open("rb") as file:
+            file.seek(offset)
+            return np.frombuffer(file.read(transfer.size_bytes), np.uint8)
+
+    def _read_back(self, ptr: Ptr) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
+        size_bytes = self._transfer.size_bytes
+        staging = self._gpu.host_malloc(size_bytes, pinned=False)
+        try:
+            self._gpu.copy(staging, ptr, size_bytes, LEGACY)
+            self._gpu.sync()
+            view = self._gpu.host_view(staging, size_bytes)
+            data = np.frombuffer(view, np.uint8).copy()
+            view.release()
+        finally:
+            self._gpu.host_free(staging)
+        return data
+
+    def _fill(self) -> None:
+        """Fill device memory with random bits for writes, and with POISON for reads."""
+        if self._transfer.direction == "read":
+            self._poison()
+            return
+        with closing(Fill(self._gpu)) as fill:
+            for number, buffer in enumerate(self._buffers):
+                blocks = self._bytes_per_thread // _RANDOM_BLOCK_BYTES
+                fill.bits(buffer, blocks, LEGACY, seed=self._seed, sequence=number)
+            self._gpu.sync()
+
+    def _poison(self) -> None:
+        """Overwrite the targets of the last transfers, so that transfers that did nothing are found."""
+        transfer = self._transfer
+        if transfer.direction == "read":
+            for buffer in self._buffers:
+                self._gpu.fill(buffer, POISON, self._bytes_per_thread, LEGACY)
+            self._gpu.sync()
+            return
+        with transfer.file.path.open("r+b") as file:
+            for offset in chain.from_iterable(self._last_offsets):
+                file.seek(offset)
+                file.write(bytes([POISON]) * transfer.size_bytes)

@@ -1,0 +1,180 @@
+"""Compare the collectives that the ranks of a communicator call, which must be the same on all ranks.
+
+NCCL waits forever, or returns wrong data, if ranks call different collectives of a communicator, or the same
+one with another number or type of elements, or another root (NCCL User Guide, "Collective Operations").
+The calls of a group are compared in any order, because NCCL may reorder them. A communicator is no longer
+compared after a collective in a CUDA graph, because a graph may run later than it was captured.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple, TypeAlias
+
+from cudakit.core.sanitize.collectives.buffers import ELEMENT_BYTES
+from cudakit.core.sanitize.result import DifferenceKind
+from cudakit.trace.kinds import CollectiveFunction, NcclDatatype
+
+_ROOTED: Final = (CollectiveFunction.BROADCAST, CollectiveFunction.REDUCE)
+_TRANSFERS: Final = (CollectiveFunction.SEND, CollectiveFunction.RECEIVE)
+
+# PID of a process, and the number of the trace in the process.
+TraceId: TypeAlias = tuple[int, int]
+
+
+class RankCall(NamedTuple):
+    """A call of a collective, send or receive by one rank."""
+
+    rank: int
+    group: int  # number of the group of calls, counted on each rank
+    function: CollectiveFunction
+    element_count: int
+    datatype: NcclDatatype
+    root: int  # root rank; for a send or receive, the other rank
+    trace: TraceId
+    site: int  # index of the call stack in the stack table of the trace
+
+    @property
+    def signature(self) -> tuple[int, ...]:
+        """The properties that must be equal on all ranks."""
+        root = self.root if self.function in _ROOTED else 0
+        return self.function, self.element_count, self.datatype, root
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of the elements."""
+        return self.element_count * ELEMENT_BYTES[self.datatype]
+
+
+class CallPair(NamedTuple):
+    """Two calls that must be the same, or a send and its receive, and the property in which they differ."""
+
+    kind: DifferenceKind
+    first: RankCall
+    second: RankCall
+
+
+@dataclass(slots=True)
+class _Reference:
+    """The collectives of a group on the first rank that completed the group."""
+
+    calls: Sequence[RankCall]
+    rank_count: int = 1  # number of ranks that have completed the group
+
+
+# Maximum number of groups, and of transfers of two ranks, that wait for the calls of other ranks.
+_MAX_WAITING: Final = 1 << 14
+
+
+class CommunicatorCalls:
+    """Compares the calls of the ranks of one communicator, up to the first difference."""
+
+    def __init__(self, rank_count: int, *, compares_transfers: bool = True) -> None:
+        self.difference: CallPair | None = None
+        self._rank_count = rank_count  # number of ranks, also on other hosts; 0 if unknown
+        self._is_stopped = False
+        self._compares_transfers = compares_transfers
+        self._open_groups: dict[int, list[RankCall]] = {}  # the last group of each rank
+        self._references: dict[int, _Reference] = {}  # by number of the group
+        # Sends and receives that wait for their counterpart, by sender, receiver and function.
+        self._transfers: defaultdict[tuple[int, int, CollectiveFunction], deque[RankCall]] = (
+            defaultdict(deque)
+        )
+
+    def add(self, call: RankCall) -> None:
+        """Compare a call with those of other ranks."""
+        if self._is_stopped:
+            return
+        if call.function in _TRANSFERS:
+            self._match_transfer(call)
+            return
+        open_group = self._open_groups.setdefault(call.rank, [])
+        if open_group and call.group < open_group[-1].group:
+            self.stop()  # the calls are not in order, so that no group is complete
+            return
+        if open_group and call.group > open_group[-1].group:
+            self._compare_group(open_group)
+            self._open_groups[call.rank] = open_group = []
+        open_group.append(call)
+
+    def finish(self) -> None:
+        """Compare the last group of each rank; it may be incomplete, because the rank has died."""
+        for calls in self._open_groups.values():
+            reference = self._references.get(calls[0].group)
+            if not self._is_stopped and (reference is None or len(reference.calls) == len(calls)):
+                self._compare_group(calls)
+        self.stop()
+
+    def stop(self) -> None:
+        """Compare no further calls: after a difference, the later calls of the ranks differ as well."""
+        self._is_stopped = True
+        self._open_groups = {}
+        self._references = {}
+        self._transfers.clear()
+
+    def stop_transfers(self) -> None:
+        """Compare no further sends and receives, because some of them were not recorded."""
+        self._compares_transfers = False
+
+    def _compare_group(self, calls: Sequence[RankCall]) -> None:
+        group = calls[0].group
+        reference = self._references.get(group)
+        if reference is None:
+            self._references[group] = _Reference(calls)
+            if len(self._references) > _MAX_WAITING:
+                del self._references[next(iter(self._references))]
+            return
+        if pair := _different_calls(reference.calls, calls):
+            self.difference = pair
+            self.stop()
+            return
+        reference.rank_count += 1
+        if reference.rank_count == self._rank_count:
+            del self._references[group]
+
+    def _match_transfer(self, call: RankCall) -> None:
+        """Compare a send with the receive of the other rank, in the order of both ranks' calls."""
+        if not self._compares_transfers:
+            return
+        is_send = call.function is CollectiveFunction.SEND
+        sender, receiver = (call.rank, call.root) if is_send else (call.root, call.rank)
+        counterpart_function = CollectiveFunction.RECEIVE if is_send else CollectiveFunction.SEND
+        counterparts = self._transfers[sender, receiver, counterpart_function]
+        if not counterparts:
+            waiting_calls = self._transfers[sender, receiver, call.function]
+            waiting_calls.append(call)
+            if len(waiting_calls) > _MAX_WAITING:
+                self.stop_transfers()
+            return
+        counterpart = counterparts.popleft()
+        if counterpart.size_bytes != call.size_bytes:
+            send, receive = (call, counterpart) if is_send else (counterpart, call)
+            self.difference = CallPair(DifferenceKind.TRANSFER, send, receive)
+            self.stop()
+
+
+def _different_calls(reference: Sequence[RankCall], calls: Sequence[RankCall]) -> CallPair | None:
+    """Return the first difference between the collectives of a group on two ranks, the lower rank first."""
+    expected = Counter(call.signature for call in reference)
+    signatures = Counter(call.signature for call in calls)
+    if signatures == expected:
+        return None
+    missing, extra = expected - signatures, signatures - expected
+    first = next((call for call in reference if call.signature in missing), reference[0])
+    second = next((call for call in calls if call.signature in extra), calls[0])
+    if first.rank > second.rank:
+        first, second = second, first
+    return CallPair(_difference_kind(first, second), first, second)
+
+
+def _difference_kind(first: RankCall, second: RankCall) -> DifferenceKind:
+    """Return the most important property in which two calls differ."""
+    if first.function is not second.function:
+        return DifferenceKind.FUNCTION
+    if first.datatype is not second.datatype:
+        return DifferenceKind.DATATYPE
+    if first.element_count != second.element_count:
+        return DifferenceKind.COUNT
+    return DifferenceKind.ROOT if first.root != second.root else DifferenceKind.FUNCTION

@@ -1,0 +1,180 @@
+"""Find the collectives that ranks call differently in the traces of all ranks, and describe them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from cudakit.core.sanitize.collectives.buffers import Membership
+from cudakit.core.sanitize.collectives.call_comparison import (
+    CommunicatorCalls,
+    RankCall,
+    TraceId,
+)
+from cudakit.core.sanitize.names import call_site_index, function_name
+from cudakit.core.sanitize.result import CollectiveCall, DifferenceKind, DifferentCalls
+from cudakit.document import Frame
+from cudakit.trace.kinds import CollectiveFunction, EventKind, NcclDatatype
+from cudakit.trace.layout import Records, view
+from cudakit.trace.spool import Batch
+from cudakit.trace.trace_file import Stack
+
+# Begin of the reason of a GAP: an operation of NCCL was not recorded (model/collectives.c of the recorder).
+_UNKNOWN_BUFFERS: Final = "collective whose buffers are unknown"
+
+
+class RankComparison:
+    """Compares the calls of all ranks whose traces are read, and knows the ranks of processes."""
+
+    def __init__(self) -> None:
+        self._communicators: dict[int, CommunicatorCalls] = {}  # by hash
+        # The membership of each trace in its communicators, by number of the communicator.
+        self._memberships: dict[tuple[TraceId, int], Membership] = {}
+        self._stacks: dict[TraceId, Sequence[Stack]] = {}
+        self._compares_transfers = True
+
+    def feed(self, batch: Batch) -> None:
+        """Compare the calls of a batch with those of the other ranks."""
+        trace = batch.process, batch.chain
+        records = {
+            kind: view(selected, kind)
+            for kind in (EventKind.COMMUNICATOR, EventKind.COLLECTIVE, EventKind.GAP)
+            if len(selected := batch.records[batch.records["kind"] == kind])
+        }
+        if EventKind.COMMUNICATOR in records:
+            self._add_memberships(trace, records[EventKind.COMMUNICATOR])
+        if EventKind.COLLECTIVE in records:
+            self._stacks[trace] = batch.stacks
+            self._add_calls(trace, records[EventKind.COLLECTIVE])
+        if EventKind.GAP in records:
+            reasons = (batch.strings[index] for index in records[EventKind.GAP]["reason"].tolist())
+            if any(reason.startswith(_UNKNOWN_BUFFERS) for reason in reasons):
+                self._stop_transfers()
+
+    def finish(self) -> None:
+        """Compare the last calls of all ranks, which have ended."""
+        for communicator in self._communicators.values():
+            communicator.finish()
+
+    def differences(self) -> Iterator[DifferentCalls]:
+        """Yield the first difference of each communicator."""
+        for communicator_hash, communicator in self._communicators.items():
+            if pair := communicator.difference:
+                first, second = self._describe(pair.first), self._describe(pair.second)
+                yield DifferentCalls(
+                    kind=pair.kind,
+                    sentence=_sentence(pair.kind, first, second),
+                    communicator=communicator_hash,
+                    first=first,
+                    second=second,
+                    hint=_HINTS[pair.kind],
+                )
+
+    def ranks(self) -> dict[int, int]:
+        """Return the rank of each process in its largest communicator, unless it has several ranks there."""
+        memberships: dict[int, list[Membership]] = {}
+        for ((process, _), _), membership in self._memberships.items():
+            memberships.setdefault(process, []).append(membership)
+        ranks_by_process: dict[int, int] = {}
+        for process, of_process in memberships.items():
+            largest = max(membership.rank_count for membership in of_process)
+            ranks = {
+                membership.rank for membership in of_process if membership.rank_count == largest
+            }
+            if len(ranks) == 1 and (rank := ranks.pop()) >= 0:
+                ranks_by_process[process] = rank
+        return ranks_by_process
+
+    def _add_memberships(self, trace: TraceId, records: Records) -> None:
+        names = ("communicator", "rank", "rank_count", "hash")
+        for number, *fields in zip(*(records[name].tolist() for name in names), strict=True):
+            self._memberships[trace, number] = Membership(*fields)
+
+    def _add_calls(self, trace: TraceId, records: Records) -> None:
+        names = ("communicator", "graph", "group", "function", "element_count", "datatype", "root")
+        columns = (records[name].tolist() for name in (*names, "site"))
+        for number, graph, group, function, count, datatype, root, site in zip(
+            *columns, strict=True
+        ):
+            membership = self._memberships.get((trace, number), Membership())
+            if membership.rank < 0 or not membership.hash:
+                continue
+            communicator = self._communicator(membership)
+            if graph:
+                communicator.stop()
+            else:
+                communicator.add(
+                    RankCall(
+                        rank=membership.rank,
+                        group=group,
+                        function=CollectiveFunction(function),
+                        element_count=count,
+                        datatype=NcclDatatype(datatype),
+                        root=root,
+                        trace=trace,
+                        site=site,
+                    )
+                )
+
+    def _communicator(self, membership: Membership) -> CommunicatorCalls:
+        if membership.hash not in self._communicators:
+            self._communicators[membership.hash] = CommunicatorCalls(
+                membership.rank_count, compares_transfers=self._compares_transfers
+            )
+        return self._communicators[membership.hash]
+
+    def _stop_transfers(self) -> None:
+        self._compares_transfers = False
+        for communicator in self._communicators.values():
+            communicator.stop_transfers()
+
+    def _describe(self, call: RankCall) -> CollectiveCall:
+        stacks = self._stacks[call.trace]
+        stack = stacks[call.site] if call.site < len(stacks) else ()
+        frames = tuple(Frame(frame.function, frame.file, frame.line) for frame in stack)
+        return CollectiveCall(
+            rank=call.rank,
+            process=call.trace[0],
+            operation=function_name(call.function, call.root),
+            element_count=call.element_count,
+            datatype=call.datatype,
+            root=call.root,
+            stack=frames,
+            site=call_site_index(frames),
+        )
+
+
+_HINTS: Final = {
+    DifferenceKind.FUNCTION: "call the same collectives in the same order on all ranks of the communicator",
+    DifferenceKind.COUNT: "pass the same number of elements on all ranks",
+    DifferenceKind.DATATYPE: "pass elements of the same type on all ranks",
+    DifferenceKind.ROOT: "pass the same root on all ranks",
+    DifferenceKind.TRANSFER: "receive as many bytes as the other rank sends",
+}
+
+
+def _sentence(kind: DifferenceKind, first: CollectiveCall, second: CollectiveCall) -> str:
+    """Return both calls in one sentence."""
+    if kind is DifferenceKind.TRANSFER:
+        return (
+            f"rank {first.rank} sends {_elements(first)} to rank {second.rank}, "
+            f"which receives {_elements(second)}"
+        )
+    details = [
+        f"with root {call.root}" if kind is DifferenceKind.ROOT else f"of {_elements(call)}"
+        for call in (first, second)
+    ]
+    return (
+        f"rank {first.rank} calls {first.operation} {details[0]}, "
+        f"rank {second.rank} {second.operation} {details[1]}"
+    )
+
+
+# Types whose elements are bytes.
+_BYTE_TYPES: Final = (NcclDatatype.INT8, NcclDatatype.UINT8, NcclDatatype.UNKNOWN)
+
+
+def _elements(call: CollectiveCall) -> str:
+    """Return the number and type of the elements of a call: ``8 float32 elements``."""
+    element = "byte" if call.datatype in _BYTE_TYPES else f"{call.datatype.name.lower()} element"
+    return f"{call.element_count:,} {element}{'' if call.element_count == 1 else 's'}"

@@ -1,0 +1,134 @@
+"""Order the work of several ranks in one process, which wait for each other in collectives."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from typing import Final, NamedTuple, TypeAlias
+
+from cudakit.core.sanitize.clocks import Call, Release
+from cudakit.core.sanitize.collectives.buffers import Membership
+from cudakit.core.sanitize.ordering import Stream
+from cudakit.trace.kinds import CollectiveFunction, EventKind
+
+
+class CollectiveStart(NamedTuple):
+    """The start of a collective on one rank, which earlier work of the stream precedes."""
+
+    stream: Stream
+    release: Release  # release of the earlier work
+    membership: Membership
+
+
+# The hash of a communicator, the sending rank and the receiving rank.
+_Transfer: TypeAlias = tuple[int, int, int]
+_WaitingTransfers: TypeAlias = defaultdict[_Transfer, deque[CollectiveStart]]
+
+# Functions that end on a rank after they have started on all ranks.
+_WAITS_FOR_ALL: Final = (
+    CollectiveFunction.ALL_REDUCE,
+    CollectiveFunction.ALL_GATHER,
+    CollectiveFunction.REDUCE_SCATTER,
+)
+_MAX_WAITING_GROUPS: Final = 1024
+
+
+class PeerOrder:
+    """Orders the streams of several ranks in one process by their collectives.
+
+    A collective ends on a rank after it has started on the ranks whose data this rank receives. So later work
+    on one device happens after work that precedes the collective on another device.
+    """
+
+    def __init__(self) -> None:
+        self._ranks: defaultdict[int, set[int]] = defaultdict(set)  # ranks in this process, by hash
+        # The starts of a group's collectives, by hash, number of the group and function.
+        self._starts: dict[tuple[int, int, CollectiveFunction], list[CollectiveStart]] = {}
+        # Sends and receives that wait for their counterpart, by hash, sender and receiver.
+        self._sends: _WaitingTransfers = defaultdict(deque)
+        self._receives: _WaitingTransfers = defaultdict(deque)
+
+    def add(self, membership: Membership) -> None:
+        """Add a rank of this process."""
+        if membership.hash and membership.rank >= 0:
+            self._ranks[membership.hash].add(membership.rank)
+
+    def has_peers(self, membership: Membership) -> bool:
+        """Return whether other ranks of the communicator are in this process."""
+        return len(self._ranks[membership.hash]) > 1
+
+    def order(
+        self, start: CollectiveStart, function: CollectiveFunction, root: int, group: int
+    ) -> None:
+        """Order the later work of a rank after the starts of its peers, and the peers after its start.
+
+        ``root`` is the root rank, or the other rank of a send or receive.
+        """
+        communicator_hash, rank = start.membership.hash, start.membership.rank
+        if function is CollectiveFunction.SEND:
+            self._match((communicator_hash, rank, root), start, self._sends, self._receives)
+        elif function is CollectiveFunction.RECEIVE:
+            self._match((communicator_hash, root, rank), start, self._receives, self._sends)
+        else:
+            self._order_all(start, function, root, group)
+
+    def _order_all(
+        self, start: CollectiveStart, function: CollectiveFunction, root: int, group: int
+    ) -> None:
+        key = start.membership.hash, group, function
+        starts = self._starts.setdefault(key, [])
+        for peer in starts:
+            if _receives_data(function, peer.membership.rank, start.membership.rank, root):
+                peer.stream.acquire(start.release, None)
+            if _receives_data(function, start.membership.rank, peer.membership.rank, root):
+                start.stream.acquire(peer.release, None)
+        starts.append(start)
+        if len(self._starts) > _MAX_WAITING_GROUPS:
+            del self._starts[next(iter(self._starts))]
+
+    def _match(
+        self,
+        transfer: _Transfer,
+        start: CollectiveStart,
+        waiting: _WaitingTransfers,
+        counterparts: _WaitingTransfers,
+    ) -> None:
+        """Order the receiver of a transfer after the start of the send, once both ranks have called."""
+        communicator_hash, sender, receiver = transfer
+        if not {sender, receiver} <= self._ranks[communicator_hash]:
+            return
+        if not counterparts[transfer]:
+            waiting[transfer].append(start)
+            return
+        counterpart = counterparts[transfer].popleft()
+        send, receive = (start, counterpart) if waiting is self._sends else (counterpart, start)
+        receive.stream.acquire(send.release, None)
+
+
+def _receives_data(function: CollectiveFunction, rank: int, source: int, root: int) -> bool:
+    """Return whether a rank receives data of another rank, without which it cannot end."""
+    if function in _WAITS_FOR_ALL:
+        return True
+    return source == root if function is CollectiveFunction.BROADCAST else rank == root
+
+
+PEER_KERNELS: Final = (
+    "conflict of XLA's collective kernels on two devices, which wait for each other"
+)
+
+# Kernels that XLA compiles from collectives wait for their peers by flags in memory, which are not recorded.
+# XLA names a kernel after its first operation: an all-reduce of JAX on two H200s was all_reduce_1_fusion_1.
+_XLA_COLLECTIVE: Final = re.compile(
+    r"(?:all_reduce|all_gather|reduce_scatter|all_to_all|ragged_all_to_all|collective_permute)\w*$"
+)
+
+
+def are_peer_kernels(first: Call, second: Call, strings: Sequence[str]) -> bool:
+    """Return whether two calls launched the same collective kernel of XLA on two devices."""
+    return (
+        first.kind == second.kind == EventKind.LAUNCH
+        and first.device != second.device
+        and first.name == second.name
+        and bool(_XLA_COLLECTIVE.match(strings[first.name]))
+    )

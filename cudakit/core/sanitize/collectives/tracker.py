@@ -1,0 +1,93 @@
+"""Handle the collectives of NCCL in a trace: each one is an operation of its stream, or of a graph node."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Final
+
+from cudakit.core.sanitize.clocks import EXACT, Call
+from cudakit.core.sanitize.collectives.buffers import ELEMENT_BYTES, Buffers, Membership
+from cudakit.core.sanitize.collectives.peers import CollectiveStart, PeerOrder
+from cudakit.core.sanitize.graphs import GraphTracker
+from cudakit.core.sanitize.ordering import StreamOrder
+from cudakit.core.sanitize.races import CollectiveOperation, Coverage
+from cudakit.core.sanitize.record_batch import access_record
+from cudakit.core.sanitize.shadow_memory import Shadow
+from cudakit.trace.kinds import CollectiveFunction, NcclDatatype
+from cudakit.trace.layout import ADDRESS_END
+
+UNKNOWN_RANKS: Final = "collective of a communicator with an unknown number of ranks"
+UNKNOWN_FUNCTION: Final = "collective of an unknown function"
+
+# The functions whose accesses depend on the rank or on the number of ranks.
+_NEED_RANK_COUNT: Final = (CollectiveFunction.ALL_GATHER, CollectiveFunction.REDUCE_SCATTER)
+_NEED_RANK: Final = (*_NEED_RANK_COUNT, CollectiveFunction.BROADCAST, CollectiveFunction.REDUCE)
+
+
+class CollectiveTracker:
+    """Handles communicators and collectives."""
+
+    def __init__(
+        self,
+        stream_order: StreamOrder,
+        shadow: Shadow,
+        graphs: GraphTracker,
+        coverage: Coverage,
+        gaps: Counter[str],
+    ) -> None:
+        self._stream_order = stream_order
+        self._shadow = shadow
+        self._graphs = graphs
+        self._coverage = coverage
+        self._gaps = gaps
+        self._memberships: dict[int, Membership] = {}  # by number of the communicator
+        self._peers = PeerOrder()
+
+    def add_communicator(self, _: Call, number: int, rank: int, rank_count: int, key: int) -> None:
+        self._memberships[number] = Membership(rank, rank_count, key)
+        self._peers.add(self._memberships[number])
+
+    def add_collective(
+        self,
+        call: Call,
+        send: int,
+        receive: int,
+        element_count: int,
+        communicator: int,
+        root: int,
+        graph: int,
+        node: int,
+        function_number: int,
+        datatype: int,
+        group: int,
+    ) -> None:
+        """Add a collective to its stream, or to a node of a graph, which repeats it in each launch."""
+        function = CollectiveFunction(function_number)
+        membership = self._memberships.get(communicator, Membership())
+        call.collective = CollectiveOperation(
+            function, membership.rank, membership.rank_count, root
+        )
+        self._coverage.collectives += 1
+        is_unknown = (function in _NEED_RANK and membership.rank < 0) or (
+            function in _NEED_RANK_COUNT and not membership.rank_count
+        )
+        if is_unknown or not function:
+            self._gaps[UNKNOWN_RANKS if function else UNKNOWN_FUNCTION] += 1
+            return
+        size_bytes = element_count * ELEMENT_BYTES[NcclDatatype(datatype)]
+        buffers = Buffers(send, receive, size_bytes, membership, root)
+        rows = b"".join(
+            access_record(lo, hi, mode, EXACT, node)
+            for lo, hi, mode in buffers.accessed_ranges(function)
+            if lo < hi <= ADDRESS_END
+        )
+        if graph:
+            self._graphs.add_collective(replace(call, graph=graph, node=node), rows)
+        elif stream := self._stream_order.enqueue(call):
+            has_peers = self._peers.has_peers(membership)
+            start = CollectiveStart(stream, stream.release(), membership) if has_peers else None
+            self._stream_order.enqueue(call)
+            self._shadow.add_all(memoryview(rows), call, stream)
+            if start:
+                self._peers.order(start, function, root, group)

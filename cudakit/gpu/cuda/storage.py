@@ -1,0 +1,199 @@
+"""NVIDIA's cuFile: transfers between files and device memory (cuFile API Reference Guide)."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from cudakit.errors import EnvironmentUnusable, MissingDependency
+from cudakit.gpu.api import Ptr
+from cudakit.gpu.api.storage import StoragePath
+
+_T = TypeVar("_T")
+
+# Level of the statistics that count the transfers of each path.
+_PATH_STATISTICS = 3
+# CUfileDrvProps_t begins with the major version of nvidia-fs; the structure is smaller than this.
+_PROPERTIES_BYTES = 256
+_PURPOSE = "cudakit bench gds"
+_REQUIREMENT = "cudakit[gds]"
+
+
+class StorageDevice(Protocol):
+    """The method of a real device that cuFile needs."""
+
+    def in_context(self, function: Callable[..., _T], *args: object) -> _T:
+        """Call a function with the device's context current in this thread."""
+
+
+class CuFile:
+    """The driver of cuFile, open until ``close``.
+
+    Raises MissingDependency without libcufile, EnvironmentUnusable if cuFile does not start.
+    """
+
+    def __init__(self, gpu: StorageDevice) -> None:
+        self._gpu = gpu
+        self._cufile = _import_cufile()
+        self._registered_ptrs: list[Ptr] = []
+        self._is_open = False
+        self._has_statistics = self._start_statistics()
+        self.call("cuFileDriverOpen", self._cufile.driver_open)
+        self._is_open = True
+
+    @property
+    def version(self) -> str:
+        """Version of the library: cuFile reports major * 1000 + minor * 10."""
+        version = int(self._cufile.get_version())
+        return f"{version // 1000}.{version % 1000 // 10}"
+
+    def call(self, name: str, function: Callable[..., _T], *args: object) -> _T:
+        """Call a function of cuFile in the device's context; its errors become EnvironmentUnusable."""
+        try:
+            return self._gpu.in_context(function, *args)
+        except self._cufile.cuFileError as error:
+            raise EnvironmentUnusable(
+                f"{name} failed: {error}",
+                hint="see cufile.log in the current directory; cudakit doctor checks the set-up",
+            ) from error
+
+    def open(self, path: Path, *, writable: bool, direct: bool) -> CuFileFile:
+        """Open a file and register its handle."""
+        return CuFileFile(self, self._cufile, path, writable=writable, direct=direct)
+
+    def register(self, ptr: Ptr, size_bytes: int) -> None:
+        """Register device memory until ``close``. In compatibility mode that may be unsupported."""
+        with suppress(EnvironmentUnusable):
+            self.call("cuFileBufRegister", self._cufile.buf_register, int(ptr), size_bytes, 0)
+            self._registered_ptrs.append(ptr)
+
+    def path_used(self) -> StoragePath:
+        """Return how the transfers so far were performed, by cuFile's statistics or by its driver.
+
+        Without statistics, the path is "compatibility" if the driver nvidia-fs is missing, else unknown.
+        """
+        if self._has_statistics and (counts := self._path_counts()):
+            direct_count, posix_count = counts
+            if direct_count or posix_count:
+                return "compatibility" if posix_count else "direct"
+        return "unknown" if self._driver_version() else "compatibility"
+
+    def close(self) -> None:
+        """Release registered memory and close cuFile's driver."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        for ptr in self._registered_ptrs:
+            with suppress(EnvironmentUnusable):
+                self.call("cuFileBufDeregister", self._cufile.buf_deregister, int(ptr))
+        with suppress(EnvironmentUnusable):
+            self.call("cuFileDriverClose", self._cufile.driver_close)
+
+    def _start_statistics(self) -> bool:
+        """Count the transfers of each path; libraries before cuFile 1.15 cannot."""
+        try:
+            self._cufile.set_stats_level(_PATH_STATISTICS)
+            self._cufile.stats_start()
+        except Exception:  # noqa: BLE001  # errors of several types: not found, not supported
+            return False
+        return True
+
+    def _path_counts(self) -> tuple[int, int] | None:
+        """Return the number of direct transfers and of those through host memory; None if unknown."""
+        statistics = self._cufile.StatsLevel3()
+        try:
+            self._cufile.get_stats_l3(statistics.ptr)
+            gpus = [statistics.per_gpu_stats[i] for i in range(int(statistics.num_gpus))]
+            direct_count = sum(
+                int(gpu[f"n_{path}_{direction}"])
+                for gpu in gpus
+                for path in ("p2p", "nvfs")
+                for direction in ("reads", "writes")
+            )
+            posix_count = sum(
+                int(gpu["n_posix_reads"]) + int(gpu["n_posix_writes"]) for gpu in gpus
+            )
+        except Exception:  # noqa: BLE001  # the layout differs between versions
+            return None
+        return direct_count, posix_count
+
+    def _driver_version(self) -> int:
+        """Return the major version of the kernel driver nvidia-fs; 0 if it is not loaded."""
+        properties = ctypes.create_string_buffer(_PROPERTIES_BYTES)
+        self.call(
+            "cuFileDriverGetProperties",
+            self._cufile.driver_get_properties,
+            ctypes.addressof(properties),
+        )
+        return int.from_bytes(properties.raw[:4], "little")
+
+
+class CuFileFile:
+    """A file that is registered with cuFile."""
+
+    def __init__(
+        self, driver: CuFile, cufile: Any, path: Path, *, writable: bool, direct: bool
+    ) -> None:
+        self._driver, self._cufile = driver, cufile
+        flags = (os.O_RDWR if writable else os.O_RDONLY) | (os.O_DIRECT if direct else 0)
+        self._descriptor = os.open(path, flags)
+        description = cufile.Descr()
+        description.type = cufile.FileHandleType.OPAQUE_FD
+        description.handle.fd = self._descriptor
+        try:
+            self._handle = driver.call(
+                "cuFileHandleRegister", cufile.handle_register, description.ptr
+            )
+        except BaseException:
+            os.close(self._descriptor)
+            raise
+        self._is_open = True
+
+    def read(self, ptr: Ptr, size_bytes: int, file_offset: int) -> None:
+        """Read bytes of the file to device memory, and wait."""
+        self._transfer("cuFileRead", self._cufile.read, ptr, size_bytes, file_offset)
+
+    def write(self, ptr: Ptr, size_bytes: int, file_offset: int) -> None:
+        """Write device memory to the file, and wait."""
+        self._transfer("cuFileWrite", self._cufile.write, ptr, size_bytes, file_offset)
+
+    def close(self) -> None:
+        """Deregister and close the file."""
+        if self._is_open:
+            self._is_open = False
+            with suppress(EnvironmentUnusable):
+                self._driver.call(
+                    "cuFileHandleDeregister", self._cufile.handle_deregister, self._handle
+                )
+            os.close(self._descriptor)
+
+    def _transfer(
+        self,
+        name: str,
+        function: Callable[..., int],
+        ptr: Ptr,
+        size_bytes: int,
+        file_offset: int,
+    ) -> None:
+        moved_bytes = self._driver.call(
+            name, function, self._handle, int(ptr), size_bytes, file_offset, 0
+        )
+        if moved_bytes != size_bytes:
+            raise EnvironmentUnusable(
+                f"{name} moved {moved_bytes} of {size_bytes} bytes at offset {file_offset}"
+            )
+
+
+def _import_cufile() -> Any:
+    """Import the bindings of cuFile, and load the library. Raises MissingDependency."""
+    try:
+        from cuda.bindings import cufile  # type: ignore[import-untyped]
+
+        cufile.get_version()
+    except Exception as error:  # cuda-bindings raises its own types for a missing library
+        raise MissingDependency("cuFile", purpose=_PURPOSE, requirement=_REQUIREMENT) from error
+    return cufile

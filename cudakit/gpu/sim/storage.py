@@ -1,0 +1,76 @@
+"""Simulated storage: transfers of real files through host memory, as by cuFile in compatibility mode."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from cudakit.errors import EnvironmentUnusable
+from cudakit.gpu.api import LEGACY, Memory, Ptr
+from cudakit.gpu.api.storage import StoragePath
+
+
+class SimStorage:
+    """Storage of a simulated device; ``memory`` is the memory of the device."""
+
+    version = "simulated"
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+
+    def open(self, path: Path, *, writable: bool, direct: bool) -> SimStorageFile:  # noqa: ARG002
+        """Open a file, always without O_DIRECT."""
+        return SimStorageFile(self._memory, path, writable=writable)
+
+    def register(self, ptr: Ptr, size_bytes: int) -> None:
+        """Do nothing."""
+
+    def path_used(self) -> StoragePath:
+        """Return "compatibility"."""
+        return "compatibility"
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class SimStorageFile:
+    """A file whose bytes are staged in host memory."""
+
+    def __init__(self, memory: Memory, path: Path, *, writable: bool) -> None:
+        self._memory = memory
+        self._file = path.open("r+b" if writable else "rb", buffering=0)
+
+    def read(self, ptr: Ptr, size_bytes: int, file_offset: int) -> None:
+        """Read bytes of the file to device memory, and wait."""
+        staging = self._memory.host_malloc(size_bytes, pinned=False)
+        try:
+            view = self._memory.host_view(staging, size_bytes)
+            read_bytes = os.preadv(self._file.fileno(), [view], file_offset)
+            view.release()
+            _check_complete(read_bytes, size_bytes, file_offset)
+            self._memory.copy(ptr, staging, size_bytes, LEGACY)
+        finally:
+            self._memory.host_free(staging)
+
+    def write(self, ptr: Ptr, size_bytes: int, file_offset: int) -> None:
+        """Write device memory to the file, and wait."""
+        staging = self._memory.host_malloc(size_bytes, pinned=False)
+        try:
+            self._memory.copy(staging, ptr, size_bytes, LEGACY)
+            view = self._memory.host_view(staging, size_bytes)
+            written_bytes = os.pwritev(self._file.fileno(), [view], file_offset)
+            view.release()
+        finally:
+            self._memory.host_free(staging)
+        _check_complete(written_bytes, size_bytes, file_offset)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def _check_complete(moved_bytes: int, size_bytes: int, file_offset: int) -> None:
+    if moved_bytes != size_bytes:
+        raise EnvironmentUnusable(
+            f"the file has {moved_bytes} of {size_bytes} bytes at offset {file_offset}"
+        )

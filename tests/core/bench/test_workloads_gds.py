@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cudakit.core.bench.data_file import DataFile, temporary_data_file
+from cudakit.core.bench.pipeline import run
+from cudakit.core.bench.result import CaseResult
+from cudakit.core.bench.spec import PATTERNS, STORAGE_DIRECTIONS, GdsSpec
+from cudakit.core.bench.workloads.gds import CuFileRoute, PreparedTransfer, Transfer, gds_cases
+from cudakit.errors import InputError
+from cudakit.gpu.api import LEGACY, Gpu, Ptr
+from cudakit.gpu.open import open_gpu
+from cudakit.gpu.sim import Sim
+from cudakit.gpu.sim.storage import SimStorageFile
+
+KIB = 1 << 10
+MIB = 1 << 20
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Iterator[DataFile]:
+    with temporary_data_file(tmp_path, MIB, 3) as data_file:
+        yield data_file
+
+
+def measure(gpu: Gpu, file: DataFile, direction: str, **options: Any) -> tuple[CaseResult, ...]:
+    options = {"sizes_bytes": (64 * KIB,), "threads": (2,)} | options
+    return run(GdsSpec(files={direction: file}, rounds=1, **options), gpu).results
+
+
+@pytest.mark.parametrize("direction", STORAGE_DIRECTIONS)
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_both_implementations_are_measured_and_verified(
+    file: DataFile, direction: str, pattern: str
+) -> None:
+    with closing(Sim()) as gpu:
+        free_bytes = gpu.memory_info().free_bytes
+        cufile, posix = measure(gpu, file, direction, patterns=(pattern,))
+
+        assert cufile.verified
+        assert posix.verified
+        assert (cufile.settings["library"], posix.library) == ("cufile", "posix")
+        assert cufile.axes == {
+            "direction": direction,
+            "pattern": pattern,
+            "size_bytes": 64 * KIB,
+            "threads": 2,
+        }
+        assert gpu.memory_info().free_bytes == free_bytes
+
+
+def test_rate_counts_the_bytes_of_all_threads(file: DataFile) -> None:
+    with closing(Sim()) as gpu:
+        (cufile, _) = measure(gpu, file, "read", threads=(4,), patterns=("random",))
+
+    transfers = Transfer(file, "read", "random", 64 * KIB, 4)
+    assert cufile.bytes_moved == transfers.bytes_per_execution
+    assert cufile.bytes_moved == 4 * transfers.transfers_per_thread * 64 * KIB
+
+
+class LazyFile(SimStorageFile):
+    """A file whose reads and writes of random offsets do nothing."""
+
+    def read(self, ptr: Ptr, size_bytes: int, file_offset: int) -> None:
+        pass
+
+    def write(self, ptr: Ptr, size_bytes: int, file_offset: int) -> None:
+        pass
+
+
+@pytest.mark.parametrize("direction", STORAGE_DIRECTIONS)
+def test_transfer_that_moves_nothing_is_wrong(file: DataFile, direction: str) -> None:
+    with closing(Sim()) as gpu, ExitStack() as cleanup:
+        prepared = PreparedTransfer(
+            gpu, Transfer(file, direction, "random", 64 * KIB, 2), 0, CuFileRoute
+        )
+        cleanup.callback(prepared.close)
+        prepared.enqueue(LEGACY, 0)
+        assert prepared.verify().passed
+
+        lazy = LazyFile(gpu.memory, file.path, writable=True)
+        cleanup.callback(lazy.close)
+        prepared._route.routes[:] = [lazy, lazy]
+        prepared.enqueue(LEGACY, 0)
+
+        assert not prepared.verify().passed
+
+
+@pytest.mark.parametrize("size_bytes", [4 * KIB, 64 * KIB])
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_offsets_are_distinct_aligned_and_in_one_half(
+    file: DataFile, size_bytes: int, pattern: str
+) -> None:
+    with closing(Sim()) as gpu:
+        transfer = Transfer(file, "read", pattern, size_bytes, 2)
+        prepared = PreparedTransfer(gpu, transfer, 0, CuFileRoute)
+        for _ in range(5):
+            offsets = [offset for row in prepared._choose_offsets() for offset in row]
+
+            assert len(set(offsets)) == len(offsets) == 2 * transfer.transfers_per_thread
+            assert all(offset % size_bytes == 0 for offset in offsets)
+            assert max(offsets) + size_bytes <= file.size_bytes // 2
+        prepared.close()
+
+
+def test_file_that_is_too_small_is_rejected_with_the_needed_size(file: DataFile) -> None:
+    with closing(Sim()) as gpu, pytest.raises(InputError, match=r"need a file of 2\.00 MiB"):
+        gds_cases(GdsSpec(files={"read": file}, sizes_bytes=(512 * KIB,), threads=(2,)), gpu)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"sizes_bytes": (1000,)}, "not a multiple of 4096"),
+        ({"threads": (0,)}, "--threads is 0"),
+        ({"patterns": ("zigzag",)}, "unknown pattern 'zigzag'"),
+    ],
+)
+def test_invalid_options_are_rejected(
+    file: DataFile, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        GdsSpec(files={"read": file}, **options)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("direction", STORAGE_DIRECTIONS)
+def test_cufile_of_a_gpu_moves_the_right_bytes(tmp_path: Path, direction: str) -> None:
+    with temporary_data_file(tmp_path, 64 * MIB, 3) as data_file, closing(open_gpu("0")) as gpu:
+        cases = measure(gpu, data_file, direction, sizes_bytes=(4 * KIB, MIB), threads=(1, 4))
+
+    assert cases
+    assert all(case.verified for case in cases)

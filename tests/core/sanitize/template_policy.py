@@ -1,0 +1,407 @@
+"""The rules of ``--accesses auto`` in Python, applied to the log of a run with exact accesses.
+
+``Policy.apply`` returns the records that the recorder would have written with ``--accesses auto``. The rules
+are those of ``gpu/capture/recorder/exact/templates.c`` and ``model/stream_order.c``, except that patches are
+never removed from modules, and that a log has no arguments that are not pointers.
+"""
+
+from __future__ import annotations
+
+import itertools
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+
+from cudakit.trace.kinds import AllocationKind, AllocationLayer, EventKind, Precision, TemplateCheck
+from cudakit.trace.layout import RECORD, Records, layout, view
+
+EQUAL_LAUNCHES = 2
+CHANGES_WITHOUT_EFFECT = 2
+FIRST_CHECK, MAX_CHECK_INTERVAL = 4, 4096
+MAX_RANGES = 8192
+
+Operation: TypeAlias = tuple[int, int]  # stream, and number of the operation in the stream
+Clock: TypeAlias = defaultdict[int, int]  # last operation that happens before, by stream
+
+
+class StreamOrder:
+    """The order that streams, events and waits of the host create."""
+
+    def __init__(self) -> None:
+        self._clocks: defaultdict[int, Clock] = defaultdict(lambda: defaultdict(int))
+        self._contexts: dict[int, int] = {}
+        self._events: dict[int, Clock] = {}
+        self._host: Clock = defaultdict(int)
+
+    def enqueue(self, stream: int, context: int) -> Operation:
+        clock = self._clock(stream, context)
+        clock[stream] += 1
+        return stream, clock[stream]
+
+    def is_before(self, earlier: Operation, later: Operation) -> bool:
+        return earlier[1] <= self._clocks[later[0]][earlier[0]]
+
+    def record_event(self, event: int, stream: int, context: int) -> None:
+        self._events[event] = self._clock(stream, context).copy()
+
+    def wait_for_event(self, event: int, stream: int, context: int) -> None:
+        _join(self._clock(stream, context), self._events.get(event, {}))
+
+    def host_waits_for_event(self, event: int) -> None:
+        _join(self._host, self._events.get(event, {}))
+
+    def host_waits_for_stream(self, stream: int, context: int) -> None:
+        _join(self._host, self._clock(stream, context))
+
+    def host_waits_for_context(self, context: int) -> None:
+        for stream, stream_context in self._contexts.items():
+            if stream_context == context:
+                _join(self._host, self._clocks[stream])
+
+    def _clock(self, stream: int, context: int) -> Clock:
+        self._contexts.setdefault(stream, context)
+        _join(self._clocks[stream], self._host)
+        return self._clocks[stream]
+
+
+def _join(clock: Clock, other: dict[int, int]) -> None:
+    for stream, number in other.items():
+        clock[stream] = max(clock[stream], number)
+
+
+@dataclass
+class Memory:
+    """An allocation, and the last operations that may access it."""
+
+    lo: int
+    hi: int
+    last_work: Operation | None = None
+    last_template_work: Operation | None = None
+    is_contested: bool = False
+
+
+@dataclass
+class Signature:
+    """What is known about the launches of one kernel with the same grid, block and equal pointers."""
+
+    digest: object = None
+    pointers: tuple[int, ...] = ()  # pointers of the last recorded launch
+    template_pointers: tuple[int, ...] = ()
+    equal_count: int = 0
+    template: int = 0
+    uses: int = 0
+    next_check: int = 0
+    pointer_changes: int = 0
+    distance_changes: int = 0
+    is_untrusted: bool = False
+
+    def applies(self, pointers: tuple[int, ...]) -> bool:
+        """Return whether the template applies to a launch with these pointers."""
+        if not self.template:
+            return False
+        return (
+            pointers == self.template_pointers
+            or self.distance_changes >= CHANGES_WITHOUT_EFFECT
+            or (
+                _distances(pointers) == _distances(self.template_pointers)
+                and self.pointer_changes >= CHANGES_WITHOUT_EFFECT
+            )
+        )
+
+
+def _distances(pointers: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(pointer - pointers[0] for pointer in pointers)
+
+
+@dataclass
+class Policy:
+    """Decides for each launch of a trace whether it is recorded."""
+
+    warnings: int = (
+        0  # unordered work on memory of launches whose accesses were known from templates
+    )
+    _order: StreamOrder = field(default_factory=StreamOrder)
+    _allocations: list[Memory] = field(default_factory=list)  # sorted by address
+    _signatures: dict[object, Signature] = field(default_factory=dict)
+    _graph_pointers: defaultdict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
+    _graph_versions: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))
+    _graph_edges: defaultdict[int, list[tuple[int, int]]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
+    _last_template: int = 0
+    _random: int = 0x2545F4914F6CDD1D
+
+    def apply(self, records: Records) -> Records:
+        """Return the records that would have been written; ``records`` are in the order of their calls."""
+        return np.concatenate([self._apply_call(call) for call in _calls(records)] or [records])
+
+    def _apply_call(self, call: Records) -> Records:
+        kind = EventKind(int(call["kind"][0]))
+        head = view(call[:1], kind)[0]
+        match kind:
+            case EventKind.LAUNCH:
+                return self._launch(call, head)
+            case EventKind.GRAPH_LAUNCH:
+                return self._launch_graph(call, head)
+            case EventKind.GRAPH_NODE:
+                self._add_nodes(call)
+            case EventKind.GRAPH_EDGE:
+                edge = int(head["before"]), int(head["after"])
+                self._graph_edges[int(head["graph"])].append(edge)
+            case EventKind.COPY | EventKind.FILL | EventKind.ALLOC | EventKind.FREE:
+                self._use_memory(kind, call, head)
+            case _:
+                self._synchronize(kind, head)
+        return call
+
+    def _synchronize(self, kind: EventKind, head: np.void) -> None:
+        """Apply the order that a call creates."""
+        stream, context, order = int(head["stream"]), int(head["context"]), self._order
+        match kind:
+            case EventKind.EVENT_RECORD:
+                order.record_event(int(head["event"]), stream, context)
+            case EventKind.STREAM_WAIT:
+                order.wait_for_event(int(head["event"]), stream, context)
+            case EventKind.EVENT_SYNC | EventKind.EVENT_QUERY_OK:
+                order.host_waits_for_event(int(head["event"]))
+            case EventKind.STREAM_SYNC:
+                order.host_waits_for_stream(stream, context)
+            case EventKind.CONTEXT_SYNC:
+                order.host_waits_for_context(context)
+
+    # --- memory
+
+    def _use_memory(self, kind: EventKind, call: Records, head: np.void) -> None:
+        """Apply a copy, a fill, an allocation or a free."""
+        stream, context = int(head["stream"]), int(head["context"])
+        if kind is EventKind.COPY:
+            rows = view(call[call["kind"] == kind], kind)
+            addresses = [*rows["source"].tolist(), *rows["destination"].tolist()]
+            self._add_work(addresses, self._order.enqueue(stream, context))
+        elif kind is EventKind.FILL:
+            self._add_work([int(head["address"])], self._order.enqueue(stream, context))
+        elif head["layer"] == AllocationLayer.DRIVER:
+            if kind is EventKind.ALLOC:
+                self._allocate(head, stream, context)
+            else:
+                freed = int(head["address"])
+                self._allocations = [m for m in self._allocations if m.lo != freed]
+
+    def _allocate(self, head: np.void, stream: int, context: int) -> None:
+        lo = int(head["address"])
+        memory = Memory(lo, lo + int(head["size_bytes"]))
+        self._allocations = [m for m in self._allocations if m.hi <= memory.lo or m.lo >= memory.hi]
+        self._allocations.append(memory)
+        self._allocations.sort(key=lambda item: item.lo)
+        if head["allocation_kind"] == AllocationKind.STREAM_ORDERED:
+            self._add_work([lo], self._order.enqueue(stream, context))
+
+    def _find(self, address: int) -> Memory | None:
+        index = bisect_right(self._allocations, address, key=lambda item: item.lo) - 1
+        memory = self._allocations[index] if index >= 0 else None
+        return memory if memory and address < memory.hi else None
+
+    def _add_work(self, addresses: list[int], operation: Operation) -> list[Memory]:
+        """Add an operation to the allocations that addresses reach; return these allocations."""
+        reached = list({id(m): m for address in addresses if (m := self._find(address))}.values())
+        for memory in reached:
+            last, template = memory.last_work, memory.last_template_work
+            is_ordered = last is None or self._order.is_before(last, operation)
+            if not (is_ordered or memory.is_contested or template is None):
+                self.warnings += not self._order.is_before(template, operation)
+            memory.is_contested |= not is_ordered
+            memory.last_work = operation
+        return reached
+
+    # --- launches
+
+    def _launch(self, call: Records, head: np.void) -> Records:
+        pointers = _assumed_pointers(call)
+        operation = self._order.enqueue(int(head["stream"]), int(head["context"]))
+        reached = self._add_work(pointers, operation)
+        alignments = tuple(pointer & 255 for pointer in pointers)
+        shape = int(head["name"]), *head["grid"].tolist(), *head["block"].tolist()
+        return self._decide(call, (shape, alignments), tuple(pointers), reached, operation)
+
+    def _launch_graph(self, call: Records, head: np.void) -> Records:
+        graph = int(head["graph"])
+        operation = self._order.enqueue(int(head["stream"]), int(head["context"]))
+        reached = self._add_work(self._graph_pointers[graph], operation)
+        key = "graph", graph, int(head["executable"]), self._graph_versions[graph]
+        return self._decide(call, key, (), reached, operation) if self._is_path(graph) else call
+
+    def _add_nodes(self, call: Records) -> None:
+        nodes = view(call[call["kind"] == EventKind.GRAPH_NODE], EventKind.GRAPH_NODE)
+        graph = int(nodes["graph"][0])
+        accesses = view(call[call["kind"] == EventKind.ACCESS], EventKind.ACCESS)
+        self._graph_pointers[graph] += accesses["lo"].tolist()
+        self._graph_versions[graph] += len(nodes)
+
+    def _is_path(self, graph: int) -> bool:
+        """Return whether the edges of a graph order all nodes one after the other."""
+        edges = self._graph_edges[graph]
+        starts, ends = ({edge[side] for edge in edges} for side in (0, 1))
+        return len(edges) + 1 == self._graph_versions[graph] == len(starts) + 1 == len(ends) + 1
+
+    def _decide(
+        self,
+        call: Records,
+        key: object,
+        pointers: tuple[int, ...],
+        reached: list[Memory],
+        operation: Operation,
+    ) -> Records:
+        signature = self._signatures.setdefault(key, Signature())
+        is_contested = any(memory.is_contested for memory in reached)
+        if signature.applies(pointers) and not is_contested and not self._is_check_due(signature):
+            signature.uses += 1
+            for memory in reached:
+                memory.last_template_work = operation
+            return _with_template(call, signature.template, pointers != signature.template_pointers)
+        return self._compare(call, signature, pointers, reached)
+
+    def _is_check_due(self, signature: Signature) -> bool:
+        if signature.uses < signature.next_check:
+            return False
+        signature.next_check = signature.uses + self._check_interval(signature.uses)
+        return True
+
+    def _compare(
+        self,
+        call: Records,
+        signature: Signature,
+        pointers: tuple[int, ...],
+        reached: list[Memory],
+    ) -> Records:
+        """Compare the accesses of a recorded launch; return its records, with a Template if there is one."""
+        accessed = view(call[call["kind"] == EventKind.ACCESSED], EventKind.ACCESSED)
+        accesses = view(call[call["kind"] == EventKind.ACCESS], EventKind.ACCESS)
+        accesses = accesses[accesses["precision"] < Precision.ASSUMED]
+        pieces = list(_pieces(accesses, pointers))
+        are_inside = [self._is_inside(lo, hi, reached) for _, lo, hi in pieces]
+        is_below = all(
+            not pointers or (base is not None and self._find(base) is self._find(lo))
+            for (_, base, *_), lo, _ in pieces
+        )
+        if signature.is_untrusted or not len(accessed) or not accessed["exact"].all():
+            return call
+        digest = sorted(Counter(_relative(piece, lo) for piece, lo, _ in pieces).items())
+        is_equal = (
+            all(are_inside)
+            and is_below
+            and (not signature.equal_count or signature.digest == digest)
+        )
+        check, template = TemplateCheck.NONE, 0
+        if signature.applies(pointers):
+            check = TemplateCheck.EQUAL if is_equal else TemplateCheck.DIFFERENT
+        if is_equal:
+            template = self._learn(signature, pointers, len(pieces))
+        else:
+            signature.is_untrusted, signature.template = True, 0
+        signature.digest, signature.pointers = digest, pointers
+        if check is TemplateCheck.NONE and not template:
+            return call
+        added = _template_records(call[:1], template, check, pointers)
+        return np.concatenate([call[:-1], added, call[-1:]])
+
+    def _is_inside(self, lo: int, hi: int, reached: list[Memory]) -> bool:
+        """Return whether bytes are in reached allocations; other allocations become contested."""
+        while lo < hi and (memory := next((m for m in reached if m.lo <= lo < m.hi), None)):
+            lo = memory.hi
+        for outside in self._allocations if lo < hi else ():
+            outside.is_contested |= outside.lo < hi and lo < outside.hi
+        return lo >= hi
+
+    def _learn(self, signature: Signature, pointers: tuple[int, ...], range_count: int) -> int:
+        """Count a launch with equal accesses; return its new template, or 0."""
+        if signature.equal_count:
+            last = signature.pointers
+            signature.pointer_changes += pointers != last
+            signature.distance_changes += _distances(pointers) != _distances(last)
+        signature.equal_count += 1
+        if signature.equal_count < EQUAL_LAUNCHES or signature.template or range_count > MAX_RANGES:
+            return 0
+        self._last_template += 1
+        signature.template, signature.template_pointers = self._last_template, pointers
+        signature.next_check = self._check_interval(0)
+        return self._last_template
+
+    def _check_interval(self, uses: int) -> int:
+        interval = min(max(uses, FIRST_CHECK), MAX_CHECK_INTERVAL)
+        return interval // 2 + self._random_below(interval) + 1
+
+    def _random_below(self, limit: int) -> int:
+        state = self._random
+        state ^= state << 13 & 0xFFFFFFFFFFFFFFFF
+        state ^= state >> 7
+        state ^= state << 17 & 0xFFFFFFFFFFFFFFFF
+        self._random = state
+        return (state >> 32) % limit
+
+
+_Piece: TypeAlias = tuple[int, int | None, int, int, int, int]
+
+
+def _pieces(accesses: Records, pointers: tuple[int, ...]) -> Iterator[tuple[_Piece, int, int]]:
+    """Yield the pieces of accesses, split at the pointers, with the nearest pointer at or below each."""
+    for row in accesses.tolist():
+        access = dict(zip(accesses.dtype.names, row, strict=True))
+        lo, hi, count = access["lo"], access["hi"], access["count"]
+        cuts = [] if count else sorted(p for p in pointers if lo < p < hi)
+        for begin, end in itertools.pairwise([lo, *cuts, hi]):
+            base = max((p for p in pointers if p <= begin), default=None)
+            stride = access["stride_bytes"]
+            index = pointers.index(base) if base is not None else 0
+            mode = access["mode"] + 16 * (access["precision"] == Precision.SUMMARY)
+            yield (index, base, mode, stride, count, access["node"]), begin, end
+
+
+def _relative(piece: _Piece, lo: int) -> tuple[int, ...]:
+    index, base, *others = piece
+    return (index, lo - (base or 0), *others)
+
+
+def _calls(records: Records) -> Iterator[Records]:
+    """Yield the records of each call."""
+    seqs = records["seq"]
+    begins = np.flatnonzero(np.append(True, seqs[1:] != seqs[:-1]))
+    yield from np.split(records, begins[1:])
+
+
+def _assumed_pointers(call: Records) -> list[int]:
+    accesses = view(call[call["kind"] == EventKind.ACCESS], EventKind.ACCESS)
+    pointers: list[int] = accesses["lo"][accesses["precision"] >= Precision.ASSUMED].tolist()
+    return pointers
+
+
+def _with_template(call: Records, template: int, is_relative: bool) -> Records:
+    """Return the records of a launch that names a template instead of accesses."""
+    is_assumed = call["kind"] == EventKind.ACCESS
+    is_assumed &= view(call, EventKind.ACCESS)["precision"] >= Precision.ASSUMED
+    launch = call[:1].copy()
+    body = launch.view(layout(EventKind(int(launch["kind"][0]))))
+    body["pending"] = 0
+    body["template_id"] = template
+    if not is_relative:
+        return launch
+    body["is_relative"] = True
+    return np.concatenate([launch, call[is_assumed]])
+
+
+def _template_records(
+    launch: Records, template: int, check: TemplateCheck, pointers: tuple[int, ...]
+) -> Records:
+    """Return a Template record and, for a new template, the records of its pointers."""
+    records = np.zeros(1 + len(pointers) * bool(template), RECORD)
+    for name in ("seq", "time_ns", "thread", "stream", "context", "site", "device"):
+        records[name] = launch[name]
+    records["kind"] = EventKind.TEMPLATE_POINTER
+    records["kind"][0] = EventKind.TEMPLATE
+    body = records[:1].view(layout(EventKind.TEMPLATE))
+    body["template_id"], body["check"] = template, check
+    records[1:].view(layout(EventKind.TEMPLATE_POINTER))["pointer"] = pointers[: len(records) - 1]
+    return records

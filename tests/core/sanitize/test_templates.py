@@ -1,0 +1,166 @@
+"""``--accesses auto`` finds the races of ``--accesses exact``, and inserts the accesses of templates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+from core.sanitize.template_policy import Policy
+
+from cudakit.core.sanitize.engine import Engine
+from cudakit.core.sanitize.races import Coverage, Race
+from cudakit.core.sanitize.reorder_buffer import reordered
+from cudakit.core.sanitize.templates import TemplateAccesses
+from cudakit.trace.kinds import EventKind, Precision
+from cudakit.trace.layout import RECORD, Records, view
+from cudakit.trace.run_log import LogReader
+
+LOGS = Path(__file__).parents[2] / "sanitize_corpus" / "logs"
+PROGRAMS = sorted({path.stem.rpartition("_")[0] for path in LOGS.glob("*_fixed.npz")})
+ROUNDS = 50
+WAITS = (
+    EventKind.STREAM_WAIT,
+    EventKind.EVENT_SYNC,
+    EventKind.EVENT_QUERY_OK,
+    EventKind.STREAM_SYNC,
+    EventKind.STREAM_QUERY_OK,
+    EventKind.CONTEXT_SYNC,
+)
+WORK = (
+    *WAITS,
+    EventKind.LAUNCH,
+    EventKind.COPY,
+    EventKind.FILL,
+    EventKind.EVENT_RECORD,
+    EventKind.HOST_CALL,
+    EventKind.GRAPH_LAUNCH,
+    EventKind.MEMOP,
+)
+
+
+@cache
+def program_log(name: str) -> tuple[Records, list[str]]:
+    """Return the records of the first process of a program, in the order of their calls, and its strings."""
+    with LogReader(LOGS / f"{name}.npz") as log:
+        batches = list(log.batches())
+    first = [batch for batch in batches if batch.process == batches[0].process]
+    records = np.concatenate([batch.records for batch in first])
+    return records[np.argsort(records["seq"], kind="stable")], list(first[-1].strings)
+
+
+def in_rounds(records: Records, change: Callable[[Records], Records], changed: int) -> Records:
+    """Return the trace of a program that repeats its work, and waits for the device after each round.
+
+    ``change`` is applied to the work of one round.
+    """
+    calls, first = np.unique(records["seq"], return_index=True)
+    kinds = dict(zip(calls.tolist(), records["kind"][first].tolist(), strict=True))
+    kind_of_call = np.array([kinds[seq] for seq in records["seq"].tolist()])
+    is_work = np.isin(kind_of_call, WORK)
+    setup = records[~is_work & (kind_of_call != EventKind.FREE)]
+    work = records[is_work]
+    contexts = np.unique(work["context"]).tolist()
+    rounds = []
+    for number in range(ROUNDS):
+        round_records = change(work) if number == changed else work
+        if number == 0:
+            both = np.concatenate([setup, round_records])
+            round_records = both[np.argsort(both["seq"], kind="stable")]
+        ends = np.zeros(len(contexts), RECORD)
+        ends["kind"], ends["context"] = EventKind.CONTEXT_SYNC, contexts
+        ends["seq"] = records["seq"].max() + 1 + np.arange(len(contexts))
+        rounds.append(np.concatenate([round_records, ends]))
+        rounds[-1]["seq"] += np.uint64(number) * (records["seq"].max() + np.uint64(16))
+    return np.concatenate(rounds)
+
+
+def without_waits(work: Records) -> Records:
+    return work[~np.isin(work["kind"], WAITS)]
+
+
+def unchanged(work: Records) -> Records:
+    return work
+
+
+def with_moved_accesses(work: Records) -> Records:
+    """Move the accesses of all kernels by 64 bytes: as if their indices had changed."""
+    moved = work.copy()
+    accesses = moved.view(view(moved[:1], EventKind.ACCESS).dtype)
+    is_exact = (moved["kind"] == EventKind.ACCESS) & (accesses["precision"] == Precision.EXACT)
+    for name in ("lo", "hi"):
+        accesses[name][is_exact] += np.uint64(64)
+    return moved
+
+
+def races(records: Records, strings: list[str]) -> list[Race]:
+    """Return the races of a trace, without whether accesses are from templates."""
+    in_order, never_read_count = reordered(records)
+    assert not never_read_count
+    engine, templates = Engine(), TemplateAccesses()
+    in_order = templates.insert(in_order, engine.coverage)
+    assert not templates.unknown_count
+    return templates.mark(engine.feed(in_order, strings))
+
+
+def without_templates(found: list[Race]) -> list[Race]:
+    return [
+        replace(
+            race,
+            current=replace(race.current, from_template=False),
+            previous=replace(race.previous, from_template=False),
+        )
+        for race in found
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "changed"),
+    [
+        *((name, 36) for name in PROGRAMS),
+        *((name, changed) for name in PROGRAMS[::5] for changed in (0, ROUNDS - 1)),
+    ],
+)
+def test_missing_wait_in_one_round_gives_the_races_of_exact_accesses(
+    name: str, changed: int
+) -> None:
+    records, strings = program_log(f"{name}_fixed")
+    trace = in_rounds(records, without_waits, changed)
+    with_templates = Policy().apply(trace)
+    assert len(with_templates) <= len(trace) + len(np.unique(trace["seq"]))
+    assert without_templates(races(with_templates, strings)) == races(trace, strings)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("change", [unchanged, with_moved_accesses])
+def test_programs_with_race_have_the_races_of_exact_accesses(
+    name: str, change: Callable[[Records], Records]
+) -> None:
+    records, strings = program_log(f"{name}_race")
+    trace = in_rounds(records, change, 36)
+    expected = races(trace, strings)
+    assert without_templates(races(Policy().apply(trace), strings)) == expected
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_missing_wait_and_changed_indices_give_a_race_or_a_warning(name: str) -> None:
+    records, strings = program_log(f"{name}_fixed")
+    trace = in_rounds(records, lambda work: with_moved_accesses(without_waits(work)), 36)
+    policy = Policy()
+    found = without_templates(races(policy.apply(trace), strings))
+    assert found == races(trace, strings) or policy.warnings
+
+
+def test_most_launches_of_a_repeated_program_have_templates() -> None:
+    records, _ = program_log("torch_matmul_result_fixed")
+    coverage = Coverage()
+    in_order, _ = reordered(Policy().apply(in_rounds(records, unchanged, 0)))
+    TemplateAccesses().insert(in_order, coverage)
+    assert coverage.launches_from_template > 0.5 * np.count_nonzero(
+        in_order["kind"] == EventKind.LAUNCH
+    )
+    assert coverage.template_checks > 0
+    assert coverage.template_differences == 0
