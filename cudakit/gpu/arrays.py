@@ -6,6 +6,7 @@ No library is imported: torch and CuPy are used only if the program imported the
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -78,15 +79,28 @@ def current_stream(library: str, ordinal: int) -> int:
     return current_stream_of_cudakit()
 
 
-def new_array(library: str, gpu: Gpu, dtype: str, shape: tuple[int, ...], stream: Stream) -> Any:
-    """Return an uninitialized array of a library, for use on a stream."""
+def new_array(
+    library: str,
+    gpu: Gpu,
+    dtype: str,
+    shape: tuple[int, ...],
+    stream: Stream,
+    *,
+    is_current_stream: bool = False,
+) -> Any:
+    """Return an uninitialized array of a library, for use on a stream.
+
+    ``is_current_stream`` tells that the stream is the library's current one, which saves setting it.
+    """
     ordinal = int(getattr(gpu, "ordinal", 0))
     if library == "torch":
         torch = sys.modules["torch"]
-        with _torch_stream(torch, stream, ordinal):
+        with nullcontext() if is_current_stream else _torch_stream(torch, stream, ordinal):
             return torch.empty(shape, dtype=getattr(torch, dtype), device=f"cuda:{ordinal}")
     if library == "cupy" and dtype != "bfloat16":
         cupy = sys.modules["cupy"]
+        if is_current_stream and cupy.cuda.runtime.getDevice() == ordinal:
+            return cupy.empty(shape, dtype)
         with cupy.cuda.Device(ordinal), stream_of_cupy(cupy, stream):
             return cupy.empty(shape, dtype)
     if gpu.capture_id(stream) is not None:
