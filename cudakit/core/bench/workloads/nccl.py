@@ -171,7 +171,7 @@ class PreparedCollective:
             )
             # The first execution connects the ranks, and finds out whether the library supports it.
             self._group.enqueue(self._id, 0)
-            self._group.execute_pending()
+            self._group.execute_pending_work()
         except Unsupported:
             self.close()
             raise
@@ -184,7 +184,7 @@ class PreparedCollective:
             self._group.enqueue(self._id, index)
 
     def verify(self) -> Verification:
-        self._group.execute_pending()
+        self._group.execute_pending_work()
         counts = self._group.request("verify", operation_id=self._id)
         wrong_count, word_count = (sum(column) for column in zip(*counts, strict=True))
         detail = ""
@@ -196,5 +196,5 @@ class PreparedCollective:
     def close(self) -> None:
         operation_id, self._id = self._id, None
         if operation_id is not None and not self._group.failure:
-            self._group.take_pending()
+            self._group.take_pending_work()
             self._group.request("release", operation_id=operation_id)
