@@ -9,7 +9,13 @@ import numpy as np
 
 from cudakit.errors import UsageError
 from cudakit.gpu.api import LEGACY, Argument, Gpu, Ptr, Stream
-from cudakit.gpu.arrays import DeviceOperand, current_stream, operand_of, shared_device
+from cudakit.gpu.arrays import (
+    DeviceOperand,
+    current_stream,
+    new_array,
+    operand_of,
+    shared_device,
+)
 from cudakit.gpu.device_array import DeviceArray, order_streams
 from cudakit.gpu.fast_call import FastCall, prepare_call
 from cudakit.kernels.elementwise import Operand
@@ -47,6 +53,18 @@ class Call:
         self.gpu = self._device()
         self.library = next(iter(self._arrays.values())).library
         self.stream = stream_of(stream, self.gpu, self.library)
+        self._is_current_stream = stream is None
+
+    def new_array(self, dtype: str, shape: tuple[int, ...]) -> object:
+        """Return an uninitialized array of the first array's library, for use on the stream."""
+        return new_array(
+            self.library,
+            self.gpu,
+            dtype,
+            shape,
+            self.stream,
+            is_current_stream=self._is_current_stream,
+        )
 
     def launch(
         self, kernels: PlannedKernels, plan: LaunchPlan, arguments: Sequence[Argument]

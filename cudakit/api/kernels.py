@@ -16,7 +16,7 @@ from cudakit.api.kernel_calls import (
     stream_of,
 )
 from cudakit.gpu.api.arrays import ArrayView
-from cudakit.gpu.arrays import new_array, operand_of, shared_device
+from cudakit.gpu.arrays import operand_of, shared_device
 from cudakit.gpu.device_array import DeviceArray
 from cudakit.gpu.device_array import to_device as copy_to_device
 from cudakit.gpu.fast_call import FastCall
@@ -58,7 +58,13 @@ def to_device(
 
 
 class Elementwise(FastCall):
-    """A compiled expression, which ``cudakit.elementwise`` returns. Call it with arrays and numbers."""
+    """A compiled expression, which ``cudakit.elementwise`` returns. Call it with arrays and numbers.
+
+    Arguments are given in the order of ``inputs``, or by name. ``out`` is an array, or a tuple of arrays, for
+    the outputs that the expression does not read; without it, they are allocated. ``stream`` is a stream of
+    any library or a handle; the default is the current stream of the first array's library. The kernel is
+    enqueued, and the call returns the output, or a tuple of several.
+    """
 
     def __init__(self, text: str, outputs: Sequence[str] | None, *, tune: bool) -> None:
         self._program = ElementwiseProgram(text, outputs)
@@ -82,12 +88,7 @@ class Elementwise(FastCall):
     def _call(
         self, *arguments: object, out: object = None, stream: object = None, **named: object
     ) -> Any:
-        """Enqueue the kernel, and return its output: an array, or a tuple of several.
-
-        Arguments are arrays and numbers, in the order of first use in the expression or by name. ``out`` is
-        an array, or a tuple of arrays, for the outputs that the expression does not read. ``stream`` is a
-        stream of any library or a handle; the default is the current stream of the first array's library.
-        """
+        """Check the arguments, enqueue the kernel, and prepare the launch of equal calls."""
         program = self._program.program
         inputs = bind_arguments(program.inputs, arguments, named)
         outputs = bind_outputs(program.new_outputs, out)
@@ -95,7 +96,7 @@ class Elementwise(FastCall):
         values = {name: call.values[name] for name in inputs}
         if not outputs:
             outputs = {
-                name: new_array(call.library, call.gpu, result.dtype, result.shape, call.stream)
+                name: call.new_array(result.dtype, result.shape)
                 for name, result in self._result_types(values).items()
             }
         views = {name: operand_of(array, name).view for name, array in outputs.items()}
@@ -199,7 +200,12 @@ def elementwise(
 
 
 class Reduction(FastCall):
-    """A compiled reduction, which ``cudakit.reduction`` returns. Call it with arrays and numbers."""
+    """A compiled reduction, which ``cudakit.reduction`` returns. Call it with arrays and numbers.
+
+    Arguments are given in the order of ``inputs``, or by name. ``out`` is an array for the results; without
+    it, one is allocated. ``stream`` is a stream of any library or a handle; the default is the current stream
+    of the first array's library. The kernel is enqueued, and the call returns the array of results.
+    """
 
     def __init__(self, text: str, axis: int | Sequence[int] | None, *, keepdims: bool) -> None:
         self._program = ReductionProgram(text, axis, keepdims=keepdims)
@@ -215,12 +221,7 @@ class Reduction(FastCall):
     def _call(
         self, *arguments: object, out: object = None, stream: object = None, **named: object
     ) -> Any:
-        """Enqueue the kernel, and return the array of results.
-
-        Arguments are arrays and numbers, in the order of first use in the expression or by name. ``out`` is
-        an array for the results, ``stream`` a stream of any library or a handle; the default is the current
-        stream of the first array's library.
-        """
+        """Check the arguments, enqueue the kernel, and prepare the launch of equal calls."""
         program = self._program
         inputs = bind_arguments(program.inputs, arguments, named)
         call = Call({**inputs, **bind_outputs(("out",), out)}, stream)
@@ -228,7 +229,7 @@ class Reduction(FastCall):
         allocates = out is None
         if allocates:
             result = program.result_type(values)
-            out = new_array(call.library, call.gpu, result.dtype, result.shape, call.stream)
+            out = call.new_array(result.dtype, result.shape)
         view = operand_of(out, "out").view
         plan = self._plan(values, view)
         program.check_overlaps(values, view)

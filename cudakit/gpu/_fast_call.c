@@ -116,6 +116,9 @@ static PyObject *name_call, *name_out, *name_stream, *name_api, *name_requires_g
     *name_cuda_stream;
 static int accepted_device_type = 2; /* kDLCUDA */
 
+/* CU_STREAM_LEGACY: the default stream has one name, so that its scratch memory is found. */
+static const handle LEGACY_STREAM = (handle)1;
+
 static struct {
     int (*launch)(handle function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
                   unsigned shared_bytes, handle stream, void **parameters, void **extra);
@@ -190,8 +193,7 @@ static int add_tensor_key(word *key, int words, const dl_tensor *tensor, word ad
  * that only the method _call can handle. */
 static int read_operand(PyObject *object, bool is_output, operand *out, word *key, int words)
 {
-    out->key_start = words;
-    out->api = NULL;
+    *out = (operand){.key_start = words};
     if (PyFloat_CheckExact(object)) {
         out->kind = 'f';
         out->real = PyFloat_AS_DOUBLE(object);
@@ -265,12 +267,12 @@ static bool has_overlap(const prepared *plan, const operand *operands)
 static prepared *find_plan(FastCall *self, const word *key, int words, bool allocates)
 {
     for (int i = 0; i < self->plan_count; i++) {
-        prepared *found = self->plans[i];
-        if (found->key_words == words && found->allocates == allocates &&
-            !memcmp(found->key, key, (size_t)words * sizeof *key)) {
+        prepared *candidate = self->plans[i];
+        if (candidate->key_words == words && candidate->allocates == allocates &&
+            !memcmp(candidate->key, key, (size_t)words * sizeof *key)) {
             memmove(self->plans + 1, self->plans, (size_t)i * sizeof *self->plans);
-            self->plans[0] = found;
-            return found;
+            self->plans[0] = candidate;
+            return candidate;
         }
     }
     return NULL;
@@ -440,11 +442,16 @@ static int read_operands(FastCall *self, const arguments *parsed, operand *opera
 /* Find the handle of a call's stream. Return false for streams that are no int and have no attribute cuda_stream. */
 static bool find_stream(PyObject *object, const operand *first_array, handle *stream)
 {
-    if (!object)
-        return !first_array->api->current_stream(accepted_device_type, first_array->device_id, stream);
+    if (!object) {
+        if (first_array->api->current_stream(accepted_device_type, first_array->device_id, stream))
+            return false;
+        *stream = *stream ? *stream : LEGACY_STREAM;
+        return true;
+    }
     PyObject *number = PyLong_CheckExact(object) ? Py_NewRef(object) : PyObject_GetAttr(object, name_cuda_stream);
     *stream = number && PyLong_Check(number) ? PyLong_AsVoidPtr(number) : (handle)-1;
     Py_XDECREF(number);
+    *stream = *stream ? *stream : LEGACY_STREAM;
     bool is_valid = *stream != (handle)-1 && !PyErr_Occurred();
     PyErr_Clear();
     return is_valid;

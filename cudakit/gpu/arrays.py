@@ -6,6 +6,7 @@ No library is imported: torch and CuPy are used only if the program imported the
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ from cudakit.errors import UsageError
 from cudakit.gpu.api import LEGACY, Gpu, Ptr, Stream
 from cudakit.gpu.api.arrays import ArrayView, contiguous_strides
 from cudakit.gpu.device_array import DeviceArray
-from cudakit.gpu.dlpack import DLPACK_CUDA, DLPACK_CUDA_MANAGED, view_of_capsule
+from cudakit.gpu.dlpack import DLPACK_DEVICES, view_of_capsule
 from cudakit.gpu.external_streams import stream_of_cupy
 
 if TYPE_CHECKING:
@@ -78,15 +79,28 @@ def current_stream(library: str, ordinal: int) -> int:
     return current_stream_of_cudakit()
 
 
-def new_array(library: str, gpu: Gpu, dtype: str, shape: tuple[int, ...], stream: Stream) -> Any:
-    """Return an uninitialized array of a library, for use on a stream."""
+def new_array(
+    library: str,
+    gpu: Gpu,
+    dtype: str,
+    shape: tuple[int, ...],
+    stream: Stream,
+    *,
+    is_current_stream: bool = False,
+) -> Any:
+    """Return an uninitialized array of a library, for use on a stream.
+
+    ``is_current_stream`` tells that the stream is the library's current one, which saves setting it.
+    """
     ordinal = int(getattr(gpu, "ordinal", 0))
     if library == "torch":
         torch = sys.modules["torch"]
-        with _torch_stream(torch, stream, ordinal):
+        with nullcontext() if is_current_stream else _torch_stream(torch, stream, ordinal):
             return torch.empty(shape, dtype=getattr(torch, dtype), device=f"cuda:{ordinal}")
     if library == "cupy" and dtype != "bfloat16":
         cupy = sys.modules["cupy"]
+        if is_current_stream and cupy.cuda.runtime.getDevice() == ordinal:
+            return cupy.empty(shape, dtype)
         with cupy.cuda.Device(ordinal), stream_of_cupy(cupy, stream):
             return cupy.empty(shape, dtype)
     if gpu.capture_id(stream) is not None:
@@ -146,10 +160,10 @@ def _operand_of_interface(array: Any, name: str) -> DeviceOperand:
 
 def _operand_of_dlpack(array: Any, name: str) -> DeviceOperand:
     kind, ordinal = array.__dlpack_device__()
-    if int(kind) not in (DLPACK_CUDA, DLPACK_CUDA_MANAGED):
+    if int(kind) not in DLPACK_DEVICES:
         raise _not_an_array(array, name, f"{_type_name(array)} in host memory")
     # The capsule is not consumed: it releases its tensor, while the array keeps the memory.
-    view = view_of_capsule(array.__dlpack__(stream=_NO_SYNCHRONIZATION))
+    view, _ = view_of_capsule(array.__dlpack__(stream=_NO_SYNCHRONIZATION))
     return DeviceOperand(view, int(ordinal))
 
 

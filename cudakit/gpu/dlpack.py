@@ -14,12 +14,14 @@ import numpy as np
 from cudakit.gpu.api import Ptr
 from cudakit.gpu.api.arrays import ArrayView, contiguous_strides
 
-DLPACK_CUDA, DLPACK_CUDA_MANAGED = 2, 13
+DLPACK_CUDA = 2
+# Device types of device memory: kDLCUDA and kDLCUDAManaged.
+DLPACK_DEVICES = frozenset({DLPACK_CUDA, 13})
 _CAPSULE_NAME = b"dltensor"
-# DLDataTypeCode of numpy's dtype kinds.
+# DLDataTypeCode of numpy's dtype kinds, and numpy's names of the types.
 _CODES = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}
 _BFLOAT_CODE = 4
-_KINDS = {code: kind for kind, code in _CODES.items()}
+_TYPE_NAMES = {0: "int", 1: "uint", 2: "float", _BFLOAT_CODE: "bfloat", 5: "complex", 6: "bool"}
 
 
 class _Device(ctypes.Structure):
@@ -58,8 +60,11 @@ _CapsuleDestructor = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _EXPORTED: dict[int, tuple[object, ...]] = {}
 
 
-def view_of_capsule(capsule: object) -> ArrayView:
-    """Return the view of a capsule's tensor. The caller keeps the capsule or the tensor's owner alive."""
+def view_of_capsule(capsule: object) -> tuple[ArrayView, int]:
+    """Return the view of a capsule's tensor, and the size of its elements in bytes.
+
+    The caller keeps the capsule or the tensor's owner alive.
+    """
     tensor = _Tensor.from_address(_pointer_of(capsule, _CAPSULE_NAME))
     shape = tuple(tensor.shape[: tensor.ndim]) if tensor.ndim else ()
     dtype = _dtype_name(tensor.dtype)
@@ -69,7 +74,8 @@ def view_of_capsule(capsule: object) -> ArrayView:
         if tensor.ndim and tensor.strides
         else contiguous_strides(shape, element_bytes)
     )
-    return ArrayView(Ptr((tensor.data or 0) + tensor.byte_offset), dtype, shape, strides)
+    ptr = Ptr((tensor.data or 0) + tensor.byte_offset)
+    return ArrayView(ptr, dtype, shape, strides), element_bytes
 
 
 def capsule_of(view: ArrayView, device: tuple[int, int], owner: object) -> object:
@@ -122,14 +128,10 @@ def _pointer_of(capsule: object, name: bytes) -> int:
 
 
 def _dtype_name(data_type: _DataType) -> str:
-    """Return numpy's name of a data type; an invalid name for types that numpy does not have."""
-    code, bits, lanes = data_type.code, data_type.bits, data_type.lanes
-    if lanes == 1 and code == _BFLOAT_CODE and bits == 16:
-        return "bfloat16"
-    kind = _KINDS.get(code)
-    if kind is None or lanes != 1 or bits % 8:
-        return f"dlpack{code}_{bits}x{lanes}"
-    return np.dtype(f"{kind}{bits // 8}").name
+    """Return numpy's name of a data type, or a similar name for types that numpy does not have."""
+    type_name = _TYPE_NAMES.get(data_type.code, f"dlpack{data_type.code}_")
+    name = type_name if type_name == "bool" else f"{type_name}{data_type.bits}"
+    return name if data_type.lanes == 1 else f"{name}x{data_type.lanes}"
 
 
 def _data_type(dtype: str) -> _DataType:

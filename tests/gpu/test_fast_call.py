@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from cudakit.gpu.api import LEGACY
+
 torch = pytest.importorskip("torch")
 fast_call = pytest.importorskip("cudakit.gpu._fast_call")
 if not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
@@ -79,6 +81,7 @@ class Adder(fast_call.FastCall):
     def __init__(self, driver: Driver, *, scratch: int = 0) -> None:
         self.driver, self.scratch = driver, scratch
         self.python_calls = 0
+        self.stream = STREAM
         self._configure(2, 1)
 
     def _call(self, x: Any, y: Any, *, out: Any = None, stream: Any = None) -> Any:  # noqa: ARG002
@@ -94,7 +97,7 @@ class Adder(fast_call.FastCall):
         if isinstance(y, float):
             parameters = (("a", 0, b""), ("f", 1, b""), ("a", 2, b""))
         self.driver.parameter_count = len(parameters)
-        kernel = (FUNCTION, CONTEXT, 0, 7, 256, STREAM, self.scratch)
+        kernel = (FUNCTION, CONTEXT, 0, 7, 256, self.stream, self.scratch)
         self._prepare((x, y), (result,), out is None, (2,), parameters, *kernel)
         return result
 
@@ -217,6 +220,17 @@ def test_scratch_memory_is_that_of_the_stream(driver: Driver) -> None:
     driver.capturing = 1
     add(x, y, out=out, stream=STREAM)
     assert add.python_calls == 3
+
+
+def test_default_stream_has_scratch_memory(driver: Driver) -> None:
+    add = Adder(driver, scratch=0x5000)
+    add.stream = LEGACY
+    x, y, out = tensors(3)
+    for stream in (None, 0, LEGACY):
+        add(x, y, out=out, stream=stream)
+
+    assert add.python_calls == 1
+    assert [launch[3] for launch in driver.launches] == [LEGACY, LEGACY]
 
 
 def test_failed_launch_is_repeated_in_python(driver: Driver) -> None:

@@ -46,6 +46,8 @@ def test_reduction_over_any_axes_has_values_of_numpy(
 ) -> None:
     dtype = data.draw(st.sampled_from([np.float32, np.float64, np.int32, np.uint8]))
     x = data.draw(hnp.arrays(dtype, shape, elements={"min_value": 0, "max_value": 3}))
+    if name == "prod":  # a product that overflows depends on the order: infinity times 0 is NaN
+        x = np.minimum(x, 1).astype(dtype)
     axes = st.sets(st.integers(0, len(shape) - 1), min_size=1).map(tuple)
     axis = data.draw(st.one_of(st.none(), axes))
     keepdims = data.draw(st.booleans())

@@ -143,20 +143,23 @@ def remedies(
     )
 
 
-# Fix of a race with a collective of torch.distributed: the call with async_op=True returns the work.
-_TORCH_COLLECTIVE_FIX: Final = "work.wait() before the tensors of the collective are used"
+def _has_work(side: Side) -> bool:
+    """Return whether the side is a collective of torch.distributed, which returns a ``Work`` to wait for."""
+    frames = (frame.filename for frame in side.stack)
+    is_of_torch = any("/torch/distributed/" in filename for filename in frames)
+    return side.collective is not None and not side.graph and is_of_torch
 
 
 def _fix_for(
     framework: Framework, kind: RaceKind, current: Side, previous: Side, streams: RacingStreams
 ) -> str:
+    if framework.name == "torch" and _has_work(previous):
+        return "work.wait(), with the work that the call with async_op=True returned"
     if streams.unreachable:
         return framework.device_wait_fix
     if kind is RaceKind.HOST or current.stream_number == HOST:
         return framework.host_wait_fix
     is_reused = kind in (RaceKind.REUSE, RaceKind.USE_AFTER_FREE)
-    if framework.name == "torch" and previous.collective and not is_reused:
-        return _TORCH_COLLECTIVE_FIX
     return framework.lifetime_fix if is_reused else framework.order_fix
 
 
@@ -236,6 +239,8 @@ def fix(kind: RaceKind, current: Side, previous: Side, streams: RacingStreams | 
     if kind is RaceKind.USE_AFTER_FREE and previous.operation == "free":
         return f"free the memory after its last use: move {earlier} after {later}{_NOT_CHECKED}"
     earlier, later = _enqueued(previous), _enqueued(current)
+    if _has_work(previous):
+        return f"wait for the work of {earlier} before {later}"
     if streams.unreachable:
         return (
             f"make the host wait for the whole device after {earlier} and before {later}: "

@@ -9,6 +9,7 @@ called CUDA with these streams. Every other race, and one that cannot be attribu
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from itertools import takewhile
 from typing import Final
@@ -31,7 +32,9 @@ _WORK: Final = (
     EventKind.COLLECTIVE,
     EventKind.GRAPH_LAUNCH,
 )
-_PACKAGE = re.compile(r"(?:^|/)(?:site|dist)-packages/([^/]+?)(?:\.py)?(?:/|$)|/(cudakit)/")
+_PACKAGE = re.compile(
+    r"(?:^|/)(?:site|dist)-packages/([^/]+?)(?:\.py)?(?:/|$)|/(cudakit)/(?:api|core|gpu|run)/"
+)
 
 
 def library_of(frames: Sequence[Frame]) -> str:
@@ -61,6 +64,9 @@ def is_one_program_call(race: Race) -> bool:
         return current.capturing_call == previous.capturing_call != 0
     return current.program_call == previous.program_call != 0
 
+
+# PyTorch creates 32 streams when it needs the first one (c10/cuda/CUDAStream.cpp, kStreamsPerPool).
+_MIN_POOL_STREAMS: Final = 32
 
 # Files with the functions that frameworks offer programs for the creation of streams.
 _STREAM_FILE = re.compile(
@@ -125,8 +131,10 @@ class StreamUse:
         self._library_streams: dict[int, int] = {}
         # Streams with which the program's own code called CUDA.
         self._program_streams: set[int] = set()
-        # Streams that a library created, and not as the answer to a call for a stream.
-        self._created_by_library: set[int] = set()
+        # Program call and call stack that created each stream which a library created for itself.
+        self._creations: dict[int, tuple[int, int]] = {}
+        # Number of streams with each of these program calls and call stacks.
+        self._creation_counts: Counter[tuple[int, int]] = Counter()
 
     def feed(self, records: Records, stacks: Sequence[Stack]) -> None:
         """Add records. ``stacks`` is the stack table of their trace."""
@@ -157,9 +165,12 @@ class StreamUse:
         """Return whether the program has access to a stream, as far as its calls show.
 
         It has no access to a stream that a library created for itself, unless the program's own code called
-        CUDA with this stream.
+        CUDA with this stream. A call that creates many streams fills a pool, from which the program may get
+        streams, too.
         """
-        return stream not in self._created_by_library or stream in self._program_streams
+        creation = self._creations.get(stream)
+        is_from_pool = creation is not None and self._creation_counts[creation] >= _MIN_POOL_STREAMS
+        return creation is None or is_from_pool or stream in self._program_streams
 
     def _add_created_streams(self, records: Records, stacks: Sequence[Stack]) -> None:
         columns = (records[name].tolist() for name in ("stream", "program_call", "site"))
@@ -170,7 +181,8 @@ class StreamUse:
             if program_call:
                 self._unused_streams[stream] = program_call
             if not _requests_stream([Frame(*frame) for frame in stacks[site]]):
-                self._created_by_library.add(stream)
+                self._creations[stream] = program_call, site
+                self._creation_counts[program_call, site] += 1
 
     def _add_first_work(self, operations: Records) -> None:
         """Find the streams whose first work belongs to the program call that created the stream."""

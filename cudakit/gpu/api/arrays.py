@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 from cudakit.gpu.api.values import Ptr
 
@@ -36,11 +37,18 @@ def contiguous_strides(shape: tuple[int, ...], element_bytes: int) -> tuple[int,
 
 def byte_range(view: ArrayView, element_bytes: int) -> tuple[int, int]:
     """Return the first address of an array and the address after its last byte; strides may be negative."""
-    if not view.size:
-        return view.ptr, view.ptr
-    offsets = [
-        (extent - 1) * stride for extent, stride in zip(view.shape, view.strides, strict=True)
-    ]
-    first = view.ptr + sum(offset for offset in offsets if offset < 0)
-    last = view.ptr + sum(offset for offset in offsets if offset > 0)
+    first, end = _byte_offsets(view.shape, view.strides, element_bytes)
+    return view.ptr + first, view.ptr + end
+
+
+@lru_cache(maxsize=4096)
+def _byte_offsets(
+    shape: tuple[int, ...], strides: tuple[int, ...], element_bytes: int
+) -> tuple[int, int]:
+    """Return the offsets of the first byte of an array and of the byte after its last one."""
+    if 0 in shape:
+        return 0, 0
+    offsets = [(extent - 1) * stride for extent, stride in zip(shape, strides, strict=True)]
+    first = sum(offset for offset in offsets if offset < 0)
+    last = sum(offset for offset in offsets if offset > 0)
     return first, last + element_bytes

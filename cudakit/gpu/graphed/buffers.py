@@ -1,11 +1,7 @@
-"""Device buffers of any library: address, size, dtype and shape.
-
-DLPack capsules are read through the structures of dlpack.h, in the unversioned form (DLManagedTensor).
-"""
+"""Device buffers of any library: address, size, dtype and shape."""
 
 from __future__ import annotations
 
-import ctypes
 import math
 import sys
 from collections.abc import Callable
@@ -16,15 +12,11 @@ import numpy as np
 
 from cudakit.errors import UsageError
 from cudakit.gpu.api import Ptr
+from cudakit.gpu.dlpack import DLPACK_DEVICES, view_of_capsule
 
 _HINT = "pass device arrays or addresses; bind other arguments with functools.partial or a lambda"
-# Device types of DLPack for device memory: kDLCUDA and kDLCUDAManaged.
-DLPACK_DEVICES = frozenset({2, 13})
-_CAPSULE_NAME = b"dltensor"
 # stream=-1 requests no synchronization ("Python Specification for DLPack").
 _NO_STREAM = -1
-# Type names of numpy by DLDataTypeCode.
-_TYPE_NAMES = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: "bool"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,22 +105,14 @@ def _buffer_of_interface(argument: Any) -> Buffer:
 
 
 def _buffer_of_dlpack(argument: Any) -> Buffer:
-    """Read the DLPack capsule of an object. An array without strides is C-contiguous."""
+    """Read the DLPack capsule of an object."""
+    # The capsule is not consumed: it frees its tensor, and the argument keeps the memory.
     capsule = argument.__dlpack__(stream=_NO_STREAM)
-    get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
-    get_pointer.restype, get_pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
-    # A DLManagedTensor begins with the DLTensor. Because nobody consumed the capsule, it frees the tensor.
-    tensor = _DlTensor.from_address(get_pointer(capsule, _CAPSULE_NAME))
-    ndim, dtype = tensor.ndim, tensor.dtype
-    shape = tuple(tensor.shape[:ndim]) if ndim else ()
-    strides = tensor.strides[:ndim] if ndim and tensor.strides else None
-    layout = Layout(
-        _dtype_name(dtype.code, dtype.bits, dtype.lanes),
-        shape,
-        size_bytes=math.prod(shape) * dtype.bits * dtype.lanes // 8,
-        dense=strides is None or _is_dense(shape, strides),
+    view, element_bytes = view_of_capsule(capsule)
+    dense = _is_dense(view.shape, [stride / element_bytes for stride in view.strides])
+    return Buffer(
+        view.ptr, Layout(view.dtype, view.shape, size_bytes=view.size * element_bytes, dense=dense)
     )
-    return Buffer(Ptr((tensor.data or 0) + tensor.byte_offset), layout)
 
 
 def _is_dense(shape: tuple[int, ...], strides: Any) -> bool:
@@ -145,29 +129,3 @@ def _describe(argument: object) -> str:
     text = f"{type(argument).__module__}.{type(argument).__qualname__}".removeprefix("builtins.")
     on_host = isinstance(argument, np.ndarray) or hasattr(argument, "__dlpack__")
     return f"{text} in host memory" if on_host else text
-
-
-class _DlDevice(ctypes.Structure):
-    _fields_ = (("kind", ctypes.c_int32), ("ordinal", ctypes.c_int32))
-
-
-class _DlDataType(ctypes.Structure):
-    _fields_ = (("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16))
-
-
-class _DlTensor(ctypes.Structure):
-    _fields_ = (
-        ("data", ctypes.c_void_p),
-        ("device", _DlDevice),
-        ("ndim", ctypes.c_int32),
-        ("dtype", _DlDataType),
-        ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.POINTER(ctypes.c_int64)),
-        ("byte_offset", ctypes.c_uint64),
-    )
-
-
-def _dtype_name(code: int, bits: int, lanes: int) -> str:
-    type_name = _TYPE_NAMES.get(code, f"dlpack{code}_")
-    name = type_name if type_name == "bool" else f"{type_name}{bits}"
-    return name if lanes == 1 else f"{name}x{lanes}"

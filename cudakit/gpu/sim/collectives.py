@@ -136,7 +136,7 @@ class SimCommunicator:
         is_root = self._rank == ROOT
         sends = operation != "broadcast" or is_root
         data = launch.read(send, np.uint8, send_bytes).tobytes() if sends else b""
-        packets = self._swap(launch.begin_ns, collective, data)
+        packets = self._exchange_packets(launch.begin_ns, collective, data)
         if operation != "reduce" or is_root:
             output = _output(collective, [packet.data for packet in packets], self._rank)
             launch.write(receive, np.uint8, receive_bytes)[:] = np.frombuffer(output, np.uint8)
@@ -144,7 +144,9 @@ class SimCommunicator:
         size_bytes = max(send_bytes, receive_bytes)
         launch.busy(begin_ns - launch.begin_ns + self._duration_ns(operation, size_bytes))
 
-    def _swap(self, begin_ns: int, collective: Collective, data: bytes) -> list[_Packet]:
+    def _exchange_packets(
+        self, begin_ns: int, collective: Collective, data: bytes
+    ) -> list[_Packet]:
         """Send this rank's data, and return the data of all ranks in their order."""
         request = [collective.operation, collective.element.name, collective.count]
         try:

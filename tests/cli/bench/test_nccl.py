@@ -177,17 +177,28 @@ def test_rank_with_other_options_ends_all_ranks() -> None:
     assert "rank 1 stopped" in errors[1]
 
 
+def start_long_measurement(
+    rendezvous: Path, file: Path, *, ranks: int
+) -> list[subprocess.Popen[str]]:
+    """Start a measurement of many cases, and return when its ranks have measured for some seconds."""
+    sizes = ("--sizes", "4B..256KiB", "--dtype", "fp32,bf16,fp16", "--samples", "30")
+    arguments = (*SIM, *sizes, "--rendezvous", rendezvous, "-o", file)
+    processes = [start(*arguments, rank=rank, ranks=ranks, port=1) for rank in range(ranks)]
+    deadline_s = time.monotonic() + END_TIMEOUT_S
+    # Rank 0 removes the file when all ranks are connected.
+    for is_there in (True, False):
+        while rendezvous.exists() != is_there and time.monotonic() < deadline_s:
+            time.sleep(0.002)
+    time.sleep(4)
+    return processes
+
+
 @pytest.mark.parametrize("victim", [0, 2])
 def test_killed_rank_ends_the_others_and_keeps_the_completed_cases(
     victim: int, tmp_path: Path
 ) -> None:
-    file, port = tmp_path / "nccl.json", free_port()
-    # Enough cases that the measurement cannot end before the kill.
-    sizes = ("--sizes", "4B..256KiB", "--dtype", "fp32,bf16,fp16", "--samples", "30")
-    processes = [
-        start(*SIM, *sizes, "-o", file, rank=rank, ranks=3, port=port) for rank in range(3)
-    ]
-    time.sleep(5)
+    file = tmp_path / "nccl.json"
+    processes = start_long_measurement(tmp_path / "ranks", file, ranks=3)
     processes[victim].send_signal(signal.SIGKILL)
     begin_s = time.monotonic()
     outputs = [process.communicate(timeout=END_TIMEOUT_S) for process in processes]
@@ -208,12 +219,8 @@ def test_killed_rank_ends_the_others_and_keeps_the_completed_cases(
 
 
 def test_interrupt_of_rank_0_keeps_the_completed_cases(tmp_path: Path) -> None:
-    file, port = tmp_path / "nccl.json", free_port()
-    sizes = ("--sizes", "4B..256KiB", "--dtype", "fp32,bf16,fp16", "--samples", "30")
-    processes = [
-        start(*SIM, *sizes, "-o", file, rank=rank, ranks=2, port=port) for rank in range(2)
-    ]
-    time.sleep(5)
+    file = tmp_path / "nccl.json"
+    processes = start_long_measurement(tmp_path / "ranks", file, ranks=2)
     processes[0].send_signal(signal.SIGTERM)
     outputs = [process.communicate(timeout=END_TIMEOUT_S) for process in processes]
 

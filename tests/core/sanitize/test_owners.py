@@ -194,6 +194,13 @@ def test_program_has_access_to_a_stream_that_it_passed_to_cuda() -> None:
     assert use.is_reachable(FIRST)
 
 
+def test_program_may_have_access_to_streams_of_a_pool() -> None:
+    pool = [(created(number), NEW_STREAM_IN_TORCH, 4) for number in range(FIRST, FIRST + 32)]
+
+    assert use_of(*pool).is_reachable(FIRST)
+    assert not use_of(*pool[1:]).is_reachable(SECOND)
+
+
 def test_damaged_call_stack_number_is_not_the_programs() -> None:
     use = StreamUse()
     events = [Event(created(FIRST), seq=1, site=90), Event(work(FIRST), seq=2, site=99)]

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from cudakit.errors import UsageError
-from cudakit.gpu.graphed.buffers import DLPACK_DEVICES, Layout, buffer_of, check_contents
+from cudakit.gpu.dlpack import DLPACK_DEVICES
+from cudakit.gpu.graphed.buffers import Layout, buffer_of, check_contents
 
 CUDA, HOST = 2, 1
 

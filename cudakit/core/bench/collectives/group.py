@@ -1,4 +1,4 @@
-"""The group of ranks, as rank 0's process sees it: requests to all ranks, and their answers.
+"""The group of ranks in the process of rank 0: it sends requests to all ranks and collects the answers.
 
 A rank is a thread of this process, or another process with a TCP connection. Every request goes to all ranks;
 an answer, an error or the end of a rank arrives in one queue. The first failure ends all ranks.
@@ -37,7 +37,7 @@ def new_answers() -> Answers:
 
 
 class Channel(Protocol):
-    """The way to one rank."""
+    """The connection of rank 0's process to one rank: a thread, or another process."""
 
     @property
     def name(self) -> str:
@@ -84,7 +84,7 @@ class RankGroup:
         self._answers, self._timeout_s = answers, timeout_s
         self._request_number = 0
         self._ids = 0
-        self._pending: list[Execution] = []  # Executions that no request contains yet.
+        self._pending_work: list[Execution] = []  # Executions that no request contains yet.
 
     def new_id(self) -> int:
         """Return an unused id for an operation or a graph."""
@@ -98,20 +98,20 @@ class RankGroup:
 
     def enqueue(self, operation_id: int, index: int) -> None:
         """Add an execution to the work of the next request."""
-        self._pending.append((operation_id, index))
+        self._pending_work.append((operation_id, index))
 
     def launch_graph(self, graph_id: int) -> None:
         """Add the launch of a graph to the work of the next request."""
-        self._pending.append((_GRAPH, graph_id))
+        self._pending_work.append((_GRAPH, graph_id))
 
-    def take_pending(self) -> list[Execution]:
-        """Return the added executions, and forget them."""
-        pending, self._pending = self._pending, []
-        return pending
+    def take_pending_work(self) -> list[Execution]:
+        """Return the executions that no request contains yet, and clear the list."""
+        work, self._pending_work = self._pending_work, []
+        return work
 
-    def execute_pending(self) -> None:
-        """Execute the added executions without timing them."""
-        if work := self.take_pending():
+    def execute_pending_work(self) -> None:
+        """Execute the pending work without timing it."""
+        if work := self.take_pending_work():
             self.request("execute", work=work)
 
     def request(self, name: str, *, only_rank: int | None = None, **arguments: Any) -> list[Any]:
@@ -137,7 +137,7 @@ class RankGroup:
         return [answers[rank].get("value") for rank in ranks]
 
     def fail(self, reason: str, hint: str = "") -> CollectiveError:
-        """End all ranks, and return the error that says why."""
+        """End all ranks, and return the error with the reason."""
         if not self.failure:
             self.failure = reason
             for channel in self.channels:
@@ -202,15 +202,15 @@ class GroupTimer:
     def time(self, work: SampleWork, *, blocked: bool = False) -> Reading:
         """Time one sample on all ranks."""
         group = self._group
-        group.execute_pending()
+        group.execute_pending_work()
         if work.enqueue_before:
             work.enqueue_before(self.stream)
-        before = group.take_pending()
+        before = group.take_pending_work()
         work.enqueue(self.stream)
         readings = group.request(
             "time",
             before=before,
-            work=group.take_pending(),
+            work=group.take_pending_work(),
             executions=work.executions,
             blocked=blocked,
             clock=work.clock,
@@ -226,10 +226,10 @@ class GroupTimer:
     def capture(self, work: Enqueue) -> CapturedWork:
         """Capture work in a graph on every rank."""
         group = self._group
-        group.execute_pending()
+        group.execute_pending_work()
         work(self.stream)
         graph_id = group.new_id()
-        group.request("capture", graph_id=graph_id, work=group.take_pending())
+        group.request("capture", graph_id=graph_id, work=group.take_pending_work())
 
         def close() -> None:
             if not group.failure:

@@ -1,4 +1,4 @@
-"""Which rank this process is, from the environment of torchrun, Slurm or MPI."""
+"""The rank of this process, from the environment variables of torchrun, Slurm or MPI."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def parse_address(text: str) -> tuple[str, int] | None:
 
 
 def _address(launcher: str, variables: Mapping[str, str], job: str) -> tuple[str, int]:
-    """Return the address at which rank 0 listens, without a host if the variables do not tell it."""
+    """Return the host and the port at which rank 0 listens; the host is "" if no variable contains it."""
     port = _FIRST_PORT + zlib.crc32(job.encode()) % _PORT_COUNT
     if host := variables.get("MASTER_ADDR", ""):
         if "MASTER_PORT" in variables:

@@ -1,4 +1,4 @@
-"""Ranks in other processes: rank 0's channel to one, and the main loop of such a process."""
+"""Ranks in other processes: the channel that rank 0 uses, and the main loop of the other processes."""
 
 from __future__ import annotations
 
@@ -40,20 +40,20 @@ def nccl_variables(variables: Mapping[str, str]) -> dict[str, str]:
     return {name: text for name, text in variables.items() if name.startswith("NCCL_")}
 
 
-def check_same_options(first: Message, other: Message, rank: int) -> None:
+def check_same_options(rank_0_facts: Message, facts: Message, rank: int) -> None:
     """Raise InputError if a rank was started with another version or other options than rank 0."""
-    if other["version"] != first["version"]:
+    if facts["version"] != rank_0_facts["version"]:
         raise InputError(
-            f"rank {rank} on {other['host']} has cudakit {other['version']}, "
-            f"rank 0 on {first['host']} has {first['version']}",
+            f"rank {rank} on {facts['host']} has cudakit {facts['version']}, "
+            f"rank 0 on {rank_0_facts['host']} has {rank_0_facts['version']}",
             hint="install the same version on all hosts",
         )
-    options, other_options = first["options"], other["options"]
-    for name in sorted(options.keys() | other_options.keys()):
-        text, other_text = options.get(name), other_options.get(name)
-        if text != other_text:
+    rank_0_options, options = rank_0_facts["options"], facts["options"]
+    for name in sorted(rank_0_options.keys() | options.keys()):
+        rank_0_value, value = rank_0_options.get(name), options.get(name)
+        if value != rank_0_value:
             raise InputError(
-                f"rank {rank} on {other['host']} has {name} = {other_text}, rank 0 has {text}",
+                f"rank {rank} on {facts['host']} has {name} = {value}, rank 0 has {rank_0_value}",
                 hint="start all ranks with the same options",
             )
 

@@ -97,7 +97,7 @@ class Rank:
 
 @dataclass(frozen=True, slots=True)
 class _BufferSet:
-    """The buffers of one operation; in place, ``send`` lies in the receive buffer or the other way round."""
+    """The buffers of one operation. In place, the smaller buffer is a part of the larger one."""
 
     send: Ptr
     receive: Ptr
@@ -351,14 +351,14 @@ class RankOperation:
             self._write_chunk(Ptr(ptr + offset), pattern)
 
     def _write_chunk(self, ptr: Ptr, pattern: Pattern) -> None:
-        """Copy one period to the device, and double it there."""
+        """Write one chunk: copy a period from the host, then repeat it by copies on the device."""
         gpu, element = self._gpu, self._collective.element
         size_bytes = self._collective.chunk_bytes
-        first = pattern.elements(min(self._collective.count, PERIOD))
-        view = gpu.host_view(self._staging, first.nbytes)
-        np.frombuffer(view, element.bits)[:] = first
-        gpu.copy(ptr, self._staging, first.nbytes, LEGACY)
-        written_bytes = first.nbytes
+        first_period = pattern.elements(min(self._collective.count, PERIOD))
+        view = gpu.host_view(self._staging, first_period.nbytes)
+        np.frombuffer(view, element.bits)[:] = first_period
+        gpu.copy(ptr, self._staging, first_period.nbytes, LEGACY)
+        written_bytes = first_period.nbytes
         while written_bytes < size_bytes:
             copied_bytes = min(written_bytes, size_bytes - written_bytes)
             gpu.copy(Ptr(ptr + written_bytes), ptr, copied_bytes, LEGACY)

@@ -55,7 +55,7 @@ class Connection:
             self._socket.sendall(_LENGTH.pack(len(content)) + content)
 
     def receive(self, timeout_s: float | None = None) -> Message | None:
-        """Return the next message, or None if the other process has closed the connection or ended.
+        """Return the next message, or None after the other process closed the connection or ended.
 
         Raises TimeoutError after ``timeout_s``, ValueError for bytes that are no message.
         """
@@ -158,7 +158,7 @@ def join(launch: Launch, rendezvous: str, facts: Message, timeout_s: float) -> C
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """Where the ranks meet: at an address of rank 0's host, or by a file that contains the address."""
+    """The meeting point of the ranks: an address on the host of rank 0, or a file that contains it."""
 
     file: str  # Path of the file; "" for an address.
     host: str
@@ -170,7 +170,7 @@ class _Target:
 
 
 def _find_target(launch: Launch, rendezvous: str) -> _Target:
-    """Return the target that the user gave, or else the one of the launcher."""
+    """Return the target that ``rendezvous`` names, or if it is "" the target of the launcher."""
     if rendezvous:
         address = parse_address(rendezvous)
         return _Target("", *address) if address else _Target(rendezvous, "", 0)
@@ -204,7 +204,7 @@ def _listen(target: _Target) -> socket.socket:
 
 
 def _read_hello(connection: Connection, launch: Launch, token: str) -> Message | None:
-    """Return the first message of a rank, and welcome it; None for any other program."""
+    """Answer the first message of a rank and return it; return None if another program connected."""
     try:
         hello = connection.receive(_HELLO_TIMEOUT_S)
         if (

@@ -24,6 +24,8 @@ _CHUNK_UNIT_BYTES = 16
 _WORD_BYTES = 4  # Outputs are compared as words of this size.
 # Operations whose send and receive buffers cannot be the same memory.
 _OUT_OF_PLACE_ONLY = ("all-to-all", "send-receive")
+# Buffers of a library on one rank: send, receive and the expected output; each has at most the size.
+_BUFFERS = 3
 _REFERENCE = "a host computation, all words"
 
 
@@ -88,7 +90,7 @@ def _case(
         spec.method(spec.mode, spec.cache, fill="small integers"),
         _work(collective, ranks, workload.size_bytes, hosts),
         size_bytes=workload.size_bytes,
-        buffers=3,
+        buffers=_BUFFERS * (1 + len(spec.baselines)),
         baselines=tuple(
             CollectiveWorkload(workload.group, collective, workload.place, name, versions[name])
             for name in spec.baselines
@@ -171,7 +173,7 @@ class PreparedCollective:
             )
             # The first execution connects the ranks, and finds out whether the library supports it.
             self._group.enqueue(self._id, 0)
-            self._group.execute_pending()
+            self._group.execute_pending_work()
         except Unsupported:
             self.close()
             raise
@@ -184,7 +186,7 @@ class PreparedCollective:
             self._group.enqueue(self._id, index)
 
     def verify(self) -> Verification:
-        self._group.execute_pending()
+        self._group.execute_pending_work()
         counts = self._group.request("verify", operation_id=self._id)
         wrong_count, word_count = (sum(column) for column in zip(*counts, strict=True))
         detail = ""
@@ -196,5 +198,5 @@ class PreparedCollective:
     def close(self) -> None:
         operation_id, self._id = self._id, None
         if operation_id is not None and not self._group.failure:
-            self._group.take_pending()
+            self._group.take_pending_work()
             self._group.request("release", operation_id=operation_id)

@@ -18,6 +18,7 @@ from core.sanitize.sample_races import (
 )
 from core.sanitize.test_different_calls import call_batch, collective, differences
 
+from cudakit.core.sanitize.hints import fix, remedies
 from cudakit.core.sanitize.present import brief, report, title
 from cudakit.core.sanitize.races import (
     CollectiveOperation,
@@ -29,6 +30,7 @@ from cudakit.core.sanitize.races import (
 from cudakit.core.sanitize.report import Report
 from cudakit.core.sanitize.result import SanitizeResult
 from cudakit.core.sanitize.suppressions import suppressions
+from cudakit.document import Frame
 from cudakit.render import sarif
 from cudakit.trace.kinds import AccessMode, CollectiveFunction, EventKind
 
@@ -65,6 +67,21 @@ def test_race_of_several_ranks_is_one_race() -> None:
     (found,) = two_ranks(collected).races
     assert (found.count, found.processes) == (2, (4242, 4243))
     assert "ranks 0, 1" in read(two_ranks(collected))
+
+
+def test_advice_for_torch_is_to_wait_for_the_work() -> None:
+    previous = race_decoder().side(all_reduce())
+    current = race_decoder().side(UNAWAITED.current)
+    in_torch = Frame("all_reduce", "/lib/site-packages/torch/distributed/distributed_c10d.py", 3068)
+    of_torch = replace(previous, stack=(in_torch, *previous.stack), site=previous.site + 1)
+    assert fix(UNAWAITED.kind, current, of_torch) == (
+        "wait for the work of the all-reduce (loader.py:31) before the kernel (train.py:44)"
+    )
+    assert remedies(UNAWAITED.kind, current, of_torch) == (
+        "torch: work.wait(), with the work that the call with async_op=True returned",
+    )
+    assert "record an event" in fix(UNAWAITED.kind, current, previous)
+    assert "record an event" in fix(UNAWAITED.kind, current, replace(of_torch, graph=1, node=2))
 
 
 def test_processes_without_ranks_are_counted() -> None:
