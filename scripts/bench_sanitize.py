@@ -5,9 +5,9 @@
 Each figure is the median over processes. The compared processes alternate, so that other load on the machine
 affects all equally:
 
-* a training step of a small model: plain, under cudakit with assumed and with exact accesses, and under CSAN;
-  the same while a second thread keeps the interpreter busy;
-* a kernel that streams 1 GB: plain, with exact accesses, and under CSAN;
+* a training step of a small model: plain, under cudakit with assumed accesses, with templates (auto) and with
+  exact accesses, and under CSAN; the same while a second thread keeps the interpreter busy;
+* a kernel that streams 1 GB: plain, with templates and with exact accesses, and under CSAN;
 * the build of the device patch for exact accesses, with an empty and with a full cache;
 * the recorder alone, in a launch-bound loop;
 * the start of a process that never uses CUDA, without and with the agent;
@@ -49,6 +49,7 @@ ASSUMED = [*CUDAKIT, "--accesses", "arguments", "--", WORKLOAD]
 # The report contains the coverage: times of runs without exact accesses would be too low.
 REPORT_PATH = Path(tempfile.gettempdir()) / f"cudakit-bench-{os.getpid()}.json"
 EXACT = [*CUDAKIT, "--accesses", "exact", "-f", "-o", str(REPORT_PATH), "--", WORKLOAD]
+AUTO = [*CUDAKIT, "--accesses", "auto", "-f", "-o", str(REPORT_PATH), "--", WORKLOAD]
 
 Figures: TypeAlias = dict[str, Any]
 
@@ -56,6 +57,8 @@ Figures: TypeAlias = dict[str, Any]
 MAX_STEP_RATIO = 1.5
 MAX_EXACT_STEP_RATIO = 3.0
 MAX_EXACT_STREAM_RATIO = 12.0
+MAX_AUTO_STEP_RATIO = 1.5
+MAX_AUTO_STREAM_RATIO = 1.2
 MIN_EXACT_SHARE = 0.99
 MAX_COLD_BUILD_S, MAX_CACHED_BUILD_S = 5.0, 1.0
 MAX_BUSY_STEP_RATIO = 1.7
@@ -71,7 +74,7 @@ def measure(command: list[str], *arguments: str) -> Figures:
     if process.returncode:
         raise SystemExit(f"{' '.join([*command, *arguments])}\n{process.stdout}{process.stderr}")
     figures: Figures = json.loads(process.stdout.splitlines()[-1])
-    if command == EXACT:
+    if command in (AUTO, EXACT):
         figures |= coverage_of(json.loads(REPORT_PATH.read_text(encoding="utf-8")))
     return figures | {"whole_s": time.perf_counter() - start}
 
@@ -86,6 +89,7 @@ def coverage_of(report: Figures) -> Figures:
         "not_exact": 1 - coverage["launches_exact"] / max(launches, 1),
         "races": len(report["races"]),
         "arenas_bytes": coverage["arenas_bytes"],
+        "from_template": coverage["launches_from_template"] / max(launches, 1),
     }
 
 
@@ -108,12 +112,12 @@ def median_figures(runs: list[Figures]) -> Figures:
 def measure_steps(rounds: int, *, busy: bool) -> Figures:
     arguments = ["step", "--busy"] if busy else ["step"]
     csan = [*PLAIN, "--csan"]
-    commands = {"plain": PLAIN, "arguments": ASSUMED, "exact": EXACT, "csan": csan}
+    commands = {"plain": PLAIN, "arguments": ASSUMED, "auto": AUTO, "exact": EXACT, "csan": csan}
     return relative_to_plain(measure_alternately(commands, rounds, *arguments))
 
 
 def measure_stream_kernel(rounds: int) -> Figures:
-    commands = {"plain": PLAIN, "exact": EXACT, "csan": [*PLAIN, "--csan"]}
+    commands = {"plain": PLAIN, "auto": AUTO, "exact": EXACT, "csan": [*PLAIN, "--csan"]}
     return relative_to_plain(measure_alternately(commands, rounds, "stream"))
 
 
@@ -199,6 +203,8 @@ def limited_figures(figures: Figures) -> Iterator[tuple[str, float, str, float]]
     limits = {
         "step, arguments / plain": (("step", "ratios", "arguments"), "x", MAX_STEP_RATIO),
         "step, exact / plain": (("step", "ratios", "exact"), "x", MAX_EXACT_STEP_RATIO),
+        "step, auto / plain": (("step", "ratios", "auto"), "x", MAX_AUTO_STEP_RATIO),
+        "1 GB, auto / plain": (("stream", "ratios", "auto"), "x", MAX_AUTO_STREAM_RATIO),
         "1 GB, exact / plain": (("stream", "ratios", "exact"), "x", MAX_EXACT_STREAM_RATIO),
         "step, busy thread": (("busy", "ratios", "arguments"), "x", MAX_BUSY_STEP_RATIO),
         "patch, nothing cached": (("patch", "cold_s"), "s", MAX_COLD_BUILD_S),

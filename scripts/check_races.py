@@ -354,7 +354,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=180, help="for each program")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--accesses", choices=["exact", "arguments"])
+    parser.add_argument("--accesses", choices=["auto", "exact", "arguments"])
     parser.add_argument("--keep", type=Path, metavar="DIR")
     options = parser.parse_args()
     all_cases = list(cases())
@@ -369,7 +369,7 @@ def main() -> int:
     options = parse_options()
     selected = [
         case
-        for case in cases(options.accesses or "exact")
+        for case in cases("arguments" if options.accesses == "arguments" else "exact")
         if not options.names or case.matches_any(options.names)
     ]
     check = partial(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from core.sanitize.template_policy import Policy
 from gpu.capture.exact_programs import BEGIN, PATCHES, gaps
 from gpu.capture.recorded import build_library, recorded
 from gpu.capture.test_recorder_exact_graphs import GRAPHS
@@ -252,3 +255,66 @@ for _ in range(5):
     events = run(tmp_path, library, GRAPHS + program)
     assert graph_templates(events) == templates
     assert gaps(events) == {}
+
+
+# --- the rules in Python ------------------------------------------------------------------------------
+
+NEVER_IDLE = """
+cuda.make_stream(CONTEXT, P(0x4000), 1)
+launch(read(0x1FFF00), stream=P(0x4000), pointer=0x1FFF00)  # never waited for, so that no patch is removed
+recorder.read()
+"""
+
+
+def random_program(seed: int) -> str:
+    """Return a program with launches of few signatures on two streams, events, waits and changed accesses."""
+    choices = random.Random(seed)
+    lines = [NEVER_IDLE]
+    for _ in range(120):
+        stream, other = choices.choice([("STREAM", "OTHER"), ("OTHER", "STREAM")])
+        pointer = choices.choice([0x300000, 0x300000, 0x300400, 0x500000, 0x500800, 0x100000])
+        offset = choices.choice([0] * 60 + [32])
+        lines += choices.choice(
+            [
+                [
+                    f"launch(write({pointer + offset:#x}), stream={stream}, pointer={pointer:#x})",
+                    "recorder.read()",
+                ],
+                [
+                    f"launch(read({pointer:#x}), stream={stream}, pointer={pointer:#x}, kernel=multimem)",
+                    "recorder.read()",
+                ],
+                [
+                    f"cuda.event(RECORD, EVENT, CONTEXT, {stream})",
+                    f"cuda.event(WAIT, EVENT, CONTEXT, {other})",
+                ],
+                [f"wait({stream})", f"wait({other})"],
+                [f"wait({stream})", f"wait({other})"],
+            ]
+        )
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_recorder_chooses_templates_by_the_rules_in_python(
+    library: Path, tmp_path: Path, seed: int
+) -> None:
+    program = MORE + "memory(ALLOC, 0x500000, 0x100000)\n" + random_program(seed)
+    for name in ("exact", "auto"):
+        (tmp_path / name).mkdir()
+    exact = recorded(tmp_path / "exact", library, BEGIN + program, patches=PATCHES)
+    auto = recorded(tmp_path / "auto", library, BEGIN + program, patches=PATCHES, templates=True)
+    strings = [""]
+    in_order = pack(exact, _index_in(strings))
+    expected = Policy().apply(in_order[np.argsort(in_order["seq"], kind="stable")])
+    assert template_ids(auto) == template_ids(list(unpack(expected, strings)))
+    assert any(template_ids(auto))
+
+
+def _index_in(strings: list[str]) -> Callable[[str], int]:
+    def index(text: str) -> int:
+        if text not in strings:
+            strings.append(text)
+        return strings.index(text)
+
+    return index
