@@ -24,6 +24,8 @@ _CHUNK_UNIT_BYTES = 16
 _WORD_BYTES = 4  # Outputs are compared as words of this size.
 # Operations whose send and receive buffers cannot be the same memory.
 _OUT_OF_PLACE_ONLY = ("all-to-all", "send-receive")
+# Buffers of a library on one rank: send, receive and the expected output; each has at most the size.
+_BUFFERS = 3
 _REFERENCE = "a host computation, all words"
 
 
@@ -88,7 +90,7 @@ def _case(
         spec.method(spec.mode, spec.cache, fill="small integers"),
         _work(collective, ranks, workload.size_bytes, hosts),
         size_bytes=workload.size_bytes,
-        buffers=3,
+        buffers=_BUFFERS * (1 + len(spec.baselines)),
         baselines=tuple(
             CollectiveWorkload(workload.group, collective, workload.place, name, versions[name])
             for name in spec.baselines

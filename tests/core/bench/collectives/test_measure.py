@@ -141,6 +141,12 @@ def test_sizes_that_round_to_one_size_are_measured_once() -> None:
     assert [case.axes["size_bytes"] for case in result.results] == [12, 96]
 
 
+def test_size_above_the_free_memory_is_refused_before_any_allocation() -> None:
+    spec = replace(SPEC, operations=("all-reduce",), sizes_bytes=(1 << 40,))
+    with pytest.raises(InputError, match=r"needs 3.00 TiB of device memory in 3 buffers"):
+        measure(spec)
+
+
 def test_operation_without_an_in_place_form_is_unsupported() -> None:
     spec = replace(SPEC, operations=("all-to-all", "send-receive"), places=("in-place",))
     with pytest.raises(Unsupported, match="all-to-all and send-receive cannot run in place"):
