@@ -75,10 +75,10 @@ def pin(
     ...     print(pinned.size_bytes)
     262144
     """
-    memory = _bytes_of(array)
+    memory, is_read_only = _bytes_of(array)
     if not memory.nbytes:
         raise UsageError("the array has no elements to pin")
-    if not memory.flags.writeable and not read_only:
+    if is_read_only and not read_only:
         raise UsageError("the array is read-only", hint="pass read_only=True")
     try:
         return PinnedMemory(open_device(device), memory, array, read_only=read_only)
@@ -91,15 +91,20 @@ def pin(
         ) from None
 
 
-def _bytes_of(array: Any) -> npt.NDArray[np.uint8]:
-    """Return the memory of an array as bytes, without a copy. Raises UsageError if it is not contiguous."""
+def _bytes_of(array: Any) -> tuple[npt.NDArray[np.uint8], bool]:
+    """Return the memory of an array as bytes, without a copy, and whether it is read-only.
+
+    Raises UsageError if the array is not contiguous.
+    """
     try:
         values = np.asarray(memoryview(array))
+        is_read_only = not values.flags.writeable
     except TypeError:
-        values = _from_dlpack(array)
+        # Capsules of DLPack before version 1.0 do not say whether the memory is read-only.
+        values, is_read_only = _from_dlpack(array), False
     if not values.flags.c_contiguous:
         raise UsageError("the array is not contiguous", hint=_COPY_HINT)
-    return values.reshape(-1).view(np.uint8)
+    return values.reshape(-1).view(np.uint8), is_read_only
 
 
 def _from_dlpack(array: Any) -> npt.NDArray[Any]:

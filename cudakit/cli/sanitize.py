@@ -58,7 +58,8 @@ def sanitize(
     """Find the races in the log of a run, without running the program again.
 
     FILE is a log that cudakit run --sanitize --log FILE wrote. The same options give
-    the same report as the run. The exit code is 1 for races or an incomplete recording.
+    the same report as the run. The exit code is 1 for races of the program or an
+    incomplete recording.
 
     \b
     cudakit run --sanitize --log races.log train.py

@@ -48,7 +48,7 @@ _SIMULATED_FILE_BYTES = 4 << 20
     type=FILE,
     metavar="DIR",
     default=".",
-    help="Directory for the file that is read and written; it is deleted at the end.  [default: .]",
+    help="Directory of the file that is read and written. The file is deleted at the end.  [default: .]",
 )
 @option(
     "--file-size",
@@ -89,9 +89,9 @@ def gds(
     output: OutputOptions,
     **options: Any,
 ) -> ExitCode:
-    """Measure transfers between files and device memory by cuFile, beside pread and pwrite.
+    """Measure transfers between files and device memory by cuFile, pread and pwrite.
 
-    The baseline, posix, reads to pinned host memory and copies from there, or the reverse. Samples alternate.
+    The baseline, posix, uses pread and pwrite with a copy through pinned host memory. Samples alternate.
     The result says which path cuFile used: direct (GPUDirect Storage) or compatibility (through host memory,
     as without the driver nvidia-fs), and whether O_DIRECT bypassed the page cache. All values are compared
     with the content of the file. The peak is that of the GPU's link to the host; most drives are slower.

@@ -28,7 +28,15 @@ from cudakit.trace.events import (
     GraphNode,
     Launch,
 )
-from cudakit.trace.kinds import AccessMode, CollectiveFunction, EventKind, NcclDatatype, NodeType
+from cudakit.trace.kinds import (
+    AccessMode,
+    AllocationKind,
+    AllocationLayer,
+    CollectiveFunction,
+    EventKind,
+    NcclDatatype,
+    NodeType,
+)
 from cudakit.trace.layout import pack
 
 ALL_REDUCE, ALL_GATHER = CollectiveFunction.ALL_REDUCE, CollectiveFunction.ALL_GATHER
@@ -168,6 +176,35 @@ def test_send_and_receive_pipeline_is_ordered_within_its_stream() -> None:
     (race,) = scene.write(1, "y")
     assert race.previous.collective is not None
     assert race.previous.collective.function is SEND
+
+
+def test_buffer_freed_during_the_collective_is_a_use_after_free() -> None:
+    scene = CollectiveScene()
+    scene.alloc("x", AllocationKind.STREAM_ORDERED, stream=1)
+    scene.record(1, 1)
+    scene.wait(2, 1)
+    scene.collective(ALL_REDUCE, "x", "x")
+    (race,) = scene.free("x", AllocationKind.STREAM_ORDERED, stream=1)
+    assert race.kind is RaceKind.USE_AFTER_FREE
+
+
+def test_block_reused_by_a_pool_during_the_collective_races() -> None:
+    scene = CollectiveScene()
+    scene.alloc("x", layer=AllocationLayer.POOL, pool="torch")
+    scene.collective(ALL_REDUCE, "x", "x")
+    scene.free("x", layer=AllocationLayer.POOL, pool="torch")
+    scene.alloc("x", layer=AllocationLayer.POOL, pool="torch")
+    (race,) = scene.write(1, "x")
+    assert race.kind is RaceKind.REUSE
+
+
+def test_collectives_of_two_communicators_on_two_streams_race() -> None:
+    scene = CollectiveScene()
+    scene.call(Communicator(78, 2, rank=0, rank_count=2))
+    scene.collective(ALL_REDUCE, "x", "x", stream=2)
+    (race,) = scene.collective(BROADCAST, "x", "x", stream=3)
+    assert race.previous.collective is not None
+    assert race.current.collective is not None
 
 
 def test_operations_of_one_launch_do_not_race_with_each_other() -> None:

@@ -18,6 +18,15 @@ MEANINGS: Final = {
 }
 
 
+_HEADINGS: Final = {
+    DifferenceKind.FUNCTION: "Ranks call different collectives",
+    DifferenceKind.COUNT: "Ranks pass different numbers of elements",
+    DifferenceKind.DATATYPE: "Ranks pass different types of elements",
+    DifferenceKind.ROOT: "Ranks pass different roots",
+    DifferenceKind.TRANSFER: "A send and its receive have different sizes",
+}
+
+
 def call_sections(differences: Sequence[DifferentCalls]) -> Iterator[Section]:
     """Yield one section for each pair of calls that differ."""
     for difference in differences:
@@ -28,7 +37,7 @@ def call_sections(differences: Sequence[DifferentCalls]) -> Iterator[Section]:
                 for value in (Text(f"{call.operation}, process {call.process}"), _stack(call))
             )
         )
-        yield Section("Ranks call different collectives", (calls_note(difference), facts))
+        yield Section(_HEADINGS[difference.kind], (calls_note(difference), facts))
 
 
 def calls_note(difference: DifferentCalls) -> Note:
