@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cudakit.api.kernel_calls import Call, bind_arguments
+from cudakit.api.kernel_calls import KernelCall, bind_arguments
 from cudakit.errors import UsageError
 from cudakit.gpu.api import Argument, Dim3, Kernel, Ptr
 from cudakit.gpu.api.arrays import ArrayView
@@ -54,23 +54,23 @@ class CudaKernel:
         bound = bind_arguments(
             [parameter.name for parameter in source.parameters], arguments, named
         )
-        call = Call(bound, stream)
+        call = KernelCall(bound, stream)
         values = call.values
         types = self._types(values)
         launched = self._load(call.gpu, types)
         launch_arguments = [
             _argument(parameter, values[parameter.name], types) for parameter in source.parameters
         ]
-        call.order()
+        call.wait_for_arrays()
         call.gpu.launch(
             launched,
-            _three(grid, "grid"),
-            _three(block, "block"),
+            _dim3(grid, "grid"),
+            _dim3(block, "block"),
             launch_arguments,
             call.stream,
             shared_bytes=shared_bytes,
         )
-        call.finish(tuple(bound.values()))
+        call.set_stream(tuple(bound.values()))
 
     def _types(self, values: dict[str, Operand]) -> dict[str, str]:
         """Return the dtype of each template parameter, from the arrays and numpy scalars of a call."""
@@ -167,7 +167,7 @@ def _with_dtype(parameter: KernelParameter, dtype: str) -> KernelParameter:
     return KernelParameter(parameter.name, type_name, is_pointer=False, is_const=False)
 
 
-def _three(extent: int | Sequence[int], name: str) -> Dim3:
+def _dim3(extent: int | Sequence[int], name: str) -> Dim3:
     """Return three dimensions. Raises UsageError for other numbers of them."""
     extents = (extent,) if isinstance(extent, int) else tuple(extent)
     if not 1 <= len(extents) <= 3 or not all(isinstance(size, int) for size in extents):

@@ -37,7 +37,7 @@ _NUMBER_KINDS = {"float32": "f", "float64": "d", "int64": "q", "bool": "?"}
 _MAX_INTEGER = 1 << 63
 
 
-class Call:
+class KernelCall:
     """The operands of one call by name, and the device and stream of its launch."""
 
     def __init__(self, arguments: Mapping[str, object], stream: object) -> None:
@@ -70,10 +70,10 @@ class Call:
         self, kernels: PlannedKernels, plan: LaunchPlan, arguments: Sequence[Argument]
     ) -> None:
         """Enqueue the launch after the work that computes its arrays on other streams."""
-        self.order()
+        self.wait_for_arrays()
         kernels.launch(plan, arguments, self.stream)
 
-    def order(self) -> None:
+    def wait_for_arrays(self) -> None:
         """Make the stream wait for the work that computes the arrays on other streams."""
         for array in self._arrays.values():
             if array.stream is not None and array.stream != self.stream:
@@ -81,15 +81,15 @@ class Call:
         for device_array in self._device_arrays:
             device_array.record_use(self.stream)
 
-    def finish(self, results: Sequence[object]) -> None:
-        """Note the stream of the launch in results that cudakit allocated."""
+    def set_stream(self, results: Sequence[object]) -> None:
+        """Store the stream of the launch in the results that cudakit allocated."""
         for result in results:
             if isinstance(result, DeviceArray):
                 result.stream = self.stream
 
     def prepare(
         self,
-        callable_: FastCall,
+        fast_call: FastCall,
         kernels: PlannedKernels,
         plan: LaunchPlan,
         *,
@@ -103,7 +103,7 @@ class Call:
         if self.gpu.simulated or not plan.blocks or self.library != "torch":
             return
         prepare_call(
-            callable_,
+            fast_call,
             cast("Cuda", self.gpu),
             kernels.kernel(plan),
             inputs=inputs,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cudakit.api.kernel_calls import (
-    Call,
+    KernelCall,
     KernelsByDevice,
     bind_arguments,
     bind_outputs,
@@ -92,7 +92,7 @@ class Elementwise(FastCall):
         program = self._program.program
         inputs = bind_arguments(program.inputs, arguments, named)
         outputs = bind_outputs(program.new_outputs, out)
-        call = Call({**inputs, **outputs}, stream)
+        call = KernelCall({**inputs, **outputs}, stream)
         values = {name: call.values[name] for name in inputs}
         if not outputs:
             outputs = {
@@ -110,7 +110,7 @@ class Elementwise(FastCall):
         call.launch(kernels, plan, arguments_of(plan, operands))
         arrays = {**inputs, **outputs}
         results = tuple(arrays[name] for name in program.outputs)
-        call.finish(results)
+        call.set_stream(results)
         order = list(arrays)
         call.prepare(
             self,
@@ -133,7 +133,7 @@ class Elementwise(FastCall):
         return types
 
     def _plan(
-        self, call: Call, inputs: Mapping[str, Operand], outputs: Mapping[str, ArrayView]
+        self, call: KernelCall, inputs: Mapping[str, Operand], outputs: Mapping[str, ArrayView]
     ) -> LaunchPlan:
         key = tuple(map(_layout_key, (*inputs.values(), *outputs.values())))
         if self._tune:  # the fastest block size differs between devices
@@ -147,14 +147,14 @@ class Elementwise(FastCall):
         return plan
 
     def _choose_threads(
-        self, call: Call, inputs: Mapping[str, Operand], outputs: Mapping[str, ArrayView]
+        self, call: KernelCall, inputs: Mapping[str, Operand], outputs: Mapping[str, ArrayView]
     ) -> int:
         if not self._tune:
             return DEFAULT_THREADS
         from cudakit.api.block_size import choose_threads
 
         self._program.check_overlaps(inputs, outputs)
-        call.order()
+        call.wait_for_arrays()
         return choose_threads(
             self._kernels.of(call.gpu),
             call.gpu,
@@ -224,7 +224,7 @@ class Reduction(FastCall):
         """Check the arguments, enqueue the kernel, and prepare the launch of equal calls."""
         program = self._program
         inputs = bind_arguments(program.inputs, arguments, named)
-        call = Call({**inputs, **bind_outputs(("out",), out)}, stream)
+        call = KernelCall({**inputs, **bind_outputs(("out",), out)}, stream)
         values = {name: call.values[name] for name in inputs}
         allocates = out is None
         if allocates:
@@ -240,7 +240,7 @@ class Reduction(FastCall):
         scratch = self._kernels.scratch(call.gpu, plan, call.stream)
         kernels = self._kernels.of(call.gpu)
         call.launch(kernels, plan, arguments_of(plan, operands, scratch))
-        call.finish((out,))
+        call.set_stream((out,))
         if call.gpu.capture_id(call.stream) is None:  # a capture has scratch memory of its own
             call.prepare(
                 self,

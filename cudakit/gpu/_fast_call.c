@@ -102,14 +102,14 @@ typedef struct {
         handle stream;
         word address;
     } scratch[MAX_SCRATCH];
-} prepared;
+} prepared_launch;
 
 typedef struct {
     PyObject_HEAD
     vectorcallfunc vectorcall;
     int input_count, output_count; /* arguments, and outputs that `out` provides or the call allocates */
     int plan_count;
-    prepared *plans[MAX_PLANS]; /* the plan of the last call is the first one */
+    prepared_launch *plans[MAX_PLANS]; /* the plan of the last call is the first one */
 } FastCall;
 
 static PyObject *name_call, *name_out, *name_stream, *name_api, *name_requires_grad, *name_is_neg,
@@ -239,7 +239,7 @@ static int read_operand(PyObject *object, bool is_output, operand *out, word *ke
 }
 
 /* Return whether an output shares memory with another array in a way that _call may refuse. */
-static bool has_overlap(const prepared *plan, const operand *operands)
+static bool has_overlap(const prepared_launch *plan, const operand *operands)
 {
     for (int i = 0; i < plan->operand_count; i++) {
         if (!plan->is_output[i])
@@ -264,10 +264,10 @@ static bool has_overlap(const prepared *plan, const operand *operands)
 }
 
 /* Return the plan with a key, moved to the front, or NULL. */
-static prepared *find_plan(FastCall *self, const word *key, int words, bool allocates)
+static prepared_launch *find_plan(FastCall *self, const word *key, int words, bool allocates)
 {
     for (int i = 0; i < self->plan_count; i++) {
-        prepared *candidate = self->plans[i];
+        prepared_launch *candidate = self->plans[i];
         if (candidate->key_words == words && candidate->allocates == allocates &&
             !memcmp(candidate->key, key, (size_t)words * sizeof *key)) {
             memmove(self->plans + 1, self->plans, (size_t)i * sizeof *self->plans);
@@ -278,7 +278,7 @@ static prepared *find_plan(FastCall *self, const word *key, int words, bool allo
     return NULL;
 }
 
-static word find_scratch(const prepared *plan, handle stream)
+static word find_scratch(const prepared_launch *plan, handle stream)
 {
     for (int i = 0; i < plan->scratch_count; i++)
         if (plan->scratch[i].stream == stream)
@@ -287,7 +287,7 @@ static word find_scratch(const prepared *plan, handle stream)
 }
 
 /* Launch the kernel of a plan. Return false if _call must perform the call, or report its error. */
-static bool launch_plan(const prepared *plan, const operand *operands, handle stream)
+static bool launch_plan(const prepared_launch *plan, const operand *operands, handle stream)
 {
     union {
         word bits;
@@ -298,11 +298,11 @@ static bool launch_plan(const prepared *plan, const operand *operands, handle st
     } values[MAX_PARAMETERS];
     void *parameters[MAX_PARAMETERS];
     for (int i = 0; i < plan->parameter_count; i++) {
-        const parameter *from = &plan->parameters[i];
-        const operand *source = &operands[from->operand];
+        const parameter *description = &plan->parameters[i];
+        const operand *source = &operands[description->operand];
         double real = source->kind == 'f' ? source->real : (double)source->integer;
         parameters[i] = &values[i];
-        switch (from->kind) {
+        switch (description->kind) {
         case 'a': values[i].bits = source->address; break;
         case 's':
             values[i].bits = plan->uses_scratch ? find_scratch(plan, stream) : 0;
@@ -313,7 +313,7 @@ static bool launch_plan(const prepared *plan, const operand *operands, handle st
         case 'd': values[i].real = real; break;
         case 'q': values[i].integer = source->integer; break;
         case '?': values[i].truth = source->integer != 0; break;
-        default: parameters[i] = (void *)(plan->constants + from->offset);
+        default: parameters[i] = (void *)(plan->constants + description->offset);
         }
     }
     if (plan->uses_scratch) { /* a captured launch needs scratch memory of its own */
@@ -345,8 +345,8 @@ static void ignore_error(void *error_context, const char *kind, const char *mess
 }
 
 /* Allocate the outputs of a plan, with the dtypes and shapes of its key. Return false after a failure. */
-static bool allocate_outputs(FastCall *self, const prepared *plan, operand *operands, const exchange_api *api,
-                             managed_tensor **outputs)
+static bool allocate_outputs(FastCall *self, const prepared_launch *plan, operand *operands,
+                             const exchange_api *api, managed_tensor **outputs)
 {
     for (int i = 0; i < self->output_count; i++) {
         int index = self->input_count + i;
@@ -384,13 +384,13 @@ static void delete_outputs(managed_tensor **outputs, int count)
 typedef struct {
     PyObject *const *inputs;
     PyObject *out, *stream;
-} arguments;
+} call_arguments;
 
 /* Return false for arguments that are not the usual ones: all inputs by position, `out` and `stream` by name. */
 static bool parse_arguments(FastCall *self, PyObject *const *args, Py_ssize_t count, PyObject *names,
-                            arguments *parsed)
+                            call_arguments *arguments)
 {
-    *parsed = (arguments){args, NULL, NULL};
+    *arguments = (call_arguments){args, NULL, NULL};
     if (count != self->input_count)
         return false;
     for (Py_ssize_t i = 0; names && i < PyTuple_GET_SIZE(names); i++) {
@@ -398,9 +398,9 @@ static bool parse_arguments(FastCall *self, PyObject *const *args, Py_ssize_t co
         if (value == Py_None)
             value = NULL;
         if (name == name_out || PyUnicode_Compare(name, name_out) == 0)
-            parsed->out = value;
+            arguments->out = value;
         else if (name == name_stream || PyUnicode_Compare(name, name_stream) == 0)
-            parsed->stream = value;
+            arguments->stream = value;
         else
             return false;
     }
@@ -408,22 +408,23 @@ static bool parse_arguments(FastCall *self, PyObject *const *args, Py_ssize_t co
 }
 
 /* Read the operands of a call and build its key. Return the number of words, or -1 for calls that are not prepared. */
-static int read_operands(FastCall *self, const arguments *parsed, operand *operands, word *key, int *first_array)
+static int read_operands(FastCall *self, const call_arguments *arguments, operand *operands, word *key,
+                         int *first_array)
 {
     int words = 0;
-    PyObject *const *outputs = &parsed->out;
-    if (parsed->out && PyTuple_CheckExact(parsed->out)) {
-        if (PyTuple_GET_SIZE(parsed->out) != self->output_count)
+    PyObject *const *outputs = &arguments->out;
+    if (arguments->out && PyTuple_CheckExact(arguments->out)) {
+        if (PyTuple_GET_SIZE(arguments->out) != self->output_count)
             return -1;
-        outputs = &PyTuple_GET_ITEM(parsed->out, 0);
-    } else if (parsed->out && self->output_count != 1) {
+        outputs = &PyTuple_GET_ITEM(arguments->out, 0);
+    } else if (arguments->out && self->output_count != 1) {
         return -1;
     }
-    int count = self->input_count + (parsed->out ? self->output_count : 0);
+    int count = self->input_count + (arguments->out ? self->output_count : 0);
     *first_array = -1;
     for (int i = 0; i < count; i++) {
         bool is_output = i >= self->input_count;
-        PyObject *object = is_output ? outputs[i - self->input_count] : parsed->inputs[i];
+        PyObject *object = is_output ? outputs[i - self->input_count] : arguments->inputs[i];
         words = read_operand(object, is_output, &operands[i], key, words);
         if (words < 0)
             return -1;
@@ -458,28 +459,29 @@ static bool find_stream(PyObject *object, const operand *first_array, handle *st
 }
 
 /* Return a new reference to a result of a call: an argument, or an allocated output, whose ownership moves. */
-static PyObject *result_object(FastCall *self, const arguments *parsed, int index, const exchange_api *api,
+static PyObject *result_object(FastCall *self, const call_arguments *arguments, int index, const exchange_api *api,
                                managed_tensor **outputs)
 {
     if (index < self->input_count)
-        return Py_NewRef(parsed->inputs[index]);
+        return Py_NewRef(arguments->inputs[index]);
     int output = index - self->input_count;
-    if (parsed->out)
-        return Py_NewRef(PyTuple_CheckExact(parsed->out) ? PyTuple_GET_ITEM(parsed->out, output) : parsed->out);
+    if (arguments->out)
+        return Py_NewRef(PyTuple_CheckExact(arguments->out) ? PyTuple_GET_ITEM(arguments->out, output)
+                                                            : arguments->out);
     void *object = NULL;
     managed_tensor *tensor = outputs[output];
     outputs[output] = NULL;
     return api->object_from_managed(tensor, &object) ? NULL : object;
 }
 
-static PyObject *results_of(FastCall *self, const prepared *plan, const arguments *parsed, const exchange_api *api,
-                            managed_tensor **outputs)
+static PyObject *results_of(FastCall *self, const prepared_launch *plan, const call_arguments *arguments,
+                            const exchange_api *api, managed_tensor **outputs)
 {
     if (plan->result_count == 1)
-        return result_object(self, parsed, plan->results[0], api, outputs);
+        return result_object(self, arguments, plan->results[0], api, outputs);
     PyObject *tuple = PyTuple_New(plan->result_count);
     for (int i = 0; tuple && i < plan->result_count; i++) {
-        PyObject *result = result_object(self, parsed, plan->results[i], api, outputs);
+        PyObject *result = result_object(self, arguments, plan->results[i], api, outputs);
         if (!result)
             Py_CLEAR(tuple);
         else
@@ -489,22 +491,22 @@ static PyObject *results_of(FastCall *self, const prepared *plan, const argument
 }
 
 /* Perform a call whose launch is prepared. Return NULL without an exception for other calls. */
-static PyObject *call_prepared(FastCall *self, const arguments *parsed)
+static PyObject *call_prepared(FastCall *self, const call_arguments *arguments)
 {
     operand operands[MAX_OPERANDS];
     word key[MAX_KEY_WORDS];
     managed_tensor *outputs[MAX_OPERANDS] = {NULL};
     int first_array;
     handle stream = NULL;
-    bool allocates = !parsed->out && self->output_count > 0;
+    bool allocates = !arguments->out && self->output_count > 0;
 
-    int words = read_operands(self, parsed, operands, key, &first_array);
-    if (words < 0 || (allocates && parsed->stream))
+    int words = read_operands(self, arguments, operands, key, &first_array);
+    if (words < 0 || (allocates && arguments->stream))
         return NULL;
-    prepared *plan = find_plan(self, key, words, allocates);
+    prepared_launch *plan = find_plan(self, key, words, allocates);
     const exchange_api *api = operands[first_array].api;
     if (!plan || plan->device_id != operands[first_array].device_id ||
-        !find_stream(parsed->stream, &operands[first_array], &stream)) {
+        !find_stream(arguments->stream, &operands[first_array], &stream)) {
         PyErr_Clear();
         return NULL;
     }
@@ -515,43 +517,43 @@ static PyObject *call_prepared(FastCall *self, const arguments *parsed)
         operands[i].key_end = operands[i].key_start + 1 + 2 * (int)(plan->key[operands[i].key_start] >> 32 & 0xFF);
     }
     for (int i = 0; i < self->input_count; i++) /* inputs that the kernel updates */
-        if (plan->is_output[i] && is_true(parsed->inputs[i], name_requires_grad, false))
+        if (plan->is_output[i] && is_true(arguments->inputs[i], name_requires_grad, false))
             return NULL;
     PyObject *result = NULL;
     plan->active_calls++;
     if ((!allocates || allocate_outputs(self, plan, operands, api, outputs)) && !has_overlap(plan, operands) &&
         launch_plan(plan, operands, stream))
-        result = results_of(self, plan, parsed, api, outputs);
+        result = results_of(self, plan, arguments, api, outputs);
     plan->active_calls--;
     delete_outputs(outputs, self->output_count);
     return result;
 }
 
-static PyObject *call(PyObject *object, PyObject *const *args, size_t flags, PyObject *names)
+static PyObject *call_object(PyObject *object, PyObject *const *args, size_t flags, PyObject *names)
 {
     FastCall *self = (FastCall *)object;
     Py_ssize_t count = PyVectorcall_NARGS(flags), total = count + (names ? PyTuple_GET_SIZE(names) : 0);
-    arguments parsed;
+    call_arguments arguments;
 
-    if (self->plan_count && parse_arguments(self, args, count, names, &parsed)) {
-        PyObject *result = call_prepared(self, &parsed);
+    if (self->plan_count && parse_arguments(self, args, count, names, &arguments)) {
+        PyObject *result = call_prepared(self, &arguments);
         if (result || PyErr_Occurred())
             return result;
     }
-    PyObject **all = PyMem_Malloc((size_t)(total + 1) * sizeof *all);
-    if (!all)
+    PyObject **all_arguments = PyMem_Malloc((size_t)(total + 1) * sizeof *all_arguments);
+    if (!all_arguments)
         return PyErr_NoMemory();
-    all[0] = object;
-    memcpy(all + 1, args, (size_t)total * sizeof *all);
-    PyObject *result = PyObject_VectorcallMethod(name_call, all, (size_t)count + 1, names);
-    PyMem_Free(all);
+    all_arguments[0] = object;
+    memcpy(all_arguments + 1, args, (size_t)total * sizeof *all_arguments);
+    PyObject *result = PyObject_VectorcallMethod(name_call, all_arguments, (size_t)count + 1, names);
+    PyMem_Free(all_arguments);
     return result;
 }
 
 /* --- preparation of launches --- */
 
 /* Compute the byte range of an array from the words of its key. */
-static void find_byte_range(prepared *plan, int index, const word *key)
+static void find_byte_range(prepared_launch *plan, int index, const word *key)
 {
     int dimensions = (int)(key[0] >> 32 & 0xFF);
     int64_t element_bytes = (int64_t)(key[0] >> 16 & 0xFF) / 8, first = 0, end = element_bytes;
@@ -569,7 +571,7 @@ static void find_byte_range(prepared *plan, int index, const word *key)
 
 /* Read the operands of a prepared call into a plan: the key, and the byte ranges of arrays. Return false for operands
  * that the fast path does not handle. */
-static bool prepare_operands(FastCall *self, prepared *plan, PyObject *inputs, PyObject *outputs)
+static bool prepare_operands(FastCall *self, prepared_launch *plan, PyObject *inputs, PyObject *outputs)
 {
     int words = 0;
     plan->operand_count = self->input_count + self->output_count;
@@ -592,23 +594,25 @@ static bool prepare_operands(FastCall *self, prepared *plan, PyObject *inputs, P
 }
 
 /* Read the parameters of a launch: tuples of a kind, the index of an operand, and the bytes of a constant. */
-static bool prepare_parameters(prepared *plan, PyObject *parameters)
+static bool prepare_parameters(prepared_launch *plan, PyObject *parameters)
 {
     Py_ssize_t used_bytes = 0;
     plan->parameter_count = (int)PyTuple_GET_SIZE(parameters);
     if (plan->parameter_count > MAX_PARAMETERS)
         return false;
     for (int i = 0; i < plan->parameter_count; i++) {
-        parameter *to = &plan->parameters[i];
+        parameter *description = &plan->parameters[i];
         const char *constant;
         Py_ssize_t size;
         int kind;
-        if (!PyArg_ParseTuple(PyTuple_GET_ITEM(parameters, i), "Ciy#", &kind, &to->operand, &constant, &size))
+        if (!PyArg_ParseTuple(PyTuple_GET_ITEM(parameters, i), "Ciy#", &kind, &description->operand, &constant,
+                              &size))
             return false;
-        to->kind = (char)kind;
-        if (to->operand < 0 || to->operand >= plan->operand_count || used_bytes + size > MAX_CONSTANT_BYTES)
+        description->kind = (char)kind;
+        if (description->operand < 0 || description->operand >= plan->operand_count ||
+            used_bytes + size > MAX_CONSTANT_BYTES)
             return false;
-        to->offset = (int)used_bytes;
+        description->offset = (int)used_bytes;
         memcpy(plan->constants + used_bytes, constant, (size_t)size);
         used_bytes += (size + 15) / 16 * 16; /* the largest alignment of a parameter */
         if (used_bytes > MAX_CONSTANT_BYTES)
@@ -618,7 +622,7 @@ static bool prepare_parameters(prepared *plan, PyObject *parameters)
 }
 
 /* Add the scratch memory of a stream to a plan. The stream that was added first gives way to a new one. */
-static void add_scratch(prepared *plan, handle stream, word address)
+static void add_scratch(prepared_launch *plan, handle stream, word address)
 {
     if (!address || find_scratch(plan, stream))
         return;
@@ -628,10 +632,10 @@ static void add_scratch(prepared *plan, handle stream, word address)
 }
 
 /* Insert a plan in front of all others. Return false if the oldest plan of a full table is in use. */
-static bool insert_plan(FastCall *self, prepared *new_plan)
+static bool insert_plan(FastCall *self, prepared_launch *new_plan)
 {
     if (self->plan_count == MAX_PLANS) {
-        prepared *oldest = self->plans[MAX_PLANS - 1];
+        prepared_launch *oldest = self->plans[MAX_PLANS - 1];
         if (oldest->active_calls)
             return false;
         PyMem_Free(oldest);
@@ -644,7 +648,7 @@ static bool insert_plan(FastCall *self, prepared *new_plan)
 }
 
 /* Read the indices of result operands, and of the operands that the kernel writes. */
-static bool prepare_results(prepared *plan, PyObject *results)
+static bool prepare_results(prepared_launch *plan, PyObject *results)
 {
     plan->result_count = (int)PyTuple_GET_SIZE(results);
     if (plan->result_count > MAX_OPERANDS)
@@ -680,7 +684,7 @@ static PyObject *prepare(PyObject *object, PyObject *args)
     if (!driver.launch || PyTuple_GET_SIZE(inputs) != self->input_count ||
         PyTuple_GET_SIZE(outputs) != self->output_count)
         Py_RETURN_FALSE;
-    prepared *plan = PyMem_Calloc(1, sizeof *plan);
+    prepared_launch *plan = PyMem_Calloc(1, sizeof *plan);
     if (!plan)
         return PyErr_NoMemory();
     plan->allocates = allocates;
@@ -693,7 +697,7 @@ static PyObject *prepare(PyObject *object, PyObject *args)
     bool is_prepared = prepare_operands(self, plan, inputs, outputs) && prepare_results(plan, results) &&
                        prepare_parameters(plan, parameters);
     if (is_prepared) {
-        prepared *existing = find_plan(self, plan->key, plan->key_words, plan->allocates);
+        prepared_launch *existing = find_plan(self, plan->key, plan->key_words, plan->allocates);
         add_scratch(existing ? existing : plan, (handle)(uintptr_t)stream, scratch);
         is_prepared = existing || insert_plan(self, plan);
         if (!existing && is_prepared)
@@ -728,7 +732,7 @@ static PyObject *new_object(PyTypeObject *type, PyObject *args, PyObject *keywor
     (void)keywords;
     FastCall *self = (FastCall *)type->tp_alloc(type, 0);
     if (self) {
-        self->vectorcall = call;
+        self->vectorcall = call_object;
         self->input_count = -1;
     }
     return (PyObject *)self;

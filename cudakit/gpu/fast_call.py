@@ -54,7 +54,7 @@ else:
 
 
 def prepare_call(
-    callable_: FastCall,
+    fast_call: FastCall,
     gpu: Cuda,
     kernel: Kernel,
     *,
@@ -76,7 +76,7 @@ def prepare_call(
     """
     if not _load_driver():
         return
-    callable_._prepare(
+    fast_call._prepare(
         tuple(inputs),
         tuple(outputs),
         allocates,

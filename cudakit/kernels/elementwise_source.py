@@ -144,28 +144,29 @@ extern "C" __global__ void KERNEL_NAME(const Layout layout, {parameter_list}) {{
         """Return the body of the function that loads, computes and stores the elements of one vector."""
         arrays = list(self.dtypes)
         variables = {name: f"s{index}" for index, name in enumerate(self.scalars)}
-        before, loop, after = self._load_text(), [], []
+        load_lines, loop_lines = self._load_text(), []
+        store_lines: list[str] = []
         for index, name in enumerate(arrays):
             if name in self.program.inputs:
                 element = f"v{index}.elements[k]" if self._is_vector(index) else f"e{index}"
-                loop.append(f"        const auto x{index} = load_value({element});")
+                loop_lines.append(f"        const auto x{index} = load_value({element});")
                 variables[name] = f"x{index}"
         for number, assignment in enumerate(self.assignments):
             text = cuda_text(assignment.value, variables)
-            loop.append(f"        const {assignment.dtype.compute_type} t{number} = {text};")
+            loop_lines.append(f"        const {assignment.dtype.compute_type} t{number} = {text};")
             variables[assignment.target] = f"t{number}"
         for name in self.program.outputs:
             index, storage = arrays.index(name), self.dtypes[name].storage_type
             value = f"stored<{storage}>::from({variables[name]})"
-            loop.append(f"        v{index}.elements[k] = {value};")
+            loop_lines.append(f"        v{index}.elements[k] = {value};")
             if self._is_interleaved:
-                loop.append(
+                loop_lines.append(
                     f"        *({storage}*)(p{index} + k * d{index}) = v{index}.elements[k];"
                 )
             else:
-                after.append(f"    *(Vector<{storage}, WIDTH>*)p{index} = v{index};")
+                store_lines.append(f"    *(Vector<{storage}, WIDTH>*)p{index} = v{index};")
         loop_head = ["    #pragma unroll", "    for (int k = 0; k < WIDTH; ++k) {"]
-        return "\n".join([*before, *loop_head, *loop, "    }", *after])
+        return "\n".join([*load_lines, *loop_head, *loop_lines, "    }", *store_lines])
 
     def _load_text(self) -> list[str]:
         """Return the lines that load the vectors of all inputs, before any output is stored."""

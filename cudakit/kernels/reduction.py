@@ -131,7 +131,7 @@ REDUCERS = {
 
 
 @dataclass(frozen=True, slots=True)
-class _Types:
+class _ReductionTypes:
     """The typed trees of a reduction for certain inputs."""
 
     element: TypedNode
@@ -189,7 +189,7 @@ class ReductionProgram:
             for name, value_type in input_types(inputs).items()
             if name not in arrays
         }
-        shape = _choose_shape(kept, reduced, list(arrays.values()), list(dtypes.values()))
+        shape = _choose_block_shape(kept, reduced, list(arrays.values()), list(dtypes.values()))
         source = ReductionSource(
             text=self._parsed.program.text,
             operation=self._reducer.operation,
@@ -245,14 +245,14 @@ class ReductionProgram:
             )
         return tuple(sorted(normalized))
 
-    def _types(self, inputs: Mapping[str, Operand]) -> _Types:
+    def _types(self, inputs: Mapping[str, Operand]) -> _ReductionTypes:
         program, reducer = self._parsed.program, self._reducer
         element, element_type = infer_value(program, self._parsed.element, input_types(inputs))
         accumulator = reducer.accumulator(element_type.dtype)
         if accumulator.category == COMPLEX and reducer.operation in ("minimum", "maximum"):
             raise UsageError(f"{reducer.name} does not support {accumulator}")
         result, _ = infer_value(program, self._parsed.result, {REDUCED: ValueType(accumulator)})
-        return _Types(convert(element, accumulator), accumulator, result)
+        return _ReductionTypes(convert(element, accumulator), accumulator, result)
 
     def _layouts(self, inputs: Mapping[str, Operand], output: ArrayView) -> tuple[Layout, Layout]:
         """Return the layouts of the kept and of the reduced dimensions, for all inputs and the output."""
@@ -310,7 +310,7 @@ class ReductionProgram:
 
 
 @dataclass(frozen=True, slots=True)
-class _Shape:
+class _BlockShape:
     """The division of a reduction into blocks and threads."""
 
     columns: int  # outputs of a block
@@ -330,9 +330,9 @@ class _Shape:
         return counter_bytes + outputs * self.splits * accumulator.compute.itemsize
 
 
-def _choose_shape(
+def _choose_block_shape(
     kept: Layout, reduced: Layout, views: Sequence[ArrayView], dtypes: Sequence[DType]
-) -> _Shape:
+) -> _BlockShape:
     """Return how many threads and blocks reduce each output, and the vector width."""
     element_bytes = [dtype.size_bytes for dtype in dtypes]
     width = _vector_width(kept, reduced, views, element_bytes)
@@ -356,7 +356,7 @@ def _choose_shape(
     chunk = -(-count // splits)
     chunk = -(-chunk // (rows * width)) * rows * width
     is_adjacent = is_column_sum or columns == threads
-    return _Shape(columns, threads, width, chunk, -(-count // chunk), is_adjacent)
+    return _BlockShape(columns, threads, width, chunk, -(-count // chunk), is_adjacent)
 
 
 def _vectors_of_warp(outputs: int) -> int:

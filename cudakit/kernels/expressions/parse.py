@@ -168,7 +168,7 @@ def parse_reduction(text: str, names: Collection[str]) -> ParsedReduction:
             f"the expression {source!r} has no reduction", hint=f"reductions: {', '.join(names)}"
         )
     name, element = parser.reduction
-    outside = sorted({*_names(result)} - {REDUCED})
+    outside = sorted({*_names_in(result)} - {REDUCED})
     if outside:
         raise UsageError(
             f"{', '.join(outside)} is used outside of {name}(...)",
@@ -181,14 +181,14 @@ def parse_reduction(text: str, names: Collection[str]) -> ParsedReduction:
 REDUCED = "<reduced value>"
 
 
-def _names(node: Node) -> Iterator[str]:
+def _names_in(node: Node) -> Iterator[str]:
     """Yield the names in a tree."""
     match node:
         case Name(name):
             yield name
         case Call(_, operands):
             for operand in operands:
-                yield from _names(operand)
+                yield from _names_in(operand)
 
 
 class _Parser:
@@ -252,7 +252,7 @@ class _Parser:
             case ast.BoolOp(op=operator, values=values):
                 operation = OPERATIONS[_LOGICAL[type(operator)]]
                 operands = [self._node(value, depth + 1) for value in values]
-                return _joined(operation, operands, _position(node))
+                return _join_operands(operation, operands, _position(node))
             case ast.Compare(left=left, ops=operators, comparators=comparators):
                 return self._comparison(left, operators, comparators, depth)
             case ast.Call(func=ast.Name(id=name), args=arguments, keywords=[]):
@@ -288,7 +288,7 @@ class _Parser:
             Call(OPERATIONS[_COMPARISONS[type(operator)]], pair, _position(left))
             for operator, pair in zip(operators, pairwise(operands), strict=True)
         ]
-        return _joined(OPERATIONS["logical_and"], comparisons, _position(left))
+        return _join_operands(OPERATIONS["logical_and"], comparisons, _position(left))
 
     def _reduction(self, name: str, argument: ast.expr, node: ast.expr, depth: int) -> Name:
         element = self._node(argument, depth + 1)
@@ -321,7 +321,7 @@ class _Parser:
         return source_error(self._text, message, _position(node), hint=hint)
 
 
-def _joined(operation: Operation, operands: Sequence[Node], position: Position) -> Node:
+def _join_operands(operation: Operation, operands: Sequence[Node], position: Position) -> Node:
     """Return one tree for an operation on any number of operands, grouped from the left."""
     return reduce(lambda left, right: Call(operation, (left, right), position), operands)
 

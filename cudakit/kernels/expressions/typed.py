@@ -148,7 +148,7 @@ def _relabel(node: TypedName | TypedCall | Cast, dtype: DType) -> TypedNode:
             return TypedCall(operation, operands, dtype)
         case Cast():
             # An explicit conversion to float16 rounds, which must be kept.
-            return TypedCall(_KEEP, (node,), dtype)
+            return TypedCall(_KEEP_ROUNDING, (node,), dtype)
 
 
-_KEEP = Operation("positive", 1, CASTS["float32"].type_rule, lambda value: value)
+_KEEP_ROUNDING = Operation("positive", 1, CASTS["float32"].type_rule, lambda value: value)

@@ -17,7 +17,7 @@
 #define BUFFER_BYTES ((size_t)256 << 10)
 #define MAX_BUFFERS 512
 #define MAX_IDLE_BUFFERS 32
-#define RECORDS_PER_LOCK 256 /* number of records that are written while the lock is held once */
+#define RECORDS_PER_LOCK 64 /* number of records that are written while the lock is held once */
 #define MAX_DEVICES 64
 #define DEVICE_NAME_BYTES 256
 
@@ -374,6 +374,7 @@ static void on_buffer_completed(CUcontext context, uint32_t stream, uint8_t *buf
         return;
     reading position = {buffer, valid_bytes < BUFFER_BYTES ? valid_bytes : BUFFER_BYTES, NULL, 0, 0};
     uint64_t devices = 0;
+    spool_allocate_ahead();
     while (position.valid_bytes && write_records(&position, &devices))
         ;
     size_t dropped_count = 0;

@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <pthread.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,6 +19,11 @@
 /* Sizes of a segment: if the disk is almost full, smaller segments are tried, down to the minimum. */
 #define SEGMENT_BYTES ((size_t)4 << 20)
 #define MIN_SEGMENT_BYTES ((size_t)64 << 10)
+#define AHEAD_BYTES ((size_t)1 << 20) /* bytes behind the last record whose pages are allocated ahead */
+#define PAGE_BYTES ((size_t)4096)
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
 /* After a failure, a new segment is tried once per this number of records: creating a file on a full disk is slow. */
 #define FAILURES_PER_TRIAL 256
 #define TEXT_LIMIT 65536 /* maximum length in bytes; kernel names are shorter */
@@ -42,6 +48,10 @@ typedef struct {
 static char directory[PATH_MAX - 64];
 static char *segment; /* start of the mapped file; NULL if no segment is open */
 static size_t end_offset, segment_bytes;
+/* Protects the mapping of the segment while its pages are allocated, and the number of bytes whose pages are. The lock
+ * order is recorder lock, then mapping lock. */
+static pthread_mutex_t mapping_lock = PTHREAD_MUTEX_INITIALIZER;
+static size_t allocated_bytes;
 static bool reader_is_gone; /* the process that reads the trace was killed */
 static unsigned segment_count;
 static unsigned chain_number; /* > 0 if a program before exec wrote a trace under this process id */
@@ -59,11 +69,34 @@ void spool_open(const char *path)
     reader_is_gone = false;
 }
 
-static void unmap_segment(void)
+/* Replace the segment by another one, or by none (NULL). */
+static void set_segment(char *new_segment, size_t bytes)
 {
+    pthread_mutex_lock(&mapping_lock);
     if (segment)
         munmap(segment, segment_bytes);
-    segment = NULL;
+    segment = new_segment;
+    segment_bytes = bytes;
+    end_offset = sizeof(segment_header);
+    allocated_bytes = 0;
+    pthread_mutex_unlock(&mapping_lock);
+}
+
+static void unmap_segment(void)
+{
+    set_segment(NULL, 0);
+}
+
+void spool_allocate_ahead(void)
+{
+    pthread_mutex_lock(&mapping_lock);
+    const size_t offset = __atomic_load_n(&end_offset, __ATOMIC_RELAXED) & ~(PAGE_BYTES - 1);
+    const size_t begin = offset > allocated_bytes ? offset : allocated_bytes;
+    const size_t end = offset + AHEAD_BYTES < segment_bytes ? offset + AHEAD_BYTES : segment_bytes;
+    /* Kernels before 5.14 refuse the advice; the pages are then allocated when they are written. */
+    if (segment && begin < end && !madvise(segment + begin, end - begin, MADV_POPULATE_WRITE))
+        allocated_bytes = end;
+    pthread_mutex_unlock(&mapping_lock);
 }
 
 static void forget_strings(void)
@@ -77,6 +110,7 @@ static void forget_strings(void)
 
 void spool_forked(void)
 {
+    mapping_lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
     unmap_segment();
     forget_strings();
     segment_count = chain_number = segment_failures = 0;
@@ -197,10 +231,7 @@ static int begin_segment(void)
         munmap(new_segment, bytes);
         return -1;
     }
-    unmap_segment();
-    segment = new_segment;
-    segment_bytes = bytes;
-    end_offset = sizeof header;
+    set_segment(new_segment, bytes);
     segment_count++;
     return 0;
 }

@@ -26,6 +26,10 @@ void spool_forked(void);
 /* Close the current segment; the next record begins a new one. */
 void spool_close(void);
 
+/* Allocate the pages of the segment that the next records will fill, so that the threads that write records need not
+ * wait for the file system. The lock is not held. */
+void spool_allocate_ahead(void);
+
 /* Append records so that a reader sees all or none of them. Records that cannot be written are counted in the file
  * ``losses``. */
 void spool_records(const record *records, size_t count);
