@@ -308,7 +308,7 @@ def test_engine_releases_its_memory() -> None:
     ]
     events = events_of(bodies)
     sizes: list[int] = []
-    for _ in range(4):
+    for _ in range(6):
         races, *_ = analyzed(events, is_native=True)
         assert races
         races.clear()
@@ -317,4 +317,5 @@ def test_engine_releases_its_memory() -> None:
             tracemalloc.start()  # after the first analysis, which fills caches
         sizes.append(tracemalloc.get_traced_memory()[0])
     tracemalloc.stop()
-    assert sizes[-1] - sizes[1] < 20_000
+    # A leak of all accesses would be 400 kB. Python keeps some tuples for later use.
+    assert sizes[-1] - sizes[1] < 100_000
