@@ -116,8 +116,8 @@ static PyObject *name_call, *name_out, *name_stream, *name_api, *name_requires_g
     *name_cuda_stream;
 static int accepted_device_type = 2; /* kDLCUDA */
 
-/* CU_STREAM_LEGACY: the default stream has one name, so that its scratch memory is found. */
-static const handle LEGACY_STREAM = (handle)1;
+/* CU_STREAM_LEGACY: the default stream has one handle here, so that its scratch memory is found. */
+#define LEGACY_STREAM ((handle)1)
 
 static struct {
     int (*launch)(handle function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
@@ -535,7 +535,7 @@ static PyObject *call_object(PyObject *object, PyObject *const *args, size_t fla
     Py_ssize_t count = PyVectorcall_NARGS(flags), total = count + (names ? PyTuple_GET_SIZE(names) : 0);
     call_arguments arguments;
 
-    if (self->plan_count && parse_arguments(self, args, count, names, &arguments)) {
+    if (self->plan_count && driver.launch && parse_arguments(self, args, count, names, &arguments)) {
         PyObject *result = call_prepared(self, &arguments);
         if (result || PyErr_Occurred())
             return result;
