@@ -100,7 +100,7 @@ def _bytes_of(array: Any) -> tuple[npt.NDArray[np.uint8], bool]:
         values = np.asarray(memoryview(array))
         is_read_only = not values.flags.writeable
     except TypeError:
-        # Capsules of DLPack before version 1.0 do not say whether the memory is read-only.
+        # Capsules of DLPack before version 1.0 have no flag for read-only memory.
         values, is_read_only = _from_dlpack(array), False
     if not values.flags.c_contiguous:
         raise UsageError("the array is not contiguous", hint=_COPY_HINT)

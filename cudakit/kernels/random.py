@@ -1,4 +1,4 @@
-"""Random numbers on the device: draws, the kernels that fill memory with them, and their numpy twins.
+"""Random numbers on the device: draws, the kernels that fill memory with them, and their numpy counterparts.
 
 A draw names the kernel and the parameters of one call. It starts at a Philox block, and each element depends
 only on its index, the draw and the counter, not on the grid.
@@ -30,7 +30,7 @@ INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uin
 _MAX_BLOCKS = 2048
 # Number of draws whose parameters are kept, because programs repeat calls.
 _KEPT_DRAWS = 1024
-# Elements that the numpy twin computes at once: intermediate arrays stay in the CPU's cache.
+# Elements that the numpy counterpart computes at once: intermediate arrays stay in the CPU's cache.
 _CHUNK = 1 << 16
 
 
@@ -193,7 +193,7 @@ def _next_below(value: float, dtype: str) -> float:
     if dtype != "bfloat16":
         scalar = np.dtype(dtype).type
         return float(np.nextafter(scalar(value), scalar(-np.inf)))
-    # Neighbours of bfloat16 differ by 1 in the upper 16 bits of fp32.
+    # Adjacent bfloat16 numbers differ by 1 in the upper 16 bits of fp32.
     word = int(np.float32(value).view(np.uint32)) >> 16
     lower = word - 1 if 0 < word < 0x8000 else 0x8001 if word in (0, 0x8000) else word + 1
     return float(np.array([lower << 16], np.uint32).view(np.float32)[0])

@@ -66,7 +66,7 @@ def cupy() -> Any:
     return pytest.importorskip("cupy")
 
 
-def twin(**options: Any) -> Generator:
+def numpy_generator(**options: Any) -> Generator:
     return Generator(SEED, device="numpy", **options)
 
 
@@ -80,7 +80,7 @@ def test_tensor_gets_the_numbers_of_numpy(torch: Any, method: str, dtype: str) -
 
     assert getattr(Generator(SEED), method)(out=tensor) is tensor
 
-    expected = getattr(twin(), method)((1001, 7), dtype=dtype)
+    expected = getattr(numpy_generator(), method)((1001, 7), dtype=dtype)
     assert np.array_equal(tensor.to(torch.float64).cpu().numpy(), expected.astype(np.float64))
 
 
@@ -90,7 +90,7 @@ def test_misaligned_tensor_gets_the_same_numbers(torch: Any, skipped: int) -> No
 
     Generator(SEED).uniform(out=tensor[skipped:])
 
-    assert np.array_equal(tensor[skipped:].cpu().numpy(), twin().uniform(1000 - skipped))
+    assert np.array_equal(tensor[skipped:].cpu().numpy(), numpy_generator().uniform(1000 - skipped))
     assert not tensor[:skipped].any()
 
 
@@ -105,7 +105,7 @@ def test_tensor_is_filled_on_the_current_stream_of_torch(torch: Any) -> None:
         copied.copy_(tensor)
     stream.synchronize()
 
-    assert np.array_equal(copied.cpu().numpy(), twin().uniform(1 << 20))
+    assert np.array_equal(copied.cpu().numpy(), numpy_generator().uniform(1 << 20))
 
 
 def test_cupy_array_gets_the_numbers_of_numpy(cupy: Any) -> None:
@@ -114,13 +114,13 @@ def test_cupy_array_gets_the_numbers_of_numpy(cupy: Any) -> None:
     Generator(SEED).integers(-7, 1000, out=array, stream=cupy.cuda.Stream(non_blocking=True))
     cudakit.synchronize()
 
-    assert np.array_equal(array.get(), twin().integers(-7, 1000, (33, 5), dtype="int32"))
+    assert np.array_equal(array.get(), numpy_generator().integers(-7, 1000, (33, 5), dtype="int32"))
 
 
 def test_new_array_is_shared_with_torch_and_cupy(torch: Any, cupy: Any) -> None:
     array = Generator(SEED).permutation(1000)
 
-    expected = twin().permutation(1000)
+    expected = numpy_generator().permutation(1000)
     assert isinstance(array, DeviceArray)
     assert np.array_equal(torch.from_dlpack(array).cpu().numpy(), expected)
     assert np.array_equal(cupy.asarray(array).get(), expected)
@@ -151,7 +151,7 @@ def test_many_numbers_equal_those_of_numpy(method: str) -> None:
     count = 5_000_003
     on_gpu = getattr(Generator(SEED), method)(count).copy_to_host()
 
-    assert on_gpu.tobytes() == getattr(twin(), method)(count).tobytes()
+    assert on_gpu.tobytes() == getattr(numpy_generator(), method)(count).tobytes()
 
 
 # --- cuRAND
@@ -240,5 +240,5 @@ def test_torch_randn_takes_the_same_normal_transform(torch: Any) -> None:
 
     values = torch.randn(256, device="cuda", generator=device_generator).cpu().numpy()
 
-    expected = [twin(sequence=thread).normal(1)[0] for thread in range(256)]
+    expected = [numpy_generator(sequence=thread).normal(1)[0] for thread in range(256)]
     assert np.abs(values - np.array(expected)).max() < 1e-5

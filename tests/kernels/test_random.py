@@ -1,4 +1,4 @@
-"""The numpy twin of the random kernels equals the CUDA source on the CPU, and has the right distributions."""
+"""Random numbers in numpy: equal to the CUDA source on the CPU, and with the right distributions."""
 
 from __future__ import annotations
 
