@@ -98,7 +98,20 @@ static int add_copied_piece(struct pieces *pieces, const struct state *state, ui
     return 0;
 }
 
-/* Append pieces for the bytes from lo up to hi, which are not stored yet. */
+/* Move the content of a state to a new piece for other bytes. The state stays in the map, without any access. */
+static int add_moved_piece(struct pieces *pieces, struct state *state, uint64_t lo, uint64_t hi)
+{
+    struct state *piece = add_piece(pieces);
+    if (!piece)
+        return -1;
+    *piece = *state;
+    piece->lo = lo;
+    piece->hi = hi;
+    *state = (struct state){.lo = state->lo, .hi = state->hi};
+    return 0;
+}
+
+/* Append a piece for the bytes from lo up to hi, if any, which are not stored yet. */
 static int add_gap(struct pieces *pieces, uint64_t lo, uint64_t hi)
 {
     struct state *piece = lo < hi ? add_piece(pieces) : NULL;
@@ -119,7 +132,7 @@ struct replaced {
     size_t count;
 };
 
-/* Copy the states that overlap the bytes from lo up to hi to the pieces: divided at lo and hi and, if `fills_gaps`,
+/* Move the states that overlap the bytes from lo up to hi to the pieces: divided at lo and hi and, if `fills_gaps`,
  * with new states in the gaps. */
 static int divide_states(struct shadow *shadow, uint64_t lo, uint64_t hi, bool fills_gaps,
                          struct replaced *replaced)
@@ -128,15 +141,15 @@ static int divide_states(struct shadow *shadow, uint64_t lo, uint64_t hi, bool f
     struct pieces *pieces = &shadow->pieces;
     *replaced = (struct replaced){map_first_ending_above(map, lo), 0};
     struct position position = replaced->begin;
-    const struct state *state;
+    struct state *state;
     uint64_t covered_end = lo;
     for (; (state = map_state(map, position)) && state->lo < hi; position = map_next(map, position)) {
         size_t first = pieces->count;
         uint64_t begin = Py_MAX(state->lo, lo), end = Py_MIN(state->hi, hi);
         if ((fills_gaps && add_gap(pieces, covered_end, begin)) ||
             (state->lo < lo && add_copied_piece(pieces, state, state->lo, lo)) ||
-            add_copied_piece(pieces, state, begin, end) ||
-            (hi < state->hi && add_copied_piece(pieces, state, hi, state->hi)))
+            (hi < state->hi && add_copied_piece(pieces, state, begin, end)) ||
+            add_moved_piece(pieces, state, end < state->hi ? hi : begin, state->hi))
             return -1;
         if (state->lo < lo || hi < state->hi)
             for (size_t i = first; i < pieces->count; i++)
