@@ -17,6 +17,7 @@
 
 typedef struct {
     uint64_t hash;                /* number that all ranks share; 0: unknown */
+    int rank_count;               /* 0: unknown */
     int version;                  /* version of NCCL's profiler interface; 0: the communicator is closed */
     uint32_t call_count;          /* number of calls outside of captures */
     uint32_t captured_call_count; /* number of calls in captures: each rank may capture at another time */
@@ -96,7 +97,8 @@ uint32_t communicator_open(const communicator_info *info)
     uint32_t number = 0;
     if (array) {
         communicators = array;
-        communicators[communicator_count++] = (nccl_communicator){.hash = info->hash, .version = info->version};
+        communicators[communicator_count++] =
+            (nccl_communicator){.hash = info->hash, .rank_count = info->rank_count, .version = info->version};
         number = (uint32_t)communicator_count;
         old_communicator_count += info->version < NCCL_VERSION_WITH_CALLS;
         write_communicator(number, info);
@@ -369,6 +371,17 @@ void collective_report_end(uint64_t id)
     pthread_mutex_unlock(&recorder_lock);
 }
 
+/* Return the size of the larger buffer of an operation. */
+static uint64_t largest_buffer_bytes(const nccl_communicator *communicator, const collective *operation)
+{
+    /* Bytes of an element, by datatype; a type without a name in NCCL's events is ncclUint8. */
+    static const uint8_t ELEMENT_BYTES[] = {1, 1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1};
+    const bool has_all_parts =
+        operation->function == COLLECTIVE_ALL_GATHER || operation->function == COLLECTIVE_REDUCE_SCATTER;
+    const uint64_t parts = has_all_parts && communicator->rank_count > 0 ? (uint64_t)communicator->rank_count : 1;
+    return operation->count * parts * ELEMENT_BYTES[operation->datatype];
+}
+
 void collective_add(uint64_t id, uint64_t call_id, const collective *operation)
 {
     pthread_mutex_lock(&recorder_lock);
@@ -390,8 +403,9 @@ void collective_add(uint64_t id, uint64_t call_id, const collective *operation)
         rec->collective.send = operation->send;
         rec->collective.receive = operation->receive;
         /* The buffers are reported after the launch, so that their order with other work is unknown here. */
-        allocations_contest(operation->send, operation->send + 1);
-        allocations_contest(operation->receive, operation->receive + 1);
+        const uint64_t bytes = largest_buffer_bytes(communicator, elements);
+        allocations_contest(operation->send, operation->send + bytes);
+        allocations_contest(operation->receive, operation->receive + bytes);
         rec->collective.element_count = elements->count;
         rec->collective.communicator = plan->communicator;
         rec->collective.sequence = call ? call->sequence : ++communicator->operation_count;
