@@ -32,6 +32,8 @@ _STRING_FIELDS = {
     EventKind.RANGE_POP: ("domain",),
     EventKind.MARK: ("name", "domain"),
     EventKind.GAP: ("reason",),
+    EventKind.COMMUNICATOR: ("name",),
+    EventKind.COLLECTIVE: ("name",),
 }
 
 
@@ -61,7 +63,8 @@ def save_small_log(
     log: Path, target: Path, *, program: str, max_bytes: int = MAX_LOG_BYTES
 ) -> None:
     """Write a small copy of a log of a program, unless the copy is larger than ``max_bytes``."""
-    save(target, (_small_trace(trace, program) for trace in load(log)))
+    traces = enumerate(load(log), start=1)
+    save(target, (_small_trace(trace, process, program) for process, trace in traces))
     if target.stat().st_size > max_bytes:
         target.unlink()
 
@@ -75,14 +78,14 @@ def analyze(traces: Sequence[Batch]) -> SanitizeResult:
     return detector.result(report, exit_status=0)
 
 
-def _small_trace(trace: Batch, program: str) -> Batch:
+def _small_trace(trace: Batch, process: int, program: str) -> Batch:
     records = trace.records.copy()
     records["time_ns"] = 0
     records["thread"] = np.unique(records["thread"], return_inverse=True)[1] + 1
     string_indices = _string_indices(records)
     strings = [text if index in string_indices else "" for index, text in enumerate(trace.strings)]
     stacks = [_program_frames(stack, program) for stack in trace.stacks]
-    return replace(trace, process=1, records=records, strings=strings, stacks=stacks)
+    return replace(trace, process=process, records=records, strings=strings, stacks=stacks)
 
 
 def _program_frames(stack: Stack, program: str) -> Stack:

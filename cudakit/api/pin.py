@@ -83,6 +83,8 @@ def pin(
     try:
         return PinnedMemory(open_device(device), memory, array, read_only=read_only)
     except CudaError as error:
+        if error.name == "CUDA_ERROR_INVALID_VALUE":
+            error.hint = "memory that its library allocated as pinned cannot be pinned again"
         if error.name != "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED":
             raise
         raise UsageError(

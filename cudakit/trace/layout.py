@@ -74,7 +74,9 @@ def take_records(
 
 
 def concatenate_records(parts: Sequence[Records]) -> Records:
-    """Return several arrays of records as one."""
+    """Return several arrays of records as one; a single array is returned unchanged."""
+    if len(parts) == 1:
+        return parts[0]
     opaque_parts = [np.ascontiguousarray(part).view(_OPAQUE_RECORD) for part in parts]
     return np.concatenate(opaque_parts).view(RECORD)
 

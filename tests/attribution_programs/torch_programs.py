@@ -1,7 +1,6 @@
 """Races of the program (``program_*``) and of a library (``library_*``) with torch; all run in one process."""
 
 import threading
-from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -89,19 +88,25 @@ def library_thread():
     thread.start(), thread.join()
 
 
-def library_backward():
-    x = data().requires_grad_()
-    y = fakelib.Racy.apply(x).sum()
-    torch.cuda.synchronize()
-    y.backward()
-
-
 def library_comprehension():
     x = data()
     [fakelib.forget_fork(x) for _ in range(2)]
 
 
+def library_lambda():
+    x = data()
+    (lambda: fakelib.forget_fork(x))()
+
+
 # --- races of the program
+
+
+def program_autograd_function_of_library():
+    # Not attributed: autograd's thread runs Python functions of the library, and none of the program.
+    x = data().requires_grad_()
+    y = fakelib.Racy.apply(x).sum()
+    torch.cuda.synchronize()
+    y.backward()
 
 
 def program_direct():
@@ -173,19 +178,6 @@ def program_functional():
         F.relu(x, inplace=True)
 
 
-def program_two_backwards():
-    weight = data().requires_grad_()
-    weight.grad = torch.zeros_like(weight)
-    losses = []
-    for stream in streams():
-        with torch.cuda.stream(stream):
-            losses.append((stream, (weight * 2).sum()))
-    torch.cuda.synchronize()
-    for stream, loss in losses:
-        with torch.cuda.stream(stream):
-            loss.backward()
-
-
 def program_backward_against_optimizer():
     model = torch.nn.Linear(1024, 1024).cuda()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -238,7 +230,7 @@ def program_in_ranges():
 def program_threads():
     x = data()
     for stream in streams():
-        thread = threading.Thread(target=partial(fakelib.start, x, stream))
+        thread = threading.Thread(target=lambda stream=stream: fakelib.start(x, stream))
         thread.start(), thread.join()
 
 

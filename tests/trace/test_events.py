@@ -19,7 +19,18 @@ from cudakit.trace.events import (
     StreamCreate,
 )
 from cudakit.trace.kinds import AccessMode, EventKind
-from cudakit.trace.layout import RECORD, RECORD_BYTES, find_invalid, layout, pack, unpack, view
+from cudakit.trace.layout import (
+    ADDRESS_END,
+    RECORD,
+    RECORD_BYTES,
+    concatenate_records,
+    find_invalid,
+    layout,
+    pack,
+    take_records,
+    unpack,
+    view,
+)
 
 
 class StringTable(list[str]):
@@ -222,3 +233,24 @@ def test_record_with_an_invalid_value_is_found(event: EventBody, field: str, val
 
     reason = find_invalid(records, 2)
     assert reason == f"invalid {field} in a record of kind {event.kind.name}"
+
+
+@pytest.mark.parametrize("field", ["lo", "hi"])
+def test_access_beyond_all_addresses_is_found(field: str) -> None:
+    records = pack([Event(Access(0, ADDRESS_END, AccessMode.READ))], lambda _: 0)
+    assert find_invalid(records, 1) == ""
+
+    view(records, EventKind.ACCESS)[field] = ADDRESS_END + 1
+
+    assert find_invalid(records, 1) == "invalid address in a record of kind ACCESS"
+
+
+def test_selected_and_joined_records_keep_all_bytes() -> None:
+    events = [Event(Fill(1, address, 8), seq=address) for address in range(6)]
+    records = pack(events, lambda _: 0)
+    is_even = records["seq"] % 2 == 0
+
+    assert take_records(records, is_even).tobytes() == records[::2].tobytes()
+    assert take_records(records, np.array([3, 1]))["seq"].tolist() == [3, 1]
+    joined = concatenate_records([records[:2], records[4:], records[2:4]])
+    assert joined["seq"].tolist() == [0, 1, 4, 5, 2, 3]

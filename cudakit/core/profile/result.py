@@ -223,7 +223,7 @@ class Device:
     collectives_overlapped_ns: int  # part of it in which another kernel ran, too
     streams: tuple[StreamWork, ...]
     waits: tuple[HostWait, ...]
-    memsets: Memsets | None = None  # null if there are none
+    memsets: Memsets | None = None  # sums over all memsets; null if the device ran no memset
     graph_kernels: int = 0  # number of kernels that CUDA graphs launched
 
 

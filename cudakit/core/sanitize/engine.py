@@ -190,7 +190,7 @@ class Engine:
         self._prune_above = prune_above
         self._max_range_states = max_range_states
         # The clock up to which all states were removed, as ``StreamOrder.past_clock`` returns it.
-        self._pruned_past: Clock = []
+        self._pruned_clock: Clock = []
         self._next_prune_count = prune_above  # number of stored states at which to prune next
 
     def feed(self, records: Records, strings: Sequence[str]) -> list[Race]:
@@ -284,12 +284,10 @@ class Engine:
             self.gaps[UNKNOWN_STREAM] = self._stream_order.unrecorded_streams
         if self._state_count < self._next_prune_count:
             return
-        past = self._stream_order.past_clock()
-        if (
-            past != self._pruned_past
-        ):  # otherwise the last call removed everything that can be removed
-            self._pruned_past = past
-            self._shadow.prune(past)
+        past_clock = self._stream_order.past_clock()
+        if past_clock != self._pruned_clock:  # an equal clock leaves nothing to remove
+            self._pruned_clock = past_clock
+            self._shadow.prune(past_clock)
             self._syncs.prune()
             self._graphs.prune()
         if self._shadow.range_state_count > self._max_range_states:

@@ -147,7 +147,9 @@ class StreamUse:
         is_creation = kinds == EventKind.STREAM_CREATE
         self._add_created_streams(records[is_creation], stacks)
         self._add_first_work(records[np.isin(kinds, _WORK)])
-        later_records = records[(records["stream"] != 0) & ~is_creation]
+        # The end of an object of a library destroys its streams, also in the program's code.
+        is_destruction = kinds == EventKind.STREAM_DESTROY
+        later_records = records[(records["stream"] != 0) & ~is_creation & ~is_destruction]
         # A damaged trace may refer to stacks that it does not have.
         sites = np.minimum(later_records["site"], len(self._is_called_by_program) - 1)
         program_records = later_records[self._is_called_by_program[sites]]

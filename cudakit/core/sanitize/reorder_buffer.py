@@ -226,5 +226,10 @@ def _without_superseded(records: Records) -> Records:
     is_assumed = (kinds == EventKind.ACCESS) & (
         view(records, EventKind.ACCESS)["precision"] >= Precision.ASSUMED
     )
-    is_superseded = is_assumed & np.isin(records["seq"], exact)
-    return take_records(records, ~is_superseded)
+    assumed = np.flatnonzero(is_assumed)
+    superseded = assumed[np.isin(records["seq"][assumed], exact)]
+    if not len(superseded):
+        return records
+    is_remaining = np.ones(len(records), np.bool_)
+    is_remaining[superseded] = False
+    return take_records(records, is_remaining)

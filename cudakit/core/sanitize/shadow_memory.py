@@ -81,8 +81,8 @@ class Shadow(Protocol):
     def clear(self, lo: int, hi: int) -> None:
         """Remove all accesses to the bytes from ``lo`` up to ``hi``."""
 
-    def prune(self, past: Clock) -> None:
-        """Remove the accesses that all future work happens after: those up to the ticks of ``past``."""
+    def prune(self, past_clock: Clock) -> None:
+        """Remove the accesses that all future work happens after: those up to the ticks of ``past_clock``."""
 
     def coarsen(self, allocation_at: AllocationAt, max_states: int) -> None:
         """Merge range states of each allocation that has more than ``max_states``, to half of this number.
@@ -163,12 +163,12 @@ class PythonShadow:
             self._strided_states.clear(lo, hi)
             self._pointer_states.clear(lo, hi)
 
-    def prune(self, past: Clock) -> None:
+    def prune(self, past_clock: Clock) -> None:
         self._range_states.rebuild(
-            lambda states: [state for state in states if _prune_state(state, past)]
+            lambda states: [state for state in states if _prune_state(state, past_clock)]
         )
-        self._strided_states.remove_unless(lambda _, state: _prune_state(state, past))
-        self._pointer_states.remove_unless(lambda pointer: _prune_pointer(pointer, past))
+        self._strided_states.remove_unless(lambda _, state: _prune_state(state, past_clock))
+        self._pointer_states.remove_unless(lambda pointer: _prune_pointer(pointer, past_clock))
 
     def coarsen(self, allocation_at: AllocationAt, max_states: int) -> None:
         def merge_states(states: list[RangeState]) -> list[RangeState]:
@@ -306,12 +306,12 @@ MAX_RANGE_STATES: Final = 1 << 17
 AllocationAt: TypeAlias = Callable[[int], Allocation | None]
 
 
-def _prune_state(state: AccessState, past: Clock) -> bool:
+def _prune_state(state: AccessState, past_clock: Clock) -> bool:
     """Remove the accesses that all future work happens after. Return whether any access is left."""
-    if state.write is not None and state.write.tick <= past[state.write.slot]:
+    if state.write is not None and state.write.tick <= past_clock[state.write.slot]:
         state.write = None
-    state.reads = _without_past_accesses(state.reads, past)
-    state.atomics = _without_past_accesses(state.atomics, past)
+    state.reads = _without_past_accesses(state.reads, past_clock)
+    state.atomics = _without_past_accesses(state.atomics, past_clock)
     stored_ids = {id(access) for access in (state.write, *state.reads, *state.atomics)}
     state.already_reported = tuple(
         pair for pair in state.already_reported if id(pair[0]) in stored_ids
@@ -319,10 +319,10 @@ def _prune_state(state: AccessState, past: Clock) -> bool:
     return stored_ids != {id(None)}
 
 
-def _prune_pointer(pointer: PointerState, past: Clock) -> bool:
+def _prune_pointer(pointer: PointerState, past_clock: Clock) -> bool:
     """Remove the kernels that all future work happens after. Return whether any kernel is left."""
-    pointer.writers = _without_past_accesses(pointer.writers, past)
-    pointer.readers = _without_past_accesses(pointer.readers, past)
+    pointer.writers = _without_past_accesses(pointer.writers, past_clock)
+    pointer.readers = _without_past_accesses(pointer.readers, past_clock)
     stored_ids = {id(access) for access in pointer.writers + pointer.readers}
     pointer.already_reported = tuple(
         pair for pair in pointer.already_reported if id(pair[0]) in stored_ids
@@ -330,8 +330,8 @@ def _prune_pointer(pointer: PointerState, past: Clock) -> bool:
     return bool(stored_ids)
 
 
-def _without_past_accesses(accesses: Accesses, past: Clock) -> Accesses:
-    return tuple(access for access in accesses if access.tick > past[access.slot])
+def _without_past_accesses(accesses: Accesses, past_clock: Clock) -> Accesses:
+    return tuple(access for access in accesses if access.tick > past_clock[access.slot])
 
 
 def _merge_adjacent(states: list[RangeState], max_states: int) -> Iterator[RangeState]:

@@ -67,12 +67,16 @@ class TemplateAccesses:
             return records
         parts: list[Records] = []
         begin = 0
-        for position in positions.tolist():
+        seqs = np.ascontiguousarray(records["seq"])
+        call_begins = np.searchsorted(seqs, seqs[positions]).tolist()
+        call_ends = np.searchsorted(seqs, seqs[positions], side="right").tolist()
+        for position, call_begin, call_end in zip(
+            positions.tolist(), call_begins, call_ends, strict=True
+        ):
             parts.append(records[begin:position])
-            call_end = int(np.searchsorted(records["seq"], records["seq"][position], side="right"))
             if kinds[position] == EventKind.TEMPLATE:
                 begin = position + 1
-                self._apply(records, position, call_end, coverage)
+                self._apply(records[position], records[call_begin:call_end], coverage)
             else:
                 begin = call_end
                 call = records[position:call_end]
@@ -87,16 +91,15 @@ class TemplateAccesses:
             for race in races
         ]
 
-    def _apply(self, records: Records, position: int, call_end: int, coverage: Coverage) -> None:
+    def _apply(self, record: np.void, call: Records, coverage: Coverage) -> None:
         """Apply a Template record: keep the accesses of its call, or forget all templates."""
-        template = view(records[position : position + 1], EventKind.TEMPLATE)[0]
+        template = view(np.array([record], RECORD), EventKind.TEMPLATE)[0]
         check, template_id = TemplateCheck(int(template["check"])), int(template["template_id"])
         if check is not TemplateCheck.NONE:
             coverage.template_checks += 1
             coverage.template_differences += check is TemplateCheck.DIFFERENT
         if template_id:
-            begin = int(np.searchsorted(records["seq"], records["seq"][position]))
-            self._templates[template_id] = _template_of_call(records[begin:call_end])
+            self._templates[template_id] = _template_of_call(call)
         elif check is TemplateCheck.NONE:
             self._templates.clear()
 

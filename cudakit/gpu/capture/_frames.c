@@ -349,13 +349,27 @@ static program_frame *find_program_frame(const Frame *frame)
 /* Number of displaced frames of this thread, which selects the next frame to displace. */
 static __thread unsigned displaced_frames;
 
-/* Begin a new program call of a frame: it has started, was resumed or has jumped backward. */
+/* Return whether the calling thread runs a frame, or a frame that this frame has called. */
+static bool is_running(const Frame *frame)
+{
+    const Frame *running = current_frame(PyThreadState_Get());
+    while (running && running != frame)
+        running = running->previous;
+    return running != NULL;
+}
+
+/* Begin a new program call of a frame: it has started, was resumed or has jumped backward. If there is no free entry, the
+ * frame gets that of a frame that does not run: such a frame has ended, or begins a new program call when it is resumed. */
 static void begin_program_call(const Frame *frame)
 {
     program_frame *stored = find_program_frame(frame);
     for (int probe = 0; !stored && probe < FRAME_PROBES; probe++) {
         program_frame *candidate = &program_frames[frame_slot(frame, probe)];
         stored = candidate->frame ? NULL : candidate;
+    }
+    for (int probe = 0; !stored && probe < FRAME_PROBES; probe++) {
+        program_frame *candidate = &program_frames[frame_slot(frame, probe)];
+        stored = is_running(candidate->frame) ? NULL : candidate;
     }
     if (!stored)
         stored = &program_frames[frame_slot(frame, (int)(displaced_frames++ % FRAME_PROBES))];

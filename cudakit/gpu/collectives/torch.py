@@ -11,6 +11,7 @@ import time
 from contextlib import suppress
 from datetime import timedelta
 from importlib import import_module
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,20 @@ _DATA_TYPES = {
 _IN_PLACE_ONLY = ("all-reduce", "broadcast", "reduce")
 
 
+# Names that cudakit uses. torch.distributed has some of them, its module distributed_c10d the others.
+_NAMES = (
+    "TCPStore",
+    "ProcessGroupNCCL",
+    "AllreduceOptions",
+    "AllgatherOptions",
+    "ReduceScatterOptions",
+    "BroadcastOptions",
+    "ReduceOptions",
+    "AllToAllOptions",
+    "is_nccl_available",
+)
+
+
 class TorchCollectives:
     """torch.distributed on one device."""
 
@@ -44,7 +59,7 @@ class TorchCollectives:
         self._gpu = gpu
         try:
             self._torch = import_module("torch")
-            self._distributed = import_module("torch.distributed.distributed_c10d")
+            self._distributed = _load_distributed()
         except ImportError as error:
             raise MissingDependency("torch", purpose="--vs torch") from error
         if not self._distributed.is_nccl_available():
@@ -190,6 +205,21 @@ class TorchCommunicator:
             as_bytes = self._torch.as_tensor(_DeviceBytes(ptr, size_bytes), device=self._device)
             self._tensors[key] = as_bytes.view(getattr(self._torch, name))
         return self._tensors[key]
+
+
+def _load_distributed() -> SimpleNamespace:
+    """Return the functions and classes of torch.distributed that exist, by their names."""
+    modules = [
+        import_module(name) for name in ("torch.distributed", "torch.distributed.distributed_c10d")
+    ]
+    return SimpleNamespace(
+        **{
+            name: getattr(module, name)
+            for module in modules
+            for name in _NAMES
+            if hasattr(module, name)
+        }
+    )
 
 
 class _DeviceBytes:

@@ -86,7 +86,7 @@ class Memory:
 
 @dataclass
 class Signature:
-    """What is known about the launches of one kernel with the same grid, block and equal pointers."""
+    """The state of the launches of one kernel with the same grid, block and equal pointers."""
 
     digest: object = None
     pointers: tuple[int, ...] = ()  # pointers of the last recorded launch

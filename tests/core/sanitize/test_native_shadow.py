@@ -24,6 +24,7 @@ from cudakit.core.sanitize.shadow_memory import Shadow, new_shadow
 from cudakit.trace.events import (
     Access,
     Alloc,
+    Copy,
     Event,
     EventBody,
     EventRecord,
@@ -308,7 +309,7 @@ def test_engine_releases_its_memory() -> None:
     ]
     events = events_of(bodies)
     sizes: list[int] = []
-    for _ in range(4):
+    for _ in range(6):
         races, *_ = analyzed(events, is_native=True)
         assert races
         races.clear()
@@ -317,4 +318,27 @@ def test_engine_releases_its_memory() -> None:
             tracemalloc.start()  # after the first analysis, which fills caches
         sizes.append(tracemalloc.get_traced_memory()[0])
     tracemalloc.stop()
-    assert sizes[-1] - sizes[1] < 20_000
+    # A leak of all accesses would be 400 kB. Python keeps some tuples for later use.
+    assert sizes[-1] - sizes[1] < 100_000
+
+
+LARGEST = (1 << 64) - 1
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        Fill(1, LARGEST, LARGEST),
+        Fill(1, BASE, 8, rows=LARGEST, pitch_bytes=LARGEST),
+        Fill(1, BASE, 8, rows=1, pitch_bytes=LARGEST),
+        Copy(1, LARGEST, BASE, LARGEST),
+        Copy(1, BASE, LARGEST, 8, rows=20, source_pitch_bytes=LARGEST),
+        Alloc(LARGEST, LARGEST, AllocationKind.STREAM_ORDERED, 1),
+        Free(BASE, LARGEST, AllocationKind.STREAM_ORDERED, 1),
+        Alloc(BASE, LARGEST),
+        Free(LARGEST, 0),
+    ],
+    ids=str,
+)
+def test_call_with_impossible_addresses_does_not_crash(body: EventBody) -> None:
+    assert_equal_results(events_of([[Fill(2, BASE, 8)], [body], [Fill(3, BASE, 8)]]))

@@ -19,7 +19,7 @@ from cudakit.core.sanitize.races import Race, RaceOwner
 from cudakit.core.sanitize.report import Report, findings
 from cudakit.core.sanitize.result import FoundRace
 from cudakit.document import Frame as DocumentFrame
-from cudakit.trace.events import Event, EventBody, Fill, StreamCreate, StreamSync
+from cudakit.trace.events import Event, EventBody, Fill, StreamCreate, StreamDestroy, StreamSync
 from cudakit.trace.kinds import StreamFlag
 from cudakit.trace.layout import pack
 from cudakit.trace.trace_file import Frame, Stack
@@ -145,7 +145,12 @@ KEPT_INSIDE = (
 
 
 def test_streams_that_one_call_created_and_used_are_the_librarys() -> None:
-    use = use_of(*KEPT_INSIDE, (work(FIRST), IN_BACKWARD, 7))
+    end = (
+        StreamDestroy(FIRST),
+        DIRECT,
+        8,
+    )  # the program drops the last reference to the library's object
+    use = use_of(*KEPT_INSIDE, (work(FIRST), IN_BACKWARD, 7), end)
 
     assert use.are_library_streams(FIRST, SECOND)
     assert not use.are_library_streams(FIRST, 1)

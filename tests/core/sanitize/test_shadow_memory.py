@@ -32,6 +32,8 @@ NewScene: TypeAlias = Callable[..., Scene]
 @pytest.fixture(params=["compiled", "python"])
 def new_scene(request: pytest.FixtureRequest) -> NewScene:
     """Return a function that creates a scene, for each implementation of shadow memory."""
+    if request.param == "compiled":
+        pytest.importorskip("cudakit.core.sanitize._shadow_memory")
     return partial(Scene, native=request.param == "compiled")
 
 

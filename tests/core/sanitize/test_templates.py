@@ -164,3 +164,17 @@ def test_most_launches_of_a_repeated_program_have_templates() -> None:
     )
     assert coverage.template_checks > 0
     assert coverage.template_differences == 0
+
+
+def test_launch_with_forgotten_template_counts_as_gap() -> None:
+    records, _ = program_log("torch_matmul_result_fixed")
+    in_order, _ = reordered(Policy().apply(in_rounds(records, unchanged, 0)))
+    is_use = in_order["kind"] == EventKind.LAUNCH
+    is_use[is_use] = view(in_order[is_use], EventKind.LAUNCH)["template_id"] != 0
+    first_use = int(np.flatnonzero(is_use)[0])
+    forget = in_order[first_use : first_use + 1].copy()
+    forget["kind"], forget["seq"] = EventKind.TEMPLATE, in_order["seq"][first_use - 1]
+    forget["body"] = np.zeros(1, forget["body"].dtype)
+    templates = TemplateAccesses()
+    templates.insert(np.insert(in_order, first_use, forget), Coverage())
+    assert templates.unknown_count > 0

@@ -151,6 +151,18 @@ def test_coroutine_of_a_library_runs_in_the_call_that_awaits_it(library: Any) ->
     assert first != second
 
 
+def test_frame_is_known_after_many_other_frames(library: Any) -> None:
+    def other_frames() -> Iterator[int]:
+        yield 1
+
+    generators = [other_frames() for _ in range(4_000)]  # frames at different addresses
+    assert sum(map(next, generators)) == 4_000
+
+    first, second = library.numbers(), library.numbers()
+    assert 0 not in first | second
+    assert first != second
+
+
 def test_thread_without_frames_of_the_program_has_no_number(library: Any) -> None:
     numbers: list[set[int]] = []
     work = threading.Thread(target=library.numbers_around, args=(partial(numbers.append, set()),))

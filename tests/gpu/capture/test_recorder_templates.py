@@ -318,3 +318,39 @@ def _index_in(strings: list[str]) -> Callable[[str], int]:
         return strings.index(text)
 
     return index
+
+
+def test_two_threads_have_all_accesses_while_patches_are_removed_and_restored(
+    library: Path, tmp_path: Path
+) -> None:
+    program = """
+import threading, time
+memory(ALLOC, 0x500000, 0x100000)
+def work(stream, base):
+    for i in range(300):
+        pointer = base + (i % 40 == 39) * (0x1000 + i * 0x100)  # at times a launch without a template
+        touch = (Touch * 1)(write(pointer))
+        with gate:  # the fake has one list of accesses for the next launch of any thread
+            held.append(touch)
+            cuda.set_next_accesses(touch, 1, 0)
+            cuda.launch(CONTEXT, stream, ctypes.byref(plain), pointers(pointer), None)
+        if i % 3 == 0:
+            cuda.synchronize(1, CONTEXT, stream)
+            time.sleep(0.001)
+gate = threading.Lock()
+places = (STREAM, 0x300000), (OTHER, 0x500000)
+threads = [threading.Thread(target=work, args=place) for place in places]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+recorder.read()
+"""
+    events = run(tmp_path, library, program)
+    ranges = written_ranges(events)
+    assert len(ranges) == 600
+    for (written,) in ranges:
+        assert written[1] - written[0] == 4
+    expected = {0x300000, 0x500000} | {
+        base + 0x1000 + i * 0x100 for base in (0x300000, 0x500000) for i in range(39, 300, 40)
+    }
+    assert {lo for ((lo, _),) in ranges} == expected
+    assert gaps(events) == {}

@@ -66,7 +66,7 @@ def device_nodes(device: Device, top: int, by: TableName | None) -> Iterator[Nod
     yield _time_table(device)
     if device.kernels and by in (None, "kernel"):
         yield Section("Kernels", (_kernel_table(device, top),))
-    if by == "kernel":
+    if by == "kernel" or (by is None and not top):
         yield from grid_table(device, top)
     if device.lines and by in (None, "line"):
         yield Section("Lines", (_line_table(device, top),))

@@ -24,20 +24,21 @@ int map_filter(struct state_map *map, int (*keep)(struct state *, const void *),
     return result;
 }
 
-static int prune_state(struct state *state, const void *past)
+static int prune_state(struct state *state, const void *past_clock)
 {
-    int has_accesses = state_prune(state, past);
+    int has_accesses = state_prune(state, past_clock);
     if (!has_accesses)
         state_clear(state);
     return has_accesses;
 }
 
-int shadow_prune(struct shadow *shadow, const struct clock *past)
+int shadow_prune(struct shadow *shadow, const struct clock *past_clock)
 {
-    if (map_filter(&shadow->ranges, prune_state, past) || map_filter(&shadow->pointers, prune_state, past))
+    if (map_filter(&shadow->ranges, prune_state, past_clock) ||
+        map_filter(&shadow->pointers, prune_state, past_clock))
         return -1;
     for (size_t i = shadow->strided.count; i-- > 0;) {
-        int has_accesses = prune_state(&shadow->strided.states[i], past);
+        int has_accesses = prune_state(&shadow->strided.states[i], past_clock);
         if (has_accesses < 0)
             return -1;
         if (!has_accesses)
@@ -48,70 +49,70 @@ int shadow_prune(struct shadow *shadow, const struct clock *past)
 
 /* ---- merging ----------------------------------------------------------------------------------------------- */
 
-/* Accesses in any order, borrowed from states. */
-struct borrowed {
+/* Accesses in any order, which belong to states. */
+struct access_array {
     struct access **items;
     size_t count;
 };
 
 /* Sort by tick; accesses of equal ticks keep their order. Most lists have few accesses, in order. */
-static void sort_by_tick(struct borrowed *borrowed)
+static void sort_by_tick(struct access_array *array)
 {
-    for (size_t i = 1; i < borrowed->count; i++) {
-        struct access *access = borrowed->items[i];
+    for (size_t i = 1; i < array->count; i++) {
+        struct access *access = array->items[i];
         size_t j = i;
-        for (; j && borrowed->items[j - 1]->tick > access->tick; j--)
-            borrowed->items[j] = borrowed->items[j - 1];
-        borrowed->items[j] = access;
+        for (; j && array->items[j - 1]->tick > access->tick; j--)
+            array->items[j] = array->items[j - 1];
+        array->items[j] = access;
     }
 }
 
 /* Keep the last access of each slot and graph node, at the place of the first one. */
-static void keep_last_per_stream(struct borrowed *borrowed)
+static void keep_last_per_stream(struct access_array *array)
 {
     size_t count = 0;
-    sort_by_tick(borrowed);
-    for (size_t i = 0; i < borrowed->count; i++) {
-        struct access *access = borrowed->items[i];
+    sort_by_tick(array);
+    for (size_t i = 0; i < array->count; i++) {
+        struct access *access = array->items[i];
         size_t j = 0;
-        while (j < count && (borrowed->items[j]->slot != access->slot ||
-                             borrowed->items[j]->operation->node != access->operation->node))
+        while (j < count && (array->items[j]->slot != access->slot ||
+                             array->items[j]->operation->node != access->operation->node))
             j++;
-        borrowed->items[j] = access;
+        array->items[j] = access;
         count += j == count;
     }
-    borrowed->count = count;
+    array->count = count;
 }
 
 /* Make `merged` the list of the last accesses per stream of the lists of several states; `offset` selects the list
  * within a state. Return -1 with an exception if memory runs out. */
 static int merge_lists(struct access_list *merged, const struct state *states, size_t count, size_t offset)
 {
-    struct borrowed borrowed = {0};
+    struct access_array array = {0};
     size_t total = 0;
     for (size_t i = 0; i < count; i++)
         total += ((const struct access_list *)((const char *)&states[i] + offset))->count;
     if (!total)
         return 0;
-    borrowed.items = PyMem_Malloc(total * sizeof(struct access *));
-    if (!borrowed.items) {
+    array.items = PyMem_Malloc(total * sizeof(struct access *));
+    if (!array.items) {
         PyErr_NoMemory();
         return -1;
     }
     for (size_t i = 0; i < count; i++) {
         const struct access_list *list = (const struct access_list *)((const char *)&states[i] + offset);
         if (list->count)
-            memcpy(&borrowed.items[borrowed.count], access_list_items(list), list->count * sizeof *borrowed.items);
-        borrowed.count += list->count;
+            memcpy(&array.items[array.count], access_list_items(list), list->count * sizeof *array.items);
+        array.count += list->count;
     }
-    keep_last_per_stream(&borrowed);
-    struct access_list view = {.count = (uint32_t)borrowed.count};
-    if (borrowed.count == 1)
-        view.single = borrowed.items[0];
+    keep_last_per_stream(&array);
+    struct access_list view = {.count = (uint32_t)array.count};
+    if (array.count == 1)
+        view.single = array.items[0];
     else
-        view.items = borrowed.items;
+        view.items = array.items;
     int result = access_list_copy(merged, &view);
-    PyMem_Free(borrowed.items);
+    PyMem_Free(array.items);
     return result;
 }
 

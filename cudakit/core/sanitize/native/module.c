@@ -227,11 +227,11 @@ static PyObject *native_shadow_clear(struct native_shadow *self, PyObject *argum
 
 static PyObject *native_shadow_prune(struct native_shadow *self, PyObject *past_list)
 {
-    struct clock past = {0};
+    struct clock past_clock = {0};
     if (begin_call(self))
         return NULL;
-    int result = clock_load(&past, past_list) || shadow_prune(&self->shadow, &past) ? -1 : 0;
-    clock_release(&past);
+    int result = clock_load(&past_clock, past_list) || shadow_prune(&self->shadow, &past_clock) ? -1 : 0;
+    clock_release(&past_clock);
     return end_call(self, result);
 }
 

@@ -98,7 +98,20 @@ static int add_copied_piece(struct pieces *pieces, const struct state *state, ui
     return 0;
 }
 
-/* Append pieces for the bytes from lo up to hi, which are not stored yet. */
+/* Move the content of a state to a new piece for other bytes. The state stays in the map, without any access. */
+static int add_moved_piece(struct pieces *pieces, struct state *state, uint64_t lo, uint64_t hi)
+{
+    struct state *piece = add_piece(pieces);
+    if (!piece)
+        return -1;
+    *piece = *state;
+    piece->lo = lo;
+    piece->hi = hi;
+    *state = (struct state){.lo = state->lo, .hi = state->hi};
+    return 0;
+}
+
+/* Append a piece for the bytes from lo up to hi, if any, which are not stored yet. */
 static int add_gap(struct pieces *pieces, uint64_t lo, uint64_t hi)
 {
     struct state *piece = lo < hi ? add_piece(pieces) : NULL;
@@ -114,49 +127,48 @@ static void clear_pieces(struct pieces *pieces)
 }
 
 /* A run of consecutive states of the map, which pieces replace. */
-struct replaced {
+struct state_run {
     struct position begin;
     size_t count;
 };
 
-/* Copy the states that overlap the bytes from lo up to hi to the pieces: divided at lo and hi and, if `fills_gaps`,
+/* Move the states that overlap the bytes from lo up to hi to the pieces: divided at lo and hi and, if `fills_gaps`,
  * with new states in the gaps. */
-static int divide_states(struct shadow *shadow, uint64_t lo, uint64_t hi, bool fills_gaps,
-                         struct replaced *replaced)
+static int divide_states(struct shadow *shadow, uint64_t lo, uint64_t hi, bool fills_gaps, struct state_run *run)
 {
     struct state_map *map = &shadow->ranges;
     struct pieces *pieces = &shadow->pieces;
-    *replaced = (struct replaced){map_first_ending_above(map, lo), 0};
-    struct position position = replaced->begin;
-    const struct state *state;
+    *run = (struct state_run){map_first_ending_above(map, lo), 0};
+    struct position position = run->begin;
+    struct state *state;
     uint64_t covered_end = lo;
     for (; (state = map_state(map, position)) && state->lo < hi; position = map_next(map, position)) {
         size_t first = pieces->count;
         uint64_t begin = Py_MAX(state->lo, lo), end = Py_MIN(state->hi, hi);
         if ((fills_gaps && add_gap(pieces, covered_end, begin)) ||
             (state->lo < lo && add_copied_piece(pieces, state, state->lo, lo)) ||
-            add_copied_piece(pieces, state, begin, end) ||
-            (hi < state->hi && add_copied_piece(pieces, state, hi, state->hi)))
+            (hi < state->hi && add_copied_piece(pieces, state, begin, end)) ||
+            add_moved_piece(pieces, state, end < state->hi ? hi : begin, state->hi))
             return -1;
         if (state->lo < lo || hi < state->hi)
             for (size_t i = first; i < pieces->count; i++)
                 pieces->items[i].approximate |= pieces->items[i].merged;
         covered_end = end;
-        replaced->count++;
+        run->count++;
     }
     return fills_gaps ? add_gap(pieces, covered_end, hi) : 0;
 }
 
 /* Replace states of the map by the pieces, which the map takes over. */
-static int put_pieces(struct shadow *shadow, struct replaced replaced)
+static int put_pieces(struct shadow *shadow, struct state_run run)
 {
-    struct position position = replaced.begin;
-    for (size_t i = 0; i < replaced.count; i++, position = map_next(&shadow->ranges, position))
+    struct position position = run.begin;
+    for (size_t i = 0; i < run.count; i++, position = map_next(&shadow->ranges, position))
         state_clear(map_state(&shadow->ranges, position));
     struct pieces *pieces = &shadow->pieces;
     size_t count = pieces->count;
     pieces->count = 0;
-    return map_replace(&shadow->ranges, replaced.begin, replaced.count, pieces->items, count);
+    return map_replace(&shadow->ranges, run.begin, run.count, pieces->items, count);
 }
 
 /* Merge adjacent equivalent pieces. */
@@ -174,24 +186,24 @@ static void merge_pieces(struct pieces *pieces)
     pieces->count = pieces->count ? last + 1 : 0;
 }
 
-/* Merge the pieces of an access with adjacent equivalent states of the map, which become part of `replaced`. */
-static void merge_with_neighbors(struct shadow *shadow, const struct access *access, struct replaced *replaced)
+/* Merge the pieces of an access with adjacent equivalent states of the map, which become part of `run`. */
+static void merge_with_neighbors(struct shadow *shadow, const struct access *access, struct state_run *run)
 {
     struct state_map *map = &shadow->ranges;
     struct pieces *pieces = &shadow->pieces;
-    struct position end = replaced->begin;
-    for (size_t i = 0; i < replaced->count; i++)
+    struct position end = run->begin;
+    for (size_t i = 0; i < run->count; i++)
         end = map_next(map, end);
     const struct state *next = map_state(map, end);
     struct state *last_piece = &pieces->items[pieces->count - 1], *first_piece = &pieces->items[0];
     if (next && next->lo == access->hi && last_piece->hi == access->hi &&
         states_are_equivalent(last_piece, next)) {
         last_piece->hi = next->hi;
-        replaced->count++;
+        run->count++;
     }
-    if (is_map_begin(replaced->begin) || first_piece->lo < access->lo)
+    if (is_map_begin(run->begin) || first_piece->lo < access->lo)
         return;
-    struct position before = map_previous(map, replaced->begin);
+    struct position before = map_previous(map, run->begin);
     const struct state *previous = map_state(map, before);
     if (previous->hi == first_piece->lo && states_are_equivalent(previous, first_piece)) {
         /* The earlier state stays, as in RangeStates.merge, because reports show the range of its access. */
@@ -202,8 +214,8 @@ static void merge_with_neighbors(struct shadow *shadow, const struct access *acc
         }
         state_clear(first_piece);
         *first_piece = merged;
-        replaced->begin = before;
-        replaced->count++;
+        run->begin = before;
+        run->count++;
     }
 }
 
@@ -251,11 +263,11 @@ static int add_to_equal_range(struct shadow *shadow, struct access *access)
         return -1;
     if (is_separate(&shadow->ranges, position))
         return 1;
-    struct replaced replaced = {position, 1};
+    struct state_run run = {position, 1};
     if (add_copied_piece(&shadow->pieces, state, state->lo, state->hi))
         return -1;
-    merge_with_neighbors(shadow, access, &replaced);
-    return put_pieces(shadow, replaced) ? -1 : 1;
+    merge_with_neighbors(shadow, access, &run);
+    return put_pieces(shadow, run) ? -1 : 1;
 }
 
 static int add_to_ranges(struct shadow *shadow, struct access *access)
@@ -263,14 +275,14 @@ static int add_to_ranges(struct shadow *shadow, struct access *access)
     int is_stored = add_to_equal_range(shadow, access);
     if (is_stored)
         return is_stored < 0 ? -1 : 0;
-    struct replaced replaced;
-    if (divide_states(shadow, access->lo, access->hi, true, &replaced) || add_to_pieces(shadow, access)) {
+    struct state_run run;
+    if (divide_states(shadow, access->lo, access->hi, true, &run) || add_to_pieces(shadow, access)) {
         clear_pieces(&shadow->pieces);
         return -1;
     }
     merge_pieces(&shadow->pieces);
-    merge_with_neighbors(shadow, access, &replaced);
-    return put_pieces(shadow, replaced);
+    merge_with_neighbors(shadow, access, &run);
+    return put_pieces(shadow, run);
 }
 
 /* ---- strided ranges and pointers --------------------------------------------------------------------------- */
@@ -298,7 +310,7 @@ static int check_pointers_below(struct shadow *shadow, struct access *access)
     struct state *pointer;
     for (; (pointer = map_state(&shadow->pointers, position)) && pointer->lo < access->lo;
          position = map_next(&shadow->pointers, position)) {
-        struct unordered *unordered = &shadow->unordered;
+        struct unordered_accesses *unordered = &shadow->unordered;
         if (pointer_find_unordered(pointer, access->mode, &shadow->clock, unordered))
             return -1;
         size_t reaching = 0;
@@ -516,10 +528,10 @@ int shadow_add(struct shadow *shadow, struct access *access, int64_t stride, uin
 
 int shadow_clear(struct shadow *shadow, uint64_t lo, uint64_t hi)
 {
-    struct replaced replaced;
+    struct state_run run;
     if (lo >= hi)
         return 0;
-    if (divide_states(shadow, lo, hi, false, &replaced)) {
+    if (divide_states(shadow, lo, hi, false, &run)) {
         clear_pieces(&shadow->pieces);
         return -1;
     }
@@ -532,7 +544,7 @@ int shadow_clear(struct shadow *shadow, uint64_t lo, uint64_t hi)
             state_clear(&pieces->items[i]);
     }
     pieces->count = remaining;
-    if (replaced.count && put_pieces(shadow, replaced))
+    if (run.count && put_pieces(shadow, run))
         return -1;
     strided_clear(&shadow->strided, lo, hi);
     struct position begin = map_lower_bound(&shadow->pointers, lo), position = begin;
@@ -554,7 +566,7 @@ void shadow_release(struct shadow *shadow)
     PyMem_Free(shadow->unordered.items);
     clear_pieces(&shadow->pieces);
     PyMem_Free(shadow->pieces.items);
-    shadow->unordered = (struct unordered){0};
+    shadow->unordered = (struct unordered_accesses){0};
     shadow->pieces = (struct pieces){0};
     Py_CLEAR(shadow->checker);
     Py_CLEAR(shadow->access_type);

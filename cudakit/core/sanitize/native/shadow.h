@@ -23,7 +23,7 @@ struct shadow {
     struct state_map ranges, pointers;
     struct strided_states strided;
     struct clock clock; /* clock of the current operation */
-    struct unordered unordered;
+    struct unordered_accesses unordered;
     struct pieces pieces;
 };
 
@@ -32,12 +32,13 @@ struct shadow {
 int shadow_add(struct shadow *shadow, struct access *access, int64_t stride, uint64_t count);
 /* Remove all accesses to the bytes from lo up to hi. */
 int shadow_clear(struct shadow *shadow, uint64_t lo, uint64_t hi);
-/* Remove the accesses that happen before the clock `past`. */
-int shadow_prune(struct shadow *shadow, const struct clock *past);
+/* Remove the accesses that happen before the clock `past_clock`. */
+int shadow_prune(struct shadow *shadow, const struct clock *past_clock);
 /* Merge the ranges of each allocation that has more than `max_states`, which is at least 2. `allocation_at` is a
  * function that returns the races.Allocation with an address, or None. */
 int shadow_coarsen(struct shadow *shadow, PyObject *allocation_at, size_t max_states);
-/* Keep the states of a map for which the function returns 1; it clears the others and returns 0, or returns -1. */
+/* Remove states from a map. `keep` returns 1 for a state that stays; for a state to remove it clears the state and
+ * returns 0; on errors it returns -1 with an exception. */
 int map_filter(struct state_map *map, int (*keep)(struct state *, const void *), const void *context);
 void shadow_release(struct shadow *shadow);
 

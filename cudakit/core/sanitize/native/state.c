@@ -36,7 +36,7 @@ bool states_are_equivalent(const struct state *first, const struct state *second
 /* ---- unordered accesses ----------------------------------------------------------------------------------- */
 
 /* Append an access if it does not happen before the clock. Return -1 with an exception if memory runs out. */
-static int add_unordered(struct unordered *unordered, struct access *access, const struct clock *clock)
+static int add_unordered(struct unordered_accesses *unordered, struct access *access, const struct clock *clock)
 {
     if (access_is_ordered(access, clock))
         return 0;
@@ -54,7 +54,7 @@ static int add_unordered(struct unordered *unordered, struct access *access, con
     return 0;
 }
 
-static int add_all_unordered(struct unordered *unordered, const struct access_list *list,
+static int add_all_unordered(struct unordered_accesses *unordered, const struct access_list *list,
                              const struct clock *clock)
 {
     struct access *const *items = access_list_items(list);
@@ -67,7 +67,7 @@ static int add_all_unordered(struct unordered *unordered, const struct access_li
 /* Reads and atomics are ordered after the last write, or were reported. So if there is a conflicting read or atomic,
  * the write needs no check, except in a merged state, whose accesses may be to different bytes. */
 int state_find_unordered(const struct state *state, uint8_t mode, const struct clock *clock,
-                         struct unordered *unordered)
+                         struct unordered_accesses *unordered)
 {
     bool checks_reads = mode & (MODE_WRITE | MODE_ATOMIC), checks_atomics = !(mode & MODE_ATOMIC);
     unordered->count = 0;
@@ -82,7 +82,7 @@ int state_find_unordered(const struct state *state, uint8_t mode, const struct c
 }
 
 int pointer_find_unordered(const struct state *pointer, uint8_t mode, const struct clock *clock,
-                           struct unordered *unordered)
+                           struct unordered_accesses *unordered)
 {
     unordered->count = 0;
     if (add_all_unordered(unordered, &pointer->atomics, clock))
@@ -154,14 +154,14 @@ static int prune_reported(struct state *state)
     return 0;
 }
 
-int state_prune(struct state *state, const struct clock *past)
+int state_prune(struct state *state, const struct clock *past_clock)
 {
-    if (state->write && access_is_ordered(state->write, past)) {
+    if (state->write && access_is_ordered(state->write, past_clock)) {
         access_release(state->write);
         state->write = NULL;
     }
-    if (access_list_replace_ordered(&state->reads, past, NULL) ||
-        access_list_replace_ordered(&state->atomics, past, NULL) || prune_reported(state))
+    if (access_list_replace_ordered(&state->reads, past_clock, NULL) ||
+        access_list_replace_ordered(&state->atomics, past_clock, NULL) || prune_reported(state))
         return -1;
     return state->write || state->reads.count || state->atomics.count;
 }

@@ -18,7 +18,7 @@ struct state {
 };
 
 /* Accesses that conflict with an access and do not happen before it. They are borrowed from a state. */
-struct unordered {
+struct unordered_accesses {
     struct access **items;
     size_t count, capacity;
 };
@@ -31,16 +31,16 @@ int state_copy(struct state *copy, const struct state *state, uint64_t lo, uint6
 bool states_are_equivalent(const struct state *first, const struct state *second);
 /* List the accesses of a range that may race with an access of this mode. Return -1 with an exception on errors. */
 int state_find_unordered(const struct state *state, uint8_t mode, const struct clock *clock,
-                         struct unordered *unordered);
+                         struct unordered_accesses *unordered);
 /* Store an access in the state of a range. Return -1 with an exception if memory runs out. */
 int state_store(struct state *state, struct access *access, const struct clock *clock);
 /* The same two functions for the state of a pointer. */
 int pointer_find_unordered(const struct state *pointer, uint8_t mode, const struct clock *clock,
-                           struct unordered *unordered);
+                           struct unordered_accesses *unordered);
 int pointer_store(struct state *pointer, struct access *access, const struct clock *clock);
-/* Remove the accesses that happen before the clock `past`, and their reported pairs. Return whether any access is
+/* Remove the accesses that happen before the clock `past_clock`, and their reported pairs. Return whether any access is
  * left, or -1 with an exception. */
-int state_prune(struct state *state, const struct clock *past);
+int state_prune(struct state *state, const struct clock *past_clock);
 /* Return the number of the last call that has an access in a state; 0 if there is none. */
 uint64_t state_last_seq(const struct state *state);
 

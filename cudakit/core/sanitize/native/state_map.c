@@ -3,7 +3,7 @@
 #include <string.h>
 
 /* Number of states in each chunk after chunks were divided or filled anew, so that insertions find room. */
-enum { FILLED_STATES = 24 };
+enum { FILLED_STATES = 48 };
 
 /* ---- search ----------------------------------------------------------------------------------------------- */
 

@@ -4,7 +4,7 @@
 
 #include "state.h"
 
-enum { CHUNK_STATES = 32 };
+enum { CHUNK_STATES = 64 };
 
 struct chunk {
     uint32_t count;                   /* number of states; not 0 while the chunk is in a map */

@@ -495,8 +495,6 @@ static void prepare_launch(CUcontext context, uint64_t signature, uint64_t threa
     bool poll_is_due = !pool->current || ++pool->launches_since_poll >= LAUNCHES_PER_POLL;
     arena_space needed = space_estimate(signature, threads);
     pthread_mutex_unlock(&recorder_lock);
-    if (templates_are_enabled())
-        modules_review();
     if (poll_is_due) {
         arena_budget_query(pool);
         pool_poll(pool, false);

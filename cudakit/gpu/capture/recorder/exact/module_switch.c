@@ -145,8 +145,9 @@ void modules_request_review(void)
     __atomic_store_n(&review_is_requested, true, __ATOMIC_RELAXED);
 }
 
-/* Begin the removal of a module's patch if the reviews show that it is not needed. From then on, launches of other
- * threads are not recorded by it. Takes the lock. */
+/* Begin the removal of a module's patch if the reviews show that it is not needed, and no launch that is recorded by it
+ * may still be on its way to its stream. From then on, launches of other threads are not recorded by it. Takes the
+ * lock. */
 static bool begin_removal(uint32_t id)
 {
     pthread_mutex_lock(&recorder_lock);
@@ -157,7 +158,7 @@ static bool begin_removal(uint32_t id)
         module->reviews_without_recording++;
     module->recorded_launches = module->template_launches = 0;
     const bool begins = module->handle &&module->state == WITH_PATCH &&
-                        module->reviews_without_recording >= module->needed_reviews;
+                        module->reviews_without_recording >= module->needed_reviews && !pool_launches_entering();
     if (begins)
         module->state = REMOVING_PATCH;
     pthread_mutex_unlock(&recorder_lock);

@@ -2,7 +2,7 @@
  *
  * A kernel of a patched module calls the patch for each access, even if its launch is not recorded: a kernel that is
  * limited by memory then takes ten times as long. Removing the patch waits for the device, so it is done at the first
- * launch after the host has waited for all work anyway. Restoring takes about 0.4 ms, and is done when needed. */
+ * driver call after the host has waited for all work anyway. Restoring takes about 0.4 ms, and is done when needed. */
 #ifndef CK_MODULE_SWITCH_H
 #define CK_MODULE_SWITCH_H
 

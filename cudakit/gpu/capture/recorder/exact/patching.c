@@ -14,6 +14,8 @@
 #define MAX_PATCHES 16
 #define MAX_CONTEXTS 64
 #define LOCK_WAIT_LIMIT_NS 20000000
+/* A module that is loaded waits longer, because its launches would otherwise be inferred from their arguments. */
+#define LOAD_WAIT_LIMIT_NS 2000000000
 
 static struct {
     int capability;
@@ -168,17 +170,31 @@ static bool patch_module(CUmodule module)
     return !sanitizer.patch_module(module);
 }
 
+/* Acquire the patching lock. Return false if another thread holds it for too long: that thread may wait for a lock of the
+ * driver that this thread holds. */
+static bool acquire_within(int64_t limit_ns)
+{
+    const int64_t deadline_ns = monotonic_ns() + limit_ns;
+    while (pthread_mutex_trylock(&patching_lock)) {
+        if (monotonic_ns() >= deadline_ns)
+            return false;
+        sleep_briefly();
+    }
+    return true;
+}
+
 void patching_module_loaded(const Sanitizer_ResourceModuleData *data)
 {
     const bool was_in_recorder_call =
         this_thread.in_recorder_call; /* a query of the recorder may make the driver load a module lazily */
     this_thread.in_recorder_call = this_thread.is_patching = true;
-    pthread_mutex_lock(&patching_lock);
-    bool is_patched = load_patch(data->context) &&
+    const bool is_locked = acquire_within(LOAD_WAIT_LIMIT_NS);
+    bool is_patched = is_locked && load_patch(data->context) &&
                       !machine_code_has_function(data->pCubin, data->cubinSize, is_nccl_kernel) &&
                       patch_module(data->module);
-    uint32_t module_id = ++last_module;
-    pthread_mutex_unlock(&patching_lock);
+    uint32_t module_id = is_locked ? ++last_module : 0;
+    if (is_locked)
+        pthread_mutex_unlock(&patching_lock);
     this_thread.in_recorder_call = was_in_recorder_call;
     this_thread.is_patching = false;
     if (!is_patched)
@@ -203,13 +219,7 @@ bool patching_lock_try(void)
 
 bool patching_lock_acquire(void)
 {
-    const int64_t deadline_ns = monotonic_ns() + LOCK_WAIT_LIMIT_NS;
-    while (!patching_lock_try()) {
-        if (monotonic_ns() >= deadline_ns)
-            return false;
-        sleep_briefly();
-    }
-    return true;
+    return acquire_within(LOCK_WAIT_LIMIT_NS);
 }
 
 void patching_lock_release(void)

@@ -33,8 +33,8 @@ typedef struct {
 } unreported_accesses;
 
 /* Acquire the lock that serializes patching. patching_lock_acquire() returns false if another thread holds the lock for
- * long, because that thread may wait for a lock of the driver that this thread holds; patching_lock_try() does not
- * wait. */
+ * longer than 20 ms, because that thread may wait for a lock of the driver that this thread holds; patching_lock_try()
+ * does not wait. */
 bool patching_lock_acquire(void);
 bool patching_lock_try(void);
 void patching_lock_release(void);

@@ -105,7 +105,7 @@ static uint32_t random_below(uint32_t limit)
     return limit ? (uint32_t)((random_state >> 32) % limit) : 0;
 }
 
-/* Return the number of uses until the next check: about as many as there were so far, up to the maximum. */
+/* Return the number of uses until the next check: about the number of uses so far, up to the maximum. */
 static uint32_t check_interval(uint32_t use_count)
 {
     uint32_t interval = use_count < FIRST_CHECK ? FIRST_CHECK : use_count;

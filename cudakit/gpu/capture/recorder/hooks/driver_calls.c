@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "exact/exact.h"
+#include "exact/module_switch.h"
 #include "exact/patching.h"
 #include "model/allocations.h"
 #include "model/graphs.h"
@@ -52,6 +53,8 @@ static void on_entry(uint32_t cbid, const void *parameters, CUcontext context)
     const stream_create_params *stream = parameters;
     const green_stream_create_params *green_stream = parameters;
     this_thread.cbid = cbid;
+    if (templates_are_enabled())
+        modules_review(); /* the first call after a wait: the device is still idle */
     switch (cbid) {
     case CBID_cuLaunchKernel:
     case CBID_cuLaunchKernel_ptsz:

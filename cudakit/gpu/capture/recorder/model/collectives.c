@@ -371,14 +371,15 @@ void collective_report_end(uint64_t id)
     pthread_mutex_unlock(&recorder_lock);
 }
 
-/* Return an upper bound of the size of both buffers of an operation. */
+/* Return the size of the larger buffer of an operation. */
 static uint64_t largest_buffer_bytes(const nccl_communicator *communicator, const collective *operation)
 {
-    enum { LARGEST_ELEMENT_BYTES = 8 };
+    /* Bytes of an element, by datatype; a type without a name in NCCL's events is ncclUint8. */
+    static const uint8_t ELEMENT_BYTES[] = {1, 1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1};
     const bool has_all_parts =
         operation->function == COLLECTIVE_ALL_GATHER || operation->function == COLLECTIVE_REDUCE_SCATTER;
     const uint64_t parts = has_all_parts && communicator->rank_count > 0 ? (uint64_t)communicator->rank_count : 1;
-    return operation->count * parts * LARGEST_ELEMENT_BYTES;
+    return operation->count * parts * ELEMENT_BYTES[operation->datatype];
 }
 
 void collective_add(uint64_t id, uint64_t call_id, const collective *operation)
