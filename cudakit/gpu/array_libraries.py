@@ -7,6 +7,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
+from cudakit.errors import EnvironmentUnusable
 from cudakit.gpu.api import LEGACY, Stream
 from cudakit.gpu.api.arrays import ArrayView
 from cudakit.gpu.api.operations import ArrayLibraryName, Operation, OperationLibrary
@@ -42,6 +43,15 @@ def open_array_library(cuda: CudaDevice, name: ArrayLibraryName) -> OperationLib
         if name == "torch"
         else CupyOperations(cuda, load_cupy())
     )
+
+
+def has_array_library(name: ArrayLibraryName) -> bool:
+    """Import torch or CuPy; return whether it is installed and built for CUDA."""
+    try:
+        load_torch() if name == "torch" else load_cupy()
+    except EnvironmentUnusable:
+        return False
+    return True
 
 
 class TorchOperations:

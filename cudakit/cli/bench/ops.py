@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -27,9 +26,9 @@ if TYPE_CHECKING:
     from cudakit.gpu.api import Gpu, Stream
     from cudakit.gpu.api.arrays import ArrayView
     from cudakit.gpu.api.operations import Operation
+    from cudakit.gpu.device_array import DeviceArray
 
 _EXPRESSIONS: dict[Operation, str] = {"add": "z = x + y", "sum": "sum(x)"}
-_BASELINES = ("torch", "cupy")
 
 
 @click.command(
@@ -59,7 +58,7 @@ _BASELINES = ("torch", "cupy")
 @option(
     "--vs",
     "baselines",
-    type=name_list(_BASELINES),
+    type=name_list("cudakit.gpu.api.operations:ARRAY_LIBRARIES"),
     metavar="NAME,...",
     help="Libraries to compare with: torch, cupy; none for no comparison.  [default: those installed]",
 )
@@ -102,10 +101,12 @@ def ops(
     """
     from cudakit.core.bench.pipeline import run
     from cudakit.core.bench.spec import OpsSpec
+    from cudakit.gpu.api.operations import ARRAY_LIBRARIES
+    from cudakit.gpu.array_libraries import has_array_library
 
     is_simulated = gpu.startswith("sim")
     if baselines is None:
-        baselines = tuple(name for name in _BASELINES if not is_simulated and find_spec(name))
+        baselines = () if is_simulated else tuple(filter(has_array_library, ARRAY_LIBRARIES))
     elif baselines == ("none",):
         baselines = ()
     public_libraries: dict[Operation, OpenLibrary] = {
@@ -128,15 +129,18 @@ class PublicFunction:
 
     def __init__(self, gpu: Gpu, operation: Operation) -> None:
         from cudakit.api.kernels import elementwise, reduction
+        from cudakit.gpu.array_libraries import has_array_library
 
         compile_expression: Any = elementwise if operation == "add" else reduction
         self._gpu = gpu
         self._function = compile_expression(_EXPRESSIONS[operation])
         # The library whose current stream the function uses; None without torch.
         self._torch: Any = (
-            gpu.array_library("torch") if not gpu.simulated and find_spec("torch") else None
+            gpu.array_library("torch") if not gpu.simulated and has_array_library("torch") else None
         )
-        self._keyword_arguments: dict[str, Stream] = {}
+        # Arrays of the calls, and the stream that they get as an argument; both are empty with torch.
+        self._device_arrays: list[DeviceArray] = []
+        self._stream_argument: dict[str, Stream] = {}
 
     def describe(self, operation: Operation) -> str:
         """Return the call of the public function, and the kind of its arguments."""
@@ -153,18 +157,21 @@ class PublicFunction:
         """Return a call of the function on arrays over the views."""
         from cudakit.gpu.device_array import array_over
 
-        make_array = self._torch.array if self._torch else partial(array_over, self._gpu)
-        arrays, result = [make_array(view) for view in inputs], make_array(output)
         if self._torch:
-            return partial(self._function, *arrays, out=result)
-        return lambda: self._function(*arrays, out=result, **self._keyword_arguments)
+            tensors = [self._torch.array(view) for view in inputs]
+            return partial(self._function, *tensors, out=self._torch.array(output))
+        *arrays, result = (array_over(self._gpu, view) for view in (*inputs, output))
+        self._device_arrays += [*arrays, result]
+        return lambda: self._function(*arrays, out=result, **self._stream_argument)
 
     def set_stream(self, stream: Stream) -> None:
         """Choose the stream of later calls: torch's current stream, or an argument of the call."""
         if self._torch:
             self._torch.set_stream(stream)
         else:
-            self._keyword_arguments["stream"] = stream
+            self._stream_argument["stream"] = stream
+            for array in self._device_arrays:
+                array.stream = stream
 
     def close(self) -> None:
         """Restore the current stream of torch."""

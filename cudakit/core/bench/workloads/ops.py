@@ -5,12 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from types import MappingProxyType
-
-import numpy as np
 
 from cudakit.core.bench.case import Case
 from cudakit.core.bench.l2_cache import is_cold, l2_size_bytes
@@ -19,10 +17,10 @@ from cudakit.core.bench.roofline import Work
 from cudakit.core.bench.spec import OpenLibrary, OpsSpec
 from cudakit.core.bench.workload import CUDAKIT, Axis, Verification, allocate
 from cudakit.core.bench.workloads.checks import POISON
-from cudakit.core.bench.workloads.ops_check import OperationCheck
+from cudakit.core.bench.workloads.ops_check import ArrayBlock, OperationCheck
 from cudakit.core.bench.workloads.ops_kernels import KernelLibrary
+from cudakit.errors import Unsupported
 from cudakit.gpu.api import LEGACY, DeviceInfo, Gpu, Ptr, Stream
-from cudakit.gpu.api.arrays import ArrayView, contiguous_strides
 from cudakit.gpu.api.elements import FP32
 from cudakit.gpu.api.operations import (
     TARGET_ELEMENTS,
@@ -42,7 +40,9 @@ _ROW_ELEMENTS = 10_000
 _MODES: Mapping[str, Mode] = MappingProxyType(
     {"host-call": "call", "eager": "isolated", "graph": "graph"}
 )
-_ALIGNMENT_BYTES = 512
+# Consecutive calls of a sample of host times: so many that the first ones, after an idle time, matter little,
+# and so few that the driver's launch queue (about 1000 launches) never fills.
+_CALLS_PER_SAMPLE = 20
 _LATENCY = Unavailable("a latency has no theoretical peak")
 _IN_CACHE = Unavailable("the data stays in the L2 cache, and datasheets state no L2 bandwidth")
 
@@ -68,6 +68,8 @@ def _case(spec: OpsSpec, shape: OperationShape, timing: str, l2_bytes: int) -> C
     if not is_host_call:
         work = Work(shape.operations, "fp32", shape.bytes_moved) if is_cold_case else _IN_CACHE
     method = spec.method(_MODES[timing], "hot" if is_host_call else spec.cache, fill="uniform")
+    if is_host_call:
+        method = replace(method, executions=_CALLS_PER_SAMPLE)
     return Case(
         OperationWorkload(shape, timing, CUDAKIT, open_library or KernelLibrary),
         method,
@@ -163,7 +165,7 @@ class PreparedOperation:
         self._stream: Stream | None = (
             None  # Stream of the library; None before the first execution.
         )
-        self._outputs: list[ArrayView] = []
+        self._outputs: list[ArrayBlock] = []
         self._calls: list[Callable[[], object]] = []
         with ExitStack() as cleanup:
             self._cleanup = cleanup
@@ -190,11 +192,20 @@ class PreparedOperation:
         if stream != self._stream:
             self._library.set_stream(stream)
             self._stream = stream
-        self._calls[index % len(self._calls)]()
+        try:
+            self._calls[index % len(self._calls)]()
+        except (
+            RuntimeError
+        ) as error:  # torch and CuPy raise subclasses of it, for example in a capture.
+            call = self._library.describe(self._shape.operation)
+            reason = str(error).partition("\n")[0]
+            raise Unsupported(f"{call} failed: {reason}") from error
 
     def verify(self) -> Verification:
         verification = self._check.verify(self._outputs)
-        self._poison(self._outputs)
+        for outputs in self._outputs:
+            self._poison(outputs)
+        self._gpu.sync()
         return verification
 
     def close(self) -> None:
@@ -204,40 +215,34 @@ class PreparedOperation:
     def _run_once(self) -> None:
         """Execute the operation once: only then libraries load kernels, or report an unsupported one."""
         self.enqueue(LEGACY, 0)
+        self._poison(self._outputs[0])
         self._gpu.sync()
-        self._poison(self._outputs)
 
     def _add_sets(self, sets: int) -> None:
         """Allocate and fill further buffer sets, and bind the calls."""
         if sets <= 0:
             return
         shape = self._shape
-        inputs = [self._arrays(input_shape, sets) for input_shape in shape.input_shapes]
-        outputs = self._arrays(shape.output_shape, sets)
+        inputs = [self._allocate(input_shape, sets) for input_shape in shape.input_shapes]
+        outputs = self._allocate(shape.output_shape, sets)
         with closing(Fill(self._gpu)) as fill:
-            for number, views in enumerate(inputs):
-                for view in views:
+            for number, block in enumerate(inputs):
+                for view in block.views:
                     fill.uniform(
                         view.ptr, view.size, FP32, LEGACY, seed=self._seed, sequence=number
                     )
             self._poison(outputs)
-        self._outputs += outputs
-        for *input_views, output in zip(*inputs, outputs, strict=True):
+            self._gpu.sync()
+        self._outputs.append(outputs)
+        self._inputs = [block.views[0] for block in inputs]
+        input_sets = zip(*(block.views for block in inputs), strict=True)
+        for input_views, output in zip(input_sets, outputs.views, strict=True):
             self._calls.append(self._library.bind(shape.operation, input_views, output))
-        self._inputs = [views[0] for views in inputs]
 
-    def _arrays(self, shape: tuple[int, ...], count: int) -> list[ArrayView]:
+    def _allocate(self, shape: tuple[int, ...], count: int) -> ArrayBlock:
         """Allocate ``count`` arrays of a shape in one block of memory."""
-        size_bytes = FP32.size_bytes * math.prod(shape)
-        pitch_bytes = -(-size_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
-        memory = allocate(self._gpu, self._cleanup, count * pitch_bytes)
-        strides = contiguous_strides(shape, FP32.size_bytes)
-        return [
-            ArrayView(Ptr(memory + number * pitch_bytes), np.float32.__name__, shape, strides)
-            for number in range(count)
-        ]
+        block = ArrayBlock(Ptr(0), shape, count)
+        return replace(block, ptr=allocate(self._gpu, self._cleanup, block.size_bytes))
 
-    def _poison(self, outputs: list[ArrayView]) -> None:
-        for view in outputs:
-            self._gpu.fill(view.ptr, POISON, view.size * FP32.size_bytes, LEGACY)
-        self._gpu.sync()
+    def _poison(self, block: ArrayBlock) -> None:
+        self._gpu.fill(block.ptr, POISON, block.size_bytes, LEGACY)

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import closing
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from cudakit.core.bench.workload import Verification, verification, worst
-from cudakit.gpu.api import LEGACY, ComputeDevice
-from cudakit.gpu.api.arrays import ArrayView
+from cudakit.gpu.api import LEGACY, ComputeDevice, Ptr
+from cudakit.gpu.api.arrays import ArrayView, contiguous_strides
 from cudakit.gpu.api.elements import FP32
 from cudakit.gpu.api.operations import Operation
-from cudakit.kernels.compare import Compare
 
 _ROUNDING = 2.0**-24  # Relative error of one rounding to fp32.
 # Tolerances in roundings. add is rounded once. softmax: a subtraction, an exponential, a sum and a division.
@@ -26,7 +24,36 @@ _ADD_ROUNDINGS, _SOFTMAX_ROUNDINGS, _SUM_ROUNDINGS = 1, 16, 4
 _MATMUL_ROUNDINGS = 2
 _CHECKED_ROWS = 16  # Number of rows of a matrix product to check.
 
+_ALIGNMENT_BYTES = 512  # Alignment of every array: good for vector loads of all libraries.
+
 _Values = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayBlock:
+    """One block of device memory with several arrays of float32 of one shape, each aligned."""
+
+    ptr: Ptr
+    shape: tuple[int, ...]
+    array_count: int
+
+    @property
+    def pitch_bytes(self) -> int:
+        """Distance between the first bytes of two arrays."""
+        size_bytes = FP32.size_bytes * math.prod(self.shape)
+        return -(-size_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all arrays, including the padding between them."""
+        return self.array_count * self.pitch_bytes
+
+    @property
+    def views(self) -> list[ArrayView]:
+        """The arrays."""
+        strides = contiguous_strides(self.shape, FP32.size_bytes)
+        addresses = (Ptr(self.ptr + i * self.pitch_bytes) for i in range(self.array_count))
+        return [ArrayView(address, "float32", self.shape, strides) for address in addresses]
 
 
 class OperationCheck:
@@ -39,20 +66,20 @@ class OperationCheck:
         self._reference: _Values | None = None  # fp64 result; None before the first check.
         self._scale = 1.0  # Norm to which errors are relative.
 
-    def verify(self, outputs: Sequence[ArrayView]) -> Verification:
-        """Compare the first output with fp64, and each other output too if its bits differ from the first."""
-        first, *others = outputs
-        size_bytes = first.size * FP32.size_bytes
-        with closing(Compare(self._gpu)) as compare:
-            differing = [
-                view
-                for view in others
-                if compare.count_different(first.ptr, view.ptr, size_bytes, LEGACY)
-            ]
-        return worst(self._verify_output(view) for view in (first, *differing))
+    def verify(self, outputs: Sequence[ArrayBlock]) -> Verification:
+        """Compare the first output with fp64, and each other output whose bits differ from the first."""
+        distinct_outputs: list[npt.NDArray[np.float32]] = []
+        for block in outputs:
+            words = self._read(block.ptr, block.size_bytes).reshape(block.array_count, -1)
+            arrays = words[:, : math.prod(block.shape)]
+            first = distinct_outputs[0] if distinct_outputs else arrays[0]
+            is_different = (arrays.view(np.uint32) != first.view(np.uint32)).any(axis=1)
+            distinct_outputs += [] if distinct_outputs else [first]
+            distinct_outputs += list(arrays[is_different])
+        shape = outputs[0].shape
+        return worst(self._verify_output(values.reshape(shape)) for values in distinct_outputs)
 
-    def _verify_output(self, view: ArrayView) -> Verification:
-        values = self._read(view)
+    def _verify_output(self, values: npt.NDArray[np.float32]) -> Verification:
         unwritten_count = int(np.isnan(values).sum())
         detail = (
             f"{unwritten_count} of {values.size} values were never written"
@@ -67,7 +94,7 @@ class OperationCheck:
 
     def _compute(self) -> tuple[_Values, float]:
         """Return the fp64 result of the checked values, and the norm to which errors are relative."""
-        left, *others = (self._read(view) for view in self._inputs)
+        left, *others = map(self._read_input, self._inputs)
         match self._operation:
             case "add":
                 result = left + others[0]
@@ -105,16 +132,20 @@ class OperationCheck:
             return f"an fp64 computation of {len(self._rows)} rows"
         return "an fp64 computation of all values"
 
-    def _read(self, view: ArrayView) -> Any:
-        """Return an array of the device in fp64."""
-        size_bytes = view.size * FP32.size_bytes
+    def _read_input(self, view: ArrayView) -> _Values:
+        """Return an input in fp64."""
+        values = self._read(view.ptr, view.size * FP32.size_bytes)
+        return values.reshape(view.shape).astype(np.float64)
+
+    def _read(self, ptr: Ptr, size_bytes: int) -> npt.NDArray[np.float32]:
+        """Copy device memory to the host, and wait."""
         host = self._gpu.host_malloc(size_bytes)
         try:
-            self._gpu.copy(host, view.ptr, size_bytes, LEGACY)
+            self._gpu.copy(host, ptr, size_bytes, LEGACY)
             self._gpu.sync()
             memory = self._gpu.host_view(host, size_bytes)
-            values = np.frombuffer(memory, np.float32).astype(np.float64)
+            values = np.frombuffer(memory, np.float32).copy()
             memory.release()
         finally:
             self._gpu.host_free(host)
-        return values.reshape(view.shape)
+        return values

@@ -29,7 +29,10 @@ _DESCRIPTIONS: Mapping[Operation, str] = MappingProxyType(
 
 
 class KernelLibrary:
-    """Launches of cudakit's kernels without the public functions, and GEMMs by cuBLASLt."""
+    """Launches of cudakit's kernels without the public functions, and GEMMs by cuBLASLt.
+
+    An instance computes one operation on arrays of equal shapes and alignment.
+    """
 
     def __init__(self, gpu: Gpu) -> None:
         # Name and version of the library that computes the operations: those of cuBLASLt after a matmul.
@@ -38,13 +41,11 @@ class KernelLibrary:
         self._stream = LEGACY
         self._cleanup = ExitStack()
         self._kernels = self._cleanup.enter_context(closing(PlannedKernels(gpu)))
-        self._add = ElementwiseProgram("z = x + y")
-        self._sum = ReductionProgram("sum(x)", None)
+        # Plan of the kernel for all buffer sets, whose shapes and alignment are equal. None before ``bind``.
+        self._plan: LaunchPlan | None = None
         # All launches run in order on one stream at a time, so that they share scratch memory.
         self._scratch = NO_SCRATCH
-        self._gemm_plan: GemmPlan | None = (
-            None  # GEMM of all buffer sets; None before the first one.
-        )
+        self._gemm_plan: GemmPlan | None = None  # GEMM of all buffer sets; None before ``bind``.
 
     def describe(self, operation: Operation) -> str:
         """Return the kernel or GEMM that computes an operation."""
@@ -54,18 +55,16 @@ class KernelLibrary:
         self, operation: Operation, inputs: Sequence[ArrayView], output: ArrayView
     ) -> Callable[[], object]:
         """Return a function that launches the kernel or enqueues the GEMM."""
-        match operation:
-            case "add":
-                names = self._add.program.inputs
-                plan = self._add.plan(dict(zip(names, inputs, strict=True)), {"z": output})
-                return self._launch_of(plan, (*inputs, output))
-            case "matmul":
-                return self._gemm_of(inputs, output)
-            case "softmax":
-                return self._launch_of(plan_softmax(output, inputs[0]), (output, inputs[0]))
-            case "sum":
-                plan = self._sum.plan({"x": inputs[0]}, output)
-                return self._launch_of(plan, (inputs[0], output))
+        if operation == "matmul":
+            return self._gemm_of(inputs, output)
+        # Operands of the kernel, in the order of its plan.
+        operands = (output, inputs[0]) if operation == "softmax" else (*inputs, output)
+        if self._plan is None:
+            self._plan = self._plan_of(operation, inputs, output)
+            self._scratch = self._zeroed_memory(self._plan.scratch_bytes)
+        plan, kernels = self._plan, self._kernels
+        arguments = arguments_of(plan, [view.ptr for view in operands], self._scratch)
+        return lambda: kernels.launch(plan, arguments, self._stream)
 
     def set_stream(self, stream: Stream) -> None:
         """Choose the stream of later launches."""
@@ -75,15 +74,25 @@ class KernelLibrary:
         """Unload the kernels and free the scratch memory."""
         self._cleanup.close()
 
-    def _launch_of(self, plan: LaunchPlan, operands: Sequence[ArrayView]) -> Callable[[], object]:
-        if plan.scratch_bytes and self._scratch == NO_SCRATCH:
-            self._scratch = allocate(self._gpu, self._cleanup, plan.scratch_bytes)
-            self._gpu.fill(self._scratch, 0, plan.scratch_bytes, LEGACY)
-            self._gpu.sync()
-        addresses = [view.ptr for view in operands]
-        arguments = arguments_of(plan, addresses, self._scratch)
-        kernels = self._kernels
-        return lambda: kernels.launch(plan, arguments, self._stream)
+    def _plan_of(
+        self, operation: Operation, inputs: Sequence[ArrayView], output: ArrayView
+    ) -> LaunchPlan:
+        match operation:
+            case "add":
+                x, y = inputs
+                return ElementwiseProgram("z = x + y").plan({"x": x, "y": y}, {"z": output})
+            case "softmax":
+                return plan_softmax(output, inputs[0])
+        return ReductionProgram("sum(x)").plan({"x": inputs[0]}, output)
+
+    def _zeroed_memory(self, size_bytes: int) -> Ptr:
+        """Allocate the scratch memory of a kernel, which every launch leaves zeroed."""
+        if not size_bytes:
+            return NO_SCRATCH
+        memory = allocate(self._gpu, self._cleanup, size_bytes)
+        self._gpu.fill(memory, 0, size_bytes, LEGACY)
+        self._gpu.sync()
+        return memory
 
     def _gemm_of(self, inputs: Sequence[ArrayView], output: ArrayView) -> Callable[[], object]:
         """Return a GEMM of row-major matrices: column-major memory holds their transposes.
@@ -93,7 +102,7 @@ class KernelLibrary:
         left, right = inputs
         (rows, inner), columns = left.shape, right.shape[1]
         gemm = Gemm(dtype="fp32", m=columns, n=rows, k=inner, layout="nn")
-        if self._gemm_plan is None:  # All buffer sets have equal shapes.
+        if self._gemm_plan is None:
             self._gemm_plan = self._prepare_gemm(gemm)
         plan, operands = self._gemm_plan, OperandSet(right.ptr, left.ptr, output.ptr, Ptr(0))
         return lambda: plan.enqueue(operands, self._stream)
