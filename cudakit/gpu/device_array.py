@@ -145,6 +145,13 @@ class DeviceArray:
         return f"DeviceArray({self.dtype}, {list(self.shape)}, {device})"
 
 
+def array_over(gpu: Gpu, view: ArrayView) -> DeviceArray:
+    """Return an array over memory that the caller owns, and that must outlive the array."""
+    array = DeviceArray(gpu, view.dtype, (0,))
+    array.view = view
+    return array
+
+
 def to_device(values: npt.ArrayLike, gpu: Gpu, stream: Stream = LEGACY) -> DeviceArray:
     """Copy a host array to a device, and wait for the copy."""
     host_values = np.ascontiguousarray(values)
