@@ -40,6 +40,7 @@ LINES = {
     "bench launch": ["--gpu", "sim", "--calls", "launch"],
     "bench memory": ["--gpu", "sim", "--sizes", "64KiB", "--operations", "copy"],
     "bench nccl": ["--gpu", "sim", "--sizes", "4KiB", "--operations", "broadcast"],
+    "bench ops": ["--gpu", "sim", "--sizes", "64", "--operations", "add", "--timings", "eager"],
     "bench suite": ["--gpu", "sim", "--quick"],
     "cache clear": [],
     "cache show": [],

@@ -8,6 +8,7 @@ from cudakit.cli.bench.compare import compare
 from cudakit.cli.bench.gds import gds
 from cudakit.cli.bench.gemm import gemm
 from cudakit.cli.bench.nccl import nccl
+from cudakit.cli.bench.ops import ops
 from cudakit.cli.bench.options import EFFORT_OPTIONS, MEASUREMENT
 from cudakit.cli.bench.workloads import alloc, copy, graph, launch, memory, suite
 from cudakit.cli.failure import ExitCode
@@ -51,5 +52,5 @@ def bench(context: click.Context) -> None:
         context.exit(ExitCode.USAGE)
 
 
-for _command in (gemm, memory, copy, launch, alloc, graph, nccl, gds, suite, compare):
+for _command in (gemm, memory, copy, launch, alloc, graph, ops, nccl, gds, suite, compare):
     bench.add_command(_command)

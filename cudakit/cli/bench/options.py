@@ -21,6 +21,7 @@ from cudakit.cli.options import (
 # Arguments of a Spec for precision and time; options that were not given are absent.
 Effort: TypeAlias = dict[str, Any]
 
+_ELEMENT_UNITS = {"K": 1000, "M": 1000**2, "G": 1000**3}
 _MAX_SIZES = 64  # maximum number of sizes in a range
 
 
@@ -55,6 +56,24 @@ def parse_counts(text: str) -> tuple[int, ...]:
         ) from None
 
 
+def parse_elements(text: str) -> tuple[int, ...]:
+    """Parse ``10K,1M`` or ``10K..10M:10`` as numbers of elements; K and M are powers of 1000."""
+    sizes = [size for item in _split_list(text) for size in _parse_range(item, element_count)]
+    return tuple(dict.fromkeys(sizes))
+
+
+def element_count(text: str) -> int:
+    """Parse ``10K`` as a number of elements. Raises click.BadParameter for other texts."""
+    number, unit = text.strip(), 1
+    if number and number[-1].upper() in _ELEMENT_UNITS:
+        number, unit = number[:-1], _ELEMENT_UNITS[number[-1].upper()]
+    if not number.isdecimal():
+        raise click.BadParameter(
+            f"{text.strip()!r} is not a number of elements; write for example 10K or 1M"
+        )
+    return int(number) * unit
+
+
 def _split_list(text: str) -> list[str]:
     """Split a list. An empty list is an error: its text may come from an unset shell variable."""
     items = [item.strip() for item in text.split(",") if item.strip()]
@@ -63,10 +82,10 @@ def _split_list(text: str) -> list[str]:
     return items
 
 
-def _parse_range(text: str) -> list[int]:
+def _parse_range(text: str, parse: Callable[[str], int] = byte_size) -> list[int]:
     low, dots, rest = text.partition("..")
     high, colon, factor_text = rest.partition(":")
-    first, last = byte_size(low), byte_size(high) if dots else byte_size(low)
+    first, last = parse(low), parse(high if dots else low)
     factor = int(factor_text) if factor_text.isdecimal() else 0 if colon else 2
     if (dots and not 0 < first <= last) or factor < 2:
         raise click.BadParameter(

@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 
 # A sample is, in mode isolated: one execution between two events; batch: many executions between two events;
 # graph: a graph of many executions between two events; host: host time of the call and a synchronization;
-# call: host time of the call alone.
+# call: host time of the call alone, or the mean of several calls.
 Mode: TypeAlias = Literal["isolated", "batch", "graph", "host", "call"]
 
 # The L2 state. rotate: executions use buffer sets in rotation, which together exceed the cache. flush: the
@@ -45,7 +45,9 @@ class Method:
     # Approximate duration of a sample of many executions. It makes the resolution of events, 0.5 us (CUDA
     # Driver API, cuEventElapsedTime), negligible.
     sample_s: float = 1e-3
-    executions: int = 1  # Number of executions per sample; the sample is their mean.
+    # Number of executions per sample; the sample is their mean. A case sets it for mode call only: the other
+    # modes choose it when they are measured.
+    executions: int = 1
     buffer_sets: int = 1  # Number of buffer sets in rotation.
     fill: str = "uniform"  # Data: uniform in [-1, 1], normal, bits, zeros, ones, int, or no.
     seed: int = 0  # Seed of the random data.

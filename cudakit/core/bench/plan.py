@@ -19,6 +19,7 @@ from cudakit.core.bench.workloads.gemm import gemm_cases
 from cudakit.core.bench.workloads.graph import graph_cases
 from cudakit.core.bench.workloads.launch import launch_cases
 from cudakit.core.bench.workloads.memory import memory_cases
+from cudakit.core.bench.workloads.ops import ops_cases
 from cudakit.gpu.api import Gpu
 
 # A function that returns the cases of a Spec. Memory is allocated later, when a case is prepared.
@@ -33,6 +34,7 @@ WORKLOADS: Mapping[str, Planner] = MappingProxyType(
         "alloc": alloc_cases,
         "graph": graph_cases,
         "gds": gds_cases,
+        "ops": ops_cases,
     }
 )
 

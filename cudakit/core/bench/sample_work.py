@@ -80,6 +80,9 @@ def make_sample_work(
     if method.mode == "batch":
         executions = min(_executions_per_batch(method, estimate_s), MAX_QUEUED)
         return SampleWork(partial(rotation.run_many, count=executions), executions, enqueue_before)
+    if method.mode == "call" and method.executions > 1:
+        calls = partial(rotation.run_many, count=method.executions)
+        return SampleWork(calls, method.executions, enqueue_before, clock=method.clock)
     return SampleWork(rotation.run, enqueue_before=enqueue_before, clock=method.clock)
 
 

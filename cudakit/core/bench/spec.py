@@ -17,6 +17,13 @@ from cudakit.gpu.api import Gpu, Ptr, Stream
 from cudakit.gpu.api.collectives import OPERATIONS as COLLECTIVE_OPERATIONS
 from cudakit.gpu.api.elements import ELEMENTS
 from cudakit.gpu.api.gemm import LIBRARIES, Algorithm, Gemm, GemmSettings, Library
+from cudakit.gpu.api.operations import (
+    ARRAY_LIBRARIES,
+    ArrayLibraryName,
+    Operation,
+    OperationLibrary,
+)
+from cudakit.gpu.api.operations import OPERATIONS as ARRAY_OPERATIONS
 from cudakit.kernels.bandwidth import WIDTH_BYTES
 
 # The ways to allocate memory with the driver API.
@@ -58,6 +65,8 @@ COLLECTIVE_BASELINES = ("torch",)
 # Directions and orders of transfers between files and device memory.
 STORAGE_DIRECTIONS = ("read", "write")
 PATTERNS = ("sequential", "random")
+# Timings of bench ops: the host time of a call, the GPU time of one execution, and that within a CUDA graph.
+TIMINGS = ("host-call", "eager", "graph")
 # Kinds of matrix data; "int" stands for small integers, whose sums are exact.
 FILLS = ("uniform", "normal", "int", "zeros", "ones")
 
@@ -72,6 +81,7 @@ _WORD_BYTES = 4
 _NCCL_WARMUP_S = 0.1
 _MAX_THREADS = 1024
 _MAX_NODES = 100_000
+_MAX_ELEMENTS = 1 << 31
 _MAX_ROUNDS = 1000
 _MAX_SAMPLES = 1_000_000
 _MAX_WARMUP_S = 3600
@@ -88,6 +98,8 @@ class Allocator(Protocol):
 
 
 AllocatorFactory: TypeAlias = Callable[[Gpu], Allocator]
+# A function that opens a library on a device.
+OpenLibrary: TypeAlias = Callable[[Gpu], OperationLibrary]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -328,6 +340,39 @@ class GdsSpec(Spec):
         _check_not_empty("threads", self.threads)
         for threads in self.threads or ():
             _check_range("--threads", threads, 1, _MAX_THREADS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpsSpec(Spec):
+    """Options of ``cudakit bench ops``.
+
+    ``public_libraries`` opens, by operation, the library of cudakit's public functions, whose host time is
+    measured. For other operations, the host time is that of the launch of the kernel.
+    """
+
+    bench: ClassVar[str] = "ops"
+
+    rounds: int = 2
+    operations: tuple[Operation, ...] = ARRAY_OPERATIONS
+    # Numbers of elements of an input. None: the sizes that the performance targets name.
+    sizes: tuple[int, ...] | None = None
+    timings: tuple[str, ...] = TIMINGS
+    cache: Cache = "rotate"
+    baselines: tuple[ArrayLibraryName, ...] = ()
+    public_libraries: Mapping[Operation, OpenLibrary] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        Spec.__post_init__(self)
+        _check_names("operation", self.operations, ARRAY_OPERATIONS)
+        _check_names("timing", self.timings, TIMINGS)
+        _check_method(None, self.cache)
+        if self.cache == "flush":
+            raise InputError("bench ops has no --cache flush", hint="use --cache rotate")
+        for baseline in self.baselines:
+            _check_names("library", (baseline,), ARRAY_LIBRARIES)
+        _check_not_empty("sizes", self.sizes)
+        for elements in self.sizes or ():
+            _check_range("--sizes", elements, 1, _MAX_ELEMENTS)
 
 
 def is_pageable(direction: str) -> bool:

@@ -43,7 +43,8 @@ if TYPE_CHECKING:
 
     from cudakit.gpu.api.collectives import CollectiveLibrary, CollectiveLibraryName
     from cudakit.gpu.api.gemm import Blas, Library  # imports numpy
-    from cudakit.gpu.api.storage import Storage
+    from cudakit.gpu.api.operations import ArrayLibraryName, OperationLibrary
+from cudakit.gpu.api.storage import Storage
 
 __all__ = [
     "HANDLE_BYTES",
@@ -394,6 +395,9 @@ class Gpu(DeviceInfo, Memory, Peers, VirtualMemory, Ipc, Streams, Kernels, Graph
 
     def collectives(self, library: CollectiveLibraryName = "nccl") -> CollectiveLibrary:
         """Open a library of collective operations. Raises MissingDependency if it is not installed."""
+
+    def array_library(self, name: ArrayLibraryName) -> OperationLibrary:
+        """Open torch or CuPy for operations on arrays. Raises MissingDependency if it is not installed."""
 
     def storage(self) -> Storage:
         """Open a library for transfers between files and device memory. Raises MissingDependency."""

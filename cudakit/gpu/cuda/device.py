@@ -15,6 +15,7 @@ from cudakit.gpu.api.attributes import attributes
 from cudakit.gpu.api.collectives import CollectiveLibrary, CollectiveLibraryName
 from cudakit.gpu.api.facts import CudaView, DeviceFacts, Process, Telemetry
 from cudakit.gpu.api.gemm import Blas, Library
+from cudakit.gpu.api.operations import ArrayLibraryName, OperationLibrary
 from cudakit.gpu.api.storage import Storage
 from cudakit.gpu.cuda.context import Context
 from cudakit.gpu.cuda.driver import cu
@@ -110,6 +111,12 @@ class Cuda(Device):
         from cudakit.gpu.collectives import open_collectives
 
         return open_collectives(self, library)
+
+    def array_library(self, name: ArrayLibraryName) -> OperationLibrary:
+        """Open torch or CuPy. Raises MissingDependency with the package to install."""
+        from cudakit.gpu.array_libraries import open_array_library
+
+        return open_array_library(self, name)
 
     def storage(self) -> Storage:
         """Open cuFile. Raises MissingDependency with the package to install."""

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
+import tempfile
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -19,6 +22,9 @@ _T = TypeVar("_T")
 _PATH_STATISTICS = 3
 # CUfileDrvProps_t begins with the major version of nvidia-fs; the structure is smaller than this.
 _PROPERTIES_BYTES = 256
+# The variable with the path of a configuration, and the default path (cuFile, "Environment Variables").
+_CONFIGURATION_VARIABLE = "CUFILE_ENV_PATH_JSON"
+_SYSTEM_CONFIGURATION = Path("/etc/cufile.json")
 _PURPOSE = "cudakit bench gds"
 _REQUIREMENT = "cudakit[gds]"
 
@@ -38,6 +44,7 @@ class CuFile:
 
     def __init__(self, gpu: StorageDevice) -> None:
         self._gpu = gpu
+        _allow_compatibility_mode()
         self._cufile = _import_cufile()
         self._registered_ptrs: list[Ptr] = []
         self._is_open = False
@@ -58,7 +65,8 @@ class CuFile:
         except self._cufile.cuFileError as error:
             raise EnvironmentUnusable(
                 f"{name} failed: {error}",
-                hint="see cufile.log in the current directory; cudakit doctor checks the set-up",
+                hint="without GPUDirect Storage (cudakit doctor --all, CK038), cuFile needs "
+                "allow_compat_mode in its cufile.json",
             ) from error
 
     def open(self, path: Path, *, writable: bool, direct: bool) -> CuFileFile:
@@ -186,6 +194,27 @@ class CuFileFile:
             raise EnvironmentUnusable(
                 f"{name} moved {moved_bytes} of {size_bytes} bytes at offset {file_offset}"
             )
+
+
+@cache
+def _allow_compatibility_mode() -> tempfile.TemporaryDirectory[str] | None:
+    """Configure cuFile to work without nvidia-fs, unless the machine or the user has a configuration.
+
+    Without a configuration, cuFile refuses all files if nvidia-fs is missing, and writes its log to the
+    current directory. Return the directory of the configuration, which is deleted when the process ends, or
+    None if there is a configuration.
+    """
+    if _CONFIGURATION_VARIABLE in os.environ or _SYSTEM_CONFIGURATION.exists():
+        return None
+    directory = tempfile.TemporaryDirectory(prefix="cudakit-cufile-")
+    path = Path(directory.name) / "cufile.json"
+    configuration = {
+        "logging": {"dir": directory.name, "level": "ERROR"},
+        "properties": {"allow_compat_mode": True},
+    }
+    path.write_text(json.dumps(configuration), encoding="utf-8")
+    os.environ[_CONFIGURATION_VARIABLE] = str(path)
+    return directory
 
 
 def _import_cufile() -> Any:

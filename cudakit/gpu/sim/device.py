@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 
-from cudakit.errors import CudaError, UsageError
+from cudakit.errors import CudaError, Unsupported, UsageError
 from cudakit.gpu.api import HandleKind
 from cudakit.gpu.api.collectives import CollectiveLibrary, CollectiveLibraryName
 from cudakit.gpu.api.facts import DeviceFacts, Telemetry
 from cudakit.gpu.api.gemm import Blas, Library
 from cudakit.gpu.api.host_kernels import HostKernel
+from cudakit.gpu.api.operations import ArrayLibraryName, OperationLibrary
 from cudakit.gpu.api.storage import Storage
 from cudakit.gpu.device import Device
 from cudakit.gpu.machine import DEFAULT_MODEL
@@ -103,6 +104,10 @@ class Sim(Device):
         from cudakit.gpu.sim.collectives import SimNccl, SimParts
 
         return SimNccl(library, SimParts(self.streams, self.kernels, self.peers))
+
+    def array_library(self, name: ArrayLibraryName) -> OperationLibrary:
+        """Raise Unsupported: torch and CuPy need a real GPU."""
+        raise Unsupported(f"{name} needs a real GPU; this device is simulated")
 
     def storage(self) -> Storage:
         """Open simulated storage, which transfers through host memory."""

@@ -131,7 +131,7 @@ def test_invalid_options_are_rejected(
 @pytest.mark.gpu
 @pytest.mark.parametrize("direction", STORAGE_DIRECTIONS)
 def test_cufile_of_a_gpu_moves_the_right_bytes(tmp_path: Path, direction: str) -> None:
-    with temporary_data_file(tmp_path, 64 * MIB, 3) as data_file, closing(open_gpu("0")) as gpu:
+    with temporary_data_file(tmp_path, 64 * MIB, 3) as data_file, closing(open_gpu("cuda")) as gpu:
         cases = measure(gpu, data_file, direction, sizes_bytes=(4 * KIB, MIB), threads=(1, 4))
 
     assert cases

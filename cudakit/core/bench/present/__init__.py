@@ -11,6 +11,7 @@ from cudakit.core.bench.present.graphs import graph_section
 from cudakit.core.bench.present.notes import notes
 from cudakit.core.bench.present.roofline import roofline_section
 from cudakit.core.bench.present.spread import sample_section
+from cudakit.core.bench.present.targets import target_section
 from cudakit.core.bench.result import BenchResult
 from cudakit.document import Document, Node
 
@@ -25,7 +26,12 @@ def present(result: BenchResult, *, detail: bool = False) -> Document:
     nodes: list[Node] = [result_columns(cases)]
     if cases:
         nodes.append(cases_table(cases))
-    nodes += [*graph_section(result.graphs), *notes(result), sample_columns(cases)]
+    nodes += [
+        *graph_section(result.graphs),
+        *target_section(cases),
+        *notes(result),
+        sample_columns(cases),
+    ]
     if cases:
         nodes += [machine_facts(cases, result.collectives), device_columns(cases[0].environment)]
     if cases and detail:

@@ -115,7 +115,7 @@ class Transfer:
 
     @property
     def slots_per_half(self) -> int:
-        """Number of transfers that half of the file has room for."""
+        """Number of transfers that fit into half of the file."""
         return self.file.size_bytes // (2 * self.size_bytes)
 
     @property

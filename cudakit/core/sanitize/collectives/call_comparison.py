@@ -3,7 +3,8 @@
 NCCL waits forever, or returns wrong data, if ranks call different collectives of a communicator, or the same
 collective with another number or type of elements, or another root (NCCL User
 Guide, "Collective Operations"). The calls of a group are compared in any order, because NCCL may reorder
-them. A communicator is no longer compared after a collective in a CUDA graph, because a graph may run later than it was captured.
+them. A communicator is no longer compared after a collective in a CUDA graph, because a
+graph may run later than it was captured.
 """
 
 from __future__ import annotations
@@ -77,9 +78,8 @@ class CommunicatorCalls:
         self._is_stopped = False
         self._compares_transfers = compares_transfers
         self._open_groups: dict[int, list[RankCall]] = {}  # the last group of each rank
-        self._references: dict[
-            int, _Reference
-        ] = {}  # reference of each group, by number of the group
+        # The calls with which the calls of other ranks are compared, by number of the group.
+        self._references: dict[int, _Reference] = {}
         # Sends and receives that wait for their counterpart, by sender, receiver and function.
         self._transfers: defaultdict[tuple[int, int, CollectiveFunction], deque[RankCall]] = (
             defaultdict(deque)

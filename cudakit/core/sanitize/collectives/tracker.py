@@ -47,8 +47,8 @@ class CollectiveTracker:
         self._shadow = shadow
         self._graphs = graphs
         self._coverage = coverage
-        self._gap_counts = gap_counts
-        self._memberships: dict[int, Membership] = {}  # membership in each communicator, by number
+        self._gaps = gaps
+        self._memberships: dict[int, Membership] = {}  # memberships by communicator number
         self._peers = PeerOrder()
 
     def add_communicator(

@@ -2,7 +2,7 @@
 
 #include <string.h>
 
-/* Number of states in each chunk after chunks were divided or filled anew, so that insertions need no new chunks. */
+/* Number of states in each chunk after chunks were divided or filled anew, so that the next states fit. */
 enum { FILLED_STATES = 48 };
 
 /* ---- search ----------------------------------------------------------------------------------------------- */
@@ -109,7 +109,7 @@ static void fill_chunk(struct chunk *chunk, size_t index, const struct state *st
         chunk->addresses[index + i] = states[i].lo;
 }
 
-/* Allocate memory for a number of chunks in the arrays of a map. Return -1 with an exception if memory runs out. */
+/* Enlarge the arrays if they have fewer elements than a number of chunks. Return -1 with an exception if memory runs out. */
 static int reserve_chunks(struct state_map *map, size_t count)
 {
     if (count <= map->chunk_capacity)

@@ -1,0 +1,179 @@
+"""``cudakit bench ops``: benchmark operations on arrays by cudakit, torch and CuPy."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cudakit.cli.bench.measure import FORMATS, exit_code, measure
+from cudakit.cli.bench.options import (
+    DESCRIBED_IN,
+    Effort,
+    effort_options,
+    name_list,
+    parse_elements,
+    passed_options,
+)
+from cudakit.cli.options import Command, OutputOptions, Value, gpu_option, option, output_options
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from cudakit.cli.failure import ExitCode
+    from cudakit.core.bench.spec import OpenLibrary
+    from cudakit.gpu.api import Gpu, Stream
+    from cudakit.gpu.api.arrays import ArrayView
+    from cudakit.gpu.api.operations import Operation
+    from cudakit.gpu.device_array import DeviceArray
+
+_EXPRESSIONS: dict[Operation, str] = {"add": "z = x + y", "sum": "sum(x)"}
+
+
+@click.command(
+    cls=Command,
+    described_in=DESCRIBED_IN,
+    short_help="Operations on arrays: add, matmul, softmax, sum, beside torch and CuPy.",
+)
+@option(
+    "--operations",
+    type=name_list("cudakit.gpu.api.operations:OPERATIONS"),
+    metavar="NAME,...",
+    help="Operations: add, matmul, softmax, sum.  [default: all]",
+)
+@option(
+    "--sizes",
+    type=Value((), parse_elements),
+    metavar="N,...",
+    help="Elements of each input: a list (10K,1M) or a range that grows by a factor (10K..10M:10); K and M "
+    "are 1000 and 1000000.  [default: add 1M, matmul 1024x1024, softmax 10K, sum 1M]",
+)
+@option(
+    "--timings",
+    type=name_list("cudakit.core.bench.spec:TIMINGS"),
+    metavar="NAME,...",
+    help="Timings: host-call, eager, graph.  [default: all]",
+)
+@option(
+    "--vs",
+    "baselines",
+    type=name_list("cudakit.gpu.api.operations:ARRAY_LIBRARIES"),
+    metavar="NAME,...",
+    help="Libraries to compare with: torch, cupy; none for no comparison.  [default: those installed]",
+)
+@option(
+    "--cache",
+    type=click.Choice(["rotate", "hot"]),
+    metavar="STATE",
+    help="L2 state of eager and graph: rotate (cycle through buffers) or hot.  [default: rotate]",
+)
+@gpu_option
+@effort_options
+@output_options(FORMATS)
+def ops(
+    *,
+    baselines: tuple[Any, ...] | None,
+    effort: Effort,
+    gpu: str,
+    output: OutputOptions,
+    **options: Any,
+) -> ExitCode:
+    """Measure add, matmul, softmax and sum of float32 arrays by cudakit, and by torch and CuPy beside it.
+
+    Samples of the libraries alternate, on equal data. All results are compared with fp64. The timings:
+
+    \b
+    host-call  the host time of a call: cudakit.elementwise for add and
+               cudakit.reduction for sum, on tensors if torch is installed;
+               the launch alone for softmax and matmul, which have no
+               public function
+    eager      the GPU time of one execution
+    graph      the GPU time of one execution in a CUDA graph of many
+
+    matmul is computed by cuBLASLt (pip install 'cudakit[bench]') on square matrices of N elements. softmax
+    has rows of 10000 elements. At the default sizes, the report compares with the targets of cudakit.
+
+    \b
+    cudakit bench ops
+    cudakit bench ops --sizes 10K..10M:10 -o ops.html
+    cudakit bench ops --operations add,sum --timings host-call --vs torch
+    """
+    from cudakit.core.bench.pipeline import run
+    from cudakit.core.bench.spec import OpsSpec
+    from cudakit.gpu.api.operations import ARRAY_LIBRARIES
+    from cudakit.gpu.array_libraries import has_array_library
+
+    is_simulated = gpu.startswith("sim")
+    if baselines is None:
+        baselines = () if is_simulated else tuple(filter(has_array_library, ARRAY_LIBRARIES))
+    elif baselines == ("none",):
+        baselines = ()
+    public_libraries: dict[Operation, OpenLibrary] = {
+        operation: partial(PublicFunction, operation=operation) for operation in _EXPRESSIONS
+    }
+    spec = OpsSpec(
+        baselines=baselines,
+        public_libraries=public_libraries,
+        **passed_options(**options),
+        **effort,
+    )
+    return exit_code(measure(partial(run, spec), gpu, output))
+
+
+class PublicFunction:
+    """A public function of cudakit, called on tensors of torch if it is installed, else on DeviceArrays."""
+
+    name = "cudakit"
+    version = ""
+
+    def __init__(self, gpu: Gpu, operation: Operation) -> None:
+        from cudakit.api.kernels import elementwise, reduction
+        from cudakit.gpu.array_libraries import has_array_library
+
+        compile_expression: Any = elementwise if operation == "add" else reduction
+        self._gpu = gpu
+        self._function = compile_expression(_EXPRESSIONS[operation])
+        # The library whose current stream the function uses; None without torch.
+        self._torch: Any = (
+            gpu.array_library("torch") if not gpu.simulated and has_array_library("torch") else None
+        )
+        # Arrays of the calls, and the stream that they get as an argument; both are empty with torch.
+        self._device_arrays: list[DeviceArray] = []
+        self._stream_argument: dict[str, Stream] = {}
+
+    def describe(self, operation: Operation) -> str:
+        """Return the call of the public function, and the kind of its arguments."""
+        function = "elementwise" if operation == "add" else "reduction"
+        kind = "tensors" if self._torch else "DeviceArrays"
+        return f"cudakit.{function}('{_EXPRESSIONS[operation]}') of {kind}"
+
+    def bind(
+        self,
+        operation: Operation,  # noqa: ARG002
+        inputs: Sequence[ArrayView],
+        output: ArrayView,
+    ) -> Callable[[], object]:
+        """Return a call of the function on arrays over the views."""
+        from cudakit.gpu.device_array import array_over
+
+        if self._torch:
+            tensors = [self._torch.array(view) for view in inputs]
+            return partial(self._function, *tensors, out=self._torch.array(output))
+        *arrays, result = (array_over(self._gpu, view) for view in (*inputs, output))
+        self._device_arrays += [*arrays, result]
+        return lambda: self._function(*arrays, out=result, **self._stream_argument)
+
+    def set_stream(self, stream: Stream) -> None:
+        """Choose the stream of later calls: torch's current stream, or an argument of the call."""
+        if self._torch:
+            self._torch.set_stream(stream)
+        else:
+            self._stream_argument["stream"] = stream
+            for array in self._device_arrays:
+                array.stream = stream
+
+    def close(self) -> None:
+        """Restore the current stream of torch."""
+        if self._torch:
+            self._torch.close()
