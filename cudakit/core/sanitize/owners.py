@@ -2,8 +2,9 @@
 
 A race belongs to a library in two cases. (1) Both operations were enqueued during one program call: one
 execution of an instruction of the program's own code, such as a call of a library. (2) One program call
-created the streams of both operations and enqueued the first work on each of them, and the
-program's own code never called CUDA with these streams. Every other race, and one that cannot be attributed, belongs to the program.
+created the streams of both operations and enqueued the first work on each of them, and the program's own
+code never called CUDA with these streams. Every other race, and one that cannot be attributed, belongs to
+the program.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ class CollectiveTracker:
         self._shadow = shadow
         self._graphs = graphs
         self._coverage = coverage
-        self._gaps = gaps
+        self._gap_counts = gap_counts
         self._memberships: dict[int, Membership] = {}  # memberships by communicator number
         self._peers = PeerOrder()
 
