@@ -13,8 +13,8 @@ from cudakit.kernels.elementwise import DEFAULT_THREADS, TUNED_THREADS, Operand,
 from cudakit.kernels.launch_plan import LaunchPlan, PlannedKernels, arguments_of
 
 _ROUNDS = 7
-_LAUNCHES = 10  # launches of a round for each block size
-_SMALLEST_GAIN = 0.02  # relative gain below which the default block size stays
+_LAUNCHES = 10  # number of launches per round and block size
+_SMALLEST_GAIN = 0.02  # minimum relative gain over the default block size
 _ALIGNMENT_BYTES = 512
 
 # Returns the plan of a launch for outputs and a block size.
@@ -28,7 +28,7 @@ def choose_threads(
     *,
     inputs: Mapping[str, Operand],
     outputs: Mapping[str, ArrayView],
-    updated: tuple[str, ...],
+    updated_inputs: tuple[str, ...],
     stream: Stream,
 ) -> int:
     """Return the fastest number of threads of a block, from the kernel cache or from a measurement.
@@ -43,20 +43,26 @@ def choose_threads(
     if not plan.blocks:
         return DEFAULT_THREADS
     device = _device_name(gpu)
-    # Sizes within a power of two share a result.
+    # Grids of similar size share a measurement: their numbers of blocks have the same number of bits.
     key = cache_key("cudakit block size", device, (), f"{plan.name} {plan.blocks.bit_length()}")
     cache = user_cache(os.environ)
-    stored = cache.get(key) if cache else None
-    if stored is not None and stored.isdigit() and int(stored) in TUNED_THREADS:
-        return int(stored)
+    stored_threads = cache.get(key) if cache else None
+    if (
+        stored_threads is not None
+        and stored_threads.isdigit()
+        and int(stored_threads) in TUNED_THREADS
+    ):
+        return int(stored_threads)
     copies = _Copies(gpu, stream)
     try:
         copied_outputs = {name: copies.copy(view) for name, view in outputs.items()}
         copied_inputs = {
-            name: copies.copy(value) if name in updated and isinstance(value, ArrayView) else value
+            name: copies.copy(value)
+            if name in updated_inputs and isinstance(value, ArrayView)
+            else value
             for name, value in inputs.items()
         }
-        threads = _measure(kernels, gpu, planner, copied_inputs, copied_outputs, stream)
+        threads = _measure_threads(kernels, gpu, planner, copied_inputs, copied_outputs, stream)
     finally:
         copies.free()
     if cache:
@@ -64,7 +70,7 @@ def choose_threads(
     return threads
 
 
-def _measure(
+def _measure_threads(
     kernels: PlannedKernels,
     gpu: Gpu,
     planner: Planner,
@@ -78,7 +84,7 @@ def _measure(
         for value in (*inputs.values(), *outputs.values())
     ]
     plans = {threads: planner(inputs, outputs, threads) for threads in TUNED_THREADS}
-    seconds: dict[int, list[float]] = {threads: [] for threads in plans}
+    seconds_by_threads: dict[int, list[float]] = {threads: [] for threads in plans}
     begin, end = gpu.event(), gpu.event()
     try:
         for _ in range(_ROUNDS):
@@ -90,14 +96,14 @@ def _measure(
                     kernels.launch(plan, arguments, stream)
                 gpu.record(end, stream)
                 gpu.sync_event(end)
-                seconds[threads].append(gpu.elapsed(begin, end))
+                seconds_by_threads[threads].append(gpu.elapsed(begin, end))
     finally:
         gpu.destroy_event(begin)
         gpu.destroy_event(end)
-    medians = {threads: statistics.median(times) for threads, times in seconds.items()}
-    fastest = min(medians, key=lambda threads: medians[threads])
-    has_gain = medians[fastest] < (1 - _SMALLEST_GAIN) * medians[DEFAULT_THREADS]
-    return fastest if has_gain else DEFAULT_THREADS
+    medians = {threads: statistics.median(times) for threads, times in seconds_by_threads.items()}
+    fastest_threads = min(medians, key=lambda threads: medians[threads])
+    has_gain = medians[fastest_threads] < (1 - _SMALLEST_GAIN) * medians[DEFAULT_THREADS]
+    return fastest_threads if has_gain else DEFAULT_THREADS
 
 
 class _Copies:
@@ -105,23 +111,23 @@ class _Copies:
 
     def __init__(self, gpu: Gpu, stream: Stream) -> None:
         self._gpu, self._stream = gpu, stream
-        self._allocated: list[Ptr] = []
+        self._allocations: list[Ptr] = []
 
     def copy(self, view: ArrayView) -> ArrayView:
-        """Return a view of copied memory."""
-        begin, end = byte_range(view, element_bytes(view))
-        if begin == end:
+        """Copy an array, and return the view of the copy."""
+        source_begin, source_end = byte_range(view, element_bytes(view))
+        if source_begin == source_end:
             return view
-        memory = self._gpu.malloc(end - begin + _ALIGNMENT_BYTES, self._stream)
-        self._allocated.append(memory)
-        first = Ptr(memory + (begin - memory) % _ALIGNMENT_BYTES)
-        self._gpu.copy(first, Ptr(begin), end - begin, self._stream)
-        ptr = Ptr(first + view.ptr - begin)
+        memory = self._gpu.malloc(source_end - source_begin + _ALIGNMENT_BYTES, self._stream)
+        self._allocations.append(memory)
+        copy_begin = Ptr(memory + (source_begin - memory) % _ALIGNMENT_BYTES)
+        self._gpu.copy(copy_begin, Ptr(source_begin), source_end - source_begin, self._stream)
+        ptr = Ptr(copy_begin + view.ptr - source_begin)
         return ArrayView(ptr, view.dtype, view.shape, view.strides, view.read_only)
 
     def free(self) -> None:
         """Free all copies in stream order."""
-        for memory in self._allocated:
+        for memory in self._allocations:
             self._gpu.free(memory, self._stream)
 
 

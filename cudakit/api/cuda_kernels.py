@@ -14,8 +14,8 @@ from cudakit.gpu.api.arrays import ArrayView
 from cudakit.kernels.cuda_source import (
     TEMPLATE_TYPES,
     KernelParameter,
+    convert_number,
     kernel_source,
-    number_of_type,
 )
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class CudaKernel:
 
     def __init__(self, text: str, name: str | None) -> None:
         self._source = kernel_source(text, name)
-        self._loaded: dict[tuple[Gpu, tuple[str, ...]], Kernel] = {}
+        self._loaded_kernels: dict[tuple[Gpu, tuple[str, ...]], Kernel] = {}
 
     @property
     def name(self) -> str:
@@ -42,7 +42,7 @@ class CudaKernel:
         block: int | Sequence[int],
         shared_bytes: int = 0,
         stream: object = None,
-        **named: object,
+        **named_arguments: object,
     ) -> None:
         """Enqueue the kernel. Pass an array for each pointer, a number for each other parameter.
 
@@ -51,28 +51,28 @@ class CudaKernel:
         parameters, and CudaError with the log of the compiler if the source does not compile.
         """
         source = self._source
-        bound = bind_arguments(
-            [parameter.name for parameter in source.parameters], arguments, named
+        arguments_by_name = bind_arguments(
+            [parameter.name for parameter in source.parameters], arguments, named_arguments
         )
-        call = KernelCall(bound, stream)
+        call = KernelCall(arguments_by_name, stream)
         values = call.values
-        types = self._types(values)
-        launched = self._load(call.gpu, types)
+        types = self._infer_template_types(values)
+        loaded_kernel = self._load(call.gpu, types)
         launch_arguments = [
             _argument(parameter, values[parameter.name], types) for parameter in source.parameters
         ]
         call.wait_for_arrays()
         call.gpu.launch(
-            launched,
+            loaded_kernel,
             _dim3(grid, "grid"),
             _dim3(block, "block"),
             launch_arguments,
             call.stream,
             shared_bytes=shared_bytes,
         )
-        call.set_stream(tuple(bound.values()))
+        call.set_stream(tuple(arguments_by_name.values()))
 
-    def _types(self, values: dict[str, Operand]) -> dict[str, str]:
+    def _infer_template_types(self, values: dict[str, Operand]) -> dict[str, str]:
         """Return the dtype of each template parameter, from the arrays and numpy scalars of a call."""
         types: dict[str, str] = {}
         for parameter in self._source.parameters:
@@ -87,11 +87,11 @@ class CudaKernel:
                         f"the template parameter {parameter.type_name} is {other_dtype} and {dtype}",
                         hint="pass arrays of the same dtype",
                     )
-        missing = [name for name in self._source.template_types if name not in types]
-        if missing:
+        missing_types = [name for name in self._source.template_types if name not in types]
+        if missing_types:
             raise UsageError(
-                f"the type of the template parameter {missing[0]} is unknown",
-                hint=f"pass an array for a parameter {missing[0]}*",
+                f"the type of the template parameter {missing_types[0]} is unknown",
+                hint=f"pass an array for a parameter {missing_types[0]}*",
             )
         for name, dtype in types.items():
             if dtype not in TEMPLATE_TYPES:
@@ -103,10 +103,10 @@ class CudaKernel:
 
     def _load(self, gpu: Gpu, types: dict[str, str]) -> Kernel:
         key = (gpu, tuple(types[name] for name in self._source.template_types))
-        if key not in self._loaded:
+        if key not in self._loaded_kernels:
             module = gpu.load(gpu.compile(self._source.with_types(types)))
-            self._loaded[key] = gpu.kernel(module, self._source.name)
-        return self._loaded[key]
+            self._loaded_kernels[key] = gpu.kernel(module, self._source.name)
+        return self._loaded_kernels[key]
 
 
 def kernel(source: str, name: str | None = None) -> CudaKernel:
@@ -145,8 +145,8 @@ def _argument(parameter: KernelParameter, value: Operand, types: dict[str, str])
             raise UsageError(
                 f"{parameter.name} is a {parameter.type_name}, not a pointer: pass a number"
             )
-        typed = parameter if dtype is None else _with_dtype(parameter, dtype)
-        return number_of_type(value, typed)
+        typed_parameter = parameter if dtype is None else _replace_template_type(parameter, dtype)
+        return convert_number(value, typed_parameter)
     if not isinstance(value, ArrayView):
         if isinstance(value, int) and not isinstance(value, bool):
             return Ptr(value)
@@ -161,7 +161,7 @@ def _argument(parameter: KernelParameter, value: Operand, types: dict[str, str])
     return value.ptr
 
 
-def _with_dtype(parameter: KernelParameter, dtype: str) -> KernelParameter:
+def _replace_template_type(parameter: KernelParameter, dtype: str) -> KernelParameter:
     """Return a parameter whose template type is replaced by a type of CUDA C++."""
     type_name = TEMPLATE_TYPES.get(dtype, parameter.type_name)
     return KernelParameter(parameter.name, type_name, is_pointer=False, is_const=False)

@@ -74,11 +74,15 @@ class Generator:
         device: int | str | Gpu | None = None,
         sequence: int = 0,
     ) -> None:
-        checked_seed = secrets.randbits(64) if seed is None else _checked("seed", seed, UsageError)
-        self._counter = Counter(0, _checked("sequence", sequence, UsageError), checked_seed)
+        seed_number = (
+            secrets.randbits(64) if seed is None else _check_state_number("seed", seed, UsageError)
+        )
+        self._counter = Counter(
+            0, _check_state_number("sequence", sequence, UsageError), seed_number
+        )
         self._spawned_count = 0
         self._lock = Lock()
-        self._memory = _memory_of(device)
+        self._memory = _open_memory(device)
 
     @property
     def seed(self) -> int:
@@ -108,7 +112,7 @@ class Generator:
         The 32-bit words are those of cuRAND's Philox4_32_10 generator with this seed, ``subsequence`` equal
         to the sequence number, and ``offset`` equal to 4 times the position.
         """
-        output = self._output(shape, dtype, "uint32", out, stream)
+        output = self._prepare_output(shape, dtype, "uint32", out, stream)
         if out is None and np.dtype(output.dtype).kind not in "iu":
             raise UsageError(f"bits in a new array need an integer dtype, not {output.dtype}")
         return self._fill(output, bits_draw(output.size_bytes))
@@ -132,8 +136,8 @@ class Generator:
         >>> bool(values.min() >= -1 and values.max() < 1)
         True
         """
-        output = self._output(shape, dtype, "float32", out, stream)
-        bounds = _number("low", low, float), _number("high", high, float)
+        output = self._prepare_output(shape, dtype, "float32", out, stream)
+        bounds = _convert_argument("low", low, float), _convert_argument("high", high, float)
         return self._fill(output, uniform_draw(output.element_count, output.dtype, *bounds))
 
     def normal(
@@ -150,8 +154,8 @@ class Generator:
 
         The transform of Box and Muller is computed in fp32 (float64: in fp64), and rounded to the dtype.
         """
-        output = self._output(shape, dtype, "float32", out, stream)
-        scale = _number("mean", mean, float), _number("std", std, float)
+        output = self._prepare_output(shape, dtype, "float32", out, stream)
+        scale = _convert_argument("mean", mean, float), _convert_argument("std", std, float)
         return self._fill(output, normal_draw(output.element_count, output.dtype, *scale))
 
     def integers(
@@ -165,8 +169,8 @@ class Generator:
         stream: object = None,
     ) -> Any:
         """Return integers in [low, high), int64 by default; each one is exactly equally likely."""
-        output = self._output(shape, dtype, "int64", out, stream)
-        bounds = _number("low", low, index), _number("high", high, index)
+        output = self._prepare_output(shape, dtype, "int64", out, stream)
+        bounds = _convert_argument("low", low, index), _convert_argument("high", high, index)
         return self._fill(output, integers_draw(output.element_count, output.dtype, *bounds))
 
     def permutation(
@@ -185,7 +189,7 @@ class Generator:
         >>> sorted(cudakit.Generator(1, device="numpy").permutation(5).tolist())
         [0, 1, 2, 3, 4]
         """
-        output = self._output(count, dtype, "int64", out, stream)
+        output = self._prepare_output(count, dtype, "int64", out, stream)
         return self._fill(output, permutation_draw(output.element_count, output.dtype))
 
     def state(self) -> dict[str, int | str]:
@@ -217,7 +221,9 @@ class Generator:
                 f"a generator's state of version {version} and algorithm {algorithm}",
                 hint=f"version {_STATE_VERSION} of {_ALGORITHM} is supported",
             )
-        numbers = {name: _checked(name, state.get(name), InputError) for name in _STATE_LIMITS}
+        numbers = {
+            name: _check_state_number(name, state.get(name), InputError) for name in _STATE_LIMITS
+        }
         with self._lock:
             self._counter = Counter(numbers["position"], numbers["sequence"], numbers["seed"])
             self._spawned_count = numbers["spawned"]
@@ -228,7 +234,7 @@ class Generator:
         Raises UsageError if the sequence has no such block.
         """
         with self._lock:
-            self._counter = self._moved(blocks)
+            self._counter = self._counter_after(blocks)
 
     def jump(self, count: int = 1) -> None:
         """Skip ``count`` sequences of 2^64 blocks each, or go back if negative; the position stays.
@@ -236,7 +242,7 @@ class Generator:
         Raises UsageError if the seed has no such sequence.
         """
         with self._lock:
-            sequence = _checked("sequence", self._counter.sequence + count, UsageError)
+            sequence = _check_state_number("sequence", self._counter.sequence + count, UsageError)
             self._counter = self._counter._replace(sequence=sequence)
 
     def spawn(self, count: int) -> list[Generator]:
@@ -250,22 +256,22 @@ class Generator:
         True
         """
         with self._lock:
-            first = self._spawned_count
+            first_block = self._spawned_count
             self._spawned_count += count
         sequence = _SPAWN_SEQUENCE | self.sequence
-        words = philox(first, count, sequence, self.seed).view(np.uint64)
-        return [self._child(int(seed)) for seed in words[:, 0]]
+        words = philox(first_block, count, sequence, self.seed).view(np.uint64)
+        return [self._child_generator(int(seed)) for seed in words[:, 0]]
 
     def __repr__(self) -> str:
         position, sequence, seed = self._counter
         return f"Generator(seed={seed}, sequence={sequence}, position={position})"
 
-    def _child(self, seed: int) -> Generator:
+    def _child_generator(self, seed: int) -> Generator:
         child = Generator(seed, device="numpy")
         child._memory = self._memory
         return child
 
-    def _output(
+    def _prepare_output(
         self, shape: Shape | None, dtype: object, default_dtype: str, out: Any, stream: object
     ) -> Output:
         name = None if dtype is None else _dtype_name(dtype)
@@ -276,13 +282,15 @@ class Generator:
     def _fill(self, output: Output, draw: Draw) -> Any:
         with self._lock:
             start = self._counter
-            self._counter = self._moved(draw.blocks)
+            self._counter = self._counter_after(draw.blocks)
         return self._memory.fill(output, draw, start)
 
-    def _moved(self, blocks: int) -> Counter:
-        """Return the counter after some blocks."""
+    def _counter_after(self, blocks: int) -> Counter:
+        """Return the counter that is ``blocks`` Philox blocks after the current one."""
         position = self._counter.position + blocks
-        return self._counter._replace(position=_checked("position", position, UsageError))
+        return self._counter._replace(
+            position=_check_state_number("position", position, UsageError)
+        )
 
 
 @cache
@@ -291,7 +299,7 @@ def _shared_memory(device: int | str) -> DeviceMemory:
     return DeviceMemory(open_device(device))
 
 
-def _memory_of(device: int | str | Gpu | None) -> RandomMemory:
+def _open_memory(device: int | str | Gpu | None) -> RandomMemory:
     """Return the memory for a device argument of ``Generator``."""
     if isinstance(device, str) and device == "numpy":
         return HostMemory()
@@ -302,7 +310,7 @@ def _memory_of(device: int | str | Gpu | None) -> RandomMemory:
     return _shared_memory(device) if isinstance(device, int | str) else DeviceMemory(device)
 
 
-def _checked(name: str, value: object, error: Callable[[str], Exception]) -> int:
+def _check_state_number(name: str, value: object, error: Callable[[str], Exception]) -> int:
     """Return a number of a state. Raises ``error`` unless it is an integer in its range."""
     limit = _STATE_LIMITS[name]
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or not 0 <= value < limit:
@@ -311,13 +319,13 @@ def _checked(name: str, value: object, error: Callable[[str], Exception]) -> int
     return int(value)
 
 
-def _number(name: str, value: object, convert: Callable[[Any], Any]) -> Any:
-    """Return an argument as a number. Raises UsageError with its name if it is none."""
+def _convert_argument(name: str, value: object, convert: Callable[[Any], Any]) -> Any:
+    """Return an argument as a number. Raises UsageError with the argument's name if it is none."""
     try:
         return convert(value)
     except (TypeError, ValueError):
-        kind = "an integer" if convert is index else "a number"
-        raise UsageError(f"{name} must be {kind}, not {value!r:.60}") from None
+        expected_type = "an integer" if convert is index else "a number"
+        raise UsageError(f"{name} must be {expected_type}, not {value!r:.60}") from None
 
 
 def _dtype_name(dtype: Any) -> str:

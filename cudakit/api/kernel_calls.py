@@ -1,4 +1,4 @@
-"""The steps that calls of all kernels share: arguments by name, the device, the stream and the launch."""
+"""Calls of all compiled kernels: arguments by name, the device, the stream and the launch."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from cudakit.kernels.launch_plan import (
     NO_SCRATCH,
     Address,
     LaunchPlan,
-    Number,
     Parameter,
     PlannedKernels,
+    Scalar,
     Scratch,
 )
 
 if TYPE_CHECKING:
     from cudakit.gpu.cuda.device import Cuda
 
-# Kinds of parameters in _fast_call.c by the dtype of a Python number.
+# The kind that _fast_call.c uses for a numeric parameter, by dtype.
 _NUMBER_KINDS = {"float32": "f", "float64": "d", "int64": "q", "bool": "?"}
 _MAX_INTEGER = 1 << 63
 
@@ -43,14 +43,16 @@ class KernelCall:
     def __init__(self, arguments: Mapping[str, object], stream: object) -> None:
         self.values: dict[str, Operand] = {}
         self._arrays: dict[str, DeviceOperand] = {}
-        self._device_arrays = [a for a in arguments.values() if isinstance(a, DeviceArray)]
+        self._device_arrays = [
+            array for array in arguments.values() if isinstance(array, DeviceArray)
+        ]
         for name, argument in arguments.items():
             if isinstance(argument, bool | int | float | complex | np.generic):
-                self.values[name] = _number(name, argument)
+                self.values[name] = _check_scalar(name, argument)
             else:
                 array = self._arrays[name] = operand_of(argument, name)
                 self.values[name] = array.view
-        self.gpu = self._device()
+        self.gpu = self._common_device()
         self.library = next(iter(self._arrays.values())).library
         self.stream = stream_of(stream, self.gpu, self.library)
         self._is_current_stream = stream is None
@@ -117,21 +119,25 @@ class KernelCall:
             scratch=scratch,
         )
 
-    def _device(self) -> Gpu:
+    def _common_device(self) -> Gpu:
         """Return the device of all arrays. Raises UsageError for several devices, or without an array."""
         if not self._arrays:
             raise UsageError(
                 "all arguments are numbers", hint="pass at least one array, or an array as out="
             )
-        (first_name, first), *others = self._arrays.items()
+        (first_array_name, first_device), *others = self._arrays.items()
         for name, array in others:
-            if array.device != first.device:
+            if array.device != first_device.device:
                 raise UsageError(
-                    f"{first_name} is on {_device_name(first.device)}, {name} on "
+                    f"{first_array_name} is on {_device_name(first_device.device)}, {name} on "
                     f"{_device_name(array.device)}",
                     hint="copy the arrays to one device",
                 )
-        return shared_device(first.device) if isinstance(first.device, int) else first.device
+        return (
+            shared_device(first_device.device)
+            if isinstance(first_device.device, int)
+            else first_device.device
+        )
 
 
 def stream_of(stream: object, gpu: Gpu, library: str = "") -> Stream:
@@ -153,34 +159,34 @@ def stream_of(stream: object, gpu: Gpu, library: str = "") -> Stream:
 
 
 def bind_arguments(
-    names: Sequence[str], arguments: Sequence[object], named: Mapping[str, object]
+    names: Sequence[str], arguments: Sequence[object], named_arguments: Mapping[str, object]
 ) -> dict[str, object]:
     """Return the arguments of a call by name, in the order of the names.
 
     Raises UsageError that lists the names if arguments are missing or unexpected.
     """
-    bound = dict(zip(names, arguments, strict=False))
-    repeated = [name for name in named if name in bound]
-    unexpected = [name for name in named if name not in names]
-    if len(arguments) > len(names) or repeated or unexpected:
-        if repeated:
-            problem = f"{repeated[0]} is given twice"
-        elif unexpected:
-            problem = f"there is no argument {unexpected[0]}"
+    arguments_by_name = dict(zip(names, arguments, strict=False))
+    repeated_names = [name for name in named_arguments if name in arguments_by_name]
+    unexpected_names = [name for name in named_arguments if name not in names]
+    if len(arguments) > len(names) or repeated_names or unexpected_names:
+        if repeated_names:
+            problem = f"{repeated_names[0]} is given twice"
+        elif unexpected_names:
+            problem = f"there is no argument {unexpected_names[0]}"
         else:
             problem = f"{len(arguments)} arguments are given"
         raise UsageError(f"{problem}; the arguments are: {', '.join(names) or 'none'}")
-    bound |= named
-    missing = [name for name in names if name not in bound]
-    if missing:
+    arguments_by_name |= named_arguments
+    missing_names = [name for name in names if name not in arguments_by_name]
+    if missing_names:
         raise UsageError(
-            f"missing arguments: {', '.join(missing)}; the arguments are: {', '.join(names)}"
+            f"missing arguments: {', '.join(missing_names)}; the arguments are: {', '.join(names)}"
         )
-    return {name: bound[name] for name in names}
+    return {name: arguments_by_name[name] for name in names}
 
 
 def bind_outputs(names: Sequence[str], out: object) -> dict[str, object]:
-    """Return the arrays of ``out`` by name, none if it is None. Raises UsageError for another number."""
+    """Return the arrays of ``out`` by name. Raises UsageError if ``out`` has another number of arrays."""
     if out is None:
         return {}
     arrays = out if isinstance(out, tuple | list) else (out,)
@@ -199,7 +205,7 @@ class KernelsByDevice:
         self._kernels: dict[Gpu, PlannedKernels] = {}
         self._scratch: dict[object, Ptr] = {}
 
-    def of(self, gpu: Gpu) -> PlannedKernels:
+    def kernels_of(self, gpu: Gpu) -> PlannedKernels:
         """Return the kernels of a device."""
         kernels = self._kernels.get(gpu)
         if kernels is None:
@@ -238,14 +244,14 @@ def _fast_parameter(parameter: Parameter) -> tuple[str, int, np.generic | None]:
     match parameter:
         case Address(operand):
             return "a", operand, None
-        case Number(operand, dtype):
+        case Scalar(operand, dtype):
             return _NUMBER_KINDS.get(dtype.name, "q"), operand, None
         case Scratch():
             return "s", 0, None
     return "c", 0, parameter
 
 
-def _number(name: str, value: bool | int | float | complex | np.generic) -> Operand:
+def _check_scalar(name: str, value: bool | int | float | complex | np.generic) -> Operand:
     """Return a scalar argument. Raises UsageError for an integer of more than 64 bits."""
     if isinstance(value, int) and not -_MAX_INTEGER <= value < _MAX_INTEGER:
         raise UsageError(f"{name} is {value}, which does not fit into 64 bits")

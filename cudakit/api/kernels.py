@@ -86,11 +86,15 @@ class Elementwise(FastCall):
         return self._program.program.outputs
 
     def _call(
-        self, *arguments: object, out: object = None, stream: object = None, **named: object
+        self,
+        *arguments: object,
+        out: object = None,
+        stream: object = None,
+        **named_arguments: object,
     ) -> Any:
         """Check the arguments, enqueue the kernel, and prepare the launch of equal calls."""
         program = self._program.program
-        inputs = bind_arguments(program.inputs, arguments, named)
+        inputs = bind_arguments(program.inputs, arguments, named_arguments)
         outputs = bind_outputs(program.new_outputs, out)
         call = KernelCall({**inputs, **outputs}, stream)
         values = {name: call.values[name] for name in inputs}
@@ -106,7 +110,7 @@ class Elementwise(FastCall):
             value.ptr if isinstance(value, ArrayView) else value
             for value in (*values.values(), *views.values())
         ]
-        kernels = self._kernels.of(call.gpu)
+        kernels = self._kernels.kernels_of(call.gpu)
         call.launch(kernels, plan, arguments_of(plan, operands))
         arrays = {**inputs, **outputs}
         results = tuple(arrays[name] for name in program.outputs)
@@ -156,12 +160,12 @@ class Elementwise(FastCall):
         self._program.check_overlaps(inputs, outputs)
         call.wait_for_arrays()
         return choose_threads(
-            self._kernels.of(call.gpu),
+            self._kernels.kernels_of(call.gpu),
             call.gpu,
             self._program.plan,
             inputs=inputs,
             outputs=outputs,
-            updated=self._program.program.updated,
+            updated_inputs=self._program.program.updated_inputs,
             stream=call.stream,
         )
 
@@ -219,11 +223,15 @@ class Reduction(FastCall):
         return self._program.inputs
 
     def _call(
-        self, *arguments: object, out: object = None, stream: object = None, **named: object
+        self,
+        *arguments: object,
+        out: object = None,
+        stream: object = None,
+        **named_arguments: object,
     ) -> Any:
         """Check the arguments, enqueue the kernel, and prepare the launch of equal calls."""
         program = self._program
-        inputs = bind_arguments(program.inputs, arguments, named)
+        inputs = bind_arguments(program.inputs, arguments, named_arguments)
         call = KernelCall({**inputs, **bind_outputs(("out",), out)}, stream)
         values = {name: call.values[name] for name in inputs}
         allocates = out is None
@@ -238,7 +246,7 @@ class Reduction(FastCall):
             for value in (*values.values(), view)
         ]
         scratch = self._kernels.scratch(call.gpu, plan, call.stream)
-        kernels = self._kernels.of(call.gpu)
+        kernels = self._kernels.kernels_of(call.gpu)
         call.launch(kernels, plan, arguments_of(plan, operands, scratch))
         call.set_stream((out,))
         if call.gpu.capture_id(call.stream) is None:  # a capture has scratch memory of its own

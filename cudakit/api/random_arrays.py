@@ -60,7 +60,7 @@ class DeviceMemory:
         if out is not None:
             return self._output_of(out, shape, dtype, stream)
         calling_stream = self._uncaptured_stream(stream, "")
-        array = DeviceArray(self._gpu, str(dtype), _extents(shape), calling_stream)
+        array = DeviceArray(self._gpu, str(dtype), _check_shape(shape), calling_stream)
         return Output(array, array.dtype, array.size, array.nbytes, Ptr(array.ptr), calling_stream)
 
     def fill(self, output: Output, draw: Draw, start: Counter) -> Any:
@@ -117,7 +117,7 @@ class HostMemory:
             raise UsageError('a generator with device="numpy" has no streams')
         if out is None:
             storage = "float32" if dtype == "bfloat16" else str(dtype)
-            array = np.empty(_extents(shape), storage)
+            array = np.empty(_check_shape(shape), storage)
             return Output(array, str(dtype), array.size, array.nbytes, Ptr(0), LEGACY)
         if not isinstance(out, np.ndarray):
             raise UsageError(
@@ -133,10 +133,10 @@ class HostMemory:
     def fill(self, output: Output, draw: Draw, start: Counter) -> Any:
         elements = output.array.reshape(-1)
         if output.dtype == "bfloat16" and output.array.dtype == np.float32:
-            # numpy has no bfloat16: the array has the exact values as fp32.
-            stored = np.empty(draw.count, draw.storage)
-            fill_on_host(stored, draw, start)
-            elements[:] = decode(stored, BF16)
+            # numpy has no bfloat16: float32 represents all bfloat16 values exactly.
+            bfloat16_bits = np.empty(draw.count, draw.storage)
+            fill_on_host(bfloat16_bits, draw, start)
+            elements[:] = decode(bfloat16_bits, BF16)
         else:
             fill_on_host(elements.view(draw.storage), draw, start)
         return output.array
@@ -147,7 +147,7 @@ def _item_bytes(dtype: str) -> int:
     return BF16.size_bytes if dtype == "bfloat16" else np.dtype(dtype).itemsize
 
 
-def _extents(shape: Shape | None) -> tuple[int, ...]:
+def _check_shape(shape: Shape | None) -> tuple[int, ...]:
     """Return a shape as a tuple. Raises UsageError unless it has non-negative integers."""
     if shape is None:
         raise UsageError("neither a shape nor out is given")
@@ -168,10 +168,10 @@ def _check_layout(shape: tuple[int, ...], strides: tuple[int, ...], item_bytes: 
     expected_strides = contiguous_strides(shape, item_bytes)
     if strides == expected_strides or not math.prod(shape):
         return
-    pairs = zip(strides, expected_strides, strict=True)
+    stride_pairs = zip(strides, expected_strides, strict=True)
     if any(
-        extent > 1 and stride != expected
-        for extent, (stride, expected) in zip(shape, pairs, strict=True)
+        extent > 1 and stride != expected_stride
+        for extent, (stride, expected_stride) in zip(shape, stride_pairs, strict=True)
     ):
         raise UsageError(
             f"out is not contiguous: shape {shape}, strides {strides} bytes",
@@ -185,8 +185,8 @@ def _check_expected(
     dtype: str,
     expected_dtype: str | None,
 ) -> None:
-    if expected_shape is not None and shape != _extents(expected_shape):
-        raise UsageError(f"out has shape {shape}, not {_extents(expected_shape)}")
+    if expected_shape is not None and shape != _check_shape(expected_shape):
+        raise UsageError(f"out has shape {shape}, not {_check_shape(expected_shape)}")
     if expected_dtype is not None and dtype != expected_dtype:
         raise UsageError(f"out has dtype {dtype}, not {expected_dtype}")
 

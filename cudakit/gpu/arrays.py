@@ -65,7 +65,7 @@ def operand_of(array: Any, name: str) -> DeviceOperand:
         return _operand_of_interface(array, name)
     if hasattr(array, "__dlpack__") and hasattr(array, "__dlpack_device__"):
         return _operand_of_dlpack(array, name)
-    raise _not_an_array(array, name)
+    raise _not_an_array_error(array, name)
 
 
 def current_stream(library: str, ordinal: int) -> int:
@@ -90,7 +90,7 @@ def new_array(
 ) -> Any:
     """Return an uninitialized array of a library, for use on a stream.
 
-    ``is_current_stream`` tells that the stream is the library's current one, which saves setting it.
+    If ``is_current_stream`` is true, the stream is the current one of the library, which need not be set.
     """
     ordinal = int(getattr(gpu, "ordinal", 0))
     if library == "torch":
@@ -119,7 +119,7 @@ def _torch_stream(torch: Any, stream: Stream, ordinal: int) -> Any:
 
 def _operand_of_tensor(tensor: Any, name: str) -> DeviceOperand:
     if not tensor.is_cuda:
-        raise _not_an_array(tensor, name, f"a torch tensor on {tensor.device}")
+        raise _not_an_array_error(tensor, name, f"a torch tensor on {tensor.device}")
     if tensor.is_conj() or tensor.is_neg():
         raise UsageError(
             f"{name} is a tensor with a pending conjugation or negation",
@@ -159,9 +159,9 @@ def _operand_of_interface(array: Any, name: str) -> DeviceOperand:
 
 
 def _operand_of_dlpack(array: Any, name: str) -> DeviceOperand:
-    kind, ordinal = array.__dlpack_device__()
-    if int(kind) not in DLPACK_DEVICES:
-        raise _not_an_array(array, name, f"{_type_name(array)} in host memory")
+    device_type, ordinal = array.__dlpack_device__()
+    if int(device_type) not in DLPACK_DEVICES:
+        raise _not_an_array_error(array, name, f"{_type_name(array)} in host memory")
     # The capsule is not consumed: it releases its tensor, while the array keeps the memory.
     view, _ = view_of_capsule(array.__dlpack__(stream=_NO_SYNCHRONIZATION))
     return DeviceOperand(view, int(ordinal))
@@ -185,9 +185,9 @@ def _current_ordinal() -> int:
     return current_device()
 
 
-def _not_an_array(value: object, name: str, description: str = "") -> UsageError:
-    actual = description or _type_name(value)
-    return UsageError(f"{name} is not a device array, but {actual}", hint=_HINT)
+def _not_an_array_error(value: object, name: str, description: str = "") -> UsageError:
+    actual_description = description or _type_name(value)
+    return UsageError(f"{name} is not a device array, but {actual_description}", hint=_HINT)
 
 
 def _type_name(value: object) -> str:

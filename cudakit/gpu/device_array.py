@@ -47,7 +47,7 @@ class DeviceArray:
         self.view = ArrayView(ptr, dtype, shape, contiguous_strides(shape, element_bytes))
 
     def record_use(self, stream: Stream) -> None:
-        """Note that work on a stream uses the array: its memory is freed after that work."""
+        """Record that work on a stream uses the array: the memory of the array is freed after that work."""
         if stream != self._allocation_stream:
             self._other_streams.add(stream)
 
@@ -169,14 +169,14 @@ def to_device(values: npt.ArrayLike, gpu: Gpu, stream: Stream = LEGACY) -> Devic
     return array
 
 
-def order_streams(gpu: Gpu, earlier: Stream, later: Stream) -> None:
+def order_streams(gpu: Gpu, earlier_stream: Stream, later_stream: Stream) -> None:
     """Make a stream wait for all work that is enqueued on another stream."""
-    if earlier == later:
+    if earlier_stream == later_stream:
         return
     event = gpu.event(timing=False)
     try:
-        gpu.record(event, earlier)
-        gpu.wait(later, event)
+        gpu.record(event, earlier_stream)
+        gpu.wait(later_stream, event)
     finally:
         gpu.destroy_event(event)
 

@@ -57,7 +57,7 @@ _ManagedTensor._fields_ = [
 _CapsuleDestructor = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 # The structures of exported capsules, and their arrays, by the address of the structure.
-_EXPORTED: dict[int, tuple[object, ...]] = {}
+_EXPORTED_TENSORS: dict[int, tuple[object, ...]] = {}
 
 
 def view_of_capsule(capsule: object) -> tuple[ArrayView, int]:
@@ -65,7 +65,7 @@ def view_of_capsule(capsule: object) -> tuple[ArrayView, int]:
 
     The caller keeps the capsule or the tensor's owner alive.
     """
-    tensor = _Tensor.from_address(_pointer_of(capsule, _CAPSULE_NAME))
+    tensor = _Tensor.from_address(_capsule_pointer(capsule, _CAPSULE_NAME))
     shape = tuple(tensor.shape[: tensor.ndim]) if tensor.ndim else ()
     dtype = _dtype_name(tensor.dtype)
     element_bytes = tensor.dtype.bits * tensor.dtype.lanes // 8
@@ -86,22 +86,22 @@ def capsule_of(view: ArrayView, device: tuple[int, int], owner: object) -> objec
     strides = (ctypes.c_int64 * max(len(view.shape), 1))(
         *(stride // element_bytes for stride in view.strides)
     )
-    managed = _ManagedTensor()
-    managed.tensor = _Tensor(
+    managed_tensor = _ManagedTensor()
+    managed_tensor.tensor = _Tensor(
         view.ptr, _Device(*device), len(view.shape), data_type, extents, strides, 0
     )
-    managed.deleter = _delete_tensor
-    address = ctypes.addressof(managed)
-    _EXPORTED[address] = (managed, extents, strides, owner)
+    managed_tensor.deleter = _delete_tensor
+    address = ctypes.addressof(managed_tensor)
+    _EXPORTED_TENSORS[address] = (managed_tensor, extents, strides, owner)
     new_capsule = ctypes.pythonapi.PyCapsule_New
     new_capsule.restype = ctypes.py_object
     new_capsule.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
     return new_capsule(address, _CAPSULE_NAME, ctypes.cast(_delete_capsule, ctypes.c_void_p))
 
 
-def _release_tensor(managed: Any) -> None:
-    """Release an exported tensor: the consumer calls this."""
-    _EXPORTED.pop(ctypes.addressof(managed.contents), None)
+def _release_tensor(managed_tensor: Any) -> None:
+    """Release an exported tensor; the consumer calls this function."""
+    _EXPORTED_TENSORS.pop(ctypes.addressof(managed_tensor.contents), None)
 
 
 def _release_capsule(capsule_address: int) -> None:
@@ -112,7 +112,7 @@ def _release_capsule(capsule_address: int) -> None:
         get_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)(
             ("PyCapsule_GetPointer", ctypes.pythonapi)
         )
-        _EXPORTED.pop(get_pointer(capsule_address, _CAPSULE_NAME), None)
+        _EXPORTED_TENSORS.pop(get_pointer(capsule_address, _CAPSULE_NAME), None)
 
 
 # C callbacks; these objects must live as long as any capsule.
@@ -120,7 +120,7 @@ _delete_tensor = _Deleter(_release_tensor)
 _delete_capsule = _CapsuleDestructor(_release_capsule)
 
 
-def _pointer_of(capsule: object, name: bytes) -> int:
+def _capsule_pointer(capsule: object, name: bytes) -> int:
     get_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
         ("PyCapsule_GetPointer", ctypes.pythonapi)
     )

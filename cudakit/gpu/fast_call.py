@@ -30,10 +30,10 @@ _DRIVER_FUNCTIONS = (
 class SlowCall:
     """A callable whose calls are all performed by its method ``_call``."""
 
-    def __call__(self, *arguments: object, **named: object) -> Any:
-        return self._call(*arguments, **named)
+    def __call__(self, *arguments: object, **named_arguments: object) -> Any:
+        return self._call(*arguments, **named_arguments)
 
-    def _call(self, *arguments: object, **named: object) -> Any:
+    def _call(self, *arguments: object, **named_arguments: object) -> Any:
         raise NotImplementedError
 
     def _configure(self, input_count: int, output_count: int, /) -> None:
@@ -70,9 +70,9 @@ def prepare_call(
 ) -> None:
     """Prepare a launch on a real device, so that equal calls run without Python code.
 
-    ``allocates`` tells whether calls allocate their outputs, ``results`` are the indices of the returned
-    operands, inputs before outputs. ``parameters`` are those of the kernel: a kind of ``_fast_call.c``, the
-    index of an operand, and the value of a constant.
+    If ``allocates`` is true, each call allocates its outputs. ``results`` are the indices of the returned
+    operands, inputs before outputs. Each of the ``parameters`` of the kernel is a kind of ``_fast_call.c``,
+    the index of an operand, and the value of a constant.
     """
     if not _load_driver():
         return

@@ -82,7 +82,7 @@ class KernelSource:
     def with_types(self, types: Mapping[str, str]) -> str:
         """Return the source for dtypes of the template parameters; the lines keep their numbers."""
 
-        def declare(match: re.Match[str]) -> str:
+        def declare_plain_kernel(match: re.Match[str]) -> str:
             header, linkage = match["template"] or "", match["linkage"] or ""
             rest = match[0][len(header) + len(linkage) :]
             newlines = "\n" * (header.count("\n") + linkage.count("\n"))
@@ -93,7 +93,7 @@ class KernelSource:
             )
             return f'{newlines}{typedefs}extern "C" {rest}'
 
-        return _KERNEL.sub(declare, self.text)
+        return _KERNEL.sub(declare_plain_kernel, self.text)
 
 
 def kernel_source(text: str, name: str | None = None) -> KernelSource:
@@ -101,7 +101,9 @@ def kernel_source(text: str, name: str | None = None) -> KernelSource:
 
     Raises UsageError if the source does not have the kernel, or a template parameter is not a type.
     """
-    kernels = {match["name"]: match for match in _KERNEL.finditer(_COMMENT.sub(_blank, text))}
+    kernels = {
+        match["name"]: match for match in _KERNEL.finditer(_COMMENT.sub(_blank_comment, text))
+    }
     if name is None and len(kernels) != 1:
         raise UsageError(
             f"the source has {len(kernels)} kernels{': ' if kernels else ''}{', '.join(kernels)}",
@@ -115,19 +117,21 @@ def kernel_source(text: str, name: str | None = None) -> KernelSource:
         )
     parameters = [parameter.strip() for parameter in match["parameters"].split(",")]
     return KernelSource(
-        _COMMENT.sub(_blank, text),
+        _COMMENT.sub(_blank_comment, text),
         selected_name,
-        tuple(_parameter(text) for text in parameters if text not in ("", "void")),
-        tuple(_template_type(text) for text in (match["types"] or "").split(",") if text.strip()),
+        tuple(_parse_parameter(text) for text in parameters if text not in ("", "void")),
+        tuple(
+            _parse_template_type(text) for text in (match["types"] or "").split(",") if text.strip()
+        ),
     )
 
 
-def _blank(match: re.Match[str]) -> str:
+def _blank_comment(match: re.Match[str]) -> str:
     """Return as many lines as a comment has, without its text, in which brackets would be misread."""
     return "\n" * match[0].count("\n") or " "
 
 
-def _parameter(declaration: str) -> KernelParameter:
+def _parse_parameter(declaration: str) -> KernelParameter:
     is_pointer = "*" in declaration
     type_text, _, name = declaration.rpartition("*") if is_pointer else ("", "", declaration)
     words = [word for word in name.split() if word not in _QUALIFIERS]
@@ -142,7 +146,7 @@ def _parameter(declaration: str) -> KernelParameter:
     )
 
 
-def _template_type(declaration: str) -> str:
+def _parse_template_type(declaration: str) -> str:
     match = _TEMPLATE_TYPE.fullmatch(declaration)
     if match is None:
         raise UsageError(
@@ -152,7 +156,7 @@ def _template_type(declaration: str) -> str:
     return match[1]
 
 
-def number_of_type(value: complex | np.generic, parameter: KernelParameter) -> np.generic:
+def convert_number(value: complex | np.generic, parameter: KernelParameter) -> np.generic:
     """Return a number in the type of a parameter. Raises UsageError if it does not fit."""
     if isinstance(value, np.generic):
         dtype = parameter.dtype
@@ -164,12 +168,14 @@ def number_of_type(value: complex | np.generic, parameter: KernelParameter) -> n
             f"the type {parameter.type_name} of {parameter.name} is unknown",
             hint="pass a numpy scalar of the same size, such as numpy.float32(1)",
         )
-    target = np.dtype(parameter.dtype)
-    is_exact = target.kind == "f" if isinstance(value, float) else not isinstance(value, complex)
-    if is_exact and target.kind in "iu":
-        bounds = np.iinfo(target)
+    target_dtype = np.dtype(parameter.dtype)
+    is_exact = (
+        target_dtype.kind == "f" if isinstance(value, float) else not isinstance(value, complex)
+    )
+    if is_exact and target_dtype.kind in "iu":
+        bounds = np.iinfo(target_dtype)
         is_exact = bounds.min <= int(value.real) <= bounds.max
     if not is_exact:
-        raise UsageError(f"{value} does not fit into {parameter.name}, which is a {target}")
-    number: np.generic = target.type(value)
+        raise UsageError(f"{value} does not fit into {parameter.name}, which is a {target_dtype}")
+    number: np.generic = target_dtype.type(value)
     return number

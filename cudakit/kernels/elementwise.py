@@ -26,7 +26,7 @@ from cudakit.kernels.expressions.dtypes import (
 from cudakit.kernels.expressions.evaluate import Values, evaluate, from_storage, to_storage
 from cudakit.kernels.expressions.parse import Program, parse
 from cudakit.kernels.expressions.typed import check_stores, infer
-from cudakit.kernels.launch_plan import Address, LaunchPlan, Number, Parameter, bytes_argument
+from cudakit.kernels.launch_plan import Address, LaunchPlan, Parameter, Scalar, bytes_argument
 from cudakit.kernels.layout import Layout, broadcast_shape, merged_layout, vector_width
 from cudakit.kernels.views import read_array, write_array
 
@@ -76,12 +76,12 @@ class ElementwiseProgram:
         """
         program = self.program
         arrays = arrays_of(inputs)
-        targets = self._targets(inputs, outputs)
+        output_arrays = self._output_arrays(inputs, outputs)
         assignments = infer(program, input_types(inputs))
-        target_dtypes = {name: dtype_of(view.dtype) for name, view in targets.items()}
+        target_dtypes = {name: dtype_of(view.dtype) for name, view in output_arrays.items()}
         check_stores(program, assignments, target_dtypes)
-        shape = self._shape(inputs) if arrays else next(iter(targets.values())).shape
-        check_arrays(arrays, targets, shape)
+        shape = self._shape(inputs) if arrays else next(iter(output_arrays.values())).shape
+        check_arrays(arrays, output_arrays, shape)
         operand_views = {**arrays, **outputs}
         layout = merged_layout(
             shape, [(view.shape, view.strides) for view in operand_views.values()]
@@ -113,18 +113,18 @@ class ElementwiseProgram:
             raise UsageError(f"{layout.count} elements are more than one launch can compute")
         parameters: list[Parameter] = [_layout_argument(layout)]
         parameters += [Address(order[name]) for name in operand_views]
-        parameters += [Number(order[name], dtype) for name, dtype in scalars.items()]
+        parameters += [Scalar(order[name], dtype) for name, dtype in scalars.items()]
         return LaunchPlan(source, name, blocks, threads, tuple(parameters))
 
     def check_overlaps(
         self, inputs: Mapping[str, Operand], outputs: Mapping[str, ArrayView]
     ) -> None:
         """Raise UsageError if an output shares memory with another array, or with an input in part."""
-        targets = self._targets(inputs, outputs)
-        for name, target in targets.items():
-            check_overlaps(name, target, arrays_of(inputs), targets)
+        output_arrays = self._output_arrays(inputs, outputs)
+        for name, output in output_arrays.items():
+            check_overlaps(name, output, arrays_of(inputs), output_arrays)
 
-    def _targets(
+    def _output_arrays(
         self, inputs: Mapping[str, Operand], outputs: Mapping[str, ArrayView]
     ) -> dict[str, ArrayView]:
         """Return the arrays of all outputs, those that the expression updates included."""
@@ -185,12 +185,12 @@ def _layout_argument(layout: Layout) -> np.generic:
 
 def input_types(inputs: Mapping[str, Operand]) -> dict[str, ValueType]:
     """Return the type of each input. A Python float is a float64 only beside another 64-bit float."""
-    types = {name: _type_of(value) for name, value in inputs.items()}
-    names = {value_type.dtype.name for value_type in types.values() if not value_type.is_weak}
-    if names & {"float64", "complex128"}:
-        wide = {FLOAT: DTYPES["float64"], COMPLEX: DTYPES["complex128"]}
+    types = {name: _value_type(value) for name, value in inputs.items()}
+    dtype_names = {value_type.dtype.name for value_type in types.values() if not value_type.is_weak}
+    if dtype_names & {"float64", "complex128"}:
+        float64_dtypes = {FLOAT: DTYPES["float64"], COMPLEX: DTYPES["complex128"]}
         types = {
-            name: ValueType(wide.get(value_type.dtype.category, value_type.dtype), True)
+            name: ValueType(float64_dtypes.get(value_type.dtype.category, value_type.dtype), True)
             if value_type.is_weak
             else value_type
             for name, value_type in types.items()
@@ -198,7 +198,7 @@ def input_types(inputs: Mapping[str, Operand]) -> dict[str, ValueType]:
     return types
 
 
-def _type_of(value: Operand) -> ValueType:
+def _value_type(value: Operand) -> ValueType:
     if isinstance(value, ArrayView):
         return ValueType(dtype_of(value.dtype))
     if isinstance(value, np.generic):
@@ -226,10 +226,10 @@ def _updated_array(name: str, value: Operand) -> ArrayView:
 
 
 def check_arrays(
-    inputs: Mapping[str, ArrayView], targets: Mapping[str, ArrayView], shape: tuple[int, ...]
+    inputs: Mapping[str, ArrayView], output_arrays: Mapping[str, ArrayView], shape: tuple[int, ...]
 ) -> None:
     """Raise UsageError for arrays that a kernel cannot use: shape, alignment, read-only, overlap."""
-    for name, view in {**inputs, **targets}.items():
+    for name, view in {**inputs, **output_arrays}.items():
         element_bytes = dtype_of(view.dtype).size_bytes
         alignment = min(element_bytes, 16)
         if view.size and any(offset % alignment for offset in (view.ptr, *view.strides)):
@@ -238,16 +238,16 @@ def check_arrays(
                 f"multiples of {alignment} bytes",
                 hint="copy the array",
             )
-    for name, target in targets.items():
-        if target.shape != shape:
+    for name, output in output_arrays.items():
+        if output.shape != shape:
             raise UsageError(
-                f"the output {name} has shape {list(target.shape)}, the result {list(shape)}"
+                f"the output {name} has shape {list(output.shape)}, the result {list(shape)}"
             )
-        if target.read_only:
+        if output.read_only:
             raise UsageError(f"the output {name} is read-only", hint="pass a writable copy")
         if any(
             extent > 1 and stride == 0
-            for extent, stride in zip(target.shape, target.strides, strict=True)
+            for extent, stride in zip(output.shape, output.strides, strict=True)
         ):
             raise UsageError(
                 f"the output {name} is broadcast: several of its elements share memory",
@@ -257,31 +257,36 @@ def check_arrays(
 
 def check_overlaps(
     name: str,
-    target: ArrayView,
+    output: ArrayView,
     inputs: Mapping[str, ArrayView],
-    excluded: Mapping[str, ArrayView],
+    excluded_arrays: Mapping[str, ArrayView],
 ) -> None:
     """Raise UsageError if an output shares memory with another array.
 
     An output may be the same array as one of the inputs, but must not overlap the ``excluded`` arrays.
     """
-    for other_name, other in {**inputs, **excluded}.items():
-        if other_name == name or not _overlaps(target, other):
+    for other_name, other_array in {**inputs, **excluded_arrays}.items():
+        if other_name == name or not _overlaps(output, other_array):
             continue
-        is_same_array = (other.ptr, other.shape, other.strides, other.dtype) == (
-            target.ptr,
-            target.shape,
-            target.strides,
-            target.dtype,
+        is_same_array = (
+            other_array.ptr,
+            other_array.shape,
+            other_array.strides,
+            other_array.dtype,
+        ) == (
+            output.ptr,
+            output.shape,
+            output.strides,
+            output.dtype,
         )
-        if not is_same_array or other_name in excluded:
+        if not is_same_array or other_name in excluded_arrays:
             raise UsageError(
                 f"the output {name} overlaps {other_name} in memory",
                 hint=f"pass another output, or all of {other_name} to compute in place",
             )
 
 
-def _overlaps(first: ArrayView, second: ArrayView) -> bool:
-    first_begin, first_end = byte_range(first, element_bytes(first))
-    second_begin, second_end = byte_range(second, element_bytes(second))
+def _overlaps(first_array: ArrayView, second_array: ArrayView) -> bool:
+    first_begin, first_end = byte_range(first_array, element_bytes(first_array))
+    second_begin, second_end = byte_range(second_array, element_bytes(second_array))
     return max(first_begin, second_begin) < min(first_end, second_end)

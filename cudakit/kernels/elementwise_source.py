@@ -41,7 +41,7 @@ class ElementwiseSource:
 
     @property
     def _is_interleaved(self) -> bool:
-        """Whether a thread computes elements that are a block apart, because it cannot load vectors.
+        """Whether the elements of a thread are blockDim.x apart, because the thread cannot load vectors.
 
         Several loads of a thread are then in flight at once, and adjacent threads load adjacent elements.
         """
@@ -190,6 +190,6 @@ extern "C" __global__ void KERNEL_NAME(const Layout layout, {parameter_list}) {{
         return lines
 
     def _is_vector(self, index: int) -> bool:
-        """Return whether a thread accesses WIDTH elements of an array, or one that is repeated."""
+        """Return whether a thread accesses WIDTH elements of an array, not one repeated element."""
         is_output = list(self.dtypes)[index] in self.program.outputs
         return is_output or self.layout.strides[index][0] != 0

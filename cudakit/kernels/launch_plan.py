@@ -20,7 +20,7 @@ class Address:
 
 
 @dataclass(frozen=True, slots=True)
-class Number:
+class Scalar:
     """A parameter that is the value of a scalar operand."""
 
     operand: int  # index of the operand
@@ -29,13 +29,13 @@ class Number:
 
 @dataclass(frozen=True, slots=True)
 class Scratch:
-    """A parameter that is the address of device memory, zeroed once, which every launch leaves zeroed."""
+    """A parameter that is the address of zeroed device memory. Every launch leaves the memory zeroed."""
 
     size_bytes: int
 
 
 NO_SCRATCH = Ptr(0)
-Parameter: TypeAlias = Address | Number | Scratch | np.generic
+Parameter: TypeAlias = Address | Scalar | Scratch | np.generic
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ def arguments_of(
         match parameter:
             case Address(operand):
                 arguments.append(Ptr(int(np.real(operands[operand]))))
-            case Number(operand, dtype):
+            case Scalar(operand, dtype):
                 arguments.append(scalar_argument(operands[operand], dtype))
             case Scratch():
                 arguments.append(scratch)
@@ -76,12 +76,12 @@ def arguments_of(
 
 def scalar_argument(value: complex | np.generic, dtype: DType) -> np.generic:
     """Return a number as an argument of the compute type of a dtype."""
-    converted: Any = np.asarray(value).astype(dtype.compute)
+    converted_value: Any = np.asarray(value).astype(dtype.compute)
     if dtype.compute.kind != "c":
-        number: np.generic = converted[()]
-        return number
+        scalar: np.generic = converted_value[()]
+        return scalar
     # The words of a complex number: kernel arguments are plain bytes.
-    return bytes_argument(converted.tobytes())
+    return bytes_argument(converted_value.tobytes())
 
 
 def bytes_argument(content: bytes) -> np.generic:

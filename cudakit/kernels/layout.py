@@ -36,11 +36,11 @@ def broadcast_shape(names: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> 
     try:
         return np.broadcast_shapes(*shapes)
     except ValueError:
-        described = ", ".join(
+        shape_descriptions = ", ".join(
             f"{name} {list(shape)}" for name, shape in zip(names, shapes, strict=True)
         )
         raise UsageError(
-            f"the shapes do not broadcast: {described}",
+            f"the shapes do not broadcast: {shape_descriptions}",
             hint="sizes of a dimension must be equal or 1, counted from the last dimension",
         ) from None
 
@@ -54,19 +54,20 @@ def merged_layout(
     """
     strides = [broadcast_strides(shape, *array) for array in arrays]
     sizes: list[int] = []
-    merged: list[list[int]] = [[] for _ in arrays]
+    merged_strides: list[list[int]] = [[] for _ in arrays]
     for axis in reversed(range(len(shape))):
         if shape[axis] == 1:
             continue
-        outer = [array[axis] for array in strides]
+        axis_strides = [array[axis] for array in strides]
         if sizes and all(
-            outer[index] == merged[index][-1] * sizes[-1] for index in range(len(arrays))
+            axis_strides[index] == merged_strides[index][-1] * sizes[-1]
+            for index in range(len(arrays))
         ):
             sizes[-1] *= shape[axis]
             continue
         sizes.append(shape[axis])
-        for index, stride in enumerate(outer):
-            merged[index].append(stride)
+        for index, stride in enumerate(axis_strides):
+            merged_strides[index].append(stride)
     if len(sizes) > MAX_DIMENSIONS:
         raise UsageError(
             f"the arrays have {len(sizes)} dimensions that cannot be merged, at most "
@@ -75,18 +76,18 @@ def merged_layout(
         )
     if not sizes:
         return Layout((1,), tuple((0,) for _ in arrays))
-    return Layout(tuple(sizes), tuple(map(tuple, merged)))
+    return Layout(tuple(sizes), tuple(map(tuple, merged_strides)))
 
 
 def broadcast_strides(
     target_shape: tuple[int, ...], shape: tuple[int, ...], strides: tuple[int, ...]
 ) -> tuple[int, ...]:
     """Return the strides of an array that is broadcast to a shape; a repeated dimension has stride 0."""
-    added = len(target_shape) - len(shape)
-    repeated = tuple(
+    added_dimensions = len(target_shape) - len(shape)
+    array_strides = tuple(
         0 if extent == 1 else stride for extent, stride in zip(shape, strides, strict=True)
     )
-    return (0,) * added + repeated
+    return (0,) * added_dimensions + array_strides
 
 
 def vector_width(layout: Layout, addresses: Sequence[int], sizes_bytes: Sequence[int]) -> int:
@@ -95,8 +96,8 @@ def vector_width(layout: Layout, addresses: Sequence[int], sizes_bytes: Sequence
     Every array must be contiguous or constant along the innermost dimension. With several dimensions, no
     vector may cross the end of the innermost one.
     """
-    largest = 16 if max(sizes_bytes) == 1 else _MAX_VECTOR
-    width = min(largest, _VECTOR_BYTES // min(sizes_bytes))
+    largest_width = 16 if max(sizes_bytes) == 1 else _MAX_VECTOR
+    width = min(largest_width, _VECTOR_BYTES // min(sizes_bytes))
     while width > 1 and not _allows_width(layout, addresses, sizes_bytes, width):
         width //= 2
     return width

@@ -1,4 +1,4 @@
-"""Non-finite: count NaN and infinite elements of buffers, by one kernel for each buffer."""
+"""Count NaN and infinite elements of buffers, with one kernel launch for each buffer."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class NonFiniteKernels:
         self._kernels.close()
 
 
-def _register(name: str, float_format: _FloatFormat) -> None:
+def _register_host_kernel(name: str, float_format: _FloatFormat) -> None:
     """Register the host kernel of a format for simulated devices."""
 
     @host_kernel(f"cudakit_nonfinite_{name}")
@@ -128,4 +128,4 @@ def _register(name: str, float_format: _FloatFormat) -> None:
 
 
 for _name, _format in _FORMATS.items():
-    _register(_name, _format)
+    _register_host_kernel(_name, _format)

@@ -28,8 +28,8 @@ FLOATS = ("float64", "float32", "float16", "bfloat16")
 INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
 # Enough CUDA blocks to fill all GPUs; with more, each thread would start for too few numbers.
 _MAX_BLOCKS = 2048
-# Number of draws whose parameters are kept, because programs repeat calls.
-_KEPT_DRAWS = 1024
+# Number of draws whose parameters are cached, because programs repeat calls.
+_CACHED_DRAWS = 1024
 # Elements that the numpy counterpart computes at once: intermediate arrays stay in the CPU's cache.
 _CHUNK = 1 << 16
 
@@ -61,13 +61,13 @@ class Draw:
         return -(-self.count // per_thread)
 
 
-@lru_cache(_KEPT_DRAWS)
+@lru_cache(_CACHED_DRAWS)
 def bits_draw(size_bytes: int) -> Draw:
     """Return the draw of random bytes."""
     return Draw("bits", size_bytes, (), -(-size_bytes // 16))
 
 
-@lru_cache(_KEPT_DRAWS)
+@lru_cache(_CACHED_DRAWS)
 def uniform_draw(count: int, dtype: str, low: float, high: float) -> Draw:
     """Return the draw of uniform values in [low, high), whose bounds are rounded to the dtype.
 
@@ -84,13 +84,13 @@ def uniform_draw(count: int, dtype: str, low: float, high: float) -> Draw:
             f"uniform {dtype} values in [{low}, {high}): the bounds must be finite, and low below high",
             hint="the bounds are rounded to the dtype, and their difference must not overflow",
         )
-    largest = _next_below(rounded_high, dtype)
+    largest = _next_smaller(rounded_high, dtype)
     per_block = random_values.elements_per_block(dtype)
     parameters = (scalar(rounded_low + 0.0), span, scalar(largest))
     return Draw(f"uniform_{dtype}", count, parameters, -(-count // per_block))
 
 
-@lru_cache(_KEPT_DRAWS)
+@lru_cache(_CACHED_DRAWS)
 def normal_draw(count: int, dtype: str, mean: float, deviation: float) -> Draw:
     """Return the draw of normal values. Raises UsageError unless mean and deviation are valid."""
     _check_dtype(dtype, FLOATS, "normal")
@@ -107,7 +107,7 @@ def normal_draw(count: int, dtype: str, mean: float, deviation: float) -> Draw:
     return Draw(f"normal_{dtype}", count, parameters, -(-count // per_block))
 
 
-@lru_cache(_KEPT_DRAWS)
+@lru_cache(_CACHED_DRAWS)
 def integers_draw(count: int, dtype: str, low: int, high: int) -> Draw:
     """Return the draw of integers in [low, high). Raises UsageError if the dtype cannot hold them."""
     _check_dtype(dtype, INTEGERS, "integers")
@@ -126,7 +126,7 @@ def integers_draw(count: int, dtype: str, low: int, high: int) -> Draw:
     return Draw("wide_integers", count, parameters, -(-count // 2))
 
 
-@lru_cache(_KEPT_DRAWS)
+@lru_cache(_CACHED_DRAWS)
 def permutation_draw(size: int, dtype: str) -> Draw:
     """Return the draw of a permutation of 0 to ``size`` - 1. Raises UsageError if the dtype is too small."""
     _check_dtype(dtype, INTEGERS, "permutation")
@@ -160,12 +160,14 @@ class RandomKernels:
         self._kernels.close()
 
 
-def fill_on_host(destination: npt.NDArray[Any], draw: Draw, start: Counter) -> None:
+def fill_on_host(destination: npt.NDArray[Any], draw: Draw, start_counter: Counter) -> None:
     """Write the numbers that ``RandomKernels.fill`` writes to a flat array of the storage dtype."""
     values = _FUNCTIONS[draw.kernel]
-    for first in range(0, draw.count, _CHUNK):
-        count = min(_CHUNK, draw.count - first)
-        destination[first : first + count] = values(first, count, start, *draw.parameters)
+    for first_index in range(0, draw.count, _CHUNK):
+        element_count = min(_CHUNK, draw.count - first_index)
+        destination[first_index : first_index + element_count] = values(
+            first_index, element_count, start_counter, *draw.parameters
+        )
 
 
 def _check_dtype(dtype: str, allowed: tuple[str, ...], method: str) -> None:
@@ -188,7 +190,7 @@ def _round_bound(value: float, dtype: str) -> float:
     return float(decode(round_to_dtype(fp32_value, dtype), BF16)[0])
 
 
-def _next_below(value: float, dtype: str) -> float:
+def _next_smaller(value: float, dtype: str) -> float:
     """Return the largest number of a dtype below a finite number of the dtype."""
     if dtype != "bfloat16":
         scalar = np.dtype(dtype).type
@@ -200,14 +202,14 @@ def _next_below(value: float, dtype: str) -> float:
 
 
 def _permutation_values(
-    first: int,
-    count: int,
-    start: Counter,
+    first_index: int,
+    element_count: int,
+    start_counter: Counter,
     size: np.uint64,
     left_bits: np.int32,  # noqa: ARG001 the size gives them
     right_bits: np.int32,  # noqa: ARG001
 ) -> npt.NDArray[Any]:
-    return random_values.permutation(first, count, start, int(size))
+    return random_values.permutation(first_index, element_count, start_counter, int(size))
 
 
 # The numpy function of each kernel, by the name of the kernel without its prefix.
@@ -221,7 +223,7 @@ _FUNCTIONS: dict[str, Callable[..., npt.NDArray[Any]]] = {
 }
 
 
-def _register(name: str) -> None:
+def _register_host_kernel(name: str) -> None:
     """Register the host kernel of a random kernel for simulated devices."""
 
     @host_kernel(f"cudakit_random_{name}")
@@ -240,4 +242,4 @@ def _register(name: str) -> None:
 
 
 for _name in _FUNCTIONS:
-    _register(_name)
+    _register_host_kernel(_name)

@@ -1,7 +1,7 @@
 """Random numbers in numpy, equal bit by bit to those of the kernels in ``random_source``.
 
-Each function returns elements ``first`` to ``first + count`` of one call, from the Philox counter at which
-the call begins. All floating-point operations are additions, multiplications, divisions and square roots,
+Each function returns ``element_count`` elements of one call from ``first_index`` on. The call begins at a
+Philox counter. All floating-point operations are additions, multiplications, divisions and square roots,
 which IEEE 754 defines exactly, and no two of them are fused: thus numpy and the kernels round alike.
 """
 
@@ -24,7 +24,7 @@ ATTEMPT_SHIFT = 48
 # Feistel rounds of a permutation, and the Philox blocks that give their keys and the parity bit.
 ROUNDS = 16
 PERMUTATION_BLOCKS = ROUNDS // WORDS_PER_BLOCK + 1
-# A permutation of fewer numbers walks in a domain of this size: small Feistel networks mix badly.
+# Minimum number of bits of the permuted numbers: smaller Feistel networks mix badly.
 MIN_DOMAIN_BITS = 8
 
 # Coefficients of polynomials, the highest power first. ln(1 + f) = f - f^2 / 2 + f^3 P(f) [/ Q(f)] for a
@@ -95,12 +95,16 @@ def elements_per_block(dtype: str) -> int:
     return {"float64": 2, "float32": 4}.get(dtype, 8)
 
 
-def bits(first: int, count: int, start: Counter) -> Values:
-    """Return bytes ``first`` to ``first + count`` of the words, each with its low byte first."""
-    return _convert_words(first, count, start, 16, lambda words: words.view(np.uint8))
+def bits(first_index: int, element_count: int, start_counter: Counter) -> Values:
+    """Return ``element_count`` bytes of the words from ``first_index`` on, the low byte first."""
+    return _convert_words(
+        first_index, element_count, start_counter, 16, lambda words: words.view(np.uint8)
+    )
 
 
-def uniform(dtype: str, first: int, count: int, start: Counter, *scale: np.generic) -> Values:
+def uniform(
+    dtype: str, first_index: int, element_count: int, start_counter: Counter, *scale: np.generic
+) -> Values:
     """Return uniform values in [low, high); ``scale`` is low, high - low and the largest value below high."""
     low, span, largest = scale
     unit_values = _UNIT_VALUES[dtype]
@@ -108,10 +112,14 @@ def uniform(dtype: str, first: int, count: int, start: Counter, *scale: np.gener
     def convert(words: Words) -> Values:
         return round_to_dtype(np.minimum(low + span * unit_values(words), largest), dtype)
 
-    return _convert_words(first, count, start, elements_per_block(dtype), convert)
+    return _convert_words(
+        first_index, element_count, start_counter, elements_per_block(dtype), convert
+    )
 
 
-def normal(dtype: str, first: int, count: int, start: Counter, *scale: np.generic) -> Values:
+def normal(
+    dtype: str, first_index: int, element_count: int, start_counter: Counter, *scale: np.generic
+) -> Values:
     """Return normal values; ``scale`` is the mean and the standard deviation."""
     mean, deviation = scale
     is_fp64 = dtype == "float64"
@@ -120,60 +128,74 @@ def normal(dtype: str, first: int, count: int, start: Counter, *scale: np.generi
     def convert(words: Words) -> Values:
         return round_to_dtype(mean + deviation * normal_pairs(words), dtype)
 
-    return _convert_words(first, count, start, 2 if is_fp64 else 4, convert)
+    return _convert_words(first_index, element_count, start_counter, 2 if is_fp64 else 4, convert)
 
 
 def integers(
-    first: int, count: int, start: Counter, low: np.uint64, span: np.uint64, limit: np.uint32
+    first_index: int,
+    element_count: int,
+    start_counter: Counter,
+    low: np.uint64,
+    value_count: np.uint64,
+    limit: np.uint32,
 ) -> Values:
-    """Return integers of [low, low + span), modulo 2^64, for a span of at most 2^32.
+    """Return integers of [low, low + value_count), modulo 2^64, for at most 2^32 values.
 
-    The high half of word * span is the result, unless the low half is below ``limit``, which is
-    2^32 mod span: then another word replaces the word (D. Lemire, "Fast Random Integer Generation in an
-    Interval", 2019).
+    The high half of word * value_count is the result, unless the low half is below ``limit``, which is
+    2^32 mod value_count: then another word replaces the word (D. Lemire, "Fast Random Integer Generation in
+    an Interval", 2019).
     """
 
     def draw(words: Words) -> tuple[Values, Values]:
-        product = words.astype(np.uint64) * span
+        product = words.astype(np.uint64) * value_count
         return product >> np.uint64(32), product.astype(np.uint32) < limit
 
-    return low + _draw_integers(first, count, start, WORDS_PER_BLOCK, draw)
+    return low + _draw_integers(first_index, element_count, start_counter, WORDS_PER_BLOCK, draw)
 
 
 def wide_integers(
-    first: int, count: int, start: Counter, low: np.uint64, span: np.uint64, limit: np.uint64
+    first_index: int,
+    element_count: int,
+    start_counter: Counter,
+    low: np.uint64,
+    value_count: np.uint64,
+    limit: np.uint64,
 ) -> Values:
-    """Return integers as ``integers`` does, from 64-bit words, for any span; a span of 0 means 2^64."""
+    """Return integers as ``integers`` does, from 64-bit words; a ``value_count`` of 0 means 2^64."""
 
     def draw(words: Words) -> tuple[Values, Values]:
         wide_words = words.view(np.uint64)
-        if not span:
+        if not value_count:
             return wide_words, np.zeros(len(wide_words), bool)
-        return _high_half(wide_words, span), wide_words * span < limit
+        return _high_half(wide_words, value_count), wide_words * value_count < limit
 
-    return low + _draw_integers(first, count, start, 2, draw)
+    return low + _draw_integers(first_index, element_count, start_counter, 2, draw)
 
 
-def permutation(first: int, count: int, start: Counter, size: int) -> Values:
+def permutation(first_index: int, element_count: int, start_counter: Counter, size: int) -> Values:
     """Return elements of a permutation of 0 to ``size`` - 1."""
-    keys = philox(start.position, PERMUTATION_BLOCKS, start.sequence, start.seed).reshape(-1)
-    widths = domain_bits(size)
-    is_small = sum(widths) == MIN_DOMAIN_BITS
-    # A small size needs many steps: a table of the small domain makes each step one look-up.
-    table = _permute_domain(np.arange(1 << MIN_DOMAIN_BITS, dtype=np.uint64), keys, widths)
-    values = np.arange(first, first + count, dtype=np.uint64)
-    too_large = np.arange(count)  # indices of values that are not below the size
-    while len(too_large):
-        inputs = values[too_large]
-        values[too_large] = table[inputs] if is_small else _permute_domain(inputs, keys, widths)
-        too_large = too_large[values[too_large] >= size]
+    keys = philox(
+        start_counter.position, PERMUTATION_BLOCKS, start_counter.sequence, start_counter.seed
+    ).reshape(-1)
+    half_widths = domain_bits(size)
+    is_small = sum(half_widths) == MIN_DOMAIN_BITS
+    # For a small size, values pass through the network many times: a table of the small domain is faster.
+    table = _permute_domain(np.arange(1 << MIN_DOMAIN_BITS, dtype=np.uint64), keys, half_widths)
+    values = np.arange(first_index, first_index + element_count, dtype=np.uint64)
+    too_large_indices = np.arange(element_count)  # indices of values that are not below the size
+    while len(too_large_indices):
+        inputs = values[too_large_indices]
+        values[too_large_indices] = (
+            table[inputs] if is_small else _permute_domain(inputs, keys, half_widths)
+        )
+        too_large_indices = too_large_indices[values[too_large_indices] >= size]
     # A Feistel network is an even permutation; the swap of 0 and 1 makes odd ones as likely.
     values[values < 2] ^= np.uint64(keys[ROUNDS] & 1 if size > 1 else 0)
     return values
 
 
 def domain_bits(size: int) -> tuple[int, int]:
-    """Return the bits of the left and right half of the domain in which a permutation walks."""
+    """Return the numbers of bits of both halves of a Feistel network that permutes ``size`` numbers."""
     bit_count = max((size - 1).bit_length(), MIN_DOMAIN_BITS)
     return bit_count - bit_count // 2, bit_count // 2
 
@@ -188,12 +210,18 @@ def round_to_dtype(values: Values, dtype: str) -> Values:
 
 
 def _convert_words(
-    first: int, count: int, start: Counter, per_block: int, convert: Callable[[Words], Values]
+    first_index: int,
+    element_count: int,
+    start_counter: Counter,
+    per_block: int,
+    convert: Callable[[Words], Values],
 ) -> Values:
-    begin, skipped = divmod(first, per_block)
-    blocks = -(-(skipped + count) // per_block)
-    words = philox(start.position + begin, blocks, start.sequence, start.seed)
-    return convert(words.reshape(-1))[skipped : skipped + count]
+    begin, skipped_elements = divmod(first_index, per_block)
+    blocks = -(-(skipped_elements + element_count) // per_block)
+    words = philox(
+        start_counter.position + begin, blocks, start_counter.sequence, start_counter.seed
+    )
+    return convert(words.reshape(-1))[skipped_elements : skipped_elements + element_count]
 
 
 def _unit_values_fp32(words: Words) -> Values:
@@ -285,47 +313,55 @@ def _polynomial(x: Values, coefficients: tuple[float, ...]) -> Values:
 
 
 def _draw_integers(
-    first: int,
-    count: int,
-    start: Counter,
+    first_index: int,
+    element_count: int,
+    start_counter: Counter,
     per_block: int,
     draw: Callable[[Words], tuple[Values, Values]],
 ) -> Values:
     """Draw integers, and draw rejected ones again from the same block of later sequences."""
-    begin, skipped = divmod(first, per_block)
-    blocks = -(-(skipped + count) // per_block)
-    words = philox(start.position + begin, blocks, start.sequence, start.seed)
-    values, rejected = draw(words.reshape(-1))
-    values, rejected = values[skipped : skipped + count], rejected[skipped : skipped + count]
-    sequence = start.sequence
-    while (pending := np.flatnonzero(rejected)).size:
+    begin, skipped_elements = divmod(first_index, per_block)
+    blocks = -(-(skipped_elements + element_count) // per_block)
+    words = philox(
+        start_counter.position + begin, blocks, start_counter.sequence, start_counter.seed
+    )
+    values, is_rejected = draw(words.reshape(-1))
+    values, is_rejected = (
+        values[skipped_elements : skipped_elements + element_count],
+        is_rejected[skipped_elements : skipped_elements + element_count],
+    )
+    sequence = start_counter.sequence
+    while (rejected_indices := np.flatnonzero(is_rejected)).size:
         sequence += 1 << ATTEMPT_SHIFT
-        block, lane = np.divmod(pending + skipped, per_block)
-        words = philox(start.position + begin, block, sequence, start.seed)
-        new_values, new_rejected = draw(words.reshape(-1))
-        drawn_index = np.arange(len(pending)) * per_block + lane
-        values[pending], rejected[pending] = new_values[drawn_index], new_rejected[drawn_index]
+        block, lane = np.divmod(rejected_indices + skipped_elements, per_block)
+        words = philox(start_counter.position + begin, block, sequence, start_counter.seed)
+        new_values, is_rejected_again = draw(words.reshape(-1))
+        drawn_indices = np.arange(len(rejected_indices)) * per_block + lane
+        values[rejected_indices], is_rejected[rejected_indices] = (
+            new_values[drawn_indices],
+            is_rejected_again[drawn_indices],
+        )
     return values
 
 
 def _high_half(a: Values, b: np.uint64) -> Values:
     """Return the high 64 bits of products of 64-bit integers."""
-    half, low_mask = np.uint64(32), np.uint64(0xFFFFFFFF)
-    a_low, a_high, b_low, b_high = a & low_mask, a >> half, b & low_mask, b >> half
-    middle = a_high * b_low + (a_low * b_low >> half)
-    other_middle = a_low * b_high + (middle & low_mask)
-    high: Values = a_high * b_high + (middle >> half) + (other_middle >> half)
+    half_bits, low_mask = np.uint64(32), np.uint64(0xFFFFFFFF)
+    a_low, a_high, b_low, b_high = a & low_mask, a >> half_bits, b & low_mask, b >> half_bits
+    first_middle = a_high * b_low + (a_low * b_low >> half_bits)
+    second_middle = a_low * b_high + (first_middle & low_mask)
+    high: Values = a_high * b_high + (first_middle >> half_bits) + (second_middle >> half_bits)
     return high
 
 
-def _permute_domain(values: Values, keys: Words, widths: tuple[int, int]) -> Values:
+def _permute_domain(values: Values, keys: Words, half_widths: tuple[int, int]) -> Values:
     """Apply a Feistel network to numbers whose halves have the given numbers of bits, 4 to 32 each."""
-    left_mask, right_mask = (np.uint32((1 << width) - 1) for width in widths)
-    right_bits = np.uint64(widths[1])
+    left_mask, right_mask = (np.uint32((1 << width) - 1) for width in half_widths)
+    right_bits = np.uint64(half_widths[1])
     left, right = (values >> right_bits).astype(np.uint32), values.astype(np.uint32) & right_mask
-    for number in range(0, ROUNDS, 2):
-        left ^= _mix_bits(right ^ keys[number]) & left_mask
-        right ^= _mix_bits(left ^ keys[number + 1]) & right_mask
+    for round_number in range(0, ROUNDS, 2):
+        left ^= _mix_bits(right ^ keys[round_number]) & left_mask
+        right ^= _mix_bits(left ^ keys[round_number + 1]) & right_mask
     permuted: Values = left.astype(np.uint64) << right_bits | right
     return permuted
 

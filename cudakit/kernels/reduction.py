@@ -49,8 +49,8 @@ from cudakit.kernels.expressions.typed import TypedNode, convert, infer_value
 from cudakit.kernels.launch_plan import (
     Address,
     LaunchPlan,
-    Number,
     Parameter,
+    Scalar,
     Scratch,
     bytes_argument,
 )
@@ -58,12 +58,12 @@ from cudakit.kernels.layout import Layout, broadcast_shape, broadcast_strides, m
 from cudakit.kernels.reduction_source import ReductionSource
 from cudakit.kernels.views import read_array, write_array
 
-_SHORT_BLOCK, _LONG_BLOCK = 256, 1024  # threads of a block
-_VECTORS_PER_THREAD = (
-    4  # a block of a split reduction reads at least this number of vectors per thread
-)
-_THREAD_ELEMENTS = 8  # elements of an output that one thread reduces alone
-_MAX_BLOCKS = 1024  # blocks of a split reduction: about the number that runs at once on a large GPU
+_SHORT_BLOCK, _LONG_BLOCK = 256, 1024  # number of threads of a block
+# Minimum number of vectors that each thread of a split reduction reads.
+_VECTORS_PER_THREAD = 4
+_THREAD_ELEMENTS = 8  # maximum number of elements that one thread reduces alone
+# Maximum number of blocks of a split reduction: about the number that a large GPU runs at once.
+_MAX_BLOCKS = 1024
 _MANY_OUTPUTS, _MANY_OUTPUTS_VECTORS = 4096, 32
 _FEW_OUTPUTS = 64  # with fewer outputs than this, a block of more threads occupies the GPU better
 _WARP = 32
@@ -77,7 +77,7 @@ class Reducer:
 
     name: str
     operation: str  # name of the operation in the CUDA C++ prelude
-    # The value that changes no other value when it is combined, for a dtype.
+    # Function that returns the identity element of a dtype: 0 for sums.
     identity: Callable[[DType], complex]
     accumulator: Callable[[DType], DType]
     numpy_function: Callable[..., Any]
@@ -98,7 +98,7 @@ def _bool_type(dtype: DType) -> DType:  # noqa: ARG001
     return DTYPES["bool"]
 
 
-def _constant(value: complex) -> Callable[[DType], complex]:
+def _constant_identity(value: complex) -> Callable[[DType], complex]:
     return lambda dtype: value  # noqa: ARG005
 
 
@@ -119,13 +119,13 @@ def _smallest(dtype: DType) -> complex:
 REDUCERS = {
     reducer.name: reducer
     for reducer in (
-        Reducer("sum", "add", _constant(0), _sum_type, np.sum),
-        Reducer("prod", "multiply", _constant(1), _sum_type, np.prod),
-        Reducer("mean", "add", _constant(0), float_of, np.sum),
+        Reducer("sum", "add", _constant_identity(0), _sum_type, np.sum),
+        Reducer("prod", "multiply", _constant_identity(1), _sum_type, np.prod),
+        Reducer("mean", "add", _constant_identity(0), float_of, np.sum),
         Reducer("min", "minimum", _largest, _same_type, np.min),
         Reducer("max", "maximum", _smallest, _same_type, np.max),
-        Reducer("any", "logical_or", _constant(False), _bool_type, np.any),
-        Reducer("all", "logical_and", _constant(True), _bool_type, np.all),
+        Reducer("any", "logical_or", _constant_identity(False), _bool_type, np.any),
+        Reducer("all", "logical_and", _constant_identity(True), _bool_type, np.all),
     )
 }
 
@@ -159,12 +159,12 @@ class ReductionProgram:
         """Return the dtype and shape of the result. Raises UsageError for inputs that do not fit."""
         shape = self._shape(inputs)
         axes = self._axes(len(shape))
-        kept = [
+        output_shape = [
             1 if axis in axes else extent
             for axis, extent in enumerate(shape)
             if self._keepdims or axis not in axes
         ]
-        return ResultType(self._types(inputs).result.dtype.name, tuple(kept))
+        return ResultType(self._infer_types(inputs).result.dtype.name, tuple(output_shape))
 
     def plan(self, inputs: Mapping[str, Operand], output: ArrayView) -> LaunchPlan:
         """Return the launch for operands and an output; its operands are the inputs, then the output.
@@ -172,24 +172,30 @@ class ReductionProgram:
         Raises UsageError for arrays that do not fit, and for the minimum or maximum of no elements. The plan
         holds for other addresses that have the same remainder modulo 16.
         """
-        arrays, types = arrays_of(inputs), self._types(inputs)
-        expected = self.result_type(inputs)
+        arrays, types = arrays_of(inputs), self._infer_types(inputs)
+        expected_result = self.result_type(inputs)
         dtypes = {name: dtype_of(view.dtype) for name, view in arrays.items()}
-        check_arrays(arrays, {"out": output}, expected.shape)
+        check_arrays(arrays, {"out": output}, expected_result.shape)
         if not can_store(types.result.dtype, dtype_of(output.dtype)):
             raise UsageError(
                 f"the result is {types.result.dtype}, and out is {output.dtype}",
                 hint="pass an array of the result's dtype",
             )
-        kept, reduced = self._layouts(inputs, output)
-        if not reduced.count and kept.count and self._reducer.name in ("min", "max"):
+        output_layout, reduced_layout = self._layouts(inputs, output)
+        if (
+            not reduced_layout.count
+            and output_layout.count
+            and self._reducer.name in ("min", "max")
+        ):
             raise UsageError(f"{self._reducer.name} of no elements is undefined")
         scalars = {
             name: value_type.dtype
             for name, value_type in input_types(inputs).items()
             if name not in arrays
         }
-        shape = _choose_block_shape(kept, reduced, list(arrays.values()), list(dtypes.values()))
+        shape = _choose_block_shape(
+            output_layout, reduced_layout, list(arrays.values()), list(dtypes.values())
+        )
         source = ReductionSource(
             text=self._parsed.program.text,
             operation=self._reducer.operation,
@@ -201,25 +207,27 @@ class ReductionProgram:
             dtypes=dtypes,
             output=dtype_of(output.dtype),
             scalars=scalars,
-            kept_dimensions=len(kept.sizes),
-            reduced_dimensions=len(reduced.sizes),
+            output_dimensions=len(output_layout.sizes),
+            reduced_dimensions=len(reduced_layout.sizes),
             columns=shape.columns,
             threads=shape.threads,
             width=shape.width,
-            repeated=frozenset(
-                index for index, strides in enumerate(reduced.strides) if not strides[0]
+            repeated_arrays=frozenset(
+                index for index, strides in enumerate(reduced_layout.strides) if not strides[0]
             ),
             are_outputs_adjacent=shape.are_outputs_adjacent,
         )
         text, name = source.source()
         self._register_host_kernel(name, source)
         order = {operand: index for index, operand in enumerate(inputs)}
-        parameters: list[Parameter] = [_layout_argument(kept, reduced, shape.chunk, shape.splits)]
+        parameters: list[Parameter] = [
+            _pack_layouts(output_layout, reduced_layout, shape.chunk, shape.splits)
+        ]
         parameters += [Address(order[array]) for array in arrays]
         parameters.append(Address(len(inputs)))
-        parameters.append(Scratch(shape.scratch_bytes(kept.count, types.accumulator)))
-        parameters += [Number(order[scalar], dtype) for scalar, dtype in scalars.items()]
-        blocks = -(-kept.count // shape.columns) * shape.splits
+        parameters.append(Scratch(shape.scratch_bytes(output_layout.count, types.accumulator)))
+        parameters += [Scalar(order[scalar], dtype) for scalar, dtype in scalars.items()]
+        blocks = -(-output_layout.count // shape.columns) * shape.splits
         return LaunchPlan(text, name, blocks, shape.threads, tuple(parameters))
 
     def check_overlaps(self, inputs: Mapping[str, Operand], output: ArrayView) -> None:
@@ -237,15 +245,17 @@ class ReductionProgram:
         if self._axis is None:
             return tuple(range(dimensions))
         axes = (self._axis,) if isinstance(self._axis, int) else tuple(self._axis)
-        normalized = [axis + dimensions if axis < 0 else axis for axis in axes]
-        if len({*normalized}) < len(axes) or any(not 0 <= n < dimensions for n in normalized):
+        normalized_axes = [axis + dimensions if axis < 0 else axis for axis in axes]
+        if len({*normalized_axes}) < len(axes) or any(
+            not 0 <= axis < dimensions for axis in normalized_axes
+        ):
             raise UsageError(
                 f"axis is {self._axis}, and the arrays have {dimensions} dimensions",
                 hint="give each axis once, from 0, or from -1 for the last one",
             )
-        return tuple(sorted(normalized))
+        return tuple(sorted(normalized_axes))
 
-    def _types(self, inputs: Mapping[str, Operand]) -> _ReductionTypes:
+    def _infer_types(self, inputs: Mapping[str, Operand]) -> _ReductionTypes:
         program, reducer = self._parsed.program, self._reducer
         element, element_type = infer_value(program, self._parsed.element, input_types(inputs))
         accumulator = reducer.accumulator(element_type.dtype)
@@ -255,11 +265,11 @@ class ReductionProgram:
         return _ReductionTypes(convert(element, accumulator), accumulator, result)
 
     def _layouts(self, inputs: Mapping[str, Operand], output: ArrayView) -> tuple[Layout, Layout]:
-        """Return the layouts of the kept and of the reduced dimensions, for all inputs and the output."""
+        """Return the layouts of the output and of the reduced dimensions, for all inputs and the output."""
         shape = self._shape(inputs)
         axes = self._axes(len(shape))
-        kept_axes = [axis for axis in range(len(shape)) if axis not in axes]
-        strides = [
+        output_axes = [axis for axis in range(len(shape)) if axis not in axes]
+        input_strides = [
             broadcast_strides(shape, view.shape, view.strides)
             for view in arrays_of(inputs).values()
         ]
@@ -268,12 +278,19 @@ class ReductionProgram:
             for axis, stride in enumerate(output.strides)
             if not (self._keepdims and axis in axes)
         ]
-        kept_shape = tuple(shape[axis] for axis in kept_axes)
+        output_shape = tuple(shape[axis] for axis in output_axes)
         reduced_shape = tuple(shape[axis] for axis in axes)
-        kept = [(kept_shape, tuple(array[axis] for axis in kept_axes)) for array in strides]
-        kept.append((kept_shape, tuple(output_strides)))
-        reduced = [(reduced_shape, tuple(array[axis] for axis in axes)) for array in strides]
-        return merged_layout(kept_shape, kept), merged_layout(reduced_shape, reduced)
+        output_arrays = [
+            (output_shape, tuple(strides[axis] for axis in output_axes))
+            for strides in input_strides
+        ]
+        output_arrays.append((output_shape, tuple(output_strides)))
+        reduced_arrays = [
+            (reduced_shape, tuple(strides[axis] for axis in axes)) for strides in input_strides
+        ]
+        return merged_layout(output_shape, output_arrays), merged_layout(
+            reduced_shape, reduced_arrays
+        )
 
     def _register_host_kernel(self, name: str, source: ReductionSource) -> None:
         """Register the numpy implementation of a kernel, for simulated devices."""
@@ -281,11 +298,11 @@ class ReductionProgram:
 
         @host_kernel(name)
         def run(launch: Launch, layout: np.generic, *arguments: int | np.generic) -> None:
-            kept, reduced = _layouts_of_argument(layout, source)
-            sizes = reduced.sizes + kept.sizes
+            output_layout, reduced_layout = _unpack_layouts(layout, source)
+            sizes = reduced_layout.sizes + output_layout.sizes
             values: dict[str, Values] = {}
             for index, (array_name, dtype) in enumerate(source.dtypes.items()):
-                strides = reduced.strides[index] + kept.strides[index]
+                strides = reduced_layout.strides[index] + output_layout.strides[index]
                 bits = read_array(launch, int(arguments[index]), dtype.storage, sizes, strides)
                 values[array_name] = from_storage(bits, dtype)
             scalar_arguments = arguments[len(source.dtypes) + 2 :]
@@ -296,28 +313,32 @@ class ReductionProgram:
                 values[scalar_name] = bits.reshape(())
             with np.errstate(all="ignore"):
                 element = np.broadcast_to(evaluate_value(source.element, values), sizes[::-1])
-                axes = tuple(range(-len(reduced.sizes), 0))
+                axes = tuple(range(-len(reduced_layout.sizes), 0))
                 total = reducer.numpy_function(element, axis=axes)
                 total = np.asarray(total).astype(source.accumulator.compute)
                 if source.is_mean:
-                    total = total / source.accumulator.compute.type(max(reduced.count, 0))
+                    total = total / source.accumulator.compute.type(max(reduced_layout.count, 0))
                 result = evaluate_value(source.result, {REDUCED: total})
             output = to_storage(
-                np.broadcast_to(convert_values(result, source.result.dtype), kept.sizes[::-1]),
+                np.broadcast_to(
+                    convert_values(result, source.result.dtype), output_layout.sizes[::-1]
+                ),
                 source.output,
             )
-            write_array(launch, int(arguments[len(source.dtypes)]), output, kept.strides[-1])
+            write_array(
+                launch, int(arguments[len(source.dtypes)]), output, output_layout.strides[-1]
+            )
 
 
 @dataclass(frozen=True, slots=True)
 class _BlockShape:
     """The division of a reduction into blocks and threads."""
 
-    columns: int  # outputs of a block
-    threads: int  # threads of a block
-    width: int  # elements of a vector
-    chunk: int  # elements of each output that one block reduces
-    splits: int  # blocks that reduce one output
+    columns: int  # number of outputs that a block computes
+    threads: int  # number of threads of a block
+    width: int  # number of elements of a vector
+    chunk: int  # number of elements of each output that one block reduces
+    splits: int  # number of blocks that reduce one output
     are_outputs_adjacent: bool  # whether adjacent threads compute adjacent outputs
 
     def scratch_bytes(self, outputs: int, accumulator: DType) -> int:
@@ -331,26 +352,31 @@ class _BlockShape:
 
 
 def _choose_block_shape(
-    kept: Layout, reduced: Layout, views: Sequence[ArrayView], dtypes: Sequence[DType]
+    output_layout: Layout,
+    reduced_layout: Layout,
+    views: Sequence[ArrayView],
+    dtypes: Sequence[DType],
 ) -> _BlockShape:
-    """Return how many threads and blocks reduce each output, and the vector width."""
+    """Return the numbers of threads and blocks that reduce each output, and the vector width."""
     element_bytes = [dtype.size_bytes for dtype in dtypes]
-    width = _vector_width(kept, reduced, views, element_bytes)
-    count, threads = max(reduced.count, 1), _SHORT_BLOCK
-    is_column_sum = width == 1 and _are_outputs_adjacent(kept, reduced, element_bytes)
-    if count <= _THREAD_ELEMENTS and kept.count > 1:
+    width = _vector_width(output_layout, reduced_layout, views, element_bytes)
+    count, threads = max(reduced_layout.count, 1), _SHORT_BLOCK
+    is_column_sum = width == 1 and _are_outputs_adjacent(
+        output_layout, reduced_layout, element_bytes
+    )
+    if count <= _THREAD_ELEMENTS and output_layout.count > 1:
         columns = threads  # one thread reduces one output
     elif is_column_sum:
         columns = _WARP
-    elif kept.count > 1 and count <= _WARP * width * _vectors_of_warp(kept.count):
+    elif output_layout.count > 1 and count <= _WARP * width * _vectors_of_warp(output_layout.count):
         columns = threads // _WARP  # one warp reduces one output
     else:
         columns = 1
         is_one_block_faster = count <= _LONG_BLOCK * _VECTORS_PER_THREAD * width
-        if is_one_block_faster and count > threads * width and kept.count < _FEW_OUTPUTS:
+        if is_one_block_faster and count > threads * width and output_layout.count < _FEW_OUTPUTS:
             threads = _LONG_BLOCK
     rows = threads // columns
-    tiles = max(-(-kept.count // columns), 1)
+    tiles = max(-(-output_layout.count // columns), 1)
     smallest_chunk = rows * width * _VECTORS_PER_THREAD
     splits = max(1, min(-(-count // smallest_chunk), _MAX_BLOCKS // tiles))
     chunk = -(-count // splits)
@@ -368,50 +394,81 @@ def _vectors_of_warp(outputs: int) -> int:
 
 
 def _vector_width(
-    kept: Layout, reduced: Layout, views: Sequence[ArrayView], element_bytes: Sequence[int]
+    output_layout: Layout,
+    reduced_layout: Layout,
+    views: Sequence[ArrayView],
+    element_bytes: Sequence[int],
 ) -> int:
     """Return the number of adjacent reduced elements that a thread can load from every array at once."""
     width = min(8, _VECTOR_BYTES // min(element_bytes))
     while width > 1:
-        is_allowed = reduced.sizes[0] % width == 0 or (len(reduced.sizes) == 1 and kept.count == 1)
+        is_allowed = reduced_layout.sizes[0] % width == 0 or (
+            len(reduced_layout.sizes) == 1 and output_layout.count == 1
+        )
         for index, (view, size_bytes) in enumerate(zip(views, element_bytes, strict=True)):
-            inner, *outer = (*reduced.strides[index], *kept.strides[index])
+            innermost_stride, *other_strides = (
+                *reduced_layout.strides[index],
+                *output_layout.strides[index],
+            )
             alignment = min(width * size_bytes, _VECTOR_BYTES)
-            is_aligned = all(offset % alignment == 0 for offset in (view.ptr, *outer))
-            is_allowed &= inner == 0 or (inner == size_bytes and is_aligned)
+            is_aligned = all(offset % alignment == 0 for offset in (view.ptr, *other_strides))
+            is_allowed &= innermost_stride == 0 or (innermost_stride == size_bytes and is_aligned)
         if is_allowed:
             break
         width //= 2
     return width
 
 
-def _are_outputs_adjacent(kept: Layout, reduced: Layout, element_bytes: Sequence[int]) -> bool:
+def _are_outputs_adjacent(
+    output_layout: Layout, reduced_layout: Layout, element_bytes: Sequence[int]
+) -> bool:
     """Return whether adjacent threads should compute adjacent outputs, as in a sum of columns."""
-    return kept.count >= _WARP and any(
-        kept.strides[index][0] == size_bytes and reduced.strides[index][0] != size_bytes
+    return output_layout.count >= _WARP and any(
+        output_layout.strides[index][0] == size_bytes
+        and reduced_layout.strides[index][0] != size_bytes
         for index, size_bytes in enumerate(element_bytes)
     )
 
 
-def _layout_argument(kept: Layout, reduced: Layout, chunk: int, splits: int) -> np.generic:
-    words = [kept.count, reduced.count, chunk, splits, *kept.sizes, *reduced.sizes]
-    for index, strides in enumerate(kept.strides):
+def _pack_layouts(
+    output_layout: Layout, reduced_layout: Layout, chunk: int, splits: int
+) -> np.generic:
+    words = [
+        output_layout.count,
+        reduced_layout.count,
+        chunk,
+        splits,
+        *output_layout.sizes,
+        *reduced_layout.sizes,
+    ]
+    for index, strides in enumerate(output_layout.strides):
         reduced_strides = (
-            reduced.strides[index] if index < len(reduced.strides) else (0,) * len(reduced.sizes)
+            reduced_layout.strides[index]
+            if index < len(reduced_layout.strides)
+            else (0,) * len(reduced_layout.sizes)
         )
         words += [*strides, *reduced_strides]
     return bytes_argument(np.array(words, np.int64).tobytes())
 
 
-def _layouts_of_argument(argument: np.generic, source: ReductionSource) -> tuple[Layout, Layout]:
+def _unpack_layouts(argument: np.generic, source: ReductionSource) -> tuple[Layout, Layout]:
     """Return the layouts that an argument of ``_layout_argument`` describes."""
     words = np.frombuffer(argument.tobytes(), np.int64).tolist()[4:]
-    kept_count, reduced_count = source.kept_dimensions, source.reduced_dimensions
-    sizes, strides = words[: kept_count + reduced_count], words[kept_count + reduced_count :]
-    rows = [
-        strides[start : start + kept_count + reduced_count]
-        for start in range(0, len(strides), kept_count + reduced_count)
+    output_dimensions, reduced_dimensions = source.output_dimensions, source.reduced_dimensions
+    sizes, strides = (
+        words[: output_dimensions + reduced_dimensions],
+        words[output_dimensions + reduced_dimensions :],
+    )
+    array_strides = [
+        strides[start : start + output_dimensions + reduced_dimensions]
+        for start in range(0, len(strides), output_dimensions + reduced_dimensions)
     ]
-    kept = Layout(tuple(sizes[:kept_count]), tuple(tuple(row[:kept_count]) for row in rows))
-    reduced = Layout(tuple(sizes[kept_count:]), tuple(tuple(row[kept_count:]) for row in rows))
-    return kept, reduced
+    output_layout = Layout(
+        tuple(sizes[:output_dimensions]),
+        tuple(tuple(strides_of_array[:output_dimensions]) for strides_of_array in array_strides),
+    )
+    reduced_layout = Layout(
+        tuple(sizes[output_dimensions:]),
+        tuple(tuple(strides_of_array[output_dimensions:]) for strides_of_array in array_strides),
+    )
+    return output_layout, reduced_layout

@@ -34,19 +34,19 @@ class ReductionSource:
     text: str  # the expression
     operation: str  # name of the operation that combines two values
     is_mean: bool
-    identity: complex  # combined with any value, it gives that value
+    identity: complex  # identity element of the operation: 0 for sums
     element: TypedNode
     accumulator: DType
     result: TypedNode
     dtypes: Mapping[str, DType]  # element types of the input arrays
     output: DType
     scalars: Mapping[str, DType]
-    kept_dimensions: int
+    output_dimensions: int
     reduced_dimensions: int
-    columns: int  # outputs of a block
-    threads: int  # threads of a block
-    width: int  # elements of a vector
-    repeated: frozenset[int]  # indices of arrays whose innermost reduced stride is 0
+    columns: int  # number of outputs that a block computes
+    threads: int  # number of threads of a block
+    width: int  # number of elements of a vector
+    repeated_arrays: frozenset[int]  # indices of arrays whose innermost reduced stride is 0
     are_outputs_adjacent: bool  # whether adjacent threads compute adjacent outputs
 
     def source(self) -> tuple[str, str]:
@@ -58,7 +58,7 @@ class ReductionSource:
         return f"// {comment}\n{PRELUDE}{VECTORS}{_SHUFFLE}{text}", name
 
     def _body(self) -> str:
-        dimensions = self.kept_dimensions + self.reduced_dimensions
+        dimensions = self.output_dimensions + self.reduced_dimensions
         parameters = [f"const char* p{index}" for index in range(len(self.dtypes))]
         parameters += ["char* out", "char* scratch"]
         parameters += [
@@ -76,7 +76,7 @@ enum {{ VECTOR = {self.width}, UNROLLED = 4 }};
 
 struct Layout {{
     i64 outputs, count, chunk, splits;
-    i64 kept_sizes[{self.kept_dimensions}], reduced_sizes[{self.reduced_dimensions}];
+    i64 output_sizes[{self.output_dimensions}], reduced_sizes[{self.reduced_dimensions}];
     i64 strides[{len(self.dtypes) + 1}][{dimensions}];
 }};
 
@@ -88,8 +88,8 @@ __device__ Accumulator combine_rows(Accumulator total, int row, int column) {{
 
 __device__ void store(const Layout& layout, char* out, i64 output, Accumulator total) {{
     {mean}
-{self._offset_text("output", "kept", [output])}
-    *({self.output.storage_type}*)(out + kept{output}) = {stored}({result});
+{self._offset_text("output", "output", [output])}
+    *({self.output.storage_type}*)(out + output_offset{output}) = {stored}({result});
 }}
 
 extern "C" __global__ void __launch_bounds__({self.threads}) KERNEL_NAME(
@@ -102,7 +102,7 @@ extern "C" __global__ void __launch_bounds__({self.threads}) KERNEL_NAME(
     const i64 next = (split + 1) * layout.chunk, end = next < layout.count ? next : layout.count;
     Accumulator total = {literal(self.identity, self.accumulator)};
     if (is_used) {{
-{self._offset_text("output", "kept", inputs)}
+{self._offset_text("output", "output", inputs)}
         auto load_vector = [&](i64 at, Accumulator* elements) {{
             enum {{ WIDTH = VECTOR }};
 {self._element_text()}
@@ -163,7 +163,7 @@ extern "C" __global__ void __launch_bounds__({self.threads}) KERNEL_NAME(
 """
 
     def _combine_text(self) -> str:
-        """Return the text that combines the values of one output's threads."""
+        """Return the C++ text that combines the partial results of the threads of one output."""
         rows = self.threads // self.columns
         if rows == 1:
             return ""
@@ -195,8 +195,8 @@ extern "C" __global__ void __launch_bounds__({self.threads}) KERNEL_NAME(
         variables = {name: f"s{index}" for index, name in enumerate(self.scalars)}
         for index, (name, dtype) in enumerate(self.dtypes.items()):
             vector = f"Vector<{dtype.storage_type}, WIDTH>"
-            address = f"(p{index} + kept{index} + reduced{index})"
-            if index in self.repeated:
+            address = f"(p{index} + output_offset{index} + reduced_offset{index})"
+            if index in self.repeated_arrays:
                 lines.append(
                     f"            const auto e{index} = *(const {dtype.storage_type}*){address};"
                 )
@@ -210,10 +210,10 @@ extern "C" __global__ void __launch_bounds__({self.threads}) KERNEL_NAME(
         return "\n".join(lines)
 
     def _offset_text(self, index: str, kind: str, arrays: Iterable[int]) -> str:
-        """Return the text that computes byte offsets of arrays for an index of kept or reduced elements."""
-        is_kept = kind == "kept"
-        dimensions = self.kept_dimensions if is_kept else self.reduced_dimensions
-        first = 0 if is_kept else self.kept_dimensions
+        """Return the text that computes byte offsets of arrays for an index of output or reduced elements."""
+        is_output = kind == "output"
+        dimensions = self.output_dimensions if is_output else self.reduced_dimensions
+        first_axis = 0 if is_output else self.output_dimensions
         lines = [f"            i64 {kind}_rest = {index};"]
         for axis in range(dimensions):
             is_last = axis == dimensions - 1
@@ -224,8 +224,8 @@ extern "C" __global__ void __launch_bounds__({self.threads}) KERNEL_NAME(
                 lines.append(f"            {kind}_rest /= {size};")
         for array in arrays:
             terms = [
-                f"{kind}_i{axis} * layout.strides[{array}][{first + axis}]"
+                f"{kind}_i{axis} * layout.strides[{array}][{first_axis + axis}]"
                 for axis in range(dimensions)
             ]
-            lines.append(f"            const i64 {kind}{array} = {' + '.join(terms)};")
+            lines.append(f"            const i64 {kind}_offset{array} = {' + '.join(terms)};")
         return "\n".join(lines)

@@ -22,10 +22,12 @@ from cudakit.kernels.launch_plan import Address, LaunchPlan
 from cudakit.kernels.views import read_array, write_array
 
 _VECTOR_BYTES = 16
-_MIN_ROW_THREADS, _MAX_THREADS = 4, 1024  # threads of a row
-_BLOCK = 128  # threads of a block that has several rows
+_MIN_ROW_THREADS, _MAX_THREADS = 4, 1024  # numbers of threads that share a row
+_BLOCK_THREADS = 128  # threads of a block that has several rows
 _MAX_ELEMENTS = 32  # elements that a thread keeps in registers
-_VECTORS_BEFORE_MORE_THREADS = 2  # vectors of a thread, if a row could have more threads
+_VECTORS_BEFORE_MORE_THREADS = (
+    2  # maximum number of vectors per thread before more threads share a row
+)
 
 _SOURCE = r"""
 typedef COMPUTE Value;
@@ -149,7 +151,7 @@ def plan_softmax(output: ArrayView, values: ArrayView) -> LaunchPlan:
     """
     dtype = dtype_of(values.dtype)
     rows, columns = (1, *values.shape)[-2:]
-    _check(output, values, dtype)
+    _check_arrays(output, values, dtype)
     strides = [(0, *view.strides)[-2] for view in (output, values)]
     width = _VECTOR_BYTES // dtype.size_bytes
     while width > 1 and (
@@ -164,15 +166,17 @@ def plan_softmax(output: ArrayView, values: ArrayView) -> LaunchPlan:
         row_threads *= 2
     vectors = -(-columns // (row_threads * width))
     fits_registers = vectors * width <= _MAX_ELEMENTS
-    block = max(row_threads, _BLOCK)
-    name, source = _source(dtype, width, vectors if fits_registers else 0, row_threads, block)
+    block_threads = max(row_threads, _BLOCK_THREADS)
+    name, source = _source(
+        dtype, width, vectors if fits_registers else 0, row_threads, block_threads
+    )
     _register_host_kernel(name, dtype)
     sizes = (np.int64(rows), np.int64(columns), *map(np.int64, strides))
-    blocks = -(-rows // (block // row_threads)) if columns else 0
-    return LaunchPlan(source, name, blocks, block, (Address(0), Address(1), *sizes))
+    blocks = -(-rows // (block_threads // row_threads)) if columns else 0
+    return LaunchPlan(source, name, blocks, block_threads, (Address(0), Address(1), *sizes))
 
 
-def _check(output: ArrayView, values: ArrayView, dtype: DType) -> None:
+def _check_arrays(output: ArrayView, values: ArrayView, dtype: DType) -> None:
     if dtype.category != FLOAT:
         raise UsageError(f"softmax needs floating-point numbers, not {dtype}")
     if (output.dtype, output.shape) != (values.dtype, values.shape) or output.read_only:
@@ -187,7 +191,7 @@ def _check(output: ArrayView, values: ArrayView, dtype: DType) -> None:
 
 
 def _source(
-    dtype: DType, width: int, vectors: int, row_threads: int, block: int
+    dtype: DType, width: int, vectors: int, row_threads: int, block_threads: int
 ) -> tuple[str, str]:
     """Return the name and the CUDA C++ source of the kernel."""
     body = _SOURCE
@@ -197,7 +201,7 @@ def _source(
         "ROW_THREADS_VALUE": row_threads,
         "WIDTH_VALUE": width,
         "VECTORS_VALUE": vectors,
-        "BLOCK_VALUE": block,
+        "BLOCK_VALUE": block_threads,
     }.items():
         body = body.replace(placeholder, str(value))
     name = f"cudakit_softmax_{sha256(body.encode()).hexdigest()[:16]}"

@@ -22,19 +22,19 @@ def read_array(
     """Return the elements of an array; sizes and strides in bytes are given innermost first."""
     if 0 in sizes:
         return np.empty(sizes[::-1], dtype)
-    first, offset, size_bytes = _byte_span(address, dtype, sizes, strides)
-    content = launch.read(first, np.uint8, size_bytes)
+    first_address, offset, size_bytes = _byte_span(address, dtype, sizes, strides)
+    content = launch.read(first_address, np.uint8, size_bytes)
     return np.ndarray(sizes[::-1], dtype, content, offset, strides[::-1])
 
 
 def write_array(launch: Launch, address: int, values: Values, strides: tuple[int, ...]) -> None:
     """Store values in an array whose strides in bytes are given innermost first."""
     sizes = values.shape[::-1]
-    first, offset, size_bytes = _byte_span(address, values.dtype, sizes, strides)
+    first_address, offset, size_bytes = _byte_span(address, values.dtype, sizes, strides)
     # Between the elements of a strided array are bytes that the kernel does not overwrite.
     is_dense = size_bytes == values.size * values.itemsize
-    access = launch.write if is_dense else launch.update
-    content = access(first, np.uint8, size_bytes)
+    access_memory = launch.write if is_dense else launch.update
+    content = access_memory(first_address, np.uint8, size_bytes)
     np.ndarray(values.shape, values.dtype, content, offset, strides[::-1])[...] = values
 
 
@@ -43,6 +43,6 @@ def _byte_span(
 ) -> tuple[int, int, int]:
     """Return the first address of an array, the offset of its first element, and its size in bytes."""
     extents = [(size - 1) * stride for size, stride in zip(sizes, strides, strict=True)]
-    before = -sum(extent for extent in extents if extent < 0)
-    after = sum(extent for extent in extents if extent > 0)
-    return address - before, before, before + after + dtype.itemsize
+    bytes_before = -sum(extent for extent in extents if extent < 0)
+    bytes_after = sum(extent for extent in extents if extent > 0)
+    return address - bytes_before, bytes_before, bytes_before + bytes_after + dtype.itemsize

@@ -120,7 +120,7 @@ class Call:
     capturing_call: int = 0  # number of the program call that captured the graph node; 0 if unknown
     # The release of a stream-ordered free: the driver orders the next allocation of the memory after it.
     release: Release | None = None
-    collective: CollectiveOperation | None = None  # None for other calls than collectives
+    collective: CollectiveOperation | None = None  # the collective of the call, or None
 
 
 @dataclass(slots=True, eq=False)

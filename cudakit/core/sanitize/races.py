@@ -89,7 +89,7 @@ class Operation:
     graph: int = 0  # number of the graph; 0 outside of graphs
     node: int = 0  # number of the graph node; 0 outside of graphs
     ranges: tuple[NamedRange, ...] = ()  # NVTX ranges that were open at the call, outermost first
-    collective: CollectiveOperation | None = None  # None for other operations than collectives
+    collective: CollectiveOperation | None = None  # the collective of the operation, or None
     program_call: int = 0  # number of the program call (``core.sanitize.owners``); 0 if unknown
     capturing_call: int = 0  # number of the program call that captured the graph node; 0 if unknown
     # Whether the accesses are those of a template: earlier launches of the same kernel had them.

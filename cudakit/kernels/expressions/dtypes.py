@@ -30,7 +30,7 @@ class DType:
 
     @property
     def size_bytes(self) -> int:
-        """The size of an element."""
+        """The size of an element in memory, in bytes."""
         return self.storage.itemsize
 
     def __str__(self) -> str:
@@ -102,11 +102,11 @@ def promote(types: Sequence[ValueType]) -> ValueType:
     category = max(value_type.dtype.category for value_type in types)
     if not strong_dtypes:
         return ValueType(_DEFAULTS[category], is_weak=True)
-    common = reduce(_promote_two, strong_dtypes)
-    if category <= common.category:
-        return ValueType(common)
+    common_dtype = reduce(_promote_dtypes, strong_dtypes)
+    if category <= common_dtype.category:
+        return ValueType(common_dtype)
     if category == COMPLEX:
-        return ValueType(complex_of(common))
+        return ValueType(complex_of(common_dtype))
     return ValueType(_DEFAULTS[category])
 
 
@@ -127,32 +127,35 @@ def complex_of(dtype: DType) -> DType:
     return DTYPES["complex128" if dtype.name in ("float64", "complex128") else "complex64"]
 
 
-def can_store(value: DType, array: DType) -> bool:
-    """Return whether values may be stored in an array: not in one of a lower category."""
-    return value.category <= array.category
+def can_store(value_dtype: DType, array_dtype: DType) -> bool:
+    """Return whether an array may store values of a dtype: its category must not be lower."""
+    return value_dtype.category <= array_dtype.category
 
 
-def _promote_two(first: DType, second: DType) -> DType:
-    if first.category > second.category:
-        first, second = second, first
-    if second.category == COMPLEX:
-        has_float64 = "float64" in (first.name, second.name)
-        return complex_of(_FLOAT64 if has_float64 else _wider(first, second))
-    if first.category < second.category:
-        return second
-    if second.category == FLOAT:
-        return _wider(first, second)
-    common = np.promote_types(first.name, second.name)
-    if common.name not in DTYPES or DTYPES[common.name].category > second.category:
+def _promote_dtypes(first_dtype: DType, second_dtype: DType) -> DType:
+    if first_dtype.category > second_dtype.category:
+        first_dtype, second_dtype = second_dtype, first_dtype
+    if second_dtype.category == COMPLEX:
+        has_float64 = "float64" in (first_dtype.name, second_dtype.name)
+        return complex_of(_FLOAT64 if has_float64 else _wider_dtype(first_dtype, second_dtype))
+    if first_dtype.category < second_dtype.category:
+        return second_dtype
+    if second_dtype.category == FLOAT:
+        return _wider_dtype(first_dtype, second_dtype)
+    common_dtype = np.promote_types(first_dtype.name, second_dtype.name)
+    if (
+        common_dtype.name not in DTYPES
+        or DTYPES[common_dtype.name].category > second_dtype.category
+    ):
         raise UsageError(
-            f"{first} and {second} have no common integer type",
+            f"{first_dtype} and {second_dtype} have no common integer type",
             hint="convert one operand, as in int64(x)",
         )
-    return DTYPES[common.name]
+    return DTYPES[common_dtype.name]
 
 
-def _wider(first: DType, second: DType) -> DType:
+def _wider_dtype(first_dtype: DType, second_dtype: DType) -> DType:
     """Return the wider of two types; float32 for float16 with bfloat16, neither of which holds the other."""
-    if first.size_bytes != second.size_bytes:
-        return max(first, second, key=lambda dtype: dtype.size_bytes)
-    return first if first is second else _FLOAT32
+    if first_dtype.size_bytes != second_dtype.size_bytes:
+        return max(first_dtype, second_dtype, key=lambda dtype: dtype.size_bytes)
+    return first_dtype if first_dtype is second_dtype else _FLOAT32

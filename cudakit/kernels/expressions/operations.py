@@ -50,7 +50,7 @@ class Operation:
     categories: frozenset[int] = frozenset({BOOL, INTEGER, FLOAT})
 
     def signature(self, types: Sequence[ValueType]) -> Signature:
-        """Return the types for these operands. Raises UsageError for operands that are not supported."""
+        """Return the types for operands. Raises UsageError if the operation does not support an operand."""
         signature = self.type_rule(types)
         for operand in signature.operands:
             if operand.category not in self.categories:
@@ -58,49 +58,51 @@ class Operation:
         return signature
 
 
-def _common(types: Sequence[ValueType]) -> Signature:
+def _common_rule(types: Sequence[ValueType]) -> Signature:
     """Operands and the result have the common type."""
-    common = promote(types)
-    return Signature((common.dtype,) * len(types), common)
+    common_type = promote(types)
+    return Signature((common_type.dtype,) * len(types), common_type)
 
 
-def _float(types: Sequence[ValueType]) -> Signature:
+def _float_rule(types: Sequence[ValueType]) -> Signature:
     """Operands and the result have the common type, or float32 instead of integers."""
-    common = promote(types)
-    dtype = float_of(common.dtype)
-    return Signature((dtype,) * len(types), ValueType(dtype, common.is_weak))
+    common_type = promote(types)
+    dtype = float_of(common_type.dtype)
+    return Signature((dtype,) * len(types), ValueType(dtype, common_type.is_weak))
 
 
-def _predicate(types: Sequence[ValueType]) -> Signature:
+def _predicate_rule(types: Sequence[ValueType]) -> Signature:
     """Operands have the common type, the result is bool."""
     return Signature((promote(types).dtype,) * len(types), ValueType(_BOOL))
 
 
-def _logical(types: Sequence[ValueType]) -> Signature:
+def _logical_rule(types: Sequence[ValueType]) -> Signature:
     """Operands are converted to bool, and the result is bool."""
     return Signature((_BOOL,) * len(types), ValueType(_BOOL))
 
 
-def _real(types: Sequence[ValueType]) -> Signature:
+def _real_rule(types: Sequence[ValueType]) -> Signature:
     """The result has the type of the operand's real part."""
-    common = promote(types)
-    return Signature((common.dtype,), ValueType(real_of(common.dtype), common.is_weak))
+    common_type = promote(types)
+    return Signature(
+        (common_type.dtype,), ValueType(real_of(common_type.dtype), common_type.is_weak)
+    )
 
 
-def _selection(types: Sequence[ValueType]) -> Signature:
+def _selection_rule(types: Sequence[ValueType]) -> Signature:
     """The first operand is a condition; the others and the result have their common type."""
-    common = promote(types[1:])
-    return Signature((_BOOL, common.dtype, common.dtype), common)
+    common_type = promote(types[1:])
+    return Signature((_BOOL, common_type.dtype, common_type.dtype), common_type)
 
 
 def _cast_rule(dtype: DType) -> TypeRule:
-    def cast(types: Sequence[ValueType]) -> Signature:
+    def infer_cast(types: Sequence[ValueType]) -> Signature:
         return Signature((types[0].dtype,), ValueType(dtype))
 
-    return cast
+    return infer_cast
 
 
-def _vectorized(function: Callable[[float], float]) -> Callable[[Any], Any]:
+def _vectorize(function: Callable[[float], float]) -> Callable[[Any], Any]:
     """Return a numpy function for a function of Python's math module."""
 
     def apply(values: Any) -> Any:
@@ -119,9 +121,13 @@ def _power(base: Any, exponent: Any) -> Any:
     if np.asarray(base).dtype.kind not in "iu":
         return np.power(base, exponent)
     # numpy raises ValueError for negative exponents of integers; on the device such a power is 0, 1 or -1.
-    inverse = np.where(np.abs(base) == 1, np.where(np.asarray(exponent) % 2, base, 1), 0)
-    positive = np.power(base, np.maximum(exponent, 0))
-    return np.where(np.asarray(exponent) < 0, inverse, positive).astype(np.asarray(base).dtype)
+    power_of_one_or_zero = np.where(
+        np.abs(base) == 1, np.where(np.asarray(exponent) % 2, base, 1), 0
+    )
+    nonnegative_power = np.power(base, np.maximum(exponent, 0))
+    return np.where(np.asarray(exponent) < 0, power_of_one_or_zero, nonnegative_power).astype(
+        np.asarray(base).dtype
+    )
 
 
 def _shift_left(value: Any, distance: Any) -> Any:
@@ -146,7 +152,7 @@ def _negate(value: Any) -> Any:
     return value if np.asarray(value).dtype == bool else np.negative(value)
 
 
-def _identity(value: Any) -> Any:
+def _unchanged(value: Any) -> Any:
     return value
 
 
@@ -154,7 +160,7 @@ def _sign(value: Any) -> Any:
     return value if np.asarray(value).dtype == bool else np.sign(value)
 
 
-def _rounding(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def _rounding_function(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Return a function that rounds floats and returns integers unchanged."""
 
     def apply(values: Any) -> Any:
@@ -192,8 +198,8 @@ _FLOAT_FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "asinh": np.arcsinh,
     "acosh": np.arccosh,
     "atanh": np.arctanh,
-    "erf": _vectorized(math.erf),
-    "erfc": _vectorized(math.erfc),
+    "erf": _vectorize(math.erf),
+    "erfc": _vectorize(math.erfc),
 }
 _ROUNDING_FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "floor": np.floor,
@@ -205,57 +211,57 @@ _ROUNDING_FUNCTIONS: dict[str, Callable[[Any], Any]] = {
 OPERATIONS: dict[str, Operation] = {
     operation.name: operation
     for operation in (
-        Operation("add", 2, _common, np.add, _ANY),
-        Operation("subtract", 2, _common, _subtract, _ANY),
-        Operation("multiply", 2, _common, np.multiply, _ANY),
-        Operation("divide", 2, _float, np.divide, _FLOATS_AND_COMPLEX),
-        Operation("floor_divide", 2, _common, _divide_down, _NUMBERS),
-        Operation("remainder", 2, _common, np.remainder, _NUMBERS),
-        Operation("power", 2, _common, _power, _NUMBERS),
-        Operation("negative", 1, _common, _negate, _ANY),
-        Operation("positive", 1, _common, _identity, _ANY),
-        Operation("abs", 1, _real, np.abs, _ANY),
-        Operation("sign", 1, _common, _sign),
-        Operation("bitwise_and", 2, _common, np.bitwise_and, _BITS),
-        Operation("bitwise_or", 2, _common, np.bitwise_or, _BITS),
-        Operation("bitwise_xor", 2, _common, np.bitwise_xor, _BITS),
-        Operation("invert", 1, _common, np.invert, _BITS),
-        Operation("left_shift", 2, _common, _shift_left, _INTEGERS),
-        Operation("right_shift", 2, _common, _shift_right, _INTEGERS),
-        Operation("equal", 2, _predicate, np.equal, _ANY),
-        Operation("not_equal", 2, _predicate, np.not_equal, _ANY),
-        Operation("less", 2, _predicate, np.less),
-        Operation("less_equal", 2, _predicate, np.less_equal),
-        Operation("greater", 2, _predicate, np.greater),
-        Operation("greater_equal", 2, _predicate, np.greater_equal),
-        Operation("logical_and", 2, _logical, np.logical_and),
-        Operation("logical_or", 2, _logical, np.logical_or),
-        Operation("logical_not", 1, _logical, np.logical_not),
-        Operation("where", 3, _selection, np.where, _ANY),
-        Operation("minimum", 2, _common, np.minimum),
-        Operation("maximum", 2, _common, np.maximum),
-        Operation("atan2", 2, _float, np.arctan2, _FLOATS),
-        Operation("hypot", 2, _float, np.hypot, _FLOATS),
-        Operation("copysign", 2, _float, np.copysign, _FLOATS),
-        Operation("isnan", 1, _predicate, np.isnan),
-        Operation("isinf", 1, _predicate, np.isinf),
-        Operation("isfinite", 1, _predicate, np.isfinite),
-        Operation("real", 1, _real, np.real, _ANY),
-        Operation("imag", 1, _real, np.imag, _ANY),
-        Operation("conj", 1, _common, np.conjugate, _ANY),
+        Operation("add", 2, _common_rule, np.add, _ANY),
+        Operation("subtract", 2, _common_rule, _subtract, _ANY),
+        Operation("multiply", 2, _common_rule, np.multiply, _ANY),
+        Operation("divide", 2, _float_rule, np.divide, _FLOATS_AND_COMPLEX),
+        Operation("floor_divide", 2, _common_rule, _divide_down, _NUMBERS),
+        Operation("remainder", 2, _common_rule, np.remainder, _NUMBERS),
+        Operation("power", 2, _common_rule, _power, _NUMBERS),
+        Operation("negative", 1, _common_rule, _negate, _ANY),
+        Operation("positive", 1, _common_rule, _unchanged, _ANY),
+        Operation("abs", 1, _real_rule, np.abs, _ANY),
+        Operation("sign", 1, _common_rule, _sign),
+        Operation("bitwise_and", 2, _common_rule, np.bitwise_and, _BITS),
+        Operation("bitwise_or", 2, _common_rule, np.bitwise_or, _BITS),
+        Operation("bitwise_xor", 2, _common_rule, np.bitwise_xor, _BITS),
+        Operation("invert", 1, _common_rule, np.invert, _BITS),
+        Operation("left_shift", 2, _common_rule, _shift_left, _INTEGERS),
+        Operation("right_shift", 2, _common_rule, _shift_right, _INTEGERS),
+        Operation("equal", 2, _predicate_rule, np.equal, _ANY),
+        Operation("not_equal", 2, _predicate_rule, np.not_equal, _ANY),
+        Operation("less", 2, _predicate_rule, np.less),
+        Operation("less_equal", 2, _predicate_rule, np.less_equal),
+        Operation("greater", 2, _predicate_rule, np.greater),
+        Operation("greater_equal", 2, _predicate_rule, np.greater_equal),
+        Operation("logical_and", 2, _logical_rule, np.logical_and),
+        Operation("logical_or", 2, _logical_rule, np.logical_or),
+        Operation("logical_not", 1, _logical_rule, np.logical_not),
+        Operation("where", 3, _selection_rule, np.where, _ANY),
+        Operation("minimum", 2, _common_rule, np.minimum),
+        Operation("maximum", 2, _common_rule, np.maximum),
+        Operation("atan2", 2, _float_rule, np.arctan2, _FLOATS),
+        Operation("hypot", 2, _float_rule, np.hypot, _FLOATS),
+        Operation("copysign", 2, _float_rule, np.copysign, _FLOATS),
+        Operation("isnan", 1, _predicate_rule, np.isnan),
+        Operation("isinf", 1, _predicate_rule, np.isinf),
+        Operation("isfinite", 1, _predicate_rule, np.isfinite),
+        Operation("real", 1, _real_rule, np.real, _ANY),
+        Operation("imag", 1, _real_rule, np.imag, _ANY),
+        Operation("conj", 1, _common_rule, np.conjugate, _ANY),
         *(
-            Operation(name, 1, _float, function, _FLOATS)
+            Operation(name, 1, _float_rule, function, _FLOATS)
             for name, function in _FLOAT_FUNCTIONS.items()
         ),
         *(
-            Operation(name, 1, _common, _rounding(function))
+            Operation(name, 1, _common_rule, _rounding_function(function))
             for name, function in _ROUNDING_FUNCTIONS.items()
         ),
     )
 }
 # Conversions are operations, too: they have the name of a dtype, and no function of numpy.
 CASTS = {
-    name: Operation(name, 1, _cast_rule(dtype), _identity, _ANY) for name, dtype in DTYPES.items()
+    name: Operation(name, 1, _cast_rule(dtype), _unchanged, _ANY) for name, dtype in DTYPES.items()
 }
 # Functions with the names that they have in an expression.
 FUNCTIONS: dict[str, Operation] = {

@@ -97,7 +97,7 @@ class Program:
     outputs: tuple[str, ...]  # names of the results, in order of first assignment
 
     @property
-    def updated(self) -> tuple[str, ...]:
+    def updated_inputs(self) -> tuple[str, ...]:
         """Names of arrays that the expression reads and overwrites."""
         return tuple(name for name in self.outputs if name in self.inputs)
 
@@ -131,16 +131,16 @@ def parse(text: str, outputs: Sequence[str] | None = None) -> Program:
     parser = _Parser(source)
     assignments = parser.parse_assignments()
     inputs = tuple(parser.inputs)
-    assigned = tuple(dict.fromkeys(assignment.target for assignment in assignments))
+    assigned_names = tuple(dict.fromkeys(assignment.target for assignment in assignments))
     if outputs is None:
-        return Program(source, assignments, inputs, assigned)
+        return Program(source, assignments, inputs, assigned_names)
     if isinstance(outputs, str):
         outputs = (outputs,)
-    unassigned = [name for name in outputs if name not in assigned]
-    if unassigned or not outputs:
+    unassigned_names = [name for name in outputs if name not in assigned_names]
+    if unassigned_names or not outputs:
         raise UsageError(
-            f"outputs are {', '.join(unassigned) or 'empty'}, but the expression assigns "
-            f"{', '.join(assigned)}"
+            f"outputs are {', '.join(unassigned_names) or 'empty'}, but the expression assigns "
+            f"{', '.join(assigned_names)}"
         )
     return Program(source, assignments, inputs, tuple(dict.fromkeys(outputs)))
 
@@ -168,10 +168,10 @@ def parse_reduction(text: str, names: Collection[str]) -> ParsedReduction:
             f"the expression {source!r} has no reduction", hint=f"reductions: {', '.join(names)}"
         )
     name, element = parser.reduction
-    outside = sorted({*_names_in(result)} - {REDUCED})
-    if outside:
+    names_outside = sorted({*_names_in(result)} - {REDUCED})
+    if names_outside:
         raise UsageError(
-            f"{', '.join(outside)} is used outside of {name}(...)",
+            f"{', '.join(names_outside)} is used outside of {name}(...)",
             hint="only the reduced value and constants may be used there",
         )
     return ParsedReduction(Program(source, (), tuple(parser.inputs), ()), name, element, result)
@@ -192,7 +192,7 @@ def _names_in(node: Node) -> Iterator[str]:
 
 
 class _Parser:
-    """Converts Python's syntax trees; collects the names that are read before they are assigned."""
+    """Converts Python's syntax trees to expressions; ``inputs`` are names that are read before assignment."""
 
     def __init__(self, text: str, reductions: Collection[str] = ()) -> None:
         self._text = text
@@ -200,13 +200,13 @@ class _Parser:
         # Name and operand of the reduction; None before it is parsed.
         self.reduction: tuple[str, Node] | None = None
         self.inputs: dict[str, None] = {}
-        self._assigned: set[str] = set()
+        self._assigned_names: set[str] = set()
 
     def parse_assignments(self) -> tuple[Assignment, ...]:
         statements = self._parse_python().body
         if not statements:
             raise UsageError("the expression is empty", hint='write assignments, as in "z = x + y"')
-        return tuple(self._assignment(statement) for statement in statements)
+        return tuple(self._convert_assignment(statement) for statement in statements)
 
     def parse_single_value(self) -> Node:
         statements = self._parse_python().body
@@ -214,7 +214,7 @@ class _Parser:
             raise UsageError(
                 f"not a single expression: {self._text!r}", hint='write it as in "sum(x * y)"'
             )
-        return self._node(statements[0].value, 0)
+        return self._convert_node(statements[0].value, 0)
 
     def _parse_python(self) -> ast.Module:
         try:
@@ -225,41 +225,43 @@ class _Parser:
         except (ValueError, RecursionError, MemoryError) as error:
             raise UsageError(f"the expression cannot be parsed: {error}") from None
 
-    def _assignment(self, statement: ast.stmt) -> Assignment:
+    def _convert_assignment(self, statement: ast.stmt) -> Assignment:
         position = _position(statement)
         match statement:
             case ast.Assign(targets=[ast.Name(id=target)], value=value):
-                node = self._node(value, 0)
+                node = self._convert_node(value, 0)
             case ast.AugAssign(target=ast.Name(id=target), op=operator, value=value):
-                old_value = self._name(target)
-                operands = (old_value, self._node(value, 0))
+                old_value = self._convert_name(target)
+                operands = (old_value, self._convert_node(value, 0))
                 node = Call(OPERATIONS[_BINARY[type(operator)]], operands, position)
             case _:
-                raise self._error("only assignments to a name are allowed", statement)
+                raise self._source_error("only assignments to a name are allowed", statement)
         if target in FUNCTIONS:
-            raise self._error(f"{target} is the name of a function", statement)
-        self._assigned.add(target)
+            raise self._source_error(f"{target} is the name of a function", statement)
+        self._assigned_names.add(target)
         return Assignment(target, node, position)
 
-    def _node(self, node: ast.expr, depth: int) -> Node:
+    def _convert_node(self, node: ast.expr, depth: int) -> Node:
         if depth > _MAX_DEPTH:
-            raise self._error(f"the expression is nested more than {_MAX_DEPTH} levels deep", node)
+            raise self._source_error(
+                f"the expression is nested more than {_MAX_DEPTH} levels deep", node
+            )
         match node:
             case ast.Name(id=name):
-                return self._name(name)
+                return self._convert_name(name)
             case ast.Constant(value=bool() | int() | float() | complex() as value):
-                return self._constant(value, node)
+                return self._convert_constant(value, node)
             case ast.BoolOp(op=operator, values=values):
                 operation = OPERATIONS[_LOGICAL[type(operator)]]
-                operands = [self._node(value, depth + 1) for value in values]
+                operands = [self._convert_node(value, depth + 1) for value in values]
                 return _join_operands(operation, operands, _position(node))
             case ast.Compare(left=left, ops=operators, comparators=comparators):
-                return self._comparison(left, operators, comparators, depth)
+                return self._convert_comparison(left, operators, comparators, depth)
             case ast.Call(func=ast.Name(id=name), args=arguments, keywords=[]):
-                return self._call(name, arguments, node, depth)
-        return self._operation(node, depth)
+                return self._convert_call(name, arguments, node, depth)
+        return self._convert_operation(node, depth)
 
-    def _operation(self, node: ast.expr, depth: int) -> Call:
+    def _convert_operation(self, node: ast.expr, depth: int) -> Call:
         match node:
             case ast.BinOp(left=left, op=operator, right=right) if type(operator) in _BINARY:
                 name, operands = _BINARY[type(operator)], [left, right]
@@ -268,56 +270,58 @@ class _Parser:
             case ast.IfExp(test=test, body=body, orelse=alternative):
                 name, operands = "where", [test, body, alternative]
             case _:
-                raise self._error("this syntax is not supported in expressions", node)
-        nodes = tuple(self._node(operand, depth + 1) for operand in operands)
+                raise self._source_error("this syntax is not supported in expressions", node)
+        nodes = tuple(self._convert_node(operand, depth + 1) for operand in operands)
         return Call(OPERATIONS[name], nodes, _position(node))
 
-    def _constant(self, value: bool | int | float | complex, node: ast.expr) -> Constant:
+    def _convert_constant(self, value: bool | int | float | complex, node: ast.expr) -> Constant:
         if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
-            raise self._error("the integer does not fit into 64 bits", node)
+            raise self._source_error("the integer does not fit into 64 bits", node)
         return Constant(value)
 
-    def _comparison(
+    def _convert_comparison(
         self, left: ast.expr, operators: list[ast.cmpop], comparators: list[ast.expr], depth: int
     ) -> Node:
         """Return the tree of a comparison; ``a < b < c`` is ``a < b and b < c``."""
-        operands = [self._node(operand, depth + 1) for operand in (left, *comparators)]
+        operands = [self._convert_node(operand, depth + 1) for operand in (left, *comparators)]
         if any(type(operator) not in _COMPARISONS for operator in operators):
-            raise self._error("only the comparisons == != < <= > >= are supported", left)
+            raise self._source_error("only the comparisons == != < <= > >= are supported", left)
         comparisons = [
-            Call(OPERATIONS[_COMPARISONS[type(operator)]], pair, _position(left))
-            for operator, pair in zip(operators, pairwise(operands), strict=True)
+            Call(OPERATIONS[_COMPARISONS[type(operator)]], compared_operands, _position(left))
+            for operator, compared_operands in zip(operators, pairwise(operands), strict=True)
         ]
         return _join_operands(OPERATIONS["logical_and"], comparisons, _position(left))
 
-    def _reduction(self, name: str, argument: ast.expr, node: ast.expr, depth: int) -> Name:
-        element = self._node(argument, depth + 1)
+    def _convert_reduction(self, name: str, argument: ast.expr, node: ast.expr, depth: int) -> Name:
+        element = self._convert_node(argument, depth + 1)
         if self.reduction is not None:
-            raise self._error("an expression may have only one reduction", node)
+            raise self._source_error("an expression may have only one reduction", node)
         self.reduction = (name, element)
         return Name(REDUCED)
 
-    def _call(self, name: str, arguments: list[ast.expr], node: ast.expr, depth: int) -> Node:
+    def _convert_call(
+        self, name: str, arguments: list[ast.expr], node: ast.expr, depth: int
+    ) -> Node:
         if name in self._reductions and len(arguments) == 1:
-            return self._reduction(name, arguments[0], node, depth)
+            return self._convert_reduction(name, arguments[0], node, depth)
         operation = FUNCTIONS.get(name)
         if operation is None:
-            raise self._error(
+            raise self._source_error(
                 f"unknown function {name}", node, hint=f"functions: {', '.join(sorted(FUNCTIONS))}"
             )
         if len(arguments) != operation.arity:
-            raise self._error(
+            raise self._source_error(
                 f"{name} takes {operation.arity} arguments, got {len(arguments)}", node
             )
-        operands = tuple(self._node(argument, depth + 1) for argument in arguments)
+        operands = tuple(self._convert_node(argument, depth + 1) for argument in arguments)
         return Call(operation, operands, _position(node))
 
-    def _name(self, name: str) -> Name:
-        if name not in self._assigned:
+    def _convert_name(self, name: str) -> Name:
+        if name not in self._assigned_names:
             self.inputs[name] = None
         return Name(name)
 
-    def _error(self, message: str, node: ast.AST, *, hint: str = "") -> UsageError:
+    def _source_error(self, message: str, node: ast.AST, *, hint: str = "") -> UsageError:
         return source_error(self._text, message, _position(node), hint=hint)
 
 

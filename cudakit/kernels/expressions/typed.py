@@ -89,24 +89,30 @@ def infer_value(
             value_type = weak_type(value)
             return TypedConstant(value, value_type.dtype), value_type
         case Call(operation, operands, position):
-            typed = [infer_value(program, operand, types) for operand in operands]
+            typed_operands = [infer_value(program, operand, types) for operand in operands]
             try:
-                signature = operation.signature([value_type for _, value_type in typed])
+                signature = operation.signature([value_type for _, value_type in typed_operands])
             except UsageError as error:
                 raise program.error(error.message, position, hint=error.hint) from None
-            converted = tuple(
+            converted_operands = tuple(
                 convert(operand, dtype)
-                for (operand, _), dtype in zip(typed, signature.operands, strict=True)
+                for (operand, _), dtype in zip(typed_operands, signature.operands, strict=True)
             )
             if operation.name in CASTS:
-                if converted[0].dtype.category == COMPLEX > signature.result.dtype.category:
+                if (
+                    converted_operands[0].dtype.category
+                    == COMPLEX
+                    > signature.result.dtype.category
+                ):
                     raise program.error(
                         f"{operation.name} cannot convert a complex value",
                         position,
                         hint="take real(...), imag(...) or abs(...) of the value",
                     )
-                return Cast(converted[0], signature.result.dtype), signature.result
-            return TypedCall(operation, converted, signature.result.dtype), signature.result
+                return Cast(converted_operands[0], signature.result.dtype), signature.result
+            return TypedCall(
+                operation, converted_operands, signature.result.dtype
+            ), signature.result
 
 
 def convert(node: TypedNode, dtype: DType) -> TypedNode:
@@ -125,13 +131,13 @@ def check_stores(
     program: Program, assignments: tuple[TypedAssignment, ...], arrays: Mapping[str, DType]
 ) -> None:
     """Raise UsageError if the value of an output cannot be stored in its array."""
-    final = {assignment.target: assignment for assignment in assignments}
-    for name, array in arrays.items():
-        if not can_store(final[name].dtype, array):
+    final_assignments = {assignment.target: assignment for assignment in assignments}
+    for name, array_dtype in arrays.items():
+        if not can_store(final_assignments[name].dtype, array_dtype):
             raise program.error(
-                f"{name} is {final[name].dtype}, and its array is {array}",
+                f"{name} is {final_assignments[name].dtype}, and its array is {array_dtype}",
                 _last_assignment(program, name).position,
-                hint=f"convert the value, as in {name} = {array}(...)",
+                hint=f"convert the value, as in {name} = {array_dtype}(...)",
             )
 
 
@@ -147,7 +153,7 @@ def _relabel(node: TypedName | TypedCall | Cast, dtype: DType) -> TypedNode:
         case TypedCall(operation, operands, _):
             return TypedCall(operation, operands, dtype)
         case Cast():
-            # An explicit conversion to float16 rounds, which must be kept.
+            # An explicit conversion to float16 must still round the value.
             return TypedCall(_KEEP_ROUNDING, (node,), dtype)
 
 

@@ -198,7 +198,7 @@ def test_targets_are_not_shown_for_other_sizes() -> None:
 def real_device() -> Iterator[Gpu]:
     from cudakit.gpu.open import open_gpu
 
-    with closing(open_gpu("0")) as gpu:
+    with closing(open_gpu("cuda")) as gpu:
         yield gpu
 
 

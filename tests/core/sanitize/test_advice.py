@@ -32,7 +32,7 @@ from cudakit.trace.layout import pack
 
 # The kind, name and call stack of an operation, and the graph that contains it.
 Identity: TypeAlias = tuple[EventKind, str, int, int]
-# What the report counts as one race: the kind, the earlier and the later operation.
+# Races with the same kind, earlier and later operation are one race of the report.
 Key: TypeAlias = tuple[RaceKind, Identity, Identity]
 
 FIRST_NEW_EVENT = 1_000

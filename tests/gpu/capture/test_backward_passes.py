@@ -54,15 +54,15 @@ from cudakit.gpu.capture.preflight import Ready
 from cudakit.gpu.capture.recording import begin
 from cudakit.trace.kinds import EventKind
 
-library, places, taken = sys.argv[1], SearchPaths.of_this_process(), []
+library, places, batches = sys.argv[1], SearchPaths.of_this_process(), []
 ready = Ready(Path(library), (), find_recorder(places), find_frame_readers(places))
-recording = begin(taken.append, readiness=ready)
+recording = begin(batches.append, readiness=ready)
 
 def stacks(process=None):
     with recording.drained():
         return [
             [frame.function for frame in batch.stacks[site]]
-            for batch in taken if batch.process == (process or os.getpid())
+            for batch in batches if batch.process == (process or os.getpid())
             for kind, site in zip(batch.records["kind"].tolist(), batch.records["site"].tolist())
             if kind == EventKind.LAUNCH
         ]
@@ -77,7 +77,7 @@ from cudakit.trace.ranges import RangeTracker
 def ranges_of_launches():
     tracker, names = RangeTracker(), []
     with recording.drained():
-        for batch in taken:
+        for batch in batches:
             innermost = tracker.follow(batch.records)
             for kind, open_range in zip(batch.records["kind"], innermost if innermost is not None else ()):
                 if kind == EventKind.LAUNCH:
@@ -117,7 +117,7 @@ def step():
 step(), step()
 assert stacks() == [[BACKWARD, "backward", "step", "<module>"]] * 2, stacks()
 with recording.drained():
-    first, again = (frame for frame in taken[-1].stacks[1:] if frame[0].function == BACKWARD)
+    first, again = (frame for frame in batches[-1].stacks[1:] if frame[0].function == BACKWARD)
     assert first[0][1:] == ("", 0)
     assert {stack[2][1:] for stack in (first, again)} == {("<string>", step.__code__.co_firstlineno + 1)}
 """,
@@ -138,7 +138,7 @@ launch()
 with recording.drained():
     numbers = [
         number
-        for batch in taken
+        for batch in batches
         for kind, number in zip(batch.records["kind"].tolist(), batch.records["program_call"].tolist())
         if kind == EventKind.LAUNCH
     ]
@@ -230,7 +230,7 @@ for thread in threads:
     thread.join()
 found = set()
 with recording.drained():
-    for batch in taken:
+    for batch in batches:
         launches = view(batch.records[batch.records["kind"] == EventKind.LAUNCH], EventKind.LAUNCH)
         for name, site in zip(launches["name"].tolist(), launches["site"].tolist()):
             callers = {frame.function for frame in batch.stacks[site]} & {"left", "right"}
@@ -257,7 +257,7 @@ launch()
 names = ranges_of_launches()
 assert names == [["backward", "step 1"], [], []], names
 events = []
-for batch in taken:
+for batch in batches:
     events += unpack(batch.records, batch.strings)
 pushed, popped = (
     sum(event.body.kind == kind and event.thread != os.getpid() for event in events)

@@ -140,8 +140,11 @@ def describe_method(
         lambda s: format_seconds(s, pad=True) if s else "0 s",
     )
     executions = _range([method.executions for method in methods], str)
+    has_several_calls = first_method.mode == "call" and first_method.executions > 1
     description_parts = [
-        _MODES[first_method.mode].format(n=_with_noun(executions, "execution")),
+        f"host time of a call, mean of {executions} consecutive calls"
+        if has_several_calls
+        else _MODES[first_method.mode].format(n=_with_noun(executions, "execution")),
         _CACHES[first_method.cache].format(
             sets=_range([method.buffer_sets for method in methods], str)
         ),

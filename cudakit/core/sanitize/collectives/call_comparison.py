@@ -77,7 +77,9 @@ class CommunicatorCalls:
         self._is_stopped = False
         self._compares_transfers = compares_transfers
         self._open_groups: dict[int, list[RankCall]] = {}  # the last group of each rank
-        self._references: dict[int, _Reference] = {}  # by number of the group
+        self._references: dict[
+            int, _Reference
+        ] = {}  # calls of other ranks are compared with these, by group number
         # Sends and receives that wait for their counterpart, by sender, receiver and function.
         self._transfers: defaultdict[tuple[int, int, CollectiveFunction], deque[RankCall]] = (
             defaultdict(deque)

@@ -27,8 +27,8 @@ class RankComparison:
     """Compares the calls of all ranks whose traces are read, and knows the ranks of processes."""
 
     def __init__(self) -> None:
-        self._communicators: dict[int, CommunicatorCalls] = {}  # by hash
-        # The membership of each trace in its communicators, by number of the communicator.
+        self._communicators: dict[int, CommunicatorCalls] = {}  # calls by communicator hash
+        # The membership of each trace in its communicators, by communicator number.
         self._memberships: dict[tuple[TraceId, int], Membership] = {}
         self._stacks: dict[TraceId, Sequence[Stack]] = {}
         self._compares_transfers = True

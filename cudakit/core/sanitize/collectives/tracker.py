@@ -41,7 +41,7 @@ class CollectiveTracker:
         self._graphs = graphs
         self._coverage = coverage
         self._gaps = gaps
-        self._memberships: dict[int, Membership] = {}  # by number of the communicator
+        self._memberships: dict[int, Membership] = {}  # memberships by communicator number
         self._peers = PeerOrder()
 
     def add_communicator(self, _: Call, number: int, rank: int, rank_count: int, key: int) -> None:

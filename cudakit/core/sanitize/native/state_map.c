@@ -2,7 +2,7 @@
 
 #include <string.h>
 
-/* Number of states in each chunk after chunks were divided or filled anew, so that insertions find room. */
+/* Number of states in each chunk after chunks were divided or filled anew, so that the next states fit. */
 enum { FILLED_STATES = 48 };
 
 /* ---- search ----------------------------------------------------------------------------------------------- */
@@ -109,7 +109,7 @@ static void fill_chunk(struct chunk *chunk, size_t index, const struct state *st
         chunk->addresses[index + i] = states[i].lo;
 }
 
-/* Make room for a number of chunks in the arrays. Return -1 with an exception if memory runs out. */
+/* Enlarge the arrays if they have fewer elements than a number of chunks. Return -1 with an exception if memory runs out. */
 static int reserve_chunks(struct state_map *map, size_t count)
 {
     if (count <= map->chunk_capacity)
@@ -189,7 +189,7 @@ static int new_chunks(struct chunk **chunks, size_t count)
     return 0;
 }
 
-/* Insert states for which the chunk at the position has no room: distribute the states of the chunk and the new ones
+/* Insert states that do not fit into the chunk at the position: distribute the states of the chunk and the new ones
  * over this chunk and new chunks after it. Return -1 with an exception if memory runs out. */
 static int insert_in_new_chunks(struct state_map *map, struct position position, const struct state *states,
                                 size_t count)
@@ -235,7 +235,7 @@ fail:
 
 static int insert_states(struct state_map *map, struct position position, const struct state *states, size_t count)
 {
-    /* At the end of the map or of a chunk: append to the chunk before the position if there is room. */
+    /* At the end of the map or of a chunk: append to the chunk before the position if the states fit. */
     if (!position.index && position.chunk && map->chunks[position.chunk - 1]->count + count <= CHUNK_STATES)
         position = (struct position){position.chunk - 1, map->chunks[position.chunk - 1]->count};
     if (position.chunk < map->chunk_count && map->chunks[position.chunk]->count + count <= CHUNK_STATES) {

@@ -44,7 +44,7 @@ static inline bool is_map_begin(struct position position)
 }
 
 /* Replace `removed` states after a position by `count` new ones, which the map takes over. The caller has cleared or
- * moved the removed states. Return -1 with an exception if memory runs out; new states without room are cleared. */
+ * moved the removed states. Return -1 with an exception if memory runs out; new states that were not stored are cleared. */
 int map_replace(struct state_map *map, struct position position, size_t removed, struct state *states,
                 size_t count);
 /* Move all states to a new array, and empty the map. Return NULL with an exception if memory runs out. */
