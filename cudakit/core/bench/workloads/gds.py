@@ -71,7 +71,8 @@ def _case(spec: GdsSpec, transfer: Transfer) -> Case:
         threads = "1 thread" if transfer.threads == 1 else f"{transfer.threads} threads"
         raise InputError(
             f"the file of {format_bytes(transfer.file.size_bytes)} is too small: {threads} with transfers of "
-            f"{format_bytes(transfer.size_bytes)} need {format_bytes(needed_bytes)}, two transfers per thread",
+            f"{format_bytes(transfer.size_bytes)} need {format_bytes(needed_bytes)}, "
+            "two transfers per thread",
             hint="choose a larger --file-size, smaller --sizes or fewer --threads",
         )
     # Transfers block the host, so that no blocking kernel can hide the gaps before them.
