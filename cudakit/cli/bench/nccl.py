@@ -356,7 +356,8 @@ def _count_devices(machine: Machine) -> int:
     if isinstance(cuda, Unavailable) or not cuda.devices:
         reason = cuda.reason if isinstance(cuda, Unavailable) else "CUDA has no device"
         raise EnvironmentUnusable(
-            f"no GPU can be used: {reason}", hint="use --gpu sim to simulate two GPUs"
+            f"no GPU can be used: {reason}",
+            hint="cudakit doctor finds the cause; use --gpu sim to simulate two GPUs",
         )
     return len(cuda.devices)
 

@@ -27,6 +27,7 @@ from cudakit.core.profile.result import (
     Finding,
     IdleTime,
     ProfileResult,
+    Steps,
     TimeDivision,
 )
 from cudakit.document import (
@@ -39,12 +40,13 @@ from cudakit.document import (
     Stack,
     Table,
     Text,
+    Value,
 )
 from cudakit.document import (
     Finding as DocumentFinding,
 )
 from cudakit.trace.kernel_names import short_kernel
-from cudakit.units import capitalized, format_count, format_ratio
+from cudakit.units import Unavailable, capitalized, format_count, format_ratio
 
 NO_WORK = "no GPU work was recorded"
 # The columns of the causes in ``Gaps.by_cause_ns``, in the order of ``CAUSES``.
@@ -256,12 +258,16 @@ def _overview(result: ProfileResult) -> Table:
     columns: Columns[Device] = (
         ("device", "text", lambda device: Text(device_name(device, result))),
         ("busy", "bar", lambda device: Ratio(device.measured.busy_share)),
-        ("step", "number", lambda device: Seconds(device.steps.median_ns / 1e9)),
+        ("step", "number", lambda device: _median_step(device.steps)),
         ("GPU time", "number", lambda device: Seconds(device.work_ns / 1e9)),
         ("collectives", "number", lambda device: Seconds(device.collectives_ns / 1e9)),
         ("largest idle cause", "text", lambda device: Text(_largest_cause(device))),
     )
     return make_table(columns, result.devices)
+
+
+def _median_step(steps: Steps) -> Value:
+    return Seconds(steps.median_ns / 1e9) if steps.measured else Unavailable("no steps were found")
 
 
 def _largest_cause(device: Device) -> str:

@@ -107,8 +107,8 @@ def _time_table(device: Device) -> Table:
 def _steps_sentence(steps: Steps) -> str:
     if not steps.measured:
         return (
-            "No steps were found: the tables cover the time from the first to the last work. Mark steps with "
-            "an NVTX range: with cudakit.range('step')."
+            "No steps were found, so the tables cover the time from the first to the last work. To mark "
+            "steps, use an NVTX range: with cudakit.range('step')."
         )
     source = {
         "range": f"the NVTX range '{steps.name}'",
