@@ -125,8 +125,8 @@ class KernelCall:
             raise UsageError(
                 "all arguments are numbers", hint="pass at least one array, or an array as out="
             )
-        (first_array_name, first_device), *others = self._arrays.items()
-        for name, array in others:
+        (first_array_name, first_device), *other_devices = self._arrays.items()
+        for name, array in other_devices:
             if array.device != first_device.device:
                 raise UsageError(
                     f"{first_array_name} is on {_device_name(first_device.device)}, {name} on "

@@ -200,8 +200,8 @@ def _float_view(view: ArrayView, index: int) -> ArrayView:
             f"array {index} has dtype {view.dtype}, whose elements cannot be counted",
             hint=f"the dtypes are {', '.join((*_ITEM_BYTES, *_PARTS))}",
         )
-    item_bytes, parts = _ITEM_BYTES[dtype], 2 if view.dtype in _PARTS else 1
-    dense_stride = item_bytes * parts
+    item_bytes, part_count = _ITEM_BYTES[dtype], 2 if view.dtype in _PARTS else 1
+    dense_stride = item_bytes * part_count
     for stride, extent in sorted(zip(view.strides, view.shape, strict=True)):
         if extent > 1 and stride != dense_stride and view.size:
             raise UsageError(
@@ -211,4 +211,4 @@ def _float_view(view: ArrayView, index: int) -> ArrayView:
         dense_stride *= extent if extent > 1 else 1
     if view.ptr % item_bytes:
         raise UsageError(f"array {index} is misaligned: {dtype} at address {view.ptr:#x}")
-    return ArrayView(view.ptr, dtype, (view.size * parts,), (item_bytes,))
+    return ArrayView(view.ptr, dtype, (view.size * part_count,), (item_bytes,))

@@ -99,10 +99,10 @@ def warm(*, arch: tuple[str, ...], output: OutputOptions) -> int:
     cudakit cache warm --arch sm_80 --arch sm_90
     """
     compile_cache = _user_cache()
-    capabilities = [_capability(text) for text in arch] or _capabilities_of_this_machine()
+    capabilities = [_parse_capability(text) for text in arch] or _capabilities_of_this_machine()
     with open_outputs(output) as outputs:
         with progress_line(quiet=output.quiet) as progress:
-            warmed_targets = tuple(_warm(compile_cache, capabilities, progress))
+            warmed_targets = tuple(_compile_sources(compile_cache, capabilities, progress))
         outputs.write(_report(_result(compile_cache, warmed=warmed_targets)))
     return ExitCode.FINDINGS if any(target.failures for target in warmed_targets) else ExitCode.OK
 
@@ -178,7 +178,7 @@ def _report(result: CacheResult) -> Report:
 # --- compilation ahead
 
 
-def _capability(text: str) -> tuple[int, int]:
+def _parse_capability(text: str) -> tuple[int, int]:
     """Return the compute capability of an architecture such as ``sm_90`` or ``9.0``."""
     match = _ARCHITECTURE.fullmatch(text)
     if match is None:
@@ -195,21 +195,21 @@ def _capabilities_of_this_machine() -> list[tuple[int, int]]:
     return capabilities
 
 
-def _warm(
+def _compile_sources(
     compile_cache: CompileCache, capabilities: Sequence[tuple[int, int]], progress: Progress
 ) -> Iterator[Warmed]:
     """Compile all sources for each capability."""
     from cudakit.core.cache import Warmed
 
-    builds = _builds(compile_cache)
-    for number, capability in enumerate(capabilities):
+    compile_functions = _compile_functions(compile_cache)
+    for capability_index, capability in enumerate(capabilities):
         target = "sm_{}{}".format(*capability)
-        failed_sources = defaultdict(list)  # names of the sources, by the reason
-        for index, (name, build) in enumerate(builds.items()):
-            finished_share = (number + index / len(builds)) / len(capabilities)
+        failed_sources = defaultdict(list)  # names of sources, by reason of the failure
+        for index, (name, compile_source) in enumerate(compile_functions.items()):
+            finished_share = (capability_index + index / len(compile_functions)) / len(capabilities)
             progress(f"compiling {name} for {target}", finished_share)
             try:
-                build(capability)
+                compile_source(capability)
             except MissingDependency:
                 raise  # nothing can be compiled without NVRTC
             except CudakitError as error:
@@ -217,11 +217,13 @@ def _warm(
         failures = tuple(
             f"{', '.join(names)}: {reason}" for reason, names in failed_sources.items()
         )
-        count = len(builds) - sum(map(len, failed_sources.values()))
-        yield Warmed(target, count, failures)
+        compiled_count = len(compile_functions) - sum(map(len, failed_sources.values()))
+        yield Warmed(target, compiled_count, failures)
 
 
-def _builds(compile_cache: CompileCache) -> dict[str, Callable[[tuple[int, int]], bytes]]:
+def _compile_functions(
+    compile_cache: CompileCache,
+) -> dict[str, Callable[[tuple[int, int]], bytes]]:
     """Return a function for each source that compiles it for a compute capability."""
     from cudakit.gpu import selftest
     from cudakit.gpu.capture.device_patch import PATCH, build_patch
@@ -229,10 +231,10 @@ def _builds(compile_cache: CompileCache) -> dict[str, Callable[[tuple[int, int]]
     from cudakit.kernels import bandwidth, compare, fill, poison, spin, timestamp
 
     modules = (bandwidth, compare, fill, poison, spin, timestamp, selftest)
-    builds: dict[str, Callable[[tuple[int, int]], bytes]] = {
+    compile_functions: dict[str, Callable[[tuple[int, int]], bytes]] = {
         module.__name__.rpartition(".")[2]: partial(
             compile_cuda, module.SOURCE, cache=compile_cache
         )
         for module in modules
     }
-    return builds | {PATCH: partial(build_patch, cache=compile_cache)}
+    return compile_functions | {PATCH: partial(build_patch, cache=compile_cache)}

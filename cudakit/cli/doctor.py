@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 def _parse_ids(text: str) -> tuple[str, ...]:
     """Parse ``CK005,ck12`` as ids."""
-    ids = tuple(part.strip() for part in text.split(",") if part.strip())
+    ids = tuple(id_text.strip() for id_text in text.split(",") if id_text.strip())
     if not ids:
         raise click.BadParameter("name at least one check, for example CK005")
     return ids

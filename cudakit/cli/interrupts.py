@@ -17,18 +17,18 @@ def held_interrupts(*, terminable: bool = False) -> Iterator[Callable[[], None]]
     With ``terminable``, SIGTERM has the same effect.
 
     KeyboardInterrupt between any two instructions can leave an object half-initialized, which then fails to
-    close. The handler is installed in the main thread only, because only it may call signal.signal, and only
-    if the default handler is in place.
+    close. The handler is only installed if the default handler is in place, and only in the main thread,
+    because no other thread may call signal.signal.
     """
     is_pending = False
 
-    def hold(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 as signal calls it
+    def defer_interrupt(signal_number: int, frame: FrameType | None) -> None:  # noqa: ARG001 as signal calls it
         nonlocal is_pending
         if is_pending:
             raise KeyboardInterrupt
         is_pending = True
 
-    def deliver() -> None:
+    def deliver_interrupt() -> None:
         nonlocal is_pending
         if is_pending:
             is_pending = False
@@ -37,21 +37,21 @@ def held_interrupts(*, terminable: bool = False) -> Iterator[Callable[[], None]]
     default_handlers: dict[signal.Signals, Any] = {signal.SIGINT: signal.default_int_handler}
     if terminable:
         default_handlers[signal.SIGTERM] = signal.SIG_DFL
-    replaced = {
-        number: handler
-        for number, handler in default_handlers.items()
-        if _can_replace(number, handler)
+    replaced_handlers = {
+        signal_number: handler
+        for signal_number, handler in default_handlers.items()
+        if _can_replace(signal_number, handler)
     }
-    for number in replaced:
-        signal.signal(number, hold)
+    for signal_number in replaced_handlers:
+        signal.signal(signal_number, defer_interrupt)
     try:
-        yield deliver
+        yield deliver_interrupt
     finally:
-        for number, handler in replaced.items():
-            signal.signal(number, handler)
+        for signal_number, handler in replaced_handlers.items():
+            signal.signal(signal_number, handler)
 
 
-def _can_replace(number: signal.Signals, default_handler: object) -> bool:
+def _can_replace(signal_number: signal.Signals, default_handler: object) -> bool:
     """Return whether this is the main thread, and a signal has its default handler."""
     is_main_thread = threading.current_thread() is threading.main_thread()
-    return is_main_thread and signal.getsignal(number) is default_handler
+    return is_main_thread and signal.getsignal(signal_number) is default_handler

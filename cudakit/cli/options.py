@@ -32,7 +32,7 @@ class Option(click.Option):
         self.group = ""
 
     def get_help_extra(self, ctx: click.Context) -> Any:
-        """Return what click appends to the help: the default, without a range such as ``x>=1``."""
+        """Return the text that click appends to the help: the default, without a range such as ``x>=1``."""
         help_extra = super().get_help_extra(ctx)
         help_extra.pop("range", None)
         return help_extra
@@ -53,7 +53,7 @@ def option(*names: str, **attributes: Any) -> Decorator:
 def option_group(title: str, *options: Decorator) -> tuple[Decorator, ...]:
     """Put options under a heading of the help; the command needs ``cls=Command``."""
 
-    def titled(add_option: Decorator) -> Decorator:
+    def add_group(add_option: Decorator) -> Decorator:
         def apply(command: Callable[..., Any]) -> Callable[..., Any]:
             command = add_option(command)
             parameter = vars(command)["__click_params__"][-1]
@@ -62,7 +62,7 @@ def option_group(title: str, *options: Decorator) -> tuple[Decorator, ...]:
 
         return apply
 
-    return tuple(titled(add_option) for add_option in options)
+    return tuple(add_group(add_option) for add_option in options)
 
 
 class _Formatter(click.HelpFormatter):
@@ -278,13 +278,13 @@ def output_options(
     def add(command: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(command)
         def collecting(
-            *, json: bool, paths: tuple[str, ...], force: bool, quiet: bool, **rest: Any
+            *, json: bool, paths: tuple[str, ...], force: bool, quiet: bool, **other_options: Any
         ) -> Any:
             targets = [Target(path) for path in paths]
             for name, suffix in old.items():
-                targets += [Target(path, suffix) for path in rest.pop(f"{name}_files")]
+                targets += [Target(path, suffix) for path in other_options.pop(f"{name}_files")]
             output = OutputOptions(json, tuple(targets), force, quiet, tuple(formats))
-            return command(output=output, **rest)
+            return command(output=output, **other_options)
 
         options = option_group(OUTPUT, *_output(formats, json_help), *map(_old_option, old))
         return with_options(options, collecting)

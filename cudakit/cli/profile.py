@@ -131,13 +131,17 @@ def profile(
             raise click.UsageError(f"{option_name} has no effect with --diff")
     load = partial(_load, step_range=step_range, quiet=output.quiet)
     with open_outputs(output, FORMATS if before is None else COMMON_FORMATS) as outputs:
-        loaded = load(file)
+        loaded_profile = load(file)
         if before is not None:
-            return _compare(load(before).result, loaded.result, outputs, top=top, limit=limit)
-        _refuse_exports(output, loaded)
+            return _compare(
+                load(before).result, loaded_profile.result, outputs, top=top, limit=limit
+            )
+        _refuse_exports(output, loaded_profile)
         if bench_files:
-            loaded = replace(loaded, result=with_limits(loaded.result, bench_files))
-        outputs.write(loaded.report(top=top, by=by))
+            loaded_profile = replace(
+                loaded_profile, result=with_limits(loaded_profile.result, bench_files)
+            )
+        outputs.write(loaded_profile.report(top=top, by=by))
         return ExitCode.OK
 
 
@@ -157,7 +161,7 @@ def _compare(
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A result, and the recorded activities that it is the result of; a saved result has None."""
+    """A result and the activities that it was computed from; a saved result has no activities."""
 
     result: ProfileResult
     activities: Sequence[Activities] | None = None
@@ -166,7 +170,7 @@ class Profile:
     def report(
         self, *, top: int = 10, by: Literal["kernel", "line", "range"] | None = None
     ) -> Report:
-        """Return the report in every format; those of the timeline need activities."""
+        """Return the report in every format; formats of the timeline need activities."""
         from cudakit.core.profile.exports import WRITERS
         from cudakit.core.profile.present import report as present
         from cudakit.render import html
@@ -209,7 +213,7 @@ def analyzed(
 
 
 def with_limits(result: ProfileResult, files: Sequence[str]) -> ProfileResult:
-    """Return a result beside the limits that saved results of ``cudakit bench`` measured.
+    """Return a result that is compared with limits from saved results of ``cudakit bench``.
 
     Raises UsageError if a file has no copies, kernels that write memory, or launches.
     """
@@ -266,10 +270,10 @@ def _load(file: str, *, step_range: str | None, quiet: bool) -> Profile:
         return analyzed(recorded.activities, recorded.outcome, step_range=step_range)
 
 
-def _refuse_exports(output: OutputOptions, loaded: Profile) -> None:
+def _refuse_exports(output: OutputOptions, loaded_profile: Profile) -> None:
     """Raise UsageError for a timeline of a saved result."""
     paths = [path for path in output.paths if path.lower().endswith(ACTIVITY_FORMATS)]
-    if loaded.activities is None and paths:
+    if loaded_profile.activities is None and paths:
         raise UsageError(
             f"{paths[0]} needs a log: a saved result has no timeline",
             hint="write a log with: cudakit run --profile --log FILE PROGRAM",

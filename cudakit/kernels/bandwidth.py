@@ -112,28 +112,30 @@ class Bandwidth:
 
 
 @host_kernel("cudakit_copy")
-def _copy(launch: Launch, destination: Ptr, source: Ptr, count: np.uint64) -> None:
-    words = 2 * int(count)
+def _copy(launch: Launch, destination: Ptr, source: Ptr, element_count: np.uint64) -> None:
+    words = 2 * int(element_count)
     launch.write(destination, np.uint64, words)[:] = launch.read(source, np.uint64, words)
 
 
 @host_kernel("cudakit_read")
-def _read(launch: Launch, sink: Ptr, source: Ptr, sentinel: np.uint32, count: np.uint64) -> None:
-    vectors = launch.read(source, np.uint32, _LANES * int(count)).reshape(-1, _LANES)
+def _read(
+    launch: Launch, sink: Ptr, source: Ptr, sentinel: np.uint32, element_count: np.uint64
+) -> None:
+    vectors = launch.read(source, np.uint32, _LANES * int(element_count)).reshape(-1, _LANES)
     if (np.bitwise_xor.reduce(vectors, axis=1) == sentinel).any():
         launch.write(sink, np.uint32)[:] = sentinel
 
 
 @host_kernel("cudakit_write")
-def _write(launch: Launch, destination: Ptr, word: np.uint32, count: np.uint64) -> None:
-    launch.write(destination, np.uint32, _LANES * int(count))[:] = word
+def _write(launch: Launch, destination: Ptr, word: np.uint32, element_count: np.uint64) -> None:
+    launch.write(destination, np.uint32, _LANES * int(element_count))[:] = word
 
 
 @host_kernel("cudakit_scale")
 def _scale(
-    launch: Launch, destination: Ptr, source: Ptr, factor: np.float32, count: np.uint64
+    launch: Launch, destination: Ptr, source: Ptr, factor: np.float32, element_count: np.uint64
 ) -> None:
-    floats = _LANES * int(count)
+    floats = _LANES * int(element_count)
     launch.write(destination, np.float32, floats)[:] = factor * launch.read(
         source, np.float32, floats
     )
@@ -141,9 +143,9 @@ def _scale(
 
 @host_kernel("cudakit_triad")
 def _triad(
-    launch: Launch, destination: Ptr, b: Ptr, c: Ptr, factor: np.float32, count: np.uint64
+    launch: Launch, destination: Ptr, b: Ptr, c: Ptr, factor: np.float32, element_count: np.uint64
 ) -> None:
-    floats = _LANES * int(count)
+    floats = _LANES * int(element_count)
     # The product is exact in fp64, so only the sum is rounded, as in a fused multiply-add.
     product = np.float64(factor) * launch.read(c, np.float32, floats)
     launch.write(destination, np.float32, floats)[:] = launch.read(b, np.float32, floats) + product

@@ -61,11 +61,13 @@ class Compare:
 
     def count_different(self, first: Ptr, second: Ptr, size_bytes: int, stream: Stream) -> int:
         """Return the number of 32-bit words in which two buffers differ."""
-        return self._count("cudakit_differ", (first, second), size_bytes, stream)
+        return self._count_mismatches("cudakit_differ", (first, second), size_bytes, stream)
 
     def count_not_equal(self, ptr: Ptr, word: int, size_bytes: int, stream: Stream) -> int:
         """Return the number of 32-bit words that differ from ``word``."""
-        return self._count("cudakit_differ_from_word", (ptr, np.uint32(word)), size_bytes, stream)
+        return self._count_mismatches(
+            "cudakit_differ_from_word", (ptr, np.uint32(word)), size_bytes, stream
+        )
 
     def sample(
         self, ptr: Ptr, element: Element, indices: npt.NDArray[np.int64], stream: Stream
@@ -89,16 +91,16 @@ class Compare:
         """Unload the kernels."""
         self._kernels.close()
 
-    def _count(
+    def _count_mismatches(
         self, name: str, buffers: tuple[Ptr | np.generic, ...], size_bytes: int, stream: Stream
     ) -> int:
-        count, remainder = divmod(size_bytes, _WORD_BYTES)
+        word_count, remainder = divmod(size_bytes, _WORD_BYTES)
         if remainder:
             raise UsageError(f"{size_bytes} bytes is not a whole number of 32-bit words")
         with _Scratch(self._gpu, 8) as scratch:
             self._gpu.fill(scratch.device, 0, 8, stream)
-            args = (scratch.device, *buffers, np.uint64(count))
-            self._kernels.launch_over(name, count, args, stream)
+            args = (scratch.device, *buffers, np.uint64(word_count))
+            self._kernels.launch_over(name, word_count, args, stream)
             self._gpu.copy(scratch.host, scratch.device, 8, stream)
             self._gpu.sync_stream(stream)
             return int(np.frombuffer(scratch.view, np.uint64)[0])
@@ -122,18 +124,20 @@ class _Scratch:
 
 
 @host_kernel("cudakit_differ")
-def _differ(launch: Launch, mismatch_count: Ptr, first: Ptr, second: Ptr, count: np.uint64) -> None:
-    differs = launch.read(first, np.uint32, int(count)) != launch.read(
-        second, np.uint32, int(count)
+def _differ(
+    launch: Launch, mismatch_count: Ptr, first: Ptr, second: Ptr, word_count: np.uint64
+) -> None:
+    differs = launch.read(first, np.uint32, int(word_count)) != launch.read(
+        second, np.uint32, int(word_count)
     )
     _add(launch, mismatch_count, int(np.count_nonzero(differs)))
 
 
 @host_kernel("cudakit_differ_from_word")
 def _differ_from_word(
-    launch: Launch, mismatch_count: Ptr, words: Ptr, word: np.uint32, count: np.uint64
+    launch: Launch, mismatch_count: Ptr, words: Ptr, word: np.uint32, word_count: np.uint64
 ) -> None:
-    differs = launch.read(words, np.uint32, int(count)) != word
+    differs = launch.read(words, np.uint32, int(word_count)) != word
     _add(launch, mismatch_count, int(np.count_nonzero(differs)))
 
 
@@ -143,13 +147,13 @@ def _gather(
     destination: Ptr,
     source_address: Ptr,
     indices: Ptr,
-    count: np.uint64,
+    word_count: np.uint64,
     size: np.int32,
 ) -> None:
     unsigned_type = np.dtype(f"u{size}")
-    selected_indices = launch.read(indices, np.uint64, int(count))
+    selected_indices = launch.read(indices, np.uint64, int(word_count))
     source = launch.read(source_address, unsigned_type, int(selected_indices.max()) + 1)
-    launch.write(destination, unsigned_type, int(count))[:] = source[selected_indices]
+    launch.write(destination, unsigned_type, int(word_count))[:] = source[selected_indices]
 
 
 def _add(launch: Launch, mismatch_count: Ptr, count: int) -> None:

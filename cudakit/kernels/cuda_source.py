@@ -84,14 +84,14 @@ class KernelSource:
 
         def declare_plain_kernel(match: re.Match[str]) -> str:
             header, linkage = match["template"] or "", match["linkage"] or ""
-            rest = match[0][len(header) + len(linkage) :]
+            declarator = match[0][len(header) + len(linkage) :]
             newlines = "\n" * (header.count("\n") + linkage.count("\n"))
             if match["name"] != self.name:
-                return match[0] if header else f'{newlines}extern "C" {rest}'
+                return match[0] if header else f'{newlines}extern "C" {declarator}'
             typedefs = "".join(
                 f"typedef {TEMPLATE_TYPES[types[name]]} {name}; " for name in self.template_types
             )
-            return f'{newlines}{typedefs}extern "C" {rest}'
+            return f'{newlines}{typedefs}extern "C" {declarator}'
 
         return _KERNEL.sub(declare_plain_kernel, self.text)
 

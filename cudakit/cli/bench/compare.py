@@ -76,7 +76,7 @@ def compare(
 
 
 def _lacks_times(comparison: Comparison) -> bool:
-    """Return whether the later run lacks a time that the earlier one has, or lacks it for another reason."""
+    """Return whether a case has no time in the later run only, or in both runs for different reasons."""
     from cudakit.units import Unavailable
 
     return any(

@@ -34,12 +34,12 @@ def measuring(command: Callable[..., Spec]) -> Callable[..., Any]:
     """Turn a function that returns a Spec into a command that measures it, with the shared options."""
 
     @functools.wraps(command)
-    def measured(*, gpu: str, output: OutputOptions, **options: Any) -> int:
+    def run_measurement(*, gpu: str, output: OutputOptions, **options: Any) -> int:
         from cudakit.core.bench.pipeline import run
 
         return exit_code(measure(functools.partial(run, command(**options)), gpu, output))
 
-    return gpu_option(effort_options(output_options(FORMATS)(measured)))
+    return gpu_option(effort_options(output_options(FORMATS)(run_measurement)))
 
 
 def measure(run_bench: Callable[..., _Result], gpu: str, output: OutputOptions) -> _Result:

@@ -83,8 +83,8 @@ def _split_list(text: str) -> list[str]:
 
 
 def _parse_range(text: str, parse: Callable[[str], int] = byte_size) -> list[int]:
-    low, dots, rest = text.partition("..")
-    high, colon, factor_text = rest.partition(":")
+    low, dots, high_and_factor = text.partition("..")
+    high, colon, factor_text = high_and_factor.partition(":")
     first, last = parse(low), parse(high if dots else low)
     factor = int(factor_text) if factor_text.isdecimal() else 0 if colon else 2
     if (dots and not 0 < first <= last) or factor < 2:
@@ -189,13 +189,13 @@ def effort_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options for precision and time to a command; passed as ``effort: Effort``."""
 
     @functools.wraps(command)
-    def collecting(**options: Any) -> Any:
+    def call_with_options(**options: Any) -> Any:
         times = {name: options.pop(name) for name in ("warmup_s", "seed", "rounds", "budget_s")}
         limits = {name: options.pop(name) for name in ("precision", "timeout_s", "min_samples")}
         effort = passed_options(**times, blocker=False if options.pop("no_blocker") else None)
         return command(effort=effort | _stopping_rule(passed_options(**limits)), **options)
 
-    return with_options(EFFORT_OPTIONS, collecting)
+    return with_options(EFFORT_OPTIONS, call_with_options)
 
 
 def _stopping_rule(limits: dict[str, Any]) -> Effort:

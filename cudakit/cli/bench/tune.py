@@ -195,13 +195,13 @@ def _validators(tuning: TuneOptions, device: Gpu, run_context: RunContext) -> Ma
         raise UsageError(
             "torch cannot use the algorithms of a simulated GPU", hint="remove --export"
         )
-    accepted = (
+    accepted_validators = (
         read_validators(Path(tuning.validators_path))
         if tuning.validators_path
         else _installed_validators()
     )
-    check_validators(accepted, tuning_machine(device, run_context))
-    return accepted
+    check_validators(accepted_validators, tuning_machine(device, run_context))
+    return accepted_validators
 
 
 def _installed_validators() -> Mapping[str, str]:

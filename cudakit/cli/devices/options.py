@@ -42,41 +42,44 @@ def view_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     @functools.wraps(command)
-    def collecting(*, output: OutputOptions, output_format: str | None, **rest: Any) -> Any:
-        if output_format and not rest["names"]:
+    def call_with_options(
+        *, output: OutputOptions, output_format: str | None, **other_options: Any
+    ) -> Any:
+        if output_format and not other_options["names"]:
             raise click.UsageError("--format needs --fields; --json gives everything")
         if output.json and output_format not in (None, "json"):
             raise click.UsageError(f"--json and --format {output_format} exclude each other")
         if output_format == "csv":
             output = replace(output, targets=(*output.targets, Target("-", "csv")))
         values = {
-            name: rest.pop(name) for name in ("ids", "names", "long", "processes", "topology")
+            name: other_options.pop(name)
+            for name in ("ids", "names", "long", "processes", "topology")
         }
         output = replace(output, json=output.json or output_format == "json")
-        return command(view=View(**values), output=output, **rest)
+        return command(view=View(**values), output=output, **other_options)
 
-    return with_options(_VIEW_OPTIONS, collecting)
+    return with_options(_VIEW_OPTIONS, call_with_options)
 
 
 def select_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add ``--select`` and its limits to a command, which receives them as the keyword ``spec``, or None."""
 
     @functools.wraps(command)
-    def collecting(
+    def call_with_options(
         *,
         select: bool,
         count: int | None,
         min_free_mem: int | None,
         max_util: float | None,
-        **rest: Any,
+        **other_options: Any,
     ) -> Any:
         if select:
-            return command(spec=_select_spec(count, min_free_mem, max_util), **rest)
+            return command(spec=_select_spec(count, min_free_mem, max_util), **other_options)
         if any(limit is not None for limit in (count, min_free_mem, max_util)):
             raise click.UsageError("--count, --min-free-mem and --max-util need --select")
-        return command(spec=None, **rest)
+        return command(spec=None, **other_options)
 
-    return with_options(_SELECT_OPTIONS, collecting)
+    return with_options(_SELECT_OPTIONS, call_with_options)
 
 
 def seconds(text: str) -> float:

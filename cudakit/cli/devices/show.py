@@ -54,8 +54,10 @@ def show_once(
     result = open_query(machine).read(
         activity=counts_activity(selected_fields), processes=view.processes, topology=view.topology
     )
-    filtered = replace(result, devices=filter_devices(result, view.ids))
-    outputs.write(report_of(filtered, view, selected_fields, warn=lambda: _warn_simulated(machine)))
+    filtered_result = replace(result, devices=filter_devices(result, view.ids))
+    outputs.write(
+        report_of(filtered_result, view, selected_fields, warn=lambda: _warn_simulated(machine))
+    )
 
 
 def counts_activity(selected_fields: tuple[FieldInfo, ...], *, watching: bool = False) -> bool:

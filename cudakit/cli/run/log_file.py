@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class LogFile:
-    """The file of ``--log``. If it cannot be written, the program goes on, and ``finish`` raises."""
+    """The file of ``--log``. After a failed write the program continues, and ``finish`` raises the error."""
 
     def __init__(self, path: str, stack: ExitStack, *, force: bool) -> None:
         self._path = path

@@ -47,8 +47,10 @@ class MemoryMonitor:
         self._processes: dict[tuple[int, int], ProcessMemory] = {}
         self._paths: defaultdict[int, list[str]] = defaultdict(list)  # paths of snapshots by PID
         self._torch_paths: list[str] = []  # files that PyTorch wrote
-        self._oom_paths: list[str] = []  # files of the moment when another pool ran out of memory
-        # Snapshots of such moments that are not written yet: PID, number of the trace, snapshot.
+        self._oom_paths: list[
+            str
+        ] = []  # snapshots of out-of-memory errors of pools other than PyTorch's
+        # Snapshots of out-of-memory errors that are not written yet: PID, number of the trace, snapshot.
         self._unwritten_ooms: list[tuple[int, int, dict[str, Any]]] = []
         self._unix_offset_ns = time.time_ns() - time.monotonic_ns()
 

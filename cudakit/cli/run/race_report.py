@@ -59,7 +59,7 @@ class BaselineFile:
     file: BinaryIO | None
 
     def write(self, result: SanitizeResult) -> None:
-        """Write the findings of a run, and the races that its own baseline has."""
+        """Write the findings of a run to the baseline file."""
         from cudakit.core.sanitize.baseline import format_baseline
         from cudakit.core.sanitize.report import findings
 

@@ -148,7 +148,7 @@ def compare_case(before: CaseResult, after: CaseResult) -> CaseComparison:
 
 @dataclass(frozen=True, slots=True)
 class FailOn:
-    """A verdict that fails a comparison, and the change that must be exceeded."""
+    """A condition that fails a comparison: a verdict, and a minimum change."""
 
     verdict: Verdict
     threshold: float = 0.0  # Relative change of the median.
@@ -165,20 +165,22 @@ class FailOn:
 
 def parse_fail_on(text: str) -> FailOn:
     """Parse ``slower``, ``slower:5%``, ``faster:0.1`` or ``ambiguous``; raises UsageError for other text."""
-    word, colon, threshold_text = text.strip().partition(":")
+    verdict_word, colon, threshold_text = text.strip().partition(":")
     invalid = UsageError(
         f"--fail-on {text!r} is not valid",
         hint=f"choose from {', '.join(_FAILING)}, each with an optional change: slower:5%",
     )
-    if word not in _FAILING or (colon and not threshold_text):
+    if verdict_word not in _FAILING or (colon and not threshold_text):
         raise invalid
     try:
         ratio = parse_ratio(threshold_text) if threshold_text else 0.0
     except ValueError:
         raise invalid from None
     if ratio > 1 and not threshold_text.endswith("%"):
-        raise UsageError(f"--fail-on {text!r} is ambiguous", hint=f"write {word}:{threshold_text}%")
-    return FailOn(_FAILING[word], ratio)
+        raise UsageError(
+            f"--fail-on {text!r} is ambiguous", hint=f"write {verdict_word}:{threshold_text}%"
+        )
+    return FailOn(_FAILING[verdict_word], ratio)
 
 
 def _verdict(before: CaseResult, after: CaseResult) -> tuple[Verdict, str]:
@@ -221,8 +223,12 @@ def _interval(values: tuple[float, ...], rounds: tuple[int, ...]) -> _Interval |
     if not values:
         return None
     low, high = ci_over_rounds(values, rounds)
-    centre = median(values)
-    return min(low, centre * (1 - RESOLUTION)), centre, max(high, centre * (1 + RESOLUTION))
+    median_value = median(values)
+    return (
+        min(low, median_value * (1 - RESOLUTION)),
+        median_value,
+        max(high, median_value * (1 + RESOLUTION)),
+    )
 
 
 def _change_interval(before: _Interval, after: _Interval) -> tuple[float, float] | Unavailable:

@@ -21,8 +21,7 @@ from cudakit.units import Unavailable
 _CHUNK_S = 0.02
 # The maximum duration of a measurement, as a multiple of the time between its first and last counter change.
 _MAX_DURATION = 3.0
-# Minimum share of time in which the device must be busy: the power of an idle device is not caused by the
-# work.
+# Minimum share of time in which the device must be busy: an idle device draws power without work.
 _MIN_BUSY = 0.9
 
 ReadJ: TypeAlias = Callable[[], float | Unavailable]

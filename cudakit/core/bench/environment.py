@@ -75,24 +75,29 @@ class Environment:
             return {}
         before_ns = self.before.slowed_ns
         throttled_s = {
-            reason: (ns - before_ns[reason]) / 1e9
-            for reason, ns in self.after.slowed_ns.items()
+            reason: (reason_ns - before_ns[reason]) / 1e9
+            for reason, reason_ns in self.after.slowed_ns.items()
             if reason in before_ns
         }
         return {reason: seconds for reason, seconds in throttled_s.items() if seconds > 0}
 
-    def differences_from(self, other: Environment) -> tuple[str, ...]:
+    def differences_from(self, other_environment: Environment) -> tuple[str, ...]:
         """Return the differences that make results in two environments incomparable."""
         # The versions of cudakit and Python do not change what the device does.
-        names = sorted((self.versions.keys() | other.versions.keys()) - {"cudakit", "python"})
+        names = sorted(
+            (self.versions.keys() | other_environment.versions.keys()) - {"cudakit", "python"}
+        )
         values_by_setting: list[tuple[str, object, object]] = [
-            ("GPU", self.gpu, other.gpu),
-            ("simulated", self.simulated, other.simulated),
-            ("SMs", self.multiprocessors, other.multiprocessors),
-            *((name, self.versions.get(name), other.versions.get(name)) for name in names),
+            ("GPU", self.gpu, other_environment.gpu),
+            ("simulated", self.simulated, other_environment.simulated),
+            ("SMs", self.multiprocessors, other_environment.multiprocessors),
+            *(
+                (name, self.versions.get(name), other_environment.versions.get(name))
+                for name in names
+            ),
         ]
         return tuple(
-            f"{setting}: {_format(this_value)} before, {_format(other_value)} after"
+            f"{setting}: {_value_text(this_value)} before, {_value_text(other_value)} after"
             for setting, this_value, other_value in values_by_setting
             if this_value != other_value
         )
@@ -116,20 +121,20 @@ def environment(
     limits = telemetry.fields if telemetry else {}
     return Environment(
         simulated=simulated,
-        gpu=_text(nvml_and_cuda, "name"),
+        gpu=_text_field(nvml_and_cuda, "name"),
         uuid=facts.uuid,
         pci_bus_id=facts.pci_bus_id,
-        compute_capability=_text(nvml_and_cuda, "compute_capability"),
-        multiprocessors=_integer(nvml_and_cuda, "multiprocessor_count"),
-        sm_clock_max_mhz=_number(nvml_and_cuda, "clock_rate_khz", 1e-3),
-        memory_clock_mhz=_number(nvml_and_cuda, "memory_clock_rate_khz", 1e-3),
-        memory_bus_bits=_integer(nvml_and_cuda, "global_memory_bus_width_bits"),
-        memory_bytes=_integer(nvml_and_cuda, "usable_memory_bytes"),
-        l2_bytes=_integer(nvml_and_cuda, "l2_cache_size_bytes"),
-        pcie=_pcie(nvml_and_cuda),
-        power_limit_w=_number(limits, "power_limit_enforced_w"),
-        power_limit_default_w=_number(nvml_and_cuda, "power_limit_default_w"),
-        modes={name: _mode(nvml_and_cuda[name]) for name in _MODES if name in nvml_and_cuda},
+        compute_capability=_text_field(nvml_and_cuda, "compute_capability"),
+        multiprocessors=_integer_field(nvml_and_cuda, "multiprocessor_count"),
+        sm_clock_max_mhz=_number_field(nvml_and_cuda, "clock_rate_khz", 1e-3),
+        memory_clock_mhz=_number_field(nvml_and_cuda, "memory_clock_rate_khz", 1e-3),
+        memory_bus_bits=_integer_field(nvml_and_cuda, "global_memory_bus_width_bits"),
+        memory_bytes=_integer_field(nvml_and_cuda, "usable_memory_bytes"),
+        l2_bytes=_integer_field(nvml_and_cuda, "l2_cache_size_bytes"),
+        pcie=_pcie_text(nvml_and_cuda),
+        power_limit_w=_number_field(limits, "power_limit_enforced_w"),
+        power_limit_default_w=_number_field(nvml_and_cuda, "power_limit_default_w"),
+        modes={name: _mode_name(nvml_and_cuda[name]) for name in _MODES if name in nvml_and_cuda},
         versions=dict(sorted(run_context.versions.items())),
         other_processes=run_context.other_processes,
         host=run_context.host.summary(),
@@ -146,19 +151,19 @@ def moment(telemetry: Telemetry) -> Moment:
     reasons = fields.get("clock_event_reasons", NOT_QUERIED)
     return Moment(
         time_ns=telemetry.time_ns,
-        sm_clock_mhz=_number(fields, "clock_sm_mhz"),
-        memory_clock_mhz=_number(fields, "clock_memory_mhz"),
-        temperature_c=_number(fields, "temperature_gpu_c"),
-        memory_temperature_c=_number(fields, "temperature_memory_c"),
-        power_w=_number(fields, "power_draw_w"),
-        energy_j=_number(fields, "energy_j"),
+        sm_clock_mhz=_number_field(fields, "clock_sm_mhz"),
+        memory_clock_mhz=_number_field(fields, "clock_memory_mhz"),
+        temperature_c=_number_field(fields, "temperature_gpu_c"),
+        memory_temperature_c=_number_field(fields, "temperature_memory_c"),
+        power_w=_number_field(fields, "power_draw_w"),
+        energy_j=_number_field(fields, "energy_j"),
         clock_reasons=tuple(map(str, reasons))
         if isinstance(reasons, tuple)
         else _unavailable(reasons),
         slowed_ns={
-            reason: ns
+            reason: reason_ns
             for name, reason in _THROTTLING_COUNTERS.items()
-            if isinstance(ns := fields.get(name), int)
+            if isinstance(reason_ns := fields.get(name), int)
         },
     )
 
@@ -168,7 +173,7 @@ def relevant_variables(variables: Mapping[str, str]) -> dict[str, str]:
     return {name: variables[name] for name in sorted(variables) if name.startswith(_VARIABLES)}
 
 
-def _number(
+def _number_field(
     fields: Mapping[str, Field], name: str, factor: float | None = None
 ) -> float | Unavailable:
     value = fields.get(name, NOT_QUERIED)
@@ -177,17 +182,17 @@ def _number(
     return _unavailable(value)
 
 
-def _integer(fields: Mapping[str, Field], name: str) -> int | Unavailable:
+def _integer_field(fields: Mapping[str, Field], name: str) -> int | Unavailable:
     value = fields.get(name, NOT_QUERIED)
     return value if isinstance(value, int) else _unavailable(value)
 
 
-def _text(fields: Mapping[str, Field], name: str) -> str | Unavailable:
+def _text_field(fields: Mapping[str, Field], name: str) -> str | Unavailable:
     value = fields.get(name, NOT_QUERIED)
     return value if isinstance(value, Unavailable) else str(value)
 
 
-def _mode(value: Field) -> Scalar | Unavailable:
+def _mode_name(value: Field) -> Scalar | Unavailable:
     return ", ".join(map(str, value)) if isinstance(value, tuple) else value
 
 
@@ -195,7 +200,7 @@ def _unavailable(value: Field) -> Unavailable:
     return value if isinstance(value, Unavailable) else Unavailable(f"unexpected value {value!r}")
 
 
-def _pcie(fields: Mapping[str, Field]) -> str | Unavailable:
+def _pcie_text(fields: Mapping[str, Field]) -> str | Unavailable:
     generation = fields.get("pcie_generation_max", NOT_QUERIED)
     width = fields.get("pcie_width_max", NOT_QUERIED)
     for value in (generation, width):
@@ -204,7 +209,7 @@ def _pcie(fields: Mapping[str, Field]) -> str | Unavailable:
     return f"{generation}.0 x{width}"
 
 
-def _format(value: object) -> str:
+def _value_text(value: object) -> str:
     match value:
         case Unavailable():
             return "unknown"

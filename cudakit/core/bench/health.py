@@ -19,7 +19,7 @@ from cudakit.core.bench.workload import Axis, Verification
 from cudakit.units import Unavailable
 
 Health: TypeAlias = Literal["pass", "warn", "fail"]
-# measured: on another GPU of the model; derived: from the datasheet of this GPU; bound: for all machines.
+# Source of an expected value: measured on a GPU of the model, derived from the datasheet, or a general bound.
 Source: TypeAlias = Literal["measured", "derived", "bound"]
 
 # Shares of the expected value: warn below, fail below, warn above. GPUs of one node differ by 5 % and more.
@@ -132,7 +132,7 @@ class SkippedBench:
     """A bench that could not be run."""
 
     what: str  # Name of the bench: "gemm".
-    reason: str  # reason why it was left out
+    reason: str  # Reason why the bench was not run.
     remedy: str  # Command that installs the missing package.
 
 
@@ -155,14 +155,14 @@ def assess(
 ) -> SuiteResult:
     """Assess a measurement. ``fields`` are NVML fields that may show causes of bad figures."""
     figures = tuple(map(figure, result.results))
-    pairs = zip(figures, result.results, strict=True)
+    figures_with_cases = zip(figures, result.results, strict=True)
     suspect_environments = [
-        case.environment for rated_figure, case in pairs if rated_figure.is_out_of_band
+        case.environment for rated_figure, case in figures_with_cases if rated_figure.is_out_of_band
     ]
     return SuiteResult(
         simulated=result.simulated,
         quick=quick,
-        health=_worst(figures) or (_NOT_ASSESSED if result.simulated else _NOTHING_ASSESSED),
+        health=_worst_health(figures) or (_NOT_ASSESSED if result.simulated else _NOTHING_ASSESSED),
         causes=likely_causes(suspect_environments, fields) if suspect_environments else (),
         figures=figures,
         left_out=tuple(left_out),
@@ -173,29 +173,31 @@ def assess(
 def figure(case: CaseResult) -> Figure:
     """Assess a case: wrong values fail, and a case that the GPU does not support is not assessed."""
     amount, unit = measured_value(case)
-    expected = _NOT_ASSESSED if case.environment.simulated else band(case)
+    expected_band = _NOT_ASSESSED if case.environment.simulated else band(case)
     return Figure(
         name=figure_name(case),
         axes=case.axes,
-        health=_health(case, expected, amount),
+        health=_health_of_case(case, expected_band, amount),
         reached=amount,
         unit=unit,
-        band=expected,
+        band=expected_band,
         ratio_to_limit=case.ratio_to_limit,
     )
 
 
-def _health(
-    case: CaseResult, expected: Band | Unavailable, amount: float | Unavailable
+def _health_of_case(
+    case: CaseResult, expected_band: Band | Unavailable, amount: float | Unavailable
 ) -> Health | Unavailable:
     if isinstance(case.verification, Verification) and not case.verification.passed:
         return "fail"
     if isinstance(amount, Unavailable):
         return amount if case.is_unsupported else "fail"
-    return expected if isinstance(expected, Unavailable) else expected.health_of(amount)
+    return (
+        expected_band if isinstance(expected_band, Unavailable) else expected_band.health_of(amount)
+    )
 
 
-def _worst(figures: Sequence[Figure]) -> Health | None:
+def _worst_health(figures: Sequence[Figure]) -> Health | None:
     healths = {rated_figure.health for rated_figure in figures}
     return next((health for health in _WORST_FIRST if health in healths), None)
 

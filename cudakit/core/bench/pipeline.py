@@ -128,7 +128,7 @@ def _summarize(
     machine: Machine, measured_cases: Sequence[_MeasuredCase], *, is_complete: bool
 ) -> tuple[CaseResult, ...]:
     """Return the results of all implementations. Raises UnsupportedCase if none is supported."""
-    unsupported = [
+    unsupported_cases = [
         measured_case.outcome
         for measured_case in measured_cases
         if isinstance(measured_case.outcome, UnsupportedCase)
@@ -140,8 +140,8 @@ def _summarize(
         for measured_case in measured_cases
         if measured_case.outcome is not None
     )
-    if is_complete and unsupported and len(unsupported) == len(results):
-        raise unsupported[0]
+    if is_complete and unsupported_cases and len(unsupported_cases) == len(results):
+        raise unsupported_cases[0]
     return results
 
 
@@ -195,9 +195,11 @@ def measure_case(
             ):
                 break
     except UnsupportedCase as reason:
-        supported = [workload for workload in workloads if workload is not reason.workload]
+        supported_workloads = [
+            workload for workload in workloads if workload is not reason.workload
+        ]
         restart = partial(measure_case, progress=progress, pause=pause, skip_settling=skip_settling)
-        outcomes = iter(restart(timer, supported, method) if supported else ())
+        outcomes = iter(restart(timer, supported_workloads, method) if supported_workloads else ())
         return tuple(
             reason if workload is reason.workload else next(outcomes) for workload in workloads
         )

@@ -99,24 +99,24 @@ def round_methods(method: Method) -> Iterator[Method]:
     Each round has its own buffers. Their addresses determine which memory channels and pages they share, so
     the time of a kernel differs more between rounds than within a round.
     """
-    count, rule = method.rounds, method.rule
+    round_count, rule = method.rounds, method.rule
     round_rule = replace(
         rule,
-        min_samples=math.ceil(rule.min_samples / count),
-        min_time_s=rule.min_time_s / count,
-        timeout_s=rule.timeout_s / count,
+        min_samples=math.ceil(rule.min_samples / round_count),
+        min_time_s=rule.min_time_s / round_count,
+        timeout_s=rule.timeout_s / round_count,
         # The CI of all rounds is narrower than that of one round by the root of their number.
-        precision=rule.precision * count**0.5,
+        precision=rule.precision * round_count**0.5,
     )
     max_s = method.warmup_most_s
     max_s = max_warmup_s(method.warmup_s) if max_s is None else max_s
-    for index in range(count):
+    for index in range(round_count):
         warmup_share = _LATER_WARMUP if index else 1.0
         yield replace(
             method,
             warmup_s=warmup_share * method.warmup_s,
             warmup_most_s=warmup_share * max_s,
-            energy_s=method.energy_s if index == count - 1 else 0.0,
+            energy_s=method.energy_s if index == round_count - 1 else 0.0,
             rule=round_rule,
         )
 

@@ -218,15 +218,15 @@ def peer_bandwidth(fields: Fields) -> float | Unavailable:
 
     This is an upper bound, because two devices may be connected by some of the NVLinks only.
     """
-    count = fields.get("nvlink_count", Unavailable("NVML was not queried"))
-    if isinstance(count, Unavailable):
-        return Unavailable(f"the number of NVLinks is unknown: {count.reason}")
-    if not isinstance(count, int) or count == 0:
+    link_count = fields.get("nvlink_count", Unavailable("NVML was not queried"))
+    if isinstance(link_count, Unavailable):
+        return Unavailable(f"the number of NVLinks is unknown: {link_count.reason}")
+    if not isinstance(link_count, int) or link_count == 0:
         return link_bandwidth(fields)
     version = str(fields.get("nvlink_version"))
     if version not in _NVLINKS:
         return Unavailable(f"the rate is unknown for NVLink {version}")
-    return count * _NVLINKS[version]
+    return link_count * _NVLINKS[version]
 
 
 def rate_per_clock(kind: str, fields: Fields) -> int | Unavailable:

@@ -195,7 +195,9 @@ def _samples(run: WorkloadRun) -> Samples:
     kept_readings, discarded_count = run.kept_readings, len(run.discarded_readings)
     if run.is_wrong:
         return Samples((), discarded=discarded_count, converged=False)
-    clocks = tuple(r.sm_clock_hz for r in kept_readings if r.sm_clock_hz is not None)
+    clocks = tuple(
+        reading.sm_clock_hz for reading in kept_readings if reading.sm_clock_hz is not None
+    )
     return Samples(
         times_s=tuple(reading.time_s for reading in kept_readings),
         sm_clock_hz=clocks if len(clocks) == len(kept_readings) else (),

@@ -222,7 +222,7 @@ class _SmClock:
     def __init__(self, gpu: ComputeDevice, multiprocessors: int) -> None:
         self._gpu = gpu
         self._kernel = Timestamp(gpu)
-        self._count = multiprocessors
+        self._multiprocessors = multiprocessors
         self._zeros = bytes(2 * multiprocessors * STAMP_BYTES)
         self._first = gpu.host_malloc(len(self._zeros))
         self._last = Ptr(self._first + multiprocessors * STAMP_BYTES)
@@ -231,11 +231,11 @@ class _SmClock:
     def begin(self, stream: Stream) -> None:
         """Enqueue the first reading, after ``take_hz`` of the previous measurement."""
         self._bytes[:] = self._zeros
-        self._kernel.stamp(self._first, self._count, stream)
+        self._kernel.stamp(self._first, self._multiprocessors, stream)
 
     def end(self, stream: Stream) -> None:
         """Enqueue the second reading."""
-        self._kernel.stamp(self._last, self._count, stream)
+        self._kernel.stamp(self._last, self._multiprocessors, stream)
 
     def take_hz(self) -> float | None:
         """Return the clock after both readings; None if too little time passed between them."""

@@ -37,15 +37,15 @@ def result_warnings(
 
 
 def _name_cases(titles: Sequence[str], cases: Sequence[CaseResult]) -> str:
-    """Return the first title and the number of titles; empty text if all cases are named."""
-    total = len({(case.name, str(case.axes)) for case in cases})
-    if len(titles) >= total:
+    """Return the first title and the number of titles as text; "" if ``titles`` has all cases."""
+    case_count = len({(case.name, str(case.axes)) for case in cases})
+    if len(titles) >= case_count:
         return ""
     return f" ({titles[0]})" if len(titles) == 1 else f" ({len(titles)} cases, first {titles[0]})"
 
 
 def environments(cases: Sequence[CaseResult]) -> list[Environment]:
-    """Return the environment of each case; interleaved libraries share one."""
+    """Return one environment per case; libraries whose samples are interleaved share an environment."""
     environment_by_case: dict[tuple[str, str], Environment] = {}
     for case in cases:
         environment_by_case.setdefault((case.name, str(case.axes)), case.environment)
@@ -54,10 +54,10 @@ def environments(cases: Sequence[CaseResult]) -> list[Environment]:
 
 def environment_warnings(environments: Sequence[Environment]) -> tuple[str, ...]:
     """Return each warning of several environments once; throttled time is summed."""
-    lasting = (
+    lasting_warnings = (
         warning for environment in environments for warning in _lasting_warnings(environment)
     )
-    return tuple(dict.fromkeys([*lasting, *_throttling_warnings(environments)]))
+    return tuple(dict.fromkeys([*lasting_warnings, *_throttling_warnings(environments)]))
 
 
 def likely_causes(environments: Sequence[Environment], fields: Fields) -> tuple[str, ...]:

@@ -117,12 +117,12 @@ class ActivityCollector:
                 process in self._simulated,
                 tuple(tables.strings),
                 tuple(tables.stacks),
-                {kind: self._joined(process, kind) for kind in _KINDS},
+                {kind: self._join_records(process, kind) for kind in _KINDS},
             )
             for process, tables in sorted(self._tables.items())
         ]
 
-    def _joined(self, process: int, kind: EventKind) -> Records:
+    def _join_records(self, process: int, kind: EventKind) -> Records:
         chunks = self._chunks[process][kind]
         return np.concatenate(chunks) if chunks else np.empty(0, layout(kind))
 
@@ -160,7 +160,7 @@ def _extended(
     """Return the number of each item of a trace; only new items are looked up."""
     indices = indices_of_trace.get(chain, np.empty(0, np.uint32))
     if len(items) > len(indices):
-        new = [numbers.setdefault(item, len(numbers)) for item in items[len(indices) :]]
-        indices = np.concatenate([indices, np.array(new, np.uint32)])
+        new_numbers = [numbers.setdefault(item, len(numbers)) for item in items[len(indices) :]]
+        indices = np.concatenate([indices, np.array(new_numbers, np.uint32)])
         indices_of_trace[chain] = indices
     return indices

@@ -208,12 +208,12 @@ def _allocation(device: Device) -> Iterator[Finding]:
     if not rows or not device.steps.measured:
         return iter(())
     blocked, idle = sum(row.blocked_ns for row in rows), device.measured.idle.allocation_ns
-    largest = max(rows, key=lambda row: (row.idle_ns, row.blocked_ns))
+    largest_wait = max(rows, key=lambda row: (row.idle_ns, row.blocked_ns))
     return _finding(
         device,
         "allocation",
         f"The driver allocates or frees memory {_per_step(device, calls)}, most"
-        f"{_at_site(largest.stack, largest.site) or ' often'} ({largest.function}). "
+        f"{_at_site(largest_wait.stack, largest_wait.site) or ' often'} ({largest_wait.function}). "
         f"This leaves the GPU idle for {_share_text(device, idle)} of the time.",
         min(blocked, idle + device.measured.idle.launch_ns),
         "time of the host in these calls, at most the idle time that the calls and launching cause",
@@ -221,7 +221,7 @@ def _allocation(device: Device) -> Iterator[Finding]:
             "use a caching allocator: that of PyTorch or CuPy, or cudakit.CachingAllocator",
             "allocate once, before the loop; do not call empty_cache() in it",
         ),
-        call_site=(largest.stack, largest.site),
+        call_site=(largest_wait.stack, largest_wait.site),
     )
 
 

@@ -67,11 +67,13 @@ def open_ranges(activities: Activities, thread: Times, time_ns: Times) -> tuple[
         thread_path[rows] = changes.paths_at(time_ns[rows])
     if not process_changes.path:
         return ranges, thread_path
-    count = len(ranges.paths)
-    pairs, pair_of_time = np.unique(process_path * count + thread_path, return_inverse=True)
+    path_count = len(ranges.paths)
+    path_pairs, pair_of_time = np.unique(
+        process_path * path_count + thread_path, return_inverse=True
+    )
     numbers = [
-        ranges.number(ranges.paths[pair // count] + ranges.paths[pair % count])
-        for pair in pairs.tolist()
+        ranges.number(ranges.paths[path_pair // path_count] + ranges.paths[path_pair % path_count])
+        for path_pair in path_pairs.tolist()
     ]
     return ranges, np.array(numbers, np.int64)[pair_of_time]
 

@@ -19,15 +19,15 @@ def match_collectives(timelines: Sequence[Timeline]) -> Straggler | None:
     processes are on the same clock, because the processes run on one machine.
     """
     ranks = [
-        (one.process, device, _collective_starts(one, device))
-        for one in timelines
-        for device in np.unique(one.work.device).tolist()
+        (process_timeline.process, device, _collective_starts(process_timeline, device))
+        for process_timeline in timelines
+        for device in np.unique(process_timeline.work.device).tolist()
     ]
     ranks = [rank for rank in ranks if rank[2]]
     if len(ranks) < 2:
         return None
     counts = [{name: len(starts) for name, starts in by_name.items()} for _, _, by_name in ranks]
-    if any(count != counts[0] for count in counts):
+    if any(collective_count != counts[0] for collective_count in counts):
         return None
     matched = np.concatenate(
         [np.stack([by_name[name] for _, _, by_name in ranks]) for name in counts[0]], axis=1

@@ -144,9 +144,9 @@ def _main_stream(timeline: Timeline, rows: Times) -> int:
     """Return the stream with the most kernel time; without kernels, that with the most work."""
     work = timeline.work
     kernels = rows[work.kind[rows] == WorkKind.KERNEL]
-    chosen = kernels if len(kernels) else rows
-    streams, index = np.unique(work.stream[chosen], return_inverse=True)
-    duration = work.end_ns[chosen] - work.start_ns[chosen]
+    selected_rows = kernels if len(kernels) else rows
+    streams, index = np.unique(work.stream[selected_rows], return_inverse=True)
+    duration = work.end_ns[selected_rows] - work.start_ns[selected_rows]
     return int(streams[np.argmax(np.bincount(index, weights=duration))])
 
 
@@ -171,7 +171,7 @@ def _steps_of_ranges(timeline: Timeline, range_name: str | None) -> HostSteps | 
             is_step = bool(_STEP_NAME.search(label)) and not _NOT_A_STEP.search(label)
         if is_step:
             groups.setdefault(without_numbers(label), []).append(name)
-    best: HostSteps | None = None
+    best_steps: HostSteps | None = None
     best_time = 0
     for label, names in groups.items():
         rows = np.flatnonzero(np.isin(ranges.name, names))
@@ -179,8 +179,10 @@ def _steps_of_ranges(timeline: Timeline, range_name: str | None) -> HostSteps | 
         time = int((ranges.end_ns[rows] - ranges.start_ns[rows]).sum())
         if len(rows) >= (1 if range_name else 2) and time > best_time:
             best_time = time
-            best = HostSteps("range", label, ranges.start_ns[rows], int(ranges.end_ns[rows].max()))
-    return best
+            best_steps = HostSteps(
+                "range", label, ranges.start_ns[rows], int(ranges.end_ns[rows].max())
+            )
+    return best_steps
 
 
 def _is_outermost(start_ns: Times, end_ns: Times) -> Times:
@@ -251,15 +253,15 @@ def _regular_positions(signature: Times) -> Times | None:
     candidates = by_count[counts[by_count] >= _MIN_REPETITIONS]
     order = np.argsort(signature, kind="stable")
     first = np.concatenate([[0], np.cumsum(counts)])
-    best: Times | None = None
+    best_positions: Times | None = None
     for candidate in candidates[:: max(len(candidates) // _MAX_CANDIDATES, 1)].tolist():
         position = order[first[candidate] : first[candidate + 1]]
-        if best is not None and len(position) < len(best):
+        if best_positions is not None and len(position) < len(best_positions):
             break
-        is_earlier = best is None or position[0] < best[0]
+        is_earlier = best_positions is None or position[0] < best_positions[0]
         if is_earlier and _is_regular(position, len(signature)):
-            best = position
-    return best
+            best_positions = position
+    return best_positions
 
 
 def _is_regular(position: Times, launches: int) -> bool:

@@ -108,8 +108,8 @@ def groups(keys: Times) -> list[tuple[int, Times]]:
     order = np.argsort(keys, kind="stable")
     sorted_keys = keys[order]
     first_work = np.flatnonzero(np.concatenate([[True], sorted_keys[1:] != sorted_keys[:-1]]))
-    parts = np.split(order, first_work[1:])
-    return list(zip(sorted_keys[first_work].tolist(), parts, strict=True))
+    position_groups = np.split(order, first_work[1:])
+    return list(zip(sorted_keys[first_work].tolist(), position_groups, strict=True))
 
 
 def _share(part_ns: int, total_ns: int) -> float:
@@ -247,7 +247,7 @@ def named_ranges(table: WorkTable) -> tuple[NamedRange, ...]:
     """
     strings = table.timeline.activities.strings
     time: defaultdict[tuple[str, str], int] = defaultdict(int)
-    count: defaultdict[tuple[str, str], int] = defaultdict(int)
+    work_counts: defaultdict[tuple[str, str], int] = defaultdict(int)
     for path, positions in groups(table.range_path):
         keys = {
             (without_numbers(strings[key.name]), strings[key.domain])
@@ -256,9 +256,9 @@ def named_ranges(table: WorkTable) -> tuple[NamedRange, ...]:
         }
         for key in keys:
             time[key] += int(table.duration_ns[positions].sum())
-            count[key] += len(positions)
+            work_counts[key] += len(positions)
     rows = (
-        NamedRange(name, domain, count[name, domain], total, _share(total, table.total_ns))
+        NamedRange(name, domain, work_counts[name, domain], total, _share(total, table.total_ns))
         for (name, domain), total in time.items()
     )
     return tuple(sorted(rows, key=lambda row: (-row.total_ns, row.name)))

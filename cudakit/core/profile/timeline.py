@@ -206,7 +206,7 @@ def _gpu_work(activities: Activities, calls: HostCalls, names: _Names) -> GpuWor
         WorkKind.MEMSET: _memset_names(tables[WorkKind.MEMSET], names),
     }
 
-    def joined(field: str) -> Column:
+    def join_field(field: str) -> Column:
         return np.concatenate([table[field] for table in tables.values()])
 
     counts = [len(table) for table in tables.values()]
@@ -219,16 +219,16 @@ def _gpu_work(activities: Activities, calls: HostCalls, names: _Names) -> GpuWor
             for kind, table in tables.items()
         ]
     )
-    correlation, graph_node = joined("correlation")[order], joined("graph_node")[order]
+    correlation, graph_node = join_field("correlation")[order], join_field("graph_node")[order]
     call = _rows_by_number(calls.correlation, correlation)
     return GpuWork(
         kind=np.repeat(np.array(list(tables), np.uint8), counts)[order],
         record=np.concatenate([np.arange(count) for count in counts])[order],
         start_ns=start[order],
         end_ns=np.concatenate([end for _, end in times])[order],
-        device=joined("device")[order],
-        context=joined("context")[order],
-        stream=joined("stream")[order],
+        device=join_field("device")[order],
+        context=join_field("context")[order],
+        stream=join_field("stream")[order],
         name=np.concatenate(list(name_of_record.values()))[order],
         correlation=correlation,
         call=call,

@@ -41,10 +41,10 @@ def host_waits(
         gap_is_inside = is_measured_on_device(gaps.start_ns)
     rows: list[HostWait] = []
     for cause, kind in _KINDS.items():
-        chosen = np.flatnonzero(is_inside & (cause_of_call == cause))
+        call_rows = np.flatnonzero(is_inside & (cause_of_call == cause))
         idle = _idle_by_site(gaps, gap_is_inside, cause)
-        for site, index in groups(calls.site[chosen]):
-            of_site = chosen[index]
+        for site, index in groups(calls.site[call_rows]):
+            of_site = call_rows[index]
             stack, site_index = stack_of(timeline, site)
             rows.append(
                 HostWait(

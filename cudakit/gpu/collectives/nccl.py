@@ -135,31 +135,33 @@ class NcclCommunicator:
             raise CollectiveError("NCCL reports that another rank failed")
 
     def _all_reduce(self, collective: Collective, send: Ptr, receive: Ptr, stream: int) -> None:
-        count, data_type = collective.count, _DATA_TYPES[collective.element.name]
+        element_count, data_type = collective.count, _DATA_TYPES[collective.element.name]
         self._nccl.call(
-            "ncclAllReduce", send, receive, count, data_type, _SUM, self._handle, stream
+            "ncclAllReduce", send, receive, element_count, data_type, _SUM, self._handle, stream
         )
 
     def _all_gather(self, collective: Collective, send: Ptr, receive: Ptr, stream: int) -> None:
-        count, data_type = collective.count, _DATA_TYPES[collective.element.name]
-        self._nccl.call("ncclAllGather", send, receive, count, data_type, self._handle, stream)
+        element_count, data_type = collective.count, _DATA_TYPES[collective.element.name]
+        self._nccl.call(
+            "ncclAllGather", send, receive, element_count, data_type, self._handle, stream
+        )
 
     def _reduce_scatter(self, collective: Collective, send: Ptr, receive: Ptr, stream: int) -> None:
-        count, data_type = collective.count, _DATA_TYPES[collective.element.name]
+        element_count, data_type = collective.count, _DATA_TYPES[collective.element.name]
         self._nccl.call(
-            "ncclReduceScatter", send, receive, count, data_type, _SUM, self._handle, stream
+            "ncclReduceScatter", send, receive, element_count, data_type, _SUM, self._handle, stream
         )
 
     def _broadcast(self, collective: Collective, send: Ptr, receive: Ptr, stream: int) -> None:
-        count, data_type = collective.count, _DATA_TYPES[collective.element.name]
+        element_count, data_type = collective.count, _DATA_TYPES[collective.element.name]
         self._nccl.call(
-            "ncclBroadcast", send, receive, count, data_type, ROOT, self._handle, stream
+            "ncclBroadcast", send, receive, element_count, data_type, ROOT, self._handle, stream
         )
 
     def _reduce(self, collective: Collective, send: Ptr, receive: Ptr, stream: int) -> None:
-        count, data_type = collective.count, _DATA_TYPES[collective.element.name]
+        element_count, data_type = collective.count, _DATA_TYPES[collective.element.name]
         self._nccl.call(
-            "ncclReduce", send, receive, count, data_type, _SUM, ROOT, self._handle, stream
+            "ncclReduce", send, receive, element_count, data_type, _SUM, ROOT, self._handle, stream
         )
 
     def _all_to_all(self, collective: Collective, send: Ptr, receive: Ptr, stream: int) -> None:
@@ -185,13 +187,17 @@ class NcclCommunicator:
         stream: int,
     ) -> None:
         """Perform sends to and receives from the given ranks at the same time."""
-        count, data_type = collective.count, _DATA_TYPES[collective.element.name]
+        element_count, data_type = collective.count, _DATA_TYPES[collective.element.name]
         self._nccl.call("ncclGroupStart")
         try:
             for ptr, peer in sends:
-                self._nccl.call("ncclSend", ptr, count, data_type, peer, self._handle, stream)
+                self._nccl.call(
+                    "ncclSend", ptr, element_count, data_type, peer, self._handle, stream
+                )
             for ptr, peer in receives:
-                self._nccl.call("ncclRecv", ptr, count, data_type, peer, self._handle, stream)
+                self._nccl.call(
+                    "ncclRecv", ptr, element_count, data_type, peer, self._handle, stream
+                )
         finally:
             self._nccl.call("ncclGroupEnd")
 

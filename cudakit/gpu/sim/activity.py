@@ -70,9 +70,9 @@ class ActivityRecorder:
         function = _FUNCTIONS.get(name, name)
         body = ApiCall(function, event.seq, start_ns, end_ns)
         self._sink(replace(event, body=body))
-        self._pass_finished()
+        self._emit_finished_work()
 
-    def enqueued(self, task: Task, stream: int, graph_node: int = 0) -> None:
+    def record_enqueued(self, task: Task, stream: int, graph_node: int = 0) -> None:
         """Record the work of a task once it has run."""
         activity = task.job.activity
         if activity is None:
@@ -81,16 +81,16 @@ class ActivityRecorder:
         body = replace(activity, stream=stream, correlation=event.seq, graph_node=graph_node)
         self._pending.append(_Pending(task, replace(event, body=body)))
 
-    def node_created(self, graph_node: int) -> None:
+    def record_graph_node(self, graph_node: int) -> None:
         """Record the call stack that created a graph node."""
         self._sink(self._event(GraphNodeSite(graph_node)))
 
     def end(self) -> None:
         """Record the remaining work and the end of the profile."""
-        self._pass_finished()
+        self._emit_finished_work()
         self._sink(self._event(ProfileWindow(is_open=False)))
 
-    def _pass_finished(self) -> None:
+    def _emit_finished_work(self) -> None:
         finished_work = [pending for pending in self._pending if pending.task.done]
         if finished_work:
             self._pending = [pending for pending in self._pending if not pending.task.done]

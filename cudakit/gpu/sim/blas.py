@@ -91,7 +91,7 @@ class SimBlas:
         """Prepare a GEMM. Raises Unsupported for an unknown or excluded algorithm."""
         self._check_gemm(gemm)
         if algorithm is not None:
-            selected_algorithm = self._select(gemm, settings, algorithm)
+            selected_algorithm = self._select_algorithm(gemm, settings, algorithm)
         else:
             selected_algorithm = self._algorithms_by_estimate(gemm, settings)[0]
         reported_algorithm = (
@@ -137,7 +137,7 @@ class SimBlas:
         rates = rates_of(self._context.facts, gemm.dtype)
         return sort_by_estimate(gemm, self._allowed_algorithms(gemm, settings), rates)
 
-    def _select(
+    def _select_algorithm(
         self, gemm: Gemm, settings: GemmSettings, requested_algorithm: Algorithm
     ) -> Algorithm:
         """Return the algorithm with these parameters, ignoring their workspace size."""
@@ -224,13 +224,13 @@ class SimGemm:
         bias_bits: Bits | None = (
             launch.read(bias, gemm.bias.bits, gemm.m) if gemm.has_bias else None
         )
-        factors = _read(launch, a, gemm.a), _read(launch, b, gemm.b)
+        factors = _read_matrix(launch, a, gemm.a), _read_matrix(launch, b, gemm.b)
         result = launch.write(d, *_column_layout(gemm.d), step_bytes=_step_bytes(gemm.d))
         result["column"][:] = self._cache.multiply(gemm, *factors, bias_bits)
         launch.busy(self._busy_ns)
 
 
-def _read(launch: Launch, address: Ptr, matrix: Matrix) -> Bits:
+def _read_matrix(launch: Launch, address: Ptr, matrix: Matrix) -> Bits:
     return launch.read(address, *_column_layout(matrix), step_bytes=_step_bytes(matrix))["column"]
 
 
@@ -276,14 +276,19 @@ def _check_supported(gemm: Gemm, library: Library, facts: DeviceFacts) -> None:
 
 
 def _check_device(gemm: Gemm, facts: DeviceFacts) -> None:
-    available, minimum = capability(facts), _MIN_CAPABILITY.get(gemm.dtype, Capability(0, 0))
-    if available < minimum:
+    capability_of_device, minimum_capability = (
+        capability(facts),
+        _MIN_CAPABILITY.get(gemm.dtype, Capability(0, 0)),
+    )
+    if capability_of_device < minimum_capability:
         name = facts.fields.get("name")
         supported_types = [
-            dtype for dtype in DATA_TYPES if available >= _MIN_CAPABILITY.get(dtype, (0, 0))
+            dtype
+            for dtype in DATA_TYPES
+            if capability_of_device >= _MIN_CAPABILITY.get(dtype, (0, 0))
         ]
         raise Unsupported(
-            f"{gemm.dtype} needs compute capability {minimum}, {name} has {available}",
+            f"{gemm.dtype} needs compute capability {minimum_capability}, {name} has {capability_of_device}",
             hint=f"supported here: {', '.join(supported_types)}",
         )
 

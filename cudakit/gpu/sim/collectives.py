@@ -159,10 +159,10 @@ class SimCommunicator:
         except OSError as error:
             self._is_broken = True
             raise CollectiveError("another rank has left the group") from error
-        for number, packet in enumerate(packets):
+        for expected_rank, packet in enumerate(packets):
             if packet.header["request"] != request:
                 raise CollectiveError(
-                    f"rank {self._rank} called {request}, rank {number} {packet.header['request']}"
+                    f"rank {self._rank} called {request}, rank {expected_rank} {packet.header['request']}"
                 )
         return packets
 
@@ -254,10 +254,10 @@ def _receive_packet(connection: socket.socket) -> _Packet:
 
 def _read_bytes(connection: socket.socket, size_bytes: int) -> bytes:
     buffer = bytearray(size_bytes)
-    view, position = memoryview(buffer), 0
-    while position < size_bytes:
-        count = connection.recv_into(view[position:])
-        if not count:
+    view, read_bytes = memoryview(buffer), 0
+    while read_bytes < size_bytes:
+        received_bytes = connection.recv_into(view[read_bytes:])
+        if not received_bytes:
             raise ConnectionResetError("the connection was closed")
-        position += count
+        read_bytes += received_bytes
     return bytes(buffer)

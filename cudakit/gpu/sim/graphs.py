@@ -178,7 +178,7 @@ class SimGraphs:
         for node, task in tasks.items():
             if self.context.activity:
                 graph_node = executable.graph * NODES_PER_GRAPH + node.number
-                self.context.activity.enqueued(task, queue.number, graph_node)
+                self.context.activity.record_enqueued(task, queue.number, graph_node)
         end = self.context.schedule.add(Job(NodeType.EMPTY), [*first_dependencies, *tasks.values()])
         queue.tail = executable.last_launch = (end,)
         return tasks

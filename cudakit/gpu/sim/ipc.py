@@ -48,7 +48,8 @@ class _ExportedAllocation:
 class IpcRegistry:
     """The processes of one simulated machine, and the handles that they exported.
 
-    ``boot`` is a random number, by which processes and handles differ from those of other simulated machines.
+    ``boot`` is a random number that distinguishes processes and handles from those of other simulated
+    machines.
     """
 
     def __init__(self) -> None:

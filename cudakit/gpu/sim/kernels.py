@@ -106,7 +106,7 @@ class SimKernels:
         check_arguments(loaded_kernel.name, loaded_kernel.sizes, args)
         self._check_shape(loaded_kernel.name, grid, block, shared_bytes)
         shape = _LaunchShape(loaded_kernel.name, grid, block, shared_bytes)
-        self._enqueue(queue, shape, self._host_kernel(loaded_kernel.name), args)
+        self._enqueue_launch(queue, shape, self._host_kernel(loaded_kernel.name), args)
 
     @driver_call
     def launch_host_kernel(
@@ -121,7 +121,7 @@ class SimKernels:
         """Launch a host kernel of a simulated library, without a module."""
         queue = self._streams.checked_queue(stream)
         self._check_shape(name, grid, block, 0)
-        self._enqueue(queue, _LaunchShape(name, grid, block), host_kernel, args)
+        self._enqueue_launch(queue, _LaunchShape(name, grid, block), host_kernel, args)
 
     def close(self) -> None:
         """Remove all kernels and modules."""
@@ -137,7 +137,7 @@ class SimKernels:
             )
         return host_kernel
 
-    def _enqueue(
+    def _enqueue_launch(
         self, queue: Queue, shape: _LaunchShape, host_kernel: HostKernel, args: Sequence[Any]
     ) -> None:
         values = tuple(args)
@@ -153,7 +153,7 @@ class SimKernels:
         )
         job = Job(
             NodeType.LAUNCH,
-            lambda: self._run(host_kernel, shape, values),
+            lambda: self._run_host_kernel(host_kernel, shape, values),
             shape.name,
             activity=activity,
         )
@@ -162,7 +162,9 @@ class SimKernels:
                 trace_events.Launch(queue.number, shape.name, shape.grid, shape.block), {0: task}
             )
 
-    def _run(self, host_kernel: HostKernel, shape: _LaunchShape, args: Sequence[Any]) -> Outcome:
+    def _run_host_kernel(
+        self, host_kernel: HostKernel, shape: _LaunchShape, args: Sequence[Any]
+    ) -> Outcome:
         launch = SimLaunch(*shape, self._heap.span, self.context.schedule.begin_ns, self._clock_khz)
         try:
             host_kernel(launch, *args)
@@ -179,14 +181,14 @@ class SimKernels:
 
     def _check_shape(self, name: str, grid: Dim3, block: Dim3, shared_bytes: int) -> None:
         limits = self._limits
-        within_limits = [
+        is_within_limits = [
             0 < extent <= limits[f"max_{kind}_dim_{axis}"]
             for kind, extents in (("grid", grid), ("block", block))
             for axis, extent in zip("xyz", extents, strict=True)
         ]
         threads = block[0] * block[1] * block[2]
         if (
-            not all(within_limits)
+            not all(is_within_limits)
             or threads > limits["max_threads_per_block"]
             or not 0 <= shared_bytes <= limits["max_shared_memory_per_block_optin_bytes"]
         ):

@@ -70,7 +70,7 @@ class SimMemory:
     def __init__(self, context: Context, streams: SimStreams, heap: Heap, peers: SimPeers) -> None:
         self.context = context
         self.allocated: dict[int, Region] = {}
-        # Called with the address of a freed allocation.
+        # Function that is called with the address of each freed allocation.
         self.on_free: Callable[[int], None] = _ignore
         self._streams, self._heap, self._peers = streams, heap, peers
         self._host_allocations: dict[int, Region] = {}
@@ -205,7 +205,7 @@ class SimMemory:
         source = self._heap.check_allocated(src, size_bytes, detail)
         if size_bytes == 0:
             return
-        route = self._route(target[0], source[0], size_bytes)
+        route = self._copy_route(target[0], source[0], size_bytes)
         if route.host is HostMemory.PAGEABLE:
             queue = self._streams.uncaptured_queue(stream)
         task = self._streams.submit(queue, self._copy_job(route, dst, src, size_bytes))
@@ -232,13 +232,13 @@ class SimMemory:
             raise cuda_error(Status.INVALID_VALUE, detail=f"{ptr:#x} is pageable host memory")
         if size_bytes == 0:
             return
-        job = Job(
+        fill_job = Job(
             NodeType.FILL,
-            lambda: self._fill(ptr, value, size_bytes),
-            accesses=(_access(ptr, size_bytes, AccessMode.WRITE),),
+            lambda: self._fill_bytes(ptr, value, size_bytes),
+            accesses=(_make_access(ptr, size_bytes, AccessMode.WRITE),),
             activity=trace_events.FillRun(0, 0, 0, size_bytes),
         )
-        if self._streams.submit(queue, job):
+        if self._streams.submit(queue, fill_job):
             self.context.emit(trace_events.Fill(queue.number, ptr, size_bytes))
 
     def close(self) -> None:
@@ -270,7 +270,7 @@ class SimMemory:
         self._heap.uncharge(len(region.data))
         return Outcome()
 
-    def _route(self, target: Region, source: Region, size_bytes: int) -> _Route:
+    def _copy_route(self, target: Region, source: Region, size_bytes: int) -> _Route:
         direction = _DIRECTIONS[bool(source.host), bool(target.host)]
         host, costs = max(target.host, source.host), self.context.costs
         if host:
@@ -285,16 +285,18 @@ class SimMemory:
         return _Route(direction, host, engine, costs.to_peer_ns(size_bytes, nvlinks))
 
     def _copy_job(self, route: _Route, dst: int, src: int, size_bytes: int) -> Job:
-        staged_bytes = self._read(src, size_bytes).copy() if route.is_staged(size_bytes) else None
+        staged_bytes = (
+            self._read_bytes(src, size_bytes).copy() if route.is_staged(size_bytes) else None
+        )
 
         def run() -> Outcome:
-            content = self._read(src, size_bytes) if staged_bytes is None else staged_bytes
+            content = self._read_bytes(src, size_bytes) if staged_bytes is None else staged_bytes
             self._heap.copy_span(dst, size_bytes, "a copy writes").scatter(content)
             return Outcome(route.duration_ns)
 
         accesses = (
-            _access(src, size_bytes, AccessMode.READ),
-            _access(dst, size_bytes, AccessMode.WRITE),
+            _make_access(src, size_bytes, AccessMode.READ),
+            _make_access(dst, size_bytes, AccessMode.WRITE),
         )
         return Job(
             NodeType.COPY,
@@ -304,10 +306,10 @@ class SimMemory:
             activity=_copy_activity(route, size_bytes),
         )
 
-    def _read(self, ptr: int, size_bytes: int) -> Bytes:
+    def _read_bytes(self, ptr: int, size_bytes: int) -> Bytes:
         return self._heap.copy_span(ptr, size_bytes, "a copy reads").gather()
 
-    def _fill(self, ptr: int, value: int, size_bytes: int) -> Outcome:
+    def _fill_bytes(self, ptr: int, value: int, size_bytes: int) -> Outcome:
         for region_bytes in self._heap.copy_span(ptr, size_bytes, "a fill writes").parts:
             region_bytes[:] = value
         return Outcome(self.context.costs.device_memory_ns(size_bytes))
@@ -333,5 +335,5 @@ def _copy_activity(route: _Route, size_bytes: int) -> trace_events.CopyRun:
     )
 
 
-def _access(ptr: int, size_bytes: int, mode: AccessMode) -> Access:
+def _make_access(ptr: int, size_bytes: int, mode: AccessMode) -> Access:
     return Access(ptr, ptr + size_bytes, mode)

@@ -85,8 +85,10 @@ class SimPeers:
         if isinstance(view, Unavailable):
             return 0
         uuids = {self.context.facts_of(number).uuid for number in (self.context.ordinal, ordinal)}
-        pair = {device.index for device in view.devices if device.uuid in uuids}
-        counts = [link.nvlinks for link in view.links if {link.first, link.second} == pair]
+        device_indices = {device.index for device in view.devices if device.uuid in uuids}
+        counts = [
+            link.nvlinks for link in view.links if {link.first, link.second} == device_indices
+        ]
         return next((count for count in counts if isinstance(count, int)), 0)
 
     def close(self) -> None:

@@ -65,7 +65,7 @@ _MAX_FRAMES = 128
 
 @dataclass(frozen=True, slots=True)
 class SpoolSink:
-    """The sink of a spool directory, and functions that return numbers of the current call.
+    """The sink of a spool directory, and functions that number the call stack and the call of the program.
 
     ``site`` returns the number of the call stack, ``program_call`` that of the program call or 0.
     """

@@ -17,8 +17,8 @@ from cudakit.errors import CudaError
 from cudakit.trace.events import Access, CopyRun, FillRun, KernelRun
 from cudakit.trace.kinds import NodeType
 
-# Probabilities that one more task runs before the next driver call. None is 0, so that a host that polls an
-# event does not wait forever.
+# Probabilities that one more task runs before the next driver call. All are above 0, because a host that
+# polls an event would otherwise wait forever.
 _RUN_PROBABILITIES = (0.02, 0.2, 0.5, 0.9)
 
 
@@ -176,7 +176,7 @@ class Schedule:
     def _finish_polls(self) -> bool:
         """Finish the polling tasks that are done or timed out; return whether any finished."""
         now_ns = max(self._clock.now_ns, self._last_begin_ns)
-        count = len(self._polling)
+        polling_count = len(self._polling)
         for task, (poll, outcome) in [*self._polling.items()]:
             if poll.is_done():
                 del self._polling[task]
@@ -185,7 +185,7 @@ class Schedule:
                 self._finish(task, outcome._replace(duration_ns=duration_ns))
             elif now_ns >= _timeout_time_ns(task, poll):
                 self._time_out(task)
-        return len(self._polling) < count
+        return len(self._polling) < polling_count
 
     def _time_out_first(self) -> None:
         """Time out the polling task that is due first, because no other task can run."""

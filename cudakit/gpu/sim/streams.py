@@ -181,7 +181,7 @@ class SimStreams:
             raise cuda_error(Status.STREAM_CAPTURE_INVALIDATED, detail=f"stream {capture.origin}")
         node = capture.add(job, dependencies)
         if self.context.activity:
-            self.context.activity.node_created(capture.graph * NODES_PER_GRAPH + node.number)
+            self.context.activity.record_graph_node(capture.graph * NODES_PER_GRAPH + node.number)
         self.context.emit(
             trace_events.GraphNode(capture.graph, node.number, job.node_type, job.name)
         )
@@ -200,7 +200,7 @@ class SimStreams:
         )
         queue.tail = (task,)
         if self.context.activity:
-            self.context.activity.enqueued(task, queue.number)
+            self.context.activity.record_enqueued(task, queue.number)
         return task
 
     def reject_in_capture(self) -> None:

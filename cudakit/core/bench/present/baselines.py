@@ -137,9 +137,9 @@ def _sample_pairs(case: CaseResult, baseline: CaseResult) -> Iterator[list[tuple
 def _rounds(case: CaseResult) -> Iterator[tuple[float, ...]]:
     """Yield the times of each round."""
     first_sample = 0
-    for count in case.rounds or (len(case.samples_s),):
-        yield case.samples_s[first_sample : first_sample + count]
-        first_sample += count
+    for sample_count in case.rounds or (len(case.samples_s),):
+        yield case.samples_s[first_sample : first_sample + sample_count]
+        first_sample += sample_count
 
 
 def _axis(intervals: Array) -> Axis:

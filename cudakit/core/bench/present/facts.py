@@ -46,9 +46,9 @@ def title(result: BenchResult) -> str:
 
 def machine_facts(cases: Sequence[CaseResult], collectives: Collectives | None = None) -> Facts:
     """Return rows with methods, libraries, ranks, versions, and the GPU state after the first case."""
-    supported = [case for case in cases if not case.is_unsupported] or cases
-    first_case = supported[0]
-    rows = [*method_rows(supported), *library_rows(supported)]
+    supported_cases = [case for case in cases if not case.is_unsupported] or cases
+    first_case = supported_cases[0]
+    rows = [*method_rows(supported_cases), *library_rows(supported_cases)]
     rows += collective_rows(collectives) if collectives else []
     rows += (
         [("versions", Text(_versions(first_case.environment)))]

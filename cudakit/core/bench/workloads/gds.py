@@ -337,14 +337,14 @@ class PreparedTransfer:
 
     def _choose_offsets(self) -> list[list[int]]:
         """Return the file offsets of each thread: consecutive parts of the file, or random ones."""
-        transfer, count = self._transfer, self._transfer_count
+        transfer, transfer_count = self._transfer, self._transfer_count
         if transfer.pattern == "random":
-            file_slots = self._random.choice(self._slot_count, count, replace=False)
+            file_slots = self._random.choice(self._slot_count, transfer_count, replace=False)
         else:
-            if self._next_slot + count > self._slot_count:
+            if self._next_slot + transfer_count > self._slot_count:
                 self._next_slot = 0
-            file_slots = np.arange(self._next_slot, self._next_slot + count)
-            self._next_slot += count
+            file_slots = np.arange(self._next_slot, self._next_slot + transfer_count)
+            self._next_slot += transfer_count
         file_slots += self._first_slot
         offsets_by_thread: list[list[int]] = (
             (file_slots * transfer.size_bytes).reshape(transfer.threads, -1).tolist()
@@ -369,11 +369,11 @@ class PreparedTransfer:
             self._gpu.copy(staging, ptr, size_bytes, LEGACY)
             self._gpu.sync()
             view = self._gpu.host_view(staging, size_bytes)
-            data = np.frombuffer(view, np.uint8).copy()
+            device_bytes = np.frombuffer(view, np.uint8).copy()
             view.release()
         finally:
             self._gpu.host_free(staging)
-        return data
+        return device_bytes
 
     def _fill(self) -> None:
         """Fill device memory with random bits for writes, and with POISON for reads."""

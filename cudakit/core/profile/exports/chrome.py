@@ -74,15 +74,15 @@ def write_compressed_chrome_trace(activities: Sequence[Activities], file: Binary
 
 
 def _write(activities: Sequence[Activities], file: BinaryIO | gzip.GzipFile) -> None:
-    pending: list[str] = []
+    pending_texts: list[str] = []
     size = 0
     for text in _texts(activities):
-        pending.append(text)
+        pending_texts.append(text)
         size += len(text)
         if size >= _CHUNK_CHARACTERS:
-            file.write("".join(pending).encode())
-            pending, size = [], 0
-    file.write("".join(pending).encode())
+            file.write("".join(pending_texts).encode())
+            pending_texts, size = [], 0
+    file.write("".join(pending_texts).encode())
 
 
 def _texts(activities: Sequence[Activities]) -> Iterator[str]:

@@ -112,7 +112,7 @@ class _Interned:
 
     def __init__(self) -> None:
         self._numbers: dict[tuple[int, str], int] = {}
-        self._new: list[bytes] = []
+        self._new_packets: list[bytes] = []
 
     def numbers(self, kind: int, texts: Sequence[str]) -> Column:
         """Return the number of each text; kinds are fields of InternedData."""
@@ -122,12 +122,14 @@ class _Interned:
         number = self._numbers.get((kind, text))
         if number is None:
             number = self._numbers[kind, text] = len(self._numbers) + 1
-            self._new.append(bytes_field(kind, number_field(1, number) + text_field(2, text)))
+            self._new_packets.append(
+                bytes_field(kind, number_field(1, number) + text_field(2, text))
+            )
         return number
 
     def packets(self) -> Iterator[bytes]:
         """Yield the packets that define the numbers that are new since the last call."""
-        new_packets, self._new = self._new, []
+        new_packets, self._new_packets = self._new_packets, []
         for first in range(0, len(new_packets), 1000):
             yield _packet(
                 number_field(_SEQUENCE_FLAGS, _NEEDS_STATE),
@@ -264,13 +266,13 @@ class _Process:
     def _host_packets(self, uuids: _Uuids) -> Iterator[bytes]:
         """Yield the events of ranges and API calls, for each track in the order of their nesting."""
         host = self._host
-        count = len(host.row)
+        span_count = len(host.row)
         is_launch = np.zeros(len(self._timeline.calls.start_ns), np.bool_)
         call = self._timeline.work.call
         is_launch[call[call >= 0]] = True
-        for items in _row_blocks(_nesting_order(host.track, host.start_ns, host.end_ns)):
-            is_begin = items < count
-            begin_rows, end_rows = items[is_begin], items[~is_begin] - count
+        for event_order in _row_blocks(_nesting_order(host.track, host.start_ns, host.end_ns)):
+            is_begin = event_order < span_count
+            begin_rows, end_rows = event_order[is_begin], event_order[~is_begin] - span_count
             columns = []
             if len(begin_rows):
                 columns.append(self._host_begins(begin_rows, is_launch, uuids))

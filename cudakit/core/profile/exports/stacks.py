@@ -31,13 +31,13 @@ def write_collapsed(activities: Sequence[Activities], file: BinaryIO) -> None:
 
 
 def _collapsed_lines(process: Timeline) -> Iterator[str]:
-    stacks = cached(lambda site: _joined(process.stacks[site]))
+    stacks = cached(lambda site: _join_frames(process.stacks[site]))
     names = cached(lambda name: _collapsed_label(process.names[name]))
     for site, name, duration_ns in stack_times(process):
         yield f"{stacks(site)};{names(name)} {duration_ns}"
 
 
-def _joined(stack: Sequence[Frame]) -> str:
+def _join_frames(stack: Sequence[Frame]) -> str:
     return ";".join(_collapsed_label(frame_text(frame)) for frame in reversed(stack)) or NO_STACK
 
 

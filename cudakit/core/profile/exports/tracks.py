@@ -55,15 +55,15 @@ class HostTracks:
 
 def distinct_rows(*columns: Column) -> tuple[Column, Column]:
     """Return the first index of each distinct row of the columns, and the distinct row of each row."""
-    number, count = np.zeros(len(columns[0]), np.int64), 1
+    row_numbers, distinct_count = np.zeros(len(columns[0]), np.int64), 1
     for column in columns:
         value_number, value_count = _numbers_of_values(column)
-        number, count = _numbers_of_values(number * value_count + value_number)
-    first = np.empty(count, np.int64)
-    first[number[::-1]] = np.arange(len(number))[
+        row_numbers, distinct_count = _numbers_of_values(row_numbers * value_count + value_number)
+    first = np.empty(distinct_count, np.int64)
+    first[row_numbers[::-1]] = np.arange(len(row_numbers))[
         ::-1
     ]  # numpy performs the assignments in order: the last one of equal indices remains
-    return first, number
+    return first, row_numbers
 
 
 def _numbers_of_values(column: Column) -> tuple[Column, int]:

@@ -29,11 +29,17 @@ def report(diff: ProfileDiff, *, top: int = 10) -> Document:
     """Return the report; tables show ``top`` rows, 0 shows all."""
     if not diff.devices:
         return Document("Nothing to compare: a profile has no GPU work", ())
-    parts = [(f"cuda:{device.device}", tuple(_nodes(device, top))) for device in diff.devices]
+    device_sections = [
+        (f"cuda:{device.device}", tuple(_nodes(device, top))) for device in diff.devices
+    ]
     nodes: list[Node] = []
     if diff.unmatched:
         nodes.append(Note("warn", f"{diff.unmatched} GPUs are in only one of the profiles."))
-    nodes += parts[0][1] if len(parts) == 1 else [Section(*part) for part in parts]
+    nodes += (
+        device_sections[0][1]
+        if len(device_sections) == 1
+        else [Section(*device_section) for device_section in device_sections]
+    )
     return Document(_title(diff.devices[0]), tuple(nodes))
 
 
@@ -57,10 +63,10 @@ def _nodes(device: DeviceChange, top: int) -> Iterator[Node]:
     kernels = tuple(replace(row, name=short_kernel(row.name)) for row in device.kernels)
     for title, rows in (("Kernels", kernels), ("Lines", device.lines)):
         if rows:
-            shown = rows[:top] if top else rows
-            omitted = len(rows) - len(shown)
+            shown_rows = rows[:top] if top else rows
+            omitted = len(rows) - len(shown_rows)
             caption = f"{omitted:,} more changed: --top 0 shows all." if omitted else ""
-            yield Section(title, (_table(title.lower().removesuffix("s"), shown, caption),))
+            yield Section(title, (_table(title.lower().removesuffix("s"), shown_rows, caption),))
 
 
 def _table(title: str, rows: Sequence[Change], caption: str) -> Table:

@@ -22,12 +22,12 @@ def cut_text(text: str) -> str:
 def sorted_table(columns: Iterable[str], tables: Sequence[PageTable]) -> tuple[Column, PageTable]:
     """Join tables and sort the rows by start. Return the order of the rows, and the table."""
     empty = np.empty(0, np.int64)
-    joined = {
+    joined_columns = {
         name: np.concatenate([empty, *(table[name] for table in tables)]).astype(np.int64)
         for name in columns
     }
-    order = np.argsort(joined["start"], kind="stable")
-    return order, {name: column[order] for name, column in joined.items()}
+    order = np.argsort(joined_columns["start"], kind="stable")
+    return order, {name: column[order] for name, column in joined_columns.items()}
 
 
 def sorted_by_track(work: PageTable) -> PageTable:

@@ -235,8 +235,8 @@ def _limits_of_recording(result: ProfileResult) -> Iterator[Note]:
     if result.gaps or result.incomplete:
         yield Note("warn", "Events are missing: shares and counts may be wrong.")
     gaps = sorted(result.gaps.items(), key=lambda gap: -gap[1])
-    for reason, count in gaps[:_MAX_LISTED_GAPS]:
-        yield Note("warn", f"Not recorded: {reason} ({format_count(count)} times)")
+    for reason, gap_count in gaps[:_MAX_LISTED_GAPS]:
+        yield Note("warn", f"Not recorded: {reason} ({format_count(gap_count)} times)")
     for note in result.notes:
         yield Note("info", capitalized(note))
 
@@ -247,7 +247,7 @@ def _limits_of_recording(result: ProfileResult) -> Iterator[Note]:
 def device_name(device: Device, result: ProfileResult) -> str:
     """Return the name of a device as CUDA programs write it, with its process if there are several."""
     name = f"cuda:{device.device}"
-    if len({other.process for other in result.devices}) == 1:
+    if len({listed_device.process for listed_device in result.devices}) == 1:
         return name
     if device.rank is None:
         return f"process {device.process} {name}"
