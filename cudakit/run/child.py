@@ -40,10 +40,10 @@ class Child:
                 os.kill(os.getpid(), Signals.SIGSTOP)
         return self.status
 
-    def send(self, number: Signals) -> None:
+    def send(self, signal_number: Signals) -> None:
         """Send a signal, unless the program has ended."""
         if self.status is None:
-            os.kill(self.process, number)
+            os.kill(self.process, signal_number)
 
 
 def _spawn(command: Command, environment: Mapping[str, str], mask: Iterable[Signals]) -> int:

@@ -61,16 +61,20 @@ def resolve(
     environment = os.environ if environment is None else environment
     if not words:
         raise UsageError("no program to run", hint=_HINT)
-    first = words[0]
-    if first.startswith(("-m", "-c")) or first == "-" or _is_script(first, environment):
+    first_word = words[0]
+    if (
+        first_word.startswith(("-m", "-c"))
+        or first_word == "-"
+        or _is_script(first_word, environment)
+    ):
         program = _requested_python(python, environment)
         return Command(program, (program, *words), program)
-    if first.startswith("-"):
+    if first_word.startswith("-"):
         raise UsageError(
-            f"unknown option {first}",
-            hint=f"pass options of Python after its name: cudakit run -- python {first} ...",
+            f"unknown option {first_word}",
+            hint=f"pass options of Python after its name: cudakit run -- python {first_word} ...",
         )
-    program = _executable(first, environment)
+    program = _executable(first_word, environment)
     interpreter_words = interpreter(program)
     is_python = interpreter_words == (program,)
     python_words = (program, *words[1:]) if is_python else interpreter_words

@@ -74,10 +74,10 @@ class SignalRelay:
             if info.si_code != _SI_KERNEL:
                 yield Signals(info.si_signo)
 
-    def _receive(self, number: int, _: FrameType | None) -> None:
+    def _receive(self, signal_number: int, _: FrameType | None) -> None:
         # The operating system delivered the signal to a library's thread, which does not block the signal.
         # The sender of such a signal is unknown.
-        self._from_other_threads.append(Signals(number))
+        self._from_other_threads.append(Signals(signal_number))
 
 
 def _is_in_foreground() -> bool:

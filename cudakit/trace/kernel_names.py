@@ -68,8 +68,8 @@ def _scopes(text: str) -> list[str]:
 
 def _shorten_template(text: str, levels: int, max_types: int) -> str:
     """Return a name with its template arguments, of which at most ``max_types`` are types."""
-    name, opening, after_name = text.partition("<")
-    if not opening or ">" not in after_name:
+    name, opening_bracket, after_name = text.partition("<")
+    if not opening_bracket or ">" not in after_name:
         return text
     arguments_text, _, after_arguments = after_name.rpartition(">")
     if levels == 0:
@@ -86,13 +86,13 @@ def _shorten_template(text: str, levels: int, max_types: int) -> str:
 
 def _shorten_argument(text: str, levels: int, max_types: int) -> str:
     """Return a template argument without namespaces."""
-    if number := _NUMBER.fullmatch(text):
-        return number[1]
+    if number_match := _NUMBER.fullmatch(text):
+        return number_match[1]
     scopes = _split_outside_brackets(_CAST.sub("", text), "::")
-    local = next((scope for scope in scopes if _is_function(scope)), None)
-    if local is None:
+    local_scope = next((scope for scope in scopes if _is_function(scope)), None)
+    if local_scope is None:
         return _shorten_template(scopes[-1], levels, max_types)
-    return _shorten_template(_without_signature(local), levels, max_types)
+    return _shorten_template(_without_signature(local_scope), levels, max_types)
 
 
 def _is_function(scope: str) -> bool:

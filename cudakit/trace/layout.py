@@ -152,13 +152,13 @@ def unpack(records: Records, strings: Sequence[str]) -> Iterator[Event]:
         yield Event(_BODIES[kind](**body_fields), **common_fields)
 
 
-def _decode(hint: Any, stored: Any, strings: Sequence[str]) -> Any:
+def _decode(hint: Any, stored_value: Any, strings: Sequence[str]) -> Any:
     """Return the value of a field from its stored number."""
     if hint is Text:
-        return strings[stored]
+        return strings[stored_value]
     if get_origin(hint) is Annotated:
-        return tuple(stored) if isinstance(stored, list) else stored
-    return hint(stored)
+        return tuple(stored_value) if isinstance(stored_value, list) else stored_value
+    return hint(stored_value)
 
 
 def _body_fields(kind: EventKind) -> Iterator[tuple[str, str]]:

@@ -42,11 +42,11 @@ class Losses:
     """The file ``losses`` of a spool, which the supervisor creates, locks and reads."""
 
     def __init__(self, directory: Path) -> None:
-        temporary = directory / f"{FILE}.new"
-        self._file = temporary.open("x+b", buffering=0)
+        temporary_path = directory / f"{FILE}.new"
+        self._file = temporary_path.open("x+b", buffering=0)
         self._file.write(bytes(_SLOT.size * _SLOT_COUNT))
         fcntl.flock(self._file, fcntl.LOCK_EX)
-        temporary.rename(
+        temporary_path.rename(
             directory / FILE
         )  # renamed last, so that the file is never visible without its lock
 

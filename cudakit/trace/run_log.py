@@ -93,17 +93,17 @@ class LogWriter:
 
     def _trace(self, batch: Batch) -> _WrittenTrace:
         """Return the trace of a batch; write its description before its first batch."""
-        key = batch.process, batch.chain
-        if key not in self._traces:
-            number = len(self._traces)
-            self._traces[key] = _WrittenTrace(number)
+        trace_key = batch.process, batch.chain
+        if trace_key not in self._traces:
+            trace_number = len(self._traces)
+            self._traces[trace_key] = _WrittenTrace(trace_number)
             description = {
                 "process": batch.process,
                 "chain": batch.chain,
                 "simulated": batch.simulated,
             }
-            self._write_json(b"trce", number, description)
-        return self._traces[key]
+            self._write_json(b"trce", trace_number, description)
+        return self._traces[trace_key]
 
     def _write_table(
         self, tag: bytes, trace: int, table_items: Sequence[str] | Sequence[Stack]
@@ -115,9 +115,9 @@ class LogWriter:
     def _write_json(self, tag: bytes, trace: int, content: object, *, count: int = 1) -> None:
         self._write_block(tag, trace, count, json.dumps(content, separators=(",", ":")).encode())
 
-    def _write_block(self, tag: bytes, trace: int, count: int, content: bytes) -> None:
+    def _write_block(self, tag: bytes, trace: int, item_count: int, content: bytes) -> None:
         compressed = zlib.compress(content, _COMPRESSION_LEVEL)
-        header = _BLOCK.pack(tag, trace, count, len(content), len(compressed))
+        header = _BLOCK.pack(tag, trace, item_count, len(content), len(compressed))
         checksum = zlib.crc32(compressed, zlib.crc32(header))
         self._file.write(header + _CHECKSUM.pack(checksum) + compressed)
 
@@ -195,12 +195,12 @@ class LogReader:
                 raise self._damage_error(
                     "data after its end" if is_done else "the file is truncated"
                 )
-            tag, trace, count, size_bytes, compressed_bytes = _BLOCK.unpack(header)
+            tag, trace, item_count, size_bytes, compressed_bytes = _BLOCK.unpack(header)
             content = self._read_content(header, size_bytes, compressed_bytes)
             if tag == b"rcds":
-                yield self._decode_records(trace, count, content)
+                yield self._decode_records(trace, item_count, content)
             else:
-                self._decode_json(tag, trace, count, content)
+                self._decode_json(tag, trace, item_count, content)
             is_done = tag == b"done"
         if not is_done:
             raise self._damage_error("the file is truncated")
@@ -225,23 +225,23 @@ class LogReader:
             raise self._damage_error("a block has a wrong size")
         return content
 
-    def _decode_records(self, number: int, count: int, content: bytes) -> Batch:
+    def _decode_records(self, trace_number: int, record_count: int, content: bytes) -> Batch:
         """Return the batch of a block of records; ``number`` is that of the trace."""
-        if len(content) != count * RECORD_BYTES or number >= len(self._traces):
+        if len(content) != record_count * RECORD_BYTES or trace_number >= len(self._traces):
             raise self._damage_error("a block of records is not valid")
-        columns = np.frombuffer(content, np.uint8).reshape(RECORD_BYTES, count)
-        return self._transposed_batch(self._traces[number], columns)
+        columns = np.frombuffer(content, np.uint8).reshape(RECORD_BYTES, record_count)
+        return self._transposed_batch(self._traces[trace_number], columns)
 
-    def _decode_json(self, tag: bytes, number: int, count: int, content: bytes) -> None:
+    def _decode_json(self, tag: bytes, trace_number: int, item_count: int, content: bytes) -> None:
         """Apply a JSON block: a new trace, items of a table, or the outcome."""
         try:
             value = json.loads(content)
-            if tag == b"trce" and number == len(self._traces):
+            if tag == b"trce" and trace_number == len(self._traces):
                 self._traces.append(_ReadTrace(**value))
             elif tag == b"text":
-                self._traces[number].add_strings(value, count)
+                self._traces[trace_number].add_strings(value, item_count)
             elif tag == b"stak":
-                self._traces[number].add_stacks(value, count)
+                self._traces[trace_number].add_stacks(value, item_count)
             elif tag == b"done":
                 self.outcome = _outcome(**value)
             else:
@@ -341,9 +341,9 @@ def _records(columns: _Columns) -> Records:
     return words.reshape(-1).view(RECORD)
 
 
-def _check_count(table_items: Sequence[object], count: int) -> None:
-    if len(table_items) != count:
-        raise ValueError(f"{len(table_items)} items instead of {count}")
+def _check_count(table_items: Sequence[object], expected_count: int) -> None:
+    if len(table_items) != expected_count:
+        raise ValueError(f"{len(table_items)} items instead of {expected_count}")
 
 
 def _outcome(

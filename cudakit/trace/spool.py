@@ -86,8 +86,8 @@ class Spool:
     def _list_files(self) -> dict[str, dict[int, os.DirEntry[str]]]:
         """Return the files by the name of their chain and their number in it."""
         chains: defaultdict[str, dict[int, os.DirEntry[str]]] = defaultdict(dict)
-        with os.scandir(self._directory) as entries:
-            for file in entries:
+        with os.scandir(self._directory) as directory_entries:
+            for file in directory_entries:
                 match = _FILE_NAME.fullmatch(file.name)
                 if match and file.is_file(follow_symlinks=False):
                     chains[match[1]][int(match[3])] = file

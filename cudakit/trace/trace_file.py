@@ -159,11 +159,11 @@ class TraceWriter:
     def _write_block(self, tag: bytes, packed_items: Sequence[bytes]) -> None:
         if packed_items:
             content = b"".join(packed_items)
-            unwritten = _BLOCK.pack(tag, len(packed_items), len(content)) + content
+            unwritten_bytes = _BLOCK.pack(tag, len(packed_items), len(content)) + content
             block_start = self._file.tell()
             try:
-                while unwritten:  # a call of write may write only a part of the bytes
-                    unwritten = unwritten[self._file.write(unwritten) :]
+                while unwritten_bytes:  # a call of write may write only a part of the bytes
+                    unwritten_bytes = unwritten_bytes[self._file.write(unwritten_bytes) :]
             except OSError:
                 # Remove the incomplete block, so that the whole file stays readable.
                 self._file.truncate(block_start)
@@ -237,26 +237,26 @@ class TraceReader:
         """Read at most ``max_count`` records; return their bytes."""
         chunks: list[bytes] = []
         while max_count and (self._unread_records or self._find_records_block()):
-            complete = (self._written_end - self._position) // RECORD_BYTES
-            count = min(max_count, self._unread_records, complete)
-            if not count:
+            complete_record_count = (self._written_end - self._position) // RECORD_BYTES
+            record_count = min(max_count, self._unread_records, complete_record_count)
+            if not record_count:
                 break
-            chunks.append(self._read_bytes(count * RECORD_BYTES))
-            self._unread_records -= count
-            max_count -= count
+            chunks.append(self._read_bytes(record_count * RECORD_BYTES))
+            self._unread_records -= record_count
+            max_count -= record_count
         return b"".join(chunks)
 
     def _find_records_block(self) -> bool:
         """Read the blocks before the next block of records; return False if none was written yet."""
         while self._written_end - self._position >= _BLOCK.size:
-            tag, count, size_bytes = _BLOCK.unpack(self._read_bytes(_BLOCK.size))
+            tag, item_count, size_bytes = _BLOCK.unpack(self._read_bytes(_BLOCK.size))
             if tag == b"rcds":
-                self._unread_records = count
+                self._unread_records = item_count
                 return True
             if self._written_end - self._position < size_bytes:  # the block is incomplete
                 self._position -= _BLOCK.size
                 return False
-            self._read_table(tag, count, self._read_bytes(size_bytes))
+            self._read_table(tag, item_count, self._read_bytes(size_bytes))
         return False
 
     def _read_bytes(self, size_bytes: int) -> bytes:
@@ -269,13 +269,13 @@ class TraceReader:
         self._position += size_bytes
         return self._window[offset : offset + size_bytes]
 
-    def _read_table(self, tag: bytes, count: int, content: bytes) -> None:
+    def _read_table(self, tag: bytes, item_count: int, content: bytes) -> None:
         """Extend the string or the stack table by the content of a block."""
         try:
             if tag == b"text":
-                self.strings += _unpack_strings(content, count)
+                self.strings += _unpack_strings(content, item_count)
             elif tag == b"stak":
-                self.stacks += _unpack_stacks(content, count, self.strings)
+                self.stacks += _unpack_stacks(content, item_count, self.strings)
             else:
                 raise InputError(f"{self._path} is damaged: there is no block {tag!r}")
         except (struct.error, IndexError) as error:
@@ -297,9 +297,9 @@ def _packed_text(text: str) -> bytes:
     return _COUNT.pack(len(encoded)) + encoded
 
 
-def _unpack_strings(content: bytes, count: int) -> Iterator[str]:
+def _unpack_strings(content: bytes, string_count: int) -> Iterator[str]:
     offset = 0
-    for _ in range(count):
+    for _ in range(string_count):
         (length,) = _COUNT.unpack_from(content, offset)
         offset += _COUNT.size + length
         if offset > len(content):
@@ -307,9 +307,9 @@ def _unpack_strings(content: bytes, count: int) -> Iterator[str]:
         yield content[offset - length : offset].decode("utf-8", "surrogateescape")
 
 
-def _unpack_stacks(content: bytes, count: int, strings: Sequence[str]) -> Iterator[Stack]:
+def _unpack_stacks(content: bytes, stack_count: int, strings: Sequence[str]) -> Iterator[Stack]:
     offset = 0
-    for _ in range(count):
+    for _ in range(stack_count):
         (depth,) = _COUNT.unpack_from(content, offset)
         offset += _COUNT.size
         end = offset + depth * _FRAME.size

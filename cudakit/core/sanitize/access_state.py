@@ -71,21 +71,25 @@ class AccessState:
         else:
             self.reads = replace_ordered(self.reads, clock, access)
 
-    def copy_from(self, source: AccessState) -> None:
+    def copy_from(self, source_state: AccessState) -> None:
         """Become a copy of another state."""
-        self.write, self.reads, self.atomics = source.write, source.reads, source.atomics
-        self.already_reported = source.already_reported
-        self.merged, self.approximate = source.merged, source.approximate
+        self.write, self.reads, self.atomics = (
+            source_state.write,
+            source_state.reads,
+            source_state.atomics,
+        )
+        self.already_reported = source_state.already_reported
+        self.merged, self.approximate = source_state.merged, source_state.approximate
 
-    def is_equivalent(self, other: AccessState) -> bool:
+    def is_equivalent(self, other_state: AccessState) -> bool:
         """Return whether two states conflict with the same accesses, and are reported in the same way."""
         return (
-            are_equivalent(self.write, other.write)
-            and _are_all_equivalent(self.reads, other.reads)
-            and _are_all_equivalent(self.atomics, other.atomics)
+            are_equivalent(self.write, other_state.write)
+            and _are_all_equivalent(self.reads, other_state.reads)
+            and _are_all_equivalent(self.atomics, other_state.atomics)
             and not self.already_reported
-            and not other.already_reported
-            and (self.merged, self.approximate) == (other.merged, other.approximate)
+            and not other_state.already_reported
+            and (self.merged, self.approximate) == (other_state.merged, other_state.approximate)
         )
 
 
@@ -146,10 +150,10 @@ class RangeStates:
         self._split_at(lo)
         self._split_at(hi)
         begin, end = bisect_left(self._starts, lo), bisect_left(self._starts, hi)
-        covering = list(_fill_gaps(self._states[begin:end], lo, hi))
-        if len(covering) != end - begin:
-            self._replace(begin, end, covering)
-        return covering
+        covering_states = list(_fill_gaps(self._states[begin:end], lo, hi))
+        if len(covering_states) != end - begin:
+            self._replace(begin, end, covering_states)
+        return covering_states
 
     def merge(self, lo: int, hi: int) -> None:
         """Merge adjacent equivalent states between two addresses, and with the adjacent ranges outside."""
@@ -172,9 +176,9 @@ class RangeStates:
             self._split_at(hi)
             self._replace(bisect_left(self._starts, lo), bisect_left(self._starts, hi), [])
 
-    def rebuild(self, change: Callable[[list[RangeState]], list[RangeState]]) -> None:
+    def rebuild(self, transform: Callable[[list[RangeState]], list[RangeState]]) -> None:
         """Replace all states by the result of a function."""
-        self._replace(1, len(self._states), change(self._states[1:]))
+        self._replace(1, len(self._states), transform(self._states[1:]))
 
     def _split_at(self, address: int) -> None:
         """Split the range that has an address inside; do nothing if there is none."""

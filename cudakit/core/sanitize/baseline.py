@@ -37,13 +37,13 @@ class BaselineMatcher:
 
     def find(self, race: FoundRace) -> KnownRace | None:
         """Return the race of the baseline that equals a race, or None."""
-        known = identify(race, root=self._root)
-        return known if known in self._races else None
+        known_race = identify(race, root=self._root)
+        return known_race if known_race in self._races else None
 
-    def use(self, occurred: Iterable[KnownRace], count: int) -> BaselineUse:
+    def use(self, occurred_races: Iterable[KnownRace], occurrence_count: int) -> BaselineUse:
         """Return how a run used the baseline. ``count`` is the number of occurrences of its races."""
-        races = tuple(sorted(set(occurred), key=_sort_key))
-        return BaselineUse(self._path, races, count, len(self._races) - len(races))
+        races = tuple(sorted(set(occurred_races), key=_sort_key))
+        return BaselineUse(self._path, races, occurrence_count, len(self._races) - len(races))
 
 
 def identify(race: FoundRace, *, root: Path) -> KnownRace:

@@ -17,7 +17,7 @@ from cudakit.core.sanitize.clocks import (
 )
 from cudakit.core.sanitize.races import Confidence
 
-_RANK = {Confidence.POSSIBLE: 0, Confidence.LIKELY: 1, Confidence.CERTAIN: 2}
+_CONFIDENCE_RANK = {Confidence.POSSIBLE: 0, Confidence.LIKELY: 1, Confidence.CERTAIN: 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +87,8 @@ class ConflictChecker:
         as one operation, except for conflicts between its own nodes.
         """
         previous = new_conflict.previous
-        key = previous.slot, previous.call.node if _is_one_launch(new_conflict) else 0
-        old_conflict = self.pending.get(key)
+        stream_and_node = previous.slot, previous.call.node if _is_one_launch(new_conflict) else 0
+        old_conflict = self.pending.get(stream_and_node)
         if (
             old_conflict is not None
             and old_conflict.previous is previous
@@ -99,15 +99,17 @@ class ConflictChecker:
                 lo=min(old_conflict.lo, new_conflict.lo),
                 hi=max(old_conflict.hi, new_conflict.hi),
             )
-        if old_conflict is None or _rank(old_conflict) <= _rank(new_conflict):
-            self.pending[key] = new_conflict
+        if old_conflict is None or _conflict_rank(old_conflict) <= _conflict_rank(new_conflict):
+            self.pending[stream_and_node] = new_conflict
 
     def _is_implied(self, conflict: Conflict) -> bool:
         """Return whether waiting for a later node of the same graph launch would also fix this conflict."""
         slot, node = conflict.previous.slot, conflict.previous.call.node
         return _is_one_launch(conflict) and any(
-            pending_slot == slot and later != node and self.ancestors.get(later, 0) >> node & 1
-            for pending_slot, later in self.pending
+            pending_slot == slot
+            and later_node != node
+            and self.ancestors.get(later_node, 0) >> node & 1
+            for pending_slot, later_node in self.pending
         )
 
     def _is_already_reported(
@@ -119,16 +121,19 @@ class ConflictChecker:
     ) -> bool:
         """Return whether a race of ``access`` was reported whose later access happens before ``current``."""
         return any(
-            earlier is access
-            and (later.tick <= clock[later.slot] or self._are_ordered_nodes(later, current))
-            for earlier, later in already_reported
+            earlier_access is access
+            and (
+                later_access.tick <= clock[later_access.slot]
+                or self._are_ordered_nodes(later_access, current)
+            )
+            for earlier_access, later_access in already_reported
         )
 
-    def _are_ordered_nodes(self, first: MemoryAccess, second: MemoryAccess) -> bool:
+    def _are_ordered_nodes(self, first_access: MemoryAccess, second_access: MemoryAccess) -> bool:
         """Return whether two accesses are by nodes of one graph launch that the graph's edges order."""
-        if (first.slot, first.tick) != (second.slot, second.tick):
+        if (first_access.slot, first_access.tick) != (second_access.slot, second_access.tick):
             return False
-        first_node, second_node = first.call.node, second.call.node
+        first_node, second_node = first_access.call.node, second_access.call.node
         return (
             first_node == second_node
             or bool(self.ancestors.get(second_node, 0) >> first_node & 1)
@@ -136,18 +141,22 @@ class ConflictChecker:
         )
 
 
-def _confidence(first: MemoryAccess, second: MemoryAccess) -> Confidence:
+def _confidence(first_access: MemoryAccess, second_access: MemoryAccess) -> Confidence:
     """Return the confidence that two accesses, whose ranges overlap, share bytes.
 
     A merged range has bytes that were not accessed. So a race with it is only possible, unless the other
     access covers the whole merged range.
     """
-    precisions = {first.precision, second.precision}
-    uncovered = _uncovered_precision(first, second) | _uncovered_precision(second, first)
-    if precisions == {ASSUMED} or UNCERTAIN in precisions or MERGED in uncovered:
+    precisions = {first_access.precision, second_access.precision}
+    uncovered_precisions = _uncovered_precision(first_access, second_access) | _uncovered_precision(
+        second_access, first_access
+    )
+    if precisions == {ASSUMED} or UNCERTAIN in precisions or MERGED in uncovered_precisions:
         return Confidence.POSSIBLE
     return (
-        Confidence.LIKELY if ASSUMED in precisions or SUMMARY in uncovered else Confidence.CERTAIN
+        Confidence.LIKELY
+        if ASSUMED in precisions or SUMMARY in uncovered_precisions
+        else Confidence.CERTAIN
     )
 
 
@@ -166,6 +175,6 @@ def _is_one_launch(conflict: Conflict) -> bool:
     return (previous.slot, previous.tick) == (current.slot, current.tick)
 
 
-def _rank(conflict: Conflict) -> tuple[int, int, int]:
+def _conflict_rank(conflict: Conflict) -> tuple[int, int, int]:
     call = conflict.previous.call
-    return _RANK[conflict.confidence], call.seq, call.node
+    return _CONFIDENCE_RANK[conflict.confidence], call.seq, call.node

@@ -143,7 +143,7 @@ def remedies(
     )
 
 
-def _has_work(side: Side) -> bool:
+def _has_work_handle(side: Side) -> bool:
     """Return whether the side is a collective of torch.distributed, which returns a ``Work`` to wait for."""
     frames = (frame.filename for frame in side.stack)
     is_of_torch = any("/torch/distributed/" in filename for filename in frames)
@@ -153,7 +153,7 @@ def _has_work(side: Side) -> bool:
 def _fix_for(
     framework: Framework, kind: RaceKind, current: Side, previous: Side, streams: RacingStreams
 ) -> str:
-    if framework.name == "torch" and _has_work(previous):
+    if framework.name == "torch" and _has_work_handle(previous):
         return "work.wait(), with the work that the call with async_op=True returned"
     if streams.unreachable:
         return framework.device_wait_fix
@@ -174,20 +174,22 @@ def _explain_streams(code: str, current: Side, previous: Side, streams: RacingSt
     # After a free, the later operation still uses the memory: the memory must be kept for its stream.
     user_streams = streams.later if previous.operation == "free" else streams.earlier
     if short_stream_name(previous) == short_stream_name(current):
-        meaning_of = {
+        meaning_by_letter = {
             "a": "the stream of the earlier operation",
             "b": "the stream of the later operation",
         }
     else:
-        meaning_of = {"a": _each(user_streams), "b": _each(streams.later)}
-    meanings = [
-        f"{letter} is {name}" for letter, name in meaning_of.items() if _uses_stream(code, letter)
+        meaning_by_letter = {"a": _each_of(user_streams), "b": _each_of(streams.later)}
+    stream_meanings = [
+        f"{letter} is {name}"
+        for letter, name in meaning_by_letter.items()
+        if _uses_stream(code, letter)
     ]
-    return f", where {' and '.join(meanings)}" if meanings else ""
+    return f", where {' and '.join(stream_meanings)}" if stream_meanings else ""
 
 
-def _each(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"each of {_join(names)}"
+def _each_of(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"each of {_join_names(names)}"
 
 
 def _uses_stream(code: str, stream_letter: str) -> bool:
@@ -201,7 +203,7 @@ def sentence(kind: RaceKind, current: Side, previous: Side, size_bytes: int) -> 
         _subject_text(previous),
         format_bytes(size_bytes),
     )
-    use_verb = _RECEIVES if current.known >= Precision.ASSUMED else "uses"
+    use_verb = _RECEIVES_POINTER if current.known >= Precision.ASSUMED else "uses"
     match kind:
         case RaceKind.USE_BEFORE_ALLOCATION:
             return f"{later_subject} {use_verb} {size} while {earlier_subject} may still be pending"
@@ -214,12 +216,12 @@ def sentence(kind: RaceKind, current: Side, previous: Side, size_bytes: int) -> 
                 f"{later_subject} {use_verb} {size} of a reused block, "
                 f"while {earlier_subject} may still be using the block's previous contents"
             )
-    verb, participle = _verb(kind, current, previous), _participle(kind, previous)
+    verb, participle = _access_verb(kind, current, previous), _access_participle(kind, previous)
     return f"{later_subject} {verb} {size} that {earlier_subject} may still be {participle}"
 
 
-# End of a fix that changes the work: only the effect of a wait is certain.
-_NOT_CHECKED: Final = " (not checked)"
+# Ends the text of a fix that changes the work of the program: only the effect of a wait is certain.
+_NOT_CHECKED_SUFFIX: Final = " (not checked)"
 
 
 def fix(kind: RaceKind, current: Side, previous: Side, streams: RacingStreams | None = None) -> str:
@@ -234,12 +236,14 @@ def fix(kind: RaceKind, current: Side, previous: Side, streams: RacingStreams | 
     if previous.stream_number == HOST:
         return (
             f"synchronize the host threads: {earlier} must finish before {later} is enqueued"
-            f"{_NOT_CHECKED}"
+            f"{_NOT_CHECKED_SUFFIX}"
         )
     if kind is RaceKind.USE_AFTER_FREE and previous.operation == "free":
-        return f"free the memory after its last use: move {earlier} after {later}{_NOT_CHECKED}"
-    earlier, later = _enqueued(previous), _enqueued(current)
-    if _has_work(previous):
+        return (
+            f"free the memory after its last use: move {earlier} after {later}{_NOT_CHECKED_SUFFIX}"
+        )
+    earlier, later = _enqueued_work(previous), _enqueued_work(current)
+    if _has_work_handle(previous):
         return f"wait for the work of {earlier} before {later}"
     if streams.unreachable:
         return (
@@ -250,16 +254,16 @@ def fix(kind: RaceKind, current: Side, previous: Side, streams: RacingStreams | 
         verb = "frees" if current.operation == "free" else "uses"
         event = "an event" if len(streams.earlier) == 1 else "events"
         return (
-            f"make the host wait for {_join(streams.earlier)}, or for {event} recorded there after "
+            f"make the host wait for {_join_names(streams.earlier)}, or for {event} recorded there after "
             f"{earlier}, before the host {verb} the memory{_at_call_site(call_site(current.stack))}"
         )
     order_fix = _order_fix(streams, earlier, later)
     if kind is RaceKind.USE_AFTER_FREE:
-        return f"{order_fix}, or free the memory on {_join(streams.earlier)}"
+        return f"{order_fix}, or free the memory on {_join_names(streams.earlier)}"
     if kind is RaceKind.REUSE:
         verb = "has" if len(streams.earlier) == 1 else "have"
         return (
-            f"keep a reference to the memory until {_join(streams.earlier)} {verb} finished with it, "
+            f"keep a reference to the memory until {_join_names(streams.earlier)} {verb} finished with it, "
             f"or {order_fix}"
         )
     return order_fix
@@ -267,18 +271,24 @@ def fix(kind: RaceKind, current: Side, previous: Side, streams: RacingStreams | 
 
 def _order_fix(streams: RacingStreams, earlier: str, later: str) -> str:
     if len(streams.earlier) == 1:
-        record, events = f"record an event on {streams.earlier[0]} after {earlier} and", "it"
+        record_clause, recorded_events = (
+            f"record an event on {streams.earlier[0]} after {earlier} and",
+            "it",
+        )
     else:
-        record = f"after {earlier}, record an event on each stream ({_join(streams.earlier)}), and"
-        events = "all these events"
-    return f"{record} make {_join(streams.later)} wait for {events} before {later}"
+        record_clause = (
+            f"after {earlier}, record an event on each stream ({_join_names(streams.earlier)}), and"
+        )
+        recorded_events = "all these events"
+    return f"{record_clause} make {_join_names(streams.later)} wait for {recorded_events} before {later}"
 
 
 def is_wait(kind: RaceKind, previous: Side) -> bool:
     """Return whether ``fix`` adds a wait.
 
-    With this wait, an analysis of the same work finds no such race. The wait is for work that was enqueued
-    before it, so that it ends. If the fix moves a free or orders threads of the host, the work changes.
+    With this wait, an analysis of the same work finds no such race. The wait ends, because it is for
+    work that was enqueued before the wait. If the fix moves a free or orders
+    threads of the host, the work changes.
     """
     moves_free = kind is RaceKind.USE_AFTER_FREE and previous.operation == "free"
     return previous.stream_number != HOST and not moves_free
@@ -289,8 +299,8 @@ def _are_in_one_graph(current: Side, previous: Side) -> bool:
     return bool(current.graph) and current.graph == previous.graph
 
 
-def _enqueued(side: Side) -> str:
-    """Return what the program enqueued: the operation, or the launch of the graph that contains it."""
+def _enqueued_work(side: Side) -> str:
+    """Return the name of the operation, or of the graph launch that contains the operation."""
     operation = operation_at(side)
     return f"the launch of graph {side.graph}, which has {operation}," if side.graph else operation
 
@@ -298,7 +308,7 @@ def _enqueued(side: Side) -> str:
 _MAX_NAMED_STREAMS: Final = 6
 
 
-def _join(names: Sequence[str]) -> str:
+def _join_names(names: Sequence[str]) -> str:
     shown_names = [*names[:_MAX_NAMED_STREAMS]]
     if omitted_count := len(names) - len(shown_names):
         shown_names.append(f"{omitted_count:,} other streams")
@@ -307,7 +317,7 @@ def _join(names: Sequence[str]) -> str:
 
 
 def advice_on_library(library: str) -> str:
-    """Return what to do about a race inside a library, whose streams a program cannot order."""
+    """Return the advice for a race inside a library, whose streams a program cannot order."""
     return (
         f"report the race to the developers of {library}: it is inside {library}, so the program cannot "
         "order the operations"
@@ -366,19 +376,19 @@ def _is_kernel(side: Side) -> bool:
 
 # The verb of an assumed access. "reads" or "writes" could be wrong: the kernel may not use its pointer
 # argument.
-_RECEIVES: Final = "receives a pointer to"
+_RECEIVES_POINTER: Final = "receives a pointer to"
 
 
-def _verb(kind: RaceKind, current: Side, previous: Side) -> str:
+def _access_verb(kind: RaceKind, current: Side, previous: Side) -> str:
     if current.known >= Precision.ASSUMED:
-        return _RECEIVES
+        return _RECEIVES_POINTER
     if kind is RaceKind.READ_AFTER_WRITE or not current.writes:
         return "reads"
     overwrites = kind is RaceKind.WRITE_AFTER_READ or not previous.writes
     return "overwrites" if overwrites else "writes"
 
 
-def _participle(kind: RaceKind, previous: Side) -> str:
+def _access_participle(kind: RaceKind, previous: Side) -> str:
     if previous.known >= Precision.ASSUMED:
         return "using"
     return "writing" if kind is not RaceKind.WRITE_AFTER_READ and previous.writes else "reading"

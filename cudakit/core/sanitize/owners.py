@@ -1,9 +1,10 @@
-"""Decide whose a race is: that of the program, or that of a library that the program calls.
+"""Decide whether a race belongs to the program, or to a library that the program calls.
 
-A race is a library's in two cases. (1) Both operations were enqueued during one program call: one execution
-of an instruction of the program's own code, such as a call of a library. (2) One program call created the
-streams of both operations and enqueued the first work on each of them, and the program's own code never
-called CUDA with these streams. Every other race, and one that cannot be attributed, is the program's.
+A race belongs to a library in two cases. (1) Both operations were enqueued during one program call: one
+execution of an instruction of the program's own code, such as a call of a library. (2) One program call
+created the streams of both operations and enqueued the first work on each of them, and the program's own
+code never called CUDA with these streams. Every other race, and one that cannot be attributed, belongs to
+the program.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from cudakit.trace.kinds import EventKind
 from cudakit.trace.layout import Records
 from cudakit.trace.trace_file import Stack
 
-_WORK: Final = (
+_WORK_KINDS: Final = (
     EventKind.LAUNCH,
     EventKind.COPY,
     EventKind.FILL,
@@ -32,7 +33,7 @@ _WORK: Final = (
     EventKind.COLLECTIVE,
     EventKind.GRAPH_LAUNCH,
 )
-_PACKAGE = re.compile(
+_PACKAGE_PATTERN = re.compile(
     r"(?:^|/)(?:site|dist)-packages/([^/]+?)(?:\.py)?(?:/|$)|/(cudakit)/(?:api|core|gpu|run)/"
 )
 
@@ -40,7 +41,7 @@ _PACKAGE = re.compile(
 def library_of(frames: Sequence[Frame]) -> str:
     """Return the library that the program called, such as ``torch``; "" without a frame of a library."""
     entry_frame = library_entry(frames)
-    match = _PACKAGE.search(entry_frame.filename) if entry_frame else None
+    match = _PACKAGE_PATTERN.search(entry_frame.filename) if entry_frame else None
     return (match[1] or match[2]) if match else ""
 
 
@@ -69,7 +70,7 @@ def is_one_program_call(race: Race) -> bool:
 _MIN_POOL_STREAMS: Final = 32
 
 # Files with the functions that frameworks offer programs for the creation of streams.
-_STREAM_FILE = re.compile(
+_STREAM_FILE_PATTERN = re.compile(
     r"/torch/(?:cuda/(?:__init__|streams)|_streambase)\.py$|/cupy/cuda/stream|/cupyx?/cuda/"
     r"|/numba(?:_cuda/numba)?/cuda/|/cuda/(?:core|bindings)/|/cudakit/"
 )
@@ -78,24 +79,24 @@ _STREAM_FILE = re.compile(
 def _requests_stream(frames: Sequence[Frame]) -> bool:
     """Return whether the program itself called a function that creates streams."""
     library_frames = takewhile(lambda frame: not is_program_frame(frame), frames)
-    return all(_STREAM_FILE.search(frame.filename) for frame in library_frames)
+    return all(_STREAM_FILE_PATTERN.search(frame.filename) for frame in library_frames)
 
 
 class RaceOwnership:
-    """Decides whose the occurrences of one race are, all of which have the same two call stacks."""
+    """Decides the owner of one race. All occurrences of the race have the same two call stacks."""
 
-    def __init__(self, current: Sequence[Frame], previous: Sequence[Frame]) -> None:
-        entry_frames = library_entry(current), library_entry(previous)
-        self.library = library_of(current) or library_of(previous)
+    def __init__(self, current_stack: Sequence[Frame], previous_stack: Sequence[Frame]) -> None:
+        entry_frames = library_entry(current_stack), library_entry(previous_stack)
+        self.library = library_of(current_stack) or library_of(previous_stack)
         self._calls_one_function = (
-            None not in entry_frames and len(set(map(_function, entry_frames))) == 1
+            None not in entry_frames and len(set(map(_function_identity, entry_frames))) == 1
         )
         self._is_of_program = not self.library
-        # Streams of occurrences that are the library's if it kept these streams to itself.
+        # Streams of occurrences that belong to the library if the program never uses these streams.
         self._streams: set[tuple[StreamUse, int, int]] = set()
 
     def add(self, race: Race, stream_use: StreamUse) -> bool:
-        """Add an occurrence; return whether it is the first one that is certainly the program's."""
+        """Add an occurrence. Return whether it is the first one that certainly belongs to the program."""
         was_of_program = self._is_of_program
         if was_of_program or (self._calls_one_function and is_one_program_call(race)):
             return False
@@ -108,19 +109,19 @@ class RaceOwnership:
 
     @property
     def owner(self) -> RaceOwner:
-        """The owner of the race: the program if at least one occurrence is the program's."""
+        """The owner of the race: the program if at least one occurrence belongs to the program."""
         is_of_library = not self._is_of_program and all(
             stream_use.are_library_streams(*streams) for stream_use, *streams in self._streams
         )
         return RaceOwner.LIBRARY if is_of_library else RaceOwner.PROGRAM
 
 
-def _function(frame: Frame | None) -> tuple[str, str]:
+def _function_identity(frame: Frame | None) -> tuple[str, str]:
     return (frame.filename, frame.name) if frame else ("", "")
 
 
 class StreamUse:
-    """Finds the streams that libraries keep to themselves, in the records of one trace."""
+    """Finds the streams that only libraries use, in the records of one trace."""
 
     def __init__(self) -> None:
         # Whether the innermost frame of each call stack is in the program's own code. Stack 0 is empty.
@@ -146,7 +147,7 @@ class StreamUse:
         kinds = records["kind"]
         is_creation = kinds == EventKind.STREAM_CREATE
         self._add_created_streams(records[is_creation], stacks)
-        self._add_first_work(records[np.isin(kinds, _WORK)])
+        self._add_first_work(records[np.isin(kinds, _WORK_KINDS)])
         # The end of an object of a library destroys its streams, also in the program's code.
         is_destruction = kinds == EventKind.STREAM_DESTROY
         later_records = records[(records["stream"] != 0) & ~is_creation & ~is_destruction]
@@ -156,7 +157,7 @@ class StreamUse:
         self._program_streams.update(np.unique(program_records["stream"]).tolist())
 
     def are_library_streams(self, *streams: int) -> bool:
-        """Return whether one program call created these streams for a library, which kept them to itself.
+        """Return whether one program call created these streams for a library, and only it used them.
 
         The answer can change until the end of the trace, because the program may use a stream later.
         """

@@ -80,13 +80,13 @@ class RaceDecoder:
 
     def with_streams(self, race: FoundRace, earlier: Set[int], later: Set[int]) -> FoundRace:
         """Return a race with a fix for these streams: those of all its occurrences in the process."""
-        sides = race.kind, race.current, race.previous
+        race_sides = race.kind, race.current, race.previous
         unreachable = [
             self._stream_name(stream)
             for stream in sorted(earlier | later)
             if not self.stream_use.is_reachable(stream)
         ]
-        streams = RacingStreams(
+        racing_streams = RacingStreams(
             earlier=tuple(map(self._stream_name, sorted(earlier))),
             later=tuple(map(self._stream_name, sorted(later))),
             unreachable=unreachable[0] if unreachable else "",
@@ -94,8 +94,8 @@ class RaceDecoder:
         allocation_stack = race.memory.stack if race.memory else ()
         return replace(
             race,
-            hint=fix(*sides, streams),
-            remedies=remedies(*sides, allocation_stack, streams),
+            hint=fix(*race_sides, racing_streams),
+            remedies=remedies(*race_sides, allocation_stack, racing_streams),
         )
 
     def _stream_name(self, stream: int) -> str:

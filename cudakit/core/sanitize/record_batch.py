@@ -115,7 +115,7 @@ class RecordBatch:
         launch_precisions = _record_precisions(records, is_access, belongs_to_previous)
         self.leading_precision = LaunchPrecision(launch_precisions[:first].max(initial=0))
         self.kinds: list[int] = kinds[calls].tolist()
-        self.launch_precisions: list[int] = _by_call(np.maximum, launch_precisions, calls)[
+        self.launch_precisions: list[int] = _reduce_by_call(np.maximum, launch_precisions, calls)[
             kinds[calls] == EventKind.LAUNCH
         ].tolist()
         no_stack = (kinds == EventKind.LAUNCH) & (records["site"] == 0)
@@ -218,7 +218,7 @@ def _record_precisions(
     return launch_precisions
 
 
-def _by_call(
+def _reduce_by_call(
     reduction: np.ufunc, values: npt.NDArray[Any], calls: npt.NDArray[np.intp]
 ) -> npt.NDArray[Any]:
     """Reduce the values of all records of a call to one value for each call."""
@@ -228,15 +228,15 @@ def _by_call(
 
 
 def _calls(
-    records: Records, innermost: OpenRanges | None, is_kind: _Mask, kind: EventKind
+    records: Records, innermost_ranges: OpenRanges | None, is_kind: _Mask, kind: EventKind
 ) -> Iterator[tuple[Any, ...]]:
     """Return the calls of one kind, each followed by the fields of its record's body."""
     records = view(records[is_kind], kind)
-    has_name = kind in (EventKind.LAUNCH, EventKind.GRAPH_NODE, EventKind.COLLECTIVE)
-    names = records["name"].tolist() if has_name else repeat(0)
-    ranges = repeat(None) if innermost is None else innermost[is_kind].tolist()
-    numbers = _columns(records, _CALL_FIELDS)
-    calls = map(Call, records["seq"].tolist(), repeat(int(kind)), names, *numbers, ranges)
+    has_kernel_name = kind in (EventKind.LAUNCH, EventKind.GRAPH_NODE, EventKind.COLLECTIVE)
+    names = records["name"].tolist() if has_kernel_name else repeat(0)
+    ranges = repeat(None) if innermost_ranges is None else innermost_ranges[is_kind].tolist()
+    call_columns = _columns(records, _CALL_FIELDS)
+    calls = map(Call, records["seq"].tolist(), repeat(int(kind)), names, *call_columns, ranges)
     return zip(calls, *_columns(records, FIELDS[kind]), strict=False)
 
 

@@ -114,7 +114,7 @@ def new_shadow(
 
 
 class PythonShadow:
-    """Shadow memory in Python: the reference for the compiled one, and used if that is not installed."""
+    """Shadow memory in Python: the reference for the C implementation, and used if that is not installed."""
 
     def __init__(self, checker: ConflictChecker, *, find_possible: bool = False) -> None:
         self.checker = checker
@@ -172,14 +172,14 @@ class PythonShadow:
 
     def coarsen(self, allocation_at: AllocationAt, max_states: int) -> None:
         def merge_states(states: list[RangeState]) -> list[RangeState]:
-            result: list[RangeState] = []
+            merged_states: list[RangeState] = []
             for allocation, group in groupby(states, key=lambda state: allocation_at(state.lo)):
-                members = list(group)
-                if len(members) > max_states:
+                group_states = list(group)
+                if len(group_states) > max_states:
                     merge_members = _merge_adjacent if allocation else _most_recent
-                    members = list(merge_members(members, max_states))
-                result += members
-            return result
+                    group_states = list(merge_members(group_states, max_states))
+                merged_states += group_states
+            return merged_states
 
         self._range_states.rebuild(merge_states)
 
@@ -212,11 +212,11 @@ class PythonShadow:
             return
         for state in self._range_states.overlapping(strided.lo, strided.hi):
             if shared_bytes := strided.bytes_shared_with_range(state.lo, state.hi):
-                exact = not state.merged and all(
+                is_exact = not state.merged and all(
                     earlier.precision != MERGED
                     for earlier in state.unordered_accesses(access.mode, clock)
                 )
-                self._check(state, access, clock, shared_bytes, certainly_overlap=exact)
+                self._check(state, access, clock, shared_bytes, certainly_overlap=is_exact)
         for strided_state, shared_bytes in self._strided_states.overlapping_strided(strided):
             self._check(strided_state, access, clock, shared_bytes)
         for pointer in self._pointer_states.overlapping(strided.lo, strided.hi):
@@ -253,9 +253,9 @@ class PythonShadow:
         self._check_pointers(access, clock)
 
     def _check_strided(self, access: MemoryAccess, clock: Clock) -> None:
-        exact = access.precision != MERGED
+        is_exact = access.precision != MERGED
         for state, shared_bytes in self._strided_states.overlapping(access.lo, access.hi):
-            self._check(state, access, clock, shared_bytes, certainly_overlap=exact)
+            self._check(state, access, clock, shared_bytes, certainly_overlap=is_exact)
         if access.mode & WRITE:
             self._strided_states.clear(access.lo, access.hi)
 
@@ -270,14 +270,14 @@ class PythonShadow:
     def _check_pointers_below(self, access: MemoryAccess, clock: Clock) -> None:
         """Check an access to a range against the pointers from which a kernel may reach the range."""
         for pointer in self._pointer_states.overlapping(0, access.lo):
-            reaching = [
+            reaching_accesses = [
                 assumed
                 for assumed in pointer.unordered_accesses(access.mode, clock)
                 if assumed.hi > access.lo
             ]
             pointer.already_reported = self.checker.check(
                 pointer.already_reported,
-                reaching,
+                reaching_accesses,
                 access,
                 clock,
                 (access.lo, access.hi),
@@ -337,29 +337,29 @@ def _without_past_accesses(accesses: Accesses, past_clock: Clock) -> Accesses:
 def _merge_adjacent(states: list[RangeState], max_states: int) -> Iterator[RangeState]:
     """Merge adjacent states to half of ``max_states``. Drop the states of freed memory."""
     states_in_use = (state for state in states if state.write is None or state.write.tick != NEVER)
-    count = -(-len(states) * 2 // max_states)
-    while adjacent := list(islice(states_in_use, count)):
-        merged_state = RangeState(adjacent[0].lo, adjacent[-1].hi)
-        writes = [state.write for state in adjacent if state.write]
+    group_size = -(-len(states) * 2 // max_states)
+    while adjacent_states := list(islice(states_in_use, group_size)):
+        merged_state = RangeState(adjacent_states[0].lo, adjacent_states[-1].hi)
+        writes = [state.write for state in adjacent_states if state.write]
         merged_state.write = max(writes, key=lambda write: write.call.seq, default=None)
         merged_state.reads = _last_access_per_stream(
-            [access for state in adjacent for access in state.reads]
+            [access for state in adjacent_states for access in state.reads]
         )
         merged_state.atomics = _last_access_per_stream(
-            [access for state in adjacent for access in state.atomics]
+            [access for state in adjacent_states for access in state.atomics]
         )
         merged_state.already_reported = tuple(
-            pair for state in adjacent for pair in state.already_reported
+            pair for state in adjacent_states for pair in state.already_reported
         )
         merged_state.merged = True
-        merged_state.approximate = any(state.approximate for state in adjacent)
+        merged_state.approximate = any(state.approximate for state in adjacent_states)
         yield merged_state
 
 
 def _last_access_per_stream(accesses: list[MemoryAccess]) -> Accesses:
     """Return the last access of each stream."""
-    in_order = sorted(accesses, key=lambda access: access.tick)
-    return tuple({(access.slot, access.call.node): access for access in in_order}.values())
+    accesses_by_tick = sorted(accesses, key=lambda access: access.tick)
+    return tuple({(access.slot, access.call.node): access for access in accesses_by_tick}.values())
 
 
 def _most_recent(states: list[RangeState], max_states: int) -> list[RangeState]:

@@ -37,7 +37,7 @@ class _Template:
     pointers: _Addresses
     pointer_indices: npt.NDArray[np.intp]
 
-    def moved(self, pointers: _Addresses) -> Records:
+    def accesses_for(self, pointers: _Addresses) -> Records:
         """Return the accesses of a launch with other pointers."""
         accesses = self.accesses.copy()
         rows = accesses.view(layout(EventKind.ACCESS))[: len(self.pointer_indices)]
@@ -65,56 +65,70 @@ class TemplateAccesses:
         positions = np.flatnonzero((template_ids != 0) | (kinds == EventKind.TEMPLATE))
         if not len(positions):
             return records
-        parts: list[Records] = []
-        begin = 0
+        record_parts: list[Records] = []
+        next_index = 0
         seqs = np.ascontiguousarray(records["seq"])
         call_begins = np.searchsorted(seqs, seqs[positions]).tolist()
         call_ends = np.searchsorted(seqs, seqs[positions], side="right").tolist()
         for position, call_begin, call_end in zip(
             positions.tolist(), call_begins, call_ends, strict=True
         ):
-            parts.append(records[begin:position])
+            record_parts.append(records[next_index:position])
             if kinds[position] == EventKind.TEMPLATE:
-                begin = position + 1
-                self._apply(records[position], records[call_begin:call_end], coverage)
+                next_index = position + 1
+                self._apply_template_record(
+                    records[position], records[call_begin:call_end], coverage
+                )
             else:
-                begin = call_end
-                call = records[position:call_end]
-                parts += [call[:1], self._accesses_of(call, int(template_ids[position]), coverage)]
-        parts.append(records[begin:])
-        return np.concatenate(parts)
+                next_index = call_end
+                call_records = records[position:call_end]
+                record_parts += [
+                    call_records[:1],
+                    self._accesses_of(call_records, int(template_ids[position]), coverage),
+                ]
+        record_parts.append(records[next_index:])
+        return np.concatenate(record_parts)
 
     def mark(self, races: Iterable[Race]) -> list[Race]:
         """Return races whose operations state whether their accesses are from a template."""
         return [
-            replace(race, current=self._marked(race.current), previous=self._marked(race.previous))
+            replace(
+                race,
+                current=self._marked_operation(race.current),
+                previous=self._marked_operation(race.previous),
+            )
             for race in races
         ]
 
-    def _apply(self, record: np.void, call: Records, coverage: Coverage) -> None:
+    def _apply_template_record(
+        self, record: np.void, call_records: Records, coverage: Coverage
+    ) -> None:
         """Apply a Template record: keep the accesses of its call, or forget all templates."""
         template = view(np.array([record], RECORD), EventKind.TEMPLATE)[0]
-        check, template_id = TemplateCheck(int(template["check"])), int(template["template_id"])
-        if check is not TemplateCheck.NONE:
+        check_result, template_id = (
+            TemplateCheck(int(template["check"])),
+            int(template["template_id"]),
+        )
+        if check_result is not TemplateCheck.NONE:
             coverage.template_checks += 1
-            coverage.template_differences += check is TemplateCheck.DIFFERENT
+            coverage.template_differences += check_result is TemplateCheck.DIFFERENT
         if template_id:
-            self._templates[template_id] = _template_of_call(call)
-        elif check is TemplateCheck.NONE:
+            self._templates[template_id] = _template_of_call(call_records)
+        elif check_result is TemplateCheck.NONE:
             self._templates.clear()
 
-    def _accesses_of(self, call: Records, template_id: int, coverage: Coverage) -> Records:
+    def _accesses_of(self, call_records: Records, template_id: int, coverage: Coverage) -> Records:
         """Return the accesses of a launch with a template; ``call`` has its records."""
         template = self._templates.get(template_id)
-        pointers = _pointers_of(call)
+        pointers = _pointers_of(call_records)
         if template is None or (len(pointers) and len(pointers) != len(template.pointers)):
             self.unknown_count += 1
             return np.zeros(0, RECORD)
         coverage.launches_from_template += 1
-        self._set_from_template(int(call["seq"][0]))
-        accesses = template.moved(pointers) if len(pointers) else template.accesses.copy()
-        for name in _CALL_FIELDS:
-            accesses[name] = call[name][0]
+        self._set_from_template(int(call_records["seq"][0]))
+        accesses = template.accesses_for(pointers) if len(pointers) else template.accesses.copy()
+        for field_name in _CALL_FIELDS:
+            accesses[field_name] = call_records[field_name][0]
         return accesses
 
     def _set_from_template(self, seq: int) -> None:
@@ -123,7 +137,7 @@ class TemplateAccesses:
             self._is_from_template.extend(bytes(max(index + 1, 1024)))
         self._is_from_template[index] |= 1 << (seq & 7)
 
-    def _marked(self, operation: Operation) -> Operation:
+    def _marked_operation(self, operation: Operation) -> Operation:
         index = operation.seq >> 3
         is_from_template = (
             operation.kind == EventKind.LAUNCH
@@ -142,46 +156,46 @@ def _template_ids(records: Records, kinds: npt.NDArray[np.uint16]) -> npt.NDArra
     return template_ids
 
 
-def _pointers_of(call: Records) -> _Addresses:
+def _pointers_of(call_records: Records) -> _Addresses:
     """Return the pointers among the arguments of a launch: its assumed accesses begin at them."""
-    accesses = view(call[call["kind"] == EventKind.ACCESS], EventKind.ACCESS)
+    accesses = view(call_records[call_records["kind"] == EventKind.ACCESS], EventKind.ACCESS)
     pointers: _Addresses = accesses["lo"]
     return pointers
 
 
-def _template_of_call(call: Records) -> _Template:
+def _template_of_call(call_records: Records) -> _Template:
     """Return the template that consists of the recorded accesses of a launch."""
-    kinds = call["kind"]
-    rows = call[kinds == EventKind.ACCESS]
+    kinds = call_records["kind"]
+    rows = call_records[kinds == EventKind.ACCESS]
     rows = rows[view(rows, EventKind.ACCESS)["precision"] < Precision.ASSUMED]
     pointers: _Addresses = view(
-        call[kinds == EventKind.TEMPLATE_POINTER], EventKind.TEMPLATE_POINTER
+        call_records[kinds == EventKind.TEMPLATE_POINTER], EventKind.TEMPLATE_POINTER
     )["pointer"].copy()
-    accessed = call[kinds == EventKind.ACCESSED]
+    accessed = call_records[kinds == EventKind.ACCESSED]
     if not len(pointers):
         no_indices = np.zeros(0, np.intp)
         return _Template(np.concatenate([rows, accessed]), pointers, no_indices)
-    order = np.argsort(pointers)
-    rows = _split_at(rows, pointers[order])
-    lowest = view(rows, EventKind.ACCESS)["lo"]
-    nearest = np.searchsorted(pointers[order], lowest, side="right") - 1
-    return _Template(np.concatenate([rows, accessed]), pointers, order[nearest])
+    pointer_order = np.argsort(pointers)
+    rows = _split_at_pointers(rows, pointers[pointer_order])
+    access_begins = view(rows, EventKind.ACCESS)["lo"]
+    nearest_indices = np.searchsorted(pointers[pointer_order], access_begins, side="right") - 1
+    return _Template(np.concatenate([rows, accessed]), pointers, pointer_order[nearest_indices])
 
 
-def _split_at(rows: Records, sorted_pointers: _Addresses) -> Records:
+def _split_at_pointers(rows: Records, sorted_pointers: _Addresses) -> Records:
     """Split contiguous accesses at the pointers that they contain."""
-    parts: list[Records] = []
+    row_parts: list[Records] = []
     for i in range(len(rows)):
         row = rows[i : i + 1].copy()
         access = row.view(layout(EventKind.ACCESS))
         lo, hi = access["lo"][0], access["hi"][0]
-        inside = sorted_pointers[(sorted_pointers > lo) & (sorted_pointers < hi)]
-        if access["count"][0] or not len(inside):
-            parts.append(row)
+        inner_pointers = sorted_pointers[(sorted_pointers > lo) & (sorted_pointers < hi)]
+        if access["count"][0] or not len(inner_pointers):
+            row_parts.append(row)
             continue
-        pieces = np.repeat(row, len(inside) + 1)
-        piece_accesses = pieces.view(layout(EventKind.ACCESS))
-        piece_accesses["lo"] = np.append(lo, inside)
-        piece_accesses["hi"] = np.append(inside, hi)
-        parts.append(pieces)
-    return np.concatenate(parts) if parts else rows
+        split_rows = np.repeat(row, len(inner_pointers) + 1)
+        split_accesses = split_rows.view(layout(EventKind.ACCESS))
+        split_accesses["lo"] = np.append(lo, inner_pointers)
+        split_accesses["hi"] = np.append(inner_pointers, hi)
+        row_parts.append(split_rows)
+    return np.concatenate(row_parts) if row_parts else rows

@@ -197,8 +197,8 @@ def delete_if_abandoned(directory: str) -> None:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         finally:
             os.close(file)
-        with os.scandir(directory) as entries:
-            for entry in entries:
+        with os.scandir(directory) as directory_entries:
+            for entry in directory_entries:
                 os.unlink(entry.path)
         os.rmdir(directory)
     except OSError:

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from cudakit.core.sanitize.clocks import READ, WRITE
 from cudakit.trace.kinds import CollectiveFunction, NcclDatatype
 
-# Bytes of one element. A type without a name in NCCL's events is ncclUint8.
+# Bytes of one element of each type. NCCL's events have no name for ncclUint8.
 ELEMENT_BYTES: Final = {
     NcclDatatype.UNKNOWN: 1,
     NcclDatatype.INT8: 1,
@@ -34,7 +34,7 @@ class Membership(NamedTuple):
 
     rank: int = -1  # rank of the process; -1 if unknown
     rank_count: int = 0  # number of ranks; 0 if unknown
-    hash: int = 0  # number that all ranks of the communicator share; 0 if unknown
+    hash: int = 0  # hash of the communicator, the same on all ranks; 0 if unknown
 
 
 class AccessedRange(NamedTuple):
@@ -42,7 +42,7 @@ class AccessedRange(NamedTuple):
 
     lo: int
     hi: int
-    mode: int
+    mode: int  # READ, WRITE or both
 
 
 class Buffers(NamedTuple):
@@ -50,13 +50,13 @@ class Buffers(NamedTuple):
 
     send: int  # address of the send buffer; 0 if there is none
     receive: int  # address of the receive buffer; 0 if there is none
-    size_bytes: int  # size of one rank's part
+    size_bytes: int  # size of the part of one rank
     membership: Membership
     root: int = 0  # root rank; for a send or receive, the other rank
 
     def accessed_ranges(self, function: CollectiveFunction) -> Iterator[AccessedRange]:
-        """Yield the bytes that the rank accesses. Bytes that it only contributes are not written."""
-        return _RANGES[function](self)
+        """Yield the bytes that the rank accesses. A rank only reads the bytes that it only sends."""
+        return _RANGE_FUNCTIONS[function](self)
 
     @property
     def is_root(self) -> bool:
@@ -78,72 +78,74 @@ class Buffers(NamedTuple):
         """The offset of this rank's part in the buffer with the parts of all ranks."""
         return self.size_bytes * self.membership.rank
 
-    def sent(self, mode: int = READ) -> AccessedRange:
-        """Return the access to one part in the send buffer."""
+    def send_access(self, mode: int = READ) -> AccessedRange:
+        """Return the access to the rank's part in the send buffer."""
         return AccessedRange(self.send, self.send + self.size_bytes, mode)
 
-    def received(self) -> AccessedRange:
-        """Return the write of one part in the receive buffer."""
+    def receive_access(self) -> AccessedRange:
+        """Return the write of the rank's part in the receive buffer."""
         return AccessedRange(self.receive, self.receive + self.size_bytes, WRITE)
 
 
-def _all_reduce(buffers: Buffers) -> Iterator[AccessedRange]:
+def _all_reduce_ranges(buffers: Buffers) -> Iterator[AccessedRange]:
     if buffers.is_in_place:
-        yield buffers.sent(READ | WRITE)
+        yield buffers.send_access(READ | WRITE)
     else:
-        yield buffers.sent()
-        yield buffers.received()
+        yield buffers.send_access()
+        yield buffers.receive_access()
 
 
-def _all_gather(buffers: Buffers) -> Iterator[AccessedRange]:
-    part, end = buffers.sent(), buffers.receive + buffers.all_bytes
-    yield part
-    if part.lo == buffers.receive + buffers.part_offset:
-        yield AccessedRange(buffers.receive, part.lo, WRITE)
-        yield AccessedRange(part.hi, end, WRITE)
+def _all_gather_ranges(buffers: Buffers) -> Iterator[AccessedRange]:
+    sent_part, receive_end = buffers.send_access(), buffers.receive + buffers.all_bytes
+    yield sent_part
+    if sent_part.lo == buffers.receive + buffers.part_offset:
+        yield AccessedRange(buffers.receive, sent_part.lo, WRITE)
+        yield AccessedRange(sent_part.hi, receive_end, WRITE)
     else:
-        yield AccessedRange(buffers.receive, end, WRITE)
+        yield AccessedRange(buffers.receive, receive_end, WRITE)
 
 
-def _reduce_scatter(buffers: Buffers) -> Iterator[AccessedRange]:
-    part, end = buffers.received(), buffers.send + buffers.all_bytes
-    if part.lo == buffers.send + buffers.part_offset:
-        yield AccessedRange(buffers.send, part.lo, READ)
-        yield AccessedRange(part.lo, part.hi, READ | WRITE)
-        yield AccessedRange(part.hi, end, READ)
+def _reduce_scatter_ranges(buffers: Buffers) -> Iterator[AccessedRange]:
+    received_part, send_end = buffers.receive_access(), buffers.send + buffers.all_bytes
+    if received_part.lo == buffers.send + buffers.part_offset:
+        yield AccessedRange(buffers.send, received_part.lo, READ)
+        yield AccessedRange(received_part.lo, received_part.hi, READ | WRITE)
+        yield AccessedRange(received_part.hi, send_end, READ)
     else:
-        yield AccessedRange(buffers.send, end, READ)
-        yield part
+        yield AccessedRange(buffers.send, send_end, READ)
+        yield received_part
 
 
-def _broadcast(buffers: Buffers) -> Iterator[AccessedRange]:
+def _broadcast_ranges(buffers: Buffers) -> Iterator[AccessedRange]:
     if buffers.is_root:
-        yield buffers.sent()
+        yield buffers.send_access()
     if not (buffers.is_root and buffers.is_in_place):
-        yield buffers.received()
+        yield buffers.receive_access()
 
 
-def _reduce(buffers: Buffers) -> Iterator[AccessedRange]:
+def _reduce_ranges(buffers: Buffers) -> Iterator[AccessedRange]:
     if buffers.is_root:
-        yield from _all_reduce(buffers)
+        yield from _all_reduce_ranges(buffers)
     else:
-        yield buffers.sent()
+        yield buffers.send_access()
 
 
-def _send(buffers: Buffers) -> Iterator[AccessedRange]:
-    yield buffers.sent()
+def _send_ranges(buffers: Buffers) -> Iterator[AccessedRange]:
+    yield buffers.send_access()
 
 
-def _receive(buffers: Buffers) -> Iterator[AccessedRange]:
-    yield buffers.received()
+def _receive_ranges(buffers: Buffers) -> Iterator[AccessedRange]:
+    yield buffers.receive_access()
 
 
-_RANGES: Final[Mapping[CollectiveFunction, Callable[[Buffers], Iterator[AccessedRange]]]] = {
-    CollectiveFunction.ALL_REDUCE: _all_reduce,
-    CollectiveFunction.ALL_GATHER: _all_gather,
-    CollectiveFunction.REDUCE_SCATTER: _reduce_scatter,
-    CollectiveFunction.BROADCAST: _broadcast,
-    CollectiveFunction.REDUCE: _reduce,
-    CollectiveFunction.SEND: _send,
-    CollectiveFunction.RECEIVE: _receive,
+_RANGE_FUNCTIONS: Final[
+    Mapping[CollectiveFunction, Callable[[Buffers], Iterator[AccessedRange]]]
+] = {
+    CollectiveFunction.ALL_REDUCE: _all_reduce_ranges,
+    CollectiveFunction.ALL_GATHER: _all_gather_ranges,
+    CollectiveFunction.REDUCE_SCATTER: _reduce_scatter_ranges,
+    CollectiveFunction.BROADCAST: _broadcast_ranges,
+    CollectiveFunction.REDUCE: _reduce_ranges,
+    CollectiveFunction.SEND: _send_ranges,
+    CollectiveFunction.RECEIVE: _receive_ranges,
 }

@@ -1,9 +1,10 @@
 """Compare the collectives that the ranks of a communicator call, which must be the same on all ranks.
 
 NCCL waits forever, or returns wrong data, if ranks call different collectives of a communicator, or the same
-one with another number or type of elements, or another root (NCCL User Guide, "Collective Operations").
-The calls of a group are compared in any order, because NCCL may reorder them. A communicator is no longer
-compared after a collective in a CUDA graph, because a graph may run later than it was captured.
+collective with another number or type of elements, or another root (NCCL User
+Guide, "Collective Operations"). The calls of a group are compared in any order, because NCCL may reorder
+them. A communicator is no longer compared after a collective in a CUDA graph, because a
+graph may run later than it was captured.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from cudakit.core.sanitize.collectives.buffers import ELEMENT_BYTES
 from cudakit.core.sanitize.result import DifferenceKind
 from cudakit.trace.kinds import CollectiveFunction, NcclDatatype
 
-_ROOTED: Final = (CollectiveFunction.BROADCAST, CollectiveFunction.REDUCE)
-_TRANSFERS: Final = (CollectiveFunction.SEND, CollectiveFunction.RECEIVE)
+_ROOTED_FUNCTIONS: Final = (CollectiveFunction.BROADCAST, CollectiveFunction.REDUCE)
+_POINT_TO_POINT_FUNCTIONS: Final = (CollectiveFunction.SEND, CollectiveFunction.RECEIVE)
 
 # PID of a process, and the number of the trace in the process.
 TraceId: TypeAlias = tuple[int, int]
@@ -39,7 +40,7 @@ class RankCall(NamedTuple):
     @property
     def signature(self) -> tuple[int, ...]:
         """The properties that must be equal on all ranks."""
-        root = self.root if self.function in _ROOTED else 0
+        root = self.root if self.function in _ROOTED_FUNCTIONS else 0
         return self.function, self.element_count, self.datatype, root
 
     @property
@@ -49,7 +50,7 @@ class RankCall(NamedTuple):
 
 
 class CallPair(NamedTuple):
-    """Two calls that must be the same, or a send and its receive, and the property in which they differ."""
+    """Two calls that should be equal, or a send and its receive, and the property that differs."""
 
     kind: DifferenceKind
     first: RankCall
@@ -65,7 +66,7 @@ class _Reference:
 
 
 # Maximum number of groups, and of transfers of two ranks, that wait for the calls of other ranks.
-_MAX_WAITING: Final = 1 << 14
+_MAX_WAITING_GROUPS: Final = 1 << 14
 
 
 class CommunicatorCalls:
@@ -77,9 +78,8 @@ class CommunicatorCalls:
         self._is_stopped = False
         self._compares_transfers = compares_transfers
         self._open_groups: dict[int, list[RankCall]] = {}  # the last group of each rank
-        self._references: dict[
-            int, _Reference
-        ] = {}  # calls of other ranks are compared with these, by group number
+        # The calls with which the calls of other ranks are compared, by number of the group.
+        self._references: dict[int, _Reference] = {}
         # Sends and receives that wait for their counterpart, by sender, receiver and function.
         self._transfers: defaultdict[tuple[int, int, CollectiveFunction], deque[RankCall]] = (
             defaultdict(deque)
@@ -89,7 +89,7 @@ class CommunicatorCalls:
         """Compare a call with those of other ranks."""
         if self._is_stopped:
             return
-        if call.function in _TRANSFERS:
+        if call.function in _POINT_TO_POINT_FUNCTIONS:
             self._match_transfer(call)
             return
         open_group = self._open_groups.setdefault(call.rank, [])
@@ -102,7 +102,7 @@ class CommunicatorCalls:
         open_group.append(call)
 
     def finish(self) -> None:
-        """Compare the last group of each rank; it may be incomplete, because the rank has died."""
+        """Compare the last group of each rank, which is incomplete if the process of the rank has died."""
         for calls in self._open_groups.values():
             reference = self._references.get(calls[0].group)
             if not self._is_stopped and (reference is None or len(reference.calls) == len(calls)):
@@ -125,11 +125,11 @@ class CommunicatorCalls:
         reference = self._references.get(group)
         if reference is None:
             self._references[group] = _Reference(calls)
-            if len(self._references) > _MAX_WAITING:
+            if len(self._references) > _MAX_WAITING_GROUPS:
                 del self._references[next(iter(self._references))]
             return
-        if pair := _different_calls(reference.calls, calls):
-            self.difference = pair
+        if call_pair := _different_calls(reference.calls, calls):
+            self.difference = call_pair
             self.stop()
             return
         reference.rank_count += 1
@@ -147,36 +147,44 @@ class CommunicatorCalls:
         if not counterparts:
             waiting_calls = self._transfers[sender, receiver, call.function]
             waiting_calls.append(call)
-            if len(waiting_calls) > _MAX_WAITING:
+            if len(waiting_calls) > _MAX_WAITING_GROUPS:
                 self.stop_transfers()
             return
         counterpart = counterparts.popleft()
         if counterpart.size_bytes != call.size_bytes:
-            send, receive = (call, counterpart) if is_send else (counterpart, call)
-            self.difference = CallPair(DifferenceKind.TRANSFER, send, receive)
+            send_call, receive_call = (call, counterpart) if is_send else (counterpart, call)
+            self.difference = CallPair(DifferenceKind.TRANSFER, send_call, receive_call)
             self.stop()
 
 
-def _different_calls(reference: Sequence[RankCall], calls: Sequence[RankCall]) -> CallPair | None:
+def _different_calls(
+    reference_calls: Sequence[RankCall], calls: Sequence[RankCall]
+) -> CallPair | None:
     """Return the first difference between the collectives of a group on two ranks, the lower rank first."""
-    expected = Counter(call.signature for call in reference)
+    reference_signatures = Counter(call.signature for call in reference_calls)
     signatures = Counter(call.signature for call in calls)
-    if signatures == expected:
+    if signatures == reference_signatures:
         return None
-    missing, extra = expected - signatures, signatures - expected
-    first = next((call for call in reference if call.signature in missing), reference[0])
-    second = next((call for call in calls if call.signature in extra), calls[0])
-    if first.rank > second.rank:
-        first, second = second, first
-    return CallPair(_difference_kind(first, second), first, second)
+    missing_signatures, extra_signatures = (
+        reference_signatures - signatures,
+        signatures - reference_signatures,
+    )
+    first_call = next(
+        (call for call in reference_calls if call.signature in missing_signatures),
+        reference_calls[0],
+    )
+    second_call = next((call for call in calls if call.signature in extra_signatures), calls[0])
+    if first_call.rank > second_call.rank:
+        first_call, second_call = second_call, first_call
+    return CallPair(_difference_kind(first_call, second_call), first_call, second_call)
 
 
-def _difference_kind(first: RankCall, second: RankCall) -> DifferenceKind:
+def _difference_kind(first_call: RankCall, second_call: RankCall) -> DifferenceKind:
     """Return the most important property in which two calls differ."""
-    if first.function is not second.function:
+    if first_call.function is not second_call.function:
         return DifferenceKind.FUNCTION
-    if first.datatype is not second.datatype:
+    if first_call.datatype is not second_call.datatype:
         return DifferenceKind.DATATYPE
-    if first.element_count != second.element_count:
+    if first_call.element_count != second_call.element_count:
         return DifferenceKind.COUNT
-    return DifferenceKind.ROOT if first.root != second.root else DifferenceKind.FUNCTION
+    return DifferenceKind.ROOT if first_call.root != second_call.root else DifferenceKind.FUNCTION

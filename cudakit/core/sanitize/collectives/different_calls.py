@@ -19,12 +19,13 @@ from cudakit.trace.layout import Records, view
 from cudakit.trace.spool import Batch
 from cudakit.trace.trace_file import Stack
 
-# Begin of the reason of a GAP: an operation of NCCL was not recorded (model/collectives.c of the recorder).
+# Begin of the reason of a GAP record for an operation of NCCL that was not recorded, as in
+# gpu/capture/recorder/model/collectives.c.
 _UNKNOWN_BUFFERS: Final = "collective whose buffers are unknown"
 
 
 class RankComparison:
-    """Compares the calls of all ranks whose traces are read, and knows the ranks of processes."""
+    """Compares the calls of all ranks whose traces are read, and stores the ranks of processes."""
 
     def __init__(self) -> None:
         self._communicators: dict[int, CommunicatorCalls] = {}  # calls by communicator hash
@@ -35,17 +36,17 @@ class RankComparison:
 
     def feed(self, batch: Batch) -> None:
         """Compare the calls of a batch with those of the other ranks."""
-        trace = batch.process, batch.chain
+        trace_id = batch.process, batch.chain
         records = {
-            kind: view(selected, kind)
+            kind: view(kind_records, kind)
             for kind in (EventKind.COMMUNICATOR, EventKind.COLLECTIVE, EventKind.GAP)
-            if len(selected := batch.records[batch.records["kind"] == kind])
+            if len(kind_records := batch.records[batch.records["kind"] == kind])
         }
         if EventKind.COMMUNICATOR in records:
-            self._add_memberships(trace, records[EventKind.COMMUNICATOR])
+            self._add_memberships(trace_id, records[EventKind.COMMUNICATOR])
         if EventKind.COLLECTIVE in records:
-            self._stacks[trace] = batch.stacks
-            self._add_calls(trace, records[EventKind.COLLECTIVE])
+            self._stacks[trace_id] = batch.stacks
+            self._add_calls(trace_id, records[EventKind.COLLECTIVE])
         if EventKind.GAP in records:
             reasons = (batch.strings[index] for index in records[EventKind.GAP]["reason"].tolist())
             if any(reason.startswith(_UNKNOWN_BUFFERS) for reason in reasons):
@@ -59,15 +60,18 @@ class RankComparison:
     def differences(self) -> Iterator[DifferentCalls]:
         """Yield the first difference of each communicator."""
         for communicator_hash, communicator in self._communicators.items():
-            if pair := communicator.difference:
-                first, second = self._describe(pair.first), self._describe(pair.second)
+            if call_pair := communicator.difference:
+                first_call, second_call = (
+                    self._describe(call_pair.first),
+                    self._describe(call_pair.second),
+                )
                 yield DifferentCalls(
-                    kind=pair.kind,
-                    sentence=_sentence(pair.kind, first, second),
+                    kind=call_pair.kind,
+                    sentence=_difference_sentence(call_pair.kind, first_call, second_call),
                     communicator=communicator_hash,
-                    first=first,
-                    second=second,
-                    hint=_HINTS[pair.kind],
+                    first=first_call,
+                    second=second_call,
+                    hint=_FIX_HINTS[call_pair.kind],
                 )
 
     def ranks(self) -> dict[int, int]:
@@ -76,27 +80,39 @@ class RankComparison:
         for ((process, _), _), membership in self._memberships.items():
             memberships.setdefault(process, []).append(membership)
         ranks_by_process: dict[int, int] = {}
-        for process, of_process in memberships.items():
-            largest = max(membership.rank_count for membership in of_process)
+        for process, process_memberships in memberships.items():
+            largest_rank_count = max(membership.rank_count for membership in process_memberships)
             ranks = {
-                membership.rank for membership in of_process if membership.rank_count == largest
+                membership.rank
+                for membership in process_memberships
+                if membership.rank_count == largest_rank_count
             }
             if len(ranks) == 1 and (rank := ranks.pop()) >= 0:
                 ranks_by_process[process] = rank
         return ranks_by_process
 
-    def _add_memberships(self, trace: TraceId, records: Records) -> None:
-        names = ("communicator", "rank", "rank_count", "hash")
-        for number, *fields in zip(*(records[name].tolist() for name in names), strict=True):
-            self._memberships[trace, number] = Membership(*fields)
+    def _add_memberships(self, trace_id: TraceId, records: Records) -> None:
+        field_names = ("communicator", "rank", "rank_count", "hash")
+        for communicator_number, *fields in zip(
+            *(records[name].tolist() for name in field_names), strict=True
+        ):
+            self._memberships[trace_id, communicator_number] = Membership(*fields)
 
-    def _add_calls(self, trace: TraceId, records: Records) -> None:
-        names = ("communicator", "graph", "group", "function", "element_count", "datatype", "root")
-        columns = (records[name].tolist() for name in (*names, "site"))
-        for number, graph, group, function, count, datatype, root, site in zip(
+    def _add_calls(self, trace_id: TraceId, records: Records) -> None:
+        field_names = (
+            "communicator",
+            "graph",
+            "group",
+            "function",
+            "element_count",
+            "datatype",
+            "root",
+        )
+        columns = (records[name].tolist() for name in (*field_names, "site"))
+        for communicator_number, graph, group, function, element_count, datatype, root, site in zip(
             *columns, strict=True
         ):
-            membership = self._memberships.get((trace, number), Membership())
+            membership = self._memberships.get((trace_id, communicator_number), Membership())
             if membership.rank < 0 or not membership.hash:
                 continue
             communicator = self._communicator(membership)
@@ -108,10 +124,10 @@ class RankComparison:
                         rank=membership.rank,
                         group=group,
                         function=CollectiveFunction(function),
-                        element_count=count,
+                        element_count=element_count,
                         datatype=NcclDatatype(datatype),
                         root=root,
-                        trace=trace,
+                        trace=trace_id,
                         site=site,
                     )
                 )
@@ -144,7 +160,7 @@ class RankComparison:
         )
 
 
-_HINTS: Final = {
+_FIX_HINTS: Final = {
     DifferenceKind.FUNCTION: "call the same collectives in the same order on all ranks of the communicator",
     DifferenceKind.COUNT: "pass the same number of elements on all ranks",
     DifferenceKind.DATATYPE: "pass elements of the same type on all ranks",
@@ -153,20 +169,24 @@ _HINTS: Final = {
 }
 
 
-def _sentence(kind: DifferenceKind, first: CollectiveCall, second: CollectiveCall) -> str:
+def _difference_sentence(
+    kind: DifferenceKind, first_call: CollectiveCall, second_call: CollectiveCall
+) -> str:
     """Return both calls in one sentence."""
     if kind is DifferenceKind.TRANSFER:
         return (
-            f"rank {first.rank} sends {_elements(first)} to rank {second.rank}, "
-            f"which receives {_elements(second)}"
+            f"rank {first_call.rank} sends {_element_count_text(first_call)} to rank {second_call.rank}, "
+            f"which receives {_element_count_text(second_call)}"
         )
-    details = [
-        f"with root {call.root}" if kind is DifferenceKind.ROOT else f"of {_elements(call)}"
-        for call in (first, second)
+    call_details = [
+        f"with root {call.root}"
+        if kind is DifferenceKind.ROOT
+        else f"of {_element_count_text(call)}"
+        for call in (first_call, second_call)
     ]
     return (
-        f"rank {first.rank} calls {first.operation} {details[0]}, "
-        f"rank {second.rank} {second.operation} {details[1]}"
+        f"rank {first_call.rank} calls {first_call.operation} {call_details[0]}, "
+        f"rank {second_call.rank} {second_call.operation} {call_details[1]}"
     )
 
 
@@ -174,7 +194,9 @@ def _sentence(kind: DifferenceKind, first: CollectiveCall, second: CollectiveCal
 _BYTE_TYPES: Final = (NcclDatatype.INT8, NcclDatatype.UINT8, NcclDatatype.UNKNOWN)
 
 
-def _elements(call: CollectiveCall) -> str:
+def _element_count_text(call: CollectiveCall) -> str:
     """Return the number and type of the elements of a call: ``8 float32 elements``."""
-    element = "byte" if call.datatype in _BYTE_TYPES else f"{call.datatype.name.lower()} element"
-    return f"{call.element_count:,} {element}{'' if call.element_count == 1 else 's'}"
+    element_name = (
+        "byte" if call.datatype in _BYTE_TYPES else f"{call.datatype.name.lower()} element"
+    )
+    return f"{call.element_count:,} {element_name}{'' if call.element_count == 1 else 's'}"

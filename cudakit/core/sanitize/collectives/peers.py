@@ -17,7 +17,7 @@ class CollectiveStart(NamedTuple):
     """The start of a collective on one rank, which earlier work of the stream precedes."""
 
     stream: Stream
-    release: Release  # release of the earlier work
+    release: Release  # release of the earlier work of the stream
     membership: Membership
 
 
@@ -25,8 +25,8 @@ class CollectiveStart(NamedTuple):
 _Transfer: TypeAlias = tuple[int, int, int]
 _WaitingTransfers: TypeAlias = defaultdict[_Transfer, deque[CollectiveStart]]
 
-# Functions that end on a rank after they have started on all ranks.
-_WAITS_FOR_ALL: Final = (
+# Collectives that end on a rank only after they have started on all ranks.
+_FUNCTIONS_OF_ALL_RANKS: Final = (
     CollectiveFunction.ALL_REDUCE,
     CollectiveFunction.ALL_GATHER,
     CollectiveFunction.REDUCE_SCATTER,
@@ -61,56 +61,66 @@ class PeerOrder:
     def order(
         self, start: CollectiveStart, function: CollectiveFunction, root: int, group: int
     ) -> None:
-        """Order the later work of a rank after the starts of its peers, and the peers after its start.
+        """Order later work of a rank after the collective's start on its peers, and vice versa.
 
         ``root`` is the root rank, or the other rank of a send or receive.
         """
         communicator_hash, rank = start.membership.hash, start.membership.rank
         if function is CollectiveFunction.SEND:
-            self._match((communicator_hash, rank, root), start, self._sends, self._receives)
+            self._order_transfer(
+                (communicator_hash, rank, root), start, self._sends, self._receives
+            )
         elif function is CollectiveFunction.RECEIVE:
-            self._match((communicator_hash, root, rank), start, self._receives, self._sends)
+            self._order_transfer(
+                (communicator_hash, root, rank), start, self._receives, self._sends
+            )
         else:
             self._order_all(start, function, root, group)
 
     def _order_all(
         self, start: CollectiveStart, function: CollectiveFunction, root: int, group: int
     ) -> None:
-        key = start.membership.hash, group, function
-        starts = self._starts.setdefault(key, [])
-        for peer in starts:
+        group_key = start.membership.hash, group, function
+        group_starts = self._starts.setdefault(group_key, [])
+        for peer in group_starts:
             if _receives_data(function, peer.membership.rank, start.membership.rank, root):
                 peer.stream.acquire(start.release, None)
             if _receives_data(function, start.membership.rank, peer.membership.rank, root):
                 start.stream.acquire(peer.release, None)
-        starts.append(start)
+        group_starts.append(start)
         if len(self._starts) > _MAX_WAITING_GROUPS:
             del self._starts[next(iter(self._starts))]
 
-    def _match(
+    def _order_transfer(
         self,
         transfer: _Transfer,
         start: CollectiveStart,
-        waiting: _WaitingTransfers,
-        counterparts: _WaitingTransfers,
+        waiting_starts: _WaitingTransfers,
+        waiting_counterparts: _WaitingTransfers,
     ) -> None:
-        """Order the receiver of a transfer after the start of the send, once both ranks have called."""
+        """Order later work of the receiver after the start of the send, when both ranks have called NCCL."""
         communicator_hash, sender, receiver = transfer
         if not {sender, receiver} <= self._ranks[communicator_hash]:
             return
-        if not counterparts[transfer]:
-            waiting[transfer].append(start)
+        if not waiting_counterparts[transfer]:
+            waiting_starts[transfer].append(start)
             return
-        counterpart = counterparts[transfer].popleft()
-        send, receive = (start, counterpart) if waiting is self._sends else (counterpart, start)
-        receive.stream.acquire(send.release, None)
+        counterpart = waiting_counterparts[transfer].popleft()
+        send_start, receive_start = (
+            (start, counterpart) if waiting_starts is self._sends else (counterpart, start)
+        )
+        receive_start.stream.acquire(send_start.release, None)
 
 
-def _receives_data(function: CollectiveFunction, rank: int, source: int, root: int) -> bool:
-    """Return whether a rank receives data of another rank, without which it cannot end."""
-    if function in _WAITS_FOR_ALL:
+def _receives_data(
+    function: CollectiveFunction, rank: int, source_rank: int, root_rank: int
+) -> bool:
+    """Return whether a collective on a rank cannot end before it has data from ``source_rank``."""
+    if function in _FUNCTIONS_OF_ALL_RANKS:
         return True
-    return source == root if function is CollectiveFunction.BROADCAST else rank == root
+    return (
+        source_rank == root_rank if function is CollectiveFunction.BROADCAST else rank == root_rank
+    )
 
 
 PEER_KERNELS: Final = (
@@ -124,11 +134,11 @@ _XLA_COLLECTIVE: Final = re.compile(
 )
 
 
-def are_peer_kernels(first: Call, second: Call, strings: Sequence[str]) -> bool:
+def are_peer_kernels(first_call: Call, second_call: Call, strings: Sequence[str]) -> bool:
     """Return whether two calls launched the same collective kernel of XLA on two devices."""
     return (
-        first.kind == second.kind == EventKind.LAUNCH
-        and first.device != second.device
-        and first.name == second.name
-        and bool(_XLA_COLLECTIVE.match(strings[first.name]))
+        first_call.kind == second_call.kind == EventKind.LAUNCH
+        and first_call.device != second_call.device
+        and first_call.name == second_call.name
+        and bool(_XLA_COLLECTIVE.match(strings[first_call.name]))
     )

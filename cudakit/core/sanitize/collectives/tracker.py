@@ -21,8 +21,15 @@ UNKNOWN_RANKS: Final = "collective of a communicator with an unknown number of r
 UNKNOWN_FUNCTION: Final = "collective of an unknown function"
 
 # The functions whose accesses depend on the rank or on the number of ranks.
-_NEED_RANK_COUNT: Final = (CollectiveFunction.ALL_GATHER, CollectiveFunction.REDUCE_SCATTER)
-_NEED_RANK: Final = (*_NEED_RANK_COUNT, CollectiveFunction.BROADCAST, CollectiveFunction.REDUCE)
+_FUNCTIONS_NEEDING_RANK_COUNT: Final = (
+    CollectiveFunction.ALL_GATHER,
+    CollectiveFunction.REDUCE_SCATTER,
+)
+_FUNCTIONS_NEEDING_RANK: Final = (
+    *_FUNCTIONS_NEEDING_RANK_COUNT,
+    CollectiveFunction.BROADCAST,
+    CollectiveFunction.REDUCE,
+)
 
 
 class CollectiveTracker:
@@ -34,19 +41,21 @@ class CollectiveTracker:
         shadow: Shadow,
         graphs: GraphTracker,
         coverage: Coverage,
-        gaps: Counter[str],
+        gap_counts: Counter[str],
     ) -> None:
         self._stream_order = stream_order
         self._shadow = shadow
         self._graphs = graphs
         self._coverage = coverage
-        self._gaps = gaps
+        self._gap_counts = gap_counts
         self._memberships: dict[int, Membership] = {}  # memberships by communicator number
         self._peers = PeerOrder()
 
-    def add_communicator(self, _: Call, number: int, rank: int, rank_count: int, key: int) -> None:
-        self._memberships[number] = Membership(rank, rank_count, key)
-        self._peers.add(self._memberships[number])
+    def add_communicator(
+        self, _: Call, communicator: int, rank: int, rank_count: int, communicator_hash: int
+    ) -> None:
+        self._memberships[communicator] = Membership(rank, rank_count, communicator_hash)
+        self._peers.add(self._memberships[communicator])
 
     def add_collective(
         self,
@@ -69,11 +78,11 @@ class CollectiveTracker:
             function, membership.rank, membership.rank_count, root
         )
         self._coverage.collectives += 1
-        is_unknown = (function in _NEED_RANK and membership.rank < 0) or (
-            function in _NEED_RANK_COUNT and not membership.rank_count
+        is_unknown = (function in _FUNCTIONS_NEEDING_RANK and membership.rank < 0) or (
+            function in _FUNCTIONS_NEEDING_RANK_COUNT and not membership.rank_count
         )
         if is_unknown or not function:
-            self._gaps[UNKNOWN_RANKS if function else UNKNOWN_FUNCTION] += 1
+            self._gap_counts[UNKNOWN_RANKS if function else UNKNOWN_FUNCTION] += 1
             return
         size_bytes = element_count * ELEMENT_BYTES[NcclDatatype(datatype)]
         buffers = Buffers(send, receive, size_bytes, membership, root)

@@ -109,7 +109,7 @@ static void fill_chunk(struct chunk *chunk, size_t index, const struct state *st
         chunk->addresses[index + i] = states[i].lo;
 }
 
-/* Enlarge the arrays if they have fewer elements than a number of chunks. Return -1 with an exception if memory runs out. */
+/* Enlarge the arrays of a map if they are too small for a number of chunks. Return -1 with an exception if memory runs out. */
 static int reserve_chunks(struct state_map *map, size_t count)
 {
     if (count <= map->chunk_capacity)

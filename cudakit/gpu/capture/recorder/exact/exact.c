@@ -180,11 +180,11 @@ launch_template exact_choose_template(const record *launch_record, const Sanitiz
         is_contested = is_contested || arguments->allocations[i]->is_contested;
     }
     const uint32_t module = patching_module_id(launch->module);
-    const launch_hashes hashes = {template_key(launch_record, launch, arguments), arguments->number_hash,
+    const launch_hashes hashes = {template_key(launch_record, launch, arguments), arguments->scalar_hash,
                                   arguments->pointer_hash, arguments->distance_hash};
-    const launch_template chosen = templates_choose(&hashes, is_contested, modules_have_patch(module), signature);
+    const launch_template chosen = templates_choose(&hashes, is_contested, module_has_patch(module), signature);
     if (!signature->is_check)
-        modules_count_launch(module, !chosen.id);
+        module_count_launch(module, !chosen.id);
     if (!chosen.id)
         return chosen;
     for (size_t i = 0; i < arguments->allocation_count; i++)
@@ -196,7 +196,7 @@ launch_template exact_choose_template(const record *launch_record, const Sanitiz
 bool exact_lacks_patch(const Sanitizer_LaunchData *launch)
 {
     const uint32_t module = templates_are_enabled() ? patching_module_id(launch->module) : 0;
-    return module && !modules_have_patch(module);
+    return module && !module_has_patch(module);
 }
 
 bool exact_restore_patch(const Sanitizer_LaunchData *launch)
@@ -204,7 +204,7 @@ bool exact_restore_patch(const Sanitizer_LaunchData *launch)
     pthread_mutex_lock(&recorder_lock);
     const uint32_t module = patching_module_id(launch->module);
     pthread_mutex_unlock(&recorder_lock);
-    return modules_restore(module);
+    return module_restore_patch(module);
 }
 
 uint64_t exact_assign(const record *launch_record, const Sanitizer_LaunchData *launch,
@@ -307,7 +307,7 @@ static bool graph_has_template(uint32_t graph, uint32_t executable)
         is_contested = reached && reached->is_contested;
     }
     const launch_hashes hashes = graph_hashes(graph, executable, version);
-    return !is_contested && templates_exist(&hashes);
+    return !is_contested && template_exists(&hashes);
 }
 
 uint32_t exact_choose_graph_template(const record *launch_record, launch_signature *signature)
@@ -323,7 +323,7 @@ uint32_t exact_choose_graph_template(const record *launch_record, launch_signatu
     bool is_contested = !operation.slot;
     for (size_t i = 0; i < address_count; i++)
         is_contested = add_graph_work(addresses[i], operation) || is_contested;
-    const bool can_be_recorded = !modules_lack_patches();
+    const bool can_be_recorded = !modules_include_unpatched();
     const launch_hashes hashes = graph_hashes(graph, executable, version);
     uint32_t template_id = templates_choose(&hashes, is_contested, can_be_recorded, signature).id;
     if (!template_id && !can_be_recorded)
@@ -456,7 +456,7 @@ uint64_t exact_assign_node(const Sanitizer_LaunchData *launch, uint32_t node)
     launch_arena *arena = this_thread.pending_arena;
     graph_launch *graph = &this_thread.pending_graph_launch;
     if (!graph->signature.is_check)
-        modules_count_launch(patching_module_id(launch->module), arena != NULL);
+        module_count_launch(patching_module_id(launch->module), arena != NULL);
     if (!arena || !graph->kernels)
         return 0;
     const bool is_expected = graph->kernels_left > 0;
@@ -518,12 +518,12 @@ void exact_prepare_graph(CUcontext context, CUgraphExec executable)
         return;
     pthread_mutex_lock(&recorder_lock);
     const uint32_t graph = executable_graph(executable, &executable_id, &kernels);
-    const bool must_restore = modules_lack_patches() && !graph_has_template(graph, executable_id);
+    const bool must_restore = modules_include_unpatched() && !graph_has_template(graph, executable_id);
     uint64_t launch_index_count =
         kernels && executable_id < MAX_EXECUTABLES ? needed_launch_indices(executable_id, kernels) : 0;
     pthread_mutex_unlock(&recorder_lock);
     if (must_restore)
-        modules_restore_all(); /* the graph may have kernels of any module */
+        modules_restore_all_patches(); /* the graph may have kernels of any module */
     /* A graph that needs more launch indices than any arena has must not wait for an arena: it requests none. */
     if (launch_index_count)
         prepare_launch(context, space_signature(executable, kernels), 0,

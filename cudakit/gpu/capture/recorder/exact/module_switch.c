@@ -9,33 +9,33 @@
 #include "model/stream_order.h"
 #include "recorder.h"
 
-/* A patch is removed after this number of reviews without a recorded launch; each time that it had to be restored, the
- * number doubles. */
+/* A patch is removed after this number of reviews without a recorded launch; the number doubles each time that the patch
+ * must be restored. */
 #define MIN_REVIEWS 2
 #define MAX_REVIEWS 1024
 #define REVIEW_INTERVAL_NS 1000000
-/* All patches are restored after this time, and then after twice as long each time, so that templates are verified. */
+/* All patches are restored after this time, so that templates are verified; the time doubles after each verification. */
 #define FIRST_VERIFICATION_NS 5000000000
 #define MAX_VERIFICATION_NS 300000000000
 
 typedef struct {
     CUmodule handle; /* NULL: no module has this id, or it was unloaded */
     enum { WITHOUT_PATCH, WITH_PATCH, REMOVING_PATCH, SWITCH_FAILED } state;
-    uint32_t recorded_launches, template_launches; /* launches since the last review */
-    uint32_t reviews_without_recording; /* reviews in a row that found launches, none of which was recorded */
-    uint32_t needed_reviews;            /* such reviews after which the patch is removed */
+    uint32_t recorded_launch_count, template_launch_count; /* numbers of launches since the last review */
+    uint32_t reviews_without_recording; /* number of reviews in a row with launches, none of which was recorded */
+    uint32_t reviews_before_removal;    /* value of reviews_without_recording at which the patch is removed */
 } patched_module;
 
 static patched_module *modules; /* by module id */
 static size_t module_count, module_capacity;
 static bool review_is_requested; /* read and written with atomic operations */
 /* These variables are protected by the patching lock. */
-static uint32_t removed_count; /* patches that are removed now; read with atomic operations */
-static int64_t reviewed_ns, verification_ns, verification_interval_ns;
+static uint32_t removed_patch_count; /* number of modules whose patch is removed; read with atomic operations */
+static int64_t last_review_ns, next_verification_ns, verification_interval_ns;
 
 /* --- modules ------------------------------------------------------------------------------------- */
 
-bool modules_add(uint32_t id, CUmodule module)
+bool module_add(uint32_t id, CUmodule module)
 {
     patched_module *new_modules = array_reserve(modules, &module_capacity, id + 1u, sizeof *modules, 256);
     if (!new_modules)
@@ -43,37 +43,38 @@ bool modules_add(uint32_t id, CUmodule module)
     modules = new_modules;
     for (; module_count <= id; module_count++)
         modules[module_count] = (patched_module){0};
-    modules[id] = (patched_module){.handle = module, .state = WITH_PATCH, .needed_reviews = MIN_REVIEWS};
+    modules[id] = (patched_module){.handle = module, .state = WITH_PATCH, .reviews_before_removal = MIN_REVIEWS};
     return true;
 }
 
-void modules_remove(uint32_t id)
+void module_forget(uint32_t id)
 {
     if (id < module_count)
         modules[id].handle = NULL;
 }
 
-bool modules_have_patch(uint32_t id)
+bool module_has_patch(uint32_t id)
 {
     return id < module_count && modules[id].handle &&modules[id].state == WITH_PATCH;
 }
 
-bool modules_lack_patches(void)
+bool modules_include_unpatched(void)
 {
-    return __atomic_load_n(&removed_count, __ATOMIC_RELAXED) > 0;
+    return __atomic_load_n(&removed_patch_count, __ATOMIC_RELAXED) > 0;
 }
 
-void modules_count_launch(uint32_t id, bool must_be_recorded)
+void module_count_launch(uint32_t id, bool must_be_recorded)
 {
     if (id >= module_count)
         return;
     if (must_be_recorded)
-        modules[id].recorded_launches++;
+        modules[id].recorded_launch_count++;
     else
-        modules[id].template_launches++;
+        modules[id].template_launch_count++;
 }
 
-/* Copy the handle of a module that has this state, or NULL. Return false if ids end before ``id``. Takes the lock. */
+/* Set ``module`` to the handle of the module with an id if it has this state, else to NULL. Return false if the id is
+ * higher than all module ids. Takes the lock. */
 static bool copy_handle(uint32_t id, int state, CUmodule *module)
 {
     pthread_mutex_lock(&recorder_lock);
@@ -83,8 +84,9 @@ static bool copy_handle(uint32_t id, int state, CUmodule *module)
     return exists;
 }
 
-/* Apply the patch to a module, or remove it, and set its state. The patching lock is held, the lock is not. */
-static void switch_module(uint32_t id, CUmodule module, bool apply)
+/* Apply the patch to a module, or remove the patch, and set the module's state. The patching lock is held, the lock is
+ * not. */
+static void switch_patch(uint32_t id, CUmodule module, bool apply)
 {
     const bool is_switched = apply ? patching_apply(module) : patching_remove(module);
     pthread_mutex_lock(&recorder_lock);
@@ -95,46 +97,46 @@ static void switch_module(uint32_t id, CUmodule module, bool apply)
         modules[id].state = !is_switched ? SWITCH_FAILED : apply ? WITH_PATCH : WITHOUT_PATCH;
     pthread_mutex_unlock(&recorder_lock);
     if (is_switched)
-        __atomic_add_fetch(&removed_count, apply ? -1u : 1u, __ATOMIC_RELAXED);
+        __atomic_add_fetch(&removed_patch_count, apply ? -1u : 1u, __ATOMIC_RELAXED);
 }
 
 /* --- restoring ----------------------------------------------------------------------------------- */
 
-bool modules_restore(uint32_t id)
+bool module_restore_patch(uint32_t id)
 {
     CUmodule module = NULL;
     if (!patching_lock_acquire())
         return false;
     if (copy_handle(id, WITHOUT_PATCH, &module) && module)
-        switch_module(id, module, true);
+        switch_patch(id, module, true);
     patching_lock_release();
     pthread_mutex_lock(&recorder_lock);
-    const bool is_restored = modules_have_patch(id);
+    const bool is_restored = module_has_patch(id);
     if (id < module_count) {
         modules[id].reviews_without_recording = 0;
-        if (modules[id].needed_reviews < MAX_REVIEWS)
-            modules[id].needed_reviews *= 2;
+        if (modules[id].reviews_before_removal < MAX_REVIEWS)
+            modules[id].reviews_before_removal *= 2;
     }
     pthread_mutex_unlock(&recorder_lock);
     return is_restored;
 }
 
 /* Restore the patch of all modules. The patching lock is held, the lock is not. */
-static void restore_all(void)
+static void restore_all_patches(void)
 {
     CUmodule module;
-    for (uint32_t id = 1; removed_count && copy_handle(id, WITHOUT_PATCH, &module); id++)
+    for (uint32_t id = 1; removed_patch_count && copy_handle(id, WITHOUT_PATCH, &module); id++)
         if (module) {
-            switch_module(id, module, true);
+            switch_patch(id, module, true);
             modules[id].reviews_without_recording = 0;
         }
 }
 
-void modules_restore_all(void)
+void modules_restore_all_patches(void)
 {
-    if (!modules_lack_patches() || !patching_lock_acquire())
+    if (!modules_include_unpatched() || !patching_lock_acquire())
         return;
-    restore_all();
+    restore_all_patches();
     patching_lock_release();
 }
 
@@ -145,32 +147,32 @@ void modules_request_review(void)
     __atomic_store_n(&review_is_requested, true, __ATOMIC_RELAXED);
 }
 
-/* Begin the removal of a module's patch if the reviews show that it is not needed, and no launch that is recorded by it
- * may still be on its way to its stream. From then on, launches of other threads are not recorded by it. Takes the
- * lock. */
+/* Begin the removal of a module's patch, and return true, if the reviews show that the patch is not needed, and no other
+ * thread is enqueueing a launch that the patch records. Later launches are not recorded by the patch. Takes the lock. */
 static bool begin_removal(uint32_t id)
 {
     pthread_mutex_lock(&recorder_lock);
     patched_module *module = modules + id;
-    if (module->recorded_launches)
+    if (module->recorded_launch_count)
         module->reviews_without_recording = 0;
-    else if (module->template_launches)
+    else if (module->template_launch_count)
         module->reviews_without_recording++;
-    module->recorded_launches = module->template_launches = 0;
-    const bool begins = module->handle &&module->state == WITH_PATCH &&
-                        module->reviews_without_recording >= module->needed_reviews && !pool_launches_entering();
-    if (begins)
+    module->recorded_launch_count = module->template_launch_count = 0;
+    const bool begins_removal = module->handle &&module->state == WITH_PATCH &&
+                                module->reviews_without_recording >= module->reviews_before_removal &&
+                                !pool_launches_entering();
+    if (begins_removal)
         module->state = REMOVING_PATCH;
     pthread_mutex_unlock(&recorder_lock);
-    return begins;
+    return begins_removal;
 }
 
-static void remove_patches(void)
+static void remove_unneeded_patches(void)
 {
     CUmodule module;
     for (uint32_t id = 1; copy_handle(id, WITH_PATCH, &module); id++)
         if (module && begin_removal(id))
-            switch_module(id, module, false);
+            switch_patch(id, module, false);
 }
 
 static void set_next_verification(int64_t now_ns, bool was_verified)
@@ -178,14 +180,14 @@ static void set_next_verification(int64_t now_ns, bool was_verified)
     verification_interval_ns = was_verified ? 2 * verification_interval_ns : FIRST_VERIFICATION_NS;
     if (verification_interval_ns > MAX_VERIFICATION_NS)
         verification_interval_ns = MAX_VERIFICATION_NS;
-    verification_ns = now_ns + verification_interval_ns;
+    next_verification_ns = now_ns + verification_interval_ns;
 }
 
 /* Return whether the device is idle, and no launch of another thread is about to be enqueued. */
 static bool device_is_idle(void)
 {
     pthread_mutex_lock(&recorder_lock);
-    const bool is_idle = order_host_waited_for_all() && !pool_launches_entering();
+    const bool is_idle = order_host_waited_for_all_work() && !pool_launches_entering();
     pthread_mutex_unlock(&recorder_lock);
     return is_idle;
 }
@@ -198,14 +200,14 @@ void modules_review(void)
     if (graphs_is_capturing() || !device_is_idle() || !patching_lock_try())
         return;
     const int64_t now_ns = monotonic_ns();
-    if (now_ns - reviewed_ns >= REVIEW_INTERVAL_NS) {
-        const bool must_verify = removed_count && now_ns >= verification_ns;
-        reviewed_ns = now_ns;
+    if (now_ns - last_review_ns >= REVIEW_INTERVAL_NS) {
+        const bool must_verify = removed_patch_count && now_ns >= next_verification_ns;
+        last_review_ns = now_ns;
         if (must_verify)
-            restore_all();
+            restore_all_patches();
         else
-            remove_patches();
-        if (must_verify || !verification_ns)
+            remove_unneeded_patches();
+        if (must_verify || !next_verification_ns)
             set_next_verification(now_ns, must_verify);
     }
     patching_lock_release();
@@ -214,5 +216,5 @@ void modules_review(void)
 void modules_clear(void)
 {
     module_count = 0;
-    removed_count = 0;
+    removed_patch_count = 0;
 }

@@ -202,14 +202,14 @@ void patching_module_loaded(const Sanitizer_ResourceModuleData *data)
     if (machine_code_find_unreported(data->pCubin, data->cubinSize, add_unreported, &module_id) < 0)
         return;
     pthread_mutex_lock(&recorder_lock);
-    if (modules_add(module_id, data->module))
+    if (module_add(module_id, data->module))
         hash_table_put(&module_ids, (uint64_t)(uintptr_t)data->module, module_id);
     pthread_mutex_unlock(&recorder_lock);
 }
 
 void patching_module_unloading(CUmodule module)
 {
-    modules_remove(hash_table_remove(&module_ids, (uint64_t)(uintptr_t)module));
+    module_forget(hash_table_remove(&module_ids, (uint64_t)(uintptr_t)module));
 }
 
 bool patching_lock_try(void)
@@ -263,7 +263,7 @@ unreported_accesses patching_unreported(CUmodule module, const char *function)
     unreported_accesses accesses = {NULL, 0};
     uint32_t module_id = hash_table_get(&module_ids, (uint64_t)(uintptr_t)module);
     const bool uses_multicast = __atomic_load_n(&multicast_used, __ATOMIC_RELAXED);
-    if (!module_id || !modules_have_patch(module_id)) {
+    if (!module_id || !module_has_patch(module_id)) {
         accesses.reason = MACHINE_CODE_NOT_PATCHED;
         return accesses;
     }

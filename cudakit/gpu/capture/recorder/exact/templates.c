@@ -9,67 +9,65 @@
 #define MAX_TEMPLATE_RANGES (1u << 20)
 #define MAX_RANGES_OF_TEMPLATE 8192
 #define MAX_STATES (1u << 18)
-/* Number of equal observations that make a template. */
-#define EQUAL_LAUNCHES 2
-/* Number of changes without effect, after which a template applies whatever the value: changes of the arguments that are
- * not pointers, of the pointers, and of the distances between pointers. */
+/* Number of recorded launches in a row with equal accesses, after which these accesses become a template. */
+#define MIN_EQUAL_LAUNCHES 2
+/* Number of changes of an argument that changed no access, after which a template applies to all values. Arguments that
+ * are not pointers (scalars), pointers, and distances between pointers are counted separately. */
 #define CHANGES_WITHOUT_EFFECT 2
-/* A template is verified after this number of uses at first, and at most this number apart. */
-#define FIRST_CHECK 4
+/* Number of uses of a template before its first verification, and the maximum between two verifications. */
+#define FIRST_CHECK_INTERVAL 4
 #define MAX_CHECK_INTERVAL 4096
 
 typedef struct {
-    launch_hashes last;     /* arguments of the last recorded launch */
-    uint64_t digest;        /* hash of its accesses */
-    uint64_t pointer_hash;  /* pointers of the launch whose accesses are the template */
-    uint64_t distance_hash; /* distances of these pointers */
+    launch_hashes last;     /* hashes of the arguments of the last recorded launch */
+    uint64_t digest;        /* hash of the accesses of the last recorded launch */
+    uint64_t pointer_hash;  /* hash of the pointers of the launch whose accesses are the template */
+    uint64_t distance_hash; /* hash of the distances between these pointers */
     uint32_t template_id;   /* 0: no template */
-    uint32_t equal_count;   /* recorded launches with the same digest in a row */
-    uint32_t use_count;     /* launches that used the template */
+    uint32_t equal_count;   /* number of recorded launches in a row with the same digest */
+    uint32_t use_count;     /* number of launches that used the template */
     uint32_t next_check;    /* value of use_count at which the template is verified */
-    bool is_untrusted;      /* launches with equal arguments accessed different bytes */
-    bool numbers_matter;    /* accesses depend on arguments that are not pointers */
-    uint8_t
-        number_changes; /* recorded launches whose numbers differed from the last ones, but not their accesses */
-    uint8_t pointer_changes;  /* the same for pointers */
-    uint8_t distance_changes; /* the same for distances between pointers */
+    bool is_untrusted;      /* whether launches with equal arguments accessed different bytes */
+    bool scalars_matter;    /* whether accesses depend on arguments that are not pointers */
+    /* Number of changes between recorded launches that did not change the accesses, for each kind of argument. */
+    uint8_t scalar_changes, pointer_changes, distance_changes;
 } signature_state;
 
-static bool is_enabled;
+static bool templates_enabled;
 static signature_state *states;
 static size_t state_count, state_capacity; /* states[0] is unused */
-static hash_table state_numbers;           /* index in ``states``, by key */
-static uint32_t last_template, current_generation, template_ranges;
+static hash_table state_indices;           /* index in ``states``, by key */
+static uint32_t last_template_id, current_generation, template_range_count;
 static uint64_t random_state = 0x2545F4914F6CDD1Dull;
 
 void templates_enable(void)
 {
-    is_enabled = true;
+    templates_enabled = true;
 }
 
 bool templates_are_enabled(void)
 {
-    return is_enabled;
+    return templates_enabled;
 }
 
-static void forget_all(void)
+static void forget_all_templates(void)
 {
-    hash_table_clear(&state_numbers);
+    hash_table_clear(&state_indices);
     state_count = 0;
-    template_ranges = 0;
+    template_range_count = 0;
     current_generation++;
 }
 
 void templates_clear(void)
 {
-    forget_all();
-    last_template = 0;
+    forget_all_templates();
+    last_template_id = 0;
 }
 
-/* Forget all templates, and record that the analysis can forget them. */
-static void forget_and_record(void)
+/* Forget all templates, and write a record so that the analysis forgets the templates as well. */
+static void forget_and_record_templates(void)
 {
-    forget_all();
+    forget_all_templates();
     record rec = record_begin(KIND_TEMPLATE, 0, 0, 0);
     record_append(&rec);
 }
@@ -77,24 +75,24 @@ static void forget_and_record(void)
 /* Return the index of the state of a key; a new key gets a new state. Return 0 if no memory is left. */
 static uint32_t state_index(uint64_t key)
 {
-    uint32_t index = hash_table_get(&state_numbers, key);
+    uint32_t index = hash_table_get(&state_indices, key);
     if (index)
         return index;
     if (state_count + 1 >= MAX_STATES)
-        forget_and_record();
+        forget_and_record_templates();
     signature_state *new_states = array_reserve(states, &state_capacity, state_count + 2, sizeof *states, 1024);
     if (!new_states)
         return 0;
     states = new_states;
-    if (hash_table_put(&state_numbers, key, (uint32_t)state_count + 1))
+    if (hash_table_put(&state_indices, key, (uint32_t)state_count + 1))
         return 0;
     states[++state_count] = (signature_state){0};
     return (uint32_t)state_count;
 }
 
-static uint64_t key_with_numbers(const launch_hashes *hashes)
+static uint64_t key_with_scalars(const launch_hashes *hashes)
 {
-    return ((hashes->key ^ hashes->number_hash * 0xD6E8FEB86659FD93ull) * 0x9E3779B97F4A7C15ull) | 1;
+    return ((hashes->key ^ hashes->scalar_hash * 0xD6E8FEB86659FD93ull) * 0x9E3779B97F4A7C15ull) | 1;
 }
 
 static uint32_t random_below(uint32_t limit)
@@ -108,18 +106,18 @@ static uint32_t random_below(uint32_t limit)
 /* Return the number of uses until the next check: about the number of uses so far, up to the maximum. */
 static uint32_t check_interval(uint32_t use_count)
 {
-    uint32_t interval = use_count < FIRST_CHECK ? FIRST_CHECK : use_count;
-    if (interval > MAX_CHECK_INTERVAL)
-        interval = MAX_CHECK_INTERVAL;
-    return interval / 2 + random_below(interval) + 1;
+    uint32_t interval_uses = use_count < FIRST_CHECK_INTERVAL ? FIRST_CHECK_INTERVAL : use_count;
+    if (interval_uses > MAX_CHECK_INTERVAL)
+        interval_uses = MAX_CHECK_INTERVAL;
+    return interval_uses / 2 + random_below(interval_uses) + 1;
 }
 
-/* Return whether the template applies to a launch with these arguments. Numbers may be offsets: a value that was never
- * recorded is accepted only after other values made no difference. */
-static bool applies(const signature_state *state, const launch_hashes *hashes)
+/* Return whether the template of a signature applies to a launch with these arguments. Scalars may be offsets: a new
+ * value of a scalar is accepted only after changes of the scalar made no difference. */
+static bool template_applies(const signature_state *state, const launch_hashes *hashes)
 {
     if (!state->template_id ||
-        (state->number_changes < CHANGES_WITHOUT_EFFECT && state->last.number_hash != hashes->number_hash))
+        (state->scalar_changes < CHANGES_WITHOUT_EFFECT && state->last.scalar_hash != hashes->scalar_hash))
         return false;
     return state->pointer_hash == hashes->pointer_hash || state->distance_changes >= CHANGES_WITHOUT_EFFECT ||
            (state->distance_hash == hashes->distance_hash && state->pointer_changes >= CHANGES_WITHOUT_EFFECT);
@@ -134,14 +132,14 @@ launch_template templates_choose(const launch_hashes *hashes, bool is_contested,
                                  launch_signature *signature)
 {
     *signature = (launch_signature){0};
-    if (!is_enabled || !hashes->key)
+    if (!templates_enabled || !hashes->key)
         return (launch_template){0};
     uint32_t index = state_index(hashes->key);
-    if (index && states[index].numbers_matter)
-        index = state_index(key_with_numbers(hashes));
+    if (index && states[index].scalars_matter)
+        index = state_index(key_with_scalars(hashes));
     *signature = (launch_signature){*hashes, index, current_generation, false};
     signature_state *state = states + index;
-    if (!index || is_contested || !applies(state, hashes))
+    if (!index || is_contested || !template_applies(state, hashes))
         return (launch_template){0};
     if (can_be_recorded && state->use_count >= state->next_check) {
         signature->is_check = true;
@@ -152,54 +150,54 @@ launch_template templates_choose(const launch_hashes *hashes, bool is_contested,
     return template_of(state, hashes);
 }
 
-bool templates_exist(const launch_hashes *hashes)
+bool template_exists(const launch_hashes *hashes)
 {
-    const uint32_t index = hash_table_get(&state_numbers, hashes->key);
-    return index && applies(states + index, hashes);
+    const uint32_t index = hash_table_get(&state_indices, hashes->key);
+    return index && template_applies(states + index, hashes);
 }
 
 launch_template templates_use_instead(const launch_signature *signature)
 {
     if (!signature->state || signature->generation != current_generation ||
-        !applies(states + signature->state, &signature->hashes))
+        !template_applies(states + signature->state, &signature->hashes))
         return (launch_template){0};
     return template_of(states + signature->state, &signature->hashes);
 }
 
-/* Give a state a template, if the memory of the analysis allows it. */
+/* Make the accesses of a launch the template of its signature, and return its id; 0 if the analysis has no memory. */
 static uint32_t add_template(signature_state *state, const launch_hashes *hashes, size_t range_count)
 {
-    if (range_count > MAX_RANGES_OF_TEMPLATE || template_ranges + range_count > MAX_TEMPLATE_RANGES)
+    if (range_count > MAX_RANGES_OF_TEMPLATE || template_range_count + range_count > MAX_TEMPLATE_RANGES)
         return 0;
-    template_ranges += (uint32_t)range_count;
+    template_range_count += (uint32_t)range_count;
     state->pointer_hash = hashes->pointer_hash;
     state->distance_hash = hashes->distance_hash;
     state->use_count = 0;
     state->next_check = check_interval(0);
-    return state->template_id = ++last_template;
+    return state->template_id = ++last_template_id;
 }
 
-static void count_change(uint8_t *count, uint64_t hash, uint64_t other_hash)
+static void count_change(uint8_t *change_count, uint64_t hash, uint64_t other_hash)
 {
-    if (hash != other_hash && *count < CHANGES_WITHOUT_EFFECT)
-        (*count)++;
+    if (hash != other_hash && *change_count < CHANGES_WITHOUT_EFFECT)
+        (*change_count)++;
 }
 
-/* Handle a launch with the same accesses as the last one, or the first launch. */
-static void handle_equality(signature_state *state, const launch_hashes *hashes)
+/* Count a launch with the same accesses as the last launch of the signature, or the first launch. */
+static void count_equal_launch(signature_state *state, const launch_hashes *hashes)
 {
     if (state->equal_count++) {
-        count_change(&state->number_changes, state->last.number_hash, hashes->number_hash);
+        count_change(&state->scalar_changes, state->last.scalar_hash, hashes->scalar_hash);
         count_change(&state->pointer_changes, state->last.pointer_hash, hashes->pointer_hash);
         count_change(&state->distance_changes, state->last.distance_hash, hashes->distance_hash);
     }
 }
 
-/* Handle a launch that accessed other bytes than the last one. */
-static void handle_difference(signature_state *state, const launch_hashes *hashes)
+/* Remove the template of a signature, because a launch accessed other bytes than the last one. */
+static void reject_template(signature_state *state, const launch_hashes *hashes)
 {
-    if (state->last.number_hash != hashes->number_hash)
-        state->numbers_matter = true;
+    if (state->last.scalar_hash != hashes->scalar_hash)
+        state->scalars_matter = true;
     else
         state->is_untrusted = true;
     state->template_id = 0;
@@ -214,17 +212,17 @@ template_result templates_compare(const launch_signature *signature, uint64_t di
     signature_state *state = states + signature->state;
     const launch_hashes *hashes = &signature->hashes;
     const bool is_equal = is_inside && (!state->equal_count || state->digest == digest);
-    if (state->is_untrusted || state->numbers_matter)
+    if (state->is_untrusted || state->scalars_matter)
         return result;
-    if (applies(state, hashes))
+    if (template_applies(state, hashes))
         result.check = is_equal ? TEMPLATE_CHECK_EQUAL : TEMPLATE_CHECK_DIFFERENT;
     if (is_equal)
-        handle_equality(state, hashes);
+        count_equal_launch(state, hashes);
     else if (is_inside)
-        handle_difference(state, hashes);
+        reject_template(state, hashes);
     else
         state->is_untrusted = true, state->template_id = 0;
-    if (is_equal && state->equal_count >= EQUAL_LAUNCHES && !state->template_id)
+    if (is_equal && state->equal_count >= MIN_EQUAL_LAUNCHES && !state->template_id)
         result.new_template = add_template(state, hashes, range_count);
     state->digest = digest;
     state->last = *hashes;

@@ -3,9 +3,9 @@
  * Two launches have the same signature if they launch the same kernel with the same grid and block, and the same
  * arguments are equal pointers; or if they launch the same executable graph. Accesses are compared relative to the
  * pointers: each accessed byte belongs to the nearest pointer at or below it in its allocation. After two launches of a
- * signature had equal accesses, these are its template. It applies to launches with the same pointers, and, after it was
- * right for two other sets of pointers, to all launches of the signature. The trace names the template instead of the
- * accesses of such a launch.
+ * signature had equal accesses, these are its template. The template applies to launches with the same pointers, and,
+ * after launches with two other sets of pointers confirmed it, to all launches of the signature. The trace names the
+ * template instead of the accesses of such a launch.
  *
  * A launch is always recorded if operations that are not ordered may access one of the allocations that its pointers
  * reach. So a launch that uses a template is ordered with all earlier operations on this memory, and a race with it can
@@ -23,9 +23,9 @@
 /* The arguments of a launch by which templates are chosen. */
 typedef struct {
     uint64_t key;           /* hash of kernel, grid, block and positions of equal pointers; 0: no template */
-    uint64_t number_hash;   /* hash of the arguments that are not pointers */
+    uint64_t scalar_hash;   /* hash of the arguments that are not pointers */
     uint64_t pointer_hash;  /* hash of the pointers */
-    uint64_t distance_hash; /* hash of the distances between the pointers */
+    uint64_t distance_hash; /* hash of the distances in bytes between the pointers */
 } launch_hashes;
 
 /* The signature of a launch that is recorded. */
@@ -33,39 +33,40 @@ typedef struct {
     launch_hashes hashes;
     uint32_t state;      /* index of the signature's state; 0: the accesses of the launch are not compared */
     uint32_t generation; /* number of times that all templates had been forgotten before the launch */
-    bool is_check;       /* the launch is recorded only to verify its template */
+    bool is_check;       /* whether the launch is recorded only to verify its template */
 } launch_signature;
 
 /* A template that applies to a launch. */
 typedef struct {
     uint32_t id;      /* 0: the launch must be recorded */
-    bool is_relative; /* the template is of a launch with other pointers */
+    bool is_relative; /* whether the template comes from a launch with other pointers */
 } launch_template;
 
 /* Use templates from now on. */
 void templates_enable(void);
+/* Return whether templates are used. */
 bool templates_are_enabled(void);
 
-/* Return the template of a launch, or none if the launch must be recorded; set ``signature``. If the launch is
- * contested, unordered operations may access its memory. If it cannot be recorded now, its template is not verified. */
+/* Return the template of a launch, or one with id 0 if the launch must be recorded; set ``signature``. If
+ * ``is_contested`` is true, unordered operations may access the memory of the launch. Without ``can_be_recorded``, the
+ * template of the launch is not verified. */
 launch_template templates_choose(const launch_hashes *hashes, bool is_contested, bool can_be_recorded,
                                  launch_signature *signature);
 
 /* Return whether a launch with these arguments has a template. */
-bool templates_exist(const launch_hashes *hashes);
+bool template_exists(const launch_hashes *hashes);
 
-/* Return the template of a launch that should be recorded, but cannot be. */
+/* Return the template of a launch that should be recorded, but cannot be recorded. */
 launch_template templates_use_instead(const launch_signature *signature);
 
-/* The result of comparing the accesses of a recorded launch with its template, TEMPLATE_CHECK_* in record.h, and the id
- * of the template that they become; 0: none. */
+/* The result of comparing the accesses of a recorded launch with its template. */
 typedef struct {
-    uint8_t check;
-    uint32_t new_template;
+    uint8_t check;         /* TEMPLATE_CHECK_* in record.h */
+    uint32_t new_template; /* id of the new template that the accesses become; 0: none */
 } template_result;
 
-/* Compare the accesses of a recorded launch: ``digest`` is a hash of its ``range_count`` ranges. ``is_inside`` is true
- * if all of them are in allocations that the pointers of the launch reach. */
+/* Compare the accesses of a recorded launch with those of earlier launches: ``digest`` is a hash of the ``range_count``
+ * accessed ranges. ``is_inside`` is true if all ranges are in allocations that the pointers of the launch reach. */
 template_result templates_compare(const launch_signature *signature, uint64_t digest, size_t range_count,
                                   bool is_inside);
 

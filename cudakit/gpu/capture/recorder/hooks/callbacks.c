@@ -51,7 +51,7 @@ static void on_launch(const Sanitizer_LaunchData *launch)
     memcpy(rec.launch.grid, &launch->gridDim_x, sizeof rec.launch.grid);
     memcpy(rec.launch.block, &launch->blockDim_x, sizeof rec.launch.block);
     if (is_nccl_kernel(launch->functionName)) {
-        rec.launch.pending = collectives_launched(&rec);
+        rec.launch.pending = collectives_assign_launch(&rec);
         count = rec.launch.pending ? 0 : count; /* the arguments are pointers to NCCL's own memory */
         this_thread.user_data = 0;
     } else {
@@ -217,7 +217,7 @@ static void on_event(uint32_t cbid, const Sanitizer_EventData *data)
         return;
     }
     if (cbid == EVENTS_RECORD)
-        collectives_event_recorded();
+        collectives_end_unannounced_plan();
     bool is_stream_event = cbid <= EVENTS_SYNCHRONIZE;
     record rec = record_begin_and_lock(is_stream_event ? KIND_OF[cbid] : KIND_GAP, data->context,
                                        cbid == EVENTS_SYNCHRONIZE ? NULL : data->hStream);

@@ -3,7 +3,7 @@
  * NCCL loads the library that NCCL_PROFILER_PLUGIN names when the first communicator is created. This is the file of the
  * recorder, which the process has already loaded, so both have the same state. The functions below return 0 in every
  * case, so that NCCL never changes its behavior. A handle that NCCL gets is not a pointer but an id with a tag, so that
- * a handle of an object that no longer exists does no harm.
+ * NCCL may safely pass the handle of an object that no longer exists.
  *
  * A call of NCCL, such as ncclAllReduce, makes these events (version 5 and newer; older versions make only the last
  * three): CollApi or P2pApi when it is called; KernelLaunch around the launch of its kernel; Group around Coll or P2p
@@ -29,8 +29,9 @@
 #define MAX_PLUGIN_PATH 254                  /* NCCL truncates longer names */
 #define EXPORTED __attribute__((visibility("default")))
 
-/* Whether NCCL's communicators are recorded, and whether their operations are not; both are read without the lock. */
-static bool enabled, is_paused;
+/* Whether NCCL's communicators are recorded, and whether the record of their operations is paused. Both variables are
+ * read without the lock. */
+static bool is_enabled, is_paused;
 
 /* --- handles ------------------------------------------------------------------------------------- */
 
@@ -43,24 +44,24 @@ static void *handle_of(uint64_t id, enum tag tag)
 }
 
 /* Return the id of a handle, or 0 if the handle has another tag. */
-static uint64_t id_of(const void *handle, enum tag tag)
+static uint64_t id_of_handle(const void *handle, enum tag tag)
 {
-    uint64_t number = (uintptr_t)handle;
-    return (number & ((1u << TAG_BITS) - 1)) == tag ? number >> TAG_BITS : 0;
+    uint64_t tagged_id = (uintptr_t)handle;
+    return (tagged_id & ((1u << TAG_BITS) - 1)) == tag ? tagged_id >> TAG_BITS : 0;
 }
 
-/* Context of a communicator that is not recorded. It is not NULL, because NCCL then treats the plugin as missing. */
+/* Context of a communicator that is not recorded. If a context is NULL, NCCL treats the plugin as missing. */
 #define NOT_RECORDED ((void *)(uintptr_t)UINT32_MAX)
 
-/* The context of a communicator is its number. */
-static uint32_t communicator_of(const void *context)
+/* Return the number of the communicator that has a context: the context is this number. */
+static uint32_t communicator_number_of(const void *context)
 {
     return (uint32_t)(uintptr_t)context;
 }
 
 static bool is_attached(void)
 {
-    return __atomic_load_n(&enabled, __ATOMIC_ACQUIRE);
+    return __atomic_load_n(&is_enabled, __ATOMIC_ACQUIRE);
 }
 
 static bool is_recording(void)
@@ -88,17 +89,17 @@ static uint8_t function_by_name(const char *name)
 }
 
 /* Functions by their number in version 1, the numbers of ncclFunc_t in NCCL 2.23. */
-static uint8_t function_by_number(uint8_t number)
+static uint8_t function_by_number(uint8_t nccl_number)
 {
     static const uint8_t FUNCTIONS[] = {COLLECTIVE_BROADCAST,      COLLECTIVE_REDUCE,     COLLECTIVE_ALL_GATHER,
                                         COLLECTIVE_REDUCE_SCATTER, COLLECTIVE_ALL_REDUCE, COLLECTIVE_UNKNOWN,
                                         COLLECTIVE_SEND,           COLLECTIVE_RECEIVE};
-    return number < sizeof FUNCTIONS ? FUNCTIONS[number] : COLLECTIVE_UNKNOWN;
+    return nccl_number < sizeof FUNCTIONS ? FUNCTIONS[nccl_number] : COLLECTIVE_UNKNOWN;
 }
 
-static uint8_t datatype_by_number(unsigned number)
+static uint8_t datatype_by_number(unsigned nccl_number)
 {
-    return number < DATATYPE_FLOAT8_E5M2 ? (uint8_t)(number + 1) : DATATYPE_UNKNOWN;
+    return nccl_number < DATATYPE_FLOAT8_E5M2 ? (uint8_t)(nccl_number + 1) : DATATYPE_UNKNOWN;
 }
 
 static uint8_t datatype_by_name(const char *name)
@@ -113,15 +114,16 @@ static uint8_t datatype_by_name(const char *name)
 }
 
 /* Return a point-to-point operation with its only buffer. */
-static collective transfer(uint8_t function, uint8_t datatype, const void *buffer, size_t count, int peer)
+static collective point_to_point_operation(uint8_t function, uint8_t datatype, const void *buffer, size_t count,
+                                           int peer)
 {
     const uint64_t address = (uintptr_t)buffer;
     const bool is_send = function == COLLECTIVE_SEND;
     return (collective){.function = function,
                         .datatype = datatype,
-                        .send = is_send ? address : 0,
-                        .receive = is_send ? 0 : address,
-                        .count = count,
+                        .send_address = is_send ? address : 0,
+                        .receive_address = is_send ? 0 : address,
+                        .element_count = count,
                         .root = peer};
 }
 
@@ -133,7 +135,7 @@ static __thread uint64_t reported_plan;
 
 static void begin_report(const void *context, void **handle)
 {
-    reported_plan = collective_report_begin(communicator_of(context));
+    reported_plan = collective_report_begin(communicator_number_of(context));
     *handle = handle_of(reported_plan, TAG_REPORT);
 }
 
@@ -141,7 +143,7 @@ static int start_event_v1(void *context, void **handle, const void *descriptor)
 {
     const nccl_event_v1 *event = descriptor;
     *handle = NULL;
-    if (!is_recording() || !communicator_of(context))
+    if (!is_recording() || !communicator_number_of(context))
         return 0;
     if (event->type == NCCL_GROUP) {
         begin_report(context, handle);
@@ -152,14 +154,15 @@ static int start_event_v1(void *context, void **handle, const void *descriptor)
                                       (uintptr_t)event->coll.receive,
                                       event->coll.count,
                                       event->coll.root};
-        communicator_identify(communicator_of(context), event->coll.communicator_hash, event->rank);
-        collective_add(reported_plan, 0, &operation);
+        communicator_set_hash_and_rank(communicator_number_of(context), event->coll.communicator_hash,
+                                       event->rank);
+        collective_add_to_plan(reported_plan, 0, &operation);
     } else if (event->type == NCCL_P2P) {
-        const collective operation =
-            transfer(function_by_number(event->p2p.function), datatype_by_number(event->p2p.datatype),
-                     event->p2p.buffer, event->p2p.count, event->p2p.peer);
-        communicator_identify(communicator_of(context), event->p2p.communicator_hash, event->rank);
-        collective_add(reported_plan, 0, &operation);
+        const collective operation = point_to_point_operation(
+            function_by_number(event->p2p.function), datatype_by_number(event->p2p.datatype), event->p2p.buffer,
+            event->p2p.count, event->p2p.peer);
+        communicator_set_hash_and_rank(communicator_number_of(context), event->p2p.communicator_hash, event->rank);
+        collective_add_to_plan(reported_plan, 0, &operation);
     }
     return 0;
 }
@@ -168,7 +171,7 @@ static int start_event_v2(void *context, void **handle, const void *descriptor)
 {
     const nccl_event_v2 *event = descriptor;
     *handle = NULL;
-    if (!is_recording() || !communicator_of(context))
+    if (!is_recording() || !communicator_number_of(context))
         return 0;
     if (event->type == NCCL_GROUP) {
         begin_report(context, handle);
@@ -179,14 +182,15 @@ static int start_event_v2(void *context, void **handle, const void *descriptor)
                                       (uintptr_t)event->coll.receive,
                                       event->coll.count,
                                       event->coll.root};
-        communicator_identify(communicator_of(context), event->coll.communicator_hash, event->rank);
-        collective_add(reported_plan, 0, &operation);
+        communicator_set_hash_and_rank(communicator_number_of(context), event->coll.communicator_hash,
+                                       event->rank);
+        collective_add_to_plan(reported_plan, 0, &operation);
     } else if (event->type == NCCL_P2P) {
         const collective operation =
-            transfer(function_by_name(event->p2p.function), datatype_by_name(event->p2p.datatype),
-                     event->p2p.buffer, event->p2p.count, event->p2p.peer);
-        communicator_identify(communicator_of(context), event->p2p.communicator_hash, event->rank);
-        collective_add(reported_plan, 0, &operation);
+            point_to_point_operation(function_by_name(event->p2p.function), datatype_by_name(event->p2p.datatype),
+                                     event->p2p.buffer, event->p2p.count, event->p2p.peer);
+        communicator_set_hash_and_rank(communicator_number_of(context), event->p2p.communicator_hash, event->rank);
+        collective_add_to_plan(reported_plan, 0, &operation);
     }
     return 0;
 }
@@ -195,7 +199,7 @@ static int start_event_v4(void *context, void **handle, const void *descriptor)
 {
     const nccl_event_v4 *event = descriptor;
     *handle = NULL;
-    if (!is_recording() || !communicator_of(context))
+    if (!is_recording() || !communicator_number_of(context))
         return 0;
     if (event->type == NCCL_GROUP) {
         begin_report(context, handle);
@@ -206,45 +210,46 @@ static int start_event_v4(void *context, void **handle, const void *descriptor)
                                       (uintptr_t)event->coll.receive,
                                       event->coll.count,
                                       event->coll.root};
-        collective_add(reported_plan, 0, &operation);
+        collective_add_to_plan(reported_plan, 0, &operation);
     } else if (event->type == NCCL_P2P) {
         const collective operation =
-            transfer(function_by_name(event->p2p.function), datatype_by_name(event->p2p.datatype),
-                     event->p2p.buffer, event->p2p.count, event->p2p.peer);
-        collective_add(reported_plan, 0, &operation);
+            point_to_point_operation(function_by_name(event->p2p.function), datatype_by_name(event->p2p.datatype),
+                                     event->p2p.buffer, event->p2p.count, event->p2p.peer);
+        collective_add_to_plan(reported_plan, 0, &operation);
     }
     return 0;
 }
 
-/* Record the call of a collective or of a point-to-point operation. */
-static void *call_handle(const void *context, const nccl_event_v5 *event)
+/* Record the call of a collective or point-to-point operation, and return the handle of its event. */
+static void *recorded_call_handle(const void *context, const nccl_event_v5 *event)
 {
     const bool is_collective = event->type == NCCL_COLL_API;
     const collective operation = {
         .function = function_by_name(is_collective ? event->coll_api.function : event->p2p_api.function),
         .datatype = datatype_by_name(is_collective ? event->coll_api.datatype : event->p2p_api.datatype),
-        .count = is_collective ? event->coll_api.count : event->p2p_api.count,
+        .element_count = is_collective ? event->coll_api.count : event->p2p_api.count,
         .root = is_collective ? event->coll_api.root : -1};
     const bool is_captured = is_collective ? event->coll_api.is_captured : event->p2p_api.is_captured;
     return handle_of(
-        collective_called(communicator_of(context), (uintptr_t)event->parent, &operation, is_captured), TAG_CALL);
+        collective_record_call(communicator_number_of(context), (uintptr_t)event->parent, &operation, is_captured),
+        TAG_CALL);
 }
 
 static int start_event_v5(void *context, void **handle, const void *descriptor)
 {
-    static uint64_t group_calls; /* number of groups of calls, the id of the last one */
+    static uint64_t group_call_count; /* number of groups of calls, which is the id of the last group */
     const nccl_event_v5 *event = descriptor;
     *handle = NULL;
-    if (!is_recording() || !communicator_of(context))
+    if (!is_recording() || !communicator_number_of(context))
         return 0;
     switch (event->type) {
     case NCCL_GROUP_API:
-        *handle = handle_of(__atomic_add_fetch(&group_calls, 1, __ATOMIC_RELAXED), TAG_GROUP_CALL);
+        *handle = handle_of(__atomic_add_fetch(&group_call_count, 1, __ATOMIC_RELAXED), TAG_GROUP_CALL);
         break;
     case NCCL_COLL_API:
-    case NCCL_P2P_API: *handle = call_handle(context, event); break;
+    case NCCL_P2P_API: *handle = recorded_call_handle(context, event); break;
     case NCCL_KERNEL_LAUNCH:
-        *handle = handle_of(collective_launch_begin(communicator_of(context)), TAG_LAUNCH);
+        *handle = handle_of(collective_launch_begin(communicator_number_of(context)), TAG_LAUNCH);
         break;
     case NCCL_GROUP: begin_report(context, handle); break;
     case NCCL_COLL: {
@@ -254,29 +259,30 @@ static int start_event_v5(void *context, void **handle, const void *descriptor)
                                       (uintptr_t)event->coll.receive,
                                       event->coll.count,
                                       event->coll.root};
-        collective_add(reported_plan, id_of(event->parent, TAG_CALL), &operation);
+        collective_add_to_plan(reported_plan, id_of_handle(event->parent, TAG_CALL), &operation);
         break;
     }
     case NCCL_P2P: {
         const collective operation =
-            transfer(function_by_name(event->p2p.function), datatype_by_name(event->p2p.datatype),
-                     event->p2p.buffer, event->p2p.count, event->p2p.peer);
-        collective_add(reported_plan, id_of(event->parent, TAG_CALL), &operation);
+            point_to_point_operation(function_by_name(event->p2p.function), datatype_by_name(event->p2p.datatype),
+                                     event->p2p.buffer, event->p2p.count, event->p2p.peer);
+        collective_add_to_plan(reported_plan, id_of_handle(event->parent, TAG_CALL), &operation);
         break;
     }
-    case NCCL_COPY_ENGINE_COLL: collective_unknown("NCCL performs it by copies"); break;
+    case NCCL_COPY_ENGINE_COLL: collective_count_unknown("NCCL performs it by copies"); break;
     }
     return 0;
 }
 
 static int stop_event(void *handle)
 {
-    const uint64_t launch = id_of(handle, TAG_LAUNCH), report = id_of(handle, TAG_REPORT);
-    if (launch)
-        collective_launch_end(launch);
-    if (report) {
+    const uint64_t plan_of_launch = id_of_handle(handle, TAG_LAUNCH),
+                   plan_of_report = id_of_handle(handle, TAG_REPORT);
+    if (plan_of_launch)
+        collective_launch_end(plan_of_launch);
+    if (plan_of_report) {
         reported_plan = 0;
-        collective_report_end(report);
+        collective_report_end(plan_of_report);
     }
     return 0;
 }
@@ -289,37 +295,38 @@ static int record_event_state(void *handle, int state, const void *arguments)
 
 /* --- communicators ------------------------------------------------------------------------------- */
 
-static void *open_communicator(const communicator_info *info, int *activation_mask, int mask)
+static void *open_communicator(const communicator_info *info, int *activation_mask, int event_mask)
 {
-    uint32_t number = is_attached() ? communicator_open(info) : 0;
-    *activation_mask = number ? mask : 0;
-    return number ? (void *)(uintptr_t)number : NOT_RECORDED;
+    uint32_t communicator_number = is_attached() ? communicator_open(info) : 0;
+    *activation_mask = communicator_number ? event_mask : 0;
+    return communicator_number ? (void *)(uintptr_t)communicator_number : NOT_RECORDED;
 }
 
-#define OLD_EVENTS (NCCL_GROUP | NCCL_COLL | NCCL_P2P)
+#define EVENTS_WITHOUT_CALLS (NCCL_GROUP | NCCL_COLL | NCCL_P2P)
 #define ALL_EVENTS \
-    (OLD_EVENTS | NCCL_GROUP_API | NCCL_COLL_API | NCCL_P2P_API | NCCL_KERNEL_LAUNCH | NCCL_COPY_ENGINE_COLL)
+    (EVENTS_WITHOUT_CALLS | NCCL_GROUP_API | NCCL_COLL_API | NCCL_P2P_API | NCCL_KERNEL_LAUNCH | \
+     NCCL_COPY_ENGINE_COLL)
 
-static int init_old(void **context, int *activation_mask, int version)
+static int init_without_calls(void **context, int *activation_mask, int version)
 {
-    const communicator_info info = {.rank = -1, .version = version};
-    *context = open_communicator(&info, activation_mask, OLD_EVENTS);
+    const communicator_info info = {.rank = -1, .profiler_version = version};
+    *context = open_communicator(&info, activation_mask, EVENTS_WITHOUT_CALLS);
     return 0;
 }
 
 static int init_v1(void **context, int *activation_mask)
 {
-    return init_old(context, activation_mask, 1);
+    return init_without_calls(context, activation_mask, 1);
 }
 
 static int init_v2(void **context, int *activation_mask)
 {
-    return init_old(context, activation_mask, 2);
+    return init_without_calls(context, activation_mask, 2);
 }
 
 static int init_v3(void **context, int *activation_mask)
 {
-    return init_old(context, activation_mask, 3);
+    return init_without_calls(context, activation_mask, 3);
 }
 
 static int init_v4(void **context, int *activation_mask, const char *name, uint64_t hash, int node_count,
@@ -327,11 +334,11 @@ static int init_v4(void **context, int *activation_mask, const char *name, uint6
 {
     const communicator_info info = {hash, name, rank, rank_count, 4};
     (void)node_count, (void)logger;
-    *context = open_communicator(&info, activation_mask, OLD_EVENTS);
+    *context = open_communicator(&info, activation_mask, EVENTS_WITHOUT_CALLS);
     return 0;
 }
 
-static int init_new(void **context, int *activation_mask, const communicator_info *info)
+static int init_with_calls(void **context, int *activation_mask, const communicator_info *info)
 {
     *context = open_communicator(info, activation_mask, ALL_EVENTS);
     return 0;
@@ -342,7 +349,7 @@ static int init_v5(void **context, uint64_t hash, int *activation_mask, const ch
 {
     const communicator_info info = {hash, name, rank, rank_count, 5};
     (void)node_count, (void)logger;
-    return init_new(context, activation_mask, &info);
+    return init_with_calls(context, activation_mask, &info);
 }
 
 static int init_v6(void **context, uint64_t hash, int *activation_mask, const char *name, int node_count,
@@ -350,13 +357,13 @@ static int init_v6(void **context, uint64_t hash, int *activation_mask, const ch
 {
     const communicator_info info = {hash, name, rank, rank_count, 6};
     (void)node_count, (void)logger;
-    return init_new(context, activation_mask, &info);
+    return init_with_calls(context, activation_mask, &info);
 }
 
 static int finalize(void *context)
 {
-    if (is_attached() && communicator_of(context))
-        communicator_close(communicator_of(context));
+    if (is_attached() && communicator_number_of(context))
+        communicator_close(communicator_number_of(context));
     return 0;
 }
 
@@ -380,25 +387,25 @@ EXPORTED const nccl_profiler_v5 ncclProfiler_v6 = {
 static bool has_default_plugin(void)
 {
     char path[PATH_MAX];
-    const char *rest = getenv("LD_LIBRARY_PATH");
-    while (rest) {
-        const char *colon = strchr(rest, ':');
-        const int length = (int)(colon ? colon - rest : (ptrdiff_t)strlen(rest));
-        snprintf(path, sizeof path, "%.*s/%s", length, rest, DEFAULT_PLUGIN);
+    const char *remaining_directories = getenv("LD_LIBRARY_PATH");
+    while (remaining_directories) {
+        const char *colon = strchr(remaining_directories, ':');
+        const int length = (int)(colon ? colon - remaining_directories : (ptrdiff_t)strlen(remaining_directories));
+        snprintf(path, sizeof path, "%.*s/%s", length, remaining_directories, DEFAULT_PLUGIN);
         if (length && !access(path, R_OK))
             return true;
-        rest = colon ? colon + 1 : NULL;
+        remaining_directories = colon ? colon + 1 : NULL;
     }
     return false;
 }
 
-/* Make NCCL load this library. Return NULL, or why it does not. */
-static const char *attach(void)
+/* Set NCCL_PROFILER_PLUGIN so that NCCL loads this library. Return NULL, or the reason why NCCL will not load it. */
+static const char *set_plugin_variable(void)
 {
     char path[PATH_MAX];
     Dl_info this_library;
     const char *plugin = getenv(PLUGIN_VARIABLE);
-    if (!dladdr((const void *)attach, &this_library) || !realpath(this_library.dli_fname, path))
+    if (!dladdr((const void *)set_plugin_variable, &this_library) || !realpath(this_library.dli_fname, path))
         return "the path of the recorder is unknown";
     if (plugin && !strcmp(plugin, path))
         return NULL;
@@ -414,18 +421,18 @@ static const char *attach(void)
 
 void nccl_attach(void)
 {
-    collectives_set_refusal(attach());
-    __atomic_store_n(&enabled, true, __ATOMIC_RELEASE);
+    collectives_set_refusal(set_plugin_variable());
+    __atomic_store_n(&is_enabled, true, __ATOMIC_RELEASE);
 }
 
 void nccl_detach(void)
 {
-    __atomic_store_n(&enabled, false, __ATOMIC_RELEASE);
+    __atomic_store_n(&is_enabled, false, __ATOMIC_RELEASE);
 }
 
 void nccl_pause(bool pause)
 {
-    /* An operation whose launch or report was not recorded must not be assigned to a later one. */
+    /* The buffers of an operation whose launch was not recorded must not be assigned to a later launch. */
     if (!pause)
         collectives_discard_plans();
     __atomic_store_n(&is_paused, pause, __ATOMIC_RELEASE);

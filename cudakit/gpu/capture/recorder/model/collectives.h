@@ -17,74 +17,82 @@
 /* Version of NCCL's profiler interface from which on NCCL reports calls and kernel launches. */
 #define NCCL_VERSION_WITH_CALLS 5
 
-/* A communicator, as NCCL reports it when it is created. */
+/* The properties of a communicator that NCCL reports when the program creates the communicator. */
 typedef struct {
-    uint64_t hash;    /* the same in all ranks; 0 if unknown */
-    const char *name; /* name that the program gave; may be NULL */
-    int rank, rank_count, version;
+    uint64_t hash;        /* hash of the communicator, which is the same in all ranks; 0 if unknown */
+    const char *name;     /* name of the communicator; NULL if the program gave none */
+    int rank;             /* rank of the process; -1 if unknown */
+    int rank_count;       /* number of ranks; 0 if unknown */
+    int profiler_version; /* version of NCCL's profiler interface */
 } communicator_info;
 
-/* An operation of one rank. */
+/* A collective or point-to-point operation of one rank. */
 typedef struct {
-    uint8_t function, datatype; /* COLLECTIVE_*, DATATYPE_* */
-    uint64_t send, receive;     /* addresses; 0 if there is no such buffer */
-    uint64_t count;             /* number of elements, as NCCL counts them */
-    int32_t root;               /* root, or the other rank of a send or receive */
+    uint8_t function;         /* type of the operation, COLLECTIVE_* */
+    uint8_t datatype;         /* type of the elements, DATATYPE_* */
+    uint64_t send_address;    /* address of the send buffer; 0 if there is none */
+    uint64_t receive_address; /* address of the receive buffer; 0 if there is none */
+    uint64_t element_count;   /* number of elements, as NCCL counts them */
+    int32_t root;             /* root rank, or the other rank of a send or receive */
 } collective;
 
 /* Add a communicator, and return its number, which is not 0. */
 uint32_t communicator_open(const communicator_info *info);
 
-/* Set the hash and rank of a communicator that was opened without them. */
-void communicator_identify(uint32_t communicator, uint64_t hash, int rank);
+/* Set the hash and rank of a communicator that NCCL created without reporting its hash and rank. */
+void communicator_set_hash_and_rank(uint32_t communicator, uint64_t hash, int rank);
 
-/* End a communicator: it was destroyed or aborted. */
+/* Close a communicator that the program destroyed or aborted, and end its plans. */
 void communicator_close(uint32_t communicator);
 
-/* Record a call of the program for an operation, with the call stack of this thread. ``group`` identifies the group of
- * the call. Return the id of the call, which is not 0. */
-uint64_t collective_called(uint32_t communicator, uint64_t group, const collective *operation, bool is_captured);
+/* Record the program's call of an NCCL function, such as ncclAllReduce, with the call stack of this thread. ``group``
+ * identifies the group of the call. Return the id of the call, which is not 0. */
+uint64_t collective_record_call(uint32_t communicator, uint64_t group, const collective *operation,
+                                bool is_captured);
 
-/* Begin the launch of a kernel of NCCL on this thread, and return the id of its plan. */
+/* Begin the launch of a kernel of NCCL on this thread, and return the id of its plan; 0 if no memory is left. */
 uint64_t collective_launch_begin(uint32_t communicator);
+/* End the launch of the kernel of a plan on this thread. */
 void collective_launch_end(uint64_t plan);
 
-/* Begin the report of the buffers of a plan, and return the id of the plan. It is the last plan that this thread
- * launched, or else the first plan of the communicator whose buffers are not reported. */
+/* Begin NCCL's report of the buffers of a plan, and return the id of the plan. The plan is the last one that this
+ * thread launched, or else the first plan of the communicator whose buffers are not reported. */
 uint64_t collective_report_begin(uint32_t communicator);
+/* End NCCL's report of the buffers of a plan. */
 void collective_report_end(uint64_t plan);
 
 /* Add an operation with its buffers to a plan. ``call`` is the id of the program's call, or 0 if unknown. */
-void collective_add(uint64_t plan, uint64_t call, const collective *operation);
+void collective_add_to_plan(uint64_t plan, uint64_t call, const collective *operation);
 
-/* Count an operation that NCCL does not report in full. */
-void collective_unknown(const char *reason);
+/* Count an operation whose buffers NCCL does not report. */
+void collective_count_unknown(const char *reason);
 
-/* Return whether a kernel is one of NCCL's that perform operations of communicators. */
+/* Return whether a kernel with this name belongs to NCCL and performs operations of communicators. */
 bool is_nccl_kernel(const char *function_name);
 
-/* Assign the launch of a kernel of NCCL to the plan that this thread launches. Return false if there is none: the
- * buffers of the kernel stay unknown, and a GAP record says so. The lock is held. */
-bool collectives_launched(const record *launch_record);
+/* Assign the launch of a kernel of NCCL to the plan that this thread launches. If this thread launches no plan, the
+ * buffers of the kernel stay unknown: write a GAP record and return false. The lock is held. */
+bool collectives_assign_launch(const record *launch_record);
 
-/* A CUDA call behind the launch of a kernel: end the plan of an old NCCL, whose buffers were not reported. */
-void collectives_event_recorded(void);
+/* End the plan of a kernel whose launch NCCL did not announce, because this thread records an event after the launch,
+ * and NCCL has not reported the buffers until then. */
+void collectives_end_unannounced_plan(void);
 
-/* Assign a node of a captured graph to the plan that this thread launches; any other node with this handle no longer
- * exists. The lock is held. */
-void collectives_node_captured(CUgraphNode node);
+/* Assign a node of a captured graph to the plan that this thread launches. Forget the operations of an earlier node
+ * with this handle, which no longer exists. The lock is held. */
+void collectives_assign_node(CUgraphNode node);
 
-/* Write the operations of a captured node behind the record of the node in a graph. Return false if the node performs
- * none. The lock is held. */
+/* Write the operations of a captured graph node after the record of the node. Return false if the node performs no
+ * operations. The lock is held. */
 bool collectives_write_node(CUgraphNode handle, const record *node_record);
 
-/* Set why NCCL does not load the recorder as its plugin; NULL if it does. */
+/* Set the reason why NCCL does not load the recorder as its plugin; NULL if NCCL loads it. */
 void collectives_set_refusal(const char *reason);
 
 /* Remove the operations that are not written yet, because their launch or report was not recorded. */
 void collectives_discard_plans(void);
 
-/* Forget everything, in the child of a fork. */
+/* Forget all communicators and operations, in the child of a fork. */
 void collectives_clear(void);
 
 #endif

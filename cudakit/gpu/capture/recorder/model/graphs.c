@@ -462,7 +462,7 @@ void graphs_node_captured(CUstream stream)
     const uint32_t program_call = call_site_program_call(&stack);
     if (program_call)
         hash_table_put(&node_program_calls, key, program_call);
-    collectives_node_captured(last_nodes[0]);
+    collectives_assign_node(last_nodes[0]);
     pthread_mutex_unlock(&recorder_lock);
 }
 

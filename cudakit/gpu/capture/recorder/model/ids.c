@@ -29,7 +29,7 @@ void ids_clear(void)
     hash_table_clear(&event_ids);
     hash_table_clear(&executable_ids);
     allocations_clear();
-    order_clear();
+    stream_order_clear();
     last_context = last_stream = last_event = last_graph = last_executable = 0;
 }
 

@@ -212,7 +212,7 @@ static void add_other_bytes(launch_arguments *arguments, const struct kernel_lay
         uint64_t head = 0, tail = 0;
         memcpy(&head, bytes, begin);
         memcpy(&tail, bytes + end, span.size - end);
-        arguments->number_hash = mix(mix(arguments->number_hash, head), tail);
+        arguments->scalar_hash = mix(mix(arguments->scalar_hash, head), tail);
     }
 }
 
@@ -225,7 +225,7 @@ size_t kernels_find_pointers(const struct kernel_layout *layout, void **paramete
     size_t count = 0;
     if (arguments) { /* the arrays are not cleared, because they are large */
         arguments->pointer_count = arguments->allocation_count = 0;
-        arguments->pointer_hash = arguments->distance_hash = arguments->pattern_hash = arguments->number_hash = 0;
+        arguments->pointer_hash = arguments->distance_hash = arguments->pattern_hash = arguments->scalar_hash = 0;
         arguments->is_complete = are_known;
     }
     if (!are_known)
@@ -242,7 +242,7 @@ size_t kernels_find_pointers(const struct kernel_layout *layout, void **paramete
             add_pointer(arguments, i, existing_access ? (size_t)(existing_access - accesses) : count, value,
                         target);
         else if (arguments)
-            arguments->number_hash = mix(mix(arguments->number_hash, i), value);
+            arguments->scalar_hash = mix(mix(arguments->scalar_hash, i), value);
         if (existing_access && word->certainty < existing_access->access.precision)
             existing_access->access.precision = word->certainty;
         if (!target || existing_access)

@@ -22,7 +22,7 @@ typedef struct {
     uint64_t pointer_hash;  /* hash of the pointers */
     uint64_t distance_hash; /* hash of the distances of the pointers to the first one */
     uint64_t pattern_hash;  /* hash of the positions of equal pointers, and of the alignment of each */
-    uint64_t number_hash;   /* hash of all other arguments */
+    uint64_t scalar_hash;   /* hash of all other arguments */
     bool is_complete;       /* all arguments are known, and all pointers are listed */
 } launch_arguments;
 

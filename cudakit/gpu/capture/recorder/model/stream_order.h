@@ -12,33 +12,34 @@
 
 /* An operation of a stream. */
 typedef struct {
-    uint32_t slot;   /* index of the stream's clock, from 1; 0: no operation */
+    uint32_t slot;   /* index of the stream's vector clock, from 1; 0: the operation's order is unknown */
     uint64_t number; /* number of the operation in its stream, from 1 */
 } stream_operation;
 
-/* Add an operation to a stream and return it. Stream and context are ids. The slot of the result is 0 if there are too
- * many streams. */
+/* Add an operation to a stream, and return the operation. Stream and context are ids. The slot of the operation is 0 if
+ * there are too many streams. */
 stream_operation order_enqueue(uint32_t stream, uint32_t context);
 
 /* Return whether an operation happens before an operation that was enqueued later. */
-bool order_is_before(stream_operation earlier, stream_operation later);
+bool order_happens_before(stream_operation earlier, stream_operation later);
 
-/* An event was recorded on a stream, or destroyed. An event that was recorded during a capture orders nothing. */
+/* Handle the record of an event on a stream, and the destruction of an event. An event that was recorded during a stream
+ * capture orders nothing. */
 void order_event_recorded(uint32_t event, uint32_t stream, uint32_t context);
 void order_event_destroyed(uint32_t event);
 
-/* A stream waits for an event: its later work starts after the work that the event was recorded behind. */
+/* Handle a stream that waits for an event: later work of the stream starts after the work before the event. */
 void order_stream_waits(uint32_t stream, uint32_t context, uint32_t event);
 
-/* The host waited for an event, for all work of a stream, or for all streams of a context. */
+/* Handle a host wait for an event, for all work of a stream, or for all streams of a context. */
 void order_host_waited_for_event(uint32_t event);
 void order_host_waited_for_stream(uint32_t stream, uint32_t context);
 void order_host_waited_for_context(uint32_t context);
 
 /* Return whether the host has waited for all work of all streams. */
-bool order_host_waited_for_all(void);
+bool order_host_waited_for_all_work(void);
 
 /* Forget all streams and events, in the child of a fork. */
-void order_clear(void);
+void stream_order_clear(void);
 
 #endif

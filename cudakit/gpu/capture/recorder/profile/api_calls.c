@@ -158,7 +158,7 @@ static void record_call(const CUpti_CallbackData *data, uint32_t cbid, const pro
     if (roles[call->domain][cbid] == ROLE_ALLOCATION && data->functionParams)
         rec.api_call.size_bytes = ((const uint64_t *)data->functionParams)[1];
     if (this_thread.in_collective_launch && is_kernel_launch(data))
-        collectives_launched(&rec); /* its COLLECTIVE records will have the ``seq`` of this call */
+        collectives_assign_launch(&rec); /* its COLLECTIVE records will have the ``seq`` of this call */
     record_append_and_unlock(&rec);
 }
 
