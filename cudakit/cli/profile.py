@@ -257,7 +257,8 @@ def _load(file: str, *, step_range: str | None, quiet: bool) -> Profile:
     if is_saved_result(path):
         if step_range is not None:
             raise UsageError(
-                "--step-range needs a log", hint="write one: cudakit run --profile --log FILE"
+                "--step-range needs a log: a saved result has no timeline",
+                hint="write a log with: cudakit run --profile --log FILE PROGRAM",
             )
         return Profile(load_result(path))
     with progress_line(quiet=quiet) as progress:
@@ -271,5 +272,5 @@ def _refuse_exports(output: OutputOptions, loaded: Profile) -> None:
     if loaded.activities is None and paths:
         raise UsageError(
             f"{paths[0]} needs a log: a saved result has no timeline",
-            hint="write one: cudakit run --profile --log FILE PROGRAM",
+            hint="write a log with: cudakit run --profile --log FILE PROGRAM",
         )

@@ -178,7 +178,7 @@ class LogReader:
         if len(header) < _HEADER.size or not header.startswith(MAGIC):
             raise InputError(
                 f"{self._path} is not a log of cudakit run --log",
-                hint="write one: cudakit run --sanitize --log FILE PROGRAM, or the same with --profile",
+                hint="write a log with: cudakit run --sanitize --log FILE PROGRAM (or --profile)",
             )
         _, version = _HEADER.unpack(header)
         if version != VERSION:
@@ -268,7 +268,7 @@ class LogReader:
         except (zipfile.BadZipFile, zlib.error, NotImplementedError, *_JSON_ERRORS) as error:
             raise InputError(
                 f"{self._path} is not a log of cudakit, or is damaged",
-                hint="write one: cudakit run --sanitize --log FILE PROGRAM",
+                hint="write a log with: cudakit run --sanitize --log FILE PROGRAM",
             ) from error
         self._file.seek(0, os.SEEK_END)
 

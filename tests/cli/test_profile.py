@@ -293,7 +293,7 @@ def test_log_of_sanitize_names_the_command_for_it(cli: Cli) -> None:
     cli("run", "--sanitize", "--log", "races.log", "program.py")
     done = cli("profile", "races.log")
     assert (done.exit_code, done.stdout) == (2, "")
-    assert "races.log is a log of run --sanitize" in done.stderr
+    assert "races.log was written by run --sanitize" in done.stderr
     assert "cudakit sanitize races.log" in done.stderr
 
 
@@ -301,7 +301,7 @@ def test_sanitize_refuses_the_log_of_a_profile(cli: Cli) -> None:
     write_logs()
     done = cli("sanitize", "slow.log")
     assert (done.exit_code, done.stdout) == (2, "")
-    assert "the log is of run --profile" in done.stderr
+    assert "the log was written by run --profile" in done.stderr
 
 
 def test_missing_file_is_refused(cli: Cli) -> None:

@@ -291,7 +291,7 @@ def test_isolated_python_is_reported_even_quietly(here: Here) -> None:
         (["--profile", "--sanitize"], "--profile and --sanitize exclude each other"),
         (["--profile", "--memory"], "--profile with --memory needs --no-driver"),
         (["--sanitize", "--delay", "3", "--paused"], "--delay and --paused need --profile"),
-        (["--profile", "--duration", "0"], "0.0 is not in the range"),
+        (["--profile", "--duration", "0"], "'0' is not a number of seconds above 0"),
         (["--sanitize", "-o", "races.xyz"], "this report has no format with this suffix"),
         (["--sanitize", "-o", "races"], "this report has no format with this suffix"),
         (["--sanitize", "-o", "there.json"], "there.json exists"),

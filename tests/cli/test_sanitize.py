@@ -116,8 +116,7 @@ def test_foreign_file_is_rejected_with_the_command_that_writes_a_log(cli: Cli) -
     error, hint = done.stderr.splitlines()
     assert error.endswith("is not a log of cudakit run --log")
     assert (
-        hint
-        == "hint: write one: cudakit run --sanitize --log FILE PROGRAM, or the same with --profile"
+        hint == "hint: write a log with: cudakit run --sanitize --log FILE PROGRAM (or --profile)"
     )
 
 

@@ -74,7 +74,7 @@ _SIMULATED_FILE_BYTES = 4 << 20
     "--threads",
     type=Value((), parse_counts),
     metavar="N,...",
-    help="Numbers of threads that transfer at the same time.  [default: 1,8]",
+    help="Numbers of threads that transfer at the same time.  [default: 1,8; with --gpu sim 1,2]",
 )
 @gpu_option
 @effort_options
@@ -98,7 +98,7 @@ def gds(
 
     \b
     cudakit bench gds --path /mnt/nvme
-    cudakit bench gds --directions read,write --sizes 64KiB..16MiB:4 --threads 1,4,16
+    cudakit bench gds --directions read,write --sizes 64KiB..16MiB:4 --threads 16
     """
     from cudakit.core.bench.data_file import temporary_data_file
     from cudakit.core.bench.pipeline import run

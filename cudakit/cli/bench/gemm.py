@@ -81,7 +81,7 @@ _METHOD = option_group(
         "Zeros and ones draw less power than real data and run faster.  [default: uniform]",
     ),
     mode_option("batch"),
-    cache_option("rotate; simulated: hot"),
+    cache_option("rotate; with --gpu sim hot"),
     gpu_option,
 )
 

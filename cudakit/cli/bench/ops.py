@@ -34,7 +34,7 @@ _EXPRESSIONS: dict[Operation, str] = {"add": "z = x + y", "sum": "sum(x)"}
 @click.command(
     cls=Command,
     described_in=DESCRIBED_IN,
-    short_help="Operations on arrays: add, matmul, softmax, sum, beside torch and CuPy.",
+    short_help="Add, matmul, softmax and sum of arrays, compared with torch and CuPy.",
 )
 @option(
     "--operations",
@@ -47,7 +47,7 @@ _EXPRESSIONS: dict[Operation, str] = {"add": "z = x + y", "sum": "sum(x)"}
     type=Value((), parse_elements),
     metavar="N,...",
     help="Elements of each input: a list (10K,1M) or a range that grows by a factor (10K..10M:10); K and M "
-    "are 1000 and 1000000.  [default: add 1M, matmul 1024x1024, softmax 10K, sum 1M]",
+    "are 1000 and 1000000.  [default: add 1M, matmul 1024x1024, softmax 10K, sum 1M; smaller with --gpu sim]",
 )
 @option(
     "--timings",
@@ -79,9 +79,9 @@ def ops(
     output: OutputOptions,
     **options: Any,
 ) -> ExitCode:
-    """Measure add, matmul, softmax and sum of float32 arrays by cudakit, and by torch and CuPy beside it.
+    """Measure add, matmul, softmax and sum of float32 arrays by cudakit, torch and CuPy.
 
-    Samples of the libraries alternate, on equal data. All results are compared with fp64. The timings:
+    Samples of the libraries alternate, on equal data. All results are verified in float64. The timings:
 
     \b
     host-call  the host time of a call: cudakit.elementwise for add and
@@ -92,7 +92,7 @@ def ops(
     graph      the GPU time of one execution in a CUDA graph of many
 
     matmul is computed by cuBLASLt (pip install 'cudakit[bench]') on square matrices of N elements. softmax
-    has rows of 10000 elements. At the default sizes, the report compares with the targets of cudakit.
+    has rows of 10,000 elements. At the default sizes, the report compares the times with cudakit's targets.
 
     \b
     cudakit bench ops

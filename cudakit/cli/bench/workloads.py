@@ -169,7 +169,8 @@ def _caching_allocator(gpu: Gpu) -> Allocator:
     "--nodes",
     type=Value((), parse_counts),
     metavar="N,...",
-    help="Number of nodes per graph, for example 1,10,100.  [default: 1,8,64,512,4096; simulated: 1,8,64]",
+    help="Number of nodes per graph, for example 1,10,100.  [default: 1,8,64,512,4096; with --gpu sim "
+    "1,8,64]",
 )
 @option(
     "--nodes-of",

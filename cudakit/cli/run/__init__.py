@@ -25,6 +25,21 @@ from cudakit.cli.run.race_report import FORMATS
 MAX_SECONDS = 1e9  # about 30 years
 
 
+class _Seconds(click.FloatRange):
+    """A number of seconds in a range. Its error names the range in words."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter:
+            lower_bound = "above 0" if self.min_open else "of at least 0"
+            self.fail(
+                f"{value!r} is not a number of seconds {lower_bound} and at most {MAX_SECONDS:,.0f}",
+                param,
+                ctx,
+            )
+
+
 class Launcher(Command):
     """A command whose own usage errors end with 125: other codes are the program's."""
 
@@ -130,13 +145,13 @@ _PROFILE_TIMES = option_group(
     "Times to profile",
     option(
         "--delay",
-        type=click.FloatRange(min=0, max=MAX_SECONDS),
+        type=_Seconds(min=0, max=MAX_SECONDS),
         metavar="SECONDS",
         help="Begin the profile SECONDS after the first use of CUDA.",
     ),
     option(
         "--duration",
-        type=click.FloatRange(min=0, min_open=True, max=MAX_SECONDS),
+        type=_Seconds(min=0, min_open=True, max=MAX_SECONDS),
         metavar="SECONDS",
         help="End the profile SECONDS after it began.  [default: at the end of the program]",
     ),

@@ -371,7 +371,7 @@ def _print_snapshots(paths: Sequence[str]) -> None:
     for path in paths:
         _warn(f"memory snapshot written; analyze it with: cudakit memviz {path}")
     if not paths:
-        _warn("no memory snapshot was written: the program allocated no GPU memory")
+        _warn("no memory snapshot was written: the program allocated no memory of a real GPU")
 
 
 # --- files

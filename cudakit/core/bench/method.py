@@ -45,8 +45,8 @@ class Method:
     # Approximate duration of a sample of many executions. It makes the resolution of events, 0.5 us (CUDA
     # Driver API, cuEventElapsedTime), negligible.
     sample_s: float = 1e-3
-    # Number of executions per sample; the sample is their mean. A case sets it for mode call only: the other
-    # modes choose it when they are measured.
+    # Number of executions per sample; the sample is their mean. In mode "call", the case sets this
+    # number; in the other modes, a trial measurement determines it.
     executions: int = 1
     buffer_sets: int = 1  # Number of buffer sets in rotation.
     fill: str = "uniform"  # Data: uniform in [-1, 1], normal, bits, zeros, ones, int, or no.

@@ -305,7 +305,7 @@ class NcclSpec(Spec):
         Spec.__post_init__(self)
         _check_names("operation", self.operations, COLLECTIVE_OPERATIONS)
         _check_names("place", self.places, PLACES)
-        _check_names("dtype", self.dtypes, tuple(ELEMENTS))
+        _check_names("data type", self.dtypes, tuple(ELEMENTS))
         _check_sizes(self.sizes_bytes, 1)
         _check_method(self.mode, self.cache)
         if self.cache == "flush":

@@ -29,7 +29,7 @@ from cudakit.units import format_bytes
 _MAX_BYTES: Final = 256 << 20
 # Kinds of events that only a log of run --sanitize has.
 _SANITIZE_KINDS: Final = (EventKind.LAUNCH, EventKind.COPY, EventKind.FILL, EventKind.GRAPH_LAUNCH)
-_HINT: Final = "write one: cudakit run --profile -o profile.json PROGRAM"
+_HINT: Final = "save a profile with: cudakit run --profile -o profile.json PROGRAM"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +63,8 @@ def load_log(
     activities = tuple(collector.activities())
     if has_launches and not any(process.has_work for process in activities):
         raise InputError(
-            f"{path} is a log of run --sanitize, not of run --profile",
-            hint=f"find its races: cudakit sanitize {path}",
+            f"{path} was written by run --sanitize, so it has no times for a profile",
+            hint=f"find its races with: cudakit sanitize {path}",
         )
     return RecordedProfile(activities, log.outcome)
 

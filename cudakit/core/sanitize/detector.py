@@ -171,8 +171,8 @@ def analyze_log(
     detector.finish(report)
     if has_profile and not detector.recorded_work:
         raise InputError(
-            "the log is of run --profile, not of run --sanitize",
-            hint="show its profile: cudakit profile FILE",
+            "the log was written by run --profile, so it has no accesses to check for races",
+            hint="show its profile with: cudakit profile FILE",
         )
     return detector.result(report, **asdict(log.outcome))
 

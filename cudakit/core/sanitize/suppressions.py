@@ -89,7 +89,11 @@ def _patterns_in_file(name: str) -> Iterator[Suppression]:
             )
         lines = content.decode("utf-8").splitlines()
     except OSError as error:
-        raise read_error(name, error) from error
+        raise read_error(
+            f"the suppression file {name!r}",
+            error,
+            hint="give the path of a file with one pattern per line: --suppress @FILE",
+        ) from error
     except UnicodeDecodeError as error:
         raise UsageError(
             f"{name} is not valid UTF-8", hint="use a text file with one pattern per line"

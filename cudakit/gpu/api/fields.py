@@ -221,7 +221,7 @@ capture_latency_us us nvmlDeviceGetFBCStats.averageLatency Capture latency
 [power and temperature]
 temperature_gpu_c °C nvmlDeviceGetTemperature(NVML_TEMPERATURE_GPU) Temperature of the GPU
 temperature_memory_c °C NVML_FI_DEV_MEMORY_TEMP Temperature of the memory
-temperature_margin_c °C nvmlDeviceGetMarginTemperature Degrees until the nearest slowdown
+temperature_margin_c °C nvmlDeviceGetMarginTemperature Temperature margin to the nearest slowdown
 fan_speed_percent % nvmlDeviceGetFanSpeed Fan speed relative to maximum
 power_draw_w W nvmlDeviceGetPowerUsage Power draw (since Ampere: average of the last second)
 power_average_w W NVML_FI_DEV_POWER_AVERAGE Average power draw of the last second
@@ -239,7 +239,7 @@ clock_graphics_application_mhz MHz nvmlDeviceGetApplicationsClock(NVML_CLOCK_GRA
     Application graphics clock
 clock_memory_application_mhz MHz nvmlDeviceGetApplicationsClock(NVML_CLOCK_MEM)
     Application memory clock
-clock_event_reasons - nvmlDeviceGetCurrentClocksEventReasons Reasons for the current clocks
+clock_event_reasons - nvmlDeviceGetCurrentClocksEventReasons Reasons that limit the current clocks
 slowed_by_power_cap_ns ns NVML_FI_DEV_CLOCKS_EVENT_REASON_SW_POWER_CAP Time throttled by the power limit
 slowed_by_sync_boost_ns ns NVML_FI_DEV_CLOCKS_EVENT_REASON_SYNC_BOOST Time throttled by sync boost
 slowed_by_software_thermal_ns ns NVML_FI_DEV_CLOCKS_EVENT_REASON_SW_THERM_SLOWDOWN
@@ -256,8 +256,8 @@ pcie_replays - nvmlDeviceGetPcieReplayCounter PCIe packet replays
 pcie_replay_rollovers - NVML_FI_DEV_PCIE_REPLAY_ROLLOVER_COUNTER Rollovers of the PCIe replay counter
 pcie_sent_bytes bytes NVML_FI_DEV_PCIE_COUNT_TX_BYTES Data sent over PCIe (the counter wraps)
 pcie_received_bytes bytes NVML_FI_DEV_PCIE_COUNT_RX_BYTES Data received over PCIe (the counter wraps)
-nvlink_sent_bytes bytes NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX(4294967295) Bytes sent over all NVLinks
-nvlink_received_bytes bytes NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX(4294967295) Bytes received over all NVLinks
+nvlink_sent_bytes bytes NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX(4294967295) Data sent over all NVLinks
+nvlink_received_bytes bytes NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX(4294967295) Data received over all NVLinks
 nvlink_replay_errors - NVML_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL NVLink replays
 nvlink_recovery_errors - NVML_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL NVLink recoveries
 nvlink_crc_errors - NVML_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL NVLink checksum errors

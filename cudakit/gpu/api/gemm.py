@@ -37,6 +37,9 @@ LIBRARIES: tuple[Library, ...] = ("cublaslt", "cublas", "torch", "cupy")
 
 # NVIDIA's recommendation for Hopper (cuBLAS Library, "cublasSetWorkspace"), which torch follows.
 WORKSPACE_BYTES = 32 << 20
+# Largest M = N = K of a GEMM on a simulated device. The CPU computes its values in about two seconds, in
+# which a benchmark also fills and verifies the matrices.
+MAX_SIMULATED_EDGE = 2048
 
 
 @dataclass(frozen=True, slots=True)

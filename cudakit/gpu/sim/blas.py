@@ -16,6 +16,7 @@ from cudakit.gpu.api.elements import Bits
 from cudakit.gpu.api.facts import DeviceFacts
 from cudakit.gpu.api.gemm import (
     DATA_TYPES,
+    MAX_SIMULATED_EDGE,
     Algorithm,
     Gemm,
     GemmSettings,
@@ -65,10 +66,7 @@ _MIN_CAPABILITY: Mapping[str, Capability] = MappingProxyType(
 # Required alignment of matrix columns (cuBLAS Library, "cublasLtMatmul").
 _FP8_ALIGNMENT_BYTES = 16
 _INT8_ALIGNMENT_BYTES = 4
-# The CPU computes the values of a GEMM with this edge in about two seconds, in which a benchmark also fills
-# and verifies the matrices.
-_MAX_EDGE = 2048
-_MAX_ELEMENTS = 3 * _MAX_EDGE**2
+_MAX_ELEMENTS = 3 * MAX_SIMULATED_EDGE**2
 
 
 class SimBlas:
@@ -297,9 +295,9 @@ def _check_size(gemm: Gemm) -> None:
     )
     if elements > _MAX_ELEMENTS:
         raise Unsupported(
-            "the GEMM is too large for a simulated device, which computes on the CPU: its matrices may have "
-            f"{_MAX_ELEMENTS / 1e6:.1f} million elements together",
-            hint=f"use shapes up to {_MAX_EDGE}x{_MAX_EDGE}x{_MAX_EDGE}, or a real GPU",
+            "the GEMM is too large for a simulated device, which computes on the CPU: A, B and D may have "
+            f"at most {_MAX_ELEMENTS / 1e6:.1f} million elements together",
+            hint=f"a shape of {MAX_SIMULATED_EDGE} would fit; larger GEMMs need a real GPU",
         )
 
 

@@ -174,7 +174,7 @@ def test_every_format_is_written(cli: Cli, tmp_path: Path) -> None:
         (("4", "--fill", "noise"), "'uniform'"),
         (("4", "--mode", "batch", "--cache", "flush"), "cannot be flushed"),
         (("--preset", "llama3-8b"), "too large for a simulated device"),
-        (("1000000",), "a shape of 154112 would fit"),
+        (("1000000",), "a shape of 2048 would fit"),
     ],
 )
 def test_invalid_options_error_has_hint(arguments: tuple[str, ...], message: str, cli: Cli) -> None:

@@ -233,7 +233,7 @@ def test_interrupt_of_rank_0_keeps_the_completed_cases(tmp_path: Path) -> None:
     [
         (("--ranks", "0"), "--ranks"),
         (("--operations", "gossip"), "unknown operation 'gossip'"),
-        (("--dtype", "fp4"), "unknown dtype 'fp4'"),
+        (("--dtype", "fp4"), "unknown data type 'fp4'"),
         (("--places", "nowhere"), "unknown place 'nowhere'"),
         (("--vs", "gloo"), "unknown library 'gloo'"),
         (("--sizes", "1MiB..1KiB"), "not an ascending range"),

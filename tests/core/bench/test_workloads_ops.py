@@ -140,6 +140,29 @@ def test_each_buffer_set_is_verified() -> None:
     assert isinstance(torch.median_s, Unavailable)
 
 
+def test_library_that_fails_in_a_capture_is_left_out() -> None:
+    class LibraryWithoutCapture(KernelLibrary):
+        def bind(self, *arguments: Any) -> Callable[[], object]:
+            call = super().bind(*arguments)
+
+            def compute_outside_of_captures() -> None:
+                if self._gpu.capture_id(self._stream) is not None:
+                    raise NotImplementedError("no cuBLAS in a capture")
+                call()
+
+            return compute_outside_of_captures
+
+    with closing(DeviceWithTorch(LibraryWithoutCapture)) as gpu:
+        cudakit, torch = measure(
+            gpu, operations=("matmul",), baselines=("torch",), timings=("graph",)
+        ).results
+
+    assert cudakit.verified
+    assert torch.is_unsupported
+    assert isinstance(torch.median_s, Unavailable)
+    assert "no cuBLAS in a capture" in torch.median_s.reason
+
+
 def test_torch_needs_a_real_device() -> None:
     with closing(Sim()) as gpu:
         cudakit, torch = measure(gpu, operations=("add",), baselines=("torch",)).results

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
@@ -24,6 +25,7 @@ from cudakit.gpu.api import LEGACY, DeviceInfo, Gpu, Stream
 from cudakit.gpu.api.facts import Field
 from cudakit.gpu.api.gemm import (
     DATA_TYPES,
+    MAX_SIMULATED_EDGE,
     Algorithm,
     Gemm,
     GemmPlan,
@@ -58,10 +60,10 @@ _AXES = ("dtype", "m", "n", "k", "layout")
 def gemm_cases(spec: GemmSpec, gpu: DeviceInfo) -> tuple[Case, ...]:
     """Return one case per GEMM of the Spec."""
     fields = gpu.facts().fields
-    return tuple(_case(spec, gemm, fields) for gemm in spec.gemms)
+    return tuple(_case(spec, gemm, fields, simulated=gpu.simulated) for gemm in spec.gemms)
 
 
-def _case(spec: GemmSpec, gemm: Gemm, fields: Mapping[str, Field]) -> Case:
+def _case(spec: GemmSpec, gemm: Gemm, fields: Mapping[str, Field], *, simulated: bool) -> Case:
     kind = matrix_kind(gemm.dtype, fields)
     shape = {"shape": spec.shapes[gemm]} if gemm in spec.shapes else {}
     default_workload = GemmWorkload(
@@ -72,7 +74,7 @@ def _case(spec: GemmSpec, gemm: Gemm, fields: Mapping[str, Field]) -> Case:
         _method(spec),
         Work(gemm.operations, kind, gemm.bytes_moved),
         other_buffer_bytes=_needed_bytes(spec, gemm),
-        describe_fitting=partial(_describe_fitting_gemm, spec, gemm),
+        describe_fitting=partial(_describe_fitting_gemm, spec, gemm, simulated),
         baselines=tuple(
             GemmWorkload(gemm, spec.settings, library, spec.fill) for library in spec.baselines
         ),
@@ -96,8 +98,11 @@ def _needed_bytes(spec: GemmSpec, gemm: Gemm) -> int:
     return libraries * (operand_bytes(gemm) + spec.settings.workspace_bytes)
 
 
-def _describe_fitting_gemm(spec: GemmSpec, gemm: Gemm, usable_bytes: int) -> str:
-    """Describe the largest GEMM with m = n = k that fits in ``usable_bytes``, rounded down."""
+def _describe_fitting_gemm(spec: GemmSpec, gemm: Gemm, simulated: bool, usable_bytes: int) -> str:
+    """Describe the largest GEMM with m = n = k that fits in ``usable_bytes``, rounded down.
+
+    A simulated device also limits the elements of the matrices.
+    """
     fitting_edge, failing_edge = 0, max(gemm.m, gemm.n, gemm.k)
     while failing_edge - fitting_edge > 1:
         tested_edge = (fitting_edge + failing_edge) // 2
@@ -108,6 +113,8 @@ def _describe_fitting_gemm(spec: GemmSpec, gemm: Gemm, usable_bytes: int) -> str
         fitting_edge, failing_edge = (
             (tested_edge, failing_edge) if is_fitting else (fitting_edge, tested_edge)
         )
+    if simulated:
+        fitting_edge = min(fitting_edge, math.isqrt(MAX_SIMULATED_EDGE**2 // gemm.batch))
     if not fitting_edge:
         return "a smaller --batch or --workspace"
     batch = f" with a batch of {gemm.batch}" if gemm.batch > 1 else ""

@@ -194,9 +194,8 @@ class PreparedOperation:
             self._stream = stream
         try:
             self._calls[index % len(self._calls)]()
-        except (
-            RuntimeError
-        ) as error:  # torch and CuPy raise subclasses of it, for example in a capture.
+        except RuntimeError as error:
+            # torch and CuPy raise subclasses of it: CuPy for cuBLAS in a stream capture, for example.
             call = self._library.describe(self._shape.operation)
             reason = str(error).partition("\n")[0]
             raise Unsupported(f"{call} failed: {reason}") from error

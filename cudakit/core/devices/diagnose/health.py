@@ -230,7 +230,12 @@ def throttling(context: RunContext) -> Finding:
     request of the power supply to draw less.
     """
     gpus = [gpu for gpu in gpu_states(context) if gpu.texts("clock_event_reasons") is not None]
-    return check_gpus(gpus, [THROTTLING_RULE], "no GPU is throttled now", _clock_reasons)
+    return check_gpus(
+        gpus,
+        [THROTTLING_RULE],
+        "no GPU is throttled now, except by its power limit",
+        _clock_reasons,
+    )
 
 
 def _power_limit(gpu: GpuState) -> float:

@@ -57,9 +57,9 @@ def _steps(race: FoundRace) -> Iterator[Step]:
 def _sync_steps(sync: LastSync, earlier: str, later: str) -> Iterator[Step]:
     recorded_label, lane, wait_label = {
         SyncKind.EVENT: ("event record", later, "wait for the event"),
-        SyncKind.HOST: ("awaited up to here", _HOST, "host wait"),
+        SyncKind.HOST: ("last work that the wait covers", _HOST, "host wait"),
         SyncKind.DEFAULT_STREAM: (
-            "awaited up to here",
+            "last work that the wait covers",
             later,
             "implicit wait of the default stream",
         ),
