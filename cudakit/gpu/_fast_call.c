@@ -2,8 +2,8 @@
  * and cuLaunchKernel.
  *
  * FastCall is the base class of callables. A call whose arguments have the dtypes, shapes, strides and alignments of a
- * prepared launch is launched here; every other call goes to the method _call of the subclass, which checks the
- * arguments, launches, and then calls _prepare() with what it found. This file therefore raises no errors of its own.
+ * prepared launch is launched here. Every other call goes to the method _call of the subclass, which checks the
+ * arguments, launches the kernel, and passes the launch to _prepare(). This file therefore raises no errors of its own.
  *
  * Arrays are read through the DLPack exchange API of their class: a table of C functions in the class attribute
  * __dlpack_c_exchange_api__ (dlpack.h, DLPackExchangeAPI, version 1.3). PyTorch implements it since 2.10. All functions
@@ -67,18 +67,18 @@ enum { DLPACK_MAJOR = 1, CODE_COMPLEX = 5 };
 
 typedef struct {
     const exchange_api *api; /* NULL for a number */
-    word address;            /* of an array */
+    word address;            /* address of an array */
     double real;             /* value of a float */
     int64_t integer;         /* value of an int or bool */
     char kind;               /* 'a' array, 'f' float, 'i' int, 'b' bool */
     int32_t device_id;
-    int key_start, key_end; /* words of the operand in the key */
+    int key_start, key_end; /* indices of the first key word of the operand, and of the word after the last one */
 } operand;
 
 typedef struct {
     char kind; /* 'a' address, 's' scratch, 'c' constant, 'f' float, 'd' double, 'q' 64-bit integer, '?' bool */
     int operand;
-    int offset; /* of a constant, in bytes */
+    int offset; /* offset of a constant in the constants of the launch, in bytes */
 } parameter;
 
 typedef struct {
@@ -86,10 +86,10 @@ typedef struct {
     int key_words;
     bool allocates; /* whether the outputs are new arrays, which the class of the first array allocates */
     int operand_count, parameter_count, result_count;
-    int results[MAX_OPERANDS];    /* operands that the call returns */
-    bool is_output[MAX_OPERANDS]; /* operands that the kernel writes */
-    int64_t first[MAX_OPERANDS];  /* offset of the first byte of an array from its address */
-    int64_t end[MAX_OPERANDS];    /* offset of the byte after its last one */
+    int results[MAX_OPERANDS];          /* operands that the call returns */
+    bool is_output[MAX_OPERANDS];       /* operands that the kernel writes */
+    int64_t first_offset[MAX_OPERANDS]; /* offset of the first byte of an array from its address */
+    int64_t end_offset[MAX_OPERANDS];   /* offset of the byte after its last one */
     parameter parameters[MAX_PARAMETERS];
     char constants[MAX_CONSTANT_BYTES];
     handle function, context;
@@ -107,7 +107,8 @@ typedef struct {
 typedef struct {
     PyObject_HEAD
     vectorcallfunc vectorcall;
-    int input_count, output_count; /* arguments, and outputs that `out` provides or the call allocates */
+    int input_count,
+        output_count; /* numbers of arguments, and of outputs that `out` provides or the call allocates */
     int plan_count;
     prepared_launch *plans[MAX_PLANS]; /* the plan of the last call is the first one */
 } FastCall;
@@ -116,7 +117,7 @@ static PyObject *name_call, *name_out, *name_stream, *name_api, *name_requires_g
     *name_cuda_stream;
 static int accepted_device_type = 2; /* kDLCUDA */
 
-/* CU_STREAM_LEGACY: the default stream has one handle here, so that its scratch memory is found. */
+/* CU_STREAM_LEGACY. The default stream always has this handle here, so that its scratch memory is found. */
 #define LEGACY_STREAM ((handle)1)
 
 static struct {
@@ -129,7 +130,7 @@ static struct {
 } driver;
 
 /* Return the exchange API of a class, or NULL. Results are cached; a class in the cache is kept alive. */
-static const exchange_api *api_of(PyTypeObject *type)
+static const exchange_api *find_exchange_api(PyTypeObject *type)
 {
     static struct {
         PyTypeObject *type;
@@ -154,6 +155,7 @@ static const exchange_api *api_of(PyTypeObject *type)
     return api;
 }
 
+/* Return whether a tensor is C-contiguous and has several elements; PyTorch negates no such tensor lazily. */
 static bool is_contiguous(const dl_tensor *tensor)
 {
     int64_t stride = 1;
@@ -162,7 +164,7 @@ static bool is_contiguous(const dl_tensor *tensor)
             return false;
         stride *= tensor->shape[i];
     }
-    return stride > 1; /* a single element has no order that would show a pending negation */
+    return stride > 1;
 }
 
 /* Return whether a Boolean attribute of an object is true, after a call if it is a method. */
@@ -176,24 +178,24 @@ static bool is_true(PyObject *object, PyObject *name, bool is_method)
 }
 
 /* Append the dtype, device, shape, strides and alignment of an array to a key. Return the number of words, or -1. */
-static int add_tensor_key(word *key, int words, const dl_tensor *tensor, word address)
+static int add_tensor_key(word *key, int word_count, const dl_tensor *tensor, word address)
 {
-    if (tensor->dimensions > MAX_KEY_WORDS || words + 1 + 2 * tensor->dimensions > MAX_KEY_WORDS)
+    if (tensor->dimensions > MAX_KEY_WORDS || word_count + 1 + 2 * tensor->dimensions > MAX_KEY_WORDS)
         return -1;
-    key[words++] = (word)'a' | (word)tensor->code << 8 | (word)tensor->bits << 16 |
-                   (word)(tensor->dimensions & 0xFF) << 32 | (word)(tensor->device_id & 0xFF) << 40 |
-                   address % ALIGNMENT << 48;
-    memcpy(key + words, tensor->shape, (size_t)tensor->dimensions * sizeof *key);
-    words += tensor->dimensions;
-    memcpy(key + words, tensor->strides, (size_t)tensor->dimensions * sizeof *key);
-    return words + tensor->dimensions;
+    key[word_count++] = (word)'a' | (word)tensor->code << 8 | (word)tensor->bits << 16 |
+                        (word)(tensor->dimensions & 0xFF) << 32 | (word)(tensor->device_id & 0xFF) << 40 |
+                        address % ALIGNMENT << 48;
+    memcpy(key + word_count, tensor->shape, (size_t)tensor->dimensions * sizeof *key);
+    word_count += tensor->dimensions;
+    memcpy(key + word_count, tensor->strides, (size_t)tensor->dimensions * sizeof *key);
+    return word_count + tensor->dimensions;
 }
 
 /* Read an argument into an operand, and append its properties to a key. Return the number of words, or -1 for arguments
  * that only the method _call can handle. */
-static int read_operand(PyObject *object, bool is_output, operand *out, word *key, int words)
+static int read_operand(PyObject *object, bool is_output, operand *out, word *key, int word_count)
 {
-    *out = (operand){.key_start = words};
+    *out = (operand){.key_start = word_count};
     if (PyFloat_CheckExact(object)) {
         out->kind = 'f';
         out->real = PyFloat_AS_DOUBLE(object);
@@ -210,7 +212,7 @@ static int read_operand(PyObject *object, bool is_output, operand *out, word *ke
     } else {
         dl_tensor tensor;
         out->kind = 'a';
-        out->api = api_of(Py_TYPE(object));
+        out->api = find_exchange_api(Py_TYPE(object));
         if (!out->api)
             return -1;
         if (out->api->tensor_from_object(object, &tensor)) {
@@ -227,15 +229,15 @@ static int read_operand(PyObject *object, bool is_output, operand *out, word *ke
             return -1;
         out->address = (word)(uintptr_t)tensor.data + tensor.byte_offset;
         out->device_id = tensor.device_id;
-        words = add_tensor_key(key, words, &tensor, out->address);
-        out->key_end = words;
-        return words;
+        word_count = add_tensor_key(key, word_count, &tensor, out->address);
+        out->key_end = word_count;
+        return word_count;
     }
-    if (words >= MAX_KEY_WORDS)
+    if (word_count >= MAX_KEY_WORDS)
         return -1;
-    key[words++] = (word)out->kind;
-    out->key_end = words;
-    return words;
+    key[word_count++] = (word)out->kind;
+    out->key_end = word_count;
+    return word_count;
 }
 
 /* Return whether an output shares memory with another array in a way that _call may refuse. */
@@ -246,16 +248,19 @@ static bool has_overlap(const prepared_launch *plan, const operand *operands)
             continue;
         const operand *output = &operands[i];
         for (int j = 0; j < plan->operand_count; j++) {
-            const operand *other = &operands[j];
-            if (i == j || other->kind != 'a')
+            const operand *other_operand = &operands[j];
+            if (i == j || other_operand->kind != 'a')
                 continue;
-            if (output->address + (word)plan->first[i] >= other->address + (word)plan->end[j] ||
-                other->address + (word)plan->first[j] >= output->address + (word)plan->end[i])
+            if (output->address + (word)plan->first_offset[i] >=
+                    other_operand->address + (word)plan->end_offset[j] ||
+                other_operand->address + (word)plan->first_offset[j] >=
+                    output->address + (word)plan->end_offset[i])
                 continue;
-            int words = output->key_end - output->key_start;
-            bool is_same = output->address == other->address &&words == other->key_end - other->key_start &&
-                           !memcmp(plan->key + output->key_start, plan->key + other->key_start,
-                                   (size_t)words * sizeof *plan->key);
+            int word_count = output->key_end - output->key_start;
+            bool is_same = output->address == other_operand->address &&word_count ==
+                               other_operand->key_end - other_operand->key_start &&
+                           !memcmp(plan->key + output->key_start, plan->key + other_operand->key_start,
+                                   (size_t)word_count * sizeof *plan->key);
             if (!is_same || plan->is_output[j])
                 return true;
         }
@@ -263,21 +268,22 @@ static bool has_overlap(const prepared_launch *plan, const operand *operands)
     return false;
 }
 
-/* Return the plan with a key, moved to the front, or NULL. */
-static prepared_launch *find_plan(FastCall *self, const word *key, int words, bool allocates)
+/* Move the plan with a key to the front, and return the plan; return NULL if there is none. */
+static prepared_launch *find_plan(FastCall *self, const word *key, int word_count, bool allocates)
 {
     for (int i = 0; i < self->plan_count; i++) {
-        prepared_launch *candidate = self->plans[i];
-        if (candidate->key_words == words && candidate->allocates == allocates &&
-            !memcmp(candidate->key, key, (size_t)words * sizeof *key)) {
+        prepared_launch *plan = self->plans[i];
+        if (plan->key_words == word_count && plan->allocates == allocates &&
+            !memcmp(plan->key, key, (size_t)word_count * sizeof *key)) {
             memmove(self->plans + 1, self->plans, (size_t)i * sizeof *self->plans);
-            self->plans[0] = candidate;
-            return candidate;
+            self->plans[0] = plan;
+            return plan;
         }
     }
     return NULL;
 }
 
+/* Return the address of a plan's scratch memory for a stream, or 0. */
 static word find_scratch(const prepared_launch *plan, handle stream)
 {
     for (int i = 0; i < plan->scratch_count; i++)
@@ -298,12 +304,12 @@ static bool launch_plan(const prepared_launch *plan, const operand *operands, ha
     } values[MAX_PARAMETERS];
     void *parameters[MAX_PARAMETERS];
     for (int i = 0; i < plan->parameter_count; i++) {
-        const parameter *description = &plan->parameters[i];
-        const operand *source = &operands[description->operand];
-        double real = source->kind == 'f' ? source->real : (double)source->integer;
+        const parameter *plan_parameter = &plan->parameters[i];
+        const operand *source_operand = &operands[plan_parameter->operand];
+        double real = source_operand->kind == 'f' ? source_operand->real : (double)source_operand->integer;
         parameters[i] = &values[i];
-        switch (description->kind) {
-        case 'a': values[i].bits = source->address; break;
+        switch (plan_parameter->kind) {
+        case 'a': values[i].bits = source_operand->address; break;
         case 's':
             values[i].bits = plan->uses_scratch ? find_scratch(plan, stream) : 0;
             if (plan->uses_scratch && !values[i].bits)
@@ -311,29 +317,29 @@ static bool launch_plan(const prepared_launch *plan, const operand *operands, ha
             break;
         case 'f': values[i].single = (float)real; break;
         case 'd': values[i].real = real; break;
-        case 'q': values[i].integer = source->integer; break;
-        case '?': values[i].truth = source->integer != 0; break;
-        default: parameters[i] = (void *)(plan->constants + description->offset);
+        case 'q': values[i].integer = source_operand->integer; break;
+        case '?': values[i].truth = source_operand->integer != 0; break;
+        default: parameters[i] = (void *)(plan->constants + plan_parameter->offset);
         }
     }
-    if (plan->uses_scratch) { /* a captured launch needs scratch memory of its own */
-        int status = 0;
-        if (driver.is_capturing(stream, &status) || status)
+    if (plan->uses_scratch) { /* _call allocates new scratch memory for a captured launch */
+        int capture_status = 0;
+        if (driver.is_capturing(stream, &capture_status) || capture_status)
             return false;
     }
-    handle function = plan->function, context = plan->context, current = NULL;
+    handle function = plan->function, context = plan->context, current_context = NULL;
     unsigned blocks = plan->blocks, threads = plan->threads;
-    int failed;
+    int status;
     Py_BEGIN_ALLOW_THREADS;
-    bool is_current = !driver.get_context(&current) && current == context;
-    failed = is_current ? 0 : driver.push_context(context);
-    if (!failed) {
-        failed = driver.launch(function, blocks, 1, 1, threads, 1, 1, 0, stream, parameters, NULL);
+    bool is_current = !driver.get_context(&current_context) && current_context == context;
+    status = is_current ? 0 : driver.push_context(context);
+    if (!status) {
+        status = driver.launch(function, blocks, 1, 1, threads, 1, 1, 0, stream, parameters, NULL);
         if (!is_current)
-            driver.pop_context(&current);
+            driver.pop_context(&current_context);
     }
     Py_END_ALLOW_THREADS;
-    return !failed;
+    return !status;
 }
 
 /* Receives the message of a failed allocation; _call then allocates again, and reports the error. */
@@ -373,9 +379,10 @@ static bool allocate_outputs(FastCall *self, const prepared_launch *plan, operan
     return true;
 }
 
-static void delete_outputs(managed_tensor **outputs, int count)
+/* Delete the outputs that no result owns. */
+static void delete_outputs(managed_tensor **outputs, int output_count)
 {
-    for (int i = 0; i < count; i++)
+    for (int i = 0; i < output_count; i++)
         if (outputs[i] && outputs[i]->deleter)
             outputs[i]->deleter(outputs[i]);
 }
@@ -386,15 +393,15 @@ typedef struct {
     PyObject *out, *stream;
 } call_arguments;
 
-/* Return false for arguments that are not the usual ones: all inputs by position, `out` and `stream` by name. */
-static bool parse_arguments(FastCall *self, PyObject *const *args, Py_ssize_t count, PyObject *names,
-                            call_arguments *arguments)
+/* Return false unless all inputs are passed by position, and only `out` and `stream` by name. */
+static bool parse_arguments(FastCall *self, PyObject *const *args, Py_ssize_t position_count,
+                            PyObject *keyword_names, call_arguments *arguments)
 {
     *arguments = (call_arguments){args, NULL, NULL};
-    if (count != self->input_count)
+    if (position_count != self->input_count)
         return false;
-    for (Py_ssize_t i = 0; names && i < PyTuple_GET_SIZE(names); i++) {
-        PyObject *name = PyTuple_GET_ITEM(names, i), *value = args[count + i];
+    for (Py_ssize_t i = 0; keyword_names && i < PyTuple_GET_SIZE(keyword_names); i++) {
+        PyObject *name = PyTuple_GET_ITEM(keyword_names, i), *value = args[position_count + i];
         if (value == Py_None)
             value = NULL;
         if (name == name_out || PyUnicode_Compare(name, name_out) == 0)
@@ -411,7 +418,7 @@ static bool parse_arguments(FastCall *self, PyObject *const *args, Py_ssize_t co
 static int read_operands(FastCall *self, const call_arguments *arguments, operand *operands, word *key,
                          int *first_array)
 {
-    int words = 0;
+    int word_count = 0;
     PyObject *const *outputs = &arguments->out;
     if (arguments->out && PyTuple_CheckExact(arguments->out)) {
         if (PyTuple_GET_SIZE(arguments->out) != self->output_count)
@@ -420,13 +427,13 @@ static int read_operands(FastCall *self, const call_arguments *arguments, operan
     } else if (arguments->out && self->output_count != 1) {
         return -1;
     }
-    int count = self->input_count + (arguments->out ? self->output_count : 0);
+    int operand_count = self->input_count + (arguments->out ? self->output_count : 0);
     *first_array = -1;
-    for (int i = 0; i < count; i++) {
+    for (int i = 0; i < operand_count; i++) {
         bool is_output = i >= self->input_count;
         PyObject *object = is_output ? outputs[i - self->input_count] : arguments->inputs[i];
-        words = read_operand(object, is_output, &operands[i], key, words);
-        if (words < 0)
+        word_count = read_operand(object, is_output, &operands[i], key, word_count);
+        if (word_count < 0)
             return -1;
         if (operands[i].kind != 'a') {
             if (is_output)
@@ -437,7 +444,7 @@ static int read_operands(FastCall *self, const call_arguments *arguments, operan
             return -1;
         }
     }
-    return *first_array < 0 ? -1 : words;
+    return *first_array < 0 ? -1 : word_count;
 }
 
 /* Find the handle of a call's stream. Return false for streams that are no int and have no attribute cuda_stream. */
@@ -449,9 +456,10 @@ static bool find_stream(PyObject *object, const operand *first_array, handle *st
         *stream = *stream ? *stream : LEGACY_STREAM;
         return true;
     }
-    PyObject *number = PyLong_CheckExact(object) ? Py_NewRef(object) : PyObject_GetAttr(object, name_cuda_stream);
-    *stream = number && PyLong_Check(number) ? PyLong_AsVoidPtr(number) : (handle)-1;
-    Py_XDECREF(number);
+    PyObject *handle_object =
+        PyLong_CheckExact(object) ? Py_NewRef(object) : PyObject_GetAttr(object, name_cuda_stream);
+    *stream = handle_object && PyLong_Check(handle_object) ? PyLong_AsVoidPtr(handle_object) : (handle)-1;
+    Py_XDECREF(handle_object);
     *stream = *stream ? *stream : LEGACY_STREAM;
     bool is_valid = *stream != (handle)-1 && !PyErr_Occurred();
     PyErr_Clear();
@@ -474,8 +482,9 @@ static PyObject *result_object(FastCall *self, const call_arguments *arguments, 
     return api->object_from_managed(tensor, &object) ? NULL : object;
 }
 
-static PyObject *results_of(FastCall *self, const prepared_launch *plan, const call_arguments *arguments,
-                            const exchange_api *api, managed_tensor **outputs)
+/* Return a new reference to the result of a call, a tuple if the call has several results. */
+static PyObject *make_results(FastCall *self, const prepared_launch *plan, const call_arguments *arguments,
+                              const exchange_api *api, managed_tensor **outputs)
 {
     if (plan->result_count == 1)
         return result_object(self, arguments, plan->results[0], api, outputs);
@@ -500,10 +509,10 @@ static PyObject *call_prepared(FastCall *self, const call_arguments *arguments)
     handle stream = NULL;
     bool allocates = !arguments->out && self->output_count > 0;
 
-    int words = read_operands(self, arguments, operands, key, &first_array);
-    if (words < 0 || (allocates && arguments->stream))
+    int word_count = read_operands(self, arguments, operands, key, &first_array);
+    if (word_count < 0 || (allocates && arguments->stream))
         return NULL;
-    prepared_launch *plan = find_plan(self, key, words, allocates);
+    prepared_launch *plan = find_plan(self, key, word_count, allocates);
     const exchange_api *api = operands[first_array].api;
     if (!plan || plan->device_id != operands[first_array].device_id ||
         !find_stream(arguments->stream, &operands[first_array], &stream)) {
@@ -516,36 +525,40 @@ static PyObject *call_prepared(FastCall *self, const call_arguments *arguments)
             operands[i].key_start = operands[j].key_end;
         operands[i].key_end = operands[i].key_start + 1 + 2 * (int)(plan->key[operands[i].key_start] >> 32 & 0xFF);
     }
-    for (int i = 0; i < self->input_count; i++) /* inputs that the kernel updates */
+    for (int i = 0; i < self->input_count; i++) /* the kernel updates inputs that are also outputs */
         if (plan->is_output[i] && is_true(arguments->inputs[i], name_requires_grad, false))
             return NULL;
     PyObject *result = NULL;
     plan->active_calls++;
     if ((!allocates || allocate_outputs(self, plan, operands, api, outputs)) && !has_overlap(plan, operands) &&
         launch_plan(plan, operands, stream))
-        result = results_of(self, plan, arguments, api, outputs);
+        result = make_results(self, plan, arguments, api, outputs);
     plan->active_calls--;
     delete_outputs(outputs, self->output_count);
     return result;
 }
 
-static PyObject *call_object(PyObject *object, PyObject *const *args, size_t flags, PyObject *names)
+/* Perform a call of a FastCall object: launch a prepared plan, or call the method _call. */
+static PyObject *call_object(PyObject *object, PyObject *const *args, size_t flags, PyObject *keyword_names)
 {
     FastCall *self = (FastCall *)object;
-    Py_ssize_t count = PyVectorcall_NARGS(flags), total = count + (names ? PyTuple_GET_SIZE(names) : 0);
+    Py_ssize_t position_count = PyVectorcall_NARGS(flags),
+               argument_count = position_count + (keyword_names ? PyTuple_GET_SIZE(keyword_names) : 0);
     call_arguments arguments;
 
-    if (self->plan_count && driver.launch && parse_arguments(self, args, count, names, &arguments)) {
+    if (self->plan_count && driver.launch &&
+        parse_arguments(self, args, position_count, keyword_names, &arguments)) {
         PyObject *result = call_prepared(self, &arguments);
         if (result || PyErr_Occurred())
             return result;
     }
-    PyObject **all_arguments = PyMem_Malloc((size_t)(total + 1) * sizeof *all_arguments);
+    PyObject **all_arguments = PyMem_Malloc((size_t)(argument_count + 1) * sizeof *all_arguments);
     if (!all_arguments)
         return PyErr_NoMemory();
     all_arguments[0] = object;
-    memcpy(all_arguments + 1, args, (size_t)total * sizeof *all_arguments);
-    PyObject *result = PyObject_VectorcallMethod(name_call, all_arguments, (size_t)count + 1, names);
+    memcpy(all_arguments + 1, args, (size_t)argument_count * sizeof *all_arguments);
+    PyObject *result =
+        PyObject_VectorcallMethod(name_call, all_arguments, (size_t)position_count + 1, keyword_names);
     PyMem_Free(all_arguments);
     return result;
 }
@@ -556,24 +569,24 @@ static PyObject *call_object(PyObject *object, PyObject *const *args, size_t fla
 static void find_byte_range(prepared_launch *plan, int index, const word *key)
 {
     int dimensions = (int)(key[0] >> 32 & 0xFF);
-    int64_t element_bytes = (int64_t)(key[0] >> 16 & 0xFF) / 8, first = 0, end = element_bytes;
+    int64_t element_bytes = (int64_t)(key[0] >> 16 & 0xFF) / 8, first_offset = 0, end_offset = element_bytes;
 
     for (int i = 0; i < dimensions; i++) {
         int64_t size = (int64_t)key[1 + i];
         int64_t extent = (size - 1) * (int64_t)key[1 + dimensions + i] * element_bytes;
         if (size == 0)
-            end = 0;
-        *(extent < 0 ? &first : &end) += extent;
+            end_offset = 0;
+        *(extent < 0 ? &first_offset : &end_offset) += extent;
     }
-    plan->first[index] = first;
-    plan->end[index] = end;
+    plan->first_offset[index] = first_offset;
+    plan->end_offset[index] = end_offset;
 }
 
 /* Read the operands of a prepared call into a plan: the key, and the byte ranges of arrays. Return false for operands
  * that the fast path does not handle. */
 static bool prepare_operands(FastCall *self, prepared_launch *plan, PyObject *inputs, PyObject *outputs)
 {
-    int words = 0;
+    int word_count = 0;
     plan->operand_count = self->input_count + self->output_count;
     for (int i = 0; i < plan->operand_count; i++) {
         bool is_input = i < self->input_count;
@@ -581,15 +594,15 @@ static bool prepare_operands(FastCall *self, prepared_launch *plan, PyObject *in
             is_input ? PyTuple_GET_ITEM(inputs, i) : PyTuple_GET_ITEM(outputs, i - self->input_count);
         operand operand;
         if (plan->allocates && i == self->input_count)
-            plan->key_words = words;
-        words = read_operand(object, !is_input, &operand, plan->key, words);
-        if (words < 0)
+            plan->key_words = word_count;
+        word_count = read_operand(object, !is_input, &operand, plan->key, word_count);
+        if (word_count < 0)
             return false;
         if (operand.kind == 'a')
             find_byte_range(plan, i, plan->key + operand.key_start);
     }
     if (!plan->allocates)
-        plan->key_words = words;
+        plan->key_words = word_count;
     return true;
 }
 
@@ -601,27 +614,27 @@ static bool prepare_parameters(prepared_launch *plan, PyObject *parameters)
     if (plan->parameter_count > MAX_PARAMETERS)
         return false;
     for (int i = 0; i < plan->parameter_count; i++) {
-        parameter *description = &plan->parameters[i];
+        parameter *plan_parameter = &plan->parameters[i];
         const char *constant;
-        Py_ssize_t size;
+        Py_ssize_t constant_bytes;
         int kind;
-        if (!PyArg_ParseTuple(PyTuple_GET_ITEM(parameters, i), "Ciy#", &kind, &description->operand, &constant,
-                              &size))
+        if (!PyArg_ParseTuple(PyTuple_GET_ITEM(parameters, i), "Ciy#", &kind, &plan_parameter->operand, &constant,
+                              &constant_bytes))
             return false;
-        description->kind = (char)kind;
-        if (description->operand < 0 || description->operand >= plan->operand_count ||
-            used_bytes + size > MAX_CONSTANT_BYTES)
+        plan_parameter->kind = (char)kind;
+        if (plan_parameter->operand < 0 || plan_parameter->operand >= plan->operand_count ||
+            used_bytes + constant_bytes > MAX_CONSTANT_BYTES)
             return false;
-        description->offset = (int)used_bytes;
-        memcpy(plan->constants + used_bytes, constant, (size_t)size);
-        used_bytes += (size + 15) / 16 * 16; /* the largest alignment of a parameter */
+        plan_parameter->offset = (int)used_bytes;
+        memcpy(plan->constants + used_bytes, constant, (size_t)constant_bytes);
+        used_bytes += (constant_bytes + 15) / 16 * 16; /* 16 bytes are the largest alignment of a parameter */
         if (used_bytes > MAX_CONSTANT_BYTES)
             used_bytes = MAX_CONSTANT_BYTES;
     }
     return true;
 }
 
-/* Add the scratch memory of a stream to a plan. The stream that was added first gives way to a new one. */
+/* Add the scratch memory of a stream to a plan. A new stream replaces the first one if the table is full. */
 static void add_scratch(prepared_launch *plan, handle stream, word address)
 {
     if (!address || find_scratch(plan, stream))
@@ -635,10 +648,10 @@ static void add_scratch(prepared_launch *plan, handle stream, word address)
 static bool insert_plan(FastCall *self, prepared_launch *new_plan)
 {
     if (self->plan_count == MAX_PLANS) {
-        prepared_launch *oldest = self->plans[MAX_PLANS - 1];
-        if (oldest->active_calls)
+        prepared_launch *oldest_plan = self->plans[MAX_PLANS - 1];
+        if (oldest_plan->active_calls)
             return false;
-        PyMem_Free(oldest);
+        PyMem_Free(oldest_plan);
         self->plan_count--;
     }
     memmove(self->plans + 1, self->plans, (size_t)self->plan_count * sizeof *self->plans);
@@ -669,6 +682,7 @@ PyDoc_STRVAR(
     "stream, scratch)\n--\n\n"
     "Prepare the launch of a call, so that equal calls run without Python; return whether that is possible.");
 
+/* Implement _prepare(). */
 static PyObject *prepare(PyObject *object, PyObject *args)
 {
     FastCall *self = (FastCall *)object;
@@ -697,10 +711,10 @@ static PyObject *prepare(PyObject *object, PyObject *args)
     bool is_prepared = prepare_operands(self, plan, inputs, outputs) && prepare_results(plan, results) &&
                        prepare_parameters(plan, parameters);
     if (is_prepared) {
-        prepared_launch *existing = find_plan(self, plan->key, plan->key_words, plan->allocates);
-        add_scratch(existing ? existing : plan, (handle)(uintptr_t)stream, scratch);
-        is_prepared = existing || insert_plan(self, plan);
-        if (!existing && is_prepared)
+        prepared_launch *existing_plan = find_plan(self, plan->key, plan->key_words, plan->allocates);
+        add_scratch(existing_plan ? existing_plan : plan, (handle)(uintptr_t)stream, scratch);
+        is_prepared = existing_plan || insert_plan(self, plan);
+        if (!existing_plan && is_prepared)
             plan = NULL;
     }
     PyMem_Free(plan);
@@ -714,6 +728,7 @@ static PyObject *prepare(PyObject *object, PyObject *args)
 PyDoc_STRVAR(configure_doc, "_configure(input_count, output_count)\n--\n\n"
                             "Set the number of arguments, and of outputs that ``out`` provides.");
 
+/* Implement _configure(). */
 static PyObject *configure(PyObject *object, PyObject *args)
 {
     FastCall *self = (FastCall *)object;
@@ -726,6 +741,7 @@ static PyObject *configure(PyObject *object, PyObject *args)
     Py_RETURN_NONE;
 }
 
+/* Create a FastCall object that has no prepared launch. */
 static PyObject *new_object(PyTypeObject *type, PyObject *args, PyObject *keywords)
 {
     (void)args;
@@ -738,6 +754,7 @@ static PyObject *new_object(PyTypeObject *type, PyObject *args, PyObject *keywor
     return (PyObject *)self;
 }
 
+/* Free all plans of a FastCall object, and the object. */
 static void delete_object(PyObject *object)
 {
     FastCall *self = (FastCall *)object;
@@ -767,6 +784,7 @@ PyDoc_STRVAR(
     "use_driver(launch, get_context, push_context, pop_context, is_capturing, device_type)\n--\n\n"
     "Set the addresses of the driver's functions, and the device type of DLPack whose arrays are accepted.");
 
+/* Implement use_driver(). */
 static PyObject *use_driver(PyObject *module, PyObject *args)
 {
     unsigned long long addresses[5];

@@ -177,13 +177,13 @@ def nccl(
     launch = detect_launch(os.environ)
     if launch is None:
         with _local_session(gpu, ranks, rank_timeout) as session:
-            return _measure(spec, gpu, session, output)
+            return _measure_and_report(spec, gpu, session, output)
     if ranks not in (None, launch.ranks):
         raise click.UsageError(f"{launch.launcher} started {launch.ranks} ranks, not {ranks}")
     if launch.rank:
-        return _serve(spec, gpu, launch, rendezvous, rank_timeout)
+        return _serve_rank_0(spec, gpu, launch, rendezvous, rank_timeout)
     with _process_session(spec, gpu, launch, rendezvous, rank_timeout) as session:
-        return _measure(spec, gpu, session, output)
+        return _measure_and_report(spec, gpu, session, output)
 
 
 def _make_spec(options: dict[str, Any], effort: Effort) -> NcclSpec:
@@ -194,7 +194,7 @@ def _make_spec(options: dict[str, Any], effort: Effort) -> NcclSpec:
 
 @dataclass(frozen=True, slots=True)
 class _Session:
-    """A group of ranks, as the process of rank 0 uses it."""
+    """The group of ranks and the facts about them in the process of rank 0."""
 
     group: RankGroup
     machine: Machine
@@ -204,7 +204,7 @@ class _Session:
     host: str = _THIS_HOST  # Address at which the other ranks reach rank 0.
 
 
-def _measure(spec: NcclSpec, gpu: str, session: _Session, output: OutputOptions) -> int:
+def _measure_and_report(spec: NcclSpec, gpu: str, session: _Session, output: OutputOptions) -> int:
     """Measure on all ranks, write the report, and return the exit code."""
     from cudakit.core.bench.collectives.measure import measure_collectives
     from cudakit.gpu.open import open_gpu
@@ -244,8 +244,8 @@ def _local_session(gpu: str, ranks: int | None, timeout_s: float) -> Iterator[_S
     machine = open_machine(gpu)
     devices = _count_devices(machine)
     rank_count = ranks or devices
-    openers = [_opener(gpu, rank, devices) for rank in range(rank_count)]
-    run_context = _gather(machine)
+    openers = [_device_opener(gpu, rank, devices) for rank in range(rank_count)]
+    run_context = _gather_run_context(machine)
     answers = new_answers()
     channels = [
         LocalChannel(open_device, rank, rank_count, answers, f"rank {rank}")
@@ -268,31 +268,31 @@ def _process_session(
 
     machine = open_machine(gpu)
     devices = _count_devices(machine)
-    open_device = _opener(gpu, launch.local_rank, devices)
-    run_context, facts = _gather(machine), _process_facts(spec, gpu)
+    open_device = _device_opener(gpu, launch.local_rank, devices)
+    run_context, facts = _gather_run_context(machine), _process_facts(spec, gpu)
     connections = accept_ranks(launch, rendezvous, timeout_s)
     answers = new_answers()
     remote_channels = [
-        RemoteChannel(connection, rank, answers, hello)
-        for rank, (connection, hello) in sorted(connections.items())
+        RemoteChannel(connection, rank, answers, rank_facts)
+        for rank, (connection, rank_facts) in sorted(connections.items())
     ]
     local_channel = LocalChannel(open_device, 0, launch.ranks, answers, "rank 0")
     group = RankGroup([local_channel, *remote_channels], answers, timeout_s)
     with _closing_group(group):
-        hellos = [hello for _, (_, hello) in sorted(connections.items())]
-        for rank, hello in enumerate(hellos, start=1):
-            check_same_options(facts, hello, rank)
+        facts_of_ranks = [rank_facts for _, (_, rank_facts) in sorted(connections.items())]
+        for rank, rank_facts in enumerate(facts_of_ranks, start=1):
+            check_same_options(facts, rank_facts, rank)
         yield _Session(
             group,
             machine,
             run_context,
-            tuple(message["variables"] for message in (facts, *hellos)),
+            tuple(message["variables"] for message in (facts, *facts_of_ranks)),
             launch.local_rank % devices,
             reachable_host(connection for connection, _ in connections.values()),
         )
 
 
-def _gather(machine: Machine) -> RunContext:
+def _gather_run_context(machine: Machine) -> RunContext:
     """Return the run context of this process, before a rank opens its device."""
     from cudakit.gpu.run_context import gather
 
@@ -303,7 +303,7 @@ def _gather(machine: Machine) -> RunContext:
 
 @contextmanager
 def _closing_group(group: RankGroup) -> Iterator[None]:
-    """Close a group at the end; after an error all ranks end with its message."""
+    """Close a group at the end of the ``with`` block; an error ends all ranks, with its message."""
     from cudakit.errors import CudakitError
 
     try:
@@ -316,14 +316,16 @@ def _closing_group(group: RankGroup) -> Iterator[None]:
         group.close()
 
 
-def _serve(spec: NcclSpec, gpu: str, launch: Launch, rendezvous: str, timeout_s: float) -> int:
-    """Be a rank other than 0: execute the requests of rank 0."""
+def _serve_rank_0(
+    spec: NcclSpec, gpu: str, launch: Launch, rendezvous: str, timeout_s: float
+) -> int:
+    """Execute the requests of rank 0 in a process of another rank, and return the exit code."""
     from cudakit.core.bench.collectives.processes import serve_rank
     from cudakit.gpu.machine import open_machine
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Rank 0 handles Ctrl-C.
     devices = _count_devices(open_machine(gpu))
-    open_device = _opener(gpu, launch.local_rank, devices)
+    open_device = _device_opener(gpu, launch.local_rank, devices)
     serve_rank(launch, rendezvous, _process_facts(spec, gpu), open_device, timeout_s)
     return ExitCode.OK
 
@@ -332,13 +334,13 @@ def _process_facts(spec: NcclSpec, gpu: str) -> dict[str, Any]:
     from cudakit.core.bench.collectives.processes import process_facts
 
     options = {
-        _OPTION_BY_FIELD.get(field.name, f"--{field.name}"): _describe(getattr(spec, field.name))
+        _OPTION_BY_FIELD.get(field.name, f"--{field.name}"): _option_text(getattr(spec, field.name))
         for field in fields(spec)
     }
     return process_facts(version("cudakit"), options | {"--gpu": gpu}, os.environ)
 
 
-def _describe(value: object) -> str:
+def _option_text(value: object) -> str:
     """Format the value of an option for a message."""
     if isinstance(value, tuple):
         return ",".join(map(str, value)) or "nothing"
@@ -360,7 +362,7 @@ def _count_devices(machine: Machine) -> int:
     return len(cuda.devices)
 
 
-def _opener(gpu: str, local_rank: int, devices: int) -> Callable[[], Gpu]:
+def _device_opener(gpu: str, local_rank: int, devices: int) -> Callable[[], Gpu]:
     """Return a function that opens the device of a rank; simulated devices can have several ranks."""
     from cudakit.errors import InputError
     from cudakit.gpu.open import open_gpu

@@ -36,11 +36,11 @@ from cudakit.core.profile.timeline import Timeline, WorkKind, first_time, timeli
 from cudakit.core.profile.waits import host_waits
 from cudakit.trace.kinds import EventKind
 
-# Maximum number of steps in the result; the other ones count in all sums.
+# Maximum number of steps that the result lists; all sums contain the other steps, too.
 _MAX_STEPS = 10_000
 
 
-# First words of the reasons why the size of a collective is unknown (model/collectives.c). Its time is known.
+# First words of the reasons for an unknown collective size (model/collectives.c); the time is recorded then.
 _UNKNOWN_COLLECTIVE = "collective whose buffers are unknown"
 
 
@@ -86,38 +86,38 @@ def analyze(
     """
     spec = spec or ProfileSpec()
     timelines = [timeline(process) for process in activities]
-    lost = _lost_events(activities)
-    analyzed = [
+    lost_events = _lost_events(activities)
+    analyzed_devices = [
         device
-        for one in timelines
-        for device in _Process(one, spec, demangle, first_time(timelines)).devices()
+        for process_timeline in timelines
+        for device in _Process(process_timeline, spec, demangle, first_time(timelines)).devices()
     ]
-    devices = [device for device, _ in analyzed]
+    devices = [device for device, _ in analyzed_devices]
     result = ProfileResult(
         exit_status=exit_status,
         simulated=any(process.simulated for process in activities),
         devices=tuple(devices),
-        findings=find(devices, is_lossy=bool(lost or incomplete)),
+        findings=find(devices, is_lossy=bool(lost_events or incomplete)),
         straggler=match_collectives(timelines),
         limits=(),
-        gaps=lost,
+        gaps=lost_events,
         notes=tuple(notes),
         incomplete=tuple(incomplete),
     )
-    gaps = (DeviceGaps(device.process, device.device, gaps) for device, gaps in analyzed)
+    gaps = (DeviceGaps(device.process, device.device, gaps) for device, gaps in analyzed_devices)
     return Analysis(result, tuple(gaps))
 
 
 def _lost_events(activities: Sequence[Activities]) -> dict[str, int]:
-    """Return the reasons why events are missing, with the numbers of events."""
-    lost: Counter[str] = Counter()
+    """Return the number of missing events for each reason."""
+    lost_events: Counter[str] = Counter()
     for process in activities:
         rows = process.of(EventKind.GAP)
         for reason, count in zip(rows["reason"].tolist(), rows["count"].tolist(), strict=True):
-            text = process.strings[reason]
-            if not text.startswith(_UNKNOWN_COLLECTIVE):
-                lost[text] += count
-    return dict(lost)
+            reason_text = process.strings[reason]
+            if not reason_text.startswith(_UNKNOWN_COLLECTIVE):
+                lost_events[reason_text] += count
+    return dict(lost_events)
 
 
 class _Process:
@@ -187,13 +187,13 @@ class _Process:
         collective_time = table.intervals(kernels[is_collective])
         copy_time = table.intervals(table.of_kind(WorkKind.COPY))
         window_start, window_end = self._window(first_ns, last_ns)
-        analyzed = Device(
+        analyzed_devices = Device(
             process=self._timeline.process,
             rank=self._timeline.activities.rank,
             device=device,
             name=name,
             multiprocessors=limits.multiprocessors,
-            recorded=division.between(window_start, window_end),
+            recorded=division.divide_interval(window_start, window_end),
             measured=division.measured(steps),
             steps=self._step_rows(steps, division),
             work_ns=table.total_ns,
@@ -218,7 +218,7 @@ class _Process:
             memsets=tables.memsets(table),
             graph_kernels=tables.graph_kernels(table),
         )
-        return analyzed, division.gaps
+        return analyzed_devices, division.gaps
 
     def _device_facts(self, device: int) -> tuple[str, DeviceLimits]:
         """Return the name and the limits of a device, if they were recorded."""
@@ -259,7 +259,7 @@ class _Process:
                 number=number + 1,
                 is_warm_up=index < steps.warm_up,
                 is_slow=index >= steps.warm_up and not is_measured,
-                time=division.between(start, end),
+                time=division.divide_interval(start, end),
             )
             for index, (number, is_measured, start, end) in enumerate(zip(*columns, strict=False))
         )
@@ -276,7 +276,7 @@ class _Process:
 
 
 def _mark_start_up(gaps: Gaps, first_step_ns: int) -> None:
-    """Change data loading before the first step into other host work: the program imports and prepares."""
+    """Count data loading before the first step as other host work, such as importing modules."""
     is_before = gaps.end_ns <= first_step_ns
     loading = gaps.by_cause_ns[is_before, IdleCause.DATA_LOADING]
     gaps.by_cause_ns[is_before, IdleCause.OTHER_HOST] += loading
@@ -293,26 +293,28 @@ class _Division:
     last_ns: int  # end of the last work
     origin_ns: int
 
-    def between(self, start_ns: int, end_ns: int) -> TimeDivision:
+    def divide_interval(self, start_ns: int, end_ns: int) -> TimeDivision:
         """Return the division of an interval whose ends are not within a gap."""
-        return self._sum([start_ns], [end_ns])
+        return self._sum_intervals([start_ns], [end_ns])
 
     def measured(self, steps: DeviceSteps) -> TimeDivision:
         """Return the division of the measured steps; without steps, of the time from first to last work."""
         if not steps.count:
-            return self.between(self.first_ns, self.last_ns)
+            return self.divide_interval(self.first_ns, self.last_ns)
         start, end = steps.begin_ns[:-1], steps.begin_ns[1:]
-        return self._sum(start[steps.is_measured].tolist(), end[steps.is_measured].tolist())
+        return self._sum_intervals(
+            start[steps.is_measured].tolist(), end[steps.is_measured].tolist()
+        )
 
-    def _sum(self, starts: list[int], ends: list[int]) -> TimeDivision:
+    def _sum_intervals(self, starts: list[int], ends: list[int]) -> TimeDivision:
         """Return the summed division of sorted intervals."""
-        gaps, lengths = self.gaps, np.zeros(len(IdleCause), np.int64)
+        gaps, idle_ns_by_cause = self.gaps, np.zeros(len(IdleCause), np.int64)
         bounds = np.searchsorted(gaps.start_ns, np.array([starts, ends]))
-        for first, last in bounds.T.tolist():
-            lengths += gaps.by_cause_ns[first:last].sum(axis=0)
-        lengths[IdleCause.NOT_STARTED] = max(self.first_ns - starts[0], 0)
-        lengths[IdleCause.ENDED] = max(ends[-1] - self.last_ns, 0)
-        idle = {f"{cause.name.lower()}_ns": int(lengths[cause]) for cause in IdleCause}
+        for first_gap, end_gap in bounds.T.tolist():
+            idle_ns_by_cause += gaps.by_cause_ns[first_gap:end_gap].sum(axis=0)
+        idle_ns_by_cause[IdleCause.NOT_STARTED] = max(self.first_ns - starts[0], 0)
+        idle_ns_by_cause[IdleCause.ENDED] = max(ends[-1] - self.last_ns, 0)
+        idle = {f"{cause.name.lower()}_ns": int(idle_ns_by_cause[cause]) for cause in IdleCause}
         busy = self.busy.covered_within(np.array(starts), np.array(ends))
         return TimeDivision(
             start_ns=starts[0] - self.origin_ns,

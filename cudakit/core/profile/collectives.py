@@ -33,7 +33,7 @@ _ELEMENT_BYTES = {
     NcclDatatype.FLOAT8_E4M3: 1,
     NcclDatatype.FLOAT8_E5M2: 1,
 }
-# NCCL counts the elements of one rank for these functions; the size is that of all ranks.
+# Functions whose element count is that of one rank; their size is the sum over all ranks.
 _COUNTED_BY_RANK = (CollectiveFunction.ALL_GATHER, CollectiveFunction.REDUCE_SCATTER)
 
 
@@ -42,12 +42,12 @@ class _Sizes:
     """The sizes of the operations of each collective kernel; 0 bytes if NCCL did not report them."""
 
     size_bytes: Times  # summed size of the operations that the kernel performs
-    bus_bytes: Times  # the same, each operation times the factor of the bus bandwidth
+    bus_bytes: Times  # sum of the sizes times the bus bandwidth factors of the operations
     rank_count: Times  # number of ranks of the communicator
 
 
 def is_collective_kernel(table: WorkTable, positions: Times) -> Times:
-    """Return which kernels are collectives: NCCL names its kernels ncclDevKernel_* or ncclKernel_*."""
+    """Return a mask of the kernels that are collectives: NCCL names them ncclDevKernel_* or ncclKernel_*."""
     names = table.timeline.names
     name = table.timeline.work.name[table.rows[positions]]
     values, index = np.unique(name, return_inverse=True)
@@ -110,7 +110,7 @@ def _sizes_of_kernels(table: WorkTable, positions: Times) -> _Sizes:
 
 
 def _operations_by_correlation(timeline: Timeline) -> dict[int, tuple[int, float, int]]:
-    """Return size, size times bus factor, and number of ranks of the operations that a call launched.
+    """Return by correlation the size, the size times the bus factor, and the number of ranks of operations.
 
     A call launches several operations if the program groups them. Calls with an operation of unknown size
     have no entry.
@@ -131,14 +131,22 @@ def _operations_by_correlation(timeline: Timeline) -> dict[int, tuple[int, float
     ):
         correlation = correlation_of_call.get(seq, 0)
         rank_count = rank_counts.get(communicator, 0)
-        size = _size_bytes(CollectiveFunction(function), NcclDatatype(datatype), count, rank_count)
-        if not size or not correlation:
+        size_bytes = _size_bytes(
+            CollectiveFunction(function), NcclDatatype(datatype), count, rank_count
+        )
+        if not size_bytes or not correlation:
             calls_without_size.add(correlation)
             continue
-        bus = size * _bus_factor(CollectiveFunction(function), rank_count)
-        previous_size, previous_bus, _ = sizes.get(correlation, (0, 0.0, 0))
-        sizes[correlation] = (previous_size + size, previous_bus + bus, rank_count)
-    return {call: size for call, size in sizes.items() if call not in calls_without_size}
+        bus_bytes = size_bytes * _bus_factor(CollectiveFunction(function), rank_count)
+        previous_size_bytes, previous_bus_bytes, _ = sizes.get(correlation, (0, 0.0, 0))
+        sizes[correlation] = (
+            previous_size_bytes + size_bytes,
+            previous_bus_bytes + bus_bytes,
+            rank_count,
+        )
+    return {
+        call: size_bytes for call, size_bytes in sizes.items() if call not in calls_without_size
+    }
 
 
 def _rank_counts(timeline: Timeline) -> dict[int, int]:
@@ -154,8 +162,8 @@ def _size_bytes(
     """Return the size of an operation as nccl-tests count it; 0 if it is unknown."""
     if function is CollectiveFunction.UNKNOWN or not rank_count:
         return 0
-    size = element_count * _ELEMENT_BYTES.get(datatype, 0)
-    return size * rank_count if function in _COUNTED_BY_RANK else size
+    size_bytes = element_count * _ELEMENT_BYTES.get(datatype, 0)
+    return size_bytes * rank_count if function in _COUNTED_BY_RANK else size_bytes
 
 
 def _bus_factor(function: CollectiveFunction, rank_count: int) -> float:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from cudakit.core.profile.findings import place
+from cudakit.core.profile.findings import call_site_text
 from cudakit.core.profile.result import Device, ProfileResult
 
 
@@ -95,7 +95,8 @@ def _compare(before: Device, after: Device) -> DeviceChange:
         kernels=changes(lambda device: ((row.name, row.total_ns) for row in device.kernels)),
         lines=changes(
             lambda device: (
-                (f"{place((row.frame,), 0)} {row.frame.name}", row.own_ns) for row in device.lines
+                (f"{call_site_text((row.frame,), 0)} {row.frame.name}", row.own_ns)
+                for row in device.lines
             )
         ),
     )

@@ -83,11 +83,11 @@ def _finding(
         )
 
 
-def _share(device: Device, time_ns: float) -> str:
+def _share_text(device: Device, time_ns: float) -> str:
     return format_ratio(time_ns / device.measured.length_ns) if device.measured.length_ns else "0%"
 
 
-def _time(time_ns: float) -> str:
+def _time_text(time_ns: float) -> str:
     return format_seconds(time_ns / 1e9)
 
 
@@ -96,20 +96,20 @@ def _per_step(device: Device, count: int, noun: str = "times") -> str:
     steps = device.steps.measured
     per_step = count / max(steps, 1)
     is_whole = per_step >= 10 or per_step == int(per_step)
-    number = f"{per_step:,.0f}" if is_whole else f"{per_step:.1f}"
-    counted = "once" if (number, noun) == ("1", "times") else f"{number} {noun}"
-    return f"{counted} per step" if steps else counted
+    number_text = f"{per_step:,.0f}" if is_whole else f"{per_step:.1f}"
+    count_text = "once" if (number_text, noun) == ("1", "times") else f"{number_text} {noun}"
+    return f"{count_text} per step" if steps else count_text
 
 
-def place(stack: tuple[Frame, ...], site: int) -> str:
+def call_site_text(stack: tuple[Frame, ...], site: int) -> str:
     """Return the call site of a stack as ``train.py:15``; empty without a stack."""
     if not stack:
         return ""
     return f"{stack[site].filename.rpartition('/')[2]}:{stack[site].line}"
 
 
-def _at(stack: tuple[Frame, ...], site: int) -> str:
-    return f" at {place(stack, site)}" if stack else ""
+def _at_site(stack: tuple[Frame, ...], site: int) -> str:
+    return f" at {call_site_text(stack, site)}" if stack else ""
 
 
 # --- the host is too slow --------------------------------------------------------------------------
@@ -128,8 +128,8 @@ def _launch_bound(device: Device) -> Iterator[Finding]:
     return _finding(
         device,
         "launch-bound",
-        f"Launch-bound: the GPU waits {_share(device, idle)} of the time for the next launch "
-        f"({_per_step(device, kernels, 'kernels')}, {_time(mean)} each on average).",
+        f"Launch-bound: the GPU waits {_share_text(device, idle)} of the time for the next launch "
+        f"({_per_step(device, kernels, 'kernels')}, {_time_text(mean)} each on average).",
         idle - min(kernels * _GRAPH_NODE_NS, idle),
         "idle time of cause launch, minus 1 us for each kernel, the time between two nodes of a graph",
         (
@@ -157,8 +157,9 @@ def _host_waits(device: Device) -> Iterator[Finding]:
         yield from _finding(
             device,
             "host-wait",
-            f"The host waits for the GPU{_at(stack, 0)} ({waits[0].function}, "
-            f"{_per_step(device, calls)}). This leaves the GPU idle for {_share(device, idle)} of the time.",
+            f"The host waits for the GPU{_at_site(stack, 0)} ({waits[0].function}, "
+            f"{_per_step(device, calls)}). "
+            f"This leaves the GPU idle for {_share_text(device, idle)} of the time.",
             min(blocked, idle + device.measured.idle.launch_ns),
             "time of the host in these waits, at most the idle time that the waits and launching cause",
             (
@@ -187,8 +188,8 @@ def _data_loading(device: Device) -> Iterator[Finding]:
     return _finding(
         device,
         "data-loading",
-        f"The GPU waits {_share(device, idle)} of the time for input data, copied"
-        f"{_at(*call_site) or ' by the program'}.",
+        f"The GPU waits {_share_text(device, idle)} of the time for input data, copied"
+        f"{_at_site(*call_site) or ' by the program'}.",
         idle,
         "idle time of cause data loading",
         (
@@ -212,8 +213,8 @@ def _allocation(device: Device) -> Iterator[Finding]:
         device,
         "allocation",
         f"The driver allocates or frees memory {_per_step(device, calls)}, most"
-        f"{_at(largest.stack, largest.site) or ' often'} ({largest.function}). This leaves the GPU idle for "
-        f"{_share(device, idle)} of the time.",
+        f"{_at_site(largest.stack, largest.site) or ' often'} ({largest.function}). "
+        f"This leaves the GPU idle for {_share_text(device, idle)} of the time.",
         min(blocked, idle + device.measured.idle.launch_ns),
         "time of the host in these calls, at most the idle time that the calls and launching cause",
         (
@@ -237,7 +238,7 @@ def _pageable_copies(device: Device) -> Iterator[Finding]:
             yield from _finding(
                 device,
                 "pageable-copies",
-                f"{direction} copies of pageable memory{_at(copies.stack, copies.site)} reach "
+                f"{direction} copies of pageable memory{_at_site(copies.stack, copies.site)} reach "
                 f"{(copies.bytes_per_s or 0) / 1e9:.1f} GB/s and block the host.",
                 saved * exposed,
                 f"time of the copies without overlap, minus their time at {rate / 1e9:.0f} GB/s ({source})",
@@ -279,7 +280,7 @@ def _serial_streams(device: Device) -> Iterator[Finding]:
         device,
         "serial-streams",
         f"{len(streams)} streams never run at the same time, although their kernels use at most half of the "
-        f"multiprocessors ({_share(device, total)} of the time).",
+        f"multiprocessors ({_share_text(device, total)} of the time).",
         total - max(stream.small_ns for stream in streams),
         "time of the small kernels of all these streams, minus that of the longest stream",
         (
@@ -300,9 +301,9 @@ def _small_gemms(device: Device) -> Iterator[Finding]:
         yield from _finding(
             device,
             "small-gemms",
-            f"Small GEMMs{_at(kernel.stack, kernel.site)} run one after the other: {batch:,.0f} in a row, "
-            f"each with {kernel.blocks:,} thread blocks for {device.multiprocessors} multiprocessors "
-            f"({_time(kernel.median_ns)} median).",
+            f"Small GEMMs{_at_site(kernel.stack, kernel.site)} run one after the other: "
+            f"{batch:,.0f} in a row, each with {kernel.blocks:,} thread blocks for "
+            f"{device.multiprocessors} multiprocessors ({_time_text(kernel.median_ns)} median).",
             (kernel.total_ns + idle) * (1 - waves / batch),
             "their time and their part of the launch idle time, times the share of waves that batching saves",
             ("if they do not depend on each other, run them as one batched GEMM: torch.bmm",),

@@ -56,10 +56,10 @@ class ThreadTime:
     site: (
         Times  # call stack of the API call, or of the next call after a stretch; 0 if there is none
     )
-    # The segments of each cause but LAUNCH, which has the rest of the time.
+    # The segments of each cause except LAUNCH: all other time is launching.
     _by_cause: Mapping[IdleCause, IntervalSet]
 
-    def divided(self, start_ns: Times, end_ns: Times) -> Times:
+    def time_by_cause(self, start_ns: Times, end_ns: Times) -> Times:
         """Return the length of each cause (columns) in each interval (rows)."""
         lengths = np.zeros((len(start_ns), len(IdleCause)), np.int64)
         for cause, segments in self._by_cause.items():
@@ -67,19 +67,19 @@ class ThreadTime:
         lengths[:, IdleCause.LAUNCH] = end_ns - start_ns - lengths.sum(axis=1)
         return lengths
 
-    def segment_at(self, time_ns: Times) -> Times:
+    def segment_indices(self, time_ns: Times) -> Times:
         """Return the index of the segment that contains each time."""
         return np.maximum(np.searchsorted(self.start_ns, time_ns, side="right") - 1, 0)
 
 
 def call_causes(timeline: Timeline) -> Times:
-    """Return the cause that each API call is: an allocation, a wait of the host, or launching."""
+    """Return the IdleCause of each API call: an allocation, a wait of the host, or launching."""
     calls = timeline.calls
     functions, function_of_call = np.unique(calls.name, return_inverse=True)
-    by_function = np.array(
+    cause_by_function = np.array(
         [_function_cause(timeline.names[name]) for name in functions.tolist()], np.int64
     )
-    cause: Times = by_function[function_of_call] if len(functions) else np.empty(0, np.int64)
+    cause: Times = cause_by_function[function_of_call] if len(functions) else np.empty(0, np.int64)
     cause[np.isin(calls.correlation, _pageable_copies(timeline))] = IdleCause.HOST_WAIT
     return cause
 

@@ -31,7 +31,7 @@ class Gaps:
 
 
 def busy_time(timeline: Timeline, rows: Times) -> IntervalSet:
-    """Return the time in which at least one of the given work ran."""
+    """Return the intervals in which work of the given rows ran."""
     return union(timeline.work.start_ns[rows], timeline.work.end_ns[rows])
 
 
@@ -39,8 +39,8 @@ def launched_work(timeline: Timeline, start_ns: int, end_ns: int) -> tuple[int, 
     """Return the busy time of the work that was launched between two times of the host, and its count."""
     work, calls = timeline.work, timeline.calls
     rows = np.flatnonzero(work.call >= 0)
-    launched = calls.start_ns[work.call[rows]]
-    rows = rows[(launched >= start_ns) & (launched < end_ns)]
+    call_end_ns = calls.start_ns[work.call[rows]]
+    rows = rows[(call_end_ns >= start_ns) & (call_end_ns < end_ns)]
     return busy_time(timeline, rows).total_ns, len(rows)
 
 
@@ -63,28 +63,30 @@ def find_gaps(timeline: Timeline, device_rows: Times, threads: dict[int, ThreadT
         gap = np.flatnonzero(call >= 0)
         gap = gap[calls.thread[call[gap]] == np.uint64(thread)]
         if len(gap):
-            by_cause[gap], site[gap] = _divide(
+            by_cause[gap], site[gap] = _divide_gaps(
                 thread_time, start[gap], end[gap], calls.end_ns[call[gap]]
             )
     return Gaps(start, end, by_cause, site, next_work)
 
 
-def _divide(thread: ThreadTime, start: Times, end: Times, launched: Times) -> tuple[Times, Times]:
-    """Return the causes and the sites of gaps whose next work a thread has enqueued at ``launched``."""
-    split = np.clip(launched, start, end)
-    by_cause = thread.divided(start, split)
-    # The thread had enqueued the work before the gap began: the work waited on the device.
-    was_queued = launched <= start
-    by_cause[was_queued, IdleCause.DEPENDENCY] += (end - split)[was_queued]
-    by_cause[~was_queued, IdleCause.LAUNCH] += (end - split)[~was_queued]
-    # If the gap began while the host waited, the queue is empty because of the wait: the next launches after
-    # the wait are its consequence, not a sign of slow launching.
-    segment = thread.segment_at(start)
-    cause_at_start = thread.cause[segment]
+def _divide_gaps(
+    thread_time: ThreadTime, start: Times, end: Times, call_end_ns: Times
+) -> tuple[Times, Times]:
+    """Return the causes and the call sites of gaps; each gap's next work was enqueued by ``call_end_ns``."""
+    launch_end = np.clip(call_end_ns, start, end)
+    by_cause = thread_time.time_by_cause(start, launch_end)
+    # If the thread enqueued the work before the gap began, the work waited on the device.
+    was_queued = call_end_ns <= start
+    by_cause[was_queued, IdleCause.DEPENDENCY] += (end - launch_end)[was_queued]
+    by_cause[~was_queued, IdleCause.LAUNCH] += (end - launch_end)[~was_queued]
+    # If a gap began while the host waited, the wait emptied the queue: the time of the next launches counts
+    # as wait, too, and is no sign of slow launching.
+    segment = thread_time.segment_indices(start)
+    cause_at_start = thread_time.cause[segment]
     site = np.zeros(len(start), np.int64)
     for cause in _DRAINING:
         is_drained = (cause_at_start == cause) & ~was_queued
         by_cause[is_drained, cause] += by_cause[is_drained, IdleCause.LAUNCH]
         by_cause[is_drained, IdleCause.LAUNCH] = 0
-        site[is_drained] = thread.site[segment[is_drained]]
+        site[is_drained] = thread_time.site[segment[is_drained]]
     return by_cause, site

@@ -25,7 +25,7 @@ _DIRECTIONS = {
 
 @dataclass(frozen=True, slots=True)
 class MeasuredLimits:
-    """What ``cudakit bench`` measured on a device."""
+    """The limits that ``cudakit bench`` measured on a device."""
 
     copies: Mapping[str, float] = field(default_factory=dict)  # bytes per second, by direction
     # Size of a buffer in bytes, and the rate of a kernel that writes it, in bytes per second.
@@ -37,7 +37,7 @@ class MeasuredLimits:
 
 
 def compare_limits(result: ProfileResult, limits: MeasuredLimits) -> ProfileResult:
-    """Return a result with its copies, memsets and launches beside measured limits."""
+    """Return a result in which copies, memsets and launches are compared with measured limits."""
     devices = result.devices
     return replace(
         result,
@@ -51,23 +51,32 @@ def compare_limits(result: ProfileResult, limits: MeasuredLimits) -> ProfileResu
 def _compare_rates(device: Device, limits: MeasuredLimits) -> Iterator[Limit]:
     for copies in device.copies:
         direction = "peer" if copies.peer else _DIRECTIONS.get(copies.direction, "")
-        limit, rate = limits.copies.get(direction), copies.bytes_per_s
-        if limit and rate and copies.size_bytes >= copies.calls * MIN_COPY_BYTES:
+        limit, measured_rate = limits.copies.get(direction), copies.bytes_per_s
+        if limit and measured_rate and copies.size_bytes >= copies.calls * MIN_COPY_BYTES:
             name = f"{copies_name(copies)} copies"
-            yield Limit(name, device.process, device.device, rate, limit, rate / limit)
+            yield Limit(
+                name, device.process, device.device, measured_rate, limit, measured_rate / limit
+            )
     memsets = device.memsets
     if memsets and memsets.total_ns and limits.writes:
         mean_bytes = memsets.size_bytes / memsets.calls
         if mean_bytes >= MIN_COPY_BYTES:
-            rate, limit = (
+            measured_rate, limit = (
                 memsets.size_bytes / memsets.total_ns * 1e9,
                 _rate_of_similar_size(limits, mean_bytes),
             )
-            yield Limit("memsets", device.process, device.device, rate, limit, rate / limit)
+            yield Limit(
+                "memsets",
+                device.process,
+                device.device,
+                measured_rate,
+                limit,
+                measured_rate / limit,
+            )
 
 
 def _rate_of_similar_size(limits: MeasuredLimits, size_bytes: float) -> float:
-    """Return the rate of the measured write of the most similar size: a small one stays in the L2 cache."""
+    """Return the measured write rate for the most similar size: small buffers stay in the L2 cache."""
     return min(limits.writes, key=lambda write: abs(math.log(write[0] / size_bytes)))[1]
 
 

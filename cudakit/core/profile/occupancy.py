@@ -21,7 +21,7 @@ _SHARED_UNIT_BYTES: Final = 128
 
 @dataclass(frozen=True, slots=True)
 class DeviceLimits:
-    """The multiprocessors of a device, and what fits on one of them at the same time; 0 if unknown."""
+    """The number of multiprocessors of a device, and the resources of each multiprocessor; 0 if unknown."""
 
     multiprocessors: int
     threads: int = 0
@@ -52,15 +52,15 @@ class LaunchConfiguration:
 def blocks_per_multiprocessor(launch: LaunchConfiguration, limits: DeviceLimits) -> int:
     """Return how many blocks of a kernel fit on one multiprocessor; at least 1, because the kernel ran."""
     warps = max(math.ceil(launch.threads_per_block / _WARP_THREADS), 1)
-    fitting = [limits.blocks, limits.threads // (warps * _WARP_THREADS)]
+    block_limits = [limits.blocks, limits.threads // (warps * _WARP_THREADS)]
     if launch.registers_per_thread:
-        registers = _rounded_up(launch.registers_per_thread * _WARP_THREADS, _REGISTER_UNIT)
-        resident_warps = limits.registers // registers // _WARP_GROUP * _WARP_GROUP
-        fitting.append(resident_warps // warps)
-    shared = _rounded_up(launch.shared_bytes_per_block, _SHARED_UNIT_BYTES)
-    if shared + limits.reserved_shared_bytes:
-        fitting.append(limits.shared_bytes // (shared + limits.reserved_shared_bytes))
-    return max(min(fitting), 1)
+        registers_per_warp = _round_up(launch.registers_per_thread * _WARP_THREADS, _REGISTER_UNIT)
+        resident_warps = limits.registers // registers_per_warp // _WARP_GROUP * _WARP_GROUP
+        block_limits.append(resident_warps // warps)
+    shared_bytes = _round_up(launch.shared_bytes_per_block, _SHARED_UNIT_BYTES)
+    if shared_bytes + limits.reserved_shared_bytes:
+        block_limits.append(limits.shared_bytes // (shared_bytes + limits.reserved_shared_bytes))
+    return max(min(block_limits), 1)
 
 
 def grid_fill(launch: LaunchConfiguration, limits: DeviceLimits) -> Grid:
@@ -69,21 +69,21 @@ def grid_fill(launch: LaunchConfiguration, limits: DeviceLimits) -> Grid:
     The device runs as many blocks at the same time as fit; this is one wave. If all blocks take the same
     time, multiprocessors without a block of the last wave are idle.
     """
-    resident = blocks_per_multiprocessor(launch, limits)
-    waves = launch.blocks / (resident * limits.multiprocessors)
-    running = min(launch.blocks, resident * limits.multiprocessors)
-    slots = limits.multiprocessors * limits.threads
+    resident_blocks = blocks_per_multiprocessor(launch, limits)
+    waves = launch.blocks / (resident_blocks * limits.multiprocessors)
+    running_blocks = min(launch.blocks, resident_blocks * limits.multiprocessors)
+    thread_slots = limits.multiprocessors * limits.threads
     return Grid(
         blocks=launch.blocks,
         threads_per_block=launch.threads_per_block,
         registers_per_thread=launch.registers_per_thread,
         shared_bytes_per_block=launch.shared_bytes_per_block,
         multiprocessors_share=min(launch.blocks / limits.multiprocessors, 1.0),
-        threads_share=min(running * launch.threads_per_block / slots, 1.0),
+        threads_share=min(running_blocks * launch.threads_per_block / thread_slots, 1.0),
         waves=waves,
         tail_share=1 - waves / math.ceil(waves) if waves else 0.0,
     )
 
 
-def _rounded_up(value: int, unit: int) -> int:
+def _round_up(value: int, unit: int) -> int:
     return -(-value // unit) * unit

@@ -71,17 +71,17 @@ class WorkTable:
         return np.flatnonzero(self.timeline.work.kind[self.rows] == kind)
 
     def field_values(self, positions: Times, kind: EventKind, name: str) -> Times:
-        """Return a field of the records of some work, all of one kind."""
+        """Return a field of the records at these positions, which all have one kind."""
         rows = self.timeline.work.record[self.rows[positions]]
         result: Times = self.timeline.activities.of(kind)[name][rows]
         return result
 
     def intervals(self, positions: Times) -> IntervalSet:
-        """Return the time in which some of the work ran."""
+        """Return the intervals in which work at these positions ran."""
         return union(self.start_ns[positions], self.end_ns[positions])
 
     def stack(self, positions: Times) -> tuple[tuple[Frame, ...], int]:
-        """Return the call stack that launched the most time of some work, and its call site."""
+        """Return the call stack that launched the most GPU time at these positions, and its call site."""
         sites = self.timeline.work.site[self.rows[positions]]
         values, index = np.unique(sites, return_inverse=True)
         if not len(values):
@@ -107,9 +107,9 @@ def groups(keys: Times) -> list[tuple[int, Times]]:
         return []
     order = np.argsort(keys, kind="stable")
     sorted_keys = keys[order]
-    first = np.flatnonzero(np.concatenate([[True], sorted_keys[1:] != sorted_keys[:-1]]))
-    parts = np.split(order, first[1:])
-    return list(zip(sorted_keys[first].tolist(), parts, strict=True))
+    first_work = np.flatnonzero(np.concatenate([[True], sorted_keys[1:] != sorted_keys[:-1]]))
+    parts = np.split(order, first_work[1:])
+    return list(zip(sorted_keys[first_work].tolist(), parts, strict=True))
 
 
 def _share(part_ns: int, total_ns: int) -> float:
@@ -186,11 +186,11 @@ def memsets(table: WorkTable) -> Memsets | None:
 
 
 def _begins_run(table: WorkTable) -> Times:
-    """Return which work follows other work than the same kernel in its stream."""
+    """Return a mask of the work whose predecessor in its stream is not a run of the same kernel."""
     work, names = table.timeline.work, table.timeline.names
     stream, name = work.stream[table.rows], work.name[table.rows]
     values, index = np.unique(name, return_inverse=True)
-    # A GEMM that is split along K has a second kernel, which is a part of it.
+    # A GEMM that is split along K has a second kernel, which counts as a part of the GEMM.
     is_part = np.array([bool(_SPLIT_K.search(names[value])) for value in values.tolist()], bool)
     begins = np.ones(len(name), bool)
     order = np.argsort(stream, kind="stable")
@@ -243,7 +243,7 @@ def lines(table: WorkTable) -> tuple[Line, ...]:
 def named_ranges(table: WorkTable) -> tuple[NamedRange, ...]:
     """Return the NVTX ranges of the program, that with the most time first.
 
-    Ranges whose names differ in numbers only are one.
+    Ranges whose names differ only in numbers are summed in one row.
     """
     strings = table.timeline.activities.strings
     time: defaultdict[tuple[str, str], int] = defaultdict(int)
@@ -319,9 +319,9 @@ def _copies(table: WorkTable, positions: Times, kernel_time: IntervalSet) -> Cop
     )
 
 
-def overlap(first: IntervalSet, second: IntervalSet) -> int:
-    """Return the time in which both sets of work ran."""
-    return intersection(first, second).total_ns
+def overlap(first_work: IntervalSet, second_work: IntervalSet) -> int:
+    """Return the time in nanoseconds that two sets of intervals have in common."""
+    return intersection(first_work, second_work).total_ns
 
 
 # --- streams ---------------------------------------------------------------------------------------
@@ -330,31 +330,42 @@ def overlap(first: IntervalSet, second: IntervalSet) -> int:
 def streams(table: WorkTable) -> tuple[StreamWork, ...]:
     """Return the streams, that with the most time first."""
     work = table.timeline.work
-    by_stream = groups(work.stream[table.rows])
-    times = [table.intervals(positions) for _, positions in by_stream]
+    positions_by_stream = groups(work.stream[table.rows])
+    times = [table.intervals(positions) for _, positions in positions_by_stream]
     rows = [
         StreamWork(
-            stream, len(positions), time.total_ns, alone, _small_kernel_time(table, positions)
+            stream,
+            len(positions),
+            time.total_ns,
+            exclusive_times,
+            _small_kernel_time(table, positions),
         )
-        for (stream, positions), time, alone in zip(by_stream, times, _alone(times), strict=True)
+        for (stream, positions), time, exclusive_times in zip(
+            positions_by_stream, times, _exclusive_times(times), strict=True
+        )
     ]
     return tuple(sorted(rows, key=lambda row: -row.busy_ns))
 
 
-def _alone(sets: Sequence[IntervalSet]) -> list[int]:
-    """Return, for each set, the time in which no other set has an interval."""
-    counts = [len(one) for one in sets]
-    number = np.repeat(np.arange(len(sets)), counts)
-    times = np.concatenate([*(one.start_ns for one in sets), *(one.end_ns for one in sets)])
+def _exclusive_times(interval_sets: Sequence[IntervalSet]) -> list[int]:
+    """Return the time of each set of intervals in which no other set has an interval."""
+    counts = [len(intervals) for intervals in interval_sets]
+    set_number = np.repeat(np.arange(len(interval_sets)), counts)
+    times = np.concatenate(
+        [
+            *(intervals.start_ns for intervals in interval_sets),
+            *(intervals.end_ns for intervals in interval_sets),
+        ]
+    )
     order = np.argsort(times, kind="stable")
     times = times[order]
-    depth = np.cumsum(np.repeat([1, -1], sum(counts))[order])
-    # If only one set has an interval at a time, the sum of the numbers of all open sets is its number.
-    open_number = np.cumsum(np.concatenate([number, -number])[order])
-    is_alone = depth[:-1] == 1
-    alone = np.zeros(len(sets), np.int64)
-    np.add.at(alone, open_number[:-1][is_alone], np.diff(times)[is_alone])
-    return [int(time) for time in alone]
+    open_set_count = np.cumsum(np.repeat([1, -1], sum(counts))[order])
+    # While only one set has an open interval, the sum of the numbers of open sets is the number of that set.
+    open_set_numbers = np.cumsum(np.concatenate([set_number, -set_number])[order])
+    is_alone = open_set_count[:-1] == 1
+    exclusive_times = np.zeros(len(interval_sets), np.int64)
+    np.add.at(exclusive_times, open_set_numbers[:-1][is_alone], np.diff(times)[is_alone])
+    return [int(time) for time in exclusive_times]
 
 
 def _small_kernel_time(table: WorkTable, positions: Times) -> int:

@@ -188,7 +188,7 @@ def _rows_by_number(numbers: Column, searched_numbers: Column) -> Column:
     return np.where((numbers[row] == searched_numbers) & (searched_numbers != 0), row, -1)
 
 
-def _values_or_zero(values: Column, row: Column) -> Column:
+def _values_at_rows_or_zero(values: Column, row: Column) -> Column:
     """Return the value of each row; 0 for row -1."""
     if not len(values):
         return np.zeros(len(row), values.dtype)
@@ -242,8 +242,8 @@ def _sites(activities: Activities, calls: HostCalls, call: Column, graph_node: C
     """Return the call stack of each piece of work: that of its graph node's capture, or of its API call."""
     nodes = activities.of(EventKind.GRAPH_NODE_SITE)
     node_row = _rows_by_number(nodes["graph_node"], graph_node)
-    site_of_node = _values_or_zero(nodes["site"], node_row)
-    return np.where(site_of_node != 0, site_of_node, _values_or_zero(calls.site, call))
+    site_of_node = _values_at_rows_or_zero(nodes["site"], node_row)
+    return np.where(site_of_node != 0, site_of_node, _values_at_rows_or_zero(calls.site, call))
 
 
 def _copy_names(copies: Records, names: _Names) -> Column:
@@ -312,22 +312,24 @@ def _paired_ranges(rows: Any, last_ns: int, libraries: Set[int]) -> list[tuple[i
     ``libraries`` has the domains whose ranges have no span if they do not end.
     """
     open_ranges: defaultdict[tuple[int, int], list[tuple[int, int, int]]] = defaultdict(list)
-    paired = []
-    for time, is_pop, name, thread, domain, number in rows:
+    paired_ranges = []
+    for time, is_pop, name, thread, domain, range_number in rows:
         # A range of the process has a number, and any thread may end it.
-        key = (_PROCESS, number) if number else (thread, domain)
+        key = (_PROCESS, range_number) if range_number else (thread, domain)
         ranges = open_ranges[key]
         if not is_pop:
             if len(ranges) < _MAX_OPEN_RANGES:
-                ranges.append((time, 0 if number else thread, name))
+                ranges.append((time, 0 if range_number else thread, name))
         elif ranges:
             start, range_thread, range_name = ranges.pop()
-            paired.append((start, time, range_thread, range_name))
+            paired_ranges.append((start, time, range_thread, range_name))
     for (thread_number, domain), ranges in open_ranges.items():
         if thread_number != _PROCESS and domain in libraries:
             continue
-        paired += [(start, max(start, last_ns), thread, name) for start, thread, name in ranges]
-    return paired
+        paired_ranges += [
+            (start, max(start, last_ns), thread, name) for start, thread, name in ranges
+        ]
+    return paired_ranges
 
 
 def _spans(rows: list[tuple[int, int, int, int]]) -> Spans:

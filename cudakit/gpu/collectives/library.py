@@ -23,7 +23,7 @@ UNIQUE_ID_BYTES = 128
 
 _SONAME = "libnccl.so.2"
 # The wheels nvidia-nccl-cu12 and nvidia-nccl-cu13, which torch and JAX load NCCL from, install it here.
-_IN_PACKAGES = Path("nvidia", "nccl", "lib", _SONAME)
+_PATH_IN_PACKAGES = Path("nvidia", "nccl", "lib", _SONAME)
 _RTLD_NOLOAD = 0x4  # Flag of dlopen in glibc.
 
 
@@ -77,24 +77,26 @@ def load_nccl() -> tuple[ctypes.CDLL, str]:
     file. Raises MissingDependency if there is none, EnvironmentUnusable if a file cannot be loaded.
     """
     if override := os.environ.get(LIBRARY_OVERRIDE):
-        return _declare(_open(override)), override
+        return _declare_functions(_open_library(override)), override
     try:
-        return _declare(ctypes.CDLL(_SONAME, mode=_RTLD_NOLOAD)), f"{_SONAME} of this process"
+        return _declare_functions(
+            ctypes.CDLL(_SONAME, mode=_RTLD_NOLOAD)
+        ), f"{_SONAME} of this process"
     except OSError:
         pass  # The process has not loaded NCCL.
     for directory in sys.path:
-        path = Path(directory) / _IN_PACKAGES
+        path = Path(directory) / _PATH_IN_PACKAGES
         if path.is_file():
-            return _declare(_open(str(path))), str(path)
+            return _declare_functions(_open_library(str(path))), str(path)
     try:
-        return _declare(ctypes.CDLL(_SONAME)), f"{_SONAME} of the system"
+        return _declare_functions(ctypes.CDLL(_SONAME)), f"{_SONAME} of the system"
     except OSError as error:
         raise MissingDependency(
-            "NCCL", purpose="cudakit bench nccl", requirement=_requirement()
+            "NCCL", purpose="cudakit bench nccl", requirement=_missing_package()
         ) from error
 
 
-def _open(path: str) -> ctypes.CDLL:
+def _open_library(path: str) -> ctypes.CDLL:
     try:
         return ctypes.CDLL(path)
     except OSError as error:
@@ -103,7 +105,7 @@ def _open(path: str) -> ctypes.CDLL:
         ) from None
 
 
-def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
+def _declare_functions(library: ctypes.CDLL) -> ctypes.CDLL:
     """Declare the argument types of all functions. Raises EnvironmentUnusable if the library lacks one."""
     try:
         for name, arguments in _SIGNATURES.items():
@@ -113,11 +115,11 @@ def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
         library.ncclGetErrorString.restype = ctypes.c_char_p
     except AttributeError as error:
         raise EnvironmentUnusable(
-            f"this NCCL is too old: {error}", hint=f"pip install '{_requirement()}'"
+            f"this NCCL is too old: {error}", hint=f"pip install '{_missing_package()}'"
         ) from None
     return library
 
 
-def _requirement() -> str:
+def _missing_package() -> str:
     cuda_major = int(version("cuda-bindings").partition(".")[0])
     return "nvidia-nccl-cu12" if cuda_major == 12 else "cudakit[nccl]"

@@ -41,14 +41,14 @@ class Nccl:
     def __init__(self, gpu: CollectiveDevice) -> None:
         self._gpu = gpu
         self._library, self.path = load_nccl()
-        number = ctypes.c_int()
-        self._check(self._library.ncclGetVersion(ctypes.byref(number)))
-        self.version = format_version(number.value)
+        version_number = ctypes.c_int()
+        self._check_status(self._library.ncclGetVersion(ctypes.byref(version_number)))
+        self.version = format_version(version_number.value)
 
     def unique_id(self, host: str) -> bytes:  # noqa: ARG002 NCCL chooses its network interface itself
         """Return an id of ncclGetUniqueId."""
         unique_id = UniqueId()
-        self._check(self._library.ncclGetUniqueId(ctypes.byref(unique_id)))
+        self._check_status(self._library.ncclGetUniqueId(ctypes.byref(unique_id)))
         return bytes(unique_id)
 
     def connect(self, unique_id: bytes, rank: int, ranks: int) -> NcclCommunicator:
@@ -60,9 +60,9 @@ class Nccl:
 
     def call(self, name: str, *args: object) -> None:
         """Call a function of NCCL with the device's context current. Raises CollectiveError."""
-        self._check(self._gpu.in_context(getattr(self._library, name), *args), name)
+        self._check_status(self._gpu.in_context(getattr(self._library, name), *args), name)
 
-    def _check(self, status: int, name: str = "NCCL") -> None:
+    def _check_status(self, status: int, name: str = "NCCL") -> None:
         if status not in (_SUCCESS, _IN_PROGRESS):
             reason = self._library.ncclGetErrorString(status).decode()
             raise CollectiveError(
@@ -196,7 +196,11 @@ class NcclCommunicator:
             self._nccl.call("ncclGroupEnd")
 
 
-def format_version(number: int) -> str:
+def format_version(version_number: int) -> str:
     """Format the number of ncclGetVersion: 22809 is 2.28.9 (NCCL_VERSION in nccl.h)."""
-    major, rest = divmod(number, 10_000) if number >= 10_000 else divmod(number, 1_000)
-    return f"{major}.{rest // 100}.{rest % 100}"
+    major, minor_and_patch = (
+        divmod(version_number, 10_000)
+        if version_number >= 10_000
+        else divmod(version_number, 1_000)
+    )
+    return f"{major}.{minor_and_patch // 100}.{minor_and_patch % 100}"

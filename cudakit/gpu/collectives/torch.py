@@ -158,23 +158,25 @@ class TorchCommunicator:
         distributed, backend = self._distributed, self._backend
         match operation:
             case "all-reduce":
-                self._wait(backend.allreduce([outputs], _options(distributed.AllreduceOptions())))
+                self._wait(
+                    backend.allreduce([outputs], _backend_options(distributed.AllreduceOptions()))
+                )
             case "all-gather":
-                options = _options(distributed.AllgatherOptions())
+                options = _backend_options(distributed.AllgatherOptions())
                 self._wait(backend._allgather_base(outputs, inputs, options))
             case "reduce-scatter":
-                options = _options(distributed.ReduceScatterOptions())
+                options = _backend_options(distributed.ReduceScatterOptions())
                 self._wait(backend._reduce_scatter_base(outputs, inputs, options))
             case "broadcast":
-                options = _options(distributed.BroadcastOptions())
+                options = _backend_options(distributed.BroadcastOptions())
                 options.rootRank, options.rootTensor = ROOT, 0
                 self._wait(backend.broadcast([outputs], options))
             case "reduce":
-                options = _options(distributed.ReduceOptions())
+                options = _backend_options(distributed.ReduceOptions())
                 options.rootRank, options.rootTensor = ROOT, 0
                 self._wait(backend.reduce([outputs], options))
             case "all-to-all":
-                options = _options(distributed.AllToAllOptions())
+                options = _backend_options(distributed.AllToAllOptions())
                 self._wait(backend.alltoall_base(outputs, inputs, [], [], options))
 
     def _send_receive(self, inputs: Any, outputs: Any) -> None:
@@ -202,8 +204,8 @@ class TorchCommunicator:
         name = _DATA_TYPES[collective.element.name]
         key = (ptr, size_bytes, name)
         if key not in self._tensors:
-            as_bytes = self._torch.as_tensor(_DeviceBytes(ptr, size_bytes), device=self._device)
-            self._tensors[key] = as_bytes.view(getattr(self._torch, name))
+            byte_array = self._torch.as_tensor(_DeviceBytes(ptr, size_bytes), device=self._device)
+            self._tensors[key] = byte_array.view(getattr(self._torch, name))
         return self._tensors[key]
 
 
@@ -234,7 +236,7 @@ class _DeviceBytes:
         }
 
 
-def _options(options: Any) -> Any:
+def _backend_options(options: Any) -> Any:
     """Select the current stream: by default torch enqueues in a stream of its own."""
     if hasattr(options, "asyncOp"):
         options.asyncOp = False

@@ -40,7 +40,7 @@ _LATENCY_NS = 5_000
 _LINK_EFFICIENCY = 0.8
 _NS_PER_S = 1_000_000_000
 _CONNECT_TIMEOUT_S = 30.0
-_PREFIX = struct.Struct("!IQ")  # Bytes of the JSON header, bytes of the data.
+_PACKET_PREFIX = struct.Struct("!IQ")  # Bytes of the JSON header, bytes of the data.
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +83,8 @@ class SimNccl:
         try:
             connection = socket.create_connection((host, int(port)), timeout=_CONNECT_TIMEOUT_S)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            _send(connection, _Packet({"rank": rank, "ranks": ranks}))
-            _receive(connection)
+            _send_packet(connection, _Packet({"rank": rank, "ranks": ranks}))
+            _receive_packet(connection)
             connection.settimeout(None)
         except OSError as error:
             raise CollectiveError(f"rank {rank} cannot join the group: {error}") from error
@@ -104,7 +104,7 @@ class SimCommunicator:
         """Enqueue an operation as a kernel."""
         name = f"ncclDevKernel_{collective.operation.replace('-', '_')}"
         self._gpu.kernels.launch_host_kernel(
-            self._run, name, (1, 1, 1), (512, 1, 1), (collective, send, receive), stream
+            self._run_operation, name, (1, 1, 1), (512, 1, 1), (collective, send, receive), stream
         )
 
     def synchronize(self, stream: Stream) -> None:
@@ -128,7 +128,9 @@ class SimCommunicator:
         """Close the connection."""
         self._connection.close()
 
-    def _run(self, launch: Launch, collective: Collective, send: Ptr, receive: Ptr) -> None:
+    def _run_operation(
+        self, launch: Launch, collective: Collective, send: Ptr, receive: Ptr
+    ) -> None:
         """Perform one operation: a host kernel."""
         operation, ranks = collective.operation, self._ranks
         send_bytes = collective.send_chunks(ranks) * collective.chunk_bytes
@@ -138,7 +140,7 @@ class SimCommunicator:
         data = launch.read(send, np.uint8, send_bytes).tobytes() if sends else b""
         packets = self._exchange_packets(launch.begin_ns, collective, data)
         if operation != "reduce" or is_root:
-            output = _output(collective, [packet.data for packet in packets], self._rank)
+            output = _compute_output(collective, [packet.data for packet in packets], self._rank)
             launch.write(receive, np.uint8, receive_bytes)[:] = np.frombuffer(output, np.uint8)
         begin_ns = max(int(packet.header["begin_ns"]) for packet in packets)
         size_bytes = max(send_bytes, receive_bytes)
@@ -150,8 +152,10 @@ class SimCommunicator:
         """Send this rank's data, and return the data of all ranks in their order."""
         request = [collective.operation, collective.element.name, collective.count]
         try:
-            _send(self._connection, _Packet({"begin_ns": begin_ns, "request": request}, data))
-            packets = [_receive(self._connection) for _ in range(self._ranks)]
+            _send_packet(
+                self._connection, _Packet({"begin_ns": begin_ns, "request": request}, data)
+            )
+            packets = [_receive_packet(self._connection) for _ in range(self._ranks)]
         except OSError as error:
             self._is_broken = True
             raise CollectiveError("another rank has left the group") from error
@@ -176,35 +180,35 @@ class _Exchange:
         self._server = socket.create_server((host, 0))
         self._server.settimeout(_CONNECT_TIMEOUT_S)
         self.port: int = self._server.getsockname()[1]
-        threading.Thread(target=self._serve, name="simulated NCCL", daemon=True).start()
+        threading.Thread(target=self._serve_ranks, name="simulated NCCL", daemon=True).start()
 
-    def _serve(self) -> None:
+    def _serve_ranks(self) -> None:
         connections: dict[int, socket.socket] = {}
         with suppress(OSError, ValueError):
-            self._accept(connections)
+            self._accept_ranks(connections)
             self._pass_packets([connections[rank] for rank in sorted(connections)])
         for connection in connections.values():
             connection.close()
         self._server.close()
 
-    def _accept(self, connections: dict[int, socket.socket]) -> None:
+    def _accept_ranks(self, connections: dict[int, socket.socket]) -> None:
         """Wait for all ranks, then tell each that the group is complete."""
         ranks = 1
         while len(connections) < ranks:
             connection, _ = self._server.accept()
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            hello = _receive(connection).header
+            hello = _receive_packet(connection).header
             connections[int(hello["rank"])] = connection
             ranks = int(hello["ranks"])
         for connection in connections.values():
-            _send(connection, _Packet({}))
+            _send_packet(connection, _Packet({}))
 
     def _pass_packets(self, connections: Sequence[socket.socket]) -> None:
         while True:
-            packets = [_receive(connection) for connection in connections]
+            packets = [_receive_packet(connection) for connection in connections]
             for connection in connections:
                 for packet in packets:
-                    _send(connection, packet)
+                    _send_packet(connection, packet)
 
 
 def _link_rate(peers: SimPeers) -> int:
@@ -215,7 +219,7 @@ def _link_rate(peers: SimPeers) -> int:
     return nvlinks * context.costs.nvlink_bytes_per_s or context.costs.link_bytes_per_s
 
 
-def _output(collective: Collective, inputs: Sequence[bytes], rank: int) -> bytes:
+def _compute_output(collective: Collective, inputs: Sequence[bytes], rank: int) -> bytes:
     """Return the receive buffer of a rank; ``inputs`` are the send buffers of all ranks."""
     size = collective.chunk_bytes
     match collective.operation:
@@ -236,19 +240,19 @@ def _output(collective: Collective, inputs: Sequence[bytes], rank: int) -> bytes
         return encode(total, element).tobytes()
 
 
-def _send(connection: socket.socket, packet: _Packet) -> None:
+def _send_packet(connection: socket.socket, packet: _Packet) -> None:
     header = json.dumps(packet.header).encode()
-    connection.sendall(_PREFIX.pack(len(header), len(packet.data)) + header + packet.data)
+    connection.sendall(_PACKET_PREFIX.pack(len(header), len(packet.data)) + header + packet.data)
 
 
-def _receive(connection: socket.socket) -> _Packet:
+def _receive_packet(connection: socket.socket) -> _Packet:
     """Read one packet. Raises OSError if the connection ends."""
-    header_bytes, data_bytes = _PREFIX.unpack(_read(connection, _PREFIX.size))
-    header = json.loads(_read(connection, header_bytes))
-    return _Packet(header, _read(connection, data_bytes))
+    header_bytes, data_bytes = _PACKET_PREFIX.unpack(_read_bytes(connection, _PACKET_PREFIX.size))
+    header = json.loads(_read_bytes(connection, header_bytes))
+    return _Packet(header, _read_bytes(connection, data_bytes))
 
 
-def _read(connection: socket.socket, size_bytes: int) -> bytes:
+def _read_bytes(connection: socket.socket, size_bytes: int) -> bytes:
     buffer = bytearray(size_bytes)
     view, position = memoryview(buffer), 0
     while position < size_bytes:

@@ -25,7 +25,7 @@ _CLOSE_TIMEOUT_S = 5.0
 # The operation id of a graph launch in a list of work.
 _GRAPH = -1
 
-# Messages of the ranks with their numbers; None is the end of a rank.
+# A queue of pairs of a rank's number and its message; the message None means that the rank ended.
 Answers: TypeAlias = "queue.SimpleQueue[tuple[int, Message | None]]"
 # A pair of an operation's id and the index of a buffer set.
 Execution: TypeAlias = tuple[int, int]
@@ -186,7 +186,7 @@ class RankGroup:
 class GroupTimer:
     """Times work on all ranks: the time of a sample is that of the slowest rank.
 
-    ``gpu`` is the device of the first rank in this process; its facts stand for all ranks.
+    ``gpu`` is the device of the first rank in this process; facts about this device stand for all ranks.
     """
 
     def __init__(self, gpu: Gpu, group: RankGroup) -> None:
@@ -205,11 +205,11 @@ class GroupTimer:
         group.execute_pending_work()
         if work.enqueue_before:
             work.enqueue_before(self.stream)
-        before = group.take_pending_work()
+        enqueue_before = group.take_pending_work()
         work.enqueue(self.stream)
         readings = group.request(
             "time",
-            before=before,
+            enqueue_before=enqueue_before,
             work=group.take_pending_work(),
             executions=work.executions,
             blocked=blocked,

@@ -58,14 +58,14 @@ def detect_launch(variables: Mapping[str, str]) -> Launch | None:
         rank_name, ranks_name, local_name = names
         if rank_name not in variables or ranks_name not in variables:
             continue
-        rank, ranks = _number(variables, rank_name), _number(variables, ranks_name)
+        rank, ranks = _read_number(variables, rank_name), _read_number(variables, ranks_name)
         if ranks <= 1:
             continue
         if rank >= ranks:
             raise InputError(f"{rank_name}={rank} must be below {ranks_name}={ranks}")
-        local_rank = _number(variables, local_name) if local_name in variables else rank
+        local_rank = _read_number(variables, local_name) if local_name in variables else rank
         job = " ".join(variables.get(name, "") for name in _JOB_VARIABLES).strip()
-        host, port = _address(launcher, variables, job)
+        host, port = _find_address(launcher, variables, job)
         return Launch(launcher, rank, ranks, local_rank, job, host, port)
     return None
 
@@ -80,12 +80,12 @@ def parse_address(text: str) -> tuple[str, int] | None:
     return host.strip("[]"), int(port)
 
 
-def _address(launcher: str, variables: Mapping[str, str], job: str) -> tuple[str, int]:
+def _find_address(launcher: str, variables: Mapping[str, str], job: str) -> tuple[str, int]:
     """Return the host and the port at which rank 0 listens; the host is "" if no variable contains it."""
     port = _FIRST_PORT + zlib.crc32(job.encode()) % _PORT_COUNT
     if host := variables.get("MASTER_ADDR", ""):
         if "MASTER_PORT" in variables:
-            port = _number(variables, "MASTER_PORT")
+            port = _read_number(variables, "MASTER_PORT")
             # torchrun's agent itself listens at MASTER_PORT.
             port += variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         return host, port
@@ -100,10 +100,10 @@ def _address(launcher: str, variables: Mapping[str, str], job: str) -> tuple[str
 def _first_node(nodes: str) -> str:
     """Return the first host of a Slurm node list such as ``gpu[03-05,09],login``."""
     match = re.match(r"([^\[,]+)(?:\[([^\],-]+)[^\]]*\])?([^,\[]*)", nodes)
-    return "".join(part or "" for part in match.groups()) if match else nodes
+    return "".join(name_part or "" for name_part in match.groups()) if match else nodes
 
 
-def _number(variables: Mapping[str, str], name: str) -> int:
+def _read_number(variables: Mapping[str, str], name: str) -> int:
     text = variables[name].strip()
     if not text.isdecimal() or int(text) > _MAX_RANKS:
         raise InputError(f"{name} is {text!r}; it must be a number from 0 to {_MAX_RANKS}")

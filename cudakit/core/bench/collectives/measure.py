@@ -67,8 +67,8 @@ def measure_collectives(
     collectives = Collectives(
         ranks=tuple(ranks),
         variables=dict(variables[0]) if variables else {},
-        links=_links(ranks, nvml),
-        rates=tuple(map(_rate, result.results)),
+        links=_gpu_links(ranks, nvml),
+        rates=tuple(map(_collective_rate, result.results)),
     )
     warnings = [*result.warnings, *_variable_warnings(variables)]
     if len(ranks) == 1:
@@ -99,14 +99,16 @@ def check_ranks(ranks: Sequence[RankFacts], *, simulated: bool) -> None:
             )
 
 
-def _links(ranks: Sequence[RankFacts], nvml: NvmlView | Unavailable) -> Mapping[str, str]:
+def _gpu_links(ranks: Sequence[RankFacts], nvml: NvmlView | Unavailable) -> Mapping[str, str]:
     """Return the path between the GPUs of each pair of ranks on the first rank's host, as NVML names it."""
     if isinstance(nvml, Unavailable):
         return {}
     index_by_uuid = {device.uuid: device.index for device in nvml.devices}
-    paths = {(link.first, link.second): _path(link) for link in nvml.links}
+    paths = {(link.first, link.second): _link_path(link) for link in nvml.links}
     links: dict[str, str] = {}
-    local_ranks = [(n, rank) for n, rank in enumerate(ranks) if rank.host == ranks[0].host]
+    local_ranks = [
+        (number, rank) for number, rank in enumerate(ranks) if rank.host == ranks[0].host
+    ]
     for position, (number, rank) in enumerate(local_ranks):
         for other_number, other_rank in local_ranks[position + 1 :]:
             indices = (index_by_uuid.get(rank.uuid, -1), index_by_uuid.get(other_rank.uuid, -1))
@@ -115,11 +117,11 @@ def _links(ranks: Sequence[RankFacts], nvml: NvmlView | Unavailable) -> Mapping[
     return links
 
 
-def _path(link: Link) -> str:
+def _link_path(link: Link) -> str:
     return link.path if isinstance(link.path, str) else ""
 
 
-def _rate(case: CaseResult) -> CollectiveRate:
+def _collective_rate(case: CaseResult) -> CollectiveRate:
     """Return the bandwidths of a case as nccl-tests define them."""
     if case.bus_factor is None:
         reason = Unavailable("the case was not measured")
@@ -129,9 +131,9 @@ def _rate(case: CaseResult) -> CollectiveRate:
 
 def _variable_warnings(variables: Sequence[Mapping[str, str]]) -> list[str]:
     """Return a warning for each NCCL variable that differs between ranks."""
-    names = sorted({name for mapping in variables for name in mapping})
+    names = sorted({name for rank_variables in variables for name in rank_variables})
     return [
         f"{name} differs between the ranks"
         for name in names
-        if len({mapping.get(name) for mapping in variables}) > 1
+        if len({rank_variables.get(name) for rank_variables in variables}) > 1
     ]

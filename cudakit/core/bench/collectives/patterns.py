@@ -41,7 +41,7 @@ def input_chunks(collective: Collective, rank: int, ranks: int, seed: int) -> li
 
     Raises Unsupported if sums over the ranks are not exact in the element type.
     """
-    period = encode(_values(collective, rank, ranks, seed), collective.element)
+    period = encode(_input_values(collective, rank, ranks, seed), collective.element)
     return [
         Pattern(period, chunk * collective.count % PERIOD)
         for chunk in range(collective.send_chunks(ranks))
@@ -52,17 +52,17 @@ def expected_chunks(collective: Collective, rank: int, ranks: int, seed: int) ->
     """Return the chunks that a rank's receive buffer must have; no chunk if the rank receives nothing."""
     match collective.operation:
         case "all-gather":
-            return [_input(collective, source, ranks, seed, 0) for source in range(ranks)]
+            return [_input_chunk(collective, source, ranks, seed, 0) for source in range(ranks)]
         case "all-to-all":
-            return [_input(collective, source, ranks, seed, rank) for source in range(ranks)]
+            return [_input_chunk(collective, source, ranks, seed, rank) for source in range(ranks)]
         case "broadcast":
-            return [_input(collective, ROOT, ranks, seed, 0)]
+            return [_input_chunk(collective, ROOT, ranks, seed, 0)]
         case "send-receive":
-            return [_input(collective, (rank - 1) % ranks, ranks, seed, 0)]
+            return [_input_chunk(collective, (rank - 1) % ranks, ranks, seed, 0)]
         case "reduce" if rank != ROOT:
             return []
     chunk = rank if collective.operation == "reduce-scatter" else 0
-    total = sum(_values(collective, source, ranks, seed) for source in range(ranks))
+    total = sum(_input_values(collective, source, ranks, seed) for source in range(ranks))
     period = encode(total, collective.element)
     return [Pattern(period, chunk * collective.count % PERIOD)]
 
@@ -76,11 +76,13 @@ def exact_limit(element: Element) -> int:
     return int(2 ** (np.finfo(element.bits).nmant + 1))
 
 
-def _input(collective: Collective, rank: int, ranks: int, seed: int, chunk: int) -> Pattern:
+def _input_chunk(collective: Collective, rank: int, ranks: int, seed: int, chunk: int) -> Pattern:
     return input_chunks(collective, rank, ranks, seed)[chunk]
 
 
-def _values(collective: Collective, rank: int, ranks: int, seed: int) -> npt.NDArray[np.float64]:
+def _input_values(
+    collective: Collective, rank: int, ranks: int, seed: int
+) -> npt.NDArray[np.float64]:
     """Return one period of a rank's values."""
     limit = exact_limit(collective.element)
     if collective.operation in REDUCTIONS:
@@ -100,6 +102,6 @@ def _random_integers(seed: int, rank: int, largest: int) -> npt.NDArray[np.float
     return values.astype(np.float64)
 
 
-def regions(chunks: list[Pattern], chunk_bytes: int) -> Iterator[tuple[int, Pattern]]:
+def chunk_regions(chunks: list[Pattern], chunk_bytes: int) -> Iterator[tuple[int, Pattern]]:
     """Yield the offset in bytes and the pattern of each chunk of a buffer."""
     return ((number * chunk_bytes, chunk) for number, chunk in enumerate(chunks))

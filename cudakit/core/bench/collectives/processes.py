@@ -25,7 +25,7 @@ _ENDED = "ended"
 def process_facts(
     version: str, options: Mapping[str, str], variables: Mapping[str, str]
 ) -> Message:
-    """Return the facts about this process that must be equal in all ranks, or that name it."""
+    """Return the identity of this process, and the version and options that must be equal in all ranks."""
     return {
         "host": socket.gethostname(),
         "process": os.getpid(),
@@ -100,7 +100,7 @@ def serve_rank(
     Raises CollectiveError if another rank fails or rank 0 ends.
     """
     connection = join(launch, rendezvous, facts, timeout_s)
-    rank = Rank(open_gpu, launch.rank, launch.ranks, _reply_by(connection))
+    rank = Rank(open_gpu, launch.rank, launch.ranks, _make_reply(connection))
     thread = Thread(target=rank.run, name="rank", daemon=True)
     thread.start()
     reason = ""
@@ -126,7 +126,7 @@ def serve_rank(
     raise CollectiveError(f"rank {launch.rank} stopped: {reason}")
 
 
-def _reply_by(connection: Connection) -> Callable[[Message], Any]:
+def _make_reply(connection: Connection) -> Callable[[Message], Any]:
     def reply(message: Message) -> None:
         with suppress(OSError):  # The main thread reports the end of rank 0.
             connection.send(message)

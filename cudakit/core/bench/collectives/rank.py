@@ -18,9 +18,9 @@ import numpy as np
 from cudakit.core.bench.collectives.patterns import (
     PERIOD,
     Pattern,
+    chunk_regions,
     expected_chunks,
     input_chunks,
-    regions,
 )
 from cudakit.core.bench.timer import CapturedWork, SampleWork, Timer
 from cudakit.core.bench.workload import allocate
@@ -105,7 +105,7 @@ class _BufferSet:
 
 
 class _Requests:
-    """The requests of rank 0, a method each. Arguments and values are JSON."""
+    """The requests of rank 0: one method per request. Arguments and return values are JSON."""
 
     def __init__(
         self,
@@ -185,7 +185,7 @@ class _Requests:
 
     def time(
         self,
-        before: Sequence[Sequence[int]],
+        enqueue_before: Sequence[Sequence[int]],
         work: Sequence[Sequence[int]],
         executions: int,
         blocked: bool,
@@ -196,7 +196,7 @@ class _Requests:
             SampleWork(
                 lambda stream: self._enqueue(work, stream),
                 executions,
-                (lambda stream: self._enqueue(before, stream)) if before else None,
+                (lambda stream: self._enqueue(enqueue_before, stream)) if enqueue_before else None,
                 "host" if clock == "host" else "device",
                 align=self._align,
             ),
@@ -347,7 +347,7 @@ class RankOperation:
         self._write(buffers.send, self._inputs)
 
     def _write(self, ptr: Ptr, chunks: list[Pattern]) -> None:
-        for offset, pattern in regions(chunks, self._collective.chunk_bytes):
+        for offset, pattern in chunk_regions(chunks, self._collective.chunk_bytes):
             self._write_chunk(Ptr(ptr + offset), pattern)
 
     def _write_chunk(self, ptr: Ptr, pattern: Pattern) -> None:

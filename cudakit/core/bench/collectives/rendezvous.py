@@ -116,15 +116,17 @@ def accept_ranks(
             while len(connections) < launch.ranks - 1:
                 server.settimeout(max(deadline_s - time.monotonic(), 0.001))
                 try:
-                    accepted = Connection(server.accept()[0])
+                    accepted_socket = Connection(server.accept()[0])
                 except TimeoutError:
-                    reached = target.describe(port)
-                    raise _missing_error(launch, set(connections), reached, timeout_s) from None
-                hello = _read_hello(accepted, launch, token)
+                    server_address = target.describe(port)
+                    raise _missing_error(
+                        launch, set(connections), server_address, timeout_s
+                    ) from None
+                hello = _read_hello(accepted_socket, launch, token)
                 if hello is None or hello["rank"] in connections:
-                    accepted.close()
+                    accepted_socket.close()
                 else:
-                    connections[int(hello["rank"])] = accepted, hello
+                    connections[int(hello["rank"])] = accepted_socket, hello
     except BaseException as error:
         for connection, _ in connections.values():
             with suppress(OSError):
@@ -145,7 +147,7 @@ def join(launch: Launch, rendezvous: str, facts: Message, timeout_s: float) -> C
     target = _find_target(launch, rendezvous)
     deadline_s = time.monotonic() + timeout_s
     while time.monotonic() < deadline_s:
-        addresses = _read_addresses(target.file) if target.file else _candidates(target)
+        addresses = _read_addresses(target.file) if target.file else _candidate_addresses(target)
         for host, port, token in addresses:
             if connection := _try_to_join(host, port, launch, facts | {"token": token}):
                 return connection
@@ -240,13 +242,13 @@ def _try_to_join(host: str, port: int, launch: Launch, facts: Message) -> Connec
     return None
 
 
-def _candidates(target: _Target) -> list[tuple[str, int, str]]:
+def _candidate_addresses(target: _Target) -> list[tuple[str, int, str]]:
     """Return the addresses at which rank 0 may listen, each with an empty token."""
     return [(target.host, port, "") for port in range(target.port, target.port + _PORTS)]
 
 
 def _write_address(file: str, port: int, token: str) -> None:
-    """Write the address of rank 0 to a file that appears with its whole content."""
+    """Write the address of rank 0 to a file. A rename makes the complete file visible at once."""
     content = json.dumps({"host": socket.gethostname(), "port": port, "token": token})
     partial_file = Path(f"{file}.{os.getpid()}")
     try:
@@ -267,13 +269,13 @@ def _read_addresses(file: str) -> list[tuple[str, int, str]]:
 
 
 def _missing_error(
-    launch: Launch, connected: set[int], target: str, timeout_s: float
+    launch: Launch, connected_ranks: set[int], target: str, timeout_s: float
 ) -> CollectiveError:
-    missing = [rank for rank in range(1, launch.ranks) if rank not in connected]
-    noun = "rank" if len(missing) == 1 else "ranks"
-    names = _join_numbers(missing)
+    missing_ranks = [rank for rank in range(1, launch.ranks) if rank not in connected_ranks]
+    noun = "rank" if len(missing_ranks) == 1 else "ranks"
+    rank_numbers = _join_numbers(missing_ranks)
     return CollectiveError(
-        f"{noun} {names} of {launch.ranks} did not connect to {target} within {timeout_s:g} s",
+        f"{noun} {rank_numbers} of {launch.ranks} did not connect to {target} within {timeout_s:g} s",
         hint="start all ranks at the same time, or allow more time with --rank-timeout",
     )
 

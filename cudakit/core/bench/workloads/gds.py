@@ -111,8 +111,8 @@ class Transfer:
     @property
     def transfers_per_thread(self) -> int:
         """Number of transfers of each thread in one execution."""
-        in_half = self.slots_per_half // self.threads
-        return max(1, min(_MAX_TRANSFERS, _BYTES_PER_THREAD // self.size_bytes, in_half))
+        transfers_in_half = self.slots_per_half // self.threads
+        return max(1, min(_MAX_TRANSFERS, _BYTES_PER_THREAD // self.size_bytes, transfers_in_half))
 
     @property
     def slots_per_half(self) -> int:
@@ -186,7 +186,7 @@ class CuFileRoute:
 
     @property
     def settings(self) -> Mapping[str, Axis]:
-        """The library, and how it moved the data."""
+        """The version of cuFile, and the path of the data."""
         return {
             "library": "cufile",
             "version": self._storage.version,
@@ -211,7 +211,7 @@ class PosixRoute:
 
     @property
     def settings(self) -> Mapping[str, Axis]:
-        """How the data is moved."""
+        """The path of the data, for the report."""
         return {"library": POSIX, "path": "copied through pinned host memory"}
 
 
@@ -227,25 +227,25 @@ class _StagedFile:
         self._stream = create_stream(gpu, cleanup)
 
     def read(self, ptr: Ptr, size_bytes: int, file_offset: int) -> None:
-        self._move_all(os.preadv, size_bytes, file_offset)
+        self._transfer_all(os.preadv, size_bytes, file_offset)
         self._gpu.copy(ptr, self._staging, size_bytes, self._stream)
         self._gpu.sync_stream(self._stream)
 
     def write(self, ptr: Ptr, size_bytes: int, file_offset: int) -> None:
         self._gpu.copy(self._staging, ptr, size_bytes, self._stream)
         self._gpu.sync_stream(self._stream)
-        self._move_all(os.pwritev, size_bytes, file_offset)
+        self._transfer_all(os.pwritev, size_bytes, file_offset)
 
-    def _move_all(self, call: Callable[..., int], size_bytes: int, file_offset: int) -> None:
-        moved_bytes = 0
-        while moved_bytes < size_bytes:
-            part = self._view[moved_bytes:size_bytes]
-            count = call(self._descriptor, [part], file_offset + moved_bytes)
-            if count <= 0:
+    def _transfer_all(self, call: Callable[..., int], size_bytes: int, file_offset: int) -> None:
+        total_bytes = 0
+        while total_bytes < size_bytes:
+            remaining_view = self._view[total_bytes:size_bytes]
+            transferred_bytes = call(self._descriptor, [remaining_view], file_offset + total_bytes)
+            if transferred_bytes <= 0:
                 raise EnvironmentUnusable(
-                    f"{call.__name__} moved {moved_bytes} of {size_bytes} bytes at offset {file_offset}"
+                    f"{call.__name__} moved {total_bytes} of {size_bytes} bytes at offset {file_offset}"
                 )
-            moved_bytes += count
+            total_bytes += transferred_bytes
 
 
 class PreparedTransfer:
@@ -269,7 +269,7 @@ class PreparedTransfer:
         self.bytes_moved = transfer.bytes_per_execution
         self._transfer_count = transfer.threads * transfer.transfers_per_thread
         self._random = np.random.default_rng(seed)
-        # Each implementation has one half of the file: they alternate, and their writes must not mix.
+        # Each implementation uses one half of the file, because samples of both alternate.
         self._slot_count = transfer.slots_per_half
         self._first_slot = self._slot_count if open_route is PosixRoute else 0
         self._next_slot = 0
@@ -285,7 +285,7 @@ class PreparedTransfer:
 
     @property
     def settings(self) -> Mapping[str, Axis]:
-        """How the data was moved, and whether the page cache of the operating system was used."""
+        """The path of the data, and whether the page cache of the operating system was used."""
         has_direct_io = self._transfer.file.has_direct_io
         return {
             **self._route.settings,
@@ -299,12 +299,17 @@ class PreparedTransfer:
     def enqueue(self, stream: Stream, index: int) -> None:  # noqa: ARG002
         """Perform the transfers of one execution, and wait for all."""
         self._last_offsets = self._choose_offsets()
-        work = list(zip(self._route.routes, self._buffers, self._last_offsets, strict=True))
+        work_of_threads = list(
+            zip(self._route.routes, self._buffers, self._last_offsets, strict=True)
+        )
         if self._transfer.threads == 1 or self._gpu.simulated:
-            for part in work:
-                self._transfer_part(*part)
+            for thread_work in work_of_threads:
+                self._transfer_of_thread(*thread_work)
         else:
-            for future in [self._pool.submit(self._transfer_part, *part) for part in work]:
+            for future in [
+                self._pool.submit(self._transfer_of_thread, *thread_work)
+                for thread_work in work_of_threads
+            ]:
                 future.result()
 
     def verify(self) -> Verification:
@@ -312,9 +317,9 @@ class PreparedTransfer:
         transfer, wrong_bytes = self._transfer, 0
         for buffer, offsets in zip(self._buffers, self._last_offsets, strict=True):
             for position, offset in enumerate(offsets):
-                on_device = self._read_back(Ptr(buffer + position * transfer.size_bytes))
-                expected = self._expected_on_device(offset)
-                wrong_bytes += int(np.count_nonzero(on_device != expected))
+                device_bytes = self._read_back(Ptr(buffer + position * transfer.size_bytes))
+                expected_bytes = self._expected_device_bytes(offset)
+                wrong_bytes += int(np.count_nonzero(device_bytes != expected_bytes))
         self._poison()
         detail = f"{wrong_bytes} bytes differ" if wrong_bytes else ""
         return verification(float(wrong_bytes > 0), 0.0, _REFERENCE, detail)
@@ -323,7 +328,7 @@ class PreparedTransfer:
         """Close the file, end the threads and free the memory."""
         self._cleanup.close()
 
-    def _transfer_part(self, route: Route, buffer: Ptr, offsets: list[int]) -> None:
+    def _transfer_of_thread(self, route: Route, buffer: Ptr, offsets: list[int]) -> None:
         """Perform the transfers of one thread."""
         transfer = self._transfer
         move = route.read if transfer.direction == "read" else route.write
@@ -334,18 +339,22 @@ class PreparedTransfer:
         """Return the file offsets of each thread: consecutive parts of the file, or random ones."""
         transfer, count = self._transfer, self._transfer_count
         if transfer.pattern == "random":
-            slots = self._random.choice(self._slot_count, count, replace=False)
+            file_slots = self._random.choice(self._slot_count, count, replace=False)
         else:
             if self._next_slot + count > self._slot_count:
                 self._next_slot = 0
-            slots = np.arange(self._next_slot, self._next_slot + count)
+            file_slots = np.arange(self._next_slot, self._next_slot + count)
             self._next_slot += count
-        slots += self._first_slot
-        rows: list[list[int]] = (slots * transfer.size_bytes).reshape(transfer.threads, -1).tolist()
-        return rows
+        file_slots += self._first_slot
+        offsets_by_thread: list[list[int]] = (
+            (file_slots * transfer.size_bytes).reshape(transfer.threads, -1).tolist()
+        )
+        return offsets_by_thread
 
-    def _expected_on_device(self, offset: int) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
-        """Return the bytes that the device has after a read, or that the file has after a write."""
+    def _expected_device_bytes(
+        self, offset: int
+    ) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
+        """Return the bytes that device memory must contain after a transfer at an offset of the file."""
         transfer = self._transfer
         if transfer.direction == "read":
             return transfer.file.expected(offset, transfer.size_bytes)
@@ -372,9 +381,9 @@ class PreparedTransfer:
             self._poison()
             return
         with closing(Fill(self._gpu)) as fill:
-            for number, buffer in enumerate(self._buffers):
+            for thread_number, buffer in enumerate(self._buffers):
                 blocks = self._bytes_per_thread // _RANDOM_BLOCK_BYTES
-                fill.bits(buffer, blocks, LEGACY, seed=self._seed, sequence=number)
+                fill.bits(buffer, blocks, LEGACY, seed=self._seed, sequence=thread_number)
             self._gpu.sync()
 
     def _poison(self) -> None:

@@ -63,9 +63,9 @@ def make_collective(operation: str, element: Element, size_bytes: int, ranks: in
     one_element = Collective(operation, element, 1)
     chunks = max(one_element.send_chunks(ranks), one_element.receive_chunks(ranks))
     chunk_bytes = size_bytes // chunks
-    small_unit = max(_WORD_BYTES, element.size_bytes)
-    unit = _CHUNK_UNIT_BYTES if chunk_bytes >= _CHUNK_UNIT_BYTES else small_unit
-    rounded_bytes = max(chunk_bytes // unit * unit, unit)
+    small_unit_bytes = max(_WORD_BYTES, element.size_bytes)
+    unit_bytes = _CHUNK_UNIT_BYTES if chunk_bytes >= _CHUNK_UNIT_BYTES else small_unit_bytes
+    rounded_bytes = max(chunk_bytes // unit_bytes * unit_bytes, unit_bytes)
     return Collective(operation, element, rounded_bytes // element.size_bytes)
 
 
@@ -88,7 +88,7 @@ def _case(
     return Case(
         workload,
         spec.method(spec.mode, spec.cache, fill="small integers"),
-        _work(collective, ranks, workload.size_bytes, hosts),
+        _make_work(collective, ranks, workload.size_bytes, hosts),
         size_bytes=workload.size_bytes,
         buffers=_BUFFERS * (1 + len(spec.baselines)),
         baselines=tuple(
@@ -98,8 +98,10 @@ def _case(
     )
 
 
-def _work(collective: Collective, ranks: int, size_bytes: int, hosts: int) -> Work | Unavailable:
-    """Return the bytes over a rank's link: the size times the bus factor."""
+def _make_work(
+    collective: Collective, ranks: int, size_bytes: int, hosts: int
+) -> Work | Unavailable:
+    """Return the work of an operation: the bytes over a rank's link (size times bus factor)."""
     if ranks == 1:
         return Unavailable("one rank sends no data over a link")
     if hosts > 1:
@@ -191,7 +193,9 @@ class PreparedCollective:
         wrong_count, word_count = (sum(column) for column in zip(*counts, strict=True))
         detail = ""
         if wrong_count:
-            ranks = ", ".join(str(rank) for rank, (wrong, _) in enumerate(counts) if wrong)
+            ranks = ", ".join(
+                str(rank) for rank, (wrong_counts, _) in enumerate(counts) if wrong_counts
+            )
             detail = f"{wrong_count} of {word_count} words are wrong, on rank {ranks}"
         return verification(wrong_count / max(word_count, 1), 0.0, _REFERENCE, detail)
 

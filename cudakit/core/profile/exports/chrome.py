@@ -194,10 +194,10 @@ class _Process:
             heads = np.empty(len(host.row[block]), object)
             arguments = np.empty(len(heads), object)
             for source in HostSource:
-                selected = host.source[block] == source
-                if selected.any():
-                    rows = host.row[block][selected]
-                    heads[selected], arguments[selected] = self._host_texts(source, rows)
+                is_of_source = host.source[block] == source
+                if is_of_source.any():
+                    rows = host.row[block][is_of_source]
+                    heads[is_of_source], arguments[is_of_source] = self._host_texts(source, rows)
             track = host.track[block]
             columns = (
                 heads.tolist(),
@@ -295,9 +295,9 @@ class _Process:
         track_of_call = np.zeros(len(calls.start_ns), np.int64)
         is_call = host.source == HostSource.CALL
         track_of_call[host.row[is_call]] = host.track[is_call]
-        with_call = np.flatnonzero(work.call >= 0)
-        _, first = np.unique(work.call[with_call], return_index=True)
-        rows = with_call[first]
+        has_call_rows = np.flatnonzero(work.call >= 0)
+        _, first = np.unique(work.call[has_call_rows], return_index=True)
+        rows = has_call_rows[first]
         start = '{"ph":"s","cat":"ac2g","name":"ac2g","id":%d,"pid":%d,"tid":%d,"ts":%d.%03d1}'
         finish = (
             '{"ph":"f","bp":"e","cat":"ac2g","name":"ac2g","id":%d,"pid":%d,"tid":%d,"ts":%d.%03d1}'

@@ -127,11 +127,11 @@ class _Interned:
 
     def packets(self) -> Iterator[bytes]:
         """Yield the packets that define the numbers that are new since the last call."""
-        new, self._new = self._new, []
-        for first in range(0, len(new), 1000):
+        new_packets, self._new = self._new, []
+        for first in range(0, len(new_packets), 1000):
             yield _packet(
                 number_field(_SEQUENCE_FLAGS, _NEEDS_STATE),
-                bytes_field(_INTERNED_DATA, b"".join(new[first : first + 1000])),
+                bytes_field(_INTERNED_DATA, b"".join(new_packets[first : first + 1000])),
             )
 
 
@@ -221,9 +221,9 @@ class _Process:
         kinds = self._timeline.work.kind[rows]
         rows_by_kind = [(kind, np.flatnonzero(kinds == kind)) for kind in WorkKind]
         encoded = [
-            self._spans_of_kind(kind, rows[selected], uuids)
-            for kind, selected in rows_by_kind
-            if len(selected)
+            self._spans_of_kind(kind, rows[is_of_source], uuids)
+            for kind, is_of_source in rows_by_kind
+            if len(is_of_source)
         ]
         return interleaved(np.argsort(np.argsort(kinds, kind="stable")), *encoded)
 
@@ -265,39 +265,39 @@ class _Process:
         """Yield the events of ranges and API calls, for each track in the order of their nesting."""
         host = self._host
         count = len(host.row)
-        starts_work = np.zeros(len(self._timeline.calls.start_ns), np.bool_)
+        is_launch = np.zeros(len(self._timeline.calls.start_ns), np.bool_)
         call = self._timeline.work.call
-        starts_work[call[call >= 0]] = True
+        is_launch[call[call >= 0]] = True
         for items in _row_blocks(_nesting_order(host.track, host.start_ns, host.end_ns)):
             is_begin = items < count
             begin_rows, end_rows = items[is_begin], items[~is_begin] - count
             columns = []
             if len(begin_rows):
-                columns.append(self._host_begins(begin_rows, starts_work, uuids))
+                columns.append(self._host_begins(begin_rows, is_launch, uuids))
             if len(end_rows):
                 tracks = number_column(_EVENT_TRACK, uuids.host[host.track[end_rows]])
                 columns.append(self._events(_END, host.end_ns[end_rows], tracks))
-            # Begins have the numbers before those of ends.
+            # The column of begins precedes the column of ends.
             yield interleaved(np.argsort(np.argsort(~is_begin, kind="stable")), *columns)
 
-    def _host_begins(self, rows: Column, starts_work: Column, uuids: _Uuids) -> Bytes2D:
-        """Return the begin of each host span; ``starts_work`` tells which API calls started work."""
+    def _host_begins(self, rows: Column, is_launch: Column, uuids: _Uuids) -> Bytes2D:
+        """Return the begin of each host span; ``is_launch`` is a mask of the API calls that started work."""
         host, timeline = self._host, self._timeline
         tables = (timeline.ranges, timeline.calls)
         names = np.zeros(len(rows), np.uint64)
         correlation = np.zeros(len(rows), np.uint64)
         site = np.zeros(len(rows), np.int64)
-        # A span without work of its own gets the number of an arrow that no work has, and so no arrow.
+        # A span that started no work gets the number of an arrow that no work has, so that no arrow is drawn.
         flow = np.uint64(1 << 63) + rows.astype(np.uint64)
         for source in HostSource:
-            selected = host.source[rows] == source
-            table_rows = host.row[rows][selected]
-            names[selected] = self._names[tables[source].name[table_rows]]
+            is_of_source = host.source[rows] == source
+            table_rows = host.row[rows][is_of_source]
+            names[is_of_source] = self._names[tables[source].name[table_rows]]
             if source is HostSource.CALL:
-                correlation[selected] = timeline.calls.correlation[table_rows]
-                site[selected] = timeline.calls.site[table_rows]
+                correlation[is_of_source] = timeline.calls.correlation[table_rows]
+                site[is_of_source] = timeline.calls.site[table_rows]
                 has_arrow = np.zeros(len(rows), np.bool_)
-                has_arrow[selected] = starts_work[table_rows]
+                has_arrow[is_of_source] = is_launch[table_rows]
                 flow = np.where(has_arrow, self._flow_offset + correlation, flow)
         category = host.source[rows].astype(np.uint64) + _FIRST_HOST_CATEGORY + 1
         return self._events(
@@ -318,7 +318,9 @@ class _Process:
             for track, uuid in zip(self._host.tracks, uuids.host.tolist(), strict=True)
             if not track.lane
         }
-        tracks = np.array([uuid_of_thread.get(t, 0) for t in marks.thread.tolist()], np.uint64)
+        tracks = np.array(
+            [uuid_of_thread.get(thread, 0) for thread in marks.thread.tolist()], np.uint64
+        )
         for rows in _row_blocks(np.flatnonzero(tracks)):
             events = self._events(
                 _INSTANT,

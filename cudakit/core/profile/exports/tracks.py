@@ -62,12 +62,12 @@ def distinct_rows(*columns: Column) -> tuple[Column, Column]:
     first = np.empty(count, np.int64)
     first[number[::-1]] = np.arange(len(number))[
         ::-1
-    ]  # of equal indices, the last assignment counts
+    ]  # numpy performs the assignments in order: the last one of equal indices remains
     return first, number
 
 
 def _numbers_of_values(column: Column) -> tuple[Column, int]:
-    """Return the number of each value among the sorted distinct values, and the number of these."""
+    """Return the index of each value among the sorted distinct values, and the number of distinct values."""
     if len(column) and column.min() >= 0 and column.max() < _MAX_TABLE:
         is_present = np.zeros(int(column.max()) + 1, np.bool_)
         is_present[column] = True

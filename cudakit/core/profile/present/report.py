@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from cudakit.core.profile.activities import Activities
 from cudakit.core.profile.analysis import DeviceGaps
-from cudakit.core.profile.findings import place
+from cudakit.core.profile.findings import call_site_text
 from cudakit.core.profile.host_time import IdleCause
 from cudakit.core.profile.present.page import DeviceIdle, DeviceSteps, Idle, explorer
 from cudakit.core.profile.present.tables import (
@@ -80,13 +80,13 @@ def page(
         tuple(name for name, _ in CAUSES.values()),
         tuple(
             DeviceIdle(
-                one.process,
-                one.device,
-                one.gaps.start_ns,
-                one.gaps.end_ns,
-                one.gaps.by_cause_ns[:, _CAUSE_COLUMNS],
+                device_gaps.process,
+                device_gaps.device,
+                device_gaps.gaps.start_ns,
+                device_gaps.gaps.end_ns,
+                device_gaps.gaps.by_cause_ns[:, _CAUSE_COLUMNS],
             )
-            for one in gaps
+            for device_gaps in gaps
         ),
     )
     document = report(result, top=0)
@@ -131,7 +131,9 @@ def title(result: ProfileResult) -> str:
     simulated = "Simulated: " if result.simulated else ""
     devices = result.devices
     if len(devices) == 1:
-        return f"{simulated}GPU busy {_busy(devices[0].measured)} of {_measured_time(devices[0])}"
+        return (
+            f"{simulated}GPU busy {_busy_text(devices[0].measured)} of {_measured_time(devices[0])}"
+        )
     shares = [device.measured.busy_share for device in devices]
     return (
         f"{simulated}{len(devices)} GPUs busy {format_ratio(min(shares))} to "
@@ -139,7 +141,7 @@ def title(result: ProfileResult) -> str:
     )
 
 
-def _busy(time: TimeDivision) -> str:
+def _busy_text(time: TimeDivision) -> str:
     return format_ratio(time.busy_share)
 
 
@@ -153,26 +155,28 @@ def _measured_time(device: Device) -> str:
 def _answers(result: ProfileResult) -> Iterator[Note]:
     """Yield why the busiest device is idle, and which line has most of its time."""
     device = max(result.devices, key=lambda device: device.work_ns)
-    several = f"{device_name(device, result)}: " if len(result.devices) > 1 else ""
+    device_prefix = f"{device_name(device, result)}: " if len(result.devices) > 1 else ""
     if causes := _largest_causes(device.measured):
         idle = format_ratio(1 - device.measured.busy_share)
-        yield Note("info", f"{several}Idle {idle}: {', '.join(causes)}.")
+        yield Note("info", f"{device_prefix}Idle {idle}: {', '.join(causes)}.")
     largest_line = max(device.lines, key=lambda line: line.own_ns, default=None)
     kernel = device.kernels[0] if device.kernels else None
-    # Without call stacks of most work, the lines say little.
+    # The table of lines is incomplete if most work has no call stack.
     if largest_line and (kernel is None or 2 * largest_line.own_ns >= kernel.total_ns):
         share = format_ratio(share_of(largest_line.own_ns, device.work_ns))
-        name = f"{place((largest_line.frame,), 0)} in {largest_line.frame.name}"
-        yield Note("info", f"{several}Most GPU time: {name}, {share}.")
+        name = f"{call_site_text((largest_line.frame,), 0)} in {largest_line.frame.name}"
+        yield Note("info", f"{device_prefix}Most GPU time: {name}, {share}.")
     elif kernel:
         share = format_ratio(kernel.share)
-        yield Note("info", f"{several}Most GPU time: kernel {short_kernel(kernel.name)}, {share}.")
+        yield Note(
+            "info", f"{device_prefix}Most GPU time: kernel {short_kernel(kernel.name)}, {share}."
+        )
 
 
 def _largest_causes(time: TimeDivision) -> list[str]:
     causes = sorted(_causes(time.idle), key=lambda cause: -cause[1])
-    shown = [(name, idle) for name, idle in causes[:3] if idle * 200 >= time.length_ns]
-    return [f"{name} {format_ratio(idle / time.length_ns)}" for name, idle in shown]
+    largest_causes = [(name, idle) for name, idle in causes[:3] if idle * 200 >= time.length_ns]
+    return [f"{name} {format_ratio(idle / time.length_ns)}" for name, idle in largest_causes]
 
 
 def _causes(idle: IdleTime) -> list[tuple[str, int]]:
@@ -181,15 +185,17 @@ def _causes(idle: IdleTime) -> list[tuple[str, int]]:
 
 def _finding_notes(result: ProfileResult) -> Iterator[Note]:
     """Yield the findings; a finding of several devices at the same line is one note, on the worst device."""
-    alike: defaultdict[tuple[str, str], list[Finding]] = defaultdict(list)
+    findings_by_site: defaultdict[tuple[str, str], list[Finding]] = defaultdict(list)
     for finding in result.findings:
-        alike[finding.rule, place(finding.stack, finding.site)].append(finding)
-    for findings in alike.values():
+        findings_by_site[finding.rule, call_site_text(finding.stack, finding.site)].append(finding)
+    for findings in findings_by_site.values():
         yield _finding_note(findings[0], result, findings[1:])
 
 
-def _finding_note(finding: Finding, result: ProfileResult, others: Sequence[Finding]) -> Note:
-    """Return a finding as a note with its saving and its actions; ``others`` are alike on other devices."""
+def _finding_note(
+    finding: Finding, result: ProfileResult, other_findings: Sequence[Finding]
+) -> Note:
+    """Return a finding as a note; ``other_findings`` have the same rule and call site on other devices."""
     device = next(
         device
         for device in result.devices
@@ -202,25 +208,25 @@ def _finding_note(finding: Finding, result: ProfileResult, others: Sequence[Find
         if share is not None
         else " No saving is estimated, because events are missing."
     )
-    several = f"{device_name(device, result)}: " if len(result.devices) > 1 else ""
-    if others and share is not None:
-        saving += f" {_also(others)}."
+    device_prefix = f"{device_name(device, result)}: " if len(result.devices) > 1 else ""
+    if other_findings and share is not None:
+        saving += f" {_other_devices_text(other_findings)}."
     places = (("change", Stack(finding.stack, finding.site)),) if finding.stack else ()
     return Note(
         "warn",
-        f"{several}{finding.sentence}{saving}",
+        f"{device_prefix}{finding.sentence}{saving}",
         remedies=finding.actions,
         finding=DocumentFinding(finding.rule, finding.estimate, places),
     )
 
 
-def _also(others: Sequence[Finding]) -> str:
-    """Return on how many other devices a finding holds, with the range of its saving."""
-    shares = [other.saving_share for other in others if other.saving_share is not None]
-    if len(others) == 1:
+def _other_devices_text(other_findings: Sequence[Finding]) -> str:
+    """Return the number of other devices that have the same finding, and the range of savings, as text."""
+    shares = [other.saving_share for other in other_findings if other.saving_share is not None]
+    if len(other_findings) == 1:
         return f"The same on 1 other GPU ({format_ratio(shares[0])})"
-    least, most = format_ratio(min(shares)), format_ratio(max(shares))
-    return f"The same on {len(others):,} other GPUs ({least} to {most})"
+    smallest_share, largest_share = format_ratio(min(shares)), format_ratio(max(shares))
+    return f"The same on {len(other_findings):,} other GPUs ({smallest_share} to {largest_share})"
 
 
 def _limits_of_recording(result: ProfileResult) -> Iterator[Note]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal, TypeAlias, TypeVar
 
-from cudakit.core.profile.findings import place
+from cudakit.core.profile.findings import call_site_text
 from cudakit.core.profile.result import (
     Collective,
     Copies,
@@ -139,14 +139,14 @@ def _kernel_table(device: Device, top: int) -> Table:
         ("total", "number", lambda row: Seconds(row.total_ns / 1e9)),
         ("mean", "number", lambda row: Seconds(row.mean_ns / 1e9)),
         ("share", "number", lambda row: Ratio(row.share)),
-        ("line", "text", lambda row: Text(place(row.stack, row.site))),
+        ("line", "text", lambda row: Text(call_site_text(row.stack, row.site))),
     )
     return limited_table(columns, device.kernels, top, ("kernel", "kernels"))
 
 
 def _line_table(device: Device, top: int) -> Table:
     columns: Columns[Line] = (
-        ("line", "text", lambda row: Text(f"{place((row.frame,), 0)} {row.frame.name}")),
+        ("line", "text", lambda row: Text(f"{call_site_text((row.frame,), 0)} {row.frame.name}")),
         ("own", "number", lambda row: Seconds(row.own_ns / 1e9)),
         ("cumulative", "number", lambda row: Seconds(row.cumulative_ns / 1e9)),
         ("launches", "number", lambda row: Count(row.calls)),
@@ -185,7 +185,7 @@ def _copy_table(device: Device, top: int) -> Table:
             lambda row: _rate(row.bytes_per_s),
         ),
         ("overlap", "number", lambda row: Ratio(share_of(row.overlapped_ns, row.total_ns))),
-        ("line", "text", lambda row: Text(place(row.stack, row.site))),
+        ("line", "text", lambda row: Text(call_site_text(row.stack, row.site))),
     )
     caption = (
         f"Overlap: the share of the copy time in which a kernel ran at the same time, "
@@ -216,7 +216,7 @@ def _collective_table(device: Device, top: int) -> Table:
         ("mean", "number", lambda row: Seconds(row.total_ns / row.calls / 1e9)),
         ("busbw", "number", lambda row: _rate(row.bus_bytes_per_s)),
         ("overlap", "number", lambda row: Ratio(share_of(row.overlapped_ns, row.total_ns))),
-        ("line", "text", lambda row: Text(place(row.stack, row.site))),
+        ("line", "text", lambda row: Text(call_site_text(row.stack, row.site))),
     )
     caption = (
         "Busbw: the bus bandwidth as nccl-tests define it; the time includes the wait for other ranks. "
@@ -230,7 +230,7 @@ def _collective_table(device: Device, top: int) -> Table:
 def _wait_table(device: Device, top: int) -> Table:
     columns: Columns[HostWait] = (
         ("call", "text", lambda row: Text(row.function)),
-        ("line", "text", lambda row: Text(place(row.stack, row.site))),
+        ("line", "text", lambda row: Text(call_site_text(row.stack, row.site))),
         ("calls", "number", lambda row: Count(row.calls)),
         ("host time", "number", lambda row: Seconds(row.blocked_ns / 1e9)),
         ("GPU idle", "number", lambda row: Seconds(row.idle_ns / 1e9)),
@@ -336,15 +336,15 @@ def limited_table(
     columns: Columns[_T], items: Sequence[_T], top: int, names: tuple[str, str], caption: str = ""
 ) -> Table:
     """Return a table of the first ``top`` items, 0 for all; the caption counts the rest."""
-    shown = items[:top] if top else items
-    omitted = len(items) - len(shown)
+    shown_items = items[:top] if top else items
+    omitted_count = len(items) - len(shown_items)
     singular, plural = names
-    rest = (
-        f"{omitted:,} more {singular if omitted == 1 else plural}: --top 0 shows all."
-        if omitted
+    omitted_text = (
+        f"{omitted_count:,} more {singular if omitted_count == 1 else plural}: --top 0 shows all."
+        if omitted_count
         else ""
     )
-    return make_table(columns, shown, " ".join(filter(None, (caption, rest))))
+    return make_table(columns, shown_items, " ".join(filter(None, (caption, omitted_text))))
 
 
 def share_of(part_ns: int, total_ns: int) -> float:
