@@ -18,8 +18,7 @@ static size_t find_chunk(struct state_map *map, uint64_t address)
         if (hint_index + 2 == map->chunk_count || address <= first_addresses[hint_index + 2])
             return map->last_chunk = hint_index + 1;
     }
-    size_t begin = 0,
-           end = map->chunk_count; /* chunks before `begin` begin below the address, others from `end` not */
+    size_t begin = 0, end = map->chunk_count; /* the last chunk that begins below the address is before `end` */
     while (begin < end) {
         size_t middle = begin + (end - begin) / 2;
         if (first_addresses[middle] < address)
