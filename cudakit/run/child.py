@@ -31,12 +31,12 @@ class Child:
     def poll(self) -> int | None:
         """Return the status if the program has ended. If a terminal stopped it, stop this process, too."""
         while self.status is None:
-            process, status = os.waitpid(self.process, os.WNOHANG | os.WUNTRACED)
+            process, wait_status = os.waitpid(self.process, os.WNOHANG | os.WUNTRACED)
             if not process:
                 break
-            if not os.WIFSTOPPED(status):
-                self.status = os.waitstatus_to_exitcode(status)
-            elif os.WSTOPSIG(status) in _JOB_CONTROL:
+            if not os.WIFSTOPPED(wait_status):
+                self.status = os.waitstatus_to_exitcode(wait_status)
+            elif os.WSTOPSIG(wait_status) in _JOB_CONTROL:
                 os.kill(os.getpid(), Signals.SIGSTOP)
         return self.status
 

@@ -46,7 +46,7 @@ class Command:
     argv: tuple[str, ...]  # arguments, after the name of the program
     # Path of the Python interpreter; None if the program is not run by Python.
     python: str | None = None
-    # Reason why the agent does not start in the program; empty if it does.
+    # Reason why the agent does not start in the program; empty if the agent starts.
     not_instrumented: str = ""
 
 

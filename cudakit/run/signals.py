@@ -38,7 +38,9 @@ class SignalRelay:
     def __init__(self) -> None:
         self.mask: set[Signals] = set()
         self._handled = {
-            number for number in _RELAYED if signal.getsignal(number) is not signal.SIG_IGN
+            signal_number
+            for signal_number in _RELAYED
+            if signal.getsignal(signal_number) is not signal.SIG_IGN
         }
         self._handlers: dict[Signals, Any] = {}
         self._from_other_threads: deque[Signals] = deque()
@@ -50,7 +52,11 @@ class SignalRelay:
             for signal_number in awaited_signals
         }
         previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, awaited_signals)
-        self.mask = {Signals(number) for number in previous_mask if number in set(Signals)}
+        self.mask = {
+            Signals(signal_number)
+            for signal_number in previous_mask
+            if signal_number in set(Signals)
+        }
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -114,8 +114,8 @@ def _wait_for_exit(
     deadline: float | None = None
 
     def relay_signals(seconds: float = 0.0) -> None:
-        for number in relay.pending(seconds):
-            child.send(number)
+        for signal_number in relay.pending(seconds):
+            child.send(signal_number)
 
     while child.poll() is None:
         relay_signals(_SECONDS_BETWEEN_READS)

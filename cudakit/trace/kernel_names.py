@@ -34,10 +34,13 @@ def short_kernel(name: str, *, max_length: int = MAX_KERNEL_NAME_LENGTH) -> str:
     text = _OPERATOR.sub("operator", _ABI_TAG.sub("", name))
     if not _is_balanced(text):
         return cut(text, max_length)
-    *enclosing, last_scope = _scopes(_without_signature(text))
+    *enclosing_scopes, last_scope = _scopes(_without_signature(text))
     for levels, max_types, is_qualified in _DETAIL_LEVELS:
         short_name = "::".join(
-            (*(enclosing if is_qualified else ()), _shorten_template(last_scope, levels, max_types))
+            (
+                *(enclosing_scopes if is_qualified else ()),
+                _shorten_template(last_scope, levels, max_types),
+            )
         )
         if len(short_name) <= max_length:
             return short_name
@@ -61,8 +64,8 @@ def _without_signature(text: str) -> str:
 
 def _scopes(text: str) -> list[str]:
     """Split a qualified name, and remove the template arguments of all scopes but the last."""
-    *enclosing, last_scope = _split_outside_brackets(text, "::")
-    names = (scope.partition("<")[0] for scope in enclosing if not scope.startswith("("))
+    *enclosing_scopes, last_scope = _split_outside_brackets(text, "::")
+    names = (scope.partition("<")[0] for scope in enclosing_scopes if not scope.startswith("("))
     return [*names, last_scope]
 
 
@@ -75,8 +78,10 @@ def _shorten_template(text: str, levels: int, max_types: int) -> str:
     if levels == 0:
         return f"{name}<…>{after_arguments}"
     arguments = [argument.strip() for argument in _split_outside_brackets(arguments_text, ",")]
-    types = [index for index, argument in enumerate(arguments) if not _NUMBER.fullmatch(argument)]
-    end = types[max_types] if len(types) > max_types else len(arguments)
+    type_indices = [
+        index for index, argument in enumerate(arguments) if not _NUMBER.fullmatch(argument)
+    ]
+    end = type_indices[max_types] if len(type_indices) > max_types else len(arguments)
     shown_arguments = [
         _shorten_argument(argument, levels - 1, max_types) for argument in arguments[:end]
     ]
@@ -101,8 +106,8 @@ def _is_function(scope: str) -> bool:
 
 def _split_outside_brackets(text: str, separator: str) -> list[str]:
     part_ends = [*_positions_outside_brackets(text, separator), len(text)]
-    begins = [0, *(end + len(separator) for end in part_ends[:-1])]
-    return [text[begin:end] for begin, end in zip(begins, part_ends, strict=True)]
+    part_begins = [0, *(end + len(separator) for end in part_ends[:-1])]
+    return [text[begin:end] for begin, end in zip(part_begins, part_ends, strict=True)]
 
 
 def _positions_outside_brackets(text: str, substring: str) -> list[int]:

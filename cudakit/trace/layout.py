@@ -77,7 +77,7 @@ def concatenate_records(parts: Sequence[Records]) -> Records:
     """Return several arrays of records as one; a single array is returned unchanged."""
     if len(parts) == 1:
         return parts[0]
-    opaque_parts = [np.ascontiguousarray(part).view(_OPAQUE_RECORD) for part in parts]
+    opaque_parts = [np.ascontiguousarray(record_part).view(_OPAQUE_RECORD) for record_part in parts]
     return np.concatenate(opaque_parts).view(RECORD)
 
 
@@ -88,10 +88,10 @@ def find_invalid(records: Records, string_count: int) -> str:
     valid.
     """
     kinds = records["kind"]
-    for number in np.flatnonzero(np.bincount(kinds)).tolist():
-        if number not in _BODIES:
+    for kind_number in np.flatnonzero(np.bincount(kinds)).tolist():
+        if kind_number not in _BODIES:
             continue
-        kind = EventKind(number)
+        kind = EventKind(kind_number)
         rows, is_kind = records.view(layout(kind)), kinds == kind  # `view` would copy the records
         for name, minimum, maximum in _bounds(kind):
             values = rows[name][is_kind]
@@ -134,8 +134,8 @@ def pack(events: Sequence[Event], string_index: Callable[[str], int]) -> Records
         for name in _EVENT_FIELDS:
             record[name] = getattr(event, name)
         for name, hint in _type_hints(body.kind).items():
-            value = getattr(body, name)
-            record[name] = string_index(value) if hint is Text else value
+            field_value = getattr(body, name)
+            record[name] = string_index(field_value) if hint is Text else field_value
     return records
 
 

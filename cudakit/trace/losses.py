@@ -53,9 +53,9 @@ class Losses:
     def read_all(self) -> Iterator[Loss]:
         """Yield the loss of each process that lost events."""
         content = os.pread(self._file.fileno(), _SLOT.size * _SLOT_COUNT, 0)
-        for process, count, errno in _SLOT.iter_unpack(content):
-            if count:
-                yield Loss(process, count, errno)
+        for process, record_count, errno in _SLOT.iter_unpack(content):
+            if record_count:
+                yield Loss(process, record_count, errno)
 
     def close(self) -> None:
         """Release the lock."""

@@ -67,16 +67,16 @@ class RangeTracker:
         threads = records["thread"].tolist()
         innermost: list[OpenRange | None] = []
         rows = zip(changes.tolist(), _rows(records[changes]), strict=True)
-        for index, (kind, name, domain, number) in rows:
+        for index, (kind, name, domain, range_number) in rows:
             innermost += self._innermost_ranges(islice(threads, len(innermost), index))
             if kind == EventKind.RANGE_PUSH:
-                self._push(threads[index], _Range(name, domain), number)
+                self._push(threads[index], _Range(name, domain), range_number)
             else:
-                self._pop(threads[index], domain, number)
+                self._pop(threads[index], domain, range_number)
         innermost += self._innermost_ranges(islice(threads, len(innermost), None))
-        column = np.empty(len(records), np.object_)
-        column[:] = innermost
-        return column
+        innermost_ranges = np.empty(len(records), np.object_)
+        innermost_ranges[:] = innermost
+        return innermost_ranges
 
     def _innermost_ranges(self, threads: Iterator[int]) -> Iterator[OpenRange | None]:
         """Yield the innermost open range of each thread."""
@@ -93,10 +93,10 @@ class RangeTracker:
             innermost = OpenRange(name, domain, innermost)
         return innermost
 
-    def _push(self, thread: int, new_range: _Range, number: int) -> None:
-        if number:
+    def _push(self, thread: int, new_range: _Range, range_number: int) -> None:
+        if range_number:
             if len(self._process_ranges) < _MAX_OPEN_RANGES:
-                self._process_ranges[number] = new_range
+                self._process_ranges[range_number] = new_range
             self._innermost.clear()
             return
         thread_ranges = self._thread_ranges.setdefault(thread, [])
@@ -104,9 +104,9 @@ class RangeTracker:
             thread_ranges.append(new_range)
         self._innermost.pop(thread, None)
 
-    def _pop(self, thread: int, domain: int, number: int) -> None:
-        if number:
-            self._process_ranges.pop(number, None)
+    def _pop(self, thread: int, domain: int, range_number: int) -> None:
+        if range_number:
+            self._process_ranges.pop(range_number, None)
             self._innermost.clear()
             return
         thread_ranges = self._thread_ranges.get(thread, [])
@@ -126,5 +126,7 @@ def _rows(changes: Records) -> Iterator[tuple[Any, ...]]:
     is_push = kinds == EventKind.RANGE_PUSH
     names = np.where(is_push, pushes["name"], 0)
     domains = np.where(is_push, pushes["domain"], pops["domain"])
-    numbers = np.where(is_push, pushes["number"], pops["number"])
-    return zip(kinds.tolist(), names.tolist(), domains.tolist(), numbers.tolist(), strict=True)
+    range_numbers = np.where(is_push, pushes["number"], pops["number"])
+    return zip(
+        kinds.tolist(), names.tolist(), domains.tolist(), range_numbers.tolist(), strict=True
+    )

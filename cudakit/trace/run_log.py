@@ -235,15 +235,15 @@ class LogReader:
     def _decode_json(self, tag: bytes, trace_number: int, item_count: int, content: bytes) -> None:
         """Apply a JSON block: a new trace, items of a table, or the outcome."""
         try:
-            value = json.loads(content)
+            json_value = json.loads(content)
             if tag == b"trce" and trace_number == len(self._traces):
-                self._traces.append(_ReadTrace(**value))
+                self._traces.append(_ReadTrace(**json_value))
             elif tag == b"text":
-                self._traces[trace_number].add_strings(value, item_count)
+                self._traces[trace_number].add_strings(json_value, item_count)
             elif tag == b"stak":
-                self._traces[trace_number].add_stacks(value, item_count)
+                self._traces[trace_number].add_stacks(json_value, item_count)
             elif tag == b"done":
-                self.outcome = _outcome(**value)
+                self.outcome = _outcome(**json_value)
             else:
                 raise ValueError(f"block {tag!r}")
         except _JSON_ERRORS as error:
@@ -257,11 +257,11 @@ class LogReader:
                 header = json.loads(file["tables"].tobytes())
                 if header["version"] != 1:
                     raise InputError(f"{self._path} is a log of an unknown version")
-                for number, table in enumerate(header["chains"]):
-                    trace = _ReadTrace(number + 1, 0, table["simulated"], [], [])
+                for trace_number, table in enumerate(header["chains"]):
+                    trace = _ReadTrace(trace_number + 1, 0, table["simulated"], [], [])
                     trace.add_strings(table["strings"], len(table["strings"]))
                     trace.add_stacks(table["stacks"], len(table["stacks"]))
-                    columns = file[f"records{number}"]
+                    columns = file[f"records{trace_number}"]
                     for begin in range(0, columns.shape[1], _ITEMS_PER_BLOCK):
                         batch_columns = columns[:, begin : begin + _ITEMS_PER_BLOCK]
                         yield self._transposed_batch(trace, batch_columns)

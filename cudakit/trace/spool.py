@@ -261,8 +261,10 @@ class SpoolWriter:
         """Begin a chain of this process, under the first name that no other chain uses."""
         self._process = os.getpid()
         self._file_number = self._lost_events = 0
-        for number in count():
-            self._chain_name = f"{self._process}.{number}" if number else f"{self._process}"
+        for trace_number in count():
+            self._chain_name = (
+                f"{self._process}.{trace_number}" if trace_number else f"{self._process}"
+            )
             path = self._directory / f"{self._chain_name}-000000.trace"
             try:
                 if self._writer is None:

@@ -293,8 +293,8 @@ class TraceReader:
 
 
 def _packed_text(text: str) -> bytes:
-    encoded = text.encode("utf-8", "surrogateescape")
-    return _COUNT.pack(len(encoded)) + encoded
+    encoded_text = text.encode("utf-8", "surrogateescape")
+    return _COUNT.pack(len(encoded_text)) + encoded_text
 
 
 def _unpack_strings(content: bytes, string_count: int) -> Iterator[str]:

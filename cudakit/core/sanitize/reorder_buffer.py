@@ -109,7 +109,9 @@ class ReorderBuffer:
         self._max_held = max_held
         self._pending = PendingLaunches()
         self._given_up_before = 0  # all launches before this call were given up, or are complete
-        self._sorted_runs: list[_SortedRecords] = []  # held records, runs in order of arrival
+        self._sorted_runs: list[
+            _SortedRecords
+        ] = []  # sorted runs of held records, in order of arrival
 
     @property
     def held_count(self) -> int:

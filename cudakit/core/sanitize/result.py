@@ -157,7 +157,7 @@ class DifferentCalls:
     communicator: int  # hash of the communicator, the same on all ranks
     first: CollectiveCall  # call of the lower rank; the send of a transfer
     second: CollectiveCall  # call of the other rank; the receive of a transfer
-    hint: str  # what to change
+    hint: str  # advice on what the program should change
 
 
 @dataclass(frozen=True, slots=True)

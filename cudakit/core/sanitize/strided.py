@@ -1,7 +1,7 @@
 """Strided accesses: rows of bytes at equal distances, and the bytes that two strided accesses share.
 
-They are stored as such, because the range from the first to the last row would make interleaved columns race,
-and one range per row would be too many ranges.
+Strided accesses are not stored as ranges: one range from the first to the last row would make interleaved
+columns race, and one range per row would be too many ranges.
 """
 
 from __future__ import annotations

@@ -155,7 +155,7 @@ static inline uint64_t frame_key(PyCodeObject *code, uint64_t offset)
     return key ? key : 1;
 }
 
-static int walk(uint64_t *keys, uint64_t *codes, uint64_t *offsets, int limit)
+static int walk_stack(uint64_t *keys, uint64_t *codes, uint64_t *offsets, int limit)
 {
     PyThreadState *thread = PyGILState_GetThisThreadState();
     /* Python frees thread states when it finalizes, while threads may still run. */
@@ -184,12 +184,12 @@ static size_t encode_utf8(Py_UCS4 character, char *bytes)
         bytes[0] = (char)character;
         return 1;
     }
-    size_t count = character < 0x800 ? 2 : character < 0x10000 ? 3 : 4;
+    size_t byte_count = character < 0x800 ? 2 : character < 0x10000 ? 3 : 4;
     static const uint8_t lead_bits[] = {0, 0, 0xc0, 0xe0, 0xf0};
-    for (size_t index = count - 1; index; index--, character >>= 6)
+    for (size_t index = byte_count - 1; index; index--, character >>= 6)
         bytes[index] = (char)(0x80 | (character & 0x3f));
-    bytes[0] = (char)(lead_bits[count] | character);
-    return count;
+    bytes[0] = (char)(lead_bits[byte_count] | character);
+    return byte_count;
 }
 
 static void copy_utf8(PyObject *text, char *out, size_t capacity)
@@ -203,12 +203,12 @@ static void copy_utf8(PyObject *text, char *out, size_t capacity)
     for (Py_ssize_t index = 0; index < length; index++) {
         Py_UCS4 character = PyUnicode_READ(PyUnicode_KIND(text), PyUnicode_DATA(text), index);
         char bytes[4];
-        size_t count =
+        size_t byte_count =
             encode_utf8(!character || Py_UNICODE_IS_SURROGATE(character) ? REPLACEMENT : character, bytes);
-        if (length_bytes + count >= capacity)
+        if (length_bytes + byte_count >= capacity)
             break;
-        memcpy(out + length_bytes, bytes, count);
-        length_bytes += count;
+        memcpy(out + length_bytes, bytes, byte_count);
+        length_bytes += byte_count;
     }
     out[length_bytes] = 0;
 }
@@ -216,9 +216,9 @@ static void copy_utf8(PyObject *text, char *out, size_t capacity)
 /* --- files of the program ----------------------------------------------------------------------- */
 
 /* Return whether a directory name of at most ``length`` bytes begins at ``text``. */
-static bool is_directory_name(const char *text, size_t length, const char *name)
+static bool is_directory_name(const char *path_part, size_t length, const char *name)
 {
-    return strlen(name) == length && !strncmp(text, name, length);
+    return strlen(name) == length && !strncmp(path_part, name, length);
 }
 
 /* Return whether a directory belongs to a library. ``parent`` and ``parent_length`` are the name of the directory that
@@ -261,14 +261,15 @@ static bool is_program_file(const char *path)
 static struct {
     PyObject *name;
     bool is_program;
-} files[FILE_SLOTS];
+} cached_files[FILE_SLOTS];
 static int cached_file_count;
 
 /* Return the slot of a file name, or the free slot for it. */
 static size_t file_slot(PyObject *name)
 {
     size_t slot = (size_t)(address_of(name) * 0x9e3779b97f4a7c15u >> 40) % FILE_SLOTS;
-    for (PyObject *stored; (stored = __atomic_load_n(&files[slot].name, __ATOMIC_ACQUIRE)) && stored != name;)
+    for (PyObject *stored_name;
+         (stored_name = __atomic_load_n(&cached_files[slot].name, __ATOMIC_ACQUIRE)) && stored_name != name;)
         slot = (slot + 1) % FILE_SLOTS;
     return slot;
 }
@@ -284,18 +285,19 @@ static bool is_uncached_program_file(PyObject *name)
 static bool is_program_code(PyCodeObject *code)
 {
     const size_t slot = file_slot(code->co_filename);
-    return __atomic_load_n(&files[slot].name, __ATOMIC_ACQUIRE) ? files[slot].is_program
-                                                                : is_uncached_program_file(code->co_filename);
+    return __atomic_load_n(&cached_files[slot].name, __ATOMIC_ACQUIRE)
+               ? cached_files[slot].is_program
+               : is_uncached_program_file(code->co_filename);
 }
 
 #if PY_VERSION_HEX >= 0x030C0000
-/* Do the same, and cache the result. The GIL is held. */
+/* Return whether a code object belongs to the program, and cache the answer. The GIL is held. */
 static bool cache_program_code(PyCodeObject *code)
 {
     const size_t slot = file_slot(code->co_filename);
-    if (!files[slot].name && cached_file_count < MAX_CACHED_FILES) {
-        files[slot].is_program = is_uncached_program_file(code->co_filename);
-        __atomic_store_n(&files[slot].name, Py_NewRef(code->co_filename), __ATOMIC_RELEASE);
+    if (!cached_files[slot].name && cached_file_count < MAX_CACHED_FILES) {
+        cached_files[slot].is_program = is_uncached_program_file(code->co_filename);
+        __atomic_store_n(&cached_files[slot].name, Py_NewRef(code->co_filename), __ATOMIC_RELEASE);
         cached_file_count++;
     }
     return is_program_code(code);
@@ -322,7 +324,7 @@ typedef struct {
     uint32_t program_call; /* number of the program call; 0 if the frame has run on since the last number */
 } program_frame;
 
-/* The frames of the program on this thread. A frame that was displaced by another one has unknown program calls. */
+/* The frames of the program on this thread. If another frame replaced a frame here, its program calls are unknown. */
 static __thread program_frame program_frames[FRAME_SLOTS];
 
 /* Number of the last program call of the process. */
@@ -338,9 +340,9 @@ static inline size_t frame_slot(const Frame *frame, int probe)
 static program_frame *find_program_frame(const Frame *frame)
 {
     for (int probe = 0; probe < FRAME_PROBES; probe++) {
-        program_frame *stored = &program_frames[frame_slot(frame, probe)];
-        if (stored->frame == frame)
-            return stored;
+        program_frame *slot_entry = &program_frames[frame_slot(frame, probe)];
+        if (slot_entry->frame == frame)
+            return slot_entry;
     }
     return NULL;
 }
@@ -352,28 +354,28 @@ static __thread unsigned displaced_frames;
 /* Return whether the calling thread runs a frame, or a frame that this frame has called. */
 static bool is_running(const Frame *frame)
 {
-    const Frame *running = current_frame(PyThreadState_Get());
-    while (running && running != frame)
-        running = running->previous;
-    return running != NULL;
+    const Frame *running_frame = current_frame(PyThreadState_Get());
+    while (running_frame && running_frame != frame)
+        running_frame = running_frame->previous;
+    return running_frame != NULL;
 }
 
-/* Begin a new program call of a frame: it has started, was resumed or has jumped backward. If there is no free entry, the
+/* Begin a new program call of a frame that has started, was resumed or has jumped backward. If there is no free entry, the
  * frame gets that of a frame that does not run: such a frame has ended, or begins a new program call when it is resumed. */
 static void begin_program_call(const Frame *frame)
 {
-    program_frame *stored = find_program_frame(frame);
-    for (int probe = 0; !stored && probe < FRAME_PROBES; probe++) {
-        program_frame *candidate = &program_frames[frame_slot(frame, probe)];
-        stored = candidate->frame ? NULL : candidate;
+    program_frame *program_entry = find_program_frame(frame);
+    for (int probe = 0; !program_entry && probe < FRAME_PROBES; probe++) {
+        program_frame *candidate_entry = &program_frames[frame_slot(frame, probe)];
+        program_entry = candidate_entry->frame ? NULL : candidate_entry;
     }
-    for (int probe = 0; !stored && probe < FRAME_PROBES; probe++) {
-        program_frame *candidate = &program_frames[frame_slot(frame, probe)];
-        stored = is_running(candidate->frame) ? NULL : candidate;
+    for (int probe = 0; !program_entry && probe < FRAME_PROBES; probe++) {
+        program_frame *candidate_entry = &program_frames[frame_slot(frame, probe)];
+        program_entry = is_running(candidate_entry->frame) ? NULL : candidate_entry;
     }
-    if (!stored)
-        stored = &program_frames[frame_slot(frame, (int)(displaced_frames++ % FRAME_PROBES))];
-    *stored = (program_frame){.frame = frame};
+    if (!program_entry)
+        program_entry = &program_frames[frame_slot(frame, (int)(displaced_frames++ % FRAME_PROBES))];
+    *program_entry = (program_frame){.frame = frame};
 }
 #endif
 
@@ -381,10 +383,10 @@ static void begin_program_call(const Frame *frame)
 static uint64_t argument_hash(const Frame *frame)
 {
     const PyCodeObject *code = frame_code(frame);
-    const int count = code->co_argcount + code->co_kwonlyargcount + !!(code->co_flags & CO_VARARGS) +
-                      !!(code->co_flags & CO_VARKEYWORDS);
+    const int argument_count = code->co_argcount + code->co_kwonlyargcount + !!(code->co_flags & CO_VARARGS) +
+                               !!(code->co_flags & CO_VARKEYWORDS);
     uint64_t hash = address_of(code);
-    for (int index = 0; index < count; index++) {
+    for (int index = 0; index < argument_count; index++) {
         uintptr_t argument;
         memcpy(&argument, &frame->localsplus[index], sizeof argument);
         hash = (hash ^ argument) * 0x9e3779b97f4a7c15u + (hash >> 29);
@@ -402,32 +404,33 @@ static uint32_t program_call(void)
         library_frame = frame;
         frame = nearest_complete_frame(frame->previous);
     }
-    program_frame *stored = frame ? find_program_frame(frame) : NULL;
-    if (!stored)
+    program_frame *program_entry = frame ? find_program_frame(frame) : NULL;
+    if (!program_entry)
         return 0;
     const uint64_t offset = instruction_offset(frame, frame_code(frame));
     const bool is_called_by_c = library_frame && library_frame->previous != frame;
-    const uint64_t arguments = is_called_by_c ? argument_hash(library_frame) : 0;
-    if (!stored->program_call || stored->offset != offset || stored->arguments != arguments) {
-        stored->offset = offset;
-        stored->arguments = arguments;
+    const uint64_t arguments_hash = is_called_by_c ? argument_hash(library_frame) : 0;
+    if (!program_entry->program_call || program_entry->offset != offset ||
+        program_entry->arguments != arguments_hash) {
+        program_entry->offset = offset;
+        program_entry->arguments = arguments_hash;
         do
-            stored->program_call = __atomic_add_fetch(&last_program_call, 1, __ATOMIC_RELAXED);
-        while (!stored->program_call); /* the number has overflowed */
+            program_entry->program_call = __atomic_add_fetch(&last_program_call, 1, __ATOMIC_RELAXED);
+        while (!program_entry->program_call); /* 0 means unknown, so an overflow must not return it */
     }
-    return stored->program_call;
+    return program_entry->program_call;
 }
 
 #if PY_VERSION_HEX >= 0x030C0000
 
-static PyObject *disable; /* sys.monitoring.DISABLE: ends the events of one instruction */
+static PyObject *disable_result; /* sys.monitoring.DISABLE: ends the events of one instruction */
 
 /* Handle an event of the current frame. ``arguments`` begin with its code object. Return sys.monitoring.DISABLE in
  * libraries, so that their code runs at full speed. */
 static PyObject *handle_frame_event(PyObject *const *arguments, Py_ssize_t count)
 {
     if (count < 1 || !PyCode_Check(arguments[0]) || !cache_program_code((PyCodeObject *)arguments[0]))
-        return Py_NewRef(disable);
+        return Py_NewRef(disable_result);
     const Frame *frame = current_frame(PyThreadState_Get());
     if (frame && frame_code(frame) == (PyCodeObject *)arguments[0])
         begin_program_call(frame);
@@ -445,7 +448,7 @@ static PyObject *on_jump(PyObject *module, PyObject *const *arguments, Py_ssize_
 {
     (void)module;
     const bool is_backward = count == 3 && PyLong_AsLong(arguments[2]) <= PyLong_AsLong(arguments[1]);
-    return is_backward ? handle_frame_event(arguments, count) : Py_NewRef(disable);
+    return is_backward ? handle_frame_event(arguments, count) : Py_NewRef(disable_result);
 }
 
 static PyMethodDef FRAME_HANDLER = {"on_start_or_resume", (PyCFunction)(void (*)(void))on_start_or_resume,
@@ -460,40 +463,41 @@ static const struct {
 /* Return the number of a tool of sys.monitoring that was free and is cudakit's now, or -1 if none is free. */
 static int claim_tool(PyObject *monitoring)
 {
-    for (int tool = 4; tool >= 3; tool--) { /* 3 and 4 have no predefined use */
-        PyObject *result = PyObject_CallMethod(monitoring, "use_tool_id", "is", tool, "cudakit");
+    for (int tool_id = 4; tool_id >= 3; tool_id--) { /* 3 and 4 have no predefined use */
+        PyObject *result = PyObject_CallMethod(monitoring, "use_tool_id", "is", tool_id, "cudakit");
         Py_XDECREF(result);
         if (result)
-            return tool;
+            return tool_id;
         PyErr_Clear();
     }
     return -1;
 }
 
 /* Register the handlers and enable their events. Return 0, or -1 with an exception set. */
-static int enable_events(PyObject *monitoring, int tool)
+static int enable_events(PyObject *monitoring, int tool_id)
 {
     PyObject *events = PyObject_GetAttrString(monitoring, "events");
     long enabled_events = 0;
     for (size_t index = 0; events && index < sizeof HANDLERS / sizeof *HANDLERS; index++) {
         PyObject *event = PyObject_GetAttrString(events, HANDLERS[index].event);
         PyObject *handler = event ? PyCFunction_New(HANDLERS[index].handler, NULL) : NULL;
-        PyObject *previous =
-            handler ? PyObject_CallMethod(monitoring, "register_callback", "iOO", tool, event, handler) : NULL;
+        PyObject *previous_handler =
+            handler ? PyObject_CallMethod(monitoring, "register_callback", "iOO", tool_id, event, handler) : NULL;
         enabled_events |= event ? PyLong_AsLong(event) : 0;
         Py_XDECREF(event);
         Py_XDECREF(handler);
-        if (!previous)
+        if (!previous_handler)
             Py_CLEAR(events);
-        Py_XDECREF(previous);
+        Py_XDECREF(previous_handler);
     }
-    PyObject *result = events ? PyObject_CallMethod(monitoring, "set_events", "il", tool, enabled_events) : NULL;
+    PyObject *result =
+        events ? PyObject_CallMethod(monitoring, "set_events", "il", tool_id, enabled_events) : NULL;
     Py_XDECREF(events);
     Py_XDECREF(result);
     return result ? 0 : -1;
 }
 
-/* Begin a program call of each frame that runs on this thread: they had no event yet. */
+/* Begin a program call of each frame that runs on this thread, because these frames had no event yet. */
 static void begin_running_frames(PyThreadState *thread)
 {
     for (const Frame *frame = nearest_complete_frame(current_frame(thread)); frame;
@@ -507,12 +511,12 @@ static PyObject *watch_program_calls(PyObject *module, PyObject *unused)
     (void)module, (void)unused;
     if (program_calls_are_watched)
         Py_RETURN_TRUE;
-    PyObject *monitoring = PySys_GetObject("monitoring"); /* a borrowed reference */
-    const int tool = monitoring ? claim_tool(monitoring) : -1;
-    if (tool < 0)
+    PyObject *monitoring = PySys_GetObject("monitoring"); /* borrowed reference */
+    const int tool_id = monitoring ? claim_tool(monitoring) : -1;
+    if (tool_id < 0)
         Py_RETURN_FALSE;
-    disable = PyObject_GetAttrString(monitoring, "DISABLE");
-    if (!disable || enable_events(monitoring, tool))
+    disable_result = PyObject_GetAttrString(monitoring, "DISABLE");
+    if (!disable_result || enable_events(monitoring, tool_id))
         return NULL;
     begin_running_frames(PyThreadState_Get());
     program_calls_are_watched = true;
@@ -584,18 +588,18 @@ static int32_t line_at(PyCodeObject *code, uint64_t offset)
 
 /* --- frames ------------------------------------------------------------------------------------ */
 
-static int resolve(uint64_t code, uint64_t offset, struct ck_frame *out)
+static int resolve_frame(uint64_t code, uint64_t offset, struct ck_frame *out)
 {
     if (!code)
         return -1;
-    PyCodeObject *object = (PyCodeObject *)(uintptr_t)code;
-    copy_utf8(object->co_qualname, out->function, sizeof out->function);
-    copy_utf8(object->co_filename, out->file, sizeof out->file);
-    out->line = line_at(object, offset);
+    PyCodeObject *code_object = (PyCodeObject *)(uintptr_t)code;
+    copy_utf8(code_object->co_qualname, out->function, sizeof out->function);
+    copy_utf8(code_object->co_filename, out->file, sizeof out->file);
+    out->line = line_at(code_object, offset);
     return 0;
 }
 
-static const struct ck_walker WALKER = {walk, resolve, program_call};
+static const struct ck_walker WALKER = {walk_stack, resolve_frame, program_call};
 
 /* --- module ----------------------------------------------------------------------------------- */
 
@@ -604,7 +608,7 @@ enum { STACK_LIMIT = 1024 };
 static PyObject *frame_tuple(uint64_t code, uint64_t offset)
 {
     struct ck_frame frame = {.line = 0};
-    resolve(code, offset, &frame);
+    resolve_frame(code, offset, &frame);
     return Py_BuildValue("(ssi)", frame.function, frame.file, (int)frame.line);
 }
 
@@ -629,7 +633,7 @@ static PyObject *stack(PyObject *module, PyObject *arguments, PyObject *keyword_
     if (!PyArg_ParseTupleAndKeywords(arguments, keyword_arguments, "|i", keywords, &limit))
         return NULL;
     uint64_t keys[STACK_LIMIT], codes[STACK_LIMIT], offsets[STACK_LIMIT];
-    int depth = walk(keys, codes, offsets, limit < STACK_LIMIT ? limit : STACK_LIMIT);
+    int depth = walk_stack(keys, codes, offsets, limit < STACK_LIMIT ? limit : STACK_LIMIT);
     return frame_list(codes, offsets, depth);
 }
 
@@ -638,18 +642,18 @@ static PyObject *stack(PyObject *module, PyObject *arguments, PyObject *keyword_
 static bool matches_interpreter(PyThreadState *thread)
 {
     const Frame *frame = nearest_complete_frame(current_frame(thread));
-    PyFrameObject *reported = PyThreadState_GetFrame(thread);
+    PyFrameObject *interpreter_frame = PyThreadState_GetFrame(thread);
     bool is_same = true;
-    while (is_same && reported) {
-        PyCodeObject *code = PyFrame_GetCode(reported);
+    while (is_same && interpreter_frame) {
+        PyCodeObject *code = PyFrame_GetCode(interpreter_frame);
         is_same = frame && frame_code(frame) == code &&
-                  instruction_offset(frame, code) == (uint64_t)PyFrame_GetLasti(reported);
+                  instruction_offset(frame, code) == (uint64_t)PyFrame_GetLasti(interpreter_frame);
         Py_DECREF(code);
-        PyFrameObject *caller = is_same ? PyFrame_GetBack(reported) : NULL;
-        Py_SETREF(reported, caller);
+        PyFrameObject *caller = is_same ? PyFrame_GetBack(interpreter_frame) : NULL;
+        Py_SETREF(interpreter_frame, caller);
         frame = is_same ? nearest_complete_frame(frame->previous) : frame;
     }
-    Py_XDECREF(reported);
+    Py_XDECREF(interpreter_frame);
     return is_same;
 }
 

@@ -71,14 +71,14 @@ def find_cupti(paths: SearchPaths) -> Cupti:
 
     The variable CUDAKIT_CUPTI_LIBRARY names another one. Raises EnvironmentUnusable if there is none.
     """
-    if override := paths.environment.get(LIBRARY_OVERRIDE):
-        return _overriding_library(Path(override))
+    if library_override := paths.environment.get(LIBRARY_OVERRIDE):
+        return _overriding_library(Path(library_override))
     supported_major = _supported_major(paths.root)
     libraries = [library for library in _installed(paths) if library.major <= supported_major]
     torch_major = _torch_major(paths.packages)
-    preferred = [library for library in libraries if library.major == torch_major]
+    preferred_libraries = [library for library in libraries if library.major == torch_major]
     # Among libraries of one version the first is used: packages come before toolkits.
-    library = max(preferred or libraries, key=lambda library: library.major, default=None)
+    library = max(preferred_libraries or libraries, key=lambda library: library.major, default=None)
     if library is None:
         raise EnvironmentUnusable(
             f"CUPTI, NVIDIA's profiling library, is not installed for CUDA {supported_major}",

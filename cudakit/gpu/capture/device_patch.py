@@ -101,10 +101,12 @@ def _build_images(
     """Build the patches. Devices that are too old are skipped if there are newer ones."""
     paths = SearchPaths.of_this_process()
     paths = replace(paths, packages=(*paths.packages, *ready.packages))
-    supported = [
+    supported_capabilities = [
         version for version in sorted(capabilities) if version >= _OLDEST_CAPABILITY
     ] or sorted(capabilities)
-    return {major * 10 + minor: build((major, minor), paths) for major, minor in supported}
+    return {
+        major * 10 + minor: build((major, minor), paths) for major, minor in supported_capabilities
+    }
 
 
 def _build_with_user_cache(capability: Capability, paths: SearchPaths) -> bytes:
@@ -138,8 +140,11 @@ def build_patch(
     nvrtc = Nvrtc()
     compiler = nvrtc.version
     assemblers = find_assemblers(paths or SearchPaths.of_this_process())
-    number = capability[0] * 10 + capability[1]
-    keys = {assembler: _cache_key(compiler, assembler, number, options) for assembler in assemblers}
+    capability_number = capability[0] * 10 + capability[1]
+    keys = {
+        assembler: _cache_key(compiler, assembler, capability_number, options)
+        for assembler in assemblers
+    }
     if cache and (cached := next(filter(None, map(cache.get, keys.values())), None)):
         return cached
     if not assemblers:
@@ -149,10 +154,10 @@ def build_patch(
             hint=_INSTALL_PTXAS.format(_version_text(compiler)),
         )
     ptx = _compile_ptx(nvrtc, options)
-    assembler, image = _assemble(assemblers, ptx, f"sm_{number}", compiler)
+    assembler, image = _assemble(assemblers, ptx, f"sm_{capability_number}", compiler)
     if cache:
         tools = f"NVRTC {_version_text(compiler)}, ptxas {_version_text(assembler.version)}"
-        cache.keep(keys[assembler], image, Label(PATCH, f"sm_{number}", tools))
+        cache.keep(keys[assembler], image, Label(PATCH, f"sm_{capability_number}", tools))
     return image
 
 

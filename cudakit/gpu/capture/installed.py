@@ -81,10 +81,10 @@ def find_sanitizer_library(paths: SearchPaths) -> Library:
 
     Raises EnvironmentUnusable if there is none, or the newest is older than 13.4.
     """
-    override = paths.environment.get(LIBRARY_OVERRIDE)
+    library_override = paths.environment.get(LIBRARY_OVERRIDE)
     library = (
-        _overriding_library(Path(override))
-        if override
+        _overriding_library(Path(library_override))
+        if library_override
         else max(_installed_libraries(paths), key=_version, default=None)
     )
     if library is None:
@@ -95,7 +95,7 @@ def find_sanitizer_library(paths: SearchPaths) -> Library:
         needed_version = ".".join(map(str, OLDEST_LIBRARY))
         hint = (
             f"unset {LIBRARY_OVERRIDE}, or set it to a newer library"
-            if override
+            if library_override
             else INSTALL_LIBRARY
         )
         raise EnvironmentUnusable(
@@ -147,7 +147,7 @@ def _library_version(library: Path) -> tuple[int, ...]:
     """Return the version of the toolkit or wheel that contains the library; () if it is unknown."""
     for directory in library.resolve().parents[1:4]:
         if text := _toolkit_version(directory) or _wheel_version(directory):
-            return tuple(int(number) for number in re.findall(r"\d+", text))
+            return tuple(int(number_text) for number_text in re.findall(r"\d+", text))
     return ()
 
 
@@ -220,9 +220,9 @@ def find_assemblers(paths: SearchPaths) -> list[Assembler]:
 
     Raises EnvironmentUnusable if CUDAKIT_PTXAS names no working ptxas.
     """
-    override = paths.environment.get(PTXAS_OVERRIDE)
-    if override:
-        return [_overriding_assembler(Path(override))]
+    assembler_override = paths.environment.get(PTXAS_OVERRIDE)
+    if assembler_override:
+        return [_overriding_assembler(Path(assembler_override))]
     assemblers = (_probe_ptxas(path) for path in dict.fromkeys(_ptxas_files(paths)))
     return sorted(
         (assembler for assembler in assemblers if assembler),

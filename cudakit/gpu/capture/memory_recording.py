@@ -65,7 +65,7 @@ def begin_memory(consume: Consume, consume_jax: Callable[[str], None]) -> Memory
 def _start(
     recorder: Any, directory: Path, library: str, walker_address: int, notes: list[str]
 ) -> str:
-    """Start the recorder; return the library that it uses, empty if it records no calls of CUDA."""
+    """Start the recorder; return the path of its library, which is empty if no CUDA calls are recorded."""
     try:
         nvtx_tool = recorder.start(str(directory), library, walker_address, [], True)
     except RuntimeError as error:
@@ -80,7 +80,7 @@ def _start(
 
 
 def _sanitizer_library() -> tuple[str, str]:
-    """Return the path of the Sanitizer API, or an empty one and the reason why it cannot be used."""
+    """Return the path of the Sanitizer API, or an empty path and the reason why it is unusable."""
     from cudakit.gpu.cuda.current import device_count
     from cudakit.gpu.cuda.driver import is_initialized
 

@@ -113,9 +113,9 @@ def refuse_other_tools(environment: Mapping[str, str]) -> None:
     if tool and not is_recorder(tool):
         raise _other_tool_error(_INJECTION_VARIABLE, f"loads {tool} into CUDA programs")
     for name in _PRELOAD_VARIABLES:
-        value = environment.get(name, "")
-        if _TOOL_NAMES.search(value) and not is_recorder(value):
-            raise _other_tool_error(name, f"loads another tool: {value}")
+        variable_value = environment.get(name, "")
+        if _TOOL_NAMES.search(variable_value) and not is_recorder(variable_value):
+            raise _other_tool_error(name, f"loads another tool: {variable_value}")
     for name, tool in _TOOL_VARIABLES.items():
         if name in environment:
             raise _other_tool_error(name, f"is set, so {tool} is attached to this program")
@@ -189,7 +189,7 @@ def try_library(
 
 def _run_json(command: Sequence[str], environment: Mapping[str, str]) -> dict[str, Any]:
     try:
-        completed = subprocess.run(  # noqa: S603 runs a script of cudakit with the program's interpreter
+        completed_process = subprocess.run(  # noqa: S603 runs a script of cudakit with the program's interpreter
             command,
             env=dict(environment),
             stdin=subprocess.DEVNULL,
@@ -202,17 +202,19 @@ def _run_json(command: Sequence[str], environment: Mapping[str, str]) -> dict[st
     except (OSError, subprocess.TimeoutExpired) as error:
         raise _trial_error(command, str(error)) from error
     try:
-        result = json.loads(completed.stdout.rstrip().rpartition("\n")[2])
+        result = json.loads(completed_process.stdout.rstrip().rpartition("\n")[2])
     except ValueError:
         result = None
     if not isinstance(result, dict):
-        raise _trial_error(command, _describe_exit(completed.returncode, completed.stderr))
+        raise _trial_error(
+            command, _describe_exit(completed_process.returncode, completed_process.stderr)
+        )
     return result
 
 
 def _describe_exit(status: int, stderr: str) -> str:
-    cause = f"it was killed by signal {-status}" if status < 0 else f"it ended with {status}"
-    return ": ".join([cause, *stderr.strip().splitlines()[-1:]])
+    exit_text = f"it was killed by signal {-status}" if status < 0 else f"it ended with {status}"
+    return ": ".join([exit_text, *stderr.strip().splitlines()[-1:]])
 
 
 def _trial_error(command: Sequence[str], reason: str) -> EnvironmentUnusable:

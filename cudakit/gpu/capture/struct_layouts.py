@@ -178,8 +178,10 @@ def difference(compiled: Mapping[str, Layout], header: Header) -> str:
         if installed_layout is None:
             return f"{name} is missing"
         for field_name, offset in compiled[name].items():
-            if problem := _field_difference(field_name, offset, installed_layout.get(field_name)):
-                return f"{name}{problem}"
+            if field_difference := _field_difference(
+                field_name, offset, installed_layout.get(field_name)
+            ):
+                return f"{name}{field_difference}"
     return ""
 
 
@@ -205,12 +207,12 @@ def check_structures(compiled: Mapping[str, Layout], library: Library) -> None:
         return _check_version(library)
     header = Header("".join(path.read_text(encoding="utf-8", errors="replace") for path in headers))
     try:
-        problem = difference(compiled, header)
+        layout_difference = difference(compiled, header)
     except ValueError as error:
-        problem = str(error)
-    if problem:
+        layout_difference = str(error)
+    if layout_difference:
         raise EnvironmentUnusable(
-            f"{library} has struct layouts that this recorder does not support: {problem}",
+            f"{library} has struct layouts that this recorder does not support: {layout_difference}",
             hint=f"pip install --upgrade cudakit, or {_INSTALL_SUPPORTED}",
         )
     return None

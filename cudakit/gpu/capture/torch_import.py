@@ -55,17 +55,17 @@ def mark_steps(recorder: "Any") -> None:
 def watch_profiler(report: "Callable[[str], None]") -> None:
     """Report once that the program uses torch.profiler, which cannot record GPU work beside cudakit."""
     profiler: Any = sys.modules.get("torch.autograd.profiler")
-    enable = getattr(profiler, "_enable_profiler", None)
-    if enable is None:
+    enable_profiler = getattr(profiler, "_enable_profiler", None)
+    if enable_profiler is None:
         return
 
     def enable_and_report(*args: object, **keyword_arguments: object) -> object:
-        profiler._enable_profiler = enable
+        profiler._enable_profiler = enable_profiler
         report(
             "the program used torch.profiler, which recorded no GPU work: only one profiler can use CUPTI in"
             " a process, and cudakit was first"
         )
-        return enable(*args, **keyword_arguments)
+        return enable_profiler(*args, **keyword_arguments)
 
     profiler._enable_profiler = enable_and_report
 

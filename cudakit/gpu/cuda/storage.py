@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from cudakit.errors import EnvironmentUnusable, MissingDependency
+from cudakit.errors import EnvironmentUnusable, MissingDependency, Unsupported
 from cudakit.gpu.api import Ptr
 from cudakit.gpu.api.storage import StoragePath
 
@@ -25,6 +25,7 @@ _PROPERTIES_BYTES = 256
 # The variable with the path of a configuration, and the default path (cuFile, "Environment Variables").
 _CONFIGURATION_VARIABLE = "CUFILE_ENV_PATH_JSON"
 _SYSTEM_CONFIGURATION = Path("/etc/cufile.json")
+_UDEV_DATABASE = "/run/udev"
 _PURPOSE = "cudakit bench gds"
 _REQUIREMENT = "cudakit[gds]"
 
@@ -70,7 +71,7 @@ class CuFile:
             ) from error
 
     def open(self, path: Path, *, writable: bool, direct: bool) -> CuFileFile:
-        """Open a file and register its handle."""
+        """Open a file and register its handle. Raises Unsupported if cuFile refuses it."""
         return CuFileFile(self, self._cufile, path, writable=writable, direct=direct)
 
     def register(self, ptr: Ptr, size_bytes: int) -> None:
@@ -156,9 +157,9 @@ class CuFileFile:
             self._handle = driver.call(
                 "cuFileHandleRegister", cufile.handle_register, description.ptr
             )
-        except BaseException:
+        except EnvironmentUnusable as error:
             os.close(self._descriptor)
-            raise
+            raise Unsupported(f"cuFile cannot open files here: {_explain(error)}") from error
         self._is_open = True
 
     def read(self, ptr: Ptr, size_bytes: int, file_offset: int) -> None:
@@ -194,6 +195,13 @@ class CuFileFile:
             raise EnvironmentUnusable(
                 f"{name} moved {moved_bytes} of {size_bytes} bytes at offset {file_offset}"
             )
+
+
+def _explain(error: EnvironmentUnusable) -> str:
+    """Return the reason why a file was refused: cuFile looks up drives in the database of udev."""
+    if os.access(_UDEV_DATABASE, os.R_OK):
+        return error.message
+    return f"it needs {_UDEV_DATABASE}; in a container: docker run -v {_UDEV_DATABASE}:{_UDEV_DATABASE}:ro"
 
 
 @cache

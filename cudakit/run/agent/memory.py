@@ -40,10 +40,14 @@ def _device_memory(torch: "Any") -> "dict[str, list[float]]":
     """
     cuda = torch.cuda
     devices = range(cuda.device_count())
-    facts = {"device_total_bytes": [cuda.get_device_properties(i).total_memory for i in devices]}
+    memory_sizes = {
+        "device_total_bytes": [cuda.get_device_properties(i).total_memory for i in devices]
+    }
     if hasattr(cuda.memory, "get_per_process_memory_fraction"):  # torch 2.7 and newer
-        facts["memory_fraction"] = [cuda.memory.get_per_process_memory_fraction(i) for i in devices]
-    return facts
+        memory_sizes["memory_fraction"] = [
+            cuda.memory.get_per_process_memory_fraction(i) for i in devices
+        ]
+    return memory_sizes
 
 
 def _split_name(path: str) -> "tuple[str, str]":

@@ -68,12 +68,12 @@ def parse(text: str) -> "dict[str, Any]":
     try:
         from _json import make_scanner
 
-        value, _ = make_scanner(_Decoder())(text, 0)  # type: ignore[arg-type]
+        parsed_value, _ = make_scanner(_Decoder())(text, 0)  # type: ignore[arg-type]
     except (ImportError, AttributeError, TypeError):
         from json import loads
 
-        value = loads(text)
-    return dict(value)
+        parsed_value = loads(text)
+    return dict(parsed_value)
 
 
 class _Decoder:
@@ -88,8 +88,10 @@ class _Decoder:
 def remove_from_environment(directory: str) -> None:
     """Remove the variables that make children of this process start the agent."""
     del os.environ[SETTINGS]
-    entries = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    other_entries = os.pathsep.join(entry for entry in entries if entry != directory)
+    path_entries = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    other_entries = os.pathsep.join(
+        path_entry for path_entry in path_entries if path_entry != directory
+    )
     if other_entries:
         os.environ["PYTHONPATH"] = other_entries
     else:
@@ -106,7 +108,10 @@ def record(settings: "dict[str, Any]", spool: "Spool") -> "Any":
     """
     recorder = _extension("_recorder", settings["recorder"])
     walker_address = _frame_walker_address(settings, spool)
-    patches = [(int(number), _content(path)) for number, path in settings["patches"].items()]
+    patches = [
+        (int(capability_number), _content(path))
+        for capability_number, path in settings["patches"].items()
+    ]
     memory_only = not settings["sanitize"]
     try:
         _refuse_loaded_cuda(settings["library"])
@@ -198,8 +203,8 @@ def delete_if_abandoned(directory: str) -> None:
         finally:
             os.close(file)
         with os.scandir(directory) as directory_entries:
-            for entry in directory_entries:
-                os.unlink(entry.path)
+            for directory_entry in directory_entries:
+                os.unlink(directory_entry.path)
         os.rmdir(directory)
     except OSError:
         pass

@@ -12,11 +12,12 @@ from cudakit.core.bench.pipeline import run
 from cudakit.core.bench.result import CaseResult
 from cudakit.core.bench.spec import PATTERNS, STORAGE_DIRECTIONS, GdsSpec
 from cudakit.core.bench.workloads.gds import CuFileRoute, PreparedTransfer, Transfer, gds_cases
-from cudakit.errors import InputError
+from cudakit.errors import InputError, Unsupported
 from cudakit.gpu.api import LEGACY, Gpu, Ptr
 from cudakit.gpu.open import open_gpu
 from cudakit.gpu.sim import Sim
-from cudakit.gpu.sim.storage import SimStorageFile
+from cudakit.gpu.sim.storage import SimStorage, SimStorageFile
+from cudakit.units import Unavailable
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -128,11 +129,37 @@ def test_invalid_options_are_rejected(
         GdsSpec(files={"read": file}, **options)
 
 
+class RefusingStorage(SimStorage):
+    """Storage that refuses every file."""
+
+    def open(self, path: Path, **options: bool) -> SimStorageFile:
+        del path, options
+        raise Unsupported("no drive is known")
+
+
+class DeviceWithoutStorage(Sim):
+    """A device whose storage refuses every file."""
+
+    def storage(self) -> SimStorage:
+        return RefusingStorage(self.memory)
+
+
+def test_baseline_is_measured_where_cufile_refuses_the_file(file: DataFile) -> None:
+    with closing(DeviceWithoutStorage()) as gpu:
+        cufile, posix = measure(gpu, file, "read", patterns=("random",))
+
+    assert cufile.is_unsupported
+    assert isinstance(cufile.median_s, Unavailable)
+    assert cufile.median_s.reason == "no drive is known"
+    assert posix.verified
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("direction", STORAGE_DIRECTIONS)
 def test_cufile_of_a_gpu_moves_the_right_bytes(tmp_path: Path, direction: str) -> None:
     with temporary_data_file(tmp_path, 64 * MIB, 3) as data_file, closing(open_gpu("cuda")) as gpu:
         cases = measure(gpu, data_file, direction, sizes_bytes=(4 * KIB, MIB), threads=(1, 4))
 
-    assert cases
-    assert all(case.verified for case in cases)
+    measured_cases = [case for case in cases if not case.is_unsupported]
+    assert measured_cases
+    assert all(case.verified for case in measured_cases)

@@ -25,9 +25,10 @@ STAND_IN = """
 static PyObject *start(PyObject *self, PyObject *args) {
     const char *spool, *library; unsigned long long walker = 0;
     PyObject *patches = NULL;
-    int memory_only = 0;
+    int memory_only = 0, templates = 0;
     (void)self;
-    if (!PyArg_ParseTuple(args, "ss|KOp", &spool, &library, &walker, &patches, &memory_only)) return NULL;
+    if (!PyArg_ParseTuple(args, "ss|KOpp", &spool, &library, &walker, &patches, &memory_only, &templates))
+        return NULL;
     if (!*library) { PyErr_SetString(PyExc_RuntimeError, "no library\\nhere"); return NULL; }
     printf("start %s %llu\\n", library, walker);
     for (Py_ssize_t i = 0; patches && i < PyList_Size(patches); i++) {

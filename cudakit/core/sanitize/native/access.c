@@ -150,20 +150,20 @@ void access_list_clear(struct access_list *list)
         PyMem_Free(old_list.items);
 }
 
-int access_list_copy(struct access_list *copy, const struct access_list *list)
+int access_list_copy(struct access_list *new_list, const struct access_list *list)
 {
-    *copy = *list;
+    *new_list = *list;
     if (list->count > 1) {
-        copy->items = PyMem_Malloc(list->count * sizeof(struct access *));
-        if (!copy->items) {
-            copy->count = 0;
+        new_list->items = PyMem_Malloc(list->count * sizeof(struct access *));
+        if (!new_list->items) {
+            new_list->count = 0;
             PyErr_NoMemory();
             return -1;
         }
-        memcpy(copy->items, list->items, list->count * sizeof *list->items);
+        memcpy(new_list->items, list->items, list->count * sizeof *list->items);
     }
-    struct access *const *items = access_list_items(copy);
-    for (uint32_t i = 0; i < copy->count; i++)
+    struct access *const *items = access_list_items(new_list);
+    for (uint32_t i = 0; i < new_list->count; i++)
         access_share(items[i]);
     return 0;
 }
@@ -177,27 +177,27 @@ static void remove_ordered(struct access_list *list, const struct clock *clock)
         return;
     }
     struct access **items = list->items;
-    uint32_t remaining = 0;
+    uint32_t remaining_count = 0;
     for (uint32_t i = 0; i < list->count; i++) {
         if (access_is_ordered(items[i], clock))
             access_release(items[i]);
         else
-            items[remaining++] = items[i];
+            items[remaining_count++] = items[i];
     }
-    list->count = remaining;
-    if (remaining == 1)
+    list->count = remaining_count;
+    if (remaining_count == 1)
         list->single = items[0];
-    if (remaining <= 1)
+    if (remaining_count <= 1)
         PyMem_Free(items);
 }
 
-int access_list_replace_ordered(struct access_list *list, const struct clock *clock, struct access *added)
+int access_list_replace_ordered(struct access_list *list, const struct clock *clock, struct access *new_access)
 {
     remove_ordered(list, clock);
-    if (!added)
+    if (!new_access)
         return 0;
     if (!list->count) {
-        *list = (struct access_list){.count = 1, .single = access_share(added)};
+        *list = (struct access_list){.count = 1, .single = access_share(new_access)};
         return 0;
     }
     struct access **old_items = list->count > 1 ? list->items : NULL;
@@ -208,7 +208,7 @@ int access_list_replace_ordered(struct access_list *list, const struct clock *cl
     }
     if (!old_items)
         items[0] = list->single;
-    items[list->count++] = access_share(added);
+    items[list->count++] = access_share(new_access);
     list->items = items;
     return 0;
 }

@@ -92,10 +92,10 @@ static inline struct access *const *access_list_items(const struct access_list *
 /* Release all accesses of a list, and empty it. */
 void access_list_clear(struct access_list *list);
 /* Make a new list share the accesses of another one. Return -1 with an exception if memory runs out. */
-int access_list_copy(struct access_list *copy, const struct access_list *list);
-/* Remove the accesses that happen before the clock, and append `added` (which is shared) unless it is NULL.
+int access_list_copy(struct access_list *new_list, const struct access_list *list);
+/* Remove the accesses that happen before the clock, and append `new_access` (which is shared) unless it is NULL.
  * Return -1 with an exception if there is no memory for the added access. */
-int access_list_replace_ordered(struct access_list *list, const struct clock *clock, struct access *added);
+int access_list_replace_ordered(struct access_list *list, const struct clock *clock, struct access *new_access);
 bool access_lists_are_equivalent(const struct access_list *first, const struct access_list *second);
 
 #endif

@@ -8,7 +8,7 @@
 
 int map_filter(struct state_map *map, int (*keep)(struct state *, const void *), const void *context)
 {
-    size_t count = map->state_count, remaining = 0;
+    size_t count = map->state_count, remaining_count = 0;
     struct state *states = map_take_all(map);
     int result = states ? 0 : -1;
     for (size_t i = 0; states && i < count; i++) {
@@ -16,9 +16,9 @@ int map_filter(struct state_map *map, int (*keep)(struct state *, const void *),
         if (is_kept < 0)
             result = -1;
         if (is_kept)
-            states[remaining++] = states[i];
+            states[remaining_count++] = states[i];
     }
-    if (states && remaining && map_replace(map, (struct position){0, 0}, 0, states, remaining))
+    if (states && remaining_count && map_replace(map, (struct position){0, 0}, 0, states, remaining_count))
         result = -1;
     PyMem_Free(states);
     return result;
@@ -49,13 +49,13 @@ int shadow_prune(struct shadow *shadow, const struct clock *past_clock)
 
 /* ---- merging ----------------------------------------------------------------------------------------------- */
 
-/* Accesses in any order, which belong to states. */
+/* Accesses in any order. They are borrowed from states. */
 struct access_array {
     struct access **items;
     size_t count;
 };
 
-/* Sort by tick; accesses of equal ticks keep their order. Most lists have few accesses, in order. */
+/* Sort accesses by tick; accesses with equal ticks keep their order. Insertion sort: most lists are short and sorted. */
 static void sort_by_tick(struct access_array *array)
 {
     for (size_t i = 1; i < array->count; i++) {
@@ -67,34 +67,34 @@ static void sort_by_tick(struct access_array *array)
     }
 }
 
-/* Keep the last access of each slot and graph node, at the place of the first one. */
+/* Remove all but the last access of each slot and graph node; it takes the place of the first one. */
 static void keep_last_per_stream(struct access_array *array)
 {
-    size_t count = 0;
+    size_t kept_count = 0;
     sort_by_tick(array);
     for (size_t i = 0; i < array->count; i++) {
         struct access *access = array->items[i];
         size_t j = 0;
-        while (j < count && (array->items[j]->slot != access->slot ||
-                             array->items[j]->operation->node != access->operation->node))
+        while (j < kept_count && (array->items[j]->slot != access->slot ||
+                                  array->items[j]->operation->node != access->operation->node))
             j++;
         array->items[j] = access;
-        count += j == count;
+        kept_count += j == kept_count;
     }
-    array->count = count;
+    array->count = kept_count;
 }
 
-/* Make `merged` the list of the last accesses per stream of the lists of several states; `offset` selects the list
+/* Make `merged_list` the list of the last accesses per stream of the lists of several states; `offset` selects the list
  * within a state. Return -1 with an exception if memory runs out. */
-static int merge_lists(struct access_list *merged, const struct state *states, size_t count, size_t offset)
+static int merge_lists(struct access_list *merged_list, const struct state *states, size_t count, size_t offset)
 {
     struct access_array array = {0};
-    size_t total = 0;
+    size_t access_count = 0;
     for (size_t i = 0; i < count; i++)
-        total += ((const struct access_list *)((const char *)&states[i] + offset))->count;
-    if (!total)
+        access_count += ((const struct access_list *)((const char *)&states[i] + offset))->count;
+    if (!access_count)
         return 0;
-    array.items = PyMem_Malloc(total * sizeof(struct access *));
+    array.items = PyMem_Malloc(access_count * sizeof(struct access *));
     if (!array.items) {
         PyErr_NoMemory();
         return -1;
@@ -106,43 +106,44 @@ static int merge_lists(struct access_list *merged, const struct state *states, s
         array.count += list->count;
     }
     keep_last_per_stream(&array);
-    struct access_list view = {.count = (uint32_t)array.count};
+    struct access_list list_view = {.count = (uint32_t)array.count};
     if (array.count == 1)
-        view.single = array.items[0];
+        list_view.single = array.items[0];
     else
-        view.items = array.items;
-    int result = access_list_copy(merged, &view);
+        list_view.items = array.items;
+    int result = access_list_copy(merged_list, &list_view);
     PyMem_Free(array.items);
     return result;
 }
 
-/* Make `merged` a state of the bytes of several adjacent states. Return -1 with an exception if memory runs out. */
-static int merge_states(struct state *merged, const struct state *states, size_t count)
+/* Make `merged_state` a state of the bytes of several adjacent states. Return -1 with an exception if memory runs out. */
+static int merge_states(struct state *merged_state, const struct state *states, size_t count)
 {
-    *merged = (struct state){.lo = states[0].lo, .hi = states[count - 1].hi, .merged = true};
+    *merged_state = (struct state){.lo = states[0].lo, .hi = states[count - 1].hi, .merged = true};
     for (size_t i = 0; i < count; i++) {
         struct access *write = states[i].write;
-        if (write && (!merged->write || write->operation->seq > merged->write->operation->seq))
-            merged->write = write;
-        merged->approximate |= states[i].approximate;
+        if (write && (!merged_state->write || write->operation->seq > merged_state->write->operation->seq))
+            merged_state->write = write;
+        merged_state->approximate |= states[i].approximate;
     }
-    if (merged->write)
-        access_share(merged->write);
+    if (merged_state->write)
+        access_share(merged_state->write);
     for (size_t i = 0; i < count; i++) {
         if (!states[i].already_reported)
             continue;
-        PyObject *reported = merged->already_reported
-                                 ? PySequence_Concat(merged->already_reported, states[i].already_reported)
-                                 : Py_NewRef(states[i].already_reported);
-        if (!reported)
+        PyObject *reported_pairs =
+            merged_state->already_reported
+                ? PySequence_Concat(merged_state->already_reported, states[i].already_reported)
+                : Py_NewRef(states[i].already_reported);
+        if (!reported_pairs)
             goto fail;
-        Py_XSETREF(merged->already_reported, reported);
+        Py_XSETREF(merged_state->already_reported, reported_pairs);
     }
-    if (!merge_lists(&merged->reads, states, count, offsetof(struct state, reads)) &&
-        !merge_lists(&merged->atomics, states, count, offsetof(struct state, atomics)))
+    if (!merge_lists(&merged_state->reads, states, count, offsetof(struct state, reads)) &&
+        !merge_lists(&merged_state->atomics, states, count, offsetof(struct state, atomics)))
         return 0;
 fail:
-    state_clear(merged);
+    state_clear(merged_state);
     return -1;
 }
 
@@ -151,25 +152,25 @@ fail:
 static int merge_allocation(struct state *states, size_t *count, size_t max_states)
 {
     size_t group_size = (2 * *count + max_states - 1) / max_states;
-    size_t in_use = 0, merged_count = 0;
+    size_t used_count = 0, merged_count = 0;
     for (size_t i = 0; i < *count; i++) {
         if (states[i].write && states[i].write->tick == TICK_NEVER)
             state_clear(&states[i]);
         else
-            states[in_use++] = states[i];
+            states[used_count++] = states[i];
     }
-    *count = in_use;
-    for (size_t begin = 0; begin < in_use; begin += group_size) {
-        size_t group_count = Py_MIN(group_size, in_use - begin);
-        struct state merged;
-        if (merge_states(&merged, &states[begin], group_count)) {
-            memmove(&states[merged_count], &states[begin], (in_use - begin) * sizeof *states);
-            *count = merged_count + in_use - begin;
+    *count = used_count;
+    for (size_t begin = 0; begin < used_count; begin += group_size) {
+        size_t group_count = Py_MIN(group_size, used_count - begin);
+        struct state merged_state;
+        if (merge_states(&merged_state, &states[begin], group_count)) {
+            memmove(&states[merged_count], &states[begin], (used_count - begin) * sizeof *states);
+            *count = merged_count + used_count - begin;
             return -1;
         }
         for (size_t i = begin; i < begin + group_count; i++)
             state_clear(&states[i]);
-        states[merged_count++] = merged;
+        states[merged_count++] = merged_state;
     }
     *count = merged_count;
     return 0;
@@ -181,7 +182,7 @@ static int compare_seqs(const void *first, const void *second)
     return (seq > second_seq) - (seq < second_seq);
 }
 
-/* Keep the most recently accessed states: half of `max_states`, more only if accessed by the same call. */
+/* Remove all but the most recently accessed states: half of `max_states` remain, more only if one call accessed them. */
 static int keep_most_recent(struct state *states, size_t *count, size_t max_states)
 {
     uint64_t *seqs = PyMem_Malloc(*count * sizeof *seqs);
@@ -194,30 +195,30 @@ static int keep_most_recent(struct state *states, size_t *count, size_t max_stat
     qsort(seqs, *count, sizeof *seqs, compare_seqs);
     uint64_t oldest_seq = seqs[*count - (max_states + 1) / 2];
     PyMem_Free(seqs);
-    size_t recent_count = 0, remaining = 0;
+    size_t recent_count = 0, remaining_count = 0;
     for (size_t i = 0; i < *count; i++)
         recent_count += state_last_seq(&states[i]) >= oldest_seq;
-    size_t excess = recent_count > max_states ? recent_count - max_states : 0;
+    size_t excess_count = recent_count > max_states ? recent_count - max_states : 0;
     for (size_t i = 0; i < *count; i++) {
-        if (state_last_seq(&states[i]) < oldest_seq || excess) {
-            excess -= state_last_seq(&states[i]) >= oldest_seq;
+        if (state_last_seq(&states[i]) < oldest_seq || excess_count) {
+            excess_count -= state_last_seq(&states[i]) >= oldest_seq;
             state_clear(&states[i]);
         } else
-            states[remaining++] = states[i];
+            states[remaining_count++] = states[i];
     }
-    *count = remaining;
+    *count = remaining_count;
     return 0;
 }
 
 /* Read an attribute that is an address or a size. Return -1 with an exception on errors. */
-static int read_number(PyObject *object, const char *name, uint64_t *number)
+static int read_number(PyObject *object, const char *name, uint64_t *value_read)
 {
     PyObject *value = PyObject_GetAttrString(object, name);
     if (!value)
         return -1;
-    *number = PyLong_AsUnsignedLongLong(value);
+    *value_read = PyLong_AsUnsignedLongLong(value);
     Py_DECREF(value);
-    return *number == (uint64_t)-1 && PyErr_Occurred() ? -1 : 0;
+    return *value_read == (uint64_t)-1 && PyErr_Occurred() ? -1 : 0;
 }
 
 /* Find the end of the allocation with an address; `*end` becomes 0 if there is none. */
@@ -258,7 +259,7 @@ static size_t count_in_allocation(const struct state *states, size_t count, PyOb
 
 int shadow_coarsen(struct shadow *shadow, PyObject *allocation_at, size_t max_states)
 {
-    size_t count = shadow->ranges.state_count, remaining = 0;
+    size_t count = shadow->ranges.state_count, remaining_count = 0;
     struct state *states = map_take_all(&shadow->ranges);
     if (!states)
         return -1;
@@ -274,11 +275,11 @@ int shadow_coarsen(struct shadow *shadow, PyObject *allocation_at, size_t max_st
         else if (group_count > max_states)
             result = has_allocation ? merge_allocation(&states[begin], &kept_count, max_states)
                                     : keep_most_recent(&states[begin], &kept_count, max_states);
-        memmove(&states[remaining], &states[begin], kept_count * sizeof *states);
-        remaining += kept_count;
+        memmove(&states[remaining_count], &states[begin], kept_count * sizeof *states);
+        remaining_count += kept_count;
         begin = end;
     }
-    if (remaining && map_replace(&shadow->ranges, (struct position){0, 0}, 0, states, remaining))
+    if (remaining_count && map_replace(&shadow->ranges, (struct position){0, 0}, 0, states, remaining_count))
         result = -1;
     PyMem_Free(states);
     return result;

@@ -59,22 +59,22 @@ static PyObject *end_call(struct native_shadow *self, int result)
 /* ---- arguments --------------------------------------------------------------------------------------------- */
 
 /* Convert an integer of Python. Return -1 with an exception if it is out of range. */
-static int to_number(PyObject *value, uint64_t maximum, uint64_t *number)
+static int to_number(PyObject *value, uint64_t maximum, uint64_t *result)
 {
-    *number = PyLong_AsUnsignedLongLong(value);
-    if (*number == (uint64_t)-1 && PyErr_Occurred())
+    *result = PyLong_AsUnsignedLongLong(value);
+    if (*result == (uint64_t)-1 && PyErr_Occurred())
         return -1;
-    if (*number > maximum) {
+    if (*result > maximum) {
         PyErr_SetString(PyExc_OverflowError, "a number of an access is too large");
         return -1;
     }
     return 0;
 }
 
-static int read_number(PyObject *object, const char *name, uint64_t maximum, uint64_t *number)
+static int read_number(PyObject *object, const char *name, uint64_t maximum, uint64_t *result_value)
 {
     PyObject *value = PyObject_GetAttrString(object, name);
-    int result = value ? to_number(value, maximum, number) : -1;
+    int result = value ? to_number(value, maximum, result_value) : -1;
     Py_XDECREF(value);
     return result;
 }
@@ -123,11 +123,11 @@ static int add_object(struct shadow *shadow, PyObject *object, PyObject *clock, 
         return -1;
     int result = shadow_add(shadow, access, stride, count);
     if (is_free) {
-        PyObject *never = PyLong_FromUnsignedLongLong(TICK_NEVER);
+        PyObject *never_tick = PyLong_FromUnsignedLongLong(TICK_NEVER);
         access->tick = TICK_NEVER;
-        if (!never || PyObject_SetAttrString(object, "tick", never))
+        if (!never_tick || PyObject_SetAttrString(object, "tick", never_tick))
             result = -1;
-        Py_XDECREF(never);
+        Py_XDECREF(never_tick);
     }
     access_release(access);
     return result;
@@ -153,17 +153,17 @@ static PyObject *native_shadow_add_free(struct native_shadow *self, PyObject *ar
 }
 
 /* Check and store the accesses among some records. */
-static int add_records(struct shadow *shadow, const Py_buffer *rows, PyObject *call, PyObject *position)
+static int add_records(struct shadow *shadow, const Py_buffer *record_buffer, PyObject *call, PyObject *position)
 {
     uint64_t slot, tick;
     if (load_position(shadow, position, &slot, &tick))
         return -1;
     struct operation *operation = operation_new(call);
     int result = operation ? 0 : -1;
-    for (Py_ssize_t offset = 0; !result && offset < rows->len;
+    for (Py_ssize_t offset = 0; !result && offset < record_buffer->len;
          offset += (Py_ssize_t)sizeof(struct access_record)) {
         struct access_record record; /* a copy, because the buffer may not be aligned */
-        memcpy(&record, (const char *)rows->buf + offset, sizeof record);
+        memcpy(&record, (const char *)record_buffer->buf + offset, sizeof record);
         if (record.kind != KIND_ACCESS)
             continue;
         struct access *access =
@@ -177,16 +177,16 @@ static int add_records(struct shadow *shadow, const Py_buffer *rows, PyObject *c
 
 static PyObject *native_shadow_add_all(struct native_shadow *self, PyObject *arguments)
 {
-    Py_buffer rows;
+    Py_buffer record_buffer;
     PyObject *call, *position;
-    if (!PyArg_ParseTuple(arguments, "y*OO:add_all", &rows, &call, &position))
+    if (!PyArg_ParseTuple(arguments, "y*OO:add_all", &record_buffer, &call, &position))
         return NULL;
     PyObject *result = NULL;
-    if (rows.len % (Py_ssize_t)sizeof(struct access_record))
+    if (record_buffer.len % (Py_ssize_t)sizeof(struct access_record))
         PyErr_SetString(PyExc_ValueError, "the size of the rows is not a multiple of the size of a record");
     else if (!begin_call(self))
-        result = end_call(self, add_records(&self->shadow, &rows, call, position));
-    PyBuffer_Release(&rows);
+        result = end_call(self, add_records(&self->shadow, &record_buffer, call, position));
+    PyBuffer_Release(&record_buffer);
     return result;
 }
 

@@ -21,65 +21,67 @@ static PyObject *unordered_objects(const struct shadow *shadow)
     return objects;
 }
 
-/* Pass the accesses in shadow->unordered, which are of a state, to the checker: see ConflictChecker.check. */
-static int check_unordered(struct shadow *shadow, struct state *state, struct access *access, struct range shared,
-                           bool certainly_overlap, bool approximate)
+/* Pass the accesses in shadow->unordered, which belong to a state, to ConflictChecker.check. */
+static int check_unordered(struct shadow *shadow, struct state *state, struct access *access,
+                           struct range shared_range, bool certainly_overlap, bool approximate)
 {
     if (!shadow->unordered.count)
         return 0;
     shadow->has_check = true;
-    PyObject *previous = unordered_objects(shadow), *current = access_object(access, shadow->access_type);
-    PyObject *reported = state->already_reported ? Py_NewRef(state->already_reported) : PyTuple_New(0);
-    PyObject *result = NULL;
-    if (previous && current && reported)
-        result =
-            PyObject_CallMethod(shadow->checker, "check", "OOOO(KK)OO", reported, previous, current,
-                                shadow->clock.list, (unsigned long long)shared.lo, (unsigned long long)shared.hi,
-                                certainly_overlap ? Py_True : Py_False, approximate ? Py_True : Py_False);
-    Py_XDECREF(previous);
-    Py_XDECREF(reported);
-    if (result && !PyTuple_Check(result)) {
+    PyObject *previous_accesses = unordered_objects(shadow),
+             *current_access = access_object(access, shadow->access_type);
+    PyObject *reported_pairs = state->already_reported ? Py_NewRef(state->already_reported) : PyTuple_New(0);
+    PyObject *new_pairs = NULL;
+    if (previous_accesses && current_access && reported_pairs)
+        new_pairs = PyObject_CallMethod(shadow->checker, "check", "OOOO(KK)OO", reported_pairs, previous_accesses,
+                                        current_access, shadow->clock.list, (unsigned long long)shared_range.lo,
+                                        (unsigned long long)shared_range.hi,
+                                        certainly_overlap ? Py_True : Py_False, approximate ? Py_True : Py_False);
+    Py_XDECREF(previous_accesses);
+    Py_XDECREF(reported_pairs);
+    if (new_pairs && !PyTuple_Check(new_pairs)) {
         PyErr_SetString(PyExc_TypeError, "check must return a tuple");
-        Py_CLEAR(result);
+        Py_CLEAR(new_pairs);
     }
-    if (!result)
+    if (!new_pairs)
         return -1;
-    if (!PyTuple_GET_SIZE(result))
-        Py_CLEAR(result);
-    Py_XSETREF(state->already_reported, result);
+    if (!PyTuple_GET_SIZE(new_pairs))
+        Py_CLEAR(new_pairs);
+    Py_XSETREF(state->already_reported, new_pairs);
     return 0;
 }
 
 /* Check an access against the state of a range. */
-static int check_range(struct shadow *shadow, struct state *state, struct access *access, struct range shared,
-                       bool certainly_overlap)
+static int check_range(struct shadow *shadow, struct state *state, struct access *access,
+                       struct range shared_range, bool certainly_overlap)
 {
     if (state_find_unordered(state, access->mode, &shadow->clock, &shadow->unordered))
         return -1;
-    return check_unordered(shadow, state, access, shared, certainly_overlap, state->merged);
+    return check_unordered(shadow, state, access, shared_range, certainly_overlap, state->merged);
 }
 
 /* Check an access against the state of a pointer. */
-static int check_pointer(struct shadow *shadow, struct state *pointer, struct access *access, struct range shared)
+static int check_pointer(struct shadow *shadow, struct state *pointer, struct access *access,
+                         struct range shared_range)
 {
     if (pointer_find_unordered(pointer, access->mode, &shadow->clock, &shadow->unordered))
         return -1;
-    return check_unordered(shadow, pointer, access, shared, true, false);
+    return check_unordered(shadow, pointer, access, shared_range, true, false);
 }
 
 /* ---- ranges: divide the states, check and store, merge ----------------------------------------------------- */
 
-/* Append a state, without its content, to the pieces. Return NULL with an exception if memory runs out. */
+/* Append an uninitialized state to the pieces, and return it. Return NULL with an exception if memory runs out. */
 static struct state *add_piece(struct pieces *pieces)
 {
     if (pieces->count == pieces->capacity) {
         size_t capacity = pieces->capacity ? 2 * pieces->capacity : 64;
-        struct state *items = PyMem_Realloc(pieces->items, capacity * sizeof *items);
-        if (!items) {
+        struct state *new_items = PyMem_Realloc(pieces->items, capacity * sizeof *new_items);
+        if (!new_items) {
             PyErr_NoMemory();
             return NULL;
         }
-        pieces->items = items;
+        pieces->items = new_items;
         pieces->capacity = capacity;
     }
     return &pieces->items[pieces->count++];
@@ -111,8 +113,8 @@ static int add_moved_piece(struct pieces *pieces, struct state *state, uint64_t 
     return 0;
 }
 
-/* Append a piece for the bytes from lo up to hi, if any, which are not stored yet. */
-static int add_gap(struct pieces *pieces, uint64_t lo, uint64_t hi)
+/* Append an empty piece for the bytes from lo up to hi, which have no state yet. Do nothing if lo equals hi. */
+static int add_gap_piece(struct pieces *pieces, uint64_t lo, uint64_t hi)
 {
     struct state *piece = lo < hi ? add_piece(pieces) : NULL;
     if (piece)
@@ -143,24 +145,24 @@ static int divide_states(struct shadow *shadow, uint64_t lo, uint64_t hi, bool f
     struct state *state;
     uint64_t covered_end = lo;
     for (; (state = map_state(map, position)) && state->lo < hi; position = map_next(map, position)) {
-        size_t first = pieces->count;
+        size_t first_piece = pieces->count;
         uint64_t begin = Py_MAX(state->lo, lo), end = Py_MIN(state->hi, hi);
-        if ((fills_gaps && add_gap(pieces, covered_end, begin)) ||
+        if ((fills_gaps && add_gap_piece(pieces, covered_end, begin)) ||
             (state->lo < lo && add_copied_piece(pieces, state, state->lo, lo)) ||
             (hi < state->hi && add_copied_piece(pieces, state, begin, end)) ||
             add_moved_piece(pieces, state, end < state->hi ? hi : begin, state->hi))
             return -1;
         if (state->lo < lo || hi < state->hi)
-            for (size_t i = first; i < pieces->count; i++)
+            for (size_t i = first_piece; i < pieces->count; i++)
                 pieces->items[i].approximate |= pieces->items[i].merged;
         covered_end = end;
         run->count++;
     }
-    return fills_gaps ? add_gap(pieces, covered_end, hi) : 0;
+    return fills_gaps ? add_gap_piece(pieces, covered_end, hi) : 0;
 }
 
 /* Replace states of the map by the pieces, which the map takes over. */
-static int put_pieces(struct shadow *shadow, struct state_run run)
+static int replace_by_pieces(struct shadow *shadow, struct state_run run)
 {
     struct position position = run.begin;
     for (size_t i = 0; i < run.count; i++, position = map_next(&shadow->ranges, position))
@@ -174,47 +176,47 @@ static int put_pieces(struct shadow *shadow, struct state_run run)
 /* Merge adjacent equivalent pieces. */
 static void merge_pieces(struct pieces *pieces)
 {
-    size_t last = 0;
+    size_t last_index = 0;
     for (size_t i = 1; i < pieces->count; i++) {
-        struct state *piece = &pieces->items[i], *merged = &pieces->items[last];
-        if (merged->hi == piece->lo && states_are_equivalent(merged, piece)) {
-            merged->hi = piece->hi;
+        struct state *piece = &pieces->items[i], *merged_piece = &pieces->items[last_index];
+        if (merged_piece->hi == piece->lo && states_are_equivalent(merged_piece, piece)) {
+            merged_piece->hi = piece->hi;
             state_clear(piece);
-        } else if (++last != i)
-            pieces->items[last] = *piece;
+        } else if (++last_index != i)
+            pieces->items[last_index] = *piece;
     }
-    pieces->count = pieces->count ? last + 1 : 0;
+    pieces->count = pieces->count ? last_index + 1 : 0;
 }
 
 /* Merge the pieces of an access with adjacent equivalent states of the map, which become part of `run`. */
-static void merge_with_neighbors(struct shadow *shadow, const struct access *access, struct state_run *run)
+static void merge_with_adjacent(struct shadow *shadow, const struct access *access, struct state_run *run)
 {
     struct state_map *map = &shadow->ranges;
     struct pieces *pieces = &shadow->pieces;
     struct position end = run->begin;
     for (size_t i = 0; i < run->count; i++)
         end = map_next(map, end);
-    const struct state *next = map_state(map, end);
+    const struct state *next_state = map_state(map, end);
     struct state *last_piece = &pieces->items[pieces->count - 1], *first_piece = &pieces->items[0];
-    if (next && next->lo == access->hi && last_piece->hi == access->hi &&
-        states_are_equivalent(last_piece, next)) {
-        last_piece->hi = next->hi;
+    if (next_state && next_state->lo == access->hi && last_piece->hi == access->hi &&
+        states_are_equivalent(last_piece, next_state)) {
+        last_piece->hi = next_state->hi;
         run->count++;
     }
     if (is_map_begin(run->begin) || first_piece->lo < access->lo)
         return;
-    struct position before = map_previous(map, run->begin);
-    const struct state *previous = map_state(map, before);
-    if (previous->hi == first_piece->lo && states_are_equivalent(previous, first_piece)) {
+    struct position previous_position = map_previous(map, run->begin);
+    const struct state *previous_state = map_state(map, previous_position);
+    if (previous_state->hi == first_piece->lo && states_are_equivalent(previous_state, first_piece)) {
         /* The earlier state stays, as in RangeStates.merge, because reports show the range of its access. */
-        struct state merged;
-        if (state_copy(&merged, previous, previous->lo, first_piece->hi)) {
+        struct state merged_state;
+        if (state_copy(&merged_state, previous_state, previous_state->lo, first_piece->hi)) {
             PyErr_Clear(); /* the two states stay separate, which is correct, too */
             return;
         }
         state_clear(first_piece);
-        *first_piece = merged;
-        run->begin = before;
+        *first_piece = merged_state;
+        run->begin = previous_position;
         run->count++;
     }
 }
@@ -227,8 +229,8 @@ static int add_to_pieces(struct shadow *shadow, struct access *access)
         struct state *piece = &pieces->items[i];
         if (piece->lo < access->lo || access->hi < piece->hi)
             continue; /* the rest of a divided state */
-        struct range shared = {piece->lo, piece->hi};
-        if (check_range(shadow, piece, access, shared, !piece->approximate) ||
+        struct range shared_range = {piece->lo, piece->hi};
+        if (check_range(shadow, piece, access, shared_range, !piece->approximate) ||
             state_store(piece, access, &shadow->clock))
             return -1;
     }
@@ -238,17 +240,17 @@ static int add_to_pieces(struct shadow *shadow, struct access *access)
 /* Return whether no state next to a state is equivalent to it, so that nothing can be merged. */
 static bool is_separate(struct state_map *map, struct position position)
 {
-    const struct state *state = map_state(map, position), *next = map_state(map, map_next(map, position));
-    if (next && next->lo == state->hi && states_are_equivalent(state, next))
+    const struct state *state = map_state(map, position), *next_state = map_state(map, map_next(map, position));
+    if (next_state && next_state->lo == state->hi && states_are_equivalent(state, next_state))
         return false;
     if (is_map_begin(position))
         return true;
-    const struct state *previous = map_state(map, map_previous(map, position));
-    return previous->hi != state->lo || !states_are_equivalent(previous, state);
+    const struct state *previous_state = map_state(map, map_previous(map, position));
+    return previous_state->hi != state->lo || !states_are_equivalent(previous_state, state);
 }
 
-/* The most frequent case: the access is to exactly one stored range, and races with nothing. Return 1 if the access
- * was stored, 0 if this is another case, or -1 with an exception. */
+/* Store an access whose bytes are exactly one stored range and that races with nothing, the most frequent case. Return
+ * 1 if the access was stored, 0 if this is another case, or -1 with an exception. */
 static int add_to_equal_range(struct shadow *shadow, struct access *access)
 {
     struct position position = map_lower_bound(&shadow->ranges, access->lo);
@@ -266,8 +268,8 @@ static int add_to_equal_range(struct shadow *shadow, struct access *access)
     struct state_run run = {position, 1};
     if (add_copied_piece(&shadow->pieces, state, state->lo, state->hi))
         return -1;
-    merge_with_neighbors(shadow, access, &run);
-    return put_pieces(shadow, run) ? -1 : 1;
+    merge_with_adjacent(shadow, access, &run);
+    return replace_by_pieces(shadow, run) ? -1 : 1;
 }
 
 static int add_to_ranges(struct shadow *shadow, struct access *access)
@@ -281,8 +283,8 @@ static int add_to_ranges(struct shadow *shadow, struct access *access)
         return -1;
     }
     merge_pieces(&shadow->pieces);
-    merge_with_neighbors(shadow, access, &run);
-    return put_pieces(shadow, run);
+    merge_with_adjacent(shadow, access, &run);
+    return replace_by_pieces(shadow, run);
 }
 
 /* ---- strided ranges and pointers --------------------------------------------------------------------------- */
@@ -290,14 +292,14 @@ static int add_to_ranges(struct shadow *shadow, struct access *access)
 /* Check an access to a range, or to the address of a pointer, against all strided ranges. */
 static int check_strided(struct shadow *shadow, struct access *access, struct range range, bool certainly_overlap)
 {
-    struct strided_states *all = &shadow->strided;
-    if (range.hi <= all->bounds.lo || all->bounds.hi <= range.lo)
+    struct strided_states *strided_states = &shadow->strided;
+    if (range.hi <= strided_states->bounds.lo || strided_states->bounds.hi <= range.lo)
         return 0;
-    for (size_t i = 0; i < all->count; i++) {
-        struct range shared;
-        if (all->ranges[i].lo < range.hi && range.lo < all->ranges[i].hi &&
-            strided_shared_with_range(&all->ranges[i], range, &shared) &&
-            check_range(shadow, &all->states[i], access, shared, certainly_overlap))
+    for (size_t i = 0; i < strided_states->count; i++) {
+        struct range shared_range;
+        if (strided_states->ranges[i].lo < range.hi && range.lo < strided_states->ranges[i].hi &&
+            strided_shared_with_range(&strided_states->ranges[i], range, &shared_range) &&
+            check_range(shadow, &strided_states->states[i], access, shared_range, certainly_overlap))
             return -1;
     }
     return 0;
@@ -313,19 +315,19 @@ static int check_pointers_below(struct shadow *shadow, struct access *access)
         struct unordered_accesses *unordered = &shadow->unordered;
         if (pointer_find_unordered(pointer, access->mode, &shadow->clock, unordered))
             return -1;
-        size_t reaching = 0;
+        size_t reaching_count = 0;
         for (size_t i = 0; i < unordered->count; i++)
             if (unordered->items[i]->hi > access->lo)
-                unordered->items[reaching++] = unordered->items[i];
-        unordered->count = reaching;
-        struct range shared = {access->lo, access->hi};
-        if (check_unordered(shadow, pointer, access, shared, false, false))
+                unordered->items[reaching_count++] = unordered->items[i];
+        unordered->count = reaching_count;
+        struct range shared_range = {access->lo, access->hi};
+        if (check_unordered(shadow, pointer, access, shared_range, false, false))
             return -1;
     }
     return 0;
 }
 
-/* Check an access to a range against the pointers to its bytes. A write takes their place. */
+/* Check an access to a range against the pointers to its bytes. A write replaces the states of these pointers. */
 static int check_pointers(struct shadow *shadow, struct access *access)
 {
     if (!shadow->pointers.state_count)
@@ -376,15 +378,15 @@ static int check_strided_with_ranges(struct shadow *shadow, struct access *acces
     struct state *state;
     for (; (state = map_state(&shadow->ranges, position)) && state->lo < strided->hi;
          position = map_next(&shadow->ranges, position)) {
-        struct range shared;
-        if (!strided_shared_with_range(strided, (struct range){state->lo, state->hi}, &shared))
+        struct range shared_range;
+        if (!strided_shared_with_range(strided, (struct range){state->lo, state->hi}, &shared_range))
             continue;
         if (state_find_unordered(state, access->mode, &shadow->clock, &shadow->unordered))
             return -1;
         bool certainly_overlap = !state->merged;
         for (size_t i = 0; i < shadow->unordered.count; i++)
             certainly_overlap &= shadow->unordered.items[i]->precision != PRECISION_MERGED;
-        if (check_unordered(shadow, state, access, shared, certainly_overlap, state->merged))
+        if (check_unordered(shadow, state, access, shared_range, certainly_overlap, state->merged))
             return -1;
     }
     return 0;
@@ -396,21 +398,21 @@ static int add_strided(struct shadow *shadow, struct access *access, const struc
         return add_rows(shadow, access, strided);
     if (check_strided_with_ranges(shadow, access, strided))
         return -1;
-    struct range shared;
+    struct range shared_range;
     for (size_t i = 0; i < shadow->strided.count; i++) {
-        const struct strided_range *stored = &shadow->strided.ranges[i];
-        bool is_equal = stored->lo == strided->lo && stored->width == strided->width &&
-                        stored->stride == strided->stride && stored->count == strided->count;
-        if (!is_equal && strided_shared_with(strided, stored, &shared) &&
-            check_range(shadow, &shadow->strided.states[i], access, shared, true))
+        const struct strided_range *stored_range = &shadow->strided.ranges[i];
+        bool is_equal = stored_range->lo == strided->lo && stored_range->width == strided->width &&
+                        stored_range->stride == strided->stride && stored_range->count == strided->count;
+        if (!is_equal && strided_shared_with(strided, stored_range, &shared_range) &&
+            check_range(shadow, &shadow->strided.states[i], access, shared_range, true))
             return -1;
     }
     struct position position = map_lower_bound(&shadow->pointers, strided->lo);
     struct state *pointer;
     for (; (pointer = map_state(&shadow->pointers, position)) && pointer->lo < strided->hi;
          position = map_next(&shadow->pointers, position))
-        if (strided_shared_with_range(strided, (struct range){pointer->lo, pointer->lo + 1}, &shared) &&
-            check_pointer(shadow, pointer, access, shared))
+        if (strided_shared_with_range(strided, (struct range){pointer->lo, pointer->lo + 1}, &shared_range) &&
+            check_pointer(shadow, pointer, access, shared_range))
             return -1;
     struct state *equal_state = strided_get_or_create(&shadow->strided, strided);
     if (check_range(shadow, equal_state, access, (struct range){strided->lo, strided->hi}, true))
@@ -420,10 +422,10 @@ static int add_strided(struct shadow *shadow, struct access *access, const struc
 
 /* ---- pointers ---------------------------------------------------------------------------------------------- */
 
-static int compare_numbers(const void *first, const void *second)
+static int compare_seqs(const void *first, const void *second)
 {
-    uint64_t number = *(const uint64_t *)first, second_number = *(const uint64_t *)second;
-    return (number > second_number) - (number < second_number);
+    uint64_t first_seq = *(const uint64_t *)first, second_seq = *(const uint64_t *)second;
+    return (first_seq > second_seq) - (first_seq < second_seq);
 }
 
 static int is_used_after(struct state *pointer, const void *seq)
@@ -443,11 +445,11 @@ static int remove_half_of_pointers(struct shadow *shadow)
         PyErr_NoMemory();
         return -1;
     }
-    size_t count = 0;
+    size_t seq_count = 0;
     for (struct position position = {0, 0}; map_state(map, position); position = map_next(map, position))
-        seqs[count++] = state_last_seq(map_state(map, position));
-    qsort(seqs, count, sizeof *seqs, compare_numbers);
-    uint64_t median_seq = seqs[count / 2];
+        seqs[seq_count++] = state_last_seq(map_state(map, position));
+    qsort(seqs, seq_count, sizeof *seqs, compare_seqs);
+    uint64_t median_seq = seqs[seq_count / 2];
     PyMem_Free(seqs);
     return map_filter(map, is_used_after, &median_seq);
 }
@@ -544,7 +546,7 @@ int shadow_clear(struct shadow *shadow, uint64_t lo, uint64_t hi)
             state_clear(&pieces->items[i]);
     }
     pieces->count = remaining;
-    if (run.count && put_pieces(shadow, run))
+    if (run.count && replace_by_pieces(shadow, run))
         return -1;
     strided_clear(&shadow->strided, lo, hi);
     struct position begin = map_lower_bound(&shadow->pointers, lo), position = begin;

@@ -8,7 +8,7 @@
 /* The same value as access_state.MAX_POINTER_STATES. */
 enum { MAX_POINTER_STATES = 1 << 16 };
 
-/* States that are about to replace others in a map. */
+/* The parts of divided states, which are about to replace these states in a map. */
 struct pieces {
     struct state *items;
     size_t count, capacity;
@@ -17,9 +17,9 @@ struct pieces {
 struct shadow {
     PyObject *checker;     /* a conflicts.ConflictChecker */
     PyObject *access_type; /* clocks.MemoryAccess */
-    bool finds_possible;
-    bool is_busy;   /* a call is in progress; Python code that it calls must not call this object */
-    bool has_check; /* the checker got a conflict of the current access, so that it must report */
+    bool finds_possible;   /* whether to find races that are only possible */
+    bool is_busy;          /* a call is in progress; Python code that it calls must not call this object */
+    bool has_check; /* the checker got a conflict of the current access, and must report it after the access */
     struct state_map ranges, pointers;
     struct strided_states strided;
     struct clock clock; /* clock of the current operation */

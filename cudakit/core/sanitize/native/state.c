@@ -12,13 +12,14 @@ void state_clear(struct state *state)
     state->merged = state->approximate = false;
 }
 
-int state_copy(struct state *copy, const struct state *state, uint64_t lo, uint64_t hi)
+int state_copy(struct state *new_state, const struct state *state, uint64_t lo, uint64_t hi)
 {
-    *copy = (struct state){.lo = lo, .hi = hi, .merged = state->merged, .approximate = state->approximate};
-    copy->write = state->write ? access_share(state->write) : NULL;
-    copy->already_reported = Py_XNewRef(state->already_reported);
-    if (access_list_copy(&copy->reads, &state->reads) || access_list_copy(&copy->atomics, &state->atomics)) {
-        state_clear(copy);
+    *new_state = (struct state){.lo = lo, .hi = hi, .merged = state->merged, .approximate = state->approximate};
+    new_state->write = state->write ? access_share(state->write) : NULL;
+    new_state->already_reported = Py_XNewRef(state->already_reported);
+    if (access_list_copy(&new_state->reads, &state->reads) ||
+        access_list_copy(&new_state->atomics, &state->atomics)) {
+        state_clear(new_state);
         return -1;
     }
     return 0;
@@ -136,21 +137,22 @@ static int prune_reported(struct state *state)
         return -1;
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(pairs); i++) {
         PyObject *pair = PyTuple_GET_ITEM(pairs, i);
-        PyObject *earlier = PyTuple_Check(pair) && PyTuple_GET_SIZE(pair) ? PyTuple_GET_ITEM(pair, 0) : NULL;
-        bool is_stored =
-            earlier && ((state->write && state->write->object == earlier) ||
-                        list_has_object(&state->reads, earlier) || list_has_object(&state->atomics, earlier));
+        PyObject *earlier_access =
+            PyTuple_Check(pair) && PyTuple_GET_SIZE(pair) ? PyTuple_GET_ITEM(pair, 0) : NULL;
+        bool is_stored = earlier_access && ((state->write && state->write->object == earlier_access) ||
+                                            list_has_object(&state->reads, earlier_access) ||
+                                            list_has_object(&state->atomics, earlier_access));
         if (is_stored && PyList_Append(remaining_pairs, pair)) {
             Py_DECREF(remaining_pairs);
             return -1;
         }
     }
-    PyObject *remaining = PyList_GET_SIZE(remaining_pairs) ? PyList_AsTuple(remaining_pairs) : NULL;
-    bool has_failed = PyList_GET_SIZE(remaining_pairs) && !remaining;
+    PyObject *remaining_tuple = PyList_GET_SIZE(remaining_pairs) ? PyList_AsTuple(remaining_pairs) : NULL;
+    bool has_failed = PyList_GET_SIZE(remaining_pairs) && !remaining_tuple;
     Py_DECREF(remaining_pairs);
     if (has_failed)
         return -1;
-    Py_SETREF(state->already_reported, remaining);
+    Py_SETREF(state->already_reported, remaining_tuple);
     return 0;
 }
 

@@ -26,7 +26,7 @@ struct unordered_accesses {
 /* Release all that a state holds, and make it empty; lo and hi stay. */
 void state_clear(struct state *state);
 /* Make a new state a copy of another one, with other bytes. Return -1 with an exception if memory runs out. */
-int state_copy(struct state *copy, const struct state *state, uint64_t lo, uint64_t hi);
+int state_copy(struct state *new_state, const struct state *state, uint64_t lo, uint64_t hi);
 /* Return whether two states conflict with the same accesses and are reported in the same way. */
 bool states_are_equivalent(const struct state *first, const struct state *second);
 /* List the accesses of a range that may race with an access of this mode. Return -1 with an exception on errors. */

@@ -10,19 +10,18 @@ enum { FILLED_STATES = 48 };
 /* Return the index of the last chunk whose first state begins below an address; 0 if there is none. */
 static size_t find_chunk(struct state_map *map, uint64_t address)
 {
-    const uint64_t *firsts = map->first_addresses;
-    size_t hint = map->last_chunk;
-    if (hint < map->chunk_count && firsts[hint] < address) {
-        if (hint + 1 == map->chunk_count || address <= firsts[hint + 1])
-            return hint;
-        if (hint + 2 == map->chunk_count || address <= firsts[hint + 2])
-            return map->last_chunk = hint + 1;
+    const uint64_t *first_addresses = map->first_addresses;
+    size_t hint_index = map->last_chunk;
+    if (hint_index < map->chunk_count && first_addresses[hint_index] < address) {
+        if (hint_index + 1 == map->chunk_count || address <= first_addresses[hint_index + 1])
+            return hint_index;
+        if (hint_index + 2 == map->chunk_count || address <= first_addresses[hint_index + 2])
+            return map->last_chunk = hint_index + 1;
     }
-    size_t begin = 0,
-           end = map->chunk_count; /* chunks before `begin` begin below the address, others from `end` not */
+    size_t begin = 0, end = map->chunk_count; /* the last chunk that begins below the address is before `end` */
     while (begin < end) {
         size_t middle = begin + (end - begin) / 2;
-        if (firsts[middle] < address)
+        if (first_addresses[middle] < address)
             begin = middle + 1;
         else
             end = middle;
@@ -118,10 +117,10 @@ static int reserve_chunks(struct state_map *map, size_t count)
     struct chunk **chunks = PyMem_Realloc(map->chunks, capacity * sizeof *chunks);
     if (chunks)
         map->chunks = chunks;
-    uint64_t *firsts = PyMem_Realloc(map->first_addresses, capacity * sizeof *firsts);
-    if (firsts)
-        map->first_addresses = firsts;
-    if (!chunks || !firsts) {
+    uint64_t *new_first_addresses = PyMem_Realloc(map->first_addresses, capacity * sizeof *new_first_addresses);
+    if (new_first_addresses)
+        map->first_addresses = new_first_addresses;
+    if (!chunks || !new_first_addresses) {
         PyErr_NoMemory();
         return -1;
     }
@@ -145,14 +144,14 @@ static void remove_states(struct state_map *map, struct position position, size_
     map->state_count -= count;
     for (size_t index = position.index; count; index = 0, chunk_index++) {
         struct chunk *chunk = map->chunks[chunk_index];
-        size_t removed = Py_MIN(count, chunk->count - index);
-        size_t rest = chunk->count - index - removed;
-        move_states(chunk, index, chunk, index + removed, rest);
-        chunk->count -= (uint32_t)removed;
-        count -= removed;
+        size_t removed_count = Py_MIN(count, chunk->count - index);
+        size_t later_count = chunk->count - index - removed_count;
+        move_states(chunk, index, chunk, index + removed_count, later_count);
+        chunk->count -= (uint32_t)removed_count;
+        count -= removed_count;
         if (chunk->count)
             map->first_addresses[chunk_index] = chunk->states[0].lo;
-        if (rest)
+        if (later_count)
             break;
     }
     size_t end_empty = first_empty;
@@ -161,14 +160,14 @@ static void remove_states(struct state_map *map, struct position position, size_
     if (end_empty > first_empty)
         move_chunks(map, end_empty, first_empty);
     /* Merge two chunks with few states, so that the number of chunks stays in proportion to that of the states. */
-    size_t left = first_empty ? first_empty - 1 : 0;
-    if (left + 1 < map->chunk_count) {
-        struct chunk *left_chunk = map->chunks[left], *right_chunk = map->chunks[left + 1];
+    size_t left_index = first_empty ? first_empty - 1 : 0;
+    if (left_index + 1 < map->chunk_count) {
+        struct chunk *left_chunk = map->chunks[left_index], *right_chunk = map->chunks[left_index + 1];
         if (left_chunk->count + right_chunk->count <= FILLED_STATES / 2) {
             move_states(left_chunk, left_chunk->count, right_chunk, 0, right_chunk->count);
             left_chunk->count += right_chunk->count;
             PyMem_Free(right_chunk);
-            move_chunks(map, left + 2, left + 1);
+            move_chunks(map, left_index + 2, left_index + 1);
         }
     }
 }
@@ -196,9 +195,9 @@ static int insert_in_new_chunks(struct state_map *map, struct position position,
 {
     bool is_end = position.chunk == map->chunk_count;
     size_t old_count = is_end ? 0 : map->chunks[position.chunk]->count;
-    size_t total = old_count + count, chunk_count = (total + FILLED_STATES - 1) / FILLED_STATES;
+    size_t total_count = old_count + count, chunk_count = (total_count + FILLED_STATES - 1) / FILLED_STATES;
     size_t new_count = chunk_count - !is_end, first_new = position.chunk + !is_end;
-    struct state *all_states = PyMem_Malloc(total * sizeof *all_states);
+    struct state *all_states = PyMem_Malloc(total_count * sizeof *all_states);
     struct chunk **chunks = PyMem_Malloc(chunk_count * sizeof(struct chunk *));
     if (!all_states || !chunks) {
         PyErr_NoMemory();
@@ -217,7 +216,7 @@ static int insert_in_new_chunks(struct state_map *map, struct position position,
     memcpy(&map->chunks[first_new], chunks, new_count * sizeof *chunks);
     size_t begin = 0;
     for (size_t i = 0; i < chunk_count; i++) {
-        size_t end = total * (i + 1) / chunk_count;
+        size_t end = total_count * (i + 1) / chunk_count;
         struct chunk *chunk = map->chunks[position.chunk + i];
         fill_chunk(chunk, 0, &all_states[begin], end - begin);
         chunk->count = (uint32_t)(end - begin);
@@ -250,20 +249,21 @@ static int insert_states(struct state_map *map, struct position position, const 
     return 0;
 }
 
-int map_replace(struct state_map *map, struct position position, size_t removed, struct state *states,
+int map_replace(struct state_map *map, struct position position, size_t removed_count, struct state *states,
                 size_t count)
 {
-    size_t overwritten = Py_MIN(removed, count);
-    for (size_t i = 0; i < overwritten; i++) {
+    size_t overwritten_count = Py_MIN(removed_count, count);
+    for (size_t i = 0; i < overwritten_count; i++) {
         struct chunk *chunk = map->chunks[position.chunk];
         fill_chunk(chunk, position.index, &states[i], 1);
         map->first_addresses[position.chunk] = chunk->states[0].lo;
         position = map_next(map, position);
     }
-    if (removed > overwritten)
-        remove_states(map, position, removed - overwritten);
-    else if (count > overwritten && insert_states(map, position, &states[overwritten], count - overwritten)) {
-        for (size_t i = overwritten; i < count; i++)
+    if (removed_count > overwritten_count)
+        remove_states(map, position, removed_count - overwritten_count);
+    else if (count > overwritten_count &&
+             insert_states(map, position, &states[overwritten_count], count - overwritten_count)) {
+        for (size_t i = overwritten_count; i < count; i++)
             state_clear(&states[i]);
         return -1;
     }

@@ -43,9 +43,9 @@ static inline bool is_map_begin(struct position position)
     return position.chunk == 0 && position.index == 0;
 }
 
-/* Replace `removed` states after a position by `count` new ones, which the map takes over. The caller has cleared or
+/* Replace `removed_count` states after a position by `count` new ones, which the map takes over. The caller has cleared or
  * moved the removed states. Return -1 with an exception if memory runs out; new states that were not stored are cleared. */
-int map_replace(struct state_map *map, struct position position, size_t removed, struct state *states,
+int map_replace(struct state_map *map, struct position position, size_t removed_count, struct state *states,
                 size_t count);
 /* Move all states to a new array, and empty the map. Return NULL with an exception if memory runs out. */
 struct state *map_take_all(struct state_map *map);

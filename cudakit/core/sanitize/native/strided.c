@@ -15,7 +15,7 @@ bool strided_from_access(struct strided_range *strided, uint64_t lo, uint64_t hi
     return width < distance;
 }
 
-bool strided_shared_with_range(const struct strided_range *strided, struct range range, struct range *shared)
+bool strided_shared_with_range(const struct strided_range *strided, struct range range, struct range *shared_range)
 {
     uint64_t index = 0, first_end = strided->lo + strided->width;
     if (range.lo >= first_end)
@@ -25,16 +25,16 @@ bool strided_shared_with_range(const struct strided_range *strided, struct range
     uint64_t row = strided->lo + index * strided->stride;
     if (row >= range.hi)
         return false;
-    *shared = (struct range){Py_MAX(row, range.lo), Py_MIN(row + strided->width, range.hi)};
+    *shared_range = (struct range){Py_MAX(row, range.lo), Py_MIN(row + strided->width, range.hi)};
     return true;
 }
 
 static uint64_t greatest_common_divisor(uint64_t first, uint64_t second)
 {
     while (second) {
-        uint64_t rest = first % second;
+        uint64_t remainder = first % second;
         first = second;
-        second = rest;
+        second = remainder;
     }
     return first;
 }
@@ -42,14 +42,15 @@ static uint64_t greatest_common_divisor(uint64_t first, uint64_t second)
 /* Return whether no two rows would overlap even if both ranges had infinitely many rows. */
 static bool cannot_overlap(const struct strided_range *first, const struct strided_range *second)
 {
-    uint64_t step = greatest_common_divisor(first->stride, second->stride);
+    uint64_t common_stride = greatest_common_divisor(first->stride, second->stride);
     uint64_t distance = second->lo - first->lo; /* modulo 2^64 */
-    uint64_t offset = second->lo >= first->lo ? distance % step : (step - -distance % step) % step;
-    return first->width <= offset && second->width <= step - offset;
+    uint64_t offset = second->lo >= first->lo ? distance % common_stride
+                                              : (common_stride - -distance % common_stride) % common_stride;
+    return first->width <= offset && second->width <= common_stride - offset;
 }
 
 bool strided_shared_with(const struct strided_range *strided, const struct strided_range *stored,
-                         struct range *shared)
+                         struct range *shared_range)
 {
     if (strided->hi <= stored->lo || stored->hi <= strided->lo || cannot_overlap(strided, stored))
         return false;
@@ -59,7 +60,7 @@ bool strided_shared_with(const struct strided_range *strided, const struct strid
         return false;
     for (uint64_t i = 0; i < shorter->count; i++) {
         uint64_t row = shorter->lo + i * shorter->stride;
-        if (strided_shared_with_range(longer, (struct range){row, row + shorter->width}, shared))
+        if (strided_shared_with_range(longer, (struct range){row, row + shorter->width}, shared_range))
             return true;
     }
     return false;
@@ -73,45 +74,45 @@ static bool are_equal(const struct strided_range *first, const struct strided_ra
            first->count == second->count;
 }
 
-static void update_bounds(struct strided_states *all)
+static void update_bounds(struct strided_states *strided)
 {
-    all->bounds = (struct range){UINT64_MAX, 0};
-    for (size_t i = 0; i < all->count; i++) {
-        all->bounds.lo = Py_MIN(all->bounds.lo, all->ranges[i].lo);
-        all->bounds.hi = Py_MAX(all->bounds.hi, all->ranges[i].hi);
+    strided->bounds = (struct range){UINT64_MAX, 0};
+    for (size_t i = 0; i < strided->count; i++) {
+        strided->bounds.lo = Py_MIN(strided->bounds.lo, strided->ranges[i].lo);
+        strided->bounds.hi = Py_MAX(strided->bounds.hi, strided->ranges[i].hi);
     }
 }
 
-void strided_remove(struct strided_states *all, size_t index)
+void strided_remove(struct strided_states *strided, size_t index)
 {
-    size_t rest = --all->count - index;
-    memmove(&all->ranges[index], &all->ranges[index + 1], rest * sizeof *all->ranges);
-    memmove(&all->states[index], &all->states[index + 1], rest * sizeof *all->states);
-    update_bounds(all);
+    size_t later_count = --strided->count - index;
+    memmove(&strided->ranges[index], &strided->ranges[index + 1], later_count * sizeof *strided->ranges);
+    memmove(&strided->states[index], &strided->states[index + 1], later_count * sizeof *strided->states);
+    update_bounds(strided);
 }
 
-struct state *strided_get_or_create(struct strided_states *all, const struct strided_range *strided)
+struct state *strided_get_or_create(struct strided_states *states, const struct strided_range *strided)
 {
-    for (size_t i = 0; i < all->count; i++)
-        if (are_equal(&all->ranges[i], strided))
-            return &all->states[i];
-    if (all->count == MAX_STRIDED_STATES) {
-        state_clear(&all->states[0]);
-        strided_remove(all, 0);
+    for (size_t i = 0; i < states->count; i++)
+        if (are_equal(&states->ranges[i], strided))
+            return &states->states[i];
+    if (states->count == MAX_STRIDED_STATES) {
+        state_clear(&states->states[0]);
+        strided_remove(states, 0);
     }
-    all->ranges[all->count] = *strided;
-    all->states[all->count++] = (struct state){.lo = strided->lo, .hi = strided->hi};
-    update_bounds(all);
-    return &all->states[all->count - 1];
+    states->ranges[states->count] = *strided;
+    states->states[states->count++] = (struct state){.lo = strided->lo, .hi = strided->hi};
+    update_bounds(states);
+    return &states->states[states->count - 1];
 }
 
-void strided_clear(struct strided_states *all, uint64_t lo, uint64_t hi)
+void strided_clear(struct strided_states *strided, uint64_t lo, uint64_t hi)
 {
-    if (hi <= all->bounds.lo || all->bounds.hi <= lo)
+    if (hi <= strided->bounds.lo || strided->bounds.hi <= lo)
         return;
-    for (size_t i = all->count; i-- > 0;)
-        if (lo <= all->ranges[i].lo && all->ranges[i].hi <= hi) {
-            state_clear(&all->states[i]);
-            strided_remove(all, i);
+    for (size_t i = strided->count; i-- > 0;)
+        if (lo <= strided->ranges[i].lo && strided->ranges[i].hi <= hi) {
+            state_clear(&strided->states[i]);
+            strided_remove(strided, i);
         }
 }

@@ -18,10 +18,11 @@ struct strided_range {
  * it then counts as one range. */
 bool strided_from_access(struct strided_range *strided, uint64_t lo, uint64_t hi, int64_t stride, uint64_t count);
 /* Find the bytes of a range in the first row that overlaps it. Return false if there is none. */
-bool strided_shared_with_range(const struct strided_range *strided, struct range range, struct range *shared);
+bool strided_shared_with_range(const struct strided_range *strided, struct range range,
+                               struct range *shared_range);
 /* Find the first bytes that are in rows of both strided ranges. Return false if there are none. */
 bool strided_shared_with(const struct strided_range *strided, const struct strided_range *stored,
-                         struct range *shared);
+                         struct range *shared_range);
 
 /* The same value as strided.MAX_STRIDED_STATES. */
 enum { MAX_STRIDED_STATES = 256 };
@@ -35,10 +36,10 @@ struct strided_states {
 };
 
 /* Return the state of a strided range. Create it if there is none; if there are too many, remove the oldest. */
-struct state *strided_get_or_create(struct strided_states *all, const struct strided_range *strided);
+struct state *strided_get_or_create(struct strided_states *states, const struct strided_range *strided);
 /* Remove the strided range with an index, whose state the caller has cleared. */
-void strided_remove(struct strided_states *all, size_t index);
+void strided_remove(struct strided_states *strided, size_t index);
 /* Remove the strided ranges that lie completely between two addresses. */
-void strided_clear(struct strided_states *all, uint64_t lo, uint64_t hi);
+void strided_clear(struct strided_states *strided, uint64_t lo, uint64_t hi);
 
 #endif

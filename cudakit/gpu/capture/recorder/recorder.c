@@ -42,9 +42,9 @@ int context_device(CUcontext context)
 
 int64_t monotonic_ns(void)
 {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+    struct timespec current_time;
+    clock_gettime(CLOCK_MONOTONIC, &current_time);
+    return (int64_t)current_time.tv_sec * 1000000000 + current_time.tv_nsec;
 }
 
 record record_begin(uint16_t kind, uint32_t context, uint32_t stream, uint32_t site)

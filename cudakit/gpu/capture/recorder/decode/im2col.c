@@ -21,7 +21,7 @@
 /* Return the number of pixels that a load traverses in a spatial dimension; 0 if the bounding box is empty. */
 static uint64_t traversed_pixels(const tensor_map *map, unsigned i)
 {
-    const int64_t last = (int64_t)map->dims[1 + i] - 1 + map->upper[i], length = last - map->lower[i];
+    const int64_t last_pixel = (int64_t)map->dims[1 + i] - 1 + map->upper[i], length = last_pixel - map->lower[i];
     return length < 0 ? 0 : (uint64_t)length / map->steps[1 + i] + 1;
 }
 
@@ -42,12 +42,12 @@ bool im2col_run_compute(const tensor_map *map, const int32_t coordinates[MAX_RAN
         return false;
     for (unsigned i = 0; i < spatial_rank; i++) {
         const int64_t from_corner = (int64_t)coordinates[1 + i] - map->lower[i];
-        const uint64_t count = traversed_pixels(map, i);
+        const uint64_t pixel_count = traversed_pixels(map, i);
         if (from_corner < 0 || from_corner % map->steps[1 + i] ||
-            (uint64_t)from_corner / map->steps[1 + i] >= count)
+            (uint64_t)from_corner / map->steps[1 + i] >= pixel_count)
             return false;
         pixel_in_image += (uint64_t)from_corner / map->steps[1 + i] * pixels_per_image;
-        pixels_per_image *= count;
+        pixels_per_image *= pixel_count;
         run->offset[i] = (uint16_t)(offset_bits >> i * bits & ((1u << bits) - 1));
     }
     const uint64_t end = pixels_per_image * map->dims[map->rank - 1];
@@ -140,14 +140,15 @@ static uint64_t row_address(const tensor_map *map, const im2col_run *run, uint64
 {
     uint64_t address = map->address + run->first_channel * map->strides[0];
     for (unsigned i = 1; i < map->rank - 2; i++) {
-        const uint64_t count = traversed_pixels(map, i);
-        if (!count)
+        const uint64_t pixel_count = traversed_pixels(map, i);
+        if (!pixel_count)
             return 0;
-        const int64_t coordinate = map->lower[i] + (int64_t)(row % count) * map->steps[1 + i] + run->offset[i];
+        const int64_t coordinate =
+            map->lower[i] + (int64_t)(row % pixel_count) * map->steps[1 + i] + run->offset[i];
         if (coordinate < 0 || (uint64_t)coordinate >= map->dims[1 + i])
             return 0;
         address += (uint64_t)coordinate * map->strides[1 + i];
-        row /= count;
+        row /= pixel_count;
     }
     return address + row * map->strides[map->rank - 1];
 }
@@ -156,20 +157,20 @@ static uint64_t row_address(const tensor_map *map, const im2col_run *run, uint64
 static bool write_row(page_writer *writer, const tensor_map *map, const im2col_run *run, uint64_t row,
                       uint64_t first, uint64_t end)
 {
-    const int64_t step = map->steps[1], corner = map->lower[0] + run->offset[0];
+    const int64_t element_step = map->steps[1], corner = map->lower[0] + run->offset[0];
     const uint64_t address = row_address(map, run, row), bytes = run->channel_count * map->strides[0];
     const int64_t width = (int64_t)map->dims[1];
-    int64_t coordinate = corner + (int64_t)first * step, last = corner + (int64_t)(end - 1) * step;
+    int64_t coordinate = corner + (int64_t)first * element_step, last = corner + (int64_t)(end - 1) * element_step;
     if (coordinate < 0)
-        coordinate += (-coordinate + step - 1) / step * step;
+        coordinate += (-coordinate + element_step - 1) / element_step * element_step;
     if (last >= width)
-        last -= (last - width + step) / step * step;
+        last -= (last - width + element_step) / element_step * element_step;
     if (!address || coordinate > last)
         return true;
-    if (step == 1 && bytes == map->strides[1])
+    if (element_step == 1 && bytes == map->strides[1])
         return page_writer_mark_bytes(writer, run->launch, run->mode, address + (uint64_t)coordinate * bytes,
                                       address + (uint64_t)(last + 1) * bytes);
-    for (; coordinate <= last; coordinate += step) {
+    for (; coordinate <= last; coordinate += element_step) {
         const uint64_t pixel = address + (uint64_t)coordinate * map->strides[1];
         if (!page_writer_mark_bytes(writer, run->launch, run->mode, pixel, pixel + bytes))
             return false;
@@ -180,25 +181,26 @@ static bool write_row(page_writer *writer, const tensor_map *map, const im2col_r
 static bool write_run(page_writer *writer, const im2col_run *run, const tensor_map *map)
 {
     const uint64_t pixels_per_row = traversed_pixels(map, 0);
-    bool succeeded = pixels_per_row > 0; /* an empty bounding box has no runs */
-    for (uint64_t pixel = run->first_pixel, row_end; succeeded && pixel < run->end_pixel; pixel = row_end) {
+    bool has_written_all = pixels_per_row > 0; /* an empty bounding box has no runs */
+    for (uint64_t pixel = run->first_pixel, row_end; has_written_all && pixel < run->end_pixel; pixel = row_end) {
         const uint64_t row = pixel / pixels_per_row;
         row_end = (row + 1) * pixels_per_row < run->end_pixel ? (row + 1) * pixels_per_row : run->end_pixel;
-        succeeded = write_row(writer, map, run, row, pixel - row * pixels_per_row, row_end - row * pixels_per_row);
+        has_written_all =
+            write_row(writer, map, run, row, pixel - row * pixels_per_row, row_end - row * pixels_per_row);
     }
-    return succeeded;
+    return has_written_all;
 }
 
 bool im2col_write_runs(page_writer *writer, im2col_run *runs, size_t count, const tensor_map *maps)
 {
-    bool succeeded = true;
+    bool has_written_all = true;
     if (!count)
         return true;
     qsort(runs, count, sizeof *runs, compare_channels);
     count = join_runs(runs, count, join_pixels);
     qsort(runs, count, sizeof *runs, compare_pixels);
     count = join_runs(runs, count, join_channels);
-    for (size_t i = 0; succeeded && i < count; i++)
-        succeeded = write_run(writer, runs + i, maps + runs[i].map - 1);
-    return succeeded;
+    for (size_t i = 0; has_written_all && i < count; i++)
+        has_written_all = write_run(writer, runs + i, maps + runs[i].map - 1);
+    return has_written_all;
 }

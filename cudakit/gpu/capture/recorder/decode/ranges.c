@@ -54,9 +54,9 @@ static sort_entry *radix_sort(sort_entry *pages, sort_entry *spare, size_t count
         for (size_t i = 0; i < count; i++)
             // NOLINTNEXTLINE(clang-analyzer-core.UndefinedBinaryOperatorResult): count entries are set
             spare[starts[pages[i].sort_key >> shift & (DIGITS - 1)]++] = pages[i];
-        sort_entry *unsorted = pages;
+        sort_entry *unsorted_pages = pages;
         pages = spare;
-        spare = unsorted;
+        spare = unsorted_pages;
     }
     return pages;
 }
@@ -80,14 +80,14 @@ static void flush_range(range_writer *writer)
 /* Emit the first of two pieces alone, and begin a new range with the second. Two pieces do not establish a stride. */
 static void emit_first_of_two(range_writer *writer)
 {
-    access_range second = writer->range;
-    second.lo += second.stride;
-    second.count = 1;
+    access_range second_range = writer->range;
+    second_range.lo += second_range.stride;
+    second_range.count = 1;
     writer->range.count = 1;
     writer->range.stride = 0;
     flush_range(writer);
-    second.stride = 0;
-    writer->range = second;
+    second_range.stride = 0;
+    writer->range = second_range;
 }
 
 static bool continues_range(const access_range *range, uint64_t lo, uint64_t bytes)
@@ -145,9 +145,9 @@ static void add_bits(range_writer *writer, uint64_t word, uint64_t base, unsigne
 {
     unsigned position = 0;
     while (word) {
-        unsigned zeros = (unsigned)__builtin_ctzll(word);
-        word >>= zeros;
-        position += zeros;
+        unsigned zero_count = (unsigned)__builtin_ctzll(word);
+        word >>= zero_count;
+        position += zero_count;
         unsigned run_bits = ~word ? (unsigned)__builtin_ctzll(~word) : 64;
         add_piece(writer, base + ((uint64_t)position << shift), base + ((uint64_t)(position + run_bits) << shift));
         if (run_bits == 64)
@@ -187,15 +187,16 @@ static size_t merge_same_key(const page_source *source, sort_entry *pages, size_
 {
     size_t page_count = 0;
     for (size_t i = 0; i < count; i++) {
-        sort_entry *last = page_count ? pages + page_count - 1 : NULL;
-        if (!last || last->sort_key != pages[i].sort_key) {
+        sort_entry *last_page = page_count ? pages + page_count - 1 : NULL;
+        if (!last_page || last_page->sort_key != pages[i].sort_key) {
             pages[page_count++] = pages[i];
         } else if (is_full(source, pages[i].page)) {
-            *last = pages[i];
-        } else if (!is_full(source, last->page)) {
-            uint64_t *target_bits = bitmap_of(source, last->page), *added_bits = bitmap_of(source, pages[i].page);
-            for (size_t word = 0; word < WORDS; word++)
-                target_bits[word] |= added_bits[word];
+            *last_page = pages[i];
+        } else if (!is_full(source, last_page->page)) {
+            uint64_t *target_bits = bitmap_of(source, last_page->page),
+                     *added_bits = bitmap_of(source, pages[i].page);
+            for (size_t word_index = 0; word_index < WORDS; word_index++)
+                target_bits[word_index] |= added_bits[word_index];
         }
     }
     return page_count;
@@ -210,11 +211,11 @@ static uint64_t address_of(const page_source *source, uint32_t page)
 static void add_page(range_writer *writer, const page_source *source, uint32_t page)
 {
     unsigned level = CK_KEY_LEVEL(source->pages[page].key);
-    uint64_t base = address_of(source, page);
+    uint64_t base_address = address_of(source, page);
     if (is_full(source, page))
-        add_piece(writer, base, base + (1ull << CK_PAGE_SHIFT(level)));
+        add_piece(writer, base_address, base_address + (1ull << CK_PAGE_SHIFT(level)));
     else
-        add_bitmap(writer, bitmap_of(source, page), base, CK_GRANULE_SHIFT(level));
+        add_bitmap(writer, bitmap_of(source, page), base_address, CK_GRANULE_SHIFT(level));
 }
 
 /* Repeat each of 16 bits four times. */
@@ -238,17 +239,18 @@ static void spread_quarter(uint64_t *byte_bits, const uint64_t *bitmap, unsigned
 /* Add a level-0 page combined with the level-1 pages of the same memory. */
 static void add_mixed_window(range_writer *writer, page_source *source, const sort_entry *pages, size_t count)
 {
-    uint64_t base = address_of(source, pages[0].page);
-    size_t next = 1;
-    for (unsigned quarter = 0; quarter < QUARTERS; quarter++, base += 1ull << CK_PAGE_SHIFT(1)) {
-        spread_quarter(source->quarter_words, bitmap_of(source, pages[0].page), quarter);
-        if (next < count && address_of(source, pages[next].page) == base) {
-            const uint64_t *bytes = bitmap_of(source, pages[next].page);
-            bool full = is_full(source, pages[next++].page);
+    uint64_t base_address = address_of(source, pages[0].page);
+    size_t next_page = 1;
+    for (unsigned window_quarter = 0; window_quarter < QUARTERS;
+         window_quarter++, base_address += 1ull << CK_PAGE_SHIFT(1)) {
+        spread_quarter(source->quarter_words, bitmap_of(source, pages[0].page), window_quarter);
+        if (next_page < count && address_of(source, pages[next_page].page) == base_address) {
+            const uint64_t *bytes = bitmap_of(source, pages[next_page].page);
+            bool is_full_page = is_full(source, pages[next_page++].page);
             for (size_t i = 0; i < WORDS; i++)
-                source->quarter_words[i] |= full ? ~0ull : bytes[i];
+                source->quarter_words[i] |= is_full_page ? ~0ull : bytes[i];
         }
-        add_bitmap(writer, source->quarter_words, base, 0);
+        add_bitmap(writer, source->quarter_words, base_address, 0);
     }
 }
 

@@ -99,12 +99,13 @@ static uint32_t moved_elements(const tensor_map *map, unsigned i)
  * coordinate of the first one. */
 static uint32_t clip_dimension(const tensor_map *map, unsigned i, int64_t coordinate, uint64_t *first)
 {
-    const int64_t step = map->steps[i], count = moved_elements(map, i), end = (int64_t)map->dims[i];
-    const int64_t first_moved = coordinate < 0 ? (-coordinate + step - 1) / step : 0;
-    int64_t end_moved = coordinate < end ? (end - coordinate + step - 1) / step : 0;
-    if (end_moved > count)
-        end_moved = count;
-    *first = (uint64_t)(coordinate + first_moved * step);
+    const int64_t element_step = map->steps[i], element_count = moved_elements(map, i),
+                  end = (int64_t)map->dims[i];
+    const int64_t first_moved = coordinate < 0 ? (-coordinate + element_step - 1) / element_step : 0;
+    int64_t end_moved = coordinate < end ? (end - coordinate + element_step - 1) / element_step : 0;
+    if (end_moved > element_count)
+        end_moved = element_count;
+    *first = (uint64_t)(coordinate + first_moved * element_step);
     return end_moved > first_moved ? (uint32_t)(end_moved - first_moved) : 0;
 }
 
@@ -135,17 +136,17 @@ bool box_extent_compute(const tensor_map *map, const int32_t coordinates[MAX_RAN
     uint64_t end = map->address;
     for (unsigned i = 0; i < map->rank; i++) {
         uint64_t first;
-        const uint32_t count = clip_dimension(map, i, coordinates[i], &first);
+        const uint32_t element_count = clip_dimension(map, i, coordinates[i], &first);
         const uint64_t stride = map->strides[i] * map->steps[i];
-        if (!count) {
+        if (!element_count) {
             extent->bytes = 0;
             return true;
         }
         if (!add_product(&extent->begin, first, map->strides[i]) || !add_product(&end, first, map->strides[i]) ||
-            !add_product(&end, i ? count - 1 : count, stride))
+            !add_product(&end, i ? element_count - 1 : element_count, stride))
             return false;
         extent->strides[i] = stride;
-        extent->counts[i] = count;
+        extent->counts[i] = element_count;
     }
     extent->bytes = extent->counts[0] * map->strides[0];
     return !((end - 1) >> CK_ADDRESS_BITS);

@@ -24,7 +24,7 @@ typedef struct {
     bool
         is_im2col; /* im2col mode: dimension 0 is the channel, the last dimension the batch, the others are spatial */
     int32_t lower[MAX_SPATIAL_RANK], upper[MAX_SPATIAL_RANK]; /* corners of the im2col bounding box */
-    uint32_t pixels; /* pixels per im2col load, which reads ``box[0]`` channels of each */
+    uint32_t pixels; /* pixels per im2col load, which reads ``box[0]`` channels of each pixel */
 } tensor_map;
 
 /* The memory that a box covers, clipped to the tensor: contiguous bytes in the first dimension, strided in the other

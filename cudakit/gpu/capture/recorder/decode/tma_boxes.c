@@ -68,14 +68,14 @@ static bool merge_adjacent(placed_box *box, const placed_box *next)
 
 static bool write_boxes(page_writer *writer, placed_box *boxes, size_t count)
 {
-    bool succeeded = true;
+    bool has_written_all = true;
     qsort(boxes, count, sizeof *boxes, compare_boxes);
-    for (size_t i = 0, next; succeeded && i < count; i = next) {
+    for (size_t i = 0, next; has_written_all && i < count; i = next) {
         for (next = i + 1; next < count && merge_adjacent(boxes + i, boxes + next);)
             next++;
-        succeeded = write_box(writer, boxes + i);
+        has_written_all = write_box(writer, boxes + i);
     }
-    return succeeded;
+    return has_written_all;
 }
 
 /* --- decoding boxes --------------------------------------------------------------------------- */
@@ -91,11 +91,12 @@ enum { TILED = 0, IM2COL = 1 }; /* Sanitizer_LoadMode */
  * the rank. In a store, the source is assumed to precede the coordinates, and the mode to follow them. */
 static box_arguments decode_arguments(const ck_box *box)
 {
-    const uint32_t *word = box->word;
+    const uint32_t *argument_words = box->word;
     const bool is_load = box->mode == CK_READ;
-    box_arguments arguments = {
-        .rank = word[is_load ? 7 : 6], .mode = word[is_load ? 10 : 7], .offset_bits = word[9]};
-    memcpy(arguments.coordinates, word + (is_load ? 2 : 1), sizeof arguments.coordinates);
+    box_arguments arguments = {.rank = argument_words[is_load ? 7 : 6],
+                               .mode = argument_words[is_load ? 10 : 7],
+                               .offset_bits = argument_words[9]};
+    memcpy(arguments.coordinates, argument_words + (is_load ? 2 : 1), sizeof arguments.coordinates);
     return arguments;
 }
 
@@ -181,19 +182,21 @@ bool tma_boxes_expand(const ck_map *maps, size_t map_count, const ck_box *boxes,
         return true;
     if (box_count > CK_MAX_BOXES)
         box_count = CK_MAX_BOXES;
-    located_boxes located = {
+    located_boxes boxes_with_positions = {
         .index = map_index_create(maps, map_count < CK_MAX_MAPS ? map_count : CK_MAX_MAPS),
-        .tiles = malloc(box_count * sizeof *located.tiles),
-        .runs = malloc(box_count * sizeof *located.runs),
+        .tiles = malloc(box_count * sizeof *boxes_with_positions.tiles),
+        .runs = malloc(box_count * sizeof *boxes_with_positions.runs),
     };
-    bool succeeded = located.index && located.tiles && located.runs;
-    for (size_t i = 0; succeeded && i < box_count; i++)
-        if (!locate_box(&located, boxes + i))
+    bool has_written_all = boxes_with_positions.index && boxes_with_positions.tiles && boxes_with_positions.runs;
+    for (size_t i = 0; has_written_all && i < box_count; i++)
+        if (!locate_box(&boxes_with_positions, boxes + i))
             report_lost(context, boxes[i].launch);
     page_writer writer = page_writer_begin(pages);
-    succeeded = succeeded && write_boxes(&writer, located.tiles, located.tile_count) &&
-                im2col_write_runs(&writer, located.runs, located.run_count, located.index->maps);
+    has_written_all = has_written_all &&
+                      write_boxes(&writer, boxes_with_positions.tiles, boxes_with_positions.tile_count) &&
+                      im2col_write_runs(&writer, boxes_with_positions.runs, boxes_with_positions.run_count,
+                                        boxes_with_positions.index->maps);
     page_writer_free(&writer);
-    located_boxes_free(&located);
-    return succeeded;
+    located_boxes_free(&boxes_with_positions);
+    return has_written_all;
 }

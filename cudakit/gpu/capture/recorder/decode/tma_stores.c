@@ -136,8 +136,8 @@ void tma_store_rows(const tma_store *store,
     }
     for (uint64_t i = 0; i < row_group_count; i++) {
         uint64_t lo = map.address, remainder = i;
-        for (unsigned d = row_dimension + 1; d < map.rank; remainder /= map.dims[d++])
-            lo += remainder % map.dims[d] * map.strides[d];
+        for (unsigned dimension = row_dimension + 1; dimension < map.rank; remainder /= map.dims[dimension++])
+            lo += remainder % map.dims[dimension] * map.strides[dimension];
         emit_rows(context, lo, bytes, map.strides[row_dimension], map.dims[row_dimension]);
     }
 }

@@ -92,16 +92,16 @@ static uint32_t contiguous_pages(uint32_t page, uint32_t end)
 /* Copy the summaries of the pages, and set ``full`` of the pages whose bits are all set. */
 static bool find_full_pages(const arena_memory *arena, page_set *pages)
 {
-    const uint32_t count = pages->count < MIN_PAGES_FOR_SUMMARIES ? 0 : (uint32_t)pages->count;
+    const uint32_t page_count = pages->count < MIN_PAGES_FOR_SUMMARIES ? 0 : (uint32_t)pages->count;
     unsigned char *summaries =
         pages->bitmaps; /* the bitmaps are not copied yet, so their memory holds the summaries */
-    for (uint32_t page = 0, run_pages; page < count; page += run_pages) {
-        run_pages = contiguous_pages(page, count);
+    for (uint32_t page = 0, run_pages; page < page_count; page += run_pages) {
+        run_pages = contiguous_pages(page, page_count);
         if (!copy_to_host(arena, summaries + page * CK_SUMMARY_BYTES, CK_SUMMARY_OFFSET(arena->entries_log2, page),
                           run_pages * CK_SUMMARY_BYTES))
             return false;
     }
-    for (uint32_t page = 0; page < count; page++) {
+    for (uint32_t page = 0; page < page_count; page++) {
         const uint64_t *summary_words = (const uint64_t *)(summaries + page * CK_SUMMARY_BYTES);
         uint64_t common_bits = ~0ull;
         for (size_t i = 0; i < CK_SUMMARY_BYTES / sizeof common_bits; i++)
@@ -129,15 +129,15 @@ static bool copy_bitmap_run(const arena_memory *arena, page_set *pages, uint32_t
 /* Copy the bitmaps of the pages that are not full. */
 static bool copy_bitmaps_of_pages(const arena_memory *arena, page_set *pages)
 {
-    const uint32_t count = (uint32_t)pages->count;
-    for (uint32_t begin = 0, end, full_run; begin < count; begin = end + full_run) {
-        for (end = begin, full_run = 0; end + full_run < count && full_run < MIN_FULL_RUN;) {
+    const uint32_t page_count = (uint32_t)pages->count;
+    for (uint32_t begin = 0, end, full_run; begin < page_count; begin = end + full_run) {
+        for (end = begin, full_run = 0; end + full_run < page_count && full_run < MIN_FULL_RUN;) {
             if (pages->pages[end + full_run].full)
                 full_run++;
             else
                 end += full_run + 1, full_run = 0;
         }
-        while (end + full_run < count && pages->pages[end + full_run].full)
+        while (end + full_run < page_count && pages->pages[end + full_run].full)
             full_run++;
         if (!copy_bitmap_run(arena, pages, begin, end))
             return false;

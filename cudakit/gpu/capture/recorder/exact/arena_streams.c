@@ -20,35 +20,39 @@ arena_stream *arena_streams_get(arena_streams *streams, Sanitizer_StreamHandle s
 
 void arena_streams_enqueued(arena_streams *streams, Sanitizer_StreamHandle stream)
 {
-    arena_stream *entry = arena_streams_get(streams, stream);
-    if (!entry)
+    arena_stream *stream_entry = arena_streams_get(streams, stream);
+    if (!stream_entry)
         return;
-    if (entry->enqueued_launches++ && entry->launching_thread != this_thread.id)
-        entry->launching_thread = SEVERAL_THREADS;
+    if (stream_entry->enqueued_launches++ && stream_entry->launching_thread != this_thread.id)
+        stream_entry->launching_thread = SEVERAL_THREADS;
     else
-        entry->launching_thread = this_thread.id;
+        stream_entry->launching_thread = this_thread.id;
 }
 
 /* If other threads launched on the stream, too, their launches may be behind the point that this thread waited for.
  * Then only a marker shows when all launches are complete. */
 void arena_streams_synchronized(arena_streams *streams, Sanitizer_StreamHandle stream)
 {
-    for (arena_stream *entry = streams->entries; entry < streams->entries + streams->count; entry++)
-        if ((!stream || entry->stream == stream) && entry->launching_thread == this_thread.id)
-            entry->complete_launches = entry->enqueued_launches;
+    for (arena_stream *stream_entry = streams->entries; stream_entry < streams->entries + streams->count;
+         stream_entry++)
+        if ((!stream || stream_entry->stream == stream) && stream_entry->launching_thread == this_thread.id)
+            stream_entry->complete_launches = stream_entry->enqueued_launches;
 }
 
 void arena_streams_forget(arena_streams *streams, Sanitizer_StreamHandle stream)
 {
-    for (arena_stream *entry = streams->entries; entry < streams->entries + streams->count; entry++)
-        if (entry->stream == stream)
-            entry->stream = NULL;
+    for (arena_stream *stream_entry = streams->entries; stream_entry < streams->entries + streams->count;
+         stream_entry++)
+        if (stream_entry->stream == stream)
+            stream_entry->stream = NULL;
 }
 
 bool arena_streams_pending(const arena_streams *streams, Sanitizer_StreamHandle stream)
 {
-    for (const arena_stream *entry = streams->entries; entry < streams->entries + streams->count; entry++)
-        if ((!stream || entry->stream == stream) && entry->complete_launches < entry->enqueued_launches)
+    for (const arena_stream *stream_entry = streams->entries; stream_entry < streams->entries + streams->count;
+         stream_entry++)
+        if ((!stream || stream_entry->stream == stream) &&
+            stream_entry->complete_launches < stream_entry->enqueued_launches)
             return true;
     return false;
 }
@@ -94,16 +98,16 @@ static bool needs_marker(const arena_streams *streams, const arena_stream *entry
 
 void arena_streams_mark(arena_streams *streams, const arena_memory *arena, Sanitizer_StreamHandle only_stream)
 {
-    arena_stream entry;
-    for (size_t i = 0; copy_entry(streams, i, &entry); i++) {
-        if ((only_stream && entry.stream != only_stream) || !needs_marker(streams, &entry))
+    arena_stream stream_entry;
+    for (size_t i = 0; copy_entry(streams, i, &stream_entry); i++) {
+        if ((only_stream && stream_entry.stream != only_stream) || !needs_marker(streams, &stream_entry))
             continue;
         uint32_t marker = streams->marker_count++;
-        if (!arena_enqueue_marker(arena, marker, entry.stream))
+        if (!arena_enqueue_marker(arena, marker, stream_entry.stream))
             continue;
         pthread_mutex_lock(&recorder_lock);
         streams->entries[i].marker = marker;
-        streams->entries[i].marked_launches = entry.enqueued_launches;
+        streams->entries[i].marked_launches = stream_entry.enqueued_launches;
         pthread_mutex_unlock(&recorder_lock);
     }
 }
@@ -111,14 +115,14 @@ void arena_streams_mark(arena_streams *streams, const arena_memory *arena, Sanit
 bool arena_streams_wait_unmarked(arena_streams *streams)
 {
     bool all_synchronized = true;
-    arena_stream entry;
-    for (size_t i = 0; copy_entry(streams, i, &entry); i++) {
-        if (!entry.stream || entry.complete_launches == entry.enqueued_launches ||
-            entry.marked_launches == entry.enqueued_launches)
+    arena_stream stream_entry;
+    for (size_t i = 0; copy_entry(streams, i, &stream_entry); i++) {
+        if (!stream_entry.stream || stream_entry.complete_launches == stream_entry.enqueued_launches ||
+            stream_entry.marked_launches == stream_entry.enqueued_launches)
             continue;
-        all_synchronized = !sanitizer.stream_synchronize(entry.stream) && all_synchronized;
+        all_synchronized = !sanitizer.stream_synchronize(stream_entry.stream) && all_synchronized;
         pthread_mutex_lock(&recorder_lock);
-        streams->entries[i].complete_launches = entry.enqueued_launches;
+        streams->entries[i].complete_launches = stream_entry.enqueued_launches;
         pthread_mutex_unlock(&recorder_lock);
     }
     return all_synchronized;

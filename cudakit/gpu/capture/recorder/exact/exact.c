@@ -182,15 +182,16 @@ launch_template exact_choose_template(const record *launch_record, const Sanitiz
     const uint32_t module = patching_module_id(launch->module);
     const launch_hashes hashes = {template_key(launch_record, launch, arguments), arguments->scalar_hash,
                                   arguments->pointer_hash, arguments->distance_hash};
-    const launch_template chosen = templates_choose(&hashes, is_contested, module_has_patch(module), signature);
+    const launch_template chosen_template =
+        templates_choose(&hashes, is_contested, module_has_patch(module), signature);
     if (!signature->is_check)
-        module_count_launch(module, !chosen.id);
-    if (!chosen.id)
-        return chosen;
+        module_count_launch(module, !chosen_template.id);
+    if (!chosen_template.id)
+        return chosen_template;
     for (size_t i = 0; i < arguments->allocation_count; i++)
         arguments->allocations[i]->last_template_work = operation;
     release_reserved_space(launch->context);
-    return chosen;
+    return chosen_template;
 }
 
 bool exact_lacks_patch(const Sanitizer_LaunchData *launch)
@@ -282,10 +283,10 @@ static void record_graph_gap(void)
 /* Add a graph launch to the work on the allocation that contains an address. Return whether it is contested. */
 static bool add_graph_work(uint64_t address, stream_operation operation)
 {
-    allocation *reached = allocations_find(address);
-    if (reached)
-        allocation_add_work(reached, operation);
-    return reached && reached->is_contested;
+    allocation *reached_allocation = allocations_find(address);
+    if (reached_allocation)
+        allocation_add_work(reached_allocation, operation);
+    return reached_allocation && reached_allocation->is_contested;
 }
 
 /* Return the key of a graph's signature; it is 0 if there can be no template. Graphs have no arguments. */
@@ -303,8 +304,8 @@ static bool graph_has_template(uint32_t graph, uint32_t executable)
     const uint64_t *addresses = graphs_reached_addresses(graph, &address_count, &version);
     bool is_contested = !version;
     for (size_t i = 0; i < address_count && !is_contested; i++) {
-        const allocation *reached = allocations_find(addresses[i]);
-        is_contested = reached && reached->is_contested;
+        const allocation *reached_allocation = allocations_find(addresses[i]);
+        is_contested = reached_allocation && reached_allocation->is_contested;
     }
     const launch_hashes hashes = graph_hashes(graph, executable, version);
     return !is_contested && template_exists(&hashes);
@@ -329,9 +330,9 @@ uint32_t exact_choose_graph_template(const record *launch_record, launch_signatu
     if (!template_id && !can_be_recorded)
         template_id = templates_use_instead(signature).id;
     for (size_t i = 0; template_id && i < address_count; i++) {
-        allocation *reached = allocations_find(addresses[i]);
-        if (reached)
-            reached->last_template_work = operation;
+        allocation *reached_allocation = allocations_find(addresses[i]);
+        if (reached_allocation)
+            reached_allocation->last_template_work = operation;
     }
     return template_id;
 }
@@ -343,11 +344,11 @@ static reached_memory store_graph_reach(launch_arena *arena, uint32_t graph)
     size_t address_count;
     reached_memory memory = {(uint32_t)arena->reached_count, 0, 0, 0};
     const uint64_t *addresses = graphs_reached_addresses(graph, &address_count, &version);
-    const allocation *last = NULL;
+    const allocation *last_allocation = NULL;
     for (size_t i = 0; i < address_count; i++) {
-        const allocation *reached = allocations_find(addresses[i]);
-        if (reached && reached != last)
-            store_reached(arena, last = reached, &memory);
+        const allocation *reached_allocation = allocations_find(addresses[i]);
+        if (reached_allocation && reached_allocation != last_allocation)
+            store_reached(arena, last_allocation = reached_allocation, &memory);
     }
     return memory;
 }

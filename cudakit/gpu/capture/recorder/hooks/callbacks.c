@@ -55,17 +55,17 @@ static void on_launch(const Sanitizer_LaunchData *launch)
         count = rec.launch.pending ? 0 : count; /* the arguments are pointers to NCCL's own memory */
         this_thread.user_data = 0;
     } else {
-        launch_template chosen = exact_choose_template(&rec, launch, &arguments, &signature);
-        if (!chosen.id && exact_lacks_patch(launch)) {
+        launch_template chosen_template = exact_choose_template(&rec, launch, &arguments, &signature);
+        if (!chosen_template.id && exact_lacks_patch(launch)) {
             pthread_mutex_unlock(&recorder_lock);
             const bool is_restored = exact_restore_patch(launch);
             pthread_mutex_lock(&recorder_lock);
-            chosen = is_restored ? chosen : templates_use_instead(&signature);
+            chosen_template = is_restored ? chosen_template : templates_use_instead(&signature);
             count = find_pointers(&rec, launch_records + 1, &arguments); /* the lock was released */
         }
-        rec.launch.template_id = chosen.id;
-        rec.launch.is_relative = chosen.is_relative;
-        this_thread.user_data = chosen.id ? 0 : exact_assign(&rec, launch, &signature, &arguments);
+        rec.launch.template_id = chosen_template.id;
+        rec.launch.is_relative = chosen_template.is_relative;
+        this_thread.user_data = chosen_template.id ? 0 : exact_assign(&rec, launch, &signature, &arguments);
         rec.launch.pending = this_thread.user_data != 0;
     }
     launch_records[0] = rec;

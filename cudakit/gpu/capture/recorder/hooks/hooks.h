@@ -31,7 +31,7 @@ const char *nvtx_inject(void);
 void nccl_attach(void);
 void nccl_detach(void);
 
-/* Record no operations of communicators, or record them again. Takes the lock. */
+/* Pause or resume the recording of NCCL operations. Takes the lock. */
 void nccl_pause(bool pause);
 
 /* Handle a callback of the Sanitizer API. */

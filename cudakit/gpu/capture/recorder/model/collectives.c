@@ -53,10 +53,11 @@ typedef struct nccl_plan {
     uint32_t communicator; /* number of the communicator; 0: unknown */
     record launch;         /* record of the launch; the kind of the record is 0 until the launch is recorded */
     CUgraphNode node;      /* node of a captured graph; NULL: the launch is not captured */
-    bool has_report;       /* NCCL has begun to report the buffers */
-    bool report_has_ended; /* NCCL has reported all buffers */
-    bool is_replay;        /* the report belongs to a launch of a graph, not to its capture */
-    record *operations;    /* COLLECTIVE records without the fields of the launch */
+    bool has_report;       /* whether NCCL has begun to report the buffers */
+    bool report_has_ended; /* whether NCCL has reported all buffers */
+    /* Whether NCCL reports the buffers for a launch of a graph, not for the capture of the graph. */
+    bool is_replay;
+    record *operations; /* COLLECTIVE records without the fields of the launch */
     size_t operation_count, operation_capacity;
 } nccl_plan;
 

@@ -104,7 +104,7 @@ static uint32_t name_id(const char *name)
 }
 
 /* Set the common fields of a record. */
-static void set_place(record *rec, uint16_t kind, uint32_t device, uint32_t context, uint32_t stream)
+static void set_device_and_stream(record *rec, uint16_t kind, uint32_t device, uint32_t context, uint32_t stream)
 {
     rec->kind = kind;
     rec->device = (int16_t)device;
@@ -114,7 +114,7 @@ static void set_place(record *rec, uint16_t kind, uint32_t device, uint32_t cont
 
 static void translate_kernel(const CUpti_ActivityKernel *kernel, record *rec)
 {
-    set_place(rec, KIND_KERNEL_RUN, kernel->deviceId, kernel->contextId, kernel->streamId);
+    set_device_and_stream(rec, KIND_KERNEL_RUN, kernel->deviceId, kernel->contextId, kernel->streamId);
     rec->kernel_run.name = name_id(kernel->name);
     rec->kernel_run.correlation = kernel->correlationId;
     rec->kernel_run.start_ns = (int64_t)kernel->start;
@@ -150,7 +150,7 @@ static uint8_t memory_kind(uint8_t kind)
 
 static void translate_copy(const CUpti_ActivityMemcpy *copy, record *rec)
 {
-    set_place(rec, KIND_COPY_RUN, copy->deviceId, copy->contextId, copy->streamId);
+    set_device_and_stream(rec, KIND_COPY_RUN, copy->deviceId, copy->contextId, copy->streamId);
     rec->copy_run.start_ns = (int64_t)copy->start;
     rec->copy_run.end_ns = (int64_t)copy->end;
     rec->copy_run.size_bytes = copy->bytes;
@@ -165,7 +165,7 @@ static void translate_copy(const CUpti_ActivityMemcpy *copy, record *rec)
 static void translate_peer_copy(const CUpti_ActivityMemcpyPtoP *copy, record *rec)
 {
     const uint32_t peer = copy->srcDeviceId == copy->deviceId ? copy->dstDeviceId : copy->srcDeviceId;
-    set_place(rec, KIND_COPY_RUN, copy->deviceId, copy->contextId, copy->streamId);
+    set_device_and_stream(rec, KIND_COPY_RUN, copy->deviceId, copy->contextId, copy->streamId);
     rec->copy_run.start_ns = (int64_t)copy->start;
     rec->copy_run.end_ns = (int64_t)copy->end;
     rec->copy_run.size_bytes = copy->bytes;
@@ -179,7 +179,7 @@ static void translate_peer_copy(const CUpti_ActivityMemcpyPtoP *copy, record *re
 
 static void translate_fill(const CUpti_ActivityMemset *fill, record *rec)
 {
-    set_place(rec, KIND_FILL_RUN, fill->deviceId, fill->contextId, fill->streamId);
+    set_device_and_stream(rec, KIND_FILL_RUN, fill->deviceId, fill->contextId, fill->streamId);
     rec->fill_run.start_ns = (int64_t)fill->start;
     rec->fill_run.end_ns = (int64_t)fill->end;
     rec->fill_run.size_bytes = fill->bytes;
@@ -227,8 +227,9 @@ typedef int (*attribute_getter)(int *, int, CUdevice);
 /* Return an attribute of a device, or 0 if the driver does not know it. */
 static uint32_t device_attribute(attribute_getter get_attribute, int attribute, CUdevice device)
 {
-    int value = 0;
-    return !get_attribute(&value, attribute, device) && value > 0 ? (uint32_t)value : 0;
+    int attribute_value = 0;
+    return !get_attribute(&attribute_value, attribute, device) && attribute_value > 0 ? (uint32_t)attribute_value
+                                                                                      : 0;
 }
 
 /* Store the numbers of multiprocessors, and of what is resident on each of them. Calls CUDA. */
@@ -253,30 +254,30 @@ static void describe_device(uint32_t number)
     const uint64_t bit = 1ull << number;
     if (__atomic_fetch_or(&described_devices, bit, __ATOMIC_ACQ_REL) & bit)
         return;
-    void *driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
+    void *driver_library = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
     int (*get_name)(char *, int, CUdevice) = NULL;
     attribute_getter get_attribute = NULL;
     int (*get_memory)(size_t *, CUdevice) = NULL;
-    if (driver) {
-        *(void **)&get_name = dlsym(driver, "cuDeviceGetName");
-        *(void **)&get_attribute = dlsym(driver, "cuDeviceGetAttribute");
-        *(void **)&get_memory = dlsym(driver, "cuDeviceTotalMem_v2");
+    if (driver_library) {
+        *(void **)&get_name = dlsym(driver_library, "cuDeviceGetName");
+        *(void **)&get_attribute = dlsym(driver_library, "cuDeviceGetAttribute");
+        *(void **)&get_memory = dlsym(driver_library, "cuDeviceTotalMem_v2");
     }
     char name[DEVICE_NAME_BYTES] = "";
     size_t memory_bytes = 0;
-    record facts = {.kind = 0};
+    record device_record = {.kind = 0};
     this_thread.in_recorder_call = true;
     /* The handle of a device is its number (cuDeviceGet). A failed query leaves the value unchanged. */
     if (get_name && get_attribute && get_memory) {
         get_name(name, sizeof name - 1, (CUdevice)number);
-        read_limits(get_attribute, (CUdevice)number, &facts);
+        read_limits(get_attribute, (CUdevice)number, &device_record);
         get_memory(&memory_bytes, (CUdevice)number);
     }
     this_thread.in_recorder_call = false;
     pthread_mutex_lock(&recorder_lock);
     record rec = record_begin(KIND_DEVICE_INFO, 0, 0, 0);
     rec.device = (int16_t)number;
-    rec.device_info = facts.device_info;
+    rec.device_info = device_record.device_info;
     rec.device_info.name = spool_text(name);
     rec.device_info.memory_bytes = memory_bytes;
     record_append(&rec);
@@ -335,17 +336,17 @@ static void append_records(record *records, size_t count, uint64_t *devices)
 static bool write_records(reading *position, uint64_t *devices)
 {
     static record records[RECORDS_PER_LOCK]; /* protected by the translation lock */
-    size_t count = 0;
+    size_t record_count = 0;
     bool has_more = true;
     pthread_mutex_lock(&translation_lock);
-    while (count < RECORDS_PER_LOCK && (has_more = advance(position))) {
-        memset(records + count, 0, sizeof *records);
-        if (translate(position->activity, records + count))
-            count++;
+    while (record_count < RECORDS_PER_LOCK && (has_more = advance(position))) {
+        memset(records + record_count, 0, sizeof *records);
+        if (translate(position->activity, records + record_count))
+            record_count++;
         else if (!__atomic_load_n(&ignores_unfinished, __ATOMIC_ACQUIRE))
             position->without_times++;
     }
-    append_records(records, count, devices);
+    append_records(records, record_count, devices);
     pthread_mutex_unlock(&translation_lock);
     return has_more;
 }
@@ -382,9 +383,9 @@ static void on_buffer_completed(CUcontext context, uint32_t stream, uint8_t *buf
         dropped_count = 0;
     record_missing(&position, dropped_count);
     return_buffer(buffer);
-    for (uint32_t number = 0; number < MAX_DEVICES; number++)
-        if (devices >> number & 1)
-            describe_device(number);
+    for (uint32_t device_number = 0; device_number < MAX_DEVICES; device_number++)
+        if (devices >> device_number & 1)
+            describe_device(device_number);
 }
 
 /* Return the time of the trace's clock. */

@@ -86,12 +86,12 @@ void api_calls_find(void)
     for (int domain = CUPTI_DOMAIN_DRIVER; domain <= CUPTI_DOMAIN_RUNTIME; domain++) {
         for (uint32_t cbid = 1; cbid < MAX_CALLBACKS; cbid++) {
             const char *name = NULL;
-            char plain[MAX_NAME_BYTES];
+            char unversioned_name[MAX_NAME_BYTES];
             roles[domain][cbid] = ROLE_NONE;
             if (cupti.callback_name(domain, cbid, &name) || !name)
                 continue;
-            plain_name(name, plain);
-            roles[domain][cbid] = (uint8_t)role_of(plain);
+            plain_name(name, unversioned_name);
+            roles[domain][cbid] = (uint8_t)role_of(unversioned_name);
         }
     }
 }
@@ -100,12 +100,12 @@ void api_calls_find(void)
  * failure. */
 static int enable_roles(CUpti_SubscriberHandle subscriber, bool enable, callback_role first, callback_role second)
 {
-    int failed = 0;
+    int failure_count = 0;
     for (int domain = CUPTI_DOMAIN_DRIVER; domain <= CUPTI_DOMAIN_RUNTIME; domain++)
-        for (uint32_t cbid = 1; cbid < MAX_CALLBACKS && !failed; cbid++)
+        for (uint32_t cbid = 1; cbid < MAX_CALLBACKS && !failure_count; cbid++)
             if (roles[domain][cbid] == first || roles[domain][cbid] == second)
-                failed = cupti.enable_callback(enable, subscriber, domain, cbid);
-    return failed;
+                failure_count = cupti.enable_callback(enable, subscriber, domain, cbid);
+    return failure_count;
 }
 
 int api_calls_enable(CUpti_SubscriberHandle subscriber, bool enable)
@@ -130,9 +130,9 @@ static uint32_t name_id(int domain, uint32_t cbid, const char *name)
 {
     uint32_t *id = &name_ids[domain][cbid];
     if (!*id && name) {
-        char plain[MAX_NAME_BYTES];
-        plain_name(name, plain);
-        *id = spool_text(plain);
+        char unversioned_name[MAX_NAME_BYTES];
+        plain_name(name, unversioned_name);
+        *id = spool_text(unversioned_name);
     }
     return *id;
 }

@@ -26,10 +26,10 @@ static hash_table node_sites;
 
 int resources_enable(CUpti_SubscriberHandle subscriber, bool enable)
 {
-    int failed = 0;
-    for (size_t i = 0; i < sizeof CALLBACKS / sizeof *CALLBACKS && !failed; i++)
-        failed = cupti.enable_callback(enable, subscriber, CUPTI_DOMAIN_RESOURCE, CALLBACKS[i]);
-    return failed;
+    int failure_count = 0;
+    for (size_t i = 0; i < sizeof CALLBACKS / sizeof *CALLBACKS && !failure_count; i++)
+        failure_count = cupti.enable_callback(enable, subscriber, CUPTI_DOMAIN_RESOURCE, CALLBACKS[i]);
+    return failure_count;
 }
 
 /* Store the device of a new context, for records of API calls. */

@@ -134,10 +134,10 @@ static void update_window(void)
     if (!subscriber)
         return;
     const bool is_in_range = !*range_name || __atomic_load_n(&open_range_count, __ATOMIC_ACQUIRE) > 0;
-    const bool opens = !is_paused && is_in_range && monotonic_ns() >= begin_ns + delay_ns;
-    if (opens && !is_open)
+    const bool opens_window = !is_paused && is_in_range && monotonic_ns() >= begin_ns + delay_ns;
+    if (opens_window && !is_open)
         open_window();
-    else if (!opens && is_open)
+    else if (!opens_window && is_open)
         close_window();
 }
 
@@ -191,11 +191,11 @@ uint32_t window_generation(void)
 static void synchronize_context(void)
 {
     int (*get_current)(CUcontext *) = NULL, (*synchronize)(void) = NULL;
-    void *driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
+    void *driver_library = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
     CUcontext context = NULL;
-    if (driver) {
-        *(void **)&get_current = dlsym(driver, "cuCtxGetCurrent");
-        *(void **)&synchronize = dlsym(driver, "cuCtxSynchronize");
+    if (driver_library) {
+        *(void **)&get_current = dlsym(driver_library, "cuCtxGetCurrent");
+        *(void **)&synchronize = dlsym(driver_library, "cuCtxSynchronize");
     }
     if (!get_current || !synchronize)
         return;
@@ -209,19 +209,19 @@ static void synchronize_context(void)
  */
 static CUpti_SubscriberHandle stop_recording(void)
 {
-    CUpti_SubscriberHandle former = subscriber;
-    if (!former)
+    CUpti_SubscriberHandle old_subscriber = subscriber;
+    if (!old_subscriber)
         return NULL;
     nccl_pause(true);
     if (is_open) {
         record_window(false);
         activity_disable();
-        api_calls_enable(former, false);
+        api_calls_enable(old_subscriber, false);
         __atomic_store_n(&is_open, false, __ATOMIC_RELEASE);
     }
-    resources_enable(former, false);
+    resources_enable(old_subscriber, false);
     subscriber = NULL;
-    return former;
+    return old_subscriber;
 }
 
 /* Write all records and unsubscribe. If ``program_has_ended``, work without an end is lost; otherwise, it ends after the
@@ -232,12 +232,12 @@ static void end_now(bool program_has_ended)
     activity_flush();
     if (!lock_window())
         return;
-    CUpti_SubscriberHandle former = stop_recording();
+    CUpti_SubscriberHandle old_subscriber = stop_recording();
     pthread_mutex_unlock(&window_lock);
-    if (!former)
+    if (!old_subscriber)
         return;
     activity_flush_unfinished(program_has_ended);
-    cupti.unsubscribe(former);
+    cupti.unsubscribe(old_subscriber);
 }
 
 /* --- the timer thread --------------------------------------------------------------------------- */
@@ -285,12 +285,12 @@ static void *run_timer(void *unused)
 /* Start the timer thread, which blocks all signals: they belong to the threads of the program. */
 static void start_timer(void)
 {
-    sigset_t all, previous;
-    sigfillset(&all);
+    sigset_t all_signals, previous_signals;
+    sigfillset(&all_signals);
     timer_must_stop = false;
-    pthread_sigmask(SIG_SETMASK, &all, &previous);
+    pthread_sigmask(SIG_SETMASK, &all_signals, &previous_signals);
     has_timer_thread = !pthread_create(&timer_thread, NULL, run_timer, NULL);
-    pthread_sigmask(SIG_SETMASK, &previous, NULL);
+    pthread_sigmask(SIG_SETMASK, &previous_signals, NULL);
 }
 
 static void stop_timer(void)

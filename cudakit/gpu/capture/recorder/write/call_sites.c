@@ -42,14 +42,14 @@ void call_site_of_caller(call_site *stack, int skipped_frames)
     uint64_t keys[MAX_FRAMES];
     stack->program_call = walker ? walker->program_call() : 0;
     stack->depth = walker ? walker->walk(keys, stack->code, stack->offset, MAX_FRAMES) : 0;
-    int skipped = skipped_frames < stack->depth ? skipped_frames : stack->depth;
-    stack->depth -= skipped;
-    if (skipped) {
-        memmove(stack->code, stack->code + skipped, (size_t)stack->depth * sizeof *stack->code);
-        memmove(stack->offset, stack->offset + skipped, (size_t)stack->depth * sizeof *stack->offset);
+    int skipped_count = skipped_frames < stack->depth ? skipped_frames : stack->depth;
+    stack->depth -= skipped_count;
+    if (skipped_count) {
+        memmove(stack->code, stack->code + skipped_count, (size_t)stack->depth * sizeof *stack->code);
+        memmove(stack->offset, stack->offset + skipped_count, (size_t)stack->depth * sizeof *stack->offset);
     }
     uint64_t hash = 0;
-    for (int i = skipped; i < skipped + stack->depth; i++)
+    for (int i = skipped_count; i < skipped_count + stack->depth; i++)
         hash = (hash ^ keys[i]) * 0x9E3779B97F4A7C15ull + (hash >> 29);
     stack->hash = hash ? hash : 1;
 }
@@ -106,8 +106,9 @@ static bool is_autograd_thread(void)
  * its frames are alive while the lock is held. */
 static const call_site *backward_stack(void)
 {
-    const backward_pass *pass = active_passes;
-    return pass && !pass->next_pass && is_autograd_thread() ? &pass->start_stack : NULL;
+    const backward_pass *innermost_pass = active_passes;
+    return innermost_pass && !innermost_pass->next_pass && is_autograd_thread() ? &innermost_pass->start_stack
+                                                                                : NULL;
 }
 
 uint32_t call_site_id(const call_site *stack)
@@ -127,11 +128,11 @@ uint32_t call_site_program_call(const call_site *stack)
 
 const open_ranges *backward_ranges(bool *is_backward_thread)
 {
-    const backward_pass *pass = active_passes;
-    if (!pass || pass->next_pass)
+    const backward_pass *innermost_pass = active_passes;
+    if (!innermost_pass || innermost_pass->next_pass)
         return NULL;
     *is_backward_thread = is_autograd_thread();
-    return pass->ranges;
+    return innermost_pass->ranges;
 }
 
 void backward_record_ranges(void)
@@ -154,32 +155,32 @@ static void record_range(uint16_t kind, const backward_pass *pass)
 /* Return whether a thread has not already started a backward pass, so that a new pass is not nested. */
 static bool starts_new_pass(pthread_t thread)
 {
-    const backward_pass *pass = active_passes;
-    while (pass && !pthread_equal(pass->thread, thread))
-        pass = pass->next_pass;
-    return !pass;
+    const backward_pass *innermost_pass = active_passes;
+    while (innermost_pass && !pthread_equal(innermost_pass->thread, thread))
+        innermost_pass = innermost_pass->next_pass;
+    return !innermost_pass;
 }
 
 backward_pass *backward_begin(void)
 {
-    backward_pass *pass = malloc(sizeof *pass);
-    if (!pass)
+    backward_pass *new_pass = malloc(sizeof *new_pass);
+    if (!new_pass)
         return NULL;
-    call_site_read(&pass->start_stack);
-    pass->thread = pthread_self();
-    pass->ranges = &this_thread.open_ranges;
+    call_site_read(&new_pass->start_stack);
+    new_pass->thread = pthread_self();
+    new_pass->ranges = &this_thread.open_ranges;
     pthread_mutex_lock(&recorder_lock);
-    bool is_new = starts_new_pass(pass->thread);
+    bool is_new = starts_new_pass(new_pass->thread);
     if (is_new) {
         ranges_end_copies();
-        pass->next_pass = active_passes;
-        active_passes = pass;
-        record_range(KIND_RANGE_PUSH, pass);
+        new_pass->next_pass = active_passes;
+        active_passes = new_pass;
+        record_range(KIND_RANGE_PUSH, new_pass);
     }
     pthread_mutex_unlock(&recorder_lock);
     if (is_new)
-        return pass;
-    free(pass);
+        return new_pass;
+    free(new_pass);
     return NULL;
 }
 

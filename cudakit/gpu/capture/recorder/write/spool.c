@@ -301,9 +301,9 @@ static uint32_t find_string(const char *text, size_t length, uint64_t *key)
 {
     *key = hash_of(text, length);
     for (uint32_t number; (number = hash_table_get(&string_numbers, *key));) {
-        const written_string *written = &strings[number - 1];
-        if (!strncmp(written->text, text, length) && !written->text[length])
-            return written->id;
+        const written_string *string = &strings[number - 1];
+        if (!strncmp(string->text, text, length) && !string->text[length])
+            return string->id;
         *key = *key + 1 ? *key + 1 : 1; /* key 0 means "no entry" */
     }
     return 0;
