@@ -76,6 +76,7 @@ class Own:
     [
         (b"", "is empty"),
         (b"hello world\n", "not a pickle or JSON file: the first bytes are 'hello wo'"),
+        (b"cudakit log\n" + bytes(50), "this is a log of cudakit run, not a memory snapshot"),
         (b"  \n\n", "not a pickle or JSON file"),
         (PNG, "not a pickle or JSON file: the first bytes are '\\x89PNG"),
         (b"\x7fELF\x02\x01\x01" + bytes(50), "not a pickle or JSON file"),

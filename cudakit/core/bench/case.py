@@ -77,17 +77,27 @@ class Case:
 
 
 def check_fit(
-    cases: Sequence[Case], free_bytes: int, host_free_bytes: int | Unavailable = NOT_QUERIED
+    cases: Sequence[Case],
+    free_bytes: int,
+    host_free_bytes: int | Unavailable = NOT_QUERIED,
+    *,
+    simulated: bool = False,
 ) -> None:
-    """Raise InputError if a case needs more memory than is free; its hint is the largest case that fits."""
+    """Raise InputError if a case needs more memory than is free; its hint is the largest case that fits.
+
+    The memory of a simulated device is host memory.
+    """
     _check_host_fit(cases, host_free_bytes)
+    location = ""
+    if simulated and not isinstance(host_free_bytes, Unavailable) and host_free_bytes < free_bytes:
+        free_bytes, location = host_free_bytes, " on the host, which simulates the device"
     usable_bytes = int(_SHARE_OF_FREE * free_bytes)
     for case in cases:
         if case.needed_bytes > usable_bytes:
             describe_fitting = case.describe_fitting or partial(_describe_buffer_size, case)
             raise InputError(
                 f"{case.title} needs {_describe_needed_memory(case)}, "
-                f"but only {format_bytes(free_bytes)} is free",
+                f"but only {format_bytes(free_bytes)} is free{location}",
                 hint=f"{describe_fitting(usable_bytes)} would fit",
             )
 

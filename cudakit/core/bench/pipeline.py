@@ -39,7 +39,6 @@ from cudakit.core.bench.workloads.graph_costs import graph_costs
 from cudakit.errors import CollectiveError
 from cudakit.gpu.api import Gpu
 from cudakit.gpu.api.run_context import RunContext
-from cudakit.units import Unavailable
 
 _NO_SAMPLES = "all samples were discarded, so there is no time"
 
@@ -84,10 +83,12 @@ def run(
     begin_ns = now_ns()
     cases = plan_cases(spec, gpu) if cases is None else cases
     run_context = run_context or RunContext()
-    free_bytes, host_free_bytes = gpu.memory_info().free_bytes, run_context.host.available_bytes
-    if gpu.simulated and not isinstance(host_free_bytes, Unavailable):
-        free_bytes = min(free_bytes, host_free_bytes)  # Simulated device memory is host memory.
-    check_fit(cases, free_bytes, host_free_bytes)
+    check_fit(
+        cases,
+        gpu.memory_info().free_bytes,
+        run_context.host.available_bytes,
+        simulated=gpu.simulated,
+    )
     machine = Machine(gpu.simulated, gpu.facts(), run_context)
     measured_cases: list[_MeasuredCase] = []
     is_complete, failure = False, ""

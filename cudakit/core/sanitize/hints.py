@@ -341,8 +341,8 @@ def why_not_covered(
         case SyncKind.HOST:
             return f"too early: the host last waited for {earlier}, {enqueued_before}"
         case SyncKind.DEFAULT_STREAM:
-            implicit = "the implicit synchronization of the default stream"
-            return f"too early: {implicit} last made {later_stream} wait for {earlier}, {enqueued_before}"
+            default_wait = "the implicit synchronization of the default stream"
+            return f"too early: {default_wait} last made {later_stream} wait for {earlier}, {enqueued_before}"
 
 
 def short_stream_name(side: Side) -> str:

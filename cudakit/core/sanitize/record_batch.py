@@ -149,11 +149,13 @@ def rows_by_node(rows: AccessRows) -> Iterator[tuple[int, bytes]]:
     records = np.frombuffer(rows, RECORD)
     accesses = np.flatnonzero(records["kind"] == EventKind.ACCESS)
     nodes = view(records, EventKind.ACCESS)["node"][accesses]
-    order = np.argsort(nodes, kind="stable")
-    sorted_accesses = take_records(records, accesses[order])
-    node_numbers, begins = np.unique(nodes[order], return_index=True)
-    ends = (*begins[1:].tolist(), len(sorted_accesses))
-    for node, begin, end in zip(node_numbers.tolist(), begins.tolist(), ends, strict=False):
+    node_order = np.argsort(nodes, kind="stable")
+    sorted_accesses = take_records(records, accesses[node_order])
+    node_numbers, node_begins = np.unique(nodes[node_order], return_index=True)
+    node_ends = (*node_begins[1:].tolist(), len(sorted_accesses))
+    for node, begin, end in zip(
+        node_numbers.tolist(), node_begins.tolist(), node_ends, strict=False
+    ):
         yield node, sorted_accesses[begin:end].tobytes()
 
 

@@ -71,7 +71,7 @@ def check_for_cublaslt(gemm: Gemm, capability: Capability) -> None:
         raise Unsupported(
             f"{gemm.dtype} supports only layout tn on compute capability {capability}, "
             f"but {gemm.layout} was requested",
-            hint="use layout tn",
+            hint="use --layout tn",
         )
 
 

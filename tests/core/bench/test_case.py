@@ -61,3 +61,11 @@ def test_check_counts_host_memory_if_known() -> None:
     with pytest.raises(InputError, match=r"needs 8.00 MiB of host memory, but") as caught:
         check_fit([case], 1 << 30, 8 << 20)
     assert caught.value.hint == "a size of 3.80 MiB would fit"
+
+
+def test_memory_of_simulated_device_is_limited_by_host_memory() -> None:
+    case = Case(Copy(4 << 20), METHOD, size_bytes=4 << 20, buffers=2)
+
+    check_fit([case], 1 << 30, 4 << 20)
+    with pytest.raises(InputError, match=r"only 4.00 MiB is free on the host, which simulates"):
+        check_fit([case], 1 << 30, 4 << 20, simulated=True)

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 _BEFORE_JSON = b"\xef\xbb\xbf\xff\xfe\x00 \t\r\n"
 # PROTO; in protocols 0 and 1 MARK, an empty list or dictionary, or GLOBAL, which the reader rejects by name.
 _PICKLE_STARTS = (b"\x80", b"(", b"]", b"}", b"c")
+# First bytes of a log of ``cudakit run`` (``MAGIC`` in trace/run_log.py, which imports NumPy).
+_LOG_START = b"cudakit log\n"
 
 
 def load(path: str, memory_bytes: int | None = None) -> Snapshot:
@@ -42,6 +44,8 @@ def load(path: str, memory_bytes: int | None = None) -> Snapshot:
 def _parse_tree(content: bytes, budget: Budget) -> tuple[str, Tree]:
     if content[:64].lstrip(_BEFORE_JSON)[:1] in (b"{", b"["):
         return "json", _json_tree(content, budget)
+    if content.startswith(_LOG_START):
+        raise SnapshotError("this is a log of cudakit run, not a memory snapshot")
     if not content.startswith(_PICKLE_STARTS):
         raise SnapshotError(
             f"not a pickle or JSON file: the first bytes are {content[:8].decode('latin-1')!a}"

@@ -70,18 +70,18 @@ static void sort_by_tick(struct access_array *array)
 /* Remove all but the last access of each slot and graph node; it takes the place of the first one. */
 static void keep_last_per_stream(struct access_array *array)
 {
-    size_t count = 0;
+    size_t kept_count = 0;
     sort_by_tick(array);
     for (size_t i = 0; i < array->count; i++) {
         struct access *access = array->items[i];
         size_t j = 0;
-        while (j < count && (array->items[j]->slot != access->slot ||
-                             array->items[j]->operation->node != access->operation->node))
+        while (j < kept_count && (array->items[j]->slot != access->slot ||
+                                  array->items[j]->operation->node != access->operation->node))
             j++;
         array->items[j] = access;
-        count += j == count;
+        kept_count += j == kept_count;
     }
-    array->count = count;
+    array->count = kept_count;
 }
 
 /* Make `merged_list` the list of the last accesses per stream of the lists of several states; `offset` selects the list

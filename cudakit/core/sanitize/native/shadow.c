@@ -422,10 +422,10 @@ static int add_strided(struct shadow *shadow, struct access *access, const struc
 
 /* ---- pointers ---------------------------------------------------------------------------------------------- */
 
-static int compare_numbers(const void *first, const void *second)
+static int compare_seqs(const void *first, const void *second)
 {
-    uint64_t first_number = *(const uint64_t *)first, second_number = *(const uint64_t *)second;
-    return (first_number > second_number) - (first_number < second_number);
+    uint64_t first_seq = *(const uint64_t *)first, second_seq = *(const uint64_t *)second;
+    return (first_seq > second_seq) - (first_seq < second_seq);
 }
 
 static int is_used_after(struct state *pointer, const void *seq)
@@ -448,7 +448,7 @@ static int remove_half_of_pointers(struct shadow *shadow)
     size_t seq_count = 0;
     for (struct position position = {0, 0}; map_state(map, position); position = map_next(map, position))
         seqs[seq_count++] = state_last_seq(map_state(map, position));
-    qsort(seqs, seq_count, sizeof *seqs, compare_numbers);
+    qsort(seqs, seq_count, sizeof *seqs, compare_seqs);
     uint64_t median_seq = seqs[seq_count / 2];
     PyMem_Free(seqs);
     return map_filter(map, is_used_after, &median_seq);

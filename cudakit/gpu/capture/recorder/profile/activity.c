@@ -104,7 +104,7 @@ static uint32_t name_id(const char *name)
 }
 
 /* Set the common fields of a record. */
-static void set_place(record *rec, uint16_t kind, uint32_t device, uint32_t context, uint32_t stream)
+static void set_device_and_stream(record *rec, uint16_t kind, uint32_t device, uint32_t context, uint32_t stream)
 {
     rec->kind = kind;
     rec->device = (int16_t)device;
@@ -114,7 +114,7 @@ static void set_place(record *rec, uint16_t kind, uint32_t device, uint32_t cont
 
 static void translate_kernel(const CUpti_ActivityKernel *kernel, record *rec)
 {
-    set_place(rec, KIND_KERNEL_RUN, kernel->deviceId, kernel->contextId, kernel->streamId);
+    set_device_and_stream(rec, KIND_KERNEL_RUN, kernel->deviceId, kernel->contextId, kernel->streamId);
     rec->kernel_run.name = name_id(kernel->name);
     rec->kernel_run.correlation = kernel->correlationId;
     rec->kernel_run.start_ns = (int64_t)kernel->start;
@@ -150,7 +150,7 @@ static uint8_t memory_kind(uint8_t kind)
 
 static void translate_copy(const CUpti_ActivityMemcpy *copy, record *rec)
 {
-    set_place(rec, KIND_COPY_RUN, copy->deviceId, copy->contextId, copy->streamId);
+    set_device_and_stream(rec, KIND_COPY_RUN, copy->deviceId, copy->contextId, copy->streamId);
     rec->copy_run.start_ns = (int64_t)copy->start;
     rec->copy_run.end_ns = (int64_t)copy->end;
     rec->copy_run.size_bytes = copy->bytes;
@@ -165,7 +165,7 @@ static void translate_copy(const CUpti_ActivityMemcpy *copy, record *rec)
 static void translate_peer_copy(const CUpti_ActivityMemcpyPtoP *copy, record *rec)
 {
     const uint32_t peer = copy->srcDeviceId == copy->deviceId ? copy->dstDeviceId : copy->srcDeviceId;
-    set_place(rec, KIND_COPY_RUN, copy->deviceId, copy->contextId, copy->streamId);
+    set_device_and_stream(rec, KIND_COPY_RUN, copy->deviceId, copy->contextId, copy->streamId);
     rec->copy_run.start_ns = (int64_t)copy->start;
     rec->copy_run.end_ns = (int64_t)copy->end;
     rec->copy_run.size_bytes = copy->bytes;
@@ -179,7 +179,7 @@ static void translate_peer_copy(const CUpti_ActivityMemcpyPtoP *copy, record *re
 
 static void translate_fill(const CUpti_ActivityMemset *fill, record *rec)
 {
-    set_place(rec, KIND_FILL_RUN, fill->deviceId, fill->contextId, fill->streamId);
+    set_device_and_stream(rec, KIND_FILL_RUN, fill->deviceId, fill->contextId, fill->streamId);
     rec->fill_run.start_ns = (int64_t)fill->start;
     rec->fill_run.end_ns = (int64_t)fill->end;
     rec->fill_run.size_bytes = fill->bytes;
