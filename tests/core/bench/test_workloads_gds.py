@@ -110,7 +110,10 @@ def test_offsets_are_distinct_aligned_and_in_one_half(
 
 
 def test_file_that_is_too_small_is_rejected_with_the_needed_size(file: DataFile) -> None:
-    with closing(Sim()) as gpu, pytest.raises(InputError, match=r"need a file of 2\.00 MiB"):
+    with (
+        closing(Sim()) as gpu,
+        pytest.raises(InputError, match=r"need 2\.00 MiB, two transfers per thread"),
+    ):
         gds_cases(GdsSpec(files={"read": file}, sizes_bytes=(512 * KIB,), threads=(2,)), gpu)
 
 
