@@ -61,6 +61,7 @@ def test_agent_settings_are_passed_in_the_environment(tmp_path: Path) -> None:
         "frames": {"cpython-312": "/f.so"},
         "patches": {"90": "/sm_90.cubin"},
         "follow": False,
+        "templates": False,
         "supervisor": os.getpid(),
     }
     assert environment["CUDAKIT_SPOOL"] == str(tmp_path)

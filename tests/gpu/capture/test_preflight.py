@@ -69,6 +69,7 @@ def test_complete_machine_is_ready(search_paths: SearchPaths) -> None:
         "recorder": f"{search_paths.native}/_recorder.py",
         "frames": {"cpython-312": f"{search_paths.native}/_frames.cpython-312-x86_64-linux-gnu.so"},
         "patches": {},
+        "templates": False,
     }
 
 
