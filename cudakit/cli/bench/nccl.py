@@ -110,7 +110,7 @@ _RANKS = option_group(
     "Ranks",
     option(
         "--ranks",
-        type=click.IntRange(min=1),
+        type=click.IntRange(min=1, max=64),
         metavar="N",
         help="Number of ranks of a single process, one per GPU. Simulated GPUs can have several "
         "ranks each.  [default: all visible GPUs]",
