@@ -125,11 +125,12 @@ def kernel(source: str, name: str | None = None) -> CudaKernel:
     >>> def scale(launch, y, a, n):
     ...     launch.update(y, "float64", n)[:] *= a
     >>> y = cudakit.to_device([1.0, 2.0, 3.0], Sim(host_kernels={"scale": scale}))
-    >>> scale = cudakit.kernel('''
-    ... template <typename T> __global__ void scale(T* y, T a, int n) {
-    ...     const int i = blockIdx.x * blockDim.x + threadIdx.x;
-    ...     if (i < n) y[i] *= a;
-    ... }''')
+    >>> scale = cudakit.kernel(
+    ...     "template <typename T> __global__ void scale(T* y, T a, int n) {"
+    ...     "    const int i = blockIdx.x * blockDim.x + threadIdx.x;"
+    ...     "    if (i < n) y[i] *= a;"
+    ...     "}"
+    ... )
     >>> scale(y, 2, 3, grid=1, block=32)
     >>> y.copy_to_host()
     array([2., 4., 6.])
