@@ -204,9 +204,9 @@ static const char *parameter_bytes(const char *buffer, void **parameters, uint16
 static void add_other_bytes(launch_arguments *arguments, const struct kernel_layout *layout, const char *buffer,
                             void **parameters)
 {
-    for (uint16_t i = 0; i < layout->parameter_count; i++) {
+    for (size_t i = 0; i < layout->parameter_count; i++) {
         const parameter_span span = layout->spans[i];
-        const char *bytes = parameter_bytes(buffer, parameters, i, span.offset);
+        const char *bytes = parameter_bytes(buffer, parameters, (uint16_t)i, span.offset);
         const size_t begin = (8u - span.offset % 8u) % 8u < span.size ? (8u - span.offset % 8u) % 8u : span.size;
         const size_t end = begin + (span.size - begin) / 8 * 8;
         uint64_t head = 0, tail = 0;
