@@ -314,13 +314,30 @@ def cases(gpu: Gpu, *gemms: Gemm, **options: Any) -> Iterator[Any]:
     yield from gemm_cases(spec(*gemms, **options), gpu)
 
 
+HUGE_GEMM = Gemm(dtype="fp64", m=200_000, n=100_000, k=100_000)
+
+
+class PlannedAsReal(Sim):
+    """A simulated device whose cases are planned as those of a real one."""
+
+    @property
+    def simulated(self) -> bool:
+        return False
+
+
+def test_gemm_larger_than_simulated_memory_names_the_limit_of_the_simulation() -> None:
+    with closing(Sim()) as gpu, pytest.raises(InputError, match="is free") as error:
+        results(gpu, HUGE_GEMM)
+
+    assert error.value.hint == "a shape of 2048 would fit"
+
+
 def test_gemm_larger_than_memory_names_largest_shape() -> None:
-    huge = Gemm(dtype="fp64", m=200_000, n=100_000, k=100_000)
-    with closing(Sim()) as gpu:
-        with pytest.raises(InputError, match=r" 200000×100000×100000 .* is free") as error:
-            results(gpu, huge, baselines=("cublas",))
-        words, edge = error.value.hint.split()[:3], int(error.value.hint.split()[3])
+    with closing(PlannedAsReal()) as gpu:
         free_bytes = gpu.memory_info().free_bytes
+        with pytest.raises(InputError, match=r" 200000×100000×100000 .* is free") as error:
+            check_fit([*cases(gpu, HUGE_GEMM, baselines=("cublas",))], free_bytes)
+        words, edge = error.value.hint.split()[:3], int(error.value.hint.split()[3])
 
         assert words == ["a", "shape", "of"]
         fitting = Gemm(dtype="fp64", m=edge, n=edge, k=edge)

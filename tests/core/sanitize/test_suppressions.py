@@ -88,7 +88,7 @@ def test_error_names_the_unreadable_file(
     if content is not None:
         file.write_bytes(content)
 
-    with pytest.raises((InputError, UsageError), match=f"{file} {reason}"):
+    with pytest.raises((InputError, UsageError), match=f"{file}'? {reason}"):
         suppressions([f"@{file}"])
 
 
