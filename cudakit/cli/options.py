@@ -102,6 +102,14 @@ class Command(click.Command):
         super().__init__(*args, **kwargs)
         self.described_in = described_in or {}
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse arguments. Errors carry the context, so that their hint names the help of this command."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            error.ctx = error.ctx or ctx  # click leaves it out for an option without its argument
+            raise
+
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write each group of options under its title."""
         for title, options in self.groups(ctx):

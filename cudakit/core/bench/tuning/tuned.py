@@ -56,7 +56,7 @@ class TunedGemm:
     winner: Algorithm  # The default, unless another algorithm is significantly faster.
     default: Algorithm  # The library's default algorithm.
     significant: bool  # Whether the winner is not the default.
-    gain: float | Unavailable  # Share of the time that the fastest finalist saves: 0.05 is 5 %.
+    gain: float | Unavailable  # Share of the time that the fastest finalist saves: 0.05 is 5%.
     gain_interval: tuple[float, float] | Unavailable  # CI of the gain.
     # Median time of one execution by the default algorithm, in the same rounds as the winner.
     default_s: float | Unavailable
