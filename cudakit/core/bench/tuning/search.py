@@ -99,7 +99,7 @@ class Outcome:
     """The result of a search."""
 
     winner: int  # DEFAULT_CANDIDATE if no candidate is significantly faster.
-    # Share of the time that the fastest finalist saves: 0.05 is 5 %; None without a final.
+    # Share of the time that the fastest finalist saves: 0.05 is 5%; None without a final.
     gain: float | None
     gain_interval: tuple[float, float] | None  # CI of the gain; None with too few samples.
     is_significant: bool  # Whether the fastest finalist won.
