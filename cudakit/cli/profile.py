@@ -213,9 +213,9 @@ def analyzed(
 
 
 def with_limits(result: ProfileResult, files: Sequence[str]) -> ProfileResult:
-    """Return a result that is compared with limits from saved results of ``cudakit bench``.
+    """Add a comparison with the limits in saved results of ``cudakit bench`` to the result of a profile.
 
-    Raises UsageError if a file has no copies, kernels that write memory, or launches.
+    Raises UsageError if a file has no measurement of copies, of memory writes or of launches.
     """
     from cudakit.core.profile.limits import MIN_COPY_BYTES, MeasuredLimits, compare_limits
 
