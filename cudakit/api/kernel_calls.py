@@ -149,7 +149,10 @@ def stream_of(stream: object, gpu: Gpu, library: str = "") -> Stream:
         if stream is None:
             return LEGACY
         if not isinstance(stream, int):
-            raise UsageError(f"not a stream of the simulated device: {stream!r}")
+            raise UsageError(
+                f"not a stream of the simulated device: {stream!r}",
+                hint="pass None, or the handle of a simulated stream as an int",
+            )
         return Stream(stream)
     if stream is None:
         return Stream(current_stream(library, int(getattr(gpu, "ordinal", 0))))

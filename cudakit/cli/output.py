@@ -230,4 +230,7 @@ def _os_errors_reported(name: str) -> Iterator[None]:
     except BrokenPipeError:
         raise
     except OSError as error:
-        raise EnvironmentUnusable(f"cannot write {name}: {error.strerror}") from error
+        raise EnvironmentUnusable(
+            f"cannot write {name}: {error.strerror}",
+            hint="free space on the disk, or write to another directory",
+        ) from error

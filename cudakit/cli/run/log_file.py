@@ -46,7 +46,8 @@ class LogFile:
         """Complete the file, and print its path. Raises EnvironmentUnusable if it cannot be written."""
         if self._failure:
             reason = f"cannot write {self._path}: {self._failure.strerror}"
-            raise EnvironmentUnusable(reason) from self._failure
+            hint = "free space on the disk, or write to another directory"
+            raise EnvironmentUnusable(reason, hint=hint) from self._failure
         self._writer.finish(outcome)
         self._open_file.close()
         if not quiet:

@@ -115,7 +115,7 @@ class Graphed(Generic[_T]):
 
     def _check_open(self) -> None:
         if self._closed:
-            raise UsageError("the graph was closed")
+            raise UsageError("the graph was closed", hint="make a new one with cudakit.graph")
 
 
 def _takes_stream(function: Callable[..., Any]) -> bool:

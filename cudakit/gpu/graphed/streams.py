@@ -25,7 +25,10 @@ class SimulatedStreams:
         if stream_argument is None:
             return LEGACY
         if not isinstance(stream_argument, int):
-            raise UsageError(f"not a stream of the simulated device: {stream_argument!r}")
+            raise UsageError(
+                f"not a stream of the simulated device: {stream_argument!r}",
+                hint="pass None, or the handle of a simulated stream as an int",
+            )
         return Stream(stream_argument)
 
     def as_current(self, handle: StreamHandle) -> AbstractContextManager[None]:  # noqa: ARG002
