@@ -68,7 +68,10 @@ def diff(before: Snapshot, after: Snapshot, spec: MemorySpec) -> DiffResult:
         for device_before, device_after in _pair_devices(*moments_by_side)
     )
     if not devices:
-        raise UsageError("the two snapshots have no common device")
+        raise UsageError(
+            "the two snapshots have no common device",
+            hint="compare snapshots of the same process at two times, or of the same rank in two runs",
+        )
     return DiffResult(DIFF_SCHEMA, file_facts(before), file_facts(after), devices)
 
 

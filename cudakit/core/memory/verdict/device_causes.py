@@ -120,8 +120,7 @@ def _libraries(failure: Failure) -> str:
 _UNUSABLE_REMEDIES: Final = {
     "pool": "allocate on the stream that has the free memory, let CUDA graphs share one pool, and delete"
     " graphs and MemPools that are no longer used",
-    "fragmentation": "free the long-lived blocks that keep segments in use, or allocate them first"
-    " (section Fragmentation)",
+    "fragmentation": "free the long-lived blocks that keep segments in use, or allocate them first",
 }
 
 
