@@ -12,7 +12,6 @@ typedef struct {
     uint8_t memory_kind; /* ALLOCATION_*: the kind of memory */
 
     stream_operation last_work;          /* the last operation that may access the allocation */
-    stream_operation last_template_work; /* the last such launch whose accesses are known from a template */
     bool is_contested;                   /* operations that are not ordered may access the allocation */
 } allocation;
 
