@@ -20,7 +20,7 @@ static bool advance_to_next_row(const box_extent *box, uint32_t row_index[MAX_RA
 
 typedef struct {
     uint32_t launch;
-    uint16_t mode, map_number; /* map: index of the tensor map plus 1 */
+    uint16_t mode, map_number; /* map_number: index of the tensor map plus 1 */
     box_extent extent;
 } placed_box;
 
@@ -50,13 +50,14 @@ static int compare_boxes(const void *left, const void *right)
     return a->extent.begin < b->extent.begin ? -1 : a->extent.begin > b->extent.begin;
 }
 
-/* Join two boxes that are adjacent in the first dimension, such as tiles of a GEMM, to one box with longer rows. False
- * if they are not adjacent. */
+/* Join two boxes of a tensor that are adjacent in the first dimension, such as tiles of a GEMM, to one box with longer
+ * rows. ``next`` does not begin before ``box``. Return false if the boxes are not adjacent. */
 static bool merge_adjacent_boxes(placed_box *box, const placed_box *next)
 {
     box_extent *a = &box->extent;
     const box_extent *b = &next->extent;
-    if (box->launch != next->launch || box->mode != next->mode || b->begin > a->begin + a->bytes ||
+    if (box->launch != next->launch || box->mode != next->mode || box->map_number != next->map_number ||
+        b->begin > a->begin + a->bytes ||
         memcmp(a->element_counts + 1, b->element_counts + 1,
                sizeof a->element_counts - sizeof *a->element_counts) ||
         memcmp(a->strides + 1, b->strides + 1, sizeof a->strides - sizeof *a->strides))
