@@ -70,9 +70,8 @@ enum { DLPACK_MAJOR = 1, CODE_COMPLEX = 5 };
 /* A class of arrays, and how its arrays are read. */
 typedef struct {
     PyTypeObject *type;
-    char
-        kind; /* 'x' exchange API, 'c' attributes of CuPy's arrays, 'd' of DeviceArray, '-' arrays that are not read */
-    const exchange_api *api;  /* table of functions of kind 'x' */
+    const exchange_api *api; /* NULL if the class has no exchange API */
+    char kind; /* without an API: 'c' attributes of CuPy, 'd' of DeviceArray, '-' arrays are not read */
     PyObject *current_stream; /* kind 'c': function of a device index; kind 'd': context variable of a handle */
 } array_class;
 
@@ -172,26 +171,22 @@ static array_class *add_class(PyTypeObject *type)
 {
     if (class_count == CACHED_CLASSES)
         return NULL;
-    classes[class_count] = (array_class){.type = (PyTypeObject *)Py_NewRef(type), .kind = '-'};
-    return &classes[class_count++];
+    array_class *class = &classes[class_count++];
+    *class = (array_class){.type = (PyTypeObject *)Py_NewRef(type), .kind = '-'};
+    PyObject *capsule = PyObject_GetAttr((PyObject *)type, name_api);
+    const exchange_api *api = capsule ? PyCapsule_GetPointer(capsule, "dlpack_exchange_api") : NULL;
+    Py_XDECREF(capsule);
+    PyErr_Clear();
+    if (api && api->major == DLPACK_MAJOR && api->tensor_from_object)
+        class->api = api;
+    return class;
 }
 
 /* Return the entry of an object's class, which is added if it is new. Return NULL if the table is full. */
 static const array_class *class_of(PyObject *object)
 {
-    PyTypeObject *type = Py_TYPE(object);
-    array_class *class = find_class(type);
-    if (class || !(class = add_class(type)))
-        return class;
-    PyObject *capsule = PyObject_GetAttr((PyObject *)type, name_api);
-    const exchange_api *api = capsule ? PyCapsule_GetPointer(capsule, "dlpack_exchange_api") : NULL;
-    Py_XDECREF(capsule);
-    PyErr_Clear();
-    if (api && api->major == DLPACK_MAJOR && api->tensor_from_object) {
-        class->kind = 'x';
-        class->api = api;
-    }
-    return class;
+    const array_class *class = find_class(Py_TYPE(object));
+    return class ? class : add_class(Py_TYPE(object));
 }
 
 /* Return whether a tensor is C-contiguous and has several elements; PyTorch negates no such tensor lazily. */
@@ -316,11 +311,11 @@ static int read_operand(PyObject *object, bool is_output, operand *out, word *ke
         int64_t extents[2 * MAX_DIMENSIONS];
         out->kind = 'a';
         out->class = class_of(object);
-        if (!out->class || out->class->kind == '-')
+        const exchange_api *api = out->class ? out->class->api : NULL;
+        if (!out->class || (!api && out->class->kind == '-'))
             return -1;
-        bool has_api = out->class->kind == 'x';
-        if (has_api ? out->class->api->tensor_from_object(object, &tensor) != 0
-                    : !read_attributes(object, out, &tensor, extents)) {
+        if (api ? api->tensor_from_object(object, &tensor) != 0
+                : !read_attributes(object, out, &tensor, extents)) {
             PyErr_Clear();
             return -1;
         }
@@ -329,8 +324,8 @@ static int read_operand(PyObject *object, bool is_output, operand *out, word *ke
             return -1;
         /* PyTorch: a write to a tensor that requires a gradient is an error, and a lazy negation is not supported. A
          * tensor with a lazy negation is an imaginary part, which is never contiguous. */
-        if (has_api && ((is_output && is_true(object, name_requires_grad, false)) ||
-                        (!is_contiguous(&tensor) && is_true(object, name_is_neg, true))))
+        if (api && ((is_output && is_true(object, name_requires_grad, false)) ||
+                    (!is_contiguous(&tensor) && is_true(object, name_is_neg, true))))
             return -1;
         out->address = (word)(uintptr_t)tensor.data + tensor.byte_offset;
         out->device_id = tensor.device_id;
@@ -602,7 +597,7 @@ static bool find_stream(PyObject *object, const operand *first_array, handle *st
 {
     const array_class *class = first_array->class;
     PyObject *handle_object = NULL;
-    if (!object && class->kind == 'x') {
+    if (!object && class->api) {
         if (class->api->current_stream(accepted_device_type, first_array->device_id, stream))
             return false;
         *stream = *stream ? *stream : LEGACY_STREAM;
