@@ -3,9 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "decode/access_digest.h"
 #include "decode/pages.h"
-#include "model/allocations.h"
-#include "model/kernels.h"
 #include "recorder.h"
 #include "write/spool.h"
 
@@ -21,14 +20,8 @@ typedef struct {
     const arena_launch *launches;
     uint32_t next_launch, launch_count; /* the launches before ``next_launch`` are written */
     const arena_launches *arena;
-    size_t next_group; /* index of the group of ``next_launch`` */
-    /* The launches of this group so far: a hash of their ranges, the number of ranges, the number of launches whose
-     * accesses are exact, and whether all ranges are in memory that the group reaches. */
-    uint64_t digest;
-    size_t range_count;
-    uint32_t exact_launches;
-    bool is_inside;
-    size_t reached_index; /* index of the reached allocation that has the last range */
+    size_t next_group;       /* index of the group of ``next_launch`` */
+    uint32_t exact_launches; /* number of launches of this group so far whose accesses are exact */
     const tma_store_set *stores;
     size_t next_store;
     bool attribution_lost;
@@ -39,14 +32,7 @@ typedef struct {
 
 static record record_buffer[BUFFERED_RECORDS]; /* protected by the reader lock */
 
-/* The pointers of the current group, sorted by address; ``index`` is their position among the arguments. */
-typedef struct {
-    uint64_t address;
-    uint32_t index;
-} group_pointer;
-
-static group_pointer group_pointers[MAX_ACCESSES]; /* protected by the reader lock */
-static size_t group_pointer_count;
+static access_digest digest; /* accesses of the current group; protected by the reader lock */
 
 static const uint8_t RECORD_MODE_OF[CK_MODES] = {
     [CK_READ] = MODE_READ,
@@ -82,97 +68,13 @@ static bool is_lost(const emitter *writer, uint32_t launch)
     return writer->copy->top.header.lost_launches && writer->copy->lost_bits[launch / 32] >> (launch & 31) & 1;
 }
 
-static uint64_t mix(uint64_t hash, uint64_t value)
-{
-    hash = (hash ^ value) * 0x9E3779B97F4A7C15ull;
-    return hash ^ hash >> 29;
-}
-
-/* Return the allocation that contains an address and that the current group reaches, or NULL. */
-static const reached_range *find_reached(emitter *writer, uint64_t address)
-{
-    const reached_memory *memory = &writer->arena->groups[writer->next_group].reached;
-    const reached_range *reached = writer->arena->reached_ranges + memory->first_range;
-    for (uint32_t i = 0; i < memory->range_count; i++, writer->reached_index++) {
-        if (writer->reached_index >= memory->range_count)
-            writer->reached_index = 0;
-        if (reached[writer->reached_index].lo <= address &&address < reached[writer->reached_index].hi)
-            return reached + writer->reached_index;
-    }
-    return NULL;
-}
-
-/* Return whether a piece is in allocations that the current group reaches; they may be adjacent. */
-static bool is_reached(emitter *writer, uint64_t lo, uint64_t hi)
-{
-    const reached_range *reached;
-    while (lo < hi && (reached = find_reached(writer, lo)))
-        lo = reached->hi;
-    return lo >= hi;
-}
-
-/* Return the number of pointers of the current group at or below an address. */
-static size_t count_pointers_to(uint64_t address)
-{
-    size_t low = 0, high = group_pointer_count;
-    while (low < high) {
-        size_t middle = (low + high) / 2;
-        if (group_pointers[middle].address <= address)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low;
-}
-
-/* Add pieces of the current launch to the digest of its group: relative to the nearest pointer at or below, if the group
- * has pointers. The digest does not depend on the order of the pieces. */
-static void add_pieces(emitter *writer, uint64_t lo, uint64_t bytes, uint64_t stride, uint64_t count,
-                       uint32_t mode)
-{
-    const uint64_t hi = lo + (count - 1) * stride + bytes;
-    const size_t pointers_below = count_pointers_to(lo);
-    const group_pointer *pointer = pointers_below ? group_pointers + pointers_below - 1 : NULL;
-    const reached_range *reached = find_reached(writer, lo);
-    const bool is_piece_reached = is_reached(writer, lo, hi);
-    const uint64_t values[] = {writer->launches[writer->next_launch].template_record.access.node,
-                               mode,
-                               pointer ? pointer->index : 0,
-                               pointer ? lo - pointer->address : lo,
-                               bytes,
-                               stride,
-                               count};
-    uint64_t hash = 1;
-    for (size_t i = 0; i < sizeof values / sizeof *values; i++)
-        hash = mix(hash, values[i]);
-    writer->digest += hash;
-    writer->range_count++;
-    if (!is_piece_reached) {
-        /* The order of this launch with other work on the allocation is not tracked. */
-        pthread_mutex_lock(&recorder_lock);
-        allocations_contest(lo, hi);
-        pthread_mutex_unlock(&recorder_lock);
-    }
-    writer->is_inside = writer->is_inside && is_piece_reached &&
-                        (!group_pointer_count || (pointer && pointer->address >= reached->lo));
-}
-
-/* Add a range of the current launch to the digest of its group. Contiguous bytes are split at the pointers, because
- * the ranges of two tensors are joined if the tensors are adjacent. */
+/* Add a range of the current launch to the digest of its group. */
 static void add_to_digest(emitter *writer, uint64_t lo, uint64_t bytes, uint64_t stride, uint64_t count,
                           uint32_t mode)
 {
-    if (!templates_are_enabled() || writer->next_group >= writer->arena->group_count)
-        return;
-    const uint64_t hi = lo + bytes;
-    for (size_t next = count_pointers_to(lo); count == 1 && next < group_pointer_count; next++) {
-        const uint64_t pointer = group_pointers[next].address;
-        if (pointer >= hi)
-            break;
-        add_pieces(writer, lo, pointer - lo, 0, 1, mode);
-        lo = pointer;
-    }
-    add_pieces(writer, lo, count == 1 ? hi - lo : bytes, count == 1 ? 0 : stride, count, mode);
+    if (templates_are_enabled() && writer->next_group < writer->arena->group_count)
+        digest_add(&digest, writer->launches[writer->next_launch].template_record.access.node, mode, lo, bytes,
+                   stride, count);
 }
 
 /* Append an access of the current launch. The caller sets ``mode`` and ``precision``. */
@@ -207,28 +109,15 @@ static void emit_stores(emitter *writer)
             tma_store_rows(stores->maps + writer->next_store, append_store_row, writer);
 }
 
-static int compare_addresses(const void *left, const void *right)
-{
-    const uint64_t a = ((const group_pointer *)left)->address, b = ((const group_pointer *)right)->address;
-    return (a > b) - (a < b);
-}
-
 /* Begin the group ``next_group``, unless the arena has no more groups. */
 static void begin_group(emitter *writer)
 {
-    writer->digest = 0;
-    writer->range_count = writer->exact_launches = 0;
-    writer->reached_index = 0;
-    writer->is_inside = true;
-    group_pointer_count = 0;
+    writer->exact_launches = 0;
     if (writer->next_group >= writer->arena->group_count)
         return;
     const reached_memory *reached = &writer->arena->groups[writer->next_group].reached;
-    for (; group_pointer_count < reached->pointer_count; group_pointer_count++)
-        group_pointers[group_pointer_count] = (group_pointer){
-            writer->arena->pointers[reached->first_pointer + group_pointer_count], (uint32_t)group_pointer_count};
-    if (group_pointer_count > 1)
-        qsort(group_pointers, group_pointer_count, sizeof *group_pointers, compare_addresses);
+    digest_begin(&digest, writer->arena->pointers + reached->first_pointer, reached->pointer_count,
+                 writer->arena->reached_ranges + reached->first_range, reached->range_count);
 }
 
 /* Compare the accesses of the current group, whose last launch is the current one, with its template. Append a TEMPLATE
@@ -242,7 +131,7 @@ static void compare_group(emitter *writer, bool is_exact)
         return;
     pthread_mutex_lock(&recorder_lock);
     const template_result result =
-        templates_compare(&group->signature, writer->digest, writer->range_count, writer->is_inside);
+        templates_compare(&group->signature, digest.hash, digest.range_count, digest.is_inside);
     pthread_mutex_unlock(&recorder_lock);
     if (!result.new_template && result.check == TEMPLATE_CHECK_NONE)
         return;
