@@ -32,7 +32,7 @@ class ElementwiseSource:
     dtypes: Mapping[str, DType]  # element types of the arrays, inputs before outputs
     scalars: Mapping[str, DType]
     layout: Layout
-    width: int  # elements of a vector
+    width: int  # number of elements of a vector
 
     @property
     def elements_per_thread(self) -> int:

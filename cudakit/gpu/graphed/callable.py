@@ -84,7 +84,7 @@ class Graphed(Generic[_T]):
         return self._value
 
     def close(self) -> None:
-        """Wait for the device, and release the graph and its memory. Has no effect the second time."""
+        """Wait for the device, and release the graph and its memory. A second call has no effect."""
         if not self._closed:
             self._closed = True
             self._close()

@@ -95,6 +95,6 @@ StreamSource: TypeAlias = SimulatedStreams | FrameworkStreams
 
 
 def _framework_of(buffers: Sequence[object]) -> str:
-    """Return "torch" or "cupy", the library of the first such buffer; "" if there is none."""
+    """Return "torch" or "cupy" by the first buffer of torch or CuPy; "" if no buffer is theirs."""
     packages = (type(buffer).__module__.partition(".")[0] for buffer in buffers)
     return next((package for package in packages if package in ("torch", "cupy")), "")

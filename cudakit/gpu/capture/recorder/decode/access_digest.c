@@ -57,7 +57,7 @@ static bool piece_is_reached(access_digest *digest, uint64_t lo, uint64_t hi)
     if (address >= hi)
         return true;
     pthread_mutex_lock(&recorder_lock);
-    allocations_contest(lo, hi);
+    allocations_mark_contested(lo, hi);
     pthread_mutex_unlock(&recorder_lock);
     return false;
 }
