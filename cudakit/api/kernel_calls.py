@@ -32,7 +32,7 @@ from cudakit.kernels.launch_plan import (
 if TYPE_CHECKING:
     from cudakit.gpu.cuda.device import Cuda
 
-# The kind that _fast_call.c uses for a numeric parameter, by dtype.
+# Type code that _fast_call.c uses for a numeric kernel parameter, by dtype.
 _NUMBER_KINDS = {"float32": "f", "float64": "d", "int64": "q", "bool": "?"}
 _MAX_INTEGER = 1 << 63
 
@@ -162,7 +162,10 @@ def stream_of(stream: object, gpu: Gpu, library: str = "") -> Stream:
         if stream is None:
             return LEGACY
         if not isinstance(stream, int):
-            raise UsageError(f"not a stream of the simulated device: {stream!r}")
+            raise UsageError(
+                f"not a stream of the simulated device: {stream!r}",
+                hint="pass None, or the handle of a simulated stream as an int",
+            )
         return Stream(stream)
     if stream is None:
         return Stream(current_stream(library, int(getattr(gpu, "ordinal", 0))))
@@ -253,7 +256,7 @@ def _zeroed_memory(gpu: Gpu, size_bytes: int) -> Ptr:
 
 
 def _fast_parameter(parameter: Parameter) -> tuple[str, int, np.generic | None]:
-    """Return a parameter of a plan in the form of ``prepare_call``."""
+    """Return a parameter of a launch plan in the form that ``prepare_call`` takes."""
     match parameter:
         case Address(operand):
             return "a", operand, None

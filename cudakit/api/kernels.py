@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DeviceArray", "Elementwise", "Reduction", "elementwise", "reduction", "to_device"]
 
-# Plans of one kernel. A program that exceeds this number has shapes that change all the time.
+# Maximum number of stored launch plans per kernel. A program that needs more changes its shapes all the time.
 _MAX_PLANS = 1024
 
 
@@ -305,7 +305,7 @@ def _layout_key(value: Operand) -> object:
 
 @cache
 def _open_by_name(name: str) -> Gpu:
-    """Return the device of a name, the same one for each call, so that arrays can be used together."""
+    """Return the device with a name. All calls return one object, so that their arrays can be combined."""
     from cudakit.gpu.open import open_gpu
 
     return open_gpu(name)
