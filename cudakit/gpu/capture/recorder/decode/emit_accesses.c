@@ -3,9 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "decode/access_digest.h"
 #include "decode/pages.h"
-#include "model/allocations.h"
-#include "model/kernels.h"
 #include "recorder.h"
 #include "write/spool.h"
 
@@ -22,14 +21,8 @@ typedef struct {
     const arena_launch *launches;
     uint32_t next_launch, launch_count; /* the launches before ``next_launch`` are written */
     const arena_launches *arena;
-    size_t next_group; /* index of the group of ``next_launch`` */
-    /* State of the current group after its launches so far: a hash of the accessed ranges, the number of ranges, the
-     * number of launches whose accesses are exact, and whether all ranges are in memory that the group reaches. */
-    uint64_t digest;
-    size_t range_count;
-    uint32_t exact_launch_count;
-    bool is_inside;
-    size_t reached_range_index; /* index of the reached allocation that has the last range */
+    size_t next_group;           /* index of the group of ``next_launch`` */
+    uint32_t exact_launch_count; /* number of launches of this group so far whose accesses are exact */
     const tma_store_set *tma_stores;
     size_t next_tma_store;
     bool is_attribution_lost;
@@ -41,14 +34,7 @@ typedef struct {
 
 static record record_buffer[BUFFERED_RECORDS]; /* protected by the reader lock */
 
-/* The pointers of the current group, sorted by address; ``index`` is their position among the arguments. */
-typedef struct {
-    uint64_t address;
-    uint32_t index;
-} group_pointer;
-
-static group_pointer group_pointers[MAX_ACCESSES]; /* protected by the reader lock */
-static size_t group_pointer_count;
+static access_digest group_digest; /* accesses of the current group; protected by the reader lock */
 
 static const uint8_t RECORD_MODE_OF[CK_MODES] = {
     [CK_READ] = MODE_READ,
@@ -85,98 +71,13 @@ static bool is_launch_lost(const emitter *writer, uint32_t launch)
            writer->host_copy->lost_bits[launch / 32] >> (launch & 31) & 1;
 }
 
-static uint64_t mix_hash(uint64_t hash, uint64_t value)
-{
-    hash = (hash ^ value) * 0x9E3779B97F4A7C15ull;
-    return hash ^ hash >> 29;
-}
-
-/* Return the allocation that contains an address and that the current group reaches, or NULL. */
-static const reached_range *find_reached_range(emitter *writer, uint64_t address)
-{
-    const reached_memory *memory = &writer->arena->groups[writer->next_group].reached_memory;
-    const reached_range *range = writer->arena->reached_ranges + memory->first_range;
-    for (uint32_t i = 0; i < memory->range_count; i++, writer->reached_range_index++) {
-        if (writer->reached_range_index >= memory->range_count)
-            writer->reached_range_index = 0;
-        if (range[writer->reached_range_index].lo <= address &&address < range[writer->reached_range_index].hi)
-            return range + writer->reached_range_index;
-    }
-    return NULL;
-}
-
-/* Return whether a range is in allocations that the current group reaches; it may span adjacent allocations. */
-static bool is_range_reached(emitter *writer, uint64_t lo, uint64_t hi)
-{
-    const reached_range *range;
-    while (lo < hi && (range = find_reached_range(writer, lo)))
-        lo = range->hi;
-    return lo >= hi;
-}
-
-/* Return the number of pointers of the current group at or below an address. */
-static size_t count_pointers_up_to(uint64_t address)
-{
-    size_t low = 0, high = group_pointer_count;
-    while (low < high) {
-        size_t middle = (low + high) / 2;
-        if (group_pointers[middle].address <= address)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low;
-}
-
-/* Add intervals of the current launch to the digest of its group. If the group has pointers, an address counts as its
- * distance from the nearest pointer at or below it. The digest does not depend on the order of the intervals. */
-static void add_intervals_to_digest(emitter *writer, uint64_t lo, uint64_t bytes, uint64_t stride, uint64_t count,
-                                    uint32_t mode)
-{
-    const uint64_t hi = lo + (count - 1) * stride + bytes;
-    const size_t pointers_below = count_pointers_up_to(lo);
-    const group_pointer *pointer = pointers_below ? group_pointers + pointers_below - 1 : NULL;
-    const reached_range *range = find_reached_range(writer, lo);
-    const bool is_inside_reached_memory = is_range_reached(writer, lo, hi);
-    const uint64_t hashed_values[] = {writer->launches[writer->next_launch].template_record.access.node,
-                                      mode,
-                                      pointer ? pointer->index : 0,
-                                      pointer ? lo - pointer->address : lo,
-                                      bytes,
-                                      stride,
-                                      count};
-    uint64_t hash = 1;
-    for (size_t i = 0; i < sizeof hashed_values / sizeof *hashed_values; i++)
-        hash = mix_hash(hash, hashed_values[i]);
-    writer->digest += hash;
-    writer->range_count++;
-    if (!is_inside_reached_memory) {
-        /* The recorder does not know the order of this launch and other work on these bytes. */
-        pthread_mutex_lock(&recorder_lock);
-        allocations_mark_contested(lo, hi);
-        pthread_mutex_unlock(&recorder_lock);
-    }
-    writer->is_inside = writer->is_inside && is_inside_reached_memory &&
-                        (!group_pointer_count || (pointer && pointer->address >= range->lo));
-}
-
-/* Add a range of the current launch to the digest of its group. Contiguous bytes are split at the pointers, because
- * the ranges of two tensors are joined if the tensors are adjacent. */
+/* Add a range of the current launch to the digest of its group. */
 static void add_range_to_digest(emitter *writer, uint64_t lo, uint64_t bytes, uint64_t stride, uint64_t count,
                                 uint32_t mode)
 {
-    if (!templates_are_enabled() || writer->next_group >= writer->arena->group_count)
-        return;
-    const uint64_t hi = lo + bytes;
-    for (size_t pointer_index = count_pointers_up_to(lo); count == 1 && pointer_index < group_pointer_count;
-         pointer_index++) {
-        const uint64_t pointer = group_pointers[pointer_index].address;
-        if (pointer >= hi)
-            break;
-        add_intervals_to_digest(writer, lo, pointer - lo, 0, 1, mode);
-        lo = pointer;
-    }
-    add_intervals_to_digest(writer, lo, count == 1 ? hi - lo : bytes, count == 1 ? 0 : stride, count, mode);
+    if (templates_are_enabled() && writer->next_group < writer->arena->group_count)
+        digest_add(&group_digest, writer->launches[writer->next_launch].template_record.access.node, mode, lo,
+                   bytes, stride, count);
 }
 
 /* Append an access of the current launch. The caller sets ``mode`` and ``precision``. */
@@ -212,29 +113,15 @@ static void emit_stores(emitter *writer)
             tma_store_rows(tma_stores->maps + writer->next_tma_store, append_store_row, writer);
 }
 
-static int compare_addresses(const void *left, const void *right)
-{
-    const uint64_t a = ((const group_pointer *)left)->address, b = ((const group_pointer *)right)->address;
-    return (a > b) - (a < b);
-}
-
 /* Begin the group ``next_group``, unless the arena has no more groups. */
 static void begin_group(emitter *writer)
 {
-    writer->digest = 0;
-    writer->range_count = writer->exact_launch_count = 0;
-    writer->reached_range_index = 0;
-    writer->is_inside = true;
-    group_pointer_count = 0;
+    writer->exact_launch_count = 0;
     if (writer->next_group >= writer->arena->group_count)
         return;
-    const reached_memory *group_memory = &writer->arena->groups[writer->next_group].reached_memory;
-    for (; group_pointer_count < group_memory->pointer_count; group_pointer_count++)
-        group_pointers[group_pointer_count] =
-            (group_pointer){writer->arena->pointers[group_memory->first_pointer + group_pointer_count],
-                            (uint32_t)group_pointer_count};
-    if (group_pointer_count > 1)
-        qsort(group_pointers, group_pointer_count, sizeof *group_pointers, compare_addresses);
+    const reached_memory *memory = &writer->arena->groups[writer->next_group].reached_memory;
+    digest_begin(&group_digest, writer->arena->pointers + memory->first_pointer, memory->pointer_count,
+                 writer->arena->reached_ranges + memory->first_range, memory->range_count);
 }
 
 /* Compare the accesses of the current group, whose last launch is the current one, with its template. Append a
@@ -248,7 +135,7 @@ static void compare_group_with_template(emitter *writer, bool is_exact)
         return;
     pthread_mutex_lock(&recorder_lock);
     const template_result result =
-        templates_compare(&group->signature, writer->digest, writer->range_count, writer->is_inside);
+        templates_compare(&group->signature, group_digest.hash, group_digest.range_count, group_digest.is_inside);
     pthread_mutex_unlock(&recorder_lock);
     if (!result.new_template_id && result.check_result == TEMPLATE_CHECK_NONE)
         return;

@@ -2,6 +2,7 @@
 #ifndef CK_EMIT_ACCESSES_H
 #define CK_EMIT_ACCESSES_H
 
+#include "decode/access_digest.h"
 #include "decode/tensor_maps.h"
 #include "exact/arena_memory.h"
 #include "recorder.h"
@@ -21,11 +22,6 @@ typedef struct {
     launch_signature signature;     /* signature by which the accesses are compared */
     reached_memory reached_memory;
 } launch_group;
-
-/* An allocation that a launch reaches, from its first address up to its end. */
-typedef struct {
-    uint64_t lo, hi;
-} reached_range;
 
 /* The launches of an arena. */
 typedef struct {
