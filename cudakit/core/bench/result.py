@@ -14,7 +14,7 @@ from cudakit.core.bench.stats import Summary
 from cudakit.core.bench.workload import Axis, Verification
 from cudakit.units import Unavailable
 
-# The setting of a collective operation from which its bus bandwidth is computed.
+# Key in the settings of a collective case: bus bandwidth divided by algorithm bandwidth.
 BUS_FACTOR = "bus_factor"
 
 

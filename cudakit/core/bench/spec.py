@@ -74,7 +74,7 @@ TIMINGS = ("host-call", "eager", "graph")
 # Kinds of matrix data; "int" stands for small integers, whose sums are exact.
 FILLS = ("uniform", "normal", "int", "zeros", "ones")
 
-# Modes that a user can choose. Mode "call" is missing, because it only suits latencies.
+# Measurement modes that a user can choose. Mode "call" is missing, because it only suits latencies.
 _MODES = ("isolated", "batch", "graph", "host")
 
 # When GEMMs start on an idle device, clocks take longer to settle than with other work.
@@ -345,7 +345,7 @@ class GdsSpec(Spec):
     rounds: int = 2
     files: Mapping[str, DataFile]  # The file of each direction that is measured.
     patterns: tuple[str, ...] = PATTERNS
-    # Bytes of each transfer, and numbers of threads. None: several.
+    # Sizes of a transfer in bytes, and numbers of threads. None: several sizes or numbers are measured.
     sizes_bytes: tuple[int, ...] | None = None
     threads: tuple[int, ...] | None = None
 
@@ -368,8 +368,8 @@ class GdsSpec(Spec):
 class OpsSpec(Spec):
     """Options of ``cudakit bench ops``.
 
-    ``public_libraries`` opens, by operation, the library of cudakit's public functions, whose host time is
-    measured. For other operations, the host time is that of the launch of the kernel.
+    ``public_libraries`` maps operations to functions that open cudakit's public function as a library; its
+    host time is measured. For other operations, the host time is that of the launch of the kernel.
     """
 
     bench: ClassVar[str] = "ops"

@@ -53,7 +53,7 @@ class SampleWork:
 
 
 class CapturedWork(NamedTuple):
-    """Work in a graph: a function that enqueues a launch of the graph, and one that destroys it."""
+    """Work in a CUDA graph: a function that launches the graph, and a function that destroys the graph."""
 
     launch: Enqueue
     close: Callable[[], None]
@@ -167,7 +167,7 @@ class Timer:
 
 
 def capture(gpu: Graphs, stream: Stream, work: Enqueue) -> Graph:
-    """Capture the work that ``work`` enqueues on a stream in a graph. Any error ends the capture."""
+    """Return a graph of the work that ``work`` enqueues on a stream. Any error ends the capture."""
     gpu.capture_begin(stream)
     try:
         work(stream)
@@ -236,7 +236,7 @@ class _SmClock:
         self._bytes = gpu.host_view(self._first, len(self._zeros))
 
     def begin(self, stream: Stream) -> None:
-        """Enqueue the first reading, after ``take_hz`` of the previous measurement."""
+        """Enqueue the first reading. Call ``take_hz`` of the previous measurement before this method."""
         self._bytes[:] = self._zeros
         self._kernel.stamp(self._first, self._multiprocessors, stream)
 

@@ -134,7 +134,7 @@ class Baseline(Workload, Protocol):
 
 
 class UnsupportedCase(Unsupported):
-    """The device or a library does not support a workload, or not in the method's mode."""
+    """The device or a library does not support a workload, or does not support it in the measurement mode."""
 
     def __init__(
         self, workload: Workload, reason: Unsupported, settings: Mapping[str, Axis]

@@ -18,7 +18,7 @@ from cudakit.document import Document, Node
 
 
 def present(result: BenchResult, *, detail: bool = False) -> Document:
-    """Return the report of a result: the table, notes, then the method.
+    """Return the report of a result: the table, notes, then the measurement method.
 
     ``detail`` adds charts and the distribution of the samples, for a page. The Columns ``results``,
     ``samples`` and ``device`` are for exports and charts.

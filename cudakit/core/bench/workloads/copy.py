@@ -74,7 +74,7 @@ def copy_cases(spec: CopySpec, gpu: _LinkedDevice) -> tuple[Case, ...]:
 
 
 def _copies(spec: CopySpec, gpu: _LinkedDevice) -> Iterator[Copy]:
-    """Yield the copies of each direction, with size 0."""
+    """Yield a Copy of size 0 for each direction and each other device."""
     peers = other_devices(gpu)
     for direction in spec.directions or _default_directions(spec.mode):
         if "peer" not in _locations(direction):
@@ -151,7 +151,7 @@ def _locations(direction: str) -> list[Location]:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """Copies of one size in one direction, or in two at once; ``peer`` is the other device or None."""
+    """Copies of one size in one direction, or in both at once; ``peer`` is the other device or None."""
 
     direction: str
     size_bytes: int
