@@ -29,11 +29,11 @@ allocation *allocations_find(uint64_t address);
  * last operation does not happen before this one. */
 void allocation_add_work(allocation *accessed, stream_operation operation);
 
-/* Do the same for the allocation that contains an address, if there is one. */
+/* Add an operation that may access the allocation that contains an address, if there is one. */
 void allocations_add_work(uint64_t address, stream_operation operation);
 
 /* Mark the allocations that have bytes from ``begin`` up to ``end`` as contested. */
-void allocations_contest(uint64_t begin, uint64_t end);
+void allocations_mark_contested(uint64_t begin, uint64_t end);
 
 /* Return the number of allocated bytes of device memory. */
 uint64_t allocations_device_bytes(void);
