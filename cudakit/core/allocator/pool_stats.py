@@ -16,14 +16,14 @@ from cudakit.torch_rules.sizes import UNLIMITED
 
 _NamedValue: TypeAlias = tuple[str, int]
 
-_SCALARS = (
+_SCALAR_NAMES = (
     "num_alloc_retries",
     "num_ooms",
     "num_sync_all_streams",
     "num_device_alloc",
     "num_device_free",
 )
-_KINDS = ("all", "small_pool", "large_pool")
+_POOL_KINDS = ("all", "small_pool", "large_pool")
 # Names of the counters in BlockCounters, each with a current value, a peak, and the sum of its increases.
 BLOCK_COUNTERS = (
     "allocation",
@@ -33,10 +33,10 @@ BLOCK_COUNTERS = (
     "inactive_split_bytes",
 )
 # Names of all counters of a kind of pools.
-COUNTED = (*BLOCK_COUNTERS, "segment", "reserved_bytes")
+COUNTED_NAMES = (*BLOCK_COUNTERS, "segment", "reserved_bytes")
 # Statistics of active blocks are sums of two counters: allocated blocks, and pending blocks, which were freed
 # while other streams use them.
-_ACTIVE = {
+_ACTIVE_SUMS = {
     "active": ("allocation", "pending"),
     "active_bytes": ("allocated_bytes", "pending_bytes"),
 }
@@ -103,59 +103,59 @@ class BlockCounters:
         self.inactive_split_bytes_peak = 0
         self.searches = 0
 
-    def count_alloc(self, size: int, requested: int) -> None:
+    def count_alloc(self, size: int, requested_bytes: int) -> None:
         """Count an allocated block."""
         all_pools, other_pools = self.all_pools, self.other_pools
-        self.allocation = count = self.allocation + 1
-        self.allocated_bytes = allocated = self.allocated_bytes + size
-        self.requested_bytes = requested_now = self.requested_bytes + requested
+        self.allocation = allocation_count = self.allocation + 1
+        self.allocated_bytes = allocated_bytes = self.allocated_bytes + size
+        self.requested_bytes = requested_total = self.requested_bytes + requested_bytes
         self.allocation_sum += 1
         self.allocated_bytes_sum += size
-        self.requested_bytes_sum += requested
-        if count > self.allocation_peak:
-            self.allocation_peak = count
-        if allocated > self.allocated_bytes_peak:
-            self.allocated_bytes_peak = allocated
-        if requested_now > self.requested_bytes_peak:
-            self.requested_bytes_peak = requested_now
-        count += other_pools.allocation
-        if count > all_pools.allocation_peak:
-            all_pools.allocation_peak = count
-        allocated += other_pools.allocated_bytes
-        if allocated > all_pools.allocated_bytes_peak:
-            all_pools.allocated_bytes_peak = allocated
-        requested_now += other_pools.requested_bytes
-        if requested_now > all_pools.requested_bytes_peak:
-            all_pools.requested_bytes_peak = requested_now
+        self.requested_bytes_sum += requested_bytes
+        if allocation_count > self.allocation_peak:
+            self.allocation_peak = allocation_count
+        if allocated_bytes > self.allocated_bytes_peak:
+            self.allocated_bytes_peak = allocated_bytes
+        if requested_total > self.requested_bytes_peak:
+            self.requested_bytes_peak = requested_total
+        allocation_count += other_pools.allocation
+        if allocation_count > all_pools.allocation_peak:
+            all_pools.allocation_peak = allocation_count
+        allocated_bytes += other_pools.allocated_bytes
+        if allocated_bytes > all_pools.allocated_bytes_peak:
+            all_pools.allocated_bytes_peak = allocated_bytes
+        requested_total += other_pools.requested_bytes
+        if requested_total > all_pools.requested_bytes_peak:
+            all_pools.requested_bytes_peak = requested_total
 
-    def count_free(self, size: int, requested: int) -> None:
+    def count_free(self, size: int, requested_bytes: int) -> None:
         """Count a block that was freed and that no stream uses any more."""
         self.allocation -= 1
         self.allocated_bytes -= size
-        self.requested_bytes -= requested
+        self.requested_bytes -= requested_bytes
 
-    def count_split(self, count: int, size: int) -> None:
+    def count_split(self, count_change: int, size_change: int) -> None:
         """Count a change of the number and the size of free blocks in split segments."""
-        self.inactive_split = blocks = self.inactive_split + count
-        self.inactive_split_bytes = inactive = self.inactive_split_bytes + size
-        if count > 0:
-            self.inactive_split_sum += count
-            if blocks > self.inactive_split_peak:
-                self.inactive_split_peak = blocks
-            blocks += self.other_pools.inactive_split
-            if blocks > self.all_pools.inactive_split_peak:
-                self.all_pools.inactive_split_peak = blocks
-        if size > 0:
-            self.inactive_split_bytes_sum += size
-            if inactive > self.inactive_split_bytes_peak:
-                self.inactive_split_bytes_peak = inactive
-            inactive += self.other_pools.inactive_split_bytes
-            if inactive > self.all_pools.inactive_split_bytes_peak:
-                self.all_pools.inactive_split_bytes_peak = inactive
+        self.inactive_split = split_count = self.inactive_split + count_change
+        self.inactive_split_bytes = split_bytes = self.inactive_split_bytes + size_change
+        if count_change > 0:
+            self.inactive_split_sum += count_change
+            if split_count > self.inactive_split_peak:
+                self.inactive_split_peak = split_count
+            split_count += self.other_pools.inactive_split
+            if split_count > self.all_pools.inactive_split_peak:
+                self.all_pools.inactive_split_peak = split_count
+        if size_change > 0:
+            self.inactive_split_bytes_sum += size_change
+            if split_bytes > self.inactive_split_bytes_peak:
+                self.inactive_split_bytes_peak = split_bytes
+            split_bytes += self.other_pools.inactive_split_bytes
+            if split_bytes > self.all_pools.inactive_split_bytes_peak:
+                self.all_pools.inactive_split_bytes_peak = split_bytes
 
 
 class Peaks:
-    """The peaks of the small or the large pools, or of all pools, including the peaks of ``blocks``.
+    """The peaks of the small or the large pools, or of all pools, including the peaks of ``block_counters``.
 
     While no block is pending, the active blocks are the allocated blocks. So ``active_peak`` is only updated
     while blocks are pending; the true peak is the larger one of ``active_peak`` and ``allocation_peak``.
@@ -164,24 +164,26 @@ class Peaks:
     __slots__ = (
         "active_bytes_peak",
         "active_peak",
-        "blocks",
+        "block_counters",
         "reserved_bytes_peak",
         "segment_peak",
     )
 
-    def __init__(self, blocks: BlockCounters) -> None:
-        self.blocks = blocks
+    def __init__(self, block_counters: BlockCounters) -> None:
+        self.block_counters = block_counters
         self.segment_peak = self.reserved_bytes_peak = 0
         self.active_peak = self.active_bytes_peak = 0
 
     def peak(self, name: str) -> int:
         """Return the peak of a statistic."""
-        value: int = getattr(self.blocks if name in BLOCK_COUNTERS else self, f"{name}_peak")
+        value: int = getattr(
+            self.block_counters if name in BLOCK_COUNTERS else self, f"{name}_peak"
+        )
         return value
 
     def set_peak(self, name: str, value: int) -> None:
         """Set the peak of a statistic."""
-        setattr(self.blocks if name in BLOCK_COUNTERS else self, f"{name}_peak", value)
+        setattr(self.block_counters if name in BLOCK_COUNTERS else self, f"{name}_peak", value)
 
 
 class PoolStats(Peaks):
@@ -207,51 +209,54 @@ class PoolStats(Peaks):
         self.all_pools = total
         # Set by ``pair_with``: statistics of the large pools for those of the small ones, and the reverse.
         self.other_pools = self
-        blocks.all_pools, blocks.other_pools = total.blocks, blocks
+        blocks.all_pools, blocks.other_pools = total.block_counters, blocks
         self.segment = self.segment_sum = 0
         self.reserved_bytes = self.reserved_bytes_sum = 0
         self.pending = self.pending_bytes = 0
-        self.at_reset = dict.fromkeys((*COUNTED, "pending", "pending_bytes"), 0)
+        self.at_reset = dict.fromkeys((*COUNTED_NAMES, "pending", "pending_bytes"), 0)
 
     def pair_with(self, other_pools: PoolStats) -> None:
         """Connect the statistics of the small and the large pools with each other."""
         self.other_pools, other_pools.other_pools = other_pools, self
-        self.blocks.other_pools, other_pools.blocks.other_pools = other_pools.blocks, self.blocks
+        self.block_counters.other_pools, other_pools.block_counters.other_pools = (
+            other_pools.block_counters,
+            self.block_counters,
+        )
 
     def current(self, name: str) -> int:
         """Return the current value of a statistic."""
-        value: int = getattr(self.blocks if name in BLOCK_COUNTERS else self, name)
+        value: int = getattr(self.block_counters if name in BLOCK_COUNTERS else self, name)
         return value
 
     def increases(self, name: str) -> int:
         """Return the sum of increases of a statistic since the last reset of sums."""
-        value: int = getattr(self.blocks if name in BLOCK_COUNTERS else self, f"{name}_sum")
+        value: int = getattr(self.block_counters if name in BLOCK_COUNTERS else self, f"{name}_sum")
         return value
 
     @property
     def active(self) -> int:
         """Number of blocks that are allocated or pending."""
-        return self.blocks.allocation + self.pending
+        return self.block_counters.allocation + self.pending
 
     @property
     def active_bytes(self) -> int:
         """Bytes of blocks that are allocated or pending."""
-        return self.blocks.allocated_bytes + self.pending_bytes
+        return self.block_counters.allocated_bytes + self.pending_bytes
 
     def raise_active_peaks(self) -> None:
         """Raise the peaks of active blocks to the current values; needed while blocks are pending."""
-        self._raise_peaks(*_ACTIVE)
+        self._raise_peaks(*_ACTIVE_SUMS)
 
     def count_pending(self, size: int) -> None:
         """Count a block that was freed while other streams use it."""
-        self.blocks.allocation -= 1
-        self.blocks.allocated_bytes -= size
+        self.block_counters.allocation -= 1
+        self.block_counters.allocated_bytes -= size
         self.pending += 1
         self.pending_bytes += size
 
     def count_completed(self, size: int, requested: int) -> None:
         """Count a pending block that no stream uses any more."""
-        self.blocks.requested_bytes -= requested
+        self.block_counters.requested_bytes -= requested
         self.pending -= 1
         self.pending_bytes -= size
 
@@ -269,14 +274,14 @@ class PoolStats(Peaks):
 
     def reset_peaks(self) -> None:
         """Set every peak to the current value, including the peaks of all pools."""
-        for name in (*COUNTED, *_ACTIVE):
+        for name in (*COUNTED_NAMES, *_ACTIVE_SUMS):
             self.set_peak(name, self.current(name))
             self.all_pools.set_peak(name, self.current(name) + self.other_pools.current(name))
 
     def reset_sums(self) -> None:
         """Set all sums to 0."""
-        for name in COUNTED:
-            setattr(self.blocks if name in BLOCK_COUNTERS else self, f"{name}_sum", 0)
+        for name in COUNTED_NAMES:
+            setattr(self.block_counters if name in BLOCK_COUNTERS else self, f"{name}_sum", 0)
         self.at_reset = {name: self.current(name) for name in self.at_reset}
 
     def _raise_peaks(self, *names: str) -> None:
@@ -321,7 +326,7 @@ class DeviceStats:
 
     def reserved_by(self, pool: PoolId, *, small: bool) -> tuple[Stat, ...]:
         """Return the statistics of the bytes that a private pool reserves for small or large blocks."""
-        stats = self.private_reserved.setdefault(pool, {kind: Stat() for kind in _KINDS})
+        stats = self.private_reserved.setdefault(pool, {kind: Stat() for kind in _POOL_KINDS})
         return stats["all"], stats["small_pool" if small else "large_pool"]
 
     def read(self) -> dict[str, int]:
@@ -331,7 +336,7 @@ class DeviceStats:
         pool.
         """
         limit = self.max_split_bytes
-        numbers = {name: getattr(self, name) for name in _SCALARS}
+        numbers = {name: getattr(self, name) for name in _SCALAR_NAMES}
         numbers["max_split_size"] = -1 if limit >= UNLIMITED else limit
         for kind, peaks, pools in (
             ("all", self.peaks, (self.small, self.large)),
@@ -357,7 +362,7 @@ class DeviceStats:
             pool.reset_sums()
         for _, stat in self._stats():
             stat.reset_sums()
-        for name in (*_SCALARS, "num_oom_rejections"):
+        for name in (*_SCALAR_NAMES, "num_oom_rejections"):
             setattr(self, name, 0)
 
     def _stats(self) -> Iterator[tuple[str, Stat]]:
@@ -369,7 +374,7 @@ class DeviceStats:
 
 
 def _read_counted(kind: str, peaks: Peaks, pools: Sequence[PoolStats]) -> Iterator[_NamedValue]:
-    for name in COUNTED:
+    for name in COUNTED_NAMES:
         current = sum(pool.current(name) for pool in pools)
         increases = sum(pool.increases(name) for pool in pools)
         base = sum(pool.at_reset[name] for pool in pools)
@@ -380,7 +385,7 @@ def _read_counted(kind: str, peaks: Peaks, pools: Sequence[PoolStats]) -> Iterat
 
 
 def _read_active(kind: str, peaks: Peaks, pools: Sequence[PoolStats]) -> Iterator[_NamedValue]:
-    for name, (allocated, pending) in _ACTIVE.items():
+    for name, (allocated, pending) in _ACTIVE_SUMS.items():
         current = sum(pool.current(name) for pool in pools)
         increases = sum(pool.increases(allocated) for pool in pools)
         base = sum(pool.at_reset[allocated] + pool.at_reset[pending] for pool in pools)

@@ -85,7 +85,7 @@ class PrivatePools:
         """Iterate over the pools, oldest first; pools may be dropped meanwhile."""
         return iter(list(self._pools.values()))
 
-    def issue(self, *, graph: bool) -> PoolId:
+    def issue_id(self, *, graph: bool) -> PoolId:
         """Return a new pool id."""
         self._issued[graph] += 1
         number = self._issued[graph]
@@ -137,7 +137,7 @@ class PrivatePools:
         pool.source = source
         for kind in pool:
             kind.no_split = no_split
-            kind.reserved = stats.reserved_by(pool_id, small=kind.small)
+            kind.reserved_stats = stats.reserved_by(pool_id, small=kind.is_small)
         self._pools[pool_id] = pool
         return pool
 

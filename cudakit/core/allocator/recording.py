@@ -27,7 +27,7 @@ from cudakit.core.allocator.history import (
     Stacks,
     Stage,
     TraceEvent,
-    gather,
+    gather_stack,
 )
 from cudakit.core.allocator.segments import Segment
 from cudakit.core.allocator.state import AllocatorState, InvalidPointer
@@ -79,7 +79,7 @@ class Recording:
                 skip_actions=skip_actions,
                 clear=clear,
             )
-            previous_events = state.history if state.history.enabled else None
+            previous_events = state.history if state.history.is_enabled else None
             state.set_slow("history", on=not state.fast_path.record_events(previous_events))
 
     def set_metadata(self, text: str) -> None:
@@ -93,14 +93,14 @@ class Recording:
         Raises InvalidPointer if nothing is allocated there.
         """
         state = self._state
-        stack = gather(2) if state.history.level else None
+        stack = gather_stack(2) if state.history.level else None
         with state.locked():
-            block = state.live.get(ptr)
+            block = state.live_blocks.get(ptr)
             if block is None:
                 raise InvalidPointer(
                     f"nothing is allocated at {ptr:#x}: {state.describe_invalid_pointer(ptr)}"
                 )
-            if state.history.enabled:
+            if state.history.is_enabled:
                 state.history.annotate(block, stack, text)
 
     @contextmanager
@@ -132,7 +132,7 @@ class Recording:
         save(self.snapshot(), target)
 
     def _mark(self, name: str, stage: Stage) -> None:
-        if self._state.history.enabled:
+        if self._state.history.is_enabled:
             with self._state.locked():
                 self._state.history.mark(name, stage)
 
@@ -148,8 +148,8 @@ def _snapshot(
     entries = [_entry(history, stacks, event) for event in history.events]
     by_address = sorted(engine.segments.values(), key=lambda segment: segment.ptr)
     segments = [_segment(segment, stacks, device) for segment in by_address]
-    if engine.trace is not None:
-        engine.trace.record(SNAPSHOT, 0, engine.stats.total("active_bytes"), 0, None)
+    if engine.history is not None:
+        engine.history.record(SNAPSHOT, 0, engine.stats.total("active_bytes"), 0, None)
     empty_traces: list[list[Any]] = [[] for _ in range(device)]
     return {
         "segments": segments,
@@ -195,9 +195,9 @@ def host_snapshot(blocks: Iterable[Block], history: History) -> dict[str, Any]:
             {
                 "address": block.ptr,
                 "size": block.size,
-                "requested_size": 0 if block.free else block.requested,
-                "allocated": int(block.allocated),
-                "active": int(not block.free),
+                "requested_size": 0 if block.is_free else block.requested,
+                "allocated": int(block.is_allocated),
+                "active": int(not block.is_free),
                 "segment_pool_id": block.pool.id,
                 "frames": stacks.frames(block.stack),
             }
@@ -219,16 +219,16 @@ def _annotation(history: History, annotation: Annotation, device: int) -> dict[s
 
 def _segment(segment: Segment, stacks: Stacks, device: int) -> dict[str, Any]:
     blocks = segment.blocks()
-    active = [block for block in blocks if not block.free]
+    active = [block for block in blocks if not block.is_free]
     return {
         "device": device,
         "address": segment.ptr,
         "total_size": segment.size,
-        "allocated_size": sum(block.size for block in active if block.allocated),
+        "allocated_size": sum(block.size for block in active if block.is_allocated),
         "active_size": sum(block.size for block in active),
         "requested_size": sum(block.requested for block in active),
         "stream": segment.stream,
-        "segment_type": "small" if segment.pool.small else "large",
+        "segment_type": "small" if segment.pool.is_small else "large",
         "segment_pool_id": segment.pool.id,
         "is_expandable": segment.is_expandable,
         "registration_counter": segment.number,
@@ -248,9 +248,9 @@ def _block(block: Block, stacks: Stacks) -> dict[str, Any]:
 
 
 def _state(block: Block) -> str:
-    if block.free:
+    if block.is_free:
         return "inactive"
-    return "active_allocated" if block.allocated else "active_pending_free"
+    return "active_allocated" if block.is_allocated else "active_pending_free"
 
 
 def checked_path(path: str | os.PathLike[str]) -> Path:

@@ -35,9 +35,9 @@ class SegmentCache:
         engine, size, pool = self._engine, request.segment_bytes, request.pool
         if engine.reserved_bytes + size > engine.limit_bytes:
             return None
-        if engine.expandable is not None and engine.uses_expandable_segments(pool):
-            return engine.expandable.alloc_block(engine, request)
-        source = engine.private.source(pool.id)
+        if engine.expandable_segments is not None and engine.uses_expandable_segments(pool):
+            return engine.expandable_segments.alloc_block(engine, request)
+        source = engine.private_pools.source(pool.id)
         malloc = self.malloc if source is None else source.malloc
         engine.reserved_bytes += size
         try:
@@ -54,14 +54,14 @@ class SegmentCache:
         engine.count_reserved(pool, size)
         if size >= engine.max_split_bytes:
             engine.stats.oversize_segments.increase()
-        if engine.trace is not None:
-            engine.trace.record(SEGMENT_ALLOC, ptr, size, request.stream, request.stack, pool.id)
+        if engine.history is not None:
+            engine.history.record(SEGMENT_ALLOC, ptr, size, request.stream, request.stack, pool.id)
         return block
 
     def release_block(self, block: Block, stack: RawStack | None) -> None:
         """Release a free block that is a whole segment to the device. On CudaError the block stays cached."""
         engine, pool, size = self._engine, block.pool, block.size
-        (engine.private.source(pool.id) or engine.upstream).free(block.ptr)
+        (engine.private_pools.source(pool.id) or engine.upstream).free(block.ptr)
         block.free_blocks.remove(block)
         segment = engine.segments.pop(block.ptr)
         engine.reserved_bytes -= size
@@ -70,18 +70,18 @@ class SegmentCache:
         engine.count_reserved(pool, -size)
         if size >= engine.max_split_bytes:
             engine.stats.oversize_segments.decrease()
-        if engine.trace is not None:
+        if engine.history is not None:
             event_stack = stack or segment.stack
-            engine.trace.record(SEGMENT_FREE, block.ptr, size, block.stream, event_stack, pool.id)
+            engine.history.record(SEGMENT_FREE, block.ptr, size, block.stream, event_stack, pool.id)
 
     def release_cached_blocks(self, stack: RawStack | None) -> None:
         """Release all cached segments, except those of private pools that are held.
 
         If the driver raises CudaError, the remaining segments stay cached.
         """
-        for pool in self._engine.default:
+        for pool in self._engine.default_pools:
             self._release_blocks(pool, stack)
-        for private in self._engine.private:
+        for private in self._engine.private_pools:
             self.release_private_pool(private, stack)
 
     def release_private_pool(self, pool: PrivatePool, stack: RawStack | None) -> None:
@@ -91,7 +91,7 @@ class SegmentCache:
         for kind in pool:
             self._release_blocks(kind, stack)
         if all(segment.pool.id != pool.id for segment in self._engine.segments.values()):
-            self._engine.private.forget(pool)
+            self._engine.private_pools.forget(pool)
 
     def release_available_cached_blocks(self, request: Request) -> bool:
         """Release oversize segments until a request fits; return whether the released bytes suffice.
@@ -131,7 +131,7 @@ class SegmentCache:
         """
         engine = self._engine
         threshold = int(engine.settings.garbage_collection_threshold * engine.limit_bytes)
-        pool = engine.default.large
+        pool = engine.default_pools.large
         candidates = [block for block in pool if is_whole_segment(block)]
         target = engine.reserved_bytes - threshold
         while candidates and target > 0:
@@ -145,8 +145,8 @@ class SegmentCache:
     def _release_blocks(self, pool: BlockPool, stack: RawStack | None) -> None:
         """Release every unused segment of a pool, and every unused page of its expandable segments."""
         self._release_all([block for block in pool if is_whole_segment(block)], stack)
-        if self._engine.expandable is not None:
-            self._engine.expandable.release_blocks(self._engine, pool, stack)
+        if self._engine.expandable_segments is not None:
+            self._engine.expandable_segments.release_blocks(self._engine, pool, stack)
 
     def _release_all(self, blocks: Iterable[Block], stack: RawStack | None) -> None:
         for block in blocks:

@@ -21,12 +21,12 @@ _by_address = attrgetter("ptr")
 class Segment:
     """Memory taken from the device in one piece. ``number`` counts the segments of the device from 1."""
 
-    __slots__ = ("first", "number", "pool", "ptr", "size", "stream")
+    __slots__ = ("first_block", "number", "pool", "ptr", "size", "stream")
 
     is_expandable = False
 
     def __init__(self, first: Block, stack: RawStack | None) -> None:
-        self.first = first
+        self.first_block = first
         self.number = 0
         self.ptr = first.ptr
         self.size = first.size
@@ -41,7 +41,7 @@ class Segment:
         When a block is split, the stack stays with the upper part, as in PyTorch, where the lower part
         becomes a new object (alloc_found_block, try_merge_blocks).
         """
-        return self.first.segment_stack
+        return self.first_block.segment_stack
 
     def releasable_bytes(self, block: Block) -> int:
         """Return the number of bytes of a free block that can be released: all if it is the whole segment."""
@@ -49,7 +49,7 @@ class Segment:
 
     def blocks(self) -> list[Block]:
         """List the blocks of the segment by address."""
-        blocks = [self.first]
+        blocks = [self.first_block]
         while (next_block := blocks[-1].next) is not None:
             blocks.append(next_block)
         return blocks
@@ -111,8 +111,8 @@ class MappedRange(Segment):
 
     def blocks(self) -> list[Block]:
         """List the blocks of the segment by address."""
-        blocks = [self.first]
-        while (next_block := blocks[-1].next) is not None and next_block.mapped:
+        blocks = [self.first_block]
+        while (next_block := blocks[-1].next) is not None and next_block.is_mapped:
             blocks.append(next_block)
         return blocks
 
@@ -120,19 +120,21 @@ class MappedRange(Segment):
 class StreamSegments:
     """The expandable segments of one pool and stream, and their unmapped blocks, both by address."""
 
-    __slots__ = ("free", "segments", "unmapped")
+    __slots__ = ("free_blocks", "segments", "unmapped")
 
     def __init__(self, free: FreeBlocks) -> None:
-        self.free = free
+        self.free_blocks = free
         self.segments: list[ExpandableSegment] = []
         self.unmapped: list[Block] = []
 
-    def find_start(self, size: int) -> Block | None:
+    def find_start_block(self, size: int) -> Block | None:
         """Return the lowest block that begins a chain of free and unmapped blocks of at least a size."""
         for unmapped in self.unmapped:
             previous_block = unmapped.prev
             start = (
-                previous_block if previous_block is not None and previous_block.free else unmapped
+                previous_block
+                if previous_block is not None and previous_block.is_free
+                else unmapped
             )
             if _has_min_size(start, size):
                 return start
@@ -195,7 +197,7 @@ class ExpandableSegment:
 
     def map(self, unmapped: Block, size: int) -> Block:
         """Turn the beginning of an unmapped block into a free block; merge it with adjacent free blocks."""
-        block = self.group.free.new_block(unmapped.ptr, size, self)
+        block = self.group.free_blocks.new_block(unmapped.ptr, size, self)
         block.requested = unmapped.requested
         self.group.remove_unmapped(unmapped)
         chain = [block]
@@ -209,7 +211,7 @@ class ExpandableSegment:
 
     def unmap(self, block: Block, begin: int, end: int) -> None:
         """Turn a part of a free block into an unmapped block, and merge it with adjacent unmapped blocks."""
-        free, after_bytes = self.group.free, block.ptr + block.size - end
+        free, after_bytes = self.group.free_blocks, block.ptr + block.size - end
         free.remove(block)
         gap = self._unmapped_block(begin, end - begin)
         gap.requested = block.requested
@@ -227,8 +229,8 @@ class ExpandableSegment:
         self._merge_unmapped(gap)
 
     def _unmapped_block(self, ptr: int, size: int) -> Block:
-        block = self.group.free.new_block(ptr, size, self)
-        block.mapped = False
+        block = self.group.free_blocks.new_block(ptr, size, self)
+        block.is_mapped = False
         return block
 
     def _replace(self, old_block: Block, chain: list[Block]) -> None:
@@ -243,11 +245,11 @@ class ExpandableSegment:
             self.first = chain[0]
 
     def _merge_free(self, block: Block) -> Block:
-        free_blocks, previous_block, next_block = self.group.free, block.prev, block.next
-        if next_block is not None and next_block.free:
+        free_blocks, previous_block, next_block = self.group.free_blocks, block.prev, block.next
+        if next_block is not None and next_block.is_free:
             free_blocks.remove(next_block)
             _absorb_next(block)
-        if previous_block is not None and previous_block.free:
+        if previous_block is not None and previous_block.is_free:
             free_blocks.remove(previous_block)
             previous_block.requested = block.requested
             _absorb_next(previous_block)
@@ -257,10 +259,10 @@ class ExpandableSegment:
 
     def _merge_unmapped(self, gap: Block) -> None:
         group, previous_block, next_block = self.group, gap.prev, gap.next
-        if next_block is not None and not next_block.mapped:
+        if next_block is not None and not next_block.is_mapped:
             group.remove_unmapped(next_block)
             _absorb_next(gap)
-        if previous_block is not None and not previous_block.mapped:
+        if previous_block is not None and not previous_block.is_mapped:
             group.remove_unmapped(previous_block)
             previous_block.requested = gap.requested
             _absorb_next(previous_block)
@@ -317,14 +319,16 @@ def _absorb_next(block: Block) -> None:
 def expandable_size(block: Block) -> int:
     """Return the size to which a free block can grow: its size plus that of the unmapped block after it."""
     next_block = block.next
-    return block.size + (next_block.size if next_block is not None and not next_block.mapped else 0)
+    return block.size + (
+        next_block.size if next_block is not None and not next_block.is_mapped else 0
+    )
 
 
 def _has_min_size(start: Block, size: int) -> bool:
     """Return whether free and unmapped blocks from ``start`` on have at least a size."""
     chain_bytes = 0
     block: Block | None = start
-    while block is not None and chain_bytes < size and (block.free or not block.mapped):
+    while block is not None and chain_bytes < size and (block.is_free or not block.is_mapped):
         chain_bytes += block.size
         block = block.next
     return chain_bytes >= size

@@ -44,8 +44,8 @@ class Sharing:
             else:
                 page_bytes = segment.page_bytes
                 begin, count = segment.pages_containing(ptr, ptr + size_bytes)
-                handles = registry.export(begin, page_bytes, count)
-        process, device = registry.process, registry.device
+                handles = registry.export_pages(begin, page_bytes, count)
+        process, device = registry.process_id, registry.device_uuid
         return SharedMemory(size_bytes, ptr - begin, device, process, page_bytes, handles)
 
     def ipc_handle(self, ptr: int) -> IpcHandle:
@@ -68,7 +68,7 @@ class Sharing:
     def open_shared(self, shared: SharedMemory, owner: object) -> OpenedMemory:
         """Open memory of another process, and keep the allocator ``owner`` alive while the memory is open."""
         registry = self._registry()
-        return OpenedMemory(registry.open(shared), shared, registry, owner)
+        return OpenedMemory(registry.open_memory(shared), shared, registry, owner)
 
     def enable_peer_access(self, device: int) -> None:
         """Allow kernels of another device to access all current and later memory of this allocator.
@@ -83,7 +83,7 @@ class Sharing:
             raise Unsupported("this upstream has no device, and so no peer access")
         with self._state.locked():
             if device not in upstream.peers:
-                expandable = self._state.engine.expandable
+                expandable = self._state.engine.expandable_segments
                 upstream.enable_peer(device, expandable.mapped_ranges if expandable else ())
 
     def peers(self) -> tuple[int, ...]:
@@ -105,14 +105,14 @@ class Sharing:
         state = self._state
         if ptr in state.uncached:
             return ptr, state.uncached[ptr], None
-        block = state.live.get(ptr) or self._find_live_block(ptr)
+        block = state.live_blocks.get(ptr) or self._find_live_block(ptr)
         remaining_bytes = 0 if block is None else block.ptr + block.requested - ptr
         if block is None or remaining_bytes <= 0:
             raise InvalidPointer(
                 f"nothing is allocated at {ptr:#x}: {state.describe_invalid_pointer(ptr)}",
                 hint="share an address within the requested bytes of a live allocation",
             )
-        if state.engine.private.source(block.pool.id) is not None:
+        if state.engine.private_pools.source(block.pool.id) is not None:
             raise Unsupported(
                 f"the memory at {ptr:#x} belongs to a pool with its own upstream",
                 hint="share it by the functions of that upstream",
@@ -128,4 +128,4 @@ class Sharing:
         if segment is None:
             return None
         block = next(block for block in reversed(segment.blocks()) if block.ptr <= ptr)
-        return block if self._state.live.get(block.ptr) is block else None
+        return block if self._state.live_blocks.get(block.ptr) is block else None

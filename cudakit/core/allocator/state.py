@@ -76,7 +76,7 @@ def native_module() -> ModuleType | None:
 
 
 class AllocatorState:
-    """The state of the allocator of one device. ``live`` has the allocated blocks by address.
+    """The state of the allocator of one device. ``live_blocks`` has the allocated blocks by address.
 
     ``native`` selects the native or the plain types; None selects the native types if they were compiled.
 
@@ -99,13 +99,15 @@ class AllocatorState:
         if native and compiled is None:
             raise Unsupported("the native types of the allocator were not compiled")
         self.gate: Gate = compiled.Gate() if compiled else Gate()
-        self.guard: Guard[QueuedFree] = Guard(lambda queued: self.free_live(*queued), self.gate)
+        self.guard: Guard[QueuedFree] = Guard(
+            lambda queued: self.free_live_block(*queued), self.gate
+        )
         self.history = History(compiled.Events if compiled else Events)
-        self.engine = Engine(upstream, settings, compiled.TYPES if compiled else PLAIN_TYPES)
+        self.engine = Engine(upstream, settings, compiled.NATIVE_TYPES if compiled else PLAIN_TYPES)
         self.cache = SegmentCache(self.engine)
         self.captures = Captures()
         self.pending = PendingFrees(upstream, self._complete, self.captures)
-        self.live: dict[int, Block] = {}
+        self.live_blocks: dict[int, Block] = {}
         self.uncached: dict[int, int] = {}
         self.refusal: Callable[[], Exception] | None = None
         self._compiled = compiled
@@ -118,9 +120,9 @@ class AllocatorState:
         self.fast_path: FastPath | NativeFastPath
         if self._compiled:
             native = self._compiled.FastPath
-            self.fast_path = native(self.engine, self.gate, self.live, slow_calls)
+            self.fast_path = native(self.engine, self.gate, self.live_blocks, slow_calls)
         else:
-            self.fast_path = FastPath(self.engine, self.guard, self.live, slow_calls)
+            self.fast_path = FastPath(self.engine, self.guard, self.live_blocks, slow_calls)
 
     def locked(self) -> AbstractContextManager[None]:
         """Hold the guard during a ``with`` block. Raises Reentered."""
@@ -143,8 +145,10 @@ class AllocatorState:
         """Return whether the fast path is off for a certain reason."""
         return reason in self._slow
 
-    def free_live(self, block: Block, stack: RawStack | None, stream: int | None = None) -> None:
-        """Free a block that was removed from ``live``; ``stream`` may use it. The caller holds the guard."""
+    def free_live_block(
+        self, block: Block, stack: RawStack | None, stream: int | None = None
+    ) -> None:
+        """Free a block that was removed from ``live_blocks``; ``stream`` may use it. The caller holds the guard."""
         if stream is not None:
             self.pending.add_use(block, stream_number(stream))
         if block.stream_uses:
@@ -210,8 +214,8 @@ class AllocatorState:
         if segment is None:
             return "it belongs to no segment of this allocator, or its segment was released"
         block = next(block for block in reversed(segment.blocks()) if block.ptr <= ptr)
-        if not block.allocated or ptr == block.ptr:
-            waits = "" if block.free else ", and other streams still use it"
+        if not block.is_allocated or ptr == block.ptr:
+            waits = "" if block.is_free else ", and other streams still use it"
             return f"it was freed before{waits}"
         return (
             f"it lies {ptr - block.ptr} bytes into the allocation of {format_bytes(block.requested)}"
