@@ -5,7 +5,7 @@
     python scripts/check_races.py 'sanitize_corpus/*' # one folder: races, sanitize_programs, sanitize_corpus
     python scripts/check_races.py --plain             # run the programs without cudakit
     python scripts/check_races.py --accesses arguments
-    python scripts/check_races.py --accesses auto --compare exact   # also print differences between two runs
+    python scripts/check_races.py --accesses auto --compare exact
     python scripts/check_races.py 'sanitize_corpus/*' --keep tests/sanitize_corpus/logs
 
 Each name in the expected.toml of a folder stands for two variants of a program. For the variant "race", a
@@ -16,7 +16,8 @@ The corpus needs exact accesses; with --accesses arguments, only the races that 
 be reported. Prints a line for each wrong result, with --all for each program, and exits with 1 if a result is
 wrong. A program that takes longer than --seconds is killed and counts as wrong. --json FILE writes the
 reports. --keep DIR writes small logs of the recorded events (race_logs), from which tests repeat the reports
-without a GPU. --until S starts no program after S seconds.
+without a GPU. --compare runs a program whose result is wrong again, with other accesses, and prints the
+differences between the races of both runs. --until S starts no program after S seconds.
 """
 
 from __future__ import annotations
@@ -376,12 +377,12 @@ def check_case(
     problems = list(differences(case, run))
     log = keep / f"{case.label}.log" if keep else None
     different: tuple[str, ...] = ()
-    if compare:
+    if compare and problems:
         names = accesses or "default", compare
         other_run = run_under_cudakit(case, seconds, compare, None)
         different = tuple(race_differences(run, other_run, names))
     text = "; ".join(problems) or summary(run)
-    return Outcome(case, not (problems or different), text, run, log, different)
+    return Outcome(case, not problems, text, run, log, different)
 
 
 def parse_options() -> argparse.Namespace:

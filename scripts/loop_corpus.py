@@ -172,7 +172,7 @@ def _alternate(pools: list[ThreadPoolExecutor]) -> Iterator[ThreadPoolExecutor]:
 
 
 def _use_one_allocation() -> None:
-    """Let CuPy's pool divide one allocation."""
+    """Make CuPy divide one allocation."""
     pool = import_module("cupy").get_default_memory_pool()
     memory = pool.malloc(POOL_BYTES)
     del memory

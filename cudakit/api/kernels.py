@@ -98,10 +98,13 @@ class Elementwise(FastCall):
         outputs = bind_outputs(program.new_outputs, out)
         call = KernelCall({**inputs, **outputs}, stream)
         values = {name: call.values[name] for name in inputs}
+        new_outputs = None
         if not outputs:
+            result_types = self._result_types(values)
+            new_outputs = tuple(result_types.values()) or None
             outputs = {
                 name: call.new_array(result.dtype, result.shape)
-                for name, result in self._result_types(values).items()
+                for name, result in result_types.items()
             }
         views = {name: operand_of(array, name).view for name, array in outputs.items()}
         plan = self._plan(call, values, views)
@@ -122,7 +125,7 @@ class Elementwise(FastCall):
             plan,
             inputs=tuple(inputs.values()),
             outputs=tuple(outputs.values()),
-            allocates=out is None and bool(outputs),
+            new_outputs=new_outputs,
             results=[order.index(name) for name in program.outputs],
         )
         return results[0] if len(results) == 1 else results
@@ -234,9 +237,10 @@ class Reduction(FastCall):
         inputs = bind_arguments(program.inputs, arguments, named_arguments)
         call = KernelCall({**inputs, **bind_outputs(("out",), out)}, stream)
         values = {name: call.values[name] for name in inputs}
-        allocates = out is None
-        if allocates:
+        new_outputs = None
+        if out is None:
             result = program.result_type(values)
+            new_outputs = (result,)
             out = call.new_array(result.dtype, result.shape)
         view = operand_of(out, "out").view
         plan = self._plan(values, view)
@@ -256,7 +260,7 @@ class Reduction(FastCall):
                 plan,
                 inputs=tuple(inputs.values()),
                 outputs=(out,),
-                allocates=allocates,
+                new_outputs=new_outputs,
                 results=[len(inputs)],
                 scratch=scratch,
             )
