@@ -46,12 +46,12 @@ class Block:
     """
 
     __slots__ = (
-        "is_allocated",
         "event_count",
         "expandable_segment",
-        "is_free",
         "free_blocks",
         "gc_count_base",
+        "is_allocated",
+        "is_free",
         "is_mapped",
         "next",
         "prev",
@@ -222,16 +222,16 @@ PLAIN_TYPES = BlockTypes(FreeBlocks, BlockCounters)
 class BlockPool:
     """The free blocks of the small or the large pool with one id, by stream.
 
-    ``reserved_stats`` are the statistics of the bytes that a private pool reserves; ``stats`` counts all pools.
+    ``reserved_stats`` counts the bytes that a private pool reserves; ``stats`` counts all pools.
     """
 
     __slots__ = (
         "_free_blocks_type",
         "by_stream",
         "id",
+        "is_small",
         "no_split",
         "reserved_stats",
-        "is_small",
         "stats",
     )
 

@@ -76,7 +76,7 @@ class DeviceAllocator(CachingAllocator):
         if not self._owns_gpu:
             self._finalizers.append(_finalizer(host_allocator, upstream, None))
         self.include_pinned(host_allocator)
-        for _ in range(self._state.captures.count):
+        for _ in range(self._state.captures.capture_count):
             host_allocator.begin_capture()
         return host_allocator
 

@@ -39,6 +39,7 @@ class Engine:
         "default_pools",
         "divisions",
         "expandable_segments",
+        "history",
         "limit_bytes",
         "max_split_bytes",
         "private_pools",
@@ -47,7 +48,6 @@ class Engine:
         "segments",
         "settings",
         "stats",
-        "history",
         "upstream",
     )
 
@@ -114,7 +114,9 @@ class Engine:
 
         New memory of a pool with its own source of segments is not (PyTorch's is_expandable_segments_active).
         """
-        return self.settings.expandable_segments and self.private_pools.source(pool.id) is None
+        return (
+            self.settings.expandable_segments and self.private_pools.segment_source(pool.id) is None
+        )
 
     def get_free_block(
         self, pool: BlockPool, size: int, stream: int, *, uses_expandable: bool

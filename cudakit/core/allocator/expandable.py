@@ -147,7 +147,7 @@ class ExpandableSegments:
         if group is None:
             group = self._stream_segments[pool, stream] = StreamSegments(pool.free_blocks(stream))
         page_bytes = _page_bytes(owner.settings, pool)
-        return ExpandableSegment(ptr, range_bytes, page_bytes, group, self._registry).first
+        return ExpandableSegment(ptr, range_bytes, page_bytes, group, self._registry).first_block
 
     def _map_pages(
         self, owner: PageOwner, unmapped_block: Block, needed_bytes: int, stack: RawStack | None

@@ -176,7 +176,7 @@ def report_of(
     is_rejected: bool = False,
 ) -> OomReport:
     """Return the report of a request that failed."""
-    current_total = engine.stats.total
+    current_total = engine.stats.current_total
     stream_pools = stream_pools_of(
         (segment, segment.blocks()) for segment in engine.segments.values()
     )

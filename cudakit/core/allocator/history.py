@@ -106,8 +106,8 @@ class History:
         "_epoch_ns",
         "_lost_old_events",
         "annotations",
-        "is_enabled",
         "events",
+        "is_enabled",
         "level",
         "skipped_actions",
     )

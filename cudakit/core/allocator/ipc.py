@@ -305,7 +305,8 @@ class IpcRegistry:
             and shared_memory.device != self.device_uuid
         ):
             raise UsageError(
-                f"the memory belongs to device {shared_memory.device}, and this allocator to {self.device_uuid}",
+                f"the memory belongs to device {shared_memory.device},"
+                f" and this allocator to {self.device_uuid}",
                 hint="open it with an allocator of that device",
             )
 

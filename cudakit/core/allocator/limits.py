@@ -111,10 +111,10 @@ class Limits:
         _check_arguments(metric, threshold, direction)
         with self._state.locked():
             monitor = Monitor(metric, threshold, direction, callback)
-            monitor.is_above = self._state.engine.stats.total(metric) >= threshold
+            monitor.is_above = self._state.engine.stats.current_total(metric) >= threshold
             monitor._on_end = self._forget_monitor
             self._monitors.append(monitor)
-            self._state.watch(self._check_monitors)
+            self._state.add_watcher(self._check_monitors)
             return monitor
 
     def _forget_monitor(self, monitor: Monitor) -> None:
@@ -129,7 +129,7 @@ class Limits:
         if guard.try_enter():  # Another thread may be adding a monitor at this moment.
             try:
                 if not self._monitors:
-                    self._state.unwatch(self._check_monitors)
+                    self._state.remove_watcher(self._check_monitors)
             finally:
                 guard.leave()
                 guard.drain_queue()
@@ -144,7 +144,7 @@ class Limits:
             return
         try:
             for monitor in list(self._monitors):
-                value_bytes = self._state.engine.stats.total(monitor.metric)
+                value_bytes = self._state.engine.stats.current_total(monitor.metric)
                 if monitor.update(value_bytes):
                     self._report_crossing(monitor, value_bytes)
         finally:
@@ -179,9 +179,9 @@ class Limits:
         with self._state.locked():
             self.cache_limit_bytes = limit_bytes
             if limit_bytes is None:
-                self._state.unwatch(self._try_trim)
+                self._state.remove_watcher(self._try_trim)
             else:
-                self._state.watch(self._try_trim)
+                self._state.add_watcher(self._try_trim)
 
     def _try_trim(self) -> None:
         """Release segments beyond the cache limit, unless another thread holds the guard."""
@@ -189,7 +189,7 @@ class Limits:
         if (
             limit_bytes is None
             or _cached_bytes(state.engine) <= limit_bytes
-            or state.captures.count
+            or state.captures.capture_count
         ):
             return
         if state.guard.try_enter():  # Otherwise the holder of the guard trims the cache afterwards.
@@ -236,7 +236,7 @@ class Limits:
 
 
 def _cached_bytes(engine: Engine) -> int:
-    return engine.stats.total("reserved_bytes") - engine.stats.total("active_bytes")
+    return engine.stats.current_total("reserved_bytes") - engine.stats.current_total("active_bytes")
 
 
 def _trim_cache(state: AllocatorState, limit_bytes: int) -> None:

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from cudakit.core.allocator.blocks import Block, BlockPool, RawStack, Request
 from cudakit.core.allocator.fragmentation import report_of
 from cudakit.core.allocator.history import OOM, Level, gather_stack
-from cudakit.core.allocator.recording import checked_path, save
+from cudakit.core.allocator.recording import checked_path, save_snapshot
 from cudakit.core.allocator.state import AllocatorState, checked_size
 from cudakit.core.allocator.upstream import OUT_OF_MEMORY, stream_number
 from cudakit.errors import CudaError, UsageError
@@ -107,7 +107,7 @@ class OomChain:
         snapshot_path = checked_path(path)
 
         def save_on_out_of_memory(report: OomReport) -> None:  # noqa: ARG001
-            save(self._take_snapshot(), snapshot_path)
+            save_snapshot(self._take_snapshot(), snapshot_path)
 
         # The note on the error contains this name.
         save_on_out_of_memory.__qualname__ = "save_on_out_of_memory"
@@ -148,7 +148,7 @@ class OomChain:
         block = state.cache.alloc_block(request) or self._take_lent_block(request)
         if block is None and state.cache.release_available_cached_blocks(request):
             block = state.cache.alloc_block(request)
-        if block is not None or state.captures.count:
+        if block is not None or state.captures.capture_count:
             return block  # Waiting for the device would invalidate the capture.
         state.empty_cache(request.stack)
         engine.stats.num_alloc_retries += 1
@@ -169,7 +169,7 @@ class OomChain:
         engine = self._state.engine
         if request.pool.id != engine.default_pools.id:
             return None
-        for pool in engine.private_pools.lenders():
+        for pool in engine.private_pools.lending_pools():
             sized_pool = pool.small if request.pool.is_small else pool.large
             block = engine.get_free_block(
                 sized_pool, request.size, request.stream, uses_expandable=False
@@ -211,8 +211,8 @@ class OomChain:
             request,
             state.device,
             memory_info,
-            awaited_blocks=state.pending.awaited_streams(),
-            is_capturing=state.captures.count > 0,
+            awaited_blocks=state.pending_frees.awaited_streams(),
+            is_capturing=state.captures.capture_count > 0,
             is_rejected=is_rejected,
         )
 
@@ -249,8 +249,8 @@ class SlowPath:
     def slow_alloc(self, size_bytes: int, stream: int = 0) -> Ptr:
         """Allocate memory; see the protocol Alloc."""
         state = self._state
-        if state.refusal is not None:
-            raise state.refusal()
+        if state.new_refusal is not None:
+            raise state.new_refusal()
         size_bytes = checked_size(size_bytes)
         if size_bytes == 0:
             return Ptr(0)
@@ -262,8 +262,8 @@ class SlowPath:
         level = state.history.level
         stack = gather_stack(1 + state.fast_path.python_frames) if level else None
         with state.guard.locked():
-            if state.pending:
-                state.pending.process(stack, stream)
+            if state.pending_frees:
+                state.pending_frees.process_events(stack, stream)
             block = self._alloc_block(size_bytes, stream, stack)
             state.live_blocks[block.ptr] = block
         return block.ptr
@@ -271,7 +271,7 @@ class SlowPath:
     def _alloc_block(self, size_bytes: int, stream: int, stack: RawStack | None) -> Block:
         engine = self._state.engine
         size = rounded(size_bytes, engine.divisions)
-        pools = engine.private_pools.route(stream) or engine.default_pools
+        pools = engine.private_pools.pool_for_request(stream) or engine.default_pools
         pool = pools.small if size <= MAX_SMALL_BYTES else pools.large
         uses_expandable = engine.uses_expandable_segments(pool)
         block = engine.get_free_block(
@@ -308,7 +308,7 @@ class SlowPath:
         state = self._state
         if ptr == 0:
             return
-        if state.uncached.pop(ptr, None) is not None:
+        if state.uncached_sizes.pop(ptr, None) is not None:
             state.upstream.free(ptr)
             return
         python_frames = state.fast_path.python_frames
@@ -318,7 +318,8 @@ class SlowPath:
     def _alloc_uncached(self, size_bytes: int, stream: int) -> Ptr:
         state = self._state
         with state.locked():
-            if state.captures.count and state.engine.private_pools.route(stream) is not None:
+            pool = state.engine.private_pools.pool_for_request(stream)
+            if state.captures.capture_count and pool is not None:
                 raise UsageError(
                     f"caching is off, and the graph of stream {stream:#x} could not keep the memory",
                     hint="call enable_caching(enabled=True) before the capture",
@@ -329,7 +330,7 @@ class SlowPath:
             if error.code != OUT_OF_MEMORY:
                 raise
             raise OutOfMemory(f"Not cached: {error.message}", hint=error.hint) from error
-        state.uncached[ptr] = size_bytes
+        state.uncached_sizes[ptr] = size_bytes
         return Ptr(ptr)
 
 

@@ -24,7 +24,12 @@ from cudakit.core.allocator.private_pools import (
 )
 from cudakit.core.allocator.segments import Segment
 from cudakit.core.allocator.state import AllocatorState
-from cudakit.core.allocator.streams import CapturedGraph, StreamFilter, of_capture, of_this_thread
+from cudakit.core.allocator.streams import (
+    CapturedGraph,
+    StreamFilter,
+    requests_of_capture,
+    requests_of_this_thread,
+)
 from cudakit.core.allocator.upstream import CapturableUpstream, CaptureGraph, stream_number
 from cudakit.errors import CudaError
 from cudakit.gpu.api import Ptr
@@ -57,7 +62,7 @@ class PoolRouting:
         Raises PoolError if the pool is in use by another context.
         """
         pool_id = _id_of_open_pool(pool)
-        self.begin_allocate_to_pool(pool_id, of_this_thread())
+        self.begin_allocate_to_pool(pool_id, requests_of_this_thread())
         try:
             yield
         finally:
@@ -79,8 +84,8 @@ class PoolRouting:
         reuses_blocks = self._state.engine.settings.graph_capture_record_stream_reuse
         captured_graph = CapturedGraph(graph) if graph and reuses_blocks else None
         with self.with_pools() as pools:
-            pool_id = pools.issue_id(graph=True) if pool is None else _id_of_open_pool(pool)
-            pools.begin(pool_id, of_capture(allocator_stream, graph))
+            pool_id = pools.issue_id(for_graph=True) if pool is None else _id_of_open_pool(pool)
+            pools.begin_route(pool_id, requests_of_capture(allocator_stream, graph))
             self._begin_capture(captured_graph)
         graph_memory = GraphMemory(owner, pool_id)
         is_complete = False
@@ -97,7 +102,7 @@ class PoolRouting:
     def graph_pool_handle(self) -> PoolId:
         """Return the id of a pool that graphs may share (torch.cuda.graph_pool_handle)."""
         with self.with_pools() as pools:
-            return pools.issue_id(graph=False)
+            return pools.issue_id(for_graph=False)
 
     def begin_allocate_to_pool(self, pool_id: PoolId, takes: StreamFilter) -> None:
         """Route the requests that ``takes`` accepts to a pool, and hold the pool; create it if necessary.
@@ -108,12 +113,12 @@ class PoolRouting:
         was never issued.
         """
         with self.with_pools() as pools:
-            pools.begin(pool_id, takes)
+            pools.begin_route(pool_id, takes)
 
     def end_allocate_to_pool(self, pool_id: PoolId) -> None:
         """Stop routing requests to a pool, which is held until ``release_pool``. Raises PoolError."""
         with self.with_pools() as pools:
-            pools.end(pool_id)
+            pools.end_route(pool_id)
 
     def release_pool(self, pool_id: PoolId, *, must_be_unrouted: bool = False) -> None:
         """Remove a holder of a pool. Without holders, ``empty_cache`` releases the pool's cached memory.
@@ -144,19 +149,19 @@ class PoolRouting:
     ) -> PoolId:
         """Create a pool for MemPool, with one holder, and return its id."""
         with self.with_pools() as pools:
-            pool_id = pools.issue_id(graph=False)
-            pools.create(pool_id, source=source, use_on_oom=use_on_oom, no_split=not splits)
+            pool_id = pools.issue_id(for_graph=False)
+            pools.create_pool(pool_id, source=source, use_on_oom=use_on_oom, no_split=not splits)
             return pool_id
 
     def empty_pool(self, pool_id: PoolId) -> None:
         """Release the cached memory of a pool without holders, except during a capture. Raises CudaError."""
         with self.with_pools() as pools:
-            if pools.is_known(pool_id):
+            if pools.exists(pool_id):
                 self._empty_pool(pool_id)
 
     def abandon_pool(self, pool_id: PoolId, releases_cache: bool) -> None:
         """Remove a holder of a pool, now or at the next call. Finalizers call this. Raises no exception."""
-        self._pools.abandoned.append((pool_id, releases_cache))
+        self._pools.abandoned_pools.append((pool_id, releases_cache))
         guard = self._state.guard
         if guard.try_enter():
             try:
@@ -168,12 +173,12 @@ class PoolRouting:
     def pool_uses(self, pool_id: PoolId) -> int:
         """Return the number of holders of a pool. Raises PoolError for an id that was never issued."""
         with self.with_pools() as pools:
-            return pools.find(pool_id).uses if pools.is_known(pool_id) else 0
+            return pools.find_pool(pool_id).holder_count if pools.exists(pool_id) else 0
 
     def private_pools(self) -> tuple[PoolUsage, ...]:
         """List the private pools, oldest first."""
         with self.with_pools() as pools:
-            return tuple(self._pool_usage(pool.id, pool.uses) for pool in pools)
+            return tuple(self._pool_usage(pool.id, pool.holder_count) for pool in pools)
 
     @contextmanager
     def with_pools(self) -> Iterator[PrivatePools]:
@@ -183,46 +188,46 @@ class PoolRouting:
             try:
                 yield self._pools
             finally:
-                self._state.set_slow("routed", on=bool(self._pools.routes))
+                self._state.set_slow("routed", is_on=bool(self._pools.routes))
 
     def _begin_capture(self, graph: CapturedGraph | None) -> None:
         captures = self._state.captures
-        captures.count += 1
+        captures.capture_count += 1
         if graph is not None:
             captures.graphs.append(graph)
 
     def _end_capture(self, graph: CapturedGraph | None) -> None:
         captures = self._state.captures
-        if not captures.count:
+        if not captures.capture_count:
             raise PoolError("no capture was begun", hint="call begin_capture() first")
-        captures.count -= 1
+        captures.capture_count -= 1
         if graph is not None:
             captures.graphs.remove(graph)
 
     def _stop_capture(self, pool_id: PoolId, graph: CapturedGraph | None) -> None:
         with self.with_pools() as pools:
             try:
-                pools.end(pool_id)
+                pools.end_route(pool_id)
             finally:
                 self._end_capture(graph)
 
     def _stop_using(self, pool_id: PoolId) -> None:
         with self.with_pools() as pools:
-            pools.end(pool_id)
+            pools.end_route(pool_id)
             pools.release_holder(pool_id)
 
     def _release_abandoned(self) -> None:
         pools = self._pools
-        while pools.abandoned:
-            pool_id, releases_cache = pools.abandoned.popleft()
+        while pools.abandoned_pools:
+            pool_id, releases_cache = pools.abandoned_pools.popleft()
             with suppress(CudaError, PoolError):  # Memory that cannot be released stays cached.
                 pools.release_holder(pool_id)
                 if releases_cache:
                     self._empty_pool(pool_id)
 
     def _empty_pool(self, pool_id: PoolId) -> None:
-        if not self._state.captures.count:
-            self._state.empty_pool(self._pools.find(pool_id), None)
+        if not self._state.captures.capture_count:
+            self._state.empty_pool(self._pools.find_pool(pool_id), None)
 
     def _pool_usage(self, pool_id: PoolId, uses: int) -> PoolUsage:
         segments = [
@@ -292,8 +297,8 @@ class Checkpoints:
         Raises PoolError if the pool has no holder, or if other streams still use a freed block of the pool.
         """
         with self._routing.with_pools() as pools:
-            self._state.pending.record_deferred_events()
-            pool_id = pools.find_held(pool_id_of(pool)).id
+            self._state.pending_frees.record_deferred_events()
+            pool_id = pools.find_held_pool(pool_id_of(pool)).id
             segments = segments_of(self._state.engine, pool_id)
             return PoolState(pool_id, tuple(map(_block_states, segments)))
 
@@ -309,8 +314,8 @@ class Checkpoints:
         allocator, engine = self._state, self._state.engine
         stack = gather_stack(2) if allocator.history.level else None
         with self._routing.with_pools() as pools, allocator.history.tag_events("restore"):
-            allocator.pending.record_deferred_events(stack)
-            pool_id = pools.find_held(state.pool).id
+            allocator.pending_frees.record_deferred_events(stack)
+            pool_id = pools.find_held_pool(state.pool).id
             _check_restorable(engine, pool_id, state)
             claimed_blocks = self._remove_live_blocks(_live_blocks(engine, pool_id))
             freed_addresses = tuple(int(block.ptr) for block in claimed_blocks)
@@ -333,7 +338,7 @@ class Checkpoints:
         Raises PoolError if the pool does not exist (torch's _cuda_checkPoolLiveAllocations).
         """
         with self._routing.with_pools() as pools:
-            live_blocks = _live_blocks(self._state.engine, pools.find(pool_id_of(pool)).id)
+            live_blocks = _live_blocks(self._state.engine, pools.find_pool(pool_id_of(pool)).id)
             return {int(block.ptr) for block in live_blocks} == set(live)
 
     def _remove_live_blocks(self, blocks: list[Block]) -> list[Block]:

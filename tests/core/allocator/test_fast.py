@@ -318,7 +318,7 @@ def test_allocator_in_a_cycle_is_collected(recorded: str | None) -> None:
     state.live_blocks[ptrs[1]].stack = [allocator]  # a cycle through the fields of native objects
     if recorded:
         state.history.events.append((*EVENT[:5], [allocator], *EVENT[6:]))
-    references = weakref.ref(state.guard.perform), weakref.ref(state)
+    references = weakref.ref(state.guard.perform_free), weakref.ref(state)
     del allocator, state
     gc.collect()
     assert [reference() for reference in references] == [None, None]

@@ -174,8 +174,8 @@ class CachingHostAllocator:
         """
         stack = gather_stack() if self._history.level >= Level.ALL else None
         with self._guard.locked():
-            if not self._memory.captures.count:
-                self._memory.default_pool.pending_frees.process()
+            if not self._memory.captures.capture_count:
+                self._memory.default_pool.pending_frees.process_events()
                 self._memory.release_cached(stack)
 
     def close(self) -> None:
@@ -205,12 +205,12 @@ class CachingHostAllocator:
         ``forget_graphs`` is called.
         """
         with self._guard.locked():
-            self._memory.captures.count += 1
+            self._memory.captures.capture_count += 1
 
     def end_capture(self) -> None:
         """End a capture."""
         with self._guard.locked():
-            self._memory.captures.count -= 1
+            self._memory.captures.capture_count -= 1
 
     def forget_graphs(self) -> None:
         """Free the memory that is kept for graphs, which must not run any more."""
@@ -288,8 +288,11 @@ class CachingHostAllocator:
     def _poll(self) -> bool:
         """Process pending frees in the background thread; return whether pending frees remain."""
         with suppress(CudaError), self._guard.locked():  # The next request raises the error again.
-            if self.settings.pinned_use_background_threads and not self._memory.captures.count:
-                self._memory.default_pool.pending_frees.process()
+            if (
+                self.settings.pinned_use_background_threads
+                and not self._memory.captures.capture_count
+            ):
+                self._memory.default_pool.pending_frees.process_events()
         return self.settings.pinned_use_background_threads and bool(
             self._memory.default_pool.pending_frees
         )

@@ -85,7 +85,7 @@ class HostMemory:
         """Allocate a block. Raises OutOfPinnedMemory, CudaError."""
         pool = self.pools.pool_of_request(stream)
         if pool.is_private or not self.settings.pinned_use_background_threads:
-            pool.pending_frees.process()
+            pool.pending_frees.process_events()
         size = self._block_sizes.round_size(size_bytes)
         block = self._get_free_block(pool, size)
         if block is None:
@@ -94,7 +94,7 @@ class HostMemory:
         self.engine.alloc_found_block(block, size, size_bytes, stack, splits=should_split)
         self.stats.count_alloc(block.size)
         # A request without a stream may belong to a capture, even if another thread began this capture.
-        if self.captures.count and (stream is None or pool.is_private):
+        if self.captures.capture_count and (stream is None or pool.is_private):
             self._captured_blocks.add(block)
         self.live_blocks[block.ptr] = block
         return block
@@ -111,7 +111,7 @@ class HostMemory:
         if block in self._captured_blocks and self.pools.is_held(pool):
             pool.kept_for_graphs.append(block)
         else:
-            pool.pending_frees.add(block)
+            pool.pending_frees.add_block(block)
 
     def forget_graphs(self) -> None:
         """Free the blocks that are kept for graphs."""
@@ -146,8 +146,8 @@ class HostMemory:
     def release_cached(self, stack: RawStack | None, *, waits_for_streams: bool = False) -> int:
         """Release all cached blocks, except those of held private pools; return their bytes.
 
-        With ``waits_for_streams``, wait for the pending frees of private pools without holders. Raises CudaError for the
-        first block that the driver refuses to free.
+        With ``waits_for_streams``, wait for the pending frees of private pools without holders. Raises
+        CudaError for the first block that the driver refuses to free.
         """
         released_bytes = self._release_cached_blocks(self.default_pool, stack)
         for pool in self.pools.pools_without_holders():
@@ -177,10 +177,10 @@ class HostMemory:
         """Return a block for a request that no free block serves."""
         if (
             self.settings.pinned_use_background_threads
-            and not self.captures.count
+            and not self.captures.capture_count
             and pool.pending_frees
         ):
-            pool.pending_frees.process()  # The background thread may not have processed all frees yet.
+            pool.pending_frees.process_events()  # The background thread may not have processed all frees yet.
             if (block := self._get_free_block(pool, size)) is not None:
                 return block
         reserve_bytes = self.settings.pinned_reserve_segment_size_bytes
@@ -189,7 +189,7 @@ class HostMemory:
             if (block := self._get_free_block(pool, size)) is not None:
                 return block
         block = self._alloc_block(pool, size, stack)
-        if block is None and retries and not self.captures.count:
+        if block is None and retries and not self.captures.capture_count:
             block = self._retry_after_release(pool, size, stack)
         if block is None:
             raise self._out_of_memory_error(self._block_sizes.segment_bytes(size))
@@ -267,11 +267,11 @@ class HostMemory:
         """
         while pool.kept_for_graphs:  # No graph uses these blocks any more, but streams may.
             with suppress(CudaError):
-                pool.pending_frees.add(pool.kept_for_graphs.pop())
+                pool.pending_frees.add_block(pool.kept_for_graphs.pop())
         if waits_for_streams:
             pool.pending_frees.synchronize()
         else:
-            pool.pending_frees.process()
+            pool.pending_frees.process_events()
         released_bytes = self._release_cached_blocks(pool, stack)
         for block in [block for block in pool.free_blocks() if self._is_reserved(block)]:
             block.free_blocks.remove(block)

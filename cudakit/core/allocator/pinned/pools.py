@@ -147,7 +147,7 @@ class Reserve:
 class Holders(Protocol):
     """The methods of the device's private pools that the allocator of pinned memory calls."""
 
-    def pool_of(self, stream: int | None) -> PoolId:
+    def pool_id_of_request(self, stream: int | None) -> PoolId:
         """Return the pool of a request of this thread, on a stream or without one."""
         ...
 
@@ -157,7 +157,7 @@ class Holders(Protocol):
 class NoHolders:
     """Replaces Holders for an allocator without private pools."""
 
-    def pool_of(self, stream: int | None) -> PoolId:  # noqa: ARG002
+    def pool_id_of_request(self, stream: int | None) -> PoolId:  # noqa: ARG002
         return DEFAULT_POOL
 
     def is_held(self, pool_id: PoolId) -> bool:
@@ -233,7 +233,7 @@ class HostPools:
 
     def pool_of_request(self, stream: int | None) -> HostPool:
         """Return the pool of a request of this thread."""
-        pool_id = self._holders.pool_of(stream)
+        pool_id = self._holders.pool_id_of_request(stream)
         if pool_id not in self._pools:
             self._pools[pool_id] = self._make_pool(pool_id)
         return self._pools[pool_id]
