@@ -53,7 +53,9 @@ class TemplateAccesses:
     def __init__(self) -> None:
         self.unknown_count = 0  # number of launches whose template is unknown
         self._templates: dict[int, _Template] = {}
-        self._is_from_template = bytearray()  # a bit for each call
+        self._is_from_template = (
+            bytearray()
+        )  # a bit for each call: 1 if its accesses are from a template
 
     def insert(self, records: Records, coverage: Coverage) -> Records:
         """Insert the accesses of launches with a template after each launch, and count these launches.
@@ -90,7 +92,7 @@ class TemplateAccesses:
         return np.concatenate(record_parts)
 
     def mark(self, races: Iterable[Race]) -> list[Race]:
-        """Return races whose operations state whether their accesses are from a template."""
+        """Return the races, with a mark on each operation whose accesses are from a template."""
         return [
             replace(
                 race,

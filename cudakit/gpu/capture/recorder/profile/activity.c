@@ -400,8 +400,8 @@ static uint64_t read_clock(void)
 
 int activity_prepare(void)
 {
-    /* Tell CUPTI that the buffers contain zeros. Otherwise CUPTI clears them, on the threads of the program. A
-     * failure of this call only costs time. */
+    /* Declare to CUPTI that the buffers contain zeros. Otherwise CUPTI clears the buffers on the threads of the
+     * program. A failure of this call only costs time. */
     uint8_t buffers_are_zero = 1;
     size_t value_bytes = sizeof buffers_are_zero;
     cupti.set_attribute(ATTRIBUTE_ZEROED_OUT_ACTIVITY_BUFFER, &value_bytes, &buffers_are_zero);
