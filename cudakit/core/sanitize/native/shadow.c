@@ -293,17 +293,17 @@ static int add_to_ranges(struct shadow *shadow, struct access *access)
 /* Check an access to a range, or to the address of a pointer, against all strided ranges. */
 static int check_strided(struct shadow *shadow, struct access *access, struct range range, bool certainly_overlap)
 {
-    struct strided_states *strided_states = &shadow->strided;
-    if (range.hi <= strided_states->bounds.lo || strided_states->bounds.hi <= range.lo)
+    if (!shadow->strided.count)
         return 0;
-    for (size_t i = 0; i < strided_states->count; i++) {
+    const struct strided_list *overlapping = strided_find_overlapping(&shadow->strided, range.lo, range.hi);
+    for (size_t i = 0; overlapping && i < overlapping->count; i++) {
+        struct strided_state *item = overlapping->items[i];
         struct range shared_range;
-        if (strided_states->ranges[i].lo < range.hi && range.lo < strided_states->ranges[i].hi &&
-            strided_shared_with_range(&strided_states->ranges[i], range, &shared_range) &&
-            check_range(shadow, &strided_states->states[i], access, shared_range, certainly_overlap))
+        if (strided_shared_with_range(&item->range, range, &shared_range) &&
+            check_range(shadow, &item->state, access, shared_range, certainly_overlap))
             return -1;
     }
-    return 0;
+    return overlapping ? 0 : -1;
 }
 
 /* Check an access to a range against the pointers from which a kernel may reach the range. */
@@ -351,8 +351,8 @@ static int add_range(struct shadow *shadow, struct access *access)
     if (add_to_ranges(shadow, access) ||
         check_strided(shadow, access, range, access->precision != PRECISION_MERGED))
         return -1;
-    if (access->mode & MODE_WRITE)
-        strided_clear(&shadow->strided, access->lo, access->hi);
+    if (access->mode & MODE_WRITE && strided_clear(&shadow->strided, access->lo, access->hi))
+        return -1;
     return check_pointers(shadow, access);
 }
 
@@ -400,14 +400,16 @@ static int add_strided(struct shadow *shadow, struct access *access, const struc
     if (check_strided_with_ranges(shadow, access, strided))
         return -1;
     struct range shared_range;
-    for (size_t i = 0; i < shadow->strided.count; i++) {
-        const struct strided_range *stored_range = &shadow->strided.ranges[i];
-        bool is_equal = stored_range->lo == strided->lo && stored_range->width == strided->width &&
-                        stored_range->stride == strided->stride && stored_range->count == strided->count;
-        if (!is_equal && strided_shared_with(strided, stored_range, &shared_range) &&
-            check_range(shadow, &shadow->strided.states[i], access, shared_range, true))
+    const struct strided_list *overlapping = strided_find_overlapping(&shadow->strided, strided->lo, strided->hi);
+    for (size_t i = 0; overlapping && i < overlapping->count; i++) {
+        struct strided_state *item = overlapping->items[i];
+        if (!strided_are_equal(&item->range, strided) &&
+            strided_shared_with(strided, &item->range, &shared_range) &&
+            check_range(shadow, &item->state, access, shared_range, true))
             return -1;
     }
+    if (!overlapping)
+        return -1;
     struct position position = map_lower_bound(&shadow->pointers, strided->lo);
     struct state *pointer;
     for (; (pointer = map_state(&shadow->pointers, position)) && pointer->lo < strided->hi;
@@ -416,7 +418,7 @@ static int add_strided(struct shadow *shadow, struct access *access, const struc
             check_pointer(shadow, pointer, access, shared_range))
             return -1;
     struct state *equal_state = strided_get_or_create(&shadow->strided, strided);
-    if (check_range(shadow, equal_state, access, (struct range){strided->lo, strided->hi}, true))
+    if (!equal_state || check_range(shadow, equal_state, access, (struct range){strided->lo, strided->hi}, true))
         return -1;
     return state_store(equal_state, access, &shadow->clock);
 }
@@ -549,7 +551,8 @@ int shadow_clear(struct shadow *shadow, uint64_t lo, uint64_t hi)
     pieces->count = remaining;
     if (run.count && replace_by_pieces(shadow, run))
         return -1;
-    strided_clear(&shadow->strided, lo, hi);
+    if (strided_clear(&shadow->strided, lo, hi))
+        return -1;
     struct position begin = map_lower_bound(&shadow->pointers, lo), position = begin;
     struct state *pointer;
     size_t removed = 0;
@@ -563,8 +566,7 @@ void shadow_release(struct shadow *shadow)
 {
     map_release(&shadow->ranges);
     map_release(&shadow->pointers);
-    while (shadow->strided.count)
-        state_clear(&shadow->strided.states[--shadow->strided.count]);
+    strided_release(&shadow->strided);
     clock_release(&shadow->clock);
     PyMem_Free(shadow->unordered.items);
     clear_pieces(&shadow->pieces);
