@@ -62,7 +62,12 @@ def measure_and_report(fleet: Fleet, output: OutputOptions) -> int:
 
 def _measure(fleet: Fleet, records: FleetRecords, *, quiet: bool) -> bool:
     """Measure the GPUs that have no result yet; return False after Ctrl-C."""
-    from cudakit.core.bench.fleet.measure import FleetOptions, HostFunctions, measure_fleet
+    from cudakit.core.bench.fleet.measure import (
+        FleetOptions,
+        HostFunctions,
+        find_hosts,
+        measure_fleet,
+    )
     from cudakit.core.bench.fleet.ray_cluster import open_cluster
 
     arguments = click.get_current_context().find_object(tuple)
@@ -74,6 +79,7 @@ def _measure(fleet: Fleet, records: FleetRecords, *, quiet: bool) -> bool:
         arguments=(fleet.gpu, fleet.quick, command),
     )
     with open_cluster(fleet.ray) as cluster:
+        hosts = find_hosts(cluster, simulated=options.simulated)
         records.create()
         if not quiet:
             click.echo(f"Writing results to {printable(str(records.directory))}", err=True)
@@ -87,7 +93,7 @@ def _measure(fleet: Fleet, records: FleetRecords, *, quiet: bool) -> bool:
                 deliver_interrupt()
 
             functions = HostFunctions(describe_host, measure_gpu)
-            is_finished = measure_fleet(cluster, records, options, functions, progress)
+            is_finished = measure_fleet(cluster, hosts, records, options, functions, progress)
     if not is_finished and not records.has_files():
         raise KeyboardInterrupt
     return is_finished
@@ -129,6 +135,7 @@ def describe_host(gpu: str, quick: bool, command: tuple[str, ...]) -> Iterator[s
     facts = HostFacts(
         name=platform.node(),
         gpu_count=len(cuda.devices) if isinstance(cuda, CudaView) else 0,
+        simulated=machine.simulated,
         versions={**versions, "python": platform.python_version()},
         links=_host_links(machine.nvml(links=True)),
     )

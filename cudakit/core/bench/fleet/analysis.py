@@ -27,16 +27,15 @@ RATE_TOLERANCE = 0.07
 TIME_TOLERANCE = 0.3
 
 NOT_MEASURED = Unavailable("not measured")
-# Facts of an Environment that are the same on equal GPUs of equal hosts, and their names in reports.
+# Facts of an Environment that are the same on equal GPUs of equal hosts: their names in reports, and units.
 _CONDITIONS = {
-    "power_limit_w": "power limit in W",
-    "sm_clock_max_mhz": "maximum SM clock in MHz",
-    "memory_clock_mhz": "memory clock in MHz",
-    "pcie": "PCIe link",
-    "memory_bytes": "memory in bytes",
-    "multiprocessors": "SMs",
+    "power_limit_w": ("power limit", " W"),
+    "sm_clock_max_mhz": ("maximum SM clock", " MHz"),
+    "memory_clock_mhz": ("memory clock", " MHz"),
+    "pcie": ("PCIe link", ""),
+    "multiprocessors": ("number of SMs", ""),
 }
-_MODE_NAMES = {"mig_mode": "MIG", "mps_enabled": "MPS", "ecc_enabled": "ECC"}
+_MODE_NAMES = {"mig_mode": "MIG mode", "mps_enabled": "MPS mode", "ecc_enabled": "ECC mode"}
 
 
 def analyze(hosts: Sequence[FleetHost]) -> FleetResult:
@@ -45,7 +44,8 @@ def analyze(hosts: Sequence[FleetHost]) -> FleetResult:
     gpus = [gpu for host in hosts for gpu in host.gpus]
     suites = [gpu.suite for gpu in gpus if isinstance(gpu.suite, SuiteResult)]
     return FleetResult(
-        simulated=any(suite.simulated for suite in suites),
+        simulated=any(suite.simulated for suite in suites)
+        or any(host.facts.simulated for host in hosts),
         complete=all(not is_missing(gpu) for gpu in gpus)
         and all(suite.bench.complete for suite in suites),
         findings=(
@@ -219,22 +219,30 @@ def _rare_facts(environment: Environment, all_environments: Sequence[Environment
             0
         ]
         if fact != common_fact and common_fact and 2 * count > len(facts_of_all):
-            yield f"{name} is {fact}, on most peers {common_fact}"
+            yield f"the {name} is {fact}, that of most peers {common_fact}"
 
 
 def _comparable_facts(environment: Environment) -> dict[str, str]:
-    """Return the known facts of an environment that equal GPUs of equal hosts share, as text."""
-    facts: dict[str, object] = {
-        title: getattr(environment, name) for name, title in _CONDITIONS.items()
+    """Return the facts of an environment that equal GPUs of equal hosts share, as text with units."""
+    facts: dict[str, tuple[object, str]] = {
+        title: (getattr(environment, name), unit) for name, (title, unit) in _CONDITIONS.items()
     }
-    facts |= {title: environment.modes.get(name) for name, title in _MODE_NAMES.items()}
-    facts |= {name: environment.versions.get(name) for name in ("driver", "CUDA")}
-    facts |= {f"host's {name}": environment.host.get(name) for name in ("cpu", "kernel")}
+    facts |= {title: (environment.modes.get(name), "") for name, title in _MODE_NAMES.items()}
+    facts |= {
+        f"{name} version": (environment.versions.get(name), "") for name in ("driver", "CUDA")
+    }
+    facts |= {f"{name} of the host": (environment.host.get(name), "") for name in ("cpu", "kernel")}
     return {
-        name: f"{fact:g}" if isinstance(fact, float) else str(fact)
-        for name, fact in facts.items()
+        name: f"{_fact_text(fact)}{unit}"
+        for name, (fact, unit) in facts.items()
         if fact is not None and not isinstance(fact, Unavailable)
     }
+
+
+def _fact_text(fact: object) -> str:
+    if isinstance(fact, bool):
+        return "on" if fact else "off"
+    return f"{fact:g}" if isinstance(fact, float) else str(fact)
 
 
 # --- warnings --------------------------------------------------------------------------------------

@@ -53,8 +53,24 @@ class HostFunctions:
     measure: HostFunction
 
 
+def find_hosts(cluster: RayCluster, *, simulated: bool) -> tuple[ClusterHost, ...]:
+    """Return the hosts with GPUs, or all hosts if they simulate GPUs.
+
+    Raises EnvironmentUnusable if no host has a GPU.
+    """
+    all_hosts = cluster.hosts()
+    hosts = tuple(host for host in all_hosts if simulated or host.gpu_count)
+    if not hosts:
+        raise EnvironmentUnusable(
+            f"the Ray cluster has no GPU: {len(all_hosts)} host{'s' * (len(all_hosts) != 1)} without one",
+            hint="ray start --num-gpus N offers the GPUs of a host; --gpu sim simulates some",
+        )
+    return hosts
+
+
 def measure_fleet(
     cluster: RayCluster,
+    hosts: Sequence[ClusterHost],
     records: FleetRecords,
     options: FleetOptions,
     functions: HostFunctions,
@@ -63,15 +79,8 @@ def measure_fleet(
     """Measure all GPUs that have no result in ``records`` yet, and write each result when it arrives.
 
     A host or GPU that fails has an error in ``records``. Returns False after a KeyboardInterrupt, which
-    ``progress`` may raise. Raises EnvironmentUnusable if no host has a GPU.
+    ``progress`` may raise.
     """
-    hosts = [host for host in cluster.hosts() if options.simulated or host.gpu_count]
-    if not hosts:
-        host_count = len(cluster.hosts())
-        raise EnvironmentUnusable(
-            f"the Ray cluster has no GPU: {host_count} host{'s' * (host_count != 1)} without one",
-            hint="ray start --num-gpus N offers the GPUs of a host; --gpu sim simulates some",
-        )
     fleet = _Fleet(cluster, records, options, functions)
     runs = [_HostRun(host) for host in hosts]
     try:
@@ -94,9 +103,7 @@ class _HostRun:
     """The state of the measurement of one host."""
 
     host: ClusterHost
-    task: RayTask | None = (
-        None  # Task that runs or waits; None before the first and after the last.
-    )
+    task: RayTask | None = None  # Task that runs or waits; None after the last one.
     facts: HostFacts | None = None  # None until the host has answered.
     waiting_gpus: deque[int] = field(default_factory=deque)  # Indices of GPUs to measure.
     gpu: int | None = None  # Index of the GPU whose task runs or waits; None if there is none.
@@ -214,7 +221,12 @@ class _Fleet:
             self._records.write_error(run.host.name, run.gpu, failure.message, failure.hint)
             self._measure_next(run)
             return
-        facts = run.facts or HostFacts(run.host.name, run.host.address, run.host.gpu_count)
+        facts = run.facts or HostFacts(
+            run.host.name,
+            run.host.address,
+            run.host.gpu_count,
+            simulated=self._options.simulated,
+        )
         during = "" if run.gpu is None else f" (at GPU {run.gpu})"
         self._records.write_host(
             replace(facts, error=f"{failure.message}{during}", hint=failure.hint)

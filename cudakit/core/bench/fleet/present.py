@@ -31,10 +31,10 @@ from cudakit.document import (
     Text,
     Value,
 )
-from cudakit.units import Unavailable, capitalized
+from cudakit.units import Unavailable, capitalized, format_ratio
 
 _SLOW_COLUMNS = (
-    Column("slower than its peers", "text"),
+    Column("slow", "text"),
     Column("figure", "text"),
     Column("measured", "number"),
     Column("peers", "number"),
@@ -56,7 +56,9 @@ _FIGURE_COLUMNS = (
     Column("slowest", "number"),
     Column("slowest is", "text"),
 )
-_FIGURE_CAPTION = "Median and spread (median absolute deviation) of all. Slowest: relative to the median of the others."
+_FIGURE_CAPTION = (
+    "Median and spread (median absolute deviation) of all. The slowest is compared with all others."
+)
 _HOST_COLUMNS = (
     Column("host", "text"),
     Column("GPUs", "number"),
@@ -99,7 +101,12 @@ def _title(result: FleetResult) -> str:
 def _headline(result: FleetResult) -> Note:
     """Return the verdict: which hosts, GPUs and links have findings."""
     if result.findings:
-        slower = [str(finding.subject) for finding in result.findings if finding.kind == "slower"]
+        slower = [
+            f"{finding.subject} ({finding.slow_figures[0].figure}: "
+            f"{format_ratio(finding.slow_figures[0].of_peers)} of peers)"
+            for finding in result.findings
+            if finding.kind == "slower"
+        ]
         failed = [str(finding.subject) for finding in result.findings if finding.kind == "failed"]
         unhealthy = [
             str(finding.subject) for finding in result.findings if finding.kind == "unhealthy"
@@ -132,14 +139,14 @@ def _slow_table(findings: Sequence[Finding]) -> Table:
     for finding in findings:
         shown = finding.slow_figures[:_ROWS_PER_FINDING] if len(rows) < _MAX_ROWS else ()
         omitted_count += len(finding.slow_figures) - len(shown)
-        rows += [_slow_row(slow, is_first=not i) for i, slow in enumerate(shown)]
+        rows += map(_slow_row, shown)
     omitted = f"{_count(omitted_count, 'more slow figure')} in the JSON. " if omitted_count else ""
     return Table(_SLOW_COLUMNS, tuple(rows), omitted + _SLOW_CAPTION)
 
 
-def _slow_row(slow: PeerComparison, *, is_first: bool) -> tuple[Value, ...]:
+def _slow_row(slow: PeerComparison) -> tuple[Value, ...]:
     return (
-        Text(str(slow.subject) if is_first else ""),
+        Text(str(slow.subject)),
         Text(slow.figure),
         _amount(slow.value, slow.unit),
         _amount(slow.peer_median, slow.unit),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import socket
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from cudakit.errors import CudakitError, EnvironmentUnusable, MissingDependency, UsageError
+from cudakit.errors import EnvironmentUnusable, MissingDependency, UsageError
 
 # A generator function that runs on a host; each yielded text arrives here.
 HostFunction: TypeAlias = Callable[..., Iterator[str]]
@@ -29,14 +30,21 @@ _LOCAL_STORE_BYTES = 80 << 20  # Ray needs at least 75 MiB.
 # The path of Ray's sockets has about 65 characters more, and a socket address holds 107 (unix(7)).
 _MAX_DIRECTORY_LENGTH = 40
 _CONNECT_TIMEOUT_S = 3.0
-_HEALTH_TIMEOUT_S = 12.0
+_ANSWER_TIMEOUT_S = 20.0
+# A program that connects to a cluster, or prints the reason why that is impossible and exits with 1.
+_CONNECT_PROGRAM = """
+import sys, ray
+try:
+    ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR")
+except Exception as error:
+    sys.exit(print(error) or 1)
+"""
 _ADDRESS_HINT = (
     "ray status --address HOST:PORT shows whether a cluster answers; --ray local needs no cluster"
 )
 # With this setting, Ray does not change CUDA_VISIBLE_DEVICES for tasks without GPUs. Ray announces the change
 # of its default with a FutureWarning.
 _SETTINGS = {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
-_LOCAL_SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +57,7 @@ class ClusterHost:
     gpu_count: int  # Number of GPUs that the host offers to Ray.
 
 
-class TaskFailure(CudakitError):
+class TaskFailure(Exception):
     """A task ended without its result.
 
     ``kind`` is "host" if the host left the cluster, "import" if cudakit is missing there, "process" if the
@@ -57,8 +65,8 @@ class TaskFailure(CudakitError):
     """
 
     def __init__(self, kind: FailureKind, message: str, *, hint: str = "") -> None:
-        super().__init__(message, hint=hint)
-        self.kind = kind
+        super().__init__(message)
+        self.kind, self.message, self.hint = kind, message, hint
 
 
 class RayTask:
@@ -169,7 +177,7 @@ def open_cluster(address: str) -> Iterator[RayCluster]:
             f"{address} is an address of Ray Client, which bench suite does not support",
             hint="run cudakit on a host of the cluster with --ray auto",
         )
-    os.environ.update(_SETTINGS | (_LOCAL_SETTINGS if address == LOCAL else {}))
+    os.environ.update(_SETTINGS | (_local_settings() if address == LOCAL else {}))
     ray = _import_ray()
     if address != LOCAL:
         _check_answer(address)
@@ -192,6 +200,14 @@ def _import_ray() -> Any:
     return ray
 
 
+def _local_settings() -> dict[str, str]:
+    """Return the settings of a new cluster: no usage report, and a token, which Ray would write to ~/.ray."""
+    settings = {"RAY_USAGE_STATS_ENABLED": "0"}
+    if "RAY_AUTH_MODE" in os.environ:
+        return settings
+    return settings | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(16)}
+
+
 def _local_options(cleanup: ExitStack) -> dict[str, object]:
     """Return the options of a small cluster, whose files are deleted at the end."""
     directory = tempfile.TemporaryDirectory(prefix="cudakit-ray-", ignore_cleanup_errors=True)
@@ -209,38 +225,46 @@ def _local_options(cleanup: ExitStack) -> dict[str, object]:
 def _connect(ray: Any, address: str, options: dict[str, object]) -> None:
     try:
         ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
-    except (RuntimeError, OSError, ValueError, AssertionError) as error:
-        action = "cannot be started" if address == LOCAL else "refuses the connection"
-        raise EnvironmentUnusable(
-            f"the Ray cluster {address} {action}: {' '.join(str(error).split())}",
-            hint="all hosts need the same versions of Ray and Python as this one"
-            if "ersion" in str(error)
-            else _ADDRESS_HINT,
-        ) from error
+    except (RuntimeError, OSError, ValueError, ray.exceptions.RayError) as error:
+        raise _connection_error(address, str(error)) from error
 
 
 def _check_answer(address: str) -> None:
-    """Raise EnvironmentUnusable if no Ray cluster answers at the address.
+    """Raise EnvironmentUnusable if another process cannot connect to the cluster within seconds.
 
-    ray.init tries for minutes, and does not react to signals meanwhile.
+    In this process, ray.init could try for minutes, and would not react to signals meanwhile.
     """
     if address != AUTO:
         _check_port(address)
-    arguments = [] if address == AUTO else ["--address", address]
-    health_check = [sys.executable, "-m", "ray.scripts.scripts", "health-check", *arguments]
     try:
-        done = subprocess.run(  # noqa: S603 Ray's own command
-            health_check, capture_output=True, timeout=_HEALTH_TIMEOUT_S, check=False
+        done = subprocess.run(  # noqa: S603 our own program
+            [sys.executable, "-P", "-c", _CONNECT_PROGRAM, address],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            timeout=_ANSWER_TIMEOUT_S,
+            check=False,
         )
-        reason = "it is not a Ray cluster, or of another version" if done.returncode else ""
     except subprocess.TimeoutExpired:
-        reason = f"no answer within {_HEALTH_TIMEOUT_S:.0f} s"
-    if reason and address == AUTO:
-        raise EnvironmentUnusable("no Ray cluster runs on this machine", hint=_ADDRESS_HINT)
-    if reason:
         raise EnvironmentUnusable(
-            f"the Ray cluster {address} does not answer: {reason}", hint=_ADDRESS_HINT
-        )
+            f"the Ray cluster {address} does not answer within {_ANSWER_TIMEOUT_S:.0f} s",
+            hint=_ADDRESS_HINT,
+        ) from None
+    if done.returncode:
+        raise _connection_error(address, done.stdout or "the process that connects to it died")
+
+
+def _connection_error(address: str, reason: str) -> EnvironmentUnusable:
+    """Return the error for Ray's reason not to connect to a cluster or start one."""
+    hint = _ADDRESS_HINT
+    if "Version mismatch" in reason:
+        hint = "all hosts and this process need the same versions of Ray and Python"
+    elif "token" in reason:
+        hint = "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN to the token of the cluster"
+    action = "cannot be started" if address == LOCAL else "cannot be connected to"
+    return EnvironmentUnusable(
+        f"the Ray cluster {address} {action}: {' '.join(reason.split())}", hint=hint
+    )
 
 
 def _check_port(address: str) -> None:

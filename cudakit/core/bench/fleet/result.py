@@ -37,6 +37,7 @@ class HostFacts:
     versions: Mapping[str, str] = field(
         default_factory=dict
     )  # Versions of cudakit, Python and Ray.
+    simulated: bool = False  # Whether the GPUs are simulated.
     links: tuple[HostLink, ...] = ()  # Connections between the GPUs; empty if unknown.
     error: str = ""  # Reason why the host could not be measured; "" if it could.
     hint: str = ""  # Remedy for ``error``.
