@@ -62,7 +62,8 @@ class CachingAllocator(DeviceAllocator):
     ) -> None:
         if front_cache < 0:
             raise InputError(f"a front cache of {front_cache} blocks", hint="leave front_cache out")
-        # Parsed before a context is created, so that invalid settings create none.
+        # The settings are parsed before a CUDA context is created, so that invalid settings create no
+        # context.
         parsed_settings = _parse_settings(settings)
         gpu, ordinal, owns_device = _open_device(device)
         super().__init__(
@@ -79,7 +80,7 @@ class CachingAllocator(DeviceAllocator):
 
 
 def _parse_settings(text: str | None) -> Settings:
-    """Return the settings of a text, or of the environment if the text is None."""
+    """Parse a settings string; if it is None, parse the setting in the environment variables."""
     return effective(os.environ) if text is None else parse_config(text, variable="settings")
 
 

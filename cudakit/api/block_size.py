@@ -17,7 +17,7 @@ _LAUNCHES = 10  # number of launches per round and block size
 _SMALLEST_GAIN = 0.02  # minimum relative gain over the default block size
 _ALIGNMENT_BYTES = 512
 
-# Returns the plan of a launch for outputs and a block size.
+# A function that returns the launch plan for inputs, outputs and a block size.
 Planner = Callable[[Mapping[str, Operand], Mapping[str, ArrayView], int], LaunchPlan]
 
 
@@ -31,11 +31,11 @@ def choose_threads(
     updated_inputs: tuple[str, ...],
     stream: Stream,
 ) -> int:
-    """Return the fastest number of threads of a block, from the kernel cache or from a measurement.
+    """Return the fastest number of threads per block, from the kernel cache or from a measurement.
 
-    The kernel runs on copies of the arrays that it writes, so that measuring changes no array. A stream that
-    is captured cannot be measured, and gives the default. Raises CUDA_ERROR_OUT_OF_MEMORY if the copies do
-    not fit.
+    The kernel runs on copies of the arrays that it writes, so that measuring changes no array. During a
+    stream capture nothing can be measured, and the default is returned. Raises CUDA_ERROR_OUT_OF_MEMORY if
+    the copies do not fit.
     """
     if gpu.capture_id(stream) is not None:
         return DEFAULT_THREADS
@@ -43,7 +43,7 @@ def choose_threads(
     if not plan.blocks:
         return DEFAULT_THREADS
     device = _device_name(gpu)
-    # Grids of similar size share a measurement: their numbers of blocks have the same number of bits.
+    # Grids share a measurement if their numbers of blocks have the same number of bits.
     key = cache_key("cudakit block size", device, (), f"{plan.name} {plan.blocks.bit_length()}")
     cache = user_cache(os.environ)
     stored_threads = cache.get(key) if cache else None

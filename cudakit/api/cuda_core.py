@@ -18,7 +18,7 @@ else:
         _import_error = error
 
         class AllocatorResource:
-            """The base class without cuda.core: creating an instance raises MissingDependency."""
+            """The base class if cuda.core is missing: creating an instance raises MissingDependency."""
 
             def __new__(cls, *_: object, **__: object) -> NoReturn:
                 raise _import_error

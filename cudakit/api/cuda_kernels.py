@@ -169,7 +169,7 @@ def _replace_template_type(parameter: KernelParameter, dtype: str) -> KernelPara
 
 
 def _dim3(extent: int | Sequence[int], name: str) -> Dim3:
-    """Return three dimensions. Raises UsageError for other numbers of them."""
+    """Extend one to three dimensions of a grid or block to three. Raises UsageError for other values."""
     extents = (extent,) if isinstance(extent, int) else tuple(extent)
     if not 1 <= len(extents) <= 3 or not all(isinstance(size, int) for size in extents):
         raise UsageError(f"{name} is {extent!r}, not one to three integers")

@@ -28,14 +28,15 @@ from cudakit.kernels.random_values import ATTEMPT_SHIFT, Counter
 
 _STATE_VERSION = 1
 _ALGORITHM = "philox4x32-10"
-# Each number of a state, and the number below which it must be.
+# Exclusive upper limit of each number in the state of a generator.
 _STATE_LIMITS = {
     "seed": 1 << 64,
     "sequence": 1 << ATTEMPT_SHIFT,
     "position": 1 << 64,
     "spawned": 1 << 63,
 }
-# Seeds of spawned generators come from these sequence numbers, which no attempt to draw an integer reaches.
+# High bits of the sequence numbers from which seeds of spawned generators are drawn. The rejection sampling
+# of integers never uses sequence numbers this high.
 _SPAWN_SEQUENCE = 0xFFFF << ATTEMPT_SHIFT
 
 
@@ -96,7 +97,7 @@ class Generator:
 
     @property
     def position(self) -> int:
-        """The number of the next block, which is the low half of the counter of Philox."""
+        """The number of the next Philox block, which is the low half of the counter of Philox."""
         return self._counter.position
 
     def bits(
@@ -193,7 +194,7 @@ class Generator:
         return self._fill(output, permutation_draw(output.element_count, output.dtype))
 
     def state(self) -> dict[str, int | str]:
-        """Return the state as a dictionary of numbers and strings, which JSON can store."""
+        """Return the state of the generator as a dictionary of numbers and strings, which JSON can store."""
         with self._lock:
             position, sequence, seed = self._counter
             return {
@@ -206,7 +207,7 @@ class Generator:
             }
 
     def restore(self, state: Mapping[str, object]) -> None:
-        """Continue from a state, also of a generator on another device. Raises InputError if it is invalid.
+        """Continue from the state of a generator on any device. Raises InputError if the state is invalid.
 
         >>> generator = cudakit.Generator(1, device="numpy")
         >>> state = generator.state()
@@ -311,7 +312,7 @@ def _open_memory(device: int | str | Gpu | None) -> RandomMemory:
 
 
 def _check_state_number(name: str, value: object, error: Callable[[str], Exception]) -> int:
-    """Return a number of a state. Raises ``error`` unless it is an integer in its range."""
+    """Return a number of a generator's state. Raises ``error`` unless the number is in its range."""
     limit = _STATE_LIMITS[name]
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or not 0 <= value < limit:
         bits = limit.bit_length() - 1
@@ -320,7 +321,7 @@ def _check_state_number(name: str, value: object, error: Callable[[str], Excepti
 
 
 def _convert_argument(name: str, value: object, convert: Callable[[Any], Any]) -> Any:
-    """Return an argument as a number. Raises UsageError with the argument's name if it is none."""
+    """Return an argument as a number. Raises UsageError with the argument's name if it is not a number."""
     try:
         return convert(value)
     except (TypeError, ValueError):

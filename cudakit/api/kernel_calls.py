@@ -18,7 +18,7 @@ from cudakit.gpu.arrays import (
 )
 from cudakit.gpu.device_array import DeviceArray, order_streams
 from cudakit.gpu.fast_call import FastCall, prepare_call
-from cudakit.kernels.elementwise import Operand
+from cudakit.kernels.elementwise import Operand, ResultType
 from cudakit.kernels.launch_plan import (
     NO_SCRATCH,
     Address,
@@ -32,7 +32,7 @@ from cudakit.kernels.launch_plan import (
 if TYPE_CHECKING:
     from cudakit.gpu.cuda.device import Cuda
 
-# The kind that _fast_call.c uses for a numeric parameter, by dtype.
+# Type code that _fast_call.c uses for a numeric kernel parameter, by dtype.
 _NUMBER_KINDS = {"float32": "f", "float64": "d", "int64": "q", "bool": "?"}
 _MAX_INTEGER = 1 << 63
 
@@ -97,20 +97,33 @@ class KernelCall:
         *,
         inputs: Sequence[object],
         outputs: Sequence[object],
-        allocates: bool,
+        new_outputs: Sequence[ResultType] | None,
         results: Sequence[int],
         scratch: Ptr = NO_SCRATCH,
     ) -> None:
-        """Prepare equal calls of a real device, so that they run without Python code."""
-        if self.gpu.simulated or not plan.blocks or self.library != "torch":
+        """Prepare equal calls of a real device, so that they run without Python code.
+
+        ``new_outputs`` are the types of outputs that each call allocates; None if calls pass ``out``.
+        """
+        if self.gpu.simulated or not plan.blocks:
             return
+        gpu, library = self.gpu, self.library
+
+        def allocate(stream: int) -> tuple[object, ...]:
+            return tuple(
+                new_array(
+                    library, gpu, result.dtype, result.shape, Stream(stream), is_current_stream=True
+                )
+                for result in new_outputs or ()
+            )
+
         prepare_call(
             fast_call,
             cast("Cuda", self.gpu),
             kernels.kernel(plan),
             inputs=inputs,
             outputs=outputs,
-            allocates=allocates,
+            allocate=None if new_outputs is None else allocate,
             results=results,
             parameters=[_fast_parameter(parameter) for parameter in plan.parameters],
             blocks=plan.blocks,
@@ -149,7 +162,10 @@ def stream_of(stream: object, gpu: Gpu, library: str = "") -> Stream:
         if stream is None:
             return LEGACY
         if not isinstance(stream, int):
-            raise UsageError(f"not a stream of the simulated device: {stream!r}")
+            raise UsageError(
+                f"not a stream of the simulated device: {stream!r}",
+                hint="pass None, or the handle of a simulated stream as an int",
+            )
         return Stream(stream)
     if stream is None:
         return Stream(current_stream(library, int(getattr(gpu, "ordinal", 0))))
@@ -240,7 +256,7 @@ def _zeroed_memory(gpu: Gpu, size_bytes: int) -> Ptr:
 
 
 def _fast_parameter(parameter: Parameter) -> tuple[str, int, np.generic | None]:
-    """Return a parameter of a plan in the form of ``prepare_call``."""
+    """Return a parameter of a launch plan in the form that ``prepare_call`` takes."""
     match parameter:
         case Address(operand):
             return "a", operand, None

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DeviceArray", "Elementwise", "Reduction", "elementwise", "reduction", "to_device"]
 
-# Plans of one kernel. A program that exceeds this number has shapes that change all the time.
+# Maximum number of stored launch plans per kernel. A program that needs more changes its shapes all the time.
 _MAX_PLANS = 1024
 
 
@@ -98,10 +98,13 @@ class Elementwise(FastCall):
         outputs = bind_outputs(program.new_outputs, out)
         call = KernelCall({**inputs, **outputs}, stream)
         values = {name: call.values[name] for name in inputs}
+        new_outputs = None
         if not outputs:
+            result_types = self._result_types(values)
+            new_outputs = tuple(result_types.values()) or None
             outputs = {
                 name: call.new_array(result.dtype, result.shape)
-                for name, result in self._result_types(values).items()
+                for name, result in result_types.items()
             }
         views = {name: operand_of(array, name).view for name, array in outputs.items()}
         plan = self._plan(call, values, views)
@@ -122,7 +125,7 @@ class Elementwise(FastCall):
             plan,
             inputs=tuple(inputs.values()),
             outputs=tuple(outputs.values()),
-            allocates=out is None and bool(outputs),
+            new_outputs=new_outputs,
             results=[order.index(name) for name in program.outputs],
         )
         return results[0] if len(results) == 1 else results
@@ -234,9 +237,10 @@ class Reduction(FastCall):
         inputs = bind_arguments(program.inputs, arguments, named_arguments)
         call = KernelCall({**inputs, **bind_outputs(("out",), out)}, stream)
         values = {name: call.values[name] for name in inputs}
-        allocates = out is None
-        if allocates:
+        new_outputs = None
+        if out is None:
             result = program.result_type(values)
+            new_outputs = (result,)
             out = call.new_array(result.dtype, result.shape)
         view = operand_of(out, "out").view
         plan = self._plan(values, view)
@@ -256,7 +260,7 @@ class Reduction(FastCall):
                 plan,
                 inputs=tuple(inputs.values()),
                 outputs=(out,),
-                allocates=allocates,
+                new_outputs=new_outputs,
                 results=[len(inputs)],
                 scratch=scratch,
             )
@@ -301,7 +305,7 @@ def _layout_key(value: Operand) -> object:
 
 @cache
 def _open_by_name(name: str) -> Gpu:
-    """Return the device of a name, the same one for each call, so that arrays can be used together."""
+    """Return the device with a name. All calls return one object, so that their arrays can be combined."""
     from cudakit.gpu.open import open_gpu
 
     return open_gpu(name)

@@ -123,7 +123,7 @@ class LossScaler:
         self._growth_interval = growth_interval
 
     def update(self, found_nonfinite: int | bool) -> bool:
-        """Adapt the scale to the gradients of a step; return whether they may be applied."""
+        """Adapt the scale to the gradients of a step; return whether the gradients may be applied."""
         self.finite_steps = 0 if found_nonfinite else self.finite_steps + 1
         if found_nonfinite:
             self.scale *= self._backoff_factor
@@ -141,7 +141,7 @@ class _Counter:
         self._lock = Lock()
 
     def count(self, views: Sequence[ArrayView], stream: Stream) -> NonFinite:
-        """Count on a stream, and wait for the result."""
+        """Count non-finite elements on a stream, and wait for the result."""
         gpu = self.gpu
         if gpu.capture_id(stream) is not None:
             raise UsageError(
@@ -157,11 +157,11 @@ class _Counter:
 
     @cached_property
     def _memory(self) -> tuple[Ptr, Ptr]:
-        """Device memory and pinned host memory for both counts."""
+        """Device memory and pinned host memory for the counts of NaN and of infinite elements."""
         return self.gpu.malloc(COUNTER_BYTES), self.gpu.host_malloc(COUNTER_BYTES)
 
     def add_counts(self, counters: Ptr, views: Sequence[ArrayView], stream: Stream) -> None:
-        """Enqueue the kernels that write both counts."""
+        """Enqueue the kernels that write the counts of NaN and of infinite elements."""
         self.gpu.fill(counters, 0, COUNTER_BYTES, stream)
         for view in views:
             if view.size:
@@ -170,12 +170,12 @@ class _Counter:
 
 @cache
 def _counter_of(ordinal: int) -> _Counter:
-    """Return the counter of a real device, which all calls share."""
+    """Return the counter of non-finite elements of a real device; all calls share the counter."""
     return _Counter(shared_device(ordinal))
 
 
 def _check_counters(view: ArrayView) -> None:
-    """Raise UsageError unless an array can hold both counts."""
+    """Raise UsageError unless an array can hold the counts of NaN and of infinite elements."""
     if (
         view.dtype not in ("int64", "uint64")
         or view.shape != (2,)

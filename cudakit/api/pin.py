@@ -29,7 +29,7 @@ class PinnedMemory:
     ) -> None:
         self.array = array  # The object whose memory is pinned.
         self.size_bytes = memory.nbytes
-        # Address for copies; on a real device that of the array.
+        # Address for copies; on a real device, the address of the array.
         self.ptr = gpu.pin(memory, read_only=read_only)
         # The finalizer keeps the memory allocated until it is unpinned.
         self._finalizer = finalize(self, _unpin, gpu, self.ptr, memory)
@@ -42,7 +42,7 @@ class PinnedMemory:
         return self._finalizer.alive
 
     def close(self) -> None:
-        """Wait for the work of the device, and unpin the memory. Has no effect the second time."""
+        """Wait for the work of the device, and unpin the memory. A second call has no effect."""
         self._finalizer()
 
     def __enter__(self) -> PinnedMemory:

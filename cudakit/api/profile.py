@@ -33,7 +33,7 @@ class Profiled:
 
     @property
     def result(self) -> ProfileResult:
-        """The result that ``cudakit run --profile -o FILE.json`` writes. Raises UsageError in the block."""
+        """The result of ``cudakit run --profile -o FILE.json``. Raises UsageError until the block ends."""
         if self._result is None:
             raise UsageError(
                 "the profile is complete when its block has ended", hint="read it after the block"
@@ -83,7 +83,7 @@ def profile(*, step_range: str | None = None, gpu: GpuChoice = "auto") -> Iterat
 
 @dataclass(frozen=True, slots=True)
 class GpuTime:
-    """The GPU work of one test."""
+    """The GPU time and the number of GPU operations of one pytest test."""
 
     test: str  # id of the test
     busy_ns: int  # time in which work of the test ran
@@ -108,7 +108,7 @@ class TestTimes:
 
     @contextmanager
     def measure(self, test: str) -> Iterator[None]:
-        """Attribute the work of a block to a test."""
+        """Attribute the GPU work of a ``with`` block to a test."""
         begin_ns = time.monotonic_ns()
         try:
             yield
@@ -133,7 +133,7 @@ class TestTimes:
         (self._simulated if batch.simulated else self._real).add(batch)
 
     def _add_time(self, test: str, timelines: list[Timeline], begin_ns: int, end_ns: int) -> None:
-        """Add the work that was launched between two times."""
+        """Add the GPU work that was launched between two times to a test."""
         for process in timelines:
             busy_ns, launches = launched_work(process, begin_ns, end_ns)
             if launches:
@@ -145,7 +145,7 @@ class TestTimes:
 
 @dataclass(slots=True)
 class Timing:
-    """The time of a block on the GPU."""
+    """The GPU time of a ``with`` block."""
 
     _gpu: Gpu
     _events: tuple[Event, Event]
@@ -154,7 +154,7 @@ class Timing:
 
     @property
     def seconds(self) -> float:
-        """Time from the begin to the end of the block in its stream. Waits for the GPU when first read."""
+        """Time from the begin to the end of the block in its stream. The first read waits for the GPU."""
         if math.isnan(self._seconds):
             begin, end = self._events
             self._gpu.sync_event(end)

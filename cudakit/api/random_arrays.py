@@ -46,7 +46,7 @@ class RandomMemory(Protocol):
         """
 
     def fill(self, output: Output, draw: Draw, start: Counter) -> Any:
-        """Write the numbers of a draw, and return the array."""
+        """Fill the array with the random numbers of one call, and return it."""
 
 
 class DeviceMemory:

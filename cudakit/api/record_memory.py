@@ -144,7 +144,7 @@ class _Session:
         return build_snapshot(self._memory, unix_offset_ns=offset_ns, torch=torch)
 
     def _drain_recorder(self) -> Any:
-        """Return a context in which all recorded events have been passed to ``_feed``."""
+        """Return a context manager; in its block, all recorded events have been passed to ``_feed``."""
         return self.source.recording.drained() if self.source.recording else nullcontext()
 
     def _feed(self, batch: Batch) -> None:

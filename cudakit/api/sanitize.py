@@ -44,7 +44,7 @@ class Sanitized:
         return tuple(filter(result.is_counted, result.races))
 
     def close(self) -> None:
-        """Store the result, because the block has ended."""
+        """Store the result when the ``with`` block has ended."""
         self._final_result = self._session.result(self._report)
 
 
@@ -123,7 +123,7 @@ class _Session:
             )
 
     def require_accesses(self, accesses: Accesses | None) -> None:
-        """Raise UsageError if the process is recorded with other accesses."""
+        """Raise UsageError if the process is recorded with another value of ``accesses``."""
         recorded_accesses = self._recording.cuda.accesses
         if accesses and recorded_accesses and accesses != recorded_accesses:
             raise UsageError(

@@ -82,17 +82,17 @@ def load_command(name: str) -> click.Command:
 
 
 class LazyGroup(click.Group):
-    """A group of stubs that imports a command to run it or to complete its options."""
+    """A click group that imports a command only to run it or to complete its options."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the command instead of its stub."""
+        """Import the command that a stub stands for, and return it."""
         name, stub, remaining_args = super().resolve_command(ctx, args)
         return name, load_command(name) if name and stub else stub, remaining_args
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        """Write the environment variables."""
+        """Write the list of environment variables below the commands."""
         with formatter.section("Environment variables"):
             formatter.write_dl(ENVIRONMENT)
 
@@ -134,7 +134,7 @@ def _run(arguments: list[str]) -> int:
     if not arguments:
         return _show_help()
     try:
-        # Commands that record the command line in their result read it from ``obj``.
+        # Commands that record the command line in their result read it from ``obj`` of the click context.
         with program.make_context("cudakit", [*arguments], obj=tuple(arguments)) as context:
             findings: Any = program.invoke(context)
     except click.exceptions.Exit as click_exit:

@@ -107,7 +107,7 @@ def warm(*, arch: tuple[str, ...], output: OutputOptions) -> int:
     return ExitCode.FINDINGS if any(target.failures for target in warmed_targets) else ExitCode.OK
 
 
-# --- the cache
+# --- the cache directory
 
 
 def _user_cache() -> CompileCache:
@@ -175,7 +175,7 @@ def _report(result: CacheResult) -> Report:
     return Report(result=result, document=lambda: report(result))
 
 
-# --- compilation ahead
+# --- compilation of all kernels
 
 
 def _parse_capability(text: str) -> tuple[int, int]:

@@ -180,7 +180,7 @@ def completion(*, shell: Shell, install: bool) -> int:
 
 
 def _path(shell: Shell) -> Path:
-    """Return the place where a shell looks for the completions of its user."""
+    """Return the path of the file in which a shell looks for the user's completions."""
     match shell:
         case "bash":
             data_directory = _directory("XDG_DATA_HOME", ".local/share") / "bash-completion"

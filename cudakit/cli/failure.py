@@ -14,7 +14,8 @@ import click
 from cudakit.cli.output import Output, printable, standard_error
 from cudakit.errors import CudakitError, EnvironmentUnusable, UsageError
 
-# The exit code of ``run`` if cudakit fails, as of timeout(1), env(1) and nohup(1): programs seldom use it.
+# The exit code of ``cudakit run`` if cudakit itself fails: that of timeout(1), env(1) and nohup(1), which
+# programs seldom use.
 _NOT_STARTED = 125
 # Maximum number of characters of a message, which may quote a file, and of a hint, which may list many names.
 _LONGEST_MESSAGE = 500
@@ -133,14 +134,14 @@ def _as_cudakit_error(error: BaseException) -> CudakitError:
 
 
 def _as_message(text: str) -> str:
-    """Return a message of click in the form of cudakit's own: lower case at the start, no full stop."""
+    """Return a message of click in the style of cudakit: lower case at the start, no full stop."""
     message = text.replace("is not a valid integer range", "is not an integer")
     message = re.sub(r"is not in the range x>=(\d+)", r"is less than \1", message)
     return (message[:1].lower() + message[1:]).removesuffix(".")
 
 
 def _similar_options(error: click.NoSuchOption) -> list[str]:
-    """Return click's suggestions whose names are similar without the leading dashes too."""
+    """Return those suggestions of click that are similar even without the leading dashes."""
     from difflib import get_close_matches
 
     names = {option.lstrip("-"): option for option in error.possibilities or ()}

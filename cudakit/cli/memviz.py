@@ -210,6 +210,8 @@ def memviz(
 
     spec = MemorySpec(at=at, device=device, stream=stream, pool=pool)
     limit = old_limit if limit is None else limit
+    if memory == 0:
+        raise click.UsageError("--what-if-limit must be at least 1 byte")
     if settings:
         if before is not None:
             raise click.UsageError("--what-if and --diff cannot be combined")

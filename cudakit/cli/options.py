@@ -17,7 +17,7 @@ from cudakit.units import parse_bytes, parse_ratio
 Decorator: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
-# The title of the group that every command has.
+# The title of the option group that every command has.
 OUTPUT = "Output"
 
 # --- options and commands with groups --------------------------------------------------------------
@@ -102,6 +102,14 @@ class Command(click.Command):
         super().__init__(*args, **kwargs)
         self.described_in = described_in or {}
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse arguments. Errors carry the context, so that their hint names the help of this command."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            error.ctx = error.ctx or ctx  # click leaves it out for an option without its argument
+            raise
+
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write each group of options under its title."""
         for title, options in self.groups(ctx):
@@ -113,7 +121,7 @@ class Command(click.Command):
                     formatter.write_dl(help_records(options, ctx))
 
     def groups(self, ctx: click.Context) -> Iterator[tuple[str, list[click.Parameter]]]:
-        """Yield the title and the visible options of each group; the last has output and ``--help``."""
+        """Yield the title and the visible options of each group; the last group has output and ``--help``."""
         groups: dict[str, list[click.Parameter]] = {}
         for param in self.get_params(ctx):
             if isinstance(param, click.Option) and not param.hidden:
@@ -142,7 +150,7 @@ def with_options(options: Sequence[Decorator], command: Callable[..., Any]) -> C
 def collect_options(
     name: str, kind: type, options: Sequence[Decorator], command: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """Add options to a command, which receives them as the keyword ``name``: a dataclass of them."""
+    """Add options to a command, which receives a dataclass of their values as the keyword ``name``."""
 
     @functools.wraps(command)
     def collecting(**values: Any) -> Any:
@@ -158,8 +166,9 @@ def collect_options(
 class Value(click.ParamType[Any]):
     """A value that ``parse`` converts, and for which the shell offers ``choices``.
 
-    ``choices`` is a sequence of texts, a function that returns one, or "module:NAME" of one, which is
-    imported for completion only. With ``many`` the value is a comma-separated list, completed item by item.
+    ``choices`` is a sequence of texts, a function that returns texts, or "module:NAME" of a sequence, which
+    is imported for completion only. With ``many`` the value is a comma-separated list, completed item by
+    item.
     """
 
     name = "value"
@@ -202,7 +211,7 @@ class Value(click.ParamType[Any]):
         ]
 
     def choices(self) -> Iterable[str]:
-        """Return the values to offer."""
+        """Return the values that the shell offers."""
         if isinstance(self._choices, str):
             module, _, attribute = self._choices.partition(":")
             names: Iterable[str] = getattr(import_module(module), attribute)
@@ -215,7 +224,7 @@ FILE = click.Path(readable=False, allow_dash=True)
 
 
 def byte_size(text: str) -> int:
-    """Read the value of an option such as ``--limit 10GiB`` as bytes: ``type=byte_size``."""
+    """Parse the value of an option such as ``--limit 10GiB`` as bytes; used as ``type=byte_size``."""
     try:
         return parse_bytes(text)
     except ValueError as error:
@@ -223,7 +232,7 @@ def byte_size(text: str) -> int:
 
 
 def percent(text: str) -> float:
-    """Read the value of an option such as ``--max-util 5%`` as 0.05: ``type=percent``.
+    """Parse the value of an option such as ``--max-util 5%`` as 0.05; used as ``type=percent``.
 
     A plain 5 could mean 5% as well as 500%, and is refused.
     """

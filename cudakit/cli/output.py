@@ -33,7 +33,7 @@ class Output:
     height: int = DEFAULT_HEIGHT  # number of lines of the screen
 
     def write(self, text: str | Iterable[str]) -> None:
-        """Write a text, or its pieces.
+        """Write a text, or several texts in order.
 
         A character that the stream cannot encode is escaped. Raises EnvironmentUnusable if the disk is full.
         """
@@ -116,7 +116,7 @@ def terminal_height(stream: TextIO) -> int:
 
 
 def wants_color(stream: TextIO) -> bool:
-    """Return whether to use colors: ``NO_COLOR`` (no-color.org), then ``FORCE_COLOR``, then the terminal."""
+    """Return whether to use colors: by ``NO_COLOR`` (no-color.org), ``FORCE_COLOR``, or else the terminal."""
     if os.environ.get("NO_COLOR"):
         return False
     if os.environ.get("FORCE_COLOR", "0") not in ("", "0"):
@@ -230,4 +230,7 @@ def _os_errors_reported(name: str) -> Iterator[None]:
     except BrokenPipeError:
         raise
     except OSError as error:
-        raise EnvironmentUnusable(f"cannot write {name}: {error.strerror}") from error
+        raise EnvironmentUnusable(
+            f"cannot write {name}: {error.strerror}",
+            hint="free space on the disk, or write to another directory",
+        ) from error

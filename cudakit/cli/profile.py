@@ -213,9 +213,9 @@ def analyzed(
 
 
 def with_limits(result: ProfileResult, files: Sequence[str]) -> ProfileResult:
-    """Return a result that is compared with limits from saved results of ``cudakit bench``.
+    """Add a comparison with the limits in saved results of ``cudakit bench`` to the result of a profile.
 
-    Raises UsageError if a file has no copies, kernels that write memory, or launches.
+    Raises UsageError if a file has no measurement of copies, of memory writes or of launches.
     """
     from cudakit.core.profile.limits import MIN_COPY_BYTES, MeasuredLimits, compare_limits
 
@@ -267,7 +267,15 @@ def _load(file: str, *, step_range: str | None, quiet: bool) -> Profile:
         return Profile(load_result(path))
     with progress_line(quiet=quiet) as progress:
         recorded = load_log(path, progress)
-        return analyzed(recorded.activities, recorded.outcome, step_range=step_range)
+        profile = analyzed(recorded.activities, recorded.outcome, step_range=step_range)
+    devices = profile.result.devices
+    if step_range is not None and devices and not any(device.steps.steps for device in devices):
+        names = sorted({named_range.name for device in devices for named_range in device.ranges})
+        raise UsageError(
+            f"{file} has no NVTX range {step_range!r} in which work for a GPU was launched",
+            hint=f"ranges: {', '.join(names)}" if names else "the profile has no NVTX ranges",
+        )
+    return profile
 
 
 def _refuse_exports(output: OutputOptions, loaded_profile: Profile) -> None:

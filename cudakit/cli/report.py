@@ -31,7 +31,7 @@ Text: TypeAlias = str | Iterable[str]
 class Report:
     """A result and its renderings.
 
-    ``exports`` renders formats other than the common ones; ``writers`` write those that are not text.
+    ``exports`` renders formats other than the common ones; ``writers`` write the formats that are not text.
     """
 
     result: object
@@ -87,7 +87,7 @@ def _brief_line(sentence: str | Note) -> str:
 
 
 def _origin() -> str:
-    """Return the versions, the date and the command line, for the footer of a page."""
+    """Return the versions, the date and the command line, for the footer of an HTML page."""
     from datetime import UTC, datetime
     from importlib.metadata import version
     from platform import python_version
@@ -145,7 +145,8 @@ class Outputs:
         self._files = files
         self._open_files = open_files
         self._terminal = terminal
-        # The formats to write to the terminal; with --quiet or files only if the options ask for it.
+        # Formats of the report on the terminal. With --quiet or -o FILE, the terminal gets a report only if
+        # ``-o -`` or --json asks for it.
         terminal_formats = [
             target.suffix or "txt" for target in options.targets if target.path == "-"
         ]
@@ -156,7 +157,7 @@ class Outputs:
         )
 
     def write(self, report: Report) -> None:
-        """Write the report to every place.
+        """Write the report to every file and to the terminal.
 
         Files are complete before anything is printed, because the reader of the terminal may close the pipe.
         Raises EnvironmentUnusable if a disk is full.
@@ -175,7 +176,7 @@ class Outputs:
         self.close()
 
     def streams(self) -> list[tuple[str, Output]]:
-        """Return every place with its format, for a command that writes repeatedly; call ``close`` then."""
+        """Return every open output with its format. A command that writes repeatedly calls ``close`` last."""
         formats = self._on_terminal or ([] if self._files else ["txt"])
         return [*self._files, *((suffix, self._terminal()) for suffix in formats)]
 

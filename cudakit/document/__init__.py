@@ -52,7 +52,7 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """A share or a relative change: 0.25 is 25 %."""
+    """A share or a relative change: 0.25 is 25%."""
 
     value: float
 

@@ -104,7 +104,7 @@ class TorchOperations:
             torch.cuda.set_stream(torch.cuda.ExternalStream(handle, device=self._device))
 
     def close(self) -> None:
-        """Restore the current stream of torch. Has no effect the second time."""
+        """Restore the current stream of torch. A second call has no effect."""
         if self._previous_stream is not None:
             self._torch.cuda.set_stream(self._previous_stream)
             self._previous_stream = None
@@ -151,7 +151,7 @@ class CupyOperations:
         (cuda.Stream.null if stream == LEGACY else stream_of_cupy(self._cupy, handle)).use()
 
     def close(self) -> None:
-        """Restore the current device and stream of CuPy. Has no effect the second time."""
+        """Restore the current device and stream of CuPy. A second call has no effect."""
         if self._previous is not None:
             device, stream = self._previous
             stream.use()

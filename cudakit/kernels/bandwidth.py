@@ -18,7 +18,7 @@ SENTINEL = 0x6B8B4567  # an arbitrary word, which benchmark data is unlikely to 
 # With one vector per thread in blocks of 256, an H200 copies device memory at 4268 GB/s; with four vectors
 # per thread at 4020 GB/s, and with cuMemcpyAsync at 4230 GB/s.
 _THREADS = 256
-_LANES = 4  # floats of a vector
+_LANES = 4  # number of floats of a vector
 
 SOURCE = r"""
 typedef unsigned int u32;
@@ -91,7 +91,7 @@ class Bandwidth:
     def triad(
         self, destination: Ptr, b: Ptr, c: Ptr, factor: float, size_bytes: int, stream: Stream
     ) -> None:
-        """Write ``b + factor * c`` in fp32, fused; read ``size_bytes`` twice, write it once."""
+        """Write ``b + factor * c`` in fp32, rounded once; read ``size_bytes`` twice, write once."""
         self._launch("cudakit_triad", size_bytes, stream, destination, b, c, np.float32(factor))
 
     def close(self) -> None:

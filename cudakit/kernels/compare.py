@@ -72,7 +72,7 @@ class Compare:
     def sample(
         self, ptr: Ptr, element: Element, indices: npt.NDArray[np.int64], stream: Stream
     ) -> Floats:
-        """Return the elements with these indices as fp64."""
+        """Return the elements with the given indices as fp64."""
         gpu, size = self._gpu, element.size_bytes
         if not len(indices):
             return np.empty(0)

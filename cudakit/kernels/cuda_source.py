@@ -25,7 +25,8 @@ _KERNEL = re.compile(
 _TEMPLATE_TYPE = re.compile(r"\s*(?:typename|class)\s+(\w+)\s*")
 _QUALIFIERS = frozenset({"const", "volatile", "__restrict__", "__grid_constant__", "restrict"})
 
-# Scalar types of CUDA C++ on 64-bit Linux by their words in alphabetical order, without a redundant "int".
+# Dtypes of the scalar types of CUDA C++ on 64-bit Linux, by the words of the type in alphabetical order,
+# without a redundant "int".
 _SCALARS = {
     "bool": "bool",
     "char": "int8",
@@ -127,7 +128,7 @@ def kernel_source(text: str, name: str | None = None) -> KernelSource:
 
 
 def _blank_comment(match: re.Match[str]) -> str:
-    """Return as many lines as a comment has, without its text, in which brackets would be misread."""
+    """Return the line breaks of a comment without its text, because brackets in the text would be misread."""
     return "\n" * match[0].count("\n") or " "
 
 

@@ -31,7 +31,7 @@ from cudakit.kernels.layout import Layout, broadcast_shape, merged_layout, vecto
 from cudakit.kernels.views import read_array, write_array
 
 DEFAULT_THREADS = 256
-# Threads of a block that tuning compares.
+# Block sizes in threads that tuning compares.
 TUNED_THREADS = (64, 128, 256, 512, 1024)
 _MAX_BLOCKS = (1 << 31) - 1
 

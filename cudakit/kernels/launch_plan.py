@@ -80,7 +80,7 @@ def scalar_argument(value: complex | np.generic, dtype: DType) -> np.generic:
     if dtype.compute.kind != "c":
         scalar: np.generic = converted_value[()]
         return scalar
-    # The words of a complex number: kernel arguments are plain bytes.
+    # A complex number is passed as a struct of its bytes.
     return bytes_argument(converted_value.tobytes())
 
 

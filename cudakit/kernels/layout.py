@@ -12,7 +12,7 @@ from cudakit.errors import UsageError
 
 MAX_DIMENSIONS = 16
 _VECTOR_BYTES = 16
-_MAX_VECTOR = 8  # elements; 16 if every element is one byte
+_MAX_VECTOR = 8  # maximum number of elements of a vector; 16 if every element is one byte
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from cudakit.gpu.api import Argument, Dim3, Kernels, Stream
 
 _BLOCK = 256
-# More blocks would only cost scheduling time; the kernels stride over the remaining elements.
+# Maximum number of blocks of a launch: more would cost scheduling time, and kernels stride over all elements.
 _MAX_BLOCKS = 1 << 16
 
 

@@ -14,7 +14,7 @@ from cudakit.kernels.loaded import LoadedKernels
 COUNTER_BYTES = 16
 _VECTOR_BYTES = 16
 _THREADS = 256
-# Enough to fill all GPUs; each thread then reads several vectors at once.
+# Maximum number of blocks: enough to fill all GPUs; each thread then reads several vectors at once.
 _MAX_BLOCKS = 2048
 
 

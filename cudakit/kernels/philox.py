@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 _ROUNDS = 10
-# Multipliers and Weyl increments of section 3.3 of the paper.
+# Multipliers and Weyl increments of Philox4x32 (Salmon et al., SC11, section 3.3).
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _INCREMENTS = (0x9E3779B9, 0xBB67AE85)
 _WORD = np.uint64(32)
@@ -43,8 +43,8 @@ def philox(
 ) -> npt.NDArray[np.uint32]:
     """Return blocks of a sequence as rows of four words.
 
-    ``blocks`` is the number of adjacent blocks from position ``first``, or an array of distances from it. The
-    low 64 bits of the counter are the position, the high 64 bits the sequence.
+    ``blocks`` is the number of adjacent blocks from position ``first``, or an array of distances from
+    ``first``. The low 64 bits of the counter are the position, the high 64 bits the sequence.
     """
     distances = np.arange(blocks) if isinstance(blocks, int) else blocks
     position = np.uint64(first) + distances.astype(np.uint64)

@@ -23,7 +23,7 @@ from cudakit.kernels.views import read_array, write_array
 
 _VECTOR_BYTES = 16
 _MIN_ROW_THREADS, _MAX_THREADS = 4, 1024  # numbers of threads that share a row
-_BLOCK_THREADS = 128  # threads of a block that has several rows
+_BLOCK_THREADS = 128  # number of threads of a block that has several rows
 _MAX_ELEMENTS = 32  # elements that a thread keeps in registers
 _VECTORS_BEFORE_MORE_THREADS = (
     2  # maximum number of vectors per thread before more threads share a row

@@ -1,7 +1,7 @@
 """Timestamp: the cycle counter and the time of each SM, written by one thread per SM.
 
-The SM clock is the difference of the cycles of two timestamps divided by that of the times. NVML is not
-needed.
+The SM clock is the difference of the cycles of two timestamps divided by the difference of their times. NVML
+is not needed.
 """
 
 from __future__ import annotations

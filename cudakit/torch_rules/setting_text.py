@@ -122,7 +122,8 @@ class _Cursor:
     def separator(self, sign: str) -> None:
         if self.current.text != sign:
             raise self.current.error(
-                f"expected {sign!r} after {self._previous_token.shown}, found {self.current.shown}"
+                f"expected {sign!r} after {self._previous_token.shown}, found {self.current.shown}",
+                hint="write settings as NAME:VALUE, separated by commas",
             )
         self.take()
 

@@ -256,7 +256,10 @@ class LogReader:
             with np.load(self._file) as file:
                 header = json.loads(file["tables"].tobytes())
                 if header["version"] != 1:
-                    raise InputError(f"{self._path} is a log of an unknown version")
+                    raise InputError(
+                        f"{self._path} is a log of an unknown version",
+                        hint="read it with the cudakit that wrote it",
+                    )
                 for trace_number, table in enumerate(header["chains"]):
                     trace = _ReadTrace(trace_number + 1, 0, table["simulated"], [], [])
                     trace.add_strings(table["strings"], len(table["strings"]))

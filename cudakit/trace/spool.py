@@ -138,7 +138,10 @@ class _Chain:
             self._finish_file()
         if self._reader and not was_alive:
             if self._reader.is_truncated:
-                raise InputError(f"the trace of process {self._process} is truncated: {self._path}")
+                raise InputError(
+                    f"the trace of process {self._process} is truncated: {self._path}",
+                    hint="check that the disk of the temporary directory has free space, and run again",
+                )
             self._finish_file()
 
     def remaining_batches(self) -> Iterator[Batch]:

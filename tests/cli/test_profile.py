@@ -137,6 +137,18 @@ def test_report_begins_with_the_answer(
     golden("profile-80.txt", done.stdout)
 
 
+def test_unknown_step_range_lists_the_ranges_of_the_profile(cli: Cli) -> None:
+    write_logs()
+    done = cli("profile", "slow.log", "--step-range", "epoch")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr.splitlines() == [
+        "cudakit: error: slow.log has no NVTX range 'epoch' in which work for a GPU was launched",
+        "hint: ranges: forward, step",
+    ]
+    forward = cli("profile", "slow.log", "--step-range", "forward")
+    assert (forward.exit_code, forward.stderr) == (0, "")
+
+
 def test_quiet_report_has_the_answer_and_the_findings(cli: Cli) -> None:
     write_logs()
     lines = cli("profile", "slow.log", "-q").stdout.splitlines()

@@ -87,7 +87,7 @@ _METHOD = option_group(
 
 
 def gemm_options(command: Any) -> Any:
-    """Add the options for shapes, libraries and method to a command."""
+    """Add the options for shapes, libraries and measurement method to a command."""
     return with_options((*GEMM_OPTIONS, *_SETTINGS, *_METHOD), command)
 
 

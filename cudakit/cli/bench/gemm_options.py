@@ -25,7 +25,7 @@ def _data_types() -> list[str]:
     return [*DATA_TYPES, "all"]
 
 
-# All GEMMs, and a name for each GEMM with a named shape.
+# The parsed GEMMs, and a dict with the name of each GEMM that has a named shape.
 NamedGemms: TypeAlias = "tuple[tuple[Gemm, ...], dict[Gemm, str]]"
 
 GEMM_OPTIONS: tuple[Decorator, ...] = (

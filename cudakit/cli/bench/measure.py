@@ -122,7 +122,7 @@ def _nvbench(result: BenchResult | SuiteResult) -> Text:
 
 
 def _document(result: BenchResult | SuiteResult, *, detail: bool = False) -> Document:
-    """Present a result; ``detail`` adds pictures for a page."""
+    """Return a result as a Document; ``detail`` adds drawings for an HTML page."""
     from cudakit.core.bench.health import SuiteResult
     from cudakit.core.bench.present import present
     from cudakit.core.bench.present.health import present_health

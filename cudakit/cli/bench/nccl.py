@@ -56,9 +56,9 @@ _OPTION_BY_FIELD = {
     "rule": "the stopping rule",
     "blocker": "the blocker",
 }
-# The simulated machine of ``--gpu sim``: the other models have one GPU.
+# Model of the machine that ``--gpu sim`` simulates: other models have only one GPU.
 _SIMULATED = "sim:h200x2"
-# The host of the ranks of one process.
+# Address of rank 0 if all ranks are threads of one process.
 _THIS_HOST = "127.0.0.1"
 
 _WORK = option_group(
@@ -194,7 +194,7 @@ def _make_spec(options: dict[str, Any], effort: Effort) -> NcclSpec:
 
 @dataclass(frozen=True, slots=True)
 class _Session:
-    """The group of ranks and the facts about them in the process of rank 0."""
+    """The group of ranks, and the facts about the ranks that rank 0 reports."""
 
     group: RankGroup
     machine: Machine
@@ -303,7 +303,7 @@ def _gather_run_context(machine: Machine) -> RunContext:
 
 @contextmanager
 def _closing_group(group: RankGroup) -> Iterator[None]:
-    """Close a group at the end of the ``with`` block; an error ends all ranks, with its message."""
+    """Close a group of ranks at the end of the ``with`` block; an error ends all ranks with its message."""
     from cudakit.errors import CudakitError
 
     try:

@@ -138,7 +138,7 @@ class PublicFunction:
         self._torch: Any = (
             gpu.array_library("torch") if not gpu.simulated and has_array_library("torch") else None
         )
-        # Arrays of the calls, and the stream that they get as an argument; both are empty with torch.
+        # DeviceArrays of the calls, and the stream argument of the calls; both are empty if torch is used.
         self._device_arrays: list[DeviceArray] = []
         self._stream_argument: dict[str, Stream] = {}
 
@@ -154,7 +154,7 @@ class PublicFunction:
         inputs: Sequence[ArrayView],
         output: ArrayView,
     ) -> Callable[[], object]:
-        """Return a call of the function on arrays over the views."""
+        """Return a function that calls the public function on the memory of the views."""
         from cudakit.gpu.device_array import array_over
 
         if self._torch:

@@ -128,7 +128,7 @@ def _check_library(spec: GemmSpec) -> None:
 def tuned_algorithms(
     path: str, gpu: str, gemms: Collection[Gemm], settings: GemmSettings
 ) -> Mapping[Gemm, Algorithm]:
-    """Return the algorithms of ``--tuned`` for these settings, and warn about GEMMs without one.
+    """Return the algorithms in the file of ``--tuned`` by GEMM, and warn about GEMMs without an algorithm.
 
     Opens the device to compare it with the device of the tuning. Raises InputError if the devices differ.
     """

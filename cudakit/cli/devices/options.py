@@ -38,7 +38,7 @@ class View:
 def view_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options of a view to a command, which receives it as the keyword ``view``.
 
-    Apply below ``output_options``: ``--format`` selects the format on the terminal.
+    Apply this decorator below ``output_options``: ``--format`` selects the format on the terminal.
     """
 
     @functools.wraps(command)
@@ -62,7 +62,7 @@ def view_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def select_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add ``--select`` and its limits to a command, which receives them as the keyword ``spec``, or None."""
+    """Add ``--select`` and its limits to a command, which receives the keyword ``spec``, or None."""
 
     @functools.wraps(command)
     def call_with_options(
@@ -83,7 +83,7 @@ def select_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def seconds(text: str) -> float:
-    """Parse the value of ``--watch``: ``type=seconds``."""
+    """Parse the value of ``--watch`` as a number of seconds; used as ``type=seconds``."""
     try:
         number = float(text)
     except ValueError:

@@ -61,14 +61,14 @@ def show_once(
 
 
 def counts_activity(selected_fields: tuple[FieldInfo, ...], *, watching: bool = False) -> bool:
-    """Return whether the output includes activity since the last read."""
+    """Return whether the output includes activity since the last read of the counters."""
     if selected_fields:
         return any(field.kind == "activity" for field in selected_fields)
     return watching
 
 
 def _warn_simulated(machine: Machine) -> None:
-    """Warn on stderr: this output cannot contain the warning."""
+    """Warn on stderr that the GPUs are simulated, because a plain list of fields cannot say so."""
     if machine.simulated:
         click.echo("cudakit: these GPUs are simulated", err=True)
 

@@ -66,7 +66,7 @@ def _refuse_lost(result: DevicesResult) -> None:
 
 @dataclass(slots=True)
 class _Session:
-    """The writers, the view that the keys change, and the last result."""
+    """The state of ``--watch``: the writers, the view that the keys change, and the last result."""
 
     writers: Sequence[Writer]
     view: WatchView
@@ -115,7 +115,7 @@ class LiveState:
 
 @dataclass(slots=True)
 class Writer:
-    """Writes results repeatedly to one place, in one format."""
+    """Writes results repeatedly to one file or to the terminal, in one format."""
 
     target: Output
     output_format: str
@@ -124,7 +124,7 @@ class Writer:
     _lines_above: int = 0  # number of lines of the last text, if it is on a terminal
 
     def show(self, result: DevicesResult, live: LiveState, *, is_first: bool = True) -> None:
-        """Write a result; on a terminal it replaces the last one. ``is_first`` adds the header of CSV."""
+        """Write a result; on a terminal it replaces the previous one. ``is_first`` adds the header of CSV."""
         if self._is_live:
             self.redraw(result, live)
         else:

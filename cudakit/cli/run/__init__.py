@@ -41,7 +41,7 @@ class _Seconds(click.FloatRange):
 
 
 class Launcher(Command):
-    """A command whose own usage errors end with 125: other codes are the program's."""
+    """A command whose usage errors give exit code 125, because other exit codes are those of the program."""
 
     def make_context(
         self, info_name: str | None, args: list[str], *remaining: Any, **kwargs: Any

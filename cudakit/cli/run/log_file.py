@@ -27,7 +27,7 @@ class LogFile:
         self._writer = LogWriter(self._open_file.enter_context(open_binary_file(path, force=force)))
 
     def add(self, batch: Batch) -> None:
-        """Append a batch."""
+        """Append a batch of records."""
         if not self._failure:
             try:
                 self._writer.add(batch)
@@ -35,7 +35,7 @@ class LogFile:
                 self._failure = error
 
     def finish(self, result: SanitizeResult, *, quiet: bool) -> None:
-        """Complete the file with the outcome of a race check, and name it.
+        """Complete the file with the outcome of a race check, and print its path.
 
         Raises EnvironmentUnusable if it cannot be written.
         """
@@ -43,10 +43,11 @@ class LogFile:
         self.complete(Outcome(**{name: getattr(result, name) for name in names}), quiet=quiet)
 
     def complete(self, outcome: Outcome, *, quiet: bool) -> None:
-        """Complete the file, and name it. Raises EnvironmentUnusable if it cannot be written."""
+        """Complete the file, and print its path. Raises EnvironmentUnusable if it cannot be written."""
         if self._failure:
             reason = f"cannot write {self._path}: {self._failure.strerror}"
-            raise EnvironmentUnusable(reason) from self._failure
+            hint = "free space on the disk, or write to another directory"
+            raise EnvironmentUnusable(reason, hint=hint) from self._failure
         self._writer.finish(outcome)
         self._open_file.close()
         if not quiet:

@@ -43,7 +43,7 @@ class MemoryMonitor:
         self._path = path
         self._limit_bytes = limit_bytes
         self._add_note = add_note
-        # Memory by PID and by the number of the trace within the process.
+        # Recorded memory by PID and by the number of the trace within the process.
         self._processes: dict[tuple[int, int], ProcessMemory] = {}
         self._paths: defaultdict[int, list[str]] = defaultdict(list)  # paths of snapshots by PID
         self._torch_paths: list[str] = []  # files that PyTorch wrote
@@ -67,7 +67,7 @@ class MemoryMonitor:
         elif message.kind is AgentMessageKind.SNAPSHOTS:
             self._torch_paths.append(message.text)
             if message.text not in self._paths[message.process]:
-                # The snapshot at an out-of-memory error: the program has not continued for long.
+                # PyTorch has just run out of memory, so the recorded memory still is that of this moment.
                 self._add_to_torch_file(message.process, message.text)
         elif message.kind is AgentMessageKind.JAX:
             self._add_jax_arrays(message)

@@ -51,7 +51,7 @@ class Monitor:
         self._detector = RaceDetector(strict_threads=strict_threads, report_possible=shows_possible)
 
     def consume(self, batch: Batch) -> bool:
-        """Consume a batch; return True to stop the program."""
+        """Consume a batch of records; return True to stop the program."""
         if self._failure is None:
             try:
                 self._feed(batch)
@@ -80,12 +80,12 @@ class Monitor:
 
     @property
     def notes(self) -> list[str]:
-        """The notes of ``add_note``; a note of several processes has their number."""
+        """The notes of ``add_note``; a note of several processes states the number of processes."""
         return _with_counts(self._notes)
 
     @property
     def incomplete(self) -> list[str]:
-        """The reasons why recorded events are missing; a reason of several processes has their number."""
+        """The reasons why recorded events are missing; a reason of several processes states their number."""
         return _with_counts(self._incomplete)
 
     def finish(self) -> None:

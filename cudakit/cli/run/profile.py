@@ -47,7 +47,7 @@ def check_profile_options(
 ) -> None:
     """Raise UsageError if --profile is missing, or combined with a recording that excludes it.
 
-    ``is_passed_by_option`` is true for each option on times of a profile that the user passed.
+    ``is_passed_by_option`` tells for each option on the times of a profile whether the user passed it.
     """
     options = [option for option, is_passed in is_passed_by_option.items() if is_passed]
     if options and not has_profile:

@@ -25,7 +25,7 @@ FORMATS = ("json", "html", "sarif", "md", "txt")
 
 
 def exit_code(result: SanitizeResult, *, races_are_accepted: bool = False) -> ExitCode:
-    """Return 1 for races that are not accepted, calls that differ, or an incomplete recording."""
+    """Return 1 for races that are not accepted, collectives that differ between ranks, or a lost event."""
     from cudakit.core.sanitize.report import findings
 
     has_races = not races_are_accepted and bool(findings(result))

@@ -152,7 +152,7 @@ class _PreparedRun:
     new_baseline: BaselineFile
 
     def consume(self, batch: Batch) -> bool:
-        """Keep a batch in the log, and analyze it; return True to stop the program."""
+        """Write a batch of records to the log, and analyze it; return True to stop the program."""
         if self.log:
             self.log.add(batch)
         if self.memory:
@@ -267,7 +267,7 @@ def _add_profile(settings: Settings, spec: RunSpec, command: Command, monitor: M
 
 
 def _prepare_recorder(spec: RunSpec, command: Command, monitor: Monitor) -> Ready | None:
-    """Return the recorder's settings; None without CUDA, or if --on-missing accepts that."""
+    """Return the recorder's settings, or None if the program runs without a recorder."""
     outcome = preflight(command.python)
     if isinstance(outcome, Ready):
         return outcome

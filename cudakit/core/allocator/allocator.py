@@ -8,11 +8,11 @@ from dataclasses import replace
 
 from cudakit.core.allocator.fast_path import Alloc, Free
 from cudakit.core.allocator.fragmentation import Fragmentation, fragmentation_of
-from cudakit.core.allocator.history import Level, gather
+from cudakit.core.allocator.history import Level, gather_stack
 from cudakit.core.allocator.ipc import OpenedMemory, SharedMemory
 from cudakit.core.allocator.limits import Limits
 from cudakit.core.allocator.oom import OomChain, SlowPath
-from cudakit.core.allocator.pool_calls import Checkpoints, PoolRouting, id_of
+from cudakit.core.allocator.pool_calls import Checkpoints, PoolRouting, pool_id_of
 from cudakit.core.allocator.private_pools import GraphMemory, HeldPool
 from cudakit.core.allocator.recording import Recording
 from cudakit.core.allocator.sharing import Sharing
@@ -58,53 +58,54 @@ class CachingAllocator:
         self._limits = Limits(state)
         self._sharing = Sharing(state)
         self._oom = OomChain(state, self.snapshot, search_again=search_again)
-        state.connect(SlowPath(self, state, self._oom))
+        state.create_fast_path(SlowPath(self, state, self._oom))
         self.alloc, self.free = state.fast_path.alloc, state.fast_path.free
         self.configure(settings)
 
-    # Memory.
+    # Methods that allocate and free memory.
 
     def record_use(self, ptr: int, stream: int) -> None:
-        """Record that another stream uses an allocation: once freed, it is reused when that stream is done.
+        """Record that another stream uses an allocation: its free then waits for the work of that stream.
 
         This is PyTorch's record_stream. Raises InvalidPointer if nothing is allocated at ``ptr``.
         """
         state = self._state
         with state.locked():
-            block = state.live.get(ptr)
+            block = state.live_blocks.get(ptr)
             if block is None:
                 raise InvalidPointer(
                     f"nothing is allocated at {ptr:#x}: {state.describe_invalid_pointer(ptr)}"
                 )
-            state.pending.add_use(block, stream_number(stream))
+            state.pending_frees.add_use(block, stream_number(stream))
 
     def process_events(self) -> None:
-        """Complete the pending frees whose streams have finished, as the next request does."""
+        """Complete the pending frees whose streams have finished. Each request does this, too."""
         with self._state.locked():
-            self._state.pending.process()
+            self._state.pending_frees.process_events()
 
     def empty_cache(self, pool: HeldPool | PoolId | None = None) -> None:
         """Wait for pending frees, and release every unused segment to the device.
 
-        Private pools are included if they have no holder. With ``pool`` only that pool is released. Does
-        nothing during a capture. Raises CudaError if the driver refuses, PoolError for an unknown pool.
+        Private pools are included if no graph, MemPool or context holds them. With ``pool`` only that pool is
+        released. Does nothing during a capture. Raises CudaError if the driver refuses, PoolError for an
+        unknown pool.
         """
-        stack = gather() if self._state.history.level >= Level.ALL else None
+        stack = gather_stack() if self._state.history.level >= Level.ALL else None
         with self._routing.with_pools() as pools:
-            if self._state.captures.count:
+            if self._state.captures.capture_count:
                 return
             if pool is None:
                 self._state.empty_cache(stack)
-            elif pools.is_known(id_of(pool)):
-                self._state.empty_pool(pools.find(id_of(pool)), stack)
+            elif pools.exists(pool_id_of(pool)):
+                self._state.empty_pool(pools.find_pool(pool_id_of(pool)), stack)
 
     def close(self) -> None:
         """Release cached memory and destroy unused events. Live allocations stay."""
         self.empty_cache()
         with self._state.locked():
-            self._state.pending.close()
+            self._state.pending_frees.close()
 
-    # Settings.
+    # Methods for the settings.
 
     @property
     def settings(self) -> Settings:
@@ -113,14 +114,14 @@ class CachingAllocator:
 
     def configure(self, settings: Settings) -> None:
         """Replace the settings; live allocations stay."""
-        state, limit = self._state, UNLIMITED
+        state, limit_bytes = self._state, UNLIMITED
         if settings.memory_fraction < 1:
-            limit = int(settings.memory_fraction * state.upstream.memory_info().total_bytes)
+            limit_bytes = int(settings.memory_fraction * state.upstream.memory_info().total_bytes)
         with state.locked():
-            state.engine.configure(settings, limit)
-            is_unlocked = settings.release_lock_on_cudamalloc
-            state.cache.malloc = self._malloc_unlocked if is_unlocked else state.upstream.malloc
-            state.set_slow("settings", on=not state.engine.is_simple)
+            state.engine.configure(settings, limit_bytes)
+            releases_lock = settings.release_lock_on_cudamalloc
+            state.cache.malloc = self._malloc_unlocked if releases_lock else state.upstream.malloc
+            state.set_slow("settings", is_on=not state.engine.is_simple)
 
     def set_memory_fraction(self, fraction: float) -> None:
         """Limit the reserved bytes to a fraction of the device's memory; 1.0 is no limit.
@@ -149,7 +150,7 @@ class CachingAllocator:
 
         Without caching, a request in a capture raises UsageError.
         """
-        self._state.set_slow("uncached", on=not enabled)
+        self._state.set_slow("uncached", is_on=not enabled)
 
     def _cudakit_settings(self) -> Mapping[str, RecordedValue]:
         """Return the settings that PyTorch does not have."""
@@ -186,8 +187,8 @@ class CachingAllocator:
         proves that they are unused. ``graph`` provides this graph; by default the device does. Raises
         PoolError if the pool is in use by another context.
         """
-        with self._routing.capture(self, pool, stream, graph) as memory:
-            yield memory
+        with self._routing.capture(self, pool, stream, graph) as graph_memory:
+            yield graph_memory
 
     graph_pool_handle = delegated(PoolRouting.graph_pool_handle, "_routing")
     begin_allocate_to_pool = delegated(PoolRouting.begin_allocate_to_pool, "_routing")
@@ -201,14 +202,14 @@ class CachingAllocator:
     pool_uses = delegated(PoolRouting.pool_uses, "_routing")
     private_pools = delegated(PoolRouting.private_pools, "_routing")
 
-    # Limits.
+    # Methods that limit memory.
 
     set_cache_limit = delegated(Limits.set_cache_limit, "_limits")
     set_reserve_class = delegated(Limits.set_reserve_class, "_limits")
     reserve_class = delegated(Limits.reserve_class, "_limits")
     address_space = delegated(Limits.address_space, "_limits")
 
-    # Other devices and processes.
+    # Methods that share memory with other devices and processes.
 
     enable_peer_access = delegated(Sharing.enable_peer_access, "_sharing")
 
@@ -230,7 +231,7 @@ class CachingAllocator:
         """
         return self._sharing.open_shared(shared, self)
 
-    # Observers.
+    # Methods that register observers of failed requests.
 
     monitor = delegated(Limits.monitor, "_limits")
     on_out_of_memory = delegated(OomChain.on_out_of_memory, "_oom")
@@ -238,7 +239,7 @@ class CachingAllocator:
     save_on_out_of_memory = delegated(OomChain.save_on_out_of_memory, "_oom")
     ask_processes = delegated(OomChain.ask_processes, "_oom")
 
-    # History and snapshots.
+    # Methods for the history of events and for snapshots.
 
     record_history = delegated(Recording.record_history, "_recording")
     set_metadata = delegated(Recording.set_metadata, "_recording")
@@ -248,13 +249,14 @@ class CachingAllocator:
     snapshot = delegated(Recording.snapshot, "_recording")
     save_snapshot = delegated(Recording.save_snapshot, "_recording")
 
-    # Statistics.
+    # Methods for statistics.
 
     def statistics(self) -> dict[str, int]:
         """Return the 122 numbers of torch.cuda.memory_stats, and the reserved bytes of each private pool.
 
-        These are ``reserved_bytes_by_private_pools.<a>_<b>.<pool>.<metric>`` for the pool of id (a, b), as in
-        PyTorch 2.15. Once a pool is dropped, its ``current`` is 0, and its other numbers stay.
+        The keys of the reserved bytes of the pool with the id (a, b) are
+        ``reserved_bytes_by_private_pools.<a>_<b>.<pool>.<metric>``, as in PyTorch 2.15. Once a pool is
+        dropped, its ``current`` is 0, and its other numbers stay.
         """
         with self._state.locked():
             return self._state.engine.stats.read()
@@ -273,7 +275,7 @@ class CachingAllocator:
         """Return the fragmentation of the reserved memory, and the free memory that each stream can reuse."""
         with self._state.locked():
             segments = self._state.engine.segments.values()
-            return fragmentation_of(segments, self._state.pending.awaited_streams())
+            return fragmentation_of(segments, self._state.pending_frees.awaited_streams())
 
     def invalid_frees(self) -> tuple[InvalidFree, ...]:
         """Return the latest invalid frees, oldest first."""

@@ -23,7 +23,7 @@ _SHARE_OF_FREE = 0.95
 # eq=False: instances are dict keys, compared by identity.
 @dataclass(frozen=True, slots=True, eq=False)
 class Implementation:
-    """A workload in one library. The class implements Workload, with the library in the name."""
+    """A workload as one library computes it: a Workload whose name contains the library."""
 
     workload: Workload
     library: str = CUDAKIT
@@ -47,12 +47,13 @@ class Case:
 
     workload: Workload
     method: Method
-    work: Work | Unavailable = _LATENCY  # Work of one execution, for the roofline.
+    work: Work | Unavailable = _LATENCY  # Arithmetic and traffic of one execution.
     size_bytes: int = 0  # Size of one buffer on the device.
     buffers: int = 0  # Number of buffers of ``size_bytes`` in a buffer set.
     host_bytes: int = 0  # Host memory in buffers of ``size_bytes``.
-    other_buffer_bytes: int = 0  # Device memory in other buffers of all implementations.
-    # Describes the largest case that fits in a number of bytes. None: the largest buffer size is given.
+    other_buffer_bytes: int = 0  # Device memory in buffers of other sizes, of all implementations.
+    # A function that describes the largest case that fits in a number of bytes. None: errors state the
+    # largest buffer size instead.
     describe_fitting: Callable[[int], str] | None = None
     baselines: tuple[Baseline, ...] = ()
     operation: str = "FLOP"  # Unit of the case's arithmetic.

@@ -57,7 +57,7 @@ class CaseComparison:
     change_interval: tuple[float, float] | Unavailable  # 95% CI of the change.
     clock_change: float | Unavailable  # Relative change of the SM clock: -0.05 is 5% lower.
     cycles_change: float | Unavailable  # Relative change of the median of time x SM clock.
-    # Reason why the verdict differs from that of the times alone, or why there is none; else "".
+    # Reason why the verdict differs from the verdict of the times alone, or why there is no verdict; else "".
     reason: str
 
 
@@ -74,7 +74,7 @@ class Comparison:
     only_after: tuple[str, ...]  # Labels of cases that only the later run has.
 
     def count(self, verdict: Verdict) -> int:
-        """Return the number of cases with a verdict."""
+        """Return the number of cases with the given verdict."""
         return sum(case.verdict is verdict for case in self.cases)
 
 
@@ -151,7 +151,7 @@ class FailOn:
     """A condition that fails a comparison: a verdict, and a minimum change."""
 
     verdict: Verdict
-    threshold: float = 0.0  # Relative change of the median.
+    threshold: float = 0.0  # Minimum relative change of the median.
 
     def matching_cases(self, comparison: Comparison) -> tuple[CaseComparison, ...]:
         """Return the cases that meet the condition."""

@@ -40,7 +40,7 @@ class DataFile:
 
 
 def content(seed: int, offset: int, size_bytes: int) -> npt.NDArray[np.uint8]:
-    """Return the bytes of a file with this seed at an offset."""
+    """Return the bytes at an offset of the file that a seed determines."""
     first_word = offset // _WORD_BYTES
     words = np.arange(first_word, first_word + size_bytes // _WORD_BYTES, dtype=np.uint64)
     with np.errstate(over="ignore"):

@@ -17,7 +17,7 @@ from cudakit.core.bench.timer import MAX_QUEUED
 from cudakit.gpu.api import DeviceInfo, Stream, Streams
 from cudakit.units import Unavailable
 
-# The length of each of two queued chunks of work. Reading the counter meanwhile takes up to 6 ms.
+# The duration of each of the two chunks of work in the queue. Reading the counter takes up to 6 ms.
 _CHUNK_S = 0.02
 # The maximum duration of a measurement, as a multiple of the time between its first and last counter change.
 _MAX_DURATION = 3.0

@@ -10,7 +10,7 @@ from cudakit.gpu.api.run_context import RunContext
 from cudakit.units import Unavailable
 
 _MODES = ("mig_mode", "mps_enabled", "ecc_enabled", "persistence_mode", "compute_mode")
-# The reason of throttling that each NVML counter of throttled time counts.
+# The reason for throttling, by the NVML counter of the throttled time.
 _THROTTLING_COUNTERS = {
     "slowed_by_power_cap_ns": "power cap",
     "slowed_by_sync_boost_ns": "sync boost",

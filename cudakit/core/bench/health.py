@@ -49,7 +49,8 @@ _H200: Mapping[str, float] = MappingProxyType(
 )
 _MEASURED_FIGURES: Mapping[str, Mapping[str, float]] = MappingProxyType({"NVIDIA H200": _H200})
 
-# Shares of the theoretical peak that the H200 reached: 0.73 to 0.85, 0.89 to 0.93, and 0.88.
+# Expected shares of the theoretical peak. The H200 reached 0.73 to 0.85 in GEMMs, 0.89 to 0.93 in memory
+# kernels, and 0.88 in copies.
 _SHARES_OF_PEAK = MappingProxyType({"gemm": 0.75, "memory": 0.88, "copy": 0.88})
 _HOST_DEPENDENT = Unavailable("the rate depends on the host more than on the GPU")
 _NOT_DERIVED = MappingProxyType(
@@ -94,9 +95,10 @@ class Band:
 
     unit: str  # Unit of the figure: "FLOP/s", "OP/s", "B/s", or "s".
     expected: float  # Expected value in ``unit``.
-    warn: float  # A worse figure is a warning.
-    fail: float  # A worse figure is a failure.
-    # A higher rate is a warning: the GPU is of another model, or the measurement is wrong. None: no limit.
+    warn: float  # Limit: a figure that is worse is a warning.
+    fail: float  # Limit: a figure that is worse is a failure.
+    # Upper limit of a rate: a higher rate is a warning, because the GPU is of another model or the
+    # measurement is wrong. None: no limit.
     warn_above: float | None
     source: Source  # Origin of the expected value.
 

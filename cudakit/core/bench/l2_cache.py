@@ -42,7 +42,7 @@ def buffer_sets(cache: Cache, *, l2_bytes: int, footprint_bytes: int, free_bytes
 
 
 def is_cold(sets: int, *, l2_bytes: int, footprint_bytes: int) -> bool:
-    """Return whether twice the cache is overwritten before a buffer set is reused."""
+    """Return whether twice the cache size is written between two uses of a buffer set."""
     return max(sets - 1, int(sets == 1)) * footprint_bytes >= _CACHE_MULTIPLE * l2_bytes
 
 

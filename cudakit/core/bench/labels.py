@@ -153,7 +153,7 @@ def _format_dimensions(case: LabelledCase) -> str:
 
 
 def _format_with_title(name: str, value: Axis) -> str:
-    """Format a value for a label: words and sizes alone, other numbers after the title of their axis."""
+    """Format a value for a label: words and sizes without title, other numbers after the axis title."""
     text = format_axis(name, value)
     if isinstance(value, str) or name.endswith("_bytes"):
         return text

@@ -48,7 +48,7 @@ def read_json(path: Path, *, hint: str) -> object:
         raise InputError(
             f"{path} is not a result: its JSON is nested too deeply", hint=hint
         ) from None
-    except ValueError:  # of int: sys.set_int_max_str_digits
+    except ValueError:  # int() raises this error for too many digits (sys.set_int_max_str_digits).
         raise InputError(
             f"{path} is not a result: a number in its JSON is too long", hint=hint
         ) from None

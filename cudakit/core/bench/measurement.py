@@ -25,8 +25,8 @@ class Reading:
 class Samples:
     """The samples of one case in the order measured.
 
-    Raises ValueError if there are clocks for some of the times only, or if the rounds count more or fewer
-    times.
+    Raises ValueError if only some of the samples have clocks, or if the rounds have more or fewer samples in
+    total.
     """
 
     times_s: tuple[float, ...]  # Time of one execution, for each sample.

@@ -49,7 +49,7 @@ class Method:
     # number; in the other modes, a trial measurement determines it.
     executions: int = 1
     buffer_sets: int = 1  # Number of buffer sets in rotation.
-    fill: str = "uniform"  # Data: uniform in [-1, 1], normal, bits, zeros, ones, int, or no.
+    fill: str = "uniform"  # Input data: uniform in [-1, 1], normal, bits, zeros, ones, int, or no.
     seed: int = 0  # Seed of the random data.
     interleaved: tuple[str, ...] = ()  # Libraries or workloads whose samples alternate.
     # Maximum duration of the warm-up; None means ``max_warmup_s(warmup_s)``.

@@ -36,6 +36,7 @@ from cudakit.core.bench.warm_up import warm_up
 from cudakit.core.bench.warnings import result_warnings
 from cudakit.core.bench.workload import UnsupportedCase, Workload
 from cudakit.core.bench.workloads.graph_costs import graph_costs
+from cudakit.core.bench.workloads.overlap import copy_overlaps
 from cudakit.errors import CollectiveError
 from cudakit.gpu.api import Gpu
 from cudakit.gpu.api.run_context import RunContext
@@ -70,7 +71,7 @@ def run(
     now_ns: Callable[[], int] = time.time_ns,
     open_timer: Callable[[Gpu], SampleTimer] = Timer,
 ) -> BenchResult:
-    """Measure the cases of a Spec, or ``cases`` instead.
+    """Measure ``cases`` or, if that is None, the cases of a Spec.
 
     A case whose values are wrong, or that a library does not support, has a result without a time. After a
     KeyboardInterrupt the result has the measurements so far; if there are none, the interrupt propagates.
@@ -121,6 +122,7 @@ def run(
         warnings,
         results,
         costs_of_graphs,
+        overlaps=copy_overlaps(results),
         failure=failure,
     )
 
@@ -234,7 +236,7 @@ def measure_round(
         except KeyboardInterrupt:
             if not any(run.kept_readings for run in runs):
                 raise
-        timer.gpu.sync_stream(timer.stream)  # work may be left after an interrupt
+        timer.gpu.sync_stream(timer.stream)  # an interrupt may have left work in the stream
         return tuple(_finish(run) for run in runs)
 
 

@@ -20,6 +20,7 @@ from cudakit.core.bench.workloads.graph import graph_cases
 from cudakit.core.bench.workloads.launch import launch_cases
 from cudakit.core.bench.workloads.memory import memory_cases
 from cudakit.core.bench.workloads.ops import ops_cases
+from cudakit.core.bench.workloads.overlap import overlap_cases
 from cudakit.gpu.api import Gpu
 
 # A function that returns the cases of a Spec. Memory is allocated later, when a case is prepared.
@@ -30,6 +31,7 @@ WORKLOADS: Mapping[str, Planner] = MappingProxyType(
         "gemm": gemm_cases,
         "memory": memory_cases,
         "copy": copy_cases,
+        "copy-overlap": overlap_cases,
         "launch": launch_cases,
         "alloc": alloc_cases,
         "graph": graph_cases,
@@ -105,7 +107,8 @@ def round_methods(method: Method) -> Iterator[Method]:
         min_samples=math.ceil(rule.min_samples / round_count),
         min_time_s=rule.min_time_s / round_count,
         timeout_s=rule.timeout_s / round_count,
-        # The CI of all rounds is narrower than that of one round by the root of their number.
+        # The CI of all rounds is narrower than the CI of one round by the square root of the number of
+        # rounds.
         precision=rule.precision * round_count**0.5,
     )
     max_s = method.warmup_most_s
@@ -122,7 +125,7 @@ def round_methods(method: Method) -> Iterator[Method]:
 
 
 def _shorten_to(method: Method, share_s: float, implementations: int) -> Method:
-    """Shorten a method so that all implementations take ``share_s``; the minimum number of samples stays."""
+    """Shorten a measurement method so that all implementations take ``share_s``, but keep ``min_samples``."""
     share_s = max(share_s, 1e-3)
     rounds = max(1, min(method.rounds, int(share_s / _MIN_ROUND_S)))
     warmups = implementations * (1 + _LATER_WARMUP * (rounds - 1))

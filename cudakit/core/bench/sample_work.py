@@ -43,7 +43,7 @@ class BufferRotation:
             self._enqueue(stream, (self._next_set + number) % self.sets)
 
     def advance(self, count: int) -> None:
-        """Count executions that were enqueued."""
+        """Continue the rotation after executions that a graph launch enqueued."""
         self._next_set += count
         self.runs += count
 

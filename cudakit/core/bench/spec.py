@@ -32,6 +32,10 @@ OPERATIONS = ("read", "write", "copy", "scale", "triad")
 # Directions of copies: h2d and d2h copy between pinned host memory and the device, "both" runs h2d and d2h at
 # the same time, d2d copies within the device, "peer" copies to each other device.
 DIRECTIONS = ("h2d", "d2h", "both", "pageable-h2d", "pageable-d2h", "d2d", "peer", "peer-both")
+# Directions whose overlap with GEMMs bench copy measures.
+OVERLAP_DIRECTIONS = ("h2d", "d2h", "pageable-h2d", "pageable-d2h", "d2d")
+# Work that copies can overlap with.
+OVERLAP_WORK = ("gemm",)
 CALLS = (
     "launch",
     "launch-to-start",
@@ -70,7 +74,7 @@ TIMINGS = ("host-call", "eager", "graph")
 # Kinds of matrix data; "int" stands for small integers, whose sums are exact.
 FILLS = ("uniform", "normal", "int", "zeros", "ones")
 
-# Modes that a user can choose. Mode "call" is missing, because it only suits latencies.
+# Measurement modes that a user can choose. Mode "call" is missing, because it only suits latencies.
 _MODES = ("isolated", "batch", "graph", "host")
 
 # When GEMMs start on an idle device, clocks take longer to settle than with other work.
@@ -184,6 +188,24 @@ class CopySpec(Spec):
                 "copies of pageable memory block the host, so a graph cannot contain them",
                 hint="choose another --mode, or other --directions",
             )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OverlapSpec(Spec):
+    """Options of ``cudakit bench copy --overlap gemm``."""
+
+    bench: ClassVar[str] = "copy-overlap"
+
+    rounds: int = 2
+    work: str = "gemm"  # Work that runs beside the copies.
+    directions: tuple[str, ...] = OVERLAP_DIRECTIONS
+    sizes_bytes: tuple[int, ...] | None = None  # Sizes of each copy; None: one size.
+
+    def __post_init__(self) -> None:
+        Spec.__post_init__(self)
+        _check_names("work", (self.work,), OVERLAP_WORK)
+        _check_names("direction with --overlap", self.directions, OVERLAP_DIRECTIONS)
+        _check_sizes(self.sizes_bytes, _WORD_BYTES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -323,7 +345,7 @@ class GdsSpec(Spec):
     rounds: int = 2
     files: Mapping[str, DataFile]  # The file of each direction that is measured.
     patterns: tuple[str, ...] = PATTERNS
-    # Bytes of each transfer, and numbers of threads. None: several.
+    # Sizes of a transfer in bytes, and numbers of threads. None: several sizes or numbers are measured.
     sizes_bytes: tuple[int, ...] | None = None
     threads: tuple[int, ...] | None = None
 
@@ -346,8 +368,8 @@ class GdsSpec(Spec):
 class OpsSpec(Spec):
     """Options of ``cudakit bench ops``.
 
-    ``public_libraries`` opens, by operation, the library of cudakit's public functions, whose host time is
-    measured. For other operations, the host time is that of the launch of the kernel.
+    ``public_libraries`` maps operations to functions that open cudakit's public function as a library; its
+    host time is measured. For other operations, the host time is that of the launch of the kernel.
     """
 
     bench: ClassVar[str] = "ops"

@@ -53,7 +53,7 @@ class Summary:
     stdev_s: float  # Sample standard deviation; 0 for one sample.
     mad_s: float  # Median absolute deviation, not scaled.
     ci95_s: tuple[float, float]  # 95% CI of the median.
-    trend: bool  # Whether the first and last third differ significantly and by over 1 %.
+    trend: bool  # Whether the first and last third differ significantly and by over 1%.
     bimodal: bool  # Whether the distribution has two peaks.
 
     @property
@@ -177,7 +177,7 @@ def relative_half_width(interval: tuple[float, float], median: float) -> float:
 
 
 def has_trend(times: _Times) -> bool:
-    """Return whether the medians of the first and last third differ significantly and by over 1 %."""
+    """Return whether the medians of the first and last third differ significantly and by over 1%."""
     values = np.asarray(times, np.float64)
     if len(values) < _MIN_FOR_TREND:
         return False

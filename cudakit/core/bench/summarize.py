@@ -75,7 +75,7 @@ class Machine:
     def environment(
         self, before: Telemetry | None = None, after: Telemetry | None = None
     ) -> Environment:
-        """Return the Environment of a result; the telemetry is before its first and after its last sample."""
+        """Return the Environment of a result, with telemetry before the first and after the last sample."""
         return environment(
             self.facts, self.run_context, simulated=self.simulated, before=before, after=after
         )

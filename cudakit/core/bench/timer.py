@@ -14,6 +14,7 @@ import numpy as np
 from cudakit.core.bench.l2_cache import Flush, l2_size_bytes
 from cudakit.core.bench.measurement import Reading
 from cudakit.core.bench.method import Clock
+from cudakit.core.bench.workload import ConcurrentWorkload
 from cudakit.errors import CudaError
 from cudakit.gpu.api import ComputeDevice, DeviceInfo, Gpu, Graph, Graphs, Ptr, Stream
 from cudakit.kernels.spin import Spin
@@ -45,12 +46,14 @@ class SampleWork:
     enqueue_before: Enqueue | None = None  # Untimed work before the sample.
     clock: Clock = "device"
     close: Callable[[], None] = _do_nothing
+    # Workload with other work that runs on another stream during the timed work; None for no other work.
+    concurrent: ConcurrentWorkload | None = None
     # Untimed work that makes several devices start the timed work at the same time; None for one device.
     align: Enqueue | None = None
 
 
 class CapturedWork(NamedTuple):
-    """Work in a graph: a function that enqueues a launch of the graph, and one that destroys it."""
+    """Work in a CUDA graph: a function that launches the graph, and a function that destroys the graph."""
 
     launch: Enqueue
     close: Callable[[], None]
@@ -110,11 +113,15 @@ class Timer:
         with self._blocking_kernel.blocking(stream) if blocked else nullcontext():
             if work.align:
                 work.align(stream)
+            if work.concurrent:
+                work.concurrent.start_concurrent_work(stream)
             self._clock.begin(stream)
             gpu.record(self._begin, stream)
             work.enqueue(stream)
             gpu.record(self._end, stream)
             self._clock.end(stream)
+            if work.concurrent:
+                work.concurrent.join_concurrent_work(stream)
         self._wait(stream)
         is_valid = not (blocked and self._blocking_kernel.timed_out)
         time_s = gpu.elapsed(self._begin, self._end) / work.executions
@@ -160,7 +167,7 @@ class Timer:
 
 
 def capture(gpu: Graphs, stream: Stream, work: Enqueue) -> Graph:
-    """Capture the work that ``work`` enqueues on a stream in a graph. Any error ends the capture."""
+    """Return a graph of the work that ``work`` enqueues on a stream. Any error ends the capture."""
     gpu.capture_begin(stream)
     try:
         work(stream)
@@ -229,7 +236,7 @@ class _SmClock:
         self._bytes = gpu.host_view(self._first, len(self._zeros))
 
     def begin(self, stream: Stream) -> None:
-        """Enqueue the first reading, after ``take_hz`` of the previous measurement."""
+        """Enqueue the first reading. Call ``take_hz`` of the previous measurement before this method."""
         self._bytes[:] = self._zeros
         self._kernel.stamp(self._first, self._multiprocessors, stream)
 

@@ -12,7 +12,7 @@ from cudakit.units import Unavailable
 def verify(timer: SampleTimer, rotation: BufferRotation, prepared: Prepared) -> Verification:
     """Execute the workload on every buffer set that was not used since the previous call; check all outputs.
 
-    The caller checks before the first sample, and after the last sample, whose outputs are then checked.
+    The pipeline calls this function before the first sample and after the last one, to check its outputs too.
     """
     rotation.complete(timer.stream)
     timer.gpu.sync_stream(timer.stream)
@@ -22,7 +22,7 @@ def verify(timer: SampleTimer, rotation: BufferRotation, prepared: Prepared) -> 
 def reason_to_withhold(
     samples: Samples, verification: Verification | Unavailable
 ) -> Unavailable | None:
-    """Return the reason why a case has no time, or None if it has one."""
+    """Return the reason why a case has no time, or None if the case has a time."""
     if isinstance(verification, Verification) and not verification.passed:
         reason = verification.detail or (
             f"the relative error is {verification.error:.2g}, compared with {verification.against}; "

@@ -143,7 +143,7 @@ def _request(spec: SelectSpec) -> str:
     if spec.min_free_bytes is not None:
         limits.append(f"at least {format_bytes(spec.min_free_bytes)} free memory")
     if spec.max_utilization_percent is not None:
-        limits.append(f"at most {spec.max_utilization_percent:g} % utilization")
+        limits.append(f"at most {spec.max_utilization_percent:g}% utilization")
     devices = f"{spec.count} device{'s' if spec.count > 1 else ''}"
     return f"{devices} with {' and '.join(limits)} requested" if limits else f"{devices} requested"
 
@@ -167,7 +167,7 @@ def _exclusions(device: Device, spec: SelectSpec) -> Iterator[str]:
         if isinstance(utilization, Unavailable):
             yield f"utilization is unknown: {utilization.reason}"
         elif isinstance(utilization, int) and utilization > spec.max_utilization_percent:
-            yield f"{utilization} % utilization"
+            yield f"{utilization}% utilization"
 
 
 def _free_bytes(device: Device) -> int:

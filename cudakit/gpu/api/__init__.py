@@ -192,7 +192,7 @@ class VirtualMemory(Protocol):
         """Reserve an address range (cuMemAddressReserve)."""
 
     def unreserve(self, ptr: Ptr, size_bytes: int) -> None:
-        """Free a reservation, which must be complete and have no mappings (cuMemAddressFree)."""
+        """Free a complete reservation of addresses, which has no mappings (cuMemAddressFree)."""
 
     def create(self, size_bytes: int, handle: HandleKind | None = None) -> Backing:
         """Allocate physical memory, exportable by one kind of handle or by none (cuMemCreate)."""
@@ -207,7 +207,7 @@ class VirtualMemory(Protocol):
         """Map physical memory into a reservation, accessible to this device only (cuMemMap)."""
 
     def unmap(self, ptr: Ptr, size_bytes: int) -> None:
-        """Remove the mappings in a range (cuMemUnmap). Raises CUDA_ERROR_INVALID_VALUE if it splits one."""
+        """Remove the mappings in a range (cuMemUnmap). Raises CUDA_ERROR_INVALID_VALUE if that splits one."""
 
     def set_access(self, ptr: Ptr, size_bytes: int, ordinal: int, *, allowed: bool = True) -> None:
         """Allow or deny a device to read and write whole mappings (cuMemSetAccess)."""
@@ -233,7 +233,7 @@ class Ipc(Protocol):
         """Map another process's allocation (cuIpcOpenMemHandle); repeated calls return the same address."""
 
     def ipc_close(self, ptr: Ptr) -> None:
-        """Undo one ``ipc_open`` (cuIpcCloseMemHandle). The memory is unmapped when all are undone."""
+        """Undo one ``ipc_open`` (cuIpcCloseMemHandle). The last undone call unmaps the memory."""
 
     def handle_kinds(self) -> tuple[HandleKind, ...]:
         """Return the kinds of shareable handles that the device supports, preferred ones first."""
@@ -245,7 +245,7 @@ class Ipc(Protocol):
         """
 
     def revoke(self, handle: ShareableHandle) -> None:
-        """Undo an ``export`` of this process. Has no effect the second time."""
+        """Undo an ``export`` of this process. A second call has no effect."""
 
     def import_backing(self, handle: ShareableHandle) -> Backing:
         """Return a reference to another process's memory (cuMemImportFromShareableHandle)."""
@@ -403,4 +403,4 @@ class Gpu(DeviceInfo, Memory, Peers, VirtualMemory, Ipc, Streams, Kernels, Graph
         """Open a library for transfers between files and device memory. Raises MissingDependency."""
 
     def close(self) -> None:
-        """Wait for all work and release all resources. Has no effect the second time."""
+        """Wait for all work and release all resources. A second call has no effect."""

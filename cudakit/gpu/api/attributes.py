@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-# Number, name, unit ("-" for a plain number) and meaning.
+# The columns of the table: number, name, unit ("-" for a plain number) and meaning of an attribute.
 _TABLE = """
 1 max_threads_per_block - Maximum threads per block
 2 max_block_dim_x - Maximum threads per block along x

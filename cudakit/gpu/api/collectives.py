@@ -106,7 +106,7 @@ class CollectiveLibrary(Protocol):
         """Path of the shared library, or a description of the library."""
 
     def unique_id(self, host: str) -> bytes:
-        """Return the id of a new group of ranks. One rank calls this, and passes the id to the others.
+        """Return the id of a new group of ranks. One rank calls this method, and passes the id to all.
 
         The other ranks can reach the calling process by the name or address ``host``.
         """

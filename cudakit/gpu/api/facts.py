@@ -23,7 +23,7 @@ NOT_QUERIED = Unavailable("not queried")
 class DeviceFacts:
     """The facts of a device from one library. Field names carry their units."""
 
-    # Index in this library; for a MIG instance, its index in its GPU; -1 if there is none.
+    # Index of the device in CUDA or NVML; for a MIG instance, the index in its GPU; -1 without an index.
     index: int
     uuid: str | Unavailable  # "GPU-..." or "MIG-..."
     # "0000:65:00.0" in lower case; a MIG instance has the address of its GPU.
@@ -34,7 +34,7 @@ class DeviceFacts:
 
 @dataclass(frozen=True, slots=True)
 class Telemetry:
-    """Changing values: clocks, power, temperature, utilization, memory in use."""
+    """Values of a device that change: clocks, power, temperature, utilization, memory in use."""
 
     time_ns: int  # time of the query in ns since 1970-01-01
     fields: Mapping[str, Field]
@@ -49,7 +49,7 @@ class Process:
     used_bytes: int | Unavailable
     name: str | Unavailable  # the command line
     user: str | Unavailable
-    sm_percent: int | Unavailable = _NOT_RECORDED  # share of time in which its kernels ran
+    sm_percent: int | Unavailable = _NOT_RECORDED  # share of time in which the process ran kernels
     runtime_s: float | Unavailable = _NOT_RECORDED  # seconds since the process started
 
 
@@ -69,7 +69,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class CudaView:
-    """The devices that the CUDA driver reports, queried in a child process so that this one can fork."""
+    """The devices that the CUDA driver reports, queried in a child process so that this process can fork."""
 
     driver_version: tuple[int, int] | Unavailable  # newest CUDA version that the driver supports
     devices: tuple[DeviceFacts, ...]  # visible devices in CUDA's order

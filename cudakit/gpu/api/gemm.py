@@ -26,7 +26,7 @@ from cudakit.gpu.api.elements import (
 from cudakit.gpu.api.values import Ptr, Stream
 from cudakit.units import Unavailable
 
-# The first letter is the operation of A, the second that of B: n (none) or t (transpose).
+# The first letter of a layout is the operation of A, the second that of B: n (none) or t (transpose).
 Layout: TypeAlias = Literal["nn", "nt", "tn", "tt"]
 Epilogue: TypeAlias = Literal["none", "bias", "relu", "gelu", "relu-bias", "gelu-bias"]
 Library: TypeAlias = Literal["cublaslt", "cublas", "torch", "cupy"]
@@ -46,7 +46,7 @@ MAX_SIMULATED_EDGE = 2048
 class DataType:
     """The types of a GEMM: elements of A and B, supported types of D and of accumulators.
 
-    The first of each is the default (cuBLAS Library, "cublasLtMatmul").
+    The first type of each list is the default (cuBLAS Library, "cublasLtMatmul").
     """
 
     a: Element
@@ -181,7 +181,7 @@ class Gemm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GemmSettings:
-    """Options for a library, which ignores unsupported options; ``GemmPlan.settings`` has those in effect."""
+    """Options for a library, which ignores unsupported ones; ``GemmPlan.settings`` has the effective ones."""
 
     workspace_bytes: int = WORKSPACE_BYTES  # maximum size of the workspace
     deterministic: bool = False  # whether results must be bitwise reproducible
@@ -237,7 +237,7 @@ class GemmPlan(Protocol):
         """Enqueue the GEMM. Can be called during a stream capture."""
 
     def close(self) -> None:
-        """Free the workspace and all other resources. Has no effect the second time."""
+        """Free the workspace and all other resources. A second call has no effect."""
 
 
 def never() -> bool:
@@ -273,7 +273,7 @@ class Blas(Protocol):
         """
 
     def close(self) -> None:
-        """Release the library's handle and reject later calls. Has no effect the second time."""
+        """Release the library's handle and reject later calls. A second call has no effect."""
 
 
 def _check_name(kind: str, name: str, valid: Mapping[str, object] | Sequence[str]) -> None:

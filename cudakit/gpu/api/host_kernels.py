@@ -81,7 +81,7 @@ class Launch(Protocol):
         """Return a view of elements that the kernel accesses by atomic operations only."""
 
     def busy(self, nanoseconds: int) -> None:
-        """Add to the duration of the kernel, beyond that of its accesses."""
+        """Add to the duration of the kernel, which otherwise is that of its memory accesses."""
 
     def poll(
         self, is_done: Callable[[], bool], timeout_ns: int, on_timeout: Callable[[], None]

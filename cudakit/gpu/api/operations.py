@@ -47,4 +47,4 @@ class OperationLibrary(Protocol):
         """Choose the stream of later calls, until ``close`` restores the previous stream of the library."""
 
     def close(self) -> None:
-        """Release the arrays over the memory, and restore the library's stream."""
+        """Release the arrays on the caller's memory, and restore the library's stream."""

@@ -33,7 +33,7 @@ class Host:
     is_jetson: bool = False  # whether this is a Tegra system, whose GPU is not a PCI device
     secure_boot: bool = False  # whether the kernel loads only signed modules
     overcommit_memory: str = ""  # vm.overcommit_memory
-    infiniband: tuple[str, ...] = ()  # names of adapters
+    infiniband: tuple[str, ...] = ()  # names of InfiniBand adapters
     available_bytes: int | Unavailable = NOT_QUERIED  # memory available without swapping
     shared_memory_bytes: int | Unavailable = _NOT_GATHERED  # size of the file system SHARED_MEMORY
 
@@ -183,7 +183,7 @@ class RunContext:
     cuda: CudaView | Unavailable = _NOT_GATHERED
     telemetry: tuple[Telemetry | Unavailable, ...] = ()  # telemetry in the order of nvml.devices
     nvml_device: DeviceFacts | None = None  # the CUDA device in use, as NVML describes it
-    other_processes: int | Unavailable = NOT_QUERIED  # number of processes on that device
+    other_processes: int | Unavailable = NOT_QUERIED  # number of processes on ``nvml_device``
     self_test: tuple[SelfTestStep, ...] | Unavailable = ()
 
     @property

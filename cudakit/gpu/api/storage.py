@@ -33,7 +33,7 @@ class Storage(Protocol):
         """Version of the library."""
 
     def open(self, path: Path, *, writable: bool, direct: bool) -> StorageFile:
-        """Open a file; ``direct`` opens it with O_DIRECT. Raises Unsupported if the library refuses it."""
+        """Open a file; ``direct`` opens it with O_DIRECT. Raises Unsupported if the library refuses that."""
 
     def register(self, ptr: Ptr, size_bytes: int) -> None:
         """Register device memory, which makes transfers to it faster; ``close`` releases it."""

@@ -80,13 +80,13 @@ class Cublas(WithoutAlgorithms):
         self._handle_state = state
 
     def invalidate_state(self) -> None:
-        """Forget which state is set, because the workspace of the handle is about to be freed."""
+        """Forget which state the handle has, because the workspace of the handle is about to be freed."""
         self._handle_state = ()
 
     def prepare(
         self, gemm: Gemm, settings: GemmSettings, algorithm: Algorithm | None = None
     ) -> CublasGemm:
-        """Prepare a GEMM. Raises Unsupported if an algorithm is given: cuBLAS does not accept one."""
+        """Prepare a GEMM. Raises Unsupported if an algorithm is given: cuBLAS accepts none."""
         if not self._handle:
             raise closed_error(self.library)
         check_for_cublas(gemm)
@@ -95,7 +95,7 @@ class Cublas(WithoutAlgorithms):
         return CublasGemm(self, gemm, settings)
 
     def close(self) -> None:
-        """Destroy the handle. Has no effect the second time, or after the device was closed."""
+        """Destroy the handle. Has no effect if called again, or after the device was closed."""
         if self._handle and not self.cuda.closed:
             self.cuda.in_context(self.vendor.cublas.destroy, self._handle)
         self._handle = 0
@@ -111,7 +111,7 @@ class CublasGemm:
         names = type_names(gemm)
         self._scalars = np.array(
             [1, 0], names.scalar
-        )  # An attribute, because calls pass addresses of its items.
+        )  # Stored as an attribute, because calls pass addresses of the array's items.
         self._call = _Call(blas.vendor, gemm, self._scalars)
         self._math_mode = _math_mode(blas.vendor, settings)
         self.settings: Mapping[str, str] = MappingProxyType(
@@ -143,7 +143,7 @@ class CublasGemm:
         blas.call(call.function, *call.arguments(handle, operands), name=call.name)
 
     def close(self) -> None:
-        """Free the workspace. Has no effect the second time, or after the device was closed."""
+        """Free the workspace. Has no effect if called again, or after the device was closed."""
         if self._closed:
             return
         self._closed = True

@@ -77,7 +77,7 @@ class CublasLt:
             plan = LtGemm(
                 self, problem, structure, selected_algorithm, is_user_choice=is_user_choice
             )
-            resources.pop_all()  # The prepared GEMM closes the problem.
+            resources.pop_all()  # The prepared GEMM closes the descriptors.
             return plan
 
     def heuristics(self, gemm: Gemm, settings: GemmSettings, limit: int) -> Sequence[Algorithm]:
@@ -93,7 +93,7 @@ class CublasLt:
         return self._search(gemm, settings, is_over)
 
     def close(self) -> None:
-        """Destroy the handle. Has no effect the second time, or after the device was closed."""
+        """Destroy the handle. Has no effect if called again, or after the device was closed."""
         if self._handle and not self.cuda.closed:
             self.cuda.in_context(self.vendor.lt.destroy, self._handle)
             if self._unit_scale is not None:
@@ -208,7 +208,7 @@ class LtGemm:
         )
         self._blas, self._problem = blas, problem
         self._matmul = blas.vendor.lt.matmul
-        self._structure = structure  # An attribute, because calls pass its address.
+        self._structure = structure  # An attribute, because calls pass the structure's address.
         self._algorithm_address: int = structure.ctypes.data
         self._workspace_bytes = algorithm.workspace_bytes
         self._workspace = (
@@ -248,7 +248,7 @@ class LtGemm:
         )
 
     def close(self) -> None:
-        """Free the workspace. Has no effect the second time, or after the device was closed."""
+        """Free the workspace. Has no effect if called again, or after the device was closed."""
         if self._closed:
             return
         self._closed = True

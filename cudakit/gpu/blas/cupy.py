@@ -73,7 +73,7 @@ class CupyBlas(WithoutAlgorithms):
         return CupyGemm(self, gemm)
 
     def close(self) -> None:
-        """Release the stream objects. Has no effect the second time."""
+        """Release the stream objects. A second call has no effect."""
         self._closed = True
         self._streams.clear()
 
@@ -115,7 +115,7 @@ class CupyGemm:
             raise Unsupported(f"cupy.matmul failed: {error}") from error
 
     def close(self) -> None:
-        """Release the array objects, which own no memory. Has no effect the second time."""
+        """Release the array objects, which own no memory. A second call has no effect."""
         self._closed = True
         self._arrays.clear()
 

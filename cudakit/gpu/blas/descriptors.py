@@ -138,7 +138,7 @@ class Problem:
         return preference
 
     def close(self) -> None:
-        """Destroy the descriptors. Has no effect the second time."""
+        """Destroy the descriptors. A second call has no effect."""
         self._resources.close()
 
     def _operation(self, unit_scale: Ptr) -> int:

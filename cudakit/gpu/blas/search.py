@@ -106,7 +106,7 @@ def round_robin(
 
 
 def _sample(shapes: Sequence[Algorithm]) -> Sequence[Algorithm]:
-    """Return an evenly spaced sample, because trying all shapes takes seconds per algorithm."""
+    """Return an evenly spaced sample of shapes, because trying all takes seconds per algorithm."""
     return shapes[:: max(1, len(shapes) // _SAMPLE_COUNT)]
 
 

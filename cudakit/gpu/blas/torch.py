@@ -58,7 +58,7 @@ class TorchBlas(WithoutAlgorithms):
         return TorchGemm(self, gemm, settings)
 
     def close(self) -> None:
-        """Release the stream objects. Has no effect the second time."""
+        """Release the stream objects. A second call has no effect."""
         self._closed = True
         self._streams.clear()
 
@@ -104,7 +104,7 @@ class TorchGemm:
             raise Unsupported(f"{call.name} failed: {reason}") from error
 
     def close(self) -> None:
-        """Release the tensor objects, which own no memory. Has no effect the second time."""
+        """Release the tensor objects, which own no memory. A second call has no effect."""
         self._closed = True
         self._tensors.clear()
 

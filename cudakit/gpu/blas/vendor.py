@@ -90,7 +90,7 @@ def load_torch() -> Any:
 def torch_validators() -> Mapping[str, str]:
     """Return the tuning validators of torch by name (``torch.cuda.tunable.get_validators``).
 
-    Raises MissingDependency without torch, Unsupported if it was built without CUDA.
+    Raises MissingDependency without torch, Unsupported if torch was built without CUDA.
     """
     try:
         torch = import_module("torch")

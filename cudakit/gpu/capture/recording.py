@@ -315,7 +315,10 @@ def load_native_module(name: str, path: Path) -> Any:
     """Load an extension module by its path. Raises EnvironmentUnusable."""
     spec = spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise EnvironmentUnusable(f"{path} is no extension module of this Python")
+        raise EnvironmentUnusable(
+            f"{path} is no extension module of this Python",
+            hint="install cudakit with the pip of this Python",
+        )
     module = module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

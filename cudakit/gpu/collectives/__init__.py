@@ -9,7 +9,7 @@ from cudakit.gpu.collectives.library import CollectiveDevice
 def open_collectives(
     gpu: CollectiveDevice, library: CollectiveLibraryName = "nccl"
 ) -> CollectiveLibrary:
-    """Open a library. Raises MissingDependency with the package to install."""
+    """Open a library of collective operations. Raises MissingDependency with the package to install."""
     if library == "torch":
         from cudakit.gpu.collectives.torch import TorchCollectives
 

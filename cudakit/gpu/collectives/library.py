@@ -57,13 +57,13 @@ _SIGNATURES = {
     "ncclCommGetAsyncError": (_POINTER, ctypes.POINTER(_INT)),
     "ncclGroupStart": (),
     "ncclGroupEnd": (),
-    # send buffer, receive buffer, count, data type, then reduction or root, communicator, stream
+    # Arguments: send buffer, receive buffer, count, data type, then reduction or root, communicator, stream.
     "ncclAllReduce": (_POINTER, _POINTER, _SIZE, _INT, _INT, _POINTER, _POINTER),
     "ncclReduceScatter": (_POINTER, _POINTER, _SIZE, _INT, _INT, _POINTER, _POINTER),
     "ncclAllGather": (_POINTER, _POINTER, _SIZE, _INT, _POINTER, _POINTER),
     "ncclBroadcast": (_POINTER, _POINTER, _SIZE, _INT, _INT, _POINTER, _POINTER),
     "ncclReduce": (_POINTER, _POINTER, _SIZE, _INT, _INT, _INT, _POINTER, _POINTER),
-    # buffer, count, data type, peer rank, communicator, stream
+    # Arguments: buffer, count, data type, peer rank, communicator, stream.
     "ncclSend": (_POINTER, _SIZE, _INT, _INT, _POINTER, _POINTER),
     "ncclRecv": (_POINTER, _SIZE, _INT, _INT, _POINTER, _POINTER),
 }
@@ -72,9 +72,9 @@ _SIGNATURES = {
 def load_nccl() -> tuple[ctypes.CDLL, str]:
     """Load NCCL, and return it with its path.
 
-    A copy that the process has loaded already comes first, so that torch and cudakit share one; then the
+    A copy that the process has loaded already comes first, so that torch and cudakit share one copy; then the
     wheels on sys.path, then the search path of the system. The variable CUDAKIT_NCCL_LIBRARY names another
-    file. Raises MissingDependency if there is none, EnvironmentUnusable if a file cannot be loaded.
+    file. Raises MissingDependency if no copy exists, EnvironmentUnusable if a file cannot be loaded.
     """
     if override := os.environ.get(LIBRARY_OVERRIDE):
         return _declare_functions(_open_library(override)), override

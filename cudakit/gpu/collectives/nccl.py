@@ -28,7 +28,7 @@ _DATA_TYPES = {
     "fp8_e4m3": 10,
     "fp8_e5m2": 11,
 }
-_SUM = 0  # The value of ncclRedOp_t.
+_SUM = 0  # The value of ncclSum in ncclRedOp_t.
 _SUCCESS, _IN_PROGRESS = 0, 7  # Values of ncclResult_t.
 # Polling without a pause lasts this long; longer operations are polled at intervals of _PAUSE_S.
 _SPIN_S = 0.005
@@ -102,7 +102,7 @@ class NcclCommunicator:
         while not self._gpu.query_stream(stream):
             self._raise_if_aborted()
             if time.perf_counter() - begin_s < _SPIN_S:
-                time.sleep(0)  # Threads of other ranks may run.
+                time.sleep(0)  # Lets threads of other ranks run.
             else:
                 self._raise_async_error()
                 time.sleep(_PAUSE_S)

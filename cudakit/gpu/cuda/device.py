@@ -68,7 +68,7 @@ class Cuda(Device):
     def facts(self) -> DeviceFacts:
         """Query all attributes from the driver (``gpu.api.attributes``)."""
         driver_facts = child.query_driver([attribute.number for attribute in attributes()])
-        # The child process answers in JSON, with string keys; use the same form.
+        # Keys are strings, as in the JSON with which the child process of ``probe`` answers.
         view = cuda_view(
             json.loads(json.dumps(driver_facts)), None, visible_devices=None, device_order=None
         )
@@ -133,7 +133,7 @@ class Cuda(Device):
         return self.streams.address(stream)
 
     def close(self) -> None:
-        """Wait for work that uses remaining resources, and release them. Has no effect the second time.
+        """Wait for work on the remaining resources, and release these. A second call has no effect.
 
         cuCtxSynchronize would invalidate stream captures of other libraries, and is called only if modules,
         mappings, IPC memory, or registered or pageable host memory remain; cuMemFree waits for all work

@@ -46,7 +46,7 @@ def is_initialized() -> bool:
 def check(result: Result, detail: Callable[[], str] | None = None) -> Any:
     """Return the results of a call without the status: None, one value, or a tuple.
 
-    Raises CudaError if the status is an error; ``detail`` returns text to append to its message.
+    Raises CudaError if the status is an error; ``detail`` returns text to append to the error message.
     """
     if result[0]:
         raise _driver_error(result[0], detail() if detail else "")

@@ -78,7 +78,7 @@ class CudaGraphs:
         return int(count)
 
     def capture_id(self, stream: Stream) -> int | None:
-        if stream == LEGACY:  # never captured; the query would invalidate other captures
+        if stream == LEGACY:  # LEGACY is never captured; to query LEGACY would invalidate captures
             return None
         return self._query_capture(stream)[0]
 

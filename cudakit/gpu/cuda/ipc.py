@@ -42,7 +42,7 @@ class CudaIpc:
 
     def __init__(self, context: Context, memory: CudaMemory, virtual: CudaVirtualMemory) -> None:
         self._context, self._memory, self._virtual = context, memory, virtual
-        self._open_counts: Counter[Ptr] = Counter()  # ``ipc_open`` calls per mapping, by address
+        self._open_counts: Counter[Ptr] = Counter()  # number of ``ipc_open`` calls by address
         self._exported: set[DescriptorHandle] = set()
         self._serials = count(1)
 

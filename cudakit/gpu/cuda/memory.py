@@ -236,7 +236,7 @@ class CudaMemory:
 def _populate_pages(memory: ctypes.Array[Any], threads: int) -> None:
     """Populate pages with several threads, because the driver uses one; contents are preserved.
 
-    Without MADV_POPULATE_WRITE (before Linux 5.14) the driver populates them.
+    Without MADV_POPULATE_WRITE (before Linux 5.14) the driver populates the pages.
     """
     begin, size = ctypes.addressof(memory), len(memory)
     if threads == 1 or size < threads * mmap.PAGESIZE:

@@ -18,7 +18,7 @@ from cudakit.gpu.api.storage import StoragePath
 
 _T = TypeVar("_T")
 
-# Level of the statistics that count the transfers of each path.
+# Level of cuFile's statistics that counts the transfers of each data path.
 _PATH_STATISTICS = 3
 # CUfileDrvProps_t begins with the major version of nvidia-fs; the structure is smaller than this.
 _PROPERTIES_BYTES = 256
@@ -71,7 +71,7 @@ class CuFile:
             ) from error
 
     def open(self, path: Path, *, writable: bool, direct: bool) -> CuFileFile:
-        """Open a file and register its handle. Raises Unsupported if cuFile refuses it."""
+        """Open a file and register its handle. Raises Unsupported if cuFile refuses the file."""
         return CuFileFile(self, self._cufile, path, writable=writable, direct=direct)
 
     def register(self, ptr: Ptr, size_bytes: int) -> None:
@@ -81,7 +81,7 @@ class CuFile:
             self._registered_ptrs.append(ptr)
 
     def path_used(self) -> StoragePath:
-        """Return how the transfers so far were performed, by cuFile's statistics or by its driver.
+        """Return the data path of the transfers so far, according to cuFile's statistics or its driver.
 
         Without statistics, the path is "compatibility" if the driver nvidia-fs is missing, else unknown.
         """
@@ -103,7 +103,7 @@ class CuFile:
             self.call("cuFileDriverClose", self._cufile.driver_close)
 
     def _start_statistics(self) -> bool:
-        """Count the transfers of each path; libraries before cuFile 1.15 cannot."""
+        """Make cuFile count the transfers of each data path; versions before 1.15 cannot count."""
         try:
             self._cufile.set_stats_level(_PATH_STATISTICS)
             self._cufile.stats_start()

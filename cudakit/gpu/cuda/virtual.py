@@ -134,7 +134,7 @@ class CudaVirtualMemory:
         self._reserved.clear()
 
     def _mappings(self, ptr: Ptr, size_bytes: int) -> list[Ptr]:
-        """Return the starts of the mappings in a range. Raises CUDA_ERROR_INVALID_VALUE if it splits one."""
+        """Return the first addresses of the mappings in a range. Raises CudaError if the range splits one."""
         starts, address = [], ptr
         while address < ptr + size_bytes and address in self._mapped:
             starts.append(address)

@@ -84,7 +84,7 @@ class Graphed(Generic[_T]):
         return self._value
 
     def close(self) -> None:
-        """Wait for the device, and release the graph and its memory. Has no effect the second time."""
+        """Wait for the device, and release the graph and its memory. A second call has no effect."""
         if not self._closed:
             self._closed = True
             self._close()
@@ -115,7 +115,7 @@ class Graphed(Generic[_T]):
 
     def _check_open(self) -> None:
         if self._closed:
-            raise UsageError("the graph was closed")
+            raise UsageError("the graph was closed", hint="make a new one with cudakit.graph")
 
 
 def _takes_stream(function: Callable[..., Any]) -> bool:

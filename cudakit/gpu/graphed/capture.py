@@ -88,7 +88,7 @@ class DriverGraph:
         return value
 
     def copy(self, dst: Ptr, src: Ptr, size_bytes: int, stream: Stream) -> None:
-        """Enqueue a copy of new contents."""
+        """Enqueue a copy of new contents into a captured buffer."""
         if size_bytes and dst != src:
             self.gpu.copy(dst, src, size_bytes, stream)
 

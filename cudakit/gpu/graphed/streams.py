@@ -25,7 +25,10 @@ class SimulatedStreams:
         if stream_argument is None:
             return LEGACY
         if not isinstance(stream_argument, int):
-            raise UsageError(f"not a stream of the simulated device: {stream_argument!r}")
+            raise UsageError(
+                f"not a stream of the simulated device: {stream_argument!r}",
+                hint="pass None, or the handle of a simulated stream as an int",
+            )
         return Stream(stream_argument)
 
     def as_current(self, handle: StreamHandle) -> AbstractContextManager[None]:  # noqa: ARG002
@@ -92,6 +95,6 @@ StreamSource: TypeAlias = SimulatedStreams | FrameworkStreams
 
 
 def _framework_of(buffers: Sequence[object]) -> str:
-    """Return "torch" or "cupy", the library of the first such buffer; "" if there is none."""
+    """Return "torch" or "cupy" by the first buffer of torch or CuPy; "" if no buffer is theirs."""
     packages = (type(buffer).__module__.partition(".")[0] for buffer in buffers)
     return next((package for package in packages if package in ("torch", "cupy")), "")

@@ -157,7 +157,7 @@ class Nvml:
             get_handle = partial(self.lib.nvmlDeviceGetMigDeviceHandleByIndex, parent, index)
             handle = reader.attempt(get_handle)
             if isinstance(handle, Unavailable):
-                continue  # no instance has this index
+                continue  # no MIG instance has this index
             self._handles[gpu.index, index] = reader.handle = handle
             yield DeviceFacts(
                 index,

@@ -25,7 +25,7 @@ METRICS = {field.info.name: field.info for field in nvml_fields() if field.info.
 
 @dataclass(slots=True)
 class Activity:
-    """The previous sample of one device; ``instance`` is the id of a MIG device's GPU instance."""
+    """The previous GPM sample of one device; ``instance`` is the id of a MIG device's GPU instance."""
 
     handle: Any  # handle of the GPU, also for a MIG instance
     instance: int | None = None

@@ -60,7 +60,7 @@ class FieldValue:
 
     identifier: str
     scope: int = 0
-    # Whether to read the value alone, because the driver omits it from batches.
+    # Whether to read the value alone, because the driver omits the value from batches.
     read_alone: bool = False
 
 
@@ -108,7 +108,7 @@ class Reader:
             return Unavailable("this nvidia-ml-py lacks the function")
 
     def reason(self, code: int) -> Unavailable:
-        """Return the reason for an error code."""
+        """Return the text that explains an error code of NVML."""
         self.lost = self.lost or code == GPU_IS_LOST
         text = self.reasons.get(code) or _REASONS.get(code)
         return Unavailable(text or f"NVML returns {self.lib.NVMLError(code)}")

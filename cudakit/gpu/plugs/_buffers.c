@@ -106,7 +106,8 @@ static PyObject *deallocate(PyObject *self, PyObject *const *args, Py_ssize_t co
     PyObject *handle = stream_handle(args[2]);
     PyObject *result = handle ? call_allocator(self, name__free, args[0], handle) : NULL;
     Py_XDECREF(handle);
-    if (!result && PyErr_ExceptionMatches(cudakit_error)) { /* the allocator has counted it as an invalid free */
+    if (!result && PyErr_ExceptionMatches(cudakit_error)) { /* the allocator has counted the call as an
+    invalid free */
         PyErr_Clear();
         Py_RETURN_NONE;
     }
@@ -125,7 +126,7 @@ static PyMethodDef methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
-/* The type has no members, so that it can be combined with any other base class. */
+/* The type Calls has no members, so that it can be combined with any other base class. */
 static PyTypeObject calls_type = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "cudakit.gpu.plugs._buffers.Calls",
     .tp_basicsize = sizeof(PyObject),
@@ -171,7 +172,7 @@ static int initialize_module(PyObject *module)
 static PyModuleDef_Slot SLOTS[] = {
     {Py_mod_exec, initialize_module},
 #ifdef Py_mod_multiple_interpreters
-    /* The type, and the objects that load_globals() finds, are global. */
+    /* The type Calls, and the objects that load_globals() finds, are in global variables. */
     {Py_mod_multiple_interpreters, Py_MOD_MULTIPLE_INTERPRETERS_NOT_SUPPORTED},
 #endif
 #ifdef Py_mod_gil

@@ -10,7 +10,7 @@ from cudakit.gpu.api.allocator import Allocator
 
 
 class AllocatorByDevice(dict[int, Allocator]):
-    """Allocators by CUDA device index. Raises UsageError for a device that has none, or has two."""
+    """Allocators by CUDA device index. Raises UsageError for a device without an allocator, or with two."""
 
     def __init__(self, allocators: Iterable[Allocator]) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ def cupy_function_of(cupy: Any, allocators: Iterable[Allocator]) -> Callable[[in
     """Return a function that allocates a MemoryPointer on the current device and stream, given a size.
 
     Freed memory can be reused by the stream of its allocation at once, as with CuPy's own pool: a program
-    that uses it on another stream must synchronize the two streams, or call ``record_use``.
+    that uses the memory on another stream must synchronize the two streams, or call ``record_use``.
     """
     by_device = AllocatorByDevice(allocators)
     current_stream = cupy.cuda.get_current_stream

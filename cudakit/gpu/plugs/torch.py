@@ -31,7 +31,7 @@ def pool(upstream: object, options: dict[str, bool]) -> Any:
 
 
 def upstream_name(upstream: object) -> str:
-    """Return the name of an upstream. Raises UsageError with the reason for anything else."""
+    """Return the name of a source of segments. Raises UsageError with the reason for anything else."""
     if isinstance(upstream, str) and upstream in UPSTREAMS:
         return upstream
     names = ", ".join(UPSTREAMS)

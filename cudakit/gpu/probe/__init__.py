@@ -1,6 +1,6 @@
 """Query the CUDA driver in a child process.
 
-A process that has initialized CUDA cannot fork and use it in the child, and a broken driver can hang or
+A process that has initialized CUDA cannot fork and use CUDA in the child, and a broken driver can hang or
 crash; a child process protects the caller. If CUDA_VISIBLE_DEVICES is set, a second child without the
 variable lists the hidden devices.
 """
@@ -162,7 +162,7 @@ def cuda_view(
     visible_devices: str | None,
     device_order: str | None,
 ) -> CudaView | Unavailable:
-    """Return the view for the answers of the children with and without CUDA_VISIBLE_DEVICES."""
+    """Return the CudaView of two answers: of the children with and without CUDA_VISIBLE_DEVICES."""
     if isinstance(visible, str):
         return Unavailable(visible)
     if "missing" in visible:
@@ -234,7 +234,7 @@ def _attribute_value(attribute: Attribute, value: Any) -> Field:
 
 
 def _convert_field(value: Any, convert: Callable[[Any], _T]) -> _T | Unavailable:
-    """Convert a value; an error object from the child becomes Unavailable."""
+    """Convert a field of the child's JSON; an error object becomes Unavailable."""
     if not isinstance(value, dict):
         return convert(value)
     _, name, explanation = value["error"]

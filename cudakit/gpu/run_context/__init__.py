@@ -85,7 +85,7 @@ def gather_all(
 
 
 def _common_facts(machine: Machine, variables: Mapping[str, str], files: Files) -> RunContext:
-    """Return the facts that both functions need: host, environment, and the views of NVML and CUDA."""
+    """Return the facts for ``gather`` and ``gather_all``: host, environment, views of NVML and CUDA."""
     nvml, cuda = attempt(machine.nvml), attempt(machine.cuda)
     return RunContext(
         simulated=machine.simulated,

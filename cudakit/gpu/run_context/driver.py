@@ -20,7 +20,7 @@ from cudakit.gpu.api.run_context import (
 from cudakit.gpu.run_context.files import NO_FILES, Files
 from cudakit.units import Unavailable
 
-# "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build ..."
+# Matches "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build ..."
 _MODULE_VERSION = re.compile(r"Kernel Module(?: for \S+)?\s+(\d+(?:\.\d+)+)")
 _NVIDIA_VENDOR = "0x10de"  # PCI vendor id
 # VGA and 3D controllers (PCI Code and ID Assignment, class 03).

@@ -20,7 +20,7 @@ from cudakit.gpu.api.run_context import Build, Distribution, Library, Software, 
 from cudakit.gpu.run_context.files import Files, attempt
 from cudakit.units import Unavailable
 
-# In torch/version.py: ``cuda: Optional[str] = '13.0'`` or ``cuda = None``.
+# Matches in torch/version.py: ``cuda: Optional[str] = '13.0'`` or ``cuda = None``.
 _TORCH_CUDA = re.compile(r"^cuda\b[^=\n]*=\s*(?:'([\d.]+)'|\"([\d.]+)\"|None)", re.MULTILINE)
 # Matches cupy-cuda13x and jax-cuda13-plugin.
 _PACKAGE_CUDA = re.compile(r"(?:cupy-cuda(\d\d)x?|jax-cuda(\d\d)-plugin)")

@@ -85,7 +85,7 @@ def rejection_reason(algorithm: Algorithm, settings: GemmSettings) -> str:
 def sort_by_estimate(
     gemm: Gemm, candidates: Iterable[Algorithm], rates: Rates
 ) -> tuple[Algorithm, ...]:
-    """Sort by estimated duration. The estimate ignores idle SMs: the first is not always the fastest."""
+    """Sort by estimated duration, which ignores idle SMs: the first algorithm may not be the fastest."""
     return tuple(sorted(candidates, key=lambda algorithm: _estimate(gemm, algorithm, rates)))
 
 

@@ -125,7 +125,7 @@ class SimBlas:
         return takewhile(lambda _: not is_over(), self._allowed_algorithms(gemm, settings))
 
     def close(self) -> None:
-        """Reject later calls. Has no effect the second time."""
+        """Reject later calls. A second call has no effect."""
         self._closed = True
 
     def _allowed_algorithms(self, gemm: Gemm, settings: GemmSettings) -> tuple[Algorithm, ...]:
@@ -140,7 +140,7 @@ class SimBlas:
     def _select_algorithm(
         self, gemm: Gemm, settings: GemmSettings, requested_algorithm: Algorithm
     ) -> Algorithm:
-        """Return the algorithm with these parameters, ignoring their workspace size."""
+        """Return the listed algorithm whose parameters are the same, except for the workspace size."""
         self._check_can_select()
         for candidate in algorithms(gemm):
             if (
@@ -213,7 +213,7 @@ class SimGemm:
         )
 
     def close(self) -> None:
-        """Free the workspace. Has no effect the second time, or after the device was closed."""
+        """Free the workspace. Has no effect if called again, or after the device was closed."""
         if not self._closed and self._workspace and not self._memory.context.closed:
             self._memory.free(self._workspace)
         self._closed = True
@@ -235,7 +235,7 @@ def _read_matrix(launch: Launch, address: Ptr, matrix: Matrix) -> Bits:
 
 
 def _column_layout(matrix: Matrix) -> tuple[np.dtype[Any], int]:
-    """Return the dtype of one column as an array element, and the number of columns in the batch."""
+    """Return a dtype whose element is one column of a matrix, and the number of columns in the batch."""
     column = np.dtype([("column", matrix.element.bits, (matrix.rows,))], align=True)
     return column, matrix.columns * matrix.batch
 

@@ -131,7 +131,7 @@ class SimCommunicator:
     def _run_operation(
         self, launch: Launch, collective: Collective, send: Ptr, receive: Ptr
     ) -> None:
-        """Perform one operation: a host kernel."""
+        """Perform one operation. This function is called as a host kernel."""
         operation, ranks = collective.operation, self._ranks
         send_bytes = collective.send_chunks(ranks) * collective.chunk_bytes
         receive_bytes = collective.receive_chunks(ranks) * collective.chunk_bytes

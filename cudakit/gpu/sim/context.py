@@ -159,7 +159,7 @@ class Context:
         return devices[ordinal]
 
     def close(self) -> None:
-        """Complete all work and reject later calls. Has no effect the second time."""
+        """Complete all work and reject later calls. A second call has no effect."""
         with self.lock:
             self.schedule.wait_for_all()
             self._end_recording()

@@ -130,7 +130,7 @@ class Sim(Device):
         self.context.fail_next(call, error)
 
     def close(self) -> None:
-        """Complete all work and reject later calls. Has no effect the second time."""
+        """Complete all work and reject later calls. A second call has no effect."""
         self.context.close()
         for component in (self.streams, self.graphs, self.kernels, self.peers, self.memory):
             component.close()

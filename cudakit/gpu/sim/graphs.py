@@ -17,7 +17,7 @@ from cudakit.trace.kinds import NodeType
 
 @dataclass(slots=True, eq=False)
 class _Executable:
-    """An executable graph. A launch waits for the last launch, an upload also for the last upload."""
+    """An executable graph. A launch waits for the previous launch, an upload also for the previous upload."""
 
     graph: int
     nodes: Nodes
@@ -142,7 +142,7 @@ class SimGraphs:
         self._executables.clear()
 
     def _capture_to_end(self, queue: Queue) -> Capture:
-        """Return the capture of a stream. Raises CudaError if this stream or thread may not end it."""
+        """Return the capture of a stream. Raises CudaError if stream or thread may not end the capture."""
         capture = queue.capture
         if capture is None:
             raise cuda_error(Status.ILLEGAL_STATE, detail=f"stream {queue.number} is not capturing")

@@ -95,7 +95,7 @@ class SimIpc:
         self._process = registry.start_process()
         self._handle_kinds = handle_kinds
         self._handles: dict[int, bytes] = {}  # handle of each exported allocation, by address
-        self._open_counts: Counter[int] = Counter()  # ``ipc_open`` calls per mapping, by address
+        self._open_counts: Counter[int] = Counter()  # number of ``ipc_open`` calls by address
         memory.on_free = self._invalidate_handle
 
     @property

@@ -27,7 +27,7 @@ class SimLaunch:
     block: Dim3
     shared_bytes: int
     span: Callable[[int, int, str], Span]
-    begin_ns: int = 0  # virtual time
+    begin_ns: int = 0  # virtual time at which the launch begins
     clock_khz: int = 1_000_000  # SM clock
     busy_ns: int = 0
     poll_loop: Poll | None = None

@@ -320,7 +320,7 @@ def _ignore(ptr: int) -> None:
 
 
 def _copy_activity(route: _Route, size_bytes: int) -> trace_events.CopyRun:
-    """Return the event of a profile for a copy."""
+    """Return the profile event of a copy."""
     host = MemoryKind.PINNED if route.host is HostMemory.PINNED else MemoryKind.PAGEABLE
     from_host = route.direction in (Direction.HOST_TO_DEVICE, Direction.HOST_TO_HOST)
     to_host = route.direction in (Direction.DEVICE_TO_HOST, Direction.HOST_TO_HOST)

@@ -41,7 +41,7 @@ class SimPeers:
         self.enabled.add(ordinal)
 
     def check_access_from(self, ordinal: int) -> None:
-        """Raise CUDA_ERROR_PEER_ACCESS_UNSUPPORTED unless a device can access memory of this one."""
+        """Raise CUDA_ERROR_PEER_ACCESS_UNSUPPORTED unless a device can access this one's memory."""
         self.context.facts_of(ordinal)
         if (
             ordinal != self.context.ordinal

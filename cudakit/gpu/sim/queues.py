@@ -26,7 +26,7 @@ class Node:
 
     @property
     def edges(self) -> tuple[int, ...]:
-        """The numbers of the dependencies."""
+        """The numbers of the nodes that this node depends on."""
         return tuple(node.number for node in self.dependencies)
 
 
@@ -57,7 +57,7 @@ class Capture:
     ended: bool = False
 
     def add(self, job: Job, dependencies: Iterable[Node]) -> Node:
-        """Append a node."""
+        """Append a node to the captured graph."""
         node = Node(len(self.nodes) + 1, job, tuple(dict.fromkeys(dependencies)))
         self.nodes.append(node)
         return node
@@ -96,7 +96,7 @@ class Queues:
     """The streams of a device and their implicit synchronization.
 
     Work in the legacy stream waits for earlier work in blocking streams, and later work in blocking streams
-    waits for it (CUDA C++ Programming Guide, "Default Stream").
+    waits for the legacy stream (CUDA C++ Programming Guide, "Default Stream").
     """
 
     legacy: Queue

@@ -120,7 +120,7 @@ class Schedule:
     def add(
         self, job: Job, dependencies: Iterable[Task], *, delay_ns: int = 0, priority: int = 0
     ) -> Task:
-        """Enqueue a job that begins after ``after`` have finished and ``delay_ns`` has passed."""
+        """Enqueue a job that begins after the tasks ``after`` have finished and ``delay_ns`` has passed."""
         self._task_count += 1
         task = Task(self._task_count, job, self._clock.now_ns + delay_ns, priority)
         for dependency in dependencies:
@@ -188,7 +188,7 @@ class Schedule:
         return len(self._polling) < polling_count
 
     def _time_out_first(self) -> None:
-        """Time out the polling task that is due first, because no other task can run."""
+        """End the polling task with the earliest timeout, because no other task can run."""
         self._time_out(
             min(self._polling, key=lambda task: _timeout_time_ns(task, self._polling[task][0]))
         )

@@ -23,14 +23,14 @@ class SimStorage:
         return SimStorageFile(self._memory, path, writable=writable)
 
     def register(self, ptr: Ptr, size_bytes: int) -> None:
-        """Do nothing."""
+        """Do nothing: simulated transfers need no registered memory."""
 
     def path_used(self) -> StoragePath:
-        """Return "compatibility"."""
+        """Return "compatibility": all data passes through host memory."""
         return "compatibility"
 
     def close(self) -> None:
-        """Do nothing."""
+        """Do nothing: simulated storage holds no resources."""
 
 
 class SimStorageFile:

@@ -204,7 +204,7 @@ class SimStreams:
         return task
 
     def reject_in_capture(self) -> None:
-        """Raise, and invalidate the captures of this thread, if it has any and is not in relaxed mode."""
+        """Raise and invalidate this thread's captures, unless it has none or is in relaxed mode."""
         if self.context.thread not in self._relaxed:
             self._invalidate_captures_of_thread()
 

@@ -23,7 +23,7 @@ _GRANULARITY_BYTES = 2 << 20
 
 @dataclass(slots=True, eq=False)
 class PhysicalMemory:
-    """Physical memory, which is released when its last reference or mapping is."""
+    """Physical memory, which is freed when its last reference or mapping is released."""
 
     data: Bytes
     ordinal: int  # CUDA index of the owning device

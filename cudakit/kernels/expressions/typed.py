@@ -116,7 +116,7 @@ def infer_value(
 
 
 def convert(node: TypedNode, dtype: DType) -> TypedNode:
-    """Return a node with this dtype, converted if necessary."""
+    """Return a node converted to a dtype, or the same node if it has the dtype."""
     if node.dtype is dtype:
         return node
     if isinstance(node, TypedConstant):

@@ -250,6 +250,19 @@ def test_boxes_of_gemm_cover_its_matrices(library: ctypes.CDLL) -> None:
     assert sum(end - begin for begin, end in pieces[7, READ]) == 2 * 2048 * 2048 * 2 - 128 * 128
 
 
+def test_boxes_of_tensor_at_lower_address_than_first_tensor_are_kept(
+    library: ctypes.CDLL,
+) -> None:
+    """Two matrices of the same shape, of which the first map has the one at the higher address."""
+    matrices = [
+        Tensor(6, address, (64, 32), (128,), (64, 8), (1, 1)) for address in (0x9000, 0x1000)
+    ]
+    maps = [tensor_map(matrix.encoded(), slot) for slot, matrix in enumerate(matrices)]
+    boxes = [load_box(7, slot, (0, row)) for slot in (0, 1) for row in range(0, 32, 8)]
+    expected = [(matrix.address, matrix.address + 32 * 128) for matrix in matrices]
+    assert expand(library, maps, boxes) == ({(7, READ): joined(iter(expected))}, set())
+
+
 @dataclass(frozen=True)
 class Im2col:
     """The arguments of cuTensorMapEncodeIm2col that matter in global memory; elements of two bytes."""

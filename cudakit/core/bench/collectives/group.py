@@ -22,7 +22,7 @@ from cudakit.gpu.api import Gpu, Stream
 # After the first failure, the group waits this long for the reasons of the other ranks.
 _GRACE_S = 1.0
 _CLOSE_TIMEOUT_S = 5.0
-# The operation id of a graph launch in a list of work.
+# The operation id that marks a graph launch in a list of work.
 _GRAPH = -1
 
 # A queue of pairs of a rank's number and its message; the message None means that the rank ended.
@@ -167,9 +167,9 @@ class RankGroup:
             elif message["number"] in (0, self._request_number):
                 answers[rank] = message
             else:
-                continue  # An answer to a request that was interrupted.
+                continue  # This is the answer to an earlier request, which was interrupted.
             if message is None or message.get("error", {}).get("kind") == "failed":
-                # The other ranks may wait for this one in an operation.
+                # The other ranks may be waiting for the failed rank in a collective operation.
                 deadline_s = min(deadline_s, time.monotonic() + _GRACE_S)
         if ended_ranks:
             raise self.fail(f"{self._name(ended_ranks)} ended")
@@ -186,7 +186,8 @@ class RankGroup:
 class GroupTimer:
     """Times work on all ranks: the time of a sample is that of the slowest rank.
 
-    ``gpu`` is the device of the first rank in this process; facts about this device stand for all ranks.
+    ``gpu`` is the device of the first rank in this process; the properties of this device stand for those of
+    all ranks.
     """
 
     def __init__(self, gpu: Gpu, group: RankGroup) -> None:
@@ -194,9 +195,9 @@ class GroupTimer:
         self.l2_bytes = l2_size_bytes(gpu.facts().fields)
         self.now_s = self._virtual_now_s if gpu.simulated else host_clock(gpu)
         self._virtual_s = (
-            0.0  # Simulated ranks have clocks of their own; this one adds up the samples.
+            0.0  # Simulated ranks have separate clocks; this clock is the sum of all samples.
         )
-        self.stream = gpu.stream(blocking=False)  # The pipeline synchronizes it; it has no work.
+        self.stream = gpu.stream(blocking=False)  # The pipeline synchronizes this empty stream.
         self._group = group
 
     def time(self, work: SampleWork, *, blocked: bool = False) -> Reading:
@@ -220,7 +221,7 @@ class GroupTimer:
         return Reading(slowest_s, readings[0][1], all(is_valid for _, _, is_valid in readings))
 
     def flush(self, stream: Stream) -> None:  # noqa: ARG002 every flush raises
-        """Raise Unsupported: buffers of collectives are hot, or rotate."""
+        """Raise Unsupported: the L2 state of collectives is hot or rotate, never flush."""
         raise Unsupported("L2 cannot be flushed for collectives", hint="add --cache rotate")
 
     def capture(self, work: Enqueue) -> CapturedWork:

@@ -25,7 +25,7 @@ _JOB_VARIABLES = (
     "PMIX_NAMESPACE",
     "OMPI_MCA_ess_base_jobid",
 )
-# Number of ranks on this host, by the variable of the number of all ranks.
+# The variable with the number of ranks on this host, by the variable with the number of all ranks.
 _LOCAL_SIZES = {
     "OMPI_COMM_WORLD_SIZE": "OMPI_COMM_WORLD_LOCAL_SIZE",
     "PMI_SIZE": "MPI_LOCALNRANKS",

@@ -44,9 +44,10 @@ def measure_collectives(
 ) -> BenchResult:
     """Measure the cases of a Spec on the ranks of a group.
 
-    ``gpu`` is the device of the first rank, ``nvml`` the view with its links. The other ranks reach the
-    process of rank 0 at ``host``. ``variables`` are the NCCL variables of each rank. Raises CollectiveError
-    if a rank fails before the first case is complete; later, the result has the complete cases and a warning.
+    ``gpu`` is the device of the first rank, ``nvml`` gives the links of this device. The other ranks reach
+    the process of rank 0 at ``host``. ``variables`` are the NCCL variables of each rank. Raises
+    CollectiveError if a rank fails before the first case is complete; later, the result has the complete
+    cases and a warning.
     """
     ranks = [from_plain(RankFacts, facts) for facts in group.request("describe")]
     check_ranks(ranks, simulated=gpu.simulated)

@@ -20,7 +20,7 @@ from cudakit.gpu.api.elements import Bits, Element, encode
 # Number of elements after which a pattern repeats. It is a prime number, so that chunks of a power of two
 # begin at different points of the pattern.
 PERIOD = 8191
-# Values are at most this large, also in types that have larger exact integers.
+# Maximum of the input values, also in types that represent larger integers exactly.
 _MAX_VALUE = 1 << 20
 
 
@@ -29,7 +29,7 @@ class Pattern:
     """A chunk of a buffer: element i has the bits ``period[(begin + i) % PERIOD]``."""
 
     period: Bits
-    begin: int  # Index in the period of the first element.
+    begin: int  # Index of the first element within the period.
 
     def elements(self, count: int) -> Bits:
         """Return the bits of the first ``count`` elements."""
@@ -83,7 +83,7 @@ def _input_chunk(collective: Collective, rank: int, ranks: int, seed: int, chunk
 def _input_values(
     collective: Collective, rank: int, ranks: int, seed: int
 ) -> npt.NDArray[np.float64]:
-    """Return one period of a rank's values."""
+    """Return one period of a rank's input values."""
     limit = exact_limit(collective.element)
     if collective.operation in REDUCTIONS:
         limit //= ranks

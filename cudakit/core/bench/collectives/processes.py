@@ -16,7 +16,7 @@ from cudakit.core.bench.collectives.rendezvous import Connection, join
 from cudakit.errors import CollectiveError, InputError
 from cudakit.gpu.api import Gpu
 
-# A process whose rank does not end within this time after a failure exits without it.
+# Maximum time that a process waits after a failure for its rank to end, before the process exits.
 _END_TIMEOUT_S = 3.0
 # Key of the message that ends a rank early; its value is the reason.
 _ENDED = "ended"
@@ -68,7 +68,7 @@ class RemoteChannel:
         self._reader.start()
 
     def send(self, message: Message) -> None:
-        with suppress(OSError):  # The reader reports the end of the rank.
+        with suppress(OSError):  # The thread that receives messages reports the end of the rank.
             self._connection.send(message)
 
     def abort(self, reason: str) -> None:

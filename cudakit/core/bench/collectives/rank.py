@@ -175,11 +175,11 @@ class _Requests:
         )
 
     def rotate(self, operation_id: int, sets: int) -> None:
-        """Allocate more buffer sets, up to ``sets``."""
+        """Allocate more buffer sets of an operation, up to ``sets`` in total."""
         self._operations[operation_id].rotate(sets)
 
     def execute(self, work: Sequence[Sequence[int]]) -> None:
-        """Execute work without timing it."""
+        """Execute a list of operations without timing them."""
         self._enqueue(work, self._timer.stream)
         self._wait(self._timer.stream)
 
@@ -205,7 +205,7 @@ class _Requests:
         return [reading.time_s, reading.sm_clock_hz, reading.valid]
 
     def capture(self, graph_id: int, work: Sequence[Sequence[int]]) -> None:
-        """Capture work in a graph."""
+        """Capture a list of operations in a CUDA graph."""
         self._graphs[graph_id] = self._timer.capture(lambda stream: self._enqueue(work, stream))
 
     def destroy_graph(self, graph_id: int) -> None:

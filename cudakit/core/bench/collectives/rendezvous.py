@@ -206,7 +206,7 @@ def _listen(target: _Target) -> socket.socket:
 
 
 def _read_hello(connection: Connection, launch: Launch, token: str) -> Message | None:
-    """Answer the first message of a rank and return it; return None if another program connected."""
+    """Answer and return the first message of a rank; return None if another program connected."""
     try:
         hello = connection.receive(_HELLO_TIMEOUT_S)
         if (
@@ -225,7 +225,7 @@ def _read_hello(connection: Connection, launch: Launch, token: str) -> Message |
 
 
 def _try_to_join(host: str, port: int, launch: Launch, facts: Message) -> Connection | None:
-    """Return a connection to rank 0, or None if another program or none listens there."""
+    """Return a connection to rank 0, or None if another program or no program listens at the address."""
     try:
         connection = Connection(socket.create_connection((host, port), timeout=_HELLO_TIMEOUT_S))
     except OSError:

@@ -135,7 +135,7 @@ def _sample_pairs(case: CaseResult, baseline: CaseResult) -> Iterator[list[tuple
 
 
 def _rounds(case: CaseResult) -> Iterator[tuple[float, ...]]:
-    """Yield the times of each round."""
+    """Yield the sample times of each round."""
     first_sample = 0
     for sample_count in case.rounds or (len(case.samples_s),):
         yield case.samples_s[first_sample : first_sample + sample_count]

@@ -44,7 +44,7 @@ class _Line:
 def sweeps(cases: Sequence[CaseResult], graphs: Sequence[GraphCosts] = ()) -> Iterator[Node]:
     """Chart the rate or the time along each numeric axis with enough points.
 
-    The fits of ``graphs`` are drawn with their steps.
+    ``graphs`` are the costs of graphs, whose linear fits are drawn with the times of the steps.
     """
     timed_cases = [case for case in cases if not isinstance(case.median_s, Unavailable)]
     # Square GEMMs have an additional axis.

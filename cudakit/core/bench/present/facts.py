@@ -182,7 +182,8 @@ def _name_group(group: Sequence[CaseResult], cases: Sequence[CaseResult]) -> str
     """Name the cases of a group among all cases.
 
     The name lists values of one axis that only cases of the group have, then the labels of the cases without
-    such a value. The axis is the one with the fewest labels. If the list is too long, the name is a count.
+    such a value. The axis is the one with the fewest labels. If the list is too long, the name is the number
+    of cases.
     """
     cases_outside = [case for case in cases if not any(case is member for member in group)]
     labels = dict(zip(map(id, cases), short_labels(cases), strict=True))

@@ -38,7 +38,7 @@ def present_health(suite: SuiteResult, *, detail: bool = False) -> Document:
     """
     result = suite.bench
     nodes: list[Node] = [result_columns(result.results), _headline(suite), _table(suite)]
-    # The headline says that the values are simulated.
+    # The note on simulated values is dropped, because the headline says the same.
     other_notes = [
         note for note in notes(_without_likely_causes(result)) if note.text != SIMULATED_NOTE
     ]

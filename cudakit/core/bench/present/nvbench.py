@@ -79,7 +79,7 @@ def _rows(columns: Columns) -> list[_Row]:
 
 
 def _cell(item: Any, texts: tuple[str, ...] | None) -> Any:
-    """Return an item of an array; with ``texts``, the item is an index in them."""
+    """Return an item of an array; with ``texts``, the item is an index of the text to return."""
     if texts is not None:
         return texts[item] if 0 <= item < len(texts) else None
     return None if isinstance(item, float) and not math.isfinite(item) else item
@@ -187,5 +187,5 @@ def _summary(tag: str, name: str, hint: str, value: float) -> _Json:
 
 
 def _value(name: str, value: Any) -> _Json:
-    # Numbers are strings too, because JSON numbers are doubles, which cannot represent every int64.
+    # nvbench writes numbers as strings, because JSON numbers are doubles, which cannot represent every int64.
     return {"name": name, "type": _kind([value]), "value": str(value)}

@@ -204,7 +204,7 @@ def _draw_roofs(picture: _Picture) -> Iterator[Shape]:
 
 
 def _roof_labels(picture: _Picture, dots: Sequence[_Box]) -> Iterator[_PointLabel]:
-    """Label the bandwidth, and each arithmetic peak: at its right end or, if dots cover that, at its left."""
+    """Label the roofs of the bandwidth and of the arithmetic peaks, at the end that dots do not cover."""
     kinds, peaks = picture.columns.arrays["kind"], picture.peaks
     bytes_per_s = float(peaks[:, 1].max())
     for operations_per_s in np.unique(peaks[:, 0]).tolist():

@@ -150,7 +150,7 @@ def _draw_intervals(case: _Case, axis: Axis) -> Iterator[Shape]:
 
 
 def _draw_dots(case: _Case, axis: Axis, is_inside: Array) -> Shape:
-    """Draw a dot per sample inside the axis, or one of several samples if there are more than _MAX_DOTS."""
+    """Draw a dot for each sample within the axis; of more than _MAX_DOTS samples, draw only some."""
     heights = (np.arange(len(is_inside)) + 0.5) / len(is_inside)
     step = max(-(-int(is_inside.sum()) // _MAX_DOTS), 1)
     x_shares = axis.shares(case.deviations[is_inside][::step])

@@ -140,7 +140,7 @@ def _y_axis(curves: _Curves, unit: str) -> Axis:
 
 
 def _draw_limits(curves: _Curves, x: Axis, y: Axis) -> Iterator[Shape]:
-    """Draw the peaks. Curves with equal peaks have one line, in their colour if they have the same one."""
+    """Draw the peaks as lines. Curves with equal peaks share a line, in their colour if it is the same."""
     paths_and_colours: list[tuple[dict[int, int], set[str]]] = []
     for i, classes in enumerate(curves.classes):
         is_of_line = (curves.line == i) & np.isfinite(curves.limit)

@@ -1,4 +1,4 @@
-"""The performance targets of cudakit's requirements for operations, beside the measured speed."""
+"""The speed of each operation that the requirements of cudakit demand, beside the measured speed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _CAPTION = (
 
 
 def target_section(cases: Sequence[CaseResult]) -> Iterator[Node]:
-    """Show for each operation at its target size whether cudakit reaches the target speed, by timing.
+    """Show whether cudakit reaches the target speed of each operation at its target size, in each timing.
 
     Nothing is shown without a measurement of torch.
     """

@@ -52,9 +52,9 @@ def candidates(
 
 
 def _distinct_by_parameters(algorithms: Iterable[Algorithm]) -> dict[Algorithm, Algorithm]:
-    """Return the first algorithm with each combination of parameters, by these parameters."""
+    """Return the first algorithm with each combination of parameters, as a dict by combination."""
     distinct_algorithms: dict[Algorithm, Algorithm] = {}
     for algorithm in algorithms:
-        # The workspace is a function of the other parameters.
+        # The workspace is not compared, because it follows from the other parameters.
         distinct_algorithms.setdefault(replace(algorithm, workspace_bytes=0), algorithm)
     return distinct_algorithms

@@ -46,8 +46,8 @@ _FINAL_ROUNDS = 16  # Number of rounds in each part.
 _SCREEN_UNTIL, _HALVING_UNTIL = 0.55, 0.7
 # Significance level of dropping a candidate early: slower in 5 of 5 rounds, or in 7 of 8.
 _DROP_LEVEL = 0.05
-# Minimum ratios to the default with which a candidate is dropped: in its only round, or in all of several
-# rounds.
+# A candidate is dropped if its time divided by the default's is at least this ratio: in its only round, or in
+# each of several rounds.
 _SLOW_IN_ONE, _SLOW_IN_ALL = 1.5, 1.1
 
 StopReason: TypeAlias = Literal["complete", "time", "interrupted"]
@@ -96,10 +96,10 @@ class Trials(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of a search."""
+    """The result of the search for a faster algorithm."""
 
-    winner: int  # DEFAULT_CANDIDATE if no candidate is significantly faster.
-    # Share of the time that the fastest finalist saves: 0.05 is 5 %; None without a final.
+    winner: int  # Fastest candidate; DEFAULT_CANDIDATE if none is significantly faster.
+    # Share of the time that the fastest finalist saves: 0.05 is 5%; None without a final.
     gain: float | None
     gain_interval: tuple[float, float] | None  # CI of the gain; None with too few samples.
     is_significant: bool  # Whether the fastest finalist won.

@@ -56,14 +56,14 @@ class TunedGemm:
     winner: Algorithm  # The default, unless another algorithm is significantly faster.
     default: Algorithm  # The library's default algorithm.
     significant: bool  # Whether the winner is not the default.
-    gain: float | Unavailable  # Share of the time that the fastest finalist saves: 0.05 is 5 %.
+    gain: float | Unavailable  # Share of the time that the fastest finalist saves: 0.05 is 5%.
     gain_interval: tuple[float, float] | Unavailable  # CI of the gain.
     # Median time of one execution by the default algorithm, in the same rounds as the winner.
     default_s: float | Unavailable
     # 95% CI of the median time of the default algorithm.
     default_ci95_s: tuple[float, float] | Unavailable
     winner_s: float | Unavailable  # median time of the fastest algorithm
-    winner_ci95_s: tuple[float, float] | Unavailable  # 95% CI of this time
+    winner_ci95_s: tuple[float, float] | Unavailable  # 95% CI of ``winner_s``
     verification: Verification  # Verification of the winner after the last sample.
     tried: int  # Number of algorithms that were measured.
     candidates: int  # Number of algorithms that the library listed.
@@ -86,7 +86,7 @@ class Untuned:
     """A GEMM that could not be tuned."""
 
     gemm: Gemm  # the GEMM
-    reason: str  # reason why it was not tuned
+    reason: str  # reason why the GEMM was not tuned
     wrong: bool  # Whether the reason is that the default algorithm computes wrong values.
 
 

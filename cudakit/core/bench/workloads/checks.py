@@ -61,7 +61,7 @@ def check_write(expected_word: int) -> Check:
 
 
 def check_linear(factors: Sequence[float]) -> Check:
-    """Return a check of a linear combination: some values are compared with fp64, all with POISON."""
+    """Return a check of a linear combination: some values are compared with fp64, and none may be POISON."""
 
     def check(compare: Compare, buffers: Buffers, size_bytes: int, seed: int) -> Verification:
         word_count = size_bytes // _WORD_BYTES

@@ -148,7 +148,7 @@ class PosixTransfer:
 
 
 class Route(Protocol):
-    """One thread's way to transfer between the file and device memory."""
+    """Transfers data of one thread between the file and device memory."""
 
     def read(self, ptr: Ptr, size_bytes: int, file_offset: int) -> None:
         """Read to device memory, and wait."""
@@ -158,7 +158,7 @@ class Route(Protocol):
 
 
 class RouteFactory(Protocol):
-    """Opens the route of a number of threads; ``settings`` describes it after the first transfers."""
+    """Opens a Route for each thread. ``settings`` describes the data path after the first transfers."""
 
     routes: list[Route]
 
@@ -181,7 +181,7 @@ class CuFileRoute:
         cleanup.callback(file.close)
         for ptr in buffers:
             self._storage.register(ptr, transfer.size_bytes * transfer.transfers_per_thread)
-        file.read(buffers[0], transfer.size_bytes, 0)  # The first transfer shows the path.
+        file.read(buffers[0], transfer.size_bytes, 0)  # The data path is known after a transfer.
         self.routes: list[Route] = [file] * transfer.threads
 
     @property
@@ -294,7 +294,7 @@ class PreparedTransfer:
         }
 
     def rotate(self, sets: int) -> None:
-        """Do nothing: the L2 state does not matter for a link that is much slower."""
+        """Do nothing: the L2 state does not matter, because storage is much slower than L2."""
 
     def enqueue(self, stream: Stream, index: int) -> None:  # noqa: ARG002
         """Perform the transfers of one execution, and wait for all."""

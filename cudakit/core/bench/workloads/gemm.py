@@ -85,7 +85,7 @@ def _case(spec: GemmSpec, gemm: Gemm, fields: Mapping[str, Field], *, simulated:
 
 def _method(spec: GemmSpec) -> Method:
     method = spec.method(spec.mode, spec.cache, fill=spec.fill)
-    if spec.rule.min_time_s == Rule().min_time_s:  # The user did not choose it.
+    if spec.rule.min_time_s == Rule().min_time_s:  # The user did not choose the time.
         min_s = max(spec.rule.min_time_s, min(_MIN_SAMPLING_S, spec.rule.timeout_s / 2))
         method = replace(method, rule=replace(spec.rule, min_time_s=min_s))
     energy_s = _ENERGY_S if spec.mode in ("batch", "graph") else 0.0

@@ -179,7 +179,7 @@ class _Sample:
         return values.reshape(slab.sets, 1, -1, 1)
 
     def describe_outlier(self, computed_values: Floats, expected: Floats, tolerance: float) -> str:
-        """Describe the value of one buffer set with the largest error if rounding cannot explain it, else "".
+        """Describe the value with the largest error in one buffer set; "" if rounding explains the error.
 
         The arrays have the shape (matrices of a batch, rows, columns).
         """

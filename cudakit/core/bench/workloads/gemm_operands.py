@@ -40,7 +40,7 @@ class OperandSet:
 
 @dataclass(frozen=True, slots=True)
 class Slab:
-    """The memory of one operand of several buffer sets, whose distance is ``pitch`` elements."""
+    """Memory that holds one operand (A, B or D) of several buffer sets, ``pitch`` elements apart."""
 
     ptr: Ptr
     element: Element

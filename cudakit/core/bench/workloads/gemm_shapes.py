@@ -13,7 +13,7 @@ from cudakit.errors import InputError
 
 _HINT = "write 4096, or MxNxK such as 4096x1024x8192"
 _FILE_HINT = "write one shape per line: m n k"
-# A size with up to 18 digits; no size with more digits fits in memory.
+# Matches a size with up to 18 digits; no size with more digits fits in memory.
 _INTEGER = re.compile(r"[0-9]{1,18}")
 _SEPARATOR = re.compile("[,;]")
 _MAX_QUOTED = 60  # Maximum number of characters of a line that an error message quotes.
@@ -125,7 +125,7 @@ def _layers(model: str) -> Iterator[Shape]:
 
 
 def _rows(text: str) -> Iterator[tuple[int, list[str]]]:
-    """Yield the number and the words of each line that is not empty."""
+    """Yield the line number and the words of each line that is not empty."""
     for line, line_text in enumerate(text.splitlines(), 1):
         words = line_text.partition("#")[0].strip()
         if words:

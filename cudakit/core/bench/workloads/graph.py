@@ -23,7 +23,7 @@ from cudakit.gpu.api import LEGACY, ComputeDevice, DeviceInfo, Gpu, Graph, Graph
 _NODES = (1, 8, 64, 512, 4096)
 _SIMULATED_NODES = (1, 8, 64)
 _MODES: Mapping[str, Mode] = {"run": "isolated", "replay": "host", "eager": "host"}
-# Samples of these two steps are interleaved, so that both run at the same clock.
+# Samples of the steps replay and eager are interleaved, so that both steps run at the same clock.
 _INTERLEAVED_STEPS = ("replay", "eager")
 # A step keeps up to this number of graphs. To destroy each graph at once would be part of the step's time.
 # One sample in this number contains the destruction of all graphs, which does not affect the median.
@@ -101,7 +101,7 @@ class PreparedStep(PreparedLatency):
         raise NotImplementedError
 
     def finish(self) -> None:
-        """Run the nodes, in steps that do not run them."""
+        """Run the nodes after a step that does not run them, such as capture."""
 
     def verify(self) -> Verification:
         self.finish()

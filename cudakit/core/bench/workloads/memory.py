@@ -29,7 +29,7 @@ from cudakit.kernels.compare import Compare
 from cudakit.kernels.fill import Fill
 from cudakit.units import Unavailable
 
-# Arbitrary values. The factor is not a power of two, so that results are rounded.
+# Arbitrary values for the write and scale kernels. The factor is no power of two, so results are rounded.
 _WRITTEN_WORD = 0x5EED1E55
 _FACTOR = float(np.float32(1.7))
 

@@ -19,12 +19,12 @@ from cudakit.units import Unavailable
 
 _SIZES_BYTES = (1 << 10, 32 << 10, 1 << 20, 32 << 20, 1 << 30)
 _SIMULATED_SIZES_BYTES = (1 << 10, 16 << 10, 256 << 10)
-# Chunks of this size or more are multiples of it, as in nccl-tests: kernels access memory in this unit.
+# Chunks of at least this size are multiples of this size, as in nccl-tests: kernels access such units.
 _CHUNK_UNIT_BYTES = 16
 _WORD_BYTES = 4  # Outputs are compared as words of this size.
 # Operations whose send and receive buffers cannot be the same memory.
 _OUT_OF_PLACE_ONLY = ("all-to-all", "send-receive")
-# Buffers of a library on one rank: send, receive and the expected output; each has at most the size.
+# Number of buffers of a library on one rank: send, receive and expected output.
 _BUFFERS = 3
 _REFERENCE = "a host computation, all words"
 
@@ -173,7 +173,8 @@ class PreparedCollective:
                 in_place=workload.place == "in-place",
                 seed=seed,
             )
-            # The first execution connects the ranks, and finds out whether the library supports it.
+            # The first execution connects the ranks, and finds out whether the library supports the
+            # operation.
             self._group.enqueue(self._id, 0)
             self._group.execute_pending_work()
         except Unsupported:

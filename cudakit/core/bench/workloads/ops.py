@@ -159,7 +159,7 @@ class PreparedOperation:
         self._gpu, self._shape, self._seed = gpu, workload.shape, seed
         self.footprint_bytes = workload.shape.bytes_moved
         is_host_call = workload.timing == "host-call"
-        # A latency has no rate.
+        # A host time is a latency, which has no rate.
         self.bytes_moved = 0 if is_host_call else workload.shape.bytes_moved
         self.operations = 0 if is_host_call else workload.shape.operations
         self._stream: Stream | None = (
@@ -195,7 +195,7 @@ class PreparedOperation:
         try:
             self._calls[index % len(self._calls)]()
         except RuntimeError as error:
-            # torch and CuPy raise subclasses of it: CuPy for cuBLAS in a stream capture, for example.
+            # Errors of torch and CuPy are RuntimeErrors, such as CuPy's for cuBLAS in a stream capture.
             call = self._library.describe(self._shape.operation)
             reason = str(error).partition("\n")[0]
             raise Unsupported(f"{call} failed: {reason}") from error
@@ -212,7 +212,7 @@ class PreparedOperation:
         self._cleanup.close()
 
     def _run_once(self) -> None:
-        """Execute the operation once: only then libraries load kernels, or report an unsupported one."""
+        """Execute the operation once: only then libraries load its kernels, or do not support it."""
         self.enqueue(LEGACY, 0)
         self._poison(self._outputs[0])
         self._gpu.sync()

@@ -50,7 +50,7 @@ class ArrayBlock:
 
     @property
     def views(self) -> list[ArrayView]:
-        """The arrays."""
+        """Views of the arrays in the block of memory."""
         strides = contiguous_strides(self.shape, FP32.size_bytes)
         addresses = (Ptr(self.ptr + i * self.pitch_bytes) for i in range(self.array_count))
         return [ArrayView(address, "float32", self.shape, strides) for address in addresses]

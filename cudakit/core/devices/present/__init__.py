@@ -129,7 +129,7 @@ def _utilization(device: Device) -> Value:
     if not _lacks_sm_activity(device):
         return number_with_unit(device.field("sm_activity_percent"), "%")
     utilization = device.field("utilization_gpu_percent")
-    return utilization if isinstance(utilization, Unavailable) else Text(f"~{utilization} %")
+    return utilization if isinstance(utilization, Unavailable) else Text(f"~{utilization}%")
 
 
 def _lacks_sm_activity(device: Device) -> bool:

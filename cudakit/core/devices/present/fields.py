@@ -59,14 +59,20 @@ def field_value(value: Field, field: FieldInfo) -> Value:
 
 def _with_unit(value: Scalar, field: FieldInfo) -> str:
     number = f"{value:.1f}" if isinstance(value, float) else str(value)
-    return f"{number} {field.unit}" if field.unit else number
+    return f"{number}{_unit_suffix(field.unit)}"
 
 
 def number_with_unit(value: Field, unit: str) -> Value:
-    """Return a number with its unit for a column: ``692 W``."""
+    """Return a number with its unit for a column: ``692 W``, ``97%``."""
     if isinstance(value, Unavailable):
         return value
-    return Text(f"{value:.0f} {unit}" if isinstance(value, float) else f"{value} {unit}")
+    number = f"{value:.0f}" if isinstance(value, float) else str(value)
+    return Text(f"{number}{_unit_suffix(unit)}")
+
+
+def _unit_suffix(unit: str) -> str:
+    """Return a unit as it follows a number: `` W``, but ``%`` without a space."""
+    return unit if unit in ("", "%") else f" {unit}"
 
 
 def nvml_index_text(device: Device) -> Value:
@@ -82,7 +88,7 @@ def as_text(value: object) -> Value:
 
 
 def title(result: DevicesResult) -> str:
-    """Return the title: real or simulated GPUs, and the driver."""
+    """Return the title of the report, with the driver version and a label for simulated GPUs."""
     title_parts = ["Simulated GPUs" if result.simulated else "GPUs of this machine"]
     if isinstance(result.driver_version, str):
         title_parts.append(f"driver {result.driver_version}")

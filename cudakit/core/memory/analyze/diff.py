@@ -36,7 +36,7 @@ _FrameKey = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class _Holdings:
-    """The memory by call stack at one moment."""
+    """Live memory by call stack at one moment."""
 
     moment: Moment
     holders: tuple[Holder, ...]
@@ -44,7 +44,7 @@ class _Holdings:
 
 @dataclass(frozen=True, slots=True)
 class _DeviceMoments:
-    """The peak and the end of one device."""
+    """The live memory of one device at its peak and at the end of its trace."""
 
     device: int | None
     holdings_at_peak: _Holdings
@@ -68,7 +68,10 @@ def diff(before: Snapshot, after: Snapshot, spec: MemorySpec) -> DiffResult:
         for device_before, device_after in _pair_devices(*moments_by_side)
     )
     if not devices:
-        raise UsageError("the two snapshots have no common device")
+        raise UsageError(
+            "the two snapshots have no common device",
+            hint="compare snapshots of the same process at two times, or of the same rank in two runs",
+        )
     return DiffResult(DIFF_SCHEMA, file_facts(before), file_facts(after), devices)
 
 

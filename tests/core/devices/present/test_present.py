@@ -78,7 +78,7 @@ def test_row_has_indices_and_state() -> None:
         "PCI": "05:00.0",
         "name": "Card 0",
         "memory": "10.0 / 80.0 GiB",
-        "util": "30 %",
+        "util": "30%",
         "temp": "50 °C",
         "power": "300 / 700 W",
         "cc": "9.0",
@@ -188,10 +188,10 @@ def test_activity_columns_have_sm_tensor_and_dram_use() -> None:
     (row,) = overview(watched(Telemetry(1, activity_read)))
 
     assert (row["SM"], row["occupancy"], row["tensor"], row["DRAM"]) == (
-        "77 %",
-        "11 %",
-        "75 %",
-        "14 %",
+        "77%",
+        "11%",
+        "75%",
+        "14%",
     )
 
 
@@ -199,7 +199,7 @@ def test_coarse_utilization_is_marked_if_activity_is_missing() -> None:
     document = watched(Unavailable("the GPU does not measure it"))
     (row,) = overview(document)
 
-    assert (row["SM"], row["tensor"]) == ("~30 %", "n/a")
+    assert (row["SM"], row["tensor"]) == ("~30%", "n/a")
     first = document.nodes[0]
     assert isinstance(first, Table)
     assert first.caption.startswith("~ marks the share of time")
@@ -222,7 +222,7 @@ def test_processes_have_type_sm_utilization_memory_and_runtime() -> None:
     rows, *reasons = devices_found.nodes
     assert isinstance(rows, Table)
     assert [tuple(map(words, row)) for row in rows.rows] == [
-        ("0", "0", "41", "C", "ada", "93 %", str(GIB), "62", "python train.py"),
+        ("0", "0", "41", "C", "ada", "93%", str(GIB), "62", "python train.py"),
         ("0", "0", "7", "G", "n/a", "n/a", "n/a", "n/a", "n/a"),
     ]
     assert [note.text for note in reasons if isinstance(note, Note)] == [
