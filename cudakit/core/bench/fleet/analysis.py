@@ -200,9 +200,11 @@ def _unusual_conditions(
     conditions: dict[tuple[str, int | None], tuple[str, ...]] = {}
     for host, gpu, suite in _measured_gpus(hosts):
         environment = suite.bench.results[0].environment
+        warnings = environment_warnings(environments(suite.bench.results))
+        rare_facts = _rare_facts(environment, environments_of_model[gpu.model])
         conditions[host.name, gpu.index] = (
-            *environment_warnings(environments(suite.bench.results)),
-            *_rare_facts(environment, environments_of_model[gpu.model]),
+            *warnings,
+            *(text for name, text in rare_facts if not any(name in text for text in warnings)),
         )
     for host in hosts:
         of_gpus = [conditions[key] for key in conditions if key[0] == host.name]
@@ -211,15 +213,17 @@ def _unusual_conditions(
     return conditions
 
 
-def _rare_facts(environment: Environment, all_environments: Sequence[Environment]) -> Iterator[str]:
-    """Yield each fact of an environment that differs from that of more than half of all environments."""
+def _rare_facts(
+    environment: Environment, all_environments: Sequence[Environment]
+) -> Iterator[tuple[str, str]]:
+    """Yield the name of each fact that more than half of all environments have otherwise, and a sentence."""
     facts_of_all = [_comparable_facts(candidate) for candidate in all_environments]
     for name, fact in _comparable_facts(environment).items():
         common_fact, count = Counter(facts.get(name, "") for facts in facts_of_all).most_common(1)[
             0
         ]
         if fact != common_fact and common_fact and 2 * count > len(facts_of_all):
-            yield f"the {name} is {fact}, that of most peers {common_fact}"
+            yield name, f"the {name} is {fact}, that of most peers {common_fact}"
 
 
 def _comparable_facts(environment: Environment) -> dict[str, str]:

@@ -98,10 +98,15 @@ def _subject(host: str, gpu: int, case: CaseResult) -> Subject:
 
 
 def _link_path(host: FleetHost, gpu: FleetGpu, peer: int) -> str:
-    """Return the topology of the link between two GPUs of a host."""
+    """Return the topology of the link between two GPUs of a host.
+
+    The UUID of a GPU that failed is unknown; its links have the topology that all links of the host share.
+    """
     uuids = {gpu.uuid, *(other.uuid for other in host.gpus if other.index == peer)}
-    paths = (link.path for link in host.facts.links if {link.first_uuid, link.second_uuid} == uuids)
-    return next(paths, _UNKNOWN_PATH)
+    links = host.facts.links
+    paths = {link.path for link in links if {link.first_uuid, link.second_uuid} == uuids}
+    paths = paths or {link.path for link in links}
+    return paths.pop() if len(paths) == 1 else _UNKNOWN_PATH
 
 
 def _ci95(case: CaseResult) -> tuple[float, float] | Unavailable:

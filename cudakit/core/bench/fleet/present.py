@@ -34,7 +34,7 @@ from cudakit.document import (
 from cudakit.units import Unavailable, capitalized, format_ratio
 
 _SLOW_COLUMNS = (
-    Column("slow", "text"),
+    Column("slower", "text"),
     Column("figure", "text"),
     Column("measured", "number"),
     Column("peers", "number"),
@@ -43,10 +43,10 @@ _SLOW_COLUMNS = (
     Column("spread", "number", is_optional=True),
 )
 _SLOW_CAPTION = (
-    "Peers: the median of the same figure of all others of the same GPU model, and of links of the same "
-    "topology. Spread: their median absolute deviation. Limit: the worst share of the peers' median that is "
-    f"not slow: {1 - RATE_TOLERANCE:.0%} of a rate, or {1 + TIME_TOLERANCE:.0%} of a time, or {MAX_SCORE:g} "
-    "robust standard deviations of the peers if that is more."
+    "Peers: the median of the same figure of all other GPUs of the model, or links of the same topology. Of "
+    "peers: the speed relative to it. Spread: the median absolute deviation of the peers. Limit: the lowest "
+    f"speed that is not slow, {1 - RATE_TOLERANCE:.0%} for rates and {1 / (1 + TIME_TOLERANCE):.0%} for "
+    f"times, and less if the peers differ: {MAX_SCORE:g} of their robust standard deviations."
 )
 _FIGURE_COLUMNS = (
     Column("figure", "text"),
@@ -151,7 +151,7 @@ def _slow_row(slow: PeerComparison) -> tuple[Value, ...]:
         _amount(slow.value, slow.unit),
         _amount(slow.peer_median, slow.unit),
         Ratio(slow.of_peers),
-        _share(slow.limit, slow.peer_median),
+        _limit_speed(slow),
         _share(slow.peer_mad, slow.peer_median),
     )
 
@@ -235,7 +235,7 @@ def _subject_section(host: FleetHost, comparisons: Sequence[PeerComparison]) -> 
             _amount(comparison.value, comparison.unit),
             _amount(comparison.peer_median, comparison.unit),
             Ratio(comparison.of_peers),
-            _share(comparison.limit, comparison.peer_median),
+            _limit_speed(comparison),
             Text("slow" if comparison.is_slow else "ok"),
         )
         for comparison in comparisons
@@ -284,6 +284,13 @@ def _measured_count(host: FleetHost) -> int:
 
 def _amount(amount: float, unit: str) -> Value:
     return Seconds(amount) if unit == "s" else Rate(amount, unit.removesuffix("/s"))
+
+
+def _limit_speed(comparison: PeerComparison) -> Value:
+    """Return the speed at the limit, relative to the peers."""
+    if comparison.unit == "s":
+        return _share(comparison.peer_median, comparison.limit)
+    return _share(comparison.limit, comparison.peer_median)
 
 
 def _share(amount: float, median: float) -> Value:

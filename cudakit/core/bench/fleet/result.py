@@ -84,8 +84,8 @@ class Subject:
             return self.host
         if self.kind == "gpu":
             return f"{self.host} GPU {self.gpu}"
-        end = "the host" if self.peer is None else f"GPU {self.peer}"
-        return f"{self.host} link of GPU {self.gpu} to {end}"
+        end = "host" if self.peer is None else f"GPU {self.peer}"
+        return f"{self.host} link GPU {self.gpu}-{end}"
 
 
 @dataclass(frozen=True, slots=True)
