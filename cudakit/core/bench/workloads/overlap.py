@@ -99,7 +99,7 @@ class Repetitions:
     """
 
     def __init__(self) -> None:
-        self.copies = self.gemms = 0  # 0: not yet chosen.
+        self.copies = self.gemms = 0  # Both numbers are 0 until they are chosen.
 
     def choose(self, gpu: Gpu, copy: Prepared, gemm: Prepared) -> None:
         """Time a copy and a GEMM, and choose the numbers, unless they are chosen."""

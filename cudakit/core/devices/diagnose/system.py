@@ -334,8 +334,8 @@ def gpudirect_storage(context: RunContext) -> Finding:
     """GPUDirect Storage reads files into GPU memory if nvidia-fs is loaded and the file system supports it.
 
     Otherwise cuFile reads through host memory (compatibility mode): programs work, but no faster than with
-    read and a copy. cudakit bench gds measures both. Source: GPUDirect Storage Installation and
-    Troubleshooting Guide.
+    read and a copy. cudakit bench gds measures both. Without udev's database, as in most containers, cuFile
+    refuses files on drives. Source: GPUDirect Storage Installation and Troubleshooting Guide.
     """
     nvidia_fs_version, mounts = context.driver.nvidia_fs, context.driver.mounts
     mount_texts = ", ".join(
@@ -344,10 +344,24 @@ def gpudirect_storage(context: RunContext) -> Finding:
     evidence = {
         "nvidia-fs": nvidia_fs_version or "not loaded",
         "supported file systems": mount_texts or "none is mounted",
+        "udev's database": "/run/udev/data" if context.driver.udev_database else "missing",
     }
+    if not nvidia_fs_version and not context.driver.udev_database:
+        return ok_finding(
+            "GPUDirect Storage is not set up; cuFile refuses files on drives, because udev's database "
+            "/run/udev is missing",
+            evidence,
+        )
     if not nvidia_fs_version:
         return ok_finding(
             "GPUDirect Storage is not set up: cuFile reads through host memory", evidence
+        )
+    if not context.driver.udev_database:
+        return warn_finding(
+            f"nvidia-fs {nvidia_fs_version} is loaded, but cuFile refuses files on drives, because udev's database "
+            "/run/udev is missing",
+            evidence,
+            "give the container the database of the host: docker run -v /run/udev:/run/udev:ro",
         )
     if not mounts:
         return warn_finding(
