@@ -358,8 +358,8 @@ def gpudirect_storage(context: RunContext) -> Finding:
         )
     if not context.driver.udev_database:
         return warn_finding(
-            f"nvidia-fs {nvidia_fs_version} is loaded, but cuFile refuses files on drives, because udev's database "
-            "/run/udev is missing",
+            f"nvidia-fs {nvidia_fs_version} is loaded, but cuFile refuses files on drives, because udev's "
+            "database /run/udev is missing",
             evidence,
             "give the container the database of the host: docker run -v /run/udev:/run/udev:ro",
         )
