@@ -28,6 +28,7 @@ def report(result: SanitizeResult, *, top: int = 20) -> Document:
     nodes: list[Node] = [
         *_incomplete_notes(result),
         *call_sections(result.different_calls),
+        *map(races.unverified_note, result.unverified),
         *sections[:counted_race_count],
     ]
     if library_sections := sections[counted_race_count:]:
@@ -61,6 +62,7 @@ def brief(result: SanitizeResult) -> tuple[str | Note, ...]:
         capitalized(verdict),
         *_incomplete_notes(result),
         *map(calls_note, result.different_calls),
+        *map(races.unverified_note, result.unverified),
         *notes_on_races,
         *coverage.recorder_notes(result),
     )
@@ -88,6 +90,9 @@ def _verdict(result: SanitizeResult) -> Iterator[str]:
     if different_call_count := len(result.different_calls):
         plural = "s" if different_call_count > 1 else ""
         yield f"{different_call_count:,} collective{plural} called differently by ranks"
+    if unverified_count := len(result.unverified):
+        plural = "s" if unverified_count > 1 else ""
+        yield f"{unverified_count:,} possible race{plural} to check with --accesses exact"
     if occurrence_count > race_count:
         yield f"found {format_count(occurrence_count)} times"
     if library_race_count := len(result.races) - race_count:
