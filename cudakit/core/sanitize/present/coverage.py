@@ -69,67 +69,56 @@ def _recorded_notes(result: SanitizeResult) -> Iterator[Note]:
     yield Note(
         "info", f"Recorded {_join_words(work_counts) or 'no work'}{processes_text}; {analyzed_text}"
     )
-    # If all accesses are exact, the note on the number of launches with exact accesses is enough.
-    if (access_phrases := _access_phrases(coverage)) and coverage.accesses_exact < _total_accesses(
-        coverage
-    ):
-        yield Note("info", f"Accesses of kernels: {', '.join(access_phrases)}")
-    yield from _exactness_notes(coverage)
+    yield from _access_notes(coverage)
 
 
-def _access_phrases(coverage: Coverage) -> list[str]:
-    return [
-        f"{format_count(count)} {precision}"
-        for precision, count in (
-            ("exact", coverage.accesses_exact),
-            ("to whole tensors", coverage.accesses_summary),
-            ("in merged ranges", coverage.accesses_merged),
-            ("assumed from pointer arguments", coverage.accesses_assumed),
-            ("assumed from pointer tables, which may be stale", coverage.accesses_uncertain),
-        )
-        if count
-    ]
-
-
-def _total_accesses(coverage: Coverage) -> int:
-    recorded_count = coverage.accesses_exact + coverage.accesses_summary + coverage.accesses_merged
-    return recorded_count + coverage.accesses_assumed + coverage.accesses_uncertain
-
-
-def _exactness_notes(coverage: Coverage) -> Iterator[Note]:
-    """Yield the number of launches with exact accesses, and the device memory that recording used."""
+def _access_notes(coverage: Coverage) -> Iterator[Note]:
+    """Yield how well the accesses of kernel launches are known, and the memory that recording used."""
     launch_count = coverage.launches_exact + coverage.launches_assumed + coverage.launches_unknown
     if not launch_count:
         return
     graph_node_text = " (including graph nodes)" if launch_count > coverage.launches else ""
-    memory_text = (
-        f"; recording used up to {format_bytes(coverage.arenas_bytes)} of device memory"
-        if coverage.arenas_bytes
-        else ""
+    access_counts = ", ".join(
+        f"{format_count(count)} {precision}"
+        for precision, count in (
+            ("exact", coverage.launches_exact),
+            ("assumed from pointer arguments", coverage.launches_assumed),
+            ("unknown", coverage.launches_unknown),
+        )
+        if count
     )
-    exact_text, launches_text = (
-        format_count(coverage.launches_exact),
-        _count_with_noun("kernel launch", launch_count),
-    )
-    verb = "has" if launch_count == 1 else "have"
     yield Note(
         "info",
-        f"{exact_text} of {launches_text}{graph_node_text} {verb} exact accesses{memory_text}",
+        f"Accesses of {_count_with_noun('kernel launch', launch_count)}{graph_node_text}: {access_counts}",
     )
+    if coverage.launches_from_template:
+        yield Note("info", _template_text(coverage))
     if coverage.launches_whole_tensor:
         store_count = format_count(coverage.launches_whole_tensor)
         yield Note(
-            "info",
-            f"{store_count} of these launches write a part of a tensor that is not known exactly",
+            "info", f"{store_count} of the exact launches store to an unknown part of a tensor"
         )
+    if coverage.arenas_bytes:
+        memory_text = format_bytes(coverage.arenas_bytes)
+        yield Note("info", f"Recording used up to {memory_text} of device memory")
+
+
+def _template_text(coverage: Coverage) -> str:
+    """Return how many launches were not recorded, and how many checks of their templates failed."""
+    launches_text = format_count(coverage.launches_from_template)
+    checks_text = _count_with_noun("check", coverage.template_checks)
+    differences_text = _count_with_noun("difference", coverage.template_differences)
+    verb = "was" if coverage.launches_from_template == 1 else "were"
+    return (
+        f"{launches_text} of the exact launches {verb} not recorded, because earlier launches accessed the same"
+        f" bytes ({checks_text}, {differences_text})"
+    )
 
 
 def _unknown_launch_notes(count: int) -> Iterator[Note]:
     if count:
         launches_text = _count_with_noun("kernel launch", count)
-        yield Note(
-            "warn", f"Accesses of {launches_text} are unknown: the arguments were not recorded"
-        )
+        yield Note("warn", f"The arguments of {launches_text} were not recorded")
 
 
 def _call_site_notes(coverage: Coverage) -> Iterator[Note]:
