@@ -110,8 +110,8 @@ def _template_text(coverage: Coverage) -> str:
     differences_text = _count_with_noun("difference", coverage.template_differences)
     verb = "was" if coverage.launches_from_template == 1 else "were"
     return (
-        f"{launches_text} of the exact launches {verb} not recorded, because earlier launches accessed the same"
-        f" bytes ({checks_text}, {differences_text})"
+        f"{launches_text} of the exact launches {verb} not recorded, because earlier launches accessed "
+        f"the same bytes ({checks_text}, {differences_text})"
     )
 
 
