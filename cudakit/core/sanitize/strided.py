@@ -59,30 +59,30 @@ class StridedRange:
             or self._cannot_overlap(other_range)
         ):
             return None
-        shorter, longer = sorted((self, other_range), key=lambda strided: strided.count)
-        row_start = shorter._first_row_overlapping(longer)
+        shorter_range, longer_range = sorted((self, other_range), key=lambda strided: strided.count)
+        row_start = shorter_range._first_row_overlapping(longer_range)
         if row_start is None:
             return None
-        return longer.bytes_shared_with_range(row_start, row_start + shorter.width)
+        return longer_range.bytes_shared_with_range(row_start, row_start + shorter_range.width)
 
     def _cannot_overlap(self, other_range: StridedRange) -> bool:
         """Return whether no two rows would overlap even if both ranges had infinitely many rows."""
-        step = gcd(self.stride, other_range.stride)
-        offset = (other_range.lo - self.lo) % step
-        return self.width <= offset and other_range.width <= step - offset
+        common_stride = gcd(self.stride, other_range.stride)
+        offset = (other_range.lo - self.lo) % common_stride
+        return self.width <= offset and other_range.width <= common_stride - offset
 
     def _first_row_overlapping(self, other_range: StridedRange) -> int | None:
         """Return the start of the first row that overlaps a row of another strided range, or None."""
         if self.count > _MAX_COMPARED_ROWS:
             return None
-        starts = self.lo + np.arange(self.count, dtype=np.int64) * self.stride
+        row_starts = self.lo + np.arange(self.count, dtype=np.int64) * self.stride
         index = np.maximum(
-            0, (starts - other_range.lo - other_range.width) // other_range.stride + 1
+            0, (row_starts - other_range.lo - other_range.width) // other_range.stride + 1
         )
-        overlaps = (index < other_range.count) & (
-            other_range.lo + index * other_range.stride < starts + self.width
+        is_overlapping = (index < other_range.count) & (
+            other_range.lo + index * other_range.stride < row_starts + self.width
         )
-        return int(starts[np.argmax(overlaps)]) if overlaps.any() else None
+        return int(row_starts[np.argmax(is_overlapping)]) if is_overlapping.any() else None
 
 
 def strided_range(lo: int, hi: int, stride: int, count: int) -> StridedRange:
@@ -106,39 +106,41 @@ class StridedStates:
     """
 
     def __init__(self) -> None:
-        self.by_range: dict[StridedRange, AccessState] = {}  # the oldest first
+        self.states_by_range: dict[StridedRange, AccessState] = {}  # the oldest first
         # For each bit length of a length in bytes: first address, number in order of creation, and range.
         self._sorted: dict[int, list[tuple[int, int, StridedRange]]] = {}
         self._created_count = 0
 
     def __len__(self) -> int:
-        return len(self.by_range)
+        return len(self.states_by_range)
 
-    def state(self, strided: StridedRange) -> AccessState:
+    def get_or_create(self, strided: StridedRange) -> AccessState:
         """Return the state of a strided range; create it if there is none."""
-        state = self.by_range.get(strided)
+        state = self.states_by_range.get(strided)
         if state is None:
-            if len(self.by_range) >= MAX_STRIDED_STATES:
-                ranges = list(self.by_range)
+            if len(self.states_by_range) >= MAX_STRIDED_STATES:
+                ranges = list(self.states_by_range)
                 self._remove(ranges[: len(ranges) // 2])
-            state = self.by_range[strided] = AccessState()
+            state = self.states_by_range[strided] = AccessState()
             length_class = (strided.hi - strided.lo).bit_length()
             item = strided.lo, self._created_count, strided
             insort(self._sorted.setdefault(length_class, []), item)
             self._created_count += 1
         return state
 
-    def overlapping(self, lo: int, hi: int) -> Iterator[tuple[AccessState, Range]]:
+    def find_overlapping(self, lo: int, hi: int) -> Iterator[tuple[AccessState, Range]]:
         """Yield each state that has bytes from ``lo`` up to ``hi``, and the first of those bytes."""
         for strided in self._ranges_between(lo, hi):
             if shared_bytes := strided.bytes_shared_with_range(lo, hi):
-                yield self.by_range[strided], shared_bytes
+                yield self.states_by_range[strided], shared_bytes
 
-    def overlapping_strided(self, strided: StridedRange) -> Iterator[tuple[AccessState, Range]]:
+    def find_overlapping_strided(
+        self, strided: StridedRange
+    ) -> Iterator[tuple[AccessState, Range]]:
         """Yield each state of another strided range that overlaps this one, and the first shared bytes."""
         for stored in self._ranges_between(strided.lo, strided.hi):
             if stored != strided and (shared_bytes := strided.bytes_shared_with(stored)):
-                yield self.by_range[stored], shared_bytes
+                yield self.states_by_range[stored], shared_bytes
 
     def clear(self, lo: int, hi: int) -> None:
         """Remove the strided ranges that lie completely between two addresses."""
@@ -151,7 +153,7 @@ class StridedStates:
     def remove_unless(self, predicate: Callable[[StridedRange, AccessState], bool]) -> None:
         """Remove all strided ranges for which the predicate is False."""
         self._remove(
-            [range_ for range_, state in self.by_range.items() if not predicate(range_, state)]
+            [range_ for range_, state in self.states_by_range.items() if not predicate(range_, state)]
         )
 
     def _ranges_between(self, lo: int, hi: int) -> list[StridedRange]:
@@ -170,6 +172,6 @@ class StridedStates:
         if not removed:
             return
         for strided in removed:
-            del self.by_range[strided]
+            del self.states_by_range[strided]
         for length_class, items in self._sorted.items():
             self._sorted[length_class] = [item for item in items if item[2] not in removed]

@@ -19,15 +19,15 @@ bool strided_from_access(struct strided_range *strided, uint64_t lo, uint64_t hi
 
 bool strided_shared_with_range(const struct strided_range *strided, struct range range, struct range *shared_range)
 {
-    uint64_t index = 0, first_end = strided->lo + strided->width;
+    uint64_t row_index = 0, first_end = strided->lo + strided->width;
     if (range.lo >= first_end)
-        index = (range.lo - first_end) / strided->stride + 1;
-    if (index >= strided->count)
+        row_index = (range.lo - first_end) / strided->stride + 1;
+    if (row_index >= strided->count)
         return false;
-    uint64_t row = strided->lo + index * strided->stride;
-    if (row >= range.hi)
+    uint64_t row_address = strided->lo + row_index * strided->stride;
+    if (row_address >= range.hi)
         return false;
-    *shared_range = (struct range){Py_MAX(row, range.lo), Py_MIN(row + strided->width, range.hi)};
+    *shared_range = (struct range){Py_MAX(row_address, range.lo), Py_MIN(row_address + strided->width, range.hi)};
     return true;
 }
 
@@ -42,7 +42,7 @@ static uint64_t greatest_common_divisor(uint64_t first, uint64_t second)
 }
 
 /* Return whether no two rows would overlap even if both ranges had infinitely many rows. */
-static bool cannot_overlap(const struct strided_range *first, const struct strided_range *second)
+static bool can_never_overlap(const struct strided_range *first, const struct strided_range *second)
 {
     uint64_t common_stride = greatest_common_divisor(first->stride, second->stride);
     uint64_t distance = second->lo - first->lo; /* modulo 2^64 */
@@ -54,15 +54,16 @@ static bool cannot_overlap(const struct strided_range *first, const struct strid
 bool strided_shared_with(const struct strided_range *strided, const struct strided_range *stored,
                          struct range *shared_range)
 {
-    if (strided->hi <= stored->lo || stored->hi <= strided->lo || cannot_overlap(strided, stored))
+    if (strided->hi <= stored->lo || stored->hi <= strided->lo || can_never_overlap(strided, stored))
         return false;
-    const struct strided_range *shorter = stored->count < strided->count ? stored : strided;
-    const struct strided_range *longer = shorter == strided ? stored : strided;
-    if (shorter->count > MAX_COMPARED_ROWS)
+    const struct strided_range *shorter_range = stored->count < strided->count ? stored : strided;
+    const struct strided_range *longer_range = shorter_range == strided ? stored : strided;
+    if (shorter_range->count > MAX_COMPARED_ROWS)
         return false;
-    for (uint64_t i = 0; i < shorter->count; i++) {
-        uint64_t row = shorter->lo + i * shorter->stride;
-        if (strided_shared_with_range(longer, (struct range){row, row + shorter->width}, shared_range))
+    for (uint64_t i = 0; i < shorter_range->count; i++) {
+        uint64_t row_address = shorter_range->lo + i * shorter_range->stride;
+        if (strided_shared_with_range(
+                longer_range, (struct range){row_address, row_address + shorter_range->width}, shared_range))
             return true;
     }
     return false;
@@ -121,8 +122,8 @@ static int compare_numbers(const void *left, const void *right)
 
 const struct strided_list *strided_find_overlapping(struct strided_states *states, uint64_t lo, uint64_t hi)
 {
-    struct strided_list *found = &states->overlapping;
-    found->count = 0;
+    struct strided_list *overlapping = &states->overlapping;
+    overlapping->count = 0;
     for (uint64_t bits = states->nonempty_lists; bits; bits &= bits - 1) {
         unsigned index = (unsigned)__builtin_ctzll(bits);
         struct strided_list *list = &states->lists[index];
@@ -131,17 +132,18 @@ const struct strided_list *strided_find_overlapping(struct strided_states *state
              i < list->count && list->items[i]->range.lo < hi; i++) {
             if (list->items[i]->range.hi <= lo)
                 continue;
-            if (reserve_item(found))
+            if (reserve_item(overlapping))
                 return NULL;
-            found->items[found->count++] = list->items[i];
+            overlapping->items[overlapping->count++] = list->items[i];
         }
     }
-    if (found->count > 1)
-        qsort(found->items, found->count, sizeof *found->items, compare_numbers);
-    return found;
+    if (overlapping->count > 1)
+        qsort(overlapping->items, overlapping->count, sizeof *overlapping->items, compare_numbers);
+    return overlapping;
 }
 
-static int is_young(struct state *state, const void *number)
+/* Clear the state of a strided range if its number is lower than `number`, and return whether it stays. */
+static int is_recent(struct state *state, const void *number)
 {
     const struct strided_state *strided =
         (const struct strided_state *)((const char *)state - offsetof(struct strided_state, state));
@@ -157,8 +159,8 @@ static int remove_older_half(struct strided_states *states)
     const struct strided_list *all = strided_find_overlapping(states, 0, UINT64_MAX);
     if (!all)
         return -1;
-    uint64_t first_kept_number = all->items[all->count / 2]->number;
-    return strided_filter(states, is_young, &first_kept_number);
+    uint64_t oldest_remaining_number = all->items[all->count / 2]->number;
+    return strided_filter(states, is_recent, &oldest_remaining_number);
 }
 
 struct state *strided_get_or_create(struct strided_states *states, const struct strided_range *strided)
@@ -169,7 +171,7 @@ struct state *strided_get_or_create(struct strided_states *states, const struct 
          i++)
         if (strided_are_equal(&list->items[i]->range, strided))
             return &list->items[i]->state;
-    if (states->count >= MAX_STRIDED_STATES && remove_older_half(states))
+    if (states->state_count >= MAX_STRIDED_STATES && remove_older_half(states))
         return NULL;
     struct strided_state *new_state = reserve_item(list) ? NULL : PyMem_Calloc(1, sizeof *new_state);
     if (!new_state) {
@@ -184,7 +186,7 @@ struct state *strided_get_or_create(struct strided_states *states, const struct 
     memmove(list->items + position + 1, list->items + position, (list->count - position) * sizeof *list->items);
     list->items[position] = new_state;
     list->count++;
-    states->count++;
+    states->state_count++;
     states->nonempty_lists |= (uint64_t)1 << index;
     return &new_state->state;
 }
@@ -199,14 +201,14 @@ static void remove_item(struct strided_states *states, const struct strided_stat
         position++;
     list->count--;
     memmove(list->items + position, list->items + position + 1, (list->count - position) * sizeof *list->items);
-    states->count--;
+    states->state_count--;
     if (!list->count)
         states->nonempty_lists &= ~((uint64_t)1 << index);
 }
 
 int strided_clear(struct strided_states *states, uint64_t lo, uint64_t hi)
 {
-    if (!states->count)
+    if (!states->state_count)
         return 0;
     const struct strided_list *overlapping = strided_find_overlapping(states, lo, hi);
     if (!overlapping)
@@ -225,7 +227,7 @@ int strided_clear(struct strided_states *states, uint64_t lo, uint64_t hi)
 int strided_filter(struct strided_states *states, int (*keep)(struct state *, const void *), const void *context)
 {
     int result = 0;
-    states->count = 0;
+    states->state_count = 0;
     states->nonempty_lists = 0;
     for (unsigned index = 0; index < 64; index++) {
         struct strided_list *list = &states->lists[index];
@@ -240,7 +242,7 @@ int strided_filter(struct strided_states *states, int (*keep)(struct state *, co
             else
                 PyMem_Free(list->items[i]);
         }
-        states->count += list->count;
+        states->state_count += list->count;
         states->nonempty_lists |= (uint64_t)(list->count > 0) << index;
     }
     return result;
