@@ -153,7 +153,11 @@ class StridedStates:
     def remove_unless(self, predicate: Callable[[StridedRange, AccessState], bool]) -> None:
         """Remove all strided ranges for which the predicate is False."""
         self._remove(
-            [range_ for range_, state in self.states_by_range.items() if not predicate(range_, state)]
+            [
+                range_
+                for range_, state in self.states_by_range.items()
+                if not predicate(range_, state)
+            ]
         )
 
     def _ranges_between(self, lo: int, hi: int) -> list[StridedRange]:

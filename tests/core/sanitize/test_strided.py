@@ -85,7 +85,7 @@ def test_states_by_address_agree_with_search_of_all_ranges(
     for action, lo, size, count in actions:
         if action == "store":
             strided = StridedRange(lo, 2, 2 + size // count, count)
-            state = states.state(strided)
+            state = states.get_or_create(strided)
             assert reference.setdefault(strided, state) is state
         elif action == "clear":
             states.clear(lo, lo + size)
@@ -96,5 +96,5 @@ def test_states_by_address_agree_with_search_of_all_ranges(
             for strided, state in reference.items()
             if (shared_bytes := strided.bytes_shared_with_range(lo, lo + size))
         ]
-        assert list(states.overlapping(lo, lo + size)) == expected
+        assert list(states.find_overlapping(lo, lo + size)) == expected
         assert len(states) == len(reference)
