@@ -23,6 +23,9 @@ _CHUNK_BYTES = 16 << 20
 # Odd constant whose multiples are spread over all 64-bit numbers: 2**64 divided by the golden ratio.
 _SPREAD = np.uint64(0x9E37_79B9_7F4A_7C15)
 _WORD_BYTES = 8
+# File systems whose data is in host memory, and the list of mounted file systems (proc_pid_mountinfo(5)).
+_MEMORY_FILE_SYSTEMS = ("tmpfs", "ramfs")
+_MOUNTS = Path("/proc/self/mountinfo")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +35,7 @@ class DataFile:
     path: Path
     size_bytes: int
     seed: int
-    has_direct_io: bool  # Whether the file system supports O_DIRECT.
+    has_direct_io: bool  # Whether O_DIRECT bypasses the page cache.
 
     def expected(self, offset: int, size_bytes: int) -> npt.NDArray[np.uint8]:
         """Return the bytes at an offset; offset and size are multiples of 8."""
@@ -69,6 +72,21 @@ def temporary_data_file(directory: Path, size_bytes: int, seed: int) -> Iterator
         path.unlink(missing_ok=True)
 
 
+def file_system_type(path: Path) -> str:
+    """Return the type of the file system of a file, such as "ext4"; "" if it is not mounted here."""
+    device = path.stat().st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    try:
+        lines = _MOUNTS.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return ""
+    for line in lines:
+        mount_fields, _, file_system_fields = line.partition(" - ")
+        if mount_fields.split(" ")[2:3] == [number]:
+            return file_system_fields.split(" ")[0]
+    return ""
+
+
 def _check_directory(directory: Path, size_bytes: int) -> None:
     if not directory.is_dir():
         if directory.exists():
@@ -101,6 +119,9 @@ def _write(descriptor: int, path: Path, size_bytes: int, seed: int) -> None:
 
 
 def _supports_direct_io(path: Path) -> bool:
+    """Return whether O_DIRECT bypasses the page cache. tmpfs accepts O_DIRECT but keeps its data in memory."""
+    if file_system_type(path) in _MEMORY_FILE_SYSTEMS:
+        return False
     try:
         os.close(os.open(path, os.O_RDONLY | os.O_DIRECT))
     except OSError:  # EINVAL: the file system does not support O_DIRECT (open(2)).
