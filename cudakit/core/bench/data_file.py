@@ -119,7 +119,7 @@ def _write(descriptor: int, path: Path, size_bytes: int, seed: int) -> None:
 
 
 def _supports_direct_io(path: Path) -> bool:
-    """Return whether O_DIRECT bypasses the page cache. tmpfs accepts O_DIRECT but keeps its data in memory."""
+    """Return whether O_DIRECT bypasses the page cache. tmpfs accepts O_DIRECT but keeps files in memory."""
     if file_system_type(path) in _MEMORY_FILE_SYSTEMS:
         return False
     try:
