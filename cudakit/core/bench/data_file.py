@@ -23,9 +23,6 @@ _CHUNK_BYTES = 16 << 20
 # Odd constant whose multiples are spread over all 64-bit numbers: 2**64 divided by the golden ratio.
 _SPREAD = np.uint64(0x9E37_79B9_7F4A_7C15)
 _WORD_BYTES = 8
-# File systems whose data is in host memory, and the list of mounted file systems (proc_pid_mountinfo(5)).
-_MEMORY_FILE_SYSTEMS = ("tmpfs", "ramfs")
-_MOUNTS = Path("/proc/self/mountinfo")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +48,13 @@ def content(seed: int, offset: int, size_bytes: int) -> npt.NDArray[np.uint8]:
 
 
 @contextmanager
-def temporary_data_file(directory: Path, size_bytes: int, seed: int) -> Iterator[DataFile]:
+def temporary_data_file(
+    directory: Path, size_bytes: int, seed: int, *, in_memory: bool = False
+) -> Iterator[DataFile]:
     """Write a file of known content to a directory, and delete it at the end.
+
+    ``in_memory`` tells that the file system of the directory keeps its files in host memory, as tmpfs does.
+    O_DIRECT bypasses nothing there, although tmpfs accepts it.
 
     Raises InputError if the directory is missing, cannot be written to, or has too little space.
     """
@@ -67,24 +69,9 @@ def temporary_data_file(directory: Path, size_bytes: int, seed: int) -> Iterator
     path = Path(name)
     try:
         _write(descriptor, path, size_bytes, seed)
-        yield DataFile(path, size_bytes, seed, _supports_direct_io(path))
+        yield DataFile(path, size_bytes, seed, not in_memory and _supports_direct_io(path))
     finally:
         path.unlink(missing_ok=True)
-
-
-def file_system_type(path: Path) -> str:
-    """Return the type of the file system of a file, such as "ext4"; "" if it is not mounted here."""
-    device = path.stat().st_dev
-    number = f"{os.major(device)}:{os.minor(device)}"
-    try:
-        lines = _MOUNTS.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return ""
-    for line in lines:
-        mount_fields, _, file_system_fields = line.partition(" - ")
-        if mount_fields.split(" ")[2:3] == [number]:
-            return file_system_fields.split(" ")[0]
-    return ""
 
 
 def _check_directory(directory: Path, size_bytes: int) -> None:
@@ -119,9 +106,6 @@ def _write(descriptor: int, path: Path, size_bytes: int, seed: int) -> None:
 
 
 def _supports_direct_io(path: Path) -> bool:
-    """Return whether O_DIRECT bypasses the page cache. tmpfs accepts O_DIRECT but keeps files in memory."""
-    if file_system_type(path) in _MEMORY_FILE_SYSTEMS:
-        return False
     try:
         os.close(os.open(path, os.O_RDONLY | os.O_DIRECT))
     except OSError:  # EINVAL: the file system does not support O_DIRECT (open(2)).

@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cudakit.core.bench.data_file import content, file_system_type, temporary_data_file
+from cudakit.core.bench.data_file import content, temporary_data_file
 from cudakit.errors import InputError
 
 KIB = 1 << 10
-SHARED_MEMORY = Path("/dev/shm")  # noqa: S108
 WORDS = st.integers(0, 1000).map(lambda word: 8 * word)
 
 
@@ -92,15 +91,6 @@ def test_directory_without_write_permission_is_an_input_error(tmp_path: Path) ->
         pass
 
 
-def test_type_of_file_system_is_that_of_its_mount(tmp_path: Path) -> None:
-    assert file_system_type(Path("/proc/self/status")) == "proc"
-    assert file_system_type(tmp_path) != "proc"
-
-
-@pytest.mark.skipif(
-    not SHARED_MEMORY.is_dir() or file_system_type(SHARED_MEMORY) != "tmpfs",
-    reason=f"needs tmpfs at {SHARED_MEMORY}",
-)
-def test_file_in_memory_does_not_bypass_the_page_cache() -> None:
-    with temporary_data_file(SHARED_MEMORY, 4 * KIB, 0) as file:
+def test_file_in_memory_does_not_bypass_the_page_cache(tmp_path: Path) -> None:
+    with temporary_data_file(tmp_path, 4 * KIB, 0, in_memory=True) as file:
         assert not file.has_direct_io
