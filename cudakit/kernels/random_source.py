@@ -335,11 +335,9 @@ __device__ inline void fill_permutation(
 extern "C" __global__ void cudakit_random_bits(u8* out, FILL_PARAMETERS) {
     const Counter start = START;
     FOR_EACH_BLOCK(count, 16) {
-        const uint4 w = block_of(start, b);
-        const u32 words[4] = {w.x, w.y, w.z, w.w};
+        const uint4 words = block_of(start, b);
         Vector<u8, 16> values;
-        #pragma unroll
-        for (int i = 0; i < 16; ++i) values.items[i] = (u8)(words[i / 4] >> (8 * (i % 4)));
+        memcpy(&values, &words, sizeof values);
         store(out, count, b, values);
     }
 }
