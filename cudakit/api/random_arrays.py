@@ -32,7 +32,6 @@ Shape: TypeAlias = int | Sequence[int]
 
 # Maximum number of methods with different arguments whose launches a generator keeps prepared.
 _MAX_FILLS = 64
-_NO_START = Counter(0, 0, 0)  # The kernel reads the counter from device memory.
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +104,7 @@ class DeviceFiller:
         if start is not None:
             kernels.fill(output.ptr, draw, start, output.stream)
         elif counter.device_counter:
-            address = counter.device_counter.address
-            kernels.fill(output.ptr, draw, _NO_START, output.stream, stored_counter=address)
-            kernels.advance_counter(address, draw.blocks, output.stream)
+            counter.device_counter.fill(output.ptr, draw, output.stream)
         if isinstance(output.array, DeviceArray):
             output.array.record_use(output.stream)
             output.array.stream = output.stream
@@ -195,7 +192,9 @@ class HostFiller:
     def fill(self, request: DrawRequest, shape: Shape | None, out: Any, stream: object) -> Any:
         output = self._output(request, shape, out, stream)
         draw = request.make_draw(output, request.arguments)
-        start = self.counter.take(partial(advance_counter, draw.blocks)) or _NO_START
+        start = self.counter.take(partial(advance_counter, draw.blocks))
+        if start is None:
+            raise AssertionError("a counter of numpy is in device memory")
         elements = output.array.reshape(-1)
         if output.dtype == "bfloat16" and output.array.dtype == np.float32:
             # numpy has no bfloat16: float32 represents all bfloat16 values exactly.

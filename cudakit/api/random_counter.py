@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Lock
 
-from cudakit.gpu.api import Gpu, Stream
+from cudakit.gpu.api import Gpu, Ptr, Stream
 from cudakit.gpu.fast_call import LaunchCounter
-from cudakit.kernels.random import COUNTER_BYTES, RandomKernels
+from cudakit.kernels.random import COUNTER_BYTES, Draw, RandomKernels
 from cudakit.kernels.random_values import Counter
 
 CounterChange = Callable[[Counter], Counter]
@@ -82,8 +82,14 @@ class DeviceCounter:
     def __init__(self, gpu: Gpu, kernels: RandomKernels) -> None:
         self._gpu, self._kernels = gpu, kernels
         self.address = gpu.malloc(COUNTER_BYTES)
+        self._lock = Lock()  # held between the two kernels of a draw
         # Counter that the host stored last. Launches change only the position.
         self.stored = Counter(0, 0, 0)
+
+    def fill(self, destination: Ptr, draw: Draw, stream: Stream) -> None:
+        """Enqueue the kernels of a draw, which start at the counter and advance it."""
+        with self._lock:
+            self._kernels.fill_from_stored_counter(destination, draw, self.address, stream)
 
     def store(self, counter: Counter) -> None:
         """Write a counter to the memory, and wait for the write."""

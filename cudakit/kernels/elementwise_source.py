@@ -13,10 +13,10 @@ from cudakit.kernels.expressions.typed import TypedAssignment
 from cudakit.kernels.layout import Layout
 
 _MAX_INDEX_32 = 1 << 31
-# Number of elements that a thread computes if it cannot load vectors. In smaller arrays each thread computes
-# one element, so that their blocks occupy more multiprocessors.
-_INTERLEAVED = 4
-_MIN_INTERLEAVED_COUNT = 1 << 19
+# Number of elements that each thread computes if it cannot load vectors, after the smallest size of the arrays in
+# elements. Several loads at once hide the latency of memory; in small arrays, more blocks occupy more
+# multiprocessors. The limits were measured on an H200.
+_INTERLEAVED = ((1 << 19, 4), (1 << 15, 2), (0, 1))
 
 VECTORS = r"""
 template <int SIZE> struct vector_alignment { static const int value = SIZE > 16 ? 16 : SIZE; };
@@ -42,7 +42,7 @@ class ElementwiseSource:
         """The number of elements that each thread computes."""
         if not self._is_interleaved:
             return self.width
-        return _INTERLEAVED if self.layout.count >= _MIN_INTERLEAVED_COUNT else 1
+        return next(elements for size, elements in _INTERLEAVED if self.layout.count >= size)
 
     @property
     def _is_interleaved(self) -> bool:
