@@ -13,9 +13,9 @@ from cudakit.kernels.expressions.typed import TypedAssignment
 from cudakit.kernels.layout import Layout
 
 _MAX_INDEX_32 = 1 << 31
-# Pairs of the smallest array size in elements, and the number of elements that each thread computes if it cannot
-# load vectors. Several loads at once hide the latency of memory; in small arrays, more blocks occupy more
-# multiprocessors. The sizes were measured on an H200.
+# Pairs of the smallest array size in elements, and the number of elements that each thread computes if it
+# cannot load vectors. Several loads at once hide the latency of memory; in small arrays, more blocks occupy
+# more multiprocessors. The sizes were measured on an H200.
 _INTERLEAVED = ((1 << 19, 4), (1 << 15, 2), (0, 1))
 
 VECTORS = r"""
