@@ -212,7 +212,7 @@ def option_group_text(
     command: Command, title: str, parameters: list[click.Parameter], context: click.Context
 ) -> str:
     """Return a table of options, or their names and a link to the page that describes them."""
-    if title in command.described_in:
+    if title in command.help_by_title:
         names = ", ".join(f"`{option.opts[0]}`" for option in parameters)
         return f"{names}: see [`{command.described_in[title].removesuffix(' --help')}`](bench.md)."
     return option_table(help_records(parameters, context))

@@ -156,8 +156,8 @@ class Generator:
         The transform of Box and Muller is computed in fp32 (float64: in fp64), and rounded to the dtype.
         """
         output = self._prepare_output(shape, dtype, "float32", out, stream)
-        scale = _convert_argument("mean", mean, float), _convert_argument("std", std, float)
-        return self._fill(output, normal_draw(output.element_count, output.dtype, *scale))
+        mean_and_std = _convert_argument("mean", mean, float), _convert_argument("std", std, float)
+        return self._fill(output, normal_draw(output.element_count, output.dtype, *mean_and_std))
 
     def integers(
         self,
@@ -222,12 +222,14 @@ class Generator:
                 f"a generator's state of version {version} and algorithm {algorithm}",
                 hint=f"version {_STATE_VERSION} of {_ALGORITHM} is supported",
             )
-        numbers = {
+        state_numbers = {
             name: _check_state_number(name, state.get(name), InputError) for name in _STATE_LIMITS
         }
         with self._lock:
-            self._counter = Counter(numbers["position"], numbers["sequence"], numbers["seed"])
-            self._spawned_count = numbers["spawned"]
+            self._counter = Counter(
+                state_numbers["position"], state_numbers["sequence"], state_numbers["seed"]
+            )
+            self._spawned_count = state_numbers["spawned"]
 
     def advance(self, blocks: int) -> None:
         """Skip ``blocks`` Philox blocks, each of 4 words, or go back if negative.
@@ -275,16 +277,16 @@ class Generator:
     def _prepare_output(
         self, shape: Shape | None, dtype: object, default_dtype: str, out: Any, stream: object
     ) -> Output:
-        name = None if dtype is None else _dtype_name(dtype)
-        if name is None and out is None:
-            name = default_dtype
-        return self._memory.output(shape, name, out, stream)
+        dtype_name = None if dtype is None else _dtype_name(dtype)
+        if dtype_name is None and out is None:
+            dtype_name = default_dtype
+        return self._memory.output(shape, dtype_name, out, stream)
 
     def _fill(self, output: Output, draw: Draw) -> Any:
         with self._lock:
-            start = self._counter
+            start_counter = self._counter
             self._counter = self._counter_after(draw.blocks)
-        return self._memory.fill(output, draw, start)
+        return self._memory.fill(output, draw, start_counter)
 
     def _counter_after(self, blocks: int) -> Counter:
         """Return the counter that is ``blocks`` Philox blocks after the current one."""

@@ -79,7 +79,7 @@ class DeviceMemory:
         view = operand.view
         if operand.device != (gpu if gpu.simulated else _ordinal(gpu)):
             raise UsageError(
-                f"out is in memory of {_name(operand.device)}, the generator is on {_name(gpu)}",
+                f"out is in memory of {_gpu_name(operand.device)}, the generator is on {_gpu_name(gpu)}",
                 hint="create the generator with the device of the array",
             )
         if view.read_only:
@@ -91,7 +91,7 @@ class DeviceMemory:
         if view.ptr % item_bytes:
             raise UsageError(f"out is misaligned: {view.dtype} at address {view.ptr:#x}")
         _check_layout(view.shape, view.strides, item_bytes)
-        _check_expected(view.shape, shape, view.dtype, dtype)
+        _check_output_type(view.shape, shape, view.dtype, dtype)
         calling_stream = self._uncaptured_stream(stream, operand.library)
         if operand.stream is not None:
             order_streams(gpu, Stream(operand.stream), calling_stream)
@@ -116,8 +116,8 @@ class HostMemory:
         if stream is not None:
             raise UsageError('a generator with device="numpy" has no streams')
         if out is None:
-            storage = "float32" if dtype == "bfloat16" else str(dtype)
-            array = np.empty(_check_shape(shape), storage)
+            storage_dtype = "float32" if dtype == "bfloat16" else str(dtype)
+            array = np.empty(_check_shape(shape), storage_dtype)
             return Output(array, str(dtype), array.size, array.nbytes, Ptr(0), LEGACY)
         if not isinstance(out, np.ndarray):
             raise UsageError(
@@ -127,7 +127,7 @@ class HostMemory:
         if not out.flags.writeable:
             raise UsageError("out is read-only")
         _check_layout(out.shape, out.strides, out.itemsize)
-        _check_expected(out.shape, shape, out.dtype.name, dtype)
+        _check_output_type(out.shape, shape, out.dtype.name, dtype)
         return Output(out, out.dtype.name, out.size, out.nbytes, Ptr(0), LEGACY)
 
     def fill(self, output: Output, draw: Draw, start: Counter) -> Any:
@@ -179,7 +179,7 @@ def _check_layout(shape: tuple[int, ...], strides: tuple[int, ...], item_bytes: 
         )
 
 
-def _check_expected(
+def _check_output_type(
     shape: tuple[int, ...],
     expected_shape: Shape | None,
     dtype: str,
@@ -195,5 +195,5 @@ def _ordinal(gpu: Gpu) -> int:
     return int(getattr(gpu, "ordinal", 0))
 
 
-def _name(device: Gpu | int) -> str:
+def _gpu_name(device: Gpu | int) -> str:
     return f"cuda:{device}" if isinstance(device, int) else str(getattr(device, "name", device))

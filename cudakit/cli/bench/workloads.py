@@ -10,7 +10,7 @@ import click
 
 from cudakit.cli.bench.measure import FORMATS, exit_code, measure, measuring
 from cudakit.cli.bench.options import (
-    DESCRIBED_IN,
+    HELP_BY_TITLE,
     Effort,
     cache_option,
     mode_option,
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def _benchmark(summary: str) -> Callable[[Callable[..., Any]], click.Command]:
-    return click.command(cls=Command, described_in=DESCRIBED_IN, short_help=summary)
+    return click.command(cls=Command, help_by_title=HELP_BY_TITLE, short_help=summary)
 
 
 @_benchmark("Bandwidth of device memory and L2 cache.")

@@ -89,16 +89,16 @@ def check_fit(
     The memory of a simulated device is host memory.
     """
     _check_host_fit(cases, host_free_bytes)
-    location = ""
+    location_text = ""
     if simulated and not isinstance(host_free_bytes, Unavailable) and host_free_bytes < free_bytes:
-        free_bytes, location = host_free_bytes, " on the host, which simulates the device"
+        free_bytes, location_text = host_free_bytes, " on the host, which simulates the device"
     usable_bytes = int(_SHARE_OF_FREE * free_bytes)
     for case in cases:
         if case.needed_bytes > usable_bytes:
             describe_fitting = case.describe_fitting or partial(_describe_buffer_size, case)
             raise InputError(
                 f"{case.title} needs {_describe_needed_memory(case)}, "
-                f"but only {format_bytes(free_bytes)} is free{location}",
+                f"but only {format_bytes(free_bytes)} is free{location_text}",
                 hint=f"{describe_fitting(usable_bytes)} would fit",
             )
 
@@ -109,19 +109,19 @@ def _check_host_fit(cases: Sequence[Case], free_bytes: int | Unavailable) -> Non
     usable_bytes = int(_SHARE_OF_FREE * free_bytes)
     for case in cases:
         if case.host_bytes > usable_bytes:
-            largest_fitting = _format_rounded_down(
+            largest_size_text = _format_rounded_down(
                 usable_bytes * case.size_bytes // case.host_bytes
             )
             raise InputError(
                 f"{case.title} needs {format_bytes(case.host_bytes)} of host memory, but only "
                 f"{format_bytes(free_bytes)} is free",
-                hint=f"a size of {largest_fitting} would fit",
+                hint=f"a size of {largest_size_text} would fit",
             )
 
 
 def _describe_needed_memory(case: Case) -> str:
-    total = f"{format_bytes(case.needed_bytes)} of device memory"
-    return f"{total} in {case.buffers} buffers" if case.buffers > 1 else total
+    total_text = f"{format_bytes(case.needed_bytes)} of device memory"
+    return f"{total_text} in {case.buffers} buffers" if case.buffers > 1 else total_text
 
 
 def _describe_buffer_size(case: Case, usable_bytes: int) -> str:
@@ -131,5 +131,5 @@ def _describe_buffer_size(case: Case, usable_bytes: int) -> str:
 
 def _format_rounded_down(size_bytes: int) -> str:
     """Format a size, rounded down to 8 significant bits so that it is easy to read and type."""
-    unit = 1 << max(size_bytes.bit_length() - 8, 4)
-    return format_bytes(size_bytes // unit * unit)
+    rounding_unit = 1 << max(size_bytes.bit_length() - 8, 4)
+    return format_bytes(size_bytes // rounding_unit * rounding_unit)

@@ -51,12 +51,12 @@ class Nccl:
         self._check_status(self._library.ncclGetUniqueId(ctypes.byref(unique_id)))
         return bytes(unique_id)
 
-    def connect(self, unique_id: bytes, rank: int, ranks: int) -> NcclCommunicator:
+    def connect(self, unique_id: bytes, rank: int, rank_count: int) -> NcclCommunicator:
         """Join a group of ranks (ncclCommInitRank)."""
         handle = ctypes.c_void_p()
         id_value = UniqueId.from_buffer_copy(unique_id[:UNIQUE_ID_BYTES])
-        self.call("ncclCommInitRank", ctypes.byref(handle), ranks, id_value, rank)
-        return NcclCommunicator(self, self._gpu, handle, rank, ranks)
+        self.call("ncclCommInitRank", ctypes.byref(handle), rank_count, id_value, rank)
+        return NcclCommunicator(self, self._gpu, handle, rank, rank_count)
 
     def call(self, name: str, *args: object) -> None:
         """Call a function of NCCL with the device's context current. Raises CollectiveError."""
@@ -74,11 +74,11 @@ class NcclCommunicator:
     """A blocking communicator of NCCL (ncclComm_t)."""
 
     def __init__(
-        self, nccl: Nccl, gpu: CollectiveDevice, handle: ctypes.c_void_p, rank: int, ranks: int
+        self, nccl: Nccl, gpu: CollectiveDevice, handle: ctypes.c_void_p, rank: int, rank_count: int
     ) -> None:
         self._nccl, self._gpu = nccl, gpu
         self._handle: ctypes.c_void_p | None = handle
-        self._rank, self._ranks = rank, ranks
+        self._rank, self._ranks = rank, rank_count
         self._abort_requested = threading.Event()
         self._calls: dict[str, Callable[[Collective, Ptr, Ptr, int], None]] = {
             "all-reduce": self._all_reduce,

@@ -79,7 +79,7 @@ class TorchCollectives:
         )
         return f"{host} {self._server_store.port}".encode()
 
-    def connect(self, unique_id: bytes, rank: int, ranks: int) -> TorchCommunicator:
+    def connect(self, unique_id: bytes, rank: int, rank_count: int) -> TorchCommunicator:
         """Create a ProcessGroupNCCL. torch connects to the other ranks at the first operation."""
         torch, distributed = self._torch, self._distributed
         host, port = unique_id.decode().split()
@@ -89,8 +89,8 @@ class TorchCollectives:
             host, int(port), is_master=False, timeout=_TIMEOUT, wait_for_workers=False
         )
         options = distributed.ProcessGroupNCCL.Options()
-        backend = distributed.ProcessGroupNCCL(store, rank, ranks, options)
-        return TorchCommunicator(torch, distributed, self._gpu, backend, rank, ranks)
+        backend = distributed.ProcessGroupNCCL(store, rank, rank_count, options)
+        return TorchCommunicator(torch, distributed, self._gpu, backend, rank, rank_count)
 
 
 class TorchCommunicator:
@@ -103,10 +103,10 @@ class TorchCommunicator:
         gpu: CollectiveDevice,
         backend: Any,
         rank: int,
-        ranks: int,
+        rank_count: int,
     ) -> None:
         self._torch, self._distributed, self._gpu, self._backend = torch, distributed, gpu, backend
-        self._rank, self._ranks = rank, ranks
+        self._rank, self._ranks = rank, rank_count
         self._device = torch.device("cuda", gpu.ordinal)
         self._streams: dict[int, Any] = {}
         self._tensors: dict[tuple[int, int, str], Any] = {}

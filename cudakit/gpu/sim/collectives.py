@@ -77,26 +77,28 @@ class SimNccl:
         self._exchange = _Exchange(host)
         return f"{host} {self._exchange.port}".encode()
 
-    def connect(self, unique_id: bytes, rank: int, ranks: int) -> SimCommunicator:
+    def connect(self, unique_id: bytes, rank: int, rank_count: int) -> SimCommunicator:
         """Connect to the exchange, and wait for all ranks."""
         host, port = unique_id.decode().split()
         try:
             connection = socket.create_connection((host, int(port)), timeout=_CONNECT_TIMEOUT_S)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            _send_packet(connection, _Packet({"rank": rank, "ranks": ranks}))
+            _send_packet(connection, _Packet({"rank": rank, "ranks": rank_count}))
             _receive_packet(connection)
             connection.settimeout(None)
         except OSError as error:
             raise CollectiveError(f"rank {rank} cannot join the group: {error}") from error
-        return SimCommunicator(self._gpu, connection, rank, ranks)
+        return SimCommunicator(self._gpu, connection, rank, rank_count)
 
 
 class SimCommunicator:
     """One rank of a simulated group."""
 
-    def __init__(self, gpu: SimParts, connection: socket.socket, rank: int, ranks: int) -> None:
+    def __init__(
+        self, gpu: SimParts, connection: socket.socket, rank: int, rank_count: int
+    ) -> None:
         self._gpu, self._connection = gpu, connection
-        self._rank, self._ranks = rank, ranks
+        self._rank, self._ranks = rank, rank_count
         self._is_broken = False
         self._link_bytes_per_s = _LINK_EFFICIENCY * _link_rate(gpu.peers)
 

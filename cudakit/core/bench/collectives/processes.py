@@ -100,7 +100,7 @@ def serve_rank(
     Raises CollectiveError if another rank fails or rank 0 ends.
     """
     connection = join(launch, rendezvous, facts, timeout_s)
-    rank = Rank(open_gpu, launch.rank, launch.ranks, _make_reply(connection))
+    rank = Rank(open_gpu, launch.rank, launch.rank_count, _make_reply(connection))
     thread = Thread(target=rank.run, name="rank", daemon=True)
     thread.start()
     reason = ""

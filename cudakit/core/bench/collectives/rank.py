@@ -49,11 +49,15 @@ class Rank:
     """Executes requests on one device. ``reply`` receives the answers; it is called in the same thread."""
 
     def __init__(
-        self, open_gpu: Callable[[], Gpu], rank: int, ranks: int, reply: Callable[[Message], None]
+        self,
+        open_gpu: Callable[[], Gpu],
+        rank: int,
+        rank_count: int,
+        reply: Callable[[Message], None],
     ) -> None:
         self.inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._open_gpu, self._reply = open_gpu, reply
-        self._rank, self._ranks = rank, ranks
+        self._rank, self._ranks = rank, rank_count
         self._communicators: dict[str, Communicator] = {}
         self._is_aborted = False
 
@@ -111,11 +115,11 @@ class _Requests:
         self,
         gpu: Gpu,
         rank: int,
-        ranks: int,
+        rank_count: int,
         communicators: dict[str, Communicator],
         cleanup: ExitStack,
     ) -> None:
-        self._gpu, self._rank, self._ranks = gpu, rank, ranks
+        self._gpu, self._rank, self._ranks = gpu, rank, rank_count
         self._communicators = communicators
         self._compare = cleanup.enter_context(closing(Compare(gpu)))
         self._aligning_buffer = allocate(gpu, cleanup, FP32.size_bytes)
@@ -261,7 +265,7 @@ class RankOperation:
         communicator: Communicator,
         collective: Collective,
         rank: int,
-        ranks: int,
+        rank_count: int,
         *,
         in_place: bool,
         seed: int,
@@ -269,9 +273,9 @@ class RankOperation:
     ) -> None:
         self._gpu, self._compare, self._communicator = gpu, compare, communicator
         self._collective, self._in_place, self._wait = collective, in_place, wait
-        self._rank, self._ranks = rank, ranks
-        self._inputs = input_chunks(collective, rank, ranks, seed)
-        self._outputs = expected_chunks(collective, rank, ranks, seed)
+        self._rank, self._ranks = rank, rank_count
+        self._inputs = input_chunks(collective, rank, rank_count, seed)
+        self._outputs = expected_chunks(collective, rank, rank_count, seed)
         self._sets: list[_BufferSet] = []
         self._cleanup = ExitStack()
         # A sum in place is an input of the next execution, so that later outputs differ from the first one.

@@ -113,7 +113,7 @@ def accept_ranks(
     try:
         with server:
             deadline_s = time.monotonic() + timeout_s
-            while len(connections) < launch.ranks - 1:
+            while len(connections) < launch.rank_count - 1:
                 server.settimeout(max(deadline_s - time.monotonic(), 0.001))
                 try:
                     accepted_socket = Connection(server.accept()[0])
@@ -214,8 +214,8 @@ def _read_hello(connection: Connection, launch: Launch, token: str) -> Message |
             or hello.get("greeting") != _GREETING
             or hello.get("job") != launch.job
             or hello.get("token", "") != token
-            or hello.get("ranks") != launch.ranks
-            or hello.get("rank") not in range(1, launch.ranks)
+            or hello.get("ranks") != launch.rank_count
+            or hello.get("rank") not in range(1, launch.rank_count)
         ):
             return None
         connection.send({"greeting": _GREETING})
@@ -230,7 +230,7 @@ def _try_to_join(host: str, port: int, launch: Launch, facts: Message) -> Connec
         connection = Connection(socket.create_connection((host, port), timeout=_HELLO_TIMEOUT_S))
     except OSError:
         return None
-    identity = {"job": launch.job, "rank": launch.rank, "ranks": launch.ranks}
+    identity = {"job": launch.job, "rank": launch.rank, "ranks": launch.rank_count}
     try:
         connection.send({"greeting": _GREETING, **identity, **facts})
         answer = connection.receive(_HELLO_TIMEOUT_S)
@@ -271,11 +271,11 @@ def _read_addresses(file: str) -> list[tuple[str, int, str]]:
 def _missing_error(
     launch: Launch, connected_ranks: set[int], target: str, timeout_s: float
 ) -> CollectiveError:
-    missing_ranks = [rank for rank in range(1, launch.ranks) if rank not in connected_ranks]
+    missing_ranks = [rank for rank in range(1, launch.rank_count) if rank not in connected_ranks]
     noun = "rank" if len(missing_ranks) == 1 else "ranks"
     rank_numbers = _join_numbers(missing_ranks)
     return CollectiveError(
-        f"{noun} {rank_numbers} of {launch.ranks} did not connect to {target} within {timeout_s:g} s",
+        f"{noun} {rank_numbers} of {launch.rank_count} did not connect to {target} within {timeout_s:g} s",
         hint="start all ranks at the same time, or allow more time with --rank-timeout",
     )
 

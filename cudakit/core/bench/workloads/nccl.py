@@ -35,7 +35,7 @@ def nccl_cases(
     versions: Mapping[str, str],
     *,
     simulated: bool,
-    hosts: int = 1,
+    host_count: int = 1,
 ) -> tuple[Case, ...]:
     """Return a case per operation, data type, place and size.
 
@@ -48,20 +48,22 @@ def nccl_cases(
         workload = CollectiveWorkload(group, collective, place, "nccl", versions["nccl"])
         # Small sizes may round to the same size.
         cases.setdefault(
-            tuple(workload.axes.values()), _case(spec, workload, versions, hosts=hosts)
+            tuple(workload.axes.values()), _case(spec, workload, versions, hosts=host_count)
         )
     if not cases:
         raise Unsupported(f"{' and '.join(spec.operations)} cannot run in place")
     return tuple(cases.values())
 
 
-def make_collective(operation: str, element: Element, size_bytes: int, ranks: int) -> Collective:
+def make_collective(
+    operation: str, element: Element, size_bytes: int, rank_count: int
+) -> Collective:
     """Return an operation whose largest buffer has at most ``size_bytes``, if that is possible.
 
     Chunks are multiples of 16 bytes, or of 4 bytes and one element if they are smaller.
     """
     one_element = Collective(operation, element, 1)
-    chunks = max(one_element.send_chunks(ranks), one_element.receive_chunks(ranks))
+    chunks = max(one_element.send_chunks(rank_count), one_element.receive_chunks(rank_count))
     chunk_bytes = size_bytes // chunks
     small_unit_bytes = max(_WORD_BYTES, element.size_bytes)
     unit_bytes = _CHUNK_UNIT_BYTES if chunk_bytes >= _CHUNK_UNIT_BYTES else small_unit_bytes
@@ -99,14 +101,14 @@ def _case(
 
 
 def _make_work(
-    collective: Collective, ranks: int, size_bytes: int, hosts: int
+    collective: Collective, rank_count: int, size_bytes: int, host_count: int
 ) -> Work | Unavailable:
     """Return the work of an operation: the bytes over a rank's link (size times bus factor)."""
-    if ranks == 1:
+    if rank_count == 1:
         return Unavailable("one rank sends no data over a link")
-    if hosts > 1:
+    if host_count > 1:
         return Unavailable("the bandwidth of the network between the hosts is unknown")
-    bus_bytes = size_bytes * bus_factor(collective.operation, ranks)
+    bus_bytes = size_bytes * bus_factor(collective.operation, rank_count)
     return Work(link_bytes=bus_bytes, link="peer")
 
 
