@@ -15,8 +15,8 @@ from cudakit.gpu.api import Stream
 class BufferRotation:
     """Runs a workload on its buffer sets in rotation; ``enqueue`` takes a stream and a buffer set's index."""
 
-    def __init__(self, enqueue: Callable[[Stream, int], None], sets: int) -> None:
-        self.sets = sets
+    def __init__(self, enqueue: Callable[[Stream, int], None], set_count: int) -> None:
+        self.set_count = set_count
         self.runs = 0
         self._enqueue = enqueue
         self._next_set = 0
@@ -24,7 +24,7 @@ class BufferRotation:
 
     def run(self, stream: Stream) -> None:
         """Enqueue an execution on the next buffer set."""
-        self._enqueue(stream, self._next_set % self.sets)
+        self._enqueue(stream, self._next_set % self.set_count)
         self.advance(1)
 
     def run_many(self, stream: Stream, count: int) -> None:
@@ -34,13 +34,13 @@ class BufferRotation:
 
     def repeat(self, stream: Stream) -> None:
         """Enqueue an execution on the same buffer set as the previous execution."""
-        self._enqueue(stream, (self._next_set - 1) % self.sets)
+        self._enqueue(stream, (self._next_set - 1) % self.set_count)
         self.runs += 1
 
     def capture(self, stream: Stream, count: int) -> None:
         """Enqueue executions that a graph captures; call ``advance`` after each launch of the graph."""
         for number in range(count):
-            self._enqueue(stream, (self._next_set + number) % self.sets)
+            self._enqueue(stream, (self._next_set + number) % self.set_count)
 
     def advance(self, count: int) -> None:
         """Continue the rotation after executions that a graph launch enqueued."""
@@ -49,7 +49,7 @@ class BufferRotation:
 
     def complete(self, stream: Stream) -> None:
         """Enqueue executions until every buffer set was used since the previous call."""
-        while self._next_set - self._next_at_complete < self.sets:
+        while self._next_set - self._next_at_complete < self.set_count:
             self.run(stream)
         self._next_at_complete = self._next_set
 
@@ -74,7 +74,7 @@ def make_sample_work(
         return _graph_work(
             timer,
             rotation,
-            _executions_per_graph(method, estimate_s, rotation.sets),
+            _executions_per_graph(method, estimate_s, rotation.set_count),
             enqueue_before,
         )
     if method.mode == "batch":
@@ -123,7 +123,7 @@ def _executions_per_batch(method: Method, estimate_s: float) -> int:
     return max(1, round(method.sample_s / max(estimate_s, 1e-9)))
 
 
-def _executions_per_graph(method: Method, estimate_s: float, sets: int) -> int:
+def _executions_per_graph(method: Method, estimate_s: float, set_count: int) -> int:
     """Return the number of executions per graph: a multiple of the number of buffer sets."""
-    rotations = -(-min(_executions_per_batch(method, estimate_s), MAX_SETS) // sets)
-    return sets * max(1, min(rotations, MAX_SETS // sets))
+    rotations = -(-min(_executions_per_batch(method, estimate_s), MAX_SETS) // set_count)
+    return set_count * max(1, min(rotations, MAX_SETS // set_count))

@@ -43,21 +43,21 @@ def summarize_run(run: WorkloadRun) -> Measurement:
             warmup_s=run.warmup_s,
             blocker=run.is_blocked,
             executions=run.work.executions,
-            buffer_sets=run.rotation.sets,
+            buffer_sets=run.rotation.set_count,
         ),
         samples=_samples(run),
         verification=run.verification,
         stop_reason="wrong" if run.is_wrong else run.stop_reason,
         is_settled=run.is_settled,
         is_cold=_is_cold(run),
-        warmup=tuple(run.warmup),
+        warmup_readings=tuple(run.warmup_readings),
         discarded_readings=tuple(run.discarded_readings),
         telemetry_before=run.telemetry_before,
         telemetry_after=run.telemetry_after,
-        footprint_bytes=run.prepared.footprint_bytes,
-        bytes_moved=run.prepared.bytes_moved,
-        operations=run.prepared.operations,
-        executions=run.end_runs - run.begin_runs,
+        footprint_bytes=run.prepared_workload.footprint_bytes,
+        bytes_moved=run.prepared_workload.bytes_moved,
+        operations=run.prepared_workload.operations,
+        executions=run.end_execution - run.begin_execution,
         energy_j=run.energy_j,
         elapsed_s=run.elapsed_s,
         warnings=tuple(_run_warnings(run)),
@@ -209,15 +209,15 @@ def _samples(run: WorkloadRun) -> Samples:
 def _is_cold(run: WorkloadRun) -> bool:
     if run.method.cache != "rotate":
         return run.method.cache == "flush"
-    footprint = run.prepared.footprint_bytes
+    footprint = run.prepared_workload.footprint_bytes
     if not footprint:
         return True
-    return is_cold(run.rotation.sets, l2_bytes=run.timer.l2_bytes, footprint_bytes=footprint)
+    return is_cold(run.rotation.set_count, l2_bytes=run.timer.l2_bytes, footprint_bytes=footprint)
 
 
 def _run_warnings(run: WorkloadRun) -> Iterator[str]:
     """Yield a warning for each way in which a run differed from its measurement method."""
-    if run.timeouts and not run.is_blocked:
+    if run.timeout_count and not run.is_blocked:
         yield "samples include launch gaps, because a call waited for the device and the blocker timed out"
     if run.accepts_throttled:
         yield "samples include a throttled clock, because the clock stayed low"

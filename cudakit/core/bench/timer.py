@@ -66,7 +66,7 @@ class SampleTimer(Protocol):
 
     @property
     def flush(self) -> Enqueue: ...
-    def time(self, work: SampleWork, *, blocked: bool = False) -> Reading: ...
+    def time(self, work: SampleWork, *, is_blocked: bool = False) -> Reading: ...
     def capture(self, work: Enqueue) -> CapturedWork: ...
     def close(self) -> None: ...
 
@@ -96,18 +96,18 @@ class Timer:
         self._blocking_kernel = _BlockingKernel(gpu, limit_s=blocking_limit_s)
         self._begin, self._end = gpu.event(), gpu.event()
 
-    def time(self, work: SampleWork, *, blocked: bool = False) -> Reading:
+    def time(self, work: SampleWork, *, is_blocked: bool = False) -> Reading:
         """Time one sample. The stream must be idle, and is idle afterwards.
 
-        With ``blocked`` a kernel blocks the stream until all work is enqueued; this has no effect if the host
-        clock times the work. The SM clock is measured over the timed work.
+        With ``is_blocked`` a kernel blocks the stream until all work is enqueued; this has no effect if the
+        host clock times the work. The SM clock is measured over the timed work.
         """
         if work.clock != "device":
             return self._host_time(work)
         gpu, stream = self.gpu, self.stream
         if work.enqueue_before:
             work.enqueue_before(stream)
-        with self._blocking_kernel.blocking(stream) if blocked else nullcontext():
+        with self._blocking_kernel.blocking(stream) if is_blocked else nullcontext():
             if work.align:
                 work.align(stream)
             self._clock.begin(stream)
@@ -116,7 +116,7 @@ class Timer:
             gpu.record(self._end, stream)
             self._clock.end(stream)
         self._wait(stream)
-        is_valid = not (blocked and self._blocking_kernel.timed_out)
+        is_valid = not (is_blocked and self._blocking_kernel.timed_out)
         time_s = gpu.elapsed(self._begin, self._end) / work.executions
         return Reading(time_s, self._clock.take_hz(), is_valid)
 

@@ -47,11 +47,11 @@ def _make_sample_work(run: WorkloadRun) -> SampleWork:
 
 def _settle(run: WorkloadRun, progress: Progress) -> None:
     state = SteadyState(run.method.warmup_s, run.method.warmup_most_s)
-    run.warmup = state.readings
+    run.warmup_readings = state.readings
     begin_s = run.timer.now_s()
     is_over = False
     while not is_over:
-        reading = run.timer.time(run.work, blocked=run.is_blocked)
+        reading = run.timer.time(run.work, is_blocked=run.is_blocked)
         run.count_timeout(reading)
         is_over = state.add(reading, run.timer.now_s() - begin_s)
         if not is_over:

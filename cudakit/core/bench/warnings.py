@@ -92,7 +92,7 @@ def _throttling_warnings(environments: Sequence[Environment]) -> Iterator[str]:
     """Yield the throttled time by reason or, without counters, the last reasons for a low clock."""
     total_s: dict[str, float] = {}
     for environment in environments:
-        for reason, seconds in environment.slowed.items():
+        for reason, seconds in environment.throttled_seconds.items():
             total_s[reason] = total_s.get(reason, 0.0) + seconds
     for reason, seconds in total_s.items():
         yield f"the clock was throttled for {format_seconds(seconds)}: {reason}"

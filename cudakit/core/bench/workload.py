@@ -62,8 +62,8 @@ class Prepared(Protocol):
         """Arithmetic operations of one execution: a multiply-add counts as two."""
         ...
 
-    def rotate(self, sets: int) -> None:
-        """Allocate, fill and poison further buffer sets, up to ``sets``.
+    def rotate(self, set_count: int) -> None:
+        """Allocate, fill and poison further buffer sets, up to ``set_count``.
 
         The pipeline calls this method at most once, before the first ``enqueue``.
         """
@@ -161,7 +161,7 @@ class PreparedLatency:
     def __init__(self) -> None:
         self.cleanup = ExitStack()
 
-    def rotate(self, sets: int) -> None:
+    def rotate(self, set_count: int) -> None:
         """Do nothing: a workload without memory has one buffer set."""
 
     def verify(self) -> Verification:

@@ -307,7 +307,7 @@ def test_interrupt_keeps_verified_samples(timer: Timer, mode: Mode, runs: int) -
 
     measured = run(timer, copy, replace(METHOD, mode=mode, rule=rule))
 
-    assert measured.interrupted
+    assert measured.was_interrupted
     assert measured.verification.passed
     assert not measured.samples.converged
     assert 1 < len(measured.samples.times_s) < 10

@@ -200,7 +200,7 @@ class GroupTimer:
         self.stream = gpu.stream(blocking=False)  # The pipeline synchronizes this empty stream.
         self._group = group
 
-    def time(self, work: SampleWork, *, blocked: bool = False) -> Reading:
+    def time(self, work: SampleWork, *, is_blocked: bool = False) -> Reading:
         """Time one sample on all ranks."""
         group = self._group
         group.execute_pending_work()
@@ -213,7 +213,7 @@ class GroupTimer:
             enqueue_before=enqueue_before,
             work=group.take_pending_work(),
             executions=work.executions,
-            blocked=blocked,
+            is_blocked=is_blocked,
             clock=work.clock,
         )
         slowest_s = max(time_s for time_s, _, _ in readings)

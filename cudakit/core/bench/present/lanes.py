@@ -63,9 +63,9 @@ def _grid(axis: Axis, mark: Mark, bottom: int) -> Iterator[Shape]:
     for tick in axis.ticks:
         x = percent(axis.share(tick.value))
         is_mark = abs(tick.value - mark.value) < 1e-9
-        kind = "zero" if is_mark else "grid"
+        line_class = "zero" if is_mark else "grid"
         label = mark.label if is_mark else tick.label
-        yield shape("line", class_=kind, x1=x, x2=x, y1=0, y2=bottom)
+        yield shape("line", class_=line_class, x1=x, x2=x, y1=0, y2=bottom)
         yield shape("text", label, class_="tick middle", x=x, y=bottom + 19)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from cudakit.core.bench.labels import first_few
+from cudakit.core.bench.labels import join_first_names
 from cudakit.core.bench.present.cases import cell
 from cudakit.core.bench.present.facts import describe_method
 from cudakit.core.bench.present.notes import SIMULATED_NOTE
@@ -135,7 +135,9 @@ def _missing_gain_notes(tuned: Tuned) -> Iterator[Note]:
                     describe_gemm(result.gemm)
                 )
     for (figure_name, reason), gemms in reasons.items():
-        yield Note("info", f"No {figure_name} was measured for {first_few(gemms)}: {reason}.")
+        yield Note(
+            "info", f"No {figure_name} was measured for {join_first_names(gemms)}: {reason}."
+        )
 
 
 def _wrong_value_notes(tuned: Tuned) -> Iterator[Note]:

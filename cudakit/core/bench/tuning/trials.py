@@ -67,7 +67,7 @@ class AlgorithmTrials:
         self._timer, self._workload, self._method, self._seed = timer, workload, method, seed
         self._algorithms = algorithms
         self._candidates: dict[int, _Candidate] = {}
-        self._blocked, self._timeouts = method.blocker and method.clock == "device", 0
+        self._is_blocked, self._timeouts = method.blocker and method.clock == "device", 0
         with ExitStack() as cleanup:
             self._blas = cleanup.enter_context(closing(timer.gpu.blas(workload.library)))
             self._gemm = self._allocate()
@@ -83,7 +83,7 @@ class AlgorithmTrials:
         work = self._candidates[DEFAULT_CANDIDATE].work
         return replace(
             self._method,
-            blocker=self._blocked,
+            blocker=self._is_blocked,
             buffer_sets=self._sets,
             executions=work.executions if work else 1,
         )
@@ -181,10 +181,10 @@ class AlgorithmTrials:
             candidate.work = make_sample_work(
                 self._timer, candidate.rotation, self._method, estimate_s
             )
-        reading = self._timer.time(candidate.work, blocked=self._blocked)
+        reading = self._timer.time(candidate.work, is_blocked=self._is_blocked)
         if not reading.valid:
             self._timeouts += 1
-            self._blocked = self._timeouts < MAX_TIMEOUTS
+            self._is_blocked = self._timeouts < MAX_TIMEOUTS
         return reading
 
     def _close_candidates(self) -> None:

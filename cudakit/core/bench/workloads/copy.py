@@ -189,9 +189,9 @@ class PreparedCopy:
             self.rotate(1)
             self._buffers.cleanup = self._cleanup = cleanup.pop_all()
 
-    def rotate(self, sets: int) -> None:
+    def rotate(self, set_count: int) -> None:
         with closing(Fill(self._gpu)) as fill:
-            while len(self._sets) < sets:
+            while len(self._sets) < set_count:
                 first_number = len(self._sets) * len(self._locations_of_copies)
                 routes = (
                     self._make_route(fill, first_number + i, *locations)

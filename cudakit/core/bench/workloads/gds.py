@@ -293,7 +293,7 @@ class PreparedTransfer:
             "transfers_per_execution": self._transfer_count,
         }
 
-    def rotate(self, sets: int) -> None:
+    def rotate(self, set_count: int) -> None:
         """Do nothing: the L2 state does not matter, because storage is much slower than L2."""
 
     def enqueue(self, stream: Stream, index: int) -> None:  # noqa: ARG002
@@ -357,7 +357,7 @@ class PreparedTransfer:
         """Return the bytes that device memory must contain after a transfer at an offset of the file."""
         transfer = self._transfer
         if transfer.direction == "read":
-            return transfer.file.expected(offset, transfer.size_bytes)
+            return transfer.file.expected_bytes(offset, transfer.size_bytes)
         with transfer.file.path.open("rb") as file:
             file.seek(offset)
             return np.frombuffer(file.read(transfer.size_bytes), np.uint8)

@@ -209,8 +209,8 @@ class PreparedGemm:
             "algorithm": algorithm,
         }
 
-    def rotate(self, sets: int) -> None:
-        gpu, workload, missing_sets = self._gpu, self._workload, sets - len(self._sets)
+    def rotate(self, set_count: int) -> None:
+        gpu, workload, missing_sets = self._gpu, self._workload, set_count - len(self._sets)
         if missing_sets <= 0:
             return
         operands = make_operands(gpu, workload.gemm, missing_sets, self._cleanup)

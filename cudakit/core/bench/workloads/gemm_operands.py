@@ -81,14 +81,14 @@ def operand_bytes(gemm: Gemm) -> int:
     return sum(count * element.size_bytes for element, count in _operands(gemm))
 
 
-def make_operands(gpu: Memory, gemm: Gemm, sets: int, cleanup: ExitStack) -> OperandSets:
+def make_operands(gpu: Memory, gemm: Gemm, set_count: int, cleanup: ExitStack) -> OperandSets:
     """Allocate buffer sets; ``cleanup`` frees them."""
 
     def slab(element: Element, elements: int) -> Slab:
         unit = _ALIGNMENT_BYTES // element.size_bytes
         pitch = -(-elements // unit) * unit
-        ptr = allocate(gpu, cleanup, pitch * sets * element.size_bytes)
-        return Slab(ptr, element, pitch, sets)
+        ptr = allocate(gpu, cleanup, pitch * set_count * element.size_bytes)
+        return Slab(ptr, element, pitch, set_count)
 
     a, b, d, *bias = (slab(*operand) for operand in _operands(gemm))
     return OperandSets(a, b, d, bias[0] if bias else None)

@@ -153,9 +153,9 @@ class PreparedMemory:
             self.rotate(1)
             self._cleanup = cleanup.pop_all()
 
-    def rotate(self, sets: int) -> None:
+    def rotate(self, set_count: int) -> None:
         with closing(Fill(self._gpu)) as fill:
-            while len(self._sets) < sets:
+            while len(self._sets) < set_count:
                 self._sets.append(self._make_buffers(fill, len(self._sets)))
             self._gpu.sync()
 

@@ -183,8 +183,8 @@ class PreparedCollective:
             self.close()
             raise
 
-    def rotate(self, sets: int) -> None:
-        self._group.request("rotate", operation_id=self._id, sets=sets)
+    def rotate(self, set_count: int) -> None:
+        self._group.request("rotate", operation_id=self._id, set_count=set_count)
 
     def enqueue(self, stream: Stream, index: int) -> None:  # noqa: ARG002 every rank has its own stream
         if self._id is not None:

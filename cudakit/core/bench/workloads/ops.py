@@ -185,8 +185,8 @@ class PreparedOperation:
         call = library.describe(self._shape.operation)
         return {"library": library.name, **version, "call": call}
 
-    def rotate(self, sets: int) -> None:
-        self._add_sets(sets - len(self._calls))
+    def rotate(self, set_count: int) -> None:
+        self._add_sets(set_count - len(self._calls))
 
     def enqueue(self, stream: Stream, index: int) -> None:
         if stream != self._stream:
@@ -217,13 +217,13 @@ class PreparedOperation:
         self._poison(self._outputs[0])
         self._gpu.sync()
 
-    def _add_sets(self, sets: int) -> None:
+    def _add_sets(self, set_count: int) -> None:
         """Allocate and fill further buffer sets, and bind the calls."""
-        if sets <= 0:
+        if set_count <= 0:
             return
         shape = self._shape
-        inputs = [self._allocate(input_shape, sets) for input_shape in shape.input_shapes]
-        outputs = self._allocate(shape.output_shape, sets)
+        inputs = [self._allocate(input_shape, set_count) for input_shape in shape.input_shapes]
+        outputs = self._allocate(shape.output_shape, set_count)
         with closing(Fill(self._gpu)) as fill:
             for number, block in enumerate(inputs):
                 for view in block.views:
