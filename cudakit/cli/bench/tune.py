@@ -182,7 +182,7 @@ def _search(
         # The validators are checked before the long search, so that an impossible export is reported at once.
         validators = _validators(tuning, device, run_context) if tuning.export_path else None
         tuned = search(
-            spec, device, limits, progress, earlier_tuned=earlier_tuning, run_context=run_context
+            spec, device, limits, progress, earlier_tuning=earlier_tuning, run_context=run_context
         )
     return tuned, torch_csv(tuned, validators) if validators else None
 

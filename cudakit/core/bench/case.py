@@ -9,7 +9,7 @@ from functools import partial
 from cudakit.core.bench.labels import workload_label
 from cudakit.core.bench.method import Method
 from cudakit.core.bench.roofline import Work
-from cudakit.core.bench.workload import CUDAKIT, Axis, Baseline, Prepared, Workload
+from cudakit.core.bench.workload import CUDAKIT, Axis, Baseline, PreparedWorkload, Workload
 from cudakit.errors import InputError
 from cudakit.gpu.api import Gpu
 from cudakit.gpu.api.facts import NOT_QUERIED
@@ -37,7 +37,7 @@ class Implementation:
     def axes(self) -> Mapping[str, Axis]:
         return self.workload.axes
 
-    def prepare(self, gpu: Gpu, seed: int) -> Prepared:
+    def prepare(self, gpu: Gpu, seed: int) -> PreparedWorkload:
         return self.workload.prepare(gpu, seed)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from cudakit.core.bench.method import Method
-from cudakit.core.bench.workload import Axis, Verification, worst
+from cudakit.core.bench.workload import Axis, Verification, worst_verification
 from cudakit.gpu.api.facts import Telemetry
 from cudakit.units import Unavailable
 
@@ -106,7 +106,7 @@ def merge_rounds(rounds: Sequence[Measurement], method: Method) -> Measurement:
             rounds=len(rounds),
         ),
         samples=_merge_samples(rounds),
-        verification=worst(measurement.verification for measurement in rounds),
+        verification=worst_verification(measurement.verification for measurement in rounds),
         stop_reason=_worst_reason([measurement.stop_reason for measurement in rounds]),
         is_settled=all(measurement.is_settled for measurement in rounds),
         is_cold=all(measurement.is_cold for measurement in rounds),

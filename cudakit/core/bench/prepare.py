@@ -16,7 +16,7 @@ from cudakit.core.bench.verify import verify
 from cudakit.core.bench.workload import (
     Axis,
     ConfiguredWorkload,
-    Prepared,
+    PreparedWorkload,
     UnsupportedCase,
     Workload,
 )
@@ -35,7 +35,11 @@ class WorkloadRun:
     """One workload in one round: its buffers, the work of a sample, and the data that each step recorded."""
 
     def __init__(
-        self, timer: SampleTimer, workload: Workload, prepared_workload: Prepared, method: Method
+        self,
+        timer: SampleTimer,
+        workload: Workload,
+        prepared_workload: PreparedWorkload,
+        method: Method,
     ) -> None:
         self.title = workload_label(workload)
         self.timer, self.workload, self.prepared_workload, self.method = (
@@ -68,7 +72,7 @@ class WorkloadRun:
         self.stop_reason = "" if self.verification.passed else "wrong"
         self.is_sampling = False
         self.begin_s, self.elapsed_s = timer.now_s(), 0.0
-        self.begin_execution = self.end_execution = self.rotation.runs
+        self.begin_execution = self.end_execution = self.rotation.execution_count
         self.telemetry_before = self.telemetry_after = timer.gpu.telemetry()
         # The function measure_energy records this attribute.
         self.energy_j: float | Unavailable = Unavailable("energy was not measured")
@@ -107,14 +111,14 @@ def prepare(
     ]
 
 
-def _prepare_workload(timer: SampleTimer, workload: Workload, method: Method) -> Prepared:
+def _prepare_workload(timer: SampleTimer, workload: Workload, method: Method) -> PreparedWorkload:
     try:
         return workload.prepare(timer.gpu, method.seed)
     except Unsupported as reason:
         raise UnsupportedCase(workload, reason, {}) from reason
 
 
-def rotate_buffers(timer: SampleTimer, prepared_workload: Prepared, method: Method) -> int:
+def rotate_buffers(timer: SampleTimer, prepared_workload: PreparedWorkload, method: Method) -> int:
     """Allocate the buffer sets that the L2 state needs, and return their number."""
     set_count = buffer_sets(
         method.cache,

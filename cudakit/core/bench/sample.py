@@ -47,7 +47,7 @@ def sample(runs: Sequence[WorkloadRun], progress: Progress, pause: Callable[[flo
 def end_sampling(run: WorkloadRun) -> None:
     """Record the telemetry and the number of executions after the last sample."""
     run.is_sampling = False
-    run.end_execution = run.rotation.runs
+    run.end_execution = run.rotation.execution_count
     run.telemetry_after = run.timer.gpu.telemetry()
 
 
@@ -102,14 +102,14 @@ class _Sampling:
         self.run = run
         self._pause_s = _FIRST_PAUSE_S
         self._stopping = Stopping(run.method.rule)
-        self._filter = ThrottlingFilter(run.warmup_readings)
+        self._throttling_filter = ThrottlingFilter(run.warmup_readings)
         run.kept_readings, run.discarded_readings = (
-            self._filter.kept_readings,
-            self._filter.discarded_readings,
+            self._throttling_filter.kept_readings,
+            self._throttling_filter.discarded_readings,
         )
         run.is_sampling = True
         run.telemetry_before = run.timer.gpu.telemetry()
-        run.begin_execution = run.rotation.runs
+        run.begin_execution = run.rotation.execution_count
         run.begin_s = run.timer.now_s()
 
     @property
@@ -121,15 +121,17 @@ class _Sampling:
     def fraction(self) -> float:
         """Estimate of the share of sampling that is done, for the progress display."""
         run, rule = self.run, self.run.method.rule
-        samples = len(run.kept_readings) / max(rule.min_samples, 1)
-        return min(1.0, max(0.9 * min(samples, 1.0), run.elapsed_s / max(rule.timeout_s, 1e-9)))
+        sample_share = len(run.kept_readings) / max(rule.min_samples, 1)
+        return min(
+            1.0, max(0.9 * min(sample_share, 1.0), run.elapsed_s / max(rule.timeout_s, 1e-9))
+        )
 
     def add(self, reading: Reading) -> float:
         """Add a reading, and return the seconds to pause: the device cools down after a throttled reading."""
         run = self.run
         run.count_timeout(reading)
         run.elapsed_s = run.timer.now_s() - run.begin_s
-        if self._filter.add(reading):
+        if self._throttling_filter.add(reading):
             self._pause_s = _FIRST_PAUSE_S
             self._apply_stopping_rule(reading)
             return 0.0
@@ -143,7 +145,7 @@ class _Sampling:
 
     def _apply_stopping_rule(self, reading: Reading) -> None:
         run = self.run
-        run.accepts_throttled = self._filter.accepts_all_clocks
+        run.accepts_throttled = self._throttling_filter.accepts_all_clocks
         time_s = reading.time_s * run.work.executions
         if not self.is_done and self._stopping.add(time_s, elapsed_s=run.elapsed_s):
             run.stop_reason, run.is_converged = self._stopping.reason, self._stopping.converged

@@ -17,7 +17,7 @@ class BufferRotation:
 
     def __init__(self, enqueue: Callable[[Stream, int], None], set_count: int) -> None:
         self.set_count = set_count
-        self.runs = 0
+        self.execution_count = 0
         self._enqueue = enqueue
         self._next_set = 0
         self._next_at_complete = 0
@@ -35,17 +35,17 @@ class BufferRotation:
     def repeat(self, stream: Stream) -> None:
         """Enqueue an execution on the same buffer set as the previous execution."""
         self._enqueue(stream, (self._next_set - 1) % self.set_count)
-        self.runs += 1
+        self.execution_count += 1
 
     def capture(self, stream: Stream, count: int) -> None:
         """Enqueue executions that a graph captures; call ``advance`` after each launch of the graph."""
-        for number in range(count):
-            self._enqueue(stream, (self._next_set + number) % self.set_count)
+        for offset in range(count):
+            self._enqueue(stream, (self._next_set + offset) % self.set_count)
 
     def advance(self, count: int) -> None:
         """Continue the rotation after executions that a graph launch enqueued."""
         self._next_set += count
-        self.runs += count
+        self.execution_count += count
 
     def complete(self, stream: Stream) -> None:
         """Enqueue executions until every buffer set was used since the previous call."""
@@ -68,7 +68,7 @@ def make_sample_work(
             hint="add --mode isolated, or --cache rotate",
         )
     enqueue_before = _work_before_sample(
-        timer, rotation, flushes=flushes, interleaved=bool(method.interleaved)
+        timer, rotation, flushes=flushes, is_interleaved=bool(method.interleaved)
     )
     if method.mode == "graph":
         return _graph_work(
@@ -81,8 +81,8 @@ def make_sample_work(
         executions = min(_executions_per_batch(method, estimate_s), MAX_QUEUED)
         return SampleWork(partial(rotation.run_many, count=executions), executions, enqueue_before)
     if method.mode == "call" and method.executions > 1:
-        calls = partial(rotation.run_many, count=method.executions)
-        return SampleWork(calls, method.executions, enqueue_before, clock=method.clock)
+        enqueue_calls = partial(rotation.run_many, count=method.executions)
+        return SampleWork(enqueue_calls, method.executions, enqueue_before, clock=method.clock)
     return SampleWork(rotation.run, enqueue_before=enqueue_before, clock=method.clock)
 
 
@@ -100,14 +100,14 @@ def _graph_work(
 
 
 def _work_before_sample(
-    timer: SampleTimer, rotation: BufferRotation, *, flushes: bool, interleaved: bool
+    timer: SampleTimer, rotation: BufferRotation, *, flushes: bool, is_interleaved: bool
 ) -> Enqueue | None:
     """Return the untimed work before each sample.
 
     An interleaved workload runs once untimed. Otherwise its sample would include write-backs of the cache
     lines that the other workloads left dirty.
     """
-    if not interleaved:
+    if not is_interleaved:
         return timer.flush if flushes else None
 
     def repeat_and_flush(stream: Stream) -> None:
@@ -125,5 +125,5 @@ def _executions_per_batch(method: Method, estimate_s: float) -> int:
 
 def _executions_per_graph(method: Method, estimate_s: float, set_count: int) -> int:
     """Return the number of executions per graph: a multiple of the number of buffer sets."""
-    rotations = -(-min(_executions_per_batch(method, estimate_s), MAX_SETS) // set_count)
-    return set_count * max(1, min(rotations, MAX_SETS // set_count))
+    rotation_count = -(-min(_executions_per_batch(method, estimate_s), MAX_SETS) // set_count)
+    return set_count * max(1, min(rotation_count, MAX_SETS // set_count))

@@ -84,10 +84,12 @@ class Machine:
         """Return the roofline of the work at the median clock of the samples."""
         if isinstance(work, Unavailable):
             return work
-        nvml = self.run_context.nvml_device
+        nvml_device = self.run_context.nvml_device
         clocks = samples.sm_clock_hz
         clock = median(clocks) if clocks else Unavailable("the clock was not measured")
-        return limit(work, {**(nvml.fields if nvml else {}), **self.facts.fields}, clock)
+        return limit(
+            work, {**(nvml_device.fields if nvml_device else {}), **self.facts.fields}, clock
+        )
 
 
 def summarize_case(
@@ -121,19 +123,19 @@ def _unsupported_result(
     machine: Machine, case: Case, implementation: Implementation, reason: UnsupportedCase
 ) -> CaseResult:
     """Return a result in which all figures are Unavailable for the same reason."""
-    unavailable = Unavailable(reason.message)
+    unavailable_figure = Unavailable(reason.message)
     return case_result(
         case.workload.name,
         implementation.axes,
         Samples((), converged=False),
         method=case.method,
         environment=machine.environment(),
-        limit=unavailable,
-        verification=unavailable,
+        limit=unavailable_figure,
+        verification=unavailable_figure,
         operation=case.operation,
         library=implementation.library,
         settings=_settings(case, implementation, reason.settings),
-        unsupported=unavailable,
+        unsupported=unavailable_figure,
     )
 
 
@@ -173,7 +175,7 @@ def case_result(
         samples_s=reported_samples.times_s,
         limit=limit,
         ratio_to_limit=_share_of_peak(limit, median_s),
-        ratio_to_datasheet=_share_of_peak(limit, median_s, datasheet=True),
+        ratio_to_datasheet=_share_of_peak(limit, median_s, at_datasheet_clock=True),
         verified=isinstance(verification, Verification) and verification.passed,
         verification=verification,
         method=method,
@@ -209,10 +211,12 @@ def _samples(run: WorkloadRun) -> Samples:
 def _is_cold(run: WorkloadRun) -> bool:
     if run.method.cache != "rotate":
         return run.method.cache == "flush"
-    footprint = run.prepared_workload.footprint_bytes
-    if not footprint:
+    footprint_bytes = run.prepared_workload.footprint_bytes
+    if not footprint_bytes:
         return True
-    return is_cold(run.rotation.set_count, l2_bytes=run.timer.l2_bytes, footprint_bytes=footprint)
+    return is_cold(
+        run.rotation.set_count, l2_bytes=run.timer.l2_bytes, footprint_bytes=footprint_bytes
+    )
 
 
 def _run_warnings(run: WorkloadRun) -> Iterator[str]:
@@ -240,11 +244,11 @@ def _settings(
 
 
 def _share_of_peak(
-    limit: Limit | Unavailable, median_s: float | Unavailable, *, datasheet: bool = False
+    limit: Limit | Unavailable, median_s: float | Unavailable, *, at_datasheet_clock: bool = False
 ) -> float | Unavailable:
     if isinstance(median_s, Unavailable):
         return median_s
     if isinstance(limit, Unavailable):
         return limit
-    bound_s = limit.datasheet_s if datasheet else limit.seconds
+    bound_s = limit.datasheet_s if at_datasheet_clock else limit.seconds
     return bound_s / median_s if median_s else Unavailable("the measured time is 0")

@@ -5,12 +5,12 @@ from __future__ import annotations
 from cudakit.core.bench.measurement import Samples
 from cudakit.core.bench.sample_work import BufferRotation
 from cudakit.core.bench.timer import SampleTimer
-from cudakit.core.bench.workload import Prepared, Verification
+from cudakit.core.bench.workload import PreparedWorkload, Verification
 from cudakit.units import Unavailable
 
 
 def verify(
-    timer: SampleTimer, rotation: BufferRotation, prepared_workload: Prepared
+    timer: SampleTimer, rotation: BufferRotation, prepared_workload: PreparedWorkload
 ) -> Verification:
     """Execute the workload on every buffer set that was not used since the previous call; check all outputs.
 

@@ -33,7 +33,7 @@ def verification(error: float, tolerance: float, reference: str, detail: str = "
     return Verification(not detail and error <= tolerance, error, tolerance, reference, detail)
 
 
-def worst(verifications: Iterable[Verification]) -> Verification:
+def worst_verification(verifications: Iterable[Verification]) -> Verification:
     """Return a failed verification or, if all passed, the one with the largest error."""
     return max(
         verifications, key=lambda verification: (not verification.passed, verification.error)
@@ -44,7 +44,7 @@ def worst(verifications: Iterable[Verification]) -> Verification:
 NOTHING_TO_VERIFY = Verification(True, 0.0, 0.0, "nothing")
 
 
-class Prepared(Protocol):
+class PreparedWorkload(Protocol):
     """A workload whose buffers are allocated, its inputs filled and its outputs poisoned."""
 
     @property
@@ -106,7 +106,7 @@ class Workload(Protocol):
         """The parameters that identify a case among the cases with the same name."""
         ...
 
-    def prepare(self, gpu: Gpu, seed: int) -> Prepared:
+    def prepare(self, gpu: Gpu, seed: int) -> PreparedWorkload:
         """Allocate buffers and fill them with data that only depends on the seed."""
         ...
 

@@ -206,7 +206,7 @@ class _Requests:
                 executions,
                 (lambda stream: self._enqueue(enqueue_before, stream)) if enqueue_before else None,
                 "host" if clock == "host" else "device",
-                align=self._align,
+                align_devices=self._align,
             ),
             is_blocked=is_blocked,
         )

@@ -25,7 +25,7 @@ _WORD_BYTES = 4  # Outputs are compared as words of this size.
 # Operations whose send and receive buffers cannot be the same memory.
 _OUT_OF_PLACE_ONLY = ("all-to-all", "send-receive")
 # Number of buffers of a library on one rank: send, receive and expected output.
-_BUFFERS = 3
+_BUFFER_COUNT = 3
 _REFERENCE = "a host computation, all words"
 
 
@@ -41,14 +41,14 @@ def nccl_cases(
 
     ``versions`` are those of the libraries. Raises Unsupported if no operation can run in the given places.
     """
-    ranks = len(group.channels)
+    rank_count = len(group.channels)
     cases: dict[tuple[object, ...], Case] = {}
     for operation, dtype, place, size_bytes in _combinations(spec, simulated=simulated):
-        collective = make_collective(operation, ELEMENTS[dtype], size_bytes, ranks)
+        collective = make_collective(operation, ELEMENTS[dtype], size_bytes, rank_count)
         workload = CollectiveWorkload(group, collective, place, "nccl", versions["nccl"])
         # Small sizes may round to the same size.
         cases.setdefault(
-            tuple(workload.axes.values()), _case(spec, workload, versions, hosts=host_count)
+            tuple(workload.axes.values()), _case(spec, workload, versions, host_count=host_count)
         )
     if not cases:
         raise Unsupported(f"{' and '.join(spec.operations)} cannot run in place")
@@ -62,9 +62,12 @@ def make_collective(
 
     Chunks are multiples of 16 bytes, or of 4 bytes and one element if they are smaller.
     """
-    one_element = Collective(operation, element, 1)
-    chunks = max(one_element.send_chunks(rank_count), one_element.receive_chunks(rank_count))
-    chunk_bytes = size_bytes // chunks
+    one_element_operation = Collective(operation, element, 1)
+    chunk_count = max(
+        one_element_operation.send_chunks(rank_count),
+        one_element_operation.receive_chunks(rank_count),
+    )
+    chunk_bytes = size_bytes // chunk_count
     small_unit_bytes = max(_WORD_BYTES, element.size_bytes)
     unit_bytes = _CHUNK_UNIT_BYTES if chunk_bytes >= _CHUNK_UNIT_BYTES else small_unit_bytes
     rounded_bytes = max(chunk_bytes // unit_bytes * unit_bytes, unit_bytes)
@@ -84,15 +87,15 @@ def _combinations(spec: NcclSpec, *, simulated: bool) -> Iterator[tuple[str, str
 
 
 def _case(
-    spec: NcclSpec, workload: CollectiveWorkload, versions: Mapping[str, str], *, hosts: int
+    spec: NcclSpec, workload: CollectiveWorkload, versions: Mapping[str, str], *, host_count: int
 ) -> Case:
-    collective, ranks = workload.collective, workload.ranks
+    collective, rank_count = workload.collective, workload.rank_count
     return Case(
         workload,
         spec.method(spec.mode, spec.cache, fill="small integers"),
-        _make_work(collective, ranks, workload.size_bytes, hosts),
+        _make_work(collective, rank_count, workload.size_bytes, host_count),
         size_bytes=workload.size_bytes,
-        buffers=_BUFFERS * (1 + len(spec.baselines)),
+        buffers=_BUFFER_COUNT * (1 + len(spec.baselines)),
         baselines=tuple(
             CollectiveWorkload(workload.group, collective, workload.place, name, versions[name])
             for name in spec.baselines
@@ -124,16 +127,16 @@ class CollectiveWorkload:
     name: str = field(default="nccl")
 
     @property
-    def ranks(self) -> int:
+    def rank_count(self) -> int:
         """Number of ranks."""
         return len(self.group.channels)
 
     @property
     def size_bytes(self) -> int:
         """Size of the largest buffer: the size S of the algorithm bandwidth S / time."""
-        collective, ranks = self.collective, self.ranks
-        chunks = max(collective.send_chunks(ranks), collective.receive_chunks(ranks))
-        return chunks * collective.chunk_bytes
+        collective, rank_count = self.collective, self.rank_count
+        chunk_count = max(collective.send_chunks(rank_count), collective.receive_chunks(rank_count))
+        return chunk_count * collective.chunk_bytes
 
     @property
     def axes(self) -> Mapping[str, Axis]:
@@ -141,7 +144,7 @@ class CollectiveWorkload:
             "operation": self.collective.operation,
             "dtype": self.collective.element.name,
             "place": self.place,
-            "ranks": self.ranks,
+            "ranks": self.rank_count,
             "size_bytes": self.size_bytes,
         }
 
@@ -158,12 +161,13 @@ class PreparedCollective:
         self._group, collective = workload.group, workload.collective
         self.bytes_moved = workload.size_bytes
         self.footprint_bytes = collective.chunk_bytes * (
-            collective.send_chunks(workload.ranks) + collective.receive_chunks(workload.ranks)
+            collective.send_chunks(workload.rank_count)
+            + collective.receive_chunks(workload.rank_count)
         )
         self.settings: Mapping[str, Axis] = {
             "library": workload.library,
             "version": workload.version,
-            BUS_FACTOR: bus_factor(collective.operation, workload.ranks),
+            BUS_FACTOR: bus_factor(collective.operation, workload.rank_count),
         }
         self._id: int | None = self._group.new_id()
         try:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from cudakit.core.bench.workload import Verification, verification, worst
+from cudakit.core.bench.workload import Verification, verification, worst_verification
 from cudakit.gpu.api import LEGACY, ComputeDevice, Ptr
 from cudakit.gpu.api.arrays import ArrayView, contiguous_strides
 from cudakit.gpu.api.elements import FP32
@@ -77,7 +77,9 @@ class OperationCheck:
             distinct_outputs += [] if distinct_outputs else [first]
             distinct_outputs += list(arrays[is_different])
         shape = outputs[0].shape
-        return worst(self._verify_output(values.reshape(shape)) for values in distinct_outputs)
+        return worst_verification(
+            self._verify_output(values.reshape(shape)) for values in distinct_outputs
+        )
 
     def _verify_output(self, values: npt.NDArray[np.float32]) -> Verification:
         unwritten_count = int(np.isnan(values).sum())
