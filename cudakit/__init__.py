@@ -90,7 +90,7 @@ if TYPE_CHECKING:
 
     __version__: str
 
-# The module that defines each public name.
+# Public names, each with the module that defines it.
 _MODULES = {
     "CachingAllocator": "cudakit.api.allocator",
     "CachingMemoryResource": "cudakit.api.cuda_core",
@@ -173,7 +173,7 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module 'cudakit' has no attribute {name!r}")
     from importlib import import_module
 
-    # The value is stored, so that Python finds it without this function when it is used again.
+    # Stored as an attribute of the module, so that Python calls __getattr__ only once for each name.
     value = globals()[name] = getattr(import_module(_MODULES[name]), name)
     return value
 

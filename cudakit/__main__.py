@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 
-_INTERRUPTED = 130  # ExitCode.INTERRUPTED, which an interrupted import cannot provide
+_INTERRUPTED = 130  # same value as ExitCode.INTERRUPTED, which cannot be imported here
 
 
 def main() -> int:
     """Run the command line of the process and return its exit code.
 
-    The import is inside of the function, so that Ctrl-C during the import ends the command as it does later.
+    The import is inside the function, so that Ctrl-C gives the same exit code during the import as later.
     """
     try:
         from cudakit.cli import main as command_line

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 _Reasons: TypeAlias = dict[str, str]  # the reasons why values are unavailable, by path
-_REASONS = "unavailable"  # the key of a record that has the reasons
+_REASONS = "unavailable"  # the key under which a record has the reasons
 
 # --- from dataclasses to plain values --------------------------------------------------------------
 

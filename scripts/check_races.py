@@ -5,6 +5,7 @@
     python scripts/check_races.py 'sanitize_corpus/*' # one folder: races, sanitize_programs, sanitize_corpus
     python scripts/check_races.py --plain             # run the programs without cudakit
     python scripts/check_races.py --accesses arguments
+    python scripts/check_races.py --accesses auto --compare exact
     python scripts/check_races.py 'sanitize_corpus/*' --keep tests/sanitize_corpus/logs
 
 Each name in the expected.toml of a folder stands for two variants of a program. For the variant "race", a
@@ -15,7 +16,8 @@ The corpus needs exact accesses; with --accesses arguments, only the races that 
 be reported. Prints a line for each wrong result, with --all for each program, and exits with 1 if a result is
 wrong. A program that takes longer than --seconds is killed and counts as wrong. --json FILE writes the
 reports. --keep DIR writes small logs of the recorded events (race_logs), from which tests repeat the reports
-without a GPU.
+without a GPU. --compare runs a program whose result is wrong again, with other accesses, and prints the
+differences between the races of both runs. --until S starts no program after S seconds.
 """
 
 from __future__ import annotations
@@ -320,6 +322,7 @@ class Outcome:
     text: str  # What is wrong, why the program did not run, or a summary.
     run: Run | None
     log: Path | None = None  # The path of the log for --keep.
+    differences: tuple[str, ...] = ()  # Races that only one of the two runs of --compare reports.
 
     @property
     def lacks_log(self) -> bool:
@@ -328,14 +331,44 @@ class Outcome:
     def __str__(self) -> str:
         mark = {True: "ok", False: "WRONG", None: "skipped"}[self.is_right]
         seconds = f"{self.run.seconds:5.1f} s" if self.run else " " * 7
-        return f"{mark:7} {seconds}  {self.case.path:45} {self.case.variant:5}  {self.text}"
+        line = f"{mark:7} {seconds}  {self.case.path:45} {self.case.variant:5}  {self.text}"
+        return "\n    ".join((line, *self.differences))
+
+
+def race_differences(run: Run, other_run: Run, names: tuple[str, str]) -> Iterator[str]:
+    """Yield the races that only one of two runs reports; ``names`` are the accesses of the runs."""
+    keys, other_keys = ({race_key(race) for race in r.races} for r in (run, other_run))
+    for name, only_here in zip(names, (keys - other_keys, other_keys - keys), strict=True):
+        yield from (f"only {name}: {' | '.join(key)}" for key in sorted(only_here))
+
+
+def race_key(race: dict[str, Any]) -> tuple[str, ...]:
+    """Return the fields of a race that are equal in all runs of a program."""
+    return race["kind"], race["confidence"], *(_side_text(race[s]) for s in ("current", "previous"))
+
+
+def _side_text(side: dict[str, Any]) -> str:
+    folders = {folder.name for folder in FOLDERS}
+    paths = ((Path(str(frame["filename"])), frame["line"]) for frame in side["stack"])
+    lines = [f"{path.stem}:{line}" for path, line in paths if path.parent.name in folders]
+    return f"{str(side['operation'])[:70]} at {', '.join(lines)}"
 
 
 def check_case(
-    case: Case, *, without_cudakit: bool, seconds: float, accesses: str | None, keep: Path | None
+    case: Case,
+    *,
+    without_cudakit: bool,
+    seconds: float,
+    accesses: str | None,
+    keep: Path | None,
+    compare: str | None = None,
+    deadline: float = float("inf"),
 ) -> Outcome:
+    """Run a case, unless ``time.monotonic()`` has passed the deadline, and compare the report."""
     if reason := case.missing_requirements():
         return Outcome(case, None, reason, None)
+    if time.monotonic() > deadline:
+        return Outcome(case, None, "no time was left", None)
     if without_cudakit:
         run = run_plain(case, seconds)
         text = last_line(run.stderr) if run.exit_code else ""
@@ -343,7 +376,13 @@ def check_case(
     run = run_under_cudakit(case, seconds, accesses, keep)
     problems = list(differences(case, run))
     log = keep / f"{case.label}.log" if keep else None
-    return Outcome(case, not problems, "; ".join(problems) or summary(run), run, log)
+    different: tuple[str, ...] = ()
+    if compare and problems:
+        names = accesses or "default", compare
+        other_run = run_under_cudakit(case, seconds, compare, None)
+        different = tuple(race_differences(run, other_run, names))
+    text = "; ".join(problems) or summary(run)
+    return Outcome(case, not problems, text, run, log, different)
 
 
 def parse_options() -> argparse.Namespace:
@@ -355,6 +394,10 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=180, help="for each program")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--accesses", choices=["auto", "exact", "arguments"])
+    parser.add_argument(
+        "--compare", choices=["auto", "exact"], help="run again with these accesses"
+    )
+    parser.add_argument("--until", type=float, default=float("inf"), metavar="S")
     parser.add_argument("--keep", type=Path, metavar="DIR")
     options = parser.parse_args()
     all_cases = list(cases())
@@ -378,6 +421,8 @@ def main() -> int:
         seconds=options.seconds,
         accesses=options.accesses,
         keep=options.keep,
+        compare=options.compare,
+        deadline=time.monotonic() + options.until,
     )
     outcomes: list[Outcome] = []
     with ThreadPoolExecutor(options.jobs) as pool:

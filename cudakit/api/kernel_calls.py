@@ -18,7 +18,7 @@ from cudakit.gpu.arrays import (
 )
 from cudakit.gpu.device_array import DeviceArray, order_streams
 from cudakit.gpu.fast_call import FastCall, prepare_call
-from cudakit.kernels.elementwise import Operand
+from cudakit.kernels.elementwise import Operand, ResultType
 from cudakit.kernels.launch_plan import (
     NO_SCRATCH,
     Address,
@@ -97,20 +97,33 @@ class KernelCall:
         *,
         inputs: Sequence[object],
         outputs: Sequence[object],
-        allocates_results: bool,
+        new_outputs: Sequence[ResultType] | None,
         results: Sequence[int],
         scratch: Ptr = NO_SCRATCH,
     ) -> None:
-        """Prepare the fast path of a real device, on which equal calls run without Python code."""
-        if self.gpu.simulated or not plan.blocks or self.library != "torch":
+        """Prepare equal calls of a real device, so that they run without Python code.
+
+        ``new_outputs`` are the types of outputs that each call allocates; None if calls pass ``out``.
+        """
+        if self.gpu.simulated or not plan.blocks:
             return
+        gpu, library = self.gpu, self.library
+
+        def allocate(stream: int) -> tuple[object, ...]:
+            return tuple(
+                new_array(
+                    library, gpu, result.dtype, result.shape, Stream(stream), is_current_stream=True
+                )
+                for result in new_outputs or ()
+            )
+
         prepare_call(
             fast_call,
             cast("Cuda", self.gpu),
             kernels.kernel(plan),
             inputs=inputs,
             outputs=outputs,
-            allocates=allocates_results,
+            allocate=None if new_outputs is None else allocate,
             results=results,
             parameters=[_fast_parameter(parameter) for parameter in plan.parameters],
             blocks=plan.blocks,

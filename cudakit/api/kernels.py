@@ -98,10 +98,13 @@ class Elementwise(FastCall):
         outputs = bind_outputs(program.new_outputs, out)
         call = KernelCall({**inputs, **outputs}, stream)
         operand_by_name = {name: call.operands[name] for name in inputs}
+        new_outputs = None
         if not outputs:
+            result_types = self._result_types(operand_by_name)
+            new_outputs = tuple(result_types.values()) or None
             outputs = {
                 name: call.new_array(result_type.dtype, result_type.shape)
-                for name, result_type in self._result_types(operand_by_name).items()
+                for name, result_type in result_types.items()
             }
         output_views = {name: operand_of(array, name).view for name, array in outputs.items()}
         plan = self._plan(call, operand_by_name, output_views)
@@ -122,7 +125,7 @@ class Elementwise(FastCall):
             plan,
             inputs=tuple(inputs.values()),
             outputs=tuple(outputs.values()),
-            allocates_results=out is None and bool(outputs),
+            new_outputs=new_outputs,
             results=[array_names.index(name) for name in program.outputs],
         )
         return results[0] if len(results) == 1 else results
@@ -234,9 +237,10 @@ class Reduction(FastCall):
         inputs = bind_arguments(program.inputs, arguments, named_arguments)
         call = KernelCall({**inputs, **bind_outputs(("out",), out)}, stream)
         operand_by_name = {name: call.operands[name] for name in inputs}
-        allocates_results = out is None
-        if allocates_results:
+        new_outputs = None
+        if out is None:
             result_type = program.result_type(operand_by_name)
+            new_outputs = (result_type,)
             out = call.new_array(result_type.dtype, result_type.shape)
         output_view = operand_of(out, "out").view
         plan = self._plan(operand_by_name, output_view)
@@ -256,7 +260,7 @@ class Reduction(FastCall):
                 plan,
                 inputs=tuple(inputs.values()),
                 outputs=(out,),
-                allocates_results=allocates_results,
+                new_outputs=new_outputs,
                 results=[len(inputs)],
                 scratch=scratch,
             )

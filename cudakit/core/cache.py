@@ -23,15 +23,15 @@ class Image:
 
 @dataclass(frozen=True, slots=True)
 class Cleared:
-    """What ``cudakit cache clear`` deleted."""
+    """The number and the size of the files that ``cudakit cache clear`` deleted."""
 
     files: int  # number of deleted files
-    size_bytes: int  # sum of their sizes
+    size_bytes: int  # size of the deleted files
 
 
 @dataclass(frozen=True, slots=True)
 class Warmed:
-    """What ``cudakit cache warm`` did for one architecture."""
+    """The result of ``cudakit cache warm`` for one architecture."""
 
     target: str  # architecture, such as "sm_90"
     sources: int  # number of sources whose image is in the cache now
@@ -40,7 +40,7 @@ class Warmed:
 
 @dataclass(frozen=True, slots=True)
 class CacheResult:
-    """The content of the cache, after an action if there was one."""
+    """The content of the cache, after ``clear`` or ``warm`` if one of them was requested."""
 
     schema: ClassVar[str] = "cudakit.cache/1"
     directory: str  # directory of the images
@@ -49,8 +49,8 @@ class CacheResult:
     size_bytes: int  # sum of the sizes of the images
     max_images: int  # number of images above which the oldest are deleted
     max_bytes: int  # sum of sizes above which the oldest are deleted
-    cleared: Cleared | None = None  # what was deleted; null unless the cache was cleared
-    warmed: tuple[Warmed, ...] = ()  # what was compiled, by architecture
+    cleared: Cleared | None = None  # deleted files; null unless the cache was cleared
+    warmed: tuple[Warmed, ...] = ()  # result of ``cache warm`` for each architecture
 
 
 def report(result: CacheResult) -> Document:
@@ -109,7 +109,7 @@ def _table(result: CacheResult) -> Table:
 
 
 def _short(kernels: str) -> str:
-    """Return the first kernel and the number of the others."""
+    """Return the name of the first kernel and the number of further kernels."""
     first, *other_kernels = kernels.split(", ")
     return f"{first} and {len(other_kernels)} more" if other_kernels else first
 

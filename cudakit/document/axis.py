@@ -82,8 +82,8 @@ def rounded_axis(low: float, high: float, unit: Unit, *, amount_unit: str = "") 
 def log_axis(low: float, high: float, unit: LogUnit, *, amount_unit: str = "") -> Axis:
     """Return a logarithmic axis of positive values that covers at least a factor of two.
 
-    Ticks of bytes are powers of two. Other ticks are powers of ten, with multiples between them if those are
-    few. ``amount_unit`` is the unit of the amount of a rate.
+    Ticks of bytes are powers of two. Other ticks are powers of ten and, if there are few of these, multiples
+    of them. ``amount_unit`` is the unit of the amount of a rate.
     """
     if high < 2 * low:
         low, high = low / 2, high * 2

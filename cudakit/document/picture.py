@@ -128,7 +128,7 @@ def shape(
     max_length: int = LONGEST_LABEL,
     **attributes: Attribute,
 ) -> Shape:
-    """Return a Shape."""
+    """Return an SVG element as a Shape; all further keyword arguments are its attributes."""
     return Shape(kind, children, attributes, title, max_length)
 
 

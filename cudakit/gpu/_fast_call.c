@@ -6,8 +6,9 @@
  * arguments, launches the kernel, and passes the launch to _prepare(). This file therefore raises no errors of its own.
  *
  * Arrays are read through the DLPack exchange API of their class: a table of C functions in the class attribute
- * __dlpack_c_exchange_api__ (dlpack.h, DLPackExchangeAPI, version 1.3). PyTorch implements it since 2.10. All functions
- * are called with the GIL held, except cuLaunchKernel, which can wait for a full queue. */
+ * __dlpack_c_exchange_api__ (dlpack.h, DLPackExchangeAPI, version 1.3). PyTorch implements it since 2.10. CuPy 14 does
+ * not; its arrays and those of cudakit are read through attributes. All functions are called with the GIL held, except
+ * cuLaunchKernel, which can wait for a full queue. */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
@@ -27,7 +28,8 @@ enum {
     MAX_PLANS = 256,
     MAX_SCRATCH = 16, /* streams that have scratch memory for one plan */
     CACHED_CLASSES = 8,
-    ALIGNMENT = 16 /* remainders of addresses modulo this number are part of a key */
+    MAX_DIMENSIONS = 32, /* of arrays that are read through attributes */
+    ALIGNMENT = 16       /* remainders of addresses modulo this number are part of a key */
 };
 
 /* --- structures of dlpack.h --- */
@@ -65,26 +67,38 @@ enum { DLPACK_MAJOR = 1, CODE_COMPLEX = 5 };
 
 /* --- operands and plans --- */
 
+/* A class of arrays, and how its arrays are read. */
 typedef struct {
-    const exchange_api *api; /* NULL for a number */
-    word address;            /* address of an array */
-    double real;             /* value of a float */
-    int64_t integer;         /* value of an int or bool */
-    char kind;               /* 'a' array, 'f' float, 'i' int, 'b' bool */
+    PyTypeObject *type;
+    const exchange_api *api; /* NULL if the class has no exchange API */
+    char kind; /* without an API: 'c' attributes of CuPy, 'd' of DeviceArray, '-' arrays are not read */
+    PyObject *current_stream; /* kind 'c': function of a device index; kind 'd': context variable of a handle */
+} array_class;
+
+typedef struct {
+    const array_class *class; /* NULL for a number */
+    word address;             /* address of an array */
+    double real;              /* value of a float */
+    int64_t integer;          /* value of an int or bool */
+    char kind;                /* 'a' array, 'f' float, 'i' int, 'b' bool */
     int32_t device_id;
+    word streams[2];        /* the launch must be on these streams, which the array is used on; 0 is any stream */
     int key_start, key_end; /* indices of the first key word of the operand, and of the word after the last one */
 } operand;
 
 typedef struct {
-    char kind; /* 'a' address, 's' scratch, 'c' constant, 'f' float, 'd' double, 'q' 64-bit integer, '?' bool */
-    int operand;
-    int offset; /* offset of a constant in the constants of the launch, in bytes */
+    /* 'a' address, 's' scratch, 'c' constant, 'f' float, 'd' double, 'q' 64-bit integer, '?' bool, 'n' counter word */
+    char kind;
+    int operand; /* index of an operand, or of a word of the counter */
+    int offset;  /* offset of a constant in the constants of the launch, in bytes */
 } parameter;
 
 typedef struct {
     word key[MAX_KEY_WORDS];
     int key_words;
-    bool allocates; /* whether the outputs are new arrays, which the class of the first array allocates */
+    bool allocates; /* whether the outputs are new arrays */
+    /* Function of a stream handle that returns a tuple of new outputs. NULL: the exchange API allocates them. */
+    PyObject *allocate;
     int operand_count, parameter_count, result_count;
     int results[MAX_OPERANDS];          /* operands that the call returns */
     bool is_output[MAX_OPERANDS];       /* operands that the kernel writes */
@@ -95,7 +109,8 @@ typedef struct {
     handle function, context;
     int32_t device_id;
     unsigned blocks, threads;
-    int active_calls; /* calls that use the plan, which must not be deleted meanwhile */
+    word counter_step; /* number that a launch adds to the counter of the FastCall object */
+    int active_calls;  /* calls that use the plan, which must not be deleted meanwhile */
     bool uses_scratch;
     int scratch_count;
     struct {
@@ -104,9 +119,17 @@ typedef struct {
     } scratch[MAX_SCRATCH];
 } prepared_launch;
 
+/* The counter of a random number generator. The GIL protects it. */
+typedef struct {
+    PyObject_HEAD
+    word words[3];  /* position, sequence and seed */
+    bool is_frozen; /* whether the position is in device memory, so that launches from here would repeat numbers */
+} LaunchCounter;
+
 typedef struct {
     PyObject_HEAD
     vectorcallfunc vectorcall;
+    LaunchCounter *counter; /* NULL for kernels without a counter */
     int input_count,
         output_count; /* numbers of arguments, and of outputs that `out` provides or the call allocates */
     int plan_count;
@@ -114,7 +137,9 @@ typedef struct {
 } FastCall;
 
 static PyObject *name_call, *name_out, *name_stream, *name_api, *name_requires_grad, *name_is_neg,
-    *name_cuda_stream;
+    *name_cuda_stream, *name_allocation_stream, *name_view, *name_ptr, *name_dtype, *name_shape, *name_strides,
+    *name_read_only, *name_cuda_index, *name_data, *name_device_id;
+static PyObject *dtype_codes;        /* dict of numpy dtypes and names of dtypes: code of DLPack + 256 * bits */
 static int accepted_device_type = 2; /* kDLCUDA */
 
 /* CU_STREAM_LEGACY. The default stream always has this handle here, so that its scratch memory is found. */
@@ -129,30 +154,39 @@ static struct {
     int (*is_capturing)(handle stream, int *status);
 } driver;
 
-/* Return the exchange API of a class, or NULL. Results are cached; a class in the cache is kept alive. */
-static const exchange_api *find_exchange_api(PyTypeObject *type)
-{
-    static struct {
-        PyTypeObject *type;
-        const exchange_api *api;
-    } cache[CACHED_CLASSES];
-    static int cached_count;
+static array_class classes[CACHED_CLASSES];
+static int class_count;
 
-    for (int i = 0; i < cached_count; i++)
-        if (cache[i].type == type)
-            return cache[i].api;
+/* Return the entry of a class in the table of classes, or NULL. */
+static array_class *find_class(PyTypeObject *type)
+{
+    for (int i = 0; i < class_count; i++)
+        if (classes[i].type == type)
+            return &classes[i];
+    return NULL;
+}
+
+/* Add a class to the table of classes, which keeps the class alive. Return NULL if the table is full. */
+static array_class *add_class(PyTypeObject *type)
+{
+    if (class_count == CACHED_CLASSES)
+        return NULL;
+    array_class *class = &classes[class_count++];
+    *class = (array_class){.type = (PyTypeObject *)Py_NewRef(type), .kind = '-'};
     PyObject *capsule = PyObject_GetAttr((PyObject *)type, name_api);
     const exchange_api *api = capsule ? PyCapsule_GetPointer(capsule, "dlpack_exchange_api") : NULL;
     Py_XDECREF(capsule);
     PyErr_Clear();
-    if (api && (api->major != DLPACK_MAJOR || !api->tensor_from_object))
-        api = NULL;
-    if (cached_count < CACHED_CLASSES) {
-        Py_INCREF(type);
-        cache[cached_count].type = type;
-        cache[cached_count++].api = api;
-    }
-    return api;
+    if (api && api->major == DLPACK_MAJOR && api->tensor_from_object)
+        class->api = api;
+    return class;
+}
+
+/* Return the entry of an object's class, which is added if it is new. Return NULL if the table is full. */
+static const array_class *class_of(PyObject *object)
+{
+    const array_class *class = find_class(Py_TYPE(object));
+    return class ? class : add_class(Py_TYPE(object));
 }
 
 /* Return whether a tensor is C-contiguous and has several elements; PyTorch negates no such tensor lazily. */
@@ -175,6 +209,69 @@ static bool is_true(PyObject *object, PyObject *name, bool is_method)
     Py_XDECREF(value);
     PyErr_Clear();
     return result;
+}
+
+/* Return an integer attribute of an object, or -1 with an exception. */
+static int64_t integer_attribute(PyObject *object, PyObject *name)
+{
+    PyObject *value = object ? PyObject_GetAttr(object, name) : NULL;
+    int64_t number = value ? PyLong_AsLongLong(value) : -1;
+    Py_XDECREF(value);
+    return number;
+}
+
+/* Read the attributes dtype, shape and strides (in bytes) of an object into a tensor. `extents` gets the numbers of the
+ * shape and the strides. Return false, possibly with an exception, for attributes that are not supported. */
+static bool read_layout(PyObject *object, dl_tensor *tensor, int64_t *extents)
+{
+    PyObject *dtype = PyObject_GetAttr(object, name_dtype), *shape = PyObject_GetAttr(object, name_shape),
+             *strides = PyObject_GetAttr(object, name_strides);
+    PyObject *code = dtype && dtype_codes ? PyDict_GetItemWithError(dtype_codes, dtype) : NULL;
+    bool is_valid = code && shape && strides && PyTuple_CheckExact(shape) && PyTuple_CheckExact(strides) &&
+                    PyTuple_GET_SIZE(shape) == PyTuple_GET_SIZE(strides) &&
+                    PyTuple_GET_SIZE(shape) <= MAX_DIMENSIONS;
+    if (is_valid) {
+        long type_number = PyLong_AsLong(code);
+        int64_t element_bytes = (type_number >> 8) / 8;
+        tensor->code = (uint8_t)(type_number & 0xFF);
+        tensor->bits = (uint8_t)(type_number >> 8);
+        tensor->lanes = 1;
+        tensor->dimensions = (int32_t)PyTuple_GET_SIZE(shape);
+        tensor->shape = extents;
+        tensor->strides = extents + tensor->dimensions;
+        for (int i = 0; i < tensor->dimensions; i++) {
+            int64_t stride_bytes = PyLong_AsLongLong(PyTuple_GET_ITEM(strides, i));
+            tensor->shape[i] = PyLong_AsLongLong(PyTuple_GET_ITEM(shape, i));
+            tensor->strides[i] = stride_bytes / element_bytes;
+            is_valid = is_valid && stride_bytes % element_bytes == 0;
+        }
+    }
+    Py_XDECREF(dtype);
+    Py_XDECREF(shape);
+    Py_XDECREF(strides);
+    return is_valid && !PyErr_Occurred();
+}
+
+/* Read an array through attributes. Return false, possibly with an exception, for arrays that only _call can handle. */
+static bool read_attributes(PyObject *object, operand *out, dl_tensor *tensor, int64_t *extents)
+{
+    bool is_cupy = out->class->kind == 'c';
+    PyObject *memory = PyObject_GetAttr(object, is_cupy ? name_data : name_view);
+    if (!memory)
+        return false;
+    *tensor = (dl_tensor){.device_type = accepted_device_type};
+    tensor->data = (void *)(uintptr_t)integer_attribute(memory, name_ptr);
+    tensor->device_id = (int32_t)(is_cupy ? integer_attribute(memory, name_device_id)
+                                          : integer_attribute(object, name_cuda_index));
+    bool is_valid =
+        !PyErr_Occurred() && tensor->device_id >= 0 && read_layout(is_cupy ? object : memory, tensor, extents);
+    if (is_valid && !is_cupy) { /* a view of cudakit, and the streams that use its memory */
+        out->streams[0] = (word)integer_attribute(object, name_stream);
+        out->streams[1] = (word)integer_attribute(object, name_allocation_stream);
+        is_valid = !is_true(memory, name_read_only, false) && !PyErr_Occurred();
+    }
+    Py_DECREF(memory);
+    return is_valid;
 }
 
 /* Append the dtype, device, shape, strides and alignment of an array to a key. Return the number of words, or -1. */
@@ -211,11 +308,14 @@ static int read_operand(PyObject *object, bool is_output, operand *out, word *ke
         out->integer = object == Py_True;
     } else {
         dl_tensor tensor;
+        int64_t extents[2 * MAX_DIMENSIONS];
         out->kind = 'a';
-        out->api = find_exchange_api(Py_TYPE(object));
-        if (!out->api)
+        out->class = class_of(object);
+        const exchange_api *api = out->class ? out->class->api : NULL;
+        if (!out->class || (!api && out->class->kind == '-'))
             return -1;
-        if (out->api->tensor_from_object(object, &tensor)) {
+        if (api ? api->tensor_from_object(object, &tensor) != 0
+                : !read_attributes(object, out, &tensor, extents)) {
             PyErr_Clear();
             return -1;
         }
@@ -224,8 +324,8 @@ static int read_operand(PyObject *object, bool is_output, operand *out, word *ke
             return -1;
         /* PyTorch: a write to a tensor that requires a gradient is an error, and a lazy negation is not supported. A
          * tensor with a lazy negation is an imaginary part, which is never contiguous. */
-        if ((is_output && is_true(object, name_requires_grad, false)) ||
-            (!is_contiguous(&tensor) && is_true(object, name_is_neg, true)))
+        if (api && ((is_output && is_true(object, name_requires_grad, false)) ||
+                    (!is_contiguous(&tensor) && is_true(object, name_is_neg, true))))
             return -1;
         out->address = (word)(uintptr_t)tensor.data + tensor.byte_offset;
         out->device_id = tensor.device_id;
@@ -293,8 +393,9 @@ static word find_scratch(const prepared_launch *plan, handle stream)
 }
 
 /* Launch the kernel of a plan. Return false if _call must perform the call, or report its error. */
-static bool launch_plan(const prepared_launch *plan, const operand *operands, handle stream)
+static bool launch_plan(FastCall *self, const prepared_launch *plan, const operand *operands, handle stream)
 {
+    LaunchCounter *counter = self->counter;
     union {
         word bits;
         float single;
@@ -305,9 +406,13 @@ static bool launch_plan(const prepared_launch *plan, const operand *operands, ha
     void *parameters[MAX_PARAMETERS];
     for (int i = 0; i < plan->parameter_count; i++) {
         const parameter *plan_parameter = &plan->parameters[i];
+        parameters[i] = &values[i];
+        if (plan_parameter->kind == 'n') {
+            values[i].bits = counter->words[plan_parameter->operand];
+            continue;
+        }
         const operand *source_operand = &operands[plan_parameter->operand];
         double real = source_operand->kind == 'f' ? source_operand->real : (double)source_operand->integer;
-        parameters[i] = &values[i];
         switch (plan_parameter->kind) {
         case 'a': values[i].bits = source_operand->address; break;
         case 's':
@@ -322,10 +427,15 @@ static bool launch_plan(const prepared_launch *plan, const operand *operands, ha
         default: parameters[i] = (void *)(plan->constants + plan_parameter->offset);
         }
     }
-    if (plan->uses_scratch) { /* _call allocates new scratch memory for a captured launch */
+    if (plan->uses_scratch || counter) { /* _call performs captured launches with memory of their own */
         int capture_status = 0;
         if (driver.is_capturing(stream, &capture_status) || capture_status)
             return false;
+    }
+    if (counter) { /* before another thread can run */
+        if (counter->is_frozen || counter->words[0] > UINT64_MAX - plan->counter_step)
+            return false;
+        counter->words[0] += plan->counter_step;
     }
     handle function = plan->function, context = plan->context, current_context = NULL;
     unsigned blocks = plan->blocks, threads = plan->threads;
@@ -350,8 +460,20 @@ static void ignore_error(void *error_context, const char *kind, const char *mess
     (void)message;
 }
 
-/* Allocate the outputs of a plan, with the dtypes and shapes of its key. Return false after a failure. */
-static bool allocate_outputs(FastCall *self, const prepared_launch *plan, operand *operands,
+/* Set the key indices of the outputs that a plan allocates. The keys follow those of the inputs. */
+static void locate_output_keys(FastCall *self, const prepared_launch *plan, operand *operands)
+{
+    int key_start = plan->key_words;
+    for (int i = self->input_count; i < plan->operand_count; i++) {
+        int dimensions = (int)(plan->key[key_start] >> 32 & 0xFF);
+        operands[i] = (operand){.kind = 'a', .key_start = key_start, .key_end = key_start + 1 + 2 * dimensions};
+        key_start = operands[i].key_end;
+    }
+}
+
+/* Allocate the outputs of a plan by the exchange API, with the dtypes and shapes of its key. Return false after a
+ * failure. */
+static bool allocate_tensors(FastCall *self, const prepared_launch *plan, operand *operands,
                              const exchange_api *api, managed_tensor **outputs)
 {
     for (int i = 0; i < self->output_count; i++) {
@@ -369,7 +491,6 @@ static bool allocate_outputs(FastCall *self, const prepared_launch *plan, operan
                                .bits = (uint8_t)(key[0] >> 16),
                                .lanes = 1,
                                .shape = (int64_t *)shape};
-        outputs[i] = NULL;
         if (api->allocate(&prototype, &outputs[i], NULL, ignore_error) || !outputs[i])
             return false;
         output->address = (word)(uintptr_t)outputs[i]->tensor.data + outputs[i]->tensor.byte_offset;
@@ -377,6 +498,29 @@ static bool allocate_outputs(FastCall *self, const prepared_launch *plan, operan
             return false;
     }
     return true;
+}
+
+/* Allocate the outputs of a plan by its Python function, and read them. Return a new reference to a tuple of outputs.
+ * Return NULL without an exception after a failure, or for outputs that differ from those of the plan. */
+static PyObject *allocate_arrays(FastCall *self, const prepared_launch *plan, operand *operands, handle stream)
+{
+    word key[MAX_KEY_WORDS];
+    int word_count = plan->key_words;
+    PyObject *stream_handle = PyLong_FromVoidPtr(stream);
+    PyObject *outputs = stream_handle ? PyObject_CallOneArg(plan->allocate, stream_handle) : NULL;
+    Py_XDECREF(stream_handle);
+    bool is_valid = outputs && PyTuple_CheckExact(outputs) && PyTuple_GET_SIZE(outputs) == self->output_count;
+    for (int i = 0; is_valid && i < self->output_count; i++) {
+        operand *output = &operands[self->input_count + i];
+        int key_start = word_count;
+        word_count = read_operand(PyTuple_GET_ITEM(outputs, i), true, output, key, word_count);
+        is_valid = word_count > 0 && output->kind == 'a' && output->device_id == plan->device_id &&
+                   !memcmp(key + key_start, plan->key + key_start, (size_t)(word_count - key_start) * sizeof *key);
+    }
+    PyErr_Clear();
+    if (!is_valid)
+        Py_CLEAR(outputs);
+    return outputs;
 }
 
 /* Delete the outputs that no result owns. */
@@ -447,17 +591,29 @@ static int read_operands(FastCall *self, const call_arguments *arguments, operan
     return *first_array < 0 ? -1 : word_count;
 }
 
-/* Find the handle of a call's stream. Return false for streams that are no int and have no attribute cuda_stream. */
+/* Find the handle of a call's stream: by default the current stream of the first array's library. Return false for
+ * streams that are no int and have no attribute cuda_stream. */
 static bool find_stream(PyObject *object, const operand *first_array, handle *stream)
 {
-    if (!object) {
-        if (first_array->api->current_stream(accepted_device_type, first_array->device_id, stream))
+    const array_class *class = first_array->class;
+    PyObject *handle_object = NULL;
+    if (!object && class->api) {
+        if (class->api->current_stream(accepted_device_type, first_array->device_id, stream))
             return false;
         *stream = *stream ? *stream : LEGACY_STREAM;
         return true;
     }
-    PyObject *handle_object =
-        PyLong_CheckExact(object) ? Py_NewRef(object) : PyObject_GetAttr(object, name_cuda_stream);
+    if (!object && class->kind == 'd') {
+        PyContextVar_Get(class->current_stream, NULL, &handle_object);
+    } else if (!object) {
+        PyObject *device_index = PyLong_FromLong(first_array->device_id);
+        PyObject *current_stream = device_index ? PyObject_CallOneArg(class->current_stream, device_index) : NULL;
+        handle_object = current_stream ? PyObject_GetAttr(current_stream, name_ptr) : NULL;
+        Py_XDECREF(current_stream);
+        Py_XDECREF(device_index);
+    } else {
+        handle_object = PyLong_CheckExact(object) ? Py_NewRef(object) : PyObject_GetAttr(object, name_cuda_stream);
+    }
     *stream = handle_object && PyLong_Check(handle_object) ? PyLong_AsVoidPtr(handle_object) : (handle)-1;
     Py_XDECREF(handle_object);
     *stream = *stream ? *stream : LEGACY_STREAM;
@@ -466,9 +622,15 @@ static bool find_stream(PyObject *object, const operand *first_array, handle *st
     return is_valid;
 }
 
+/* The new outputs of a call. One of the two members is used. */
+typedef struct {
+    managed_tensor *tensors[MAX_OPERANDS]; /* tensors that the exchange API allocated */
+    PyObject *arrays;                      /* tuple of arrays that the plan's function allocated */
+} new_outputs;
+
 /* Return a new reference to a result of a call: an argument, or an allocated output, whose ownership moves. */
 static PyObject *result_object(FastCall *self, const call_arguments *arguments, int index, const exchange_api *api,
-                               managed_tensor **outputs)
+                               new_outputs *outputs)
 {
     if (index < self->input_count)
         return Py_NewRef(arguments->inputs[index]);
@@ -476,15 +638,17 @@ static PyObject *result_object(FastCall *self, const call_arguments *arguments, 
     if (arguments->out)
         return Py_NewRef(PyTuple_CheckExact(arguments->out) ? PyTuple_GET_ITEM(arguments->out, output)
                                                             : arguments->out);
+    if (outputs->arrays)
+        return Py_NewRef(PyTuple_GET_ITEM(outputs->arrays, output));
     void *object = NULL;
-    managed_tensor *tensor = outputs[output];
-    outputs[output] = NULL;
+    managed_tensor *tensor = outputs->tensors[output];
+    outputs->tensors[output] = NULL;
     return api->object_from_managed(tensor, &object) ? NULL : object;
 }
 
 /* Return a new reference to the result of a call, a tuple if the call has several results. */
 static PyObject *make_results(FastCall *self, const prepared_launch *plan, const call_arguments *arguments,
-                              const exchange_api *api, managed_tensor **outputs)
+                              const exchange_api *api, new_outputs *outputs)
 {
     if (plan->result_count == 1)
         return result_object(self, arguments, plan->results[0], api, outputs);
@@ -499,12 +663,22 @@ static PyObject *make_results(FastCall *self, const prepared_launch *plan, const
     return tuple;
 }
 
+/* Return whether all arrays of a call can be used on a stream without waiting for other streams. */
+static bool matches_streams(const prepared_launch *plan, const operand *operands, handle stream)
+{
+    for (int i = 0; i < plan->operand_count; i++)
+        for (int j = 0; j < 2; j++)
+            if (operands[i].streams[j] && operands[i].streams[j] != (word)(uintptr_t)stream)
+                return false;
+    return true;
+}
+
 /* Perform a call whose launch is prepared. Return NULL without an exception for other calls. */
 static PyObject *call_prepared(FastCall *self, const call_arguments *arguments)
 {
     operand operands[MAX_OPERANDS];
     word key[MAX_KEY_WORDS];
-    managed_tensor *outputs[MAX_OPERANDS] = {NULL};
+    new_outputs outputs;
     int first_array;
     handle stream = NULL;
     bool allocates = !arguments->out && self->output_count > 0;
@@ -513,28 +687,37 @@ static PyObject *call_prepared(FastCall *self, const call_arguments *arguments)
     if (word_count < 0 || (allocates && arguments->stream))
         return NULL;
     prepared_launch *plan = find_plan(self, key, word_count, allocates);
-    const exchange_api *api = operands[first_array].api;
-    if (!plan || plan->device_id != operands[first_array].device_id ||
+    const exchange_api *api = operands[first_array].class->api;
+    if (!plan || plan->device_id != operands[first_array].device_id || (allocates && !api && !plan->allocate) ||
         !find_stream(arguments->stream, &operands[first_array], &stream)) {
         PyErr_Clear();
         return NULL;
     }
-    for (int i = self->input_count; allocates && i < plan->operand_count; i++) {
-        operands[i] = (operand){.api = api, .kind = 'a', .key_start = plan->key_words, .key_end = plan->key_words};
-        for (int j = self->input_count; j < i; j++) /* the keys of outputs follow each other */
-            operands[i].key_start = operands[j].key_end;
-        operands[i].key_end = operands[i].key_start + 1 + 2 * (int)(plan->key[operands[i].key_start] >> 32 & 0xFF);
-    }
     for (int i = 0; i < self->input_count; i++) /* the kernel updates inputs that are also outputs */
-        if (plan->is_output[i] && is_true(arguments->inputs[i], name_requires_grad, false))
+        if (plan->is_output[i] && operands[i].class->api &&
+            is_true(arguments->inputs[i], name_requires_grad, false))
             return NULL;
     PyObject *result = NULL;
+    bool is_allocated = true;
     plan->active_calls++;
-    if ((!allocates || allocate_outputs(self, plan, operands, api, outputs)) && !has_overlap(plan, operands) &&
-        launch_plan(plan, operands, stream))
-        result = make_results(self, plan, arguments, api, outputs);
+    outputs.arrays = NULL;
+    if (allocates) {
+        memset(outputs.tensors, 0, sizeof outputs.tensors);
+        locate_output_keys(self, plan, operands);
+        if (api) {
+            is_allocated = allocate_tensors(self, plan, operands, api, outputs.tensors);
+        } else {
+            outputs.arrays = allocate_arrays(self, plan, operands, stream);
+            is_allocated = outputs.arrays != NULL;
+        }
+    }
+    if (is_allocated && matches_streams(plan, operands, stream) && !has_overlap(plan, operands) &&
+        launch_plan(self, plan, operands, stream))
+        result = make_results(self, plan, arguments, api, &outputs);
     plan->active_calls--;
-    delete_outputs(outputs, self->output_count);
+    if (allocates && api)
+        delete_outputs(outputs.tensors, self->output_count);
+    Py_XDECREF(outputs.arrays);
     return result;
 }
 
@@ -622,7 +805,8 @@ static bool prepare_parameters(prepared_launch *plan, PyObject *parameters)
                               &constant_bytes))
             return false;
         plan_parameter->kind = (char)kind;
-        if (plan_parameter->operand < 0 || plan_parameter->operand >= plan->operand_count ||
+        int operand_limit = kind == 'n' ? 3 : plan->operand_count;
+        if (plan_parameter->operand < 0 || plan_parameter->operand >= operand_limit ||
             used_bytes + constant_bytes > MAX_CONSTANT_BYTES)
             return false;
         plan_parameter->offset = (int)used_bytes;
@@ -644,6 +828,14 @@ static void add_scratch(prepared_launch *plan, handle stream, word address)
     plan->scratch[index].address = address;
 }
 
+/* Free a plan, and its reference to a Python function. */
+static void delete_plan(prepared_launch *plan)
+{
+    if (plan)
+        Py_XDECREF(plan->allocate);
+    PyMem_Free(plan);
+}
+
 /* Insert a plan in front of all others. Return false if the oldest plan of a full table is in use. */
 static bool insert_plan(FastCall *self, prepared_launch *new_plan)
 {
@@ -651,8 +843,8 @@ static bool insert_plan(FastCall *self, prepared_launch *new_plan)
         prepared_launch *oldest_plan = self->plans[MAX_PLANS - 1];
         if (oldest_plan->active_calls)
             return false;
-        PyMem_Free(oldest_plan);
         self->plan_count--;
+        delete_plan(oldest_plan);
     }
     memmove(self->plans + 1, self->plans, (size_t)self->plan_count * sizeof *self->plans);
     self->plans[0] = new_plan;
@@ -678,22 +870,25 @@ static bool prepare_results(prepared_launch *plan, PyObject *results)
 
 PyDoc_STRVAR(
     prepare_doc,
-    "_prepare(inputs, outputs, allocates, results, parameters, function, context, device, blocks, threads, "
-    "stream, scratch)\n--\n\n"
-    "Prepare the launch of a call, so that equal calls run without Python; return whether that is possible.");
+    "_prepare(inputs, outputs, allocate, results, parameters, function, context, device, blocks, threads, "
+    "stream, scratch, counter_step)\n--\n\n"
+    "Prepare the launch of a call, so that equal calls run without Python; return whether that is possible.\n\n"
+    "``allocate`` is a function of a stream handle that returns a tuple of new outputs, or None if the call "
+    "passes\n"
+    "outputs. Launches add ``counter_step`` to the position of the counter.");
 
 /* Implement _prepare(). */
 static PyObject *prepare(PyObject *object, PyObject *args)
 {
     FastCall *self = (FastCall *)object;
-    PyObject *inputs, *outputs, *results, *parameters;
-    unsigned long long function, context, stream, scratch;
-    int allocates, device;
+    PyObject *inputs, *outputs, *allocate, *results, *parameters;
+    unsigned long long function, context, stream, scratch, counter_step;
+    int device;
     unsigned blocks, threads;
 
-    if (!PyArg_ParseTuple(args, "O!O!pO!O!KKiIIKK", &PyTuple_Type, &inputs, &PyTuple_Type, &outputs, &allocates,
+    if (!PyArg_ParseTuple(args, "O!O!OO!O!KKiIIKKK", &PyTuple_Type, &inputs, &PyTuple_Type, &outputs, &allocate,
                           &PyTuple_Type, &results, &PyTuple_Type, &parameters, &function, &context, &device,
-                          &blocks, &threads, &stream, &scratch))
+                          &blocks, &threads, &stream, &scratch, &counter_step))
         return NULL;
     if (!driver.launch || PyTuple_GET_SIZE(inputs) != self->input_count ||
         PyTuple_GET_SIZE(outputs) != self->output_count)
@@ -701,7 +896,9 @@ static PyObject *prepare(PyObject *object, PyObject *args)
     prepared_launch *plan = PyMem_Calloc(1, sizeof *plan);
     if (!plan)
         return PyErr_NoMemory();
-    plan->allocates = allocates;
+    plan->allocates = allocate != Py_None;
+    plan->allocate = plan->allocates ? Py_NewRef(allocate) : NULL;
+    plan->counter_step = counter_step;
     plan->function = (handle)(uintptr_t)function;
     plan->context = (handle)(uintptr_t)context;
     plan->device_id = device;
@@ -717,24 +914,79 @@ static PyObject *prepare(PyObject *object, PyObject *args)
         if (!existing_plan && is_prepared)
             plan = NULL;
     }
-    PyMem_Free(plan);
+    delete_plan(plan);
     if (PyErr_Occurred())
         return NULL;
     return PyBool_FromLong(is_prepared);
 }
 
-/* --- the class --- */
+/* --- the counter of random number generators --- */
 
-PyDoc_STRVAR(configure_doc, "_configure(input_count, output_count)\n--\n\n"
-                            "Set the number of arguments, and of outputs that ``out`` provides.");
+/* Return a tuple of the words of a counter. */
+static PyObject *read_counter(PyObject *object, PyObject *args)
+{
+    const word *words = ((LaunchCounter *)object)->words;
+    (void)args;
+    return Py_BuildValue("KKK", words[0], words[1], words[2]);
+}
+
+/* Replace the words of a counter if they equal the expected ones, and return whether they did. */
+static PyObject *replace_counter(PyObject *object, PyObject *args)
+{
+    LaunchCounter *self = (LaunchCounter *)object;
+    unsigned long long expected[3], words[3];
+    if (!PyArg_ParseTuple(args, "(KKK)(KKK)", &expected[0], &expected[1], &expected[2], &words[0], &words[1],
+                          &words[2]))
+        return NULL;
+    for (int i = 0; i < 3; i++)
+        if (self->words[i] != expected[i])
+            Py_RETURN_FALSE;
+    for (int i = 0; i < 3; i++)
+        self->words[i] = words[i];
+    Py_RETURN_TRUE;
+}
+
+/* Freeze a counter, and return a tuple of its words. */
+static PyObject *freeze_counter(PyObject *object, PyObject *args)
+{
+    ((LaunchCounter *)object)->is_frozen = true;
+    return read_counter(object, args);
+}
+
+static PyMethodDef counter_methods[] = {
+    {"read", read_counter, METH_NOARGS,
+     PyDoc_STR("read()\n--\n\nReturn the position, the sequence and the seed.")},
+    {"replace", replace_counter, METH_VARARGS,
+     PyDoc_STR("replace(expected, words)\n--\n\nReplace the expected words by others; return False, changing "
+               "nothing, if the words are not the expected ones.")},
+    {"freeze", freeze_counter, METH_NOARGS,
+     PyDoc_STR("freeze()\n--\n\nPerform all later calls that use the counter in Python; return the words.")},
+    {NULL, NULL, 0, NULL}};
+
+static PyTypeObject launch_counter_type = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "cudakit.gpu._fast_call.LaunchCounter",
+    .tp_doc = PyDoc_STR("The counter of a random number generator, which prepared launches advance."),
+    .tp_basicsize = sizeof(LaunchCounter),
+    .tp_flags = Py_TPFLAGS_DEFAULT,
+    .tp_new = PyType_GenericNew,
+    .tp_methods = counter_methods,
+};
+
+/* --- the class of callables --- */
+
+PyDoc_STRVAR(configure_doc, "_configure(input_count, output_count, counter=None)\n--\n\n"
+                            "Set the number of arguments, the number of outputs that ``out`` provides, and the\n"
+                            "counter of kernels with parameters of the kind 'n'.");
 
 /* Implement _configure(). */
 static PyObject *configure(PyObject *object, PyObject *args)
 {
     FastCall *self = (FastCall *)object;
     int inputs, outputs;
-    if (!PyArg_ParseTuple(args, "ii", &inputs, &outputs))
+    PyObject *counter = NULL;
+    if (!PyArg_ParseTuple(args, "ii|O!", &inputs, &outputs, &launch_counter_type, &counter))
         return NULL;
+    Py_XSETREF(self->counter, (LaunchCounter *)Py_XNewRef(counter));
     bool is_small = inputs + outputs <= MAX_OPERANDS;
     self->input_count = is_small ? inputs : -1; /* -1 equals no number of arguments */
     self->output_count = is_small ? outputs : 0;
@@ -759,7 +1011,8 @@ static void delete_object(PyObject *object)
 {
     FastCall *self = (FastCall *)object;
     for (int i = 0; i < self->plan_count; i++)
-        PyMem_Free(self->plans[i]);
+        delete_plan(self->plans[i]);
+    Py_XDECREF(self->counter);
     Py_TYPE(object)->tp_free(object);
 }
 
@@ -800,7 +1053,33 @@ static PyObject *use_driver(PyObject *module, PyObject *args)
     Py_RETURN_NONE;
 }
 
+PyDoc_STRVAR(use_array_class_doc,
+             "use_array_class(class, kind, current_stream, dtypes)\n--\n\n"
+             "Read arrays of a class through attributes: 'c' those of CuPy's arrays, 'd' those of DeviceArray.\n\n"
+             "``current_stream`` is CuPy's function of a device index, or the context variable of cudakit.\n"
+             "``dtypes`` is a dict of dtypes: their codes of DLPack plus 256 times their bits.");
+
+/* Implement use_array_class(). */
+static PyObject *use_array_class(PyObject *module, PyObject *args)
+{
+    PyObject *type, *current_stream, *codes;
+    int kind;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "O!COO!", &PyType_Type, &type, &kind, &current_stream, &PyDict_Type, &codes))
+        return NULL;
+    array_class *class = find_class((PyTypeObject *)type);
+    if (!class)
+        class = add_class((PyTypeObject *)type);
+    if (class) {
+        class->kind = (char)kind;
+        Py_XSETREF(class->current_stream, Py_NewRef(current_stream));
+        Py_XSETREF(dtype_codes, Py_NewRef(codes));
+    }
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef module_methods[] = {{"use_driver", use_driver, METH_VARARGS, use_driver_doc},
+                                       {"use_array_class", use_array_class, METH_VARARGS, use_array_class_doc},
                                        {NULL, NULL, 0, NULL}};
 
 static struct PyModuleDef module_definition = {PyModuleDef_HEAD_INIT, .m_name = "cudakit.gpu._fast_call",
@@ -808,17 +1087,34 @@ static struct PyModuleDef module_definition = {PyModuleDef_HEAD_INIT, .m_name = 
 
 PyMODINIT_FUNC PyInit__fast_call(void)
 {
-    name_call = PyUnicode_InternFromString("_call");
-    name_out = PyUnicode_InternFromString("out");
-    name_stream = PyUnicode_InternFromString("stream");
-    name_api = PyUnicode_InternFromString("__dlpack_c_exchange_api__");
-    name_requires_grad = PyUnicode_InternFromString("requires_grad");
-    name_is_neg = PyUnicode_InternFromString("is_neg");
-    name_cuda_stream = PyUnicode_InternFromString("cuda_stream");
-    if (PyErr_Occurred() || PyType_Ready(&fast_call_type) < 0)
+    const struct {
+        PyObject **name;
+        const char *text;
+    } names[] = {{&name_call, "_call"},
+                 {&name_out, "out"},
+                 {&name_stream, "stream"},
+                 {&name_api, "__dlpack_c_exchange_api__"},
+                 {&name_requires_grad, "requires_grad"},
+                 {&name_is_neg, "is_neg"},
+                 {&name_cuda_stream, "cuda_stream"},
+                 {&name_allocation_stream, "allocation_stream"},
+                 {&name_view, "view"},
+                 {&name_ptr, "ptr"},
+                 {&name_dtype, "dtype"},
+                 {&name_shape, "shape"},
+                 {&name_strides, "strides"},
+                 {&name_read_only, "read_only"},
+                 {&name_cuda_index, "cuda_index"},
+                 {&name_data, "data"},
+                 {&name_device_id, "device_id"}};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (!(*names[i].name = PyUnicode_InternFromString(names[i].text)))
+            return NULL;
+    if (PyType_Ready(&fast_call_type) < 0 || PyType_Ready(&launch_counter_type) < 0)
         return NULL;
     PyObject *module = PyModule_Create(&module_definition);
-    if (module && PyModule_AddObjectRef(module, "FastCall", (PyObject *)&fast_call_type) < 0)
+    if (module && (PyModule_AddObjectRef(module, "FastCall", (PyObject *)&fast_call_type) < 0 ||
+                   PyModule_AddObjectRef(module, "LaunchCounter", (PyObject *)&launch_counter_type) < 0))
         Py_CLEAR(module);
     return module;
 }

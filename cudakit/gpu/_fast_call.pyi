@@ -1,15 +1,27 @@
 """The base class of callables that launch prepared kernels, in C."""
 
+from collections.abc import Callable
+from contextvars import ContextVar
+
+class LaunchCounter:
+    """The class whose Python implementation is ``cudakit.gpu.fast_call.SlowCounter``."""
+
+    def read(self) -> tuple[int, int, int]: ...
+    def replace(self, expected: tuple[int, int, int], words: tuple[int, int, int], /) -> bool: ...
+    def freeze(self) -> tuple[int, int, int]: ...
+
 class FastCall:
     """The class whose Python implementation is ``cudakit.gpu.fast_call.SlowCall``."""
 
     def __call__(self, *arguments: object, **named: object) -> object: ...
-    def _configure(self, input_count: int, output_count: int, /) -> None: ...
+    def _configure(
+        self, input_count: int, output_count: int, counter: LaunchCounter | None = None, /
+    ) -> None: ...
     def _prepare(
         self,
         inputs: tuple[object, ...],
         outputs: tuple[object, ...],
-        allocates: bool,
+        allocate: Callable[[int], tuple[object, ...]] | None,
         results: tuple[int, ...],
         parameters: tuple[tuple[str, int, bytes], ...],
         function: int,
@@ -19,6 +31,7 @@ class FastCall:
         threads: int,
         stream: int,
         scratch: int,
+        counter_step: int,
         /,
     ) -> bool: ...
 
@@ -29,5 +42,12 @@ def use_driver(
     pop_context: int,
     is_capturing: int,
     device_type: int,
+    /,
+) -> None: ...
+def use_array_class(
+    array_class: type,
+    kind: str,
+    current_stream: Callable[[int], object] | ContextVar[int],
+    dtypes: dict[object, int],
     /,
 ) -> None: ...

@@ -52,7 +52,7 @@ def shared_device(ordinal: int) -> Cuda:
 def operand_of(array: Any, name: str) -> DeviceOperand:
     """Return the view of an array. Raises UsageError with the argument's name for other objects."""
     if isinstance(array, DeviceArray):
-        device = array.gpu if array.gpu.simulated else int(getattr(array.gpu, "ordinal", 0))
+        device = array.gpu if array.cuda_index < 0 else array.cuda_index
         return DeviceOperand(array.view, device, stream=int(array.stream))
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(array, torch.Tensor):

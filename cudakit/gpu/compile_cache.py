@@ -143,9 +143,9 @@ class CompileCache:
 def _read(directory: int, name: str) -> tuple[Label, bytes]:
     """Return the label and the image of a file.
 
-    Raises ValueError if it is damaged, OSError if it is missing or another user can have written it.
+    Raises ValueError if the file is damaged, OSError if it is missing or another user can have written it.
     """
-    # A pipe would block without O_NONBLOCK.
+    # Without O_NONBLOCK, opening a pipe would block.
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     with open(os.open(name, flags, dir_fd=directory), "rb") as file:
         _check_owner(file.fileno(), stat.S_IFREG)
@@ -166,7 +166,7 @@ def _file_name(key: str) -> str:
 
 
 def _check_owner(file: int, file_type: int) -> None:
-    """Raise PermissionError unless an open file has this type, and only this user can write it."""
+    """Raise PermissionError unless an open file has the expected type, and only this user can write it."""
     status = os.fstat(file)
     is_private = status.st_uid == os.geteuid() and not status.st_mode & (
         stat.S_IWGRP | stat.S_IWOTH

@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Callable
 from functools import cache
 
-# numpy's extension modules link this library.
+# The C++ runtime. It is usually present, because numpy's extension modules link it.
 _LIBRARY = "libstdc++.so.6"
 
 # Maximum length of a name to demangle; kernel names are shorter in practice.

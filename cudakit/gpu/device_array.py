@@ -35,8 +35,10 @@ class DeviceArray:
     ) -> None:
         element_bytes = _element_bytes(dtype)
         self._gpu = gpu
-        # The stream whose enqueued work writes the array.
-        self.stream = self._allocation_stream = stream
+        # CUDA index of the device; -1 if the device is simulated.
+        self.cuda_index = -1 if gpu.simulated else int(getattr(gpu, "ordinal", 0))
+        # Stream whose enqueued work writes the array, and stream in whose order the memory is freed.
+        self.stream = self.allocation_stream = stream
         size_bytes = math.prod(shape) * element_bytes
         ptr = Ptr(0)
         # Streams other than the allocation's whose work uses the memory.
@@ -48,7 +50,7 @@ class DeviceArray:
 
     def record_use(self, stream: Stream) -> None:
         """Record that work on a stream uses the array: the memory of the array is freed after that work."""
-        if stream != self._allocation_stream:
+        if stream != self.allocation_stream:
             self._other_streams.add(stream)
 
     @property

@@ -81,14 +81,14 @@ def view_of_capsule(capsule: object) -> tuple[ArrayView, int]:
 def capsule_of(view: ArrayView, device: tuple[int, int], owner: object) -> object:
     """Return a capsule for an array; ``owner`` is kept alive until the consumer releases the tensor."""
     extents = (ctypes.c_int64 * max(len(view.shape), 1))(*view.shape)
-    data_type = _data_type(view.dtype)
-    element_bytes = data_type.bits // 8
+    code, bits = dlpack_type(view.dtype)
+    element_bytes = bits // 8
     strides = (ctypes.c_int64 * max(len(view.shape), 1))(
         *(stride // element_bytes for stride in view.strides)
     )
     managed_tensor = _ManagedTensor()
     managed_tensor.tensor = _Tensor(
-        view.ptr, _Device(*device), len(view.shape), data_type, extents, strides, 0
+        view.ptr, _Device(*device), len(view.shape), _DataType(code, bits, 1), extents, strides, 0
     )
     managed_tensor.deleter = _delete_tensor
     address = ctypes.addressof(managed_tensor)
@@ -134,8 +134,9 @@ def _dtype_name(data_type: _DataType) -> str:
     return name if data_type.lanes == 1 else f"{name}x{data_type.lanes}"
 
 
-def _data_type(dtype: str) -> _DataType:
+def dlpack_type(dtype: str) -> tuple[int, int]:
+    """Return the type code and the number of bits of a dtype's elements."""
     if dtype == "bfloat16":
-        return _DataType(_BFLOAT_CODE, 16, 1)
+        return _BFLOAT_CODE, 16
     element = np.dtype(dtype)
-    return _DataType(_CODES[element.kind], 8 * element.itemsize, 1)
+    return _CODES[element.kind], 8 * element.itemsize

@@ -15,7 +15,8 @@ from pathlib import Path
 from cudakit.errors import CudakitError, EnvironmentUnusable, Unsupported
 from cudakit.gpu.api import DescriptorHandle, ProcessId
 
-# System call number, the same on all architectures of CUDA (include/uapi/asm-generic/unistd.h).
+# Number of the system call pidfd_getfd, the same on all architectures of CUDA
+# (include/uapi/asm-generic/unistd.h).
 _PIDFD_GETFD = 438
 # Index of starttime, field 22 of /proc/PID/stat, among the fields after the process name, field 2
 # (proc_pid_stat(5)).

@@ -82,7 +82,7 @@ def check_size(size_bytes: int) -> None:
 
 
 def pop_allocation(allocations: MutableMapping[_Ptr, _T], ptr: _Ptr, detail: str) -> _T:
-    """Remove and return an allocation. Raises CUDA_ERROR_INVALID_VALUE if none begins there."""
+    """Remove and return an allocation. Raises CUDA_ERROR_INVALID_VALUE if none begins at ``ptr``."""
     try:
         return allocations.pop(ptr)
     except KeyError:

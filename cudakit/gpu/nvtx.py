@@ -91,9 +91,9 @@ def range(
 ) -> NoRange:
     """Return an NVTX range, as context manager or function decorator.
 
-    Profilers such as nsys and ncu show it. ``color`` is a matplotlib color name or 0xAARRGGBB, ``payload`` a
-    number shown with the range. As a decorator it raises UsageError for a coroutine or a generator, whose
-    call returns before its body runs.
+    Profilers such as nsys and ncu show the range. ``color`` is a matplotlib color name or 0xAARRGGBB,
+    ``payload`` a number shown with the range. The decorator raises UsageError for a coroutine or a
+    generator, whose call returns before its body runs.
 
     >>> import cudakit
     >>> with cudakit.range("load"):

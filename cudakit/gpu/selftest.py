@@ -24,7 +24,7 @@ from cudakit.units import Unavailable, format_bytes
 
 DEFAULT_SECONDS = 120
 _STEPS = ("context", "compile", "kernel", "copy")
-_VALUE_COUNT = 1 << 20  # one thread each: several waves on every device
+_VALUE_COUNT = 1 << 20  # number of values, computed by a thread each: several waves on every device
 _SEED = 0x9E3779B9
 _ROUNDS = 64  # iterations of the loop in SOURCE
 SOURCE = """
@@ -75,7 +75,7 @@ def _parse_steps(text: str, exit_reason: str) -> tuple[SelfTestStep, ...]:
     return (*steps, SelfTestStep(_STEPS[len(steps)], f"step {_STEPS[len(steps)]!r} {exit_reason}"))
 
 
-# --- in the child ----------------------------------------------------------------------------------
+# --- in the child process ----------------------------------------------------------------------------------
 
 
 def child() -> None:

@@ -13,7 +13,10 @@ from cudakit.kernels.expressions.typed import TypedAssignment
 from cudakit.kernels.layout import Layout
 
 _MAX_INDEX_32 = 1 << 31
-_INTERLEAVED = 4  # elements that a thread computes if it cannot load vectors
+# Number of elements that a thread computes if it cannot load vectors. In smaller arrays each thread computes
+# one element, so that their blocks occupy more multiprocessors.
+_INTERLEAVED = 4
+_MIN_INTERLEAVED_COUNT = 1 << 19
 
 VECTORS = r"""
 template <int SIZE> struct vector_alignment { static const int value = SIZE > 16 ? 16 : SIZE; };
@@ -32,12 +35,14 @@ class ElementwiseSource:
     dtypes: Mapping[str, DType]  # element types of the arrays, inputs before outputs
     scalars: Mapping[str, DType]
     layout: Layout
-    width: int  # number of elements of a vector
+    width: int  # number of adjacent elements that a thread loads from an array at once
 
     @property
     def elements_per_thread(self) -> int:
         """The number of elements that each thread computes."""
-        return _INTERLEAVED if self._is_interleaved else self.width
+        if not self._is_interleaved:
+            return self.width
+        return _INTERLEAVED if self.layout.count >= _MIN_INTERLEAVED_COUNT else 1
 
     @property
     def _is_interleaved(self) -> bool:
@@ -68,21 +73,25 @@ class ElementwiseSource:
         if not self._is_interleaved:
             distances = ""
         return f"""
+typedef {index_type} Index;
+enum {{ WIDTH = {self.elements_per_thread} }};
 struct Layout {{ i64 count; i64 sizes[{dimensions}]; i64 strides[{len(self.dtypes)}][{dimensions}]; }};
 
-template <int WIDTH> __device__ void compute({parameter_list}{distances}) {{
+// Computes the elements k of one thread. If IS_PARTIAL, the arrays end before k * pitch == remaining. All
+// elements are loaded before the first one is stored, so that the thread waits for memory once.
+template <bool IS_PARTIAL>
+__device__ void compute({parameter_list}, Index remaining, Index pitch{distances}) {{
 {self._compute_text()}
 }}
 
 extern "C" __global__ void KERNEL_NAME(const Layout layout, {parameter_list}) {{
-    typedef {index_type} Index;
     const Index count = (Index)layout.count;
 {self._index_text()}
 }}
 """
 
     def _index_text(self) -> str:
-        """Return the text that computes the indices of a vector and its elements."""
+        """Return the text that computes the index of a thread's first element, and calls ``compute``."""
         dimensions = len(self.layout.sizes)
         arguments = [
             "".join(
@@ -96,42 +105,39 @@ extern "C" __global__ void KERNEL_NAME(const Layout layout, {parameter_list}) {{
             for index, strides in enumerate(self.layout.strides)
         ]
         arguments += [f"s{index}" for index in range(len(self.scalars))]
+        if dimensions > 1:
+            return self._strided_text(arguments)
+        first, pitch = "(blockIdx.x * (Index)blockDim.x + threadIdx.x) * WIDTH", "1"
+        distances: list[str] = []
         if self._is_interleaved:
-            return self._interleaved_text(arguments)
-        call = f"({', '.join(arguments)});"
-        first = (
-            f"    const Index first = (blockIdx.x * (Index)blockDim.x + threadIdx.x) * {self.width};\n"
-            f"    if (first >= count) return;\n"
+            first, pitch = "blockIdx.x * (Index)(WIDTH * blockDim.x) + threadIdx.x", "blockDim.x"
+            distances = [
+                f"(i64)blockDim.x * {self._stride_text(index, 0)}"
+                for index in range(len(self.dtypes))
+            ]
+        call = f"({', '.join([*arguments, 'count - i0', pitch, *distances])});"
+        return (
+            f"    const Index i0 = {first};\n"
+            f"    if (i0 >= count) return;\n"
+            f"    if (count - i0 > (WIDTH - 1) * {pitch}) compute<false>{call}\n"
+            f"    else compute<true>{call}"
         )
-        if dimensions == 1:
-            return (
-                f"{first}"
-                f"    if (count - first >= {self.width}) {{\n"
-                f"        const Index i0 = first;\n"
-                f"        compute<{self.width}>{call}\n"
-                f"    }} else {{\n"
-                f"        for (Index i0 = first; i0 < count; ++i0) compute<1>{call}\n"
-                f"    }}"
-            )
-        lines = [f"{first}    Index rest = first;"]
+
+    def _strided_text(self, arguments: Sequence[str]) -> str:
+        """Return the text for several dimensions, in which no vector crosses the end of the innermost one."""
+        dimensions = len(self.layout.sizes)
+        lines = [
+            "    const Index first = (blockIdx.x * (Index)blockDim.x + threadIdx.x) * WIDTH;",
+            "    if (first >= count) return;",
+            "    Index rest = first;",
+        ]
         for axis in range(dimensions - 1):
             size = f"(Index)layout.sizes[{axis}]"
             lines.append(f"    const Index i{axis} = rest % {size};")
             lines.append(f"    rest /= {size};")
         lines.append(f"    const Index i{dimensions - 1} = rest;")
-        lines.append(f"    compute<{self.width}>{call}")
+        lines.append(f"    compute<false>({', '.join([*arguments, 'WIDTH', '1'])});")
         return "\n".join(lines)
-
-    def _interleaved_text(self, arguments: Sequence[str]) -> str:
-        distances = [
-            f"(i64)blockDim.x * {self._stride_text(index, 0)}" for index in range(len(self.dtypes))
-        ]
-        call = f"({', '.join([*arguments, *distances])});"
-        return (
-            f"    Index i0 = blockIdx.x * (Index)({_INTERLEAVED} * blockDim.x) + threadIdx.x;\n"
-            f"    if (i0 + {_INTERLEAVED - 1} * blockDim.x < count) compute<{_INTERLEAVED}>{call}\n"
-            f"    else for (; i0 < count; i0 += blockDim.x) compute<1>{call}"
-        )
 
     def _stride_text(self, index: int, axis: int) -> str:
         """Return a stride as C++ text: a literal for adjacent elements, which saves a load."""
@@ -141,11 +147,11 @@ extern "C" __global__ void KERNEL_NAME(const Layout layout, {parameter_list}) {{
         return f"layout.strides[{index}][{axis}]"
 
     def _compute_text(self) -> str:
-        """Return the body of the function that loads, computes and stores the elements of one vector."""
+        """Return the body of the function that loads, computes and stores the elements of one thread."""
         arrays = list(self.dtypes)
         variables = {name: f"s{index}" for index, name in enumerate(self.scalars)}
-        load_lines, loop_lines = self._load_text(), []
-        store_lines: list[str] = []
+        lines = self._load_lines()
+        loop_lines: list[str] = []
         for index, name in enumerate(arrays):
             if name in self.program.inputs:
                 element = f"v{index}.elements[k]" if self._is_vector(index) else f"e{index}"
@@ -155,39 +161,43 @@ extern "C" __global__ void KERNEL_NAME(const Layout layout, {parameter_list}) {{
             text = cuda_text(assignment.value, variables)
             loop_lines.append(f"        const {assignment.dtype.compute_type} t{number} = {text};")
             variables[assignment.target] = f"t{number}"
+        store_lines: list[str] = []
         for name in self.program.outputs:
-            index, storage = arrays.index(name), self.dtypes[name].storage_type
-            value = f"stored<{storage}>::from({variables[name]})"
+            index = arrays.index(name)
+            value = f"stored<{self.dtypes[name].storage_type}>::from({variables[name]})"
             loop_lines.append(f"        v{index}.elements[k] = {value};")
-            if self._is_interleaved:
-                loop_lines.append(
-                    f"        *({storage}*)(p{index} + k * d{index}) = v{index}.elements[k];"
-                )
-            else:
-                store_lines.append(f"    *(Vector<{storage}, WIDTH>*)p{index} = v{index};")
+            store_lines += self._transfer_lines(index, is_store=True)
         loop_head = ["    #pragma unroll", "    for (int k = 0; k < WIDTH; ++k) {"]
-        return "\n".join([*load_lines, *loop_head, *loop_lines, "    }", *store_lines])
+        return "\n".join([*lines, *loop_head, *loop_lines, "    }", *store_lines])
 
-    def _load_text(self) -> list[str]:
-        """Return the lines that load the vectors of all inputs, before any output is stored."""
+    def _load_lines(self) -> list[str]:
+        """Return the lines that declare the vectors of all arrays, and load those of the inputs."""
         lines = []
         for index, (name, dtype) in enumerate(self.dtypes.items()):
-            vector = f"Vector<{dtype.storage_type}, WIDTH>"
-            if name not in self.program.inputs:
-                lines.append(f"    {vector} v{index};")
-            elif self._is_vector(index) and self._is_interleaved:
-                element = f"*(const {dtype.storage_type}*)(p{index} + k * d{index})"
-                lines.append(f"    {vector} v{index};")
-                lines.append("    #pragma unroll")
-                lines.append(
-                    f"    for (int k = 0; k < WIDTH; ++k) v{index}.elements[k] = {element};"
-                )
-            elif self._is_vector(index):
-                lines.append(f"    {vector} v{index} = *(const {vector}*)p{index};")
+            if self._is_vector(index):
+                lines.append(f"    Vector<{dtype.storage_type}, WIDTH> v{index} = {{}};")
+                if name in self.program.inputs:
+                    lines += self._transfer_lines(index, is_store=False)
             else:
                 element = f"*(const {dtype.storage_type}*)p{index}"
                 lines.append(f"    const {dtype.storage_type} e{index} = {element};")
         return lines
+
+    def _transfer_lines(self, index: int, *, is_store: bool) -> list[str]:
+        """Return the lines that load or store the elements of a thread in one array."""
+        storage = list(self.dtypes.values())[index].storage_type
+        distance = f"d{index}" if self._is_interleaved else f"(i64)sizeof({storage})"
+        element, value = f"*({storage}*)(p{index} + k * {distance})", f"v{index}.elements[k]"
+        copy = f"{element} = {value};" if is_store else f"{value} = {element};"
+        lines = [
+            "    #pragma unroll",
+            f"    for (int k = 0; k < WIDTH; ++k) if (!IS_PARTIAL || k * pitch < remaining) {copy}",
+        ]
+        if self._is_interleaved:
+            return lines
+        vector = f"*(Vector<{storage}, WIDTH>*)p{index}"
+        copy = f"{vector} = v{index};" if is_store else f"v{index} = {vector};"
+        return [f"    if (!IS_PARTIAL) {copy}", "    else {", *lines, "    }"]
 
     def _is_vector(self, index: int) -> bool:
         """Return whether a thread accesses WIDTH elements of an array, not one repeated element."""

@@ -15,7 +15,7 @@ from cudakit.render.escape import escape_invisible
 _CHUNK_ROWS = 512
 
 # Spreadsheets evaluate a cell that begins with one of these as a formula (OWASP, "CSV Injection"). The last
-# four are the full-width forms.
+# four characters are the full-width forms of the first four.
 _FORMULA = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 # In locales with a decimal comma, spreadsheets read the semicolon as the separator of cells.
 _NEEDS_QUOTES = re.compile('[",;]')

@@ -6,8 +6,8 @@ from __future__ import annotations
 def escape_invisible(text: str) -> str:
     r"""Replace characters that Unicode does not count as printable by ``\x1b``, ``\n``, ``\u202e`` and so on.
 
-    They are control characters, line ends, bidirectional overrides, zero-width and unassigned characters, and
-    lone surrogates.
+    These characters are control characters, line ends, bidirectional overrides, zero-width and unassigned
+    characters, and lone surrogates.
     """
     if text.isprintable():
         return text

@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from cudakit.errors import CudakitError
 from cudakit.serialize import to_plain
 
-# UTF-8 cannot encode lone surrogates. JSON does not escape C1 control characters, which terminals obey, and
-# format characters such as bidirectional controls, which hide text.
+# Characters that are escaped: UTF-8 cannot encode lone surrogates. JSON does not escape C1 control
+# characters, which terminals obey, and format characters such as bidirectional controls, which hide text.
 _UNSAFE = re.compile("[\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]")
 
-# With four indented levels, each row of a list in a list of devices is a line.
+# Number of indented levels: with four, each row of a list in a list of devices is a line.
 _INDENTED_LEVELS = 4
 
 

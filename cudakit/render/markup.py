@@ -11,7 +11,8 @@ from typing import TypeAlias
 
 from cudakit.render.escape import escape_invisible, shorten
 
-# Maximum number of characters of a text, which would fill the page, and of a tooltip, which fits the screen.
+# Maximum number of characters: of a text, which must not fill the page, and of a tooltip, which must fit the
+# screen.
 TEXT_LIMIT = 2000
 TITLE_LIMIT = 300
 

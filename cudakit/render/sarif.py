@@ -36,7 +36,8 @@ def render(document: Document, *, root: str = "") -> str:
     rules = {finding.rule: finding for _, finding in results}
     run = {
         "tool": {"driver": {"name": "cudakit", "rules": list(map(_rule, rules.values()))}},
-        # executionSuccessful is true if the tool itself succeeded, whatever its results are (3.20.14).
+        # executionSuccessful is true if the tool itself succeeded, whatever its results are (section
+        # 3.20.14).
         "invocations": [
             {
                 "executionSuccessful": True,
@@ -89,12 +90,12 @@ def _message(note: Note) -> _Object:
 
 
 def _text(text: str) -> _Object:
-    """Return a plain text message without links: 3.11.6 makes links of text in brackets."""
+    """Return a plain text message without links: section 3.11.6 makes links of text in brackets."""
     return {"text": _BRACKET.sub(r"\1\1\\\2", text)}
 
 
 def _thread(label: str, stack: Stack, root: str) -> _Object:
-    """Return a stack as a thread flow (3.37)."""
+    """Return a stack as a thread flow (SARIF, section 3.37)."""
     steps = [{"location": _location(frame, root)} for frame in reversed(stack.frames)]
     return {"message": _text(label), "locations": steps}
 
@@ -126,7 +127,7 @@ def _artifact(filename: str, root: str) -> _Object:
 
 
 def _folder(root: str) -> str:
-    # The URI of a base directory ends with a slash (3.14.14).
+    # The URI of a base directory ends with a slash (section 3.14.14).
     return f"file://{_quote_path(root.rstrip('/'))}/"
 
 

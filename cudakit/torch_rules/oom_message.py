@@ -70,7 +70,7 @@ def _in_use(report: OomReport) -> Iterator[str]:
 
 
 def details(report: OomReport) -> str:
-    """Describe the request, the reserved memory, the blocks that keep it reserved, and the remedies."""
+    """Describe the request, the reserved memory, the blocks that keep memory reserved, and the remedies."""
     lines = [
         f"Requested: {format_bytes(report.requested_bytes)} {describe_stream_pool(report.own_pool)}"
     ]

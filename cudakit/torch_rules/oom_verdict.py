@@ -55,12 +55,13 @@ class FailedRequest:
     size_bytes: int
     device_free_bytes: int
     reserved_bytes: int
-    active_bytes: int  # blocks in use and pending free
+    active_bytes: int  # bytes in blocks in use or pending free
     free_bytes: int  # bytes in free blocks of all pools
     own_free_bytes: int  # bytes in own free blocks
-    own_largest_bytes: int  # the largest own free block
-    later_largest_bytes: int  # the largest own free block once pending frees are complete
-    other_largest_bytes: int  # the largest free block of other pools, size classes and streams
+    own_largest_bytes: int  # size of the largest own free block
+    later_largest_bytes: int  # size of the largest own free block once pending frees are complete
+    # size of the largest free block of other pools, size classes and streams
+    other_largest_bytes: int
     releasable_bytes: int  # bytes in segments without a block in use
     releasable_private_bytes: int  # the part of ``releasable_bytes`` in private pools
     pending_bytes: int  # bytes in blocks that are pending free

@@ -69,10 +69,10 @@ def _read_threshold(entry: Entry) -> float:
 
 
 def _read_divisions(entry: Entry) -> tuple[int, ...]:
-    """Read one number for all slots, or a list of intervals with one number each; ``>`` sets all later slots.
+    """Read roundup_power2_divisions: one number for all slots, or a list of intervals with a number each.
 
-    The first number of a list also sets all earlier slots. Slots between two listed intervals are 0
-    (AcceleratorAllocatorConfig::parseRoundUpPower2Divisions).
+    The first number of a list also sets all earlier slots; ``>`` sets all later slots. Slots between two
+    listed intervals are 0 (AcceleratorAllocatorConfig::parseRoundUpPower2Divisions).
     """
     if entry.pairs is None:
         return (_parse_divisions(entry, entry.value, minimum=1),) * DIVISION_SLOTS
@@ -121,7 +121,7 @@ def _write_number(value: float) -> str:
 
 
 def _write_divisions(slots: tuple[int, ...]) -> str:
-    """Return one number if all slots are equal, else a list without the equal slots at both ends."""
+    """Format divisions: one number if all slots are equal, else a list without equal slots at both ends."""
     changed_slots = [slot for slot, (a, b) in enumerate(pairwise(slots)) if a != b]
     if not changed_slots and slots[0]:
         return f"{slots[0]:d}"

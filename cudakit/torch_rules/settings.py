@@ -45,7 +45,7 @@ class Settings:
     # Maximum unused bytes of a block that serves a request without being split; None:
     # large_segment_size_bytes.
     max_non_split_rounding_bytes: int | None = None
-    # The segment of a request above 1 MiB and below 10 MiB.
+    # Size of the segment for a request above 1 MiB and below 10 MiB.
     large_segment_size_bytes: int = 20 * MIB
     # For each slot i, the number of steps between 2^i and 2^(i+1) MiB to which sizes are rounded; 0 and 1: no
     # rounding.
@@ -68,7 +68,7 @@ class Settings:
     # The size of the address range for each class of streams, by name.
     expandable_segments_reserve_by_class: tuple[tuple[str, Reserve], ...] = ()
 
-    # Whether a background thread processes events.
+    # Whether a background thread processes the events of pinned memory.
     pinned_use_background_threads: bool = False
     # Whether pinned memory is allocated by cudaHostRegister instead of cudaHostAlloc.
     pinned_use_cuda_host_register: bool = False
@@ -191,9 +191,9 @@ class SettingsWarning(UserWarning):
 def effective(environment: Mapping[str, str]) -> Settings:
     """Return the settings that environment variables configure.
 
-    The first of CUDAKIT_ALLOC_CONF, PYTORCH_CUDA_ALLOC_CONF and PYTORCH_ALLOC_CONF that is set is the
-    whole configuration, even if it is empty: variables are not merged. If the others differ from it, a
-    SettingsWarning names the one that applies. Raises the errors of ``parse_config``.
+    The first of CUDAKIT_ALLOC_CONF, PYTORCH_CUDA_ALLOC_CONF and PYTORCH_ALLOC_CONF that is set is the whole
+    configuration, even if it is empty: variables are not merged. If the other variables differ from it, a
+    SettingsWarning names the variable that applies. Raises the errors of ``parse_config``.
     """
     defined_variables = [variable for variable in VARIABLES if variable in environment]
     if not defined_variables:
@@ -303,7 +303,7 @@ def _parse_recorded(text: object) -> Settings:
     try:
         return parse_config(text) if isinstance(text, str) else Settings()
     except InputError:
-        # PyTorch accepts more than parse_config; the other recorded values then apply.
+        # PyTorch accepts configurations that parse_config rejects; the other recorded values then apply.
         return Settings()
 
 

@@ -19,10 +19,10 @@ SMALLEST_BLOCK = 512  # kMinBlockSize: the size of every block is a multiple of 
 MAX_SMALL_BYTES = MIB  # kSmallSize: larger blocks come from the large pool
 SMALL_SEGMENT = 2 * MIB  # PyTorch's kSmallBuffer: the size of a segment of the small pool
 LARGE_SEGMENT = 20 * MIB  # kLargeBuffer; the default of the setting large_segment_size_mb
-OWN_SEGMENT = (
-    10 * MIB
-)  # kMinLargeAlloc: a block of at least this size gets a new segment of its size
-SEGMENT_STEP = 2 * MIB  # kRoundLarge: sizes of such segments are multiples of this size
+# kMinLargeAlloc: a block of at least this size gets a new segment of its size.
+OWN_SEGMENT = 10 * MIB
+# kRoundLarge: the size of a segment for a block of at least OWN_SEGMENT is a multiple of this size.
+SEGMENT_STEP = 2 * MIB
 
 # PyTorch rejects a request of 1 EiB before it calls the allocator (aten/src/ATen/EmptyTensor.cpp).
 TOO_MANY_BYTES = 1 << 60

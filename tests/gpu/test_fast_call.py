@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from gpu.launch_recorder import CONTEXT, FUNCTION, STREAM, Driver, recording_driver
 
 from cudakit.gpu.api import LEGACY
 
@@ -15,64 +16,11 @@ fast_call = pytest.importorskip("cudakit.gpu._fast_call")
 if not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
     pytest.skip("needs PyTorch 2.10", allow_module_level=True)
 
-CPU, CUDA = 1, 2  # device types of DLPack
-FUNCTION, CONTEXT, STREAM = 0x1000, 0x2000, 0x3000
-LAUNCH = ctypes.CFUNCTYPE(
-    ctypes.c_int,
-    ctypes.c_void_p,
-    *[ctypes.c_uint] * 7,
-    ctypes.c_void_p,
-    ctypes.POINTER(ctypes.c_void_p),
-    ctypes.c_void_p,
-)
-GET_CONTEXT = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_void_p))
-PUSH_CONTEXT = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
-IS_CAPTURING = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(ctypes.c_int))
-
-
-class Driver:
-    """Functions of a driver that records launches."""
-
-    def __init__(self) -> None:
-        self.launches: list[tuple[int, int, int, int, list[int]]] = []
-        self.status = 0
-        self.capturing = 0
-        self.functions = (
-            LAUNCH(self.launch),
-            GET_CONTEXT(self.get_context),
-            PUSH_CONTEXT(lambda context: 0),  # noqa: ARG005
-            GET_CONTEXT(self.get_context),
-            IS_CAPTURING(self.is_capturing),
-        )
-        self.parameter_count = 0
-
-    def addresses(self) -> list[int]:
-        return [ctypes.cast(function, ctypes.c_void_p).value or 0 for function in self.functions]
-
-    def get_context(self, context: Any) -> int:
-        context[0] = CONTEXT
-        return 0
-
-    def is_capturing(self, stream: int, status: Any) -> int:  # noqa: ARG002
-        status[0] = self.capturing
-        return 0
-
-    def launch(self, function: int, *rest: Any) -> int:
-        grid, block, stream, parameters = rest[0], rest[3], rest[7], rest[8]
-        words = [
-            ctypes.c_uint64.from_address(parameters[index]).value
-            for index in range(self.parameter_count)
-        ]
-        self.launches.append((function, grid, block, stream or 0, words))
-        return self.status
-
 
 @pytest.fixture
 def driver() -> Iterator[Driver]:
-    driver = Driver()
-    fast_call.use_driver(*driver.addresses(), CPU)
-    yield driver
-    fast_call.use_driver(0, 0, 0, 0, 0, CUDA)
+    with recording_driver() as driver:
+        yield driver
 
 
 class Adder(fast_call.FastCall):
@@ -97,9 +45,14 @@ class Adder(fast_call.FastCall):
         if isinstance(y, float):
             parameters = (("a", 0, b""), ("f", 1, b""), ("a", 2, b""))
         self.driver.parameter_count = len(parameters)
-        kernel = (FUNCTION, CONTEXT, 0, 7, 256, self.stream, self.scratch)
-        self._prepare((x, y), (result,), out is None, (2,), parameters, *kernel)
+        kernel = (FUNCTION, CONTEXT, 0, 7, 256, self.stream, self.scratch, 0)
+        allocate = None if out is not None else empty_tensors
+        self._prepare((x, y), (result,), allocate, (2,), parameters, *kernel)
         return result
+
+
+def empty_tensors(stream: int) -> tuple[Any, ...]:
+    raise AssertionError(f"the exchange API allocates tensors, also on stream {stream}")
 
 
 def tensors(count: int, *shape: int) -> list[Any]:

@@ -401,8 +401,16 @@ def test_largest_array_has_64_bit_indices() -> None:
 def test_vector_width_follows_dtype_and_alignment(dtype: str, address: int, width: int) -> None:
     source = planned_source("z = x + x", x=view(dtype, address=(1 << 20) + address))
 
-    is_interleaved = "4 * blockDim.x" in source
-    assert is_interleaved if width == 1 else f"threadIdx.x) * {width};" in source
+    is_interleaved = "WIDTH * blockDim.x" in source
+    assert is_interleaved == (width == 1)
+    assert f"WIDTH = {width} " in source
+
+
+def test_thread_computes_several_elements_only_in_large_misaligned_arrays() -> None:
+    small, large = (view("float32", (count,), address=(1 << 20) + 4) for count in (1000, 1 << 20))
+
+    assert "WIDTH = 1 " in planned_source("z = x + x", x=small)
+    assert "WIDTH = 4 " in planned_source("z = x + x", x=large)
 
 
 # --- CUDA C++ --------------------------------------------------------------------------------------
@@ -439,8 +447,10 @@ def test_every_operation_compiles_for_every_dtype(dtype: str) -> None:
 @needs_nvrtc
 def test_strided_and_broadcast_layouts_compile() -> None:
     transposed = ArrayView(Ptr(1 << 20), "float32", (64, 32), (4, 256))
+    misaligned = view("bfloat16", (1 << 20,), address=(1 << 20) + 2)
     row, number = view("float32", (32,)), view("float64", ())
 
     source = planned_source("z = x + y * n", x=transposed, y=row, n=number)
 
     assert compile_cuda(source, (9, 0))
+    assert compile_cuda(planned_source("z = x + 1", x=misaligned), (9, 0))

@@ -62,10 +62,10 @@ class CachingAllocator:
         self.alloc, self.free = state.fast_path.alloc, state.fast_path.free
         self.configure(settings)
 
-    # Memory.
+    # Methods that allocate and free memory.
 
     def record_use(self, ptr: int, stream: int) -> None:
-        """Record that another stream uses an allocation: once freed, it is reused when that stream is done.
+        """Record that another stream uses an allocation: its free then waits for the work of that stream.
 
         This is PyTorch's record_stream. Raises InvalidPointer if nothing is allocated at ``ptr``.
         """
@@ -79,15 +79,16 @@ class CachingAllocator:
             state.pending.add_use(block, stream_number(stream))
 
     def process_events(self) -> None:
-        """Complete the pending frees whose streams have finished, as the next request does."""
+        """Complete the pending frees whose streams have finished. Each request does this, too."""
         with self._state.locked():
             self._state.pending.process()
 
     def empty_cache(self, pool: HeldPool | PoolId | None = None) -> None:
         """Wait for pending frees, and release every unused segment to the device.
 
-        Private pools are included if they have no holder. With ``pool`` only that pool is released. Does
-        nothing during a capture. Raises CudaError if the driver refuses, PoolError for an unknown pool.
+        Private pools are included if no graph, MemPool or context holds them. With ``pool`` only that pool is
+        released. Does nothing during a capture. Raises CudaError if the driver refuses, PoolError for an
+        unknown pool.
         """
         stack = gather() if self._state.history.level >= Level.ALL else None
         with self._routing.with_pools() as pools:
@@ -104,7 +105,7 @@ class CachingAllocator:
         with self._state.locked():
             self._state.pending.close()
 
-    # Settings.
+    # Methods for the settings.
 
     @property
     def settings(self) -> Settings:
@@ -201,14 +202,14 @@ class CachingAllocator:
     pool_uses = delegated(PoolRouting.pool_uses, "_routing")
     private_pools = delegated(PoolRouting.private_pools, "_routing")
 
-    # Limits.
+    # Methods that limit memory.
 
     set_cache_limit = delegated(Limits.set_cache_limit, "_limits")
     set_reserve_class = delegated(Limits.set_reserve_class, "_limits")
     reserve_class = delegated(Limits.reserve_class, "_limits")
     address_space = delegated(Limits.address_space, "_limits")
 
-    # Other devices and processes.
+    # Methods that share memory with other devices and processes.
 
     enable_peer_access = delegated(Sharing.enable_peer_access, "_sharing")
 
@@ -230,7 +231,7 @@ class CachingAllocator:
         """
         return self._sharing.open_shared(shared, self)
 
-    # Observers.
+    # Methods that register observers of failed requests.
 
     monitor = delegated(Limits.monitor, "_limits")
     on_out_of_memory = delegated(OomChain.on_out_of_memory, "_oom")
@@ -238,7 +239,7 @@ class CachingAllocator:
     save_on_out_of_memory = delegated(OomChain.save_on_out_of_memory, "_oom")
     ask_processes = delegated(OomChain.ask_processes, "_oom")
 
-    # History and snapshots.
+    # Methods for the history of events and for snapshots.
 
     record_history = delegated(Recording.record_history, "_recording")
     set_metadata = delegated(Recording.set_metadata, "_recording")
@@ -248,13 +249,14 @@ class CachingAllocator:
     snapshot = delegated(Recording.snapshot, "_recording")
     save_snapshot = delegated(Recording.save_snapshot, "_recording")
 
-    # Statistics.
+    # Methods for statistics.
 
     def statistics(self) -> dict[str, int]:
         """Return the 122 numbers of torch.cuda.memory_stats, and the reserved bytes of each private pool.
 
-        These are ``reserved_bytes_by_private_pools.<a>_<b>.<pool>.<metric>`` for the pool of id (a, b), as in
-        PyTorch 2.15. Once a pool is dropped, its ``current`` is 0, and its other numbers stay.
+        The keys of the reserved bytes of the pool with the id (a, b) are
+        ``reserved_bytes_by_private_pools.<a>_<b>.<pool>.<metric>``, as in PyTorch 2.15. Once a pool is
+        dropped, its ``current`` is 0, and its other numbers stay.
         """
         with self._state.locked():
             return self._state.engine.stats.read()

@@ -79,7 +79,8 @@ class Block:
         self.free = self.allocated = False
         self.prev: Block | None = None  # The block before this one in the segment.
         self.next: Block | None = None
-        self.stream_uses: dict[int, None] | None = None  # Other streams, without an event yet.
+        # Other streams that use the block; no event is recorded yet.
+        self.stream_uses: dict[int, None] | None = None
         self.event_count = 0  # Number of recorded events that the block waits for.
         self.gc_count_base = 0  # Number of searches of the pool when the block became free.
         self.stack: RawStack | None = None
@@ -97,7 +98,7 @@ class Block:
 
     @property
     def is_split(self) -> bool:
-        """Whether the segment has other blocks too."""
+        """Whether the segment contains more blocks than this one."""
         return self.prev is not None or self.next is not None
 
 
@@ -163,7 +164,7 @@ class FreeBlocks:
             self._drop_chunk(chunk)
 
     def take(self, size: int, limit: int) -> Block | None:
-        """Remove and return the smallest block of at least ``size``, or None if it is not below ``limit``."""
+        """Remove and return the smallest block of at least ``size`` bytes, if it is below ``limit``."""
         key = (size,)
         chunk = self.only_chunk
         if chunk is None:
@@ -178,7 +179,7 @@ class FreeBlocks:
         return block
 
     def _chunk_index(self, key: tuple[int] | tuple[int, int] | SortedBlock) -> int:
-        """Return the index of the chunk with the first item not below a key, or of the last chunk."""
+        """Return the index of the chunk with the first block not below a key, or of the last chunk."""
         return min(bisect_left(self.chunks, key, key=_last), len(self.chunks) - 1)
 
     def _split_chunk(self, chunk: list[SortedBlock]) -> None:
@@ -248,7 +249,7 @@ class BlockPool:
         return free
 
     def age(self, block: Block) -> int:
-        """Return the number of searches since a block became free."""
+        """Return the number of searches of the pool since a block became free."""
         return self.stats.blocks.searches - block.gc_count_base
 
     def __iter__(self) -> Iterator[Block]:

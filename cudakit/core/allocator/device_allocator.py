@@ -126,7 +126,7 @@ class DeviceAllocator(CachingAllocator):
 
         self._state.retire(refusal)
         ignored = dict.fromkeys(("record_use", "empty_cache", "close"), _do_nothing)
-        # Attributes of an object hide those of its class.
+        # Functions in the object's __dict__ replace the methods of its class.
         self.__dict__.update(ignored | dict.fromkeys(_SHARING_METHODS, refuse))
         pinned = self.__dict__.get("pinned")
         if pinned is not None:

@@ -59,14 +59,12 @@ class Engine:
         self.default = Pools(DEFAULT_POOL, self.stats.small, self.stats.large, types.free_blocks)
         self.private = PrivatePools(self.stats, types.free_blocks)
         self.segments = Segments()
-        self.reserved_bytes = (
-            0  # Reserved bytes, with the segment that a driver call is about to return.
-        )
+        # Reserved bytes, including the segment that a driver call is about to return.
+        self.reserved_bytes = 0
         self.trace: History | None = None
-        self.expandable: ExpandableSegments | None = (
-            None  # Expandable segments; None until the setting is turned on.
-        )
-        # Class of each stream in expandable_segments_reserve_by_class.
+        # Expandable segments; None until the setting is turned on.
+        self.expandable: ExpandableSegments | None = None
+        # Class of each stream for the setting expandable_segments_reserve_by_class.
         self.reserve_class_by_stream: dict[int, str] = {}
         self.configure(settings, UNLIMITED)
 
@@ -112,7 +110,7 @@ class Engine:
     def uses_expandable_segments(self, pool: BlockPool) -> bool:
         """Return whether new memory of a pool is mapped into expandable segments.
 
-        It is not for a pool with its own source of segments (PyTorch's is_expandable_segments_active).
+        New memory of a pool with its own source of segments is not (PyTorch's is_expandable_segments_active).
         """
         return self.settings.expandable_segments and self.private.source(pool.id) is None
 
@@ -160,7 +158,7 @@ class Engine:
             rest_block = free_blocks.new_block(
                 block.ptr + size, rest_bytes, block.expandable_segment
             )
-            # The rest keeps the requested bytes of the last request, as in PyTorch.
+            # The free rest of the block keeps the requested bytes of the last request, as in PyTorch.
             rest_block.requested = block.requested
             rest_block.segment_stack = block.segment_stack
             block.segment_stack = None

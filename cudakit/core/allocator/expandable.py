@@ -182,7 +182,7 @@ class ExpandableSegments:
 
 
 def require_paged(upstream: object, large_page_bytes: int) -> PagedUpstream:
-    """Return an upstream as one with virtual memory.
+    """Return ``upstream``, whose type is then that of an upstream with virtual memory.
 
     Raises Unsupported if the upstream has no virtual memory, or no pages of the sizes of small and large
     segments; CudaError if the driver refuses.

@@ -23,7 +23,7 @@ _ROUND_UP, _ROUND_MASK = SMALLEST_BLOCK - 1, -SMALLEST_BLOCK
 
 
 class Alloc(Protocol):
-    """Allocate for use in the order of a stream. A request of 0 bytes returns the address 0.
+    """Allocate memory for the work of a stream. A request of 0 bytes returns the address 0.
 
     Raises OutOfMemory, InvalidSize for a negative size, CudaError for every other failure of the driver.
     """
@@ -35,7 +35,7 @@ class Free(Protocol):
     """Free an allocation; if ``stream`` is not the stream of the allocation, its use is recorded first.
 
     If the allocator is in use, by another thread or by this one, the free is queued and performed at the end
-    of that call. Raises InvalidPointer if nothing is allocated there, CudaError if an event cannot be
+    of that call. Raises InvalidPointer if no allocation begins at ``ptr``, CudaError if an event cannot be
     recorded on a stream that used the memory; the memory then stays pending until the stream has finished.
     """
 

@@ -185,7 +185,7 @@ class History:
 
     @contextmanager
     def tagged(self, tag: str) -> Iterator[None]:
-        """Add a reason to all events in a ``with`` block, which the allocator itself causes."""
+        """Mark the events in a ``with`` block as caused by the allocator itself, with the reason."""
         text = self.metadata
         self.metadata = (text if isinstance(text, str) else text[0], tag)
         try:

@@ -45,7 +45,7 @@ _HANDLE = re.compile(r"([a-z]+):([0-9a-f]+)(?::([0-9]{1,19}))?")
 # CUDA_ERROR_CONTEXT_IS_DESTROYED (CUDA Driver API, CUresult).
 _ERRORS_WITHOUT_CONTEXT = (3, 709)
 
-# The remaining steps of closing a handle, in order.
+# The remaining calls that close a handle, in order.
 _Steps: TypeAlias = "deque[Callable[[], None]]"
 
 # A function that exports pages of an expandable segment, given address, bytes of a page, and number of pages.
@@ -57,7 +57,7 @@ class SharedMemory:
     """A description of a part of an allocation, which other processes of the machine can open.
 
     It can be pickled or written as text, and keeps neither the allocation nor the process alive. The receiver
-    can access all memory in the same segment or pages: send it only to processes that may do so.
+    can access all memory in the same segment or pages: send the description only to trusted processes.
     """
 
     size_bytes: int  # Bytes from the shared address to the end of the requested bytes.
@@ -300,9 +300,9 @@ class IpcRegistry:
             )
 
     def _open(self, shared_memory: SharedMemory) -> tuple[int, _Steps]:
-        """Open handles; return the address of the memory, and the steps that close the handles.
+        """Open handles; return the address of the memory, and the calls that close the handles.
 
-        The first step waits for the device: cuIpcCloseMemHandle and cuMemUnmap are not documented to wait for
+        The first call waits for the device: cuIpcCloseMemHandle and cuMemUnmap are not documented to wait for
         work that uses the memory.
         """
         gpu, first = self._gpu, shared_memory.handles[0]
@@ -338,7 +338,7 @@ class IpcRegistry:
             self._undo(partial(self._gpu.release, backing))
 
     def _undo(self, step: Callable[[], None]) -> None:
-        """Perform a step now, or later if the driver refuses."""
+        """Perform a clean-up call now; if the driver refuses, repeat the call later."""
         try:
             step()
         except CudaError:
@@ -348,9 +348,9 @@ class IpcRegistry:
 class OpenedMemory:
     """Memory of another process: open until ``close``, the end of a with block, or garbage collection.
 
-    Created by ``open_shared`` of an allocator. The memory has ``size_bytes`` from ``ptr`` on. Arrays created
-    by ``__cuda_array_interface__``, such as by ``cupy.asarray``, have uint8 elements and keep this object
-    alive.
+    Created by ``open_shared`` of an allocator. The memory is the ``size_bytes`` bytes from ``ptr`` on. Arrays
+    created by ``__cuda_array_interface__``, such as by ``cupy.asarray``, have uint8 elements and keep this
+    object alive.
     """
 
     def __init__(

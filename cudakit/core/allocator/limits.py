@@ -88,7 +88,7 @@ class Limits:
         self._callback_lock = threading.Lock()
         self.cache_limit_bytes: int | None = None
 
-    # Monitors.
+    # Methods for monitors.
 
     def monitor(
         self,
@@ -159,7 +159,7 @@ class Limits:
         except Exception as error:  # noqa: BLE001  # The caller of the allocator did not cause it.
             _report_unraisable(error, monitor.callback)
 
-    # The cache.
+    # Methods that limit the cached bytes.
 
     def set_cache_limit(self, limit_bytes: int | None) -> None:
         """Limit the cached bytes; None removes the limit.
@@ -194,7 +194,7 @@ class Limits:
                 state.guard.leave()
                 state.guard.drain()
 
-    # Addresses of expandable segments (setExpandableSegmentReserveClassForStream,
+    # Methods for the addresses of expandable segments (setExpandableSegmentReserveClassForStream,
     # getExpandableSegmentsReservedBytes of PyTorch 2.15).
 
     def set_reserve_class(self, stream: int, name: str) -> None:

@@ -51,8 +51,8 @@ class OutOfMemory(CudaError, MemoryError):
 class OomChain:
     """Finds a block for a request that no free block serves, or raises OutOfMemory.
 
-    With ``search_again`` the pool is searched again after the wait for pending frees, unlike in PyTorch (its
-    issue 189504).
+    With ``search_again`` the pool is searched again after the wait for pending frees, unlike in PyTorch
+    (PyTorch issue 189504).
     """
 
     def __init__(
@@ -109,9 +109,8 @@ class OomChain:
         def save_on_out_of_memory(report: OomReport) -> None:  # noqa: ARG001
             save(self._take_snapshot(), target)
 
-        save_on_out_of_memory.__qualname__ = (
-            "save_on_out_of_memory"  # The note on the error contains this name.
-        )
+        # The note on the error contains this name.
+        save_on_out_of_memory.__qualname__ = "save_on_out_of_memory"
         self._snapshot_saver = save_on_out_of_memory
 
     def ask_processes(self, query: ProcessQuery | None) -> None:

@@ -90,11 +90,12 @@ class GpuPages:
         """Wait for the device by a cuMemFree, which does not invalidate captures, unlike cuCtxSynchronize."""
         try:
             self._gpu.free(self._gpu.malloc(1))
-        except CudaError:  # No memory is free for the byte.
+        except CudaError:  # The device has no memory for this byte.
             self._gpu.sync()
 
     def sync_stream(self, stream: int) -> None:
-        # As for events, the legacy stream is used instead of the default stream of another thread.
+        # A negative number is the default stream of a thread. Another thread cannot name this stream, so the
+        # legacy stream, which waits for it, is synchronized instead.
         try:
             self._gpu.sync_stream(Stream(stream) if stream > 0 else LEGACY)
         except CudaError as error:
@@ -114,7 +115,8 @@ class GpuPages:
                 enabled.append((ptr, size_bytes))
         except BaseException:
             for ptr, size_bytes in enabled:
-                with suppress(CudaError):  # The device then keeps an access that it does not need.
+                # On failure the peer device keeps an access that it does not need.
+                with suppress(CudaError):
                     self._gpu.set_access(Ptr(ptr), size_bytes, device, allowed=False)
             raise
         self.peers.append(device)

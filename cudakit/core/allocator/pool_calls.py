@@ -53,8 +53,8 @@ class PoolRouting:
     def use_pool(self, pool: HeldPool | PoolId) -> Iterator[None]:
         """Serve the requests of this thread from a pool. If contexts are nested, the innermost one applies.
 
-        Events are queried and memory is released as usual, unlike in PyTorch 2.11 (its issue 159674). Raises
-        PoolError if the pool is in use by another context.
+        Events are queried and memory is released as usual, unlike in PyTorch 2.11 (PyTorch issue 159674).
+        Raises PoolError if the pool is in use by another context.
         """
         pool_id = _id_of_open_pool(pool)
         self.begin_allocate_to_pool(pool_id, of_this_thread())
@@ -155,7 +155,7 @@ class PoolRouting:
                 self._empty_pool(pool_id)
 
     def abandon_pool(self, pool_id: PoolId, releases_cache: bool) -> None:
-        """Remove a holder of a pool from a finalizer, now or at the next call. Raises no exception."""
+        """Remove a holder of a pool, now or at the next call. Finalizers call this. Raises no exception."""
         self._pools.abandoned.append((pool_id, releases_cache))
         guard = self._state.guard
         if guard.try_enter():
@@ -281,7 +281,7 @@ class Checkpoints:
         self._routing = routing
 
     def checkpoint(self, pool: HeldPool | PoolId) -> PoolState:
-        """Return how a private pool is divided into blocks (torch's _cuda_getCheckpointState).
+        """Return a checkpoint: how a private pool is divided into blocks (_cuda_getCheckpointState).
 
         Raises PoolError if the pool has no holder, or if other streams still use a freed block of the pool.
         """

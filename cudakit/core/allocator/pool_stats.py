@@ -205,7 +205,8 @@ class PoolStats(Peaks):
     def __init__(self, blocks: BlockCounters, total: Peaks) -> None:
         super().__init__(blocks)
         self.all_pools = total
-        self.other_pools = self  # Statistics of the other kind of pools, after ``pair_with``.
+        # Set by ``pair_with``: statistics of the large pools for those of the small ones, and the reverse.
+        self.other_pools = self
         blocks.all_pools, blocks.other_pools = total.blocks, blocks
         self.segment = self.segment_sum = 0
         self.reserved_bytes = self.reserved_bytes_sum = 0
@@ -289,7 +290,8 @@ class PoolStats(Peaks):
 class DeviceStats:
     """All statistics of one device.
 
-    ``num_oom_rejections``, ``num_sync_rescues`` and ``num_invalid_frees`` are not among PyTorch's 122.
+    ``num_oom_rejections``, ``num_sync_rescues`` and ``num_invalid_frees`` are not among PyTorch's 122
+    numbers.
     """
 
     def __init__(self, max_split_bytes: int, counters: type[BlockCounters] = BlockCounters) -> None:
@@ -302,11 +304,10 @@ class DeviceStats:
         self.private_reserved: dict[PoolId, dict[str, Stat]] = {}
         self.num_alloc_retries = self.num_ooms = self.num_sync_all_streams = 0
         self.num_device_alloc = self.num_device_free = 0
-        self.max_split_bytes = max_split_bytes  # Initial value of the setting.
-        self.num_oom_rejections = 0  # Requests that were refused before any driver call.
-        self.num_sync_rescues = (
-            0  # Requests served from memory that became free by a synchronization.
-        )
+        self.max_split_bytes = max_split_bytes  # Initial value of max_split_size.
+        self.num_oom_rejections = 0  # Number of requests refused before any driver call.
+        # Number of requests served from memory that became free by a synchronization.
+        self.num_sync_rescues = 0
         self.num_invalid_frees = 0
 
     @property

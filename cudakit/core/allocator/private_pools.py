@@ -75,10 +75,8 @@ class PrivatePools:
         self._stats = stats
         self._free_blocks = free_blocks
         self._pools: dict[PoolId, PrivatePool] = {}
-        self._issued = {
-            True: 0,
-            False: 0,
-        }  # Last number of a graph's pool (True), of a user's pool (False).
+        # Last issued number of a graph's pool (True) and of a user's pool (False).
+        self._issued = {True: 0, False: 0}
         self.routes: list[Route] = []  # The oldest route is first.
         # Pools whose holder was garbage-collected, and whether to release their cached memory.
         self.abandoned: deque[tuple[PoolId, bool]] = deque()

@@ -126,7 +126,7 @@ class Recording:
     def save_snapshot(self, path: str | os.PathLike[str]) -> None:
         """Write a snapshot to a file that PyTorch's tools and `cudakit memviz` read.
 
-        Raises UsageError if it cannot be written; an existing file then stays.
+        Raises UsageError if the file cannot be written; an existing file then stays.
         """
         target = checked_path(path)
         save(self.snapshot(), target)
@@ -163,7 +163,7 @@ def _snapshot(
 
 
 def _entry(history: History, stacks: Stacks, event: TraceEvent) -> dict[str, Any]:
-    """Return an event as an entry of a trace."""
+    """Convert an event of the history to an entry of a snapshot's trace."""
     action, address, size, stream, moment_ns, stack, pool, metadata = event
     text, tag = metadata if isinstance(metadata, tuple) else (metadata, "")
     trace_entry = {

@@ -31,9 +31,8 @@ class Sharing:
 
         Pickle the description or send it as text; the other process calls ``open_shared``. First synchronize
         the work on the memory. Keep the memory allocated until the other process has closed it: the allocator
-        does not know of that use. Raises
-        InvalidPointer if nothing is allocated there, Unsupported for memory that cannot be shared, CudaError
-        if the driver refuses.
+        does not know of that use. Raises InvalidPointer if no allocation contains ``ptr``, Unsupported for
+        memory that cannot be shared, CudaError if the driver refuses.
         """
         registry = self._registry()
         handles: tuple[Handle, ...]
@@ -67,7 +66,7 @@ class Sharing:
             return IpcHandle(registry.ipc_handle(Ptr(base)), ptr - base)
 
     def open_shared(self, shared: SharedMemory, owner: object) -> OpenedMemory:
-        """Open memory of another process, and keep the allocator ``owner`` alive while it is open."""
+        """Open memory of another process, and keep the allocator ``owner`` alive while the memory is open."""
         registry = self._registry()
         return OpenedMemory(registry.open(shared), shared, registry, owner)
 

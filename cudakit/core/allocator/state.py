@@ -158,7 +158,7 @@ class AllocatorState:
         self.set_slow("pending", on=self.pending.count > 0)
         self.engine.complete_free(block, stack)
 
-    # Cached memory.
+    # Methods for cached memory.
 
     def empty_cache(self, stack: RawStack | None) -> None:
         """Wait for pending frees, and release all cached segments. Raises CudaError."""
@@ -173,7 +173,7 @@ class AllocatorState:
             self.pending.synchronize(stack, pool=pool.id)
             self.cache.release_private_pool(pool, stack)
 
-    # Watchers.
+    # Methods for watchers.
 
     def watch(self, watcher: Callable[[], None]) -> None:
         """Call a function after every change. The caller holds the guard."""
@@ -187,7 +187,7 @@ class AllocatorState:
             self.guard.watchers.remove(watcher)
         self.set_slow("watched", on=bool(self.guard.watchers))
 
-    # Invalid pointers.
+    # Methods for invalid pointers.
 
     def refuse_free(self, ptr: int, stack: RawStack | None) -> InvalidPointer:
         """Record an invalid free, and return the error to raise."""

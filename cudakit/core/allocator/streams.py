@@ -24,7 +24,8 @@ from cudakit.errors import CudaError
 from cudakit.gpu.api import Event
 from cudakit.torch_rules.oom_facts import PoolId
 
-# A function that returns whether a request of the calling thread on a stream matches.
+# A function that selects requests: it returns whether a request of the calling thread on a stream is
+# selected.
 StreamFilter: TypeAlias = Callable[[int], bool]
 _Queue: TypeAlias = "deque[tuple[Event, int, Block]]"
 
@@ -47,7 +48,8 @@ class CapturedGraph:
 
     def __init__(self, graph: CaptureGraph) -> None:
         self._graph = graph
-        self._nodes_before: dict[tuple[int, int], set[int]] = {}  # Nodes by capture and stream.
+        # Known predecessor nodes, by capture and stream.
+        self._nodes_before: dict[tuple[int, int], set[int]] = {}
 
     def last_uses(self, block: Block) -> LastUses | None:
         """Return the last nodes of the streams that use a block; None if one of them is not captured."""
@@ -73,7 +75,7 @@ class CapturedGraph:
 
 
 class Captures:
-    """The current captures: their number, and the graphs that allow to reuse blocks during a capture."""
+    """The current captures: their number, and the graphs that prove which blocks can be reused."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -166,10 +168,10 @@ class PendingFrees:
                 del self._queues[key]
 
     def synchronize(self, stack: RawStack | None = None, *, pool: PoolId | None = None) -> None:
-        """Wait for the streams that use freed blocks, or those of a pool, and complete these blocks."""
+        """Wait for the streams that use freed blocks of all pools, or of ``pool``; complete the blocks."""
         self._record_deferred(stack)
         waiting = [block for block in self._deferred if pool is None or block.pool.id == pool]
-        if waiting:  # A stream may be destroyed, so only waiting for the whole device is possible.
+        if waiting:  # A stream may have been destroyed, so wait for the whole device.
             self._upstream.sync()
             self._forget_deferred(waiting, stack)
         for key in list(self._queues):
@@ -262,17 +264,17 @@ class PendingFrees:
 
 
 def of_this_thread() -> StreamFilter:
-    """Return a filter that matches the requests of the calling thread."""
+    """Return a filter that selects the requests of the calling thread."""
     caller = threading.get_ident()
     return lambda stream: threading.get_ident() == caller  # noqa: ARG005
 
 
 def of_capture(stream: int | None, graph: CaptureGraph | None) -> StreamFilter:
-    """Return a filter that matches the requests on all streams of the capture that contains a stream.
+    """Return a filter that selects the requests on all streams of the capture that contains a stream.
 
-    Only the graph shows which streams belong to the capture. Without a graph, the filter matches all requests
-    of this thread, and all requests on the stream. It may then match requests of other work, which wastes
-    memory; but if it missed a request of the capture, other work could use the memory of the graph.
+    Only the graph shows which streams belong to the capture. Without a graph, the filter selects all requests
+    of this thread, and all requests on the stream. The filter may then select requests of other work, which
+    wastes memory; but if it missed a request of the capture, other work could use the memory of the graph.
     """
     is_same_thread = of_this_thread()
     if stream is None:

@@ -221,7 +221,7 @@ def _library_statuses() -> Iterator[Topic]:
         yield Topic(f"{library} status", name, int(code), (), meaning, "", causes, action, source)
 
 
-# Library, code, name, meaning, causes, action; an indented line continues a row.
+# Status codes of libraries: library, code, name, meaning, causes, action; an indented line continues a row.
 _STATUSES = """
 cuBLAS | 1 | CUBLAS_STATUS_NOT_INITIALIZED | cuBLAS could not be initialized |
     no free GPU memory, or an earlier CUDA error |

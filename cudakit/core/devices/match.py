@@ -95,7 +95,7 @@ def _is_same_device(nvml_device: DeviceFacts, cuda_device: DeviceFacts) -> bool:
 
 
 def _first_available(values: Iterable[str | Unavailable]) -> str | Unavailable:
-    """Return the first available value, else the first reason."""
+    """Return the first available value. If all are Unavailable, return the first reason."""
     candidate_values = list(values)
     strings = [value for value in candidate_values if isinstance(value, str)]
     return next(iter(strings or candidate_values), _UNKNOWN_VALUE)

@@ -165,7 +165,7 @@ class Query:
 
     @property
     def _nvml_reason(self) -> Unavailable:
-        """The reason why NVML has no data of a device."""
+        """Return the reason why NVML reports nothing about a device."""
         return self.nvml if isinstance(self.nvml, Unavailable) else _NOT_IN_NVML
 
     @property

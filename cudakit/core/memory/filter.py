@@ -56,7 +56,7 @@ def _pool_text(pool: tuple[int, int]) -> str:
 
 
 def pytorch_trace(snapshot: Snapshot, trace: DeviceTrace) -> DeviceTrace:
-    """Return the part of a trace in PyTorch's pools: a replay of its allocator must not see other memory."""
+    """Return the part of a trace in PyTorch's pools: only these belong in a replay of PyTorch's allocator."""
     other_pools = [pool_id for pool_id, pool in enumerate(snapshot.pools) if pool in POOL_NAMES]
     if not other_pools:
         return trace
@@ -69,7 +69,7 @@ def _select(
     keep_event: np.typing.NDArray[np.bool_],
     keep_segment: np.typing.NDArray[np.bool_],
 ) -> DeviceTrace:
-    """Return a trace with some of its segments, in which the action of other events is unknown."""
+    """Return a trace with the selected segments, in which all other events become Action.UNKNOWN."""
     action = np.where(
         keep_event | (trace.events.action >= Action.SNAPSHOT), trace.events.action, Action.UNKNOWN
     ).astype(np.uint8)

@@ -49,8 +49,8 @@ class Peak:
     highest_allocated_bytes: int  # the value of torch.cuda.max_memory_allocated()
     highest_active_bytes: int  # highest allocated and pending bytes in the trace
     highest_reserved_bytes: int  # highest reserved bytes in the trace
-    ranges: tuple[str, ...] = ()  # names of the ranges that were open then, outermost first
-    last_mark: str = ""  # name of the last NVTX mark before; empty: none
+    ranges: tuple[str, ...] = ()  # names of the ranges that were open at the peak, outermost first
+    last_mark: str = ""  # name of the last NVTX mark before the peak; empty: none
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Health:
 
     contradictions: Contradictions  # disagreements of trace and final state, by kind
     begins_complete: bool  # whether the trace starts with no memory in use
-    overflowed: bool | None  # whether old events were dropped; null: unknown
+    overflowed: bool | None  # whether old events of the trace were dropped; null: unknown
     without_stack: float  # share of allocations without a call stack
     has_times: bool  # whether the events have times
     warnings: tuple[str, ...]  # sentences on what makes the figures less reliable
@@ -78,7 +78,7 @@ class Health:
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """The memory of one call stack at the moment."""
+    """The memory of one call stack at the chosen moment."""
 
     bytes: int  # block sizes, in use and pending free
     requested_bytes: int  # requested bytes
@@ -90,7 +90,7 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """The memory of one call site at the moment."""
+    """The memory of one call site at the chosen moment."""
 
     bytes: int  # block sizes, in use and pending free
     count: int  # number of blocks
@@ -100,7 +100,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The memory of one value of a facet, such as one annotation, at the moment."""
+    """The memory of one value of a facet, such as one annotation, at the chosen moment."""
 
     name: str  # value, such as the name of an annotation; empty: none
     bytes: int  # block sizes, in use and pending free
@@ -110,7 +110,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Facet:
-    """The memory at the moment, divided by one property of the allocations."""
+    """The memory at the chosen moment, divided by one property of the allocations."""
 
     name: str  # property: "annotation", "compile_context", "user_metadata", "category"
     groups: tuple[Group, ...]  # values with their memory, largest first
@@ -118,7 +118,7 @@ class Facet:
 
 @dataclass(frozen=True, slots=True)
 class SegmentGroup:
-    """The segments of one pool, stream and kind at the moment."""
+    """The segments of one pool, stream and kind at the chosen moment."""
 
     pool: tuple[int, int]  # the two numbers of the pool; 0, 0 is the default pool
     stream: int  # stream number in order of appearance; 0 is the default stream
@@ -146,7 +146,7 @@ class Pin:
 
 @dataclass(frozen=True, slots=True)
 class Fragmentation:
-    """Free memory in segments at the moment, and the blocks that keep the segments in use."""
+    """Free memory in segments at the chosen moment, and the blocks that keep the segments in use."""
 
     free_bytes: int  # free memory in all segments
     free_share: float  # free memory as a share of reserved memory
@@ -195,7 +195,7 @@ class Oom:
     state: State  # memory totals at the failure
     largest_hole_bytes: int  # size of the largest free block
     free_bytes: int  # free memory in all segments
-    short_bytes: int  # bytes missing even with all free memory
+    short_bytes: int  # bytes that the request lacks even if it could use all free memory
     fit: Fit  # free memory that the request could use, by kind
     limited: bool  # whether a limit of the process, not the device, rejected the request
     verdict: str  # reason: "limit", "cache", "pending", "fragmentation", "pool", "capacity"
@@ -207,10 +207,12 @@ class Oom:
     pool: tuple[int, int] = (0, 0)  # pool of the request
     device_total_bytes: int | None = None  # memory of the device; null: not recorded
     causes: tuple[Cause, ...] = ()  # causes; a cause comes before its consequences
-    # Empty: the failure is not the last one, or a replay with the recorded settings does not fail.
+    # Result of a replay for each change; empty if the failure is not the last one, or does not recur in a
+    # replay.
     replays: tuple[ReplayedRemedy, ...] = ()
-    ranges: tuple[str, ...] = ()  # names of the ranges that were open then, outermost first
-    last_mark: str = ""  # name of the last NVTX mark before; empty: none
+    # names of the ranges that were open at the failure, outermost first
+    ranges: tuple[str, ...] = ()
+    last_mark: str = ""  # name of the last NVTX mark before the failure; empty: none
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,7 +275,8 @@ class DiffRow:
 class Steps:
     """The steps of the program, between which growth is checked."""
 
-    # "annotation NAME", "snapshot markers", "loop in FUNCTION (FILE)", "repeating allocations", "none"
+    # Source of the steps: "annotation NAME", "snapshot markers", "loop in FUNCTION (FILE)", "repeating
+    # allocations", "none"
     source: str
     count: int  # number of moments between steps
     peaks: tuple[StepPeak, ...] = ()  # peaks of at most 1,000 evenly spaced steps
@@ -296,7 +299,7 @@ class Timeline:
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """One device of one file."""
+    """The memory of one device in one file."""
 
     file: str  # name of the file
     device: int | None  # device index; null: pinned host memory
@@ -325,7 +328,7 @@ class DeviceMemory:
 
 @dataclass(frozen=True, slots=True)
 class FileFacts:
-    """One snapshot file."""
+    """The name, the format, the size and the settings of one snapshot file."""
 
     name: str  # name of the file, as in the command line
     format: str  # format of the file
@@ -340,7 +343,7 @@ def file_facts(snapshot: Snapshot) -> FileFacts:
 
 @dataclass(frozen=True, slots=True)
 class MemoryResult:
-    """The result for all files."""
+    """The result of ``memviz`` for all files."""
 
     schema: str  # name and version of this document
     files: tuple[FileFacts, ...]  # the files that were read
@@ -353,7 +356,7 @@ class MomentDiff:
 
     before: Moment  # the moment in the earlier snapshot
     after: Moment  # the moment in the later snapshot
-    growth: float | None  # growth of requested bytes: 0.05 is 5%; null: none were in use before
+    growth: float | None  # growth of requested bytes: 0.05 is 5%; null: no memory was in use before
     grown: tuple[DiffRow, ...]  # call stacks with more memory than before
     shrunk: tuple[DiffRow, ...]  # call stacks with less memory than before
     appeared: tuple[DiffRow, ...]  # call stacks with memory only in the later snapshot

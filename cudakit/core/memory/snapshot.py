@@ -69,7 +69,7 @@ class Segments:
     address: Addresses
     size: Ints
     stream: Ids
-    kind: Codes  # SegmentKind
+    kind: Codes  # SegmentKind of each segment
     pool: Ids
     expandable: Mask
     stack: Ids
@@ -86,7 +86,7 @@ class Blocks:
     address: Addresses
     size: Ints
     requested: Ints  # requested bytes; 0 if inactive
-    state: Codes  # BlockState
+    state: Codes  # BlockState of each block
     stack: Ids
 
     def __len__(self) -> int:
@@ -152,12 +152,12 @@ class Snapshot:
     """One file: devices, and the tables that their columns point into."""
 
     source: str
-    format: str  # "pickle", "json"
+    format: str  # format of the file: "pickle" or "json"
     size_bytes: int  # size of the uncompressed file
     devices: tuple[DeviceTrace, ...]
     frames: tuple[Frame, ...]
     stacks: tuple[tuple[int, ...], ...]  # frame indices, innermost first; stacks[0] is empty
-    texts: tuple[str, ...]  # texts[0] is ""
+    texts: tuple[str, ...]  # texts by index; texts[0] is ""
     pools: tuple[tuple[int, int], ...]  # pools[0] is (0, 0), the default pool
     annotations: tuple[Annotation, ...] = ()
     marks: tuple[Mark, ...] = ()

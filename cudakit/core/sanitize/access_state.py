@@ -32,9 +32,11 @@ class AccessState:
         self.reads: Accesses = ()
         self.atomics: Accesses = ()
         self.already_reported: ReportedPairs = ()
-        # Whether this state was merged from several states. Each access is then to some of the bytes.
+        # Whether this state was merged from several states, so that each access is to some of the
+        # bytes only.
         self.merged = False
-        # Whether this state was split off a merged state. An access may then be to none of the bytes.
+        # Whether this state was split off a merged state, so that an access may be to none of the
+        # bytes.
         self.approximate = False
 
     def unordered_accesses(self, mode: int, clock: Clock) -> Sequence[MemoryAccess]:
@@ -156,7 +158,7 @@ class RangeStates:
         return covering_states
 
     def merge(self, lo: int, hi: int) -> None:
-        """Merge adjacent equivalent states between two addresses, and with the adjacent ranges outside."""
+        """Merge adjacent equivalent states, from the one before ``lo`` to the one after ``hi``."""
         begin = max(bisect_left(self._starts, lo) - 1, 1)
         end = bisect_right(self._starts, hi)
         states = self._states[begin:end]
@@ -177,11 +179,11 @@ class RangeStates:
             self._replace(bisect_left(self._starts, lo), bisect_left(self._starts, hi), [])
 
     def rebuild(self, transform: Callable[[list[RangeState]], list[RangeState]]) -> None:
-        """Replace all states by the result of a function."""
+        """Replace all states by those that a function returns for them."""
         self._replace(1, len(self._states), transform(self._states[1:]))
 
     def _split_at(self, address: int) -> None:
-        """Split the range that has an address inside; do nothing if there is none."""
+        """Split the range that has an address inside; do nothing if there is no such range."""
         index = bisect_left(self._starts, address) - 1
         left_state = self._states[index]
         if left_state.hi > address:
@@ -213,7 +215,7 @@ MAX_POINTER_STATES = 1 << 16
 
 
 class PointerState:
-    """The kernels that got one pointer as an argument, without those that happen before a later one.
+    """The kernels that got one pointer as an argument, without those that happen before another of them.
 
     The number of bytes that a kernel accesses through the pointer is unknown, because pools divide large
     allocations. Therefore the access counts as an access to one address.

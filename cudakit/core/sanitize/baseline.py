@@ -36,12 +36,12 @@ class BaselineMatcher:
         self._root = root
 
     def find(self, race: FoundRace) -> KnownRace | None:
-        """Return the race of the baseline that equals a race, or None."""
+        """Return the race of the baseline that equals a race of the run, or None."""
         known_race = identify(race, root=self._root)
         return known_race if known_race in self._races else None
 
     def use(self, occurred_races: Iterable[KnownRace], occurrence_count: int) -> BaselineUse:
-        """Return how a run used the baseline. ``count`` is the number of occurrences of its races."""
+        """Return the use of the baseline by a run in which these races of the baseline occurred."""
         races = tuple(sorted(set(occurred_races), key=_sort_key))
         return BaselineUse(self._path, races, occurrence_count, len(self._races) - len(races))
 
@@ -49,8 +49,9 @@ class BaselineMatcher:
 def identify(race: FoundRace, *, root: Path) -> KnownRace:
     """Return the properties of a race that are the same in other runs and checkouts.
 
-    They are its kind and, for each side, the operation and the functions of the program that led to it. Line
-    numbers are left out, so that a change elsewhere in a file does not make a known race new.
+    The properties are the kind of the race and, for each side, the operation and the functions of
+    the program that led to the operation. Line numbers are left out, so that a change elsewhere in
+    a file does not make a known race new.
     """
     return KnownRace(
         race.kind, _identify_side(race.current, root), _identify_side(race.previous, root)
@@ -59,7 +60,7 @@ def identify(race: FoundRace, *, root: Path) -> KnownRace:
 
 def _identify_side(side: Side, root: Path) -> KnownSide:
     program = [frame for frame in side.stack if is_program_frame(frame)]
-    # Without a frame of the program, the frames of libraries tell the race from others.
+    # A race without a frame of the program is identified by the frames of libraries.
     return KnownSide(
         side.operation,
         is_backward(side.stack),
@@ -76,7 +77,7 @@ def _location(frame: Frame, root: Path) -> str:
 def load_baseline(path: str) -> Baseline:
     """Read a baseline. Raises InputError if the file is missing, damaged or of another version."""
     try:
-        with Path(path).open("rb") as file:  # can be endless: a pipe or a device
+        with Path(path).open("rb") as file:  # the file can be endless: a pipe or a device
             content = file.read(_MAX_BYTES + 1)
         if len(content) > _MAX_BYTES:
             raise InputError(f"{path} is larger than {_MAX_BYTES >> 20} MiB", hint=_HINT)
@@ -100,7 +101,8 @@ def format_baseline(
 ) -> str:
     """Return a baseline as JSON: these races, and the races of an earlier baseline that occurred again.
 
-    The order depends on the races alone, so that a file under version control changes only with them.
+    The order depends on the races alone, so that a file under version control changes only with the
+    races.
     """
     known_races = {identify(race, root=root) for race in races} | set(use.races if use else ())
     baseline = Baseline(tuple(sorted(known_races, key=_sort_key)))

@@ -42,7 +42,7 @@ class Release:
 
 
 class Timeline:
-    """A sequence of ordered operations, with the clock of the next one."""
+    """A sequence of ordered operations, with the clock of the next operation."""
 
     __slots__ = ("_last_release", "clock", "reasons", "slot", "tick")
 
@@ -57,7 +57,8 @@ class Timeline:
     def acquire(self, release: Release, reason: Sync | None) -> bool:
         """Order this timeline after a release. Return False if it is already ordered after the release.
 
-        ``reason`` is stored for each slot whose tick increases; if it is None, the release's reasons are.
+        ``reason`` is stored for each slot whose tick increases; if ``reason`` is None, the reasons
+        in the release are stored.
         """
         if release.tick <= self.clock[release.slot]:
             return False
@@ -87,7 +88,8 @@ class Timeline:
         self.reasons = self.reasons + [None] * new_slot_count
 
 
-# Plain integers are faster to compare than enumerations, and these are compared for every record of a trace.
+# Plain integers are faster to compare than enumerations, and the kinds below are compared for every
+# record.
 READ: Final = int(AccessMode.READ)
 WRITE: Final = int(AccessMode.WRITE)
 ATOMIC: Final = int(AccessMode.ATOMIC)

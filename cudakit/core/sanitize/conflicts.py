@@ -33,7 +33,7 @@ class Conflict:
 
 
 class ConflictChecker:
-    """Collects the conflicts of one access at a time, and calls ``on_conflict`` for each conflict to report.
+    """Collects the conflicts of one access at a time, and passes those to report to ``on_conflict``.
 
     During the check of a graph launch, ``ancestors`` maps each node to the nodes that happen before it, as
     the bits of a number.
@@ -58,8 +58,9 @@ class ConflictChecker:
         """Check an access against the earlier accesses of a state that do not happen before it.
 
         Returns the reported pairs of the state: ``already_reported`` and the new pairs. Unless
-        ``certainly_overlap``, a race is only possible, because the stored ranges are not exact. With
-        ``approximate``, the state was merged from several, so each earlier access is to some of its bytes.
+        ``certainly_overlap``, a race is only possible, because the stored ranges are not exact.
+        With ``approximate``, the state was merged from several states, so each earlier access is to
+        some of the bytes of the state.
         """
         for access in previous:
             if not (

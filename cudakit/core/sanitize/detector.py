@@ -38,7 +38,7 @@ class RaceDetector:
         self._ranks = RankComparison()
 
     def feed(self, batch: Batch, report: Report) -> list[Race]:
-        """Analyze a batch; return its races that are findings, including suppressed ones."""
+        """Analyze a batch; return its races that are findings, including suppressed races."""
         self._ranks.feed(batch)
         analysis = self._analysis_of(batch)
         analysis.streams.update(_created_streams(batch.records))

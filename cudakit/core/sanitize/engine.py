@@ -86,8 +86,8 @@ def _race_kind(
 def _counts_as_write(access: MemoryAccess, other_access: MemoryAccess) -> bool:
     """Return whether an access of a race counts as a write; ``other_access`` is the other access of the race.
 
-    An assumed access may be a read or a write. If the other access is exact, the assumed one counts as a
-    write if the other is a read, because one of the two must be a write.
+    An assumed access may be a read or a write. If the other access is exact, the assumed access
+    counts as a write if the exact one is a read, because one of the two must be a write.
     """
     if access.precision >= ASSUMED > other_access.precision:
         return not other_access.mode & WRITE
@@ -189,12 +189,12 @@ class Engine:
         self._arena_bytes: dict[int, int] = {}
         self._prune_above = prune_above
         self._max_range_states = max_range_states
-        # The clock up to which all states were removed, as ``StreamOrder.past_clock`` returns it.
+        # The clock of the last removal of states, as ``StreamOrder.past_clock`` returns it.
         self._pruned_clock: Clock = []
         self._next_prune_count = prune_above  # number of stored states at which to prune next
 
     def feed(self, records: Records, strings: Sequence[str]) -> list[Race]:
-        """Analyze the next records of the trace; return the races whose later side is among them.
+        """Analyze the next records of the trace; return the races whose later operation is among them.
 
         ``strings`` is the string table of the trace. It has at least the strings to which the records refer.
         """
@@ -251,7 +251,8 @@ class Engine:
         if batch.stray_accesses:
             self.gaps[STRAY_ACCESS] += batch.stray_accesses
         if self._last_precision is not None and batch.leading_precision > self._last_precision:
-            # The last launch has less precise accesses in this batch: count it with their precision instead.
+            # The last launch has less precise accesses in this batch: count the launch with the
+            # precision of these accesses instead.
             coverage.count(self._last_precision, -1)
             coverage.count(batch.leading_precision)
             self._last_precision = batch.leading_precision

@@ -35,7 +35,8 @@ class Node:
 
     call: Call  # the call that added the node
     accesses: bytes = b""  # records of the accesses that the node performs in each launch
-    # The collectives of NCCL that the kernel performs, each with its accesses; then the node has no others.
+    # The collectives of NCCL that the kernel performs, each with its accesses. Such a node has no
+    # other accesses.
     collectives: list[tuple[Call, bytes]] = field(default_factory=list)
 
 
@@ -48,7 +49,7 @@ class Graph:
         self._ancestors: dict[int, int] | None = None  # computed when first needed
 
     def add_node(self, call: Call, node: int, node_type: int) -> None:
-        """Add a node; it replaces a node of the same number."""
+        """Add a node, which replaces a node with the same number."""
         call.kind = _EVENT_KINDS.get(NodeType(node_type), EventKind.GRAPH_LAUNCH)
         call.node = node
         if node not in self._nodes:
@@ -126,7 +127,7 @@ class GraphLaunch:
     lost: set[int] = field(default_factory=set)  # nodes of which some accesses were lost
 
     def node_accesses(self) -> Iterator[tuple[Call, AccessRows]]:
-        """Yield the call and the accesses of each node that has any, in topological order."""
+        """Yield the call and the accesses of each node that has accesses, in topological order."""
         launch = self.call
         for number in self.graph.ancestors:
             node = self.graph.node(number)

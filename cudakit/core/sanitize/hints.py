@@ -120,7 +120,7 @@ class RacingStreams:
 
     @classmethod
     def of_sides(cls, current: Side, previous: Side) -> RacingStreams:
-        """Return the streams of one occurrence."""
+        """Return the streams of one occurrence of a race."""
         return cls((short_stream_name(previous),), (short_stream_name(current),))
 
 
@@ -171,7 +171,8 @@ def _is_involved(framework: Framework, frames: Iterable[Frame], kernels: Iterabl
 
 def _explain_streams(code: str, current: Side, previous: Side, streams: RacingStreams) -> str:
     """Return the meaning of the streams in the code of a fix: ``, where a is stream 7``."""
-    # After a free, the later operation still uses the memory: the memory must be kept for its stream.
+    # The memory is used after its free, so it must stay allocated until the stream of the later
+    # operation ends its use.
     user_streams = streams.later if previous.operation == "free" else streams.earlier
     if short_stream_name(previous) == short_stream_name(current):
         meaning_by_letter = {
@@ -329,7 +330,7 @@ def why_not_covered(
 ) -> str:
     """Return why the last synchronization was too early.
 
-    ``recorded_at`` is the call site of the event record, ``waited_at`` that of the wait.
+    ``recorded_at`` is the call site of the event record, ``waited_at`` the call site of the wait.
     """
     earlier_stream, later_stream = short_stream_name(previous), short_stream_name(current)
     enqueued_before = f"before {operation_at(previous)} was enqueued"

@@ -17,7 +17,7 @@ class _SidePattern:
     """The pattern of one side of a known race."""
 
     file: str  # end of the path of a frame's file
-    function: str  # last component of the name of that frame's function
+    function: str  # last component of the name of the frame's function
     kernel: re.Pattern[str] | None = None  # pattern of the kernel; None for any operation
 
     def matches(self, side: Side) -> bool:

@@ -101,7 +101,10 @@ def is_backward(frames: Sequence[Frame]) -> bool:
 
 
 def call_site_index(frames: Sequence[Frame]) -> int:
-    """Return the index of the call site: of the innermost frame outside libraries, or else of any frame."""
+    """Return the index of the call site in a call stack.
+
+    The call site is the innermost frame outside libraries or, if there is none, the innermost frame.
+    """
     innermost_index = int(is_backward(frames) and len(frames) > 1)
     program_indices = (index for index, frame in enumerate(frames) if is_program_frame(frame))
     return next(program_indices, innermost_index)

@@ -127,7 +127,9 @@ class HostRole(NamedTuple):
     waits_before: bool = False  # whether the host first waits for all work in the stream
     reads_source: bool = False  # whether the host reads the source, not the stream
     writes_destination: bool = False  # whether the host writes the destination, not the stream
-    waits_after: bool = False  # whether the host then waits for the stream, including the copy
+    waits_after: bool = (
+        False  # whether the host waits for the stream and the copy before the call returns
+    )
 
 
 _NO_HOST_ROLE: Final = HostRole()

@@ -213,8 +213,9 @@ class StreamOrder:
     def _update_clock(self, stream: Stream, call: Call) -> None:
         """Order the next work of a stream after the host, and after streams that it waits for implicitly.
 
-        The legacy default stream waits for all blocking streams, and a blocking stream waits for the legacy
-        default stream. The release gives those streams a new tick, so that their clocks are updated again.
+        The legacy default stream waits for all blocking streams, and a blocking stream waits for
+        the legacy default stream. The awaited streams begin a new tick, so that their clocks are
+        updated again.
         """
         host, context = self.host, stream.context
         if host.tick > stream.clock[host.slot]:
@@ -253,7 +254,7 @@ class Signal(NamedTuple):
 
     release: Release
     seq: int  # number of the call that made the release
-    site: int  # call stack of that call
+    site: int  # index of the call stack of the call that made the release
 
     def sync(self, call: Call) -> Sync:
         """Return the synchronization by a call that waits for the release."""

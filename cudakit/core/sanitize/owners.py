@@ -61,7 +61,8 @@ def is_one_program_call(race: Race) -> bool:
     """Return whether both operations of a race were enqueued during one program call."""
     current, previous = race.current, race.previous
     if current.graph and current.seq == previous.seq:
-        # The nodes of one graph launch are ordered by what was captured, not by the launch.
+        # One launch enqueues all nodes of a graph, so the program calls that captured the nodes are
+        # compared.
         return current.capturing_call == previous.capturing_call != 0
     return current.program_call == previous.program_call != 0
 
@@ -134,7 +135,7 @@ class StreamUse:
         self._program_streams: set[int] = set()
         # Program call and call stack that created each stream which a library created for itself.
         self._creations: dict[int, tuple[int, int]] = {}
-        # Number of streams with each of these program calls and call stacks.
+        # Number of streams that a library created for itself, by program call and call stack.
         self._creation_counts: Counter[tuple[int, int]] = Counter()
 
     def feed(self, records: Records, stacks: Sequence[Stack]) -> None:
@@ -148,7 +149,8 @@ class StreamUse:
         is_creation = kinds == EventKind.STREAM_CREATE
         self._add_created_streams(records[is_creation], stacks)
         self._add_first_work(records[np.isin(kinds, _WORK_KINDS)])
-        # The end of an object of a library destroys its streams, also in the program's code.
+        # The destructor of a library's object destroys the streams of the object, even if the
+        # program's code runs it.
         is_destruction = kinds == EventKind.STREAM_DESTROY
         later_records = records[(records["stream"] != 0) & ~is_creation & ~is_destruction]
         # A damaged trace may refer to stacks that it does not have.
@@ -167,9 +169,9 @@ class StreamUse:
     def is_reachable(self, stream: int) -> bool:
         """Return whether the program has access to a stream, as far as its calls show.
 
-        It has no access to a stream that a library created for itself, unless the program's own code called
-        CUDA with this stream. A call that creates many streams fills a pool, from which the program may get
-        streams, too.
+        The program has no access to a stream that a library created for itself, unless the
+        program's own code called CUDA with this stream. A call that creates many streams fills a
+        pool, from which the program may get streams, too.
         """
         creation = self._creations.get(stream)
         is_from_pool = creation is not None and self._creation_counts[creation] >= _MIN_POOL_STREAMS

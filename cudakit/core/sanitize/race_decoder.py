@@ -54,7 +54,7 @@ class RaceDecoder:
     stream_use: StreamUse = field(default_factory=StreamUse)
 
     def decode(self, race: Race) -> FoundRace:
-        """Return a race in the form of the report, with a count of one."""
+        """Return a race in the form of the report, with one occurrence."""
         current, previous = self.side(race.current), self.side(race.previous)
         memory = self._memory(race.allocation)
         size_bytes = race.hi - race.lo
@@ -79,7 +79,7 @@ class RaceDecoder:
         )
 
     def with_streams(self, race: FoundRace, earlier: Set[int], later: Set[int]) -> FoundRace:
-        """Return a race with a fix for these streams: those of all its occurrences in the process."""
+        """Return a race with a fix that names the streams of all its occurrences in the process."""
         race_sides = race.kind, race.current, race.previous
         unreachable = [
             self._stream_name(stream)

@@ -37,7 +37,7 @@ class Confidence(StrEnum):
     """The confidence in a race, which the less certain of its two accesses determines."""
 
     CERTAIN = (
-        "certain"  # both accesses are exact, or an exact access covers the other's merged ranges
+        "certain"  # both accesses are exact, or an exact access covers the ranges of a merged one
     )
     LIKELY = (
         "likely"  # one access is exact, the other is to a whole tensor or assumed from a pointer
@@ -110,13 +110,13 @@ class SyncKind(StrEnum):
 class Sync:
     """The last synchronization that ordered the stream of the later operation after the earlier stream.
 
-    It does not prevent the race: the earlier operation was enqueued after the event record or the host's
-    wait.
+    This synchronization does not prevent the race: the earlier operation was enqueued after the
+    event record or the host's wait.
     """
 
     kind: SyncKind
     recorded_seq: int  # number of the call that recorded the event, or of the host's wait
-    recorded_site: int  # call stack of that call
+    recorded_site: int  # call stack of the event record, or of the host's wait
     waited_seq: (
         int  # number of the call that waited; for a wait of the host equal to ``recorded_seq``
     )
@@ -158,7 +158,7 @@ class LaunchPrecision(IntEnum):
     WHOLE_TENSOR = (
         2  # all accesses are exact, except stores through tensor maps, to a part of a tensor
     )
-    ASSUMED = 3  # one or both accesses are assumed
+    ASSUMED = 3  # at least one access is assumed
 
 
 @dataclass(slots=True)

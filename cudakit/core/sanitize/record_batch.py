@@ -67,7 +67,7 @@ FIELDS: Final[dict[EventKind, tuple[str, ...]]] = {
         "group",
     ),
 }
-# The bytes of consecutive records of one call. Those that are not accesses are skipped.
+# The bytes of consecutive records of one call. Records that are not accesses are skipped.
 AccessRows: TypeAlias = memoryview
 # The kind, lo, hi, mode, precision, stride_bytes, count and node in a record of an access.
 _ACCESS_RECORD: Final = struct.Struct("<38xHQQBB6xqQI12x")
@@ -205,7 +205,7 @@ def _stray_accesses(records: Records, belongs_to_previous: _Mask, last_seq: int)
 def _record_precisions(
     records: Records, is_access: _Mask, belongs_to_previous: _Mask
 ) -> npt.NDArray[np.uint8]:
-    """Return the precision of each record. The least precise record determines the launch's precision."""
+    """Return the precision of each record. The least precise one determines that of the launch."""
     launch_precisions = np.where(is_access, LaunchPrecision.EXACT, LaunchPrecision.UNKNOWN).astype(
         np.uint8
     )

@@ -61,7 +61,7 @@ class _Occurrences:
         return cls(example, decoder, ownership)
 
     def add(self, race: Race, decoder: RaceDecoder) -> None:
-        """Add an occurrence. The example becomes this one if it is better."""
+        """Add an occurrence of the race, which replaces the example if it is the better example."""
         earlier, later = self.streams.setdefault(decoder.process, (set(), set()))
         earlier.add(race.previous.stream)
         later.add(race.current.stream)
@@ -70,7 +70,7 @@ class _Occurrences:
             self.example, self.decoder = decoder.decode(race), decoder
 
     def found_race(self, count: int) -> FoundRace:
-        """Return the race of the report."""
+        """Return the race as the report shows it, with all its streams and processes."""
         race = replace(self.example, count=count, processes=tuple(sorted(self.streams)))
         if self.ownership.owner is RaceOwner.LIBRARY:
             return replace(
@@ -134,9 +134,9 @@ class Report:
     ) -> int:
         """Add the races of one trace; return the number of races that are reported.
 
-        ``stacks`` is the stack table of the trace, ``streams`` has the flags of its streams by stream number,
-        ``stream_use`` shows which of them libraries keep to themselves. ``chain`` is the number of the trace
-        within the process.
+        ``stacks`` is the stack table of the trace, ``streams`` has the flags of its streams by
+        stream number, ``stream_use`` shows which of these streams only libraries use. ``chain`` is
+        the number of the trace within the process.
         """
         stack = partial(self._stack, (process, chain), stacks)
         stream_use = stream_use or StreamUse()
@@ -218,8 +218,8 @@ class Report:
         return (race.kind, *chain.from_iterable(identities))
 
     def _identity(self, decoder: RaceDecoder, operation: Operation) -> tuple[object, ...]:
-        # Equal stacks are one object, so their identity replaces a comparison of all frames.
-        # The kernel of a collective depends on the size of its buffers.
+        # Equal stacks are one object, so ids are compared instead of frames. The name of a
+        # collective's kernel is not compared, because it depends on the size of the buffers.
         collective = operation.collective
         name = collective.function if collective else operation.name
         return operation.kind, name, id(decoder.stacks(operation.site))
@@ -290,7 +290,7 @@ _MAX_FRAMES = 4  # maximum number of frames that plain text shows, from the call
 def findings(result: SanitizeResult) -> tuple[FoundRace, ...]:
     """Return the races that are findings: certain and likely races of the program.
 
-    With ``--internal``, also those of libraries.
+    With ``--internal``, races of libraries are findings, too.
     """
     return tuple(
         race for race in result.races if race.confidence.is_finding and result.is_counted(race)

@@ -45,7 +45,7 @@ class Side:
     reads: bool  # whether the operation reads the accessed bytes
     writes: bool  # whether the operation writes the accessed bytes
     atomic: bool  # whether the operation accesses the bytes atomically
-    known: Precision  # precision: exact, merged (ranges), summary (tensor), assumed or uncertain (arguments)
+    known: Precision  # precision of the access: exact, merged, summary (of a tensor), assumed or uncertain
     address: int  # address of the first accessed byte
     size_bytes: int  # size of the access; an upper bound unless it is exact
     graph: int  # number of the CUDA graph that contains the operation; 0 if none does
@@ -73,7 +73,7 @@ class Memory:
 class LastSync:
     """The last synchronization of the two streams, which came too early to prevent the race."""
 
-    kind: SyncKind  # kind: by an event, by the host, or by the rules of the default stream
+    kind: SyncKind  # kind of synchronization: by an event, by the host, or by the rules of the default stream
     sentence: str  # reason why the synchronization does not cover the earlier operation
     recorded_seq: int  # number of the call that recorded the event, or of the host's wait
     recorded_stack: tuple[Frame, ...]  # call stack of the event record, or of the host's wait
@@ -102,7 +102,7 @@ class FoundRace:
     address: int  # address of the first byte that both operations access
     size_bytes: int  # number of bytes that both operations access
     offset_bytes: int | None  # offset of the first byte in the allocation; null if that is unknown
-    count: int  # number of occurrences; the other fields describe one of them
+    count: int  # number of occurrences of the race; the other fields describe one occurrence
     current: Side  # the operation that was enqueued later
     previous: Side  # the operation that was enqueued earlier
     hint: str  # the smallest fix, in terms of CUDA
@@ -157,7 +157,7 @@ class DifferentCalls:
     communicator: int  # hash of the communicator, the same on all ranks
     first: CollectiveCall  # call of the lower rank; the send of a transfer
     second: CollectiveCall  # call of the other rank; the receive of a transfer
-    hint: str  # advice on what the program should change
+    hint: str  # change to the program after which both calls are equal
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +175,7 @@ class KnownSide:
     """One side of a race in a baseline."""
 
     operation: str  # operation, as in the report
-    is_backward: bool  # whether a thread of autograd enqueued it for a backward pass
+    is_backward: bool  # whether a thread of autograd enqueued the operation for a backward pass
     calls: tuple[str, ...]  # functions of the program as FILE:FUNCTION, innermost first
 
 
@@ -190,11 +190,11 @@ class KnownRace:
 
 @dataclass(frozen=True, slots=True)
 class BaselineUse:
-    """The baseline of --baseline, and the races of the run that it has."""
+    """The baseline of --baseline, and the races of the run that are in the baseline."""
 
     path: str  # path of the baseline
     races: tuple[KnownRace, ...]  # races of the baseline that occurred; they are not reported
-    count: int  # number of occurrences of these races
+    count: int  # number of occurrences of these known races
     absent: int  # number of races of the baseline that did not occur
 
 
@@ -206,7 +206,7 @@ class Process:
     launches: int  # number of kernel launches
     count: int  # number of occurrences of races in the process
     rank: int | None = (
-        None  # rank in its largest communicator; null without one, or with several ranks
+        None  # rank in the process's largest communicator; null without one, or with several ranks
     )
 
 
@@ -228,7 +228,7 @@ class SanitizeResult:
     notes: tuple[str, ...]  # further limits of the result
     incomplete: tuple[str, ...]  # reasons why recorded events are missing; any reason fails the run
     no_gpu_work: str | None  # reason why no GPU work was recorded; null if GPU work was recorded
-    baseline: BaselineUse | None = None  # the baseline of --baseline; null without one
+    baseline: BaselineUse | None = None  # the baseline; null without --baseline
     different_calls: tuple[DifferentCalls, ...] = ()  # collectives that ranks call differently
     internal: bool = False  # whether races inside libraries count, too (--internal)
 

@@ -114,7 +114,7 @@ def new_shadow(
 
 
 class PythonShadow:
-    """Shadow memory in Python: the reference for the C implementation, and used if that is not installed."""
+    """Shadow memory in Python: the reference for the C implementation, and its replacement."""
 
     def __init__(self, checker: ConflictChecker, *, find_possible: bool = False) -> None:
         self.checker = checker

@@ -7,7 +7,7 @@ with the nearest pointer at or below it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
@@ -29,8 +29,8 @@ _Addresses: TypeAlias = npt.NDArray[np.uint64]
 class _Template:
     """The accesses of a launch, and its pointers in the order of the arguments.
 
-    ``accesses`` has Access records, then Accessed records. No contiguous access contains a pointer behind its
-    first byte. ``pointer_indices`` has the nearest pointer at or below each access.
+    ``accesses`` has Access records, then Accessed records. No access contains a pointer behind its first
+    byte. ``pointer_indices`` has the nearest pointer at or below each access.
     """
 
     accesses: Records
@@ -53,7 +53,9 @@ class TemplateAccesses:
     def __init__(self) -> None:
         self.unknown_count = 0  # number of launches whose template is unknown
         self._templates: dict[int, _Template] = {}
-        self._is_from_template = bytearray()  # a bit for each call
+        self._is_from_template = (
+            bytearray()
+        )  # a bit for each call: 1 if its accesses are from a template
 
     def insert(self, records: Records, coverage: Coverage) -> Records:
         """Insert the accesses of launches with a template after each launch, and count these launches.
@@ -90,7 +92,7 @@ class TemplateAccesses:
         return np.concatenate(record_parts)
 
     def mark(self, races: Iterable[Race]) -> list[Race]:
-        """Return races whose operations state whether their accesses are from a template."""
+        """Return the races, with a mark on each operation whose accesses are from a template."""
         return [
             replace(
                 race,
@@ -183,19 +185,70 @@ def _template_of_call(call_records: Records) -> _Template:
 
 
 def _split_at_pointers(rows: Records, sorted_pointers: _Addresses) -> Records:
-    """Split contiguous accesses at the pointers that they contain."""
+    """Split accesses at the pointers that they contain."""
     row_parts: list[Records] = []
     for i in range(len(rows)):
         row = rows[i : i + 1].copy()
         access = row.view(layout(EventKind.ACCESS))
         lo, hi = access["lo"][0], access["hi"][0]
         inner_pointers = sorted_pointers[(sorted_pointers > lo) & (sorted_pointers < hi)]
-        if access["count"][0] or not len(inner_pointers):
+        if not len(inner_pointers):
             row_parts.append(row)
             continue
-        split_rows = np.repeat(row, len(inner_pointers) + 1)
+        count = max(int(access["count"][0]), 1)
+        stride = int(access["stride_bytes"][0])
+        pieces = _Pieces(int(lo), int(hi) - int(lo) - (count - 1) * stride, stride, count)
+        parts = list(_parts_between(pieces, [*inner_pointers.tolist(), int(hi)]))
+        split_rows = np.repeat(row, len(parts))
         split_accesses = split_rows.view(layout(EventKind.ACCESS))
-        split_accesses["lo"] = np.append(lo, inner_pointers)
-        split_accesses["hi"] = np.append(inner_pointers, hi)
+        for j, part in enumerate(parts):
+            split_accesses["lo"][j], split_accesses["hi"][j] = part.lo, part.hi
+            split_accesses["stride_bytes"][j] = part.stride if part.count > 1 else 0
+            split_accesses["count"][j] = part.count if part.count > 1 else 0
         row_parts.append(split_rows)
     return np.concatenate(row_parts) if row_parts else rows
+
+
+@dataclass(frozen=True, slots=True)
+class _Pieces:
+    """Pieces of equal size in bytes: the first begins at ``lo``, each next one ``stride`` bytes later."""
+
+    lo: int
+    size_bytes: int
+    stride: int
+    count: int
+
+    @property
+    def hi(self) -> int:
+        return self.lo + (self.count - 1) * self.stride + self.size_bytes
+
+    def without(self, count: int) -> _Pieces:
+        """Return all pieces but the first ``count``."""
+        return replace(self, lo=self.lo + count * self.stride, count=self.count - count)
+
+
+def _parts_between(pieces: _Pieces, limits: list[int]) -> Iterator[_Pieces]:
+    """Yield the parts of pieces before, between and behind ascending addresses; the last is their end."""
+    for limit in limits:
+        complete_count = 0
+        if limit >= pieces.lo + pieces.size_bytes:
+            gap = limit - pieces.lo - pieces.size_bytes
+            complete_count = min(pieces.count, gap // pieces.stride + 1 if pieces.stride else 1)
+            yield replace(pieces, count=complete_count)
+        pieces = pieces.without(complete_count)
+        if pieces.count and pieces.lo < limit:  # the address is inside the next piece
+            yield _Pieces(pieces.lo, limit - pieces.lo, 0, 1)
+            rest = _Pieces(limit, pieces.lo + pieces.size_bytes - limit, 0, 1)
+            yield from _parts_of_divided_piece(rest, pieces.without(1), limits, limit)
+            return
+
+
+def _parts_of_divided_piece(
+    rest: _Pieces, behind: _Pieces, limits: list[int], divided_at: int
+) -> Iterator[_Pieces]:
+    """Yield the parts of the rest of a divided piece, then those of the pieces behind it."""
+    later_limits = [limit for limit in limits if limit > divided_at]
+    inner_limits = [limit for limit in later_limits if limit < rest.hi]
+    yield from _parts_between(rest, [*inner_limits, rest.hi])
+    if behind.count:
+        yield from _parts_between(behind, [limit for limit in later_limits if limit > behind.lo])

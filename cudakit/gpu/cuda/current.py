@@ -19,7 +19,8 @@ from cudakit.gpu.cuda import driver
 from cudakit.gpu.cuda.driver import check, cu, initialize
 from cudakit.gpu.probe import start_probe
 
-_STREAM: ContextVar[int] = ContextVar("cudakit_stream", default=LEGACY)
+# Handle of cudakit's current stream.
+CURRENT_STREAM: ContextVar[int] = ContextVar("cudakit_stream", default=LEGACY)
 _STREAM_HINT = "pass a stream of torch, CuPy, Numba or cuda.core, or a driver handle (int)"
 
 
@@ -113,7 +114,7 @@ def current_stream() -> int:
     >>> cudakit.current_stream()  # CU_STREAM_LEGACY
     1
     """
-    return _STREAM.get()
+    return CURRENT_STREAM.get()
 
 
 def device_name(device: int | None = None) -> str:
@@ -194,11 +195,11 @@ def _use_device(device: int) -> Iterator[int]:
 def _use_stream(stream: object) -> Iterator[int]:
     handle = stream_handle(stream)
     with _use_context_of_stream(handle):
-        token = _STREAM.set(handle)
+        token = CURRENT_STREAM.set(handle)
         try:
             yield handle
         finally:
-            _STREAM.reset(token)
+            CURRENT_STREAM.reset(token)
 
 
 def _device_handle(device: int | None) -> Any:

@@ -137,7 +137,7 @@ def _legend_entry(chart: Chart, curve: Curve, width: int) -> Text:
 
 
 def _remarks(chart: Chart, curves: Sequence[Curve]) -> list[str]:
-    """Return a sentence for each drawn curve that hides others."""
+    """Return a sentence for each drawn curve that hides other curves."""
     hidden_names: dict[str, list[str]] = {}
     for curve in curves:
         if curve.coinciding_name:

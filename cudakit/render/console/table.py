@@ -42,7 +42,7 @@ _SHRINK_ORDER: tuple[tuple[_Kind, Literal["width_without_callers", "min_width"]]
 # kind, and of each kind the rightmost first.
 _HIDE_ORDER: tuple[_Kind, ...] = ("bar", "number", "text", "stack")
 
-# Widths in cells.
+# Widths of bars, numbers, stacks and texts, in cells of the terminal.
 _BAR_WIDTH = 10
 _FIGURE_WIDTH = 6  # the width of "100.0%"
 _MIN_BAR_WIDTH = 1
@@ -194,8 +194,9 @@ class _ColumnWidths:
     kind: _Kind
     is_optional: bool  # whether the column is hidden before other columns
     natural_width: int  # width in which every cell fits on one line
-    width_without_callers: int  # every cell fits on one line if stacks omit their callers
-    min_width: int  # the column is hidden if it would be narrower
+    # width in which every cell fits on one line if stacks omit their callers
+    width_without_callers: int
+    min_width: int  # minimum width: a column that would be narrower is hidden
 
 
 def _fit_widths(column_widths: Sequence[_ColumnWidths], width: int) -> dict[int, int]:

@@ -15,10 +15,11 @@ from cudakit.render.console import theme
 from cudakit.render.escape import escape_invisible, escape_sequence, shorten
 from cudakit.units import Unavailable
 
-# Maximum number of characters. Sentences of reports are shorter; a longer name would fill the terminal.
+# Maximum length of a text in characters. Sentences of reports are shorter; a longer name would fill the
+# terminal.
 LIMIT = 600
 
-# In cells with fewer columns, a number and its unit may be on different lines.
+# Minimum width of a cell in which a number and its unit always stay on one line.
 _LEAST_PROSE_WIDTH = 40
 # A unit after a number, with the punctuation that may follow.
 _UNIT = re.compile(r"(?:[KMGTPE]i)?B[.,;:)]*|(?:[mun]?s|min|%)[.,;:)]*")

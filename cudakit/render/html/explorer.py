@@ -104,7 +104,7 @@ def joined_script(name: str, package: str) -> str:
     """
     modules: dict[str, str] = {}
     _collect(name, package, modules)
-    # In a block, the names of a script do not collide with those of the other scripts of a page.
+    # In a JavaScript block, the names of a script do not collide with those of the other scripts of a page.
     return '"use strict";\n{\n' + "".join(modules.values()) + "}\n"
 
 

@@ -124,7 +124,7 @@ def _note(note: Note) -> Markup:
 
 
 def _settings(settings: str) -> Markup | None:
-    """Return settings with a button that the script copy_settings.js shows, and that copies them."""
+    """Return settings with a button that copies them; the script copy_settings.js shows the button."""
     if not settings:
         return None
     button = element("button", "copy", type="button", hidden=True)

@@ -48,7 +48,7 @@ def chart(node: Chart) -> Markup:
 
 
 def _curve(series: Series, node: Chart, x: Axis, y: Axis) -> str:
-    """Return the path of a curve. Values that are not finite interrupt it."""
+    """Return the path of a curve. Values that are not finite interrupt the curve."""
     order = np.argsort(node.x, kind="stable")
     points_x, points_y = _finite(node.x)[order], _finite(series.y)[order]
     is_finite = np.isfinite(points_x) & np.isfinite(points_y)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_right
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -289,7 +289,7 @@ class Policy:
         )
         if signature.is_untrusted or not len(accessed) or not accessed["exact"].all():
             return call
-        digest = sorted(Counter(_relative(piece, lo) for piece, lo, _ in pieces).items())
+        digest = _digest(pieces)
         is_equal = (
             all(are_inside)
             and is_below
@@ -343,26 +343,43 @@ class Policy:
         return (state >> 32) % limit
 
 
-_Piece: TypeAlias = tuple[int, int | None, int, int, int, int]
+_Piece: TypeAlias = tuple[int, int | None, int, int]
 
 
 def _pieces(accesses: Records, pointers: tuple[int, ...]) -> Iterator[tuple[_Piece, int, int]]:
-    """Yield the pieces of accesses, split at the pointers, with the nearest pointer at or below each."""
+    """Yield contiguous bytes, divided at the pointers, with the nearest pointer at or below each."""
     for row in accesses.tolist():
         access = dict(zip(accesses.dtype.names, row, strict=True))
-        lo, hi, count = access["lo"], access["hi"], access["count"]
-        cuts = [] if count else sorted(p for p in pointers if lo < p < hi)
-        for begin, end in itertools.pairwise([lo, *cuts, hi]):
-            base = max((p for p in pointers if p <= begin), default=None)
-            stride = access["stride_bytes"]
-            index = pointers.index(base) if base is not None else 0
-            mode = access["mode"] + 16 * (access["precision"] == Precision.SUMMARY)
-            yield (index, base, mode, stride, count, access["node"]), begin, end
+        lo, hi, stride = access["lo"], access["hi"], access["stride_bytes"]
+        count = access["count"] or 1
+        size = hi - lo - (count - 1) * stride
+        inner = sorted(p for p in pointers if lo < p < hi)
+        mode = access["mode"] + 16 * (access["precision"] == Precision.SUMMARY)
+        for i in range(count):
+            first, last = lo + i * stride, lo + i * stride + size
+            cuts = [p for p in inner if first < p < last]
+            for begin, end in itertools.pairwise([first, *cuts, last]):
+                base = max((p for p in pointers if p <= begin), default=None)
+                index = pointers.index(base) if base is not None else 0
+                yield (index, base, mode, access["node"]), begin, end
 
 
-def _relative(piece: _Piece, lo: int) -> tuple[int, ...]:
-    index, base, *others = piece
-    return (index, lo - (base or 0), *others)
+def _digest(pieces: list[tuple[_Piece, int, int]]) -> object:
+    """Return the accessed bytes relative to the pointers, without how they are divided into pieces."""
+    ranges: defaultdict[tuple[int, int, int], list[tuple[int, int]]] = defaultdict(list)
+    for (index, base, mode, node), begin, end in pieces:
+        ranges[index, mode, node].append((begin - (base or 0), end - (base or 0)))
+    return {key: _joined(parts) for key, parts in ranges.items()}
+
+
+def _joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    joined: list[tuple[int, int]] = []
+    for begin, end in sorted(ranges):
+        if joined and begin <= joined[-1][1]:
+            joined[-1] = joined[-1][0], max(end, joined[-1][1])
+        else:
+            joined.append((begin, end))
+    return joined
 
 
 def _calls(records: Records) -> Iterator[Records]:

@@ -10,13 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 from core.sanitize.template_policy import Policy
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cudakit.core.sanitize.engine import Engine
 from cudakit.core.sanitize.races import Coverage, Race
 from cudakit.core.sanitize.reorder_buffer import reordered
-from cudakit.core.sanitize.templates import TemplateAccesses
+from cudakit.core.sanitize.templates import TemplateAccesses, _split_at_pointers
 from cudakit.trace.kinds import EventKind, Precision
-from cudakit.trace.layout import RECORD, Records, view
+from cudakit.trace.layout import RECORD, Records, layout, view
 from cudakit.trace.run_log import LogReader
 
 LOGS = Path(__file__).parents[2] / "sanitize_corpus" / "logs"
@@ -114,6 +116,33 @@ def without_templates(found: list[Race]) -> list[Race]:
             previous=replace(race.previous, from_template=False),
         )
         for race in found
+    ]
+
+
+@given(data=st.data())
+def test_strided_access_is_divided_at_pointers(data: st.DataObject) -> None:
+    size, count = data.draw(st.integers(1, 6)), data.draw(st.integers(1, 5))
+    stride = size + data.draw(st.integers(1, 5))
+    hi = 100 + (count - 1) * stride + size
+    pointers = sorted(data.draw(st.sets(st.integers(101, max(hi - 1, 101)), max_size=5)))
+    row = np.zeros(1, RECORD)
+    row["kind"] = EventKind.ACCESS
+    access = row.view(layout(EventKind.ACCESS))
+    access["lo"], access["hi"] = 100, hi
+    if count > 1:
+        access["stride_bytes"], access["count"] = stride, count
+    divided = view(
+        _split_at_pointers(row, np.array(pointers, np.uint64)), EventKind.ACCESS
+    ).tolist()
+    bytes_of_parts = []
+    for part in (dict(zip(access.dtype.names, values, strict=True)) for values in divided):
+        steps = max(part["count"], 1)
+        part_size = part["hi"] - part["lo"] - (steps - 1) * part["stride_bytes"]
+        starts = [part["lo"] + i * part["stride_bytes"] for i in range(steps)]
+        bytes_of_parts += [start + j for start in starts for j in range(part_size)]
+        assert not any(part["lo"] < pointer < part["hi"] for pointer in pointers)
+    assert sorted(bytes_of_parts) == [
+        100 + i * stride + j for i in range(count) for j in range(size)
     ]
 
 

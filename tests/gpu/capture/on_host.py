@@ -15,8 +15,8 @@ import pytest
 HERE = Path(__file__).parent
 CAPTURE = HERE.parents[2] / "cudakit/gpu/capture"
 SOURCES = (
-    "decode/ranges.c", "decode/page_set.c", "decode/tma_boxes.c", "decode/im2col.c", "decode/tensor_maps.c",
-    "exact/machine_code.c",
+    "decode/byte_set_hash.c", "decode/ranges.c", "decode/page_set.c", "decode/tma_boxes.c", "decode/im2col.c",
+    "decode/tensor_maps.c", "exact/machine_code.c",
 )  # fmt: skip
 BITMAP_BYTES = 4096
 PAGE_SHIFTS = 17, 15  # log2 of the bytes of memory per page, by level
@@ -102,7 +102,7 @@ def build_patch(directory: Path) -> ctypes.CDLL:
     built = ctypes.CDLL(str(library))
     for name in ("new_arena", "pages_of", "bitmap_in", "summary_in", "maps_of", "boxes_of"):
         getattr(built, name).restype = ctypes.c_void_p
-    for name in ("userdata_of", "read_ranges"):
+    for name in ("userdata_of", "read_ranges", "byte_set_hash", "byte_set_hash_of_union"):
         getattr(built, name).restype = ctypes.c_uint64
     built.atomic_count.restype = ctypes.c_long
     built.free_arena.argtypes = [ctypes.c_void_p, ctypes.c_uint32]

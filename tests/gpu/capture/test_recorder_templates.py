@@ -67,6 +67,21 @@ def written_ranges(events: list[Event]) -> list[set[tuple[int, int]]]:
     return list(ranges.values())
 
 
+def written_bytes(events: list[Event]) -> list[set[int]]:
+    """Return the first byte of each contiguous access of each launch, after templates were inserted."""
+    in_order, _ = reordered(pack(events, lambda _: 0))
+    inserted = TemplateAccesses().insert(in_order, Coverage())
+    written: dict[int, set[int]] = {}
+    for event in unpack(inserted, [""]):
+        if isinstance(event.body, Launch):
+            written[event.seq] = set()
+        elif isinstance(event.body, Access):
+            access = event.body
+            steps = range(max(access.count, 1))
+            written[event.seq] |= {access.lo + i * access.stride_bytes for i in steps}
+    return list(written.values())
+
+
 def test_third_equal_launch_uses_template(library: Path, tmp_path: Path) -> None:
     program = """
 for _ in range(5):
@@ -155,6 +170,28 @@ for i in range(8):
     recorder.read()
 """
     assert template_ids(run(tmp_path, library, program))[:5] == [0, 0, 0, 1, 1]
+
+
+def test_template_applies_to_tensors_whose_accesses_were_joined(
+    library: Path, tmp_path: Path
+) -> None:
+    """Three tensors at equal distances are accessed as one strided set; at other distances they are not."""
+    program = """
+three = Kernel(b"plain", 3, (0, 8, 16), (8, 8, 8))
+def launch_with_three(*tensors):
+    set_accesses(*(write(tensor) for tensor in tensors))
+    cuda.launch(CONTEXT, STREAM, ctypes.byref(three), pointers(*tensors), None)
+    wait()
+    recorder.read()
+for distances in [(1, 2), (1, 2), (1, 3), (2, 5), (3, 4), (1, 2)]:
+    launch_with_three(0x100000, *(0x100000 + distance * 0x200 for distance in distances))
+"""
+    events = run(tmp_path, library, program)
+    assert template_ids(events) == [0, 0, 0, 0, 1, 1]
+    assert written_bytes(events)[4:] == [
+        {0x100000, 0x100600, 0x100800},
+        {0x100000, 0x100200, 0x100400},
+    ]
 
 
 def test_access_outside_of_pointed_allocations_is_always_recorded(

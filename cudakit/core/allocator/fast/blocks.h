@@ -155,8 +155,8 @@ static void insert_block(struct free_blocks *self, struct block *block)
     block->free = true;
     while (*link && (*link)->priority > block->priority)
         link = is_before(*link, block) ? &(*link)->child[1] : &(*link)->child[0];
-    /* Split the subtree at `link` into the children of this block. `end` are the links where the smaller and the
-     * larger blocks continue. */
+    /* Split the subtree at `link` into the children of this block. end[0] and end[1] are the links to which
+     * the next subtrees of smaller and of larger blocks are attached. */
     struct block *subtree = *link, **end[2] = {&block->child[0], &block->child[1]};
     set_link(link, block);
     while (subtree) {

@@ -8,7 +8,7 @@
 struct event {
     PyObject *action;
     PyObject *stack, *metadata;
-    struct free_blocks *free_blocks; /* has the stream and the pool of the event */
+    struct free_blocks *free_blocks; /* free blocks of the event's stream and pool */
     long long address, size, time_ns;
 };
 #define EVENT_FIELDS(DO) DO(action) DO(stack) DO(metadata) DO(free_blocks)
@@ -96,7 +96,8 @@ static PyObject *events_append(PyObject *self, PyObject *event)
 }
 
 /* iter(events): return an iterator over the events as tuples, the oldest first. Creating a tuple may run a finalizer
- * that appends events and so drops others; each event's references are therefore held meanwhile. */
+ * that appends events and so drops others; so each event's references are held while its tuple is
+ * created. */
 static PyObject *events_iter(PyObject *object)
 {
     struct events *self = (struct events *)object;

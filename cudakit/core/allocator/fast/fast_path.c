@@ -52,10 +52,10 @@ enum { MAX_SMALL_BYTES = 1 << 20, LARGE_SLACK = 1 << 20 };
 static const long long TOO_MANY_BYTES = 1LL << 60;
 /* CU_STREAM_LEGACY and CU_STREAM_PER_THREAD (CUDA Driver API, data types). */
 enum { LEGACY_STREAM = 1, PER_THREAD_STREAM = 2 };
-/* The same values as in history.Level. */
+/* Levels of call-stack recording: the same values as in history.Level. */
 enum { LEVEL_STATE = 1, LEVEL_ALLOC = 2, LEVEL_ALL = 3 };
 
-/* ---- alloc and free: the change -------------------------------------------------------------------------- */
+/* ---- alloc and free, phase 2: change ----------------------------------------------------------------------- */
 
 /* alloc and free of one allocator. */
 struct fast_path {
@@ -194,7 +194,7 @@ static void free_block(struct fast_path *self, struct block *block, struct block
         count_split(self, block, count_change, size_change);
 }
 
-/* ---- alloc and free: prepare and finish ------------------------------------------------------------------ */
+/* ---- alloc and free, phases 1 and 3: prepare, finish ---------------------------------------------------- */
 
 /* Return whether the fast path may change the allocator. */
 static bool is_open(const struct fast_path *self)

@@ -110,7 +110,7 @@ class CachingHostAllocator:
         self._stop = weakref.finalize(self, self._background.stop)
         self.configure(settings or Settings())
 
-    # Memory.
+    # Methods that allocate and free memory.
 
     def alloc(self, size_bytes: int, stream: int | None = None) -> Ptr:
         """Allocate bytes. A request of 0 bytes returns the address 0.
@@ -131,10 +131,10 @@ class CachingHostAllocator:
             return block.ptr
 
     def free(self, ptr: int) -> None:
-        """Free an allocation. It is reused when all streams that used it have finished their present work.
+        """Free an allocation. Its memory is reused when the streams that used it finish their present work.
 
         If another call of the allocator is running, the free is queued and performed after that call. Raises
-        InvalidPointer if nothing is allocated there, CudaError if an event cannot be recorded (unless
+        InvalidPointer if no allocation begins at ``ptr``, CudaError if an event cannot be recorded (unless
         ``pinned_free_catch_all`` is set); the memory then stays pending until the streams are done.
         """
         block = self._memory.live.pop(ptr, None)
@@ -155,9 +155,9 @@ class CachingHostAllocator:
             self._wake()
 
     def record_use(self, ptr: int, stream: int) -> None:
-        """Record that a stream uses an allocation: it is reused after the stream's work up to its free.
+        """Record that a stream uses an allocation: after its free, its memory waits for the stream's work.
 
-        Raises InvalidPointer if nothing is allocated there.
+        Raises InvalidPointer if no allocation begins at ``ptr``.
         """
         with self._guard.locked():
             block = self._memory.live.get(ptr)
@@ -169,8 +169,8 @@ class CachingHostAllocator:
     def empty_cache(self) -> None:
         """Release all cached memory without waiting for any stream.
 
-        Private pools are included if they have no holder. Does nothing during a capture. Raises CudaError if
-        the driver refuses; the remaining memory stays cached.
+        Private pools are included if no graph, MemPool or context holds them. Does nothing during a capture.
+        Raises CudaError if the driver refuses; the remaining memory stays cached.
         """
         stack = gather() if self._history.level >= Level.ALL else None
         with self._guard.locked():
@@ -184,7 +184,7 @@ class CachingHostAllocator:
         with self._guard.locked():
             self._memory.close()
 
-    # Settings and captures.
+    # Methods for the settings and for captures.
 
     @property
     def settings(self) -> Settings:
@@ -192,7 +192,7 @@ class CachingHostAllocator:
         return self._memory.settings
 
     def configure(self, settings: Settings) -> None:
-        """Replace the settings. Raises Unsupported if the upstream does not support one."""
+        """Replace the settings. Raises Unsupported for a setting that the upstream does not support."""
         with self._guard.locked():
             self._memory.configure(settings)
         self._wake()
@@ -217,7 +217,7 @@ class CachingHostAllocator:
         with self._guard.locked():
             self._memory.forget_graphs()
 
-    # Statistics, history and snapshots.
+    # Methods for statistics, history and snapshots.
 
     def statistics(self) -> dict[str, int]:
         """Return the 28 numbers of torch.cuda.host_memory_stats; times are in microseconds."""
@@ -225,7 +225,10 @@ class CachingHostAllocator:
             return self._memory.stats.read()
 
     def counters(self) -> dict[str, int]:
-        """Return counters that PyTorch does not have. ``waiting_bytes`` were freed, but streams use them."""
+        """Return counters that PyTorch does not have.
+
+        ``waiting_bytes`` is the size of the freed blocks that streams still use.
+        """
         with self._guard.locked():
             return self._memory.counters()
 

@@ -62,7 +62,7 @@ class HostMemory:
         )  # Blocks allocated in a capture, whose graph may run at any time.
 
     def configure(self, settings: Settings) -> None:
-        """Replace the settings. Raises Unsupported if the upstream does not support one."""
+        """Replace the settings. Raises Unsupported for a setting that the upstream does not support."""
         self._source.configure(settings)
         self._sizes.configure(settings)
         self.settings = settings
@@ -77,7 +77,7 @@ class HostMemory:
         )
         return HostPool(pool_id, pending_frees, splits=self._splits)
 
-    # Blocks.
+    # Methods that allocate and free blocks.
 
     def alloc(
         self, size_bytes: int, stream: int | None, stack: RawStack | None, *, retries: bool
@@ -141,7 +141,7 @@ class HostMemory:
             "waiting_bytes": sum(waiting.values()),
         }
 
-    # Cached memory.
+    # Methods for cached memory.
 
     def release_cached(self, stack: RawStack | None, *, waits: bool = False) -> int:
         """Release all cached blocks, except those of held private pools; return their bytes.

@@ -66,7 +66,7 @@ class Pow2Bins(FreeBlocks):
         self._bins[bin_of(block.size)].remove(block)
 
     def take(self, size: int, limit: int) -> Block | None:  # noqa: ARG002
-        """Remove and return the large enough block of the bin that was freed last; None if there is none.
+        """Remove and return the block of the bin that was freed last and is large enough, or None.
 
         Blocks that are not rounded differ in size (PyTorch's pull request 192722).
         """
@@ -134,7 +134,7 @@ class Reserve:
         return self.ptr <= block.ptr < self.ptr + self.size
 
     def carve(self, size: int) -> int | None:
-        """Return the address of memory that was never used; None if too little is left."""
+        """Return the address of unused memory in the reserve; None if too little is left."""
         begin = self._used
         if begin + size > self.size:
             return None
@@ -174,7 +174,7 @@ class HostPool:
         self.id = owner
         self.pending = pending
         self.kept_for_graphs: list[Block] = []
-        # The engine needs these statistics; users see those of HostStats instead.
+        # Statistics that the engine needs; users see the statistics of HostStats instead.
         self._stats = stats = PoolStats(BlockCounters(), Peaks(BlockCounters()))
         self.large = self.small = self.reserve = BlockPool(owner, stats, small=False)
         if splits:

@@ -29,7 +29,7 @@ class HostUpstream(EventSource, Protocol):
 
 @runtime_checkable
 class Registering(Protocol):
-    """An upstream that can also pin memory after its allocation: the driver is locked for less time."""
+    """An upstream that can also pin memory after its allocation, which locks the driver for less time."""
 
     def malloc_registered(self, size_bytes: int, threads: int) -> int: ...
 
@@ -126,8 +126,9 @@ class HostStats:
         self.allocations, self.allocated_bytes = Stat(), Stat()
         self.active: defaultdict[int, tuple[Stat, Stat]] = defaultdict(lambda: (Stat(), Stat()))
         self.alloc_time, self.free_time = Duration(), Duration()
-        self.num_rescues = 0  # Requests that were served only after waiting or releasing memory.
-        self.num_free_failures = 0  # Frees that the driver refused; the memory stays cached.
+        self.num_rescues = 0  # Number of requests served only after waiting or releasing memory.
+        # Number of frees that the driver refused; their memory stays cached.
+        self.num_free_failures = 0
         self.num_invalid_frees = 0
 
     def count_alloc(self, size: int) -> None:
@@ -201,7 +202,7 @@ class TimedSource:
         self._malloc: Callable[[int], int] = upstream.malloc
 
     def configure(self, settings: Settings) -> None:
-        """Replace the settings. Raises Unsupported if the upstream does not support one."""
+        """Replace the settings. Raises Unsupported for a setting that the upstream does not support."""
         self._malloc = self._upstream.malloc
         if settings.pinned_use_cuda_host_register:
             self._malloc = self._registering_malloc(settings.pinned_num_register_threads)

@@ -126,7 +126,7 @@ def find_check(name: str) -> Check:
 
 
 def versions(context: RunContext) -> dict[str, str]:
-    """Return the versions of system, driver and packages by label, without unknown ones."""
+    """Return the versions of system, driver and packages by label; unknown versions are left out."""
     supported_cuda = driver_cuda(context)
     versions_by_label = {
         "system": context.host.distribution,

@@ -67,7 +67,7 @@ class NotCheckable(Exception):
 
 
 def require(fact: _T | Unavailable, reason: str = "") -> _T:
-    """Return a fact. Raises NotCheckable with ``reason``, or else the fact's reason, if it is Unavailable."""
+    """Return an available fact. Raises NotCheckable with ``reason``, or else with the fact's reason."""
     if isinstance(fact, Unavailable):
         raise NotCheckable(reason or fact.reason)
     return fact

@@ -23,7 +23,8 @@ from cudakit.gpu.api.run_context import RunContext
 from cudakit.units import Unavailable
 
 _OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY
-# Remedy if cuInit is out of memory. cuInit allocates no device memory, so the general remedy does not apply.
+# Remedy if cuInit fails for lack of memory. cuInit allocates no device memory, so the general remedy does not
+# apply.
 _ADDRESS_SPACE_FIX_REMEDY = (
     "CUDA could not reserve address space: check ulimit -v and vm.overcommit_memory (CK035)"
 )
@@ -164,7 +165,7 @@ def device_order(context: RunContext) -> Finding:
 
 
 def context_step(context: RunContext) -> Finding:
-    """Every CUDA program first creates a context on its device; it takes a few hundred MiB.
+    """Every CUDA program first creates a context on its device. A context takes a few hundred MiB.
 
     Creating a context fails, although cuInit succeeded, if another process uses the device in exclusive
     mode (46), if no memory is free (2), or if the device is broken.

@@ -41,7 +41,7 @@ class GpuState:
         return tuple(map(str, value)) if isinstance(value, tuple) else None
 
     def has(self, *names: str) -> bool:
-        """Return whether NVML reported a value for at least one of these fields."""
+        """Return whether NVML reported a value for at least one of the named fields."""
         values = (self.fields.get(name) for name in names)
         return any(value is not None and not isinstance(value, Unavailable) for value in values)
 
@@ -83,7 +83,8 @@ class GpuRule:
     """A condition, and the finding about all GPUs that fulfill the condition.
 
     Message and fix have placeholders: {gpus} stands for the names of the GPUs that meet the condition,
-    {indices} for their NVML indices, {index} for the index of the first one, {detail} for its detail.
+    {indices} for their NVML indices, {index} for the index of the first of these GPUs, {detail} for the
+    measured value of the first GPU.
     """
 
     status: Status
@@ -121,7 +122,7 @@ def check_gpus(
 ) -> Finding:
     """Return the findings of the rules. If there are none, return OK.
 
-    The summary of OK is ``summary_if_ok``, or ``without_gpus`` if there is no GPU.
+    The summary of the OK finding is ``summary_if_ok``, or ``without_gpus`` if there is no GPU.
     """
     findings = (finding for rule in rules for finding in rule.findings(gpus))
     summary = summary_if_ok if gpus else without_gpus or summary_if_ok

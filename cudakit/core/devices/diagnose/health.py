@@ -263,8 +263,8 @@ POWER_RULE = GpuRule(
 def power_limits(context: RunContext) -> Finding:
     """A power limit below the default lowers the clocks under full load.
 
-    It was set with nvidia-smi -pl or by the machine's power management, and is reset at reboot unless a
-    service sets it again.
+    Such a limit was set with nvidia-smi -pl or by the machine's power management, and is reset at reboot
+    unless a service sets it again.
     """
     gpus = [
         gpu for gpu in gpu_states(context) if gpu.has("power_limit_enforced_w", "power_limit_w")
@@ -295,7 +295,7 @@ def persistence(context: RunContext) -> Finding:
 
     Initialization takes a second or more and resets settings such as the power limit. A display, or any
     process that keeps the GPU open, has the same effect as persistence mode. nvidia-persistenced is
-    NVIDIA's recommended way to enable it.
+    NVIDIA's recommended way to enable persistence mode.
     """
     gpus = [gpu for gpu in gpu_states(context) if gpu.flag("persistence_mode") is not None]
     return check_gpus(

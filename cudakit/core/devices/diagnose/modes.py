@@ -89,7 +89,7 @@ _PENDING_MIG_CHANGE = GpuRule(
 
 
 def mig_instances(context: RunContext) -> Finding:
-    """CUDA uses a GPU in MIG mode only through its instances; without an instance it does not see the GPU.
+    """CUDA uses a GPU in MIG mode only through its instances. Without an instance, CUDA does not see the GPU.
 
     MIG divides a GPU into instances that are separate devices. The mode survives a reboot, the instances
     do not and must be created again. A change of the mode takes effect at the next reset of the GPU.
@@ -136,7 +136,7 @@ def compute_mode(context: RunContext) -> Finding:
     """The compute mode limits how many processes can use a GPU: any number, one, or none.
 
     In exclusive mode a second process, such as a data loader or debugger, fails with 46
-    (CUDA_ERROR_DEVICE_UNAVAILABLE, "all CUDA-capable devices are busy or unavailable"). MPS needs this
+    (CUDA_ERROR_DEVICE_UNAVAILABLE, "all CUDA-capable devices are busy or unavailable"). MPS needs exclusive
     mode. In prohibited mode no process can use the GPU.
     """
     gpus = [gpu for gpu in gpu_states(context) if gpu.text("compute_mode")]

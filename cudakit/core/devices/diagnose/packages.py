@@ -20,7 +20,7 @@ from cudakit.gpu.api.run_context import Build, Distribution, Library, RunContext
 
 # The oldest driver for each major version of CUDA (CUDA Compatibility, table of minor version compatibility).
 _MIN_DRIVERS = {11: "450", 12: "525", 13: "580"}
-# Indexes of PyTorch builds that run on every driver of a CUDA major version.
+# pip indexes of the PyTorch builds that run on every driver of a CUDA major version.
 _TORCH_INDEXES = {
     12: "https://download.pytorch.org/whl/cu126",
     13: "https://download.pytorch.org/whl/cu130",
@@ -337,7 +337,7 @@ def _by_preference(module: str, names: list[str]) -> list[str]:
 
 
 def _cuda_major(name: str) -> int:
-    """Return the CUDA version in the name of a package: 13 for cupy-cuda13x, or 0 if it has none."""
+    """Return the CUDA version in the name of a package: 13 for cupy-cuda13x; 0 if the name has none."""
     match = re.search(r"-cu(?:da)?(\d\d)x?(?:-|$)", name)
     return int(match[1]) if match else 0
 

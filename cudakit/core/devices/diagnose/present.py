@@ -140,7 +140,7 @@ def _check_nodes(check: CheckResult, evidence: Mapping[str, str]) -> Iterator[No
 
 
 def _passed_by_theme(result: DoctorResult) -> Iterator[Node]:
-    """Yield a section for each theme: a line for each passed check, and a line for each unknown reason."""
+    """Yield a section for each theme: a line per passed check, and a line per reason for unknown checks."""
     for theme, checks_of_theme in groupby(result.checks, key=lambda check: check.theme):
         checks = [check for check in checks_of_theme if check.status < Status.WARN]
         passed_checks = [

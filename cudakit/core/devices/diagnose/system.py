@@ -144,7 +144,7 @@ def mps(context: RunContext) -> Finding:
 
 _DCGM_CONFLICT = "DCGM uses the performance counters while it collects profiling metrics"
 _NCU_CONFLICT = "Nsight Compute uses the performance counters"
-# The tools by the name of their process. The kernel cuts names of processes at 15 characters.
+# Profiling tools, by process name. The kernel cuts names of processes at 15 characters.
 _PROFILING_TOOLS = {
     "nsys": "Nsight Systems uses CUPTI in the programs that it starts",
     "ncu": _NCU_CONFLICT,
@@ -244,11 +244,11 @@ def shared_memory(context: RunContext) -> Finding:
 
 
 def memory_limits(context: RunContext) -> Finding:
-    """CUDA reserves far more address space than it uses; if that is not possible it fails with 2.
+    """CUDA reserves far more address space than it uses; if the reservation fails, CUDA fails with 2.
 
-    A limit on address space (ulimit -v, as batch systems set it) and vm.overcommit_memory=2 can prevent
-    the reservation. With InfiniBand, NCCL locks memory for the card: a low ulimit -l makes it slower or
-    fail. Without InfiniBand that limit does not matter.
+    A limit on address space (ulimit -v, as batch systems set it) and vm.overcommit_memory=2 can prevent this
+    reservation. With InfiniBand, NCCL locks memory for the card: a low ulimit -l makes it slower or fail.
+    Without InfiniBand that limit does not matter.
     """
     limits = require(context.limits)
     address_limit, lock_limit = limits.address_space_bytes, limits.locked_memory_bytes

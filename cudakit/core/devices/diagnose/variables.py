@@ -23,7 +23,7 @@ class VariableRule:
     """A warning about some values of a variable. The texts have the placeholders {name} and {value}."""
 
     name: str
-    matches_value: Callable[[str], bool]  # whether a value gets the warning
+    matches_value: Callable[[str], bool]  # function that returns whether a value gets the warning
     message: str
     fix: str = "unset {name}"
 
@@ -69,8 +69,8 @@ def set_variables(context: RunContext) -> tuple[SetVariable, ...]:
 def debugging(context: RunContext) -> Finding:
     """Debugging variables make CUDA programs slow if they stay set.
 
-    CUDA_LAUNCH_BLOCKING=1 is the best known: every launch waits for its kernel, so nothing overlaps.
-    Others compile every kernel again, disable PyTorch's caching allocator, or run Numba's and Triton's
+    CUDA_LAUNCH_BLOCKING=1 is the best known: every launch waits for its kernel, so nothing overlaps. Other
+    variables compile every kernel again, disable PyTorch's caching allocator, or run Numba's and Triton's
     kernels on the CPU.
     """
     findings = apply_rules(rules_of("CK020"), context.variables)

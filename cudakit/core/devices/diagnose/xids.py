@@ -13,7 +13,8 @@ from cudakit.gpu.api.run_context import RunContext
 
 CATALOG = "https://docs.nvidia.com/deploy/xid-errors/"
 
-# "NVRM: Xid (PCI:0000:65:00): 79, pid=1234, name=python, GPU has fallen off the bus."
+# A line of the kernel log: "NVRM: Xid (PCI:0000:65:00): 79, pid=1234, name=python, GPU has fallen off the
+# bus."
 _XID_LINE = re.compile(r"Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)")
 _ROW = re.compile(r"(\d+) (\w+) ([^|]+?)(?: \| (.+))?")
 

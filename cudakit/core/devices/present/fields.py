@@ -88,7 +88,7 @@ def as_text(value: object) -> Value:
 
 
 def title(result: DevicesResult) -> str:
-    """Return the title: real or simulated GPUs, and the driver."""
+    """Return the title of the report, with the driver version and a label for simulated GPUs."""
     title_parts = ["Simulated GPUs" if result.simulated else "GPUs of this machine"]
     if isinstance(result.driver_version, str):
         title_parts.append(f"driver {result.driver_version}")

@@ -35,12 +35,12 @@ class MemorySpec:
     """The moment to analyze, and the device, stream and pool to select."""
 
     at: str | int = "peak"  # "peak", "end", "oom", or the index of an event
-    device: int | None = None  # HOST is pinned host memory
+    device: int | None = None  # device index; HOST is pinned host memory
     stream: int | None = None  # stream number; 0 is the default stream
     pool: tuple[int, int] | None = None
 
 
-# The replays of a device take up to some seconds.
+# Maximum number of devices whose remedies are replayed: the replays of one device can take seconds.
 _MAX_REPLAYED_DEVICES = 8
 
 

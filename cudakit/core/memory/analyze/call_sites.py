@@ -67,7 +67,7 @@ class StackTable:
         return [site_rank(frame) for frame in self.snapshot.frames]
 
     def site(self, stack: int) -> int:
-        """Return the call site as an index into the stack: the innermost frame of the lowest rank."""
+        """Return the index of the call site in a stack: the innermost frame with the lowest ``site_rank``."""
         if stack not in self._sites:
             ranks = [self._ranks[frame] for frame in self.snapshot.stacks[stack]]
             self._sites[stack] = ranks.index(min(ranks)) if ranks else 0

@@ -36,7 +36,7 @@ _FrameKey = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class _Holdings:
-    """The memory by call stack at one moment."""
+    """Live memory by call stack at one moment."""
 
     moment: Moment
     holders: tuple[Holder, ...]
@@ -44,7 +44,7 @@ class _Holdings:
 
 @dataclass(frozen=True, slots=True)
 class _DeviceMoments:
-    """The peak and the end of one device."""
+    """The live memory of one device at its peak and at the end of its trace."""
 
     device: int | None
     holdings_at_peak: _Holdings

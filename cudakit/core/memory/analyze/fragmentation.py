@@ -12,7 +12,7 @@ from cudakit.core.memory.snapshot import Ints, SegmentKind, Snapshot
 
 
 def fragmentation(stacks: StackTable, allocations: Allocations, layout: Layout) -> Fragmentation:
-    """Return the free memory in segments, and the call stacks whose blocks keep them in use."""
+    """Return the free memory in segments, and the call stacks whose blocks keep the segments in use."""
     free_by_segment, used_by_segment = layout.free_by_segment(), layout.used_by_segment()
     reserved = int(layout.segments.size.sum())
     blocks = int(layout.block_size.sum())

@@ -20,7 +20,7 @@ _MAX_SHARE_WITHOUT_STACK = 0.1
 def health(snapshot: Snapshot, trace: DeviceTrace, trace_replay: Replay) -> Health:
     """Return the health of one device's trace."""
     contradictions, allocations = trace_replay.inconsistencies, trace_replay.allocations
-    # Allocations from before the trace that were freed in it cannot have a stack.
+    # An allocation from before the trace that was freed during the trace has no stack.
     can_have_stack = (allocations.begin != BEFORE_TRACE) | (allocations.live_block >= 0)
     stack = allocations.stack[can_have_stack]
     share_without_stack = float(np.mean(stack == 0)) if len(stack) else 0.0

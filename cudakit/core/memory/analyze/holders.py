@@ -85,7 +85,7 @@ def _facets(
 
 @dataclass(frozen=True, slots=True)
 class Total:
-    """The memory of one key."""
+    """The bytes and the number of the blocks that have one key, such as one call stack."""
 
     key: int
     bytes: int
@@ -94,7 +94,7 @@ class Total:
 
 
 def totals(keys: npt.NDArray[np.integer], amounts: Ints) -> Iterator[Total]:
-    """Yield the total of ``amounts`` (bytes) per key, largest first. Keys are -1 or more."""
+    """Yield the total of ``amounts`` (bytes) per key, largest first. Keys are integers from -1 on."""
     if not len(keys):
         return
     shifted_keys = keys.astype(np.int64) + 1

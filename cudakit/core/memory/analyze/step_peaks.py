@@ -28,7 +28,8 @@ _MIN_RECORDS = 0.2
 class StepHistory:
     """The steps of a trace, with the peak of each; arrays have one item per step.
 
-    A step lasts from one moment between steps until before the next one. The last one lasts to the end.
+    A step lasts from one moment between steps until before the next one. The last step lasts until the end of
+    the trace.
     """
 
     source: str  # source of the steps, as in ``Steps``
@@ -83,7 +84,7 @@ def is_rising(peaks: Ints) -> bool:
 
 
 def theil_sen(step: Ints, value: Ints) -> float:
-    """Return the median slope over all pairs (Sen 1968), which is robust against outliers."""
+    """Return the median slope over all pairs of points (Sen 1968), which is robust against outliers."""
     first_index, second_index = np.triu_indices(len(step), 1)
     return float(
         np.median(

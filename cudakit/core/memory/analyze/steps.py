@@ -93,7 +93,7 @@ def _shortest_period(stack: Ids, lag: int) -> int:
 
 
 def active_annotation(snapshot: Snapshot, trace: DeviceTrace) -> tuple[Ids, tuple[str, ...]]:
-    """Return the innermost open range at each event, as an index into the returned names; 0 is none.
+    """Return the innermost open range at each event, as an index into the returned names; 0 means no range.
 
     An end closes the innermost open range of its name, because ranges can overlap or lack an end.
     """
@@ -159,7 +159,7 @@ def step_bounds(snapshot: Snapshot, trace: DeviceTrace) -> tuple[str, Ints]:
 
 
 def _group_numbered_ranges(annotations: list[Annotation]) -> dict[str, list[Annotation]]:
-    """Group numbered ranges by name, without names whose numbers do not rise."""
+    """Group numbered ranges by name; leave out names whose numbers do not rise."""
     ranges_by_name: defaultdict[str, list[Annotation]] = defaultdict(list)
     numbers_by_name: defaultdict[str, list[int]] = defaultdict(list)
     for annotation in annotations:
@@ -200,16 +200,14 @@ class _OpenRanges:
 
     def __init__(self) -> None:
         self._started = 0
-        self._name_by_number: dict[int, str] = {}  # open ranges by number
-        self._numbers_by_name: defaultdict[str, list[int]] = defaultdict(
-            list
-        )  # open ranges by name
-        self._numbers_by_age: deque[int] = (
-            deque()
-        )  # numbers of ranges by age; a closed range stays until it is first or last
+        self._name_by_number: dict[int, str] = {}  # names of the open ranges
+        # numbers of the open ranges with each name
+        self._numbers_by_name: defaultdict[str, list[int]] = defaultdict(list)
+        # numbers of ranges by age; the number of a closed range stays until it is first or last
+        self._numbers_by_age: deque[int] = deque()
 
     def apply(self, annotation: Annotation) -> None:
-        """Open a range, or close the innermost one of its name, if any."""
+        """Apply a start or an end: an end closes the innermost open range with its name, if there is one."""
         if annotation.is_start:
             self._name_by_number[self._started] = annotation.name
             self._numbers_by_name[annotation.name].append(self._started)

@@ -14,9 +14,10 @@ if TYPE_CHECKING:
     from cudakit.core.memory.load.tree import Tree
     from cudakit.core.memory.snapshot import Snapshot
 
-# Byte-order marks, the zeros of UTF-16, and white space.
+# Bytes that may precede the first character of JSON: byte-order marks, the zeros of UTF-16, and white space.
 _BEFORE_JSON = b"\xef\xbb\xbf\xff\xfe\x00 \t\r\n"
-# PROTO; in protocols 0 and 1 MARK, an empty list or dictionary, or GLOBAL, which the reader rejects by name.
+# First opcodes of a pickle: PROTO; in protocols 0 and 1 MARK, an empty list or dictionary, or GLOBAL, which
+# the reader rejects by name.
 _PICKLE_STARTS = (b"\x80", b"(", b"]", b"}", b"c")
 # First bytes of a log of ``cudakit run`` (``MAGIC`` in trace/run_log.py, which imports NumPy).
 _LOG_START = b"cudakit log\n"
@@ -53,7 +54,8 @@ def _parse_tree(content: bytes, budget: Budget) -> tuple[str, Tree]:
     return "pickle", pickled.read(content, budget)
 
 
-# The bytes of the Python objects that these characters of JSON begin: dictionaries, lists, and other values.
+# Size in bytes of the Python object that each character of JSON begins: a dictionary, a list, or another
+# value.
 _OBJECT_BYTES = {b"{": 232, b"[": 64, b",": 40, b":": 16}
 
 

@@ -30,7 +30,7 @@ from cudakit.torch_rules.actions import Action
 MAX_BYTES = 1 << 49
 # Five-level paging addresses 57 bits (Intel SDM volume 3, 4.5), more than any GPU.
 _MAX_ADDRESS = 1 << 57
-# Exceeds the sum of any trace, and is far below the limit of int64.
+# Limit of the total size of a trace: no valid trace exceeds it, and it is far below the limit of int64.
 _MAX_TRACE_BYTES = 1 << 60
 
 Warnings: TypeAlias = tuple[str, ...]
@@ -104,7 +104,7 @@ def read_events(
 
 
 def is_range(address: Ints, size: Ints) -> Mask:
-    """Return which addresses (signed, wrapped) and sizes are a possible range of memory."""
+    """Return a mask: whether each address (signed, wrapped) and its size can be a range of memory."""
     is_valid = (address >= 0) & (address <= _MAX_ADDRESS)
     return is_valid & (size >= 0) & (size <= MAX_BYTES)
 
@@ -125,7 +125,7 @@ def _event_warnings(is_invalid: Mask, action: Codes) -> Warnings:
     return tuple(warnings)
 
 
-# Exceeds the memory of any machine, and float64 is exact up to this value.
+# Limit of the total size of all blocks: no machine has so much memory, and float64 is exact up to this limit.
 _MAX_STATE_BYTES = 1 << 53
 
 _KINDS = {"small": SegmentKind.SMALL, "large": SegmentKind.LARGE}

@@ -16,14 +16,15 @@ from typing import Any
 
 # Opcodes that push a value of the memo: BINGET, LONG_BINGET.
 _GET = rb"h.|j.{4}"
-# These, and opcodes that push an integer of at most 64 bits: BININT1, BININT, BININT2, LONG1.
+# Opcodes that push a value of the memo, or an integer of at most 64 bits: also BININT1, BININT, BININT2,
+# LONG1.
 _PUSH = rb"%b|K.|J.{4}|M..|\x8a(?:%b)" % (
     _GET,
     b"|".join(b"\\x%02x.{%d}" % (n, n) for n in range(1, 10)),
 )
 # An ASCII text of at most 40 characters: SHORT_BINUNICODE.
 _TEXT = rb"\x8c(?:%b)" % b"|".join(b"\\x%02x[\0-\x7f]{%d}" % (n, n) for n in range(41))
-_NEW_TEXT = rb"(?:%b)\x94" % _TEXT  # with MEMOIZE
+_NEW_TEXT = rb"(?:%b)\x94" % _TEXT  # a text, which MEMOIZE stores in the memo
 # A new list of memo values, such as the frames of an event: EMPTY_LIST, MEMOIZE, MARK, values, APPENDS.
 _LIST = rb"\]\x94\((?:%b){0,1024}+e" % _GET
 # A new dictionary, such as an event: EMPTY_DICT, MEMOIZE, MARK, keys and values, SETITEMS. The values
@@ -59,13 +60,14 @@ class Memo(dict[int, Any]):
     """
 
     def __init__(self) -> None:
-        # Number of values.
+        # Number of values in the memo.
         self.count = 0
         self._unpickler = _MemoUnpickler()
         self._is_unpickler_usable = True
-        # Number of values that the unpickler has. Those of its dictionaries are fetched when they are used.
+        # Number of values in the unpickler's memo. The values in its dictionaries are fetched at their first
+        # use.
         self._unpickler_count = 0
-        # Values that the unpickler lacks.
+        # Values that the unpickler's memo lacks.
         self._new_values: list[Any] = []
 
     def __missing__(self, index: int) -> Any:
@@ -101,9 +103,9 @@ class Memo(dict[int, Any]):
         return match.end()
 
     def _read_dicts(self, opcodes: bytes) -> list[dict[str, Any]]:
-        """Return the dictionaries; an empty list if they are invalid, or could have keys other than text."""
-        # Lists and dictionaries cannot be keys. Numbers can, and a file can choose numbers whose hashes
-        # collide.
+        """Return the dictionaries that opcodes push; an empty list if a dictionary is invalid."""
+        # Only text is allowed as a key. Lists and dictionaries cannot be keys, but numbers can, and a file
+        # can choose numbers whose hashes collide.
         if not set(map(type, self._new_values)) <= {str, list, dict}:
             self._is_unpickler_usable = False
             return []
@@ -112,7 +114,7 @@ class Memo(dict[int, Any]):
             self._new_values = []
             dicts: list[dict[str, Any]] = self._unpickler.execute(b"](" + opcodes + b"e")
         except (pickle.UnpicklingError, TypeError):  # a missing memo value; a key that is not text
-            # The unpickler is in the middle of its opcodes, and its memo has values of them.
+            # The unpickler failed in the middle of the opcodes, and its memo contains some of their values.
             self._is_unpickler_usable = False
             values = self._unpickler.memo.copy()
             self.update((i, values[i]) for i in range(self._unpickler_count) if i not in self)
@@ -134,7 +136,8 @@ class _MemoUnpickler(pickle.Unpickler):
     def memoize(self, values: list[Any]) -> None:
         """Append values to the memo."""
         self._values_to_memoize = iter(values)
-        # For each value NONE, BINPERSID (replaces None by the result of persistent_load), MEMOIZE, POP.
+        # Opcodes for each value: NONE, BINPERSID (replaces None by the result of persistent_load), MEMOIZE,
+        # POP.
         self.execute(b"NQ\x940" * len(values) + b"N")
 
     def memo_value(self, index: int) -> Any:
@@ -146,7 +149,7 @@ class _MemoUnpickler(pickle.Unpickler):
         return next(self._values_to_memoize)
 
     def find_class(self, module_name: str, global_name: str, /) -> Any:
-        """Refuse to look up a class; no opcode that needs one is executed."""
+        """Refuse to look up a class; no executed opcode needs a class."""
         raise pickle.UnpicklingError(f"{module_name}.{global_name} is not plain data")
 
     def execute(self, opcodes: bytes) -> Any:
@@ -162,7 +165,7 @@ class _MemoUnpickler(pickle.Unpickler):
 class PushedValues(dict[bytes, Any]):
     """The value that each opcode with its argument pushes, for the opcodes of PUSH.
 
-    The first values are stored, so that they must be cleared if a memo entry is replaced. Raises KeyError for
+    The first values are cached: clear this dict if a memo entry is replaced. Raises KeyError for
     a memo entry that was not stored.
     """
 

@@ -17,7 +17,7 @@ from cudakit.core.memory.load.frequent import PUSH, PUSH_OPCODES, PUSHES, Memo, 
 _MAX_PROTOCOL = 5
 _STOP = ord(".")
 
-# The opcodes of Machine._run_frequent.
+# The opcodes that Machine._run_frequent executes.
 _MEMOIZE, _MARK, _EMPTY_LIST, _EMPTY_DICT = 0x94, ord("("), ord("]"), ord("}")
 
 
@@ -51,9 +51,9 @@ class Machine:
             raise self._rejection("truncated") from None
 
     def _run_frequent(self) -> int:
-        """Execute the opcodes that snapshots have most, without a call for each.
+        """Execute the most frequent opcodes of snapshots, without a function call per opcode.
 
-        Returns the position of the first other opcode, or of the first that fails.
+        Returns the position of the first opcode that is not frequent, or that fails.
         """
         data, memo, position, stack = self._data, self._memo, self._position, self._stack
         pushed_value = self._pushed_values.__getitem__
@@ -61,12 +61,12 @@ class Machine:
             opcode = data[position]
             if opcode in PUSH_OPCODES:
                 pushes = PUSHES.match(data, position)
-                if pushes is None:  # truncated
+                if pushes is None:  # the file is truncated
                     break
                 end = pushes.end()
                 try:
                     stack += list(map(pushed_value, PUSH.findall(data, position, end)))
-                except KeyError:  # not stored in the memo
+                except KeyError:  # the memo lacks the entry
                     break
                 position = end
             elif opcode == _EMPTY_DICT:
@@ -90,7 +90,7 @@ class Machine:
     def _rejection(self, reason: str) -> PickleRejected:
         return PickleRejected(reason, self._opcode_at)
 
-    # Arguments of opcodes.
+    # Methods that read the arguments of opcodes.
 
     def read_bytes(self, count: int) -> bytes:
         start = self._position
@@ -128,7 +128,7 @@ class Machine:
         except ValueError:
             raise self._rejection("argument") from None
 
-    # The stack.
+    # Opcodes that change the stack.
 
     def push(self, value: Any) -> None:
         self._stack.append(value)
@@ -165,7 +165,7 @@ class Machine:
         del self._stack[start:]
         return popped_items
 
-    # The memo.
+    # Opcodes that store and push memo values.
 
     def put(self, index: int) -> None:
         value = self._top()
@@ -184,7 +184,7 @@ class Machine:
         except KeyError:
             raise self._rejection("memo") from None
 
-    # Containers.
+    # Opcodes that create and fill lists and dictionaries.
 
     def make_list(self, count: int | None = None) -> None:
         self.push(self.pop_mark() if count is None else self._pop_last(count))
@@ -228,7 +228,7 @@ class Machine:
             items = zip(keys, values, strict=True)
             target.update((key, value) for key, value in items if isinstance(key, str))
 
-    # Protocol and frames.
+    # Opcodes of the protocol version and of frames.
 
     def protocol(self) -> None:
         if self.read_byte() > _MAX_PROTOCOL:

@@ -73,8 +73,9 @@ def _native_tree(*, required: bool) -> type[NativeTree] | None:
     return NativeTree
 
 
-# The bytes of the Python objects that an opcode makes: lists and tuples (made as lists), dictionaries, and
-# the stack that MARK begins. The other opcodes of real snapshots make 4 bytes per byte.
+# Size in bytes of the Python object that each opcode creates: lists and tuples (created as lists),
+# dictionaries, and the stack that MARK begins. All other opcodes of real snapshots create 4 bytes of objects
+# per byte of the file.
 _OBJECT_BYTES = {
     b"]": 64,
     b")": 64,

@@ -126,7 +126,7 @@ def _open_zstd(compressed_file: io.BufferedIOBase) -> io.BufferedIOBase:
 def _expand(
     reader: io.BufferedIOBase, compressed: io.BufferedIOBase, name: str, limit: int
 ) -> bytes:
-    """Return all bytes of ``reader``: at most ``limit``, and few per byte read from ``compressed``."""
+    """Return all bytes of ``reader``. Raises SnapshotError beyond ``limit``, and if they expand too far."""
     content = io.BytesIO()
     try:
         while chunk := reader.read(_CHUNK):

@@ -14,7 +14,7 @@ from cudakit.document import Frame
 
 _T = TypeVar("_T", bound=Hashable)
 
-# A call stack of a device is a row of several tables of the report.
+# Cost of a call stack in rows of the budget, because the report has several tables of call stacks.
 _ROWS_PER_STACK = 8
 
 _POOL = struct.Struct("=QQ")
@@ -42,7 +42,7 @@ class Tables:
 
     @property
     def pools(self) -> tuple[tuple[int, int], ...]:
-        """The two numbers of each pool."""
+        """The id of each pool: a pair of numbers."""
         return tuple(_POOL.unpack(key) for key in self._pools)
 
     def text_ids(self, handles: Handles) -> Ids:
@@ -50,7 +50,7 @@ class Tables:
         return self._ids(handles, self.texts, self.decode_texts)
 
     def stack_ids(self, handles: Handles) -> Ids:
-        """Return the ids of call stacks, which are lists of frame dictionaries; a missing one is empty."""
+        """Return the ids of call stacks (lists of frame dictionaries); a missing stack counts as empty."""
         return self._ids(handles, self._stacks, self._decode_stacks)
 
     def pool_ids(self, handles: Handles) -> Ids:
@@ -98,7 +98,7 @@ class Tables:
         ]
 
     def _lists(self, handles: Handles) -> Handles:
-        """Return the handles, with 0 for all that are not lists."""
+        """Return the handles of lists; 0 in place of every other handle."""
         is_list = [bool(handle) and self._tree.is_list(handle) for handle in handles.tolist()]
         return np.where(np.array(is_list, np.bool_), handles, np.uint64(0))
 

@@ -216,7 +216,7 @@ class _ContentKeys:
     def __init__(self) -> None:
         self._numbers: dict[object, int] = {}
         self._visited: dict[tuple[int, int], int] = {}
-        # By depth, and by the addresses of the items of a list, which a file cannot choose.
+        # The number of each list, by depth and by the addresses of its items, which a file cannot choose.
         self._lists: tuple[dict[tuple[int, ...], int], ...] = tuple(
             {} for _ in range(_INTERN_DEPTH)
         )

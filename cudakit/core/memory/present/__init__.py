@@ -36,7 +36,7 @@ def _answers(result: MemoryResult) -> tuple[Node, ...]:
 
 
 def brief(result: MemoryResult) -> tuple[Note, ...]:
-    """Return the answer and the warnings; of several devices only the findings, with file and device."""
+    """Return the answer and the warnings; of several devices, only the findings, with file and device."""
     if len(result.devices) == 1:
         (device,) = result.devices
         notes = [*summary.answer(device), *summary.reliability(device)]

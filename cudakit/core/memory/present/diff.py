@@ -30,7 +30,7 @@ from cudakit.document import (
 )
 from cudakit.units import Unavailable, format_bytes, format_ratio
 
-# Growth is a percentage up to this ratio of after to before, which is 1,000%, and a factor beyond it.
+# Maximum ratio of after to before for which growth is a percentage (1,000%). Beyond it, growth is a factor.
 _MAX_PERCENT_RATIO = 11
 
 

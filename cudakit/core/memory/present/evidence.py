@@ -22,7 +22,7 @@ def evidence(device: DeviceMemory) -> tuple[str, ...]:
         return tuple(_growth(leak, device.steps.count) for leak in device.leaks[:_MAX_ITEMS])
     if device.steps.rising:
         return tuple(map(_rise, device.steps.site_growth[:_MAX_ITEMS]))
-    # The cause names the largest call site.
+    # The sentence of the cause names the largest call site already.
     lines = device.lines[1:_MAX_ITEMS]
     return tuple(
         f"next {moment_name(device)}: {NO_STACK if line.frame is None else site_name(line.frame)},"

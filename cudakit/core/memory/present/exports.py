@@ -16,7 +16,7 @@ from cudakit.core.memory.snapshot import Ids, Ints, Snapshot
 from cudakit.document import Chart, Columns, Document, Frame, Marker, Series, Tree
 from cudakit.errors import UsageError
 
-# Only allocations of at least this share of the peak are slices: at most 200 exist at a time.
+# Minimum share of the peak of an allocation that is exported as a slice: at most 200 of them exist at a time.
 _MIN_SLICE_SHARE = 1 / 200
 
 # The limit of the characters of call stacks in an export. Real snapshots have at most 2 per byte.

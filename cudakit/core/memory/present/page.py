@@ -23,7 +23,7 @@ _PACKAGE = "cudakit.core.memory.present"
 # Number of characters to which names from files are cut, so that a damaged file makes no huge page.
 _MAX_TEXT_LENGTH = 400
 _MAX_ANNOTATIONS = 100_000
-# Number of open ranges that are searched for the start of a range.
+# Maximum number of open ranges that are searched for the start of a range.
 _MAX_SEARCHED_RANGES = 100
 
 

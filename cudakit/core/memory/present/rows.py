@@ -104,7 +104,7 @@ def table(
     items: Iterable[_T],
     caption: str = "",
 ) -> Table:
-    """Return a table with a row per item; a column is a title, a kind, and the value of an item."""
+    """Return a table with a row per item; a column has a title, a kind, and a function of an item."""
     listed_items = list(items)
     cells = [
         distinct_stacks([value(item) for item in listed_items])

@@ -11,7 +11,7 @@ from cudakit.core.memory.result import DeviceMemory, SegmentGroup
 from cudakit.document import Bytes, Count, Facts, Node, Table, Text
 from cudakit.units import format_bytes, format_ratio
 
-_MAX_LISTED = 5  # segments in the layout of a terminal
+_MAX_LISTED = 5  # maximum number of segments that a terminal shows
 
 
 def segments(device: DeviceMemory, top: int) -> Table:

@@ -14,7 +14,7 @@ from cudakit.units import format_count
 
 
 def step_peaks(device: DeviceMemory, top: int) -> Iterator[Node]:
-    """Show the peaks of the steps, and what grew between the first and the last step."""
+    """Show the peaks of the steps, and the memory that grew between the first and the last step."""
     peaks = device.steps.peaks
     first_peak_bytes = peaks[0].requested_bytes
     yield Chart(

@@ -109,7 +109,7 @@ def _of_device(oom: Oom) -> str:
 
 
 def rising_sentence(device: DeviceMemory) -> str:
-    """Return by how much the peaks of the steps rise, as a clause."""
+    """Return a part of a sentence: how much the peaks of the steps rise."""
     steps = device.steps
     return (
         f"the peak of each step rises from {format_bytes(steps.peaks[0].requested_bytes)} to"
@@ -119,7 +119,7 @@ def rising_sentence(device: DeviceMemory) -> str:
 
 
 def growth_sentence(device: DeviceMemory) -> str:
-    """Return how many call stacks hold more memory after each step, and how much."""
+    """Return a sentence: how many call stacks hold more memory after each step, and how much memory."""
     leak_count = len(device.leaks)
     growth_text = format_bytes(sum(leak.bytes_per_step for leak in device.leaks))
     if leak_count == 1:
@@ -173,7 +173,7 @@ def _action(device: DeviceMemory) -> str:
 
 
 def reliability(device: DeviceMemory) -> Iterator[Note]:
-    """Yield whether the trace and the final state agree, and how to record a better file."""
+    """Yield notes: whether the trace and the final state agree, and how to record a better file."""
     if device.exact:
         yield Note("ok", _exact_sentence(device))
     else:
@@ -184,7 +184,7 @@ def reliability(device: DeviceMemory) -> Iterator[Note]:
         )
     for warning in device.health.warnings:
         yield Note("warn", warning)
-    # Without a trace, the next step is the advice.
+    # Without a trace, ``answer`` already contains this advice.
     for advice in device.health.advice if device.events else ():
         yield Note("info", advice)
 
@@ -324,7 +324,7 @@ def totals(device: DeviceMemory) -> Table:
         states.insert(0, (title, device.at.state))
     peak = device.peak
     no_value = Text("")
-    # The title of a row, its value at a moment, and the highest one.
+    # Rows of the table: title, function that returns the value at a moment, and maximum over the trace.
     rows: tuple[tuple[str, Callable[[State], Value], Value], ...] = (
         (
             "allocated",

@@ -105,7 +105,7 @@ class MemoryModel:
         self.entries.clear()
         self.overflowed.clear()
 
-    # --- the driver
+    # --- allocations from the driver
 
     def driver_alloc(
         self,
@@ -137,7 +137,7 @@ class MemoryModel:
         if address in self._segments:
             self._remove_segment(self._segments[address], stack, time_ns)
 
-    # --- pools
+    # --- blocks of pools
 
     def pool_alloc(
         self,

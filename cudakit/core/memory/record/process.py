@@ -74,7 +74,7 @@ class ProcessMemory:
     marks: deque[NamedMark] = field(default_factory=lambda: deque(maxlen=_MAX_RANGES))
     has_ended: bool = False
     has_run_out_of_memory: bool = False
-    # Called when a pool first runs out of memory, before later records are applied.
+    # Function that is called when a pool first runs out of memory, before later records are applied.
     on_out_of_memory: Callable[[], None] = field(default=lambda: None)
     # Open ranges, outermost first. The key is (thread, domain), or the number of a range of the process.
     _open_ranges: dict[tuple[int, str] | int, list[NamedRange]] = field(default_factory=dict)

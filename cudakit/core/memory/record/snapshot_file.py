@@ -160,7 +160,7 @@ class _Writer:
         result["trace_alloc_overflowed"] = overflowed
 
     def add_pinned(self, result: Snapshot, torch_ranges: _TorchRanges) -> None:
-        """Add pinned host memory, unless PyTorch has recorded its own."""
+        """Add pinned host memory, unless PyTorch's own snapshot contains it."""
         model = self.memory.model
         if result.get("host_traces") or result.get("host_segments") or HOST not in model.entries:
             return

@@ -24,7 +24,7 @@ class Allocations:
 
     address: Addresses
     requested: Ints  # requested bytes
-    size: Ints  # bytes of the block; computed by rules if ``size_known`` is False
+    size: Ints  # bytes of the block; computed by the allocator's rules if ``size_known`` is False
     size_known: Mask
     begin: Ints
     free_requested: Ints
@@ -33,7 +33,7 @@ class Allocations:
     pool: Ids
     stack: Ids
     source: Ints  # event that recorded stream and stack; -1: recorded by the final block
-    live_block: Ints  # index into the final Blocks; -1: freed
+    live_block: Ints  # index of the block in the final state; -1: freed before
 
     def __len__(self) -> int:
         return len(self.address)
@@ -55,7 +55,7 @@ def allocations_of(
     stack = np.zeros(len(matched_lifetimes.address), np.int32)
     stream[has_final_block] = trace.segments.stream[blocks.segment[block]]
     stream[has_event] = events.stream[source]
-    # For an allocation from before the trace, the trace has only the free, with another stack.
+    # For an allocation from before the trace, the trace has only the free and the call stack of the free.
     is_allocation = events.action[source] == Action.ALLOC
     stack[has_event] = np.where(is_allocation, events.stack[source], 0)
     # With context="state" only the final blocks have stacks.

@@ -43,7 +43,7 @@ def with_unsplit_sizes(
 
 
 def _in_segments(address: Addresses, segments: SegmentLifetimes) -> Mask:
-    """Return which addresses were ever in one of these segments."""
+    """Return a mask: whether each address was ever in one of the segments."""
     if not len(segments):
         return np.zeros(len(address), np.bool_)
     # Segments of different times can overlap: an earlier one may end higher.

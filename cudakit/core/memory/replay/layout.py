@@ -22,7 +22,7 @@ class Layout:
     segments: SegmentLifetimes
     allocation: Ints  # index in Allocations of each block in use
     block_segment: Ints
-    block_offset: Ints  # bytes from the segment's start
+    block_offset: Ints  # offset in bytes from the start of the segment
     block_size: Ints
     block_requested: Ints
     block_pending: Mask  # whether each block is pending free

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from cudakit.core.memory.snapshot import Addresses, Blocks, BlockState, Codes, Events, Ints, Mask
 from cudakit.torch_rules.actions import Action
 
-# The steps of a lifetime, in their order.
+# The kinds of steps of a lifetime, in their order.
 BEGIN, REQUEST, COMPLETE = 0, 1, 2
 NO_STEP = 255
 
@@ -35,13 +35,13 @@ class LifetimeSteps:
 class Lifetimes:
     """Lifetimes, by address; ``begin``, ``request`` and ``complete`` are events, or -1 if not recorded."""
 
-    first: Ints  # index of the first step
-    last: Ints  # index of the last step
+    first: Ints  # index of each lifetime's first step in LifetimeSteps
+    last: Ints  # index of each lifetime's last step
     begin: Ints
     request: Ints
     complete: Ints
-    is_newest: Mask  # the last lifetime at its address
-    is_oldest: Mask  # the first lifetime at its address
+    is_newest: Mask  # whether the lifetime is the last one at its address
+    is_oldest: Mask  # whether the lifetime is the first one at its address
 
 
 def sorted_by_address(event: Ints, address: Addresses, step: Codes, size: Ints) -> LifetimeSteps:
@@ -53,7 +53,7 @@ def sorted_by_address(event: Ints, address: Addresses, step: Codes, size: Ints) 
 
 
 def split_into_lifetimes(steps: LifetimeSteps) -> Lifetimes:
-    """Group events into lifetimes. A step that cannot follow the step before it starts a new lifetime."""
+    """Group events into lifetimes. A step that cannot follow the previous step starts a new lifetime."""
     n_steps = len(steps.event)
     new_address = np.ones(n_steps, np.bool_)
     new_address[1:] = steps.address[1:] != steps.address[:-1]
@@ -98,14 +98,15 @@ def _address_order(address: Addresses) -> npt.NDArray[np.intp]:
 class Contradictions:
     """The number of contradictions between trace and final state, by kind."""
 
-    # Allocations that are freed, or live at the end, without an alloc event.
+    # Number of allocations that are freed, or live at the end, without an alloc event.
     lost_allocations: int = 0
-    # Blocks without a free event whose address is allocated again, or free at the end.
+    # Number of blocks without a free event whose address is allocated again, or free at the end.
     lost_frees: int = 0
-    lost_requests: int = 0  # frees that completed without a request
-    sizes: int = 0  # allocations whose events have different sizes
-    segments: int = 0  # segments that are allocated or freed twice, or differ from the final state
-    over_reserved: int = 0  # moments with more active than reserved memory
+    lost_requests: int = 0  # number of frees that completed without a request
+    sizes: int = 0  # number of allocations whose events have different sizes
+    # number of segments that are allocated or freed twice, or differ from the final state
+    segments: int = 0
+    over_reserved: int = 0  # number of moments with more active than reserved memory
 
     @property
     def total(self) -> int:
@@ -149,7 +150,7 @@ class MatchedLifetimes:
     free_requested: Ints
     end: Ints
     source: Ints  # event of the first recorded step; -1: none
-    block: Ints  # index into the final Blocks; -1: freed
+    block: Ints  # index of the block in the final state; -1: freed before
     counts: Contradictions
 
 

@@ -40,11 +40,11 @@ class MappedRange:
 
     @property
     def stop(self) -> int:
-        """The address after the last byte."""
+        """The address after the last byte of the range."""
         return self.address + self.size
 
     def within(self, start: int, stop: int) -> MappedRange:
-        """Return the part between two addresses."""
+        """Return the part of the range between two addresses."""
         start, stop = max(start, self.address), min(stop, self.stop)
         return replace(self, address=start, size=stop - start)
 

@@ -53,7 +53,7 @@ class SegmentLifetimes:
         return len(self.address)
 
     def at(self, moment: int) -> SegmentLifetimes:
-        """Return the items that were reserved at a moment."""
+        """Return the segments and ranges that were reserved at a moment."""
         return take(self, (self.begin < moment) & (moment <= self.end))
 
 
@@ -236,8 +236,8 @@ def _join_ranges(ranges: SegmentLifetimes) -> SegmentLifetimes:
     return replace(
         joined_ranges,
         size=(stop[last_indices] - joined_ranges.address).astype(np.int64),
-        # One known pool or kind applies to the joined range: unknown is the lowest pool and the highest
-        # kind.
+        # One known pool or kind applies to the joined range: the codes of an unknown pool and kind are the
+        # lowest and the highest.
         pool=np.maximum(np.maximum.reduceat(ranges.pool, first_indices), 0),
         kind=np.minimum.reduceat(ranges.kind, first_indices),
     )

@@ -27,7 +27,8 @@ from cudakit.torch_rules.actions import Action
 from cudakit.torch_rules.oom_verdict import AllocatorCalls, verdict_of
 from cudakit.units import format_bytes, format_count
 
-# A program that retries can fail thousands of times, and computing the layout of each failure is slow.
+# Maximum number of analyzed failures: a program that retries can fail thousands of times, and the layout of
+# each failure takes long to compute.
 MAX_OOMS = 100
 # Number of the latest failed allocations whose earlier events are analyzed, which is slow.
 MAX_WITH_HISTORY = 5
@@ -102,11 +103,11 @@ def _explain(
 def _with_recommendations(
     first_cause: Cause, verdict: str, replays: tuple[ReplayedRemedy, ...]
 ) -> tuple[ReplayedRemedy, ...]:
-    """Recommend the changes that help and that remove the first cause; others only delay the failure.
+    """Recommend the changes that help and that remove the first cause.
 
-    Of several settings, the first that helps is recommended, because the trace does not show what the program
-    needs later. None is recommended if the free memory belongs to another stream or pool: no setting moves it
-    there.
+    All other changes only delay the failure. Of several settings, the first that helps is recommended,
+    because the trace does not show what the program needs later. None is recommended if the free memory
+    belongs to another stream or pool: no setting moves memory between streams or pools.
     """
     helpful_replays = [
         remedy_replay

@@ -58,7 +58,7 @@ def process_limit(failure: Failure) -> Cause | None:
 
 
 def _raise_limit(failure: Failure) -> str:
-    """Return the remedy of a limit: a new fraction, or a factor if the device size is unknown."""
+    """Return the remedy for a limit: a new fraction, or a factor if the device size is unknown."""
     request = failure.request
     needed_bytes = request.reserved_bytes + request.needed_bytes
     # Without a recorded fraction the limit is unknown, but it was at least the highest reserved memory.
@@ -105,7 +105,7 @@ def is_shared(failure: Failure) -> bool:
 
 
 def _libraries(failure: Failure) -> str:
-    """Return the holders of the memory outside the allocator, as the end of a clause."""
+    """Return a part of a sentence: the libraries and processes that hold memory outside the allocator."""
     if not failure.libraries:
         return ", by other processes or other libraries of this process"
     unattributed = failure.outside_bytes - sum(size for _, size in failure.libraries)

@@ -19,10 +19,10 @@ from cudakit.units import format_bytes, format_count
 
 # A cause below this share of the memory in use is noise.
 _MIN_SHARE = 0.02
-# A phase is exceptional if it needs at least this share more than the highest step before it.
+# Minimum excess of a step with a one-off peak over the highest earlier step, as a share of that step.
 _MIN_EXCESS = 0.15
-# Without earlier steps: minimum share of the needed memory, for a phase and for the memory in use before the
-# phase.
+# In a trace without steps: minimum share of the needed memory for a phase (the first run of a statement), and
+# for the memory in use before the phase.
 _MIN_PHASE_SHARE = 0.1
 # Minimum number of live blocks of a call site that is reported to accumulate blocks.
 _MIN_ACCUMULATED = 8

@@ -48,7 +48,7 @@ _MIN_SPLIT_MB: Final = 21
 
 @dataclass(frozen=True, slots=True)
 class ReplayLimits:
-    """Limits that bound the time of replays. Only files that are made to be slow reach the last two."""
+    """Limits that bound the time of replays. Only a file that is made to be slow reaches the last two."""
 
     # Numbers of replayed events before the failure, tried in this order until the failure recurs.
     event_counts: tuple[int, ...] = (20_000, 60_000)
@@ -170,9 +170,8 @@ def _until_failure(program: Program) -> Program:
 def _limit_bytes(
     failure: Failure, recording: Recording, program: Program, settings: Settings
 ) -> int | None:
-    library_bytes = sum(
-        size for _, size in failure.libraries
-    )  # the replay also allocates this memory
+    # The replay also allocates the memory of other libraries.
+    library_bytes = sum(size for _, size in failure.libraries)
     if not failure.request.is_limited:
         return failure.request.reserved_bytes + library_bytes + failure.request.device_free_bytes
     if failure.device_total and failure.memory_fraction:
@@ -198,9 +197,8 @@ def _changes(failure: Failure, program: Program, settings: Settings) -> Iterator
 
 def _larger_limits(failure: Failure, settings: Settings) -> Iterator[Change]:
     request = failure.request
-    library_bytes = sum(
-        size for _, size in failure.libraries
-    )  # the replay also allocates this memory
+    # The replay also allocates the memory of other libraries.
+    library_bytes = sum(size for _, size in failure.libraries)
     if request.is_limited:
         highest_reserved = int(failure.replayed.curves.reserved[: failure.event + 1].max())
         limit = max(request.reserved_bytes + request.needed_bytes, highest_reserved)

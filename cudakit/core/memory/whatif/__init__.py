@@ -43,7 +43,7 @@ class WhatIfSpec:
     device: int | None = None
 
 
-# A name for settings, and the settings.
+# The settings of a replay, after their name in the report.
 _Trial: TypeAlias = tuple[str, Settings]
 
 

@@ -37,7 +37,8 @@ class ReplayDevice:
         for address, size in addresses:
             self._recorded_addresses[size].append(address)
         self._events = 0
-        self._positions: dict[int, tuple[int, int]] = {}  # stream and position of each event
+        # stream of each event, and position in the stream
+        self._positions: dict[int, tuple[int, int]] = {}
         self._event_counts: defaultdict[int, int] = defaultdict(int)
         self._completed: defaultdict[int, int] = defaultdict(int)
         self.pages = self

@@ -171,7 +171,7 @@ def _retries(outcome: Outcome) -> Value:
     return Count(outcome.retries)
 
 
-# The names of the rows that are not the settings of a trial, by the name of the outcome.
+# Titles of the rows that are not named after settings, by the name of the outcome.
 _ROW_NAMES: Final = {
     "recorded": "recording",
     "replayed, as recorded": "replay with recorded settings",

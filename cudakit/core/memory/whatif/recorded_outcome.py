@@ -35,7 +35,7 @@ def _was_expandable(recording: Recording) -> bool | None:
 def limit_of(recording: Recording, program: Program, settings: Settings) -> Limit | None:
     """Return the memory limit of a recording; None if memory never ran out.
 
-    If the device was full, the limit is the reserved plus the free memory at that event. A file does
+    If the device was full, the limit is the reserved plus the free memory when a request failed. A file does
     not record a limit of the process; the highest reserved memory was allowed.
     """
     reserved, events = recording.history.curves.reserved, recording.trace.events

@@ -1,8 +1,8 @@
 """Memory that a trace releases to the driver: by a call of the program, or by a request that found no memory.
 
-Both leave the same events; call stacks distinguish them, because a release by a request has the stack of the
-request. A replay repeats releases by the program, such as ``empty_cache``; requests release memory again by
-themselves.
+Both kinds of release leave the same events; call stacks distinguish them, because a release by a request has
+the stack of the request. A replay repeats releases by the program, such as ``empty_cache``; requests release
+memory again by themselves.
 """
 
 from __future__ import annotations

@@ -39,7 +39,8 @@ class ReplayAllocator(Protocol):
     def empty_pool(self, pool: PoolId, /) -> None: ...
 
 
-# Returns an allocator for a device and settings; the flag is ``search_again`` of CachingAllocator.
+# A function that returns an allocator for a device and settings; the flag is ``search_again`` of
+# CachingAllocator.
 NewAllocator: TypeAlias = Callable[[ReplayDevice, Settings, bool], ReplayAllocator]
 
 

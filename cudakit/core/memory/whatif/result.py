@@ -16,7 +16,7 @@ DEFAULTS = "defaults"  # the name of settings without text
 
 @dataclass(frozen=True, slots=True)
 class MemoryTotals:
-    """The four totals, as defined by ``torch.cuda.memory_stats``."""
+    """The four totals of memory, as defined by ``torch.cuda.memory_stats``."""
 
     reserved_bytes: int  # reserved bytes
     allocated_bytes: int  # allocated bytes

@@ -137,7 +137,7 @@ def _worse_sentence(baseline: Outcome, outcome: Outcome) -> str:
 
 
 def _subject(outcome: Outcome) -> str:
-    """Return the name of the settings at the start of a sentence."""
+    """Return the name of the settings as the first words of a sentence."""
     return "The defaults" if outcome.name == DEFAULTS else outcome.name
 
 

@@ -38,7 +38,7 @@ class Membership(NamedTuple):
 
 
 class AccessedRange(NamedTuple):
-    """Bytes from ``lo`` up to ``hi`` that a collective reads, writes or both."""
+    """Bytes from ``lo`` up to ``hi`` that a collective reads or writes, or both."""
 
     lo: int
     hi: int
@@ -50,12 +50,12 @@ class Buffers(NamedTuple):
 
     send: int  # address of the send buffer; 0 if there is none
     receive: int  # address of the receive buffer; 0 if there is none
-    size_bytes: int  # size of the part of one rank
+    size_bytes: int  # size in bytes of one rank's part of the data
     membership: Membership
     root: int = 0  # root rank; for a send or receive, the other rank
 
     def accessed_ranges(self, function: CollectiveFunction) -> Iterator[AccessedRange]:
-        """Yield the bytes that the rank accesses. A rank only reads the bytes that it only sends."""
+        """Yield the bytes that the rank accesses. Bytes that the rank only sends are only read."""
         return _RANGE_FUNCTIONS[function](self)
 
     @property
@@ -65,12 +65,12 @@ class Buffers(NamedTuple):
 
     @property
     def is_in_place(self) -> bool:
-        """Whether the two buffers are the same."""
+        """Whether the send buffer is also the receive buffer."""
         return self.send == self.receive
 
     @property
     def all_bytes(self) -> int:
-        """The size of the parts of all ranks."""
+        """The size in bytes of the parts of all ranks together."""
         return self.size_bytes * self.membership.rank_count
 
     @property

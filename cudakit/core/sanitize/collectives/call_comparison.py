@@ -80,13 +80,13 @@ class CommunicatorCalls:
         self._open_groups: dict[int, list[RankCall]] = {}  # the last group of each rank
         # The calls with which the calls of other ranks are compared, by number of the group.
         self._references: dict[int, _Reference] = {}
-        # Sends and receives that wait for their counterpart, by sender, receiver and function.
+        # Sends and receives whose counterpart was not read yet, by sender, receiver and function.
         self._transfers: defaultdict[tuple[int, int, CollectiveFunction], deque[RankCall]] = (
             defaultdict(deque)
         )
 
     def add(self, call: RankCall) -> None:
-        """Compare a call with those of other ranks."""
+        """Compare a call with the calls of other ranks."""
         if self._is_stopped:
             return
         if call.function in _POINT_TO_POINT_FUNCTIONS:

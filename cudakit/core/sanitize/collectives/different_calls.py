@@ -35,7 +35,7 @@ class RankComparison:
         self._compares_transfers = True
 
     def feed(self, batch: Batch) -> None:
-        """Compare the calls of a batch with those of the other ranks."""
+        """Compare the calls of a batch with the calls of the other ranks."""
         trace_id = batch.process, batch.chain
         records = {
             kind: view(kind_records, kind)
@@ -75,7 +75,7 @@ class RankComparison:
                 )
 
     def ranks(self) -> dict[int, int]:
-        """Return the rank of each process in its largest communicator, unless it has several ranks there."""
+        """Return the rank of each process that has exactly one rank in its largest communicator."""
         memberships: dict[int, list[Membership]] = {}
         for ((process, _), _), membership in self._memberships.items():
             memberships.setdefault(process, []).append(membership)
@@ -172,7 +172,7 @@ _FIX_HINTS: Final = {
 def _difference_sentence(
     kind: DifferenceKind, first_call: CollectiveCall, second_call: CollectiveCall
 ) -> str:
-    """Return both calls in one sentence."""
+    """Return a sentence that describes two calls and how they differ."""
     if kind is DifferenceKind.TRANSFER:
         return (
             f"rank {first_call.rank} sends {_element_count_text(first_call)} to rank {second_call.rank}, "

@@ -42,10 +42,14 @@ class PeerOrder:
     """
 
     def __init__(self) -> None:
-        self._ranks: defaultdict[int, set[int]] = defaultdict(set)  # ranks in this process, by hash
-        # The starts of a group's collectives, by hash, number of the group and function.
+        self._ranks: defaultdict[int, set[int]] = defaultdict(
+            set
+        )  # ranks in this process, by communicator hash
+        # The starts of a group's collectives, by communicator hash, number of the group and
+        # function.
         self._starts: dict[tuple[int, int, CollectiveFunction], list[CollectiveStart]] = {}
-        # Sends and receives that wait for their counterpart, by hash, sender and receiver.
+        # Sends and receives whose counterpart has not started yet, by communicator hash, sender and
+        # receiver.
         self._sends: _WaitingTransfers = defaultdict(deque)
         self._receives: _WaitingTransfers = defaultdict(deque)
 

@@ -33,7 +33,7 @@ _FUNCTIONS_NEEDING_RANK: Final = (
 
 
 class CollectiveTracker:
-    """Handles communicators and collectives."""
+    """Handles the communicators and collectives of a trace."""
 
     def __init__(
         self,

@@ -168,7 +168,7 @@ int access_list_copy(struct access_list *new_list, const struct access_list *lis
     return 0;
 }
 
-/* Remove the accesses that happen before the clock. */
+/* Remove the accesses of a list that happen before the clock. */
 static void remove_ordered(struct access_list *list, const struct clock *clock)
 {
     if (list->count <= 1) {

@@ -39,7 +39,7 @@ struct operation *operation_new(PyObject *call);
 void operation_release(struct operation *operation);
 
 /* An access of an operation to the bytes from lo up to hi, at a tick of the operation's slot. States share accesses,
- * and only TICK_NEVER is ever written to one after its creation. */
+ * so an access does not change after its creation, except that its tick may become TICK_NEVER. */
 struct access {
     uint32_t reference_count;
     uint32_t slot;
@@ -79,8 +79,8 @@ bool accesses_are_equivalent(const struct access *first, const struct access *se
 struct access_list {
     uint32_t count;
     union {
-        struct access *single; /* if count is 1 */
-        struct access **items; /* if count is greater than 1 */
+        struct access *single; /* the only access, if count is 1 */
+        struct access **items; /* all accesses, if count is greater than 1 */
     };
 };
 

@@ -67,7 +67,7 @@ static void sort_by_tick(struct access_array *array)
     }
 }
 
-/* Remove all but the last access of each slot and graph node; it takes the place of the first one. */
+/* Remove all but the last access of each slot and graph node. The last access takes the place of the first. */
 static void keep_last_per_stream(struct access_array *array)
 {
     size_t kept_count = 0;
@@ -268,7 +268,8 @@ int shadow_coarsen(struct shadow *shadow, PyObject *allocation_at, size_t max_st
         bool has_allocation = false;
         size_t group_count =
             result ? 0 : count_in_allocation(&states[begin], count - begin, allocation_at, &has_allocation);
-        size_t end = begin + (group_count ? group_count : count - begin); /* after an error: keep the rest */
+        size_t end =
+            begin + (group_count ? group_count : count - begin); /* after an error, all later states stay */
         size_t kept_count = end - begin;
         if (!group_count)
             result = -1;

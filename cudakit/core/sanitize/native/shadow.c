@@ -69,9 +69,10 @@ static int check_pointer(struct shadow *shadow, struct state *pointer, struct ac
     return check_unordered(shadow, pointer, access, shared_range, true, false);
 }
 
-/* ---- ranges: divide the states, check and store, merge ----------------------------------------------------- */
+/* ---- ranges: divide states, check and store accesses, merge states ----------------------------------------------------- */
 
-/* Append an uninitialized state to the pieces, and return it. Return NULL with an exception if memory runs out. */
+/* Append an uninitialized state to the replacements, and return the state. Return NULL with an exception if memory
+ * runs out. */
 static struct state *add_piece(struct pieces *pieces)
 {
     if (pieces->count == pieces->capacity) {
@@ -87,7 +88,7 @@ static struct state *add_piece(struct pieces *pieces)
     return &pieces->items[pieces->count++];
 }
 
-/* Append a copy of a state for other bytes to the pieces. */
+/* Append a copy of a state for other bytes to the replacements. */
 static int add_copied_piece(struct pieces *pieces, const struct state *state, uint64_t lo, uint64_t hi)
 {
     struct state *piece = add_piece(pieces);
@@ -100,7 +101,7 @@ static int add_copied_piece(struct pieces *pieces, const struct state *state, ui
     return 0;
 }
 
-/* Move the content of a state to a new piece for other bytes. The state stays in the map, without any access. */
+/* Move the content of a state to a new replacement for other bytes. The state stays in the map, without any access. */
 static int add_moved_piece(struct pieces *pieces, struct state *state, uint64_t lo, uint64_t hi)
 {
     struct state *piece = add_piece(pieces);
@@ -113,7 +114,7 @@ static int add_moved_piece(struct pieces *pieces, struct state *state, uint64_t 
     return 0;
 }
 
-/* Append an empty piece for the bytes from lo up to hi, which have no state yet. Do nothing if lo equals hi. */
+/* Append an empty state for the bytes from lo up to hi, which have no state yet. Do nothing if lo equals hi. */
 static int add_gap_piece(struct pieces *pieces, uint64_t lo, uint64_t hi)
 {
     struct state *piece = lo < hi ? add_piece(pieces) : NULL;
@@ -128,14 +129,14 @@ static void clear_pieces(struct pieces *pieces)
         state_clear(&pieces->items[--pieces->count]);
 }
 
-/* A run of consecutive states of the map, which pieces replace. */
+/* A run of consecutive states of the map that are about to be replaced. */
 struct state_run {
     struct position begin;
     size_t count;
 };
 
-/* Move the states that overlap the bytes from lo up to hi to the pieces: divided at lo and hi and, if `fills_gaps`,
- * with new states in the gaps. */
+/* Move the states that overlap the bytes from lo up to hi to the replacements. Divide them at lo and hi and, if
+ * `fills_gaps`, add new states in the gaps. */
 static int divide_states(struct shadow *shadow, uint64_t lo, uint64_t hi, bool fills_gaps, struct state_run *run)
 {
     struct state_map *map = &shadow->ranges;
@@ -161,7 +162,7 @@ static int divide_states(struct shadow *shadow, uint64_t lo, uint64_t hi, bool f
     return fills_gaps ? add_gap_piece(pieces, covered_end, hi) : 0;
 }
 
-/* Replace states of the map by the pieces, which the map takes over. */
+/* Replace states of the map by the replacements, which the map then owns. */
 static int replace_by_pieces(struct shadow *shadow, struct state_run run)
 {
     struct position position = run.begin;
@@ -173,7 +174,7 @@ static int replace_by_pieces(struct shadow *shadow, struct state_run run)
     return map_replace(&shadow->ranges, run.begin, run.count, pieces->items, count);
 }
 
-/* Merge adjacent equivalent pieces. */
+/* Merge adjacent equivalent replacements. */
 static void merge_pieces(struct pieces *pieces)
 {
     size_t last_index = 0;
@@ -188,7 +189,7 @@ static void merge_pieces(struct pieces *pieces)
     pieces->count = pieces->count ? last_index + 1 : 0;
 }
 
-/* Merge the pieces of an access with adjacent equivalent states of the map, which become part of `run`. */
+/* Merge the replacements with adjacent equivalent states of the map, which become part of `run`. */
 static void merge_with_adjacent(struct shadow *shadow, const struct access *access, struct state_run *run)
 {
     struct state_map *map = &shadow->ranges;
@@ -221,14 +222,14 @@ static void merge_with_adjacent(struct shadow *shadow, const struct access *acce
     }
 }
 
-/* Check and store an access to a range whose states are in the pieces. */
+/* Check and store an access to a range whose states are among the replacements. */
 static int add_to_pieces(struct shadow *shadow, struct access *access)
 {
     struct pieces *pieces = &shadow->pieces;
     for (size_t i = 0; i < pieces->count; i++) {
         struct state *piece = &pieces->items[i];
         if (piece->lo < access->lo || access->hi < piece->hi)
-            continue; /* the rest of a divided state */
+            continue; /* the part of a divided state that the access does not touch */
         struct range shared_range = {piece->lo, piece->hi};
         if (check_range(shadow, piece, access, shared_range, !piece->approximate) ||
             state_store(piece, access, &shadow->clock))
@@ -237,7 +238,7 @@ static int add_to_pieces(struct shadow *shadow, struct access *access)
     return 0;
 }
 
-/* Return whether no state next to a state is equivalent to it, so that nothing can be merged. */
+/* Return whether the states before and after a state differ from it, so that nothing can be merged. */
 static bool is_separate(struct state_map *map, struct position position)
 {
     const struct state *state = map_state(map, position), *next_state = map_state(map, map_next(map, position));

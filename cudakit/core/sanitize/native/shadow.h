@@ -8,7 +8,7 @@
 /* The same value as access_state.MAX_POINTER_STATES. */
 enum { MAX_POINTER_STATES = 1 << 16 };
 
-/* The parts of divided states, which are about to replace these states in a map. */
+/* States that are about to replace a run of states in a map, such as the parts of a divided state. */
 struct pieces {
     struct state *items;
     size_t count, capacity;
@@ -18,8 +18,9 @@ struct shadow {
     PyObject *checker;     /* a conflicts.ConflictChecker */
     PyObject *access_type; /* clocks.MemoryAccess */
     bool finds_possible;   /* whether to find races that are only possible */
-    bool is_busy;          /* a call is in progress; Python code that it calls must not call this object */
-    bool has_check; /* the checker got a conflict of the current access, and must report it after the access */
+    bool is_busy; /* whether a call is in progress; Python code that the call runs must not call this object */
+    bool
+        has_check; /* whether the checker got a conflict of the current access, which it must report after the access */
     struct state_map ranges, pointers;
     struct strided_states strided;
     struct clock clock; /* clock of the current operation */

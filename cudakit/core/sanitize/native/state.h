@@ -13,8 +13,8 @@ struct state {
     struct access *write;
     struct access_list reads, atomics;
     PyObject *already_reported; /* a tuple, see access_state.ReportedPairs; NULL if it is empty */
-    bool merged;                /* merged from several states: each access is to some of the bytes */
-    bool approximate;           /* split off a merged state: an access may be to none of the bytes */
+    bool merged;      /* whether the state was merged from several states: each access is to some of the bytes */
+    bool approximate; /* whether the state was split off a merged state: an access may be to none of the bytes */
 };
 
 /* Accesses that conflict with an access and do not happen before it. They are borrowed from a state. */
@@ -23,7 +23,7 @@ struct unordered_accesses {
     size_t count, capacity;
 };
 
-/* Release all that a state holds, and make it empty; lo and hi stay. */
+/* Remove and release the accesses of a state; lo and hi stay. */
 void state_clear(struct state *state);
 /* Make a new state a copy of another one, with other bytes. Return -1 with an exception if memory runs out. */
 int state_copy(struct state *new_state, const struct state *state, uint64_t lo, uint64_t hi);
@@ -34,7 +34,7 @@ int state_find_unordered(const struct state *state, uint8_t mode, const struct c
                          struct unordered_accesses *unordered);
 /* Store an access in the state of a range. Return -1 with an exception if memory runs out. */
 int state_store(struct state *state, struct access *access, const struct clock *clock);
-/* The same two functions for the state of a pointer. */
+/* List the kernels that may race with an access through a pointer, and store a kernel in the state of a pointer. */
 int pointer_find_unordered(const struct state *pointer, uint8_t mode, const struct clock *clock,
                            struct unordered_accesses *unordered);
 int pointer_store(struct state *pointer, struct access *access, const struct clock *clock);

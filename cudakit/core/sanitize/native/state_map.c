@@ -2,7 +2,7 @@
 
 #include <string.h>
 
-/* Number of states in each chunk after chunks were divided or filled anew, so that the next states fit. */
+/* Number of states in a chunk after a full chunk was divided: the chunk has space for more states. */
 enum { FILLED_STATES = 48 };
 
 /* ---- search ----------------------------------------------------------------------------------------------- */
@@ -234,7 +234,8 @@ fail:
 
 static int insert_states(struct state_map *map, struct position position, const struct state *states, size_t count)
 {
-    /* At the end of the map or of a chunk: append to the chunk before the position if the states fit. */
+    /* If the position is at the end of the map or of a chunk, append the states to the chunk before it, provided that
+     * they fit. */
     if (!position.index && position.chunk && map->chunks[position.chunk - 1]->count + count <= CHUNK_STATES)
         position = (struct position){position.chunk - 1, map->chunks[position.chunk - 1]->count};
     if (position.chunk < map->chunk_count && map->chunks[position.chunk]->count + count <= CHUNK_STATES) {

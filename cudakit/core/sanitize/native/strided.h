@@ -17,7 +17,7 @@ struct strided_range {
 /* Return the rows of a strided access. Return false if its rows are contiguous or its numbers contradict each other;
  * it then counts as one range. */
 bool strided_from_access(struct strided_range *strided, uint64_t lo, uint64_t hi, int64_t stride, uint64_t count);
-/* Find the bytes of a range in the first row that overlaps it. Return false if there is none. */
+/* Find the bytes of a range in the first row that overlaps the range. Return false if no row overlaps it. */
 bool strided_shared_with_range(const struct strided_range *strided, struct range range,
                                struct range *shared_range);
 /* Find the first bytes that are in rows of both strided ranges. Return false if there are none. */

@@ -33,7 +33,7 @@ MEANINGS: Final = {
     RaceKind.HOST: "The host accesses memory while a copy from or to it may still be in flight.",
 }
 
-# Headings of the kinds whose own names are too short to be clear.
+# Headings of the kinds of races whose names are too short to be clear.
 _MAX_LISTED_RANKS: Final = 16
 
 _HEADINGS: Final = {RaceKind.HOST: "host access", RaceKind.REUSE: "reuse of a block"}
@@ -135,7 +135,8 @@ def race_note(race: FoundRace, *, is_counted: bool = True) -> Note:
         locations.append(("allocated", Stack(race.memory.stack, race.memory.site)))
     finding = Finding(race.kind.value, MEANINGS[race.kind], tuple(locations), race.count)
     level = _LEVELS[race.confidence] if is_counted else "info"
-    # The program cannot order the streams of a library: what helps is the advice on its issue.
+    # The program cannot order the streams of a library, so the advice of the known issue replaces
+    # the fix.
     remedies = (race.known_issue.advice,) if race.known_issue else (race.hint, *race.remedies)
     lines = tuple(_source_lines(race))
     return Note(level, capitalized(race.sentence), remedies, finding, evidence=lines)

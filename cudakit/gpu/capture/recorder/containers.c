@@ -36,7 +36,7 @@ uint32_t hash_table_get(const hash_table *table, uint64_t key)
 }
 
 /* Double the number of slots. Return 0, or -1 if no memory is left. */
-static int grow(hash_table *table)
+static int grow_hash_table(hash_table *table)
 {
     hash_table new_table = {NULL, NULL, table->slot_count ? table->slot_count * 2 : MIN_SLOT_COUNT, 0};
     new_table.keys = calloc(new_table.slot_count, sizeof *new_table.keys);
@@ -51,7 +51,7 @@ static int grow(hash_table *table)
             size_t slot = find_slot(&new_table, table->keys[i]);
             new_table.keys[slot] = table->keys[i];
             new_table.values[slot] = table->values[i];
-            new_table.used_slots++;
+            new_table.used_slot_count++;
         }
     }
     free(table->keys);
@@ -62,10 +62,10 @@ static int grow(hash_table *table)
 
 int hash_table_put(hash_table *table, uint64_t key, uint32_t value)
 {
-    if (2 * (table->used_slots + 1) > table->slot_count && grow(table))
+    if (2 * (table->used_slot_count + 1) > table->slot_count && grow_hash_table(table))
         return -1;
     size_t slot = find_slot(table, key);
-    table->used_slots += table->keys[slot] == 0;
+    table->used_slot_count += table->keys[slot] == 0;
     table->keys[slot] = key;
     table->values[slot] = value;
     return 0;

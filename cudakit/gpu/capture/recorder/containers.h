@@ -13,7 +13,8 @@ void *array_reserve(void *items, size_t *capacity, size_t count, size_t item_byt
 typedef struct {
     uint64_t *keys;
     uint32_t *values;
-    size_t slot_count, used_slots; /* slot_count is a power of two; used_slots includes slots of removed keys */
+    size_t slot_count,
+        used_slot_count; /* slot_count is a power of two; used_slot_count includes slots of removed keys */
 } hash_table;
 
 /* Return the value of a key, or 0 if the key is absent. */

@@ -42,8 +42,8 @@ PyDoc_STRVAR(start_doc, "start(spool, library, walker=0, patches=(), memory_only
 /* Add the patches of a sequence of (capability, image) pairs. Return 0, or -1 with an exception set. */
 static int add_patches(PyObject *patches)
 {
-    Py_ssize_t count = patches ? PySequence_Size(patches) : 0;
-    for (Py_ssize_t i = 0; i < count; i++) {
+    Py_ssize_t patch_count = patches ? PySequence_Size(patches) : 0;
+    for (Py_ssize_t i = 0; i < patch_count; i++) {
         PyObject *pair = PySequence_GetItem(patches, i);
         int capability, failed = 1;
         const char *image;
@@ -56,7 +56,7 @@ static int add_patches(PyObject *patches)
         if (failed)
             return -1;
     }
-    return count < 0 ? -1 : 0;
+    return patch_count < 0 ? -1 : 0;
 }
 
 static PyObject *start(PyObject *self, PyObject *args, PyObject *keyword_arguments)
@@ -105,7 +105,7 @@ static PyObject *read_all(PyObject *self, PyObject *unused)
 {
     (void)self, (void)unused;
     Py_BEGIN_ALLOW_THREADS
-    exact_read();
+    exact_read_all();
     Py_END_ALLOW_THREADS
     Py_RETURN_NONE;
 }
@@ -126,13 +126,14 @@ static PyObject *finish(PyObject *self, PyObject *unused)
 }
 
 /* Read the arguments of profile(); on failure return false with an exception set. */
-static bool parse_profile(PyObject *args, PyObject *keywords, profile_options *options, int *begins_now)
+static bool parse_profile_arguments(PyObject *args, PyObject *keywords, profile_options *options, int *begins_now)
 {
-    static char *names[] = {"library", "delay", "duration", "range", "paused", "now", NULL};
+    static char *parameter_names[] = {"library", "delay", "duration", "range", "paused", "now", NULL};
     int is_paused = 0;
-    options->range = "";
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "s|ddspp", names, &options->library, &options->delay_s,
-                                     &options->duration_s, &options->range, &is_paused, begins_now))
+    options->range_name = "";
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "s|ddspp", parameter_names, &options->library_path,
+                                     &options->delay_s, &options->duration_s, &options->range_name, &is_paused,
+                                     begins_now))
         return false;
     options->is_paused = is_paused;
     return true;
@@ -155,7 +156,7 @@ static PyObject *profile(PyObject *self, PyObject *args, PyObject *keywords)
     bool has_begun = true;
     char error[ERROR_BYTES];
     (void)self;
-    if (!parse_profile(args, keywords, &options, &begins_now))
+    if (!parse_profile_arguments(args, keywords, &options, &begins_now))
         return NULL;
     if (!begins_now)
         return Py_BuildValue("z", profile_at_first_use(&options));
@@ -167,7 +168,7 @@ static PyObject *profile(PyObject *self, PyObject *args, PyObject *keywords)
     Py_RETURN_NONE;
 }
 
-/* A subscriber that handles no callback. */
+/* Ignore a callback: the check of CUPTI subscribes and unsubscribes only. */
 static void ignore_callback(void *unused, int domain, uint32_t cbid, const void *data)
 {
     (void)unused, (void)domain, (void)cbid, (void)data;
@@ -217,25 +218,26 @@ static PyObject *counts(PyObject *self, PyObject *unused)
 {
     int error_number;
     (void)self, (void)unused;
-    unsigned long long lost = spool_lost(&error_number), written = spool_written();
-    return Py_BuildValue("{s:K,s:K,s:i}", "written", written, "lost", lost, "errno", error_number);
+    unsigned long long lost_count = spool_lost(&error_number), written_count = spool_written();
+    return Py_BuildValue("{s:K,s:K,s:i}", "written", written_count, "lost", lost_count, "errno", error_number);
 }
 
 /* --- pools ------------------------------------------------------------------------------------- */
 
 /* Read the arguments of alloc() and free(); on failure return false with an exception set. */
-static bool parse_block(PyObject *args, PyObject *keywords, pool_block *block)
+static bool parse_block_arguments(PyObject *args, PyObject *keywords, pool_block *block)
 {
-    static char *names[] = {"pool", "device", "address", "size", "requested", "driver", "skip", NULL};
+    static char *parameter_names[] = {"pool", "device", "address", "size", "requested", "driver", "skip", NULL};
     unsigned long long address, size, requested = 0;
     int driver = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "siKK|Kpi", names, &block->pool, &block->device, &address,
-                                     &size, &requested, &driver, &block->skipped_frames))
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "siKK|Kpi", parameter_names, &block->pool_name,
+                                     &block->device, &address, &size, &requested, &driver,
+                                     &block->skipped_frame_count))
         return false;
     block->address = address;
     block->size_bytes = size;
     block->requested_bytes = requested;
-    block->is_driver = driver;
+    block->allocates_from_driver = driver;
     return true;
 }
 
@@ -248,7 +250,7 @@ static PyObject *pool_alloc(PyObject *self, PyObject *args, PyObject *keywords)
 {
     pool_block block = {0};
     (void)self;
-    if (!parse_block(args, keywords, &block))
+    if (!parse_block_arguments(args, keywords, &block))
         return NULL;
     pools_record_alloc(&block);
     Py_RETURN_NONE;
@@ -261,7 +263,7 @@ static PyObject *pool_free(PyObject *self, PyObject *args, PyObject *keywords)
 {
     pool_block block = {0};
     (void)self;
-    if (!parse_block(args, keywords, &block))
+    if (!parse_block_arguments(args, keywords, &block))
         return NULL;
     pools_record_free(&block);
     Py_RETURN_NONE;
@@ -277,7 +279,8 @@ static PyObject *out_of_memory(PyObject *self, PyObject *args)
     pool_block block = {0};
     unsigned long long size, free_bytes;
     (void)self;
-    if (!PyArg_ParseTuple(args, "siKK|i", &block.pool, &block.device, &size, &free_bytes, &block.skipped_frames))
+    if (!PyArg_ParseTuple(args, "siKK|i", &block.pool_name, &block.device, &size, &free_bytes,
+                          &block.skipped_frame_count))
         return NULL;
     block.size_bytes = size;
     pools_record_out_of_memory(&block, free_bytes);
@@ -337,16 +340,16 @@ PyDoc_STRVAR(with_call_site_doc,
 static PyObject *with_call_site(PyObject *self, PyObject *args)
 {
     PyObject *run_backward_function, *current_task = Py_None;
-    int ranges = 0;
+    int record_ranges = 0;
     (void)self;
-    if (!PyArg_ParseTuple(args, "O|Op", &run_backward_function, &current_task, &ranges))
+    if (!PyArg_ParseTuple(args, "O|Op", &run_backward_function, &current_task, &record_ranges))
         return NULL;
-    if (ranges)
+    if (record_ranges)
         backward_record_ranges();
     PyObject *bound_arguments = PyTuple_Pack(2, run_backward_function, current_task);
-    PyObject *wrapped = bound_arguments ? PyCFunction_NewEx(&RUN_BACKWARD, bound_arguments, NULL) : NULL;
+    PyObject *wrapped_function = bound_arguments ? PyCFunction_NewEx(&RUN_BACKWARD, bound_arguments, NULL) : NULL;
     Py_XDECREF(bound_arguments);
-    return wrapped;
+    return wrapped_function;
 }
 
 /* --- struct offsets --------------------------------------------------------------------------- */

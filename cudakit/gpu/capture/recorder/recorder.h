@@ -31,14 +31,15 @@ typedef struct {
 /* A launch of a graph whose kernel nodes write their accesses to an arena. */
 typedef struct {
     record launch_record;
-    uint32_t executable;            /* id of the executable graph */
-    uint32_t kernels, kernels_left; /* number of expected kernels; number of those that have not launched yet */
-    uint32_t first_launch_index;    /* first reserved launch index */
-    uint32_t launch_index_count;    /* number of reserved launch indices; 0: none reserved yet */
-    uint64_t first_grid_id;         /* %gridid that maps to first_launch_index */
-    launch_signature signature;     /* signature by which the accesses are compared */
-    reached_memory reached;         /* memory that the nodes reach */
-    bool reservation_failed;        /* the arena has too few launch indices left */
+    uint32_t executable; /* id of the executable graph */
+    uint32_t expected_kernel_count,
+        remaining_kernel_count;    /* number of expected kernels; number of those that have not launched yet */
+    uint32_t first_launch_index;   /* first reserved launch index */
+    uint32_t launch_index_count;   /* number of reserved launch indices; 0: none reserved yet */
+    uint64_t first_grid_id;        /* %gridid that maps to first_launch_index */
+    launch_signature signature;    /* signature by which the accesses are compared */
+    reached_memory reached_memory; /* memory that the nodes reach */
+    bool reservation_failed;       /* the arena has too few launch indices left */
 } graph_launch;
 
 typedef struct {
@@ -48,31 +49,32 @@ typedef struct {
     bool in_graph_launch;  /* the thread launches a graph, whose nodes are already recorded */
     uint32_t cbid;         /* callback id of the current driver call; 0 if its callbacks are not subscribed */
 
-    /* Kernel launch: arguments of cuLaunchKernel */
+    /* Fields of a kernel launch: arguments of cuLaunchKernel */
     void **parameters, **extra;
     const struct kernel_layout *parameter_layout;
     uint64_t user_data;       /* value that the device patch receives */
     uint64_t space_signature; /* signature of the prepared launch, by which its arena space is estimated */
     uint64_t reserved_pages, reserved_boxes; /* arena space that is reserved for the prepared launch */
-    /* Stream creation */
+    /* Fields of a stream creation */
     uint32_t stream_flags;
     int32_t stream_priority;
-    /* 3D copy: number of rows from one slice to the next */
+    /* Fields of a 3D copy: number of rows from one slice to the next */
     uint64_t source_height, destination_height;
-    /* Graph instantiation: id of the graph, and number of its kernel nodes */
-    uint32_t instantiated_graph, instantiated_kernels;
-    /* Graph launch */
-    uint32_t expected_kernels, launched_kernels, launched_graph;
+    /* Fields of a graph instantiation: id of the graph, and number of its kernel nodes */
+    uint32_t instantiated_graph_id, instantiated_kernel_count;
+    /* Fields of a graph launch */
+    uint32_t expected_kernel_count, launched_kernel_count, launched_graph_id;
     graph_launch pending_graph_launch;
-    /* Launch that has a launch index in an arena but may not be enqueued on its stream yet */
+    /* The launch that has a launch index in an arena but may not be enqueued on its stream yet */
     struct launch_arena *pending_arena;
     Sanitizer_StreamHandle pending_stream;
-    /* NVTX ranges. ``range_copy_generation`` is the generation of the copies (model/ranges.c) that the thread has. */
+    /* Open NVTX ranges of the thread. ``range_copy_generation`` is the generation of the copies (model/ranges.c) that
+     * the thread has. */
     open_ranges open_ranges;
     uint32_t range_copy_generation;
-    /* NCCL: id of the last plan that this thread launched, 0 once its buffers are reported; whether the thread is
-     * launching it */
-    uint64_t collective_plan;
+    /* Id of the last NCCL plan that this thread launched, 0 once its buffers are reported; and whether the thread is
+     * launching the plan */
+    uint64_t collective_plan_id;
     bool in_collective_launch;
     profiled_call profiled_call; /* call of the runtime or driver that is being profiled */
 } thread_state;
@@ -85,7 +87,7 @@ extern sanitizer_api sanitizer;
  * held. */
 record record_begin(uint16_t kind, uint32_t context, uint32_t stream, uint32_t site);
 
-/* Do the same, with a time that the caller has read. The lock is held. */
+/* Do the same as record_begin(), with a time that the caller has read. The lock is held. */
 record record_begin_at(int64_t time_ns, uint16_t kind, uint32_t context, uint32_t stream, uint32_t site);
 
 /* Return the time of the trace's clock, CLOCK_MONOTONIC, in nanoseconds. */

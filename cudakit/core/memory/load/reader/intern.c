@@ -25,9 +25,9 @@ typedef struct {
 
 typedef struct {
     const Tree *tree;
-    /* By kind (list, dictionary), depth and container: the number of its content + 1; 0: not visited. */
+    /* The number of each container's content + 1, by kind (list, dictionary), depth and index; 0: not visited. */
     uint32_t *numbers[2][INTERN_DEPTH];
-    Range *shapes;    /* by shape: its range of key_slots */
+    Range *shapes;    /* the range of key_slots of each shape */
     Vector key_slots; /* KeySlot: sorted keys of the shapes visited so far */
     Vector draft;     /* Value: the sequences under construction; nested ones follow their parents */
     Vector parts;     /* Value: the sequences of all contents */

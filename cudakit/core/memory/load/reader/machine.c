@@ -78,7 +78,7 @@ static bool pop(Machine *m)
     return true;
 }
 
-/* The memo. */
+/* Opcodes that store and push memo values. */
 
 static bool memo_put(Machine *m, uint64_t index)
 {
@@ -139,7 +139,7 @@ static bool read_index_line(Machine *m, uint64_t *index)
     return true;
 }
 
-/* Containers. */
+/* Opcodes that create and fill lists and dictionaries. */
 
 static bool push_list(Machine *m)
 {
@@ -244,7 +244,7 @@ static bool make_tuple(Machine *m, uint64_t count)
     return require_values(m, count) && make_from(m, m->stack.used - count, push_list, append_from);
 }
 
-/* Protocol and frames. */
+/* Opcodes of the protocol version and of frames. */
 
 static bool check_protocol(Machine *m)
 {

@@ -32,7 +32,7 @@ static inline bool out_of_memory(Machine *m)
     return fail(m, "memory");
 }
 
-/* The bytes of the file. */
+/* Functions that read the bytes of the file. */
 
 static inline uint64_t little_endian(const uint8_t *bytes, int width)
 {
@@ -58,7 +58,7 @@ static inline bool read_unsigned(Machine *m, int width, uint64_t *number)
     return true;
 }
 
-/* The stack. As in Python's unpickler, opcodes cannot reach values below the latest mark. */
+/* Functions for the stack. As in Python's unpickler, opcodes cannot reach values below the latest mark. */
 static inline Value *stack_at(const Machine *m, uint64_t index)
 {
     return &ITEMS(Value, m->stack)[index];

@@ -49,7 +49,7 @@ static inline bool expect_tag(Query *query, Value handle, int tag)
     return TAG(handle) == tag || reject(query, "kind", handle);
 }
 
-/* Each function fills the results; false with reason and node set if a node is rejected. */
+/* Each function fills the results. Returns false, with reason and node set, if a node is rejected. */
 bool read_lengths(Query *query);  /* out: lengths of lists */
 bool gather_items(Query *query);  /* out: the items of lists, concatenated */
 bool look_up_key(Query *query);   /* out: values of `key` in dictionaries; 0 if the key is missing */

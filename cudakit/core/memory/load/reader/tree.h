@@ -119,7 +119,7 @@ typedef struct {
     uint64_t free_count;
     Value root;
     uint64_t memory_limit; /* bytes that parsing may take, checked every CHECK_INTERVAL opcodes */
-    uint64_t max_keys;     /* of a dictionary that Python asks for as a whole */
+    uint64_t max_keys;     /* maximum number of keys of a dictionary that is returned as a Python dict */
 } Tree;
 
 static inline Span blob_at(const Tree *tree, Value value)

@@ -3,50 +3,38 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "decode/access_digest.h"
 #include "decode/pages.h"
-#include "model/allocations.h"
-#include "model/kernels.h"
 #include "recorder.h"
 #include "write/spool.h"
 
 #define BUFFERED_RECORDS 1024
-/* If a launch has more pieces, pieces at a distance below COALESCE_GAP_BYTES are joined, and marked as merged. */
-#define MAX_PIECES 16384
+/* Maximum number of separate address intervals of a launch. If a launch has more intervals, those that are less than
+ * COALESCE_GAP_BYTES apart are joined and marked as merged. */
+#define MAX_SEPARATE_INTERVALS 16384
 #define COALESCE_GAP_BYTES (64u << 10)
 /* No allocation is below this address. Lower addresses are reported by instructions whose predicate is false. */
 #define LOWEST_ADDRESS (64u << 10)
 
 typedef struct {
-    arena_copy *copy;
+    arena_copy *host_copy;
     const arena_launch *launches;
     uint32_t next_launch, launch_count; /* the launches before ``next_launch`` are written */
     const arena_launches *arena;
-    size_t next_group; /* index of the group of ``next_launch`` */
-    /* The launches of this group so far: a hash of their ranges, the number of ranges, the number of launches whose
-     * accesses are exact, and whether all ranges are in memory that the group reaches. */
-    uint64_t digest;
-    size_t range_count;
-    uint32_t exact_launches;
-    bool is_inside;
-    size_t reached_index; /* index of the reached allocation that has the last range */
-    const tma_store_set *stores;
-    size_t next_store;
-    bool attribution_lost;
-    uint64_t lost_launches, launches_with_unknown_stores; /* the first number includes the second */
-    size_t piece_count;                                   /* pieces of the current launch */
-    size_t buffered_count;
+    size_t next_group;           /* index of the group of ``next_launch`` */
+    uint32_t exact_launch_count; /* number of launches of this group so far whose accesses are exact */
+    const tma_store_set *tma_stores;
+    size_t next_tma_store;
+    bool is_attribution_lost;
+    uint64_t lost_launch_count,
+        unknown_store_launch_count; /* lost_launch_count includes unknown_store_launch_count */
+    size_t interval_count;          /* number of intervals of the current launch */
+    size_t buffered_record_count;
 } emitter;
 
 static record record_buffer[BUFFERED_RECORDS]; /* protected by the reader lock */
 
-/* The pointers of the current group, sorted by address; ``index`` is their position among the arguments. */
-typedef struct {
-    uint64_t address;
-    uint32_t index;
-} group_pointer;
-
-static group_pointer group_pointers[MAX_ACCESSES]; /* protected by the reader lock */
-static size_t group_pointer_count;
+static access_digest group_digest; /* accesses of the current group; protected by the reader lock */
 
 static const uint8_t RECORD_MODE_OF[CK_MODES] = {
     [CK_READ] = MODE_READ,
@@ -54,132 +42,49 @@ static const uint8_t RECORD_MODE_OF[CK_MODES] = {
     [CK_ATOMIC] = MODE_READ | MODE_WRITE | MODE_ATOMIC,
 };
 
-static void flush(emitter *writer)
+static void write_buffered_records(emitter *writer)
 {
-    if (!writer->buffered_count)
+    if (!writer->buffered_record_count)
         return;
     pthread_mutex_lock(&recorder_lock);
-    spool_records(record_buffer, writer->buffered_count);
+    spool_records(record_buffer, writer->buffered_record_count);
     pthread_mutex_unlock(&recorder_lock);
-    writer->buffered_count = 0;
+    writer->buffered_record_count = 0;
 }
 
-static record *append(emitter *writer, const record *launch_record, uint16_t kind)
+static record *append_record(emitter *writer, const record *launch_record, uint16_t kind)
 {
-    if (writer->buffered_count == BUFFERED_RECORDS)
-        flush(writer);
-    record *rec = record_buffer + writer->buffered_count++;
+    if (writer->buffered_record_count == BUFFERED_RECORDS)
+        write_buffered_records(writer);
+    record *rec = record_buffer + writer->buffered_record_count++;
     *rec = *launch_record;
     rec->kind = kind;
     memset(rec->kind_fields, 0, sizeof rec->kind_fields);
     return rec;
 }
 
-static bool is_lost(const emitter *writer, uint32_t launch)
+static bool is_launch_lost(const emitter *writer, uint32_t launch)
 {
-    if (writer->attribution_lost)
+    if (writer->is_attribution_lost)
         return true;
-    return writer->copy->top.header.lost_launches && writer->copy->lost_bits[launch / 32] >> (launch & 31) & 1;
+    return writer->host_copy->top.header.lost_launches &&
+           writer->host_copy->lost_bits[launch / 32] >> (launch & 31) & 1;
 }
 
-static uint64_t mix(uint64_t hash, uint64_t value)
+/* Add a range of the current launch to the digest of its group. */
+static void add_range_to_digest(emitter *writer, uint64_t lo, uint64_t bytes, uint64_t stride, uint64_t count,
+                                uint32_t mode)
 {
-    hash = (hash ^ value) * 0x9E3779B97F4A7C15ull;
-    return hash ^ hash >> 29;
-}
-
-/* Return the allocation that contains an address and that the current group reaches, or NULL. */
-static const reached_range *find_reached(emitter *writer, uint64_t address)
-{
-    const reached_memory *memory = &writer->arena->groups[writer->next_group].reached;
-    const reached_range *reached = writer->arena->reached_ranges + memory->first_range;
-    for (uint32_t i = 0; i < memory->range_count; i++, writer->reached_index++) {
-        if (writer->reached_index >= memory->range_count)
-            writer->reached_index = 0;
-        if (reached[writer->reached_index].lo <= address &&address < reached[writer->reached_index].hi)
-            return reached + writer->reached_index;
-    }
-    return NULL;
-}
-
-/* Return whether a piece is in allocations that the current group reaches; they may be adjacent. */
-static bool is_reached(emitter *writer, uint64_t lo, uint64_t hi)
-{
-    const reached_range *reached;
-    while (lo < hi && (reached = find_reached(writer, lo)))
-        lo = reached->hi;
-    return lo >= hi;
-}
-
-/* Return the number of pointers of the current group at or below an address. */
-static size_t count_pointers_to(uint64_t address)
-{
-    size_t low = 0, high = group_pointer_count;
-    while (low < high) {
-        size_t middle = (low + high) / 2;
-        if (group_pointers[middle].address <= address)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low;
-}
-
-/* Add pieces of the current launch to the digest of its group: relative to the nearest pointer at or below, if the group
- * has pointers. The digest does not depend on the order of the pieces. */
-static void add_pieces(emitter *writer, uint64_t lo, uint64_t bytes, uint64_t stride, uint64_t count,
-                       uint32_t mode)
-{
-    const uint64_t hi = lo + (count - 1) * stride + bytes;
-    const size_t pointers_below = count_pointers_to(lo);
-    const group_pointer *pointer = pointers_below ? group_pointers + pointers_below - 1 : NULL;
-    const reached_range *reached = find_reached(writer, lo);
-    const bool is_piece_reached = is_reached(writer, lo, hi);
-    const uint64_t values[] = {writer->launches[writer->next_launch].template_record.access.node,
-                               mode,
-                               pointer ? pointer->index : 0,
-                               pointer ? lo - pointer->address : lo,
-                               bytes,
-                               stride,
-                               count};
-    uint64_t hash = 1;
-    for (size_t i = 0; i < sizeof values / sizeof *values; i++)
-        hash = mix(hash, values[i]);
-    writer->digest += hash;
-    writer->range_count++;
-    if (!is_piece_reached) {
-        /* The order of this launch with other work on the allocation is not tracked. */
-        pthread_mutex_lock(&recorder_lock);
-        allocations_contest(lo, hi);
-        pthread_mutex_unlock(&recorder_lock);
-    }
-    writer->is_inside = writer->is_inside && is_piece_reached &&
-                        (!group_pointer_count || (pointer && pointer->address >= reached->lo));
-}
-
-/* Add a range of the current launch to the digest of its group. Contiguous bytes are split at the pointers, because
- * the ranges of two tensors are joined if the tensors are adjacent. */
-static void add_to_digest(emitter *writer, uint64_t lo, uint64_t bytes, uint64_t stride, uint64_t count,
-                          uint32_t mode)
-{
-    if (!templates_are_enabled() || writer->next_group >= writer->arena->group_count)
-        return;
-    const uint64_t hi = lo + bytes;
-    for (size_t next = count_pointers_to(lo); count == 1 && next < group_pointer_count; next++) {
-        const uint64_t pointer = group_pointers[next].address;
-        if (pointer >= hi)
-            break;
-        add_pieces(writer, lo, pointer - lo, 0, 1, mode);
-        lo = pointer;
-    }
-    add_pieces(writer, lo, count == 1 ? hi - lo : bytes, count == 1 ? 0 : stride, count, mode);
+    if (templates_are_enabled() && writer->next_group < writer->arena->group_count)
+        digest_add(&group_digest, writer->launches[writer->next_launch].template_record.access.node, mode, lo,
+                   bytes, stride, count);
 }
 
 /* Append an access of the current launch. The caller sets ``mode`` and ``precision``. */
 static record *append_access(emitter *writer, uint64_t lo, uint64_t bytes, uint64_t stride, uint64_t count)
 {
     const record *launch_record = &writer->launches[writer->next_launch].template_record;
-    record *rec = append(writer, launch_record, KIND_ACCESS);
+    record *rec = append_record(writer, launch_record, KIND_ACCESS);
     rec->access.lo = lo;
     rec->access.hi = lo + (count - 1) * stride + bytes;
     rec->access.stride_bytes = count > 1 ? (int64_t)stride : 0;
@@ -192,77 +97,65 @@ static void append_store_row(void *context, uint64_t lo, uint64_t bytes, uint64_
 {
     emitter *writer = context;
     record *rec = append_access(writer, lo, bytes, stride, count);
-    rec->access.mode = writer->stores->maps[writer->next_store].mode;
+    rec->access.mode = writer->tma_stores->maps[writer->next_tma_store].mode;
     rec->access.precision = PRECISION_SUMMARY;
-    add_to_digest(writer, lo, bytes, stride, count, 16u + rec->access.mode);
+    add_range_to_digest(writer, lo, bytes, stride, count, 16u + rec->access.mode);
 }
 
 /* Append the tensors that the current launch stores to through tensor maps. */
 static void emit_stores(emitter *writer)
 {
-    const tma_store_set *stores = writer->stores;
-    for (; writer->next_store < stores->count && stores->maps[writer->next_store].launch <= writer->next_launch;
-         writer->next_store++)
-        if (!writer->attribution_lost && !stores->maps[writer->next_store].is_load)
-            tma_store_rows(stores->maps + writer->next_store, append_store_row, writer);
-}
-
-static int compare_addresses(const void *left, const void *right)
-{
-    const uint64_t a = ((const group_pointer *)left)->address, b = ((const group_pointer *)right)->address;
-    return (a > b) - (a < b);
+    const tma_store_set *tma_stores = writer->tma_stores;
+    for (; writer->next_tma_store < tma_stores->map_count &&
+           tma_stores->maps[writer->next_tma_store].launch <= writer->next_launch;
+         writer->next_tma_store++)
+        if (!writer->is_attribution_lost && !tma_stores->maps[writer->next_tma_store].is_load)
+            tma_store_rows(tma_stores->maps + writer->next_tma_store, append_store_row, writer);
 }
 
 /* Begin the group ``next_group``, unless the arena has no more groups. */
 static void begin_group(emitter *writer)
 {
-    writer->digest = 0;
-    writer->range_count = writer->exact_launches = 0;
-    writer->reached_index = 0;
-    writer->is_inside = true;
-    group_pointer_count = 0;
+    writer->exact_launch_count = 0;
     if (writer->next_group >= writer->arena->group_count)
         return;
-    const reached_memory *reached = &writer->arena->groups[writer->next_group].reached;
-    for (; group_pointer_count < reached->pointer_count; group_pointer_count++)
-        group_pointers[group_pointer_count] = (group_pointer){
-            writer->arena->pointers[reached->first_pointer + group_pointer_count], (uint32_t)group_pointer_count};
-    if (group_pointer_count > 1)
-        qsort(group_pointers, group_pointer_count, sizeof *group_pointers, compare_addresses);
+    const reached_memory *memory = &writer->arena->groups[writer->next_group].reached_memory;
+    digest_begin(&group_digest, writer->arena->pointers + memory->first_pointer, memory->pointer_count,
+                 writer->arena->reached_ranges + memory->first_range, memory->range_count);
 }
 
-/* Compare the accesses of the current group, whose last launch is the current one, with its template. Append a TEMPLATE
- * record if they become one, or differ. It precedes the last ACCESSED record of the call, so that the analysis has the
- * template before it continues with later calls. */
-static void compare_group(emitter *writer, bool is_exact)
+/* Compare the accesses of the current group, whose last launch is the current one, with its template. Append a
+ * TEMPLATE record if the accesses become the template, or differ from it. The record precedes the last ACCESSED
+ * record of the call, so that the analysis has the template before it continues with later calls. */
+static void compare_group_with_template(emitter *writer, bool is_exact)
 {
     const launch_group *group = writer->arena->groups + writer->next_group;
     const record *launch_record = &writer->launches[writer->next_launch].template_record;
-    if (writer->exact_launches + is_exact != group->expected_launches)
+    if (writer->exact_launch_count + is_exact != group->expected_launch_count)
         return;
     pthread_mutex_lock(&recorder_lock);
     const template_result result =
-        templates_compare(&group->signature, writer->digest, writer->range_count, writer->is_inside);
+        templates_compare(&group->signature, group_digest.hash, group_digest.range_count, group_digest.is_inside);
     pthread_mutex_unlock(&recorder_lock);
-    if (!result.new_template && result.check == TEMPLATE_CHECK_NONE)
+    if (!result.new_template_id && result.check_result == TEMPLATE_CHECK_NONE)
         return;
-    record *rec = append(writer, launch_record, KIND_TEMPLATE);
-    rec->access_template.template_id = result.new_template;
-    rec->access_template.check = result.check;
-    for (uint32_t i = 0; result.new_template && i < group->reached.pointer_count; i++)
-        append(writer, launch_record, KIND_TEMPLATE_POINTER)->template_pointer.pointer =
-            writer->arena->pointers[group->reached.first_pointer + i];
+    record *rec = append_record(writer, launch_record, KIND_TEMPLATE);
+    rec->access_template.template_id = result.new_template_id;
+    rec->access_template.check = result.check_result;
+    for (uint32_t i = 0; result.new_template_id && i < group->reached_memory.pointer_count; i++)
+        append_record(writer, launch_record, KIND_TEMPLATE_POINTER)->template_pointer.pointer =
+            writer->arena->pointers[group->reached_memory.first_pointer + i];
 }
 
 /* Return whether no later launch of the current group has a record. */
-static bool is_last_of_group(const emitter *writer)
+static bool is_last_launch_of_group(const emitter *writer)
 {
     const launch_group *group = writer->arena->groups + writer->next_group;
-    uint32_t index = writer->next_launch + 1;
-    while (index < group->first_launch_index + group->launch_index_count &&
-           !writer->launches[index].template_record.kind)
-        index++;
-    return index == group->first_launch_index + group->launch_index_count;
+    uint32_t launch_index = writer->next_launch + 1;
+    while (launch_index < group->first_launch_index + group->launch_index_count &&
+           !writer->launches[launch_index].template_record.kind)
+        launch_index++;
+    return launch_index == group->first_launch_index + group->launch_index_count;
 }
 
 /* Begin the next group if the next launch is not in the current one. */
@@ -284,21 +177,21 @@ static void finish_launches(emitter *writer, uint32_t before)
         const arena_launch *launch = writer->launches + writer->next_launch;
         if (!launch->template_record.kind)
             continue;
-        bool is_lost_launch = is_lost(writer, writer->next_launch);
-        writer->lost_launches += is_lost_launch;
+        bool is_lost_launch = is_launch_lost(writer, writer->next_launch);
+        writer->lost_launch_count += is_lost_launch;
         emit_stores(writer);
         const bool is_exact = !is_lost_launch && !launch->is_incomplete;
-        if (writer->next_group < writer->arena->group_count && is_last_of_group(writer))
-            compare_group(writer, is_exact);
-        record *rec = append(writer, &launch->template_record, KIND_ACCESSED);
+        if (writer->next_group < writer->arena->group_count && is_last_launch_of_group(writer))
+            compare_group_with_template(writer, is_exact);
+        record *rec = append_record(writer, &launch->template_record, KIND_ACCESSED);
         rec->accessed.node = launch->template_record.access.node;
         rec->accessed.exact = is_exact;
-        writer->exact_launches += is_exact;
-        writer->piece_count = 0;
+        writer->exact_launch_count += is_exact;
+        writer->interval_count = 0;
     }
 }
 
-static bool can_coalesce(const record *rec, const access_range *range, uint64_t hi)
+static bool can_coalesce_ranges(const record *rec, const access_range *range, uint64_t hi)
 {
     return rec->access.mode == RECORD_MODE_OF[range->mode] && rec->kind == KIND_ACCESS &&
            range->lo >= rec->access.lo && range->lo < rec->access.hi + COALESCE_GAP_BYTES && hi > rec->access.hi;
@@ -311,11 +204,13 @@ static void emit_range(void *context, const access_range *range)
         return; /* accesses at system scope are to synchronization variables, not to data */
     finish_launches(writer, range->launch);
     uint64_t hi = range->lo + (range->count - 1) * range->stride + range->bytes;
-    if (!writer->launches[range->launch].template_record.kind || writer->attribution_lost || hi <= LOWEST_ADDRESS)
+    if (!writer->launches[range->launch].template_record.kind || writer->is_attribution_lost ||
+        hi <= LOWEST_ADDRESS)
         return;
-    add_to_digest(writer, range->lo, range->bytes, range->stride, range->count, range->mode);
-    record *last_record = writer->buffered_count ? record_buffer + writer->buffered_count - 1 : NULL;
-    if (++writer->piece_count > MAX_PIECES && last_record && can_coalesce(last_record, range, hi)) {
+    add_range_to_digest(writer, range->lo, range->bytes, range->stride, range->count, range->mode);
+    record *last_record = writer->buffered_record_count ? record_buffer + writer->buffered_record_count - 1 : NULL;
+    if (++writer->interval_count > MAX_SEPARATE_INTERVALS && last_record &&
+        can_coalesce_ranges(last_record, range, hi)) {
         last_record->access.hi = hi;
         last_record->access.precision = PRECISION_MERGED;
         last_record->access.stride_bytes = 0;
@@ -327,60 +222,61 @@ static void emit_range(void *context, const access_range *range)
     rec->access.precision = PRECISION_EXACT;
 }
 
-static void mark_lost(void *context, uint32_t launch)
+static void mark_launch_lost(void *context, uint32_t launch)
 {
     emitter *writer = context;
     if (launch >= writer->launch_count)
         return;
-    if (!writer->copy->top.header.lost_launches++)
-        memset(writer->copy->lost_bits, 0, sizeof writer->copy->lost_bits);
-    writer->copy->lost_bits[launch / 32] |= 1u << (launch & 31);
+    if (!writer->host_copy->top.header.lost_launches++)
+        memset(writer->host_copy->lost_bits, 0, sizeof writer->host_copy->lost_bits);
+    writer->host_copy->lost_bits[launch / 32] |= 1u << (launch & 31);
 }
 
-/* Mark the launches whose stores cannot be determined as lost. A launch that loads through each of its tensor maps stores
- * through an unknown map, or through one of these maps as well. */
+/* Mark the launches whose stores cannot be determined as lost. A launch that loads through each of its tensor maps
+ * stores through an unknown map, or loads and stores through the same map. */
 static void mark_unknown_stores_lost(emitter *writer)
 {
-    const tma_store *maps = writer->stores->maps;
-    for (size_t i = 0, next_group; i < writer->stores->count; i = next_group) {
+    const tma_store *maps = writer->tma_stores->maps;
+    for (size_t i = 0, next_group; i < writer->tma_stores->map_count; i = next_group) {
         bool has_store_map = false;
-        for (next_group = i; next_group < writer->stores->count && maps[next_group].launch == maps[i].launch;
-             next_group++)
+        for (next_group = i;
+             next_group < writer->tma_stores->map_count && maps[next_group].launch == maps[i].launch; next_group++)
             has_store_map = has_store_map || !maps[next_group].is_load;
         if (!has_store_map)
-            mark_lost(writer, maps[i].launch);
-        writer->launches_with_unknown_stores += !has_store_map;
+            mark_launch_lost(writer, maps[i].launch);
+        writer->unknown_store_launch_count += !has_store_map;
     }
 }
 
 void emit_accesses(arena_copy *copy, const arena_launches *arena, tma_store_set *stores, bool attribution_lost)
 {
     const ck_header *header = &copy->top.header;
-    const size_t maps = header->requested_maps < CK_MAX_MAPS ? header->requested_maps : CK_MAX_MAPS;
-    const size_t boxes = header->requested_boxes < CK_MAX_BOXES ? header->requested_boxes : CK_MAX_BOXES;
-    attribution_lost = !tma_stores_resolve(stores, copy->maps, maps, copy->boxes, boxes) || attribution_lost;
-    emitter writer = {.copy = copy,
+    const size_t map_count = header->requested_maps < CK_MAX_MAPS ? header->requested_maps : CK_MAX_MAPS;
+    const size_t box_count = header->requested_boxes < CK_MAX_BOXES ? header->requested_boxes : CK_MAX_BOXES;
+    attribution_lost =
+        !tma_stores_resolve(stores, copy->maps, map_count, copy->boxes, box_count) || attribution_lost;
+    emitter writer = {.host_copy = copy,
                       .launches = arena->launches,
                       .launch_count = arena->launch_count,
                       .arena = arena,
-                      .stores = stores,
-                      .attribution_lost = attribution_lost};
+                      .tma_stores = stores,
+                      .is_attribution_lost = attribution_lost};
     begin_group(&writer);
     mark_unknown_stores_lost(&writer);
     page_set *pages = &copy->pages;
     if (!tma_boxes_expand(copy->maps, copy->top.header.requested_maps, copy->boxes,
-                          copy->top.header.requested_boxes, pages, mark_lost, &writer) ||
-        !pages_to_ranges(pages->pages, pages->bitmaps, pages->count, emit_range, &writer))
-        writer.attribution_lost = true;
+                          copy->top.header.requested_boxes, pages, mark_launch_lost, &writer) ||
+        !pages_to_ranges(pages->pages, pages->bitmaps, pages->page_count, emit_range, &writer))
+        writer.is_attribution_lost = true;
     finish_launches(&writer, arena->launch_count);
-    flush(&writer);
+    write_buffered_records(&writer);
     pthread_mutex_lock(&recorder_lock);
-    if (writer.launches_with_unknown_stores)
+    if (writer.unknown_store_launch_count)
         record_gaps("launch with lost accesses: store through an unknown tensor map",
-                    writer.launches_with_unknown_stores);
-    if (writer.lost_launches > writer.launches_with_unknown_stores)
+                    writer.unknown_store_launch_count);
+    if (writer.lost_launch_count > writer.unknown_store_launch_count)
         record_gaps("launch with lost accesses: arena full",
-                    writer.lost_launches - writer.launches_with_unknown_stores);
+                    writer.lost_launch_count - writer.unknown_store_launch_count);
     pthread_mutex_unlock(&recorder_lock);
 }
 

@@ -5,7 +5,7 @@
 
 bool page_set_reserve(page_set *set, size_t count)
 {
-    if (count <= set->capacity)
+    if (count <= set->page_capacity)
         return true;
     ck_page *pages = realloc(set->pages, count * sizeof *pages);
     if (!pages)
@@ -15,7 +15,7 @@ bool page_set_reserve(page_set *set, size_t count)
     if (!bitmaps)
         return false;
     set->bitmaps = bitmaps;
-    set->capacity = count;
+    set->page_capacity = count;
     return true;
 }
 
@@ -32,7 +32,7 @@ void page_set_free(page_set *set)
 
 page_writer page_writer_begin(page_set *set)
 {
-    return (page_writer){.set = set, .first_page = set->count};
+    return (page_writer){.set = set, .first_page = set->page_count};
 }
 
 void page_writer_free(page_writer *writer)
@@ -56,7 +56,7 @@ static void insert_page(page_writer *writer, size_t number)
 /* Enlarge the hash table so that at least half of the slots are free. Return false if no memory is left. */
 static bool grow_hash_table(page_writer *writer)
 {
-    const size_t page_count = writer->set->count - writer->first_page;
+    const size_t page_count = writer->set->page_count - writer->first_page;
     if (2 * (page_count + 1) <= writer->slot_count)
         return true;
     free(writer->page_numbers);
@@ -73,17 +73,17 @@ static bool grow_hash_table(page_writer *writer)
 static bool add_page(page_writer *writer, uint64_t key)
 {
     page_set *set = writer->set;
-    if ((set->count == set->capacity && !page_set_reserve(set, 2 * set->capacity + 64)) ||
+    if ((set->page_count == set->page_capacity && !page_set_reserve(set, 2 * set->page_capacity + 64)) ||
         !grow_hash_table(writer))
         return false;
-    set->pages[set->count] = (ck_page){.key = key};
-    memset(set->bitmaps + set->count * CK_BITMAP_BYTES, 0, CK_BITMAP_BYTES);
-    insert_page(writer, set->count++ - writer->first_page);
+    set->pages[set->page_count] = (ck_page){.key = key};
+    memset(set->bitmaps + set->page_count * CK_BITMAP_BYTES, 0, CK_BITMAP_BYTES);
+    insert_page(writer, set->page_count++ - writer->first_page);
     return true;
 }
 
 /* Set last_page to the page of a key, appending a page if the key is new. Return false if no memory is left. */
-static bool find_or_add(page_writer *writer, uint64_t key)
+static bool find_or_add_page(page_writer *writer, uint64_t key)
 {
     for (size_t slot = slot_of(writer, key); writer->slot_count && writer->page_numbers[slot];
          slot = (slot + 1) & (writer->slot_count - 1)) {
@@ -91,14 +91,14 @@ static bool find_or_add(page_writer *writer, uint64_t key)
         if (writer->set->pages[writer->last_page].key == key)
             return true;
     }
-    writer->last_page = writer->set->count;
+    writer->last_page = writer->set->page_count;
     return add_page(writer, key);
 }
 
 /* Return the bitmap of a key, appending a page if the key is new. Return NULL if no memory is left. */
 static uint64_t *bitmap_of(page_writer *writer, uint64_t key)
 {
-    if (key != writer->last_key && !find_or_add(writer, key))
+    if (key != writer->last_key && !find_or_add_page(writer, key))
         return NULL;
     writer->last_key = key;
     return (uint64_t *)(writer->set->bitmaps + writer->last_page * CK_BITMAP_BYTES);
@@ -110,14 +110,14 @@ static uint64_t *bitmap_of(page_writer *writer, uint64_t key)
 static void set_bits(uint64_t *words, size_t first, size_t last)
 {
     const uint64_t first_mask = ~0ull << (first & 63), last_mask = ~0ull >> (63 - (last & 63));
-    uint64_t *word = words + first / 64, *end = words + last / 64;
-    if (word == end) {
+    uint64_t *word = words + first / 64, *end_word = words + last / 64;
+    if (word == end_word) {
         *word |= first_mask & last_mask;
         return;
     }
     *word++ |= first_mask;
-    memset(word, 0xFF, (size_t)((char *)end - (char *)word));
-    *end |= last_mask;
+    memset(word, 0xFF, (size_t)((char *)end_word - (char *)word));
+    *end_word |= last_mask;
 }
 
 bool page_writer_mark_bytes(page_writer *writer, uint32_t launch, uint32_t mode, uint64_t begin, uint64_t end)

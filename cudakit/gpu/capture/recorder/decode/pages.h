@@ -13,7 +13,7 @@
 typedef struct {
     ck_page *pages;
     unsigned char *bitmaps; /* CK_BITMAP_BYTES for each page */
-    size_t count, capacity;
+    size_t page_count, page_capacity;
 } page_set;
 
 /* Reserve space for ``count`` pages in total. Return false if no memory is left; the set is then unchanged. */
@@ -28,7 +28,7 @@ typedef struct {
     uint32_t *page_numbers; /* hash table: page indices relative to first_page, plus 1; 0: free slot */
     size_t slot_count;      /* number of slots of the hash table; a power of two */
     uint64_t last_key;      /* key of the last lookup */
-    size_t last_page;       /* index of the page that it found */
+    size_t last_page;       /* index of the page that the last lookup found */
 } page_writer;
 
 page_writer page_writer_begin(page_set *set);
@@ -39,17 +39,18 @@ bool page_writer_mark_bytes(page_writer *writer, uint32_t launch, uint32_t mode,
 
 /* --- ranges -------------------------------------------------------------------------------------- */
 
-/* ``count`` pieces of ``bytes`` each. The first begins at ``lo``, each next piece ``stride`` bytes later. */
+/* ``count`` address intervals of ``bytes`` bytes each. The first interval begins at ``lo``, each next one ``stride``
+ * bytes later. */
 typedef struct {
     uint64_t lo, bytes, stride, count;
     uint32_t launch;
-    uint32_t mode; /* ck_mode */
+    uint32_t mode; /* read, write or atomic: a value of ck_mode */
 } access_range;
 
 typedef void (*range_sink)(void *context, const access_range *range);
 
-/* Pass the accesses of the launches in an arena to ``sink``, ordered by launch, mode and address. Adjacent pieces are
- * joined. Three or more pieces of the same size at the same distance become one range.
+/* Pass the accesses of the launches in an arena to ``sink``, ordered by launch, mode and address. Adjacent intervals
+ * are joined. Three or more intervals of the same size at the same distance become one range.
  *
  * ``pages`` may be in any order; ``bitmaps`` has 4 KiB for each page, unused for full pages. Pages of the same key are
  * merged in place. Returns false, with nothing passed, if no memory is left. */

@@ -9,7 +9,7 @@
 /* --- sorting pages ---------------------------------------------------------------------------- */
 
 typedef struct {
-    uint64_t sort_key; /* from the most significant bit: launch, mode, window, quarter, level */
+    uint64_t sort_key; /* fields, from the most significant bit: launch, mode, window, quarter, level */
     uint32_t page;
 } sort_entry;
 
@@ -61,24 +61,25 @@ static sort_entry *radix_sort(sort_entry *pages, sort_entry *spare, size_t count
     return pages;
 }
 
-/* --- pieces to ranges ------------------------------------------------------------------------- */
+/* --- intervals to ranges ------------------------------------------------------------------------- */
 
 typedef struct {
     range_sink sink;
-    void *context;
-    uint64_t lo, hi;    /* the last piece, which may still grow; empty if lo == hi */
-    access_range range; /* the pieces before it; count 0 if there are none */
+    void *sink_context;
+    uint64_t lo, hi;    /* the last address interval, which may still grow; empty if lo == hi */
+    access_range range; /* the intervals before the last one; its count is 0 if there are none */
 } range_writer;
 
 static void flush_range(range_writer *writer)
 {
     if (writer->range.count)
-        writer->sink(writer->context, &writer->range);
+        writer->sink(writer->sink_context, &writer->range);
     writer->range.count = 0;
 }
 
-/* Emit the first of two pieces alone, and begin a new range with the second. Two pieces do not establish a stride. */
-static void emit_first_of_two(range_writer *writer)
+/* Emit the first of two intervals alone, and begin a new range with the second. Two intervals do not establish a
+ * stride. */
+static void emit_first_interval(range_writer *writer)
 {
     access_range second_range = writer->range;
     second_range.lo += second_range.stride;
@@ -97,8 +98,8 @@ static bool continues_range(const access_range *range, uint64_t lo, uint64_t byt
     return range->count == 1 || lo == range->lo + range->count * range->stride;
 }
 
-/* Add the last piece to the range, or emit the range and begin a new one. */
-static void end_piece(range_writer *writer)
+/* Add the last interval to the range, or emit the range and begin a new one. */
+static void end_interval(range_writer *writer)
 {
     access_range *range = &writer->range;
     uint64_t lo = writer->lo, bytes = writer->hi - writer->lo;
@@ -106,7 +107,7 @@ static void end_piece(range_writer *writer)
         return;
     writer->hi = writer->lo = 0;
     if (range->count == 2 && !continues_range(range, lo, bytes))
-        emit_first_of_two(writer);
+        emit_first_interval(writer);
     if (range->count && !continues_range(range, lo, bytes))
         flush_range(writer);
     if (!range->count) {
@@ -119,41 +120,42 @@ static void end_piece(range_writer *writer)
     range->count++;
 }
 
-/* Emit all pieces, at the end of the pages of one launch and mode. */
-static void end_mode(range_writer *writer)
+/* Emit all intervals that are not emitted yet, after the last page of one launch and mode. */
+static void emit_pending_ranges(range_writer *writer)
 {
-    end_piece(writer);
+    end_interval(writer);
     if (writer->range.count == 2)
-        emit_first_of_two(writer);
+        emit_first_interval(writer);
     flush_range(writer);
 }
 
-/* Add a piece, joined to the last piece if they are adjacent. */
-static inline void add_piece(range_writer *writer, uint64_t lo, uint64_t hi)
+/* Add an interval; if it is adjacent to the last interval, join both. */
+static inline void add_interval(range_writer *writer, uint64_t lo, uint64_t hi)
 {
     if (writer->hi != lo || writer->hi == writer->lo) {
-        end_piece(writer);
+        end_interval(writer);
         writer->lo = lo;
     }
     writer->hi = hi;
 }
 
-/* --- bits to pieces --------------------------------------------------------------------------- */
+/* --- bits to intervals --------------------------------------------------------------------------- */
 
-/* Add a piece for each run of set bits; a bit stands for 2^shift bytes. */
-static void add_bits(range_writer *writer, uint64_t word, uint64_t base, unsigned shift)
+/* Add an interval for each run of set bits; a bit stands for 2^shift bytes. */
+static void add_set_bits(range_writer *writer, uint64_t word, uint64_t base, unsigned shift)
 {
-    unsigned position = 0;
+    unsigned bit_position = 0;
     while (word) {
         unsigned zero_count = (unsigned)__builtin_ctzll(word);
         word >>= zero_count;
-        position += zero_count;
+        bit_position += zero_count;
         unsigned run_bits = ~word ? (unsigned)__builtin_ctzll(~word) : 64;
-        add_piece(writer, base + ((uint64_t)position << shift), base + ((uint64_t)(position + run_bits) << shift));
+        add_interval(writer, base + ((uint64_t)bit_position << shift),
+                     base + ((uint64_t)(bit_position + run_bits) << shift));
         if (run_bits == 64)
             return;
         word >>= run_bits;
-        position += run_bits;
+        bit_position += run_bits;
     }
 }
 
@@ -161,7 +163,7 @@ static void add_bitmap(range_writer *writer, const uint64_t *words, uint64_t bas
 {
     for (size_t i = 0; i < WORDS; i++)
         if (words[i])
-            add_bits(writer, words[i], base + ((uint64_t)i << (6 + shift)), shift);
+            add_set_bits(writer, words[i], base + ((uint64_t)i << (6 + shift)), shift);
 }
 
 /* --- windows: the pages of the same 128 KiB --------------------------------------------------- */
@@ -183,7 +185,7 @@ static bool is_full(const page_source *source, uint32_t page)
 }
 
 /* Merge sorted pages of the same key. Return the number of remaining pages. */
-static size_t merge_same_key(const page_source *source, sort_entry *pages, size_t count)
+static size_t merge_pages_of_same_key(const page_source *source, sort_entry *pages, size_t count)
 {
     size_t page_count = 0;
     for (size_t i = 0; i < count; i++) {
@@ -213,7 +215,7 @@ static void add_page(range_writer *writer, const page_source *source, uint32_t p
     unsigned level = CK_KEY_LEVEL(source->pages[page].key);
     uint64_t base_address = address_of(source, page);
     if (is_full(source, page))
-        add_piece(writer, base_address, base_address + (1ull << CK_PAGE_SHIFT(level)));
+        add_interval(writer, base_address, base_address + (1ull << CK_PAGE_SHIFT(level)));
     else
         add_bitmap(writer, bitmap_of(source, page), base_address, CK_GRANULE_SHIFT(level));
 }
@@ -245,10 +247,10 @@ static void add_mixed_window(range_writer *writer, page_source *source, const so
          window_quarter++, base_address += 1ull << CK_PAGE_SHIFT(1)) {
         spread_quarter(source->quarter_words, bitmap_of(source, pages[0].page), window_quarter);
         if (next_page < count && address_of(source, pages[next_page].page) == base_address) {
-            const uint64_t *bytes = bitmap_of(source, pages[next_page].page);
+            const uint64_t *byte_bits = bitmap_of(source, pages[next_page].page);
             bool is_full_page = is_full(source, pages[next_page++].page);
             for (size_t i = 0; i < WORDS; i++)
-                source->quarter_words[i] |= is_full_page ? ~0ull : bytes[i];
+                source->quarter_words[i] |= is_full_page ? ~0ull : byte_bits[i];
         }
         add_bitmap(writer, source->quarter_words, base_address, 0);
     }
@@ -278,13 +280,13 @@ static void emit_pages(range_writer *writer, page_source *source, const sort_ent
         for (end = begin + 1; end < count && WINDOW(pages[end].sort_key) == WINDOW(pages[begin].sort_key);)
             end++;
         if (!begin || LAUNCH_AND_MODE(pages[begin].sort_key) != LAUNCH_AND_MODE(pages[begin - 1].sort_key)) {
-            end_mode(writer);
+            emit_pending_ranges(writer);
             writer->range.launch = CK_KEY_LAUNCH(source->pages[pages[begin].page].key);
             writer->range.mode = CK_KEY_MODE(source->pages[pages[begin].page].key);
         }
         add_window(writer, source, pages + begin, end - begin);
     }
-    end_mode(writer);
+    emit_pending_ranges(writer);
 }
 
 bool pages_to_ranges(const ck_page *pages, void *bitmaps, size_t count, range_sink sink, void *context)
@@ -299,10 +301,10 @@ bool pages_to_ranges(const ck_page *pages, void *bitmaps, size_t count, range_si
         if (pages[i].key)
             entries[page_count++] = (sort_entry){sort_key_of(pages[i].key), (uint32_t)i};
     page_source source = {.pages = pages, .bitmaps = bitmaps};
-    range_writer writer = {.sink = sink, .context = context};
+    range_writer writer = {.sink = sink, .sink_context = context};
     if (page_count) {
         sort_entry *sorted_entries = radix_sort(entries, entries + count, page_count);
-        emit_pages(&writer, &source, sorted_entries, merge_same_key(&source, sorted_entries, page_count));
+        emit_pages(&writer, &source, sorted_entries, merge_pages_of_same_key(&source, sorted_entries, page_count));
     }
     free(entries);
     return true;

@@ -6,11 +6,11 @@
  * tensormap.replace writes, and agree with maps that the driver encoded. */
 enum {
     ADDRESS = 0,
-    FORM = 2,
-    STRIDES = 3, /* strides of dimensions 1 to 4, in units of 16 bytes, without their upper 4 bits */
-    UPPER = 7,   /* upper bits of the strides: 4 bits each */
-    DIMS = 8,    /* sizes of the dimensions minus one */
-    STEPS = 13,  /* steps minus one: 3 bits each */
+    FORMAT = 2,
+    STRIDES = 3,           /* strides of dimensions 1 to 4, in units of 16 bytes, without their upper 4 bits */
+    STRIDE_UPPER_BITS = 7, /* upper bits of the strides: 4 bits each */
+    DIMS = 8,              /* sizes of the dimensions minus one */
+    ELEMENT_STRIDES = 13,  /* element strides minus one: 3 bits each */
     BOX =
         13, /* box sizes minus one: a byte each, from the top byte of this word on; im2col: one size, of the channels */
     CORNERS = 14, /* im2col: lower corner in the lower half, upper corner in the upper half */
@@ -20,7 +20,7 @@ enum {
 
 #define BITS(word, shift, count) ((word) >> (shift) & ((1u << (count)) - 1))
 
-/* Fields of the word FORM, from the lowest bit: format kind, rank minus one, element type, interleave. The next
+/* Fields of the word FORMAT, from the lowest bit: format kind, rank minus one, element type, interleave. The next
  * fields do not affect addresses: swizzle, out-of-bounds fill, TF32 rounding, L2 promotion. The remaining bits are
  * always 0. */
 #define FORMAT_KIND(form) BITS(form, 0, 4) /* bit 0: im2col; bit 1: set by cuBLAS and cuDNN, not by the driver */
@@ -42,13 +42,13 @@ static bool decode_im2col(const uint32_t words[WORDS], tensor_map *map)
         return false;
     const unsigned spatial_rank = map->rank - 2, bits = 16 / spatial_rank;
     map->is_im2col = true;
-    map->pixels = words[PIXELS] + 1;
+    map->pixels_per_load = words[PIXELS] + 1;
     for (unsigned i = 0; i < spatial_rank; i++) {
-        const uint32_t lower = BITS(words[CORNERS], i * bits, bits);
-        const uint32_t upper = BITS(words[CORNERS] >> 16, i * bits, bits);
-        const uint32_t sign = 1u << (bits - 1);
-        map->lower[i] = (int32_t)(lower ^ sign) - (int32_t)sign;
-        map->upper[i] = (int32_t)(upper ^ sign) - (int32_t)sign;
+        const uint32_t lower_corner = BITS(words[CORNERS], i * bits, bits);
+        const uint32_t upper_corner = BITS(words[CORNERS] >> 16, i * bits, bits);
+        const uint32_t sign_bit = 1u << (bits - 1);
+        map->lower_corner[i] = (int32_t)(lower_corner ^ sign_bit) - (int32_t)sign_bit;
+        map->upper_corner[i] = (int32_t)(upper_corner ^ sign_bit) - (int32_t)sign_bit;
     }
     return true;
 }
@@ -57,22 +57,23 @@ bool tensor_map_decode(const ck_u64 content[CK_MAP_WORDS], tensor_map *map)
 {
     uint32_t words[WORDS];
     memcpy(words, content, sizeof words);
-    const uint32_t form = words[FORM];
-    *map = (tensor_map){.address = content[ADDRESS], .rank = RANK(form), .interleave = INTERLEAVE(form)};
-    map->strides[0] = BYTES_OF_TYPE[TYPE(form)];
-    if (map->rank > MAX_RANK || !map->strides[0] || UNKNOWN_BITS(form) || FORMAT_KIND(form) & ~3u)
+    const uint32_t format_word = words[FORMAT];
+    *map = (tensor_map){
+        .address = content[ADDRESS], .rank = RANK(format_word), .interleave = INTERLEAVE(format_word)};
+    map->strides[0] = BYTES_OF_TYPE[TYPE(format_word)];
+    if (map->rank > MAX_RANK || !map->strides[0] || UNKNOWN_BITS(format_word) || FORMAT_KIND(format_word) & ~3u)
         return false;
     for (unsigned i = 0; i < map->rank; i++) {
         const unsigned box_bit = 24 + 8 * i;
         map->dims[i] = (uint64_t)words[DIMS + i] + 1;
         map->box[i] = BITS(words[BOX + box_bit / 32], box_bit % 32, 8) + 1;
-        map->steps[i] = BITS(words[STEPS], 3 * i, 3) + 1;
+        map->element_strides[i] = BITS(words[ELEMENT_STRIDES], 3 * i, 3) + 1;
     }
     for (unsigned i = 1; i < map->rank; i++) {
-        const uint64_t upper = BITS(words[UPPER], 4 * (i - 1), 4);
-        map->strides[i] = (upper << 32 | words[STRIDES + i - 1]) << 4;
+        const uint64_t upper_bits = BITS(words[STRIDE_UPPER_BITS], 4 * (i - 1), 4);
+        map->strides[i] = (upper_bits << 32 | words[STRIDES + i - 1]) << 4;
     }
-    return !(FORMAT_KIND(form) & 1) || decode_im2col(words, map);
+    return !(FORMAT_KIND(format_word) & 1) || decode_im2col(words, map);
 }
 
 bool tensor_map_end(const tensor_map *map, uint64_t *end)
@@ -88,37 +89,37 @@ bool tensor_map_end(const tensor_map *map, uint64_t *end)
 
 /* --- boxes ---------------------------------------------------------------------------------------- */
 
-/* Return the number of elements of a box that are moved in one dimension: the first, and every ``steps``th after
- * it. */
-static uint32_t moved_elements(const tensor_map *map, unsigned i)
+/* Return the number of elements of a box that are moved in one dimension: the first, and every ``element_strides``th
+ * after it. */
+static uint32_t count_moved_elements(const tensor_map *map, unsigned i)
 {
-    return (map->box[i] + map->steps[i] - 1) / map->steps[i];
+    return (map->box[i] + map->element_strides[i] - 1) / map->element_strides[i];
 }
 
 /* Return the number of moved elements of a box that are inside the tensor in one dimension, and set ``first`` to the
  * coordinate of the first one. */
 static uint32_t clip_dimension(const tensor_map *map, unsigned i, int64_t coordinate, uint64_t *first)
 {
-    const int64_t element_step = map->steps[i], element_count = moved_elements(map, i),
+    const int64_t element_stride = map->element_strides[i], element_count = count_moved_elements(map, i),
                   end = (int64_t)map->dims[i];
-    const int64_t first_moved = coordinate < 0 ? (-coordinate + element_step - 1) / element_step : 0;
-    int64_t end_moved = coordinate < end ? (end - coordinate + element_step - 1) / element_step : 0;
-    if (end_moved > element_count)
-        end_moved = element_count;
-    *first = (uint64_t)(coordinate + first_moved * element_step);
-    return end_moved > first_moved ? (uint32_t)(end_moved - first_moved) : 0;
+    const int64_t first_element = coordinate < 0 ? (-coordinate + element_stride - 1) / element_stride : 0;
+    int64_t end_element = coordinate < end ? (end - coordinate + element_stride - 1) / element_stride : 0;
+    if (end_element > element_count)
+        end_element = element_count;
+    *first = (uint64_t)(coordinate + first_element * element_stride);
+    return end_element > first_element ? (uint32_t)(end_element - first_element) : 0;
 }
 
 /* Upper limit of the shared memory of a block. */
 #define MAX_SHARED_BYTES (1u << 18)
 
-/* Return whether the memory of a box follows from the decoded fields with certainty. */
-static bool is_certain(const tensor_map *map)
+/* Return whether the decoded fields determine exactly which memory a box covers. */
+static bool is_box_certain(const tensor_map *map)
 {
-    uint64_t bytes = map->strides[0] * map->box[0];
+    uint64_t box_bytes = map->strides[0] * map->box[0];
     for (unsigned i = 1; i < map->rank; i++)
-        bytes *= moved_elements(map, i);
-    return !map->interleave && !map->is_im2col && map->steps[0] == 1 && bytes <= MAX_SHARED_BYTES;
+        box_bytes *= count_moved_elements(map, i);
+    return !map->interleave && !map->is_im2col && map->element_strides[0] == 1 && box_bytes <= MAX_SHARED_BYTES;
 }
 
 /* Add count * stride to ``sum``; false on overflow. */
@@ -131,23 +132,24 @@ static bool add_product(uint64_t *sum, uint64_t count, uint64_t stride)
 bool box_extent_compute(const tensor_map *map, const int32_t coordinates[MAX_RANK], box_extent *extent)
 {
     *extent = (box_extent){.begin = map->address};
-    if (!is_certain(map))
+    if (!is_box_certain(map))
         return false;
     uint64_t end = map->address;
     for (unsigned i = 0; i < map->rank; i++) {
-        uint64_t first;
-        const uint32_t element_count = clip_dimension(map, i, coordinates[i], &first);
-        const uint64_t stride = map->strides[i] * map->steps[i];
+        uint64_t first_element;
+        const uint32_t element_count = clip_dimension(map, i, coordinates[i], &first_element);
+        const uint64_t stride = map->strides[i] * map->element_strides[i];
         if (!element_count) {
             extent->bytes = 0;
             return true;
         }
-        if (!add_product(&extent->begin, first, map->strides[i]) || !add_product(&end, first, map->strides[i]) ||
+        if (!add_product(&extent->begin, first_element, map->strides[i]) ||
+            !add_product(&end, first_element, map->strides[i]) ||
             !add_product(&end, i ? element_count - 1 : element_count, stride))
             return false;
         extent->strides[i] = stride;
-        extent->counts[i] = element_count;
+        extent->element_counts[i] = element_count;
     }
-    extent->bytes = extent->counts[0] * map->strides[0];
+    extent->bytes = extent->element_counts[0] * map->strides[0];
     return !((end - 1) >> CK_ADDRESS_BITS);
 }

@@ -18,13 +18,14 @@ typedef struct {
     uint64_t address;
     uint64_t dims[MAX_RANK];    /* size of each dimension in elements */
     uint64_t strides[MAX_RANK]; /* distance of elements in bytes; strides[0] is the size of an element */
-    uint32_t box[MAX_RANK];     /* size of a box in elements, of which every ``steps``th is moved */
-    uint32_t steps[MAX_RANK];
+    uint32_t box[MAX_RANK];     /* size of a box in elements, of which every ``element_strides``th is moved */
+    uint32_t element_strides[MAX_RANK];
     unsigned rank, interleave;
     bool
         is_im2col; /* im2col mode: dimension 0 is the channel, the last dimension the batch, the others are spatial */
-    int32_t lower[MAX_SPATIAL_RANK], upper[MAX_SPATIAL_RANK]; /* corners of the im2col bounding box */
-    uint32_t pixels; /* pixels per im2col load, which reads ``box[0]`` channels of each pixel */
+    int32_t lower_corner[MAX_SPATIAL_RANK],
+        upper_corner[MAX_SPATIAL_RANK]; /* corners of the im2col bounding box */
+    uint32_t pixels_per_load; /* number of pixels that an im2col load reads, with ``box[0]`` channels of each */
 } tensor_map;
 
 /* The memory that a box covers, clipped to the tensor: contiguous bytes in the first dimension, strided in the other
@@ -32,7 +33,7 @@ typedef struct {
 typedef struct {
     uint64_t begin, bytes; /* first address; bytes in the first dimension, 0 if the box is empty */
     uint64_t strides[MAX_RANK];
-    uint32_t counts[MAX_RANK];
+    uint32_t element_counts[MAX_RANK];
 } box_extent;
 
 /* Decode a tensor map that cuTensorMapEncodeTiled or cuTensorMapEncodeIm2col has encoded. Return false if the
@@ -43,8 +44,8 @@ bool tensor_map_decode(const ck_u64 content[CK_MAP_WORDS], tensor_map *map);
 bool tensor_map_end(const tensor_map *map, uint64_t *end);
 
 /* Compute the memory that the box at these coordinates covers. Return false if the result would not be certain: for
- * interleaved layouts, steps in the first dimension (which the driver API documents as ignored), boxes larger than
- * shared memory, and invalid addresses. */
+ * interleaved layouts, an element stride in the first dimension (which the driver API documents as ignored), boxes
+ * larger than shared memory, and invalid addresses. */
 bool box_extent_compute(const tensor_map *map, const int32_t coordinates[MAX_RANK], box_extent *extent);
 
 /* --- im2col loads -------------------------------------------------------------------------------- */
@@ -52,10 +53,10 @@ bool box_extent_compute(const tensor_map *map, const int32_t coordinates[MAX_RAN
 /* Consecutive pixels that loads read, numbered in the order in which a load traverses the bounding box. */
 typedef struct {
     uint32_t launch;
-    uint16_t mode, map;
-    uint16_t offset[MAX_SPATIAL_RANK];     /* position in the filter, added to the coordinates of each pixel */
-    uint32_t first_channel, channel_count; /* channels that are read of each pixel */
-    uint64_t first_pixel, end_pixel;       /* number of the first pixel, and of the pixel behind the last */
+    uint16_t mode, map_number;
+    uint16_t filter_offset[MAX_SPATIAL_RANK]; /* position in the filter, added to the coordinates of each pixel */
+    uint32_t first_channel, channel_count;    /* channels that are read of each pixel */
+    uint64_t first_pixel, end_pixel;          /* number of the first pixel, and of the pixel behind the last */
 } im2col_run;
 
 /* Compute the pixels that a load reads. ``offset_bits`` is an argument of the device callback that encodes the offset.
@@ -72,9 +73,9 @@ bool im2col_write_runs(page_writer *writer, im2col_run *runs, size_t count, cons
 /* Add the bytes that all boxes cover to ``pages``, as if the kernel had accessed each byte by itself. ``pages`` may
  * then have two pages of one key.
  *
- * The counts are those in the header of the arena, which may exceed the lengths of the arrays. Calls
- * ``report_lost``, at least once, for each launch that has a box whose memory is not certain. Return false if no
- * memory is left. */
+ * The counts of boxes and maps are those in the header of the arena, which may exceed the lengths of the arrays.
+ * Calls ``report_lost``, at least once, for each launch that has a box whose memory is not certain. Return false if
+ * no memory is left. */
 bool tma_boxes_expand(const ck_map *maps, size_t map_count, const ck_box *boxes, size_t box_count, page_set *pages,
                       void (*report_lost)(void *context, uint32_t launch), void *context);
 
@@ -88,12 +89,12 @@ typedef struct {
     uint32_t launch;
     uint8_t mode; /* MODE_* flags of the accesses */
     bool is_load; /* the launch loads through this map */
-    ck_u64 content[CK_MAP_WORDS];
+    ck_u64 map_words[CK_MAP_WORDS];
 } tma_store;
 
 typedef struct {
     tma_store *maps; /* sorted by launch after tma_stores_resolve() */
-    size_t count, capacity;
+    size_t map_count, map_capacity;
 } tma_store_set;
 
 /* Add the tensor maps among the parameters of a kernel. Return false if there are none, or no memory is left. The

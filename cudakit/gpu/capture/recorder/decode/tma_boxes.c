@@ -6,13 +6,13 @@
 /* --- boxes to bytes --------------------------------------------------------------------------- */
 
 /* Advance ``row_index`` and the address ``begin`` to the next row of a box. Return false after the last row. */
-static bool next_row(const box_extent *box, uint32_t row_index[MAX_RANK], uint64_t *begin)
+static bool advance_to_next_row(const box_extent *box, uint32_t row_index[MAX_RANK], uint64_t *begin)
 {
-    for (unsigned i = 1; i < MAX_RANK && box->counts[i]; i++) {
+    for (unsigned i = 1; i < MAX_RANK && box->element_counts[i]; i++) {
         *begin += box->strides[i];
-        if (++row_index[i] < box->counts[i])
+        if (++row_index[i] < box->element_counts[i])
             return true;
-        *begin -= box->counts[i] * box->strides[i];
+        *begin -= box->element_counts[i] * box->strides[i];
         row_index[i] = 0;
     }
     return false;
@@ -20,12 +20,12 @@ static bool next_row(const box_extent *box, uint32_t row_index[MAX_RANK], uint64
 
 typedef struct {
     uint32_t launch;
-    uint16_t mode, map; /* map: index of the tensor map plus 1 */
+    uint16_t mode, map_number; /* map_number: index of the tensor map plus 1 */
     box_extent extent;
 } placed_box;
 
 /* Mark the bytes of a box. Rows that are contiguous in memory are marked together. */
-static bool write_box(page_writer *writer, const placed_box *box)
+static bool mark_box(page_writer *writer, const placed_box *box)
 {
     uint32_t row_index[MAX_RANK] = {0};
     uint64_t row = box->extent.begin, begin = row, end = row;
@@ -36,7 +36,7 @@ static bool write_box(page_writer *writer, const placed_box *box)
             begin = row;
         }
         end = row + box->extent.bytes;
-    } while (next_row(&box->extent, row_index, &row));
+    } while (advance_to_next_row(&box->extent, row_index, &row));
     return page_writer_mark_bytes(writer, box->launch, box->mode, begin, end);
 }
 
@@ -45,20 +45,21 @@ static int compare_boxes(const void *left, const void *right)
     const placed_box *a = left, *b = right;
     if (a->launch != b->launch)
         return a->launch < b->launch ? -1 : 1;
-    if (a->mode != b->mode || a->map != b->map)
-        return (a->mode << 16 | a->map) < (b->mode << 16 | b->map) ? -1 : 1;
+    if (a->mode != b->mode || a->map_number != b->map_number)
+        return (a->mode << 16 | a->map_number) < (b->mode << 16 | b->map_number) ? -1 : 1;
     return a->extent.begin < b->extent.begin ? -1 : a->extent.begin > b->extent.begin;
 }
 
 /* Join two boxes of a tensor that are adjacent in the first dimension, such as tiles of a GEMM, to one box with longer
  * rows. ``next`` does not begin before ``box``. Return false if the boxes are not adjacent. */
-static bool merge_adjacent(placed_box *box, const placed_box *next)
+static bool merge_adjacent_boxes(placed_box *box, const placed_box *next)
 {
     box_extent *a = &box->extent;
     const box_extent *b = &next->extent;
-    if (box->launch != next->launch || box->mode != next->mode || box->map != next->map ||
+    if (box->launch != next->launch || box->mode != next->mode || box->map_number != next->map_number ||
         b->begin > a->begin + a->bytes ||
-        memcmp(a->counts + 1, b->counts + 1, sizeof a->counts - sizeof *a->counts) ||
+        memcmp(a->element_counts + 1, b->element_counts + 1,
+               sizeof a->element_counts - sizeof *a->element_counts) ||
         memcmp(a->strides + 1, b->strides + 1, sizeof a->strides - sizeof *a->strides))
         return false;
     const uint64_t end = b->begin + b->bytes;
@@ -67,16 +68,16 @@ static bool merge_adjacent(placed_box *box, const placed_box *next)
     return true;
 }
 
-static bool write_boxes(page_writer *writer, placed_box *boxes, size_t count)
+static bool mark_boxes(page_writer *writer, placed_box *boxes, size_t count)
 {
-    bool has_written_all = true;
+    bool has_marked_all = true;
     qsort(boxes, count, sizeof *boxes, compare_boxes);
-    for (size_t i = 0, next; has_written_all && i < count; i = next) {
-        for (next = i + 1; next < count && merge_adjacent(boxes + i, boxes + next);)
-            next++;
-        has_written_all = write_box(writer, boxes + i);
+    for (size_t i = 0, next_index; has_marked_all && i < count; i = next_index) {
+        for (next_index = i + 1; next_index < count && merge_adjacent_boxes(boxes + i, boxes + next_index);)
+            next_index++;
+        has_marked_all = mark_box(writer, boxes + i);
     }
-    return has_written_all;
+    return has_marked_all;
 }
 
 /* --- decoding boxes --------------------------------------------------------------------------- */
@@ -103,12 +104,13 @@ static box_arguments decode_arguments(const ck_box *box)
 
 /* Return whether the arguments fit the tensor map. Coordinates beyond the rank must be 0; otherwise the assumed layout
  * is wrong. */
-static bool is_plausible(const box_arguments *arguments, const tensor_map *map)
+static bool are_arguments_plausible(const box_arguments *arguments, const tensor_map *map)
 {
-    bool are_zero = true;
+    bool unused_coordinates_are_zero = true;
     for (unsigned i = map->rank; i < MAX_RANK; i++)
-        are_zero = are_zero && !arguments->coordinates[i];
-    return arguments->mode == (map->is_im2col ? IM2COL : TILED) && arguments->rank == map->rank && are_zero;
+        unused_coordinates_are_zero = unused_coordinates_are_zero && !arguments->coordinates[i];
+    return arguments->mode == (map->is_im2col ? IM2COL : TILED) && arguments->rank == map->rank &&
+           unused_coordinates_are_zero;
 }
 
 typedef struct {
@@ -152,18 +154,18 @@ static bool locate_box(located_boxes *located, const ck_box *box)
         return false;
     const box_arguments arguments = decode_arguments(box);
     const tensor_map *map = located->index->maps + map_number - 1;
-    if (!is_plausible(&arguments, map))
+    if (!are_arguments_plausible(&arguments, map))
         return false;
     if (map->is_im2col) {
         im2col_run *run = located->runs + located->run_count;
-        *run = (im2col_run){.launch = box->launch, .mode = box->mode, .map = (uint16_t)map_number};
+        *run = (im2col_run){.launch = box->launch, .mode = box->mode, .map_number = (uint16_t)map_number};
         const bool is_located =
             box->mode == CK_READ && im2col_run_compute(map, arguments.coordinates, arguments.offset_bits, run);
         located->run_count += is_located && run->first_pixel < run->end_pixel;
         return is_located;
     }
     placed_box *tile = located->tiles + located->tile_count;
-    *tile = (placed_box){.launch = box->launch, .mode = box->mode, .map = (uint16_t)map_number};
+    *tile = (placed_box){.launch = box->launch, .mode = box->mode, .map_number = (uint16_t)map_number};
     const bool is_located = box_extent_compute(map, arguments.coordinates, &tile->extent);
     located->tile_count += is_located && tile->extent.bytes;
     return is_located;
@@ -188,16 +190,16 @@ bool tma_boxes_expand(const ck_map *maps, size_t map_count, const ck_box *boxes,
         .tiles = malloc(box_count * sizeof *boxes_with_positions.tiles),
         .runs = malloc(box_count * sizeof *boxes_with_positions.runs),
     };
-    bool has_written_all = boxes_with_positions.index && boxes_with_positions.tiles && boxes_with_positions.runs;
-    for (size_t i = 0; has_written_all && i < box_count; i++)
+    bool has_marked_all = boxes_with_positions.index && boxes_with_positions.tiles && boxes_with_positions.runs;
+    for (size_t i = 0; has_marked_all && i < box_count; i++)
         if (!locate_box(&boxes_with_positions, boxes + i))
             report_lost(context, boxes[i].launch);
     page_writer writer = page_writer_begin(pages);
-    has_written_all = has_written_all &&
-                      write_boxes(&writer, boxes_with_positions.tiles, boxes_with_positions.tile_count) &&
-                      im2col_write_runs(&writer, boxes_with_positions.runs, boxes_with_positions.run_count,
-                                        boxes_with_positions.index->maps);
+    has_marked_all = has_marked_all &&
+                     mark_boxes(&writer, boxes_with_positions.tiles, boxes_with_positions.tile_count) &&
+                     im2col_write_runs(&writer, boxes_with_positions.runs, boxes_with_positions.run_count,
+                                       boxes_with_positions.index->maps);
     page_writer_free(&writer);
     located_boxes_free(&boxes_with_positions);
-    return has_written_all;
+    return has_marked_all;
 }

@@ -12,7 +12,7 @@
 
 static bool reserve_map(tma_store_set *set)
 {
-    tma_store *maps = array_reserve(set->maps, &set->capacity, set->count + 1, sizeof *maps, 64);
+    tma_store *maps = array_reserve(set->maps, &set->map_capacity, set->map_count + 1, sizeof *maps, 64);
     if (maps)
         set->maps = maps;
     return maps;
@@ -37,31 +37,31 @@ static bool add_map(tma_store_set *set, uint32_t launch, uint8_t mode, const ck_
 {
     if (!reserve_map(set))
         return false;
-    tma_store *store = set->maps + set->count++;
+    tma_store *store = set->maps + set->map_count++;
     *store = (tma_store){.launch = launch, .mode = mode};
-    memcpy(store->content, content, sizeof store->content);
+    memcpy(store->map_words, content, sizeof store->map_words);
     return true;
 }
 
 bool tma_stores_add(tma_store_set *set, uint32_t launch, uint8_t mode, const struct kernel_layout *layout,
                     void **parameters, void **extra)
 {
-    ck_u64 content[CK_MAP_WORDS];
-    size_t old_count = set->count;
-    for (size_t i = 0; kernels_read_words(layout, parameters, extra, i, content, CK_MAP_WORDS) >= 0; i++)
-        if (is_tensor_map(content) && !add_map(set, launch, mode, content)) {
-            set->count = old_count;
+    ck_u64 map_words[CK_MAP_WORDS];
+    size_t old_map_count = set->map_count;
+    for (size_t i = 0; kernels_read_words(layout, parameters, extra, i, map_words, CK_MAP_WORDS) >= 0; i++)
+        if (is_tensor_map(map_words) && !add_map(set, launch, mode, map_words)) {
+            set->map_count = old_map_count;
             break;
         }
-    return set->count > old_count;
+    return set->map_count > old_map_count;
 }
 
 bool tma_stores_copy(tma_store_set *set, uint32_t launch, uint8_t mode, const tma_store *maps, size_t count)
 {
-    size_t old_count = set->count;
+    size_t old_map_count = set->map_count;
     for (size_t i = 0; i < count; i++)
-        if (!add_map(set, launch, mode, maps[i].content)) {
-            set->count = old_count;
+        if (!add_map(set, launch, mode, maps[i].map_words)) {
+            set->map_count = old_map_count;
             return false;
         }
     return count > 0;
@@ -74,10 +74,11 @@ static uint64_t load_key(uint32_t launch, uint32_t map_slot)
     return (uint64_t)launch << 17 | (uint64_t)map_slot << 1 | 1;
 }
 
-static bool loads_through(const tma_store *store, const hash_table *loads, const ck_map *maps, size_t map_count)
+static bool loads_through_map(const tma_store *store, const hash_table *loads, const ck_map *maps,
+                              size_t map_count)
 {
     for (size_t i = 0; i < map_count; i++)
-        if (!memcmp(maps[i].content, store->content, sizeof store->content) &&
+        if (!memcmp(maps[i].content, store->map_words, sizeof store->map_words) &&
             hash_table_get(loads, load_key(store->launch, maps[i].slot)))
             return true;
     return false;
@@ -92,17 +93,17 @@ static int compare_launches(const void *left, const void *right)
 bool tma_stores_resolve(tma_store_set *set, const ck_map *maps, size_t map_count, const ck_box *boxes,
                         size_t box_count)
 {
-    hash_table loads = {0};
-    for (size_t i = 0; set->count && i < box_count; i++)
-        if (boxes[i].mode == CK_READ && hash_table_put(&loads, load_key(boxes[i].launch, boxes[i].map), 1)) {
-            hash_table_clear(&loads);
+    hash_table load_keys = {0};
+    for (size_t i = 0; set->map_count && i < box_count; i++)
+        if (boxes[i].mode == CK_READ && hash_table_put(&load_keys, load_key(boxes[i].launch, boxes[i].map), 1)) {
+            hash_table_clear(&load_keys);
             return false;
         }
-    for (size_t i = 0; i < set->count; i++)
-        set->maps[i].is_load = loads_through(set->maps + i, &loads, maps, map_count);
-    hash_table_clear(&loads);
-    if (set->count)
-        qsort(set->maps, set->count, sizeof *set->maps, compare_launches);
+    for (size_t i = 0; i < set->map_count; i++)
+        set->maps[i].is_load = loads_through_map(set->maps + i, &load_keys, maps, map_count);
+    hash_table_clear(&load_keys);
+    if (set->map_count)
+        qsort(set->maps, set->map_count, sizeof *set->maps, compare_launches);
     return true;
 }
 
@@ -114,7 +115,7 @@ void tma_store_rows(const tma_store *store,
 {
     tensor_map map;
     uint64_t end;
-    if (!tensor_map_decode(store->content, &map) || !tensor_map_end(&map, &end))
+    if (!tensor_map_decode(store->map_words, &map) || !tensor_map_end(&map, &end))
         return;
     for (unsigned i = 1; i < map.rank; i++)
         if (!map.strides[i])

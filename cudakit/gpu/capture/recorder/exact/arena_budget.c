@@ -26,7 +26,7 @@ static uint64_t allocated_bytes(const arena_pool *pool)
 {
     uint64_t bytes = 0;
     for (size_t i = 0; i < ARENAS; i++)
-        bytes += pool->arenas[i].memory.allocated ? pool->arenas[i].memory.size_bytes : 0;
+        bytes += pool->arenas[i].memory.device_memory ? pool->arenas[i].memory.size_bytes : 0;
     return bytes;
 }
 
@@ -48,19 +48,19 @@ static unsigned target_entries_log2(void)
     pthread_mutex_unlock(&recorder_lock);
     if (budget_bytes > MAX_BYTES)
         budget_bytes = MAX_BYTES;
-    unsigned log2 = MIN_ENTRIES_LOG2;
-    while (log2 < CK_MAX_ENTRIES_LOG2 && ARENAS * arena_bytes(log2 + 1) <= budget_bytes)
-        log2++;
-    return log2;
+    unsigned entries_log2 = MIN_ENTRIES_LOG2;
+    while (entries_log2 < CK_MAX_ENTRIES_LOG2 && ARENAS * arena_bytes(entries_log2 + 1) <= budget_bytes)
+        entries_log2++;
+    return entries_log2;
 }
 
 /* Return the size of an arena within the budget and the free memory. */
 static unsigned affordable_entries_log2(const arena_pool *pool)
 {
-    unsigned log2 = target_entries_log2();
-    while (log2 > MIN_ENTRIES_LOG2_IF_FULL && ARENAS * arena_bytes(log2) > pool->free_bytes / 2)
-        log2--;
-    return log2;
+    unsigned entries_log2 = target_entries_log2();
+    while (entries_log2 > MIN_ENTRIES_LOG2_IF_FULL && ARENAS * arena_bytes(entries_log2) > pool->free_bytes / 2)
+        entries_log2--;
+    return entries_log2;
 }
 
 void arena_budget_query(arena_pool *pool)
@@ -81,10 +81,11 @@ bool arena_memory_provide(const arena_pool *pool, launch_arena *unused)
 {
     unsigned entries_log2 = affordable_entries_log2(pool);
     arena_memory new_memory;
-    if (unused->memory.allocated && unused->memory.entries_log2 >= entries_log2)
+    if (unused->memory.device_memory && unused->memory.entries_log2 >= entries_log2)
         return true;
     if (graphs_is_capturing() || !arena_create(&new_memory, pool->context, pool->stream, entries_log2))
-        return unused->memory.allocated; /* during a capture, an allocation could invalidate it */
+        return unused->memory
+            .device_memory; /* during a stream capture, an allocation could invalidate the capture */
     arena_free(&unused->memory);
     unused->memory = new_memory;
     record_arena_size(pool);
@@ -94,12 +95,12 @@ bool arena_memory_provide(const arena_pool *pool, launch_arena *unused)
 void arena_memory_release(arena_pool *pool, bool destroy_stream)
 {
     const driver_functions *driver = driver_api();
-    bool freed_memory = false;
+    bool has_freed_memory = false;
     for (size_t i = 0; i < ARENAS; i++) {
-        freed_memory = freed_memory || pool->arenas[i].memory.allocated;
+        has_freed_memory = has_freed_memory || pool->arenas[i].memory.device_memory;
         arena_free(&pool->arenas[i].memory);
     }
-    if (freed_memory)
+    if (has_freed_memory)
         record_arena_size(pool);
     if (driver && destroy_stream)
         driver->cuStreamDestroy_v2(pool->driver_stream);

@@ -15,7 +15,7 @@ static bool copy_to_host(const arena_memory *arena, void *destination, uint64_t 
            !sanitizer.copy_to_host(destination, (void *)device_address(arena, offset), bytes, arena->stream);
 }
 
-static bool zero_bytes(const arena_memory *arena, uint64_t offset, uint64_t bytes)
+static bool clear_bytes(const arena_memory *arena, uint64_t offset, uint64_t bytes)
 {
     return !bytes || !sanitizer.memset((void *)device_address(arena, offset), 0, bytes, arena->stream);
 }
@@ -36,7 +36,7 @@ static bool set_header(const arena_memory *arena)
 {
     ck_header header = {
         .format = CK_FORMAT,
-        .page_capacity = arena->pages,
+        .page_capacity = arena->page_count,
         .pages_offset = (uint32_t)CK_PAGES_OFFSET(arena->entries_log2),
         .chunks_offset = (uint32_t)CK_CHUNKS_OFFSET(arena->entries_log2),
     };
@@ -46,30 +46,32 @@ static bool set_header(const arena_memory *arena)
 
 bool arena_create(arena_memory *arena, CUcontext context, Sanitizer_StreamHandle stream, unsigned entries_log2)
 {
-    arena_memory created = {
+    arena_memory new_arena = {
         .context = context,
         .stream = stream,
         .entries_log2 = entries_log2,
-        .pages = (uint32_t)CK_MAX_PAGES(entries_log2),
+        .page_count = (uint32_t)CK_MAX_PAGES(entries_log2),
         .size_bytes = arena_bytes(entries_log2),
     };
-    if (sanitizer.alloc(context, &created.allocated, created.size_bytes))
+    if (sanitizer.alloc(context, &new_arena.device_memory, new_arena.size_bytes))
         return false;
-    created.base_address = ((uint64_t)(uintptr_t)created.allocated + CK_ALIGNMENT - 1) & ~(CK_ALIGNMENT - 1);
-    if (created.base_address < CK_LOWEST_BASE ||
-        !zero_bytes(&created, 0, CK_ARENA_BYTES(entries_log2, created.pages)) || !set_header(&created)) {
-        arena_free(&created);
+    new_arena.base_address =
+        ((uint64_t)(uintptr_t)new_arena.device_memory + CK_ALIGNMENT - 1) & ~(CK_ALIGNMENT - 1);
+    if (new_arena.base_address < CK_LOWEST_BASE ||
+        !clear_bytes(&new_arena, 0, CK_ARENA_BYTES(entries_log2, new_arena.page_count)) ||
+        !set_header(&new_arena)) {
+        arena_free(&new_arena);
         return false;
     }
-    *arena = created;
+    *arena = new_arena;
     return true;
 }
 
 void arena_free(arena_memory *arena)
 {
-    if (arena->allocated)
-        sanitizer.free(arena->context, arena->allocated);
-    arena->allocated = NULL;
+    if (arena->device_memory)
+        sanitizer.free(arena->context, arena->device_memory);
+    arena->device_memory = NULL;
 }
 
 /* --- copies to the host ----------------------------------------------------------------------- */
@@ -92,7 +94,7 @@ static uint32_t contiguous_pages(uint32_t page, uint32_t end)
 /* Copy the summaries of the pages, and set ``full`` of the pages whose bits are all set. */
 static bool find_full_pages(const arena_memory *arena, page_set *pages)
 {
-    const uint32_t page_count = pages->count < MIN_PAGES_FOR_SUMMARIES ? 0 : (uint32_t)pages->count;
+    const uint32_t page_count = pages->page_count < MIN_PAGES_FOR_SUMMARIES ? 0 : (uint32_t)pages->page_count;
     unsigned char *summaries =
         pages->bitmaps; /* the bitmaps are not copied yet, so their memory holds the summaries */
     for (uint32_t page = 0, run_pages; page < page_count; page += run_pages) {
@@ -129,7 +131,7 @@ static bool copy_bitmap_run(const arena_memory *arena, page_set *pages, uint32_t
 /* Copy the bitmaps of the pages that are not full. */
 static bool copy_bitmaps_of_pages(const arena_memory *arena, page_set *pages)
 {
-    const uint32_t page_count = (uint32_t)pages->count;
+    const uint32_t page_count = (uint32_t)pages->page_count;
     for (uint32_t begin = 0, end, full_run; begin < page_count; begin = end + full_run) {
         for (end = begin, full_run = 0; end + full_run < page_count && full_run < MIN_FULL_RUN;) {
             if (pages->pages[end + full_run].full)
@@ -147,10 +149,10 @@ static bool copy_bitmaps_of_pages(const arena_memory *arena, page_set *pages)
 
 static bool copy_pages(const arena_memory *arena, uint32_t count, page_set *pages)
 {
-    pages->count = 0;
+    pages->page_count = 0;
     if (!page_set_reserve(pages, count))
         return false;
-    pages->count = count;
+    pages->page_count = count;
     return copy_to_host(arena, pages->pages, CK_PAGES_OFFSET(arena->entries_log2), count * sizeof(ck_page)) &&
            find_full_pages(arena, pages) && copy_bitmaps_of_pages(arena, pages);
 }
@@ -175,22 +177,23 @@ bool arena_copy_all(const arena_memory *arena, arena_copy *copy)
     if (!arena_copy_top(arena, &copy->top))
         return false;
     const ck_header *header = &copy->top.header;
-    const uint32_t maps = min_u32(header->requested_maps, CK_MAX_MAPS),
-                   boxes = min_u32(header->requested_boxes, CK_MAX_BOXES);
+    const uint32_t map_count = min_u32(header->requested_maps, CK_MAX_MAPS),
+                   box_count = min_u32(header->requested_boxes, CK_MAX_BOXES);
     return (!header->lost_launches ||
             copy_to_host(arena, copy->lost_bits, CK_LOST_OFFSET, sizeof copy->lost_bits)) &&
-           copy_boxes(arena, maps, boxes, copy) &&
-           copy_pages(arena, min_u32(header->requested_pages, arena->pages), &copy->pages);
+           copy_boxes(arena, map_count, box_count, copy) &&
+           copy_pages(arena, min_u32(header->requested_pages, arena->page_count), &copy->pages);
 }
 
 /* --- clearing --------------------------------------------------------------------------------- */
 
-static bool zero_bitmaps(const arena_memory *arena, uint32_t count)
+static bool clear_bitmaps(const arena_memory *arena, uint32_t count)
 {
     for (uint32_t page = 0, run_pages; page < count; page += run_pages) {
         run_pages = contiguous_pages(page, count);
-        if (!zero_bytes(arena, CK_SUMMARY_OFFSET(arena->entries_log2, page), run_pages * CK_SUMMARY_BYTES) ||
-            !zero_bytes(arena, CK_BITMAP_OFFSET(arena->entries_log2, page), (uint64_t)run_pages * CK_BITMAP_BYTES))
+        if (!clear_bytes(arena, CK_SUMMARY_OFFSET(arena->entries_log2, page), run_pages * CK_SUMMARY_BYTES) ||
+            !clear_bytes(arena, CK_BITMAP_OFFSET(arena->entries_log2, page),
+                         (uint64_t)run_pages * CK_BITMAP_BYTES))
             return false;
     }
     return true;
@@ -198,18 +201,19 @@ static bool zero_bitmaps(const arena_memory *arena, uint32_t count)
 
 bool arena_clear(const arena_memory *arena, const ck_header *copied_header)
 {
-    const unsigned log2 = arena->entries_log2;
-    const uint32_t pages = min_u32(copied_header->requested_pages, arena->pages);
-    const uint64_t keys = copied_header->requested_maps || copied_header->requested_boxes
-                              ? CK_MAPS_OFFSET(log2) - CK_MAP_KEYS_OFFSET(log2)
-                              : 0;
-    return zero_bytes(arena, 0, CK_PAGES_OFFSET(log2)) && zero_bytes(arena, CK_MAP_KEYS_OFFSET(log2), keys) &&
-           zero_bytes(arena, CK_PAGES_OFFSET(log2), pages * sizeof(ck_page)) && zero_bitmaps(arena, pages) &&
-           set_header(arena);
+    const unsigned entries_log2 = arena->entries_log2;
+    const uint32_t page_count = min_u32(copied_header->requested_pages, arena->page_count);
+    const uint64_t key_count = copied_header->requested_maps || copied_header->requested_boxes
+                                   ? CK_MAPS_OFFSET(entries_log2) - CK_MAP_KEYS_OFFSET(entries_log2)
+                                   : 0;
+    return clear_bytes(arena, 0, CK_PAGES_OFFSET(entries_log2)) &&
+           clear_bytes(arena, CK_MAP_KEYS_OFFSET(entries_log2), key_count) &&
+           clear_bytes(arena, CK_PAGES_OFFSET(entries_log2), page_count * sizeof(ck_page)) &&
+           clear_bitmaps(arena, page_count) && set_header(arena);
 }
 
 bool arena_enqueue_marker(const arena_memory *arena, uint32_t marker, Sanitizer_StreamHandle stream)
 {
-    void *word = (void *)device_address(arena, sizeof(ck_header) + marker * sizeof(uint32_t));
-    return !sanitizer.memset(word, 1, sizeof(uint32_t), stream);
+    void *marker_word = (void *)device_address(arena, sizeof(ck_header) + marker * sizeof(uint32_t));
+    return !sanitizer.memset(marker_word, 1, sizeof(uint32_t), stream);
 }

@@ -1,8 +1,8 @@
 /* The device memory of one arena, in the layout of patch/arena.h, and the progress of the streams that write to it.
  *
  * The functions on arenas call CUDA through the Sanitizer API only, which is allowed inside callbacks. The caller
- * holds the reader lock, but not the lock. Copies use a stream of the recorder, so that they do not wait for work of
- * the program.
+ * holds the reader lock, but not ``recorder_lock``. Copies use a stream of the recorder, so that they do not wait for
+ * work of the program.
  */
 #ifndef CK_ARENA_MEMORY_H
 #define CK_ARENA_MEMORY_H
@@ -21,11 +21,11 @@ typedef struct {
     CUcontext context;
     Sanitizer_StreamHandle stream; /* stream of the recorder, for copies and memsets */
 
-    void *allocated; /* device pointer; NULL if no memory is allocated */
+    void *device_memory; /* device pointer; NULL if no memory is allocated */
 
-    uint64_t base_address, size_bytes; /* base_address: ``allocated``, rounded up to CK_ALIGNMENT */
+    uint64_t base_address, size_bytes; /* base_address: ``device_memory``, rounded up to CK_ALIGNMENT */
     unsigned entries_log2;             /* log2 of the number of hash table entries */
-    uint32_t pages;                    /* number of pages */
+    uint32_t page_count;               /* number of pages of the arena */
 } arena_memory;
 
 /* Markers: words behind the header, each of which a stream sets to 1 when it has completed its launches so far. */
@@ -74,47 +74,48 @@ uint64_t arena_bytes(unsigned entries_log2);
 typedef struct {
     Sanitizer_StreamHandle stream; /* NULL after the stream was destroyed */
     uint64_t launching_thread;     /* id of the only thread that launched, or SEVERAL_THREADS */
-    uint32_t enqueued_launches,
-        complete_launches;    /* numbers of launches; complete: the host has waited for them */
-    uint32_t marker;          /* index of the stream's marker */
-    uint32_t marked_launches; /* number of launches before the marker; 0 if there is no marker */
+    uint32_t enqueued_launch_count, complete_launch_count; /* number of launches that the host has waited for */
+    uint32_t marker_index;                                 /* index of the stream's marker */
+    uint32_t marked_launch_count; /* number of launches before the marker; 0 if there is no marker */
 } arena_stream;
 
 #define SEVERAL_THREADS UINT64_MAX
 
 typedef struct {
-    arena_stream *entries;
-    size_t count, capacity;
+    arena_stream *streams;
+    size_t stream_count, stream_capacity;
     uint32_t marker_count; /* markers in use */
 } arena_streams;
 
-/* Return the entry of a stream; a new stream gets a new entry. Return NULL if no memory is left. The lock is held. */
+/* Return the launches of a stream in an arena, which are 0 for a new stream. Return NULL if no memory is left. The
+ * lock is held. */
 arena_stream *arena_streams_get(arena_streams *streams, Sanitizer_StreamHandle stream);
 
 /* Count a launch that this thread has enqueued on a stream. The lock is held. */
-void arena_streams_enqueued(arena_streams *streams, Sanitizer_StreamHandle stream);
+void arena_streams_count_launch(arena_streams *streams, Sanitizer_StreamHandle stream);
 
-/* Mark the launches of this thread on a stream as complete, after a synchronization; NULL: on all streams. The lock is
- * held. */
-void arena_streams_synchronized(arena_streams *streams, Sanitizer_StreamHandle stream);
+/* Mark the launches of this thread on a stream as complete, after a synchronization. If ``stream`` is NULL, do so for
+ * all streams. The lock is held. */
+void arena_streams_mark_complete(arena_streams *streams, Sanitizer_StreamHandle stream);
 
 /* Forget the handle of a destroyed stream: the driver may reuse it. The lock is held. */
 void arena_streams_forget(arena_streams *streams, Sanitizer_StreamHandle stream);
 
-/* Return whether a stream has launches that the host has not waited for; NULL: whether any stream has. The lock is
- * held. */
-bool arena_streams_pending(const arena_streams *streams, Sanitizer_StreamHandle stream);
+/* Return whether a stream has launches that the host has not waited for. If ``stream`` is NULL, consider all streams.
+ * The lock is held. */
+bool arena_streams_have_pending(const arena_streams *streams, Sanitizer_StreamHandle stream);
 
-/* Return whether all launches are known to be complete: by waits and, unless ``top`` is NULL, by markers. Takes the
- * lock. */
-bool arena_streams_complete(const arena_streams *streams, const arena_top *top);
+/* Return whether all launches are known to be complete: by waits of the host and, unless ``top`` is NULL, by markers.
+ * Takes the lock. */
+bool arena_streams_are_complete(const arena_streams *streams, const arena_top *top);
 
 /* Enqueue a marker on each stream that the host has not waited for; if ``only_stream`` is not NULL, only on that
- * stream. Calls CUDA: the caller holds the reader lock, but not the lock. */
-void arena_streams_mark(arena_streams *streams, const arena_memory *arena, Sanitizer_StreamHandle only_stream);
+ * stream. Calls CUDA: the caller holds the reader lock, but not ``recorder_lock``. */
+void arena_streams_enqueue_markers(arena_streams *streams, const arena_memory *arena,
+                                   Sanitizer_StreamHandle only_stream);
 
-/* /* Synchronize with all streams that have no marker. Return false if a synchronization fails. Calls CUDA: the
- * caller holds the reader lock, but not the lock. */
-bool arena_streams_wait_unmarked(arena_streams *streams);
+/* Wait for all streams that have no marker. Return false if a synchronization fails. Calls CUDA: the caller holds the
+ * reader lock, but not ``recorder_lock``. */
+bool arena_streams_synchronize_unmarked(arena_streams *streams);
 
 #endif

@@ -11,12 +11,12 @@
 #define MAX_POOLS 32
 #define POLL_INTERVAL_NS 20000000
 #define READ_INTERVAL_NS 100000000
-/* Minimum number of launches in an arena before it is replaced, and in the current arena before the other one is read.
- * With fewer, a device that lags behind the host would run out of queued launches during the read. With more, the
- * bitmaps of two arenas no longer fit into the L2 cache. */
+/* Minimum number of launches in an arena before it is replaced, and in the current arena before the replaced one is
+ * read. With fewer, a device that lags behind the host would run out of queued launches during the read. With more,
+ * the bitmaps of two arenas no longer fit into the L2 cache. */
 #define MIN_LAUNCHES_PER_READ 256
-/* Maximum delay of a launch while no arena has space. After it the launch loses accesses, which is reported as a
- * gap. */
+/* Maximum delay of a launch while no arena has space. After this delay the launch loses accesses, which is reported
+ * as a gap. */
 #define LAUNCH_WAIT_LIMIT_NS 500000000
 #define FINISH_WAIT_LIMIT_NS 5000000000
 
@@ -32,12 +32,12 @@ arena_pool *pool_find(CUcontext context)
     return NULL;
 }
 
-uint32_t pool_launches_entering(void)
+uint32_t pool_count_entering_launches(void)
 {
     uint32_t entering_count = 0;
     for (size_t i = 0; i < pool_count; i++)
         for (size_t j = 0; j < ARENAS; j++)
-            entering_count += pools[i]->arenas[j].launches_entering;
+            entering_count += pools[i]->arenas[j].entering_launch_count;
     return entering_count;
 }
 
@@ -56,9 +56,10 @@ static void reset_arena(launch_arena *arena)
         memset(arena->launches, 0, arena->launch_count * sizeof *arena->launches);
     arena->launch_count = arena->streams.marker_count = 0;
     arena->expected_space = (arena_space){0};
-    arena->group_count = arena->stores.count = arena->streams.count = arena->reached_count = 0;
+    arena->group_count = arena->tma_stores.map_count = arena->streams.stream_count = arena->reached_range_count =
+        0;
     arena->pointer_count = 0;
-    arena->attribution_lost = arena->retired = false;
+    arena->is_attribution_lost = arena->is_retired = false;
     pthread_mutex_unlock(&recorder_lock);
 }
 
@@ -74,7 +75,7 @@ static arena_pool *new_pool(CUcontext context)
         pool->context = context;
     pthread_mutex_unlock(&recorder_lock);
     for (size_t i = 0; pool && i < ARENAS; i++) {
-        pool->arenas[i].memory.allocated = NULL; /* the memory was freed with its context */
+        pool->arenas[i].memory.device_memory = NULL; /* the memory was freed with its context */
         reset_arena(pool->arenas + i);
     }
     if (!pool && pool_count < MAX_POOLS && (pool = calloc(1, sizeof *pool)))
@@ -88,14 +89,14 @@ static arena_pool *create_pool(CUcontext context)
     if (!pool)
         return NULL;
     pool->stream = arena_stream_create(context, &pool->driver_stream);
-    pool->free_bytes = UINT64_MAX; /* unknown */
+    pool->free_bytes = UINT64_MAX; /* the free memory is unknown */
     arena_budget_query(pool);
     bool has_memory = pool->stream && arena_memory_provide(pool, pool->arenas);
     pthread_mutex_lock(&recorder_lock);
-    pool->polled_ns = monotonic_now_ns();
-    pool->read_ns = 0;
+    pool->last_poll_ns = monotonic_now_ns();
+    pool->last_read_ns = 0;
     pool->current = has_memory ? pool->arenas : NULL;
-    pool->disabled = !has_memory;
+    pool->is_disabled = !has_memory;
     pool->wait_timed_out = false;
     if (!pool_find(context))
         pools[pool_count++] = pool;
@@ -123,72 +124,74 @@ arena_pool *pool_open(CUcontext context)
 /* --- reading ---------------------------------------------------------------------------------- */
 
 /* Return whether all launches in an arena are complete. The reader lock is held. */
-static bool is_complete(const launch_arena *arena)
+static bool is_arena_complete(const launch_arena *arena)
 {
     arena_top top;
     pthread_mutex_lock(&recorder_lock);
-    bool all_enqueued = !arena->launches_entering;
+    bool all_enqueued = !arena->entering_launch_count;
     pthread_mutex_unlock(&recorder_lock);
-    if (!all_enqueued || arena_streams_complete(&arena->streams, NULL))
+    if (!all_enqueued || arena_streams_are_complete(&arena->streams, NULL))
         return all_enqueued;
     return arena->streams.marker_count && arena_copy_top(&arena->memory, &top) &&
-           arena_streams_complete(&arena->streams, &top);
+           arena_streams_are_complete(&arena->streams, &top);
 }
 
 /* Write the accesses in an arena to the trace and clear the arena for reuse. The reader lock is held. */
 static void read_arena(arena_pool *pool, launch_arena *arena)
 {
-    bool is_copied = arena->memory.allocated && arena_copy_all(&arena->memory, &host_copy);
+    bool is_copied = arena->memory.device_memory && arena_copy_all(&arena->memory, &host_copy);
     pthread_mutex_lock(&recorder_lock);
-    if (is_copied && !arena->attribution_lost)
-        space_learn(arena, &host_copy);
+    if (is_copied && !arena->is_attribution_lost)
+        space_store_needed(arena, &host_copy);
     pthread_mutex_unlock(&recorder_lock);
     if (!is_copied)
-        memset(&host_copy.top, 0, sizeof host_copy.top), host_copy.pages.count = 0;
+        memset(&host_copy.top, 0, sizeof host_copy.top), host_copy.pages.page_count = 0;
     const arena_launches launches = {arena->launches,    arena->launch_count,   arena->groups,
                                      arena->group_count, arena->reached_ranges, arena->pointers};
-    emit_accesses(&host_copy, &launches, &arena->stores, arena->attribution_lost || !is_copied);
+    emit_accesses(&host_copy, &launches, &arena->tma_stores, arena->is_attribution_lost || !is_copied);
     if (!is_copied || !arena_clear(&arena->memory, &host_copy.top.header))
         arena_free(&arena->memory); /* the arena gets new memory before its next use */
     reset_arena(arena);
     pool->wait_timed_out = false;
-    pool->read_ns = monotonic_now_ns();
+    pool->last_read_ns = monotonic_now_ns();
 }
 
-static void read_if_complete(arena_pool *pool, launch_arena *arena)
+static void read_arena_if_complete(arena_pool *pool, launch_arena *arena)
 {
-    arena_streams_mark(&arena->streams, &arena->memory, NULL); /* enqueue markers on streams that have none yet */
-    if (is_complete(arena))
+    arena_streams_enqueue_markers(&arena->streams, &arena->memory,
+                                  NULL); /* enqueue markers on streams that have none yet */
+    if (is_arena_complete(arena))
         read_arena(pool, arena);
 }
 
-static void read_retired(arena_pool *pool)
+static void read_retired_arenas(arena_pool *pool)
 {
     for (size_t i = 0; i < ARENAS; i++)
-        if (pool->arenas[i].retired)
-            read_if_complete(pool, pool->arenas + i);
+        if (pool->arenas[i].is_retired)
+            read_arena_if_complete(pool, pool->arenas + i);
 }
 
 /* Return whether an arena is so full that the next launches may need its space and would be delayed. */
-static bool is_large(const launch_arena *arena)
+static bool is_nearly_full(const launch_arena *arena)
 {
-    return arena->expected_space.pages > arena->memory.pages / 4 || arena->expected_space.boxes > CK_MAX_BOXES / 4;
+    return arena->expected_space.pages > arena->memory.page_count / 4 ||
+           arena->expected_space.boxes > CK_MAX_BOXES / 4;
 }
 
 /* Return whether a retired arena should be read now. After the host has waited, the device is idle. Reading is then
  * deferred until new launches keep the device busy, but at most by READ_INTERVAL_NS: there may be no further
  * launches. */
-static bool is_due(const arena_pool *pool, const launch_arena *arena)
+static bool is_read_due(const arena_pool *pool, const launch_arena *arena)
 {
-    return is_large(arena) || !pool->current || pool->current->launch_count >= MIN_LAUNCHES_PER_READ ||
-           monotonic_now_ns() - pool->read_ns >= READ_INTERVAL_NS;
+    return is_nearly_full(arena) || !pool->current || pool->current->launch_count >= MIN_LAUNCHES_PER_READ ||
+           monotonic_now_ns() - pool->last_read_ns >= READ_INTERVAL_NS;
 }
 
-static void read_due(arena_pool *pool)
+static void read_due_arenas(arena_pool *pool)
 {
     for (size_t i = 0; i < ARENAS; i++)
-        if (pool->arenas[i].retired && is_due(pool, pool->arenas + i))
-            read_if_complete(pool, pool->arenas + i);
+        if (pool->arenas[i].is_retired && is_read_due(pool, pool->arenas + i))
+            read_arena_if_complete(pool, pool->arenas + i);
 }
 
 /* --- replacing the current arena -------------------------------------------------------------- */
@@ -196,29 +199,29 @@ static void read_due(arena_pool *pool)
 static launch_arena *unused_arena(arena_pool *pool)
 {
     for (size_t i = 0; i < ARENAS; i++)
-        if (pool->arenas + i != pool->current && !pool->arenas[i].retired)
+        if (pool->arenas + i != pool->current && !pool->arenas[i].is_retired)
             return pool->arenas + i;
     return NULL;
 }
 
 /* Retire the current arena and continue with the unused one. Return false if no arena is unused, or no memory is
  * left. The reader lock is held. */
-static bool replace_current(arena_pool *pool)
+static bool replace_current_arena(arena_pool *pool)
 {
     launch_arena *next_arena = unused_arena(pool);
     bool has_memory = next_arena && arena_memory_provide(pool, next_arena);
     pthread_mutex_lock(&recorder_lock);
     launch_arena *replaced_arena = pool->current;
-    bool is_replaced =
-        has_memory && (!replaced_arena || (replaced_arena->launch_count && !replaced_arena->launches_entering));
+    bool is_replaced = has_memory && (!replaced_arena ||
+                                      (replaced_arena->launch_count && !replaced_arena->entering_launch_count));
     if (is_replaced) {
         if (replaced_arena)
-            replaced_arena->retired = true;
+            replaced_arena->is_retired = true;
         pool->current = next_arena;
     }
     pthread_mutex_unlock(&recorder_lock);
     if (is_replaced && replaced_arena)
-        arena_streams_mark(&replaced_arena->streams, &replaced_arena->memory, NULL);
+        arena_streams_enqueue_markers(&replaced_arena->streams, &replaced_arena->memory, NULL);
     return is_replaced;
 }
 
@@ -233,18 +236,18 @@ static int fill_level(const launch_arena *arena)
     arena_top top;
     pthread_mutex_lock(&recorder_lock);
     uint32_t launch_count = arena->launch_count;
-    bool many_streams = arena->streams.count > MAX_MARKERS / 2;
+    bool has_many_streams = arena->streams.stream_count > MAX_MARKERS / 2;
     pthread_mutex_unlock(&recorder_lock);
     if (launch_count > SEVEN_EIGHTHS(CK_MAX_LAUNCHES))
         return FULL;
     if (!arena_copy_top(&arena->memory, &top))
         return HAS_SPACE;
-    if (top.header.requested_pages > SEVEN_EIGHTHS(arena->memory.pages) ||
+    if (top.header.requested_pages > SEVEN_EIGHTHS(arena->memory.page_count) ||
         top.header.requested_boxes > SEVEN_EIGHTHS(CK_MAX_BOXES))
         return FULL;
-    bool is_half_full = top.header.requested_pages > arena->memory.pages / 2 ||
+    bool is_half_full = top.header.requested_pages > arena->memory.page_count / 2 ||
                         top.header.requested_boxes > CK_MAX_BOXES / 2 || launch_count > CK_MAX_LAUNCHES / 2;
-    return is_half_full || many_streams ? HALF_FULL : HAS_SPACE;
+    return is_half_full || has_many_streams ? HALF_FULL : HAS_SPACE;
 }
 
 /* Delay the calling launch until the current arena can be replaced, or the time limit is over. After a timeout, later
@@ -252,32 +255,32 @@ static int fill_level(const launch_arena *arena)
 static void wait_for_free_arena(arena_pool *pool)
 {
     const int64_t deadline_ns = monotonic_now_ns() + LAUNCH_WAIT_LIMIT_NS;
-    read_retired(pool);
-    while (!replace_current(pool)) {
+    read_retired_arenas(pool);
+    while (!replace_current_arena(pool)) {
         if (pool->wait_timed_out || monotonic_now_ns() >= deadline_ns) {
             pool->wait_timed_out = true;
             return;
         }
         sleep_briefly();
-        read_retired(pool);
+        read_retired_arenas(pool);
     }
 }
 
 static void poll_pool(arena_pool *pool, bool host_waits)
 {
-    read_due(pool);
-    pool->polled_ns = monotonic_now_ns();
+    read_due_arenas(pool);
+    pool->last_poll_ns = monotonic_now_ns();
     pool->launches_since_poll = 0;
     if (!pool->current || (host_waits && pool->current->launch_count)) {
-        if (replace_current(pool))
-            read_due(pool);
+        if (replace_current_arena(pool))
+            read_due_arenas(pool);
         return;
     }
     int level = fill_level(pool->current);
     if (level != HAS_SPACE)
-        read_retired(pool);
+        read_retired_arenas(pool);
     if (level == HALF_FULL)
-        replace_current(pool);
+        replace_current_arena(pool);
     if (level == FULL)
         wait_for_free_arena(pool);
 }
@@ -286,11 +289,12 @@ void pool_poll(arena_pool *pool, bool host_waits)
 {
     pthread_mutex_lock(&recorder_lock);
     bool is_too_early = host_waits && pool->current && pool->current->launch_count < MIN_LAUNCHES_PER_READ &&
-                        !is_large(pool->current) && monotonic_now_ns() - pool->polled_ns < POLL_INTERVAL_NS;
+                        !is_nearly_full(pool->current) &&
+                        monotonic_now_ns() - pool->last_poll_ns < POLL_INTERVAL_NS;
     pthread_mutex_unlock(&recorder_lock);
     if (is_too_early || !reader_lock_acquire(0))
         return;
-    if (!pool->disabled)
+    if (!pool->is_disabled)
         poll_pool(pool, host_waits);
     reader_lock_release();
 }
@@ -300,7 +304,7 @@ void pool_poll(arena_pool *pool, bool host_waits)
 static bool has_space(const launch_arena *arena, arena_space needed)
 {
     return !arena->launch_count ||
-           (arena->expected_space.pages + needed.pages <= SEVEN_EIGHTHS(arena->memory.pages) &&
+           (arena->expected_space.pages + needed.pages <= SEVEN_EIGHTHS(arena->memory.page_count) &&
             arena->expected_space.boxes + needed.boxes <= SEVEN_EIGHTHS(CK_MAX_BOXES) &&
             arena->launch_count + needed.launch_indices <= CK_MAX_LAUNCHES);
 }
@@ -331,11 +335,11 @@ void pool_stream_destroying(arena_pool *pool, Sanitizer_StreamHandle stream)
     bool needs_marker = false;
     pthread_mutex_lock(&recorder_lock);
     for (size_t i = 0; i < ARENAS; i++)
-        needs_marker = needs_marker || arena_streams_pending(&pool->arenas[i].streams, stream);
+        needs_marker = needs_marker || arena_streams_have_pending(&pool->arenas[i].streams, stream);
     pthread_mutex_unlock(&recorder_lock);
     if (needs_marker && reader_lock_acquire(LAUNCH_WAIT_LIMIT_NS)) {
         for (size_t i = 0; i < ARENAS; i++)
-            arena_streams_mark(&pool->arenas[i].streams, &pool->arenas[i].memory, stream);
+            arena_streams_enqueue_markers(&pool->arenas[i].streams, &pool->arenas[i].memory, stream);
         reader_lock_release();
     }
     pthread_mutex_lock(&recorder_lock);
@@ -351,12 +355,12 @@ static void finish_arena(arena_pool *pool, launch_arena *arena)
 {
     const int64_t deadline_ns = monotonic_now_ns() + FINISH_WAIT_LIMIT_NS;
     arena_top top;
-    arena_streams_mark(&arena->streams, &arena->memory, NULL);
-    if (!arena_streams_wait_unmarked(&arena->streams))
-        arena->attribution_lost = true;
-    while (!is_complete(arena)) {
+    arena_streams_enqueue_markers(&arena->streams, &arena->memory, NULL);
+    if (!arena_streams_synchronize_unmarked(&arena->streams))
+        arena->is_attribution_lost = true;
+    while (!is_arena_complete(arena)) {
         if (monotonic_now_ns() >= deadline_ns || !arena_copy_top(&arena->memory, &top)) {
-            arena->memory.allocated = NULL;
+            arena->memory.device_memory = NULL;
             break;
         }
         sleep_briefly();
@@ -368,11 +372,11 @@ static void finish_pool(arena_pool *pool)
 {
     pthread_mutex_lock(&recorder_lock);
     if (pool->current)
-        pool->current->retired = pool->current->launch_count;
+        pool->current->is_retired = pool->current->launch_count;
     pool->current = NULL;
     pthread_mutex_unlock(&recorder_lock);
     for (size_t i = 0; i < ARENAS; i++)
-        if (pool->arenas[i].retired)
+        if (pool->arenas[i].is_retired)
             finish_arena(pool, pool->arenas + i);
 }
 
@@ -381,19 +385,19 @@ void pool_read(void)
     if (!reader_lock_acquire(FINISH_WAIT_LIMIT_NS))
         return;
     for (size_t i = 0; i < pool_count; i++)
-        if (pools[i]->context && !pools[i]->disabled)
+        if (pools[i]->context && !pools[i]->is_disabled)
             finish_pool(pools[i]);
     reader_lock_release();
 }
 
 /* Disable a pool whose arenas could not be read, because another thread held the reader lock for too long. The driver
  * frees the arenas with the context. */
-static void abandon_context(CUcontext context)
+static void disable_pool_of_context(CUcontext context)
 {
     pthread_mutex_lock(&recorder_lock);
     arena_pool *pool = pool_find(context);
     if (pool) {
-        pool->disabled = true;
+        pool->is_disabled = true;
         pool->context = NULL;
         pool->current = NULL;
         record_gap("context destroyed before its arenas were read");
@@ -405,19 +409,19 @@ void pool_finish(CUcontext context)
 {
     if (!reader_lock_acquire(FINISH_WAIT_LIMIT_NS)) {
         if (context)
-            abandon_context(context);
+            disable_pool_of_context(context);
         return;
     }
     for (size_t i = pool_count; i-- > 0;) {
         arena_pool *pool = pools[i];
         if (!pool->context || (context && pool->context != context))
             continue;
-        if (!pool->disabled) {
+        if (!pool->is_disabled) {
             finish_pool(pool);
             arena_memory_release(pool, !context);
         }
         pthread_mutex_lock(&recorder_lock);
-        pool->disabled = true;
+        pool->is_disabled = true;
         if (context)
             pool->context = NULL;
         pthread_mutex_unlock(&recorder_lock);

@@ -1,5 +1,5 @@
-/* The two arenas of each context: the current one, to which launches write, and the other one, which is read when its
- * launches are complete. */
+/* The two arenas of each context: the current one, to which launches write, and the replaced one, which is read when
+ * its launches are complete. */
 #ifndef CK_ARENA_POOL_H
 #define CK_ARENA_POOL_H
 
@@ -18,19 +18,20 @@ typedef struct {
 
 typedef struct launch_arena {
     arena_memory memory;
-    bool retired;               /* new launches no longer write to it */
-    bool attribution_lost;      /* accesses can no longer be attributed to launches */
-    uint32_t launch_count;      /* launch indices that were assigned */
-    uint32_t launches_entering; /* launches with an index that may not be enqueued on their stream yet */
-    arena_launch *launches;     /* launches by launch index */
-    launch_group *groups;       /* all launch indices, grouped by call */
+    bool is_retired;                /* new launches no longer write to this arena */
+    bool is_attribution_lost;       /* accesses can no longer be attributed to launches */
+    uint32_t launch_count;          /* number of assigned launch indices */
+    uint32_t entering_launch_count; /* number of launches that have an index but may not be enqueued yet */
+    arena_launch *launches;         /* launches by launch index */
+    launch_group *groups;           /* all launch indices, grouped by call */
     size_t launch_capacity, group_count, group_capacity;
     reached_range *reached_ranges; /* allocations that the launches reach */
-    size_t reached_count, reached_capacity;
+    size_t reached_range_count, reached_range_capacity;
     uint64_t *pointers; /* pointers among the arguments of the launches */
     size_t pointer_count, pointer_capacity;
-    tma_store_set stores;       /* tensor maps through which launches may store */
-    arena_space expected_space; /* estimate for the launches so far; its launch_indices are unused */
+    tma_store_set tma_stores; /* tensor maps through which launches may store */
+    arena_space
+        expected_space; /* space that the launches so far are expected to need; its launch_indices are unused */
     arena_streams streams;
 } launch_arena;
 
@@ -40,7 +41,7 @@ typedef struct {
     CUcontext context;             /* NULL after the context was destroyed */
     Sanitizer_StreamHandle stream; /* stream of the recorder, for its CUDA calls */
     CUstream driver_stream;        /* the driver handle of ``stream`` */
-    bool disabled;                 /* accesses cannot be recorded in this context */
+    bool is_disabled;              /* accesses cannot be recorded in this context */
     uint64_t free_bytes;           /* device memory that was free at the last query */
     bool wait_timed_out;           /* the last wait for a free arena timed out, and no arena was read since then */
     launch_arena arenas[ARENAS];
@@ -48,7 +49,7 @@ typedef struct {
         current; /* the arena to which launches write; NULL if no arena is free. Changed only with both the lock and
                               the reader lock held */
     uint32_t launches_since_poll;
-    int64_t polled_ns, read_ns; /* time of the last poll, and of the last read of an arena */
+    int64_t last_poll_ns, last_read_ns; /* time of the last poll, and of the last read of an arena */
 } arena_pool;
 
 /* Return the pool of a context, or NULL. ``context`` NULL finds a pool whose context was destroyed. The lock is
@@ -56,7 +57,7 @@ typedef struct {
 arena_pool *pool_find(CUcontext context);
 
 /* Return the number of launches that have an index but may not be enqueued on their stream yet. The lock is held. */
-uint32_t pool_launches_entering(void);
+uint32_t pool_count_entering_launches(void);
 
 /* Return whether a stream belongs to the recorder. The lock is held. */
 bool pool_is_recorder_stream(Sanitizer_StreamHandle stream);
@@ -75,8 +76,8 @@ void pool_reserve(arena_pool *pool, arena_space needed);
 /* Enqueue a marker on a stream that is about to be destroyed. Calls CUDA: the lock is not held. */
 void pool_stream_destroying(arena_pool *pool, Sanitizer_StreamHandle stream);
 
-/* Wait for all launches of a context that is about to be destroyed, and read its arenas. NULL does so for all
- * contexts, at program end. Calls CUDA: the lock is not held. */
+/* Wait for all launches of a context that is about to be destroyed, and read its arenas. If the context is NULL, do
+ * so for all contexts, at program end. Calls CUDA: the lock is not held. */
 void pool_finish(CUcontext context);
 
 /* Wait for all launches so far, and read their arenas. Calls CUDA: the lock is not held. */
@@ -95,7 +96,7 @@ uint64_t space_signature(const void *function, uint64_t threads);
 arena_space space_estimate(uint64_t signature, uint64_t threads);
 
 /* Store the space that the launches in an arena needed, by their signatures. */
-void space_learn(const launch_arena *arena, const arena_copy *copy);
+void space_store_needed(const launch_arena *arena, const arena_copy *copy);
 
 /* Forget all signatures. */
 void space_clear(void);
@@ -108,7 +109,7 @@ Sanitizer_StreamHandle arena_stream_create(CUcontext context, CUstream *stream);
 /* Query the free device memory if the arenas of a pool may grow. Must be called where the driver holds no locks. */
 void arena_budget_query(arena_pool *pool);
 
-/* Make sure that an unused arena has as much memory as the budget allows. Return false if it has no memory. */
+/* Make sure that an unused arena has as much memory as the budget allows. Return false if no unused arena has memory. */
 bool arena_memory_provide(const arena_pool *pool, launch_arena *unused);
 
 /* Free all arenas. Also destroy the stream of the pool if ``destroy_stream``; otherwise it is destroyed with its

@@ -54,22 +54,22 @@ static uint32_t assign_launch_indices(launch_arena *arena, uint32_t launch_index
 }
 
 /* Store an allocation that a launch reaches. If no memory is left, accesses to it count as outside. */
-static void store_reached(launch_arena *arena, const allocation *reached, reached_memory *memory)
+static void store_reached_range(launch_arena *arena, const allocation *reached, reached_memory *memory)
 {
-    reached_range *ranges = array_reserve(arena->reached_ranges, &arena->reached_capacity,
-                                          arena->reached_count + 1, sizeof *ranges, 4096);
+    reached_range *ranges = array_reserve(arena->reached_ranges, &arena->reached_range_capacity,
+                                          arena->reached_range_count + 1, sizeof *ranges, 4096);
     if (!ranges)
         return;
     arena->reached_ranges = ranges;
-    ranges[arena->reached_count++] = (reached_range){reached->lo, reached->hi};
+    ranges[arena->reached_range_count++] = (reached_range){reached->lo, reached->hi};
     memory->range_count++;
 }
 
-static reached_memory store_reach(launch_arena *arena, const launch_arguments *arguments)
+static reached_memory store_reached_memory(launch_arena *arena, const launch_arguments *arguments)
 {
-    reached_memory memory = {(uint32_t)arena->reached_count, 0, (uint32_t)arena->pointer_count, 0};
+    reached_memory memory = {(uint32_t)arena->reached_range_count, 0, (uint32_t)arena->pointer_count, 0};
     for (size_t i = 0; i < arguments->allocation_count; i++)
-        store_reached(arena, arguments->allocations[i], &memory);
+        store_reached_range(arena, arguments->allocations[i], &memory);
     uint64_t *pointers = array_reserve(arena->pointers, &arena->pointer_capacity,
                                        arena->pointer_count + arguments->pointer_count, sizeof *pointers, 4096);
     if (pointers && arguments->pointer_count) {
@@ -109,17 +109,18 @@ static void finish_pending_launch(void)
     launch_arena *arena = this_thread.pending_arena;
     if (!arena)
         return;
-    for (graph_launch *graph = &this_thread.pending_graph_launch; graph->kernels_left; graph->kernels_left--)
+    for (graph_launch *graph = &this_thread.pending_graph_launch; graph->remaining_kernel_count;
+         graph->remaining_kernel_count--)
         emit_unknown_node(graph, 0);
-    arena_streams_enqueued(&arena->streams, this_thread.pending_stream);
-    arena->launches_entering--;
+    arena_streams_count_launch(&arena->streams, this_thread.pending_stream);
+    arena->entering_launch_count--;
     this_thread.pending_arena = NULL;
 }
 
 static void begin_pending_launch(launch_arena *arena, Sanitizer_StreamHandle stream)
 {
     finish_pending_launch(); /* ends an earlier launch whose end was not reported */
-    arena->launches_entering++;
+    arena->entering_launch_count++;
     this_thread.pending_arena = arena;
     this_thread.pending_stream = stream;
 }
@@ -128,7 +129,7 @@ static void begin_pending_launch(launch_arena *arena, Sanitizer_StreamHandle str
 
 /* --- kernels --------------------------------------------------------------------------------------- */
 
-static uint64_t mix(uint64_t hash, uint64_t value)
+static uint64_t mix_hash(uint64_t hash, uint64_t value)
 {
     hash = (hash ^ value) * 0x9E3779B97F4A7C15ull;
     return hash ^ hash >> 32;
@@ -142,16 +143,16 @@ static uint64_t template_key(const record *launch_record, const Sanitizer_Launch
     const uint32_t module = patching_module_id(launch->module);
     if (!module || !launch_record->launch.name || !arguments->is_complete)
         return 0;
-    const uint64_t shape[] = {(uint64_t)module << 32 | launch_record->launch.name,
-                              (uint64_t)launch->gridDim_x << 32 | launch->gridDim_y,
-                              (uint64_t)launch->gridDim_z << 32 | launch->blockDim_x,
-                              (uint64_t)launch->blockDim_y << 32 | launch->blockDim_z,
-                              (uint64_t)launch->clusterDim_x << 32 | launch->clusterDim_y,
-                              launch->clusterDim_z,
-                              launch_record->context};
+    const uint64_t launch_properties[] = {(uint64_t)module << 32 | launch_record->launch.name,
+                                          (uint64_t)launch->gridDim_x << 32 | launch->gridDim_y,
+                                          (uint64_t)launch->gridDim_z << 32 | launch->blockDim_x,
+                                          (uint64_t)launch->blockDim_y << 32 | launch->blockDim_z,
+                                          (uint64_t)launch->clusterDim_x << 32 | launch->clusterDim_y,
+                                          launch->clusterDim_z,
+                                          launch_record->context};
     uint64_t key = arguments->pattern_hash;
-    for (size_t i = 0; i < sizeof shape / sizeof *shape; i++)
-        key = mix(key, shape[i]);
+    for (size_t i = 0; i < sizeof launch_properties / sizeof *launch_properties; i++)
+        key = mix_hash(key, launch_properties[i]);
     return key | 1;
 }
 
@@ -208,12 +209,12 @@ bool exact_restore_patch(const Sanitizer_LaunchData *launch)
     return module_restore_patch(module);
 }
 
-uint64_t exact_assign(const record *launch_record, const Sanitizer_LaunchData *launch,
-                      const launch_signature *signature, const launch_arguments *arguments)
+uint64_t exact_assign_launch(const record *launch_record, const Sanitizer_LaunchData *launch,
+                             const launch_signature *signature, const launch_arguments *arguments)
 {
     if (!patching_is_active(launch->context))
         return 0;
-    const unreported_accesses unreported = patching_unreported(launch->module, launch->functionName);
+    const unreported_accesses unreported = patching_unreported_accesses(launch->module, launch->functionName);
     const char *reason = unreported.reason;
     launch_arena *arena = current_arena(launch->context);
     const bool is_patched = !reason || strcmp(reason, MACHINE_CODE_NOT_PATCHED) != 0;
@@ -223,20 +224,21 @@ uint64_t exact_assign(const record *launch_record, const Sanitizer_LaunchData *l
         return 0;
     }
     if (unreported.tensor_modes &&
-        !tma_stores_add(&arena->stores, arena->launch_count, unreported.tensor_modes, this_thread.parameter_layout,
-                        this_thread.parameters, this_thread.extra) &&
+        !tma_stores_add(&arena->tma_stores, arena->launch_count, unreported.tensor_modes,
+                        this_thread.parameter_layout, this_thread.parameters, this_thread.extra) &&
         !reason)
         reason = MACHINE_CODE_TENSOR_STORES;
     if (reason)
         record_gap_detail(FROM_ARGUMENTS, reason);
     uint32_t index = assign_launch_indices(arena, 1, 1, signature,
-                                           signature->state ? store_reach(arena, arguments) : (reached_memory){0});
+                                           signature->state_index ? store_reached_memory(arena, arguments)
+                                                                  : (reached_memory){0});
     set_arena_launch(arena, index, launch_record, 0, reason != NULL);
     begin_pending_launch(arena, launch->hStream);
     return CK_USERDATA(arena->memory.base_address, arena->memory.entries_log2, index);
 }
 
-void exact_enqueued(void)
+void exact_launch_ended(void)
 {
     if (!this_thread.pending_arena)
         return;
@@ -249,7 +251,7 @@ void exact_assign_failed(void)
 {
     pthread_mutex_lock(&recorder_lock);
     if (this_thread.pending_arena)
-        this_thread.pending_arena->attribution_lost = true;
+        this_thread.pending_arena->is_attribution_lost = true;
     record_gap("launch inferred from arguments: its user data could not be set");
     pthread_mutex_unlock(&recorder_lock);
 }
@@ -264,15 +266,16 @@ static struct {
     uint64_t lo, hi; /* lowest and highest %gridid of the kernels; 0 if unknown */
 } grid_id_ranges[MAX_EXECUTABLES];
 
-/* Estimated range of %gridid before and after that of the first kernel, until the actual range is known. */
+/* Assumed distance of the lowest and of the highest %gridid of a graph from that of its first kernel, until the
+ * actual range is known. */
 #define GRID_IDS_BEFORE 64
 #define GRID_IDS_AFTER(kernels) (4 * (uint64_t)(kernels) + 256)
 
 /* Return the number of launch indices that a graph launch needs: one for each %gridid in the range. */
-static uint64_t needed_launch_indices(uint32_t executable, uint32_t kernels)
+static uint64_t count_needed_launch_indices(uint32_t executable, uint32_t kernel_count)
 {
     const uint64_t lo = grid_id_ranges[executable].lo, hi = grid_id_ranges[executable].hi;
-    return hi ? hi - lo + 1 : GRID_IDS_BEFORE + GRID_IDS_AFTER(kernels) + 1;
+    return hi ? hi - lo + 1 : GRID_IDS_BEFORE + GRID_IDS_AFTER(kernel_count) + 1;
 }
 
 static void record_graph_gap(void)
@@ -280,7 +283,8 @@ static void record_graph_gap(void)
     record_gap("graph launch inferred from arguments: arena full");
 }
 
-/* Add a graph launch to the work on the allocation that contains an address. Return whether it is contested. */
+/* Add a graph launch to the work on the allocation that contains an address. Return whether the allocation is
+ * contested. */
 static bool add_graph_work(uint64_t address, stream_operation operation)
 {
     allocation *reached_allocation = allocations_find(address);
@@ -292,7 +296,7 @@ static bool add_graph_work(uint64_t address, stream_operation operation)
 /* Return the key of a graph's signature; it is 0 if there can be no template. Graphs have no arguments. */
 static launch_hashes graph_hashes(uint32_t graph, uint32_t executable, uint32_t version)
 {
-    const uint64_t key = version ? mix(mix((uint64_t)graph << 32 | executable, version), 1) | 1 : 0;
+    const uint64_t key = version ? mix_hash(mix_hash((uint64_t)graph << 32 | executable, version), 1) | 1 : 0;
     return (launch_hashes){key, 0, 0, 0};
 }
 
@@ -342,13 +346,13 @@ static reached_memory store_graph_reach(launch_arena *arena, uint32_t graph)
 {
     uint32_t version;
     size_t address_count;
-    reached_memory memory = {(uint32_t)arena->reached_count, 0, 0, 0};
+    reached_memory memory = {(uint32_t)arena->reached_range_count, 0, 0, 0};
     const uint64_t *addresses = graphs_reached_addresses(graph, &address_count, &version);
     const allocation *last_allocation = NULL;
     for (size_t i = 0; i < address_count; i++) {
         const allocation *reached_allocation = allocations_find(addresses[i]);
         if (reached_allocation && reached_allocation != last_allocation)
-            store_reached(arena, last_allocation = reached_allocation, &memory);
+            store_reached_range(arena, last_allocation = reached_allocation, &memory);
     }
     return memory;
 }
@@ -371,9 +375,10 @@ uint32_t exact_assign_graph(const record *launch_record, const Sanitizer_GraphLa
     graph->launch_record = *launch_record;
     graph->executable = executable;
     graph->signature = *signature;
-    graph->reached = signature->state ? store_graph_reach(pool->current, launch_record->graph_launch.graph)
-                                      : (reached_memory){0};
-    graph->kernels = graph->kernels_left = kernels;
+    graph->reached_memory = signature->state_index
+                                ? store_graph_reach(pool->current, launch_record->graph_launch.graph)
+                                : (reached_memory){0};
+    graph->expected_kernel_count = graph->remaining_kernel_count = kernels;
     pool->launches_since_poll += kernels;
     begin_pending_launch(pool->current, launch->hStream);
     return kernels;
@@ -388,14 +393,14 @@ void exact_skip_graph(CUcontext context)
 
 /* Assign the launch indices of all kernel nodes. Called when the first kernel launches, whose %gridid is
  * ``grid_id``. */
-static bool reserve_graph(launch_arena *arena, graph_launch *graph, uint64_t grid_id)
+static bool reserve_graph_launch_indices(launch_arena *arena, graph_launch *graph, uint64_t grid_id)
 {
     const uint32_t executable = graph->executable;
     const bool is_in_range = grid_id_ranges[executable].hi && grid_id >= grid_id_ranges[executable].lo &&
                              grid_id <= grid_id_ranges[executable].hi;
     if (!is_in_range)
         grid_id_ranges[executable].lo = grid_id_ranges[executable].hi = 0;
-    const uint64_t launch_index_count = needed_launch_indices(executable, graph->kernels);
+    const uint64_t launch_index_count = count_needed_launch_indices(executable, graph->expected_kernel_count);
     graph->first_grid_id = is_in_range                 ? grid_id_ranges[executable].lo
                            : grid_id > GRID_IDS_BEFORE ? grid_id - GRID_IDS_BEFORE
                                                        : 0;
@@ -404,8 +409,8 @@ static bool reserve_graph(launch_arena *arena, graph_launch *graph, uint64_t gri
         return false;
     }
     graph->launch_index_count = (uint32_t)launch_index_count;
-    graph->first_launch_index =
-        assign_launch_indices(arena, graph->launch_index_count, graph->kernels, &graph->signature, graph->reached);
+    graph->first_launch_index = assign_launch_indices(
+        arena, graph->launch_index_count, graph->expected_kernel_count, &graph->signature, graph->reached_memory);
     return true;
 }
 
@@ -425,13 +430,13 @@ static void extend_grid_id_range(uint32_t executable, uint64_t grid_id)
 
 /* Use the launch index of a kernel node in the assigned range. Return false if its %gridid is outside of the range: its
  * accesses may then be attributed to other kernels. */
-static bool assign_node(launch_arena *arena, graph_launch *graph, uint64_t grid_id, uint32_t node,
-                        bool is_incomplete)
+static bool use_node_launch_index(launch_arena *arena, graph_launch *graph, uint64_t grid_id, uint32_t node,
+                                  bool is_incomplete)
 {
     const uint64_t offset = grid_id - graph->first_grid_id;
     extend_grid_id_range(graph->executable, grid_id);
     if (offset >= graph->launch_index_count) {
-        arena->attribution_lost = true;
+        arena->is_attribution_lost = true;
         return false;
     }
     if (node)
@@ -444,11 +449,12 @@ static bool assign_node(launch_arena *arena, graph_launch *graph, uint64_t grid_
 static bool add_node_stores(launch_arena *arena, const graph_launch *graph, uint64_t grid_id, uint32_t node,
                             uint8_t mode)
 {
-    size_t count;
-    const tma_store *maps = node_tensor_maps(this_thread.launched_graph, graph->executable, node, &count);
+    size_t map_count;
+    const tma_store *maps = node_tensor_maps(this_thread.launched_graph_id, graph->executable, node, &map_count);
     return grid_id - graph->first_grid_id < graph->launch_index_count &&
-           tma_stores_copy(&arena->stores, graph->first_launch_index + (uint32_t)(grid_id - graph->first_grid_id),
-                           mode, maps, count);
+           tma_stores_copy(&arena->tma_stores,
+                           graph->first_launch_index + (uint32_t)(grid_id - graph->first_grid_id), mode, maps,
+                           map_count);
 }
 
 /* A kernel that was not expected gets user data as well, because the other kernels of the graph may share it. */
@@ -458,18 +464,18 @@ uint64_t exact_assign_node(const Sanitizer_LaunchData *launch, uint32_t node)
     graph_launch *graph = &this_thread.pending_graph_launch;
     if (!graph->signature.is_check)
         module_count_launch(patching_module_id(launch->module), arena != NULL);
-    if (!arena || !graph->kernels)
+    if (!arena || !graph->expected_kernel_count)
         return 0;
-    const bool is_expected = graph->kernels_left > 0;
+    const bool is_expected = graph->remaining_kernel_count > 0;
     /* NCCL's kernels are not patched: the accesses of a collective follow its record in the graph. */
     const bool is_nccl = is_nccl_kernel(launch->functionName);
     const unreported_accesses unreported =
-        is_nccl ? (unreported_accesses){0} : patching_unreported(launch->module, launch->functionName);
+        is_nccl ? (unreported_accesses){0} : patching_unreported_accesses(launch->module, launch->functionName);
     const char *reason = unreported.reason;
-    graph->kernels_left -= is_expected;
+    graph->remaining_kernel_count -= is_expected;
     memset(graph->launch_record.kind_fields, 0, sizeof graph->launch_record.kind_fields);
     if (!graph->reservation_failed && !graph->launch_index_count)
-        graph->reservation_failed = !reserve_graph(arena, graph, launch->gridId);
+        graph->reservation_failed = !reserve_graph_launch_indices(arena, graph, launch->gridId);
     if (!graph->reservation_failed && !reason && unreported.tensor_modes &&
         !add_node_stores(arena, graph, launch->gridId, node, unreported.tensor_modes))
         reason = MACHINE_CODE_TENSOR_STORES;
@@ -477,7 +483,7 @@ uint64_t exact_assign_node(const Sanitizer_LaunchData *launch, uint32_t node)
         record_gap_detail("graph kernel inferred from arguments: ", reason);
     const bool has_index =
         !graph->reservation_failed &&
-        assign_node(arena, graph, launch->gridId, is_expected && !is_nccl ? node : 0, reason != NULL);
+        use_node_launch_index(arena, graph, launch->gridId, is_expected && !is_nccl ? node : 0, reason != NULL);
     if (is_expected && !has_index)
         emit_unknown_node(graph, node);
     return graph->reservation_failed ? 0 : graph_user_data(arena, graph);
@@ -490,20 +496,20 @@ static void prepare_launch(CUcontext context, uint64_t signature, uint64_t threa
     arena_pool *pool = pool_open(context);
     this_thread.space_signature = signature;
     this_thread.reserved_pages = this_thread.reserved_boxes = 0;
-    if (!pool || pool->disabled)
+    if (!pool || pool->is_disabled)
         return;
     pthread_mutex_lock(&recorder_lock);
     bool poll_is_due = !pool->current || ++pool->launches_since_poll >= LAUNCHES_PER_POLL;
-    arena_space needed = space_estimate(signature, threads);
+    arena_space needed_space = space_estimate(signature, threads);
     pthread_mutex_unlock(&recorder_lock);
     if (poll_is_due) {
         arena_budget_query(pool);
         pool_poll(pool, false);
     }
-    needed.launch_indices = launch_index_count;
-    pool_reserve(pool, needed);
-    this_thread.reserved_pages = needed.pages;
-    this_thread.reserved_boxes = needed.boxes;
+    needed_space.launch_indices = launch_index_count;
+    pool_reserve(pool, needed_space);
+    this_thread.reserved_pages = needed_space.pages;
+    this_thread.reserved_boxes = needed_space.boxes;
 }
 
 void exact_prepare(CUcontext context, CUfunction function, uint64_t threads)
@@ -514,20 +520,21 @@ void exact_prepare(CUcontext context, CUfunction function, uint64_t threads)
 
 void exact_prepare_graph(CUcontext context, CUgraphExec executable)
 {
-    uint32_t executable_id, kernels;
+    uint32_t executable_id, kernel_count;
     if (!patching_is_enabled())
         return;
     pthread_mutex_lock(&recorder_lock);
-    const uint32_t graph = executable_graph(executable, &executable_id, &kernels);
+    const uint32_t graph = executable_graph(executable, &executable_id, &kernel_count);
     const bool must_restore = modules_include_unpatched() && !graph_has_template(graph, executable_id);
-    uint64_t launch_index_count =
-        kernels && executable_id < MAX_EXECUTABLES ? needed_launch_indices(executable_id, kernels) : 0;
+    uint64_t launch_index_count = kernel_count && executable_id < MAX_EXECUTABLES
+                                      ? count_needed_launch_indices(executable_id, kernel_count)
+                                      : 0;
     pthread_mutex_unlock(&recorder_lock);
     if (must_restore)
         modules_restore_all_patches(); /* the graph may have kernels of any module */
     /* A graph that needs more launch indices than any arena has must not wait for an arena: it requests none. */
     if (launch_index_count)
-        prepare_launch(context, space_signature(executable, kernels), 0,
+        prepare_launch(context, space_signature(executable, kernel_count), 0,
                        launch_index_count > CK_MAX_LAUNCHES ? 0 : launch_index_count);
 }
 
@@ -535,12 +542,12 @@ static arena_pool *active_pool(CUcontext context)
 {
     pthread_mutex_lock(&recorder_lock);
     arena_pool *pool = context ? pool_find(context) : NULL;
-    bool is_disabled = !pool || pool->disabled;
+    bool is_disabled = !pool || pool->is_disabled;
     pthread_mutex_unlock(&recorder_lock);
     return is_disabled ? NULL : pool;
 }
 
-void exact_event_completed(CUcontext context)
+void exact_handle_completed_event(CUcontext context)
 {
     arena_pool *pool = active_pool(context);
     if (!pool)
@@ -549,14 +556,14 @@ void exact_event_completed(CUcontext context)
     modules_request_review();
 }
 
-void exact_synchronized(CUcontext context, Sanitizer_StreamHandle stream)
+void exact_handle_synchronization(CUcontext context, Sanitizer_StreamHandle stream)
 {
     arena_pool *pool = active_pool(context);
     if (!pool)
         return;
     pthread_mutex_lock(&recorder_lock);
     for (size_t i = 0; i < ARENAS; i++)
-        arena_streams_synchronized(&pool->arenas[i].streams, stream);
+        arena_streams_mark_complete(&pool->arenas[i].streams, stream);
     pthread_mutex_unlock(&recorder_lock);
     pool_poll(pool, true);
     modules_request_review();
@@ -587,7 +594,7 @@ void exact_context_destroying(CUcontext context)
     pthread_mutex_unlock(&recorder_lock);
 }
 
-void exact_read(void)
+void exact_read_all(void)
 {
     if (patching_is_enabled())
         pool_read();

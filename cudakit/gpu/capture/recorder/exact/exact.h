@@ -21,20 +21,20 @@ void exact_prepare(CUcontext context, CUfunction function, uint64_t threads);
 void exact_prepare_graph(CUcontext context, CUgraphExec executable);
 
 /* Assign a launch index to a kernel launch and return its user data, or 0 if its accesses will not be recorded.
- * ``signature`` and ``arguments`` are those by which its accesses are compared. The lock is held. The arena is not replaced
- * before exact_enqueued(). */
-uint64_t exact_assign(const record *launch_record, const Sanitizer_LaunchData *launch,
-                      const launch_signature *signature, const launch_arguments *arguments);
+ * ``signature`` and ``arguments`` are those by which its accesses are compared. The lock is held. The arena is not
+ * replaced before exact_launch_ended(). */
+uint64_t exact_assign_launch(const record *launch_record, const Sanitizer_LaunchData *launch,
+                             const launch_signature *signature, const launch_arguments *arguments);
 
-/* Return the template of a kernel launch that need not be recorded, or 0; then set ``signature``. Also add the launch to
- * the work on the allocations that it reaches. The lock is held. */
+/* Return the template of a kernel launch. If the launch must be recorded, return template 0 and set ``signature``.
+ * Also add the launch to the work on the allocations that it reaches. The lock is held. */
 launch_template exact_choose_template(const record *launch_record, const Sanitizer_LaunchData *launch,
                                       const launch_arguments *arguments, launch_signature *signature);
 
 /* Return whether the patch of a kernel's module is removed. The lock is held. */
 bool exact_lacks_patch(const Sanitizer_LaunchData *launch);
 
-/* Restore this patch. Return false on failure. Calls CUDA: the lock is not held. */
+/* Restore the patch of a kernel's module. Return false on failure. Calls CUDA: the lock is not held. */
 bool exact_restore_patch(const Sanitizer_LaunchData *launch);
 
 /* Do the same as exact_choose_template() for the launch of a graph. */
@@ -42,7 +42,7 @@ uint32_t exact_choose_graph_template(const record *launch_record, launch_signatu
 
 /* Handle the end of this thread's last launch of a kernel or a graph: it is enqueued on its stream, or it failed.
  * Takes the lock. */
-void exact_enqueued(void);
+void exact_launch_ended(void);
 
 /* Handle a failure to set the user data of this thread's launch. Takes the lock. */
 void exact_assign_failed(void);
@@ -60,10 +60,10 @@ uint64_t exact_assign_node(const Sanitizer_LaunchData *launch, uint32_t node);
 
 /* Handle a synchronization of this thread with a stream, or with all streams of the context if ``stream`` is NULL.
  * Calls CUDA: the lock is not held. */
-void exact_synchronized(CUcontext context, Sanitizer_StreamHandle stream);
+void exact_handle_synchronization(CUcontext context, Sanitizer_StreamHandle stream);
 
 /* Handle an event that the host knows to be complete, after a wait or a query. Calls CUDA: the lock is not held. */
-void exact_event_completed(CUcontext context);
+void exact_handle_completed_event(CUcontext context);
 
 /* Return whether a stream belongs to the recorder. The creation of such a stream is not recorded. Takes the lock. */
 bool exact_is_recorder_stream(Sanitizer_StreamHandle stream);
@@ -73,7 +73,7 @@ void exact_stream_destroying(CUcontext context, Sanitizer_StreamHandle stream);
 void exact_context_destroying(CUcontext context);
 
 /* Wait for all launches so far and record their accesses. Calls CUDA: the lock is not held. */
-void exact_read(void);
+void exact_read_all(void);
 
 /* At program end: wait for all launches, record their accesses, and free all arenas. Calls CUDA: the lock is not
  * held. */

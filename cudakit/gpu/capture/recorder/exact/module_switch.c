@@ -73,8 +73,8 @@ void module_count_launch(uint32_t id, bool must_be_recorded)
         modules[id].template_launch_count++;
 }
 
-/* Set ``module`` to the handle of the module with an id if it has this state, else to NULL. Return false if the id is
- * higher than all module ids. Takes the lock. */
+/* Set ``module`` to the handle of the module with this id, or to NULL if the module has another state. Return false
+ * if the id is higher than all module ids. Takes the lock. */
 static bool copy_handle(uint32_t id, int state, CUmodule *module)
 {
     pthread_mutex_lock(&recorder_lock);
@@ -160,7 +160,7 @@ static bool begin_removal(uint32_t id)
     module->recorded_launch_count = module->template_launch_count = 0;
     const bool begins_removal = module->handle &&module->state == WITH_PATCH &&
                                 module->reviews_without_recording >= module->reviews_before_removal &&
-                                !pool_launches_entering();
+                                !pool_count_entering_launches();
     if (begins_removal)
         module->state = REMOVING_PATCH;
     pthread_mutex_unlock(&recorder_lock);
@@ -187,7 +187,7 @@ static void set_next_verification(int64_t now_ns, bool was_verified)
 static bool device_is_idle(void)
 {
     pthread_mutex_lock(&recorder_lock);
-    const bool is_idle = order_host_waited_for_all_work() && !pool_launches_entering();
+    const bool is_idle = order_host_waited_for_all_work() && !pool_count_entering_launches();
     pthread_mutex_unlock(&recorder_lock);
     return is_idle;
 }

@@ -14,7 +14,8 @@
 #define MAX_PATCHES 16
 #define MAX_CONTEXTS 64
 #define LOCK_WAIT_LIMIT_NS 20000000
-/* A module that is loaded waits longer, because its launches would otherwise be inferred from their arguments. */
+/* The load of a module waits longer for the lock, because the accesses of an unpatched module are inferred from
+ * arguments. */
 #define LOAD_WAIT_LIMIT_NS 2000000000
 
 static struct {
@@ -27,7 +28,7 @@ enum { UNKNOWN, PATCHED, REFUSED };
 
 static struct {
     CUcontext context;
-    int state;
+    int patch_state;
 } contexts[MAX_CONTEXTS];
 static size_t context_count;
 
@@ -87,12 +88,12 @@ static int *context_state(CUcontext context)
 {
     for (size_t i = 0; i < context_count; i++)
         if (contexts[i].context == context)
-            return &contexts[i].state;
+            return &contexts[i].patch_state;
     if (context_count == MAX_CONTEXTS)
         return NULL;
     contexts[context_count].context = context;
-    contexts[context_count].state = UNKNOWN;
-    return &contexts[context_count++].state;
+    contexts[context_count].patch_state = UNKNOWN;
+    return &contexts[context_count++].patch_state;
 }
 
 /* Load the patch into a context before its first module is patched. Return false if there is no patch for the
@@ -120,7 +121,7 @@ bool patching_is_active(CUcontext context)
 {
     for (size_t i = 0; i < context_count; i++)
         if (contexts[i].context == context)
-            return contexts[i].state == PATCHED;
+            return contexts[i].patch_state == PATCHED;
     return false;
 }
 
@@ -154,7 +155,7 @@ static uint32_t reason_bit(const char *reason)
     return 1u << i;
 }
 
-static void add_unreported(void *module, const char *function, const char *reason)
+static void add_unreported_kind(void *module, const char *function, const char *reason)
 {
     pthread_mutex_lock(&recorder_lock);
     uint64_t key = function_key(*(const uint32_t *)module, function);
@@ -172,7 +173,7 @@ static bool patch_module(CUmodule module)
 
 /* Acquire the patching lock. Return false if another thread holds it for too long: that thread may wait for a lock of the
  * driver that this thread holds. */
-static bool acquire_within(int64_t limit_ns)
+static bool acquire_lock_within(int64_t limit_ns)
 {
     const int64_t deadline_ns = monotonic_ns() + limit_ns;
     while (pthread_mutex_trylock(&patching_lock)) {
@@ -188,7 +189,7 @@ void patching_module_loaded(const Sanitizer_ResourceModuleData *data)
     const bool was_in_recorder_call =
         this_thread.in_recorder_call; /* a query of the recorder may make the driver load a module lazily */
     this_thread.in_recorder_call = this_thread.is_patching = true;
-    const bool is_locked = acquire_within(LOAD_WAIT_LIMIT_NS);
+    const bool is_locked = acquire_lock_within(LOAD_WAIT_LIMIT_NS);
     bool is_patched = is_locked && load_patch(data->context) &&
                       !machine_code_has_function(data->pCubin, data->cubinSize, is_nccl_kernel) &&
                       patch_module(data->module);
@@ -199,7 +200,7 @@ void patching_module_loaded(const Sanitizer_ResourceModuleData *data)
     this_thread.is_patching = false;
     if (!is_patched)
         return;
-    if (machine_code_find_unreported(data->pCubin, data->cubinSize, add_unreported, &module_id) < 0)
+    if (machine_code_find_unreported(data->pCubin, data->cubinSize, add_unreported_kind, &module_id) < 0)
         return;
     pthread_mutex_lock(&recorder_lock);
     if (module_add(module_id, data->module))
@@ -219,7 +220,7 @@ bool patching_lock_try(void)
 
 bool patching_lock_acquire(void)
 {
-    return acquire_within(LOCK_WAIT_LIMIT_NS);
+    return acquire_lock_within(LOCK_WAIT_LIMIT_NS);
 }
 
 void patching_lock_release(void)
@@ -253,12 +254,12 @@ uint32_t patching_module_id(CUmodule module)
     return hash_table_get(&module_ids, (uint64_t)(uintptr_t)module);
 }
 
-void patching_multicast_used(void)
+void patching_record_multicast_use(void)
 {
     __atomic_store_n(&multicast_used, true, __ATOMIC_RELAXED);
 }
 
-unreported_accesses patching_unreported(CUmodule module, const char *function)
+unreported_accesses patching_unreported_accesses(CUmodule module, const char *function)
 {
     unreported_accesses accesses = {NULL, 0};
     uint32_t module_id = hash_table_get(&module_ids, (uint64_t)(uintptr_t)module);
@@ -267,9 +268,9 @@ unreported_accesses patching_unreported(CUmodule module, const char *function)
         accesses.reason = MACHINE_CODE_NOT_PATCHED;
         return accesses;
     }
-    uint32_t bits = function ? hash_table_get(&unreported_reasons, function_key(module_id, function)) : 0;
+    uint32_t reason_bits = function ? hash_table_get(&unreported_reasons, function_key(module_id, function)) : 0;
     for (uint32_t i = 0; i < reason_count; i++) {
-        if (!(bits >> i & 1))
+        if (!(reason_bits >> i & 1))
             continue;
         if (!strcmp(reasons[i], MACHINE_CODE_TENSOR_STORES))
             accesses.tensor_modes |= MODE_WRITE;

@@ -48,10 +48,10 @@ bool patching_remove(CUmodule module);
 uint32_t patching_module_id(CUmodule module);
 
 /* Record that this process has used a multicast object. */
-void patching_multicast_used(void);
+void patching_record_multicast_use(void);
 
 /* Return the kinds of accesses that the Sanitizer API does not report for a kernel. The lock is held. */
-unreported_accesses patching_unreported(CUmodule module, const char *function);
+unreported_accesses patching_unreported_accesses(CUmodule module, const char *function);
 
 /* Forget all contexts and modules in the child of a fork: they belong to the parent. */
 void patching_clear(void);

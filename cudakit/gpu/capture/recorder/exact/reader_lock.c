@@ -12,9 +12,9 @@ static pthread_mutex_t reader_mutex = PTHREAD_MUTEX_INITIALIZER;
 
 int64_t monotonic_now_ns(void)
 {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+    struct timespec current_time;
+    clock_gettime(CLOCK_MONOTONIC, &current_time);
+    return (int64_t)current_time.tv_sec * 1000000000 + current_time.tv_nsec;
 }
 
 void sleep_briefly(void)

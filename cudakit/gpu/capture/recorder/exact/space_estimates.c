@@ -13,14 +13,14 @@
 #define MAX_SIGNATURES 65536
 /* A typical thread of a kernel that streams memory reads and writes 32 bytes. */
 #define THREADS_PER_PAGE (CK_BITMAP_BITS * 4 / 32 / 2)
-/* Estimate for new kernels: most kernels of training programs need fewer pages. */
+/* Estimated number of pages for a new kernel: most kernels of training programs need fewer pages. */
 #define MIN_UNKNOWN_PAGES 256
 
-static hash_table signature_numbers; /* indices of ``learned_space``, by signature */
-static arena_space learned_space[MAX_SIGNATURES];
-static uint32_t learned_count;
+static hash_table signature_numbers; /* indices of ``known_space``, by signature */
+static arena_space known_space[MAX_SIGNATURES];
+static uint32_t known_space_count;
 static uint32_t launch_pages[CK_MAX_LAUNCHES],
-    launch_boxes[CK_MAX_LAUNCHES]; /* numbers of pages and boxes, by launch index */
+    launch_boxes[CK_MAX_LAUNCHES]; /* number of pages and number of boxes of each launch, by launch index */
 
 uint64_t space_signature(const void *function, uint64_t threads)
 {
@@ -29,63 +29,63 @@ uint64_t space_signature(const void *function, uint64_t threads)
 
 arena_space space_estimate(uint64_t signature, uint64_t threads)
 {
-    uint32_t number = hash_table_get(&signature_numbers, signature);
-    if (number)
-        return learned_space[number];
-    const uint64_t pages = threads / THREADS_PER_PAGE;
-    return (arena_space){.pages = pages < MIN_UNKNOWN_PAGES ? MIN_UNKNOWN_PAGES : pages};
+    uint32_t signature_number = hash_table_get(&signature_numbers, signature);
+    if (signature_number)
+        return known_space[signature_number];
+    const uint64_t estimated_pages = threads / THREADS_PER_PAGE;
+    return (arena_space){.pages = estimated_pages < MIN_UNKNOWN_PAGES ? MIN_UNKNOWN_PAGES : estimated_pages};
 }
 
 /* Count the pages and boxes of each launch in an arena. */
-static void count_space(uint32_t launches, const arena_copy *copy)
+static void count_used_space(uint32_t launches, const arena_copy *copy)
 {
     const ck_header *header = &copy->top.header;
-    const size_t boxes = header->requested_boxes < CK_MAX_BOXES ? header->requested_boxes : CK_MAX_BOXES;
+    const size_t box_count = header->requested_boxes < CK_MAX_BOXES ? header->requested_boxes : CK_MAX_BOXES;
     memset(launch_pages, 0, launches * sizeof *launch_pages);
     memset(launch_boxes, 0, launches * sizeof *launch_boxes);
-    for (size_t i = 0; i < copy->pages.count; i++)
+    for (size_t i = 0; i < copy->pages.page_count; i++)
         launch_pages[CK_KEY_LAUNCH(copy->pages.pages[i].key)]++;
-    for (size_t i = 0; i < boxes; i++)
+    for (size_t i = 0; i < box_count; i++)
         launch_boxes[copy->boxes[i].launch & (CK_MAX_LAUNCHES - 1)]++;
 }
 
-static void learn_space(uint64_t signature, arena_space needed)
+static void update_known_space(uint64_t signature, arena_space needed_space)
 {
     if (!signature)
-        return; /* the launch was made by a call that is not subscribed */
-    uint32_t number = hash_table_get(&signature_numbers, signature);
-    if (!number &&
-        (learned_count + 1 >= MAX_SIGNATURES || hash_table_put(&signature_numbers, signature, learned_count + 1)))
+        return; /* the driver call that launched the kernel is not subscribed */
+    uint32_t signature_number = hash_table_get(&signature_numbers, signature);
+    if (!signature_number && (known_space_count + 1 >= MAX_SIGNATURES ||
+                              hash_table_put(&signature_numbers, signature, known_space_count + 1)))
         return;
-    if (!number)
-        learned_space[number = ++learned_count] = (arena_space){0};
-    if (learned_space[number].pages < needed.pages)
-        learned_space[number].pages = needed.pages;
-    if (learned_space[number].boxes < needed.boxes)
-        learned_space[number].boxes = needed.boxes;
+    if (!signature_number)
+        known_space[signature_number = ++known_space_count] = (arena_space){0};
+    if (known_space[signature_number].pages < needed_space.pages)
+        known_space[signature_number].pages = needed_space.pages;
+    if (known_space[signature_number].boxes < needed_space.boxes)
+        known_space[signature_number].boxes = needed_space.boxes;
 }
 
-void space_learn(const launch_arena *arena, const arena_copy *copy)
+void space_store_needed(const launch_arena *arena, const arena_copy *copy)
 {
-    count_space(arena->launch_count, copy);
+    count_used_space(arena->launch_count, copy);
     for (const launch_group *group = arena->groups; group < arena->groups + arena->group_count; group++) {
-        arena_space needed = {0};
+        arena_space needed_space = {0};
         bool is_lower_bound = false;
         for (uint32_t i = group->first_launch_index; i < group->first_launch_index + group->launch_index_count;
              i++) {
-            needed.pages += launch_pages[i];
-            needed.boxes += launch_boxes[i];
+            needed_space.pages += launch_pages[i];
+            needed_space.boxes += launch_boxes[i];
             is_lower_bound =
                 is_lower_bound || (copy->top.header.lost_launches && copy->lost_bits[i / 32] >> (i & 31) & 1);
         }
         if (is_lower_bound) /* the launch lost accesses, so it needs more space than was counted */
-            needed.pages *= 2, needed.boxes *= 2;
-        learn_space(group->space_signature, needed);
+            needed_space.pages *= 2, needed_space.boxes *= 2;
+        update_known_space(group->space_signature, needed_space);
     }
 }
 
 void space_clear(void)
 {
     hash_table_clear(&signature_numbers);
-    learned_count = 0;
+    known_space_count = 0;
 }

@@ -14,23 +14,23 @@
 /* Number of changes of an argument that changed no access, after which a template applies to all values. Arguments that
  * are not pointers (scalars), pointers, and distances between pointers are counted separately. */
 #define CHANGES_WITHOUT_EFFECT 2
-/* Number of uses of a template before its first verification, and the maximum between two verifications. */
+/* Number of uses of a template before its first verification, and maximum number of uses between two verifications. */
 #define FIRST_CHECK_INTERVAL 4
 #define MAX_CHECK_INTERVAL 4096
 
 typedef struct {
-    launch_hashes last;     /* hashes of the arguments of the last recorded launch */
-    uint64_t digest;        /* hash of the accesses of the last recorded launch */
-    uint64_t pointer_hash;  /* hash of the pointers of the launch whose accesses are the template */
-    uint64_t distance_hash; /* hash of the distances between these pointers */
-    uint32_t template_id;   /* 0: no template */
-    uint32_t equal_count;   /* number of recorded launches in a row with the same digest */
-    uint32_t use_count;     /* number of launches that used the template */
-    uint32_t next_check;    /* value of use_count at which the template is verified */
-    bool is_untrusted;      /* whether launches with equal arguments accessed different bytes */
-    bool scalars_matter;    /* whether accesses depend on arguments that are not pointers */
+    launch_hashes last_hashes;       /* hashes of the arguments of the last recorded launch */
+    uint64_t digest;                 /* hash of the accesses of the last recorded launch */
+    uint64_t pointer_hash;           /* hash of the pointers of the launch whose accesses are the template */
+    uint64_t distance_hash;          /* hash of the distances between these pointers */
+    uint32_t template_id;            /* 0: no template */
+    uint32_t equal_count;            /* number of recorded launches in a row with the same digest */
+    uint32_t use_count;              /* number of launches that used the template */
+    uint32_t next_check_use_count;   /* value of use_count at which the template is verified */
+    bool is_untrusted;               /* whether launches with equal arguments accessed different bytes */
+    bool accesses_depend_on_scalars; /* whether accesses depend on arguments that are not pointers */
     /* Number of changes between recorded launches that did not change the accesses, for each kind of argument. */
-    uint8_t scalar_changes, pointer_changes, distance_changes;
+    uint8_t scalar_change_count, pointer_change_count, distance_change_count;
 } signature_state;
 
 static bool templates_enabled;
@@ -103,7 +103,7 @@ static uint32_t random_below(uint32_t limit)
     return limit ? (uint32_t)((random_state >> 32) % limit) : 0;
 }
 
-/* Return the number of uses until the next check: about the number of uses so far, up to the maximum. */
+/* Return the number of uses of a template until its next check: about the number of uses so far, up to the maximum. */
 static uint32_t check_interval(uint32_t use_count)
 {
     uint32_t interval_uses = use_count < FIRST_CHECK_INTERVAL ? FIRST_CHECK_INTERVAL : use_count;
@@ -116,11 +116,12 @@ static uint32_t check_interval(uint32_t use_count)
  * value of a scalar is accepted only after changes of the scalar made no difference. */
 static bool template_applies(const signature_state *state, const launch_hashes *hashes)
 {
-    if (!state->template_id ||
-        (state->scalar_changes < CHANGES_WITHOUT_EFFECT && state->last.scalar_hash != hashes->scalar_hash))
+    if (!state->template_id || (state->scalar_change_count < CHANGES_WITHOUT_EFFECT &&
+                                state->last_hashes.scalar_hash != hashes->scalar_hash))
         return false;
-    return state->pointer_hash == hashes->pointer_hash || state->distance_changes >= CHANGES_WITHOUT_EFFECT ||
-           (state->distance_hash == hashes->distance_hash && state->pointer_changes >= CHANGES_WITHOUT_EFFECT);
+    return state->pointer_hash == hashes->pointer_hash || state->distance_change_count >= CHANGES_WITHOUT_EFFECT ||
+           (state->distance_hash == hashes->distance_hash &&
+            state->pointer_change_count >= CHANGES_WITHOUT_EFFECT);
 }
 
 static launch_template template_of(const signature_state *state, const launch_hashes *hashes)
@@ -135,15 +136,15 @@ launch_template templates_choose(const launch_hashes *hashes, bool is_contested,
     if (!templates_enabled || !hashes->key)
         return (launch_template){0};
     uint32_t index = state_index(hashes->key);
-    if (index && states[index].scalars_matter)
+    if (index && states[index].accesses_depend_on_scalars)
         index = state_index(key_with_scalars(hashes));
     *signature = (launch_signature){*hashes, index, current_generation, false};
     signature_state *state = states + index;
     if (!index || is_contested || !template_applies(state, hashes))
         return (launch_template){0};
-    if (can_be_recorded && state->use_count >= state->next_check) {
+    if (can_be_recorded && state->use_count >= state->next_check_use_count) {
         signature->is_check = true;
-        state->next_check = state->use_count + check_interval(state->use_count);
+        state->next_check_use_count = state->use_count + check_interval(state->use_count);
         return (launch_template){0};
     }
     state->use_count++;
@@ -158,10 +159,10 @@ bool template_exists(const launch_hashes *hashes)
 
 launch_template templates_use_instead(const launch_signature *signature)
 {
-    if (!signature->state || signature->generation != current_generation ||
-        !template_applies(states + signature->state, &signature->hashes))
+    if (!signature->state_index || signature->generation != current_generation ||
+        !template_applies(states + signature->state_index, &signature->hashes))
         return (launch_template){0};
-    return template_of(states + signature->state, &signature->hashes);
+    return template_of(states + signature->state_index, &signature->hashes);
 }
 
 /* Make the accesses of a launch the template of its signature, and return its id; 0 if the analysis has no memory. */
@@ -173,7 +174,7 @@ static uint32_t add_template(signature_state *state, const launch_hashes *hashes
     state->pointer_hash = hashes->pointer_hash;
     state->distance_hash = hashes->distance_hash;
     state->use_count = 0;
-    state->next_check = check_interval(0);
+    state->next_check_use_count = check_interval(0);
     return state->template_id = ++last_template_id;
 }
 
@@ -187,17 +188,17 @@ static void count_change(uint8_t *change_count, uint64_t hash, uint64_t other_ha
 static void count_equal_launch(signature_state *state, const launch_hashes *hashes)
 {
     if (state->equal_count++) {
-        count_change(&state->scalar_changes, state->last.scalar_hash, hashes->scalar_hash);
-        count_change(&state->pointer_changes, state->last.pointer_hash, hashes->pointer_hash);
-        count_change(&state->distance_changes, state->last.distance_hash, hashes->distance_hash);
+        count_change(&state->scalar_change_count, state->last_hashes.scalar_hash, hashes->scalar_hash);
+        count_change(&state->pointer_change_count, state->last_hashes.pointer_hash, hashes->pointer_hash);
+        count_change(&state->distance_change_count, state->last_hashes.distance_hash, hashes->distance_hash);
     }
 }
 
-/* Remove the template of a signature, because a launch accessed other bytes than the last one. */
+/* Remove the template of a signature, because a launch accessed other bytes than the launch before. */
 static void reject_template(signature_state *state, const launch_hashes *hashes)
 {
-    if (state->last.scalar_hash != hashes->scalar_hash)
-        state->scalars_matter = true;
+    if (state->last_hashes.scalar_hash != hashes->scalar_hash)
+        state->accesses_depend_on_scalars = true;
     else
         state->is_untrusted = true;
     state->template_id = 0;
@@ -207,15 +208,15 @@ template_result templates_compare(const launch_signature *signature, uint64_t di
                                   bool is_inside)
 {
     template_result result = {TEMPLATE_CHECK_NONE, 0};
-    if (!signature->state || signature->generation != current_generation)
+    if (!signature->state_index || signature->generation != current_generation)
         return result;
-    signature_state *state = states + signature->state;
+    signature_state *state = states + signature->state_index;
     const launch_hashes *hashes = &signature->hashes;
     const bool is_equal = is_inside && (!state->equal_count || state->digest == digest);
-    if (state->is_untrusted || state->scalars_matter)
+    if (state->is_untrusted || state->accesses_depend_on_scalars)
         return result;
     if (template_applies(state, hashes))
-        result.check = is_equal ? TEMPLATE_CHECK_EQUAL : TEMPLATE_CHECK_DIFFERENT;
+        result.check_result = is_equal ? TEMPLATE_CHECK_EQUAL : TEMPLATE_CHECK_DIFFERENT;
     if (is_equal)
         count_equal_launch(state, hashes);
     else if (is_inside)
@@ -223,8 +224,8 @@ template_result templates_compare(const launch_signature *signature, uint64_t di
     else
         state->is_untrusted = true, state->template_id = 0;
     if (is_equal && state->equal_count >= MIN_EQUAL_LAUNCHES && !state->template_id)
-        result.new_template = add_template(state, hashes, range_count);
+        result.new_template_id = add_template(state, hashes, range_count);
     state->digest = digest;
-    state->last = *hashes;
+    state->last_hashes = *hashes;
     return result;
 }

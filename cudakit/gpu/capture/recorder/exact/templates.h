@@ -2,14 +2,14 @@
  *
  * Two launches have the same signature if they launch the same kernel with the same grid and block, and the same
  * arguments are equal pointers; or if they launch the same executable graph. Accesses are compared relative to the
- * pointers: each accessed byte belongs to the nearest pointer at or below it in its allocation. After two launches of a
- * signature had equal accesses, these are its template. The template applies to launches with the same pointers, and,
- * after launches with two other sets of pointers confirmed it, to all launches of the signature. The trace names the
- * template instead of the accesses of such a launch.
+ * pointers: each accessed byte belongs to the nearest pointer at or below it in its allocation. If two launches of a
+ * signature had equal accesses, these accesses become the template of the signature. The template applies to launches
+ * with the same pointers, and, after launches with two other sets of pointers confirmed it, to all launches of the
+ * signature. The trace names the template instead of the accesses of such a launch.
  *
  * A launch is always recorded if operations that are not ordered may access one of the allocations that its pointers
- * reach. So a launch that uses a template is ordered with all earlier operations on this memory, and a race with it can
- * only be that of a later operation. Other launches are recorded to verify their template: often at first, then
+ * reach. So a launch that uses a template is ordered with all earlier operations on this memory, and only a later
+ * operation can race with the launch. Other launches are recorded to verify their template: often at first, then
  * rarely. A signature whose accesses change, or that accesses memory outside of the allocations, is always recorded.
  *
  * tests/core/sanitize/template_policy.py has the same rules. Callers hold the lock. */
@@ -31,9 +31,9 @@ typedef struct {
 /* The signature of a launch that is recorded. */
 typedef struct {
     launch_hashes hashes;
-    uint32_t state;      /* index of the signature's state; 0: the accesses of the launch are not compared */
-    uint32_t generation; /* number of times that all templates had been forgotten before the launch */
-    bool is_check;       /* whether the launch is recorded only to verify its template */
+    uint32_t state_index; /* index of the signature's state; 0: the accesses of the launch are not compared */
+    uint32_t generation;  /* number of times that all templates had been forgotten before the launch */
+    bool is_check;        /* whether the launch is recorded only to verify its template */
 } launch_signature;
 
 /* A template that applies to a launch. */
@@ -61,8 +61,8 @@ launch_template templates_use_instead(const launch_signature *signature);
 
 /* The result of comparing the accesses of a recorded launch with its template. */
 typedef struct {
-    uint8_t check;         /* TEMPLATE_CHECK_* in record.h */
-    uint32_t new_template; /* id of the new template that the accesses become; 0: none */
+    uint8_t check_result;     /* result of the check: TEMPLATE_CHECK_* in record.h */
+    uint32_t new_template_id; /* id of the new template that the accesses become; 0: none */
 } template_result;
 
 /* Compare the accesses of a recorded launch with those of earlier launches: ``digest`` is a hash of the ``range_count``

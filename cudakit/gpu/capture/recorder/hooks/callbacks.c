@@ -21,15 +21,15 @@ static bool set_user_data(const Sanitizer_LaunchData *launch, uint64_t data)
     return !sanitizer.set_launch_data(launch->hLaunch, launch->function, launch->hStream, (const void *)data);
 }
 
-/* Return whether the driver has split the launch into several parts. Its end is then the return of the driver call,
- * not the launch-end callback. */
+/* Return whether the driver has split the launch into several parts. The end of such a launch is the return of the
+ * driver call, not the launch-end callback. */
 static bool is_split_launch(const Sanitizer_LaunchData *launch)
 {
     return launch->splitLaunchPart > 0;
 }
 
 /* Find the pointers among the arguments of this thread's launch. The lock is held. */
-static size_t find_pointers(const record *launch_record, record *accesses, launch_arguments *arguments)
+static size_t find_pointer_arguments(const record *launch_record, record *accesses, launch_arguments *arguments)
 {
     return kernels_find_pointers(this_thread.parameter_layout, this_thread.parameters, this_thread.extra,
                                  launch_record, accesses, MAX_ACCESSES, arguments);
@@ -46,13 +46,13 @@ static void on_launch(const Sanitizer_LaunchData *launch)
     }
     record rec = record_begin_and_lock(KIND_LAUNCH, launch->context, launch->hStream);
     rec.device = (int16_t)launch->device;
-    size_t count = find_pointers(&rec, launch_records + 1, &arguments);
+    size_t access_count = find_pointer_arguments(&rec, launch_records + 1, &arguments);
     rec.launch.name = kernels_name_id(launch->function, launch->functionName);
     memcpy(rec.launch.grid, &launch->gridDim_x, sizeof rec.launch.grid);
     memcpy(rec.launch.block, &launch->blockDim_x, sizeof rec.launch.block);
     if (is_nccl_kernel(launch->functionName)) {
         rec.launch.pending = collectives_assign_launch(&rec);
-        count = rec.launch.pending ? 0 : count; /* the arguments are pointers to NCCL's own memory */
+        access_count = rec.launch.pending ? 0 : access_count; /* the arguments are pointers to NCCL's own memory */
         this_thread.user_data = 0;
     } else {
         launch_template chosen_template = exact_choose_template(&rec, launch, &arguments, &signature);
@@ -61,17 +61,19 @@ static void on_launch(const Sanitizer_LaunchData *launch)
             const bool is_restored = exact_restore_patch(launch);
             pthread_mutex_lock(&recorder_lock);
             chosen_template = is_restored ? chosen_template : templates_use_instead(&signature);
-            count = find_pointers(&rec, launch_records + 1, &arguments); /* the lock was released */
+            access_count =
+                find_pointer_arguments(&rec, launch_records + 1,
+                                       &arguments); /* allocations may have changed while the lock was released */
         }
         rec.launch.template_id = chosen_template.id;
         rec.launch.is_relative = chosen_template.is_relative;
-        this_thread.user_data = chosen_template.id ? 0 : exact_assign(&rec, launch, &signature, &arguments);
+        this_thread.user_data = chosen_template.id ? 0 : exact_assign_launch(&rec, launch, &signature, &arguments);
         rec.launch.pending = this_thread.user_data != 0;
     }
     launch_records[0] = rec;
-    /* The accesses of a template with the same pointers need no pointers. */
-    spool_records(launch_records, rec.launch.template_id && !rec.launch.is_relative ? 1 : 1 + count);
-    if (count == MAX_ACCESSES)
+    /* A launch with the same pointers as its template is written without ACCESS records. */
+    spool_records(launch_records, rec.launch.template_id && !rec.launch.is_relative ? 1 : 1 + access_count);
+    if (access_count == MAX_ACCESSES)
         record_gap("kernel with more than 512 pointer arguments");
     bool context_is_patched = patching_is_active(launch->context);
     pthread_mutex_unlock(&recorder_lock);
@@ -94,8 +96,8 @@ static bool is_pinned(uint64_t address)
     return memory && (memory->memory_kind == ALLOCATION_PINNED || memory->memory_kind == ALLOCATION_MANAGED);
 }
 
-/* Return whether the host side of a copy is pinned memory. The lock is held. */
-static uint8_t host_side(uint8_t direction, const Sanitizer_MemcpyData *copy)
+/* Return whether the host memory of a copy is pinned or pageable. The lock is held. */
+static uint8_t host_memory_of_copy(uint8_t direction, const Sanitizer_MemcpyData *copy)
 {
     switch (direction) {
     case HOST_TO_DEVICE: return is_pinned(copy->srcAddress) ? HOST_PINNED : HOST_PAGEABLE;
@@ -106,7 +108,7 @@ static uint8_t host_side(uint8_t direction, const Sanitizer_MemcpyData *copy)
     return HOST_NONE;
 }
 
-static uint64_t value_or(uint64_t value, uint64_t fallback)
+static uint64_t value_or_default(uint64_t value, uint64_t fallback)
 {
     return value ? value : fallback;
 }
@@ -117,23 +119,24 @@ static void on_copy(const Sanitizer_MemcpyData *copy)
     Sanitizer_StreamHandle stream = copy->hApiStream ? copy->hApiStream : copy->hDstStream;
     if (this_thread.in_graph_launch || copy->direction < 0 || copy->direction > MEMCPY_DEVICE_TO_DEVICE)
         return;
-    uint64_t rows = value_or(copy->height, 1), slices = value_or(copy->depth, 1);
-    uint64_t source_slice = copy->srcPitch * value_or(this_thread.source_height, rows);
-    uint64_t destination_slice = copy->dstPitch * value_or(this_thread.destination_height, rows);
+    uint64_t row_count = value_or_default(copy->height, 1), slice_count = value_or_default(copy->depth, 1);
+    uint64_t source_slice_bytes = copy->srcPitch * value_or_default(this_thread.source_height, row_count);
+    uint64_t destination_slice_bytes =
+        copy->dstPitch * value_or_default(this_thread.destination_height, row_count);
     record rec = record_begin_and_lock(KIND_COPY, context, stream);
-    rec.copy.size_bytes = value_or(copy->width, copy->size);
-    rec.copy.rows = rows;
-    rec.copy.source_pitch_bytes = rows > 1 ? copy->srcPitch : 0;
-    rec.copy.destination_pitch_bytes = rows > 1 ? copy->dstPitch : 0;
+    rec.copy.size_bytes = value_or_default(copy->width, copy->size);
+    rec.copy.rows = row_count;
+    rec.copy.source_pitch_bytes = row_count > 1 ? copy->srcPitch : 0;
+    rec.copy.destination_pitch_bytes = row_count > 1 ? copy->dstPitch : 0;
     rec.copy.direction = DIRECTION_OF[copy->direction];
-    rec.copy.host = host_side(rec.copy.direction, copy);
+    rec.copy.host = host_memory_of_copy(rec.copy.direction, copy);
     rec.copy.asynchronous = copy->isAsync != 0;
     const stream_operation operation = order_enqueue(rec.stream, rec.context);
     allocations_add_work(copy->srcAddress, operation);
     allocations_add_work(copy->dstAddress, operation);
-    for (uint64_t i = 0; i < slices; i++) {
-        rec.copy.source = copy->srcAddress + i * source_slice;
-        rec.copy.destination = copy->dstAddress + i * destination_slice;
+    for (uint64_t i = 0; i < slice_count; i++) {
+        rec.copy.source = copy->srcAddress + i * source_slice_bytes;
+        rec.copy.destination = copy->dstAddress + i * destination_slice_bytes;
         record_append(&rec);
     }
     pthread_mutex_unlock(&recorder_lock);
@@ -146,7 +149,7 @@ static void on_memset(const Sanitizer_MemsetData *fill)
     record rec = record_begin_and_lock(KIND_FILL, fill->context, fill->hStream);
     rec.fill.address = fill->address;
     rec.fill.size_bytes = fill->width * fill->elementSize;
-    rec.fill.rows = value_or(fill->height, 1);
+    rec.fill.rows = value_or_default(fill->height, 1);
     rec.fill.pitch_bytes = rec.fill.rows > 1 ? fill->pitch : 0;
     rec.fill.asynchronous = fill->isAsync != 0;
     allocations_add_work(fill->address, order_enqueue(rec.stream, rec.context));
@@ -182,7 +185,7 @@ static void on_synchronize(uint32_t cbid, const Sanitizer_SynchronizeData *sync)
         order_host_waited_for_context(rec.context);
     record_append_and_unlock(&rec);
     if (!is_stream_sync || sync->hStream)
-        exact_synchronized(sync->context, is_stream_sync ? sync->hStream : NULL);
+        exact_handle_synchronization(sync->context, is_stream_sync ? sync->hStream : NULL);
 }
 
 static void on_event_lifetime(uint32_t cbid, CUevent event)
@@ -230,7 +233,7 @@ static void on_event(uint32_t cbid, const Sanitizer_EventData *data)
     }
     pthread_mutex_unlock(&recorder_lock);
     if (cbid == EVENTS_SYNCHRONIZE)
-        exact_event_completed(data->context);
+        exact_handle_completed_event(data->context);
 }
 
 /* --- graphs ----------------------------------------------------------------------------------- */
@@ -243,7 +246,8 @@ static void on_executable(uint32_t cbid, const Sanitizer_GraphExecData *data)
         graphs_forget_reach(executable_graph(data->graphExec, &executable, &kernel_count));
         executable_forget(data->graphExec);
     } else {
-        executable_created(data->graphExec, this_thread.instantiated_graph, this_thread.instantiated_kernels);
+        executable_created(data->graphExec, this_thread.instantiated_graph_id,
+                           this_thread.instantiated_kernel_count);
         if (data->isDeviceLaunch || data->containsDeviceGraphLaunches)
             record_gap("graph launched from the device");
     }
@@ -257,26 +261,26 @@ static void on_graph_launch(const Sanitizer_GraphLaunchData *data)
         return;
     record rec = record_begin_and_lock(KIND_GRAPH_LAUNCH, data->context, data->hStream);
     rec.graph_launch.graph =
-        executable_graph(data->graphExec, &rec.graph_launch.executable, &this_thread.expected_kernels);
-    this_thread.launched_graph = rec.graph_launch.graph;
+        executable_graph(data->graphExec, &rec.graph_launch.executable, &this_thread.expected_kernel_count);
+    this_thread.launched_graph_id = rec.graph_launch.graph;
     rec.graph_launch.template_id = exact_choose_graph_template(&rec, &signature);
     if (rec.graph_launch.template_id)
         exact_skip_graph(data->context);
     else
-        rec.graph_launch.pending = exact_assign_graph(&rec, data, this_thread.expected_kernels, &signature);
+        rec.graph_launch.pending = exact_assign_graph(&rec, data, this_thread.expected_kernel_count, &signature);
     if (rec.graph_launch.graph)
         record_append(&rec);
     else
         record_gap("graph launch whose instantiation was not recorded");
     this_thread.in_graph_launch = true;
-    this_thread.launched_kernels = 0;
+    this_thread.launched_kernel_count = 0;
     pthread_mutex_unlock(&recorder_lock);
 }
 
 static void on_graph_launched(void)
 {
-    exact_enqueued();
-    if (this_thread.in_graph_launch && this_thread.launched_kernels != this_thread.expected_kernels) {
+    exact_launch_ended();
+    if (this_thread.in_graph_launch && this_thread.launched_kernel_count != this_thread.expected_kernel_count) {
         pthread_mutex_lock(&recorder_lock);
         record_gap("graph launch with a different number of kernels than instantiated");
         pthread_mutex_unlock(&recorder_lock);
@@ -291,11 +295,11 @@ static void on_node(const Sanitizer_GraphNodeLaunchData *node)
     uint64_t user_data = 0;
     if (node->nodeType != NODE_KERNEL)
         return;
-    this_thread.launched_kernels += is_launched;
+    this_thread.launched_kernel_count += is_launched;
     pthread_mutex_lock(&recorder_lock);
     if (is_launched)
-        user_data = exact_assign_node(
-            launch, graphs_find_node(this_thread.launched_graph, node->node, this_thread.launched_kernels));
+        user_data = exact_assign_node(launch, graphs_find_node(this_thread.launched_graph_id, node->node,
+                                                               this_thread.launched_kernel_count));
     bool context_is_patched = patching_is_active(launch->context);
     pthread_mutex_unlock(&recorder_lock);
     if (context_is_patched)
@@ -327,7 +331,7 @@ void on_callback(void *unused, int domain, uint32_t cbid, const void *data)
         if (cbid == LAUNCH_BEGIN)
             on_launch(data);
         else if (cbid == LAUNCH_END && !this_thread.in_graph_launch && !is_split_launch(data))
-            exact_enqueued();
+            exact_launch_ended();
         break;
     case DOMAIN_MEMCPY:
         if (cbid == MEMCPY_STARTING || cbid == MEMCPY_BATCH_ITEM_STARTING)

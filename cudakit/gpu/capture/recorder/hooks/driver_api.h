@@ -117,7 +117,7 @@ typedef struct {
     void **extra;
 } launch_ex_params;
 
-typedef struct { /* 1D copies and memsets: three words, then the stream */
+typedef struct { /* parameters of 1D copies and memsets: three words, then the stream */
     uint64_t words[3];
     CUstream hStream;
 } linear_copy_params;

@@ -14,7 +14,7 @@
 #include "recorder.h"
 #include "write/call_sites.h"
 
-static uint64_t threads_of(const uint32_t grid[3], const uint32_t block[3])
+static uint64_t count_launch_threads(const uint32_t grid[3], const uint32_t block[3])
 {
     return (uint64_t)grid[0] * grid[1] * grid[2] * block[0] * block[1] * block[2];
 }
@@ -38,7 +38,7 @@ static void enter_graph_instantiation(CUgraph graph)
 {
     call_site stack;
     call_site_read(&stack);
-    this_thread.instantiated_graph = graphs_record(graph, &stack, &this_thread.instantiated_kernels);
+    this_thread.instantiated_graph_id = graphs_record(graph, &stack, &this_thread.instantiated_kernel_count);
 }
 
 static void enter_host_call_ptsz(CUcontext context, CUstream stream)
@@ -46,7 +46,7 @@ static void enter_host_call_ptsz(CUcontext context, CUstream stream)
     host_calls_enqueue_marker(context, stream ? stream : STREAM_PER_THREAD_HANDLE);
 }
 
-static void on_entry(uint32_t cbid, const void *parameters, CUcontext context)
+static void on_call_entry(uint32_t cbid, const void *parameters, CUcontext context)
 {
     const launch_params *launch = parameters;
     const launch_ex_params *launch_ex = parameters;
@@ -54,21 +54,22 @@ static void on_entry(uint32_t cbid, const void *parameters, CUcontext context)
     const green_stream_create_params *green_stream = parameters;
     this_thread.cbid = cbid;
     if (templates_are_enabled())
-        modules_review(); /* the first call after a wait: the device is still idle */
+        modules_review(); /* in the first driver call after a wait, the device is still idle */
     switch (cbid) {
     case CBID_cuLaunchKernel:
     case CBID_cuLaunchKernel_ptsz:
-        enter_launch(context, threads_of(launch->grid, launch->block), launch->f, launch->kernelParams,
+        enter_launch(context, count_launch_threads(launch->grid, launch->block), launch->f, launch->kernelParams,
                      launch->extra);
         break;
     case CBID_cuLaunchCooperativeKernel:
     case CBID_cuLaunchCooperativeKernel_ptsz:
-        enter_launch(context, threads_of(launch->grid, launch->block), launch->f, launch->kernelParams, NULL);
+        enter_launch(context, count_launch_threads(launch->grid, launch->block), launch->f, launch->kernelParams,
+                     NULL);
         break;
     case CBID_cuLaunchKernelEx:
     case CBID_cuLaunchKernelEx_ptsz:
-        enter_launch(context, threads_of(launch_ex->config->grid, launch_ex->config->block), launch_ex->f,
-                     launch_ex->kernelParams, launch_ex->extra);
+        enter_launch(context, count_launch_threads(launch_ex->config->grid, launch_ex->config->block),
+                     launch_ex->f, launch_ex->kernelParams, launch_ex->extra);
         break;
     case CBID_cuLaunchHostFunc:
     case CBID_cuLaunchHostFunc_v2:
@@ -130,7 +131,7 @@ static void lock_and_record_gap(const char *reason)
 static void exit_graph_update(CUgraphExec executable)
 {
     pthread_mutex_lock(&recorder_lock);
-    executable_created(executable, this_thread.instantiated_graph, this_thread.instantiated_kernels);
+    executable_created(executable, this_thread.instantiated_graph_id, this_thread.instantiated_kernel_count);
     pthread_mutex_unlock(&recorder_lock);
 }
 
@@ -192,13 +193,13 @@ static void exit_node_change(uint32_t cbid, const node_set_params *change)
         exit_unrecorded_change(change->hGraphExec);
 }
 
-static void on_success(uint32_t cbid, const void *parameters, CUcontext context)
+static void on_call_success(uint32_t cbid, const void *parameters, CUcontext context)
 {
     const event_elapsed_params *elapsed = parameters;
     switch (cbid) {
     case CBID_cuEventQuery:
         record_event_completed(*(const CUevent *)parameters);
-        exact_event_completed(context);
+        exact_handle_completed_event(context);
         break;
     case CBID_cuEventElapsedTime:
     case CBID_cuEventElapsedTime_v2:
@@ -256,7 +257,7 @@ static void on_success(uint32_t cbid, const void *parameters, CUcontext context)
     case CBID_cuMulticastBindMem:
     case CBID_cuMulticastBindMem_v2:
     case CBID_cuMulticastBindAddr:
-    case CBID_cuMulticastBindAddr_v2: patching_multicast_used(); break;
+    case CBID_cuMulticastBindAddr_v2: patching_record_multicast_use(); break;
     case CBID_cuIpcOpenEventHandle: lock_and_record_gap("event imported from another process"); break;
     case CBID_cuSignalExternalSemaphoresAsync:
     case CBID_cuSignalExternalSemaphoresAsync_ptsz:
@@ -268,19 +269,19 @@ static void on_success(uint32_t cbid, const void *parameters, CUcontext context)
 void on_driver_call(uint32_t cbid, const Sanitizer_CallbackData *data)
 {
     if (data->callbackSite == 0) {
-        on_entry(cbid, data->functionParams, data->context);
+        on_call_entry(cbid, data->functionParams, data->context);
         return;
     }
     if (data->functionReturnValue && *(const int *)data->functionReturnValue == 0)
-        on_success(cbid, data->functionParams, data->context);
+        on_call_success(cbid, data->functionParams, data->context);
     if (cbid == CBID_cuStreamEndCapture || cbid == CBID_cuStreamEndCapture_ptsz)
         graphs_count_captures(-1); /* a capture that failed has ended as well */
-    exact_enqueued();              /* a launch that failed is no longer pending either */
+    exact_launch_ended();          /* also if the launch failed: it is no longer pending */
     if (cbid == CBID_cuGraphLaunch || cbid == CBID_cuGraphLaunch_ptsz)
         this_thread.in_graph_launch = false;
     this_thread.cbid = 0;
     this_thread.parameters = this_thread.extra = NULL;
     this_thread.parameter_layout = NULL;
     this_thread.source_height = this_thread.destination_height = 0;
-    this_thread.instantiated_graph = this_thread.instantiated_kernels = 0;
+    this_thread.instantiated_graph_id = this_thread.instantiated_kernel_count = 0;
 }

@@ -40,13 +40,13 @@ void on_callback(void *unused, int domain, uint32_t cbid, const void *data);
 /* Handle the entry or exit of a driver call. */
 void on_driver_call(uint32_t cbid, const Sanitizer_CallbackData *data);
 
-/* A block that a pool above the driver, such as CuPy's, allocates or frees. */
+/* A memory block that a pool above the driver, such as CuPy's, allocates or frees. */
 typedef struct {
-    const char *pool; /* name of the pool */
+    const char *pool_name; /* name of the pool */
     uint64_t address, size_bytes, requested_bytes;
     int device;
-    bool is_driver;     /* the pool allocates from the driver, whose callbacks are not recorded */
-    int skipped_frames; /* innermost Python frames that belong to cudakit */
+    bool allocates_from_driver; /* the pool allocates from the driver, whose callbacks are not recorded */
+    int skipped_frame_count;    /* number of innermost Python frames, which belong to cudakit */
 } pool_block;
 
 /* Record an allocation or a free of a pool, with the call stack of this thread. Takes the lock. */
@@ -56,7 +56,7 @@ void pools_record_free(const pool_block *block);
 /* Record that a pool could not allocate size_bytes of the block, with the free memory of its device. Takes the lock. */
 void pools_record_out_of_memory(const pool_block *block, uint64_t free_bytes);
 
-/* Record a named instant of the domain "cudakit", with the call stack of this thread. Takes the lock. */
+/* Record an NVTX mark of the domain "cudakit", with the call stack of this thread. Takes the lock. */
 void pools_record_mark(const char *name, int skipped_frames);
 
 /* Handle the creation or destruction of memory, contexts, streams and modules. */

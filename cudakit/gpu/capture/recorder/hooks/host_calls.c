@@ -36,9 +36,9 @@ static bool enqueue_marker(CUstream stream, host_call *call)
 {
     const driver_functions *driver = driver_api();
     this_thread.in_recorder_call = true;
-    bool enqueued = driver && !driver->cuLaunchHostFunc(stream, marker_function, call);
+    bool is_enqueued = driver && !driver->cuLaunchHostFunc(stream, marker_function, call);
     this_thread.in_recorder_call = false;
-    return enqueued;
+    return is_enqueued;
 }
 
 void host_calls_enqueue_marker(CUcontext context, CUstream stream)

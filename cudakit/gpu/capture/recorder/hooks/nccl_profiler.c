@@ -88,7 +88,7 @@ static uint8_t function_by_name(const char *name)
     return COLLECTIVE_UNKNOWN;
 }
 
-/* Functions by their number in version 1, the numbers of ncclFunc_t in NCCL 2.23. */
+/* Return COLLECTIVE_* for a function number of version 1 of the interface: a value of ncclFunc_t in NCCL 2.23. */
 static uint8_t function_by_number(uint8_t nccl_number)
 {
     static const uint8_t FUNCTIONS[] = {COLLECTIVE_BROADCAST,      COLLECTIVE_REDUCE,     COLLECTIVE_ALL_GATHER,
@@ -221,7 +221,7 @@ static int start_event_v4(void *context, void **handle, const void *descriptor)
 }
 
 /* Record the call of a collective or point-to-point operation, and return the handle of its event. */
-static void *recorded_call_handle(const void *context, const nccl_event_v5 *event)
+static void *record_call(const void *context, const nccl_event_v5 *event)
 {
     const bool is_collective = event->type == NCCL_COLL_API;
     const collective operation = {
@@ -247,7 +247,7 @@ static int start_event_v5(void *context, void **handle, const void *descriptor)
         *handle = handle_of(__atomic_add_fetch(&group_call_count, 1, __ATOMIC_RELAXED), TAG_GROUP_CALL);
         break;
     case NCCL_COLL_API:
-    case NCCL_P2P_API: *handle = recorded_call_handle(context, event); break;
+    case NCCL_P2P_API: *handle = record_call(context, event); break;
     case NCCL_KERNEL_LAUNCH:
         *handle = handle_of(collective_launch_begin(communicator_number_of(context)), TAG_LAUNCH);
         break;
@@ -269,7 +269,7 @@ static int start_event_v5(void *context, void **handle, const void *descriptor)
         collective_add_to_plan(reported_plan, id_of_handle(event->parent, TAG_CALL), &operation);
         break;
     }
-    case NCCL_COPY_ENGINE_COLL: collective_count_unknown("NCCL performs it by copies"); break;
+    case NCCL_COPY_ENGINE_COLL: collective_count_unreported("NCCL performs it by copies"); break;
     }
     return 0;
 }

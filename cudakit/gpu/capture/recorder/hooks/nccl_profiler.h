@@ -21,10 +21,10 @@ enum {
     NCCL_COLL_API = 1 << 9,
     NCCL_P2P_API = 1 << 10,
     NCCL_KERNEL_LAUNCH = 1 << 11,
-    NCCL_COPY_ENGINE_COLL = 1 << 12, /* version 6 */
+    NCCL_COPY_ENGINE_COLL = 1 << 12, /* new in version 6 of the interface */
 };
 
-/* Version 1: functions and datatypes are numbers. */
+/* An event in version 1 of the interface, in which functions and datatypes are numbers. */
 typedef struct {
     uint8_t type;
     void *parent;
@@ -52,7 +52,7 @@ typedef struct {
     };
 } nccl_event_v1;
 
-/* Versions 2 and 3. */
+/* An event in versions 2 and 3 of the interface. */
 typedef struct {
     uint8_t type;
     void *parent;
@@ -110,8 +110,8 @@ typedef struct {
     };
 } nccl_event_v4;
 
-/* Versions 5 and 6. ``parent`` of a collective is the handle of its CollApi event, that of a KernelLaunch, CollApi or
- * P2pApi event is the handle of the GroupApi event. */
+/* An event in versions 5 and 6 of the interface. ``parent`` of a collective is the handle of its CollApi event, that
+ * of a KernelLaunch, CollApi or P2pApi event is the handle of the GroupApi event. */
 typedef struct {
     uint64_t type;
     void *parent;
@@ -156,7 +156,7 @@ typedef struct {
     };
 } nccl_event_v5;
 
-/* All functions return 0, ncclSuccess. */
+/* The functions of the plugin, in each version of the interface. All return 0, which is ncclSuccess. */
 typedef struct {
     const char *name;
     int (*init)(void **context, int *activation_mask);

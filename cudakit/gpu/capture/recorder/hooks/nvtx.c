@@ -78,17 +78,17 @@ typedef struct { /* nvtxEventAttributes_t, the same in versions 1 to 3 */
 #define DEFAULT_DOMAIN ""
 #define INJECTION_VARIABLE "NVTX_INJECTION64_PATH"
 
-static bool enabled; /* whether the calls of NVTX are recorded; read without the lock */
+static bool records_nvtx; /* whether the calls of NVTX are recorded; read without the lock */
 
 void nvtx_enable(bool enable)
 {
-    __atomic_store_n(&enabled, enable, __ATOMIC_RELEASE);
+    __atomic_store_n(&records_nvtx, enable, __ATOMIC_RELEASE);
 }
 
-/* Return whether NVTX calls are recorded now. Calls inside the recorder's own CUDA calls are not. */
+/* Return whether NVTX calls are recorded now. NVTX calls inside CUDA calls of the recorder are not recorded. */
 static bool is_recording(void)
 {
-    return __atomic_load_n(&enabled, __ATOMIC_ACQUIRE) && !this_thread.in_recorder_call;
+    return __atomic_load_n(&records_nvtx, __ATOMIC_ACQUIRE) && !this_thread.in_recorder_call;
 }
 
 /* --- texts -------------------------------------------------------------------------------------- */
@@ -109,7 +109,7 @@ static size_t put_character(char *out, uint32_t character)
 }
 
 /* Convert a wide string to UTF-8, and truncate it to the size of ``out``. On Linux a wchar_t is one character. */
-static const char *utf8(const wchar_t *wide, char out[MAX_UTF8_BYTES])
+static const char *convert_to_utf8(const wchar_t *wide, char out[MAX_UTF8_BYTES])
 {
     size_t length = 0;
     for (; wide && *wide && length + 5 <= MAX_UTF8_BYTES; wide++) {
@@ -124,27 +124,28 @@ static const char *utf8(const wchar_t *wide, char out[MAX_UTF8_BYTES])
 /* A registered string or the name of a domain; its address is the handle that NVTX's callers hold. Equal texts share
  * one handle, so that registering a string repeatedly uses no more memory. */
 typedef struct interned_text {
-    struct interned_text *next;
+    struct interned_text *next_text;
     char text[];
 } interned_text;
 
-#define INTERNED_LISTS 1024
-static interned_text *interned[INTERNED_LISTS]; /* lists of texts by their hash; protected by the lock */
+#define INTERNED_TEXT_LISTS 1024
+static interned_text
+    *interned_texts[INTERNED_TEXT_LISTS]; /* lists of texts by their hash; protected by the lock */
 
 /* Return the handle of a text; NULL if no memory is left. Takes the lock. */
-static interned_text *intern(const char *text)
+static interned_text *intern_text(const char *text)
 {
     uint32_t hash = 0;
     for (const char *letter = text; *letter; letter++)
         hash = hash * 31 + (uint8_t)*letter;
-    interned_text **list = interned + hash % INTERNED_LISTS;
+    interned_text **list = interned_texts + hash % INTERNED_TEXT_LISTS;
     pthread_mutex_lock(&recorder_lock);
     interned_text *match = *list;
     while (match && strcmp(match->text, text) != 0)
-        match = match->next;
+        match = match->next_text;
     if (!match && (match = malloc(sizeof *match + strlen(text) + 1))) {
         memcpy(match->text, text, strlen(text) + 1);
-        match->next = *list;
+        match->next_text = *list;
         *list = match;
     }
     pthread_mutex_unlock(&recorder_lock);
@@ -164,13 +165,13 @@ static const char *domain_name(const interned_text *domain)
 }
 
 /* Return the message of an event. A wide string is converted into ``out``. */
-static const char *message(const nvtx_attributes *event, char out[MAX_UTF8_BYTES])
+static const char *event_message(const nvtx_attributes *event, char out[MAX_UTF8_BYTES])
 {
     if (!event || event->size < offsetof(nvtx_attributes, message) + sizeof event->message)
         return "";
     switch (event->message_type) {
     case MESSAGE_ASCII: return text_or_empty(event->message.ascii);
-    case MESSAGE_UNICODE: return utf8(event->message.unicode, out);
+    case MESSAGE_UNICODE: return convert_to_utf8(event->message.unicode, out);
     case MESSAGE_REGISTERED: return event->message.registered ? event->message.registered->text : "";
     }
     return "";
@@ -185,13 +186,13 @@ static void domain_mark_ex(const interned_text *domain, const nvtx_attributes *e
 {
     char utf8_text[MAX_UTF8_BYTES];
     if (is_recording())
-        range_mark(message(event, utf8_text), domain_name(domain));
+        range_mark(event_message(event, utf8_text), domain_name(domain));
 }
 
 static int domain_range_push_ex(const interned_text *domain, const nvtx_attributes *event)
 {
     char utf8_text[MAX_UTF8_BYTES];
-    return is_recording() ? range_push(message(event, utf8_text), domain_name(domain)) : -1;
+    return is_recording() ? range_push(event_message(event, utf8_text), domain_name(domain)) : -1;
 }
 
 static int domain_range_pop(const interned_text *domain)
@@ -202,7 +203,7 @@ static int domain_range_pop(const interned_text *domain)
 static uint64_t domain_range_start_ex(const interned_text *domain, const nvtx_attributes *event)
 {
     char utf8_text[MAX_UTF8_BYTES];
-    return is_recording() ? range_start(message(event, utf8_text), domain_name(domain)) : 0;
+    return is_recording() ? range_start(event_message(event, utf8_text), domain_name(domain)) : 0;
 }
 
 static void domain_range_end(const interned_text *domain, uint64_t number)
@@ -215,25 +216,25 @@ static void domain_range_end(const interned_text *domain, uint64_t number)
 static const interned_text *domain_register_string_a(const interned_text *domain, const char *text)
 {
     (void)domain;
-    return intern(text_or_empty(text));
+    return intern_text(text_or_empty(text));
 }
 
 static const interned_text *domain_register_string_w(const interned_text *domain, const wchar_t *text)
 {
     char utf8_text[MAX_UTF8_BYTES];
     (void)domain;
-    return intern(utf8(text, utf8_text));
+    return intern_text(convert_to_utf8(text, utf8_text));
 }
 
 static const interned_text *domain_create_a(const char *name)
 {
-    return intern(text_or_empty(name));
+    return intern_text(text_or_empty(name));
 }
 
 static const interned_text *domain_create_w(const wchar_t *name)
 {
     char utf8_text[MAX_UTF8_BYTES];
-    return intern(utf8(name, utf8_text));
+    return intern_text(convert_to_utf8(name, utf8_text));
 }
 
 /* --- functions of NVTX for the default domain ------------------------------------------------------ */
@@ -254,7 +255,7 @@ static void mark_a(const char *name)
 static void mark_w(const wchar_t *name)
 {
     char utf8_text[MAX_UTF8_BYTES];
-    mark_a(utf8(name, utf8_text));
+    mark_a(convert_to_utf8(name, utf8_text));
 }
 
 static uint64_t range_start_ex(const nvtx_attributes *event)
@@ -270,7 +271,7 @@ static uint64_t range_start_a(const char *name)
 static uint64_t range_start_w(const wchar_t *name)
 {
     char utf8_text[MAX_UTF8_BYTES];
-    return range_start_a(utf8(name, utf8_text));
+    return range_start_a(convert_to_utf8(name, utf8_text));
 }
 
 static void end_range(uint64_t number)
@@ -291,7 +292,7 @@ static int range_push_a(const char *name)
 static int range_push_w(const wchar_t *name)
 {
     char utf8_text[MAX_UTF8_BYTES];
-    return range_push_a(utf8(name, utf8_text));
+    return range_push_a(convert_to_utf8(name, utf8_text));
 }
 
 static int pop_range(void)

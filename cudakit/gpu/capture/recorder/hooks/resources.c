@@ -1,4 +1,4 @@
-/* Creation and destruction of memory, contexts, streams and modules. */
+/* Handles the creation and destruction of memory, contexts, streams and modules. */
 #include "hooks/hooks.h"
 
 #include "exact/exact.h"
@@ -40,19 +40,20 @@ static void on_alloc(uint32_t cbid, const Sanitizer_ResourceMemoryData *memory)
 
 static void on_free(uint32_t cbid, const Sanitizer_ResourceMemoryData *memory)
 {
-    allocation freed = {memory->address, memory->address + memory->size, ALLOCATION_SYNC};
+    allocation freed_allocation = {memory->address, memory->address + memory->size, ALLOCATION_SYNC};
     record rec = record_begin_and_lock(KIND_FREE, memory->context, memory->hStream);
-    allocations_remove(memory->address, &freed);
+    allocations_remove(memory->address, &freed_allocation);
     rec.memory.address = memory->address;
-    rec.memory.size_bytes = freed.hi - freed.lo;
+    rec.memory.size_bytes = freed_allocation.hi - freed_allocation.lo;
     rec.memory.layer = LAYER_DRIVER;
     rec.device = (int16_t)memory->device;
     if (cbid == RESOURCE_FREE_ASYNC)
         rec.memory.allocation_kind = ALLOCATION_STREAM_ORDERED;
     else /* cuMemFree synchronizes with the device, even if the memory is from cuMemAllocAsync */
         rec.memory.allocation_kind =
-            freed.memory_kind == ALLOCATION_PINNED || freed.memory_kind == ALLOCATION_VIRTUAL ? freed.memory_kind
-                                                                                              : ALLOCATION_SYNC;
+            freed_allocation.memory_kind == ALLOCATION_PINNED || freed_allocation.memory_kind == ALLOCATION_VIRTUAL
+                ? freed_allocation.memory_kind
+                : ALLOCATION_SYNC;
     record_append_and_unlock(&rec);
 }
 
@@ -90,7 +91,7 @@ static uint8_t flag_of_new_stream(const Sanitizer_ResourceStreamData *data)
     /* No call creates the per-thread default stream: it is created at its first use. The driver also creates streams
      * of its own, while it creates a context and for graphs. */
     bool is_internal =
-        !context_is_created(data->context) || this_thread.instantiated_graph || this_thread.in_graph_launch;
+        !context_is_created(data->context) || this_thread.instantiated_graph_id || this_thread.in_graph_launch;
     return data->stream || is_internal ? STREAM_NONBLOCKING : STREAM_PER_THREAD;
 }
 

@@ -251,7 +251,7 @@ typedef struct {
 
 typedef void (*Sanitizer_CallbackFunc)(void *userdata, int domain, uint32_t cbid, const void *cbdata);
 
-/* The functions that the recorder calls. */
+/* The functions of the Sanitizer API that the recorder calls. */
 typedef struct {
     int (*subscribe)(Sanitizer_SubscriberHandle *, Sanitizer_CallbackFunc, void *);
     int (*unsubscribe)(Sanitizer_SubscriberHandle);

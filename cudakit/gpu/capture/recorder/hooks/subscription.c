@@ -22,7 +22,8 @@
 static Sanitizer_SubscriberHandle subscriber;
 static bool is_subscribed, is_tracing; /* is_tracing: NVTX ranges are recorded */
 
-/* A callback to subscribe, except those of driver calls. cbid 0 subscribes all callbacks of the domain. */
+/* A callback of a domain that the recorder subscribes to; cbid 0 stands for all callbacks of the domain. Driver calls
+ * are not in these lists. */
 typedef struct {
     int domain;
     uint32_t cbid;
@@ -119,25 +120,26 @@ static void format_error(const char *failed_call, int result, char *error, size_
 }
 
 /* Subscribe callbacks. Return 0, or the result code of the first failure. */
-static int enable(const callback *callbacks, size_t count)
+static int enable_callback_list(const callback *callbacks, size_t count)
 {
     int result = 0;
-    for (const callback *subscribed = callbacks; subscribed < callbacks + count && !result; subscribed++)
-        result = subscribed->cbid ? sanitizer.enable_callback(1, subscriber, subscribed->domain, subscribed->cbid)
-                                  : sanitizer.enable_domain(1, subscriber, subscribed->domain);
+    for (const callback *next_callback = callbacks; next_callback < callbacks + count && !result; next_callback++)
+        result = next_callback->cbid
+                     ? sanitizer.enable_callback(1, subscriber, next_callback->domain, next_callback->cbid)
+                     : sanitizer.enable_domain(1, subscriber, next_callback->domain);
     return result;
 }
 
 /* Subscribe all callbacks; with ``memory_only``, only those of memory. Return 0, or the result code of the first
  * failure. */
-static int enable_callbacks(bool memory_only)
+static int enable_all_callbacks(bool memory_only)
 {
-    int result = enable(MEMORY_CALLBACKS, sizeof MEMORY_CALLBACKS / sizeof *MEMORY_CALLBACKS);
+    int result = enable_callback_list(MEMORY_CALLBACKS, sizeof MEMORY_CALLBACKS / sizeof *MEMORY_CALLBACKS);
     if (result || memory_only)
         return result;
-    result = enable(WORK_CALLBACKS, sizeof WORK_CALLBACKS / sizeof *WORK_CALLBACKS);
+    result = enable_callback_list(WORK_CALLBACKS, sizeof WORK_CALLBACKS / sizeof *WORK_CALLBACKS);
     if (patching_is_enabled() && !result)
-        result = enable(PATCH_CALLBACKS, sizeof PATCH_CALLBACKS / sizeof *PATCH_CALLBACKS);
+        result = enable_callback_list(PATCH_CALLBACKS, sizeof PATCH_CALLBACKS / sizeof *PATCH_CALLBACKS);
     /* A library rejects the ids of functions that are newer than the library. A driver of the same release does not
      * have these functions either, so the error is ignored. */
     for (size_t i = 0; i < sizeof SUBSCRIBED_CBIDS / sizeof *SUBSCRIBED_CBIDS && !result; i++) {
@@ -204,7 +206,7 @@ bool subscription_begin(const char *library, bool memory_only, char *error, size
         return false;
     }
     is_subscribed = true;
-    result = enable_callbacks(memory_only);
+    result = enable_all_callbacks(memory_only);
     if (result) {
         format_error("sanitizerEnableCallback", result, error, error_bytes);
         subscription_end();

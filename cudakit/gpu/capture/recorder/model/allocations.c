@@ -12,7 +12,7 @@ static size_t allocation_count, allocation_capacity;
 static uint64_t device_bytes;
 
 /* Return the index of the first allocation that ends after an address. */
-static size_t first_ending_after(uint64_t address)
+static size_t find_first_ending_after(uint64_t address)
 {
     size_t low = 0, high = allocation_count;
     while (low < high) {
@@ -26,17 +26,17 @@ static size_t first_ending_after(uint64_t address)
 }
 
 /* Return the size in bytes of the device memory of an allocation: 0 for pinned host memory. */
-static uint64_t device_size(const allocation *item)
+static uint64_t device_bytes_of(const allocation *item)
 {
     return item->memory_kind == ALLOCATION_PINNED ? 0 : item->hi - item->lo;
 }
 
-static void remove_range(size_t index, size_t removed_count)
+static void remove_index_range(size_t index, size_t removed_count)
 {
     if (!removed_count)
         return; /* ``allocations`` may still be NULL */
     for (size_t i = index; i < index + removed_count; i++)
-        device_bytes -= device_size(allocations + i);
+        device_bytes -= device_bytes_of(allocations + i);
     memmove(allocations + index, allocations + index + removed_count,
             (allocation_count - index - removed_count) * sizeof *allocations);
     allocation_count -= removed_count;
@@ -45,10 +45,10 @@ static void remove_range(size_t index, size_t removed_count)
 int allocations_add(uint64_t address, uint64_t size_bytes, uint8_t memory_kind)
 {
     uint64_t end = address + size_bytes;
-    size_t index = first_ending_after(address), overlapping = 0;
-    while (index + overlapping < allocation_count && allocations[index + overlapping].lo < end)
-        overlapping++;
-    remove_range(index, overlapping);
+    size_t index = find_first_ending_after(address), overlap_count = 0;
+    while (index + overlap_count < allocation_count && allocations[index + overlap_count].lo < end)
+        overlap_count++;
+    remove_index_range(index, overlap_count);
     allocation *new_allocations =
         array_reserve(allocations, &allocation_capacity, allocation_count + 1, sizeof *allocations, 1024);
     if (!new_allocations)
@@ -57,17 +57,17 @@ int allocations_add(uint64_t address, uint64_t size_bytes, uint8_t memory_kind)
     memmove(allocations + index + 1, allocations + index, (allocation_count - index) * sizeof *allocations);
     allocations[index] = (allocation){.lo = address, .hi = end, .memory_kind = memory_kind};
     allocation_count++;
-    device_bytes += device_size(allocations + index);
+    device_bytes += device_bytes_of(allocations + index);
     return 0;
 }
 
 int allocations_remove(uint64_t address, allocation *removed)
 {
-    size_t index = first_ending_after(address);
+    size_t index = find_first_ending_after(address);
     if (index == allocation_count || allocations[index].lo != address)
         return 0;
     *removed = allocations[index];
-    remove_range(index, 1);
+    remove_index_range(index, 1);
     return 1;
 }
 
@@ -75,7 +75,7 @@ allocation *allocations_find(uint64_t address)
 {
     if (!allocation_count || address < allocations[0].lo || address >= allocations[allocation_count - 1].hi)
         return NULL; /* fast path: most parameter words are not pointers */
-    allocation *candidate = allocations + first_ending_after(address);
+    allocation *candidate = allocations + find_first_ending_after(address);
     return candidate->lo <= address ? candidate : NULL;
 }
 
@@ -92,14 +92,14 @@ void allocation_add_work(allocation *accessed, stream_operation operation)
 
 void allocations_add_work(uint64_t address, stream_operation operation)
 {
-    allocation *accessed = allocations_find(address);
-    if (accessed)
-        allocation_add_work(accessed, operation);
+    allocation *accessed_allocation = allocations_find(address);
+    if (accessed_allocation)
+        allocation_add_work(accessed_allocation, operation);
 }
 
-void allocations_contest(uint64_t begin, uint64_t end)
+void allocations_mark_contested(uint64_t begin, uint64_t end)
 {
-    for (size_t i = first_ending_after(begin); i < allocation_count && allocations[i].lo < end; i++)
+    for (size_t i = find_first_ending_after(begin); i < allocation_count && allocations[i].lo < end; i++)
         allocations[i].is_contested = true;
 }
 

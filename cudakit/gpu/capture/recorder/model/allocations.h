@@ -11,9 +11,10 @@ typedef struct {
     uint64_t lo, hi;     /* first address, and first address behind the end */
     uint8_t memory_kind; /* ALLOCATION_*: the kind of memory */
 
-    stream_operation last_work;          /* the last operation that may access the allocation */
-    stream_operation last_template_work; /* the last such launch whose accesses are known from a template */
-    bool is_contested;                   /* operations that are not ordered may access the allocation */
+    stream_operation last_work; /* the last operation that may access the allocation */
+    stream_operation
+        last_template_work; /* the last launch on the allocation whose accesses are known from a template */
+    bool is_contested;      /* operations that are not ordered may access the allocation */
 } allocation;
 
 /* Add an allocation. Return 0, or -1 if no memory is left. Allocations that it overlaps are removed: their free was
@@ -30,11 +31,11 @@ allocation *allocations_find(uint64_t address);
  * last operation does not happen before this one. */
 void allocation_add_work(allocation *accessed, stream_operation operation);
 
-/* Do the same for the allocation that contains an address, if there is one. */
+/* Add an operation that may access the allocation that contains an address, if there is one. */
 void allocations_add_work(uint64_t address, stream_operation operation);
 
 /* Mark the allocations that have bytes from ``begin`` up to ``end`` as contested. */
-void allocations_contest(uint64_t begin, uint64_t end);
+void allocations_mark_contested(uint64_t begin, uint64_t end);
 
 /* Return the number of allocated bytes of device memory. */
 uint64_t allocations_device_bytes(void);

@@ -10,7 +10,7 @@
 #include "write/call_sites.h"
 #include "write/spool.h"
 
-/* Maximum number of calls whose buffers are not reported yet. NCCL never reports those of symmetric kernels. */
+/* Maximum number of calls whose buffers are not reported yet. NCCL never reports the buffers of symmetric kernels. */
 #define MAX_UNREPORTED_CALLS 65536
 
 #define UNKNOWN_BUFFERS "collective whose buffers are unknown: "
@@ -23,7 +23,7 @@ typedef struct {
     uint32_t captured_call_count; /* number of calls in stream captures: each rank may capture at another time */
     uint32_t operation_count;     /* number of operations, if NCCL does not report calls */
     uint32_t group_count;         /* number of groups of calls, or of plans if NCCL does not report calls */
-    uint64_t last_group;          /* id of the last group of calls */
+    uint64_t last_group_id;       /* id of the last group of calls */
 } nccl_communicator;
 
 static nccl_communicator *communicators; /* the communicator with the number N is communicators[N - 1] */
@@ -35,9 +35,9 @@ static uint32_t communicators_without_calls;
  * NCCL may report their buffers in each launch of the graph. */
 typedef struct {
     uint64_t id;
-    uint32_t site;     /* id of the call stack */
-    uint32_t sequence; /* number of the call on its communicator, from 1 */
-    uint32_t group;    /* number of the call's group on its communicator, from 1; 0: captured */
+    uint32_t site;         /* id of the call stack */
+    uint32_t call_number;  /* number of the call on its communicator, from 1 */
+    uint32_t group_number; /* number of the call's group on its communicator, from 1; 0: captured */
     collective operation;
     bool is_captured;
 } nccl_call;
@@ -50,7 +50,7 @@ static uint64_t last_call_or_plan_id; /* the id that the newest call or plan got
 typedef struct nccl_plan {
     struct nccl_plan *next;
     uint64_t id;
-    uint32_t communicator; /* number of the communicator; 0: unknown */
+    uint32_t communicator_number; /* number of the communicator; 0: unknown */
     record launch;         /* record of the launch; the kind of the record is 0 until the launch is recorded */
     CUgraphNode node;      /* node of a captured graph; NULL: the launch is not captured */
     bool has_report;       /* whether NCCL has begun to report the buffers */
@@ -130,9 +130,9 @@ void communicator_set_hash_and_rank(uint32_t communicator_number, uint64_t hash,
 /* Return the number of the group that a call or a plan belongs to; the communicator counts its groups. */
 static uint32_t group_number(nccl_communicator *communicator, uint64_t group)
 {
-    if (!group || group != communicator->last_group)
+    if (!group || group != communicator->last_group_id)
         communicator->group_count++;
-    communicator->last_group = group;
+    communicator->last_group_id = group;
     return communicator->group_count;
 }
 
@@ -167,10 +167,10 @@ static void add_nccl_call(nccl_communicator *communicator, uint64_t group, const
     nccl_call *added_call = nccl_calls + nccl_call_count++;
     *added_call = *call;
     if (call->is_captured) {
-        added_call->sequence = ++communicator->captured_call_count;
+        added_call->call_number = ++communicator->captured_call_count;
     } else {
-        added_call->sequence = ++communicator->call_count;
-        added_call->group = group_number(communicator, group);
+        added_call->call_number = ++communicator->call_count;
+        added_call->group_number = group_number(communicator, group);
     }
 }
 
@@ -199,7 +199,7 @@ static nccl_plan *new_plan(uint32_t communicator_number)
     if (!plan)
         return NULL;
     plan->id = ++last_call_or_plan_id;
-    plan->communicator = communicator_number;
+    plan->communicator_number = communicator_number;
     while (*link)
         link = &(*link)->next;
     return *link = plan;
@@ -224,7 +224,7 @@ static void remove_plan(nccl_plan *plan)
 }
 
 /* Write the operations of a plan whose kernel was launched and whose report has ended, and remove the plan. The
- * ACCESSED record comes first: it belongs to the launch, and each operation is an operation of its own. */
+ * ACCESSED record, which ends the launch, comes first; each operation of NCCL then gets a COLLECTIVE record. */
 static void write_plan(nccl_plan *plan)
 {
     record rec = plan->launch;
@@ -299,7 +299,7 @@ void communicator_close(uint32_t communicator_number)
     }
     for (nccl_plan *plan = plans, *next_plan; plan; plan = next_plan) {
         next_plan = plan->next;
-        if (plan->communicator != communicator_number)
+        if (plan->communicator_number != communicator_number)
             continue;
         if (plan->launch.kind)
             write_plan(plan);
@@ -314,8 +314,8 @@ void communicator_close(uint32_t communicator_number)
 static nccl_plan *first_waiting_plan(uint32_t communicator_number, bool has_report)
 {
     nccl_plan *plan = plans;
-    while (plan && (plan->communicator != communicator_number || plan->has_report != has_report || plan->node ||
-                    plan->is_replay || (plan->launch.kind != 0) == has_report))
+    while (plan && (plan->communicator_number != communicator_number || plan->has_report != has_report ||
+                    plan->node || plan->is_replay || (plan->launch.kind != 0) == has_report))
         plan = plan->next;
     return plan;
 }
@@ -327,7 +327,7 @@ uint64_t collective_launch_begin(uint32_t communicator_number)
     if (!plan)
         plan = new_plan(communicator_number);
     uint64_t plan_id = plan ? plan->id : 0;
-    this_thread.collective_plan = plan_id;
+    this_thread.collective_plan_id = plan_id;
     this_thread.in_collective_launch = true;
     pthread_mutex_unlock(&recorder_lock);
     return plan_id;
@@ -339,7 +339,7 @@ void collective_launch_end(uint64_t plan_id)
     this_thread.in_collective_launch = false;
     nccl_plan *plan = find_plan(plan_id);
     if (plan && !plan->launch.kind && !plan->node) { /* the launch failed, or the recorder did not record it */
-        this_thread.collective_plan = 0;
+        this_thread.collective_plan_id = 0;
         remove_plan(plan);
     } else if (plan) {
         finish_plan(plan);
@@ -350,14 +350,15 @@ void collective_launch_end(uint64_t plan_id)
 uint64_t collective_report_begin(uint32_t communicator_number)
 {
     pthread_mutex_lock(&recorder_lock);
-    nccl_plan *plan = find_plan(this_thread.collective_plan);
-    this_thread.collective_plan = 0;
-    if (!plan || (plan->communicator && plan->communicator != communicator_number) || plan->has_report)
+    nccl_plan *plan = find_plan(this_thread.collective_plan_id);
+    this_thread.collective_plan_id = 0;
+    if (!plan || (plan->communicator_number && plan->communicator_number != communicator_number) ||
+        plan->has_report)
         plan = first_waiting_plan(communicator_number, false);
     if (!plan)
         plan = new_plan(communicator_number); /* a host function reports the buffers before the launch */
     if (plan) {
-        plan->communicator = communicator_number;
+        plan->communicator_number = communicator_number;
         plan->has_report = true;
     }
     uint64_t plan_id = plan ? plan->id : 0;
@@ -369,7 +370,7 @@ void collective_report_end(uint64_t plan_id)
 {
     pthread_mutex_lock(&recorder_lock);
     nccl_plan *plan = find_plan(plan_id);
-    nccl_communicator *communicator = plan ? find_communicator(plan->communicator) : NULL;
+    nccl_communicator *communicator = plan ? find_communicator(plan->communicator_number) : NULL;
     const bool has_launch = plan && (plan->launch.kind || plan->node);
     if (communicator && !has_launch && communicator->profiler_version < NCCL_VERSION_WITH_CALLS) {
         if (plan->operation_count) /* a report of a closed communicator has no operations */
@@ -400,7 +401,7 @@ void collective_add_to_plan(uint64_t plan_id, uint64_t call_id, const collective
     pthread_mutex_lock(&recorder_lock);
     nccl_plan *plan = find_plan(plan_id);
     nccl_call *call = find_nccl_call(call_id);
-    nccl_communicator *communicator = plan ? find_communicator(plan->communicator) : NULL;
+    nccl_communicator *communicator = plan ? find_communicator(plan->communicator_number) : NULL;
     if (call && call->is_captured && plan && !plan->node)
         plan->is_replay = true;
     record *new_operations = communicator ? array_reserve(plan->operations, &plan->operation_capacity,
@@ -418,12 +419,12 @@ void collective_add_to_plan(uint64_t plan_id, uint64_t call_id, const collective
         rec->collective.receive = operation->receive_address;
         /* NCCL reports the buffers after the launch, so the order of their accesses and other work is unknown here. */
         const uint64_t buffer_bytes = largest_buffer_bytes(communicator, counted_operation);
-        allocations_contest(operation->send_address, operation->send_address + buffer_bytes);
-        allocations_contest(operation->receive_address, operation->receive_address + buffer_bytes);
+        allocations_mark_contested(operation->send_address, operation->send_address + buffer_bytes);
+        allocations_mark_contested(operation->receive_address, operation->receive_address + buffer_bytes);
         rec->collective.element_count = counted_operation->element_count;
-        rec->collective.communicator = plan->communicator;
-        rec->collective.sequence = call ? call->sequence : ++communicator->operation_count;
-        rec->collective.group = call ? call->group : group_number(communicator, plan->id);
+        rec->collective.communicator = plan->communicator_number;
+        rec->collective.sequence = call ? call->call_number : ++communicator->operation_count;
+        rec->collective.group = call ? call->group_number : group_number(communicator, plan->id);
         rec->collective.root = operation->root;
         rec->collective.function = operation->function;
         rec->collective.datatype = counted_operation->datatype;
@@ -433,7 +434,7 @@ void collective_add_to_plan(uint64_t plan_id, uint64_t call_id, const collective
     pthread_mutex_unlock(&recorder_lock);
 }
 
-void collective_count_unknown(const char *reason)
+void collective_count_unreported(const char *reason)
 {
     pthread_mutex_lock(&recorder_lock);
     record_gap_detail(UNKNOWN_BUFFERS, reason);
@@ -462,9 +463,9 @@ bool is_nccl_kernel(const char *function_name)
  * reported the buffers on this thread. */
 static void end_unannounced_plan(void)
 {
-    nccl_plan *plan = find_plan(this_thread.collective_plan);
-    this_thread.collective_plan = 0;
-    if (plan && !plan->communicator && plan->launch.kind)
+    nccl_plan *plan = find_plan(this_thread.collective_plan_id);
+    this_thread.collective_plan_id = 0;
+    if (plan && !plan->communicator_number && plan->launch.kind)
         write_plan(plan);
 }
 
@@ -475,14 +476,14 @@ static nccl_plan *new_unannounced_plan(void)
     end_unannounced_plan();
     nccl_plan *plan = communicators_without_calls ? new_plan(0) : NULL;
     if (plan)
-        this_thread.collective_plan = plan->id;
+        this_thread.collective_plan_id = plan->id;
     return plan;
 }
 
 bool collectives_assign_launch(const record *launch_record)
 {
     nccl_plan *plan =
-        this_thread.in_collective_launch ? find_plan(this_thread.collective_plan) : new_unannounced_plan();
+        this_thread.in_collective_launch ? find_plan(this_thread.collective_plan_id) : new_unannounced_plan();
     if (plan && !plan->launch.kind) {
         plan->launch = *launch_record;
         return true;
@@ -495,11 +496,11 @@ bool collectives_assign_launch(const record *launch_record)
 
 void collectives_end_unannounced_plan(void)
 {
-    if (!this_thread.collective_plan || this_thread.in_collective_launch)
+    if (!this_thread.collective_plan_id || this_thread.in_collective_launch)
         return;
     pthread_mutex_lock(&recorder_lock);
-    const nccl_plan *plan = find_plan(this_thread.collective_plan);
-    if (plan && !plan->communicator)
+    const nccl_plan *plan = find_plan(this_thread.collective_plan_id);
+    if (plan && !plan->communicator_number)
         end_unannounced_plan();
     pthread_mutex_unlock(&recorder_lock);
 }
@@ -510,7 +511,7 @@ void collectives_assign_node(CUgraphNode node)
 {
     if (captured_node_count)
         hash_table_remove(&captured_node_indices, (uint64_t)(uintptr_t)node);
-    nccl_plan *plan = this_thread.in_collective_launch ? find_plan(this_thread.collective_plan) : NULL;
+    nccl_plan *plan = this_thread.in_collective_launch ? find_plan(this_thread.collective_plan_id) : NULL;
     if (plan)
         plan->node = node;
 }

@@ -65,7 +65,7 @@ void collective_report_end(uint64_t plan);
 void collective_add_to_plan(uint64_t plan, uint64_t call, const collective *operation);
 
 /* Count an operation whose buffers NCCL does not report. */
-void collective_count_unknown(const char *reason);
+void collective_count_unreported(const char *reason);
 
 /* Return whether a kernel with this name belongs to NCCL and performs operations of communicators. */
 bool is_nccl_kernel(const char *function_name);

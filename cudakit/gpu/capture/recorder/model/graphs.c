@@ -13,7 +13,7 @@
 #include "recorder.h"
 #include "write/spool.h"
 
-#define MAX_SLICES 64 /* maximum per copy; more slices are recorded as one range */
+#define MAX_SLICES 64 /* maximum number of slices of a 3D copy; a copy with more slices is recorded as one range */
 
 static hash_table node_call_sites;    /* call site ids of captured nodes, by node handle */
 static hash_table node_program_calls; /* numbers of the program calls that captured nodes, by node handle */
@@ -38,24 +38,24 @@ static uint64_t operand_address(const memcpy3d_operand *operand)
 typedef struct {
     record node_record;
     record *accesses; /* ACCESS records of the node */
-    size_t count;
+    size_t access_count;
 } node_writer;
 
-static void write_access(node_writer *writer, uint64_t lo, size_t row_bytes, size_t pitch, size_t rows,
+static void write_access(node_writer *writer, uint64_t lo, size_t row_bytes, size_t pitch, size_t row_count,
                          uint8_t mode)
 {
-    if (!lo || !row_bytes || !rows || writer->count == MAX_ACCESSES)
+    if (!lo || !row_bytes || !row_count || writer->access_count == MAX_ACCESSES)
         return;
-    record *access = writer->accesses + writer->count++;
+    record *access = writer->accesses + writer->access_count++;
     *access = writer->node_record;
     access->kind = KIND_ACCESS;
     memset(access->kind_fields, 0, sizeof access->kind_fields);
     access->access.lo = lo;
-    access->access.hi = lo + pitch * (rows - 1) + row_bytes;
+    access->access.hi = lo + pitch * (row_count - 1) + row_bytes;
     access->access.mode = mode;
     access->access.precision = PRECISION_EXACT;
-    access->access.stride_bytes = rows > 1 ? (int64_t)pitch : 0;
-    access->access.count = rows > 1 ? rows : 0;
+    access->access.stride_bytes = row_count > 1 ? (int64_t)pitch : 0;
+    access->access.count = row_count > 1 ? row_count : 0;
     access->access.node = writer->node_record.node.node;
 }
 
@@ -63,28 +63,28 @@ static void write_copy_operand(node_writer *writer, const memcpy3d_operand *oper
                                uint8_t mode)
 {
     uint64_t address = operand_address(operand);
-    size_t rows = copy->height ? copy->height : 1, slices = copy->depth ? copy->depth : 1;
-    size_t slice_bytes = operand->pitch * (operand->height ? operand->height : rows);
+    size_t row_count = copy->height ? copy->height : 1, slice_count = copy->depth ? copy->depth : 1;
+    size_t slice_bytes = operand->pitch * (operand->height ? operand->height : row_count);
     if (!address)
         return;
     address += operand->z * slice_bytes + operand->y * operand->pitch + operand->x;
-    if (slices > MAX_SLICES) {
-        write_access(writer, address, (slices - 1) * slice_bytes + copy->width, 0, 1, mode);
+    if (slice_count > MAX_SLICES) {
+        write_access(writer, address, (slice_count - 1) * slice_bytes + copy->width, 0, 1, mode);
         return;
     }
-    for (size_t i = 0; i < slices; i++)
-        write_access(writer, address + i * slice_bytes, copy->width, operand->pitch, rows, mode);
+    for (size_t i = 0; i < slice_count; i++)
+        write_access(writer, address + i * slice_bytes, copy->width, operand->pitch, row_count, mode);
 }
 
 static void write_accesses(node_writer *writer, const graph_node *node)
 {
     const memset_node_params *fill = &node->fill;
-    allocation freed;
+    allocation freed_allocation;
     switch (node->type) {
     case NODE_KERNEL:
-        writer->count = kernels_find_pointers(node->layout, node->kernel.kernelParams, node->kernel.extra,
-                                              &writer->node_record, writer->accesses, MAX_ACCESSES, NULL);
-        for (size_t i = 0; i < writer->count; i++)
+        writer->access_count = kernels_find_pointers(node->layout, node->kernel.kernelParams, node->kernel.extra,
+                                                     &writer->node_record, writer->accesses, MAX_ACCESSES, NULL);
+        for (size_t i = 0; i < writer->access_count; i++)
             writer->accesses[i].access.node = writer->node_record.node.node;
         break;
     case NODE_MEMCPY:
@@ -99,8 +99,8 @@ static void write_accesses(node_writer *writer, const graph_node *node)
         write_access(writer, node->alloc.dptr, node->alloc.bytesize, 0, 1, MODE_WRITE);
         break;
     case NODE_MEM_FREE:
-        if (allocations_remove(node->freed, &freed))
-            write_access(writer, freed.lo, freed.hi - freed.lo, 0, 1, MODE_WRITE);
+        if (allocations_remove(node->freed_address, &freed_allocation))
+            write_access(writer, freed_allocation.lo, freed_allocation.hi - freed_allocation.lo, 0, 1, MODE_WRITE);
         break;
     }
 }
@@ -123,7 +123,7 @@ uint32_t graphs_find_node(uint32_t graph, CUgraphNode handle, uint32_t kernel_po
  * node is changed, because the callback of a node's launch has no parameters. */
 typedef struct {
     tma_store *maps;
-    size_t count;
+    size_t map_count;
 } node_maps;
 
 static hash_table node_map_ids; /* values are indices of ``all_node_maps`` plus 1 */
@@ -160,13 +160,13 @@ static void set_tensor_maps(uint64_t key, const graph_node *node)
     tma_store_set parameter_maps = {0};
     tma_stores_add(&parameter_maps, 0, 0, node->layout, node->kernel.kernelParams, node->kernel.extra);
     node_maps *maps_of_node =
-        parameter_maps.count || hash_table_get(&node_map_ids, key) ? node_maps_get(key) : NULL;
+        parameter_maps.map_count || hash_table_get(&node_map_ids, key) ? node_maps_get(key) : NULL;
     if (!maps_of_node) {
         free(parameter_maps.maps);
         return;
     }
     free(maps_of_node->maps);
-    *maps_of_node = (node_maps){parameter_maps.maps, parameter_maps.count};
+    *maps_of_node = (node_maps){parameter_maps.maps, parameter_maps.map_count};
 }
 
 const tma_store *node_tensor_maps(uint32_t graph, uint32_t executable, uint32_t node, size_t *count)
@@ -174,7 +174,7 @@ const tma_store *node_tensor_maps(uint32_t graph, uint32_t executable, uint32_t 
     uint32_t id = hash_table_get(&node_map_ids, tensor_map_key(graph, executable, node));
     if (!id)
         id = hash_table_get(&node_map_ids, tensor_map_key(graph, 0, node));
-    *count = id ? all_node_maps[id - 1].count : 0;
+    *count = id ? all_node_maps[id - 1].map_count : 0;
     return id ? all_node_maps[id - 1].maps : NULL;
 }
 
@@ -182,15 +182,15 @@ const tma_store *node_tensor_maps(uint32_t graph, uint32_t executable, uint32_t 
 
 typedef struct {
     uint64_t *addresses;
-    size_t count, capacity;
-    uint32_t version;        /* number of written nodes, changed ones included */
-    bool is_always_recorded; /* launches have no template */
+    size_t address_count, address_capacity;
+    uint32_t write_count;    /* number of times that a node was written or changed */
+    bool is_always_recorded; /* launches of the graph have no template */
 } graph_reach;
 
 static graph_reach *graph_reaches; /* by graph id */
 static size_t graph_reach_count, graph_reach_capacity;
 
-/* Return the reach of a graph; a new graph gets an empty one. Return NULL if no memory is left. */
+/* Return the memory that a graph reaches, which is empty for a new graph. Return NULL if no memory is left. */
 static graph_reach *graph_reach_get(uint32_t graph)
 {
     graph_reach *reaches =
@@ -219,32 +219,32 @@ void graphs_always_record(uint32_t graph)
         reach->is_always_recorded = true;
 }
 
-/* Add the addresses that a node reaches, those of its accesses. */
-static void add_to_reach(uint32_t graph, const graph_node *node, const record *accesses, size_t count)
+/* Add the addresses of a node's accesses to the memory that the graph reaches. */
+static void add_to_reach(uint32_t graph, const graph_node *node, const record *accesses, size_t access_count)
 {
     graph_reach *reach = graph_reach_get(graph);
     if (!reach)
         return;
-    uint64_t *addresses =
-        array_reserve(reach->addresses, &reach->capacity, reach->count + count, sizeof *addresses, 64);
-    /* Each launch of a graph with allocation nodes may have other memory. */
-    if (count == MAX_ACCESSES || node->type == NODE_MEM_ALLOC || node->type == NODE_MEM_FREE)
+    uint64_t *addresses = array_reserve(reach->addresses, &reach->address_capacity,
+                                        reach->address_count + access_count, sizeof *addresses, 64);
+    /* Each launch of a graph with allocation nodes may get other memory. */
+    if (access_count == MAX_ACCESSES || node->type == NODE_MEM_ALLOC || node->type == NODE_MEM_FREE)
         reach->is_always_recorded = true;
-    if (count && !addresses) {
+    if (access_count && !addresses) {
         graphs_forget_reach(graph);
         return;
     }
     reach->addresses = addresses;
-    for (size_t i = 0; i < count; i++)
-        reach->addresses[reach->count++] = accesses[i].access.lo;
-    reach->version++;
+    for (size_t i = 0; i < access_count; i++)
+        reach->addresses[reach->address_count++] = accesses[i].access.lo;
+    reach->write_count++;
 }
 
 const uint64_t *graphs_reached_addresses(uint32_t graph, size_t *count, uint32_t *version)
 {
     const graph_reach *reach = graph && graph < graph_reach_count ? graph_reaches + graph : NULL;
-    *count = reach ? reach->count : 0;
-    *version = reach && !reach->is_always_recorded ? reach->version : 0;
+    *count = reach ? reach->address_count : 0;
+    *version = reach && !reach->is_always_recorded ? reach->write_count : 0;
     return reach ? reach->addresses : NULL;
 }
 
@@ -275,8 +275,8 @@ static void write_node(uint32_t graph, uint32_t node_id, const graph_node *node,
         return;
     }
     write_accesses(&writer, node);
-    add_to_reach(graph, node, buffer + 1, writer.count);
-    spool_records(buffer, 1 + writer.count);
+    add_to_reach(graph, node, buffer + 1, writer.access_count);
+    spool_records(buffer, 1 + writer.access_count);
 }
 
 /* Remember a node for launches and changes: a kernel by its handle and its position among the kernels, a copy, a
@@ -294,19 +294,20 @@ static void index_node(uint32_t graph, uint32_t node_id, const graph_node *node,
 }
 
 /* Return whether the edges order all nodes one after the other. Nodes that are not ordered may race with each other. */
-static bool is_path(const graph_structure *structure)
+static bool is_linear_graph(const graph_structure *structure)
 {
-    bool is_chain = structure->edge_count + 1 == structure->node_count;
-    uint8_t *degrees = is_chain ? calloc(structure->node_count + 1, sizeof *degrees) : NULL;
-    for (size_t i = 0; degrees && i < structure->edge_count; i++) {
-        uint8_t *before = degrees + structure->edges[i].before, *after = degrees + structure->edges[i].after;
-        is_chain = is_chain && !(*before & 1) && !(*after & 2);
-        *before |= 1;
-        *after |= 2;
+    bool is_linear = structure->edge_count + 1 == structure->node_count;
+    uint8_t *edge_bits = is_linear ? calloc(structure->node_count + 1, sizeof *edge_bits) : NULL;
+    for (size_t i = 0; edge_bits && i < structure->edge_count; i++) {
+        uint8_t *node_before = edge_bits + structure->edges[i].before,
+                *node_after = edge_bits + structure->edges[i].after;
+        is_linear = is_linear && !(*node_before & 1) && !(*node_after & 2);
+        *node_before |= 1;
+        *node_after |= 2;
     }
-    is_chain = is_chain && degrees;
-    free(degrees);
-    return is_chain;
+    is_linear = is_linear && edge_bits;
+    free(edge_bits);
+    return is_linear;
 }
 
 static uint32_t write_graph(const graph_structure *structure, const call_site *stack)
@@ -328,9 +329,9 @@ static uint32_t write_graph(const graph_structure *structure, const call_site *s
         rec.edge.after = structure->edges[i].after;
         record_append(&rec);
     }
-    if (structure->failed || structure->has_conditional || !is_path(structure))
+    if (structure->has_failed || structure->has_conditional || !is_linear_graph(structure))
         graphs_always_record(graph);
-    if (structure->failed)
+    if (structure->has_failed)
         record_gap("graph with nodes that could not be queried");
     if (structure->has_conditional)
         record_gap("conditional graph node");
@@ -384,9 +385,8 @@ bool graphs_node_changed(CUgraphExec executable, CUgraphNode handle, const graph
     return node_id != 0;
 }
 
-/* Write the nodes of a new child graph, which are in the same order as those that they replace. ``first_node`` is
- * the id of the first replaced node. Return false if there are nodes whose new parameters are unknown. The lock is
- * held. */
+/* Write the nodes of a new child graph, which are in the same order as the replaced nodes. ``first_node`` is the id
+ * of the first replaced node. Return false if there are nodes whose new parameters are unknown. The lock is held. */
 static bool write_changed_child(const graph_structure *child, uint32_t graph, uint32_t executable,
                                 uint32_t first_node, uint32_t site, record *buffer)
 {
@@ -415,7 +415,7 @@ bool graphs_child_graph_changed(CUgraphExec executable, CUgraphNode handle, CUgr
     pthread_mutex_lock(&recorder_lock);
     uint32_t graph = executable_graph(executable, &executable_id, &kernel_count);
     uint32_t node_id = hash_table_get(&node_ids, node_key(graph, (uint64_t)(uintptr_t)handle));
-    if (node_id && !structure.failed) /* the child's nodes follow the two that represent it */
+    if (node_id && !structure.has_failed) /* the nodes of the child graph follow the two nodes that represent it */
         all_updated =
             write_changed_child(&structure, graph, executable_id, node_id + 2, call_site_id(&stack), buffer);
     pthread_mutex_unlock(&recorder_lock);
@@ -439,26 +439,26 @@ bool graphs_is_capturing(void)
 void graphs_node_captured(CUstream stream)
 {
     const driver_functions *driver = driver_api();
-    int status = 0;
+    int capture_status = 0;
     uint64_t capture_id;
     CUgraph graph;
     const CUgraphNode *last_nodes = NULL;
     const edge_data *edges = NULL;
-    size_t count = 0;
+    size_t node_count = 0;
     if (!graphs_is_capturing() || !driver)
         return;
     this_thread.in_recorder_call = true;
-    int result =
-        driver->cuStreamGetCaptureInfo_v3(stream, &status, &capture_id, &graph, &last_nodes, &edges, &count);
+    int result = driver->cuStreamGetCaptureInfo_v3(stream, &capture_status, &capture_id, &graph, &last_nodes,
+                                                   &edges, &node_count);
     this_thread.in_recorder_call = false;
-    if (result || status != 1 || count != 1)
+    if (result || capture_status != 1 || node_count != 1)
         return;
     call_site stack;
     call_site_read(&stack);
     pthread_mutex_lock(&recorder_lock);
     const uint64_t key = (uint64_t)(uintptr_t)last_nodes[0];
     hash_table_put(&node_call_sites, key, call_site_id(&stack));
-    hash_table_remove(&node_program_calls, key); /* handles are used again */
+    hash_table_remove(&node_program_calls, key); /* the driver reuses handles */
     const uint32_t program_call = call_site_program_call(&stack);
     if (program_call)
         hash_table_put(&node_program_calls, key, program_call);

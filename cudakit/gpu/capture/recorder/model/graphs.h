@@ -28,7 +28,7 @@ typedef struct {
         memcpy3d_params copy;
         memset_node_params fill;
         alloc_node_params alloc;
-        uint64_t freed;
+        uint64_t freed_address;
     };
 } graph_node;
 
@@ -41,7 +41,7 @@ typedef struct {
     graph_node *nodes; /* nodes[i] has the node id i + 1 */
     graph_edge *edges;
     size_t node_count, node_capacity, edge_count, edge_capacity;
-    bool failed;          /* the driver refused a query, or no memory is left */
+    bool has_failed;      /* the driver refused a query, or no memory is left */
     bool has_conditional; /* the graph has a conditional node */
 } graph_structure;
 

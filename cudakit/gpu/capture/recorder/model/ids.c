@@ -87,7 +87,7 @@ uint32_t stream_id(Sanitizer_StreamHandle stream, CUcontext context)
     uint32_t id = hash_table_get(&stream_ids, handle_key(stream));
     if (id)
         return id;
-    /* Assume a blocking stream, which is ordered with most others, to avoid false races. */
+    /* Assume a blocking stream, which is ordered with most other streams, to avoid false races. */
     record_gap("stream whose creation was not recorded");
     return stream_created(stream, context, STREAM_BLOCKING, 0, 0, 0);
 }

@@ -29,12 +29,12 @@ typedef struct {
 } parameter_word;
 
 typedef struct {
-    uint16_t offset, size; /* in the packed parameter buffer, in bytes */
+    uint16_t offset, size; /* offset and size in bytes, in the packed parameter buffer */
 } parameter_span;
 
 struct kernel_layout {
     size_t word_count, parameter_count;
-    parameter_span *spans; /* the parameters */
+    parameter_span *spans; /* offset and size of each parameter */
     parameter_word words[];
 };
 
@@ -51,26 +51,26 @@ static uint64_t handle_key(const void *handle)
 /* --- parameter layout ------------------------------------------------------------------------- */
 
 /* Query the offset and size of a parameter. The handle may be a CUfunction or a CUkernel. */
-static int parameter_info(const driver_functions *driver, CUfunction function, size_t i, size_t *offset,
-                          size_t *size)
+static int query_parameter(const driver_functions *driver, CUfunction function, size_t i, size_t *offset,
+                           size_t *size)
 {
     return driver->cuFuncGetParamInfo(function, i, offset, size) == 0 ||
            driver->cuKernelGetParamInfo(function, i, offset, size) == 0;
 }
 
-/* Append the words of a parameter that may hold a pointer: pointers are aligned to 8 bytes, also inside structs.
- * ``words`` NULL: only count them. */
+/* Append the words of a parameter that may hold a pointer: pointers are aligned to 8 bytes, also inside structs. If
+ * ``words`` is NULL, only count the words. */
 static size_t append_pointer_words(uint16_t parameter_index, size_t offset, size_t size, parameter_word *words)
 {
-    size_t count = 0;
+    size_t word_count = 0;
     for (size_t word_offset = (offset + 7) & ~(size_t)7; word_offset + 8 <= offset + size; word_offset += 8) {
         if (words)
-            words[count] =
+            words[word_count] =
                 (parameter_word){parameter_index, (uint16_t)(word_offset - offset), (uint16_t)word_offset,
                                  size > TABLE_BYTES ? PRECISION_UNCERTAIN : PRECISION_ASSUMED};
-        count++;
+        word_count++;
     }
-    return count;
+    return word_count;
 }
 
 /* Query the parameters of a kernel from the driver. Return NULL if no memory is left. */
@@ -79,7 +79,7 @@ static struct kernel_layout *query_layout(const driver_functions *driver, CUfunc
     size_t word_count = 0, offset, size;
     uint16_t parameter_count = 0;
     while (parameter_count < MAX_PARAMETER_BYTES &&
-           parameter_info(driver, function, parameter_count, &offset, &size) &&
+           query_parameter(driver, function, parameter_count, &offset, &size) &&
            offset + size <= MAX_PARAMETER_BYTES)
         word_count += append_pointer_words(parameter_count++, offset, size, NULL);
     struct kernel_layout *layout = malloc(sizeof *layout + word_count * sizeof(parameter_word));
@@ -90,7 +90,7 @@ static struct kernel_layout *query_layout(const driver_functions *driver, CUfunc
         return NULL;
     }
     *layout = (struct kernel_layout){.spans = spans};
-    for (uint16_t i = 0; i < parameter_count && parameter_info(driver, function, i, &offset, &size); i++) {
+    for (uint16_t i = 0; i < parameter_count && query_parameter(driver, function, i, &offset, &size); i++) {
         spans[layout->parameter_count++] = (parameter_span){(uint16_t)offset, (uint16_t)size};
         layout->word_count += append_pointer_words(i, offset, size, layout->words + layout->word_count);
     }
@@ -147,7 +147,7 @@ static const char *packed_buffer(void **extra)
     return NULL;
 }
 
-static record *find_access(uint64_t pointer, record *accesses, size_t count)
+static record *find_access_of_pointer(uint64_t pointer, record *accesses, size_t count)
 {
     for (size_t i = 0; i < count; i++)
         if (accesses[i].access.lo == pointer)
@@ -161,19 +161,21 @@ int kernels_read_words(const struct kernel_layout *layout, void **parameters, vo
     const char *buffer = parameters ? NULL : packed_buffer(extra);
     if (!layout || (!parameters && !buffer) || first_word + count > layout->word_count)
         return -1;
-    const parameter_word *first = layout->words + first_word, *last = first + count - 1;
+    const parameter_word *first_parameter_word = layout->words + first_word,
+                         *last_parameter_word = first_parameter_word + count - 1;
     memset(words, 0, count * sizeof *words);
-    if (last->parameter_index != first->parameter_index ||
-        last->offset_in_parameter != first->offset_in_parameter + 8 * (count - 1))
+    if (last_parameter_word->parameter_index != first_parameter_word->parameter_index ||
+        last_parameter_word->offset_in_parameter != first_parameter_word->offset_in_parameter + 8 * (count - 1))
         return 0;
     memcpy(words,
-           buffer ? buffer + first->offset_in_buffer
-                  : (const char *)parameters[first->parameter_index] + first->offset_in_parameter,
+           buffer ? buffer + first_parameter_word->offset_in_buffer
+                  : (const char *)parameters[first_parameter_word->parameter_index] +
+                        first_parameter_word->offset_in_parameter,
            count * sizeof *words);
     return 1;
 }
 
-static uint64_t mix(uint64_t hash, uint64_t value)
+static uint64_t mix_hash(uint64_t hash, uint64_t value)
 {
     hash = (hash ^ value) * 0x9E3779B97F4A7C15ull;
     return hash ^ hash >> 32;
@@ -181,18 +183,18 @@ static uint64_t mix(uint64_t hash, uint64_t value)
 
 /* Add an argument that is a pointer: the word at index ``word``, and the pointer at index ``index``. */
 static void add_pointer(launch_arguments *arguments, size_t word, size_t index, uint64_t pointer,
-                        allocation *target)
+                        allocation *pointed_allocation)
 {
-    arguments->pattern_hash = mix(arguments->pattern_hash, word << 32 | index << 8 | (pointer & 255));
+    arguments->pattern_hash = mix_hash(arguments->pattern_hash, word << 32 | index << 8 | (pointer & 255));
     if (index < arguments->pointer_count)
         return;
     arguments->pointers[arguments->pointer_count++] = pointer;
-    arguments->pointer_hash = mix(arguments->pointer_hash, pointer);
-    arguments->distance_hash = mix(arguments->distance_hash, pointer - arguments->pointers[0]);
+    arguments->pointer_hash = mix_hash(arguments->pointer_hash, pointer);
+    arguments->distance_hash = mix_hash(arguments->distance_hash, pointer - arguments->pointers[0]);
     for (size_t i = arguments->allocation_count; i-- > 0;)
-        if (arguments->allocations[i] == target)
+        if (arguments->allocations[i] == pointed_allocation)
             return;
-    arguments->allocations[arguments->allocation_count++] = target;
+    arguments->allocations[arguments->allocation_count++] = pointed_allocation;
 }
 
 static const char *parameter_bytes(const char *buffer, void **parameters, uint16_t parameter, uint16_t offset)
@@ -207,71 +209,74 @@ static void add_other_bytes(launch_arguments *arguments, const struct kernel_lay
     for (size_t i = 0; i < layout->parameter_count; i++) {
         const parameter_span span = layout->spans[i];
         const char *bytes = parameter_bytes(buffer, parameters, (uint16_t)i, span.offset);
-        const size_t begin = (8u - span.offset % 8u) % 8u < span.size ? (8u - span.offset % 8u) % 8u : span.size;
-        const size_t end = begin + (span.size - begin) / 8 * 8;
-        uint64_t head = 0, tail = 0;
-        memcpy(&head, bytes, begin);
-        memcpy(&tail, bytes + end, span.size - end);
-        arguments->scalar_hash = mix(mix(arguments->scalar_hash, head), tail);
+        const size_t words_begin =
+            (8u - span.offset % 8u) % 8u < span.size ? (8u - span.offset % 8u) % 8u : span.size;
+        const size_t words_end = words_begin + (span.size - words_begin) / 8 * 8;
+        uint64_t bytes_before_words = 0, bytes_after_words = 0;
+        memcpy(&bytes_before_words, bytes, words_begin);
+        memcpy(&bytes_after_words, bytes + words_end, span.size - words_end);
+        arguments->scalar_hash = mix_hash(mix_hash(arguments->scalar_hash, bytes_before_words), bytes_after_words);
     }
 }
 
 size_t kernels_find_pointers(const struct kernel_layout *layout, void **parameters, void **extra,
-                             const record *launch_record, record *accesses, size_t limit,
+                             const record *launch_record, record *accesses, size_t access_limit,
                              launch_arguments *arguments)
 {
     const char *buffer = parameters ? NULL : packed_buffer(extra);
-    const bool are_known = layout && (parameters || buffer);
-    size_t count = 0;
+    const bool has_parameters = layout && (parameters || buffer);
+    size_t access_count = 0;
     if (arguments) { /* the arrays are not cleared, because they are large */
         arguments->pointer_count = arguments->allocation_count = 0;
         arguments->pointer_hash = arguments->distance_hash = arguments->pattern_hash = arguments->scalar_hash = 0;
-        arguments->is_complete = are_known;
+        arguments->is_complete = has_parameters;
     }
-    if (!are_known)
+    if (!has_parameters)
         return 0;
-    for (size_t i = 0; i < layout->word_count && count < limit; i++) {
+    for (size_t i = 0; i < layout->word_count && access_count < access_limit; i++) {
         const parameter_word *word = layout->words + i;
-        const char *source = buffer ? buffer + word->offset_in_buffer
-                                    : (const char *)parameters[word->parameter_index] + word->offset_in_parameter;
-        uint64_t value;
-        memcpy(&value, source, sizeof value);
-        allocation *target = allocations_find(value);
-        record *existing_access = target ? find_access(value, accesses, count) : NULL;
-        if (target && arguments)
-            add_pointer(arguments, i, existing_access ? (size_t)(existing_access - accesses) : count, value,
-                        target);
+        const char *word_source =
+            buffer ? buffer + word->offset_in_buffer
+                   : (const char *)parameters[word->parameter_index] + word->offset_in_parameter;
+        uint64_t word_value;
+        memcpy(&word_value, word_source, sizeof word_value);
+        allocation *pointed_allocation = allocations_find(word_value);
+        record *existing_access =
+            pointed_allocation ? find_access_of_pointer(word_value, accesses, access_count) : NULL;
+        if (pointed_allocation && arguments)
+            add_pointer(arguments, i, existing_access ? (size_t)(existing_access - accesses) : access_count,
+                        word_value, pointed_allocation);
         else if (arguments)
-            arguments->scalar_hash = mix(mix(arguments->scalar_hash, i), value);
+            arguments->scalar_hash = mix_hash(mix_hash(arguments->scalar_hash, i), word_value);
         if (existing_access && word->certainty < existing_access->access.precision)
             existing_access->access.precision = word->certainty;
-        if (!target || existing_access)
+        if (!pointed_allocation || existing_access)
             continue;
-        record *access = accesses + count++;
+        record *access = accesses + access_count++;
         *access = *launch_record;
         access->kind = KIND_ACCESS;
         memset(access->kind_fields, 0, sizeof access->kind_fields);
-        access->access.lo = value;
-        access->access.hi = target->hi;
+        access->access.lo = word_value;
+        access->access.hi = pointed_allocation->hi;
         access->access.mode = MODE_READ | MODE_WRITE;
         access->access.precision = word->certainty;
     }
-    if (arguments && count == limit)
+    if (arguments && access_count == access_limit)
         arguments->is_complete = false;
     else if (arguments)
         add_other_bytes(arguments, layout, buffer, parameters);
-    return count;
+    return access_count;
 }
 
 uint32_t kernels_name_id(CUfunction function, const char *name)
 {
-    uint32_t id = function ? hash_table_get(&name_ids, handle_key(function)) : 0;
-    if (!id) {
-        id = spool_text(name);
-        if (function && id)
-            hash_table_put(&name_ids, handle_key(function), id);
+    uint32_t name_id = function ? hash_table_get(&name_ids, handle_key(function)) : 0;
+    if (!name_id) {
+        name_id = spool_text(name);
+        if (function && name_id)
+            hash_table_put(&name_ids, handle_key(function), name_id);
     }
-    return id;
+    return name_id;
 }
 
 void kernels_clear(void)

@@ -9,7 +9,8 @@
 #include "model/allocations.h"
 #include "write/record.h"
 
-#define MAX_ACCESSES 512 /* maximum per launch; a fused optimizer step has a few hundred tensors */
+#define MAX_ACCESSES \
+    512 /* maximum number of accesses of a launch; a fused optimizer step has a few hundred tensors */
 
 struct kernel_layout;
 
@@ -21,7 +22,7 @@ typedef struct {
     size_t allocation_count;
     uint64_t pointer_hash;  /* hash of the pointers */
     uint64_t distance_hash; /* hash of the distances of the pointers to the first one */
-    uint64_t pattern_hash;  /* hash of the positions of equal pointers, and of the alignment of each */
+    uint64_t pattern_hash;  /* hash of the positions of equal pointers, and of the alignment of each pointer */
     uint64_t scalar_hash;   /* hash of all other arguments */
     bool is_complete;       /* all arguments are known, and all pointers are listed */
 } launch_arguments;
@@ -35,9 +36,9 @@ const char *kernels_name(CUfunction function);
 
 /* Find the kernel arguments that point into live allocations. The lock is held.
  *
- * Writes one ACCESS record per pointer to ``accesses``, based on ``launch_record``, and returns the count.
- * ``parameters`` is the array passed to cuLaunchKernel, ``extra`` its packed form; one of them is NULL. ``arguments``,
- * which may be NULL, is set to the arguments.
+ * Writes one ACCESS record per pointer to ``accesses``, based on ``launch_record``, and returns the number of
+ * records. ``parameters`` is the array passed to cuLaunchKernel, ``extra`` its packed form; one of them is NULL.
+ * ``arguments``, which may be NULL, is set to the arguments.
  */
 size_t kernels_find_pointers(const struct kernel_layout *layout, void **parameters, void **extra,
                              const record *launch_record, record *accesses, size_t limit,

@@ -15,7 +15,7 @@
 #define MAX_NAMES 65536
 #define TOO_MANY_NAMES "(range with one of too many names)"
 /* Maximum number of threads of one backward pass that get copies of ranges. Autograd has one thread for each device. */
-#define MAX_COPY_THREADS 64
+#define MAX_THREADS_WITH_COPIES 64
 
 static uint32_t name_count;        /* number of distinct names so far */
 static uint64_t last_range_number; /* number of the latest range that range_start() began */
@@ -24,7 +24,7 @@ static hash_table profiled_range_numbers; /* numbers of the open ranges of the p
 
 /* The threads of the current backward pass that have copies of ranges, and the copied ranges. */
 static struct {
-    uint64_t threads[MAX_COPY_THREADS];
+    uint64_t threads[MAX_THREADS_WITH_COPIES];
     size_t thread_count;
     uint32_t generation; /* incremented when the copied ranges of all threads end */
     open_ranges ranges;
@@ -35,21 +35,21 @@ static struct {
 /* Return the length up to which a name can be cut without cutting a UTF-8 character in two. */
 static size_t cut_length(const char *name, size_t length)
 {
-    size_t end = length;
-    while (end && ((uint8_t)name[end] & 0xC0) == 0x80)
-        end--;
-    return end;
+    size_t cut_end = length;
+    while (cut_end && ((uint8_t)name[cut_end] & 0xC0) == 0x80)
+        cut_end--;
+    return cut_end;
 }
 
 /* Return the text id of the name of a range, mark or domain. The lock is held. */
 static uint32_t name_id(const char *name)
 {
-    static char shortened[MAX_NAME_BYTES + 1]; /* protected by the lock */
-    size_t length = strnlen(name, sizeof shortened);
+    static char shortened_name[MAX_NAME_BYTES + 1]; /* protected by the lock */
+    size_t length = strnlen(name, sizeof shortened_name);
     if (length > MAX_NAME_BYTES) {
-        memcpy(shortened, name, cut_length(name, MAX_NAME_BYTES));
-        shortened[cut_length(name, MAX_NAME_BYTES)] = 0;
-        name = shortened;
+        memcpy(shortened_name, name, cut_length(name, MAX_NAME_BYTES));
+        shortened_name[cut_length(name, MAX_NAME_BYTES)] = 0;
+        name = shortened_name;
     }
     if (spool_has_text(name))
         return spool_text(name);
@@ -61,9 +61,9 @@ static uint32_t name_id(const char *name)
 
 /* --- records ------------------------------------------------------------------------------------ */
 
-/* Record the begin of a range. ``number`` is the number from range_start(), or 0 for a range of a thread. The lock
- * is held. / */
-static void write_push(uint32_t name, uint32_t domain, uint64_t number, bool is_copy)
+/* Record the begin of a range. ``number`` is the number from range_start(), or 0 for a range of a thread. The lock is
+ * held. */
+static void write_range_begin(uint32_t name, uint32_t domain, uint64_t number, bool is_copy)
 {
     record rec = record_begin(KIND_RANGE_PUSH, 0, 0, 0);
     rec.range_push.name = name;
@@ -75,7 +75,7 @@ static void write_push(uint32_t name, uint32_t domain, uint64_t number, bool is_
 
 /* Record the end of a range: the range with this number, or for 0 the innermost range of the calling thread. The
  * lock is held. */
-static void write_pop(uint32_t domain, uint64_t number)
+static void write_range_end(uint32_t domain, uint64_t number)
 {
     record rec = record_begin(KIND_RANGE_POP, 0, 0, 0);
     rec.range_pop.domain = domain;
@@ -84,34 +84,34 @@ static void write_pop(uint32_t domain, uint64_t number)
 }
 
 /* Return the number of open ranges that the array contains. */
-static uint32_t stored_ranges(const open_ranges *open)
+static uint32_t count_stored_ranges(const open_ranges *thread_ranges)
 {
-    return open->count < MAX_OPEN_RANGES ? open->count : MAX_OPEN_RANGES;
+    return thread_ranges->range_count < MAX_OPEN_RANGES ? thread_ranges->range_count : MAX_OPEN_RANGES;
 }
 
 /* Return the number of stored open ranges of a domain. */
-static int depth_in_domain(const open_ranges *open, uint32_t domain)
+static int count_open_in_domain(const open_ranges *thread_ranges, uint32_t domain)
 {
     int depth = 0;
-    for (uint32_t i = 0; i < stored_ranges(open); i++)
-        depth += open->ranges[i].domain == domain;
+    for (uint32_t i = 0; i < count_stored_ranges(thread_ranges); i++)
+        depth += thread_ranges->ranges[i].domain == domain;
     return depth;
 }
 
 int range_push(const char *name, const char *domain)
 {
-    open_ranges *open = &this_thread.open_ranges;
+    open_ranges *thread_ranges = &this_thread.open_ranges;
     pthread_mutex_lock(&recorder_lock);
-    uint32_t name_number = name_id(name), domain_number = name_id(domain);
-    const bool is_profiled = window_is_range(name) && open->count < MAX_OPEN_RANGES;
-    const int depth = depth_in_domain(open, domain_number);
-    write_push(name_number, domain_number, 0, false);
-    if (open->count < MAX_OPEN_RANGES) {
-        open->ranges[open->count].name = name_number;
-        open->ranges[open->count].domain = domain_number;
-        open->ranges[open->count].is_profiled = is_profiled;
+    uint32_t name_text_id = name_id(name), domain_text_id = name_id(domain);
+    const bool is_profiled = window_is_range(name) && thread_ranges->range_count < MAX_OPEN_RANGES;
+    const int depth = count_open_in_domain(thread_ranges, domain_text_id);
+    write_range_begin(name_text_id, domain_text_id, 0, false);
+    if (thread_ranges->range_count < MAX_OPEN_RANGES) {
+        thread_ranges->ranges[thread_ranges->range_count].name = name_text_id;
+        thread_ranges->ranges[thread_ranges->range_count].domain = domain_text_id;
+        thread_ranges->ranges[thread_ranges->range_count].is_profiled = is_profiled;
     }
-    open->count++;
+    thread_ranges->range_count++;
     pthread_mutex_unlock(&recorder_lock);
     if (is_profiled)
         window_range_began();
@@ -120,33 +120,34 @@ int range_push(const char *name, const char *domain)
 
 /* Remove the innermost open range of a domain, and set whether it is profiled. Return false if the domain has no open
  * range. */
-static bool remove_range(open_ranges *open, uint32_t domain, bool *is_profiled)
+static bool remove_innermost_range(open_ranges *thread_ranges, uint32_t domain, bool *is_profiled)
 {
     *is_profiled = false;
-    if (open->count > MAX_OPEN_RANGES) {
-        open->count--;
+    if (thread_ranges->range_count > MAX_OPEN_RANGES) {
+        thread_ranges->range_count--;
         return true;
     }
-    uint32_t i = open->count;
-    while (i && open->ranges[i - 1].domain != domain)
+    uint32_t i = thread_ranges->range_count;
+    while (i && thread_ranges->ranges[i - 1].domain != domain)
         i--;
     if (!i)
         return false;
-    *is_profiled = open->ranges[i - 1].is_profiled;
-    memmove(open->ranges + i - 1, open->ranges + i, (open->count - i) * sizeof *open->ranges);
-    open->count--;
+    *is_profiled = thread_ranges->ranges[i - 1].is_profiled;
+    memmove(thread_ranges->ranges + i - 1, thread_ranges->ranges + i,
+            (thread_ranges->range_count - i) * sizeof *thread_ranges->ranges);
+    thread_ranges->range_count--;
     return true;
 }
 
 int range_pop(const char *domain)
 {
     pthread_mutex_lock(&recorder_lock);
-    const uint32_t domain_number = name_id(domain);
+    const uint32_t domain_text_id = name_id(domain);
     bool is_profiled;
-    const bool is_open = remove_range(&this_thread.open_ranges, domain_number, &is_profiled);
-    const int depth = is_open ? depth_in_domain(&this_thread.open_ranges, domain_number) : -1;
+    const bool is_open = remove_innermost_range(&this_thread.open_ranges, domain_text_id, &is_profiled);
+    const int depth = is_open ? count_open_in_domain(&this_thread.open_ranges, domain_text_id) : -1;
     if (is_open)
-        write_pop(domain_number, 0);
+        write_range_end(domain_text_id, 0);
     pthread_mutex_unlock(&recorder_lock);
     if (is_profiled)
         window_range_ended();
@@ -158,7 +159,7 @@ uint64_t range_start(const char *name, const char *domain)
     pthread_mutex_lock(&recorder_lock);
     const uint64_t number = ++last_range_number;
     const bool is_profiled = window_is_range(name) && !hash_table_put(&profiled_range_numbers, number, 1);
-    write_push(name_id(name), name_id(domain), number, false);
+    write_range_begin(name_id(name), name_id(domain), number, false);
     pthread_mutex_unlock(&recorder_lock);
     if (is_profiled)
         window_range_began();
@@ -169,7 +170,7 @@ void range_end(uint64_t number)
 {
     pthread_mutex_lock(&recorder_lock);
     if (number && number <= last_range_number)
-        write_pop(0, number);
+        write_range_end(0, number);
     const bool is_profiled = number && hash_table_remove(&profiled_range_numbers, number);
     pthread_mutex_unlock(&recorder_lock);
     if (is_profiled)
@@ -193,17 +194,17 @@ void ranges_copy_to_backward_thread(void)
     if (this_thread.range_copy_generation == range_copies.generation)
         return;
     bool is_backward_thread;
-    const open_ranges *open = backward_ranges(&is_backward_thread);
-    if (!open)
+    const open_ranges *backward_thread_ranges = backward_ranges(&is_backward_thread);
+    if (!backward_thread_ranges)
         return; /* no backward pass is active; the generation is not stored, because a pass may begin later */
     this_thread.range_copy_generation = range_copies.generation;
-    if (!is_backward_thread || range_copies.thread_count == MAX_COPY_THREADS)
+    if (!is_backward_thread || range_copies.thread_count == MAX_THREADS_WITH_COPIES)
         return;
     if (!range_copies.thread_count)
-        range_copies.ranges = *open;
+        range_copies.ranges = *backward_thread_ranges;
     range_copies.threads[range_copies.thread_count++] = this_thread.id;
-    for (uint32_t i = 0; i < stored_ranges(&range_copies.ranges); i++)
-        write_push(range_copies.ranges.ranges[i].name, range_copies.ranges.ranges[i].domain, 0, true);
+    for (uint32_t i = 0; i < count_stored_ranges(&range_copies.ranges); i++)
+        write_range_begin(range_copies.ranges.ranges[i].name, range_copies.ranges.ranges[i].domain, 0, true);
 }
 
 /* Record the end of a copied range of another thread. The lock is held. */
@@ -220,7 +221,7 @@ void ranges_end_copies(void)
 {
     range_copies.generation++;
     for (size_t i = 0; i < range_copies.thread_count; i++)
-        for (uint32_t j = stored_ranges(&range_copies.ranges); j-- > 0;)
+        for (uint32_t j = count_stored_ranges(&range_copies.ranges); j-- > 0;)
             write_copy_end(range_copies.threads[i], range_copies.ranges.ranges[j].domain);
     range_copies.thread_count = 0;
 }

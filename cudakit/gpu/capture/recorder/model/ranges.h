@@ -1,24 +1,25 @@
-/* Named ranges and marks of NVTX: the records of them, and the open ranges of each thread. */
+/* Writes records of the named ranges and marks of NVTX, and stores the open ranges of each thread. */
 #ifndef CK_RANGES_H
 #define CK_RANGES_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
-/* More open ranges of one thread are recorded, but autograd's threads do not get a copy of them. */
+/* Maximum number of open ranges of a thread that autograd's threads get copies of. Further open ranges are recorded
+ * without copies. */
 #define MAX_OPEN_RANGES 32
 
-/* The open ranges of a thread, outermost first; ``count`` includes those beyond the array. */
+/* The open ranges of a thread, outermost first; ``range_count`` includes ranges beyond the array. */
 typedef struct {
     struct {
         uint32_t name, domain; /* text ids */
         bool is_profiled;      /* the process is profiled while the range is open (profile/window.h) */
     } ranges[MAX_OPEN_RANGES];
-    uint32_t count;
+    uint32_t range_count;
 } open_ranges;
 
 /* Begin and end a range of the calling thread. Return its depth among the ranges of its domain, from 0; ending returns
- * -1 if no range of the domain is open. ``domain`` is empty for NVTX's default domain. Both take the lock. */
+ * -1 if no range of the domain is open. ``domain`` is empty for NVTX's default domain. Both functions take the lock. */
 int range_push(const char *name, const char *domain);
 int range_pop(const char *domain);
 
@@ -34,7 +35,7 @@ void range_mark(const char *name, const char *domain);
 void ranges_copy_to_backward_thread(void);
 
 /* End all copies of ranges: the backward pass has ended, or a second one begins. With two passes, it is unknown for
- * which of them a thread works. The lock is held. */
+ * which pass a thread works. The lock is held. */
 void ranges_end_copies(void);
 
 /* Forget the names and the copies of ranges: a forked process has its own trace. */

@@ -6,7 +6,7 @@
 #include "containers.h"
 #include "model/graphs.h"
 
-/* Work on further streams counts as unordered. */
+/* Maximum number of streams with a vector clock. Work on further streams counts as unordered. */
 #define MAX_STREAMS 128
 
 typedef struct {
@@ -151,11 +151,11 @@ void order_host_waited_for_context(uint32_t context)
 
 bool order_host_waited_for_all_work(void)
 {
-    bool all_complete = slot_count < MAX_STREAMS;
+    bool is_all_complete = slot_count < MAX_STREAMS;
     for (uint32_t slot = 1; slot <= slot_count; slot++)
-        all_complete =
-            all_complete && host_clock.last_operations[slot] == stream_clocks[slot].last_operations[slot];
-    return all_complete;
+        is_all_complete =
+            is_all_complete && host_clock.last_operations[slot] == stream_clocks[slot].last_operations[slot];
+    return is_all_complete;
 }
 
 void stream_order_clear(void)

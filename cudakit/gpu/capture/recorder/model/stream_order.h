@@ -16,8 +16,8 @@ typedef struct {
     uint64_t number; /* number of the operation in its stream, from 1 */
 } stream_operation;
 
-/* Add an operation to a stream, and return the operation. Stream and context are ids. The slot of the operation is 0 if
- * there are too many streams. */
+/* Add an operation to a stream, and return the operation. ``stream`` and ``context`` are ids. The slot of the
+ * operation is 0 if there are too many streams. */
 stream_operation order_enqueue(uint32_t stream, uint32_t context);
 
 /* Return whether an operation happens before an operation that was enqueued later. */

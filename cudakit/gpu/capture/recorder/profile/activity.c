@@ -31,51 +31,52 @@ enum {
     RESERVED_SHARED_MEMORY_PER_BLOCK = 111,
 };
 
-/* ACTIVITY_KIND_SYNCHRONIZATION is not among them: API_CALL has the waits of the host, and CUPTI would also record each
- * wait of a stream for an event. cuDNN makes hundreds of them in a step of an LSTM. */
-static const int KINDS[] = {
+/* ACTIVITY_KIND_SYNCHRONIZATION is not recorded: API_CALL records have the waits of the host, and CUPTI would also
+ * record each wait of a stream for an event. cuDNN makes hundreds of such waits in a step of an LSTM. */
+static const int RECORDED_KINDS[] = {
     ACTIVITY_CONCURRENT_KERNEL,
     ACTIVITY_MEMCPY,
     ACTIVITY_MEMCPY2,
     ACTIVITY_MEMSET,
 };
 
-/* Serializes the translation of records, so that the recorder lock is held for their copying only. The lock order is
- * translation lock, then recorder lock. */
+/* Serializes the translation of records, so that the recorder lock is held only while records are copied. The lock
+ * order is translation lock, then recorder lock. */
 static pthread_mutex_t translation_lock = PTHREAD_MUTEX_INITIALIZER;
 
 static pthread_mutex_t pool_lock = PTHREAD_MUTEX_INITIALIZER; /* protects the list of buffers */
 static uint8_t *idle_buffers[MAX_IDLE_BUFFERS];
-static size_t idle_count, buffer_count; /* buffer_count includes the buffers that CUPTI holds */
+static size_t idle_buffer_count, buffer_count; /* buffer_count includes the buffers that CUPTI holds */
 
-/* Text ids by the address of a kernel's name, which CUPTI does not free. The translation lock protects it. */
-static hash_table name_ids;
-static bool ignores_unfinished;    /* whether work without times is not counted as lost; accessed atomically */
-static uint64_t described_devices; /* bit i: the name of device i is in the trace; accessed atomically */
+/* Text ids of kernel names, by the address of the name, which CUPTI does not free. The translation lock protects this
+ * table. */
+static hash_table kernel_name_ids;
+static bool ignores_unfinished_work; /* whether work without times is not counted as lost; accessed atomically */
+static uint64_t described_devices;   /* bit i: the name of device i is in the trace; accessed atomically */
 
 /* --- buffers ------------------------------------------------------------------------------------ */
 
-/* Give CUPTI a buffer of zeros. Without one, CUPTI drops records and counts them. */
+/* Give CUPTI a buffer of zeros. Without a buffer, CUPTI drops records and counts them. */
 static void on_buffer_requested(uint8_t **buffer, size_t *size, size_t *max_records)
 {
-    uint8_t *memory = NULL;
+    uint8_t *buffer_memory = NULL;
     *max_records = 0; /* 0: no limit, except the size of the buffer */
     pthread_mutex_lock(&pool_lock);
-    if (idle_count)
-        memory = idle_buffers[--idle_count];
-    else if (buffer_count < MAX_BUFFERS && (memory = calloc(1, BUFFER_BYTES)))
+    if (idle_buffer_count)
+        buffer_memory = idle_buffers[--idle_buffer_count];
+    else if (buffer_count < MAX_BUFFERS && (buffer_memory = calloc(1, BUFFER_BYTES)))
         buffer_count++;
     pthread_mutex_unlock(&pool_lock);
-    *buffer = memory;
-    *size = memory ? BUFFER_BYTES : 0;
+    *buffer = buffer_memory;
+    *size = buffer_memory ? BUFFER_BYTES : 0;
 }
 
 static void return_buffer(uint8_t *buffer)
 {
     memset(buffer, 0, BUFFER_BYTES);
     pthread_mutex_lock(&pool_lock);
-    if (idle_count < MAX_IDLE_BUFFERS) {
-        idle_buffers[idle_count++] = buffer;
+    if (idle_buffer_count < MAX_IDLE_BUFFERS) {
+        idle_buffers[idle_buffer_count++] = buffer;
         buffer = NULL;
     } else {
         buffer_count--;
@@ -87,19 +88,19 @@ static void return_buffer(uint8_t *buffer)
 /* --- translation of records --------------------------------------------------------------------- */
 
 /* Return the text id of a kernel's name. The translation lock is held. */
-static uint32_t name_id(const char *name)
+static uint32_t kernel_name_id(const char *name)
 {
     const uint64_t key = (uint64_t)(uintptr_t)name;
     if (!name)
         return 0;
-    uint32_t id = hash_table_get(&name_ids, key);
+    uint32_t id = hash_table_get(&kernel_name_ids, key);
     if (id)
         return id;
     pthread_mutex_lock(&recorder_lock);
     id = spool_text(name);
     pthread_mutex_unlock(&recorder_lock);
     if (id)
-        hash_table_put(&name_ids, key, id);
+        hash_table_put(&kernel_name_ids, key, id);
     return id;
 }
 
@@ -115,7 +116,7 @@ static void set_device_and_stream(record *rec, uint16_t kind, uint32_t device, u
 static void translate_kernel(const CUpti_ActivityKernel *kernel, record *rec)
 {
     set_device_and_stream(rec, KIND_KERNEL_RUN, kernel->deviceId, kernel->contextId, kernel->streamId);
-    rec->kernel_run.name = name_id(kernel->name);
+    rec->kernel_run.name = kernel_name_id(kernel->name);
     rec->kernel_run.correlation = kernel->correlationId;
     rec->kernel_run.start_ns = (int64_t)kernel->start;
     rec->kernel_run.end_ns = (int64_t)kernel->end;
@@ -142,8 +143,8 @@ static uint8_t direction_of(uint8_t copy_kind)
     }
 }
 
-/* Return the memory kind of CUPTI that the trace has too, or 0 for kinds of newer releases. */
-static uint8_t memory_kind(uint8_t kind)
+/* Return a memory kind of CUPTI if the trace format has this kind, or 0 for a kind of a newer release of CUPTI. */
+static uint8_t recorded_memory_kind(uint8_t kind)
 {
     return kind <= MEMORY_KIND_MANAGED_STATIC ? kind : 0;
 }
@@ -157,23 +158,23 @@ static void translate_copy(const CUpti_ActivityMemcpy *copy, record *rec)
     rec->copy_run.correlation = copy->correlationId;
     rec->copy_run.peer_device = -1;
     rec->copy_run.direction = direction_of(copy->copyKind);
-    rec->copy_run.source_memory = memory_kind(copy->srcKind);
-    rec->copy_run.destination_memory = memory_kind(copy->dstKind);
+    rec->copy_run.source_memory = recorded_memory_kind(copy->srcKind);
+    rec->copy_run.destination_memory = recorded_memory_kind(copy->dstKind);
     rec->copy_run.graph_node = copy->graphNodeId;
 }
 
 static void translate_peer_copy(const CUpti_ActivityMemcpyPtoP *copy, record *rec)
 {
-    const uint32_t peer = copy->srcDeviceId == copy->deviceId ? copy->dstDeviceId : copy->srcDeviceId;
+    const uint32_t peer_device = copy->srcDeviceId == copy->deviceId ? copy->dstDeviceId : copy->srcDeviceId;
     set_device_and_stream(rec, KIND_COPY_RUN, copy->deviceId, copy->contextId, copy->streamId);
     rec->copy_run.start_ns = (int64_t)copy->start;
     rec->copy_run.end_ns = (int64_t)copy->end;
     rec->copy_run.size_bytes = copy->bytes;
     rec->copy_run.correlation = copy->correlationId;
-    rec->copy_run.peer_device = (int16_t)peer;
+    rec->copy_run.peer_device = (int16_t)peer_device;
     rec->copy_run.direction = DEVICE_TO_DEVICE;
-    rec->copy_run.source_memory = memory_kind(copy->srcKind);
-    rec->copy_run.destination_memory = memory_kind(copy->dstKind);
+    rec->copy_run.source_memory = recorded_memory_kind(copy->srcKind);
+    rec->copy_run.destination_memory = recorded_memory_kind(copy->dstKind);
     rec->copy_run.graph_node = copy->graphNodeId;
 }
 
@@ -199,11 +200,11 @@ static size_t bytes_of_kind(int kind)
     }
 }
 
-/* Translate a record of CUPTI; ``rec`` has common fields already. Return false if its start or end is missing, as CUPTI
- * returns it for work that did not end. The translation lock is held. */
-static bool translate(const CUpti_Activity *activity, record *rec)
+/* Translate a record of CUPTI; ``rec`` has common fields already. Return false if the start or end time is missing:
+ * CUPTI returns such records for work that did not end. The translation lock is held. */
+static bool translate_record(const CUpti_Activity *activity, record *rec)
 {
-    uint64_t start, end;
+    uint64_t start_ns, end_ns;
     switch (activity->kind) {
     case ACTIVITY_CONCURRENT_KERNEL: translate_kernel((const void *)activity, rec); break;
     case ACTIVITY_MEMCPY: translate_copy((const void *)activity, rec); break;
@@ -211,13 +212,13 @@ static bool translate(const CUpti_Activity *activity, record *rec)
     default: translate_fill((const void *)activity, rec); break;
     }
     if (activity->kind == ACTIVITY_CONCURRENT_KERNEL) {
-        start = (uint64_t)rec->kernel_run.start_ns;
-        end = (uint64_t)rec->kernel_run.end_ns;
-    } else { /* the other kinds begin with their times */
-        start = (uint64_t)rec->copy_run.start_ns;
-        end = (uint64_t)rec->copy_run.end_ns;
+        start_ns = (uint64_t)rec->kernel_run.start_ns;
+        end_ns = (uint64_t)rec->kernel_run.end_ns;
+    } else { /* records of the other kinds begin with the start and end time */
+        start_ns = (uint64_t)rec->copy_run.start_ns;
+        end_ns = (uint64_t)rec->copy_run.end_ns;
     }
-    return start && end >= start;
+    return start_ns && end_ns >= start_ns;
 }
 
 /* --- devices ------------------------------------------------------------------------------------ */
@@ -232,8 +233,9 @@ static uint32_t device_attribute(attribute_getter get_attribute, int attribute, 
                                                                                       : 0;
 }
 
-/* Store the numbers of multiprocessors, and of what is resident on each of them. Calls CUDA. */
-static void read_limits(attribute_getter get_attribute, CUdevice device, record *rec)
+/* Store the number of multiprocessors of a device, and the threads, blocks, registers and shared memory of each.
+ * Calls CUDA. */
+static void read_multiprocessor_limits(attribute_getter get_attribute, CUdevice device, record *rec)
 {
     rec->device_info.multiprocessors = device_attribute(get_attribute, MULTIPROCESSOR_COUNT, device);
     rec->device_info.threads_per_multiprocessor =
@@ -249,10 +251,10 @@ static void read_limits(attribute_getter get_attribute, CUdevice device, record 
 }
 
 /* Write the name and the properties of a device. Calls CUDA: the lock is not held. */
-static void describe_device(uint32_t number)
+static void describe_device(uint32_t device_number)
 {
-    const uint64_t bit = 1ull << number;
-    if (__atomic_fetch_or(&described_devices, bit, __ATOMIC_ACQ_REL) & bit)
+    const uint64_t device_bit = 1ull << device_number;
+    if (__atomic_fetch_or(&described_devices, device_bit, __ATOMIC_ACQ_REL) & device_bit)
         return;
     void *driver_library = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
     int (*get_name)(char *, int, CUdevice) = NULL;
@@ -269,14 +271,14 @@ static void describe_device(uint32_t number)
     this_thread.in_recorder_call = true;
     /* The handle of a device is its number (cuDeviceGet). A failed query leaves the value unchanged. */
     if (get_name && get_attribute && get_memory) {
-        get_name(name, sizeof name - 1, (CUdevice)number);
-        read_limits(get_attribute, (CUdevice)number, &device_record);
-        get_memory(&memory_bytes, (CUdevice)number);
+        get_name(name, sizeof name - 1, (CUdevice)device_number);
+        read_multiprocessor_limits(get_attribute, (CUdevice)device_number, &device_record);
+        get_memory(&memory_bytes, (CUdevice)device_number);
     }
     this_thread.in_recorder_call = false;
     pthread_mutex_lock(&recorder_lock);
     record rec = record_begin(KIND_DEVICE_INFO, 0, 0, 0);
-    rec.device = (int16_t)number;
+    rec.device = (int16_t)device_number;
     rec.device_info = device_record.device_info;
     rec.device_info.name = spool_text(name);
     rec.device_info.memory_bytes = memory_bytes;
@@ -289,24 +291,25 @@ static void describe_device(uint32_t number)
 typedef struct {
     uint8_t *buffer;
     size_t valid_bytes;
-    CUpti_Activity *activity;    /* the latest record; NULL before the first one */
-    uint64_t without_times, cut; /* numbers of records without times, and of records that exceed the buffer */
-} reading;
+    CUpti_Activity *current_record; /* the latest record; NULL before the first one */
+    uint64_t timeless_record_count,
+        cut_record_count; /* numbers of records without times, and of records that exceed the buffer */
+} buffer_reader;
 
 /* Advance to the next record of a kind that is recorded. Return false at the end of the buffer. */
-static bool advance(reading *position)
+static bool advance_to_next_record(buffer_reader *position)
 {
-    while (!cupti.next_record(position->buffer, position->valid_bytes, &position->activity)) {
-        const size_t offset = (size_t)((uint8_t *)position->activity - position->buffer);
+    while (!cupti.next_record(position->buffer, position->valid_bytes, &position->current_record)) {
+        const size_t offset = (size_t)((uint8_t *)position->current_record - position->buffer);
         if (offset > position->valid_bytes || position->valid_bytes - offset < sizeof(CUpti_Activity)) {
-            position->cut++;
+            position->cut_record_count++;
             return false;
         }
-        const size_t bytes = bytes_of_kind(position->activity->kind);
+        const size_t bytes = bytes_of_kind(position->current_record->kind);
         if (!bytes)
             continue;
         if (position->valid_bytes - offset < bytes) {
-            position->cut++;
+            position->cut_record_count++;
             return false;
         }
         return true;
@@ -316,16 +319,16 @@ static bool advance(reading *position)
 
 /* Append translated records to the trace. Store the device of each context, for records of API calls, and the devices in
  * ``devices``. */
-static void append_records(record *records, size_t count, uint64_t *devices)
+static void append_records(record *records, size_t count, uint64_t *device_bits)
 {
     pthread_mutex_lock(&recorder_lock);
-    const record common = record_begin(0, 0, 0, 0);
+    const record common_fields = record_begin(0, 0, 0, 0);
     for (record *rec = records; rec < records + count; rec++) {
-        rec->seq = common.seq;
-        rec->time_ns = common.time_ns;
+        rec->seq = common_fields.seq;
+        rec->time_ns = common_fields.time_ns;
         set_context_device(rec->context, rec->device);
         if (rec->device >= 0 && rec->device < MAX_DEVICES)
-            *devices |= 1ull << rec->device;
+            *device_bits |= 1ull << rec->device;
     }
     if (count)
         spool_records(records, count);
@@ -333,36 +336,37 @@ static void append_records(record *records, size_t count, uint64_t *devices)
 }
 
 /* Write up to RECORDS_PER_LOCK records to the trace. Return false at the end of the buffer. */
-static bool write_records(reading *position, uint64_t *devices)
+static bool write_records(buffer_reader *position, uint64_t *device_bits)
 {
     static record records[RECORDS_PER_LOCK]; /* protected by the translation lock */
     size_t record_count = 0;
-    bool has_more = true;
+    bool has_more_records = true;
     pthread_mutex_lock(&translation_lock);
-    while (record_count < RECORDS_PER_LOCK && (has_more = advance(position))) {
+    while (record_count < RECORDS_PER_LOCK && (has_more_records = advance_to_next_record(position))) {
         memset(records + record_count, 0, sizeof *records);
-        if (translate(position->activity, records + record_count))
+        if (translate_record(position->current_record, records + record_count))
             record_count++;
-        else if (!__atomic_load_n(&ignores_unfinished, __ATOMIC_ACQUIRE))
-            position->without_times++;
+        else if (!__atomic_load_n(&ignores_unfinished_work, __ATOMIC_ACQUIRE))
+            position->timeless_record_count++;
     }
-    append_records(records, record_count, devices);
+    append_records(records, record_count, device_bits);
     pthread_mutex_unlock(&translation_lock);
-    return has_more;
+    return has_more_records;
 }
 
 /* Record how many activities are missing. */
-static void record_missing(const reading *position, size_t dropped_count)
+static void record_missing_activities(const buffer_reader *position, size_t dropped_count)
 {
-    if (!dropped_count && !position->without_times && !position->cut)
+    if (!dropped_count && !position->timeless_record_count && !position->cut_record_count)
         return;
     pthread_mutex_lock(&recorder_lock);
     if (dropped_count)
         record_gaps("GPU activities that CUPTI dropped, because its buffers were full", dropped_count);
-    if (position->without_times)
-        record_gaps("GPU activities without times, because they had not ended", position->without_times);
-    if (position->cut)
-        record_gaps("buffer of CUPTI with a damaged record: its later activities are not recorded", position->cut);
+    if (position->timeless_record_count)
+        record_gaps("GPU activities without times, because they had not ended", position->timeless_record_count);
+    if (position->cut_record_count)
+        record_gaps("buffer of CUPTI with a damaged record: its later activities are not recorded",
+                    position->cut_record_count);
     pthread_mutex_unlock(&recorder_lock);
 }
 
@@ -373,18 +377,18 @@ static void on_buffer_completed(CUcontext context, uint32_t stream, uint8_t *buf
     (void)size;
     if (!buffer)
         return;
-    reading position = {buffer, valid_bytes < BUFFER_BYTES ? valid_bytes : BUFFER_BYTES, NULL, 0, 0};
-    uint64_t devices = 0;
+    buffer_reader position = {buffer, valid_bytes < BUFFER_BYTES ? valid_bytes : BUFFER_BYTES, NULL, 0, 0};
+    uint64_t device_bits = 0;
     spool_allocate_ahead();
-    while (position.valid_bytes && write_records(&position, &devices))
+    while (position.valid_bytes && write_records(&position, &device_bits))
         ;
     size_t dropped_count = 0;
     if (cupti.dropped_records(context, stream, &dropped_count))
         dropped_count = 0;
-    record_missing(&position, dropped_count);
+    record_missing_activities(&position, dropped_count);
     return_buffer(buffer);
     for (uint32_t device_number = 0; device_number < MAX_DEVICES; device_number++)
-        if (devices >> device_number & 1)
+        if (device_bits >> device_number & 1)
             describe_device(device_number);
 }
 
@@ -396,7 +400,8 @@ static uint64_t read_clock(void)
 
 int activity_prepare(void)
 {
-    /* CUPTI need not clear the buffers, which it does on the threads of the program. A failure has no effect. */
+    /* Declare to CUPTI that the buffers contain zeros. Otherwise CUPTI clears the buffers on the threads of the
+     * program. A failure of this call only costs time. */
     uint8_t buffers_are_zero = 1;
     size_t value_bytes = sizeof buffers_are_zero;
     cupti.set_attribute(ATTRIBUTE_ZEROED_OUT_ACTIVITY_BUFFER, &value_bytes, &buffers_are_zero);
@@ -407,8 +412,8 @@ int activity_prepare(void)
 int activity_enable(void)
 {
     int result = 0;
-    for (size_t i = 0; i < sizeof KINDS / sizeof *KINDS && !result; i++)
-        result = cupti.activity_enable(KINDS[i]);
+    for (size_t i = 0; i < sizeof RECORDED_KINDS / sizeof *RECORDED_KINDS && !result; i++)
+        result = cupti.activity_enable(RECORDED_KINDS[i]);
     if (result)
         activity_disable();
     return result;
@@ -416,8 +421,8 @@ int activity_enable(void)
 
 void activity_disable(void)
 {
-    for (size_t i = 0; i < sizeof KINDS / sizeof *KINDS; i++)
-        cupti.activity_disable(KINDS[i]);
+    for (size_t i = 0; i < sizeof RECORDED_KINDS / sizeof *RECORDED_KINDS; i++)
+        cupti.activity_disable(RECORDED_KINDS[i]);
 }
 
 void activity_flush(void)
@@ -427,22 +432,22 @@ void activity_flush(void)
 
 void activity_flush_unfinished(bool count_unfinished)
 {
-    __atomic_store_n(&ignores_unfinished, !count_unfinished, __ATOMIC_RELEASE);
+    __atomic_store_n(&ignores_unfinished_work, !count_unfinished, __ATOMIC_RELEASE);
     cupti.flush_all(ACTIVITY_FLUSH_FORCED);
-    __atomic_store_n(&ignores_unfinished, false, __ATOMIC_RELEASE);
+    __atomic_store_n(&ignores_unfinished_work, false, __ATOMIC_RELEASE);
 }
 
 void activity_forget_names(void)
 {
     pthread_mutex_lock(&translation_lock);
-    hash_table_clear(&name_ids);
+    hash_table_clear(&kernel_name_ids);
     pthread_mutex_unlock(&translation_lock);
 }
 
 void activity_forked(void)
 {
     pool_lock = translation_lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
-    idle_count = buffer_count = 0;
+    idle_buffer_count = buffer_count = 0;
     described_devices = 0;
     activity_forget_names();
 }

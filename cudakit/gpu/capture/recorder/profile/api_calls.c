@@ -15,12 +15,12 @@
 #define MAX_CALLBACKS 2048 /* callback ids of a domain; CUDA 13.0 has 523 and 807 */
 #define MAX_NAME_BYTES 128
 
-/* The purpose of the callback of a function. */
+/* The reason why the recorder handles the callback of a CUDA function. */
 typedef enum { ROLE_NONE, ROLE_WORK, ROLE_ALLOCATION, ROLE_START, ROLE_STOP } callback_role;
 
-/* Beginnings of the names of functions that enqueue or wait for work, or that free memory. Functions of the runtime are
- * not among them: each calls one of these, with the same correlation number, and two callbacks more for each call cost as
- * much as the rest of the recording. */
+/* Beginnings of the names of functions that enqueue or wait for work, or that free memory. Functions of the runtime
+ * are not listed: each calls a driver function with the same correlation number, and two more callbacks for each call
+ * cost as much as the rest of the recording. */
 static const char *const WORK_PREFIXES[] = {
     "cuLaunch",         "cuGraphLaunch",       "cuMemcpy",           "cuMemset",
     "cuMemPrefetch",    "cuMemFree",           "cuMemHostRegister",  "cuMemHostUnregister",
@@ -29,22 +29,23 @@ static const char *const WORK_PREFIXES[] = {
 };
 
 /* Names of functions of which the second argument is the number of bytes to allocate. */
-static const char *const ALLOCATIONS[] = {
+static const char *const ALLOCATION_FUNCTIONS[] = {
     "cuMemAlloc",      "cuMemAllocHost",          "cuMemHostAlloc", "cuMemAllocManaged",
     "cuMemAllocAsync", "cuMemAllocFromPoolAsync", "cuMemCreate",
 };
 
 /* Functions that run host code and enqueue no work of the GPU. */
-static const char *const EXCLUDED[] = {"cuLaunchHostFunc"};
+static const char *const EXCLUDED_FUNCTIONS[] = {"cuLaunchHostFunc"};
 
-static uint8_t roles[CUPTI_DOMAIN_RESOURCE][MAX_CALLBACKS];     /* by domain and callback id */
-static uint32_t name_ids[CUPTI_DOMAIN_RESOURCE][MAX_CALLBACKS]; /* text ids of plain names; 0: not written yet */
+static uint8_t roles[CUPTI_DOMAIN_RESOURCE][MAX_CALLBACKS]; /* role of each callback, by domain and callback id */
+static uint32_t function_name_ids[CUPTI_DOMAIN_RESOURCE]
+                                 [MAX_CALLBACKS]; /* text ids of plain names; 0: not written yet */
 
 /* --- the recorded functions --------------------------------------------------------------------- */
 
 /* Copy the name of a function without the suffixes of its version and of its per-thread default stream, as programs
  * write the name: "cuMemAlloc_v2" becomes "cuMemAlloc". */
-static void plain_name(const char *name, char *plain)
+static void copy_plain_name(const char *name, char *plain)
 {
     size_t length = strnlen(name, MAX_NAME_BYTES - 1);
     memcpy(plain, name, length);
@@ -57,7 +58,7 @@ static void plain_name(const char *name, char *plain)
     }
 }
 
-static bool is_among(const char *name, const char *const *names, size_t count)
+static bool is_name_among(const char *name, const char *const *names, size_t count)
 {
     for (size_t i = 0; i < count; i++)
         if (!strcmp(name, names[i]))
@@ -71,9 +72,9 @@ static callback_role role_of(const char *name)
         return ROLE_START;
     if (!strcmp(name, "cudaProfilerStop") || !strcmp(name, "cuProfilerStop"))
         return ROLE_STOP;
-    if (is_among(name, EXCLUDED, sizeof EXCLUDED / sizeof *EXCLUDED))
+    if (is_name_among(name, EXCLUDED_FUNCTIONS, sizeof EXCLUDED_FUNCTIONS / sizeof *EXCLUDED_FUNCTIONS))
         return ROLE_NONE;
-    if (is_among(name, ALLOCATIONS, sizeof ALLOCATIONS / sizeof *ALLOCATIONS))
+    if (is_name_among(name, ALLOCATION_FUNCTIONS, sizeof ALLOCATION_FUNCTIONS / sizeof *ALLOCATION_FUNCTIONS))
         return ROLE_ALLOCATION;
     for (size_t i = 0; i < sizeof WORK_PREFIXES / sizeof *WORK_PREFIXES; i++)
         if (!strncmp(name, WORK_PREFIXES[i], strlen(WORK_PREFIXES[i])))
@@ -90,7 +91,7 @@ void api_calls_find(void)
             roles[domain][cbid] = ROLE_NONE;
             if (cupti.callback_name(domain, cbid, &name) || !name)
                 continue;
-            plain_name(name, unversioned_name);
+            copy_plain_name(name, unversioned_name);
             roles[domain][cbid] = (uint8_t)role_of(unversioned_name);
         }
     }
@@ -98,40 +99,41 @@ void api_calls_find(void)
 
 /* Enable or disable the callbacks of functions with one of two roles. Return 0, or the result code of the first
  * failure. */
-static int enable_roles(CUpti_SubscriberHandle subscriber, bool enable, callback_role first, callback_role second)
+static int enable_callbacks_with_roles(CUpti_SubscriberHandle subscriber, bool enable, callback_role first_role,
+                                       callback_role second_role)
 {
-    int failure_count = 0;
+    int result = 0;
     for (int domain = CUPTI_DOMAIN_DRIVER; domain <= CUPTI_DOMAIN_RUNTIME; domain++)
-        for (uint32_t cbid = 1; cbid < MAX_CALLBACKS && !failure_count; cbid++)
-            if (roles[domain][cbid] == first || roles[domain][cbid] == second)
-                failure_count = cupti.enable_callback(enable, subscriber, domain, cbid);
-    return failure_count;
+        for (uint32_t cbid = 1; cbid < MAX_CALLBACKS && !result; cbid++)
+            if (roles[domain][cbid] == first_role || roles[domain][cbid] == second_role)
+                result = cupti.enable_callback(enable, subscriber, domain, cbid);
+    return result;
 }
 
 int api_calls_enable(CUpti_SubscriberHandle subscriber, bool enable)
 {
-    return enable_roles(subscriber, enable, ROLE_WORK, ROLE_ALLOCATION);
+    return enable_callbacks_with_roles(subscriber, enable, ROLE_WORK, ROLE_ALLOCATION);
 }
 
 int api_calls_enable_control(CUpti_SubscriberHandle subscriber)
 {
-    return enable_roles(subscriber, true, ROLE_START, ROLE_STOP);
+    return enable_callbacks_with_roles(subscriber, true, ROLE_START, ROLE_STOP);
 }
 
 /* --- records ------------------------------------------------------------------------------------ */
 
 void api_calls_forked(void)
 {
-    memset(name_ids, 0, sizeof name_ids);
+    memset(function_name_ids, 0, sizeof function_name_ids);
 }
 
 /* Return the text id of the plain name of a function. The lock is held. */
-static uint32_t name_id(int domain, uint32_t cbid, const char *name)
+static uint32_t function_name_id(int domain, uint32_t cbid, const char *name)
 {
-    uint32_t *id = &name_ids[domain][cbid];
+    uint32_t *id = &function_name_ids[domain][cbid];
     if (!*id && name) {
         char unversioned_name[MAX_NAME_BYTES];
-        plain_name(name, unversioned_name);
+        copy_plain_name(name, unversioned_name);
         *id = spool_text(unversioned_name);
     }
     return *id;
@@ -151,14 +153,15 @@ static void record_call(const CUpti_CallbackData *data, uint32_t cbid, const pro
     call_site_read(&stack);
     pthread_mutex_lock(&recorder_lock);
     record rec = record_begin_at(call->start_ns, KIND_API_CALL, data->contextUid, 0, call_site_id(&stack));
-    rec.api_call.function = name_id(call->domain, cbid, data->functionName);
+    rec.api_call.function = function_name_id(call->domain, cbid, data->functionName);
     rec.api_call.correlation = data->correlationId;
     rec.api_call.start_ns = call->start_ns;
     rec.api_call.end_ns = end_ns;
     if (roles[call->domain][cbid] == ROLE_ALLOCATION && data->functionParams)
         rec.api_call.size_bytes = ((const uint64_t *)data->functionParams)[1];
     if (this_thread.in_collective_launch && is_kernel_launch(data))
-        collectives_assign_launch(&rec); /* its COLLECTIVE records will have the ``seq`` of this call */
+        collectives_assign_launch(
+            &rec); /* the COLLECTIVE records of the launch will have the ``seq`` of this call */
     record_append_and_unlock(&rec);
 }
 
@@ -170,7 +173,8 @@ void api_calls_on_callback(int domain, uint32_t cbid, const CUpti_CallbackData *
     const callback_role role = (callback_role)roles[domain][cbid];
     const bool is_entry = !data->callbackSite;
     if (role == ROLE_START || role == ROLE_STOP) {
-        /* The runtime's function calls that of the driver, so that both report: the second report changes nothing. */
+        /* The runtime's function calls the driver's function, so both callbacks arrive. The second callback changes
+         * nothing. */
         if (!is_entry)
             window_pause(role == ROLE_STOP);
         return;

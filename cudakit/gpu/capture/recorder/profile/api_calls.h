@@ -1,5 +1,5 @@
-/* The calls of the CUDA driver that enqueue, wait for or allocate something: one record for each, with the Python call
- * stack. Calls of the runtime are recorded as the driver calls that they make. */
+/* Records the calls of the CUDA driver that enqueue work, wait for work or allocate memory: one record for each call,
+ * with the Python call stack. Calls of the runtime are recorded as the driver calls that they make. */
 #ifndef CK_PROFILE_API_CALLS_H
 #define CK_PROFILE_API_CALLS_H
 

@@ -223,7 +223,7 @@ typedef struct {
 #define X(field, function, parameters) int(*field) parameters;
     CUPTI_FUNCTIONS(X)
 #undef X
-    /* NULL in libraries of CUDA 12 */
+    /* The functions below are NULL in libraries of CUDA 12. */
     int (*subscribe_v2)(CUpti_SubscriberHandle *, CUpti_CallbackFunc, void *, CUpti_SubscriberParams *);
 } cupti_functions;
 

@@ -11,9 +11,9 @@
 cupti_functions cupti;
 
 /* Load the library and look up its functions. On failure return false and write the reason to ``error``. */
-static bool load(const char *path, char *error, size_t error_bytes)
+static bool load_library(const char *path, char *error, size_t error_bytes)
 {
-    /* If the program's framework has loaded a library with the same soname, the loader returns that one. */
+    /* If the program's framework has loaded a library with the same soname, the loader returns that library. */
     void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (!library) {
         snprintf(error, error_bytes, "%s", dlerror());
@@ -37,7 +37,7 @@ static bool load(const char *path, char *error, size_t error_bytes)
 }
 
 /* Return the advice to the user for a failure of CUPTI. */
-static const char *remedy(int result)
+static const char *remedy_for_result(int result)
 {
     switch (result) {
     case CUPTI_ERROR_NOT_INITIALIZED: return "; the CUDA driver is missing or older than the library";
@@ -62,10 +62,11 @@ void library_describe_error(const char *failed_call, int result, char *error, si
     const char *description = NULL;
     cupti.result_string(result, &description);
     snprintf(error, error_bytes, "%s: %s (%d)%s", failed_call, description ? description : "unknown result",
-             result, remedy(result));
+             result, remedy_for_result(result));
 }
 
-/* Describe the failure of the subscription. A second try, which fails too, returns the name of the other tool. */
+/* Describe the failure of the subscription. A second subscription, which fails too, returns the name of the other
+ * tool. */
 static void describe_failed_subscription(int result, CUpti_CallbackFunc on_callback, char *error,
                                          size_t error_bytes)
 {
@@ -85,7 +86,7 @@ CUpti_SubscriberHandle library_subscribe(const char *path, CUpti_CallbackFunc on
                                          size_t error_bytes)
 {
     CUpti_SubscriberHandle subscriber = NULL;
-    if (!load(path, error, error_bytes))
+    if (!load_library(path, error, error_bytes))
         return NULL;
     const int result = cupti.subscribe(&subscriber, on_callback, NULL);
     if (!result && subscriber)

@@ -26,20 +26,20 @@ static hash_table node_sites;
 
 int resources_enable(CUpti_SubscriberHandle subscriber, bool enable)
 {
-    int failure_count = 0;
-    for (size_t i = 0; i < sizeof CALLBACKS / sizeof *CALLBACKS && !failure_count; i++)
-        failure_count = cupti.enable_callback(enable, subscriber, CUPTI_DOMAIN_RESOURCE, CALLBACKS[i]);
-    return failure_count;
+    int result = 0;
+    for (size_t i = 0; i < sizeof CALLBACKS / sizeof *CALLBACKS && !result; i++)
+        result = cupti.enable_callback(enable, subscriber, CUPTI_DOMAIN_RESOURCE, CALLBACKS[i]);
+    return result;
 }
 
 /* Store the device of a new context, for records of API calls. */
 static void on_context_created(CUcontext context)
 {
-    uint32_t number, device;
-    if (cupti.context_id(context, &number) || cupti.device_id(context, &device))
+    uint32_t context_number, device;
+    if (cupti.context_id(context, &context_number) || cupti.device_id(context, &device))
         return;
     pthread_mutex_lock(&recorder_lock);
-    set_context_device(number, (CUdevice)device);
+    set_context_device(context_number, (CUdevice)device);
     pthread_mutex_unlock(&recorder_lock);
 }
 
@@ -72,12 +72,12 @@ static void on_node_created(const CUpti_GraphData *graph)
 /* The nodes of an executable graph are copies of those of the captured graph, with numbers of their own. */
 static void on_node_cloned(const CUpti_GraphData *graph)
 {
-    uint64_t node, original;
+    uint64_t node, original_node;
     if (!is_recorded_node(graph->nodeType) || cupti.graph_node_id(graph->node, &node) || !node ||
-        cupti.graph_node_id(graph->originalNode, &original))
+        cupti.graph_node_id(graph->originalNode, &original_node))
         return;
     pthread_mutex_lock(&recorder_lock);
-    const uint32_t site = hash_table_get(&node_sites, original);
+    const uint32_t site = hash_table_get(&node_sites, original_node);
     if (site)
         record_site(node, site == NO_SITE ? 0 : site);
     pthread_mutex_unlock(&recorder_lock);

@@ -33,8 +33,8 @@ static char library_path[PATH_MAX], range_name[RANGE_BYTES];
 static int64_t delay_ns, duration_ns;
 static bool is_configured;
 
-/* The state of the profile. A thread that changes it holds ``window_lock``, with which it calls CUPTI. Callbacks of
- * CUPTI wait for this lock LOCK_TIMEOUT_S at most: its holder may be waiting for them. */
+/* The state of the profile. A thread that changes the state holds ``window_lock``, also while it calls CUPTI.
+ * Callbacks of CUPTI wait for this lock LOCK_TIMEOUT_S at most: its holder may be waiting for the callbacks. */
 static pthread_mutex_t window_lock = PTHREAD_MUTEX_INITIALIZER;
 static CUpti_SubscriberHandle subscriber; /* NULL before the profile begins and after it has ended */
 static bool is_open;                      /* whether work and calls are recorded now; accessed atomically */
@@ -45,7 +45,7 @@ static uint32_t generation;               /* number of times the window was open
 static int open_range_count; /* number of open ranges with the name in the options; accessed atomically */
 static bool exit_handler_is_registered;
 
-/* The thread that flushes records, and that opens and ends the window in time. */
+/* The timer thread, which flushes records, and opens and closes the window at the right times. */
 static pthread_t timer_thread;
 static bool has_timer_thread, timer_must_stop;
 static pthread_mutex_t timer_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -67,10 +67,10 @@ static int32_t rank_in_job(void)
 {
     static const char *const VARIABLES[] = {"RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"};
     for (size_t i = 0; i < sizeof VARIABLES / sizeof *VARIABLES; i++) {
-        const char *text = getenv(VARIABLES[i]);
+        const char *rank_text = getenv(VARIABLES[i]);
         char *end = NULL;
-        const long rank = text ? strtol(text, &end, 10) : -1;
-        if (end && end != text && !*end && rank >= 0 && rank <= INT32_MAX)
+        const long rank = rank_text ? strtol(rank_text, &end, 10) : -1;
+        if (end && end != rank_text && !*end && rank >= 0 && rank <= INT32_MAX)
             return (int32_t)rank;
     }
     return -1;
@@ -134,10 +134,10 @@ static void update_window(void)
     if (!subscriber)
         return;
     const bool is_in_range = !*range_name || __atomic_load_n(&open_range_count, __ATOMIC_ACQUIRE) > 0;
-    const bool opens_window = !is_paused && is_in_range && monotonic_ns() >= begin_ns + delay_ns;
-    if (opens_window && !is_open)
+    const bool must_open = !is_paused && is_in_range && monotonic_ns() >= begin_ns + delay_ns;
+    if (must_open && !is_open)
         open_window();
-    else if (!opens_window && is_open)
+    else if (!must_open && is_open)
         close_window();
 }
 
@@ -224,10 +224,10 @@ static CUpti_SubscriberHandle stop_recording(void)
     return old_subscriber;
 }
 
-/* Write all records and unsubscribe. If ``program_has_ended``, work without an end is lost; otherwise, it ends after the
- * profile and is not part of it. CUPTI stays loaded: cuptiFinalize, which detaches it from the process, crashed
- * programs whose threads launched work meanwhile (CUDA 13.0). */
-static void end_now(bool program_has_ended)
+/* Write all records and unsubscribe. If ``program_has_ended``, work without an end time is counted as lost;
+ * otherwise, such work ends after the profile and is not part of the profile. CUPTI stays loaded: cuptiFinalize,
+ * which detaches it from the process, crashed programs whose threads launched work meanwhile (CUDA 13.0). */
+static void end_profile_now(bool program_has_ended)
 {
     activity_flush();
     if (!lock_window())
@@ -245,8 +245,10 @@ static void end_now(bool program_has_ended)
 /* Wait until a time, but until the next flush at most. Return false if the thread must stop. */
 static bool wait_until(int64_t wake_ns)
 {
-    const int64_t left_ns = wake_ns ? wake_ns - monotonic_ns() : FLUSH_INTERVAL_NS;
-    const int64_t wait_ns = left_ns < 0 ? 0 : left_ns < FLUSH_INTERVAL_NS ? left_ns : FLUSH_INTERVAL_NS;
+    const int64_t remaining_ns = wake_ns ? wake_ns - monotonic_ns() : FLUSH_INTERVAL_NS;
+    const int64_t wait_ns = remaining_ns < 0                   ? 0
+                            : remaining_ns < FLUSH_INTERVAL_NS ? remaining_ns
+                                                               : FLUSH_INTERVAL_NS;
     struct timespec deadline;
     clock_gettime(CLOCK_REALTIME, &deadline);
     const int64_t deadline_ns = deadline.tv_nsec + wait_ns;
@@ -256,9 +258,9 @@ static bool wait_until(int64_t wake_ns)
     int result = 0;
     while (!timer_must_stop && result != ETIMEDOUT)
         result = pthread_cond_timedwait(&timer_condition, &timer_lock, &deadline);
-    const bool goes_on = !timer_must_stop;
+    const bool must_continue = !timer_must_stop;
     pthread_mutex_unlock(&timer_lock);
-    return goes_on;
+    return must_continue;
 }
 
 /* Return the next time at which the window changes, or 0. The window lock is not held: the times change rarely. */
@@ -273,7 +275,7 @@ static void *run_timer(void *unused)
     (void)unused;
     while (wait_until(next_change_ns())) {
         if (end_ns && monotonic_ns() >= end_ns) {
-            end_now(false);
+            end_profile_now(false);
             return NULL;
         }
         update_window_now();
@@ -322,12 +324,12 @@ static void on_cupti_callback(void *unused, int domain, uint32_t cbid, const voi
 }
 
 /* Store the options. Returns false if a path or name is too long. */
-static bool configure(const profile_options *options)
+static bool store_options(const profile_options *options)
 {
-    if (strlen(options->library) >= sizeof library_path || strlen(options->range) >= sizeof range_name)
+    if (strlen(options->library_path) >= sizeof library_path || strlen(options->range_name) >= sizeof range_name)
         return false;
-    snprintf(library_path, sizeof library_path, "%s", options->library);
-    snprintf(range_name, sizeof range_name, "%s", options->range);
+    snprintf(library_path, sizeof library_path, "%s", options->library_path);
+    snprintf(range_name, sizeof range_name, "%s", options->range_name);
     delay_ns = (int64_t)(options->delay_s * 1e9);
     duration_ns = (int64_t)(options->duration_s * 1e9);
     is_paused = options->is_paused;
@@ -340,24 +342,24 @@ static bool configure(const profile_options *options)
 /* Subscribe, and open the window if it begins now. The window lock is held. */
 static bool subscribe(char *error, size_t error_bytes)
 {
-    CUpti_SubscriberHandle handle = library_subscribe(library_path, on_cupti_callback, error, error_bytes);
-    if (!handle)
+    CUpti_SubscriberHandle new_subscriber = library_subscribe(library_path, on_cupti_callback, error, error_bytes);
+    if (!new_subscriber)
         return false;
     api_calls_find();
     const char *failed_call = "cuptiActivityRegisterCallbacks";
     int result = activity_prepare();
     if (!result) {
         failed_call = "cuptiEnableCallback";
-        result = resources_enable(handle, true);
+        result = resources_enable(new_subscriber, true);
     }
     if (!result)
-        result = api_calls_enable_control(handle);
+        result = api_calls_enable_control(new_subscriber);
     if (result) {
         library_describe_error(failed_call, result, error, error_bytes);
-        cupti.unsubscribe(handle);
+        cupti.unsubscribe(new_subscriber);
         return false;
     }
-    subscriber = handle;
+    subscriber = new_subscriber;
     begin_ns = monotonic_ns();
     end_ns = 0;
     update_window();
@@ -365,19 +367,19 @@ static bool subscribe(char *error, size_t error_bytes)
 }
 
 /* Begin the profile with the stored options. */
-static bool begin(char *error, size_t error_bytes)
+static bool begin_profile(char *error, size_t error_bytes)
 {
     if (!lock_window()) {
         snprintf(error, error_bytes, "the profile is beginning in another thread");
         return false;
     }
-    const bool is_first = !subscriber;
-    const bool has_begun = !is_first || subscribe(error, error_bytes);
+    const bool must_subscribe = !subscriber;
+    const bool has_begun = !must_subscribe || subscribe(error, error_bytes);
     pthread_mutex_unlock(&window_lock);
-    if (!has_begun || !is_first)
+    if (!has_begun || !must_subscribe)
         return has_begun;
     /* Exit handlers run in reverse order. This one is registered after the library is loaded, so that it runs before
-     * the library's own. */
+     * the exit handler of the library. */
     if (!exit_handler_is_registered)
         exit_handler_is_registered = !atexit(profile_end);
     start_timer();
@@ -386,8 +388,8 @@ static bool begin(char *error, size_t error_bytes)
 
 bool profile_begin(const profile_options *options, char *error, size_t error_bytes)
 {
-    if (configure(options))
-        return begin(error, error_bytes);
+    if (store_options(options))
+        return begin_profile(error, error_bytes);
     snprintf(error, error_bytes, "a name in the options is too long");
     return false;
 }
@@ -401,7 +403,7 @@ const char *profile_at_first_use(const profile_options *options)
     const char *other_tool = getenv(INJECTION_VARIABLE);
     if (other_tool && *other_tool && strcmp(other_tool, path) != 0)
         return other_tool;
-    if (configure(options))
+    if (store_options(options))
         setenv(INJECTION_VARIABLE, path, 1);
     return NULL;
 }
@@ -411,7 +413,7 @@ const char *profile_at_first_use(const profile_options *options)
 EXPORTED int InitializeInjection(void)
 {
     char error[ERROR_BYTES] = "";
-    if (!is_configured || begin(error, sizeof error))
+    if (!is_configured || begin_profile(error, sizeof error))
         return 1;
     char message[ERROR_BYTES + sizeof NOT_PROFILED];
     snprintf(message, sizeof message, NOT_PROFILED "%s", error);
@@ -425,7 +427,7 @@ void profile_end(void)
     if (!subscriber)
         return;
     synchronize_context();
-    end_now(true);
+    end_profile_now(true);
 }
 
 void profile_cancel(void)

@@ -1,4 +1,4 @@
-/* The times in which the process is profiled, and the subscription to CUPTI, which ends with the last of them. */
+/* Determines when the process is profiled, and subscribes to CUPTI until the profile ends. */
 #ifndef CK_PROFILE_WINDOW_H
 #define CK_PROFILE_WINDOW_H
 
@@ -7,11 +7,11 @@
 #include <stdint.h>
 
 typedef struct {
-    const char *library; /* path of libcupti.so */
-    const char *range;   /* name of the NVTX range in which the process is profiled; "" for any time */
-    double delay_s;      /* seconds from the first use of CUDA until the profile begins */
-    double duration_s;   /* seconds from then until the profile ends; 0 for the end of the process */
-    bool is_paused;      /* whether the profile waits for a call of cudaProfilerStart */
+    const char *library_path; /* path of libcupti.so */
+    const char *range_name;   /* name of the NVTX range in which the process is profiled; "" for any time */
+    double delay_s;           /* seconds from the first use of CUDA until the profile begins */
+    double duration_s;        /* seconds from the begin of the profile to its end; 0: it ends with the process */
+    bool is_paused;           /* whether the profile waits for a call of cudaProfilerStart */
 } profile_options;
 
 /* A call of the runtime or driver that a thread has entered. */
@@ -39,7 +39,7 @@ void profile_cancel(void);
  * of its own at its first use of CUDA. */
 void profile_forked(void);
 
-/* Begin or end an NVTX range of the name in the options. Calls CUPTI: the lock is not held. */
+/* Handle the begin or end of an NVTX range with the name in the options. Calls CUPTI: the lock is not held. */
 bool window_is_range(const char *name);
 void window_range_began(void);
 void window_range_ended(void);

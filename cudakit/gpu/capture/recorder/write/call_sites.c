@@ -39,9 +39,9 @@ void call_site_read(call_site *stack)
 
 void call_site_of_caller(call_site *stack, int skipped_frames)
 {
-    uint64_t keys[MAX_FRAMES];
+    uint64_t frame_keys[MAX_FRAMES];
     stack->program_call = walker ? walker->program_call() : 0;
-    stack->depth = walker ? walker->walk(keys, stack->code, stack->offset, MAX_FRAMES) : 0;
+    stack->depth = walker ? walker->walk(frame_keys, stack->code, stack->offset, MAX_FRAMES) : 0;
     int skipped_count = skipped_frames < stack->depth ? skipped_frames : stack->depth;
     stack->depth -= skipped_count;
     if (skipped_count) {
@@ -50,7 +50,7 @@ void call_site_of_caller(call_site *stack, int skipped_frames)
     }
     uint64_t hash = 0;
     for (int i = skipped_count; i < skipped_count + stack->depth; i++)
-        hash = (hash ^ keys[i]) * 0x9E3779B97F4A7C15ull + (hash >> 29);
+        hash = (hash ^ frame_keys[i]) * 0x9E3779B97F4A7C15ull + (hash >> 29);
     stack->hash = hash ? hash : 1;
 }
 

@@ -229,7 +229,7 @@ typedef struct {
             uint32_t shared_bytes_per_multiprocessor, reserved_shared_bytes_per_block;
         } device_info;
         struct {
-            uint64_t hash;             /* the same in all ranks; 0: unknown */
+            uint64_t hash;             /* hash of the communicator, the same in all ranks; 0: unknown */
             uint32_t communicator;     /* number of the communicator in this process */
             uint32_t name;             /* text id */
             int32_t rank, rank_count;  /* rank_count 0: unknown */

@@ -31,13 +31,13 @@
 typedef struct {
     char magic[8];
     uint32_t version, record_bytes, clock, reserved;
-    uint64_t end;
+    uint64_t end_offset;
 } segment_header;
 
 typedef struct __attribute__((packed)) {
     char tag[4];
     uint32_t item_count;
-    uint64_t bytes;
+    uint64_t item_bytes;
 } block_header;
 
 typedef struct {
@@ -48,8 +48,8 @@ typedef struct {
 static char directory[PATH_MAX - 64];
 static char *segment; /* start of the mapped file; NULL if no segment is open */
 static size_t end_offset, segment_bytes;
-/* Protects the mapping of the segment while its pages are allocated, and the number of bytes whose pages are. The lock
- * order is recorder lock, then mapping lock. */
+/* Protects the mapping of the segment while its pages are allocated, and the number of bytes whose pages are
+ * allocated. The lock order is recorder lock, then mapping lock. */
 static pthread_mutex_t mapping_lock = PTHREAD_MUTEX_INITIALIZER;
 static size_t allocated_bytes;
 static bool reader_is_gone; /* the process that reads the trace was killed */
@@ -58,9 +58,9 @@ static unsigned chain_number; /* > 0 if a program before exec wrote a trace unde
 static uint32_t string_count, stack_count;
 static uint32_t segment_failures; /* number of failures to begin a segment, since the last success */
 static written_string *strings;   /* copies of the written strings: two strings can have the same hash */
-static size_t string_capacity, stored_count;
+static size_t string_capacity, stored_string_count;
 static hash_table string_numbers; /* index + 1 in ``strings``, by the key that find_string returns */
-static uint64_t lost_count, reported_lost_count, written_count;
+static uint64_t lost_record_count, reported_lost_record_count, written_record_count;
 static int loss_errno;
 
 void spool_open(const char *path)
@@ -90,21 +90,23 @@ static void unmap_segment(void)
 void spool_allocate_ahead(void)
 {
     pthread_mutex_lock(&mapping_lock);
-    const size_t offset = __atomic_load_n(&end_offset, __ATOMIC_RELAXED) & ~(PAGE_BYTES - 1);
-    const size_t begin = offset > allocated_bytes ? offset : allocated_bytes;
-    const size_t end = offset + AHEAD_BYTES < segment_bytes ? offset + AHEAD_BYTES : segment_bytes;
-    /* Kernels before 5.14 refuse the advice; the pages are then allocated when they are written. */
-    if (segment && begin < end && !madvise(segment + begin, end - begin, MADV_POPULATE_WRITE))
-        allocated_bytes = end;
+    const size_t page_offset = __atomic_load_n(&end_offset, __ATOMIC_RELAXED) & ~(PAGE_BYTES - 1);
+    const size_t advice_begin = page_offset > allocated_bytes ? page_offset : allocated_bytes;
+    const size_t advice_end =
+        page_offset + AHEAD_BYTES < segment_bytes ? page_offset + AHEAD_BYTES : segment_bytes;
+    /* Linux before 5.14 refuses this advice; the pages are then allocated when they are written. */
+    if (segment && advice_begin < advice_end &&
+        !madvise(segment + advice_begin, advice_end - advice_begin, MADV_POPULATE_WRITE))
+        allocated_bytes = advice_end;
     pthread_mutex_unlock(&mapping_lock);
 }
 
 static void forget_strings(void)
 {
-    for (size_t i = 0; i < stored_count; i++)
+    for (size_t i = 0; i < stored_string_count; i++)
         free(strings[i].text);
     hash_table_clear(&string_numbers);
-    stored_count = 0;
+    stored_string_count = 0;
     string_count = 0;
 }
 
@@ -115,7 +117,7 @@ void spool_forked(void)
     forget_strings();
     segment_count = chain_number = segment_failures = 0;
     stack_count = 0;
-    lost_count = reported_lost_count = written_count = 0;
+    lost_record_count = reported_lost_record_count = written_record_count = 0;
 }
 
 /* Create and map a file. On failure return NULL and set ``error_number`` to the errno. */
@@ -213,14 +215,14 @@ static int begin_segment(void)
     char path[PATH_MAX], temporary_path[PATH_MAX + sizeof ".new"];
     name_segment(path, sizeof path);
     snprintf(temporary_path, sizeof temporary_path, "%s.new", path);
-    size_t bytes = 0;
+    size_t mapped_bytes = 0;
     if (!has_reader())
         return -1;
     if (segment_failures % FAILURES_PER_TRIAL) {
         segment_failures++;
         return -1;
     }
-    char *new_segment = map_file_that_fits(temporary_path, &bytes);
+    char *new_segment = map_file_that_fits(temporary_path, &mapped_bytes);
     segment_failures = new_segment ? 0 : segment_failures + 1;
     if (!new_segment)
         return -1;
@@ -228,16 +230,16 @@ static int begin_segment(void)
     header.magic[7] = '\n';
     memcpy(new_segment, &header, sizeof header);
     if (rename(temporary_path, path)) {
-        munmap(new_segment, bytes);
+        munmap(new_segment, mapped_bytes);
         return -1;
     }
-    set_segment(new_segment, bytes);
+    set_segment(new_segment, mapped_bytes);
     segment_count++;
     return 0;
 }
 
 /* Append a block so that a reader sees all of it or nothing. Return 0, or -1 with errno set. */
-static int append(const char *tag, uint32_t item_count, const void *payload, size_t bytes)
+static int append_block(const char *tag, uint32_t item_count, const void *payload, size_t bytes)
 {
     size_t block_bytes = sizeof(block_header) + bytes;
     if ((!segment || end_offset + block_bytes > segment_bytes) && begin_segment())
@@ -250,7 +252,7 @@ static int append(const char *tag, uint32_t item_count, const void *payload, siz
     memcpy(segment + end_offset, &header, sizeof header);
     memcpy(segment + end_offset + sizeof header, payload, bytes);
     end_offset += block_bytes;
-    __atomic_store_n(&((segment_header *)segment)->end, end_offset, __ATOMIC_RELEASE);
+    __atomic_store_n(&((segment_header *)segment)->end_offset, end_offset, __ATOMIC_RELEASE);
     return 0;
 }
 
@@ -260,17 +262,18 @@ static int append(const char *tag, uint32_t item_count, const void *payload, siz
  * save time, this is done only when the number has doubled, and at the end (``is_last``). */
 static void report_loss(bool is_last)
 {
-    const uint64_t loss[3] = {(uint64_t)getpid(), lost_count, (uint64_t)loss_errno};
+    const uint64_t slot_words[3] = {(uint64_t)getpid(), lost_record_count, (uint64_t)loss_errno};
     uint64_t slot_pid = 1;
-    if (lost_count == reported_lost_count || reader_is_gone || (!is_last && lost_count < 2 * reported_lost_count))
+    if (lost_record_count == reported_lost_record_count || reader_is_gone ||
+        (!is_last && lost_record_count < 2 * reported_lost_record_count))
         return;
-    reported_lost_count = lost_count;
+    reported_lost_record_count = lost_record_count;
     int losses_file = open_losses();
     for (uint64_t i = 0; losses_file >= 0 && i < LOSS_SLOTS; i++) {
-        const off_t slot_offset = (off_t)((loss[0] + i) % LOSS_SLOTS * sizeof loss);
+        const off_t slot_offset = (off_t)((slot_words[0] + i) % LOSS_SLOTS * sizeof slot_words);
         if (pread(losses_file, &slot_pid, sizeof slot_pid, slot_offset) == sizeof slot_pid &&
-            (!slot_pid || slot_pid == loss[0]) &&
-            pwrite(losses_file, loss, sizeof loss, slot_offset) == sizeof loss)
+            (!slot_pid || slot_pid == slot_words[0]) &&
+            pwrite(losses_file, slot_words, sizeof slot_words, slot_offset) == sizeof slot_words)
             break;
     }
     if (losses_file >= 0)
@@ -286,12 +289,12 @@ void spool_close(void)
 
 void spool_records(const record *records, size_t count)
 {
-    if (!append("rcds", (uint32_t)count, records, count * sizeof *records)) {
-        written_count += count;
+    if (!append_block("rcds", (uint32_t)count, records, count * sizeof *records)) {
+        written_record_count += count;
         return;
     }
     loss_errno = segment_failures > 1 ? loss_errno : errno;
-    lost_count += count;
+    lost_record_count += count;
     report_loss(false);
 }
 
@@ -314,18 +317,18 @@ static uint32_t find_string(const char *text, size_t length, uint64_t *key)
 static void store_string(const char *text, size_t length, uint64_t key, uint32_t id)
 {
     written_string *new_strings =
-        array_reserve(strings, &string_capacity, stored_count + 1, sizeof *strings, 1024);
+        array_reserve(strings, &string_capacity, stored_string_count + 1, sizeof *strings, 1024);
     if (!new_strings)
         return;
     strings = new_strings;
-    char *copy = strndup(text, length);
-    if (!copy)
+    char *text_copy = strndup(text, length);
+    if (!text_copy)
         return;
-    strings[stored_count] = (written_string){copy, id};
-    if (hash_table_put(&string_numbers, key, (uint32_t)stored_count + 1))
-        free(copy);
+    strings[stored_string_count] = (written_string){text_copy, id};
+    if (hash_table_put(&string_numbers, key, (uint32_t)stored_string_count + 1))
+        free(text_copy);
     else
-        stored_count++;
+        stored_string_count++;
 }
 
 uint32_t spool_text(const char *text)
@@ -340,7 +343,7 @@ uint32_t spool_text(const char *text)
         return id;
     memcpy(payload, &length, sizeof length);
     memcpy(payload + sizeof length, text, length);
-    if (append("text", 1, payload, sizeof length + length))
+    if (append_block("text", 1, payload, sizeof length + length))
         return 0;
     store_string(text, length, key, ++string_count);
     return string_count;
@@ -360,7 +363,7 @@ uint32_t spool_stack(const spool_frame *frames, uint32_t depth)
         return 0;
     payload[0] = depth;
     memcpy(payload + 1, frames, depth * sizeof *frames);
-    if (append("stak", 1, payload, sizeof(uint32_t) * (1 + 3 * depth)))
+    if (append_block("stak", 1, payload, sizeof(uint32_t) * (1 + 3 * depth)))
         return 0;
     return ++stack_count;
 }
@@ -379,10 +382,10 @@ void spool_notice(const char *kind, const char *line)
 uint64_t spool_lost(int *error_number)
 {
     *error_number = loss_errno;
-    return lost_count;
+    return lost_record_count;
 }
 
 uint64_t spool_written(void)
 {
-    return written_count;
+    return written_record_count;
 }

@@ -1,0 +1,145 @@
+#include "decode/access_digest.h"
+
+#include <stdlib.h>
+
+#include "decode/byte_set_hash.h"
+#include "model/allocations.h"
+#include "recorder.h"
+
+/* Of a set with more pieces, the memory between the pieces counts as accessed when the set is compared with the
+ * allocations that the launch reaches. */
+#define MAX_PIECES_TO_FIND 65536
+
+static int compare_addresses(const void *left, const void *right)
+{
+    const uint64_t a = ((const indexed_pointer *)left)->address, b = ((const indexed_pointer *)right)->address;
+    return (a > b) - (a < b);
+}
+
+void digest_begin(access_digest *digest, const uint64_t *pointers, size_t pointer_count,
+                  const reached_range *reached, size_t reached_count)
+{
+    digest->hash = 0;
+    digest->range_count = digest->reached_index = 0;
+    digest->is_inside = true;
+    digest->reached = reached;
+    digest->reached_count = reached_count;
+    digest->pointer_count = pointer_count;
+    for (size_t i = 0; i < pointer_count; i++)
+        digest->pointers[i] = (indexed_pointer){pointers[i], (uint32_t)i};
+    if (pointer_count > 1)
+        qsort(digest->pointers, pointer_count, sizeof *digest->pointers, compare_addresses);
+}
+
+/* --- reached memory ------------------------------------------------------------------------------ */
+
+/* Return the reached allocation that contains an address, or NULL. */
+static const reached_range *find_reached(access_digest *digest, uint64_t address)
+{
+    for (size_t i = 0; i < digest->reached_count; i++, digest->reached_index++) {
+        if (digest->reached_index >= digest->reached_count)
+            digest->reached_index = 0;
+        const reached_range *reached = digest->reached + digest->reached_index;
+        if (reached->lo <= address &&address < reached->hi)
+            return reached;
+    }
+    return NULL;
+}
+
+/* Return whether the launch reaches a piece. Otherwise mark the allocations that have bytes of it as contested. Takes
+ * the lock. */
+static bool piece_is_reached(access_digest *digest, uint64_t lo, uint64_t hi)
+{
+    const reached_range *reached;
+    uint64_t address = lo;
+    while (address < hi && (reached = find_reached(digest, address)))
+        address = reached->hi; /* the next allocation may be adjacent */
+    if (address >= hi)
+        return true;
+    pthread_mutex_lock(&recorder_lock);
+    allocations_mark_contested(lo, hi);
+    pthread_mutex_unlock(&recorder_lock);
+    return false;
+}
+
+/* Do the same for several pieces, of which few or none are between two allocations. Takes the lock. */
+static bool pieces_are_reached(access_digest *digest, uint64_t lo, uint64_t bytes, uint64_t stride, uint64_t count)
+{
+    const uint64_t hi = lo + (count - 1) * stride + bytes;
+    const reached_range *reached = find_reached(digest, lo);
+    bool are_reached = true;
+    if (count == 1 || count > MAX_PIECES_TO_FIND || (reached && hi <= reached->hi))
+        return piece_is_reached(digest, lo, hi);
+    for (uint64_t i = 0; i < count; i++)
+        are_reached = piece_is_reached(digest, lo + i * stride, lo + i * stride + bytes) && are_reached;
+    return are_reached;
+}
+
+/* --- ranges ---------------------------------------------------------------------------------------- */
+
+static uint64_t mix(uint64_t hash, uint64_t value)
+{
+    hash = (hash ^ value) * 0x9E3779B97F4A7C15ull;
+    return hash ^ hash >> 29;
+}
+
+/* Return the number of pointers at or below an address. */
+static size_t count_pointers_to(const access_digest *digest, uint64_t address)
+{
+    size_t low = 0, high = digest->pointer_count;
+    while (low < high) {
+        const size_t middle = (low + high) / 2;
+        if (digest->pointers[middle].address <= address)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+/* Add pieces without a pointer behind their first byte. ``kind`` is a hash of mode and node. Takes the lock. */
+static void add_pieces(access_digest *digest, uint64_t kind, uint64_t lo, uint64_t bytes, uint64_t stride,
+                       uint64_t count)
+{
+    const size_t pointers_below = count_pointers_to(digest, lo);
+    const indexed_pointer *pointer = pointers_below ? digest->pointers + pointers_below - 1 : NULL;
+    const uint64_t pointer_kind = mix(kind, pointer ? pointer->index + 1 : 0);
+    const uint64_t hash = byte_set_hash(pointer ? lo - pointer->address : lo, bytes, stride, count);
+    const reached_range *reached = find_reached(digest, lo);
+    const bool are_reached = pieces_are_reached(digest, lo, bytes, stride, count);
+    digest->hash = byte_set_hash_of_union(digest->hash, byte_set_hash_of_kind(hash, pointer_kind));
+    digest->range_count++;
+    digest->is_inside = digest->is_inside && are_reached &&
+                        (!digest->pointer_count || (pointer && pointer->address >= reached->lo));
+}
+
+void digest_add(access_digest *digest, uint32_t node, uint32_t mode, uint64_t lo, uint64_t bytes, uint64_t stride,
+                uint64_t count)
+{
+    const uint64_t kind = mix(mix(1, node), mode), end = lo + (count - 1) * stride + bytes;
+    uint64_t piece = 0,
+             begin = lo; /* the rest of piece number ``piece`` from ``begin`` on, and all pieces behind it */
+    for (size_t next = count_pointers_to(digest, lo); piece < count; next++) {
+        const bool has_pointer = next < digest->pointer_count && digest->pointers[next].address < end;
+        const uint64_t limit = has_pointer ? digest->pointers[next].address : end;
+        const uint64_t piece_end = lo + piece * stride + bytes;
+        if (begin > lo + piece * stride) { /* a pointer divides this piece */
+            add_pieces(digest, kind, begin, (piece_end < limit ? piece_end : limit) - begin, 0, 1);
+            begin = limit;
+            if (piece_end > limit)
+                continue;
+            piece++;
+        }
+        const uint64_t pieces_below = limit < lo + bytes ? 0 : count == 1 ? 1 : (limit - lo - bytes) / stride + 1;
+        const uint64_t piece_limit = pieces_below < count ? pieces_below : count;
+        if (piece_limit > piece)
+            add_pieces(digest, kind, lo + piece * stride, bytes, piece_limit - piece > 1 ? stride : 0,
+                       piece_limit - piece);
+        piece = piece_limit > piece ? piece_limit : piece;
+        begin = lo + piece * stride;
+        if (piece < count && begin < limit) { /* the pointer is inside this piece */
+            add_pieces(digest, kind, begin, limit - begin, 0, 1);
+            begin = limit;
+        }
+    }
+}

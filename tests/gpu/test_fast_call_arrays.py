@@ -1,0 +1,271 @@
+"""Calls of prepared kernels with arrays that are read through attributes, and with a counter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from gpu.launch_recorder import CONTEXT, FUNCTION, STREAM, Driver, recording_driver
+
+from cudakit.gpu.api import LEGACY, Stream
+from cudakit.gpu.device_array import DeviceArray
+from cudakit.gpu.sim import Sim
+
+fast_call = pytest.importorskip("cudakit.gpu._fast_call")
+
+FLOAT32 = 2 + 256 * 32  # code of DLPack and number of bits
+CODES = {np.dtype("float32"): FLOAT32, "float32": FLOAT32}
+CUPY_STREAM = 0x7000
+CURRENT_STREAM: ContextVar[int] = ContextVar("test_stream", default=LEGACY)
+SIM = Sim()
+
+
+@dataclass
+class CupyStream:
+    """A stream of CuPy."""
+
+    ptr: int
+
+
+@dataclass
+class CupyMemory:
+    """The attribute ``data`` of an array of CuPy."""
+
+    ptr: int
+    device_id: int = 0
+
+
+@dataclass
+class CupyArray:
+    """The attributes of an array of CuPy."""
+
+    data: CupyMemory
+    shape: tuple[int, ...] = (64,)
+    strides: tuple[int, ...] = (4,)
+    dtype: Any = field(default_factory=lambda: np.dtype("float32"))
+
+
+def current_stream_of_cupy(device_index: int) -> CupyStream:
+    return CupyStream(CUPY_STREAM + device_index)
+
+
+@pytest.fixture
+def driver() -> Iterator[Driver]:
+    fast_call.use_array_class(CupyArray, "c", current_stream_of_cupy, CODES)
+    fast_call.use_array_class(DeviceArray, "d", CURRENT_STREAM, CODES)
+    with recording_driver() as driver:
+        yield driver
+
+
+class Adder(fast_call.FastCall):
+    """A kernel of two arrays with one output, which counts the calls that run in Python."""
+
+    def __init__(self, driver: Driver, new_array: Any = None) -> None:
+        self.driver, self.new_array = driver, new_array
+        self.python_calls = self.allocations = 0
+        driver.parameter_count = 3
+        self._configure(2, 1)
+
+    def _call(self, x: Any, y: Any, *, out: Any = None, stream: Any = None) -> Any:  # noqa: ARG002
+        self.python_calls += 1
+        (result,) = self.allocate(STREAM) if out is None else (out,)
+        parameters = tuple(("a", index, b"") for index in range(3))
+        allocate = self.allocate if out is None else None
+        kernel = (FUNCTION, CONTEXT, 0, 7, 256, STREAM, 0, 0)
+        self._prepare((x, y), (result,), allocate, (2,), parameters, *kernel)
+        return result
+
+    def allocate(self, stream: int) -> tuple[Any, ...]:
+        self.allocations += 1
+        return (self.new_array(stream),)
+
+
+def cupy_arrays(*addresses: int) -> list[CupyArray]:
+    return [CupyArray(CupyMemory(address)) for address in addresses]
+
+
+def device_array(stream: int = LEGACY) -> DeviceArray:
+    """Return an array of cudakit that looks as if a real device had its memory."""
+    array = DeviceArray(SIM, "float32", (64,), Stream(LEGACY))
+    array.cuda_index = 0
+    array.stream = array.allocation_stream = Stream(stream)
+    return array
+
+
+def test_cupy_arrays_are_launched_on_the_current_stream_of_cupy(driver: Driver) -> None:
+    add = Adder(driver)
+    x, y, out = cupy_arrays(0x1000, 0x2000, 0x3000)
+    add(x, y, out=out)
+    x, y, out = cupy_arrays(0x4000, 0x5000, 0x6000)
+
+    assert add(x, y, out=out) is out
+
+    assert add.python_calls == 1
+    assert driver.launches == [(FUNCTION, 7, 256, CUPY_STREAM, [0x4000, 0x5000, 0x6000])]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"data": CupyMemory(0x1004)},
+        {"data": CupyMemory(0x1000, device_id=1)},
+        {"shape": (32,)},
+        {"strides": (8,)},
+        {"strides": (2,)},
+        {"shape": (8, 8), "strides": (32, 4)},
+        {"shape": (1,) * 40, "strides": (4,) * 40},
+        {"shape": [64]},
+        {"shape": (1 << 80,)},
+        {"dtype": np.dtype(">f4")},
+        {"dtype": np.dtype("float64")},
+        {"dtype": ["float32"]},
+        {"data": None},
+    ],
+)
+def test_cupy_array_with_another_layout_runs_in_python(
+    driver: Driver, changes: dict[str, Any]
+) -> None:
+    add = Adder(driver)
+    x, y, out = cupy_arrays(0x1000, 0x2000, 0x3000)
+    add(x, y, out=out)
+
+    add(replace(x, **changes), y, out=out)
+
+    assert add.python_calls == 2
+    assert driver.launches == []
+
+
+def test_python_function_of_the_plan_allocates_outputs(driver: Driver) -> None:
+    streams: list[int] = []
+
+    def new_array(stream: int) -> CupyArray:
+        streams.append(stream)
+        return CupyArray(CupyMemory(0x100 * len(streams)))
+
+    add = Adder(driver, new_array)
+    x, y = cupy_arrays(0x1000, 0x2000)
+    add(x, y)
+
+    result = add(x, y)
+
+    assert (add.python_calls, add.allocations) == (1, 2)
+    assert streams == [STREAM, CUPY_STREAM]
+    assert result.data.ptr == 0x200
+    assert driver.launches[0][4] == [0x1000, 0x2000, 0x200]
+
+
+def test_misaligned_new_output_runs_in_python(driver: Driver) -> None:
+    addresses = iter([0x100, 0x104, 0x200])
+    add = Adder(driver, lambda stream: CupyArray(CupyMemory(next(addresses))))  # noqa: ARG005
+    x, y = cupy_arrays(0x1000, 0x2000)
+    add(x, y)
+
+    assert add(x, y).data.ptr == 0x200
+    assert add.python_calls == 2
+
+
+def test_failed_allocation_is_repeated_in_python(driver: Driver) -> None:
+    def new_array(stream: int) -> CupyArray:  # noqa: ARG001
+        if add.allocations > 1:
+            raise MemoryError("no memory")
+        return CupyArray(CupyMemory(0x100))
+
+    add = Adder(driver, new_array)
+    x, y = cupy_arrays(0x1000, 0x2000)
+    add(x, y)
+
+    with pytest.raises(MemoryError):
+        add(x, y)
+    assert add.python_calls == 2
+
+
+def test_arrays_of_cudakit_are_launched_on_the_stream_that_uses_them(driver: Driver) -> None:
+    add = Adder(driver)
+    x, y, out = (device_array() for _ in range(3))
+    add(x, y, out=out)
+
+    assert add(x, y, out=out) is out
+    assert add.python_calls == 1
+    assert driver.launches[0][3:] == (LEGACY, [x.ptr, y.ptr, out.ptr])
+
+    token = CURRENT_STREAM.set(STREAM)
+    add(x, y, out=out)
+    CURRENT_STREAM.reset(token)
+    assert add.python_calls == 2
+    add(*(device_array(STREAM) for _ in range(2)), out=device_array(STREAM), stream=STREAM)
+    assert add.python_calls == 2
+    assert driver.launches[1][3] == STREAM
+    out.stream = Stream(STREAM)
+    add(x, y, out=out)
+    assert add.python_calls == 3
+
+
+def test_simulated_array_runs_in_python(driver: Driver) -> None:
+    add = Adder(driver)
+    x, y, out = (device_array() for _ in range(3))
+    add(x, y, out=out)
+    out.cuda_index = -1
+
+    add(x, y, out=out)
+
+    assert add.python_calls == 2
+
+
+class Filler(fast_call.FastCall):
+    """A kernel with one output and the words of a counter, which advances by 5 in each launch."""
+
+    def __init__(self, driver: Driver, counter: Any) -> None:
+        self.python_calls = 0
+        driver.parameter_count = 4
+        self._configure(0, 1, counter)
+
+    def _call(self, *, out: Any, stream: Any = None) -> Any:  # noqa: ARG002
+        self.python_calls += 1
+        parameters = (("a", 0, b""), ("n", 0, b""), ("n", 1, b""), ("n", 2, b""))
+        kernel = (FUNCTION, CONTEXT, 0, 7, 256, STREAM, 0, 5)
+        self._prepare((), (out,), None, (0,), parameters, *kernel)
+        return out
+
+
+def test_launches_advance_the_counter(driver: Driver) -> None:
+    counter = fast_call.LaunchCounter()
+    assert counter.replace((0, 0, 0), (10, 20, (1 << 64) - 1))
+    fill = Filler(driver, counter)
+    (out,) = cupy_arrays(0x1000)
+    for _ in range(3):
+        assert fill(out=out) is out
+
+    assert fill.python_calls == 1
+    assert [launch[4] for launch in driver.launches] == [
+        [0x1000, 10, 20, (1 << 64) - 1],
+        [0x1000, 15, 20, (1 << 64) - 1],
+    ]
+    assert counter.read() == (20, 20, (1 << 64) - 1)
+    assert not counter.replace((19, 20, 0), (0, 0, 0))
+
+
+def test_counter_is_advanced_in_python_at_its_end_in_a_capture_and_once_frozen(
+    driver: Driver,
+) -> None:
+    counter = fast_call.LaunchCounter()
+    fill = Filler(driver, counter)
+    (out,) = cupy_arrays(0x1000)
+    fill(out=out)
+    counter.replace((0, 0, 0), ((1 << 64) - 5, 0, 0))
+    fill(out=out)
+    assert fill.python_calls == 2
+    counter.replace(counter.read(), (0, 0, 0))
+    driver.capturing = 1
+    fill(out=out)
+    assert fill.python_calls == 3
+    driver.capturing = 0
+    assert counter.freeze() == (0, 0, 0)
+    fill(out=out)
+
+    assert fill.python_calls == 4
+    assert counter.read() == (0, 0, 0)
+    assert driver.launches == []
