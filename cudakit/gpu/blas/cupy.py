@@ -43,7 +43,7 @@ class CupyBlas(WithoutAlgorithms):
             LEGACY: cupy.cuda.Stream.null,
             PER_THREAD: cupy.cuda.Stream.ptds,
         }
-        self._closed = False
+        self._is_closed = False
 
     @property
     def cublas_version(self) -> str:
@@ -55,7 +55,7 @@ class CupyBlas(WithoutAlgorithms):
     def stream(self, stream: Stream) -> Any:
         """Return the CuPy object for a stream. Raises CUDA_ERROR_INVALID_HANDLE for a destroyed stream."""
         handle = self.cuda.stream_address(stream)
-        if self._closed:
+        if self._is_closed:
             raise closed_error(self.library)
         if stream not in self._streams:
             self._streams[stream] = stream_of_cupy(self.cupy, handle)
@@ -65,16 +65,16 @@ class CupyBlas(WithoutAlgorithms):
         self, gemm: Gemm, settings: GemmSettings, algorithm: Algorithm | None = None
     ) -> CupyGemm:
         """Prepare a GEMM. Raises Unsupported if CuPy would copy operands, or if an algorithm is given."""
-        if self._closed:
+        if self._is_closed:
             raise closed_error(self.library)
         if algorithm is not None:
             raise self.selection_error()
-        _check(gemm, settings)
+        _check_supported(gemm, settings)
         return CupyGemm(self, gemm)
 
     def close(self) -> None:
         """Release the stream objects. A second call has no effect."""
-        self._closed = True
+        self._is_closed = True
         self._streams.clear()
 
 
@@ -97,11 +97,11 @@ class CupyGemm:
                 "workspace": "allocated by cuBLAS",
             }
         )
-        self._closed = False
+        self._is_closed = False
 
     def enqueue(self, operands: Operands, stream: Stream) -> None:
         """Enqueue one GEMM. Raises Unsupported with CuPy's reason if the call fails."""
-        if self._closed:
+        if self._is_closed:
             raise closed_error("the CuPy GEMM")
         cupy = self._blas.cupy
         try:
@@ -116,7 +116,7 @@ class CupyGemm:
 
     def close(self) -> None:
         """Release the array objects, which own no memory. A second call has no effect."""
-        self._closed = True
+        self._is_closed = True
         self._arrays.clear()
 
     def _arrays_of(self, operands: Operands) -> tuple[Any, Any, Any]:
@@ -146,7 +146,7 @@ class CupyGemm:
         )
 
 
-def _check(gemm: Gemm, settings: GemmSettings) -> None:
+def _check_supported(gemm: Gemm, settings: GemmSettings) -> None:
     """Raise Unsupported for a GEMM that cupy.matmul cannot compute, or computes only after copying operands.
 
     Source: cupy/_core/_routines_linalg.pyx, ``tensordot_core`` and ``matmul``.

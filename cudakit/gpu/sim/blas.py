@@ -23,7 +23,7 @@ from cudakit.gpu.api.gemm import (
     Library,
     Matrix,
     Operands,
-    never,
+    never_over,
 )
 from cudakit.gpu.api.host_kernels import Launch
 from cudakit.gpu.architectures import Capability
@@ -117,7 +117,7 @@ class SimBlas:
         return self._algorithms_by_estimate(gemm, settings)[:limit]
 
     def algorithms(
-        self, gemm: Gemm, settings: GemmSettings, is_over: Callable[[], bool] = never
+        self, gemm: Gemm, settings: GemmSettings, is_over: Callable[[], bool] = never_over
     ) -> Iterator[Algorithm]:
         """Yield every algorithm that the settings allow."""
         self._check_gemm(gemm)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from cudakit.errors import CudaError, UsageError
 from cudakit.gpu.api import Argument, Dim3, Kernel, Module, Stream
-from cudakit.gpu.api.host_kernels import HostKernel, registered
+from cudakit.gpu.api.host_kernels import HostKernel, registered_kernels
 from cudakit.gpu.driver_errors import Status, cuda_error
 from cudakit.gpu.handles import Handles, check_arguments
 from cudakit.gpu.sim.context import Context, driver_call
@@ -129,7 +129,7 @@ class SimKernels:
         self._modules.clear()
 
     def _host_kernel(self, name: str) -> HostKernel:
-        host_kernel = self._device_host_kernels.get(name) or registered().get(name)
+        host_kernel = self._device_host_kernels.get(name) or registered_kernels().get(name)
         if host_kernel is None:
             raise UsageError(
                 f"the simulated device cannot run kernel {name!r}: no host kernel is registered for it",

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from cudakit.errors import Unsupported
-from cudakit.gpu.api.gemm import Algorithm, Blas, Gemm, GemmSettings, never
+from cudakit.gpu.api.gemm import Algorithm, Blas, Gemm, GemmSettings, never_over
 
 # Number of algorithms to request from the library's heuristics, which rank only the first ones reliably.
 _RECOMMENDED_COUNT = 32
@@ -27,7 +27,7 @@ def candidates(
     settings: GemmSettings,
     *,
     seed: int,
-    is_over: Callable[[], bool] = never,
+    is_over: Callable[[], bool] = never_over,
 ) -> Candidates:
     """Return the recommended algorithms in order, then the others in random order, without duplicates.
 

@@ -232,7 +232,7 @@ def epilogue(gemm: Gemm, sums: Floats, bias: Floats) -> Floats:
     return (
         values
         if output_format is None
-        else np.clip(values, -output_format.largest, output_format.largest)
+        else np.clip(values, -output_format.largest_value, output_format.largest_value)
     )
 
 

@@ -196,14 +196,14 @@ class PreparedCollective:
 
     def verify(self) -> Verification:
         self._group.execute_pending_work()
-        counts = self._group.request("verify", operation_id=self._id)
-        wrong_count, word_count = (sum(column) for column in zip(*counts, strict=True))
+        counts_by_rank = self._group.request("verify", operation_id=self._id)
+        wrong_count, word_count = (sum(column) for column in zip(*counts_by_rank, strict=True))
         detail = ""
         if wrong_count:
-            ranks = ", ".join(
-                str(rank) for rank, (wrong_counts, _) in enumerate(counts) if wrong_counts
+            wrong_rank_text = ", ".join(
+                str(rank) for rank, (wrong_counts, _) in enumerate(counts_by_rank) if wrong_counts
             )
-            detail = f"{wrong_count} of {word_count} words are wrong, on rank {ranks}"
+            detail = f"{wrong_count} of {word_count} words are wrong, on rank {wrong_rank_text}"
         return verification(wrong_count / max(word_count, 1), 0.0, _REFERENCE, detail)
 
     def close(self) -> None:

@@ -181,9 +181,9 @@ class PreparedOperation:
     def settings(self) -> Mapping[str, Axis]:
         """The library, its version, and the call that computes the operation."""
         library = self._library
-        version: dict[str, Axis] = {"version": library.version} if library.version else {}
+        version_setting: dict[str, Axis] = {"version": library.version} if library.version else {}
         call = library.describe(self._shape.operation)
-        return {"library": library.name, **version, "call": call}
+        return {"library": library.name, **version_setting, "call": call}
 
     def rotate(self, set_count: int) -> None:
         self._add_sets(set_count - len(self._calls))
@@ -225,10 +225,10 @@ class PreparedOperation:
         inputs = [self._allocate(input_shape, set_count) for input_shape in shape.input_shapes]
         outputs = self._allocate(shape.output_shape, set_count)
         with closing(Fill(self._gpu)) as fill:
-            for number, block in enumerate(inputs):
+            for input_index, block in enumerate(inputs):
                 for view in block.views:
                     fill.uniform(
-                        view.ptr, view.size, FP32, LEGACY, seed=self._seed, sequence=number
+                        view.ptr, view.size, FP32, LEGACY, seed=self._seed, sequence=input_index
                     )
             self._poison(outputs)
             self._gpu.sync()
