@@ -37,9 +37,9 @@ def gather(
     process that queries the driver.
     """
     context = _common_facts(machine, variables, files)
-    first_uuid = [device.uuid for device in context.cuda_devices[:1]]
+    first_uuids = [device.uuid for device in context.cuda_devices[:1]]
     device = next(
-        (candidate for candidate in context.nvml_devices if candidate.uuid in first_uuid), None
+        (candidate for candidate in context.nvml_devices if candidate.uuid in first_uuids), None
     )
     return replace(
         context,
