@@ -136,7 +136,7 @@ def test_pages_are_not_mapped_if_peer_access_fails() -> None:
 
 def test_unlinked_devices_raise_a_clear_error() -> None:
     gpu = Sim("h200x2")
-    gpu.context.cuda_view = replace(gpu.context.view, peer_access=())
+    gpu.context.cuda_view = replace(gpu.context.cuda_view, peer_access=())
 
     with pytest.raises(CudaError, match=r"PEER_ACCESS_UNSUPPORTED.*from device 1") as caught:
         CachingAllocator(GpuUpstream(gpu)).enable_peer_access(1)
