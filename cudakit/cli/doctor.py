@@ -141,7 +141,7 @@ def doctor(
     from cudakit.core.devices.diagnose import diagnose, present, selected_ids
     from cudakit.core.devices.diagnose.redact import redact_value
 
-    selected_ids(only, skip, deep=deep)  # reports an unknown id before the long work
+    selected_ids(only, skip, with_self_test=deep)  # reports an unknown id before the long work
     with open_outputs(output) as outputs:
         from cudakit.gpu.machine import open_machine
 
@@ -155,7 +155,7 @@ def doctor(
             search_path=sys.path,
             self_test=_run_self_test(machine, quiet=output.quiet) if deep else (),
         )
-        result = diagnose(run_context, only=only, skip=skip, deep=deep)
+        result = diagnose(run_context, only_checks=only, skipped_checks=skip, with_self_test=deep)
         if for_issue:
             result = redact_value(result, _identity(run_context))
         document = partial(present.report, show_all=show_all, selected=bool(only))

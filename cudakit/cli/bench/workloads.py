@@ -69,21 +69,37 @@ def memory(*, effort: Effort, **options: Any) -> Spec:
 @sizes_option("Bytes of each copy")
 @mode_option("host for pageable memory, else isolated")
 @cache_option("rotate for d2d, else hot")
+@option(
+    "--overlap",
+    type=click.Choice(["gemm"]),
+    metavar="gemm",
+    help="Measure how copies overlap with GEMMs on another stream, and how much each slows the other down.",
+)
 @measuring
-def copy(*, effort: Effort, **options: Any) -> Spec:
+def copy(*, overlap: str | None, effort: Effort, **options: Any) -> Spec:
     """Measure the rate of the driver's copies: between host and device, within the device, and between GPUs.
 
     The theoretical peak is that of PCIe, NVLink or device memory. For --directions both and peer-both, the
     rate is the sum of the two directions. Copies between GPUs without peer access go through host memory; the
     column "access" shows this. The default sizes are 4 KiB to 1 GiB, and with --gpu sim 4 KiB to 1 MiB.
 
+    With --overlap gemm, the directions are h2d, d2h, pageable-h2d, pageable-d2h and d2d, and the default size
+    is 256 MiB (with --gpu sim 256 KiB). The GEMM has bf16 matrices of 4096 x 4096 (with --gpu sim 64 x 64).
+
     \b
     cudakit bench copy
     cudakit bench copy --directions h2d,d2h --sizes 4KiB..256MiB
     cudakit bench copy --directions peer,peer-both --sizes 1GiB
+    cudakit bench copy --overlap gemm
     """
-    from cudakit.core.bench.spec import CopySpec
+    from cudakit.core.bench.spec import CopySpec, OverlapSpec
+    from cudakit.errors import UsageError
 
+    if overlap:
+        for name in ("mode", "cache"):
+            if options.pop(name):
+                raise UsageError(f"--{name} cannot be used with --overlap", hint=f"remove --{name}")
+        return OverlapSpec(work=overlap, **passed_options(**options), **effort)
     return CopySpec(**passed_options(**options), **effort)
 
 

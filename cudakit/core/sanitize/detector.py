@@ -129,10 +129,21 @@ class _TraceAnalysis:
         """Add the races in reordered records to a report; return the races that are findings."""
         self.stream_use.feed(records, self.last_batch.stacks)
         records = self.templates.insert(records, self.engine.coverage)
-        races = self.templates.mark(self.engine.feed(records, self.last_batch.strings))
+        possible_accesses = self.templates.possible_accesses
+        races = self.templates.mark(
+            self.engine.feed(records, self.last_batch.strings, possible_accesses)
+        )
         report.add(
             self.last_batch.process,
             races,
+            stacks=self.last_batch.stacks,
+            streams=self.streams,
+            chain=self.last_batch.chain,
+            stream_use=self.stream_use,
+        )
+        report.add_unverified(
+            self.last_batch.process,
+            self.templates.mark(self.engine.take_unverified()),
             stacks=self.last_batch.stacks,
             streams=self.streams,
             chain=self.last_batch.chain,

@@ -31,6 +31,11 @@ from cudakit.core.sanitize.races import (
 )
 from cudakit.core.sanitize.record_batch import AccessRows, RecordBatch, sorted_by_call
 from cudakit.core.sanitize.shadow_memory import MAX_RANGE_STATES, new_shadow
+from cudakit.core.sanitize.unrecorded import (
+    CheckedShadow,
+    PossibleAccesses,
+    UnrecordedLaunches,
+)
 from cudakit.trace.kinds import AccessMode, EventKind, Precision
 from cudakit.trace.layout import Records
 from cudakit.trace.ranges import RangeTracker
@@ -159,11 +164,17 @@ class Engine:
         self._strict_threads = strict_threads
         self._report_possible = report_possible
         self._races: list[Race] = []
+        # One race of each pair of call sites with a launch that was not recorded and may have accessed other
+        # bytes than those of its template; see ``take_unverified``.
+        self._unverified: dict[tuple[int, ...], Race] = {}
+        self._possible_accesses: PossibleAccesses = {}
         self._strings: Sequence[str] = ()
         self._stream_order = stream_order = StreamOrder()
-        self._shadow = shadow = new_shadow(
+        self._unrecorded = UnrecordedLaunches(self._report_unverified)
+        accesses = new_shadow(
             ConflictChecker(self._report_conflict), find_possible=report_possible, native=native
         )
+        self._shadow = shadow = CheckedShadow(accesses, self._unrecorded)
         self._memory = AllocationEvents(stream_order, shadow)
         self._describer = RaceDescriber(stream_order, self._memory.driver, self._memory.pools)
         self._syncs = SyncTracker(stream_order, self.gaps)
@@ -193,20 +204,33 @@ class Engine:
         self._pruned_clock: Clock = []
         self._next_prune_count = prune_above  # number of stored states at which to prune next
 
-    def feed(self, records: Records, strings: Sequence[str]) -> list[Race]:
+    def feed(
+        self,
+        records: Records,
+        strings: Sequence[str],
+        possible_accesses: PossibleAccesses | None = None,
+    ) -> list[Race]:
         """Analyze the next records of the trace; return the races whose later operation is among them.
 
         ``strings`` is the string table of the trace. It has at least the strings to which the records refer.
+        ``possible_accesses`` has the accesses of launches that were not recorded, if they may have accessed
+        other bytes than those of their template.
         """
         self._strings = strings
+        self._possible_accesses = possible_accesses or {}
         records = sorted_by_call(records)
         for begin in range(0, len(records), _RECORDS_AT_ONCE):
             for thread_records in self._split_by_thread(records[begin : begin + _RECORDS_AT_ONCE]):
                 self._analyze(RecordBatch(thread_records, self._last_seq, self._ranges))
                 self._last_seq = int(thread_records["seq"][-1])
             self._prune_states()
-        self._graphs.finish_launch()
+        self._finish_graph_launch()
         races, self._races = self._races, []
+        return races
+
+    def take_unverified(self) -> list[Race]:
+        """Return the races with possible accesses since the last call, one for each pair of call sites."""
+        races, self._unverified = list(self._unverified.values()), {}
         return races
 
     def _split_by_thread(self, records: Records) -> Iterator[Records]:
@@ -229,21 +253,44 @@ class Engine:
         handlers, access_handlers = self._handlers, self._access_handlers
         calls = batch.rows
         graphs, add_launch = self._graphs, self._work.add_launch
+        possible_accesses = self._possible_accesses
         self._update_coverage(batch)
         if batch.leading_rows is not None:
             self._add_accesses(batch.leading_rows)
         for kind, rows in zip(batch.kinds, batch.following_rows, strict=True):
             if graphs.current_launch is not None and kind != _ACCESSED:
-                graphs.finish_launch()
+                self._finish_graph_launch()
             if kind == _LAUNCH:  # the most frequent kind is handled without a lookup
                 call = next(calls[_LAUNCH])[0]
                 self._add_accesses = add_launch(call, rows)
+                if call.seq in possible_accesses:
+                    stream = self._stream_order.stream(call)
+                    self._add_unrecorded(call, stream.slot, stream.tick)
                 continue
             handlers[kind](*next(calls[kind]))
             if kind in access_handlers:
                 self._add_accesses = access_handlers[kind]
             if rows is not None:
                 self._add_accesses(rows)
+
+    def _finish_graph_launch(self) -> None:
+        """Check the accesses of the current graph launch, after all of them were added."""
+        graph_launch = self._graphs.current_launch
+        self._graphs.finish_launch()
+        if graph_launch is not None and graph_launch.call.seq in self._possible_accesses:
+            self._add_unrecorded(graph_launch.call, graph_launch.slot, graph_launch.tick)
+
+    def _add_unrecorded(self, call: Call, slot: int, tick: int) -> None:
+        """Add the possible accesses of a launch that was not recorded."""
+        self._unrecorded.add(
+            call, slot, tick, self._possible_accesses[call.seq], self._memory.innermost_at
+        )
+
+    def _report_unverified(self, conflict: Conflict) -> None:
+        previous, current = conflict.previous.call, conflict.current.call
+        sides = previous.name, previous.site, current.kind, current.name, current.site
+        if sides not in self._unverified and not are_peer_kernels(previous, current, self._strings):
+            self._unverified[sides] = self._describer.describe(conflict, self._strings)
 
     def _update_coverage(self, batch: RecordBatch) -> None:
         """Add the launches and accesses of a batch to the coverage."""
@@ -289,6 +336,7 @@ class Engine:
         if past_clock != self._pruned_clock:  # an equal clock leaves nothing to remove
             self._pruned_clock = past_clock
             self._shadow.prune(past_clock)
+            self._unrecorded.prune(past_clock)
             self._syncs.prune()
             self._graphs.prune()
         if self._shadow.range_state_count > self._max_range_states:
@@ -298,7 +346,8 @@ class Engine:
     @property
     def _state_count(self) -> int:
         shadow = self._shadow
-        return shadow.range_state_count + shadow.pointer_state_count + len(self._syncs)
+        state_count = shadow.range_state_count + shadow.pointer_state_count
+        return state_count + len(self._syncs) + len(self._unrecorded)
 
     def _add_gap(self, _: Call, description: int, count: int) -> None:
         self.gaps[self._strings[description]] += count

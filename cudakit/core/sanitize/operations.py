@@ -70,6 +70,10 @@ class AllocationEvents:
         self._stream_order = stream_order
         self._shadow = shadow
 
+    def innermost_at(self, address: int) -> Allocation | None:
+        """Return the block of a pool that contains an address, else the driver's allocation, or None."""
+        return self.pools.find(address) or self.driver.find(address)
+
     def add_allocation(
         self, call: Call, address: int, size_bytes: int, kind: int, layer: int
     ) -> None:

@@ -37,6 +37,7 @@ from cudakit.core.sanitize.result import (
     SanitizeResult,
     Side,
     Suppressed,
+    UnverifiedPair,
 )
 from cudakit.core.sanitize.suppressions import Suppression
 from cudakit.document import Frame
@@ -117,6 +118,7 @@ class Report:
         self._known_races: dict[_Key, KnownRace] = {}  # races that the baseline has
         self._counts: Counter[_Key] = Counter()
         self._occurrences_by_process: Counter[int] = Counter()
+        self._unverified: dict[_Key, UnverifiedPair] = {}  # by the identities of both operations
         self._hidden_count = 0  # number of occurrences with less confidence than is shown
         # The frames of a call stack by PID, trace number and index in the stack table.
         self._frames: dict[tuple[int, int, int], _Frames] = {}
@@ -143,6 +145,35 @@ class Report:
         decoder = RaceDecoder(process, stack, streams, self._demangle, stream_use)
         return sum(self._add(decoder, race) for race in races)
 
+    def add_unverified(
+        self,
+        process: int,
+        races: Iterable[Race],
+        *,
+        stacks: Sequence[Stack],
+        streams: Mapping[int, StreamFlag],
+        chain: int = 0,
+        stream_use: StreamUse | None = None,
+    ) -> None:
+        """Add races with possible accesses of launches that were not recorded.
+
+        The arguments are those of ``add``. Suppressed pairs, and pairs inside libraries, are not findings.
+        """
+        stack = partial(self._stack, (process, chain), stacks)
+        stream_use = stream_use or StreamUse()
+        decoder = RaceDecoder(process, stack, streams, self._demangle, stream_use)
+        for race in races:
+            current, previous = decoder.side(race.current), decoder.side(race.previous)
+            ownership = RaceOwnership(current.stack, previous.stack)
+            ownership.add(race, stream_use)
+            is_counted = self._internal or ownership.owner is RaceOwner.PROGRAM
+            is_suppressed = any(item.covers(current, previous) for item in self._suppressions)
+            if is_counted and not is_suppressed:
+                _, *sides = self._key(decoder, race)
+                self._unverified.setdefault(
+                    tuple(sides), unverified_pair(process, current, previous)
+                )
+
     def result(
         self,
         *,
@@ -159,6 +190,7 @@ class Report:
     ) -> SanitizeResult:
         """Return the result. ``coverage`` and ``ranks`` are by PID, ``gaps`` are the counts of each trace."""
         total_coverage = sum(coverage.values(), Coverage())
+        racing_sides = {tuple(sides) for _, *sides in self._counts}
         return SanitizeResult(
             exit_status=exit_status,
             simulated=simulated,
@@ -184,6 +216,9 @@ class Report:
             baseline=self._baseline_use(),
             internal=self._internal,
             different_calls=different_calls,
+            unverified=tuple(
+                pair for sides, pair in self._unverified.items() if sides not in racing_sides
+            ),
         )
 
     def _add(self, decoder: RaceDecoder, race: Race) -> bool:
@@ -282,6 +317,20 @@ def _is_better_example(race: Race, reported: FoundRace) -> bool:
 
 def _confidence_rank(reported: FoundRace) -> int:
     return _CONFIDENCE_ORDER.index(reported.confidence)
+
+
+def unverified_pair(process: int, current: Side, previous: Side) -> UnverifiedPair:
+    """Return a pair whose earlier operation was not recorded, with its description."""
+    return UnverifiedPair(
+        sentence=(
+            f"{current.operation} on {current.stream} is not ordered after {previous.operation} on"
+            f" {previous.stream}, which was not recorded and may have accessed the same bytes"
+        ),
+        current=current,
+        previous=previous,
+        process=process,
+        hint="rerun with --accesses exact, which records every launch",
+    )
 
 
 _MAX_FRAMES = 4  # maximum number of frames that plain text shows, from the call site outwards

@@ -80,7 +80,6 @@ class Memory:
     lo: int
     hi: int
     last_work: Operation | None = None
-    last_template_work: Operation | None = None
     is_contested: bool = False
 
 
@@ -121,9 +120,6 @@ def _distances(pointers: tuple[int, ...]) -> tuple[int, ...]:
 class Policy:
     """Decides for each launch of a trace whether it is recorded."""
 
-    warnings: int = (
-        0  # unordered work on memory of launches whose accesses were known from templates
-    )
     _order: StreamOrder = field(default_factory=StreamOrder)
     _allocations: list[Memory] = field(default_factory=list)  # sorted by address
     _signatures: dict[object, Signature] = field(default_factory=dict)
@@ -209,10 +205,8 @@ class Policy:
         """Add an operation to the allocations that addresses reach; return these allocations."""
         reached = list({id(m): m for address in addresses if (m := self._find(address))}.values())
         for memory in reached:
-            last, template = memory.last_work, memory.last_template_work
+            last = memory.last_work
             is_ordered = last is None or self._order.is_before(last, operation)
-            if not (is_ordered or memory.is_contested or template is None):
-                self.warnings += not self._order.is_before(template, operation)
             memory.is_contested |= not is_ordered
             memory.last_work = operation
         return reached
@@ -225,14 +219,14 @@ class Policy:
         reached = self._add_work(pointers, operation)
         alignments = tuple(pointer & 255 for pointer in pointers)
         shape = int(head["name"]), *head["grid"].tolist(), *head["block"].tolist()
-        return self._decide(call, (shape, alignments), tuple(pointers), reached, operation)
+        return self._decide(call, (shape, alignments), tuple(pointers), reached)
 
     def _launch_graph(self, call: Records, head: np.void) -> Records:
         graph = int(head["graph"])
         operation = self._order.enqueue(int(head["stream"]), int(head["context"]))
         reached = self._add_work(self._graph_pointers[graph], operation)
         key = "graph", graph, int(head["executable"]), self._graph_versions[graph]
-        return self._decide(call, key, (), reached, operation) if self._is_path(graph) else call
+        return self._decide(call, key, (), reached) if self._is_path(graph) else call
 
     def _add_nodes(self, call: Records) -> None:
         nodes = view(call[call["kind"] == EventKind.GRAPH_NODE], EventKind.GRAPH_NODE)
@@ -253,14 +247,11 @@ class Policy:
         key: object,
         pointers: tuple[int, ...],
         reached: list[Memory],
-        operation: Operation,
     ) -> Records:
         signature = self._signatures.setdefault(key, Signature())
         is_contested = any(memory.is_contested for memory in reached)
         if signature.applies(pointers) and not is_contested and not self._is_check_due(signature):
             signature.uses += 1
-            for memory in reached:
-                memory.last_template_work = operation
             return _with_template(call, signature.template, pointers != signature.template_pointers)
         return self._compare(call, signature, pointers, reached)
 

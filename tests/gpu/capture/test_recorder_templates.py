@@ -20,7 +20,6 @@ from cudakit.trace.events import Access, Event, GraphLaunch, Launch, Template
 from cudakit.trace.kinds import Precision, TemplateCheck
 from cudakit.trace.layout import pack, unpack
 
-UNORDERED_WORK = "unordered work on memory of launches whose accesses were known from templates"
 MORE = """
 two = Kernel(b"plain", 2, (0, 8), (8, 8))
 def launch_with_number(number, *each, stream=STREAM, pointer=0x100000):
@@ -131,7 +130,7 @@ for i in range(3):
 """
     events = run(tmp_path, library, program)
     assert template_ids(events) == [0, 0, 1, 1, 1, 1, 0, 1, 0, 0, 0, 0]
-    assert gaps(events) == {UNORDERED_WORK: 1}
+    assert gaps(events) == {}
 
 
 def test_wait_for_event_keeps_template(library: Path, tmp_path: Path) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from cudakit.core.bench.case import Case
 from cudakit.core.bench.collectives.group import RankGroup
@@ -33,13 +34,15 @@ def nccl_cases(
     spec: NcclSpec,
     group: RankGroup,
     versions: Mapping[str, str],
+    unsupported_baselines: Mapping[str, str] = MappingProxyType({}),
     *,
     simulated: bool,
     host_count: int = 1,
 ) -> tuple[Case, ...]:
     """Return a case per operation, data type, place and size.
 
-    ``versions`` are those of the libraries. Raises Unsupported if no operation can run in the given places.
+    ``versions`` are those of the libraries, ``unsupported_baselines`` the reasons why baselines cannot run.
+    Raises Unsupported if no operation can run in the given places.
     """
     rank_count = len(group.channels)
     cases: dict[tuple[object, ...], Case] = {}
@@ -48,7 +51,8 @@ def nccl_cases(
         workload = CollectiveWorkload(group, collective, place, "nccl", versions["nccl"])
         # Small sizes may round to the same size.
         cases.setdefault(
-            tuple(workload.axes.values()), _case(spec, workload, versions, host_count=host_count)
+            tuple(workload.axes.values()),
+            _case(spec, workload, versions, unsupported_baselines, host_count=host_count),
         )
     if not cases:
         raise Unsupported(f"{' and '.join(spec.operations)} cannot run in place")
@@ -62,10 +66,10 @@ def make_collective(
 
     Chunks are multiples of 16 bytes, or of 4 bytes and one element if they are smaller.
     """
-    one_element_operation = Collective(operation, element, 1)
+    smallest = Collective(operation, element, 1)
     chunk_count = max(
-        one_element_operation.send_chunks(rank_count),
-        one_element_operation.receive_chunks(rank_count),
+        smallest.send_chunks(rank_count),
+        smallest.receive_chunks(rank_count),
     )
     chunk_bytes = size_bytes // chunk_count
     small_unit_bytes = max(_WORD_BYTES, element.size_bytes)
@@ -87,7 +91,12 @@ def _combinations(spec: NcclSpec, *, simulated: bool) -> Iterator[tuple[str, str
 
 
 def _case(
-    spec: NcclSpec, workload: CollectiveWorkload, versions: Mapping[str, str], *, host_count: int
+    spec: NcclSpec,
+    workload: CollectiveWorkload,
+    versions: Mapping[str, str],
+    unsupported_baselines: Mapping[str, str],
+    *,
+    host_count: int,
 ) -> Case:
     collective, rank_count = workload.collective, workload.rank_count
     return Case(
@@ -97,7 +106,12 @@ def _case(
         size_bytes=workload.size_bytes,
         buffers=_BUFFER_COUNT * (1 + len(spec.baselines)),
         baselines=tuple(
-            CollectiveWorkload(workload.group, collective, workload.place, name, versions[name])
+            replace(
+                workload,
+                library=name,
+                version=versions.get(name, ""),
+                reason_unsupported=unsupported_baselines.get(name, ""),
+            )
             for name in spec.baselines
         ),
     )
@@ -124,6 +138,7 @@ class CollectiveWorkload:
     place: str  # "in-place" or "out-of-place".
     library: str
     version: str  # Version of the library.
+    reason_unsupported: str = ""  # Reason why the library cannot run; "" if it can.
     name: str = field(default="nccl")
 
     @property
@@ -149,6 +164,8 @@ class CollectiveWorkload:
         }
 
     def prepare(self, gpu: Gpu, seed: int) -> PreparedCollective:  # noqa: ARG002 ranks have own devices
+        if self.reason_unsupported:
+            raise Unsupported(self.reason_unsupported)
         return PreparedCollective(self, seed)
 
 
@@ -188,7 +205,7 @@ class PreparedCollective:
             raise
 
     def rotate(self, set_count: int) -> None:
-        self._group.request("rotate", operation_id=self._id, set_count=set_count)
+        self._group.request("rotate", operation_id=self._id, sets=set_count)
 
     def enqueue(self, stream: Stream, index: int) -> None:  # noqa: ARG002 every rank has its own stream
         if self._id is not None:

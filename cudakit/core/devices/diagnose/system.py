@@ -5,12 +5,12 @@ from __future__ import annotations
 from cudakit.core.devices.diagnose.check import (
     Finding,
     NotCheckable,
-    combine,
+    combine_findings,
     count_of,
-    fail,
-    ok,
-    require,
-    warn,
+    fail_finding,
+    ok_finding,
+    require_fact,
+    warn_finding,
 )
 from cudakit.core.devices.diagnose.driver import require_driver
 from cudakit.core.devices.diagnose.variables import apply_rules, rules_of
@@ -38,25 +38,27 @@ def container(context: RunContext) -> Finding:
         if name in context.variables
     }
     if not kind and not settings:
-        return ok("not in a container")
+        return ok_finding("not in a container")
     evidence = {"container": kind or "not recognized", **settings}
     if context.cuda_devices and not isinstance(context.nvml, Unavailable):
-        return ok(f"CUDA and NVML work in this container ({kind or 'of unknown kind'})", evidence)
+        return ok_finding(
+            f"CUDA and NVML work in this container ({kind or 'of unknown kind'})", evidence
+        )
     capabilities = settings.get(_CAPABILITIES_VARIABLE)
     missing_capabilities = _missing_capabilities(capabilities)
     if missing_capabilities:
-        return fail(
+        return fail_finding(
             f"{_CAPABILITIES_VARIABLE}={capabilities} does not contain {' and '.join(missing_capabilities)}",
             evidence,
             f"start the container with -e {_CAPABILITIES_VARIABLE}=compute,utility",
         )
     if settings.get(_DEVICES_VARIABLE) in ("none", "void", ""):
-        return fail(
+        return fail_finding(
             f"{_DEVICES_VARIABLE}={settings[_DEVICES_VARIABLE] or '(empty)'} gives the container no GPU",
             evidence,
             "docker run --gpus all ...",
         )
-    return ok("no variable excludes the GPU from the container", evidence)
+    return ok_finding("no variable excludes the GPU from the container", evidence)
 
 
 def _missing_capabilities(capabilities: str | None) -> list[str]:
@@ -78,10 +80,10 @@ def wsl_libraries(context: RunContext) -> Finding:
     reports no processes and fewer fields. Source: CUDA on WSL User Guide.
     """
     if not context.host.is_wsl:
-        return ok("not in WSL")
+        return ok_finding("not in WSL")
     copies = [
         library
-        for library in require(context.software.libraries)
+        for library in require_fact(context.software.libraries)
         if library.soname == "libcuda.so.1"
     ]
     linux_copies = [
@@ -91,18 +93,18 @@ def wsl_libraries(context: RunContext) -> Finding:
     ]
     evidence = {"libcuda.so.1": ", ".join(library.path for library in copies) or "not found"}
     if linux_copies:
-        return fail(
+        return fail_finding(
             "a Linux driver inside WSL hides the libcuda of the Windows driver",
             evidence,
             "sudo apt purge 'libnvidia-*' 'nvidia-driver-*', then run in PowerShell: wsl --shutdown",
         )
     if not context.driver.wsl_libcuda:
-        return fail(
+        return fail_finding(
             f"{_WSL_LIBRARIES} contains no libcuda: Windows has no NVIDIA driver for WSL",
             evidence,
             "install the NVIDIA driver in Windows, then run in PowerShell: wsl --update; wsl --shutdown",
         )
-    return ok("WSL uses the Windows driver", evidence)
+    return ok_finding("WSL uses the Windows driver", evidence)
 
 
 def mps(context: RunContext) -> Finding:
@@ -123,21 +125,21 @@ def mps(context: RunContext) -> Finding:
         "nvidia-cuda-mps-control": "running" if daemon_runs else "not found",
     }
     if context.cuda_error is not None and 805 <= context.cuda_error <= 809:
-        return fail(
+        return fail_finding(
             f"CUDA cannot connect to the MPS daemon ({context.cuda_error})",
             evidence,
             "nvidia-cuda-mps-control -d",
             f"or stop using MPS: unset {_PIPES_VARIABLE}; rm -r {directory}",
         )
     if _PIPES_VARIABLE in context.variables and not pipes:
-        return warn(
+        return warn_finding(
             f"{_PIPES_VARIABLE}={directory}, but no MPS daemon runs with this directory",
             evidence,
             f"unset {_PIPES_VARIABLE}, or start the daemon: nvidia-cuda-mps-control -d",
         )
     if daemon_runs or pipes:
-        return ok(f"an MPS daemon runs with {directory}", evidence)
-    return ok("MPS is not in use")
+        return ok_finding(f"an MPS daemon runs with {directory}", evidence)
+    return ok_finding("MPS is not in use")
 
 
 # --- profilers -------------------------------------------------------------------------------------
@@ -167,11 +169,13 @@ def cupti_users(context: RunContext) -> Finding:
     """
     running = frozenset() if isinstance(context.processes, Unavailable) else context.processes
     tools = (
-        warn(f"{name} is running: {_PROFILING_TOOLS[name]}", {name: "running"}, _release_fix(name))
+        warn_finding(
+            f"{name} is running: {_PROFILING_TOOLS[name]}", {name: "running"}, _release_fix(name)
+        )
         for name in sorted(running & _PROFILING_TOOLS.keys())
     )
     findings = (*apply_rules(rules_of("CK025"), context.variables), *tools)
-    return combine(findings, otherwise=ok("no other tool uses CUPTI"))
+    return combine_findings(findings, otherwise=ok_finding("no other tool uses CUPTI"))
 
 
 def _release_fix(name: str) -> str:
@@ -197,10 +201,10 @@ def performance_counters(context: RunContext) -> Finding:
         "CAP_SYS_ADMIN": "yes" if context.privileged else "no",
     }
     if value == "0":
-        return ok("every user can read performance counters", evidence)
+        return ok_finding("every user can read performance counters", evidence)
     if context.privileged:
-        return ok("this process can read performance counters (CAP_SYS_ADMIN)", evidence)
-    return warn(
+        return ok_finding("this process can read performance counters (CAP_SYS_ADMIN)", evidence)
+    return warn_finding(
         "only administrators can read performance counters (timelines need no privilege)",
         evidence,
         "run ncu with sudo; or allow all users: echo 'options nvidia "
@@ -231,12 +235,12 @@ def shared_memory(context: RunContext) -> Finding:
     Docker's default is 64 MiB: PyTorch's workers then fail with "Bus error" or "insufficient shared memory
     (shm)"; NCCL fails with "unhandled system error" or uses slower sockets.
     """
-    size = require(context.host.shared_memory_bytes)
+    size = require_fact(context.host.shared_memory_bytes)
     evidence = {SHARED_MEMORY: format_bytes(size)}
     if size >= _MIN_SHARED_BYTES:
-        return ok(f"{SHARED_MEMORY} has {format_bytes(size)}", evidence)
+        return ok_finding(f"{SHARED_MEMORY} has {format_bytes(size)}", evidence)
     fixes = _CONTAINER_SHM_FIXES if context.host.container else _HOST_SHM_FIXES
-    return warn(
+    return warn_finding(
         f"{SHARED_MEMORY} has only {format_bytes(size)}: data loader workers may crash",
         evidence,
         *fixes,
@@ -250,7 +254,7 @@ def memory_limits(context: RunContext) -> Finding:
     reservation. With InfiniBand, NCCL locks memory for the card: a low ulimit -l makes it slower or fail.
     Without InfiniBand that limit does not matter.
     """
-    limits = require(context.limits)
+    limits = require_fact(context.limits)
     address_limit, lock_limit = limits.address_space_bytes, limits.locked_memory_bytes
     overcommit, cards = context.host.overcommit_memory, context.host.infiniband
     evidence = {
@@ -277,9 +281,9 @@ def memory_limits(context: RunContext) -> Finding:
             "ulimit -l unlimited (docker run --ulimit memlock=-1)",
         ),
     )
-    return combine(
-        (warn(message, evidence, fix) for is_met, message, fix in rules if is_met),
-        otherwise=ok("no limit prevents CUDA from reserving memory", evidence),
+    return combine_findings(
+        (warn_finding(message, evidence, fix) for is_met, message, fix in rules if is_met),
+        otherwise=ok_finding("no limit prevents CUDA from reserving memory", evidence),
     )
 
 
@@ -312,8 +316,8 @@ def compiled_extensions(context: RunContext) -> Finding:
         if name in context.software.missing_extensions
     }
     if not effects_of_missing:
-        return ok("cudakit's compiled extensions are installed")
-    return warn(
+        return ok_finding("cudakit's compiled extensions are installed")
+    return warn_finding(
         f"cudakit was installed without {count_of(len(effects_of_missing), 'compiled extension')}",
         effects_of_missing,
         "install a C compiler and Python's headers (apt install gcc python3-dev), then: "
@@ -337,11 +341,13 @@ def gpudirect_storage(context: RunContext) -> Finding:
         "supported file systems": directories or "none is mounted",
     }
     if not version:
-        return ok("GPUDirect Storage is not set up: cuFile reads through host memory", evidence)
+        return ok_finding(
+            "GPUDirect Storage is not set up: cuFile reads through host memory", evidence
+        )
     if not mounts:
-        return warn(
+        return warn_finding(
             f"nvidia-fs {version} is loaded, but no mounted file system supports GPUDirect Storage",
             evidence,
             "use a directory on ext4 or xfs on a local NVMe drive, or on a parallel file system",
         )
-    return ok(f"nvidia-fs {version} is loaded, for {directories}", evidence)
+    return ok_finding(f"nvidia-fs {version} is loaded, for {directories}", evidence)

@@ -6,7 +6,13 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from cudakit.core.devices.diagnose.check import Finding, SetVariable, combine, ok, warn
+from cudakit.core.devices.diagnose.check import (
+    Finding,
+    SetVariable,
+    combine_findings,
+    ok_finding,
+    warn_finding,
+)
 from cudakit.core.devices.diagnose.variable_table import known_variables
 from cudakit.errors import InputError
 from cudakit.gpu.api.run_context import RunContext
@@ -49,7 +55,7 @@ def apply_rules(rules: Iterable[VariableRule], variables: Mapping[str, str]) -> 
             message, fix = (
                 text.format(name=rule.name, value=value) for text in (rule.message, rule.fix)
             )
-            yield warn(message, {rule.name: value}, fix)
+            yield warn_finding(message, {rule.name: value}, fix)
 
 
 def set_variables(context: RunContext) -> tuple[SetVariable, ...]:
@@ -74,7 +80,7 @@ def debugging(context: RunContext) -> Finding:
     kernels on the CPU.
     """
     findings = apply_rules(rules_of("CK020"), context.variables)
-    return combine(findings, otherwise=ok("no debugging variable is set"))
+    return combine_findings(findings, otherwise=ok_finding("no debugging variable is set"))
 
 
 # --- CK021: PyTorch's allocator --------------------------------------------------------------------
@@ -92,15 +98,18 @@ def allocator(context: RunContext) -> Finding:
         name: context.variables[name] for name in PYTORCH_VARIABLES if name in context.variables
     }
     if not any(settings.values()):
-        return ok("PyTorch's allocator has its default settings")
+        return ok_finding("PyTorch's allocator has its default settings")
     name, value = next(iter(settings.items()))
     invalid_settings = list(_invalid_settings(name, value))
     if len(set(settings.values())) > 1:
         invalid_settings.append(
-            warn(f"both {' and '.join(settings)} are set; {name} wins", settings, f"unset {name}")
+            warn_finding(
+                f"both {' and '.join(settings)} are set; {name} wins", settings, f"unset {name}"
+            )
         )
-    return combine(
-        invalid_settings, otherwise=ok(f"the settings of {name}={value} are valid", settings)
+    return combine_findings(
+        invalid_settings,
+        otherwise=ok_finding(f"the settings of {name}={value} are valid", settings),
     )
 
 
@@ -109,7 +118,7 @@ def _invalid_settings(name: str, text: str) -> Iterator[Finding]:
         parse_config(text, variable=name)
     except InputError as error:
         fallback = f"export {name}=expandable_segments:True, or unset it"
-        yield warn(error.message, {name: text}, *filter(None, [error.hint]), fallback)
+        yield warn_finding(error.message, {name: text}, *filter(None, [error.hint]), fallback)
 
 
 # --- CK022: NCCL -----------------------------------------------------------------------------------
@@ -130,16 +139,16 @@ def nccl(context: RunContext) -> Finding:
         # NVIDIA's container images set NCCL_VERSION; NCCL does not read it.
         if name.startswith("NCCL_") and name != "NCCL_VERSION"
     }
-    finding = ok(
+    finding = ok_finding(
         f"no setting of NCCL disables a fast path ({', '.join(nccl_settings)})", nccl_settings
     )
-    return combine(
+    return combine_findings(
         (
             *apply_rules(rules_of("CK022", _NCCL_FIX), settings),
             *apply_rules(_RENAMED_VARIABLES, settings),
             *_nccl_log_warning(settings),
         ),
-        otherwise=finding if nccl_settings else ok("NCCL has its default settings"),
+        otherwise=finding if nccl_settings else ok_finding("NCCL has its default settings"),
     )
 
 
@@ -159,7 +168,7 @@ _RENAMED_VARIABLES = tuple(
 def _nccl_log_warning(settings: Mapping[str, str]) -> Iterator[Finding]:
     log_level = settings.get("NCCL_DEBUG", "").upper()
     if log_level in ("INFO", "TRACE") and "NCCL_DEBUG_FILE" not in settings:
-        yield warn(
+        yield warn_finding(
             f"NCCL_DEBUG={log_level}: every rank writes a long log",
             {"NCCL_DEBUG": log_level},
             "export NCCL_DEBUG=WARN",
@@ -182,14 +191,14 @@ def math_libraries(context: RunContext) -> Finding:
         for name in sorted(context.variables)
         if name.startswith(("CUBLAS", "CUDNN_")) or "TF32" in name
     }
-    finding_if_ok = ok(
+    finding_if_ok = ok_finding(
         f"no setting slows down cuBLAS or cuDNN ({', '.join(math_settings)})", math_settings
     )
-    return combine(
+    return combine_findings(
         apply_rules((*rules_of("CK023"), *_MATH_RULES), context.variables),
         otherwise=finding_if_ok
         if math_settings
-        else ok("cuBLAS and cuDNN have their default settings"),
+        else ok_finding("cuBLAS and cuDNN have their default settings"),
     )
 
 
@@ -245,9 +254,9 @@ def misspelled(context: RunContext) -> Finding:
     CUDA_VISIBLE_DEVICE=1 (without the S) hides no device. A name is reported if it differs by one letter
     (two in a long name) from a variable of CUDA, its libraries or frameworks, or of cudakit.
     """
-    return combine(
+    return combine_findings(
         (
-            warn(
+            warn_finding(
                 f"no library reads {name}; the variable is {correct_name}",
                 {name: context.variables[name]},
                 f"export {correct_name}={context.variables[name]}; unset {name}",
@@ -255,7 +264,7 @@ def misspelled(context: RunContext) -> Finding:
             for name in sorted(context.variables)
             for correct_name in _nearest_variable(name)
         ),
-        otherwise=ok("no misspelled environment variable"),
+        otherwise=ok_finding("no misspelled environment variable"),
     )
 
 

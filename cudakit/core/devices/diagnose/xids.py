@@ -8,7 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 
-from cudakit.core.devices.diagnose.check import Finding, fail, ok, require, warn
+from cudakit.core.devices.diagnose.check import (
+    Finding,
+    fail_finding,
+    ok_finding,
+    require_fact,
+    warn_finding,
+)
 from cudakit.gpu.api.run_context import RunContext
 
 CATALOG = "https://docs.nvidia.com/deploy/xid-errors/"
@@ -140,11 +146,11 @@ def xids(context: RunContext) -> Finding:
     boot or at the oldest message in its buffer; on most systems reading it needs privilege.
     `cudakit explain NUMBER` explains each. Source: https://docs.nvidia.com/deploy/xid-errors/
     """
-    log = require(context.driver.kernel_log)
+    log = require_fact(context.driver.kernel_log)
     matches = (_XID_LINE.search(line) for line in log if "Xid" in line)
     count_by_gpu_and_xid = Counter((match[1], int(match[2])) for match in matches if match)
     if not count_by_gpu_and_xid:
-        return ok("no Xid errors in the kernel log")
+        return ok_finding("no Xid errors in the kernel log")
     table = known_xids()
     evidence = {
         f"Xid {number} on {address}": f"{count}×, {table[number].meaning}"
@@ -156,12 +162,12 @@ def xids(context: RunContext) -> Finding:
     numbers_text = ", ".join(map(str, xid_numbers))
     origins = {table[number].origin if number in table else "notice" for number in xid_numbers}
     if origins == {"program"}:
-        return warn(
+        return warn_finding(
             f"programs caused GPU errors since boot (Xid {numbers_text})",
             evidence,
             _USUAL_ACTIONS["program"],
         )
-    make_finding = fail if "hardware" in origins else warn
+    make_finding = fail_finding if "hardware" in origins else warn_finding
     return make_finding(
         f"the driver reported GPU errors since boot (Xid {numbers_text})",
         evidence,

@@ -28,6 +28,7 @@ def report(result: SanitizeResult, *, top: int = 20) -> Document:
     nodes: list[Node] = [
         *_incomplete_notes(result),
         *call_sections(result.different_calls),
+        *map(races.unverified_note, result.unverified),
         *sections[:counted_races],
     ]
     if library_sections := sections[counted_races:]:
@@ -61,6 +62,7 @@ def brief(result: SanitizeResult) -> tuple[str | Note, ...]:
         capitalized(verdict),
         *_incomplete_notes(result),
         *map(calls_note, result.different_calls),
+        *map(races.unverified_note, result.unverified),
         *notes_on_races,
         *coverage.recorder_notes(result),
     )
@@ -87,6 +89,8 @@ def _verdict(result: SanitizeResult) -> Iterator[str]:
         yield coverage.NOTHING_RECORDED if coverage.is_empty(result) else "no races found"
     if different := len(result.different_calls):
         yield f"{different:,} collective{'s' if different > 1 else ''} called differently by ranks"
+    if unverified := len(result.unverified):
+        yield f"{unverified:,} possible race{'s' if unverified > 1 else ''} to check with --accesses exact"
     if occurrence_count > races:
         yield f"found {format_count(occurrence_count)} times"
     if library_races := len(result.races) - races:

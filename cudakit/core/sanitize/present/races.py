@@ -10,7 +10,7 @@ from cudakit.core.sanitize.hints import short_stream_name
 from cudakit.core.sanitize.names import in_range, is_backward
 from cudakit.core.sanitize.present.race_diagram import diagram
 from cudakit.core.sanitize.races import Confidence, RaceKind
-from cudakit.core.sanitize.result import FoundRace, Memory, Process, Side
+from cudakit.core.sanitize.result import FoundRace, Memory, Process, Side, UnverifiedPair
 from cudakit.document import (
     Facts,
     Finding,
@@ -140,6 +140,19 @@ def race_note(race: FoundRace, *, is_counted: bool = True) -> Note:
     remedies = (race.known_issue.advice,) if race.known_issue else (race.hint, *race.remedies)
     lines = tuple(_source_lines(race))
     return Note(level, capitalized(race.sentence), remedies, finding, evidence=lines)
+
+
+UNVERIFIED_MEANING: Final = "An operation is not ordered after a launch that was not recorded."
+
+
+def unverified_note(pair: UnverifiedPair) -> Note:
+    """Return the sentence of two operations that may race, and the finding for structured formats."""
+    sides_by_order = (("later", pair.current), ("earlier", pair.previous))
+    locations = [
+        (f"{order}: {_operation_text(side)}", _stack(side)) for order, side in sides_by_order
+    ]
+    finding = Finding("unverified-launch", UNVERIFIED_MEANING, tuple(locations))
+    return Note("error", capitalized(pair.sentence), (pair.hint,), finding)
 
 
 # Larger files are not read for the source line of a call.

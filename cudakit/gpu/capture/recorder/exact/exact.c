@@ -189,8 +189,6 @@ launch_template exact_choose_template(const record *launch_record, const Sanitiz
         module_count_launch(module, !chosen_template.id);
     if (!chosen_template.id)
         return chosen_template;
-    for (size_t i = 0; i < arguments->allocation_count; i++)
-        arguments->allocations[i]->last_template_work = operation;
     release_reserved_space(launch->context);
     return chosen_template;
 }
@@ -333,11 +331,6 @@ uint32_t exact_choose_graph_template(const record *launch_record, launch_signatu
     uint32_t template_id = templates_choose(&hashes, is_contested, can_be_recorded, signature).id;
     if (!template_id && !can_be_recorded)
         template_id = templates_use_instead(signature).id;
-    for (size_t i = 0; template_id && i < address_count; i++) {
-        allocation *reached_allocation = allocations_find(addresses[i]);
-        if (reached_allocation)
-            reached_allocation->last_template_work = operation;
-    }
     return template_id;
 }
 

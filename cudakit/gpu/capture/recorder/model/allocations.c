@@ -83,9 +83,6 @@ void allocation_add_work(allocation *accessed, stream_operation operation)
 {
     const bool is_ordered =
         operation.slot && (!accessed->last_work.slot || order_happens_before(accessed->last_work, operation));
-    if (!is_ordered && !accessed->is_contested && accessed->last_template_work.slot &&
-        !order_happens_before(accessed->last_template_work, operation))
-        record_gap("unordered work on memory of launches whose accesses were known from templates");
     accessed->is_contested = accessed->is_contested || !is_ordered;
     accessed->last_work = operation;
 }

@@ -12,9 +12,7 @@ typedef struct {
     uint8_t memory_kind; /* ALLOCATION_*: the kind of memory */
 
     stream_operation last_work; /* the last operation that may access the allocation */
-    stream_operation
-        last_template_work; /* the last launch on the allocation whose accesses are known from a template */
-    bool is_contested;      /* operations that are not ordered may access the allocation */
+    bool is_contested;          /* operations that are not ordered may access the allocation */
 } allocation;
 
 /* Add an allocation. Return 0, or -1 if no memory is left. Allocations that it overlaps are removed: their free was
