@@ -61,9 +61,9 @@ class Elementwise(FastCall):
     """A compiled expression, which ``cudakit.elementwise`` returns. Call it with arrays and numbers.
 
     Arguments are given in the order of ``inputs``, or by name. ``out`` is an array, or a tuple of arrays, for
-    the outputs that the expression does not read; without it, they are allocated. ``stream`` is a stream of
-    any library or a handle; the default is the current stream of the first array's library. The kernel is
-    enqueued, and the call returns the output, or a tuple of several.
+    the outputs that the expression does not read; without ``out``, the call allocates these outputs.
+    ``stream`` is a stream of any library or a handle; the default is the current stream of the first array's
+    library. The kernel is enqueued, and the call returns the output, or a tuple of several.
     """
 
     def __init__(self, text: str, outputs: Sequence[str] | None, *, tune: bool) -> None:

@@ -63,7 +63,7 @@ class Report:
         if suffix == "html":
             from cudakit.render import html
 
-            return html.render(self.document(), footer=_origin_facts())
+            return html.render(self.document(), footer=_page_footer())
         from cudakit.render import markdown
 
         return markdown.render(self.document())
@@ -86,7 +86,7 @@ def _brief_line(sentence: str | Note) -> str:
     return f"{SYMBOLS[sentence.level]} {printable(sentence.text)}"
 
 
-def _origin_facts() -> str:
+def _page_footer() -> str:
     """Return the versions, the date and the command line, for the footer of an HTML page."""
     from datetime import UTC, datetime
     from importlib.metadata import version

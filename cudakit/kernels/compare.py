@@ -82,17 +82,17 @@ class Compare:
             return np.empty(0)
         with _Scratch(gpu, len(indices) * (8 + element_bytes)) as scratch:
             scratch.view[: 8 * len(indices)] = indices.astype(np.uint64).tobytes()
-            gpu.copy(scratch.device, scratch.host, 8 * len(indices), stream)
-            values_address = Ptr(scratch.device + 8 * len(indices))
+            gpu.copy(scratch.device_ptr, scratch.host_ptr, 8 * len(indices), stream)
+            values_address = Ptr(scratch.device_ptr + 8 * len(indices))
             args = (
                 values_address,
                 ptr,
-                scratch.device,
+                scratch.device_ptr,
                 np.uint64(len(indices)),
                 np.int32(element_bytes),
             )
             self._kernels.launch_over("cudakit_gather", len(indices), args, stream)
-            gpu.copy(scratch.host, values_address, element_bytes * len(indices), stream)
+            gpu.copy(scratch.host_ptr, values_address, element_bytes * len(indices), stream)
             gpu.sync_stream(stream)
             bits: npt.NDArray[Any] = np.frombuffer(bytes(scratch.view), element.bits, len(indices))
         return decode(bits, element)
@@ -108,10 +108,10 @@ class Compare:
         if remainder:
             raise UsageError(f"{size_bytes} bytes is not a whole number of 32-bit words")
         with _Scratch(self._gpu, 8) as scratch:
-            self._gpu.fill(scratch.device, 0, 8, stream)
-            args = (scratch.device, *buffers, np.uint64(word_count))
+            self._gpu.fill(scratch.device_ptr, 0, 8, stream)
+            args = (scratch.device_ptr, *buffers, np.uint64(word_count))
             self._kernels.launch_over(name, word_count, args, stream)
-            self._gpu.copy(scratch.host, scratch.device, 8, stream)
+            self._gpu.copy(scratch.host_ptr, scratch.device_ptr, 8, stream)
             self._gpu.sync_stream(stream)
             return int(np.frombuffer(scratch.view, np.uint64)[0])
 
@@ -121,16 +121,16 @@ class _Scratch:
 
     def __init__(self, gpu: ComputeDevice, size_bytes: int) -> None:
         self._gpu = gpu
-        self.device = gpu.malloc(size_bytes)
-        self.host = gpu.host_malloc(size_bytes)
-        self.view = gpu.host_view(self.host, size_bytes)
+        self.device_ptr = gpu.malloc(size_bytes)
+        self.host_ptr = gpu.host_malloc(size_bytes)
+        self.view = gpu.host_view(self.host_ptr, size_bytes)
 
     def __enter__(self) -> _Scratch:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._gpu.free(self.device)
-        self._gpu.host_free(self.host)
+        self._gpu.free(self.device_ptr)
+        self._gpu.host_free(self.host_ptr)
 
 
 @host_kernel("cudakit_differ")

@@ -69,8 +69,8 @@ class PreparedWorkload(Protocol):
         """
         ...
 
-    def enqueue(self, stream: Stream, index: int) -> None:
-        """Enqueue one execution on buffer set ``index`` modulo the number of sets, without blocking."""
+    def enqueue(self, stream: Stream, set_index: int) -> None:
+        """Enqueue one execution on buffer set ``set_index`` modulo the number of sets, without blocking."""
         ...
 
     def verify(self) -> Verification:

@@ -106,10 +106,10 @@ class CupyGemm:
         cupy = self._blas.cupy
         try:
             with cupy.cuda.Device(self._blas.cuda.ordinal), self._blas.stream(stream):
-                left_array, right_array, result = self._arrays_of(operands)
+                left_array, right_array, result_array = self._arrays_of(operands)
                 run_with(
                     self._framework_settings,
-                    lambda: cupy.matmul(left_array, right_array, out=result),
+                    lambda: cupy.matmul(left_array, right_array, out=result_array),
                 )
         except (RuntimeError, ValueError, TypeError) as error:
             raise Unsupported(f"cupy.matmul failed: {error}") from error
@@ -123,7 +123,7 @@ class CupyGemm:
         addresses = (operands.b, operands.a, operands.d)
         if addresses not in self._arrays:
             operand_views = self._views
-            left_array, right_array, result = (
+            left_array, right_array, result_array = (
                 self._array(view, address)
                 for view, address in zip(
                     (operand_views.left, operand_views.right, operand_views.result),
@@ -131,7 +131,7 @@ class CupyGemm:
                     strict=True,
                 )
             )
-            self._arrays[addresses] = left_array, right_array, result
+            self._arrays[addresses] = left_array, right_array, result_array
         return self._arrays[addresses]
 
     def _array(self, view: View, address: Ptr) -> Any:

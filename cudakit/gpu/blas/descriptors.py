@@ -32,7 +32,7 @@ _EPILOGUES: Mapping[str, str] = MappingProxyType(
 # preference is set explicitly, because the heuristics depend on it.
 _ALIGNMENT_BYTES = 256
 
-# Names in cublasLtMatmulAlgoConfigAttributes_t, by field of Algorithm.
+# Names of the attributes in cublasLtMatmulAlgoConfigAttributes_t, by field of Algorithm.
 FIELDS: Mapping[str, str] = MappingProxyType(
     {
         "tile": "TILE_ID",
@@ -209,7 +209,7 @@ class Configurations:
 
     def __init__(self, lt: Any) -> None:
         self._lt = lt
-        self._size_written = AttributeBuffer(0, np.uint64)
+        self._written_bytes = AttributeBuffer(0, np.uint64)
         attributes = lt.MatmulAlgoConfigAttribute
         self._buffers = {
             field: AttributeBuffer(
@@ -247,7 +247,11 @@ class Configurations:
 
     def _read(self, address: int, buffer: AttributeBuffer) -> int:
         self._lt.matmul_algo_config_get_attribute(
-            address, buffer.attribute, buffer.address, buffer.size_bytes, self._size_written.address
+            address,
+            buffer.attribute,
+            buffer.address,
+            buffer.size_bytes,
+            self._written_bytes.address,
         )
         return buffer.number
 
@@ -258,7 +262,7 @@ class Capabilities:
     def __init__(self, lt: Any, address: int) -> None:
         self._lt = lt
         self._address = address
-        self._size_written = AttributeBuffer(0, np.uint64)
+        self._written_bytes = AttributeBuffer(0, np.uint64)
 
     def number(self, name: str) -> int:
         """Return the value of an attribute, such as ``SPLITK_SUPPORT``."""
@@ -270,7 +274,7 @@ class Capabilities:
         """Return the values of an array attribute, such as ``TILE_IDS``."""
         attribute, dtype = self._attribute(name)
         self._get_attribute(attribute, 0, 0)
-        values = np.zeros(self._size_written.number // np.dtype(dtype).itemsize, dtype)
+        values = np.zeros(self._written_bytes.number // np.dtype(dtype).itemsize, dtype)
         if values.size:
             self._get_attribute(attribute, values.ctypes.data, values.nbytes)
         return tuple(values.tolist())
@@ -281,7 +285,7 @@ class Capabilities:
 
     def _get_attribute(self, attribute: int, address: int, size_bytes: int) -> None:
         self._lt.matmul_algo_cap_get_attribute(
-            self._address, attribute, address, size_bytes, self._size_written.address
+            self._address, attribute, address, size_bytes, self._written_bytes.address
         )
 
 

@@ -89,10 +89,10 @@ class CudaMemory:
             self._pinned_sizes[ptr] = size_bytes
             raise
 
-    def host_register(self, ptr: Ptr, *, threads: int = 1) -> None:
+    def host_register(self, ptr: Ptr, *, thread_count: int = 1) -> None:
         memory = pop_allocation(self._pageable_memory, ptr, "no pageable host allocation")
         try:
-            _populate_pages(memory, threads)
+            _populate_pages(memory, thread_count)
             self._register_pages(ptr, len(memory))
         except BaseException:
             self._pageable_memory[ptr] = memory
@@ -240,17 +240,17 @@ class CudaMemory:
         return ptr
 
 
-def _populate_pages(memory: ctypes.Array[Any], threads: int) -> None:
+def _populate_pages(memory: ctypes.Array[Any], thread_count: int) -> None:
     """Populate pages with several threads, because the driver uses one; contents are preserved.
 
     Without MADV_POPULATE_WRITE (before Linux 5.14) the driver populates the pages.
     """
     begin, size = ctypes.addressof(memory), len(memory)
-    if threads == 1 or size < threads * mmap.PAGESIZE:
+    if thread_count == 1 or size < thread_count * mmap.PAGESIZE:
         return
     populate = ctypes.CDLL(None).madvise  # ctypes releases the GIL
     populate.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
-    part_bytes = -(-size // (threads * mmap.PAGESIZE)) * mmap.PAGESIZE
-    with ThreadPoolExecutor(threads) as pool:
+    part_bytes = -(-size // (thread_count * mmap.PAGESIZE)) * mmap.PAGESIZE
+    with ThreadPoolExecutor(thread_count) as pool:
         for offset in range(0, size, part_bytes):
             pool.submit(populate, begin + offset, min(part_bytes, size - offset), _POPULATE_WRITE)

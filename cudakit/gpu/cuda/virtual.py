@@ -61,10 +61,10 @@ class CudaVirtualMemory:
         )
         self._reserved_sizes.pop(ptr, None)
 
-    def create(self, size_bytes: int, handle: HandleKind | None = None) -> Backing:
+    def create(self, size_bytes: int, handle_kind: HandleKind | None = None) -> Backing:
         properties = self._properties()
-        if handle:
-            properties.requestedHandleTypes = HANDLE_TYPES[handle]
+        if handle_kind:
+            properties.requestedHandleTypes = HANDLE_TYPES[handle_kind]
         allocation = self._context.call(
             cu.cuMemCreate,
             size_bytes,

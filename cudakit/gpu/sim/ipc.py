@@ -71,8 +71,8 @@ class IpcRegistry:
 
     def make_handle(self, kind: str, number: int) -> bytes:
         """Return a handle of HANDLE_BYTES bytes that contains its kind and number."""
-        text = f"simulated {kind} handle {self.boot:x}.{number}"
-        return text.encode().ljust(HANDLE_BYTES, b"\0")
+        handle_text = f"simulated {kind} handle {self.boot:x}.{number}"
+        return handle_text.encode().ljust(HANDLE_BYTES, b"\0")
 
 
 class SimIpc:
@@ -124,11 +124,11 @@ class SimIpc:
         self._streams.reject_in_capture()
         allocation = self.registry.handles.get(handle)
         if allocation is None:
-            detail = (
+            error_detail = (
                 "unknown handle; the exporting process may have freed the memory or ended, and simulated"
                 " devices of another Python process cannot be opened"
             )
-            raise cuda_error(Status.INVALID_VALUE, detail=detail)
+            raise cuda_error(Status.INVALID_VALUE, detail=error_detail)
         if allocation.process == self._process:
             raise cuda_error(
                 Status.INVALID_CONTEXT, detail="this process exported the memory itself"

@@ -145,7 +145,7 @@ class SimMemory:
             self.context.emit(trace_events.Free(ptr, len(region.data), AllocationKind.PINNED))
 
     @driver_call
-    def host_register(self, ptr: Ptr, *, threads: int = 1) -> None:  # noqa: ARG002
+    def host_register(self, ptr: Ptr, *, thread_count: int = 1) -> None:  # noqa: ARG002
         region = self._host_allocations.get(ptr)
         if region is None or region.host is not HostMemory.PAGEABLE:
             raise cuda_error(

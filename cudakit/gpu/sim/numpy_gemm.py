@@ -88,7 +88,7 @@ def _decode_factors(gemm: Gemm, columns: Bits, matrix: Matrix) -> Floats:
 
 
 def _multiply_transposed(a: Floats, b: Floats, layout: str) -> Floats:
-    """Return the transposed products: op(B)ᵀ op(A)ᵀ, from factors stored transposed."""
+    """Return the transposed products op(B)ᵀ op(A)ᵀ, given A and B in their transposed form."""
     left_factor = b if layout[1] == "n" else b.swapaxes(1, 2)
     right_factor = a if layout[0] == "n" else a.swapaxes(1, 2)
     product: Floats = np.matmul(left_factor, right_factor)

@@ -78,12 +78,12 @@ class SimVirtualMemory:
         del self._reserved_sizes[ptr]
 
     @driver_call
-    def create(self, size_bytes: int, handle: HandleKind | None = None) -> Backing:
+    def create(self, size_bytes: int, handle_kind: HandleKind | None = None) -> Backing:
         _check_size(size_bytes)
         self._heap.count_allocation(size_bytes)
         data = new_bytes(size_bytes)
         return self.backing_of(
-            PhysicalMemory(data, self.context.ordinal, handle, self._heap.released_sizes)
+            PhysicalMemory(data, self.context.ordinal, handle_kind, self._heap.released_sizes)
         )
 
     @driver_call

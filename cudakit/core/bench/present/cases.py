@@ -172,7 +172,7 @@ def _caption(cases: Sequence[CaseResult]) -> str:
 
 
 def _explain_peak(cases: Sequence[CaseResult]) -> str:
-    """Describe the peak and its SM clock."""
+    """Describe the theoretical peak and the SM clock to which the peak refers."""
     arithmetic_cases = [case for case in cases if case.operations and _has_peak(case)]
     if not arithmetic_cases:
         return "Peak: the theoretical bandwidth of the memory or link."

@@ -13,7 +13,7 @@ WIDTH = 2400
 # Maximum number of lanes; further cases are not drawn.
 MAX_LANES = 40
 
-# Names of cases: their share of the width of the page, and the number of letters that fit.
+# Width of the column with the names of cases, as a share of the page, and the letters that fit into it.
 _NAME_SHARE = 0.3
 _NAME_LETTERS = 34
 _TICK_PIXELS = 26  # Height of the axis labels.

@@ -25,8 +25,9 @@ from cudakit.document.picture import (
 
 _WIDTH, _HEIGHT = 2400, 1000
 _PLOT_PIXELS = 300
-# Ratios above which an axis is logarithmic. X axis: the largest to the smallest value. Axis of rates: the
-# highest rate to the highest rate of the slowest line. Axis of times: the longest to the shortest time.
+# An axis is logarithmic if a ratio exceeds this limit. For the x axis, the ratio is that of the largest to
+# the smallest value; for rates, of the highest rate to the highest rate of the slowest line; for times, of
+# the longest to the shortest time.
 _LOG_X_RATIO, _LOG_RATE_RATIO, _LOG_TIME_RATIO = 8, 5, 32
 # Ratio of the lowest value to the lower end of a logarithmic axis.
 _MARGIN = 1.5
@@ -123,8 +124,8 @@ def _x_axis(values: Array, name: str) -> Axis:
 
 def _y_axis(curves: _Curves, unit: str) -> Axis:
     """Return an axis that starts at 0, or a logarithmic axis if a line would otherwise look flat."""
-    values = np.concatenate((curves.low, curves.high, curves.limit if unit else curves.fit))
-    finite_values = values[np.isfinite(values)]
+    plotted_values = np.concatenate((curves.low, curves.high, curves.limit if unit else curves.fit))
+    finite_values = plotted_values[np.isfinite(plotted_values)]
     low, high = float(finite_values.min()), float(finite_values.max())
     if not unit:
         is_logarithmic = low > 0 and high / low > _LOG_TIME_RATIO

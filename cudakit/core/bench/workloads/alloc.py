@@ -78,7 +78,7 @@ class PreparedAlloc(PreparedLatency):
         self._kernels = self.cleanup.enter_context(closing(Bandwidth(gpu)))
         self._compare = self.cleanup.enter_context(closing(Compare(gpu)))
 
-    def enqueue(self, stream: Stream, index: int) -> None:  # noqa: ARG002
+    def enqueue(self, stream: Stream, set_index: int) -> None:  # noqa: ARG002
         self._allocator.free(self._allocator.alloc(self._size_bytes, stream), stream)
 
     def verify(self) -> Verification:

@@ -56,7 +56,7 @@ _ROUTES: Mapping[str, tuple[tuple[Location, Location], ...]] = {
 
 
 class _LinkedDevice(DeviceInfo, Peers, Protocol):
-    """A device that can be asked for its access to other devices."""
+    """A device that reports whether it can access other devices."""
 
 
 def copy_cases(spec: CopySpec, gpu: _LinkedDevice) -> tuple[Case, ...]:
@@ -219,9 +219,9 @@ class PreparedCopy:
                 )
                 self._sets.append(tuple(routes))
 
-    def enqueue(self, stream: Stream, index: int) -> None:
+    def enqueue(self, stream: Stream, set_index: int) -> None:
         gpu, size_bytes = self._gpu, self._size_bytes
-        route, *concurrent_routes = self._sets[index % len(self._sets)]
+        route, *concurrent_routes = self._sets[set_index % len(self._sets)]
         if concurrent_routes:
             gpu.record(self._fork_event, stream)
             gpu.wait(self._second_stream, self._fork_event)

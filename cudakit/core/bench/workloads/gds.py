@@ -296,7 +296,7 @@ class PreparedTransfer:
     def rotate(self, set_count: int) -> None:
         """Do nothing: the L2 state does not matter, because storage is much slower than L2."""
 
-    def enqueue(self, stream: Stream, index: int) -> None:  # noqa: ARG002
+    def enqueue(self, stream: Stream, set_index: int) -> None:  # noqa: ARG002
         """Perform the transfers of one execution, and wait for all."""
         self._last_offsets = self._choose_offsets()
         work_of_threads = list(

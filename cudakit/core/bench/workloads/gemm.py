@@ -223,8 +223,8 @@ class PreparedGemm:
         self._operands.append(operands)
         self._sets.extend(operands[set_index] for set_index in range(len(operands)))
 
-    def enqueue(self, stream: Stream, index: int) -> None:
-        self.enqueue_by(self._plan, stream, index)
+    def enqueue(self, stream: Stream, set_index: int) -> None:
+        self.enqueue_by(self._plan, stream, set_index)
 
     def enqueue_by(self, plan: GemmPlan, stream: Stream, index: int) -> None:
         """Enqueue a plan of the same GEMM, for example with another algorithm, on a buffer set."""

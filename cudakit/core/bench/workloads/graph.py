@@ -98,8 +98,8 @@ class PreparedStep(PreparedLatency):
         self.max_kept_graphs = max(4, min(_MAX_KEPT_GRAPHS, _MAX_KEPT_NODES // nodes.count))
         self.cleanup.enter_context(closing(nodes))
 
-    def enqueue(self, stream: Stream, index: int) -> None:
-        """Enqueue or perform the step once; ``index`` is not used."""
+    def enqueue(self, stream: Stream, set_index: int) -> None:
+        """Enqueue or perform the step once; ``set_index`` is not used."""
         raise NotImplementedError
 
     def finish(self) -> None:
@@ -135,7 +135,7 @@ class PreparedStep(PreparedLatency):
 
 
 class _Eager(PreparedStep):
-    def enqueue(self, stream: Stream, index: int) -> None:  # noqa: ARG002
+    def enqueue(self, stream: Stream, set_index: int) -> None:  # noqa: ARG002
         self.nodes.enqueue(stream)
 
 
@@ -144,7 +144,7 @@ class _Replay(PreparedStep):
         super().__init__(gpu, nodes)
         self._executable = self.instantiate_nodes()
 
-    def enqueue(self, stream: Stream, index: int) -> None:  # noqa: ARG002
+    def enqueue(self, stream: Stream, set_index: int) -> None:  # noqa: ARG002
         self.gpu.graph_launch(self._executable, stream)
 
 
@@ -154,7 +154,7 @@ class _Capture(PreparedStep):
         self._graphs: list[Graph] = []
         self.cleanup.callback(self._destroy_graphs)
 
-    def enqueue(self, stream: Stream, index: int) -> None:  # noqa: ARG002
+    def enqueue(self, stream: Stream, set_index: int) -> None:  # noqa: ARG002
         if len(self._graphs) >= self.max_kept_graphs:
             self._destroy_graphs()
         self._graphs.append(capture(self.gpu, stream, self.nodes.enqueue))
@@ -177,7 +177,7 @@ class _Instantiate(PreparedStep):
         self.cleanup.callback(gpu.destroy_graph, self._graph)
         self.cleanup.callback(self._destroy_executables)
 
-    def enqueue(self, stream: Stream, index: int) -> None:  # noqa: ARG002
+    def enqueue(self, stream: Stream, set_index: int) -> None:  # noqa: ARG002
         if len(self._executables) >= self.max_kept_graphs:
             self._destroy_executables()
         self._executables.append(self.gpu.instantiate(self._graph))
@@ -200,7 +200,7 @@ class _Update(PreparedStep):
         for graph in self._graphs.values():
             self.cleanup.callback(gpu.destroy_graph, graph)
 
-    def enqueue(self, stream: Stream, index: int) -> None:  # noqa: ARG002
+    def enqueue(self, stream: Stream, set_index: int) -> None:  # noqa: ARG002
         self.byte = BYTES[self.byte == BYTES[0]]
         self.gpu.graph_update(self._executable, self._graphs[self.byte])
 
@@ -222,7 +222,7 @@ class _FirstUse(PreparedStep):
         self.cleanup.callback(self._destroy_executables)
         self._instantiate()
 
-    def enqueue(self, stream: Stream, index: int) -> None:  # noqa: ARG002
+    def enqueue(self, stream: Stream, set_index: int) -> None:  # noqa: ARG002
         if not self._unused_executables:
             self._destroy_executables()
             self._instantiate()

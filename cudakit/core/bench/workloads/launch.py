@@ -51,7 +51,7 @@ class PreparedLaunch(PreparedLatency):
         super().__init__()
         self._call = make_call(gpu, self)
 
-    def enqueue(self, stream: Stream, index: int) -> None:  # noqa: ARG002
+    def enqueue(self, stream: Stream, set_index: int) -> None:  # noqa: ARG002
         self._call(stream)
 
 

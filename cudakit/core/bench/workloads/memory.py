@@ -159,8 +159,8 @@ class PreparedMemory:
                 self._sets.append(self._make_buffers(fill, len(self._sets)))
             self._gpu.sync()
 
-    def enqueue(self, stream: Stream, index: int) -> None:
-        buffers = self._sets[index % len(self._sets)]
+    def enqueue(self, stream: Stream, set_index: int) -> None:
+        buffers = self._sets[set_index % len(self._sets)]
         self._operation.run(self._kernels, buffers, self._size_bytes, stream)
 
     def verify(self) -> Verification:

@@ -207,9 +207,9 @@ class PreparedCollective:
     def rotate(self, set_count: int) -> None:
         self._group.request("rotate", operation_id=self._id, sets=set_count)
 
-    def enqueue(self, stream: Stream, index: int) -> None:  # noqa: ARG002 every rank has its own stream
+    def enqueue(self, stream: Stream, set_index: int) -> None:  # noqa: ARG002 every rank has its own stream
         if self._id is not None:
-            self._group.enqueue(self._id, index)
+            self._group.enqueue(self._id, set_index)
 
     def verify(self) -> Verification:
         self._group.execute_pending_work()

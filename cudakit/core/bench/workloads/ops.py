@@ -188,12 +188,12 @@ class PreparedOperation:
     def rotate(self, set_count: int) -> None:
         self._add_sets(set_count - len(self._calls))
 
-    def enqueue(self, stream: Stream, index: int) -> None:
+    def enqueue(self, stream: Stream, set_index: int) -> None:
         if stream != self._stream:
             self._library.set_stream(stream)
             self._stream = stream
         try:
-            self._calls[index % len(self._calls)]()
+            self._calls[set_index % len(self._calls)]()
         except RuntimeError as error:
             # Errors of torch and CuPy are RuntimeErrors, such as CuPy's for cuBLAS in a stream capture.
             call = self._library.describe(self._shape.operation)

@@ -189,7 +189,7 @@ class PreparedOverlap:
     def rotate(self, set_count: int) -> None:
         """Do nothing: the L2 state is hot."""
 
-    def enqueue(self, stream: Stream, index: int) -> None:  # noqa: ARG002 there is one buffer set
+    def enqueue(self, stream: Stream, set_index: int) -> None:  # noqa: ARG002 there is one buffer set
         """Enqueue the copies before the GEMMs, as a program that loads its next input does."""
         if not (self.has_copies and self.has_gemms):
             (self.enqueue_copies if self.has_copies else self.enqueue_gemms)(stream, 1)
@@ -321,9 +321,9 @@ def overlap_share(
 ) -> float | Unavailable:
     """Return the share of the shorter work that runs at the same time as the longer one.
 
-    The time that the overlap saves, divided by the time of the shorter work, and limited to 0 and 1, as Intel
-    MPI Benchmarks define the overlap of communication and computation (IMB-NBC, "Measuring Communication and
-    Computation Overlap").
+    The share is the time that the overlap saves, divided by the time of the shorter work, and at least 0 and
+    at most 1, as Intel MPI Benchmarks define the overlap of communication and computation (IMB-NBC,
+    "Measuring Communication and Computation Overlap").
     """
     if isinstance(copy_s, Unavailable):
         return copy_s

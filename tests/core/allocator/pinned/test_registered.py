@@ -43,7 +43,7 @@ class HostGpu(Sim):
 
     def host_register(self, ptr: Ptr, *, threads: int = 1) -> None:
         self._count("host_register")
-        super().host_register(ptr, threads=threads)
+        super().host_register(ptr, thread_count=threads)
         self.held[ptr] = True
         self.threads.add(threads)
 
