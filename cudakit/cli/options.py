@@ -107,7 +107,7 @@ class Command(click.Command):
         try:
             return super().parse_args(ctx, args)
         except click.UsageError as error:
-            error.ctx = error.ctx or ctx  # click leaves it out for an option without its argument
+            error.ctx = error.ctx or ctx  # click sets no context for an option without its argument
             raise
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

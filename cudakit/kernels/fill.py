@@ -177,7 +177,7 @@ class Fill:
         sequence: int = 0,
         scale: float | None = None,
     ) -> None:
-        """Write uniform values in (-scale, scale), rounded to the type; ``scale`` is 1, for int8 127."""
+        """Write uniform values in (-scale, scale), rounded to the type; the default is 1, or 127 for int8."""
         factor = scale if scale is not None else 127.0 if element is INT8 else 1.0
         self._random("uniform", destination, count, element, factor, sequence, seed, stream)
 
@@ -192,7 +192,7 @@ class Fill:
         sequence: int = 0,
         scale: float | None = None,
     ) -> None:
-        """Write normal values with mean 0 and standard deviation ``scale``, by default 1, for int8 32."""
+        """Write normal values with mean 0 and standard deviation ``scale``: by default 1, or 32 for int8."""
         factor = scale if scale is not None else 32.0 if element is INT8 else 1.0
         self._random("normal", destination, count, element, factor, sequence, seed, stream)
 

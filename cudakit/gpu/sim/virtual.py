@@ -28,7 +28,7 @@ class PhysicalMemory:
     data: Bytes
     ordinal: int  # CUDA index of the owning device
     handle: HandleKind | None
-    released_sizes: deque[int]  # ``Heap.released`` of the owning device
+    released_sizes: deque[int]  # ``Heap.released_sizes`` of the owning device
     reference_count: int = 0
     # The memory may be shared by devices in several threads.
     lock: threading.Lock = field(default_factory=threading.Lock)

@@ -45,7 +45,8 @@ _MIN_S, _SIMULATED_MIN_S = 5e-3, 20e-6
 # Maximum number of copies, and of GEMMs, of one execution: with the concurrent work they fit in the launch
 # queue of the device, about 1000 launches.
 _MAX_REPETITIONS = 100
-# The work beside the timed work lasts this number of times as long, in case it slows the timed work down.
+# Duration of the concurrent work as a multiple of that of the timed work, which the concurrent work may slow
+# down.
 _CONCURRENT_FACTOR = 4
 # Number of executions per timed run, and number of runs, of which the fastest one is the estimate.
 _PILOT_EXECUTIONS, _PILOT_RUNS = 4, 2
@@ -107,7 +108,7 @@ class Repetitions:
             return
         copy_s, gemm_s = _time_alone(gpu, copy), _time_alone(gpu, gemm)
         longer_s, min_s = max(copy_s, gemm_s), _SIMULATED_MIN_S if gpu.simulated else _MIN_S
-        # A multiple of the longer time, which the other work then approximates.
+        # The target is a multiple of the longer time; the number of the shorter operations approximates it.
         target_s = max(1, round(min_s / longer_s)) * longer_s
         self.copies, self.gemms = (
             min(round(target_s / time_s), _MAX_REPETITIONS) for time_s in (copy_s, gemm_s)
