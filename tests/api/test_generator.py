@@ -237,16 +237,16 @@ class CapturedCalls:
 
 
 def test_replays_of_a_graph_continue_the_sequence() -> None:
-    graph, twin = CapturedCalls(), Generator(5, device="numpy", sequence=3)
-    twin.bits(16)
+    graph, counterpart = CapturedCalls(), Generator(5, device="numpy", sequence=3)
+    counterpart.bits(16)
 
-    assert graph.generator.position == twin.position == 4
+    assert graph.generator.position == counterpart.position == 4
     for _ in range(3):
-        assert graph.replay() == twin.uniform(16).tolist()
+        assert graph.replay() == counterpart.uniform(16).tolist()
     eager = graph.generator.normal(out=graph.outputs[0], stream=graph.stream)
-    assert eager.copy_to_host().tolist() == twin.normal(8).tolist()
-    assert graph.replay() == twin.uniform(16).tolist()
-    assert graph.generator.state() == twin.state()
+    assert eager.copy_to_host().tolist() == counterpart.normal(8).tolist()
+    assert graph.replay() == counterpart.uniform(16).tolist()
+    assert graph.generator.state() == counterpart.state()
 
 
 def test_state_of_a_captured_generator_is_restored_for_replays_and_calls() -> None:
@@ -263,11 +263,13 @@ def test_state_of_a_captured_generator_is_restored_for_replays_and_calls() -> No
     graph.generator.advance(-4)
     graph.generator.jump(5)
 
-    twin = Generator(7, device="numpy", sequence=5)
-    assert graph.replay() == twin.uniform(16).tolist()
+    counterpart = Generator(7, device="numpy", sequence=5)
+    assert graph.replay() == counterpart.uniform(16).tolist()
     assert (graph.generator.seed, graph.generator.sequence) == (7, 5)
     assert "position=on the device" in repr(graph.generator)
-    assert [child.seed for child in graph.generator.spawn(2)] == [c.seed for c in twin.spawn(2)]
+    assert [child.seed for child in graph.generator.spawn(2)] == [
+        c.seed for c in counterpart.spawn(2)
+    ]
 
 
 def test_advance_past_the_end_changes_no_counter_in_device_memory() -> None:

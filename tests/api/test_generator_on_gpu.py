@@ -134,33 +134,33 @@ def test_array_of_another_device_is_rejected(torch: Any) -> None:
 
 
 def test_replays_of_a_graph_of_torch_continue_the_sequence(torch: Any) -> None:
-    generator, twin = Generator(SEED), numpy_generator()
+    generator, counterpart = Generator(SEED), numpy_generator()
     tensors = [torch.empty(100, device="cuda") for _ in range(2)]
     generator.uniform(out=tensors[0])
-    twin.uniform(100)
+    counterpart.uniform(100)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for tensor in tensors:
             generator.uniform(out=tensor)
             tensor.mul_(2)
 
-    assert generator.position == twin.position
+    assert generator.position == counterpart.position
     state = generator.state()
     for _ in range(3):
         graph.replay()
         for tensor in tensors:
-            assert np.array_equal(tensor.cpu().numpy(), 2 * twin.uniform(100))
+            assert np.array_equal(tensor.cpu().numpy(), 2 * counterpart.uniform(100))
     generator.normal(out=tensors[0])
-    assert np.array_equal(tensors[0].cpu().numpy(), twin.normal(100))
-    assert generator.state() == twin.state()
+    assert np.array_equal(tensors[0].cpu().numpy(), counterpart.normal(100))
+    assert generator.state() == counterpart.state()
     generator.restore(state)
-    twin.restore(state)
+    counterpart.restore(state)
     graph.replay()
-    assert np.array_equal(tensors[0].cpu().numpy(), 2 * twin.uniform(100))
+    assert np.array_equal(tensors[0].cpu().numpy(), 2 * counterpart.uniform(100))
 
 
 def test_first_call_can_be_captured_with_arrays_of_cudakit(torch: Any) -> None:
-    generator, twin = Generator(SEED), numpy_generator()
+    generator, counterpart = Generator(SEED), numpy_generator()
     out = cudakit.to_device(np.zeros(64, np.float64))
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -170,23 +170,25 @@ def test_first_call_can_be_captured_with_arrays_of_cudakit(torch: Any) -> None:
     for _ in range(2):
         graph.replay()
         torch.cuda.synchronize()
-        assert np.array_equal(out.copy_to_host(), twin.normal(64, dtype="float64"))
+        assert np.array_equal(out.copy_to_host(), counterpart.normal(64, dtype="float64"))
 
 
 def test_repeated_calls_give_the_numbers_of_numpy(torch: Any, cupy: Any) -> None:
-    generator, twin = Generator(SEED), numpy_generator()
+    generator, counterpart = Generator(SEED), numpy_generator()
     tensor, array = torch.empty(1000, device="cuda"), cupy.empty((10, 100), np.float64)
     for _ in range(3):
         assert generator.uniform(low=-1, out=tensor) is tensor
-        assert np.array_equal(tensor.cpu().numpy(), twin.uniform(1000, low=-1))
+        assert np.array_equal(tensor.cpu().numpy(), counterpart.uniform(1000, low=-1))
         assert generator.normal(out=array) is array
-        assert np.array_equal(array.get().ravel(), twin.normal(1000, dtype="float64"))
-        assert np.array_equal(generator.integers(0, 9, 50).copy_to_host(), twin.integers(0, 9, 50))
+        assert np.array_equal(array.get().ravel(), counterpart.normal(1000, dtype="float64"))
+        assert np.array_equal(
+            generator.integers(0, 9, 50).copy_to_host(), counterpart.integers(0, 9, 50)
+        )
     with pytest.raises(UsageError, match="low must be an integer"):
         generator.integers(0.0, 9, 50)
     with pytest.raises(UsageError, match="out has shape"):
         generator.uniform((10,), low=-1, out=tensor)
-    assert generator.state() == twin.state()
+    assert generator.state() == counterpart.state()
 
 
 # --- large arrays

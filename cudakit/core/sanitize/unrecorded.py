@@ -126,7 +126,9 @@ class UnrecordedLaunches:
                 for key, possible in ranges.items()
                 if possible.tick > past_clock[slot]
             }
-        self._ranges_by_slot = {slot: kept for slot, kept in self._ranges_by_slot.items() if kept}
+        self._ranges_by_slot = {
+            slot: ranges for slot, ranges in self._ranges_by_slot.items() if ranges
+        }
         self._last_ticks = {slot: self._last_ticks[slot] for slot in self._ranges_by_slot}
 
     def _unordered_ranges(self, clock: Clock) -> list[_PossibleRange]:
@@ -170,8 +172,8 @@ def _first_conflict(accesses: npt.NDArray[np.void], possible: _PossibleRange) ->
         if _modes_conflict(int(row["mode"]), possible.mode) and strided.bytes_shared_with_range(
             possible.lo, possible.hi
         ):
-            found: np.void = row
-            return found
+            conflict: np.void = row
+            return conflict
     return None
 
 

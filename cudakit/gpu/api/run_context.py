@@ -92,6 +92,7 @@ class Driver:
     wsl_libcuda: bool = False  # whether Windows provides libcuda, in WSL
     nvidia_fs: str = ""  # version of the driver of GPUDirect Storage; empty if it is not loaded
     mounts: tuple[Mount, ...] = ()  # file systems that GPUDirect Storage supports
+    udev_database: bool = True  # whether udev's database exists, in which cuFile looks up drives
 
 
 @dataclass(frozen=True, slots=True)

@@ -329,8 +329,8 @@ def gpudirect_storage(context: RunContext) -> Finding:
     """GPUDirect Storage reads files into GPU memory if nvidia-fs is loaded and the file system supports it.
 
     Otherwise cuFile reads through host memory (compatibility mode): programs work, but no faster than with
-    read and a copy. cudakit bench gds measures both. Source: GPUDirect Storage Installation and
-    Troubleshooting Guide.
+    read and a copy. cudakit bench gds measures both. Without udev's database, as in most containers, cuFile
+    refuses files on drives. Source: GPUDirect Storage Installation and Troubleshooting Guide.
     """
     version, mounts = context.driver.nvidia_fs, context.driver.mounts
     directories = ", ".join(
@@ -339,10 +339,24 @@ def gpudirect_storage(context: RunContext) -> Finding:
     evidence = {
         "nvidia-fs": version or "not loaded",
         "supported file systems": directories or "none is mounted",
+        "udev's database": "/run/udev/data" if context.driver.udev_database else "missing",
     }
+    if not version and not context.driver.udev_database:
+        return ok_finding(
+            "GPUDirect Storage is not set up; cuFile refuses files on drives, because udev's database "
+            "/run/udev is missing",
+            evidence,
+        )
     if not version:
         return ok_finding(
             "GPUDirect Storage is not set up: cuFile reads through host memory", evidence
+        )
+    if not context.driver.udev_database:
+        return warn_finding(
+            f"nvidia-fs {version} is loaded, but cuFile refuses files on drives, because udev's database "
+            "/run/udev is missing",
+            evidence,
+            "give the container the database of the host: docker run -v /run/udev:/run/udev:ro",
         )
     if not mounts:
         return warn_finding(

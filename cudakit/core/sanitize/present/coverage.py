@@ -63,61 +63,53 @@ def _recorded_notes(result: SanitizeResult) -> Iterator[Note]:
     processes = f" in {process_count:,} processes" if process_count > 1 else ""
     analyzed = f"{_count_with_noun('event', gaps)} not analyzed" if gaps else "all events analyzed"
     yield Note("info", f"Recorded {_join_words(work) or 'no work'}{processes}; {analyzed}")
-    # If all accesses are exact, the note on the number of launches with exact accesses is enough.
-    if (accesses := _access_phrases(coverage)) and coverage.accesses_exact < _total_accesses(
-        coverage
-    ):
-        yield Note("info", f"Accesses of kernels: {', '.join(accesses)}")
-    yield from _exactness_notes(coverage)
+    yield from _access_notes(coverage)
 
 
-def _access_phrases(coverage: Coverage) -> list[str]:
-    return [
+def _access_notes(coverage: Coverage) -> Iterator[Note]:
+    """Yield how well the accesses of kernel launches are known, and the memory that recording used."""
+    launches = coverage.launches_exact + coverage.launches_assumed + coverage.launches_unknown
+    if not launches:
+        return
+    nodes = " (including graph nodes)" if launches > coverage.launches else ""
+    counts = ", ".join(
         f"{format_count(count)} {precision}"
         for precision, count in (
-            ("exact", coverage.accesses_exact),
-            ("to whole tensors", coverage.accesses_summary),
-            ("in merged ranges", coverage.accesses_merged),
-            ("assumed from pointer arguments", coverage.accesses_assumed),
-            ("assumed from pointer tables, which may be stale", coverage.accesses_uncertain),
+            ("exact", coverage.launches_exact),
+            ("assumed from pointer arguments", coverage.launches_assumed),
+            ("unknown", coverage.launches_unknown),
         )
         if count
-    ]
-
-
-def _total_accesses(coverage: Coverage) -> int:
-    recorded_count = coverage.accesses_exact + coverage.accesses_summary + coverage.accesses_merged
-    return recorded_count + coverage.accesses_assumed + coverage.accesses_uncertain
-
-
-def _exactness_notes(coverage: Coverage) -> Iterator[Note]:
-    """Yield the number of launches with exact accesses, and the device memory that recording used."""
-    kernels = coverage.launches_exact + coverage.launches_assumed + coverage.launches_unknown
-    if not kernels:
-        return
-    nodes = " (including graph nodes)" if kernels > coverage.launches else ""
-    memory = (
-        f"; recording used up to {format_bytes(coverage.arenas_bytes)} of device memory"
-        if coverage.arenas_bytes
-        else ""
     )
-    exact, launches = (
-        format_count(coverage.launches_exact),
-        _count_with_noun("kernel launch", kernels),
+    yield Note(
+        "info", f"Accesses of {_count_with_noun('kernel launch', launches)}{nodes}: {counts}"
     )
-    verb = "has" if kernels == 1 else "have"
-    yield Note("info", f"{exact} of {launches}{nodes} {verb} exact accesses{memory}")
+    if coverage.launches_from_template:
+        yield Note("info", _template_text(coverage))
     if coverage.launches_whole_tensor:
         stores = format_count(coverage.launches_whole_tensor)
-        yield Note(
-            "info", f"{stores} of these launches write a part of a tensor that is not known exactly"
-        )
+        yield Note("info", f"{stores} of the exact launches store to an unknown part of a tensor")
+    if coverage.arenas_bytes:
+        memory = format_bytes(coverage.arenas_bytes)
+        yield Note("info", f"Recording used up to {memory} of device memory")
+
+
+def _template_text(coverage: Coverage) -> str:
+    """Return how many launches were not recorded, and how many checks of their templates failed."""
+    launches = format_count(coverage.launches_from_template)
+    checks = _count_with_noun("check", coverage.template_checks)
+    differences = _count_with_noun("difference", coverage.template_differences)
+    were = "was" if coverage.launches_from_template == 1 else "were"
+    return (
+        f"{launches} of the exact launches {were} not recorded, because earlier launches accessed the same"
+        f" bytes ({checks}, {differences})"
+    )
 
 
 def _unknown_launch_notes(count: int) -> Iterator[Note]:
     if count:
         launches = _count_with_noun("kernel launch", count)
-        yield Note("warn", f"Accesses of {launches} are unknown: the arguments were not recorded")
+        yield Note("warn", f"The arguments of {launches} were not recorded")
 
 
 def _without_call_site(coverage: Coverage) -> Iterator[Note]:
