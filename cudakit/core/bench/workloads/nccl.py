@@ -205,7 +205,7 @@ class PreparedCollective:
             raise
 
     def rotate(self, set_count: int) -> None:
-        self._group.request("rotate", operation_id=self._id, sets=set_count)
+        self._group.request("rotate", operation_id=self._id, set_count=set_count)
 
     def enqueue(self, stream: Stream, set_index: int) -> None:  # noqa: ARG002 every rank has its own stream
         if self._id is not None:
