@@ -158,8 +158,8 @@ def doctor(
         result = diagnose(run_context, only_checks=only, skipped_checks=skip, with_self_test=deep)
         if for_issue:
             result = redact_value(result, _identity(run_context))
-        document = partial(present.report, show_all=show_all, selected=bool(only))
-        render = present.paste if for_issue else document
+        document = partial(present.report, show_all=show_all, has_selection=bool(only))
+        render = present.paste_report if for_issue else document
         outputs.write(Report(result=result, document=lambda: render(result)))
     if result.failures or ((strict or fail_on) and result.warnings):
         return ExitCode.FINDINGS

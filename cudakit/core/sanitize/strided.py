@@ -57,30 +57,30 @@ class StridedRange:
             or self._cannot_overlap(other_range)
         ):
             return None
-        shorter, longer = sorted((self, other_range), key=lambda strided: strided.count)
-        row_start = shorter._first_row_overlapping(longer)
+        shorter_range, longer_range = sorted((self, other_range), key=lambda strided: strided.count)
+        row_start = shorter_range._first_row_overlapping(longer_range)
         if row_start is None:
             return None
-        return longer.bytes_shared_with_range(row_start, row_start + shorter.width)
+        return longer_range.bytes_shared_with_range(row_start, row_start + shorter_range.width)
 
     def _cannot_overlap(self, other_range: StridedRange) -> bool:
         """Return whether no two rows would overlap even if both ranges had infinitely many rows."""
-        step = gcd(self.stride, other_range.stride)
-        offset = (other_range.lo - self.lo) % step
-        return self.width <= offset and other_range.width <= step - offset
+        common_stride = gcd(self.stride, other_range.stride)
+        offset = (other_range.lo - self.lo) % common_stride
+        return self.width <= offset and other_range.width <= common_stride - offset
 
     def _first_row_overlapping(self, other_range: StridedRange) -> int | None:
         """Return the start of the first row that overlaps a row of another strided range, or None."""
         if self.count > _MAX_COMPARED_ROWS:
             return None
-        starts = self.lo + np.arange(self.count, dtype=np.int64) * self.stride
+        row_starts = self.lo + np.arange(self.count, dtype=np.int64) * self.stride
         index = np.maximum(
-            0, (starts - other_range.lo - other_range.width) // other_range.stride + 1
+            0, (row_starts - other_range.lo - other_range.width) // other_range.stride + 1
         )
-        overlaps = (index < other_range.count) & (
-            other_range.lo + index * other_range.stride < starts + self.width
+        is_overlapping = (index < other_range.count) & (
+            other_range.lo + index * other_range.stride < row_starts + self.width
         )
-        return int(starts[np.argmax(overlaps)]) if overlaps.any() else None
+        return int(row_starts[np.argmax(is_overlapping)]) if is_overlapping.any() else None
 
 
 def strided_range(lo: int, hi: int, stride: int, count: int) -> StridedRange:
@@ -100,28 +100,32 @@ class StridedStates:
     """The access states of strided ranges."""
 
     def __init__(self) -> None:
-        self.by_range: dict[StridedRange, AccessState] = {}
+        self.states_by_range: dict[StridedRange, AccessState] = {}
 
-    def state(self, strided: StridedRange) -> AccessState:
+    def get_or_create(self, strided: StridedRange) -> AccessState:
         """Return the state of a strided range; create it if there is none."""
-        state = self.by_range.get(strided)
+        state = self.states_by_range.get(strided)
         if state is None:
-            if len(self.by_range) >= MAX_STRIDED_STATES:
-                del self.by_range[next(iter(self.by_range))]
-            state = self.by_range[strided] = AccessState()
+            if len(self.states_by_range) >= MAX_STRIDED_STATES:
+                del self.states_by_range[next(iter(self.states_by_range))]
+            state = self.states_by_range[strided] = AccessState()
         return state
 
-    def overlapping(self, lo: int, hi: int) -> Iterator[tuple[AccessState, Range]]:
+    def find_overlapping(self, lo: int, hi: int) -> Iterator[tuple[AccessState, Range]]:
         """Yield each state that has bytes from ``lo`` up to ``hi``, and the first of those bytes."""
-        for strided, state in self.by_range.items():
-            overlaps = strided.lo < hi and lo < strided.hi
-            if overlaps and (shared_bytes := strided.bytes_shared_with_range(lo, hi)):
+        for strided, state in self.states_by_range.items():
+            can_overlap = strided.lo < hi and lo < strided.hi
+            if can_overlap and (shared_bytes := strided.bytes_shared_with_range(lo, hi)):
                 yield state, shared_bytes
 
-    def overlapping_strided(self, strided: StridedRange) -> Iterator[tuple[AccessState, Range]]:
+    def find_overlapping_strided(
+        self, strided: StridedRange
+    ) -> Iterator[tuple[AccessState, Range]]:
         """Yield each state of another strided range that overlaps this one, and the first shared bytes."""
-        for stored, state in self.by_range.items():
-            if stored != strided and (shared_bytes := strided.bytes_shared_with(stored)):
+        for stored_range, state in self.states_by_range.items():
+            if stored_range != strided and (
+                shared_bytes := strided.bytes_shared_with(stored_range)
+            ):
                 yield state, shared_bytes
 
     def clear(self, lo: int, hi: int) -> None:
@@ -131,6 +135,6 @@ class StridedStates:
     def remove_unless(self, predicate: Callable[[StridedRange, AccessState], bool]) -> None:
         """Remove all strided ranges for which the predicate is False."""
         for strided in [
-            range_ for range_, state in self.by_range.items() if not predicate(range_, state)
+            range_ for range_, state in self.states_by_range.items() if not predicate(range_, state)
         ]:
-            del self.by_range[strided]
+            del self.states_by_range[strided]

@@ -208,8 +208,8 @@ class CheckedShadow:
         self._unrecorded.check(access, clock, 0, 0)
         self._shadow.add_free(access, clock)
 
-    def freed_before(self, lo: int, hi: int) -> list[Release]:
-        return self._shadow.freed_before(lo, hi)
+    def free_releases(self, lo: int, hi: int) -> list[Release]:
+        return self._shadow.free_releases(lo, hi)
 
     def clear(self, lo: int, hi: int) -> None:
         self._unrecorded.clear(lo, hi)

@@ -29,7 +29,7 @@ _SYSTEM_CONFIGURATION = Path("/etc/cufile.json")
 # them cuFileHandleRegister fails: with error 5027 in cuFile 1.20, with error 5030 in cuFile 1.13.
 _UDEV_DATABASE = Path("/run/udev/data")
 _UDEV_PROPERTIES = ("ID_FS_USAGE", "ID_FS_TYPE")
-# The list of kernel modules. Where the kernel supports no modules, cuFileDriverOpen reads it forever.
+# The list of kernel modules. If the kernel supports no modules, cuFileDriverOpen tries to read it forever.
 _KERNEL_MODULES = Path("/proc/modules")
 _PURPOSE = "cudakit bench gds"
 _REQUIREMENT = "cudakit[gds]"

@@ -172,11 +172,11 @@ def _caption(cases: Sequence[CaseResult]) -> str:
 
 
 def _explain_peak(cases: Sequence[CaseResult]) -> str:
-    """Describe the theoretical peak and the SM clock to which the peak refers."""
+    """Describe the peak and its SM clock."""
     arithmetic_cases = [case for case in cases if case.operations and _has_peak(case)]
     if not arithmetic_cases:
-        return "Peak: the theoretical bandwidth of the memory or link."
-    roofline_text = "Peak: the roofline of arithmetic and memory"
+        return "% of peak: rate divided by the theoretical bandwidth of the memory or link."
+    roofline_text = "% of peak: rate divided by the roofline of arithmetic and memory"
     has_measured_clock = [_has_datasheet_peak(case) for case in arithmetic_cases]
     if not any(has_measured_clock):
         return (
@@ -185,9 +185,7 @@ def _explain_peak(cases: Sequence[CaseResult]) -> str:
     clock_text = (
         "measured SM clock" if all(has_measured_clock) else "SM clock that was measured, if any"
     )
-    return (
-        f"{roofline_text} at the {clock_text}; % of datasheet uses the datasheet's clock instead."
-    )
+    return f"{roofline_text} at the {clock_text}. % of datasheet: the same at the SM clock of the datasheet."
 
 
 def _has_peak(case: CaseResult) -> bool:

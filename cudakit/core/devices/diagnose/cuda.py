@@ -17,7 +17,7 @@ from cudakit.core.devices.diagnose.driver import (
     require_driver,
     require_nvml,
 )
-from cudakit.core.devices.match import match
+from cudakit.core.devices.match import match_devices
 from cudakit.core.devices.visible_devices import VARIABLE, visibility
 from cudakit.gpu.api.run_context import RunContext
 from cudakit.units import Unavailable
@@ -138,11 +138,11 @@ def device_order(context: RunContext) -> Finding:
     cuda = context.cuda
     if isinstance(cuda, Unavailable) or not cuda.devices:
         raise NotCheckable("CUDA sees no device (CK005)")
-    matched_devices = match(require_nvml(context), cuda)
+    matched_devices = match_devices(require_nvml(context), cuda)
     device_pairs = [
         (device.cuda, device.nvml)
         for device in matched_devices
-        if device.cuda and not device.hidden
+        if device.cuda and not device.is_hidden
     ]
     nvml_index_by_cuda_index = {
         cuda_device.index: nvml_device.index

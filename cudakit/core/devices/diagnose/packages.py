@@ -267,7 +267,7 @@ def framework_builds(context: RunContext) -> Finding:
     jax-cuda13-plugin. The check imports neither.
     """
     build_by_framework = {build.framework: build for build in require_fact(context.software.builds)}
-    installed = distributions(context)
+    installed_packages = distributions(context)
     evidence = {
         f"{build.framework} {build.version}": _cuda_of_build(build)
         for build in build_by_framework.values()
@@ -275,11 +275,13 @@ def framework_builds(context: RunContext) -> Finding:
     problems = []
     if "torch" in build_by_framework and build_by_framework["torch"].cuda is None:
         problems.append(_torch_without_cuda(context, build_by_framework["torch"], evidence))
-    if "jax" in installed and not any(name.startswith("jax-cuda") for name in build_by_framework):
+    if "jax" in installed_packages and not any(
+        name.startswith("jax-cuda") for name in build_by_framework
+    ):
         problems.append(
             warn_finding(
-                f"JAX {installed['jax'].version} has no CUDA plugin and runs on the CPU",
-                {**evidence, "jax": installed["jax"].version},
+                f"JAX {installed_packages['jax'].version} has no CUDA plugin and runs on the CPU",
+                {**evidence, "jax": installed_packages["jax"].version},
                 "pip install -U 'jax[cuda13]'",
             )
         )
@@ -296,11 +298,11 @@ def _cuda_of_build(build: Build) -> str:
 def _torch_without_cuda(context: RunContext, build: Build, evidence: dict[str, str]) -> Finding:
     newest_major = max(_TORCH_INDEXES)
     major, _ = driver_cuda(context) or (newest_major, 0)
-    index = _TORCH_INDEXES.get(major, _TORCH_INDEXES[newest_major])
+    index_url = _TORCH_INDEXES.get(major, _TORCH_INDEXES[newest_major])
     return fail_finding(
         f"PyTorch {build.version} was built without CUDA",
         evidence,
-        f"pip install --force-reinstall torch --index-url {index}",
+        f"pip install --force-reinstall torch --index-url {index_url}",
         "other builds: https://pytorch.org/get-started/locally/",
     )
 
@@ -313,23 +315,23 @@ def module_conflicts(context: RunContext) -> Finding:
     has one package per CUDA version and fails with two. onnxruntime next to onnxruntime-gpu hides the GPU.
     Of a package that is twice on sys.path, Python imports the first copy.
     """
-    installed = distributions(context)
+    installed_packages = distributions(context)
     return combine_findings(
-        [*_conflicting_packages(installed.keys()), *_duplicate_packages(context)],
+        [*_conflicting_packages(installed_packages.keys()), *_duplicate_packages(context)],
         otherwise=ok_finding("no two packages install the same module"),
     )
 
 
 def _conflicting_packages(names: Iterable[str]) -> Iterator[Finding]:
     for module, packages in _PACKAGES_OF_MODULES.items():
-        conflicting = [name for name in packages if name in set(names)]
-        if len(conflicting) > 1:
-            preferred, *unwanted = _by_preference(module, conflicting)
+        conflicting_names = [name for name in packages if name in set(names)]
+        if len(conflicting_names) > 1:
+            preferred_name, *unwanted_names = _by_preference(module, conflicting_names)
             yield warn_finding(
-                f"{' and '.join(conflicting)} install the same module, {module}",
-                {module: ", ".join(conflicting)},
-                f"pip uninstall -y {' '.join(unwanted)} && "
-                f"pip install --force-reinstall --no-deps {preferred}",
+                f"{' and '.join(conflicting_names)} install the same module, {module}",
+                {module: ", ".join(conflicting_names)},
+                f"pip uninstall -y {' '.join(unwanted_names)} && "
+                f"pip install --force-reinstall --no-deps {preferred_name}",
             )
 
 
@@ -347,21 +349,21 @@ def _cuda_major(name: str) -> int:
 
 
 def _duplicate_packages(context: RunContext) -> Iterator[Finding]:
-    copies: dict[str, list[Distribution]] = {}
+    copies_by_name: dict[str, list[Distribution]] = {}
     for distribution in require_fact(context.software.distributions):
         if (
             distribution.name in ("torch", "cuda-bindings", "nvidia-ml-py", "jax")
             or "cupy" in distribution.name
         ):
-            copies.setdefault(distribution.name, []).append(distribution)
-    for name, duplicates in copies.items():
-        versions = dict.fromkeys(distribution.version for distribution in duplicates)
+            copies_by_name.setdefault(distribution.name, []).append(distribution)
+    for name, duplicate_copies in copies_by_name.items():
+        versions = dict.fromkeys(distribution.version for distribution in duplicate_copies)
         if len(versions) > 1:
             yield warn_finding(
-                f"{name} is installed {len(duplicates)} times: {' and '.join(versions)}",
+                f"{name} is installed {len(duplicate_copies)} times: {' and '.join(versions)}",
                 {
                     f"{name} {distribution.version}": distribution.directory
-                    for distribution in duplicates
+                    for distribution in duplicate_copies
                 },
                 f"pip uninstall {name}, until one copy is left",
             )

@@ -31,18 +31,19 @@ def container(context: RunContext) -> Finding:
     are read when the container starts; a later change has no effect. With CDI the runtime itself sets
     NVIDIA_VISIBLE_DEVICES=void. Source: NVIDIA Container Toolkit, Specialized Configurations with Docker.
     """
-    kind = context.host.container
+    container_kind = context.host.container
     settings = {
         name: context.variables[name]
         for name in (_DEVICES_VARIABLE, _CAPABILITIES_VARIABLE)
         if name in context.variables
     }
-    if not kind and not settings:
+    if not container_kind and not settings:
         return ok_finding("not in a container")
-    evidence = {"container": kind or "not recognized", **settings}
+    evidence = {"container": container_kind or "not recognized", **settings}
     if context.cuda_devices and not isinstance(context.nvml, Unavailable):
         return ok_finding(
-            f"CUDA and NVML work in this container ({kind or 'of unknown kind'})", evidence
+            f"CUDA and NVML work in this container ({container_kind or 'of unknown kind'})",
+            evidence,
         )
     capabilities = settings.get(_CAPABILITIES_VARIABLE)
     missing_capabilities = _missing_capabilities(capabilities)
@@ -81,17 +82,19 @@ def wsl_libraries(context: RunContext) -> Finding:
     """
     if not context.host.is_wsl:
         return ok_finding("not in WSL")
-    copies = [
+    libcuda_copies = [
         library
         for library in require_fact(context.software.libraries)
         if library.soname == "libcuda.so.1"
     ]
     linux_copies = [
         library.path
-        for library in copies
+        for library in libcuda_copies
         if not library.real.startswith(_WSL_LIBRARIES) and "/wsl/" not in library.real
     ]
-    evidence = {"libcuda.so.1": ", ".join(library.path for library in copies) or "not found"}
+    evidence = {
+        "libcuda.so.1": ", ".join(library.path for library in libcuda_copies) or "not found"
+    }
     if linux_copies:
         return fail_finding(
             "a Linux driver inside WSL hides the libcuda of the Windows driver",
@@ -167,14 +170,16 @@ def cupti_users(context: RunContext) -> Finding:
     DCGM (nv-hostengine) also uses the performance counters: profilers report "hardware busy" until
     dcgmi profile --pause. The check does not see processes of other containers.
     """
-    running = frozenset() if isinstance(context.processes, Unavailable) else context.processes
-    tools = (
+    running_processes = (
+        frozenset() if isinstance(context.processes, Unavailable) else context.processes
+    )
+    tool_findings = (
         warn_finding(
             f"{name} is running: {_PROFILING_TOOLS[name]}", {name: "running"}, _release_fix(name)
         )
-        for name in sorted(running & _PROFILING_TOOLS.keys())
+        for name in sorted(running_processes & _PROFILING_TOOLS.keys())
     )
-    findings = (*apply_rules(rules_of("CK025"), context.variables), *tools)
+    findings = (*apply_rules(rules_of("CK025"), context.variables), *tool_findings)
     return combine_findings(findings, otherwise=ok_finding("no other tool uses CUPTI"))
 
 
@@ -191,16 +196,16 @@ def performance_counters(context: RunContext) -> Finding:
     the process has CAP_SYS_ADMIN or the driver was loaded with NVreg_RestrictProfilingToAdminUsers=0,
     which /proc/driver/nvidia/params shows as RmProfilingAdminOnly: 0.
     """
-    parameters = context.driver.parameters
-    if parameters is None:
+    driver_parameters = context.driver.parameters
+    if driver_parameters is None:
         require_driver(context)
         raise NotCheckable("/proc/driver/nvidia/params cannot be read here")
-    value = parameters.get("RmProfilingAdminOnly")
+    parameter_value = driver_parameters.get("RmProfilingAdminOnly")
     evidence = {
-        "RmProfilingAdminOnly": value or "?",
+        "RmProfilingAdminOnly": parameter_value or "?",
         "CAP_SYS_ADMIN": "yes" if context.privileged else "no",
     }
-    if value == "0":
+    if parameter_value == "0":
         return ok_finding("every user can read performance counters", evidence)
     if context.privileged:
         return ok_finding("this process can read performance counters (CAP_SYS_ADMIN)", evidence)
@@ -235,13 +240,13 @@ def shared_memory(context: RunContext) -> Finding:
     Docker's default is 64 MiB: PyTorch's workers then fail with "Bus error" or "insufficient shared memory
     (shm)"; NCCL fails with "unhandled system error" or uses slower sockets.
     """
-    size = require_fact(context.host.shared_memory_bytes)
-    evidence = {SHARED_MEMORY: format_bytes(size)}
-    if size >= _MIN_SHARED_BYTES:
-        return ok_finding(f"{SHARED_MEMORY} has {format_bytes(size)}", evidence)
+    shared_bytes = require_fact(context.host.shared_memory_bytes)
+    evidence = {SHARED_MEMORY: format_bytes(shared_bytes)}
+    if shared_bytes >= _MIN_SHARED_BYTES:
+        return ok_finding(f"{SHARED_MEMORY} has {format_bytes(shared_bytes)}", evidence)
     fixes = _CONTAINER_SHM_FIXES if context.host.container else _HOST_SHM_FIXES
     return warn_finding(
-        f"{SHARED_MEMORY} has only {format_bytes(size)}: data loader workers may crash",
+        f"{SHARED_MEMORY} has only {format_bytes(shared_bytes)}: data loader workers may crash",
         evidence,
         *fixes,
     )
@@ -256,11 +261,11 @@ def memory_limits(context: RunContext) -> Finding:
     """
     limits = require_fact(context.limits)
     address_limit, lock_limit = limits.address_space_bytes, limits.locked_memory_bytes
-    overcommit, cards = context.host.overcommit_memory, context.host.infiniband
+    overcommit_mode, infiniband_cards = context.host.overcommit_memory, context.host.infiniband
     evidence = {
         "address space (ulimit -v)": _limit_text(address_limit),
         "locked memory (ulimit -l)": _limit_text(lock_limit),
-        "vm.overcommit_memory": overcommit or "?",
+        "vm.overcommit_memory": overcommit_mode or "?",
     }
     rules = (
         (
@@ -270,14 +275,14 @@ def memory_limits(context: RunContext) -> Finding:
             "ulimit -v unlimited, or ask the batch system for more memory",
         ),
         (
-            overcommit == "2",
+            overcommit_mode == "2",
             "vm.overcommit_memory is 2: CUDA may fail with out of memory (2)",
             "sudo sysctl vm.overcommit_memory=0",
         ),
         (
-            bool(cards) and lock_limit is not None and lock_limit < _MIN_LOCKED_BYTES,
+            bool(infiniband_cards) and lock_limit is not None and lock_limit < _MIN_LOCKED_BYTES,
             f"only {_limit_text(lock_limit)} of memory can be locked; InfiniBand "
-            f"({', '.join(cards)}) needs more",
+            f"({', '.join(infiniband_cards)}) needs more",
             "ulimit -l unlimited (docker run --ulimit memlock=-1)",
         ),
     )
@@ -332,36 +337,36 @@ def gpudirect_storage(context: RunContext) -> Finding:
     read and a copy. cudakit bench gds measures both. Without udev's database, as in most containers, cuFile
     refuses files on drives. Source: GPUDirect Storage Installation and Troubleshooting Guide.
     """
-    version, mounts = context.driver.nvidia_fs, context.driver.mounts
-    directories = ", ".join(
+    nvidia_fs_version, mounts = context.driver.nvidia_fs, context.driver.mounts
+    mount_texts = ", ".join(
         f"{mount.directory} ({mount.file_system})" for mount in mounts[:_MAX_MOUNTS]
     )
     evidence = {
-        "nvidia-fs": version or "not loaded",
-        "supported file systems": directories or "none is mounted",
+        "nvidia-fs": nvidia_fs_version or "not loaded",
+        "supported file systems": mount_texts or "none is mounted",
         "udev's database": "/run/udev/data" if context.driver.udev_database else "missing",
     }
-    if not version and not context.driver.udev_database:
+    if not nvidia_fs_version and not context.driver.udev_database:
         return ok_finding(
             "GPUDirect Storage is not set up; cuFile refuses files on drives, because udev's database "
             "/run/udev is missing",
             evidence,
         )
-    if not version:
+    if not nvidia_fs_version:
         return ok_finding(
             "GPUDirect Storage is not set up: cuFile reads through host memory", evidence
         )
     if not context.driver.udev_database:
         return warn_finding(
-            f"nvidia-fs {version} is loaded, but cuFile refuses files on drives, because udev's database "
-            "/run/udev is missing",
+            f"nvidia-fs {nvidia_fs_version} is loaded, but cuFile refuses files on drives, because udev's "
+            "database /run/udev is missing",
             evidence,
             "give the container the database of the host: docker run -v /run/udev:/run/udev:ro",
         )
     if not mounts:
         return warn_finding(
-            f"nvidia-fs {version} is loaded, but no mounted file system supports GPUDirect Storage",
+            f"nvidia-fs {nvidia_fs_version} is loaded, but no mounted file system supports GPUDirect Storage",
             evidence,
             "use a directory on ext4 or xfs on a local NVMe drive, or on a parallel file system",
         )
-    return ok_finding(f"nvidia-fs {version} is loaded, for {directories}", evidence)
+    return ok_finding(f"nvidia-fs {nvidia_fs_version} is loaded, for {mount_texts}", evidence)

@@ -41,9 +41,11 @@ def _is_on(value: str) -> bool:
 def rules_of(check: str, fix: str = "unset {name}") -> tuple[VariableRule, ...]:
     """Return the rules of the table for a check. Each rule warns if its variable is set to an "on" value."""
     return tuple(
-        VariableRule(row.name, _is_on, f"{{name}}={{value}}: {row.effect}", fix)
-        for row in known_variables().values()
-        if row.check == check
+        VariableRule(
+            known_variable.name, _is_on, f"{{name}}={{value}}: {known_variable.effect}", fix
+        )
+        for known_variable in known_variables().values()
+        if known_variable.check == check
     )
 
 
@@ -53,19 +55,26 @@ def apply_rules(rules: Iterable[VariableRule], variables: Mapping[str, str]) -> 
         value = variables.get(rule.name)
         if value is not None and rule.matches_value(value):
             message, fix = (
-                text.format(name=rule.name, value=value) for text in (rule.message, rule.fix)
+                template.format(name=rule.name, value=value)
+                for template in (rule.message, rule.fix)
             )
             yield warn_finding(message, {rule.name: value}, fix)
 
 
 def set_variables(context: RunContext) -> tuple[SetVariable, ...]:
     """Return the variables of the table that are set, with their values and effects."""
-    table = known_variables()
-    settings = {**context.software.nccl_conf, **context.variables}
+    known_by_name = known_variables()
+    value_by_name = {**context.software.nccl_conf, **context.variables}
     return tuple(
-        SetVariable(name, settings[name], row.effect, row.library, row.source)
-        for name, row in table.items()
-        if name in settings
+        SetVariable(
+            name,
+            value_by_name[name],
+            known_variable.effect,
+            known_variable.library,
+            known_variable.source,
+        )
+        for name, known_variable in known_by_name.items()
+        if name in value_by_name
     )
 
 
@@ -117,8 +126,8 @@ def _invalid_settings(name: str, text: str) -> Iterator[Finding]:
     try:
         parse_config(text, variable=name)
     except InputError as error:
-        fallback = f"export {name}=expandable_segments:True, or unset it"
-        yield warn_finding(error.message, {name: text}, *filter(None, [error.hint]), fallback)
+        fallback_fix = f"export {name}=expandable_segments:True, or unset it"
+        yield warn_finding(error.message, {name: text}, *filter(None, [error.hint]), fallback_fix)
 
 
 # --- CK022: NCCL -----------------------------------------------------------------------------------
@@ -229,7 +238,7 @@ _MATH_RULES = (
 
 # --- CK024: misspellings ---------------------------------------------------------------------------
 
-_PREFIXES = (
+_VARIABLE_PREFIXES = (
     "CUDA",
     "NVIDIA_",
     "NVTX_",
@@ -270,11 +279,11 @@ def misspelled(context: RunContext) -> Finding:
 
 def _nearest_variable(name: str) -> tuple[str, ...]:
     """Return the known name that a misspelled name is most similar to, or an empty tuple."""
-    table, upper_name = known_variables(), name.upper()
-    if name in table or not upper_name.startswith(_PREFIXES):
+    known_by_name, upper_name = known_variables(), name.upper()
+    if name in known_by_name or not upper_name.startswith(_VARIABLE_PREFIXES):
         return ()
     distance, nearest_name = min(
-        (_edit_distance(upper_name, candidate), candidate) for candidate in table
+        (_edit_distance(upper_name, candidate), candidate) for candidate in known_by_name
     )
     return (
         (nearest_name,) if distance <= (2 if len(nearest_name) >= _LONG_NAME_LENGTH else 1) else ()
@@ -285,14 +294,16 @@ def _edit_distance(first_text: str, second_text: str) -> int:
     """Return the number of inserted, deleted or replaced letters between two texts (Levenshtein)."""
     if abs(len(first_text) - len(second_text)) > 2:
         return 3  # the exact distance does not matter
-    row = list(range(len(second_text) + 1))
+    distances = list(range(len(second_text) + 1))
     for row_number, first_letter in enumerate(first_text, start=1):
-        diagonal, row[0] = row[0], row_number
+        diagonal, distances[0] = distances[0], row_number
         for column, second_letter in enumerate(second_text, start=1):
-            diagonal, row[column] = (
-                row[column],
+            diagonal, distances[column] = (
+                distances[column],
                 min(
-                    row[column] + 1, row[column - 1] + 1, diagonal + (first_letter != second_letter)
+                    distances[column] + 1,
+                    distances[column - 1] + 1,
+                    diagonal + (first_letter != second_letter),
                 ),
             )
-    return row[-1]
+    return distances[-1]

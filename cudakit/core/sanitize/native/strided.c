@@ -17,15 +17,15 @@ bool strided_from_access(struct strided_range *strided, uint64_t lo, uint64_t hi
 
 bool strided_shared_with_range(const struct strided_range *strided, struct range range, struct range *shared_range)
 {
-    uint64_t index = 0, first_end = strided->lo + strided->width;
+    uint64_t row_index = 0, first_end = strided->lo + strided->width;
     if (range.lo >= first_end)
-        index = (range.lo - first_end) / strided->stride + 1;
-    if (index >= strided->count)
+        row_index = (range.lo - first_end) / strided->stride + 1;
+    if (row_index >= strided->count)
         return false;
-    uint64_t row = strided->lo + index * strided->stride;
-    if (row >= range.hi)
+    uint64_t row_address = strided->lo + row_index * strided->stride;
+    if (row_address >= range.hi)
         return false;
-    *shared_range = (struct range){Py_MAX(row, range.lo), Py_MIN(row + strided->width, range.hi)};
+    *shared_range = (struct range){Py_MAX(row_address, range.lo), Py_MIN(row_address + strided->width, range.hi)};
     return true;
 }
 
@@ -40,7 +40,7 @@ static uint64_t greatest_common_divisor(uint64_t first, uint64_t second)
 }
 
 /* Return whether no two rows would overlap even if both ranges had infinitely many rows. */
-static bool cannot_overlap(const struct strided_range *first, const struct strided_range *second)
+static bool can_never_overlap(const struct strided_range *first, const struct strided_range *second)
 {
     uint64_t common_stride = greatest_common_divisor(first->stride, second->stride);
     uint64_t distance = second->lo - first->lo; /* modulo 2^64 */
@@ -52,15 +52,16 @@ static bool cannot_overlap(const struct strided_range *first, const struct strid
 bool strided_shared_with(const struct strided_range *strided, const struct strided_range *stored,
                          struct range *shared_range)
 {
-    if (strided->hi <= stored->lo || stored->hi <= strided->lo || cannot_overlap(strided, stored))
+    if (strided->hi <= stored->lo || stored->hi <= strided->lo || can_never_overlap(strided, stored))
         return false;
-    const struct strided_range *shorter = stored->count < strided->count ? stored : strided;
-    const struct strided_range *longer = shorter == strided ? stored : strided;
-    if (shorter->count > MAX_COMPARED_ROWS)
+    const struct strided_range *shorter_range = stored->count < strided->count ? stored : strided;
+    const struct strided_range *longer_range = shorter_range == strided ? stored : strided;
+    if (shorter_range->count > MAX_COMPARED_ROWS)
         return false;
-    for (uint64_t i = 0; i < shorter->count; i++) {
-        uint64_t row = shorter->lo + i * shorter->stride;
-        if (strided_shared_with_range(longer, (struct range){row, row + shorter->width}, shared_range))
+    for (uint64_t i = 0; i < shorter_range->count; i++) {
+        uint64_t row_address = shorter_range->lo + i * shorter_range->stride;
+        if (strided_shared_with_range(
+                longer_range, (struct range){row_address, row_address + shorter_range->width}, shared_range))
             return true;
     }
     return false;
@@ -68,7 +69,7 @@ bool strided_shared_with(const struct strided_range *strided, const struct strid
 
 /* ---- states of strided ranges ----------------------------------------------------------------------------- */
 
-static bool are_equal(const struct strided_range *first, const struct strided_range *second)
+static bool are_equal_ranges(const struct strided_range *first, const struct strided_range *second)
 {
     return first->lo == second->lo && first->width == second->width && first->stride == second->stride &&
            first->count == second->count;
@@ -77,7 +78,7 @@ static bool are_equal(const struct strided_range *first, const struct strided_ra
 static void update_bounds(struct strided_states *strided)
 {
     strided->bounds = (struct range){UINT64_MAX, 0};
-    for (size_t i = 0; i < strided->count; i++) {
+    for (size_t i = 0; i < strided->range_count; i++) {
         strided->bounds.lo = Py_MIN(strided->bounds.lo, strided->ranges[i].lo);
         strided->bounds.hi = Py_MAX(strided->bounds.hi, strided->ranges[i].hi);
     }
@@ -85,7 +86,7 @@ static void update_bounds(struct strided_states *strided)
 
 void strided_remove(struct strided_states *strided, size_t index)
 {
-    size_t later_count = --strided->count - index;
+    size_t later_count = --strided->range_count - index;
     memmove(&strided->ranges[index], &strided->ranges[index + 1], later_count * sizeof *strided->ranges);
     memmove(&strided->states[index], &strided->states[index + 1], later_count * sizeof *strided->states);
     update_bounds(strided);
@@ -93,24 +94,24 @@ void strided_remove(struct strided_states *strided, size_t index)
 
 struct state *strided_get_or_create(struct strided_states *states, const struct strided_range *strided)
 {
-    for (size_t i = 0; i < states->count; i++)
-        if (are_equal(&states->ranges[i], strided))
+    for (size_t i = 0; i < states->range_count; i++)
+        if (are_equal_ranges(&states->ranges[i], strided))
             return &states->states[i];
-    if (states->count == MAX_STRIDED_STATES) {
+    if (states->range_count == MAX_STRIDED_STATES) {
         state_clear(&states->states[0]);
         strided_remove(states, 0);
     }
-    states->ranges[states->count] = *strided;
-    states->states[states->count++] = (struct state){.lo = strided->lo, .hi = strided->hi};
+    states->ranges[states->range_count] = *strided;
+    states->states[states->range_count++] = (struct state){.lo = strided->lo, .hi = strided->hi};
     update_bounds(states);
-    return &states->states[states->count - 1];
+    return &states->states[states->range_count - 1];
 }
 
 void strided_clear(struct strided_states *strided, uint64_t lo, uint64_t hi)
 {
     if (hi <= strided->bounds.lo || strided->bounds.hi <= lo)
         return;
-    for (size_t i = strided->count; i-- > 0;)
+    for (size_t i = strided->range_count; i-- > 0;)
         if (lo <= strided->ranges[i].lo && strided->ranges[i].hi <= hi) {
             state_clear(&strided->states[i]);
             strided_remove(strided, i);

@@ -31,7 +31,7 @@ enum { MAX_STRIDED_STATES = 256 };
 struct strided_states {
     struct strided_range ranges[MAX_STRIDED_STATES];
     struct state states[MAX_STRIDED_STATES];
-    size_t count;
+    size_t range_count;
     struct range bounds; /* all strided ranges are between these addresses */
 };
 

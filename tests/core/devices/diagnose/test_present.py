@@ -133,7 +133,7 @@ def test_set_variables_are_listed_with_effect(machine: Machine) -> None:
 def test_pasted_report_has_versions_devices_and_evidence(machine: Machine) -> None:
     wrong = machine(**both_views(gpu(0, persistence_mode=False)))
 
-    document = present.paste(diagnose(wrong))
+    document = present.paste_report(diagnose(wrong))
 
     titles = [node.title for node in document.nodes if isinstance(node, Section)]
     assert titles == ["Versions", "GPUs", "Problems", "Passed", "Summary"]
@@ -143,7 +143,7 @@ def test_pasted_report_has_versions_devices_and_evidence(machine: Machine) -> No
 def test_pasted_report_has_no_empty_sections(machine: Machine) -> None:
     bare = machine(nvml=Unavailable("silent"), cuda=Unavailable("silent"))
 
-    document = present.paste(diagnose(bare, only_checks=("CK020",)))
+    document = present.paste_report(diagnose(bare, only_checks=("CK020",)))
 
     titles = [node.title for node in document.nodes if isinstance(node, Section)]
     assert titles == ["Versions", "Passed", "Summary"]
