@@ -360,6 +360,7 @@ class Engine:
     def _state_count(self) -> int:
         shadow = self._shadow
         state_count = shadow.range_state_count + shadow.pointer_state_count
+        state_count += shadow.strided_state_count
         return state_count + len(self._syncs) + len(self._unrecorded)
 
     def _add_gap(self, _: Call, description: int, count: int) -> None:

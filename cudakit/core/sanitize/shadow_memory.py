@@ -66,6 +66,8 @@ class Shadow(Protocol):
     def range_state_count(self) -> int: ...
     @property
     def pointer_state_count(self) -> int: ...
+    @property
+    def strided_state_count(self) -> int: ...
     def add(self, access: MemoryAccess, clock: Clock, stride: int = 0, count: int = 0) -> None:
         """Check an access for races, and store it. If ``count`` is greater than 1, the access is strided."""
 
@@ -130,6 +132,10 @@ class PythonShadow:
     @property
     def pointer_state_count(self) -> int:
         return len(self._pointer_states)
+
+    @property
+    def strided_state_count(self) -> int:
+        return len(self._strided_states)
 
     def add(self, access: MemoryAccess, clock: Clock, stride: int = 0, count: int = 0) -> None:
         if access.precision == UNCERTAIN and not self._finds_possible:

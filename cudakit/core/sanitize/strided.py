@@ -6,9 +6,11 @@ columns race, and one range per row would be too many ranges.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from math import gcd
+from operator import itemgetter
 from typing import TypeAlias
 
 import numpy as np
@@ -92,49 +94,88 @@ def strided_range(lo: int, hi: int, stride: int, count: int) -> StridedRange:
     return StridedRange(lo, width, stride, count)
 
 
-# Maximum number of strided states. Above it, the oldest state is removed, and races with it are missed.
-MAX_STRIDED_STATES = 256
+# Maximum number of strided states. Above it, the older half is removed, and races with these are missed.
+MAX_STRIDED_STATES = 1 << 16
 
 
 class StridedStates:
-    """The access states of strided ranges."""
+    """The access states of strided ranges.
+
+    Ranges of similar length in bytes, from 2^i to 2^(i+1) - 1, are sorted by address, so that a search by
+    address looks at few ranges that do not overlap.
+    """
 
     def __init__(self) -> None:
-        self.states_by_range: dict[StridedRange, AccessState] = {}
+        self.states_by_range: dict[StridedRange, AccessState] = {}  # the oldest first
+        # For each bit length of a length in bytes: first address, number in order of creation, and range.
+        self._sorted: dict[int, list[tuple[int, int, StridedRange]]] = {}
+        self._created_count = 0
+
+    def __len__(self) -> int:
+        return len(self.states_by_range)
 
     def get_or_create(self, strided: StridedRange) -> AccessState:
         """Return the state of a strided range; create it if there is none."""
         state = self.states_by_range.get(strided)
         if state is None:
             if len(self.states_by_range) >= MAX_STRIDED_STATES:
-                del self.states_by_range[next(iter(self.states_by_range))]
+                ranges = list(self.states_by_range)
+                self._remove(ranges[: len(ranges) // 2])
             state = self.states_by_range[strided] = AccessState()
+            length_class = (strided.hi - strided.lo).bit_length()
+            item = strided.lo, self._created_count, strided
+            insort(self._sorted.setdefault(length_class, []), item)
+            self._created_count += 1
         return state
 
     def find_overlapping(self, lo: int, hi: int) -> Iterator[tuple[AccessState, Range]]:
         """Yield each state that has bytes from ``lo`` up to ``hi``, and the first of those bytes."""
-        for strided, state in self.states_by_range.items():
-            can_overlap = strided.lo < hi and lo < strided.hi
-            if can_overlap and (shared_bytes := strided.bytes_shared_with_range(lo, hi)):
-                yield state, shared_bytes
+        for strided in self._ranges_between(lo, hi):
+            if shared_bytes := strided.bytes_shared_with_range(lo, hi):
+                yield self.states_by_range[strided], shared_bytes
 
     def find_overlapping_strided(
         self, strided: StridedRange
     ) -> Iterator[tuple[AccessState, Range]]:
         """Yield each state of another strided range that overlaps this one, and the first shared bytes."""
-        for stored_range, state in self.states_by_range.items():
-            if stored_range != strided and (
-                shared_bytes := strided.bytes_shared_with(stored_range)
-            ):
-                yield state, shared_bytes
+        for stored in self._ranges_between(strided.lo, strided.hi):
+            if stored != strided and (shared_bytes := strided.bytes_shared_with(stored)):
+                yield self.states_by_range[stored], shared_bytes
 
     def clear(self, lo: int, hi: int) -> None:
         """Remove the strided ranges that lie completely between two addresses."""
-        self.remove_unless(lambda strided, _: strided.lo < lo or hi < strided.hi)
+        self._remove(
+            strided
+            for strided in self._ranges_between(lo, hi)
+            if lo <= strided.lo and strided.hi <= hi
+        )
 
     def remove_unless(self, predicate: Callable[[StridedRange, AccessState], bool]) -> None:
         """Remove all strided ranges for which the predicate is False."""
-        for strided in [
-            range_ for range_, state in self.states_by_range.items() if not predicate(range_, state)
-        ]:
+        self._remove(
+            [
+                range_
+                for range_, state in self.states_by_range.items()
+                if not predicate(range_, state)
+            ]
+        )
+
+    def _ranges_between(self, lo: int, hi: int) -> list[StridedRange]:
+        """List the ranges that begin below ``hi`` and end above ``lo``, the oldest first."""
+        numbered_ranges: list[tuple[int, StridedRange]] = []
+        for length_class, items in self._sorted.items():
+            begin = bisect_left(items, lo - (1 << length_class), key=itemgetter(0))
+            end = bisect_left(items, hi, key=itemgetter(0))
+            numbered_ranges += [
+                (number, strided) for _, number, strided in items[begin:end] if strided.hi > lo
+            ]
+        return [strided for _, strided in sorted(numbered_ranges, key=itemgetter(0))]
+
+    def _remove(self, ranges: Iterable[StridedRange]) -> None:
+        removed = set(ranges)
+        if not removed:
+            return
+        for strided in removed:
             del self.states_by_range[strided]
+        for length_class, items in self._sorted.items():
+            self._sorted[length_class] = [item for item in items if item[2] not in removed]

@@ -196,6 +196,10 @@ class CheckedShadow:
     def pointer_state_count(self) -> int:
         return self._shadow.pointer_state_count
 
+    @property
+    def strided_state_count(self) -> int:
+        return self._shadow.strided_state_count
+
     def add(self, access: MemoryAccess, clock: Clock, stride: int = 0, count: int = 0) -> None:
         self._unrecorded.check(access, clock, stride, count)
         self._shadow.add(access, clock, stride, count)

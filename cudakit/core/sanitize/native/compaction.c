@@ -37,14 +37,7 @@ int shadow_prune(struct shadow *shadow, const struct clock *past_clock)
     if (map_filter(&shadow->range_states, prune_state, past_clock) ||
         map_filter(&shadow->pointer_states, prune_state, past_clock))
         return -1;
-    for (size_t i = shadow->strided.range_count; i-- > 0;) {
-        int has_accesses = prune_state(&shadow->strided.states[i], past_clock);
-        if (has_accesses < 0)
-            return -1;
-        if (!has_accesses)
-            strided_remove(&shadow->strided, i);
-    }
-    return 0;
+    return strided_filter(&shadow->strided, prune_state, past_clock);
 }
 
 /* ---- merging ----------------------------------------------------------------------------------------------- */

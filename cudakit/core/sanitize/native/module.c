@@ -265,6 +265,11 @@ static PyObject *get_pointer_state_count(struct native_shadow *self, void *Py_UN
     return PyLong_FromSize_t(self->shadow.pointer_states.state_count);
 }
 
+static PyObject *get_strided_state_count(struct native_shadow *self, void *Py_UNUSED(closure))
+{
+    return PyLong_FromSize_t(self->shadow.strided.state_count);
+}
+
 /* ---- the type ---------------------------------------------------------------------------------------------- */
 
 static PyObject *native_shadow_new(PyTypeObject *type, PyObject *arguments, PyObject *keywords)
@@ -328,6 +333,7 @@ static PyGetSetDef attributes[] = {
     {"checker", (getter)get_checker, NULL, NULL, NULL},
     {"range_state_count", (getter)get_range_state_count, NULL, NULL, NULL},
     {"pointer_state_count", (getter)get_pointer_state_count, NULL, NULL, NULL},
+    {"strided_state_count", (getter)get_strided_state_count, NULL, NULL, NULL},
     {0},
 };
 

@@ -295,17 +295,17 @@ static int add_to_ranges(struct shadow *shadow, struct access *access)
 /* Check an access to a range, or to the address of a pointer, against all strided ranges. */
 static int check_strided(struct shadow *shadow, struct access *access, struct range range, bool certainly_overlap)
 {
-    struct strided_states *strided_states = &shadow->strided;
-    if (range.hi <= strided_states->bounds.lo || strided_states->bounds.hi <= range.lo)
+    if (!shadow->strided.state_count)
         return 0;
-    for (size_t i = 0; i < strided_states->range_count; i++) {
+    const struct strided_list *overlapping = strided_find_overlapping(&shadow->strided, range.lo, range.hi);
+    for (size_t i = 0; overlapping && i < overlapping->count; i++) {
+        struct strided_state *item = overlapping->items[i];
         struct range shared_range;
-        if (strided_states->ranges[i].lo < range.hi && range.lo < strided_states->ranges[i].hi &&
-            strided_shared_with_range(&strided_states->ranges[i], range, &shared_range) &&
-            check_range(shadow, &strided_states->states[i], access, shared_range, certainly_overlap))
+        if (strided_shared_with_range(&item->range, range, &shared_range) &&
+            check_range(shadow, &item->state, access, shared_range, certainly_overlap))
             return -1;
     }
-    return 0;
+    return overlapping ? 0 : -1;
 }
 
 /* Check an access to a range against the pointers from which a kernel may reach the range. */
@@ -353,8 +353,8 @@ static int add_range(struct shadow *shadow, struct access *access)
     if (add_to_ranges(shadow, access) ||
         check_strided(shadow, access, range, access->precision != PRECISION_MERGED))
         return -1;
-    if (access->mode & MODE_WRITE)
-        strided_clear(&shadow->strided, access->lo, access->hi);
+    if (access->mode & MODE_WRITE && strided_clear(&shadow->strided, access->lo, access->hi))
+        return -1;
     return check_pointers(shadow, access);
 }
 
@@ -402,14 +402,16 @@ static int add_strided(struct shadow *shadow, struct access *access, const struc
     if (check_strided_with_ranges(shadow, access, strided))
         return -1;
     struct range shared_range;
-    for (size_t i = 0; i < shadow->strided.range_count; i++) {
-        const struct strided_range *stored_range = &shadow->strided.ranges[i];
-        bool is_equal = stored_range->lo == strided->lo && stored_range->width == strided->width &&
-                        stored_range->stride == strided->stride && stored_range->count == strided->count;
-        if (!is_equal && strided_shared_with(strided, stored_range, &shared_range) &&
-            check_range(shadow, &shadow->strided.states[i], access, shared_range, true))
+    const struct strided_list *overlapping = strided_find_overlapping(&shadow->strided, strided->lo, strided->hi);
+    for (size_t i = 0; overlapping && i < overlapping->count; i++) {
+        struct strided_state *item = overlapping->items[i];
+        if (!strided_are_equal(&item->range, strided) &&
+            strided_shared_with(strided, &item->range, &shared_range) &&
+            check_range(shadow, &item->state, access, shared_range, true))
             return -1;
     }
+    if (!overlapping)
+        return -1;
     struct position position = map_lower_bound(&shadow->pointer_states, strided->lo);
     struct state *pointer;
     for (; (pointer = map_state(&shadow->pointer_states, position)) && pointer->lo < strided->hi;
@@ -418,7 +420,7 @@ static int add_strided(struct shadow *shadow, struct access *access, const struc
             check_pointer(shadow, pointer, access, shared_range))
             return -1;
     struct state *equal_state = strided_get_or_create(&shadow->strided, strided);
-    if (check_range(shadow, equal_state, access, (struct range){strided->lo, strided->hi}, true))
+    if (!equal_state || check_range(shadow, equal_state, access, (struct range){strided->lo, strided->hi}, true))
         return -1;
     return state_store(equal_state, access, &shadow->clock);
 }
@@ -551,7 +553,8 @@ int shadow_clear(struct shadow *shadow, uint64_t lo, uint64_t hi)
     replacements->state_count = remaining_count;
     if (run.count && replace_states(shadow, run))
         return -1;
-    strided_clear(&shadow->strided, lo, hi);
+    if (strided_clear(&shadow->strided, lo, hi))
+        return -1;
     struct position begin = map_lower_bound(&shadow->pointer_states, lo), position = begin;
     struct state *pointer;
     size_t removed_count = 0;
@@ -565,8 +568,7 @@ void shadow_release(struct shadow *shadow)
 {
     map_release(&shadow->range_states);
     map_release(&shadow->pointer_states);
-    while (shadow->strided.range_count)
-        state_clear(&shadow->strided.states[--shadow->strided.range_count]);
+    strided_release(&shadow->strided);
     clock_release(&shadow->clock);
     PyMem_Free(shadow->unordered.accesses);
     clear_replacements(&shadow->replacements);
