@@ -64,7 +64,7 @@ class ElementwiseSource:
         return f"{comment}{PRELUDE}{VECTORS}{body.replace('KERNEL_NAME', name)}", name
 
     def _body(self) -> str:
-        dimension_count = len(self.layout.sizes)
+        axis_count = len(self.layout.sizes)
         index_type = "u32" if self.layout.count < _MAX_INDEX_32 else "u64"
         parameters = [f"char* p{index}" for index in range(len(self.dtypes))]
         parameters += [
@@ -77,7 +77,7 @@ class ElementwiseSource:
         return f"""
 typedef {index_type} Index;
 enum {{ WIDTH = {self.elements_per_thread} }};
-struct Layout {{ i64 count; i64 sizes[{dimension_count}]; i64 strides[{len(self.dtypes)}][{dimension_count}]; }};
+struct Layout {{ i64 count; i64 sizes[{axis_count}]; i64 strides[{len(self.dtypes)}][{axis_count}]; }};
 
 // Computes the elements k of one thread. If IS_PARTIAL, the arrays end before k * spacing == remaining. All
 // elements are loaded before the first one is stored, so that the thread waits for memory once.
@@ -94,25 +94,25 @@ extern "C" __global__ void KERNEL_NAME(const Layout layout, {parameter_list}) {{
 
     def _index_text(self) -> str:
         """Return the text that computes the index of a thread's first element, and calls ``compute``."""
-        dimension_count = len(self.layout.sizes)
+        axis_count = len(self.layout.sizes)
         arguments = [
             "".join(
                 [f"p{index}"]
                 + [
                     f" + (i64)i{axis} * {self._stride_text(index, axis)}"
-                    for axis in range(dimension_count)
+                    for axis in range(axis_count)
                     if strides[axis]
                 ]
             )
             for index, strides in enumerate(self.layout.strides)
         ]
         arguments += [f"s{index}" for index in range(len(self.scalars))]
-        if dimension_count > 1:
+        if axis_count > 1:
             return self._strided_text(arguments)
-        first_line, spacing = "(blockIdx.x * (Index)blockDim.x + threadIdx.x) * WIDTH", "1"
+        first_index, spacing = "(blockIdx.x * (Index)blockDim.x + threadIdx.x) * WIDTH", "1"
         distances: list[str] = []
         if self._is_interleaved:
-            first_line, spacing = (
+            first_index, spacing = (
                 "blockIdx.x * (Index)(WIDTH * blockDim.x) + threadIdx.x",
                 "blockDim.x",
             )
@@ -122,7 +122,7 @@ extern "C" __global__ void KERNEL_NAME(const Layout layout, {parameter_list}) {{
             ]
         call = f"({', '.join([*arguments, 'count - i0', spacing, *distances])});"
         return (
-            f"    const Index i0 = {first_line};\n"
+            f"    const Index i0 = {first_index};\n"
             f"    if (i0 >= count) return;\n"
             f"    if (count - i0 > (WIDTH - 1) * {spacing}) compute<false>{call}\n"
             f"    else compute<true>{call}"
