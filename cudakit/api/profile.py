@@ -76,7 +76,7 @@ def profile(*, step_range: str | None = None, gpu: GpuChoice = "auto") -> Iterat
         yield profiled
     finally:
         recording.record_simulated(enabled=False)
-        with recording.synchronized():
+        with recording.synchronize_and_drain():
             profiled.complete(recording, collector, ProfileSpec(step_range))
         recording.close()
 
@@ -114,7 +114,7 @@ class TestTimes:
             yield
         finally:
             self._test_windows.append((test, begin_ns, time.monotonic_ns()))
-            with self._recording.drained():
+            with self._recording.drain():
                 timelines = list(map(timeline, self._simulated_collector.activities()))
                 self._add_time(test, timelines, -_MAX_TIME_NS, _MAX_TIME_NS)
                 self._simulated_collector = ActivityCollector()
@@ -122,7 +122,7 @@ class TestTimes:
     def finish(self) -> list[GpuTime]:
         """End the profile; return the tests with GPU work, those with the most time first."""
         self._recording.record_simulated(enabled=False)
-        with self._recording.synchronized():
+        with self._recording.synchronize_and_drain():
             timelines = list(map(timeline, self._real_collector.activities()))
             for test, begin_ns, end_ns in self._test_windows:
                 self._add_time(test, timelines, begin_ns, end_ns)
