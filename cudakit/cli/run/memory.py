@@ -107,7 +107,7 @@ class MemoryMonitor:
         from cudakit.core.memory.record.snapshot_file import build_snapshot
 
         memory = self._processes[process, trace_number]
-        snapshot = build_snapshot(memory, unix_offset_ns=self._unix_offset_ns, torch=None)
+        snapshot = build_snapshot(memory, unix_offset_ns=self._unix_offset_ns, torch_snapshot=None)
         self._unwritten_ooms.append((process, trace_number, snapshot))
         if self._paths[process]:
             self._write_ooms()
@@ -160,7 +160,7 @@ class MemoryMonitor:
         torch = self._read(path) if has_torch else None
         if has_torch and torch is None:
             return None
-        snapshot = build_snapshot(memory, unix_offset_ns=self._unix_offset_ns, torch=torch)
+        snapshot = build_snapshot(memory, unix_offset_ns=self._unix_offset_ns, torch_snapshot=torch)
         return snapshot if self._write_file(snapshot, Path(path)) else None
 
     def _write_file(self, snapshot: dict[str, Any], path: Path) -> bool:
