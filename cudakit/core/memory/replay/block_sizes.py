@@ -61,8 +61,8 @@ def _unsplit_sizes(
 
     The allocator splits a free block of the large pool only if more than 1 MiB remains, and always merges
     adjacent free blocks. So a gap of up to 1 MiB between a new block and the next block in use, or the end of
-    the segment, belongs to the new block. Blocks of at least ``max_split_bytes`` are never split. A block from
-    before the trace keeps its rounded size if no other block shows its end.
+    the segment, belongs to the new block. Blocks of at least ``max_split_bytes`` are never split. A block
+    from before the trace keeps its rounded size if no other block shows its end.
     """
     # Start addresses of blocks in use, and end addresses of segments, ascending.
     boundaries: list[int] = []
