@@ -20,7 +20,7 @@ from cudakit.api.random_arrays import (
     Output,
     Shape,
     SharedKernels,
-    advanced,
+    advance_counter,
 )
 from cudakit.api.random_counter import GeneratorCounter
 from cudakit.errors import InputError, UsageError
@@ -267,7 +267,7 @@ class Generator:
 
         Raises UsageError if the sequence has no such block.
         """
-        self._counter.change(partial(advanced, blocks))
+        self._counter.change(partial(advance_counter, blocks))
 
     def jump(self, count: int = 1) -> None:
         """Skip ``count`` sequences of 2^64 blocks each, or go back if negative; the position stays.
@@ -275,11 +275,11 @@ class Generator:
         Raises UsageError if the seed has no such sequence.
         """
 
-        def jumped(counter: Counter) -> Counter:
+        def add_sequences(counter: Counter) -> Counter:
             sequence = _check_state_number("sequence", counter.sequence + count, UsageError)
             return counter._replace(sequence=sequence)
 
-        self._counter.change(jumped)
+        self._counter.change(add_sequences)
 
     def spawn(self, count: int) -> list[Generator]:
         """Return new generators on the same device, with seeds that derive from this generator.
@@ -301,7 +301,9 @@ class Generator:
     def __repr__(self) -> str:
         seed, sequence = self._counter.seed_and_sequence()
         # A counter in device memory is not read, because the read would wait for the device.
-        position = "on the device" if self._counter.on_device else self._counter.read().position
+        position = (
+            "on the device" if self._counter.device_counter else self._counter.read().position
+        )
         return f"Generator(seed={seed}, sequence={sequence}, position={position})"
 
     def _child_generator(self, seed: int) -> Generator:

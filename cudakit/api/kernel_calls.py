@@ -11,6 +11,7 @@ from cudakit.errors import UsageError
 from cudakit.gpu.api import LEGACY, Argument, Gpu, Ptr, Stream
 from cudakit.gpu.arrays import (
     DeviceOperand,
+    array_allocator,
     current_stream,
     new_array,
     operand_of,
@@ -107,23 +108,14 @@ class KernelCall:
         """
         if self.gpu.simulated or not plan.blocks:
             return
-        gpu, library = self.gpu, self.library
-
-        def allocate(stream: int) -> tuple[object, ...]:
-            return tuple(
-                new_array(
-                    library, gpu, result.dtype, result.shape, Stream(stream), is_current_stream=True
-                )
-                for result in new_outputs or ()
-            )
-
+        layouts = [(result.dtype, result.shape) for result in new_outputs or ()]
         prepare_call(
             fast_call,
             cast("Cuda", self.gpu),
             kernels.kernel(plan),
             inputs=inputs,
             outputs=outputs,
-            allocate=None if new_outputs is None else allocate,
+            allocate=array_allocator(self.library, self.gpu, layouts) if layouts else None,
             results=results,
             parameters=[_fast_parameter(parameter) for parameter in plan.parameters],
             blocks=plan.blocks,

@@ -13,10 +13,10 @@ from cudakit.kernels.expressions.typed import TypedAssignment
 from cudakit.kernels.layout import Layout
 
 _MAX_INDEX_32 = 1 << 31
-# Number of elements that a thread computes if it cannot load vectors. In smaller arrays each thread computes
-# one element, so that their blocks occupy more multiprocessors.
-_INTERLEAVED = 4
-_MIN_INTERLEAVED_COUNT = 1 << 19
+# Pairs of the smallest array size in elements, and the number of elements that each thread computes if it
+# cannot load vectors. Several loads at once hide the latency of memory; in small arrays, more blocks occupy
+# more multiprocessors. The sizes were measured on an H200.
+_INTERLEAVED = ((1 << 19, 4), (1 << 15, 2), (0, 1))
 
 VECTORS = r"""
 template <int SIZE> struct vector_alignment { static const int value = SIZE > 16 ? 16 : SIZE; };
@@ -42,7 +42,7 @@ class ElementwiseSource:
         """The number of elements that each thread computes."""
         if not self._is_interleaved:
             return self.width
-        return _INTERLEAVED if self.layout.count >= _MIN_INTERLEAVED_COUNT else 1
+        return next(elements for size, elements in _INTERLEAVED if self.layout.count >= size)
 
     @property
     def _is_interleaved(self) -> bool:
@@ -77,10 +77,10 @@ typedef {index_type} Index;
 enum {{ WIDTH = {self.elements_per_thread} }};
 struct Layout {{ i64 count; i64 sizes[{dimensions}]; i64 strides[{len(self.dtypes)}][{dimensions}]; }};
 
-// Computes the elements k of one thread. If IS_PARTIAL, the arrays end before k * pitch == remaining. All
+// Computes the elements k of one thread. If IS_PARTIAL, the arrays end before k * spacing == remaining. All
 // elements are loaded before the first one is stored, so that the thread waits for memory once.
 template <bool IS_PARTIAL>
-__device__ void compute({parameter_list}, Index remaining, Index pitch{distances}) {{
+__device__ void compute({parameter_list}, Index remaining, Index spacing{distances}) {{
 {self._compute_text()}
 }}
 
@@ -107,19 +107,19 @@ extern "C" __global__ void KERNEL_NAME(const Layout layout, {parameter_list}) {{
         arguments += [f"s{index}" for index in range(len(self.scalars))]
         if dimensions > 1:
             return self._strided_text(arguments)
-        first, pitch = "(blockIdx.x * (Index)blockDim.x + threadIdx.x) * WIDTH", "1"
+        first, spacing = "(blockIdx.x * (Index)blockDim.x + threadIdx.x) * WIDTH", "1"
         distances: list[str] = []
         if self._is_interleaved:
-            first, pitch = "blockIdx.x * (Index)(WIDTH * blockDim.x) + threadIdx.x", "blockDim.x"
+            first, spacing = "blockIdx.x * (Index)(WIDTH * blockDim.x) + threadIdx.x", "blockDim.x"
             distances = [
                 f"(i64)blockDim.x * {self._stride_text(index, 0)}"
                 for index in range(len(self.dtypes))
             ]
-        call = f"({', '.join([*arguments, 'count - i0', pitch, *distances])});"
+        call = f"({', '.join([*arguments, 'count - i0', spacing, *distances])});"
         return (
             f"    const Index i0 = {first};\n"
             f"    if (i0 >= count) return;\n"
-            f"    if (count - i0 > (WIDTH - 1) * {pitch}) compute<false>{call}\n"
+            f"    if (count - i0 > (WIDTH - 1) * {spacing}) compute<false>{call}\n"
             f"    else compute<true>{call}"
         )
 
@@ -188,16 +188,16 @@ extern "C" __global__ void KERNEL_NAME(const Layout layout, {parameter_list}) {{
         storage = list(self.dtypes.values())[index].storage_type
         distance = f"d{index}" if self._is_interleaved else f"(i64)sizeof({storage})"
         element, value = f"*({storage}*)(p{index} + k * {distance})", f"v{index}.elements[k]"
-        copy = f"{element} = {value};" if is_store else f"{value} = {element};"
+        transfer = f"{element} = {value};" if is_store else f"{value} = {element};"
         lines = [
             "    #pragma unroll",
-            f"    for (int k = 0; k < WIDTH; ++k) if (!IS_PARTIAL || k * pitch < remaining) {copy}",
+            f"    for (int k = 0; k < WIDTH; ++k) if (!IS_PARTIAL || k * spacing < remaining) {transfer}",
         ]
         if self._is_interleaved:
             return lines
         vector = f"*(Vector<{storage}, WIDTH>*)p{index}"
-        copy = f"{vector} = v{index};" if is_store else f"v{index} = {vector};"
-        return [f"    if (!IS_PARTIAL) {copy}", "    else {", *lines, "    }"]
+        transfer = f"{vector} = v{index};" if is_store else f"v{index} = {vector};"
+        return [f"    if (!IS_PARTIAL) {transfer}", "    else {", *lines, "    }"]
 
     def _is_vector(self, index: int) -> bool:
         """Return whether a thread accesses WIDTH elements of an array, not one repeated element."""

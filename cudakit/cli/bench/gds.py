@@ -107,10 +107,23 @@ def gds(
         files = {
             direction: cleanup.enter_context(
                 temporary_data_file(
-                    Path(directory), file_size or default_bytes, effort.get("seed") or 0
+                    Path(directory),
+                    file_size or default_bytes,
+                    effort.get("seed") or 0,
+                    in_memory=_is_in_memory(Path(directory)),
                 )
             )
             for direction in directions
         }
         spec = GdsSpec(files=files, **passed_options(**options), **effort)
         return measure_spec(spec, gpu, output)
+
+
+def _is_in_memory(directory: Path) -> bool:
+    """Return whether a directory is on tmpfs or ramfs; False if it does not exist."""
+    from cudakit.gpu.run_context.files import Files
+
+    try:
+        return Files(Path("/")).is_in_memory(directory.stat().st_dev)
+    except OSError:
+        return False

@@ -1,14 +1,13 @@
-"""The commands ``cudakit bench memory``, ``copy``, ``launch``, ``alloc``, ``graph`` and ``suite``."""
+"""The commands ``cudakit bench memory``, ``copy``, ``launch``, ``alloc`` and ``graph``."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from cudakit.cli.bench.measure import FORMATS, exit_code, measure, measuring
+from cudakit.cli.bench.measure import measuring
 from cudakit.cli.bench.options import (
     DESCRIBED_IN,
     Effort,
@@ -19,8 +18,7 @@ from cudakit.cli.bench.options import (
     passed_options,
     sizes_option,
 )
-from cudakit.cli.failure import ExitCode
-from cudakit.cli.options import Command, OutputOptions, Value, gpu_option, option, output_options
+from cudakit.cli.options import Command, Value, option
 
 if TYPE_CHECKING:
     from cudakit.core.bench.spec import Allocator, Spec
@@ -228,25 +226,3 @@ def graph(*, effort: Effort, **options: Any) -> Spec:
     from cudakit.core.bench.spec import GraphSpec
 
     return GraphSpec(**passed_options(**options), **effort)
-
-
-@_benchmark("Health check: does this GPU perform as expected of its model?")
-@option("--quick", is_flag=True, help="Run a subset that takes about a minute.")
-@gpu_option
-@output_options(FORMATS)
-def suite(*, quick: bool, gpu: str, output: OutputOptions) -> int:
-    """Measure the main figures of a GPU, and compare each with an expected value: pass, warn or fail.
-
-    The expected rate was measured on a healthy GPU of the same model; for a model that was never measured, it
-    is a fraction of the theoretical peak. The expected latency is an upper bound for healthy machines. If a
-    figure fails, the exit code is 1. GEMMs need cuBLAS and nvmath-python; without these they are skipped.
-    With --gpu sim, figures are not assessed.
-
-    \b
-    cudakit bench suite --quick
-    cudakit bench suite -o health.html -o health.json
-    """
-    from cudakit.core.bench.suite import SuiteSpec, check_health
-
-    result = measure(partial(check_health, SuiteSpec(quick=quick)), gpu, output)
-    return ExitCode.FINDINGS if result.health == "fail" else exit_code(result.bench)

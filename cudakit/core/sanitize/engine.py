@@ -51,7 +51,7 @@ class RaceDescriber:
 
     def describe(self, conflict: Conflict, strings: Sequence[str]) -> Race:
         """Return the race of a conflict. Call it before later work is enqueued."""
-        previous, current = conflict.previous, conflict.current
+        previous, current = conflict.previous_access, conflict.current_access
         pool_block = self._pools.find(conflict.lo)
         return Race(
             kind=_race_kind(previous, current, pool_block),
@@ -64,7 +64,7 @@ class RaceDescriber:
             last_sync=self._stream_order.last_sync(
                 current.call.stream, previous.call.stream, previous.slot
             ),
-            approximate=conflict.approximate,
+            is_approximate=conflict.is_approximate,
         )
 
 
@@ -134,7 +134,7 @@ _ACCESSED: Final = int(EventKind.ACCESSED)
 _AccessHandler: TypeAlias = Callable[[AccessRows], None]
 
 # Number of records that are decoded at a time, which limits the memory that decoding needs.
-_RECORDS_AT_ONCE: Final = 1 << 14
+_MAX_DECODED_RECORDS: Final = 1 << 14
 STRAY_ACCESS: Final = "access without a recorded launch"
 UNKNOWN_STREAM: Final = "stream whose creation was not recorded"
 
@@ -176,14 +176,20 @@ class Engine:
         )
         self._shadow = shadow = CheckedShadow(accesses, self._unrecorded)
         self._memory = AllocationEvents(stream_order, shadow)
-        self._describer = RaceDescriber(stream_order, self._memory.driver, self._memory.pools)
+        self._describer = RaceDescriber(
+            stream_order, self._memory.driver_allocations, self._memory.pool_blocks
+        )
         self._syncs = SyncTracker(stream_order, self.gaps)
         self._graphs = GraphTracker(stream_order, shadow, self.coverage, self.gaps)
         self._collectives = CollectiveTracker(
             stream_order, shadow, self._graphs, self.coverage, self.gaps
         )
         self._work = StreamWork(
-            stream_order, shadow, self._memory.driver, self.coverage, strict=strict_threads
+            stream_order,
+            shadow,
+            self._memory.driver_allocations,
+            self.coverage,
+            strict=strict_threads,
         )
         self._handlers = self._all_handlers()
         self._access_handlers: dict[int, _AccessHandler] = {
@@ -195,7 +201,7 @@ class Engine:
         self._ranges = RangeTracker()
         self._last_seq = 0
         # LaunchPrecision of the last call; None if it was not a launch.
-        self._last_precision: int | None = None
+        self._last_launch_precision: int | None = None
         # Size of the recorder's arenas in device memory, by device.
         self._arena_bytes: dict[int, int] = {}
         self._prune_above = prune_above
@@ -219,8 +225,10 @@ class Engine:
         self._strings = strings
         self._possible_accesses = possible_accesses or {}
         records = sorted_by_call(records)
-        for begin in range(0, len(records), _RECORDS_AT_ONCE):
-            for thread_records in self._split_by_thread(records[begin : begin + _RECORDS_AT_ONCE]):
+        for begin in range(0, len(records), _MAX_DECODED_RECORDS):
+            for thread_records in self._split_by_thread(
+                records[begin : begin + _MAX_DECODED_RECORDS]
+            ):
                 self._analyze(RecordBatch(thread_records, self._last_seq, self._ranges))
                 self._last_seq = int(thread_records["seq"][-1])
             self._prune_states()
@@ -287,7 +295,7 @@ class Engine:
         )
 
     def _report_unverified(self, conflict: Conflict) -> None:
-        previous, current = conflict.previous.call, conflict.current.call
+        previous, current = conflict.previous_access.call, conflict.current_access.call
         sides = previous.name, previous.site, current.kind, current.name, current.site
         if sides not in self._unverified and not are_peer_kernels(previous, current, self._strings):
             self._unverified[sides] = self._describer.describe(conflict, self._strings)
@@ -295,16 +303,19 @@ class Engine:
     def _update_coverage(self, batch: RecordBatch) -> None:
         """Add the launches and accesses of a batch to the coverage."""
         coverage, precision_counts = self.coverage, batch.precision_counts
-        if batch.stray_accesses:
-            self.gaps[STRAY_ACCESS] += batch.stray_accesses
-        if self._last_precision is not None and batch.leading_precision > self._last_precision:
+        if batch.stray_access_count:
+            self.gaps[STRAY_ACCESS] += batch.stray_access_count
+        if (
+            self._last_launch_precision is not None
+            and batch.leading_precision > self._last_launch_precision
+        ):
             # The last launch has less precise accesses in this batch: count the launch with the
             # precision of these accesses instead.
-            coverage.count(self._last_precision, -1)
+            coverage.count(self._last_launch_precision, -1)
             coverage.count(batch.leading_precision)
-            self._last_precision = batch.leading_precision
+            self._last_launch_precision = batch.leading_precision
         if batch.kinds:
-            self._last_precision = (
+            self._last_launch_precision = (
                 batch.launch_precisions[-1] if batch.kinds[-1] == _LAUNCH else None
             )
         coverage.launches += len(batch.launch_precisions)
@@ -318,7 +329,9 @@ class Engine:
         coverage.accesses_uncertain += precision_counts[Precision.UNCERTAIN]
 
     def _report_conflict(self, conflict: Conflict) -> None:
-        if are_peer_kernels(conflict.previous.call, conflict.current.call, self._strings):
+        if are_peer_kernels(
+            conflict.previous_access.call, conflict.current_access.call, self._strings
+        ):
             self.gaps[PEER_KERNELS] += 1
         elif conflict.confidence is Confidence.POSSIBLE and not self._report_possible:
             self.coverage.suspected += 1
@@ -328,8 +341,8 @@ class Engine:
     def _prune_states(self) -> None:
         """Remove the states that no race can involve any more, once there are many states."""
         self._stream_order.reuse_slots()
-        if self._stream_order.unrecorded_streams:
-            self.gaps[UNKNOWN_STREAM] = self._stream_order.unrecorded_streams
+        if self._stream_order.unrecorded_stream_count:
+            self.gaps[UNKNOWN_STREAM] = self._stream_order.unrecorded_stream_count
         if self._state_count < self._next_prune_count:
             return
         past_clock = self._stream_order.past_clock()
@@ -340,13 +353,14 @@ class Engine:
             self._syncs.prune()
             self._graphs.prune()
         if self._shadow.range_state_count > self._max_range_states:
-            self._shadow.coarsen(self._memory.driver.find, self._max_range_states)
+            self._shadow.coarsen(self._memory.driver_allocations.find, self._max_range_states)
         self._next_prune_count = self._prune_above + 2 * self._state_count
 
     @property
     def _state_count(self) -> int:
         shadow = self._shadow
         state_count = shadow.range_state_count + shadow.pointer_state_count
+        state_count += shadow.strided_state_count
         return state_count + len(self._syncs) + len(self._unrecorded)
 
     def _add_gap(self, _: Call, description: int, count: int) -> None:

@@ -57,15 +57,15 @@ class _Occurrences:
     streams: dict[int, tuple[set[int], set[int]]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, example: FoundRace, decoder: RaceDecoder) -> _Occurrences:
+    def from_example(cls, example: FoundRace, decoder: RaceDecoder) -> _Occurrences:
         ownership = RaceOwnership(example.current.stack, example.previous.stack)
         return cls(example, decoder, ownership)
 
     def add(self, race: Race, decoder: RaceDecoder) -> None:
         """Add an occurrence of the race, which replaces the example if it is the better example."""
-        earlier, later = self.streams.setdefault(decoder.process, (set(), set()))
-        earlier.add(race.previous.stream)
-        later.add(race.current.stream)
+        earlier_streams, later_streams = self.streams.setdefault(decoder.process, (set(), set()))
+        earlier_streams.add(race.previous.stream)
+        later_streams.add(race.current.stream)
         is_of_program = self.ownership.add(race, decoder.stream_use)
         if is_of_program or _is_better_example(race, self.example):
             self.example, self.decoder = decoder.decode(race), decoder
@@ -114,9 +114,11 @@ class Report:
         self._internal = internal
         self._demangle = demangle
         self._races: dict[_Key, _Occurrences] = {}
-        self._suppressed: dict[_Key, int] = {}  # index of the suppression of each suppressed race
+        self._suppression_indices: dict[
+            _Key, int
+        ] = {}  # index of the suppression of each suppressed race
         self._known_races: dict[_Key, KnownRace] = {}  # races that the baseline has
-        self._counts: Counter[_Key] = Counter()
+        self._occurrence_counts: Counter[_Key] = Counter()
         self._occurrences_by_process: Counter[int] = Counter()
         self._unverified: dict[_Key, UnverifiedPair] = {}  # by the identities of both operations
         self._hidden_count = 0  # number of occurrences with less confidence than is shown
@@ -190,7 +192,7 @@ class Report:
     ) -> SanitizeResult:
         """Return the result. ``coverage`` and ``ranks`` are by PID, ``gaps`` are the counts of each trace."""
         total_coverage = sum(coverage.values(), Coverage())
-        racing_sides = {tuple(sides) for _, *sides in self._counts}
+        racing_sides = {tuple(sides) for _, *sides in self._occurrence_counts}
         return SanitizeResult(
             exit_status=exit_status,
             simulated=simulated,
@@ -227,25 +229,25 @@ class Report:
             self._hidden_count += 1
             return False
         key = self._key(decoder, race)
-        if key not in self._counts:
+        if key not in self._occurrence_counts:
             self._add_new(key, decoder.decode(race), decoder)
-        self._counts[key] += 1
-        if key in self._suppressed or key in self._known_races:
+        self._occurrence_counts[key] += 1
+        if key in self._suppression_indices or key in self._known_races:
             return False
         self._occurrences_by_process[decoder.process] += 1
         self._races[key].add(race, decoder)
         return True
 
-    def _add_new(self, key: _Key, reported: FoundRace, decoder: RaceDecoder) -> None:
+    def _add_new(self, key: _Key, found_race: FoundRace, decoder: RaceDecoder) -> None:
         """Store a new race, the index of the suppression that covers it, or the same race of the baseline."""
-        for number, suppression in enumerate(self._suppressions):
-            if suppression.covers(reported.current, reported.previous):
-                self._suppressed[key] = number
+        for suppression_index, suppression in enumerate(self._suppressions):
+            if suppression.covers(found_race.current, found_race.previous):
+                self._suppression_indices[key] = suppression_index
                 return
-        if self._baseline and (known_race := self._baseline.find(reported)):
+        if self._baseline and (known_race := self._baseline.find(found_race)):
             self._known_races[key] = known_race
         else:
-            self._races[key] = _Occurrences.of(reported, decoder)
+            self._races[key] = _Occurrences.from_example(found_race, decoder)
 
     def _key(self, decoder: RaceDecoder, race: Race) -> _Key:
         sides = (race.current, race.previous)
@@ -259,64 +261,81 @@ class Report:
         name = collective.function if collective else operation.name
         return operation.kind, name, id(decoder.stacks(operation.site))
 
-    def _stack(self, trace_id: tuple[int, int], stacks: Sequence[Stack], number: int) -> _Frames:
+    def _stack(
+        self, trace_id: tuple[int, int], stacks: Sequence[Stack], stack_index: int
+    ) -> _Frames:
         """Return a call stack; ``trace_id`` is a PID and a trace number."""
-        if not 0 <= number < len(stacks):
+        if not 0 <= stack_index < len(stacks):
             return ()
-        frames = self._frames.get((*trace_id, number))
+        frames = self._frames.get((*trace_id, stack_index))
         if frames is None:
-            frames = self._frames[(*trace_id, number)] = self._interned(stacks[number])
+            frames = self._frames[(*trace_id, stack_index)] = self._intern_stack(
+                stacks[stack_index]
+            )
         return frames
 
-    def _interned(self, stack: Stack) -> _Frames:
+    def _intern_stack(self, stack: Stack) -> _Frames:
         frames = tuple(Frame(frame.function, frame.file, frame.line) for frame in stack)
         return self._interned_stacks.setdefault(frames, frames)
 
     def _races_with_counts(self) -> Iterable[FoundRace]:
         return (
-            occurrences.found_race(self._counts[key]) for key, occurrences in self._races.items()
+            occurrences.found_race(self._occurrence_counts[key])
+            for key, occurrences in self._races.items()
         )
 
     def _suppressed_counts(self) -> Iterable[Suppressed]:
-        for number, suppression in enumerate(self._suppressions):
+        for suppression_index, suppression in enumerate(self._suppressions):
             counts = [
-                self._counts[key] for key, index in self._suppressed.items() if index == number
+                self._occurrence_counts[key]
+                for key, index in self._suppression_indices.items()
+                if index == suppression_index
             ]
             yield Suppressed(suppression.pattern, suppression.origin, len(counts), sum(counts))
 
     def _baseline_use(self) -> BaselineUse | None:
         if self._baseline is None:
             return None
-        count = sum(self._counts[key] for key in self._known_races)
+        count = sum(self._occurrence_counts[key] for key in self._known_races)
         return self._baseline.use(self._known_races.values(), count)
 
 
-def _sort_key(reported: FoundRace) -> tuple[int, ...]:
+def _sort_key(found_race: FoundRace) -> tuple[int, ...]:
     """Return the sort key of a race. It does not depend on addresses, because they differ between runs."""
-    location = (reported.memory.seq, reported.offset_bytes or 0) if reported.memory else (0, 0)
-    is_of_library = reported.owner is RaceOwner.LIBRARY
-    rank = _confidence_rank(reported)
-    return is_of_library, rank, reported.current.seq, reported.previous.seq, *location
+    location = (
+        (found_race.memory.seq, found_race.offset_bytes or 0) if found_race.memory else (0, 0)
+    )
+    is_of_library = found_race.owner is RaceOwner.LIBRARY
+    confidence_rank = _confidence_rank(found_race)
+    return (
+        is_of_library,
+        confidence_rank,
+        found_race.current.seq,
+        found_race.previous.seq,
+        *location,
+    )
 
 
-def _is_better_example(race: Race, reported: FoundRace) -> bool:
+def _is_better_example(race: Race, found_race: FoundRace) -> bool:
     """Return whether to report a race instead of an earlier race between the same call sites.
 
     A more certain race is better. Among the races of one operation, the race on the earliest allocation is
     better, because the order of the addresses differs between runs.
     """
-    rank = _CONFIDENCE_ORDER.index(race.confidence)
-    if rank != _confidence_rank(reported) or not (race.allocation and reported.memory):
-        return rank < _confidence_rank(reported)
-    if race.current.seq != reported.current.seq:
+    confidence_rank = _CONFIDENCE_ORDER.index(race.confidence)
+    if confidence_rank != _confidence_rank(found_race) or not (
+        race.allocation and found_race.memory
+    ):
+        return confidence_rank < _confidence_rank(found_race)
+    if race.current.seq != found_race.current.seq:
         return False
     allocation = race.allocation
     location = allocation.seq, race.lo - allocation.address
-    return (race.previous.seq, *location) < _sort_key(reported)[3:]
+    return (race.previous.seq, *location) < _sort_key(found_race)[3:]
 
 
-def _confidence_rank(reported: FoundRace) -> int:
-    return _CONFIDENCE_ORDER.index(reported.confidence)
+def _confidence_rank(found_race: FoundRace) -> int:
+    return _CONFIDENCE_ORDER.index(found_race.confidence)
 
 
 def unverified_pair(process: int, current: Side, previous: Side) -> UnverifiedPair:
@@ -357,8 +376,8 @@ def headline(races: Sequence[FoundRace]) -> str:
 
 
 def _race_text(race: FoundRace) -> str:
-    occurrences = f", {race.count} times" if race.count > 1 else ""
-    lines = [f"{race.kind} ({race.confidence}{occurrences}): {race.sentence}"]
+    occurrences_text = f", {race.count} times" if race.count > 1 else ""
+    lines = [f"{race.kind} ({race.confidence}{occurrences_text}): {race.sentence}"]
     lines += _operation_lines("later", race.current) + _operation_lines("earlier", race.previous)
     if memory := race.memory:
         size, allocation_size = format_bytes(race.size_bytes), format_bytes(memory.size_bytes)

@@ -78,34 +78,34 @@ class TemplateAccesses:
         self.possible_accesses = {}
         self._add_node_pointers(records, kinds)
         template_ids = _template_ids(records, kinds)
-        positions = np.flatnonzero((template_ids != 0) | (kinds == EventKind.TEMPLATE))
-        if not len(positions):
+        template_positions = np.flatnonzero((template_ids != 0) | (kinds == EventKind.TEMPLATE))
+        if not len(template_positions):
             return records
         record_parts: list[Records] = []
         next_index = 0
         seqs = np.ascontiguousarray(records["seq"])
-        call_begins = np.searchsorted(seqs, seqs[positions]).tolist()
-        call_ends = np.searchsorted(seqs, seqs[positions], side="right").tolist()
-        for position, call_begin, call_end in zip(
-            positions.tolist(), call_begins, call_ends, strict=True
+        call_begins = np.searchsorted(seqs, seqs[template_positions]).tolist()
+        call_ends = np.searchsorted(seqs, seqs[template_positions], side="right").tolist()
+        for template_position, call_begin, call_end in zip(
+            template_positions.tolist(), call_begins, call_ends, strict=True
         ):
-            record_parts.append(records[next_index:position])
-            if kinds[position] == EventKind.TEMPLATE:
-                next_index = position + 1
+            record_parts.append(records[next_index:template_position])
+            if kinds[template_position] == EventKind.TEMPLATE:
+                next_index = template_position + 1
                 self._apply_template_record(
-                    records[position], records[call_begin:call_end], coverage
+                    records[template_position], records[call_begin:call_end], coverage
                 )
             else:
                 next_index = call_end
-                call_records = records[position:call_end]
+                call_records = records[template_position:call_end]
                 record_parts += [
                     call_records[:1],
-                    self._accesses_of(call_records, int(template_ids[position]), coverage),
+                    self._accesses_of(call_records, int(template_ids[template_position]), coverage),
                 ]
         record_parts.append(records[next_index:])
         return np.concatenate(record_parts)
 
-    def mark(self, races: Iterable[Race]) -> list[Race]:
+    def mark_races(self, races: Iterable[Race]) -> list[Race]:
         """Return the races, with a mark on each operation whose accesses are from a template."""
         return [
             replace(
@@ -213,15 +213,15 @@ def _template_of_call(
     pointers: _Addresses = view(
         call_records[kinds == EventKind.TEMPLATE_POINTER], EventKind.TEMPLATE_POINTER
     )["pointer"].copy()
-    accessed = call_records[kinds == EventKind.ACCESSED]
+    accessed_records = call_records[kinds == EventKind.ACCESSED]
     if kinds[0] == EventKind.GRAPH_LAUNCH:
-        return _graph_template(call_records, rows, accessed, node_pointers)
+        return _graph_template(call_records, rows, accessed_records, node_pointers)
     if not len(pointers):
-        no_indices = np.zeros(0, np.intp)
-        return _Template(np.concatenate([rows, accessed]), pointers, no_indices, ())
+        empty_indices = np.zeros(0, np.intp)
+        return _Template(np.concatenate([rows, accessed_records]), pointers, empty_indices, ())
     rows, indices = _assign_to_pointers(rows, pointers)
     possible_modes = tuple(_possible_modes(rows, indices, pointers))
-    return _Template(np.concatenate([rows, accessed]), pointers, indices, possible_modes)
+    return _Template(np.concatenate([rows, accessed_records]), pointers, indices, possible_modes)
 
 
 def _graph_template(

@@ -196,6 +196,10 @@ class CheckedShadow:
     def pointer_state_count(self) -> int:
         return self._shadow.pointer_state_count
 
+    @property
+    def strided_state_count(self) -> int:
+        return self._shadow.strided_state_count
+
     def add(self, access: MemoryAccess, clock: Clock, stride: int = 0, count: int = 0) -> None:
         self._unrecorded.check(access, clock, stride, count)
         self._shadow.add(access, clock, stride, count)
@@ -208,8 +212,8 @@ class CheckedShadow:
         self._unrecorded.check(access, clock, 0, 0)
         self._shadow.add_free(access, clock)
 
-    def freed_before(self, lo: int, hi: int) -> list[Release]:
-        return self._shadow.freed_before(lo, hi)
+    def free_releases(self, lo: int, hi: int) -> list[Release]:
+        return self._shadow.free_releases(lo, hi)
 
     def clear(self, lo: int, hi: int) -> None:
         self._unrecorded.clear(lo, hi)

@@ -183,7 +183,7 @@ class RunContext:
     nvml: NvmlView | Unavailable = _NOT_GATHERED
     cuda: CudaView | Unavailable = _NOT_GATHERED
     telemetry: tuple[Telemetry | Unavailable, ...] = ()  # telemetry in the order of nvml.devices
-    nvml_device: DeviceFacts | None = None  # the first CUDA device, as NVML describes it
+    nvml_device: DeviceFacts | None = None  # the CUDA device in use, as NVML describes it
     other_processes: int | Unavailable = NOT_QUERIED  # number of processes on ``nvml_device``
     self_test: tuple[SelfTestStep, ...] | Unavailable = ()
 

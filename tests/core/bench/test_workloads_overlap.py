@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from cudakit.core.bench.method import Rule
 from cudakit.core.bench.pipeline import run
 from cudakit.core.bench.result import BenchResult
 from cudakit.core.bench.spec import OVERLAP_DIRECTIONS, OverlapSpec
@@ -191,7 +192,8 @@ def test_case_counts_memory_of_all_measurements() -> None:
 def test_copies_of_pinned_memory_overlap_on_gpu_and_pageable_ones_do_not() -> None:
     pytest.importorskip("nvmath")
     with closing(open_gpu("cuda")) as gpu:
-        result = measure(gpu, *OVERLAP_DIRECTIONS, warmup_s=0.05)
+        rule = Rule(min_samples=5, min_time_s=0.05, timeout_s=0.5)
+        result = measure(gpu, *OVERLAP_DIRECTIONS, warmup_s=0.05, rule=rule)
 
     assert all(case.verified for case in result.results), [
         (case.axes, case.median_s) for case in result.results if not case.verified

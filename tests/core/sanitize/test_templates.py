@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from cudakit.core.sanitize.engine import Engine
 from cudakit.core.sanitize.races import Coverage, Race
-from cudakit.core.sanitize.reorder_buffer import reordered
+from cudakit.core.sanitize.reorder_buffer import reorder_records
 from cudakit.core.sanitize.templates import TemplateAccesses, _split_at_pointers
 from cudakit.trace.kinds import EventKind, Precision
 from cudakit.trace.layout import RECORD, Records, layout, view
@@ -124,12 +124,12 @@ def with_moved_scattered_accesses(work: Records) -> Records:
 
 def analyzed(records: Records, strings: list[str]) -> tuple[list[Race], list[Race]]:
     """Return the races of a trace, and those with possible accesses of launches that were not recorded."""
-    in_order, never_read_count = reordered(records)
+    in_order, never_read_count = reorder_records(records)
     assert not never_read_count
     engine, templates = Engine(), TemplateAccesses()
     in_order = templates.insert(in_order, engine.coverage)
     assert not templates.unknown_count
-    found = templates.mark(engine.feed(in_order, strings, templates.possible_accesses))
+    found = templates.mark_races(engine.feed(in_order, strings, templates.possible_accesses))
     return found, engine.take_unverified()
 
 
@@ -220,7 +220,7 @@ def test_missing_wait_and_changed_indices_give_a_race_or_a_warning(name: str) ->
 def test_most_launches_of_a_repeated_program_have_templates() -> None:
     records, _ = program_log("torch_matmul_result_fixed")
     coverage = Coverage()
-    in_order, _ = reordered(Policy().apply(in_rounds(records, unchanged, 0)))
+    in_order, _ = reorder_records(Policy().apply(in_rounds(records, unchanged, 0)))
     TemplateAccesses().insert(in_order, coverage)
     assert coverage.launches_from_template > 0.5 * np.count_nonzero(
         in_order["kind"] == EventKind.LAUNCH
@@ -231,7 +231,7 @@ def test_most_launches_of_a_repeated_program_have_templates() -> None:
 
 def test_launch_with_forgotten_template_counts_as_gap() -> None:
     records, _ = program_log("torch_matmul_result_fixed")
-    in_order, _ = reordered(Policy().apply(in_rounds(records, unchanged, 0)))
+    in_order, _ = reorder_records(Policy().apply(in_rounds(records, unchanged, 0)))
     is_use = in_order["kind"] == EventKind.LAUNCH
     is_use[is_use] = view(in_order[is_use], EventKind.LAUNCH)["template_id"] != 0
     first_use = int(np.flatnonzero(is_use)[0])

@@ -14,7 +14,7 @@ from gpu.capture.recorded import build_library, recorded
 from gpu.capture.test_recorder_exact_graphs import GRAPHS
 
 from cudakit.core.sanitize.races import Coverage
-from cudakit.core.sanitize.reorder_buffer import reordered
+from cudakit.core.sanitize.reorder_buffer import reorder_records
 from cudakit.core.sanitize.templates import TemplateAccesses
 from cudakit.trace.events import Access, Event, GraphLaunch, Launch, Template
 from cudakit.trace.kinds import Precision, TemplateCheck
@@ -52,7 +52,7 @@ def written_ranges(events: list[Event]) -> list[set[tuple[int, int]]]:
     """Return the exact ranges of each launch after templates were inserted, in order of the calls."""
     strings = [""]
     records = pack(events, lambda _: 0)
-    in_order, never_read_count = reordered(records)
+    in_order, never_read_count = reorder_records(records)
     assert never_read_count == 0
     inserted = TemplateAccesses().insert(in_order, Coverage())
     ranges: dict[int, set[tuple[int, int]]] = {}
@@ -68,7 +68,7 @@ def written_ranges(events: list[Event]) -> list[set[tuple[int, int]]]:
 
 def written_bytes(events: list[Event]) -> list[set[int]]:
     """Return the first byte of each contiguous access of each launch, after templates were inserted."""
-    in_order, _ = reordered(pack(events, lambda _: 0))
+    in_order, _ = reorder_records(pack(events, lambda _: 0))
     inserted = TemplateAccesses().insert(in_order, Coverage())
     written: dict[int, set[int]] = {}
     for event in unpack(inserted, [""]):

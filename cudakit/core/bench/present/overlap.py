@@ -74,10 +74,11 @@ def _describe_slowdowns(overlap: CopyOverlap) -> str:
     }
     if not percents:
         return ""
-    if not any(percents.values()):
-        return "; both run at full speed" if len(percents) == 2 else ""
+    if len(percents) == 2 and not any(percents.values()):
+        return "; both run at full speed"
     changes = [
-        f"{abs(percent)}% {'slower' if percent >= 0 else 'faster'}" for percent in percents.values()
+        f"{abs(percent)}% {'slower' if percent > 0 else 'faster'}" if percent else "at full speed"
+        for percent in percents.values()
     ]
     first_name, *other_names = percents
     texts = [f"the {first_name} runs {changes[0]}"]

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from cudakit.core.bench.case import Case
 from cudakit.core.bench.result import CaseResult, CopyOverlap
 from cudakit.core.bench.spec import OverlapSpec, is_pageable
+from cudakit.core.bench.timer import MAX_QUEUED
 from cudakit.core.bench.workload import (
     CUDAKIT,
     Axis,
@@ -42,11 +43,13 @@ _DTYPE = "bf16"
 # Minimum duration of the copies and of the GEMMs: the streams start some microseconds apart, which is
 # negligible in this time. Launches on a simulated device take less time.
 _MIN_S, _SIMULATED_MIN_S = 5e-3, 20e-6
-# Maximum number of copies, and of GEMMs, of one execution: with the concurrent work they fit in the launch
-# queue of the device, about 1000 launches.
-_MAX_REPETITIONS = 100
+# Maximum number of copies, and of GEMMs, of one execution. With a blocking kernel, the timed work and
+# _CONCURRENT_FACTOR times both kinds of untimed work must fit in the launch queue of the device.
+_MAX_REPETITIONS, _MAX_REPETITIONS_UNBLOCKED = MAX_QUEUED // 7, MAX_QUEUED // 2
 # The work beside the timed work lasts this number of times as long, in case it slows the timed work down.
-_CONCURRENT_FACTOR = 4
+# As many GEMMs run before GEMMs are timed: a GPU at its power limit lowers its clock during GEMMs and raises
+# it during copies, so the clock would depend on the previous sample.
+_CONCURRENT_FACTOR = 3
 # Number of executions per timed run, and number of runs, of which the fastest one is the estimate.
 _PILOT_EXECUTIONS, _PILOT_RUNS = 4, 2
 _COPIES, _GEMMS, _GEMM_FLOP = "copies", "gemms", "gemm_flop"
@@ -69,7 +72,9 @@ def overlap_cases(spec: OverlapSpec, gpu: DeviceInfo) -> tuple[Case, ...]:
 
 def _case(spec: OverlapSpec, copy: Copy, gemm: GemmWorkload) -> Case:
     has_pageable_memory = is_pageable(copy.direction)
-    repetitions = Repetitions()
+    repetitions = Repetitions(
+        _MAX_REPETITIONS_UNBLOCKED if has_pageable_memory else _MAX_REPETITIONS
+    )
     workloads = [
         # The names of interleaved workloads differ.
         OverlapWorkload(copy, gemm, measured, repetitions, f"{spec.bench} {measured}")
@@ -98,7 +103,8 @@ class Repetitions:
     All measurements of a case share the numbers, which the first prepared workload measures.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, max_count: int) -> None:
+        self.max_count = max_count  # Largest value of both numbers.
         self.copies = self.gemms = 0  # Both numbers are 0 until they are chosen.
 
     def choose(self, gpu: Gpu, copy: Prepared, gemm: Prepared) -> None:
@@ -110,7 +116,7 @@ class Repetitions:
         # A multiple of the longer time, which the other work then approximates.
         target_s = max(1, round(min_s / longer_s)) * longer_s
         self.copies, self.gemms = (
-            min(round(target_s / time_s), _MAX_REPETITIONS) for time_s in (copy_s, gemm_s)
+            min(round(target_s / time_s), self.max_count) for time_s in (copy_s, gemm_s)
         )
 
 
@@ -154,7 +160,10 @@ class OverlapWorkload:
 
 
 class PreparedOverlap:
-    """The buffers of copies and of GEMMs. An execution enqueues the copies, the GEMMs or both."""
+    """The buffers of copies and of GEMMs. An execution enqueues the copies, the GEMMs or both.
+
+    The class implements ConcurrentWorkload.
+    """
 
     footprint_bytes = 0
     # A rate of both together has no meaning, so the figures of the overlap contain the rates.
@@ -201,6 +210,14 @@ class PreparedOverlap:
         self.gpu.record(self._join, self.second_stream)
         self.gpu.wait(stream, self._join)
 
+    def start_concurrent_work(self, stream: Stream) -> None:
+        """Enqueue untimed GEMMs before timed ones, so that the clock is the same in all measurements."""
+        if self.has_gemms:
+            self.enqueue_gemms(stream, _CONCURRENT_FACTOR)
+
+    def join_concurrent_work(self, stream: Stream) -> None:
+        """Do nothing: no other stream has work."""
+
     def enqueue_copies(self, stream: Stream, factor: int) -> None:
         """Enqueue ``factor`` times the copies of one execution."""
         for _ in range(factor * self.repetitions.copies):
@@ -222,10 +239,7 @@ class PreparedOverlap:
 
 
 class PreparedConcurrent(PreparedOverlap):
-    """Copies that are timed while GEMMs run on another stream, or GEMMs while copies run.
-
-    The class implements ConcurrentWorkload.
-    """
+    """Copies that are timed while GEMMs run on another stream, or GEMMs while copies run."""
 
     def __init__(self, gpu: Gpu, workload: OverlapWorkload, seed: int) -> None:
         super().__init__(gpu, workload, seed)
@@ -240,6 +254,7 @@ class PreparedConcurrent(PreparedOverlap):
     def start_concurrent_work(self, stream: Stream) -> None:
         """Start the other work on the second stream, once the earlier work of ``stream`` has finished."""
         self._check_last_sample()
+        super().start_concurrent_work(stream)
         self.gpu.record(self.fork, stream)
         self.gpu.wait(self.second_stream, self.fork)
         enqueue = self.enqueue_gemms if self.has_copies else self.enqueue_copies

@@ -49,6 +49,7 @@ def test_answer_has_overlap_and_slowdowns() -> None:
     [
         ({"copy_slowdown": 0.001, "gemm_slowdown": -0.004}, "ok", "GEMM; both run at full speed."),
         ({"gemm_slowdown": -0.02}, "ok", "the GEMM runs 2% faster, the copy 1% slower."),
+        ({"copy_slowdown": 0.0}, "ok", "the GEMM runs 3% slower, the copy at full speed."),
         ({"gemm_slowdown": BLOCKED}, "ok", "with a GEMM; the copy runs 1% slower."),
         ({"overlap": 0.7}, "info", "the copy 1% slower."),
         ({"overlap": 0.3}, "warn", "the copy 1% slower."),
