@@ -76,7 +76,7 @@ def profile(*, step_range: str | None = None, gpu: GpuChoice = "auto") -> Iterat
         yield profiled
     finally:
         recording.record_simulated(enabled=False)
-        with recording.synchronized():
+        with recording.synchronize_and_drain():
             profiled.complete(recording, collector, ProfileSpec(step_range))
         recording.close()
 
@@ -114,7 +114,7 @@ class TestTimes:
             yield
         finally:
             self._windows.append((test, begin_ns, time.monotonic_ns()))
-            with self._recording.drained():
+            with self._recording.drain():
                 timelines = list(map(timeline, self._simulated.activities()))
                 self._add_time(test, timelines, -_EVER_NS, _EVER_NS)
                 self._simulated = ActivityCollector()
@@ -122,7 +122,7 @@ class TestTimes:
     def finish(self) -> list[GpuTime]:
         """End the profile; return the tests with GPU work, those with the most time first."""
         self._recording.record_simulated(enabled=False)
-        with self._recording.synchronized():
+        with self._recording.synchronize_and_drain():
             timelines = list(map(timeline, self._real.activities()))
             for test, begin_ns, end_ns in self._windows:
                 self._add_time(test, timelines, begin_ns, end_ns)

@@ -145,7 +145,7 @@ class _Session:
 
     def _drain_recorder(self) -> Any:
         """Return a context manager; in its block, all recorded events have been passed to ``_feed``."""
-        return self.source.recording.drained() if self.source.recording else nullcontext()
+        return self.source.recording.drain() if self.source.recording else nullcontext()
 
     def _feed(self, batch: Batch) -> None:
         if not batch.simulated:

@@ -109,7 +109,7 @@ class _Session:
                 "cudakit.sanitize() cannot be nested",
                 hint="remove the inner block: the outer one reports the races of both",
             )
-        with self._recording.synchronized():
+        with self._recording.synchronize_and_drain():
             self._detector.finish(self._report)
             self._report = report
         self._recording.record_simulated(enabled=True)
@@ -119,7 +119,7 @@ class _Session:
         self._report = self._report_outside_blocks
 
     def result(self, report: Report) -> SanitizeResult:
-        with self._recording.synchronized():
+        with self._recording.synchronize_and_drain():
             self._detector.finish(self._report)
             recording = self._recording
             return self._detector.result(

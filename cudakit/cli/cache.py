@@ -226,7 +226,7 @@ def _compile_functions(
 ) -> dict[str, Callable[[tuple[int, int]], bytes]]:
     """Return a function for each source that compiles it for a compute capability."""
     from cudakit.gpu import selftest
-    from cudakit.gpu.capture.device_patch import PATCH, build_patch
+    from cudakit.gpu.capture.device_patch import PATCH_IMAGE_NAME, build_patch
     from cudakit.gpu.compile import compile_cuda
     from cudakit.kernels import bandwidth, compare, fill, poison, spin, timestamp
 
@@ -237,4 +237,4 @@ def _compile_functions(
         )
         for module in modules
     }
-    return compile_functions | {PATCH: partial(build_patch, cache=compile_cache)}
+    return compile_functions | {PATCH_IMAGE_NAME: partial(build_patch, cache=compile_cache)}

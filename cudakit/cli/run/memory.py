@@ -228,11 +228,11 @@ def recorder_settings(
     are used.
     """
     from cudakit.gpu.capture.installed import SearchPaths, find_frame_readers, find_recorder
-    from cudakit.gpu.capture.preflight import Ready, preflight
+    from cudakit.gpu.capture.preflight import RecorderFiles, preflight
     from cudakit.gpu.cuda.current import device_count
 
     preflight_result = preflight(python) if use_driver else None
-    if isinstance(preflight_result, Ready):
+    if isinstance(preflight_result, RecorderFiles):
         return preflight_result.settings()
     paths = SearchPaths.of_this_process()
     try:

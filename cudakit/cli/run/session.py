@@ -38,7 +38,7 @@ from cudakit.cli.run.race_report import (
 from cudakit.core.sanitize.races import Confidence
 from cudakit.errors import EnvironmentUnusable, UsageError
 from cudakit.gpu.capture.device_patch import add_device_patches
-from cudakit.gpu.capture.preflight import Ready, preflight
+from cudakit.gpu.capture.preflight import RecorderFiles, preflight
 from cudakit.run.child import end_like_program, shell_status
 from cudakit.run.command import Command, resolve
 from cudakit.run.protocol import AgentMessage, AgentMessageKind, Settings
@@ -266,10 +266,10 @@ def _add_profile(settings: Settings, spec: RunSpec, command: Command, monitor: M
     return replace(settings, profile=times, **(ready.settings() if ready else {}))
 
 
-def _prepare_recorder(spec: RunSpec, command: Command, monitor: Monitor) -> Ready | None:
+def _prepare_recorder(spec: RunSpec, command: Command, monitor: Monitor) -> RecorderFiles | None:
     """Return the recorder's settings, or None if the program runs without a recorder."""
     outcome = preflight(command.python)
-    if isinstance(outcome, Ready):
+    if isinstance(outcome, RecorderFiles):
         return outcome
     if _has_device():
         if spec.on_missing == "refuse":

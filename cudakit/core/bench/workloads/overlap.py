@@ -52,6 +52,9 @@ _MAX_REPETITIONS, _MAX_REPETITIONS_UNBLOCKED = MAX_QUEUED // 7, MAX_QUEUED // 2
 _CONCURRENT_FACTOR = 3
 # Number of executions per timed run, and number of runs, of which the fastest one is the estimate.
 _PILOT_EXECUTIONS, _PILOT_RUNS = 4, 2
+# Maximum duration of a warm-up, relative to its minimum. At the power limit the clock never settles, and the
+# untimed GEMMs before each sample continue the warm-up.
+_MAX_WARMUP_FACTOR = 3
 _COPIES, _GEMMS, _GEMM_FLOP = "copies", "gemms", "gemm_flop"
 _NO_PEAK = Unavailable("the peak of work on two streams is unknown")
 _PAGEABLE = Unavailable("a copy of pageable memory blocks the host, which then launches no GEMM")
@@ -86,7 +89,11 @@ def _case(spec: OverlapSpec, copy: Copy, gemm: GemmWorkload) -> Case:
     return Case(
         replace(workloads[0], name=spec.bench),
         # A copy of pageable memory blocks the host, which then could not end the blocking kernel.
-        replace(method, blocker=method.blocker and not has_pageable_memory),
+        replace(
+            method,
+            blocker=method.blocker and not has_pageable_memory,
+            warmup_most_s=_MAX_WARMUP_FACTOR * method.warmup_s,
+        ),
         _NO_PEAK,
         copy.size_bytes,
         len(workloads) * device_buffers,
