@@ -17,11 +17,11 @@ from cudakit.core.bench.timer import MAX_QUEUED
 from cudakit.core.bench.workload import (
     CUDAKIT,
     Axis,
-    Prepared,
+    PreparedWorkload,
     Verification,
     create_event,
     create_stream,
-    worst,
+    worst_verification,
 )
 from cudakit.core.bench.workloads.copy import Copy, count_buffers
 from cudakit.core.bench.workloads.gemm import GemmWorkload
@@ -114,7 +114,7 @@ class Repetitions:
         self.max_count = max_count  # Largest value of both numbers.
         self.copies = self.gemms = 0  # Both numbers are 0 until they are chosen.
 
-    def choose(self, gpu: Gpu, copy: Prepared, gemm: Prepared) -> None:
+    def choose(self, gpu: Gpu, copy: PreparedWorkload, gemm: PreparedWorkload) -> None:
         """Time a copy and a GEMM, and choose the numbers, unless they are chosen."""
         if self.copies:
             return
@@ -127,7 +127,7 @@ class Repetitions:
         )
 
 
-def _time_alone(gpu: Gpu, prepared: Prepared) -> float:
+def _time_alone(gpu: Gpu, prepared: PreparedWorkload) -> float:
     """Return the time of one execution on an idle device in seconds."""
     begin, end = gpu.event(), gpu.event()
     times_s = []
@@ -189,7 +189,7 @@ class PreparedOverlap:
             self.fork, self._join = create_event(gpu, cleanup), create_event(gpu, cleanup)
             self.repetitions.choose(gpu, self._copy, self._gemm)
             # Verification poisons the outputs, which the timed runs have written.
-            worst((self._copy.verify(), self._gemm.verify()))
+            worst_verification((self._copy.verify(), self._gemm.verify()))
             self.cleanup = cleanup.pop_all()
 
     @property
@@ -202,10 +202,10 @@ class PreparedOverlap:
             _GEMM_FLOP: self._workload.gemm.gemm.operations,
         }
 
-    def rotate(self, sets: int) -> None:
+    def rotate(self, set_count: int) -> None:
         """Do nothing: the L2 state is hot."""
 
-    def enqueue(self, stream: Stream, index: int) -> None:  # noqa: ARG002 there is one buffer set
+    def enqueue(self, stream: Stream, set_index: int) -> None:  # noqa: ARG002 there is one buffer set
         """Enqueue the copies before the GEMMs, as a program that loads its next input does."""
         if not (self.has_copies and self.has_gemms):
             (self.enqueue_copies if self.has_copies else self.enqueue_gemms)(stream, 1)
@@ -238,7 +238,7 @@ class PreparedOverlap:
     def verify(self) -> Verification:
         """Check the targets of the copies and the results of the GEMMs."""
         is_timed = ((self._copy, self.has_copies), (self._gemm, self.has_gemms))
-        return worst(prepared.verify() for prepared, is_used in is_timed if is_used)
+        return worst_verification(prepared.verify() for prepared, is_used in is_timed if is_used)
 
     def close(self) -> None:
         """Free the memory. A second call does nothing."""
