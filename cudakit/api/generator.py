@@ -182,9 +182,9 @@ class Generator:
         The transform of Box and Muller is computed in fp32 (float64: in fp64), and rounded to the dtype.
         """
         name = None if dtype is None else _dtype_name(dtype)
-        scale = _convert_argument("mean", mean, float), _convert_argument("std", std, float)
+        mean_and_std = _convert_argument("mean", mean, float), _convert_argument("std", std, float)
         return self._filler.fill(
-            DrawRequest("float32", name, scale, _draw_normal), shape, out, stream
+            DrawRequest("float32", name, mean_and_std, _draw_normal), shape, out, stream
         )
 
     def integers(
@@ -254,13 +254,15 @@ class Generator:
                 f"a generator's state of version {version} and algorithm {algorithm}",
                 hint=f"version {_STATE_VERSION} of {_ALGORITHM} is supported",
             )
-        numbers = {
+        state_numbers = {
             name: _check_state_number(name, state.get(name), InputError) for name in _STATE_LIMITS
         }
-        counter = Counter(numbers["position"], numbers["sequence"], numbers["seed"])
+        counter = Counter(
+            state_numbers["position"], state_numbers["sequence"], state_numbers["seed"]
+        )
         self._counter.change(lambda _: counter)
         with self._lock:
-            self._spawned_count = numbers["spawned"]
+            self._spawned_count = state_numbers["spawned"]
 
     def advance(self, blocks: int) -> None:
         """Skip ``blocks`` Philox blocks, each of 4 words, or go back if negative.

@@ -172,7 +172,7 @@ class _PreparedFill(FastCall):
         if view.ptr % item_bytes:
             raise UsageError(f"out is misaligned: {view.dtype} at address {view.ptr:#x}")
         _check_layout(view.shape, view.strides, item_bytes)
-        _check_expected(view.shape, shape, view.dtype, self._request.dtype)
+        _check_output_type(view.shape, shape, view.dtype, self._request.dtype)
         calling_stream = stream_of(stream, gpu, operand.library)
         if operand.stream is not None:
             order_streams(gpu, Stream(operand.stream), calling_stream)
@@ -223,7 +223,7 @@ class HostFiller:
         if not out.flags.writeable:
             raise UsageError("out is read-only")
         _check_layout(out.shape, out.strides, out.itemsize)
-        _check_expected(out.shape, shape, out.dtype.name, request.dtype)
+        _check_output_type(out.shape, shape, out.dtype.name, request.dtype)
         return Output(out, out.dtype.name, out.size, out.nbytes, Ptr(0), LEGACY)
 
 
@@ -299,7 +299,7 @@ def _check_layout(shape: tuple[int, ...], strides: tuple[int, ...], item_bytes: 
         )
 
 
-def _check_expected(
+def _check_output_type(
     shape: tuple[int, ...],
     expected_shape: Shape | None,
     dtype: str,

@@ -147,7 +147,7 @@ def _result(
     from cudakit.core.cache import CacheResult, Image
 
     with _os_errors_reported(compile_cache):
-        images, unusable = compile_cache.images()
+        images, unusable_files = compile_cache.images()
     return CacheResult(
         directory=str(compile_cache.directory),
         images=tuple(
@@ -160,7 +160,7 @@ def _result(
             )
             for image in images
         ),
-        unusable=unusable,
+        unusable=unusable_files,
         size_bytes=sum(image.size_bytes for image in images),
         max_images=compile_cache.max_images,
         max_bytes=compile_cache.max_bytes,

@@ -16,7 +16,7 @@ from cudakit.core.bench.method import max_warmup_s
 from cudakit.core.bench.prepare import Progress, WorkloadRun
 from cudakit.core.bench.sample_work import make_sample_work
 from cudakit.core.bench.timer import SampleWork
-from cudakit.core.bench.workload import ConcurrentWorkload, UnsupportedCase
+from cudakit.core.bench.workload import UnsupportedCase, WorkloadWithUntimedWork
 from cudakit.errors import Unsupported
 
 _PILOT_SAMPLES = 3  # Number of samples that estimate the time of one execution.
@@ -39,22 +39,23 @@ def warm_up(runs: Sequence[WorkloadRun], progress: Progress) -> None:
 
 def _make_sample_work(run: WorkloadRun) -> SampleWork:
     try:
-        concurrent = run.prepared if isinstance(run.prepared, ConcurrentWorkload) else None
-        pilot_work = SampleWork(run.rotation.run, concurrent=concurrent)
+        workload = run.prepared_workload
+        with_untimed_work = workload if isinstance(workload, WorkloadWithUntimedWork) else None
+        pilot_work = SampleWork(run.rotation.run, with_untimed_work=with_untimed_work)
         estimate_s = min(run.timer.time(pilot_work).time_s for _ in range(_PILOT_SAMPLES))
         work = make_sample_work(run.timer, run.rotation, run.method, estimate_s)
-        return replace(work, concurrent=concurrent)
+        return replace(work, with_untimed_work=with_untimed_work)
     except Unsupported as reason:
         raise UnsupportedCase(run.workload, reason, run.settings) from reason
 
 
 def _settle(run: WorkloadRun, progress: Progress) -> None:
     state = SteadyState(run.method.warmup_s, run.method.warmup_most_s)
-    run.warmup = state.readings
+    run.warmup_readings = state.readings
     begin_s = run.timer.now_s()
     is_over = False
     while not is_over:
-        reading = run.timer.time(run.work, blocked=run.is_blocked)
+        reading = run.timer.time(run.work, is_blocked=run.is_blocked)
         run.count_timeout(reading)
         is_over = state.add(reading, run.timer.now_s() - begin_s)
         if not is_over:
