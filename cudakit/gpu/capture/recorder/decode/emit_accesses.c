@@ -133,9 +133,9 @@ static void compare_group_with_template(emitter *writer, bool is_exact)
     const record *launch_record = &writer->launches[writer->next_launch].template_record;
     if (writer->exact_launch_count + is_exact != group->expected_launch_count)
         return;
+    footprint_simplify(&group_digest.footprint);
     pthread_mutex_lock(&recorder_lock);
-    const template_result result =
-        templates_compare(&group->signature, group_digest.hash, group_digest.range_count, group_digest.is_inside);
+    const template_result result = templates_compare(&group->signature, &group_digest);
     pthread_mutex_unlock(&recorder_lock);
     if (!result.new_template_id && result.check_result == TEMPLATE_CHECK_NONE)
         return;

@@ -113,6 +113,24 @@ static uint64_t value_or_default(uint64_t value, uint64_t fallback)
     return value ? value : fallback;
 }
 
+/* Return the number of bytes from the first to the last of several rows. */
+static uint64_t bytes_of_rows(uint64_t row_count, uint64_t row_bytes, uint64_t pitch_bytes)
+{
+    return (row_count - 1) * pitch_bytes + row_bytes;
+}
+
+/* Add a copy to the work on the memory that it accesses. The last slice begins ``source_bytes`` and ``destination_bytes``
+ * behind the first. The lock is held. */
+static void add_copy_accesses(const record *rec, const Sanitizer_MemcpyData *copy, uint64_t source_bytes,
+                              uint64_t destination_bytes)
+{
+    const stream_operation operation = order_enqueue(rec->stream, rec->context);
+    source_bytes += bytes_of_rows(rec->copy.rows, rec->copy.size_bytes, rec->copy.source_pitch_bytes);
+    destination_bytes += bytes_of_rows(rec->copy.rows, rec->copy.size_bytes, rec->copy.destination_pitch_bytes);
+    allocations_add_access(copy->srcAddress, copy->srcAddress + source_bytes, false, operation);
+    allocations_add_access(copy->dstAddress, copy->dstAddress + destination_bytes, true, operation);
+}
+
 static void on_copy(const Sanitizer_MemcpyData *copy)
 {
     CUcontext context = copy->apiContext ? copy->apiContext : copy->dstContext;
@@ -131,9 +149,9 @@ static void on_copy(const Sanitizer_MemcpyData *copy)
     rec.copy.direction = DIRECTION_OF[copy->direction];
     rec.copy.host = host_memory_of_copy(rec.copy.direction, copy);
     rec.copy.asynchronous = copy->isAsync != 0;
-    const stream_operation operation = order_enqueue(rec.stream, rec.context);
-    allocations_add_work(copy->srcAddress, operation);
-    allocations_add_work(copy->dstAddress, operation);
+    if (templates_are_enabled())
+        add_copy_accesses(&rec, copy, (slice_count - 1) * source_slice_bytes,
+                          (slice_count - 1) * destination_slice_bytes);
     for (uint64_t i = 0; i < slice_count; i++) {
         rec.copy.source = copy->srcAddress + i * source_slice_bytes;
         rec.copy.destination = copy->dstAddress + i * destination_slice_bytes;
@@ -152,7 +170,10 @@ static void on_memset(const Sanitizer_MemsetData *fill)
     rec.fill.rows = value_or_default(fill->height, 1);
     rec.fill.pitch_bytes = rec.fill.rows > 1 ? fill->pitch : 0;
     rec.fill.asynchronous = fill->isAsync != 0;
-    allocations_add_work(fill->address, order_enqueue(rec.stream, rec.context));
+    if (templates_are_enabled())
+        allocations_add_access(
+            fill->address, fill->address + bytes_of_rows(rec.fill.rows, rec.fill.size_bytes, rec.fill.pitch_bytes),
+            true, order_enqueue(rec.stream, rec.context));
     record_append_and_unlock(&rec);
 }
 
