@@ -174,8 +174,8 @@ def __getattr__(name: str) -> object:
     from importlib import import_module
 
     # Stored as an attribute of the module, so that Python calls __getattr__ only once for each name.
-    value = globals()[name] = getattr(import_module(_MODULES[name]), name)
-    return value
+    attribute = globals()[name] = getattr(import_module(_MODULES[name]), name)
+    return attribute
 
 
 def __dir__() -> list[str]:

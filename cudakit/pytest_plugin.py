@@ -17,6 +17,7 @@ import pytest
 if TYPE_CHECKING:
     from cudakit.core.sanitize.races import Race
     from cudakit.core.sanitize.report import Report
+    from cudakit.core.sanitize.result import SanitizeResult
     from cudakit.trace.spool import Batch
 
 _NAME = "cudakit-sanitizer"
@@ -187,6 +188,8 @@ class _Sanitizer:
         self._tests_with_races: set[str] = set()
         self._tests_by_call: defaultdict[tuple[int, int], _TestsByCall] = defaultdict(_TestsByCall)
         self._shared_race_notes: list[str] = []  # notes on races with operations of earlier tests
+        # Sentences on operations that may race with a launch that was not recorded; the keys are unique.
+        self._unverified: dict[str, None] = {}
         self._recording = begin(
             self._feed,
             accesses=config.getoption("--cuda-sanitize-accesses"),
@@ -220,6 +223,7 @@ class _Sanitizer:
 
         with self._all_work_checked():
             result = self._detector.result(self._report_outside_tests)
+            self._add_unverified(result)
         coverage = result.coverage
         return {
             "tests": self._test_count,
@@ -239,8 +243,8 @@ class _Sanitizer:
 
     @property
     def incomplete(self) -> tuple[str, ...]:
-        """The reasons why recorded events are missing."""
-        return self._recording.incomplete
+        """The reasons why recorded events are missing, or why a race may be missing."""
+        return (*self._recording.incomplete, *self._unverified)
 
     def _check_phase(self, item: pytest.Item, phase: str) -> Wrapper:
         """Fail the test if it has a race in this phase. If it fails anyway, add the race to its report."""
@@ -261,13 +265,21 @@ class _Sanitizer:
         if self._report is self._report_outside_tests:
             return ""
         with self._all_work_checked():
-            races = findings(self._detector.result(self._report))
+            result = self._detector.result(self._report)
+            races = findings(result)
+            self._add_unverified(result)
             shared_race_notes, self._shared_race_notes = self._shared_race_notes, []
             self._report = self._new_report()
         if not races:
             return ""
         self._tests_with_races.add(self._test)
         return "\n\n".join([message(races), *dict.fromkeys(shared_race_notes)])
+
+    def _add_unverified(self, result: SanitizeResult) -> None:
+        """Add the operations of a result that may race with a launch that was not recorded."""
+        advice = "rerun with --cuda-sanitize-accesses exact"
+        for pair in result.unverified:
+            self._unverified[f"{pair.sentence}: {advice}"] = None
 
     def _new_report(self) -> Report:
         from cudakit.core.sanitize.report import Report

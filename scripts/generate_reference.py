@@ -45,6 +45,10 @@ RESULTS = {
     "cache-json.md": ("cache show --json", "cudakit.core.cache:CacheResult"),
     "bench-json.md": ("bench NAME --json", "cudakit.core.bench.result:BenchResult"),
     "bench-suite-json.md": ("bench suite --json", "cudakit.core.bench.health:SuiteResult"),
+    "bench-fleet-json.md": (
+        "bench suite --ray ADDRESS --json",
+        "cudakit.core.bench.fleet.result:FleetResult",
+    ),
     "bench-tuned-json.md": (
         "bench gemm --tune --json",
         "cudakit.core.bench.tuning.tuned:Tuned",

@@ -37,7 +37,7 @@ from typing import TypeGuard
 import check_races
 import race_logs
 
-from cudakit.core.sanitize.reorder_buffer import NEVER_READ, reordered
+from cudakit.core.sanitize.reorder_buffer import NEVER_READ, reorder_records
 from cudakit.core.sanitize.report import findings
 from cudakit.core.sanitize.result import SanitizeResult
 from cudakit.trace.layout import unpack
@@ -196,7 +196,7 @@ def outcome(traces: list[Batch]) -> Outcome:
     """Compare the engine's report of a run with the pairs that brute force finds."""
     brute_force = UnorderedPairs([], Counter())
     for trace in traces:
-        records, never_read_count = reordered(trace.records)
+        records, never_read_count = reorder_records(trace.records)
         trace_result = unordered_accesses(unpack(records, trace.strings))
         brute_force.pairs.extend(trace_result.pairs)
         brute_force.uncertainties.update(trace_result.uncertainties)

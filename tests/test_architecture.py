@@ -88,6 +88,7 @@ THIRD_PARTY = {
         "cli",
     },
     "pytest": {"pytest_plugin"},
+    "ray": {"core.bench"},
     "rich": {"render"},
     # The hardware layer.
     "cuda": {"gpu"},

@@ -27,4 +27,4 @@ def devices(*, gpu: str = "auto", processes: bool = False, topology: bool = Fals
     from cudakit.core.devices import query
     from cudakit.gpu.machine import open_machine
 
-    return query.devices(open_machine(gpu), processes=processes, topology=topology)
+    return query.read_devices(open_machine(gpu), processes=processes, topology=topology)

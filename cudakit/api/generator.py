@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, partial
 from operator import index
 from threading import Lock
 from typing import Any
@@ -12,7 +12,17 @@ from typing import Any
 import numpy as np
 
 from cudakit.api.kernels import open_device
-from cudakit.api.random_arrays import DeviceMemory, HostMemory, Output, RandomMemory, Shape
+from cudakit.api.random_arrays import (
+    ArrayFiller,
+    DeviceFiller,
+    DrawRequest,
+    HostFiller,
+    Output,
+    Shape,
+    SharedKernels,
+    advanced,
+)
+from cudakit.api.random_counter import GeneratorCounter
 from cudakit.errors import InputError, UsageError
 from cudakit.gpu.api import Gpu
 from cudakit.kernels.philox import philox
@@ -58,8 +68,12 @@ class Generator:
     stream of any library; by default it is the current stream of torch or CuPy if ``out`` is theirs, else
     that of ``cudakit.stream``. A call enqueues one kernel, does not wait for it, and returns the array.
 
-    Raises UsageError for invalid arguments, and for a stream that is being captured, because each replay of
-    the graph would repeat the same numbers. Several threads can use one generator.
+    A CUDA graph can capture calls with ``out``. Each replay then gives new numbers: it continues at the
+    position that the calls and replays before it reached. From the first capture on, the position is in
+    device memory, calls and replays must be ordered by streams or events, and ``position``, ``state``,
+    ``restore``, ``advance`` and ``jump`` wait for the device and must not be called during a capture.
+
+    Raises UsageError for invalid arguments. Several threads can use one generator.
 
     >>> generator = cudakit.Generator(42, device="sim")
     >>> generator.integers(0, 10, 5).copy_to_host().tolist()
@@ -78,27 +92,32 @@ class Generator:
         seed_number = (
             secrets.randbits(64) if seed is None else _check_state_number("seed", seed, UsageError)
         )
-        self._counter = Counter(
-            0, _check_state_number("sequence", sequence, UsageError), seed_number
-        )
+        start = Counter(0, _check_state_number("sequence", sequence, UsageError), seed_number)
+        self._counter = GeneratorCounter(start)
         self._spawned_count = 0
-        self._lock = Lock()
-        self._memory = _open_memory(device)
+        self._lock = Lock()  # protects the number of spawned generators
+        self._filler = _open_filler(device, self._counter)
 
     @property
     def seed(self) -> int:
         """The seed, which is the key of Philox."""
-        return self._counter.seed
+        seed, _ = self._counter.seed_and_sequence()
+        return seed
 
     @property
     def sequence(self) -> int:
         """The sequence number, which is the high half of the counter of Philox."""
-        return self._counter.sequence
+        _, sequence = self._counter.seed_and_sequence()
+        return sequence
 
     @property
     def position(self) -> int:
-        """The number of the next Philox block, which is the low half of the counter of Philox."""
-        return self._counter.position
+        """The number of the next Philox block, which is the low half of the counter of Philox.
+
+        After a CUDA graph captured a call, the position is in device memory, and the property waits for the
+        device.
+        """
+        return self._counter.read().position
 
     def bits(
         self,
@@ -113,10 +132,15 @@ class Generator:
         The 32-bit words are those of cuRAND's Philox4_32_10 generator with this seed, ``subsequence`` equal
         to the sequence number, and ``offset`` equal to 4 times the position.
         """
-        output = self._prepare_output(shape, dtype, "uint32", out, stream)
-        if out is None and np.dtype(output.dtype).kind not in "iu":
-            raise UsageError(f"bits in a new array need an integer dtype, not {output.dtype}")
-        return self._fill(output, bits_draw(output.size_bytes))
+        name = None if dtype is None else _dtype_name(dtype)
+        if (
+            out is None
+            and name is not None
+            and (name == "bfloat16" or np.dtype(name).kind not in "iu")
+        ):
+            raise UsageError(f"bits in a new array need an integer dtype, not {name}")
+        request = DrawRequest("uint32", name, (), _draw_bits)
+        return self._filler.fill(request, shape, out, stream)
 
     def uniform(
         self,
@@ -137,9 +161,11 @@ class Generator:
         >>> bool(values.min() >= -1 and values.max() < 1)
         True
         """
-        output = self._prepare_output(shape, dtype, "float32", out, stream)
+        name = None if dtype is None else _dtype_name(dtype)
         bounds = _convert_argument("low", low, float), _convert_argument("high", high, float)
-        return self._fill(output, uniform_draw(output.element_count, output.dtype, *bounds))
+        return self._filler.fill(
+            DrawRequest("float32", name, bounds, _draw_uniform), shape, out, stream
+        )
 
     def normal(
         self,
@@ -155,9 +181,11 @@ class Generator:
 
         The transform of Box and Muller is computed in fp32 (float64: in fp64), and rounded to the dtype.
         """
-        output = self._prepare_output(shape, dtype, "float32", out, stream)
+        name = None if dtype is None else _dtype_name(dtype)
         scale = _convert_argument("mean", mean, float), _convert_argument("std", std, float)
-        return self._fill(output, normal_draw(output.element_count, output.dtype, *scale))
+        return self._filler.fill(
+            DrawRequest("float32", name, scale, _draw_normal), shape, out, stream
+        )
 
     def integers(
         self,
@@ -170,9 +198,11 @@ class Generator:
         stream: object = None,
     ) -> Any:
         """Return integers in [low, high), int64 by default; each one is exactly equally likely."""
-        output = self._prepare_output(shape, dtype, "int64", out, stream)
+        name = None if dtype is None else _dtype_name(dtype)
         bounds = _convert_argument("low", low, index), _convert_argument("high", high, index)
-        return self._fill(output, integers_draw(output.element_count, output.dtype, *bounds))
+        return self._filler.fill(
+            DrawRequest("int64", name, bounds, _draw_integers), shape, out, stream
+        )
 
     def permutation(
         self,
@@ -190,21 +220,23 @@ class Generator:
         >>> sorted(cudakit.Generator(1, device="numpy").permutation(5).tolist())
         [0, 1, 2, 3, 4]
         """
-        output = self._prepare_output(count, dtype, "int64", out, stream)
-        return self._fill(output, permutation_draw(output.element_count, output.dtype))
+        name = None if dtype is None else _dtype_name(dtype)
+        request = DrawRequest("int64", name, (), _draw_permutation)
+        return self._filler.fill(request, count, out, stream)
 
     def state(self) -> dict[str, int | str]:
         """Return the state of the generator as a dictionary of numbers and strings, which JSON can store."""
         with self._lock:
-            position, sequence, seed = self._counter
-            return {
-                "version": _STATE_VERSION,
-                "algorithm": _ALGORITHM,
-                "seed": seed,
-                "sequence": sequence,
-                "position": position,
-                "spawned": self._spawned_count,
-            }
+            spawned_count = self._spawned_count
+        position, sequence, seed = self._counter.read()
+        return {
+            "version": _STATE_VERSION,
+            "algorithm": _ALGORITHM,
+            "seed": seed,
+            "sequence": sequence,
+            "position": position,
+            "spawned": spawned_count,
+        }
 
     def restore(self, state: Mapping[str, object]) -> None:
         """Continue from the state of a generator on any device. Raises InputError if the state is invalid.
@@ -225,8 +257,9 @@ class Generator:
         numbers = {
             name: _check_state_number(name, state.get(name), InputError) for name in _STATE_LIMITS
         }
+        counter = Counter(numbers["position"], numbers["sequence"], numbers["seed"])
+        self._counter.change(lambda _: counter)
         with self._lock:
-            self._counter = Counter(numbers["position"], numbers["sequence"], numbers["seed"])
             self._spawned_count = numbers["spawned"]
 
     def advance(self, blocks: int) -> None:
@@ -234,17 +267,19 @@ class Generator:
 
         Raises UsageError if the sequence has no such block.
         """
-        with self._lock:
-            self._counter = self._counter_after(blocks)
+        self._counter.change(partial(advanced, blocks))
 
     def jump(self, count: int = 1) -> None:
         """Skip ``count`` sequences of 2^64 blocks each, or go back if negative; the position stays.
 
         Raises UsageError if the seed has no such sequence.
         """
-        with self._lock:
-            sequence = _check_state_number("sequence", self._counter.sequence + count, UsageError)
-            self._counter = self._counter._replace(sequence=sequence)
+
+        def jumped(counter: Counter) -> Counter:
+            sequence = _check_state_number("sequence", counter.sequence + count, UsageError)
+            return counter._replace(sequence=sequence)
+
+        self._counter.change(jumped)
 
     def spawn(self, count: int) -> list[Generator]:
         """Return new generators on the same device, with seeds that derive from this generator.
@@ -259,56 +294,61 @@ class Generator:
         with self._lock:
             first_block = self._spawned_count
             self._spawned_count += count
-        sequence = _SPAWN_SEQUENCE | self.sequence
-        words = philox(first_block, count, sequence, self.seed).view(np.uint64)
-        return [self._child_generator(int(seed)) for seed in words[:, 0]]
+        seed, sequence = self._counter.seed_and_sequence()
+        words = philox(first_block, count, _SPAWN_SEQUENCE | sequence, seed).view(np.uint64)
+        return [self._child_generator(int(child_seed)) for child_seed in words[:, 0]]
 
     def __repr__(self) -> str:
-        position, sequence, seed = self._counter
+        seed, sequence = self._counter.seed_and_sequence()
+        # A counter in device memory is not read, because the read would wait for the device.
+        position = "on the device" if self._counter.on_device else self._counter.read().position
         return f"Generator(seed={seed}, sequence={sequence}, position={position})"
 
     def _child_generator(self, seed: int) -> Generator:
         child = Generator(seed, device="numpy")
-        child._memory = self._memory
+        child._filler = self._filler.for_counter(child._counter)
         return child
 
-    def _prepare_output(
-        self, shape: Shape | None, dtype: object, default_dtype: str, out: Any, stream: object
-    ) -> Output:
-        name = None if dtype is None else _dtype_name(dtype)
-        if name is None and out is None:
-            name = default_dtype
-        return self._memory.output(shape, name, out, stream)
 
-    def _fill(self, output: Output, draw: Draw) -> Any:
-        with self._lock:
-            start = self._counter
-            self._counter = self._counter_after(draw.blocks)
-        return self._memory.fill(output, draw, start)
+def _draw_bits(output: Output, _: tuple[float, ...]) -> Draw:
+    return bits_draw(output.size_bytes)
 
-    def _counter_after(self, blocks: int) -> Counter:
-        """Return the counter that is ``blocks`` Philox blocks after the current one."""
-        position = self._counter.position + blocks
-        return self._counter._replace(
-            position=_check_state_number("position", position, UsageError)
-        )
+
+def _draw_uniform(output: Output, bounds: tuple[float, ...]) -> Draw:
+    low, high = bounds
+    return uniform_draw(output.element_count, output.dtype, low, high)
+
+
+def _draw_normal(output: Output, scale: tuple[float, ...]) -> Draw:
+    mean, deviation = scale
+    return normal_draw(output.element_count, output.dtype, mean, deviation)
+
+
+def _draw_integers(output: Output, bounds: tuple[float, ...]) -> Draw:
+    low, high = map(int, bounds)
+    return integers_draw(output.element_count, output.dtype, low, high)
+
+
+def _draw_permutation(output: Output, _: tuple[float, ...]) -> Draw:
+    return permutation_draw(output.element_count, output.dtype)
 
 
 @cache
-def _shared_memory(device: int | str) -> DeviceMemory:
-    """Return the memory of a device with its kernels, which all generators of the process share."""
-    return DeviceMemory(open_device(device))
+def _shared_kernels(device: int | str) -> SharedKernels:
+    """Return the kernels of a device, which all generators of the process share."""
+    return SharedKernels(open_device(device))
 
 
-def _open_memory(device: int | str | Gpu | None) -> RandomMemory:
-    """Return the memory for a device argument of ``Generator``."""
+def _open_filler(device: int | str | Gpu | None, counter: GeneratorCounter) -> ArrayFiller:
+    """Return the filler for a device argument of ``Generator``."""
     if isinstance(device, str) and device == "numpy":
-        return HostMemory()
+        return HostFiller(counter)
     if device is None:
         from cudakit.gpu.cuda.current import current_device
 
-        return _shared_memory(current_device())
-    return _shared_memory(device) if isinstance(device, int | str) else DeviceMemory(device)
+        return DeviceFiller(_shared_kernels(current_device()), counter)
+    kernels = _shared_kernels(device) if isinstance(device, int | str) else SharedKernels(device)
+    return DeviceFiller(kernels, counter)
 
 
 def _check_state_number(name: str, value: object, error: Callable[[str], Exception]) -> int:

@@ -3,25 +3,36 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from operator import index
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, cast
 
 import numpy as np
 
 from cudakit.api.kernel_calls import stream_of
+from cudakit.api.random_counter import GeneratorCounter
 from cudakit.errors import UsageError
 from cudakit.gpu.api import LEGACY, Gpu, Ptr, Stream
 from cudakit.gpu.api.arrays import contiguous_strides
 from cudakit.gpu.api.elements import BF16, decode
-from cudakit.gpu.arrays import operand_of
-from cudakit.gpu.device_array import DeviceArray, order_streams
-from cudakit.kernels.random import Draw, RandomKernels, fill_on_host
+from cudakit.gpu.arrays import operand_of, shared_device
+from cudakit.gpu.device_array import DeviceArray, is_captured, order_streams
+from cudakit.gpu.fast_call import FastCall, prepare_call
+from cudakit.kernels.launch_plan import NO_SCRATCH
+from cudakit.kernels.random import NO_COUNTER, Draw, RandomKernels, fill_on_host
+from cudakit.kernels.random_source import THREADS
 from cudakit.kernels.random_values import Counter
 
+if TYPE_CHECKING:
+    from cudakit.gpu.cuda.device import Cuda
+
 Shape: TypeAlias = int | Sequence[int]
+
+# Maximum number of methods with different arguments whose launches a generator keeps prepared.
+_MAX_FILLS = 64
+_NO_START = Counter(0, 0, 0)  # The kernel reads the counter from device memory.
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,45 +47,118 @@ class Output:
     stream: Stream  # Stream of the call; LEGACY in host memory.
 
 
-class RandomMemory(Protocol):
-    """Memory in which a generator allocates and fills arrays."""
+class DrawRequest(NamedTuple):
+    """A method of a generator with its arguments, without the array."""
 
-    def output(self, shape: Shape | None, dtype: str | None, out: Any, stream: object) -> Output:
-        """Return ``out``, or a new array of a shape and dtype.
+    default_dtype: str
+    dtype: str | None  # dtype that the caller requires; None: any for ``out``, else the default
+    arguments: tuple[float, ...]
+    # Function of the output and the arguments that returns the draw.
+    make_draw: Callable[[Output, tuple[float, ...]], Draw]
+
+
+class ArrayFiller(Protocol):
+    """Fills arrays for one generator, whose counter it advances."""
+
+    counter: GeneratorCounter
+
+    def fill(self, request: DrawRequest, shape: Shape | None, out: Any, stream: object) -> Any:
+        """Fill ``out``, or a new array of a shape, and return the array.
 
         Raises UsageError if ``out`` cannot be filled, or differs from a shape or dtype that is not None.
         """
 
-    def fill(self, output: Output, draw: Draw, start: Counter) -> Any:
-        """Fill the array with the random numbers of one call, and return it."""
+    def for_counter(self, counter: GeneratorCounter) -> ArrayFiller:
+        """Return a filler for another generator on the same device."""
 
 
-class DeviceMemory:
-    """The memory of one device. Kernels are compiled at the first call."""
+class DeviceFiller:
+    """Fills arrays in the memory of one device."""
 
-    def __init__(self, gpu: Gpu) -> None:
-        self._gpu = gpu
-        self._kernels: RandomKernels | None = None
+    def __init__(self, kernels: SharedKernels, counter: GeneratorCounter) -> None:
+        self.counter, self._kernels = counter, kernels
+        self._fills: dict[DrawRequest, _PreparedFill] = {}
 
-    def output(self, shape: Shape | None, dtype: str | None, out: Any, stream: object) -> Output:
-        if out is not None:
-            return self._output_of(out, shape, dtype, stream)
-        calling_stream = self._uncaptured_stream(stream, "")
-        array = DeviceArray(self._gpu, str(dtype), _check_shape(shape), calling_stream)
-        return Output(array, array.dtype, array.size, array.nbytes, Ptr(array.ptr), calling_stream)
+    def for_counter(self, counter: GeneratorCounter) -> DeviceFiller:
+        return DeviceFiller(self._kernels, counter)
 
-    def fill(self, output: Output, draw: Draw, start: Counter) -> Any:
-        if self._kernels is None:
-            self._kernels = RandomKernels(self._gpu)
-        self._kernels.fill(output.ptr, draw, start, output.stream)
+    def fill(self, request: DrawRequest, shape: Shape | None, out: Any, stream: object) -> Any:
+        fill = self._fills.get(request)
+        if fill is None:
+            if len(self._fills) >= _MAX_FILLS:
+                self._fills.clear()
+            fill = self._fills[request] = _PreparedFill(self._kernels.gpu, self, request)
+        if out is None:
+            out = self._new_array(shape, request.dtype or request.default_dtype, stream)
+        elif shape is not None:
+            return fill(out=out, stream=stream, shape=shape)
+        return fill(out=out, stream=stream)
+
+    def fill_output(self, fill: _PreparedFill, request: DrawRequest, output: Output) -> None:
+        """Enqueue the kernel for an output, and prepare equal calls of a real device."""
+        gpu, counter = self._kernels.gpu, self.counter
+        draw = request.make_draw(output, request.arguments)
+        kernels = self._kernels.loaded()
+        if is_captured(gpu, output.stream):
+            counter.move_to_device(gpu, kernels)
+        start = counter.take(partial(advanced, draw.blocks))
+        if start is not None:
+            kernels.fill(output.ptr, draw, start, output.stream)
+        elif counter.on_device:
+            address = counter.on_device.address
+            kernels.fill(output.ptr, draw, _NO_START, output.stream, stored_counter=address)
+            kernels.advance_counter(address, draw.blocks, output.stream)
         if isinstance(output.array, DeviceArray):
             output.array.record_use(output.stream)
             output.array.stream = output.stream
-        return output.array
+        if start is not None and draw.cuda_blocks and self._kernels.is_shared_device():
+            _prepare(fill, cast("Cuda", gpu), kernels, draw, output)
 
-    def _output_of(
-        self, out: Any, shape: Shape | None, dtype: str | None, stream: object
-    ) -> Output:
+    def _new_array(self, shape: Shape | None, dtype: str, stream: object) -> DeviceArray:
+        """Allocate an array. Raises UsageError during a capture of the stream."""
+        gpu = self._kernels.gpu
+        calling_stream = stream_of(stream, gpu)
+        if is_captured(gpu, calling_stream):
+            raise UsageError(
+                "a new array cannot be allocated while the stream is captured", hint="pass out="
+            )
+        return DeviceArray(gpu, dtype, _check_shape(shape), calling_stream)
+
+
+class SharedKernels:
+    """The random kernels of one device, which all generators of the device share."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self.gpu = gpu
+        self._loaded: RandomKernels | None = None
+
+    def loaded(self) -> RandomKernels:
+        """Return the kernels; the first call loads them, also during a stream capture."""
+        if self._loaded is None:
+            with self.gpu.relaxed():
+                self._loaded = RandomKernels(self.gpu)
+        return self._loaded
+
+    def is_shared_device(self) -> bool:
+        """Return whether the device is a real one whose streams have the handles of the driver."""
+        return not self.gpu.simulated and self.gpu is shared_device(_ordinal(self.gpu))
+
+
+class _PreparedFill(FastCall):
+    """One method of a generator with fixed arguments; equal calls are launched without Python code."""
+
+    def __init__(self, gpu: Gpu, filler: DeviceFiller, request: DrawRequest) -> None:
+        self._gpu, self._filler, self._request = gpu, filler, request
+        self._configure(0, 1, filler.counter.words)
+
+    def _call(self, *, out: Any, stream: object = None, shape: Shape | None = None) -> Any:
+        """Check the array, enqueue the kernel, and prepare equal calls."""
+        output = self._check_output(out, stream, shape)
+        self._filler.fill_output(self, self._request, output)
+        return out
+
+    def _check_output(self, out: Any, stream: object, shape: Shape | None) -> Output:
+        """Return the output. Raises UsageError if the kernel cannot fill the array."""
         gpu, operand = self._gpu, operand_of(out, "out")
         view = operand.view
         if operand.device != (gpu if gpu.simulated else _ordinal(gpu)):
@@ -91,46 +175,27 @@ class DeviceMemory:
         if view.ptr % item_bytes:
             raise UsageError(f"out is misaligned: {view.dtype} at address {view.ptr:#x}")
         _check_layout(view.shape, view.strides, item_bytes)
-        _check_expected(view.shape, shape, view.dtype, dtype)
-        calling_stream = self._uncaptured_stream(stream, operand.library)
+        _check_expected(view.shape, shape, view.dtype, self._request.dtype)
+        calling_stream = stream_of(stream, gpu, operand.library)
         if operand.stream is not None:
             order_streams(gpu, Stream(operand.stream), calling_stream)
         size_bytes = view.size * item_bytes
         return Output(out, view.dtype, view.size, size_bytes, view.ptr, calling_stream)
 
-    def _uncaptured_stream(self, stream: object, library: str) -> Stream:
-        """Return the stream of a call. Raises UsageError during a capture of the stream."""
-        calling_stream = stream_of(stream, self._gpu, library)
-        if self._gpu.capture_id(calling_stream) is not None:
-            raise UsageError(
-                "the stream is being captured, and each replay would repeat the same numbers",
-                hint="draw into an array before the graph is launched, and read the array in the graph",
-            )
-        return calling_stream
 
+class HostFiller:
+    """Fills numpy arrays with the numbers that the kernels compute."""
 
-class HostMemory:
-    """Host memory: numpy computes the numbers that the kernels compute."""
+    def __init__(self, counter: GeneratorCounter) -> None:
+        self.counter = counter
 
-    def output(self, shape: Shape | None, dtype: str | None, out: Any, stream: object) -> Output:
-        if stream is not None:
-            raise UsageError('a generator with device="numpy" has no streams')
-        if out is None:
-            storage = "float32" if dtype == "bfloat16" else str(dtype)
-            array = np.empty(_check_shape(shape), storage)
-            return Output(array, str(dtype), array.size, array.nbytes, Ptr(0), LEGACY)
-        if not isinstance(out, np.ndarray):
-            raise UsageError(
-                f'out is {type(out).__name__}, not a numpy array, as device="numpy" needs',
-                hint="create the generator without device to fill arrays on the GPU",
-            )
-        if not out.flags.writeable:
-            raise UsageError("out is read-only")
-        _check_layout(out.shape, out.strides, out.itemsize)
-        _check_expected(out.shape, shape, out.dtype.name, dtype)
-        return Output(out, out.dtype.name, out.size, out.nbytes, Ptr(0), LEGACY)
+    def for_counter(self, counter: GeneratorCounter) -> HostFiller:
+        return HostFiller(counter)
 
-    def fill(self, output: Output, draw: Draw, start: Counter) -> Any:
+    def fill(self, request: DrawRequest, shape: Shape | None, out: Any, stream: object) -> Any:
+        output = self._output(request, shape, out, stream)
+        draw = request.make_draw(output, request.arguments)
+        start = self.counter.take(partial(advanced, draw.blocks)) or _NO_START
         elements = output.array.reshape(-1)
         if output.dtype == "bfloat16" and output.array.dtype == np.float32:
             # numpy has no bfloat16: float32 represents all bfloat16 values exactly.
@@ -140,6 +205,62 @@ class HostMemory:
         else:
             fill_on_host(elements.view(draw.storage), draw, start)
         return output.array
+
+    def _output(
+        self, request: DrawRequest, shape: Shape | None, out: Any, stream: object
+    ) -> Output:
+        if stream is not None:
+            raise UsageError('a generator with device="numpy" has no streams')
+        if out is None:
+            dtype = request.dtype or request.default_dtype
+            storage = "float32" if dtype == "bfloat16" else dtype
+            array = np.empty(_check_shape(shape), storage)
+            return Output(array, dtype, array.size, array.nbytes, Ptr(0), LEGACY)
+        if not isinstance(out, np.ndarray):
+            raise UsageError(
+                f'out is {type(out).__name__}, not a numpy array, as device="numpy" needs',
+                hint="create the generator without device to fill arrays on the GPU",
+            )
+        if not out.flags.writeable:
+            raise UsageError("out is read-only")
+        _check_layout(out.shape, out.strides, out.itemsize)
+        _check_expected(out.shape, shape, out.dtype.name, request.dtype)
+        return Output(out, out.dtype.name, out.size, out.nbytes, Ptr(0), LEGACY)
+
+
+def advanced(blocks: int, counter: Counter) -> Counter:
+    """Return a counter moved by a number of Philox blocks. Raises UsageError past the end of the sequence."""
+    position = counter.position + blocks
+    if not 0 <= position < 1 << 64:
+        raise UsageError(f"the position must be an integer from 0 to 2^64 - 1, not {position}")
+    return counter._replace(position=position)
+
+
+def _prepare(
+    fill: _PreparedFill, gpu: Cuda, kernels: RandomKernels, draw: Draw, output: Output
+) -> None:
+    """Prepare equal calls of a real device, so that they run without Python code."""
+    prepare_call(
+        fill,
+        gpu,
+        kernels.kernel(draw),
+        inputs=(),
+        outputs=(output.array,),
+        allocate=None,
+        results=(0,),
+        parameters=[
+            ("a", 0, None),
+            ("c", 0, np.uint64(draw.count)),
+            *(("n", word, None) for word in range(len(Counter._fields))),
+            ("c", 0, np.uint64(NO_COUNTER)),
+            *(("c", 0, parameter) for parameter in draw.parameters),
+        ],
+        blocks=draw.cuda_blocks,
+        threads=THREADS,
+        stream=output.stream,
+        scratch=NO_SCRATCH,
+        counter_step=draw.blocks,
+    )
 
 
 @cache

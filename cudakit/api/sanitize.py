@@ -86,7 +86,11 @@ def sanitize(
         sanitized.close()
         session.leave()
     result = sanitized.result
-    other_findings = [*result.incomplete, *(calls.sentence for calls in result.different_calls)]
+    other_findings = [
+        *result.incomplete,
+        *(calls.sentence for calls in result.different_calls),
+        *(f"{pair.sentence}: {pair.hint}" for pair in result.unverified),
+    ]
     if raise_on_race and (findings(result) or other_findings):
         raise RaceError("\n\n".join([*other_findings, message(findings(result))]))
 

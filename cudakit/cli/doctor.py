@@ -141,7 +141,7 @@ def doctor(
     from cudakit.core.devices.diagnose import diagnose, present, selected_ids
     from cudakit.core.devices.diagnose.redact import redact_value
 
-    selected_ids(only, skip, deep=deep)  # reports an unknown id before the long work
+    selected_ids(only, skip, with_self_test=deep)  # reports an unknown id before the long work
     with open_outputs(output) as outputs:
         from cudakit.gpu.machine import open_machine
 
@@ -155,11 +155,11 @@ def doctor(
             search_path=sys.path,
             self_test=_run_self_test(machine, quiet=output.quiet) if deep else (),
         )
-        result = diagnose(context, only=only, skip=skip, deep=deep)
+        result = diagnose(context, only_checks=only, skipped_checks=skip, with_self_test=deep)
         if for_issue:
             result = redact_value(result, _identity(context))
-        document = partial(present.report, show_all=show_all, selected=bool(only))
-        layout = present.paste if for_issue else document
+        document = partial(present.report, show_all=show_all, has_selection=bool(only))
+        layout = present.paste_report if for_issue else document
         outputs.write(Report(result=result, document=lambda: layout(result)))
     if result.failures or ((strict or fail_on) and result.warnings):
         return ExitCode.FINDINGS

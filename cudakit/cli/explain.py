@@ -18,9 +18,9 @@ _CUDA = "CUDA Driver API and CUDA Runtime API, data types"
 
 def explained_terms() -> tuple[str, ...]:
     """Return the names of all topics, for shell completion."""
-    from cudakit.core.devices.explain import names
+    from cudakit.core.devices.explain import topic_names
 
-    return names(_cuda_errors())
+    return topic_names(_cuda_errors())
 
 
 @click.command(cls=Command)

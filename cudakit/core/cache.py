@@ -60,26 +60,26 @@ def report(result: CacheResult) -> Document:
 
 def _title(result: CacheResult) -> str:
     if removed_images := result.cleared:
-        return f"Deleted {_files(removed_images.files)}, {format_bytes(removed_images.size_bytes)}"
+        return f"Deleted {_file_count_text(removed_images.files)}, {format_bytes(removed_images.size_bytes)}"
     if result.warmed:
-        names = ", ".join(
+        target_counts = ", ".join(
             f"{warmed_target.sources} for {warmed_target.target}" for warmed_target in result.warmed
         )
-        return f"Compiled kernels in the cache: {names}"
-    return f"{_images(len(result.images))}, {format_bytes(result.size_bytes)}"
+        return f"Compiled kernels in the cache: {target_counts}"
+    return f"{_image_count_text(len(result.images))}, {format_bytes(result.size_bytes)}"
 
 
 def _nodes(result: CacheResult) -> Iterator[Node]:
     for warmed_target in result.warmed:
         for failure in warmed_target.failures:
             yield Note("error", f"{warmed_target.target}: {failure}")
-    limit = f"{_files(result.max_images)}, {format_bytes(result.max_bytes)}"
-    yield Facts((("directory", Text(result.directory)), ("limit", Text(limit))))
+    limit_text = f"{_file_count_text(result.max_images)}, {format_bytes(result.max_bytes)}"
+    yield Facts((("directory", Text(result.directory)), ("limit", Text(limit_text))))
     if result.unusable:
         verb = "is" if result.unusable == 1 else "are"
         yield Note(
             "warn",
-            f"{_files(result.unusable)} {verb} damaged or writable by another user, and ignored",
+            f"{_file_count_text(result.unusable)} {verb} damaged or writable by another user, and ignored",
             remedies=("cudakit cache clear",),
         )
     if result.images and not result.warmed:
@@ -97,7 +97,7 @@ def _table(result: CacheResult) -> Table:
         ),
         rows=tuple(
             (
-                Text(_short(image.kernels)),
+                Text(_shortened_kernels(image.kernels)),
                 Text(image.target),
                 Text(image.compiler),
                 Bytes(image.size_bytes),
@@ -108,15 +108,15 @@ def _table(result: CacheResult) -> Table:
     )
 
 
-def _short(kernels: str) -> str:
+def _shortened_kernels(kernels: str) -> str:
     """Return the name of the first kernel and the number of further kernels."""
-    first, *other_kernels = kernels.split(", ")
-    return f"{first} and {len(other_kernels)} more" if other_kernels else first
+    first_kernel, *other_kernels = kernels.split(", ")
+    return f"{first_kernel} and {len(other_kernels)} more" if other_kernels else first_kernel
 
 
-def _images(count: int) -> str:
-    return f"{_files(count)} with compiled kernels"
+def _image_count_text(image_count: int) -> str:
+    return f"{_file_count_text(image_count)} with compiled kernels"
 
 
-def _files(count: int) -> str:
-    return f"{format_count(count)} file{'' if count == 1 else 's'}"
+def _file_count_text(file_count: int) -> str:
+    return f"{format_count(file_count)} file{'' if file_count == 1 else 's'}"

@@ -930,6 +930,13 @@ static PyObject *read_counter(PyObject *object, PyObject *args)
     return Py_BuildValue("KKK", words[0], words[1], words[2]);
 }
 
+/* Return whether the words of a counter equal the expected ones. A frozen counter equals none. */
+static bool equals_words(const LaunchCounter *counter, const unsigned long long *expected)
+{
+    return !counter->is_frozen && counter->words[0] == expected[0] && counter->words[1] == expected[1] &&
+           counter->words[2] == expected[2];
+}
+
 /* Replace the words of a counter if they equal the expected ones, and return whether they did. */
 static PyObject *replace_counter(PyObject *object, PyObject *args)
 {
@@ -938,29 +945,35 @@ static PyObject *replace_counter(PyObject *object, PyObject *args)
     if (!PyArg_ParseTuple(args, "(KKK)(KKK)", &expected[0], &expected[1], &expected[2], &words[0], &words[1],
                           &words[2]))
         return NULL;
-    for (int i = 0; i < 3; i++)
-        if (self->words[i] != expected[i])
-            Py_RETURN_FALSE;
+    if (!equals_words(self, expected))
+        Py_RETURN_FALSE;
     for (int i = 0; i < 3; i++)
         self->words[i] = words[i];
     Py_RETURN_TRUE;
 }
 
-/* Freeze a counter, and return a tuple of its words. */
+/* Freeze a counter if its words equal the expected ones, and return whether they did. */
 static PyObject *freeze_counter(PyObject *object, PyObject *args)
 {
-    ((LaunchCounter *)object)->is_frozen = true;
-    return read_counter(object, args);
+    LaunchCounter *self = (LaunchCounter *)object;
+    unsigned long long expected[3];
+    if (!PyArg_ParseTuple(args, "(KKK)", &expected[0], &expected[1], &expected[2]))
+        return NULL;
+    if (!equals_words(self, expected))
+        Py_RETURN_FALSE;
+    self->is_frozen = true;
+    Py_RETURN_TRUE;
 }
 
 static PyMethodDef counter_methods[] = {
     {"read", read_counter, METH_NOARGS,
      PyDoc_STR("read()\n--\n\nReturn the position, the sequence and the seed.")},
     {"replace", replace_counter, METH_VARARGS,
-     PyDoc_STR("replace(expected, words)\n--\n\nReplace the expected words by others; return False, changing "
-               "nothing, if the words are not the expected ones.")},
-    {"freeze", freeze_counter, METH_NOARGS,
-     PyDoc_STR("freeze()\n--\n\nPerform all later calls that use the counter in Python; return the words.")},
+     PyDoc_STR("replace(expected, words)\n--\n\nReplace the words; return False, changing nothing, if the words "
+               "are not the expected ones or the counter is frozen.")},
+    {"freeze", freeze_counter, METH_VARARGS,
+     PyDoc_STR("freeze(expected)\n--\n\nPerform all later calls that use the counter in Python; return False, "
+               "changing nothing, if the words are not the expected ones.")},
     {NULL, NULL, 0, NULL}};
 
 static PyTypeObject launch_counter_type = {

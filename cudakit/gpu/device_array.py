@@ -172,8 +172,14 @@ def to_device(values: npt.ArrayLike, gpu: Gpu, stream: Stream = LEGACY) -> Devic
 
 
 def order_streams(gpu: Gpu, earlier_stream: Stream, later_stream: Stream) -> None:
-    """Make a stream wait for all work that is enqueued on another stream."""
-    if earlier_stream == later_stream:
+    """Make a stream wait for all work that is enqueued on another stream.
+
+    Has no effect while one of the streams is captured, because an event cannot connect a capture with other
+    work: the program orders the replays of the graph.
+    """
+    if earlier_stream == later_stream or any(
+        is_captured(gpu, stream) for stream in (earlier_stream, later_stream)
+    ):
         return
     event = gpu.event(timing=False)
     try:
@@ -181,6 +187,11 @@ def order_streams(gpu: Gpu, earlier_stream: Stream, later_stream: Stream) -> Non
         gpu.wait(later_stream, event)
     finally:
         gpu.destroy_event(event)
+
+
+def is_captured(gpu: Gpu, stream: Stream) -> bool:
+    """Return whether a stream is being captured; CUDA cannot capture the default stream."""
+    return stream != LEGACY and gpu.capture_id(stream) is not None
 
 
 def _element_bytes(dtype: str) -> int:

@@ -40,7 +40,7 @@ class SlowCall:
     def __call__(self, *arguments: object, **named_arguments: object) -> Any:
         return self._call(*arguments, **named_arguments)
 
-    def _call(self, *arguments: object, **named_arguments: object) -> Any:
+    def _call(self, *arguments: Any, **named_arguments: Any) -> Any:
         raise NotImplementedError
 
     def _configure(
@@ -58,23 +58,29 @@ class SlowCounter:
 
     def __init__(self) -> None:
         self._words = (0, 0, 0)
+        self._is_frozen = False
         self._lock = Lock()
 
     def read(self) -> tuple[int, int, int]:
         """Return the position, the sequence and the seed."""
         return self._words
 
-    def replace(self, expected: tuple[int, int, int], words: tuple[int, int, int]) -> bool:
-        """Replace the words; return False, changing nothing, if the words are not the expected ones."""
+    def replace(self, expected: tuple[int, int, int], words: tuple[int, int, int], /) -> bool:
+        """Replace the words.
+
+        Returns False, changing nothing, if the words are not the expected ones or the counter is frozen.
+        """
         with self._lock:
-            is_expected = self._words == expected
+            is_expected = self._words == expected and not self._is_frozen
             if is_expected:
                 self._words = words
         return is_expected
 
-    def freeze(self) -> tuple[int, int, int]:
-        """Perform all later calls that use the counter in Python; return the words."""
-        return self._words
+    def freeze(self, expected: tuple[int, int, int], /) -> bool:
+        """Refuse all later changes if the words are the expected ones; return whether they are."""
+        with self._lock:
+            self._is_frozen = self._is_frozen or self._words == expected
+        return self._is_frozen
 
 
 if TYPE_CHECKING:
@@ -155,7 +161,7 @@ def _load_driver() -> bool:
 
 @cache
 def _read_cupy_arrays() -> None:
-    """Let the extension read the arrays of CuPy, which the program imported."""
+    """Make the extension read the arrays of CuPy, which the program imported."""
     from cudakit.gpu._fast_call import use_array_class
 
     cupy = sys.modules["cupy"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cudakit.gpu.api import Argument, Dim3, Kernels, Stream
+from cudakit.gpu.api import Argument, Dim3, Kernel, Kernels, Stream
 
 _BLOCK = 256
 # Maximum number of blocks of a launch: more would cost scheduling time, and kernels stride over all elements.
@@ -18,6 +18,10 @@ class LoadedKernels:
         self.gpu = gpu
         self._module = gpu.load(gpu.compile(source))
         self._kernels = {name: gpu.kernel(self._module, name) for name in names}
+
+    def kernel(self, name: str) -> Kernel:
+        """Return a loaded kernel by name."""
+        return self._kernels[name]
 
     def launch(
         self, name: str, args: Sequence[Argument], stream: Stream, *, grid: int = 1, block: int = 1

@@ -6,7 +6,7 @@ only on its index, the draw and the counter, not on the grid.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from typing import Any
@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cudakit.errors import UsageError
-from cudakit.gpu.api import Argument, Kernels, Ptr, Stream
+from cudakit.gpu.api import Argument, Kernel, Kernels, Ptr, Stream
 from cudakit.gpu.api.elements import BF16, decode
 from cudakit.gpu.api.host_kernels import Launch, host_kernel
 from cudakit.kernels import random_source, random_values
@@ -30,6 +30,10 @@ INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uin
 _MAX_BLOCKS = 2048
 # Number of draws whose parameters are cached, because programs repeat calls.
 _CACHED_DRAWS = 1024
+# Size of a counter in device memory: position, sequence and seed.
+COUNTER_BYTES = 24
+NO_COUNTER = Ptr(0)
+_COUNTER_KERNELS = ("store_counter", "advance_counter")
 # Elements that the numpy counterpart computes at once: intermediate arrays stay in the CPU's cache.
 _CHUNK = 1 << 16
 
@@ -59,6 +63,11 @@ class Draw:
             return -(-self.count // random_values.elements_per_block(dtype))
         per_thread = {"bits": 16, "wide_integers": 2, "normal_float64": 2}.get(self.kernel, 4)
         return -(-self.count // per_thread)
+
+    @property
+    def cuda_blocks(self) -> int:
+        """The number of CUDA blocks of the launch; 0 for a draw of 0 elements."""
+        return min(-(-self.threads // random_source.THREADS), _MAX_BLOCKS)
 
 
 @lru_cache(_CACHED_DRAWS)
@@ -143,17 +152,42 @@ class RandomKernels:
     """The random kernels of one device, loaded until ``close``."""
 
     def __init__(self, gpu: Kernels) -> None:
-        names = [f"cudakit_random_{name}" for name in _FUNCTIONS]
+        names = [f"cudakit_random_{name}" for name in (*_FUNCTIONS, *_COUNTER_KERNELS)]
         self._kernels = LoadedKernels(gpu, SOURCE, names)
 
-    def fill(self, destination: Ptr, draw: Draw, start: Counter, stream: Stream) -> None:
-        """Enqueue the kernel of a draw, from block ``start``. A draw of 0 elements launches nothing."""
+    def fill(
+        self,
+        destination: Ptr,
+        draw: Draw,
+        start: Counter,
+        stream: Stream,
+        *,
+        stored_counter: Ptr = NO_COUNTER,
+    ) -> None:
+        """Enqueue the kernel of a draw, from block ``start``. A draw of 0 elements launches nothing.
+
+        If ``stored_counter`` is given, the kernel starts at the counter that is stored at this address.
+        """
         counter = map(np.uint64, (draw.count, start.position, start.sequence, start.seed))
-        args: tuple[Argument, ...] = (destination, *counter, *draw.parameters)
-        blocks = min(-(-draw.threads // random_source.THREADS), _MAX_BLOCKS)
-        if blocks:
+        args: tuple[Argument, ...] = (destination, *counter, stored_counter, *draw.parameters)
+        if draw.cuda_blocks:
             name = f"cudakit_random_{draw.kernel}"
-            self._kernels.launch(name, args, stream, grid=blocks, block=random_source.THREADS)
+            self._kernels.launch(
+                name, args, stream, grid=draw.cuda_blocks, block=random_source.THREADS
+            )
+
+    def store_counter(self, address: Ptr, counter: Counter, stream: Stream) -> None:
+        """Enqueue a kernel that writes a counter of COUNTER_BYTES bytes to device memory."""
+        words = map(np.uint64, (counter.position, counter.sequence, counter.seed))
+        self._kernels.launch("cudakit_random_store_counter", (address, *words), stream)
+
+    def advance_counter(self, address: Ptr, blocks: int, stream: Stream) -> None:
+        """Enqueue a kernel that adds a number of Philox blocks to a counter in device memory."""
+        self._kernels.launch("cudakit_random_advance_counter", (address, np.uint64(blocks)), stream)
+
+    def kernel(self, draw: Draw) -> Kernel:
+        """Return the loaded kernel of a draw."""
+        return self._kernels.kernel(f"cudakit_random_{draw.kernel}")
 
     def close(self) -> None:
         """Unload the kernels, all of which must have finished."""
@@ -234,12 +268,26 @@ def _register_host_kernel(name: str) -> None:
         position: np.uint64,
         sequence: np.uint64,
         seed: np.uint64,
+        stored_counter: Ptr,
         *parameters: np.generic,
     ) -> None:
         draw = Draw(name, int(count), parameters)
+        words: Iterable[Any] = (position, sequence, seed)
+        if stored_counter:
+            words = launch.read(stored_counter, "uint64", 3)
         array = launch.write(destination, draw.storage, draw.count)
-        fill_on_host(array, draw, Counter(int(position), int(sequence), int(seed)))
+        fill_on_host(array, draw, Counter(*map(int, words)))
 
 
 for _name in _FUNCTIONS:
     _register_host_kernel(_name)
+
+
+@host_kernel("cudakit_random_store_counter")
+def _store_counter(launch: Launch, address: Ptr, *words: np.uint64) -> None:
+    launch.write(address, "uint64", 3)[:] = words
+
+
+@host_kernel("cudakit_random_advance_counter")
+def _advance_counter(launch: Launch, address: Ptr, blocks: np.uint64) -> None:
+    launch.update(address, "uint64", 1)[0] += blocks

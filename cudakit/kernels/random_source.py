@@ -35,10 +35,31 @@ _TABLES = "".join(
     )
 )
 
+# Parameters of all kernels that write numbers. The simulated device reads their sizes from the source.
+_FILL_PARAMETERS = "u64 count, u64 position, u64 sequence, u64 seed, const Counter* stored"
+
 _DEVICE_FUNCTIONS = r"""
 typedef unsigned char u8;
 typedef unsigned short u16;
 typedef long long i64;
+
+struct Counter { u64 position, sequence, seed; };
+
+// The counter of a launch, which is in device memory if `stored` is not null.
+#define START (stored ? *stored : Counter{position, sequence, seed})
+
+// Returns a Philox block of a draw.
+__device__ inline uint4 block_of(Counter start, u64 block) {
+    return philox(start.position + block, start.sequence, start.seed);
+}
+
+extern "C" __global__ void cudakit_random_store_counter(
+    Counter* stored, u64 position, u64 sequence, u64 seed) {
+    *stored = Counter{position, sequence, seed};
+}
+extern "C" __global__ void cudakit_random_advance_counter(Counter* stored, u64 blocks) {
+    stored->position += blocks;
+}
 
 // These operations are never fused into multiply-add, so that numpy can repeat them.
 __device__ inline float add(float a, float b) { return __fadd_rn(a, b); }
@@ -160,11 +181,11 @@ __device__ inline void unit_of(uint4 w, float (&to)[8], bf16*) { unit16<8>(w, to
 
 template <typename T, typename S, int N>
 __device__ inline void fill_uniform(
-    T* out, u64 count, u64 position, u64 sequence, u64 seed, S low, S span, S largest) {
+    T* out, u64 count, Counter start, S low, S span, S largest) {
     FOR_EACH_BLOCK(count, N) {
         S units[N];
         Vector<T, N> values;
-        unit_of(philox(position + b, sequence, seed), units, (T*)0);
+        unit_of(block_of(start, b), units, (T*)0);
         #pragma unroll
         for (int i = 0; i < N; ++i) {
             const S value = add(low, mul(span, units[i]));
@@ -192,8 +213,13 @@ __device__ inline double natural_log(double value) {
 }
 
 // Writes radius * sin and radius * cos of an angle after a turn by quadrants.
-template <typename S>
-__device__ inline void rotate(S radius, S sine, S cosine, int quadrant, S* to) {
+template <typename S, int N, int M>
+__device__ inline void rotate(
+    S radius, S angle, int quadrant, const S (&sine_terms)[N], const S (&cosine_terms)[M], S* to) {
+    const S square = mul(angle, angle);
+    const S sine = add(mul(mul(polynomial(square, sine_terms), square), angle), angle);
+    const S fourth_order = mul(mul(polynomial(square, cosine_terms), square), square);
+    const S cosine = add(add_exact_product((S)-0.5, square, fourth_order), (S)1);
     const S signed_radius = quadrant & 2 ? -radius : radius;
     to[0] = mul(signed_radius, quadrant & 1 ? cosine : sine);
     to[1] = mul(signed_radius, quadrant & 1 ? -sine : cosine);
@@ -205,22 +231,14 @@ __device__ inline void normal_pair(u32 x, u32 y, float* to) {
     const float radius = __fsqrt_rn(mul(-2.0f, natural_log(fraction)));
     const u32 quadrant = (y + (1u << 29)) >> 30;
     const float offset = __int2float_rn(2 * (int)(y - (quadrant << 30)) + 1);
-    const float angle = mul(offset, RADIANS_FP32[0]), square = mul(angle, angle);
-    const float sine = add(mul(mul(polynomial(square, SIN_FP32), square), angle), angle);
-    const float fourth_order = mul(mul(polynomial(square, COS_FP32), square), square);
-    const float cosine = add(add_exact_product(-0.5f, square, fourth_order), 1.0f);
-    rotate(radius, sine, cosine, (int)quadrant, to);
+    rotate(radius, mul(offset, RADIANS_FP32[0]), (int)quadrant, SIN_FP32, COS_FP32, to);
 }
 __device__ inline void normal_pair(u64 x, u64 y, double* to) {
     const double fraction = add_exact_product(__ull2double_rn(x), 0x1p-53, 0x1p-54);
     const double radius = __dsqrt_rn(mul(-2.0, natural_log(fraction)));
     const u64 quadrant = (y + (1ull << 50)) >> 51;
     const double offset = __ll2double_rn(2 * (i64)(y - (quadrant << 51)) + 1);
-    const double angle = mul(offset, RADIANS_FP64[0]), square = mul(angle, angle);
-    const double sine = add(mul(mul(polynomial(square, SIN_FP64), square), angle), angle);
-    const double fourth_order = mul(mul(polynomial(square, COS_FP64), square), square);
-    const double cosine = add(add_exact_product(-0.5, square, fourth_order), 1.0);
-    rotate(radius, sine, cosine, (int)quadrant, to);
+    rotate(radius, mul(offset, RADIANS_FP64[0]), (int)quadrant, SIN_FP64, COS_FP64, to);
 }
 __device__ inline void normals(uint4 w, float (&to)[4]) {
     normal_pair(w.x, w.y, to);
@@ -232,11 +250,11 @@ __device__ inline void normals(uint4 w, double (&to)[2]) {
 
 template <typename T, typename S, int N>
 __device__ inline void fill_normal(
-    T* out, u64 count, u64 position, u64 sequence, u64 seed, S mean, S deviation) {
+    T* out, u64 count, Counter start, S mean, S deviation) {
     FOR_EACH_BLOCK(count, N) {
         S pairs[N];
         Vector<T, N> values;
-        normals(philox(position + b, sequence, seed), pairs);
+        normals(block_of(start, b), pairs);
         #pragma unroll
         for (int i = 0; i < N; ++i) round_to(add(mean, mul(deviation, pairs[i])), &values.items[i]);
         store(out, count, b, values);
@@ -251,16 +269,16 @@ __device__ inline u32 word_of(uint4 w, int lane) {
 // half below 2^32 mod span is drawn again, from the same block and lane of a later sequence.
 template <typename T>
 __device__ inline void fill_integers(
-    T* out, u64 count, u64 position, u64 sequence, u64 seed, u64 low, u64 span, u32 limit) {
+    T* out, u64 count, Counter start, u64 low, u64 span, u32 limit) {
     FOR_EACH_BLOCK(count, 4) {
-        const uint4 block = philox(position + b, sequence, seed);
+        const uint4 block = block_of(start, b);
         Vector<T, 4> values;
         #pragma unroll
         for (int lane = 0; lane < 4; ++lane) {
-            u64 product = word_of(block, lane) * span, later = sequence;
+            u64 product = word_of(block, lane) * span, later = start.sequence;
             while ((u32)product < limit) {
                 later += 1ull << ATTEMPT_SHIFT;
-                product = word_of(philox(position + b, later, seed), lane) * span;
+                product = word_of(philox(start.position + b, later, start.seed), lane) * span;
             }
             values.items[lane] = (T)(low + (product >> 32));
         }
@@ -284,10 +302,10 @@ __device__ inline u32 mix(u32 word) {
 // likely as even ones.
 template <typename T>
 __device__ inline void fill_permutation(
-    T* out, u64 count, u64 position, u64 sequence, u64 seed, u64 size, int left_bits, int right_bits) {
+    T* out, u64 count, Counter start, u64 size, int left_bits, int right_bits) {
     __shared__ u32 keys[4 * PERMUTATION_BLOCKS];
     if (threadIdx.x < PERMUTATION_BLOCKS) {
-        const uint4 w = philox(position + threadIdx.x, sequence, seed);
+        const uint4 w = block_of(start, threadIdx.x);
         #pragma unroll
         for (int lane = 0; lane < 4; ++lane) keys[4 * threadIdx.x + lane] = word_of(w, lane);
     }
@@ -314,10 +332,10 @@ __device__ inline void fill_permutation(
     }
 }
 
-extern "C" __global__ void cudakit_random_bits(
-    u8* out, u64 count, u64 position, u64 sequence, u64 seed) {
+extern "C" __global__ void cudakit_random_bits(u8* out, FILL_PARAMETERS) {
+    const Counter start = START;
     FOR_EACH_BLOCK(count, 16) {
-        const uint4 w = philox(position + b, sequence, seed);
+        const uint4 w = block_of(start, b);
         const u32 words[4] = {w.x, w.y, w.z, w.w};
         Vector<u8, 16> values;
         #pragma unroll
@@ -327,16 +345,17 @@ extern "C" __global__ void cudakit_random_bits(
 }
 
 extern "C" __global__ void cudakit_random_wide_integers(
-    u64* out, u64 count, u64 position, u64 sequence, u64 seed, u64 low, u64 span, u64 limit) {
+    u64* out, FILL_PARAMETERS, u64 low, u64 span, u64 limit) {
+    const Counter start = START;
     FOR_EACH_BLOCK(count, 2) {
-        const uint4 block = philox(position + b, sequence, seed);
+        const uint4 block = block_of(start, b);
         Vector<u64, 2> values;
         #pragma unroll
         for (int lane = 0; lane < 2; ++lane) {
-            u64 word = wide_word(block, lane), later = sequence;
+            u64 word = wide_word(block, lane), later = start.sequence;
             while (span && word * span < limit) {
                 later += 1ull << ATTEMPT_SHIFT;
-                word = wide_word(philox(position + b, later, seed), lane);
+                word = wide_word(philox(start.position + b, later, start.seed), lane);
             }
             values.items[lane] = low + (span ? __umul64hi(word, span) : word);
         }
@@ -352,18 +371,17 @@ _FLOATS = (
     ("float16", "fp16", "float", 8, 4),
     ("bfloat16", "bf16", "float", 8, 4),
 )
-_START = "u64 count, u64 position, u64 sequence, u64 seed"
 
 
 def _float_kernels(name: str, item: str, scalar: str, per_uniform: int, per_normal: int) -> str:
     return f"""
 extern "C" __global__ void cudakit_random_uniform_{name}(
-    {item}* out, {_START}, {scalar} low, {scalar} span, {scalar} largest) {{
-    fill_uniform<{item}, {scalar}, {per_uniform}>(out, count, position, sequence, seed, low, span, largest);
+    {item}* out, {_FILL_PARAMETERS}, {scalar} low, {scalar} span, {scalar} largest) {{
+    fill_uniform<{item}, {scalar}, {per_uniform}>(out, count, START, low, span, largest);
 }}
 extern "C" __global__ void cudakit_random_normal_{name}(
-    {item}* out, {_START}, {scalar} mean, {scalar} deviation) {{
-    fill_normal<{item}, {scalar}, {per_normal}>(out, count, position, sequence, seed, mean, deviation);
+    {item}* out, {_FILL_PARAMETERS}, {scalar} mean, {scalar} deviation) {{
+    fill_normal<{item}, {scalar}, {per_normal}>(out, count, START, mean, deviation);
 }}
 """
 
@@ -372,12 +390,12 @@ def _integer_kernels(item_bytes: int) -> str:
     item = f"u{8 * item_bytes}"
     return f"""
 extern "C" __global__ void cudakit_random_integers_{item_bytes}(
-    {item}* out, {_START}, u64 low, u64 span, u32 limit) {{
-    fill_integers<{item}>(out, count, position, sequence, seed, low, span, limit);
+    {item}* out, {_FILL_PARAMETERS}, u64 low, u64 span, u32 limit) {{
+    fill_integers<{item}>(out, count, START, low, span, limit);
 }}
 extern "C" __global__ void cudakit_random_permutation_{item_bytes}(
-    {item}* out, {_START}, u64 size, int left_bits, int right_bits) {{
-    fill_permutation<{item}>(out, count, position, sequence, seed, size, left_bits, right_bits);
+    {item}* out, {_FILL_PARAMETERS}, u64 size, int left_bits, int right_bits) {{
+    fill_permutation<{item}>(out, count, START, size, left_bits, right_bits);
 }}
 """
 
@@ -392,7 +410,7 @@ SOURCE = "".join(
         f"#define SQRT_HALF_FP32 {random_values.SQRT_HALF_FP32:#x}\n",
         f"#define SQRT_HALF_FP64 {random_values.SQRT_HALF_FP64:#x}LL\n",
         _TABLES,
-        _DEVICE_FUNCTIONS,
+        _DEVICE_FUNCTIONS.replace("FILL_PARAMETERS", _FILL_PARAMETERS),
         *(_float_kernels(*row) for row in _FLOATS),
         *(_integer_kernels(item_bytes) for item_bytes in (1, 2, 4, 8)),
     )

@@ -7,10 +7,8 @@ the order of their positions, so that the result is the same in every run.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -26,16 +24,11 @@ from cudakit.kernels.elementwise import (
     input_types,
 )
 from cudakit.kernels.expressions.dtypes import (
-    BOOL,
     COMPLEX,
-    DTYPES,
-    FLOAT,
-    INTEGER,
     DType,
     ValueType,
     can_store,
     dtype_of,
-    float_of,
 )
 from cudakit.kernels.expressions.evaluate import (
     Values,
@@ -55,79 +48,10 @@ from cudakit.kernels.launch_plan import (
     bytes_argument,
 )
 from cudakit.kernels.layout import Layout, broadcast_shape, broadcast_strides, merged_layout
+from cudakit.kernels.reducers import REDUCERS
+from cudakit.kernels.reduction_blocks import choose_block_shape
 from cudakit.kernels.reduction_source import ReductionSource
 from cudakit.kernels.views import read_array, write_array
-
-_SHORT_BLOCK, _LONG_BLOCK = 256, 1024  # number of threads of a block
-# Minimum number of vectors that each thread of a split reduction reads.
-_VECTORS_PER_THREAD = 4
-_THREAD_ELEMENTS = 8  # maximum number of elements that one thread reduces alone
-# Maximum number of blocks of a split reduction: about the number that a large GPU runs at once.
-_MAX_BLOCKS = 1024
-_MANY_OUTPUTS, _MANY_OUTPUTS_VECTORS = 4096, 32
-_FEW_OUTPUTS = 64  # with fewer outputs than this, a block of more threads occupies the GPU better
-_WARP = 32
-_VECTOR_BYTES = 16
-_COUNTER_BYTES = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Reducer:
-    """A reduction: the operation that combines two values, and the types that it uses."""
-
-    name: str
-    operation: str  # name of the operation in the CUDA C++ prelude
-    # Function that returns the identity element of a dtype: 0 for sums.
-    identity: Callable[[DType], complex]
-    accumulator: Callable[[DType], DType]
-    numpy_function: Callable[..., Any]
-
-
-def _sum_type(dtype: DType) -> DType:
-    """Return the type of a sum: integers are added in 64 bits."""
-    if dtype.category > INTEGER:
-        return dtype
-    return DTYPES["uint64" if dtype.name.startswith("u") else "int64"]
-
-
-def _same_type(dtype: DType) -> DType:
-    return dtype
-
-
-def _bool_type(dtype: DType) -> DType:  # noqa: ARG001
-    return DTYPES["bool"]
-
-
-def _constant_identity(value: complex) -> Callable[[DType], complex]:
-    return lambda dtype: value  # noqa: ARG005
-
-
-def _largest(dtype: DType) -> complex:
-    """Return the largest value of a dtype."""
-    if dtype.category == FLOAT:
-        return math.inf
-    return True if dtype.category == BOOL else int(np.iinfo(dtype.storage).max)
-
-
-def _smallest(dtype: DType) -> complex:
-    """Return the smallest value of a dtype."""
-    if dtype.category == FLOAT:
-        return -math.inf
-    return False if dtype.category == BOOL else int(np.iinfo(dtype.storage).min)
-
-
-REDUCERS = {
-    reducer.name: reducer
-    for reducer in (
-        Reducer("sum", "add", _constant_identity(0), _sum_type, np.sum),
-        Reducer("prod", "multiply", _constant_identity(1), _sum_type, np.prod),
-        Reducer("mean", "add", _constant_identity(0), float_of, np.sum),
-        Reducer("min", "minimum", _largest, _same_type, np.min),
-        Reducer("max", "maximum", _smallest, _same_type, np.max),
-        Reducer("any", "logical_or", _constant_identity(False), _bool_type, np.any),
-        Reducer("all", "logical_and", _constant_identity(True), _bool_type, np.all),
-    )
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,27 +97,14 @@ class ReductionProgram:
         holds for other addresses that have the same remainder modulo 16.
         """
         arrays, types = arrays_of(inputs), self._infer_types(inputs)
-        expected_result = self.result_type(inputs)
-        dtypes = {name: dtype_of(view.dtype) for name, view in arrays.items()}
-        check_arrays(arrays, {"out": output}, expected_result.shape)
-        if not can_store(types.result.dtype, dtype_of(output.dtype)):
-            raise UsageError(
-                f"the result is {types.result.dtype}, and out is {output.dtype}",
-                hint="pass an array of the result's dtype",
-            )
-        output_layout, reduced_layout = self._layouts(inputs, output)
-        if (
-            not reduced_layout.count
-            and output_layout.count
-            and self._reducer.name in ("min", "max")
-        ):
-            raise UsageError(f"{self._reducer.name} of no elements is undefined")
+        output_layout, reduced_layout = self._check_output(inputs, output, types)
         scalars = {
             name: value_type.dtype
             for name, value_type in input_types(inputs).items()
             if name not in arrays
         }
-        shape = _choose_block_shape(
+        dtypes = {name: dtype_of(view.dtype) for name, view in arrays.items()}
+        shape = choose_block_shape(
             output_layout, reduced_layout, list(arrays.values()), list(dtypes.values())
         )
         source = ReductionSource(
@@ -209,26 +120,42 @@ class ReductionProgram:
             scalars=scalars,
             output_dimensions=len(output_layout.sizes),
             reduced_dimensions=len(reduced_layout.sizes),
-            columns=shape.columns,
-            threads=shape.threads,
-            width=shape.width,
+            blocks=shape,
             repeated_arrays=frozenset(
                 index for index, strides in enumerate(reduced_layout.strides) if not strides[0]
             ),
-            are_outputs_adjacent=shape.are_outputs_adjacent,
         )
         text, name = source.source()
         self._register_host_kernel(name, source)
         order = {operand: index for index, operand in enumerate(inputs)}
         parameters: list[Parameter] = [
-            _pack_layouts(output_layout, reduced_layout, shape.chunk, shape.splits)
+            _pack_layouts(output_layout, reduced_layout, shape.chunk, shape.splits),
+            *(Address(order[array]) for array in arrays),
+            Address(len(inputs)),
+            Scratch(shape.scratch_bytes(output_layout.count, types.accumulator)),
+            *(Scalar(order[scalar], dtype) for scalar, dtype in scalars.items()),
         ]
-        parameters += [Address(order[array]) for array in arrays]
-        parameters.append(Address(len(inputs)))
-        parameters.append(Scratch(shape.scratch_bytes(output_layout.count, types.accumulator)))
-        parameters += [Scalar(order[scalar], dtype) for scalar, dtype in scalars.items()]
         blocks = -(-output_layout.count // shape.columns) * shape.splits
         return LaunchPlan(text, name, blocks, shape.threads, tuple(parameters))
+
+    def _check_output(
+        self, inputs: Mapping[str, Operand], output: ArrayView, types: _ReductionTypes
+    ) -> tuple[Layout, Layout]:
+        """Return the layouts of the output and of the reduced dimensions.
+
+        Raises UsageError for an output that does not fit, and for the minimum or maximum of no elements.
+        """
+        check_arrays(arrays_of(inputs), {"out": output}, self.result_type(inputs).shape)
+        if not can_store(types.result.dtype, dtype_of(output.dtype)):
+            raise UsageError(
+                f"the result is {types.result.dtype}, and out is {output.dtype}",
+                hint="pass an array of the result's dtype",
+            )
+        output_layout, reduced_layout = self._layouts(inputs, output)
+        is_empty = not reduced_layout.count and output_layout.count > 0
+        if is_empty and self._reducer.name in ("min", "max"):
+            raise UsageError(f"{self._reducer.name} of no elements is undefined")
+        return output_layout, reduced_layout
 
     def check_overlaps(self, inputs: Mapping[str, Operand], output: ArrayView) -> None:
         """Raise UsageError if the output shares memory with an input."""
@@ -328,106 +255,6 @@ class ReductionProgram:
             write_array(
                 launch, int(arguments[len(source.dtypes)]), output, output_layout.strides[-1]
             )
-
-
-@dataclass(frozen=True, slots=True)
-class _BlockShape:
-    """The division of a reduction into blocks and threads."""
-
-    columns: int  # number of outputs that a block computes
-    threads: int  # number of threads of a block
-    width: int  # number of elements of a vector
-    chunk: int  # number of elements of each output that one block reduces
-    splits: int  # number of blocks that reduce one output
-    are_outputs_adjacent: bool  # whether adjacent threads compute adjacent outputs
-
-    def scratch_bytes(self, outputs: int, accumulator: DType) -> int:
-        """Return the bytes of counters and partial results; 0 if one block reduces each output."""
-        if self.splits == 1:
-            return 0
-        tiles = -(-outputs // self.columns)
-        # Counters come first, padded so that the partial results are aligned.
-        counter_bytes = -(-tiles * _COUNTER_BYTES // _VECTOR_BYTES) * _VECTOR_BYTES
-        return counter_bytes + outputs * self.splits * accumulator.compute.itemsize
-
-
-def _choose_block_shape(
-    output_layout: Layout,
-    reduced_layout: Layout,
-    views: Sequence[ArrayView],
-    dtypes: Sequence[DType],
-) -> _BlockShape:
-    """Return the numbers of threads and blocks that reduce each output, and the vector width."""
-    element_bytes = [dtype.size_bytes for dtype in dtypes]
-    width = _vector_width(output_layout, reduced_layout, views, element_bytes)
-    count, threads = max(reduced_layout.count, 1), _SHORT_BLOCK
-    is_column_sum = width == 1 and _are_outputs_adjacent(
-        output_layout, reduced_layout, element_bytes
-    )
-    if count <= _THREAD_ELEMENTS and output_layout.count > 1:
-        columns = threads  # one thread reduces one output
-    elif is_column_sum:
-        columns = _WARP
-    elif output_layout.count > 1 and count <= _WARP * width * _vectors_of_warp(output_layout.count):
-        columns = threads // _WARP  # one warp reduces one output
-    else:
-        columns = 1
-        is_one_block_faster = count <= _LONG_BLOCK * _VECTORS_PER_THREAD * width
-        if is_one_block_faster and count > threads * width and output_layout.count < _FEW_OUTPUTS:
-            threads = _LONG_BLOCK
-    rows = threads // columns
-    tiles = max(-(-output_layout.count // columns), 1)
-    smallest_chunk = rows * width * _VECTORS_PER_THREAD
-    splits = max(1, min(-(-count // smallest_chunk), _MAX_BLOCKS // tiles))
-    chunk = -(-count // splits)
-    chunk = -(-chunk // (rows * width)) * rows * width
-    is_adjacent = is_column_sum or columns == threads
-    return _BlockShape(columns, threads, width, chunk, -(-count // chunk), is_adjacent)
-
-
-def _vectors_of_warp(outputs: int) -> int:
-    """Return the largest number of vectors per thread with which one warp should reduce an output.
-
-    With many outputs, warps occupy the whole GPU, and blocks would only add synchronization.
-    """
-    return _MANY_OUTPUTS_VECTORS if outputs >= _MANY_OUTPUTS else _VECTORS_PER_THREAD
-
-
-def _vector_width(
-    output_layout: Layout,
-    reduced_layout: Layout,
-    views: Sequence[ArrayView],
-    element_bytes: Sequence[int],
-) -> int:
-    """Return the number of adjacent reduced elements that a thread can load from every array at once."""
-    width = min(8, _VECTOR_BYTES // min(element_bytes))
-    while width > 1:
-        is_allowed = reduced_layout.sizes[0] % width == 0 or (
-            len(reduced_layout.sizes) == 1 and output_layout.count == 1
-        )
-        for index, (view, size_bytes) in enumerate(zip(views, element_bytes, strict=True)):
-            innermost_stride, *other_strides = (
-                *reduced_layout.strides[index],
-                *output_layout.strides[index],
-            )
-            alignment = min(width * size_bytes, _VECTOR_BYTES)
-            is_aligned = all(offset % alignment == 0 for offset in (view.ptr, *other_strides))
-            is_allowed &= innermost_stride == 0 or (innermost_stride == size_bytes and is_aligned)
-        if is_allowed:
-            break
-        width //= 2
-    return width
-
-
-def _are_outputs_adjacent(
-    output_layout: Layout, reduced_layout: Layout, element_bytes: Sequence[int]
-) -> bool:
-    """Return whether adjacent threads should compute adjacent outputs, as in a sum of columns."""
-    return output_layout.count >= _WARP and any(
-        output_layout.strides[index][0] == size_bytes
-        and reduced_layout.strides[index][0] != size_bytes
-        for index, size_bytes in enumerate(element_bytes)
-    )
 
 
 def _pack_layouts(

@@ -11,6 +11,7 @@ from cudakit.kernels.expressions.cuda import PRELUDE, cuda_text, literal
 from cudakit.kernels.expressions.dtypes import DType
 from cudakit.kernels.expressions.parse import REDUCED
 from cudakit.kernels.expressions.typed import TypedNode
+from cudakit.kernels.reduction_blocks import BlockShape
 
 _WARP = 32
 
@@ -43,11 +44,8 @@ class ReductionSource:
     scalars: Mapping[str, DType]
     output_dimensions: int
     reduced_dimensions: int
-    columns: int  # number of outputs that a block computes
-    threads: int  # number of threads of a block
-    width: int  # number of elements of a vector
+    blocks: BlockShape
     repeated_arrays: frozenset[int]  # indices of arrays whose innermost reduced stride is 0
-    are_outputs_adjacent: bool  # whether adjacent threads compute adjacent outputs
 
     def source(self) -> tuple[str, str]:
         """Return the CUDA C++ source, and the name of the kernel."""
@@ -58,21 +56,20 @@ class ReductionSource:
         return f"// {comment}\n{PRELUDE}{VECTORS}{_SHUFFLE}{text}", name
 
     def _body(self) -> str:
+        return f"{self._declarations()}{self._kernel_head()}{self._chunk_text()}{self._split_text()}}}\n"
+
+    def _declarations(self) -> str:
+        """Return the types and the functions that the kernel uses."""
+        blocks, output = self.blocks, len(self.dtypes)
         dimensions = self.output_dimensions + self.reduced_dimensions
-        parameters = [f"const char* p{index}" for index in range(len(self.dtypes))]
-        parameters += ["char* out", "char* scratch"]
-        parameters += [
-            f"{dtype.compute_type} s{index}" for index, dtype in enumerate(self.scalars.values())
-        ]
         accumulator = self.accumulator.compute_type
-        inputs, output = range(len(self.dtypes)), len(self.dtypes)
         mean = f"total = op::divide(total, ({accumulator})layout.count);" if self.is_mean else ""
         stored = f"stored<{self.output.storage_type}>::from"
         result = cuda_text(self.result, {REDUCED: "total"})
         return f"""
 typedef {accumulator} Accumulator;
-enum {{ COLUMNS = {self.columns}, ROWS = {self.threads // self.columns} }};
-enum {{ VECTOR = {self.width}, UNROLLED = 4 }};
+enum {{ COLUMNS = {blocks.columns}, ROWS = {blocks.threads // blocks.columns} }};
+enum {{ VECTOR = {blocks.width}, UNROLLED = 4 }};
 
 struct Layout {{
     i64 outputs, count, chunk, splits;
@@ -91,26 +88,43 @@ __device__ void store(const Layout& layout, char* out, i64 output, Accumulator t
 {self._offset_text("output", "output", [output])}
     *({self.output.storage_type}*)(out + output_offset{output}) = {stored}({result});
 }}
+"""
 
-extern "C" __global__ void __launch_bounds__({self.threads}) KERNEL_NAME(
+    def _kernel_head(self) -> str:
+        """Return the signature of the kernel, and the position of a thread's elements."""
+        parameters = [f"const char* p{index}" for index in range(len(self.dtypes))]
+        parameters += ["char* out", "char* scratch"]
+        parameters += [
+            f"{dtype.compute_type} s{index}" for index, dtype in enumerate(self.scalars.values())
+        ]
+        column, row = "threadIdx.x / ROWS", "threadIdx.x % ROWS"
+        if self.blocks.are_outputs_adjacent:
+            column, row = "threadIdx.x % COLUMNS", "threadIdx.x / COLUMNS"
+        return f"""
+extern "C" __global__ void __launch_bounds__({self.blocks.threads}) KERNEL_NAME(
     const Layout layout, {", ".join(parameters)}) {{
     const i64 tile = blockIdx.x / layout.splits, split = blockIdx.x % layout.splits;
-    const int column = {"threadIdx.x % COLUMNS" if self.are_outputs_adjacent else "threadIdx.x / ROWS"};
-    const int row = {"threadIdx.x / COLUMNS" if self.are_outputs_adjacent else "threadIdx.x % ROWS"};
+    const int column = {column};
+    const int row = {row};
     const i64 output = tile * COLUMNS + column;
     const bool is_used = output < layout.outputs;
     const i64 next = (split + 1) * layout.chunk, end = next < layout.count ? next : layout.count;
-    Accumulator total = {literal(self.identity, self.accumulator)};
-    if (is_used) {{
-{self._offset_text("output", "output", inputs)}
+    Accumulator total = {self._identity_text()};
+"""
+
+    def _chunk_text(self) -> str:
+        """Return the text that reduces the elements of a block, and ends the kernel if there is one split."""
+        element, operation = self._element_text(), f"op::{self.operation}"
+        return f"""    if (is_used) {{
+{self._offset_text("output", "output", range(len(self.dtypes)))}
         auto load_vector = [&](i64 at, Accumulator* elements) {{
             enum {{ WIDTH = VECTOR }};
-{self._element_text()}
+{element}
         }};
         auto load_element = [&](i64 at) {{
             enum {{ WIDTH = 1 }};
             Accumulator elements[1];
-{self._element_text()}
+{element}
             return elements[0];
         }};
         const i64 step = ROWS * VECTOR;
@@ -122,23 +136,27 @@ extern "C" __global__ void __launch_bounds__({self.threads}) KERNEL_NAME(
             #pragma unroll
             for (int u = 0; u < UNROLLED; ++u)
                 #pragma unroll
-                for (int k = 0; k < VECTOR; ++k) total = op::{self.operation}(total, elements[u][k]);
+                for (int k = 0; k < VECTOR; ++k) total = {operation}(total, elements[u][k]);
         }}
         for (; at + VECTOR <= end; at += step) {{
             Accumulator elements[VECTOR];
             load_vector(at, elements);
             #pragma unroll
-            for (int k = 0; k < VECTOR; ++k) total = op::{self.operation}(total, elements[k]);
+            for (int k = 0; k < VECTOR; ++k) total = {operation}(total, elements[k]);
         }}
         // One thread has the elements after the last whole vector.
-        for (; at < end && VECTOR > 1; ++at) total = op::{self.operation}(total, load_element(at));
+        for (; at < end && VECTOR > 1; ++at) total = {operation}(total, load_element(at));
     }}
     total = combine_rows(total, row, column);
     if (layout.splits == 1) {{
         if (row == 0 && is_used) store(layout, out, output, total);
         return;
     }}
+"""
 
+    def _split_text(self) -> str:
+        """Return the text by which the last block of an output combines the partial results of all blocks."""
+        return f"""
     const i64 tiles = (layout.outputs + COLUMNS - 1) / COLUMNS;
     u32* counters = (u32*)scratch;
     Accumulator* partials = (Accumulator*)(scratch + (tiles * 4 + 15) / 16 * 16);
@@ -153,31 +171,34 @@ extern "C" __global__ void __launch_bounds__({self.threads}) KERNEL_NAME(
     __syncthreads();
     if (!is_last) return;
     __threadfence();
-    total = {literal(self.identity, self.accumulator)};
+    total = {self._identity_text()};
     if (is_used)
         for (i64 k = row; k < layout.splits; k += ROWS)
             total = op::{self.operation}(total, partials[output * layout.splits + k]);
     total = combine_rows(total, row, column);
     if (row == 0 && is_used) store(layout, out, output, total);
-}}
 """
+
+    def _identity_text(self) -> str:
+        """Return the identity element of the operation as C++ text."""
+        return literal(self.identity, self.accumulator)
 
     def _combine_text(self) -> str:
         """Return the C++ text that combines the partial results of the threads of one output."""
-        rows = self.threads // self.columns
+        rows = self.blocks.threads // self.blocks.columns
         if rows == 1:
             return ""
         lines = []
-        if not self.are_outputs_adjacent:
+        if not self.blocks.are_outputs_adjacent:
             lines.append(f"    for (int distance = {_WARP // 2}; distance; distance /= 2)")
             exchanged = "shuffle(total, distance)"
             lines.append(f"        total = op::{self.operation}(total, {exchanged});")
             if rows == _WARP:
                 return "\n".join(lines)
         # One value of each output and warp remains; the warps exchange them in shared memory.
-        width = self.columns if self.are_outputs_adjacent else 1
-        warps = self.threads // _WARP
-        writes = "true" if self.are_outputs_adjacent else f"threadIdx.x % {_WARP} == 0"
+        width = self.blocks.columns if self.blocks.are_outputs_adjacent else 1
+        warps = self.blocks.threads // _WARP
+        writes = "true" if self.blocks.are_outputs_adjacent else f"threadIdx.x % {_WARP} == 0"
         lines += [
             f"    __shared__ Accumulator values[{warps}][{width}];",
             "    __syncthreads();  // an earlier call may still read the values",

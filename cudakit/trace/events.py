@@ -74,7 +74,9 @@ class Launch:
     accesses later, and after the last of them an ``Accessed`` with the same ``seq``.
 
     If ``template_id`` is not 0, the accesses are those of this ``Template``. If it is relative, the
-    template's launch had other pointers, and the assumed accesses have the pointers of this launch.
+    template's launch had other pointers, and the assumed accesses have the pointers of this launch. If
+    ``is_checked`` is true, a recorded launch had the accesses of the template while work that was not ordered
+    used the same allocations.
     """
 
     kind: ClassVar[EventKind] = EventKind.LAUNCH
@@ -85,6 +87,7 @@ class Launch:
     pending: Annotated[bool, "?"] = False
     template_id: U32 = 0
     is_relative: Annotated[bool, "?"] = False
+    is_checked: Annotated[bool, "?"] = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,6 +275,7 @@ class GraphLaunch:
     executable: U32
     pending: U32 = 0  # number of ``Accessed`` events that follow: one for each kernel node
     template_id: U32 = 0  # ``Template`` that has the accesses of the kernel nodes; 0 if none has
+    is_checked: Annotated[bool, "?"] = False  # as for ``Launch``
 
 
 @dataclass(frozen=True, slots=True)

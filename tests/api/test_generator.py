@@ -212,18 +212,86 @@ def test_threads_draw_different_numbers_from_one_generator(on_host: Generator) -
     assert on_host.position == 20
 
 
+# --- CUDA graphs
+
+
+class CapturedCalls:
+    """A graph of two calls of a generator on a simulated device, after one call without a graph."""
+
+    def __init__(self) -> None:
+        self.sim = Sim()
+        self.generator = Generator(5, device=self.sim, sequence=3)
+        self.stream = self.sim.stream()
+        self.generator.bits(16, stream=self.stream)
+        self.outputs = [cudakit.to_device(np.zeros(8, np.float32), self.sim) for _ in range(2)]
+        self.sim.capture_begin(self.stream)
+        for out in self.outputs:
+            self.generator.uniform(out=out, stream=self.stream)
+        self.executable = self.sim.instantiate(self.sim.capture_end(self.stream))
+
+    def replay(self) -> list[float]:
+        """Return the numbers of one replay."""
+        self.sim.graph_launch(self.executable, self.stream)
+        self.sim.sync()
+        return [number for out in self.outputs for number in out.copy_to_host(self.stream).tolist()]
+
+
+def test_replays_of_a_graph_continue_the_sequence() -> None:
+    graph, counterpart = CapturedCalls(), Generator(5, device="numpy", sequence=3)
+    counterpart.bits(16)
+
+    assert graph.generator.position == counterpart.position == 4
+    for _ in range(3):
+        assert graph.replay() == counterpart.uniform(16).tolist()
+    eager = graph.generator.normal(out=graph.outputs[0], stream=graph.stream)
+    assert eager.copy_to_host().tolist() == counterpart.normal(8).tolist()
+    assert graph.replay() == counterpart.uniform(16).tolist()
+    assert graph.generator.state() == counterpart.state()
+
+
+def test_state_of_a_captured_generator_is_restored_for_replays_and_calls() -> None:
+    graph = CapturedCalls()
+    state = graph.generator.state()
+    first = graph.replay()
+    assert graph.replay() != first
+
+    graph.generator.restore(state)
+    assert graph.replay() == first
+    assert graph.generator.state() != state
+    graph.generator.restore(Generator(7, device="numpy").state())
+    assert graph.replay() == Generator(7, device="numpy").uniform(16).tolist()
+    graph.generator.advance(-4)
+    graph.generator.jump(5)
+
+    counterpart = Generator(7, device="numpy", sequence=5)
+    assert graph.replay() == counterpart.uniform(16).tolist()
+    assert (graph.generator.seed, graph.generator.sequence) == (7, 5)
+    assert "position=on the device" in repr(graph.generator)
+    assert [child.seed for child in graph.generator.spawn(2)] == [
+        c.seed for c in counterpart.spawn(2)
+    ]
+
+
+def test_advance_past_the_end_changes_no_counter_in_device_memory() -> None:
+    graph = CapturedCalls()
+
+    with pytest.raises(UsageError, match="position must be an integer"):
+        graph.generator.advance(-5)
+    assert graph.generator.position == 4
+
+
 # --- invalid arguments
 
 
-def test_captured_stream_is_rejected() -> None:
+def test_new_array_is_refused_during_a_capture() -> None:
     sim = Sim()
     generator, stream = Generator(1, device=sim), sim.stream()
-    out = cudakit.to_device(np.zeros(4, np.float32), sim)
     sim.capture_begin(stream)
-    with pytest.raises(UsageError, match="each replay would repeat the same numbers"):
-        generator.uniform(out=out, stream=stream)
+    with pytest.raises(UsageError, match="a new array cannot be allocated") as raised:
+        generator.uniform(4, stream=stream)
     sim.capture_end(stream)
 
+    assert raised.value.hint == "pass out="
     assert generator.position == 0
 
 

@@ -133,14 +133,62 @@ def test_array_of_another_device_is_rejected(torch: Any) -> None:
         Generator(SEED, device=0).uniform(out=torch.empty(4, device="cuda:1"))
 
 
-def test_captured_stream_of_torch_is_rejected(torch: Any) -> None:
-    generator, tensor = Generator(SEED), torch.empty(4, device="cuda")
-    generator.uniform(out=tensor)
+def test_replays_of_a_graph_of_torch_continue_the_sequence(torch: Any) -> None:
+    generator, counterpart = Generator(SEED), numpy_generator()
+    tensors = [torch.empty(100, device="cuda") for _ in range(2)]
+    generator.uniform(out=tensors[0])
+    counterpart.uniform(100)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        tensor.add_(1)
-        with pytest.raises(UsageError, match="each replay would repeat"):
+        for tensor in tensors:
             generator.uniform(out=tensor)
+            tensor.mul_(2)
+
+    assert generator.position == counterpart.position
+    state = generator.state()
+    for _ in range(3):
+        graph.replay()
+        for tensor in tensors:
+            assert np.array_equal(tensor.cpu().numpy(), 2 * counterpart.uniform(100))
+    generator.normal(out=tensors[0])
+    assert np.array_equal(tensors[0].cpu().numpy(), counterpart.normal(100))
+    assert generator.state() == counterpart.state()
+    generator.restore(state)
+    counterpart.restore(state)
+    graph.replay()
+    assert np.array_equal(tensors[0].cpu().numpy(), 2 * counterpart.uniform(100))
+
+
+def test_first_call_can_be_captured_with_arrays_of_cudakit(torch: Any) -> None:
+    generator, counterpart = Generator(SEED), numpy_generator()
+    out = cudakit.to_device(np.zeros(64, np.float64))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        generator.normal(out=out, stream=torch.cuda.current_stream())
+        with pytest.raises(UsageError, match="a new array cannot be allocated"):
+            generator.normal(64, stream=torch.cuda.current_stream())
+    for _ in range(2):
+        graph.replay()
+        torch.cuda.synchronize()
+        assert np.array_equal(out.copy_to_host(), counterpart.normal(64, dtype="float64"))
+
+
+def test_repeated_calls_give_the_numbers_of_numpy(torch: Any, cupy: Any) -> None:
+    generator, counterpart = Generator(SEED), numpy_generator()
+    tensor, array = torch.empty(1000, device="cuda"), cupy.empty((10, 100), np.float64)
+    for _ in range(3):
+        assert generator.uniform(low=-1, out=tensor) is tensor
+        assert np.array_equal(tensor.cpu().numpy(), counterpart.uniform(1000, low=-1))
+        assert generator.normal(out=array) is array
+        assert np.array_equal(array.get().ravel(), counterpart.normal(1000, dtype="float64"))
+        assert np.array_equal(
+            generator.integers(0, 9, 50).copy_to_host(), counterpart.integers(0, 9, 50)
+        )
+    with pytest.raises(UsageError, match="low must be an integer"):
+        generator.integers(0.0, 9, 50)
+    with pytest.raises(UsageError, match="out has shape"):
+        generator.uniform((10,), low=-1, out=tensor)
+    assert generator.state() == counterpart.state()
 
 
 # --- large arrays

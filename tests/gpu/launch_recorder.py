@@ -61,7 +61,7 @@ class Driver:
 
 @contextmanager
 def recording_driver() -> Iterator[Driver]:
-    """Let the extension call a driver that records launches, and accept arrays in host memory."""
+    """Make the extension call a driver that records launches, and accept arrays in host memory."""
     from cudakit.gpu import _fast_call
 
     driver = Driver()

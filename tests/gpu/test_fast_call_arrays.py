@@ -255,7 +255,7 @@ def test_counter_is_advanced_in_python_at_its_end_in_a_capture_and_once_frozen(
     fill = Filler(driver, counter)
     (out,) = cupy_arrays(0x1000)
     fill(out=out)
-    counter.replace((0, 0, 0), ((1 << 64) - 5, 0, 0))
+    assert counter.replace((0, 0, 0), ((1 << 64) - 5, 0, 0))
     fill(out=out)
     assert fill.python_calls == 2
     counter.replace(counter.read(), (0, 0, 0))
@@ -263,7 +263,9 @@ def test_counter_is_advanced_in_python_at_its_end_in_a_capture_and_once_frozen(
     fill(out=out)
     assert fill.python_calls == 3
     driver.capturing = 0
-    assert counter.freeze() == (0, 0, 0)
+    assert not counter.freeze((1, 0, 0))
+    assert counter.freeze((0, 0, 0))
+    assert not counter.replace((0, 0, 0), (1, 0, 0))
     fill(out=out)
 
     assert fill.python_calls == 4

@@ -91,7 +91,9 @@ def fill(library: ctypes.CDLL, draw: Draw, start: Counter, *, offset: int = 0) -
     kernel = getattr(library, f"cudakit_random_{draw.kernel}")
     address = elements.ctypes.data + offset * elements.itemsize
     counter = (start.position, start.sequence, start.seed)
-    words = [ctypes.c_uint64(value) for value in (address, draw.count, *counter)]
+    no_stored_counter = 0
+    values = (address, draw.count, *counter, no_stored_counter)
+    words = [ctypes.c_uint64(value) for value in values]
     kernel(*words, *map(_argument, draw.parameters))
     assert not elements[:offset].any()
     assert not elements[offset + draw.count :].any()

@@ -20,7 +20,8 @@ from cudakit.gpu.compile import compile_cuda
 from cudakit.gpu.device_array import DeviceArray
 from cudakit.gpu.sim import Sim
 from cudakit.kernels.launch_plan import LaunchPlan, PlannedKernels, arguments_of
-from cudakit.kernels.reduction import REDUCERS, ReductionProgram
+from cudakit.kernels.reducers import REDUCERS
+from cudakit.kernels.reduction import ReductionProgram
 from cudakit.kernels.softmax import plan_softmax
 
 SIM = Sim()

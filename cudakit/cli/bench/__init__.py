@@ -10,7 +10,8 @@ from cudakit.cli.bench.gemm import gemm
 from cudakit.cli.bench.nccl import nccl
 from cudakit.cli.bench.ops import ops
 from cudakit.cli.bench.options import EFFORT_OPTIONS, MEASUREMENT
-from cudakit.cli.bench.workloads import alloc, copy, graph, launch, memory, suite
+from cudakit.cli.bench.suite import suite
+from cudakit.cli.bench.workloads import alloc, copy, graph, launch, memory
 from cudakit.cli.failure import ExitCode
 from cudakit.cli.options import help_records, with_options
 

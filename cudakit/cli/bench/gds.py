@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from cudakit.cli.bench.measure import FORMATS, exit_code, measure
+from cudakit.cli.bench.measure import FORMATS, measure_spec
 from cudakit.cli.bench.options import (
     DESCRIBED_IN,
     Effort,
@@ -69,7 +68,7 @@ _SIMULATED_FILE_BYTES = 4 << 20
     metavar="NAME,...",
     help="Order of the file offsets: sequential, random.  [default: both]",
 )
-@sizes_option("Bytes of each transfer")
+@sizes_option("Bytes of each transfer", default="64KiB,1MiB,16MiB; with --gpu sim 4KiB,64KiB")
 @option(
     "--threads",
     type=Value((), parse_counts),
@@ -101,7 +100,6 @@ def gds(
     cudakit bench gds --directions read,write --sizes 64KiB..16MiB:4 --threads 16
     """
     from cudakit.core.bench.data_file import temporary_data_file
-    from cudakit.core.bench.pipeline import run
     from cudakit.core.bench.spec import GdsSpec
 
     default_bytes = _SIMULATED_FILE_BYTES if gpu.startswith("sim") else _FILE_BYTES
@@ -109,10 +107,23 @@ def gds(
         files = {
             direction: cleanup.enter_context(
                 temporary_data_file(
-                    Path(directory), file_size or default_bytes, effort.get("seed") or 0
+                    Path(directory),
+                    file_size or default_bytes,
+                    effort.get("seed") or 0,
+                    in_memory=_is_in_memory(Path(directory)),
                 )
             )
             for direction in directions
         }
         spec = GdsSpec(files=files, **passed_options(**options), **effort)
-        return exit_code(measure(partial(run, spec), gpu, output))
+        return measure_spec(spec, gpu, output)
+
+
+def _is_in_memory(directory: Path) -> bool:
+    """Return whether a directory is on tmpfs or ramfs; False if it does not exist."""
+    from cudakit.gpu.run_context.files import Files
+
+    try:
+        return Files(Path("/")).is_in_memory(directory.stat().st_dev)
+    except OSError:
+        return False

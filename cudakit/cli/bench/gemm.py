@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from cudakit.cli.bench.gemm_options import GEMM_OPTIONS, parse_gemms
-from cudakit.cli.bench.measure import FORMATS, exit_code, measure
+from cudakit.cli.bench.measure import FORMATS, measure_spec
 from cudakit.cli.bench.options import (
     DESCRIBED_IN,
     Effort,
@@ -115,14 +114,12 @@ def gemm(*, gpu: str, output: OutputOptions, tuning: TuneOptions, **options: Any
     cudakit bench gemm --shapes shapes.csv --layout tn,nn --json
     cudakit bench gemm --preset llama3-8b --tune -o tuned.json
     """
-    from cudakit.core.bench.pipeline import run
-
     spec = gemm_spec(**options)
     if tuning.search:
         return tune(spec, gpu, output, tuning)
     if tuning.tuned_path:
         spec = use_tuned(spec, tuning.tuned_path, gpu)
-    return exit_code(measure(partial(run, spec), gpu, output))
+    return measure_spec(spec, gpu, output)
 
 
 def gemm_spec(*, effort: Effort, **options: Any) -> GemmSpec:

@@ -35,11 +35,16 @@ def measuring(command: Callable[..., Spec]) -> Callable[..., Any]:
 
     @functools.wraps(command)
     def run_measurement(*, gpu: str, output: OutputOptions, **options: Any) -> int:
-        from cudakit.core.bench.pipeline import run
-
-        return exit_code(measure(functools.partial(run, command(**options)), gpu, output))
+        return measure_spec(command(**options), gpu, output)
 
     return gpu_option(effort_options(output_options(FORMATS)(run_measurement)))
+
+
+def measure_spec(spec: Spec, gpu: str, output: OutputOptions) -> ExitCode:
+    """Open a device, measure a Spec, write the report, and return the exit code."""
+    from cudakit.core.bench.pipeline import run
+
+    return exit_code(measure(functools.partial(run, spec), gpu, output))
 
 
 def measure(run_bench: Callable[..., _Result], gpu: str, output: OutputOptions) -> _Result:

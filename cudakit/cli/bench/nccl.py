@@ -176,6 +176,11 @@ def nccl(
     gpu = _SIMULATED if gpu == "sim" else gpu
     launch = detect_launch(os.environ)
     if launch is None:
+        if rendezvous:
+            raise click.UsageError(
+                "--rendezvous connects the processes of torchrun, srun or mpirun, which started no process "
+                "here; a single process uses all visible GPUs without it"
+            )
         with _local_session(gpu, ranks, rank_timeout) as session:
             return _measure_and_report(spec, gpu, session, output)
     if ranks not in (None, launch.ranks):

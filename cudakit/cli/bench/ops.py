@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cudakit.cli.bench.measure import FORMATS, exit_code, measure
+from cudakit.cli.bench.measure import FORMATS, measure_spec
 from cudakit.cli.bench.options import (
     DESCRIBED_IN,
     Effort,
@@ -47,7 +47,8 @@ _EXPRESSIONS: dict[Operation, str] = {"add": "z = x + y", "sum": "sum(x)"}
     type=Value((), parse_elements),
     metavar="N,...",
     help="Elements of each input: a list (10K,1M) or a range that grows by a factor (10K..10M:10); K and M "
-    "are 1000 and 1000000.  [default: add 1M, matmul 1024x1024, softmax 10K, sum 1M; smaller with --gpu sim]",
+    "are 1000 and 1000000.  [default: add 1M, matmul 1024x1024, softmax 10K, sum 1M; with --gpu sim 100K, "
+    "and matmul 256x256]",
 )
 @option(
     "--timings",
@@ -99,7 +100,6 @@ def ops(
     cudakit bench ops --sizes 10K..10M:10 -o ops.html
     cudakit bench ops --operations add,sum --timings host-call --vs torch
     """
-    from cudakit.core.bench.pipeline import run
     from cudakit.core.bench.spec import OpsSpec
     from cudakit.gpu.api.operations import ARRAY_LIBRARIES
     from cudakit.gpu.array_libraries import has_array_library
@@ -118,7 +118,7 @@ def ops(
         **passed_options(**options),
         **effort,
     )
-    return exit_code(measure(partial(run, spec), gpu, output))
+    return measure_spec(spec, gpu, output)
 
 
 class PublicFunction:

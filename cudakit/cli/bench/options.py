@@ -95,15 +95,15 @@ def _parse_range(text: str, parse: Callable[[str], int] = byte_size) -> list[int
     return [size for size in powers if size <= last] if dots else [first]
 
 
-def sizes_option(meaning: str) -> Decorator:
-    """Return the option ``--sizes``, passed as ``sizes_bytes``."""
+def sizes_option(meaning: str, *, default: str = "") -> Decorator:
+    """Return the option ``--sizes``, passed as ``sizes_bytes``; the help shows ``default``."""
     return option(
         "--sizes",
         "sizes_bytes",
         type=Value((), parse_sizes),
         metavar="SIZE,...",
         help=f"{meaning}: a list (64KiB,1MiB), a range that doubles (1MiB..1GiB) or grows by a factor "
-        "(1KiB..1GiB:4).",
+        f"(1KiB..1GiB:4).{f'  [default: {default}]' if default else ''}",
     )
 
 

@@ -1,14 +1,13 @@
-"""The commands ``cudakit bench memory``, ``copy``, ``launch``, ``alloc``, ``graph`` and ``suite``."""
+"""The commands ``cudakit bench memory``, ``copy``, ``launch``, ``alloc`` and ``graph``."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from cudakit.cli.bench.measure import FORMATS, exit_code, measure, measuring
+from cudakit.cli.bench.measure import measuring
 from cudakit.cli.bench.options import (
     DESCRIBED_IN,
     Effort,
@@ -19,8 +18,7 @@ from cudakit.cli.bench.options import (
     passed_options,
     sizes_option,
 )
-from cudakit.cli.failure import ExitCode
-from cudakit.cli.options import Command, OutputOptions, Value, gpu_option, option, output_options
+from cudakit.cli.options import Command, Value, option
 
 if TYPE_CHECKING:
     from cudakit.core.bench.spec import Allocator, Spec
@@ -69,21 +67,37 @@ def memory(*, effort: Effort, **options: Any) -> Spec:
 @sizes_option("Bytes of each copy")
 @mode_option("host for pageable memory, else isolated")
 @cache_option("rotate for d2d, else hot")
+@option(
+    "--overlap",
+    type=click.Choice(["gemm"]),
+    metavar="gemm",
+    help="Measure how copies overlap with GEMMs on another stream, and how much each slows the other down.",
+)
 @measuring
-def copy(*, effort: Effort, **options: Any) -> Spec:
+def copy(*, overlap: str | None, effort: Effort, **options: Any) -> Spec:
     """Measure the rate of the driver's copies: between host and device, within the device, and between GPUs.
 
     The theoretical peak is that of PCIe, NVLink or device memory. For --directions both and peer-both, the
     rate is the sum of the two directions. Copies between GPUs without peer access go through host memory; the
     column "access" shows this. The default sizes are 4 KiB to 1 GiB, and with --gpu sim 4 KiB to 1 MiB.
 
+    With --overlap gemm, the directions are h2d, d2h, pageable-h2d, pageable-d2h and d2d, and the default size
+    is 256 MiB (with --gpu sim 256 KiB). The GEMM has bf16 matrices of 4096 x 4096 (with --gpu sim 64 x 64).
+
     \b
     cudakit bench copy
     cudakit bench copy --directions h2d,d2h --sizes 4KiB..256MiB
     cudakit bench copy --directions peer,peer-both --sizes 1GiB
+    cudakit bench copy --overlap gemm
     """
-    from cudakit.core.bench.spec import CopySpec
+    from cudakit.core.bench.spec import CopySpec, OverlapSpec
+    from cudakit.errors import UsageError
 
+    if overlap:
+        for name in ("mode", "cache"):
+            if options.pop(name):
+                raise UsageError(f"--{name} cannot be used with --overlap", hint=f"remove --{name}")
+        return OverlapSpec(work=overlap, **passed_options(**options), **effort)
     return CopySpec(**passed_options(**options), **effort)
 
 
@@ -212,25 +226,3 @@ def graph(*, effort: Effort, **options: Any) -> Spec:
     from cudakit.core.bench.spec import GraphSpec
 
     return GraphSpec(**passed_options(**options), **effort)
-
-
-@_benchmark("Health check: does this GPU perform as expected of its model?")
-@option("--quick", is_flag=True, help="Run a subset that takes about a minute.")
-@gpu_option
-@output_options(FORMATS)
-def suite(*, quick: bool, gpu: str, output: OutputOptions) -> int:
-    """Measure the main figures of a GPU, and compare each with an expected value: pass, warn or fail.
-
-    The expected rate was measured on a healthy GPU of the same model; for a model that was never measured, it
-    is a fraction of the theoretical peak. The expected latency is an upper bound for healthy machines. If a
-    figure fails, the exit code is 1. GEMMs need cuBLAS and nvmath-python; without these they are skipped.
-    With --gpu sim, figures are not assessed.
-
-    \b
-    cudakit bench suite --quick
-    cudakit bench suite -o health.html -o health.json
-    """
-    from cudakit.core.bench.suite import SuiteSpec, check_health
-
-    result = measure(partial(check_health, SuiteSpec(quick=quick)), gpu, output)
-    return ExitCode.FINDINGS if result.health == "fail" else exit_code(result.bench)

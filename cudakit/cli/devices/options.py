@@ -116,9 +116,9 @@ def _parse_utilization(text: str) -> float:
 
 
 def _field_names() -> list[str]:
-    from cudakit.core.devices.fields import registry
+    from cudakit.core.devices.fields import field_registry
 
-    return list(registry())
+    return list(field_registry())
 
 
 _VIEW_OPTIONS = option_group(

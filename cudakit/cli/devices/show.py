@@ -9,7 +9,7 @@ import click
 
 from cudakit.cli.devices.options import View
 from cudakit.cli.report import Outputs, Report
-from cudakit.core.devices.fields import FieldsList, registry
+from cudakit.core.devices.fields import FieldsList, field_registry
 from cudakit.core.devices.query import open_query
 from cudakit.core.devices.result import DevicesResult, FieldsResult
 from cudakit.core.devices.select import SelectSpec, filter_devices, select
@@ -20,13 +20,13 @@ from cudakit.gpu.api.fields import FieldInfo
 
 def list_fields(outputs: Outputs) -> None:
     """Write the list of all fields."""
-    from cudakit.core.devices.present.fields import listing
+    from cudakit.core.devices.present.fields import field_list
 
-    fields = tuple(registry().values())
+    fields = tuple(field_registry().values())
     outputs.write(
         Report(
             result=FieldsList(fields),
-            document=lambda: listing(fields),
+            document=lambda: field_list(fields),
             brief=lambda: [f"{field.name}: {field.description}" for field in fields],
         )
     )
@@ -83,21 +83,23 @@ def report_of(
 ) -> Report:
     """Return the report of the devices, or of the selected fields."""
     from cudakit.core.devices.present import report
-    from cudakit.core.devices.present.fields import table
+    from cudakit.core.devices.present.fields import field_table
 
     def csv() -> Iterator[str]:
-        from cudakit.core.devices.present.fields import columns
+        from cudakit.core.devices.present.fields import field_columns
         from cudakit.render import csv
 
         warn()
-        return csv.render(columns(selected_fields or tuple(registry().values()), result))
+        return csv.render(
+            field_columns(selected_fields or tuple(field_registry().values()), result)
+        )
 
     return Report(
         result=_chosen_fields(result, selected_fields) if selected_fields else result,
         document=lambda: (
-            table(selected_fields, result)
+            field_table(selected_fields, result)
             if selected_fields
-            else report(result, long=view.long, activity=watching)
+            else report(result, with_all_fields=view.long, with_activity=watching)
         ),
         exports={"csv": csv},
     )

@@ -14,7 +14,7 @@ from cudakit.cli.devices.options import View
 from cudakit.cli.devices.show import counts_activity, report_of
 from cudakit.cli.output import Output, is_capable_terminal, terminal_width
 from cudakit.cli.report import Report
-from cudakit.core.devices.present import FIELDS
+from cudakit.core.devices.present import WATCHED_FIELDS
 from cudakit.core.devices.query import open_query
 from cudakit.core.devices.result import DevicesResult
 from cudakit.core.devices.select import filter_devices, label
@@ -39,13 +39,15 @@ def watch_devices(
     """
     query, (first_writer, *_) = open_query(machine), writers
     activity = counts_activity(first_writer.selected_fields, watching=True)
-    session = _Session(writers, WatchView(processes=first_writer.view.processes), wait_for_keys)
+    session = _Session(
+        writers, WatchView(shows_processes=first_writer.view.processes), wait_for_keys
+    )
     try:
         for number in ticks(seconds, quick_first=activity, wait=session.wait):
             result = query.read(
-                names=first_writer.view.names or FIELDS,
+                names=first_writer.view.names or WATCHED_FIELDS,
                 activity=activity,
-                processes=session.view.processes,
+                processes=session.view.shows_processes,
             )
             # The first read only starts the counters.
             if number or not activity:
@@ -75,7 +77,7 @@ class _Session:
     _last_result: DevicesResult | None = None
 
     def show(self, result: DevicesResult, *, is_first: bool) -> None:
-        self.history.add(result)
+        self.history.add_samples(result)
         self._last_result = result
         for writer in self.writers:
             writer.show(result, self._live, is_first=is_first)
@@ -100,7 +102,7 @@ class _Session:
             if self._last_result:
                 for writer in self.writers:
                     writer.redraw(self._last_result, self._live)
-            if self.view.processes != earlier_view.processes:
+            if self.view.shows_processes != earlier_view.shows_processes:
                 return  # the caller reads the processes at once
 
 
@@ -138,7 +140,7 @@ class Writer:
             # The user may have resized the terminal.
             width = terminal_width(self.target.stream)
             page = live_report(
-                self._arrange(result), live.history, live.view, width=width, keys=live.keys
+                self._arrange(result), live.history, live.view, width=width, with_keys=live.keys
             )
             report = Report(result=result, document=lambda: page)
             target = replace(self.target, width=width)

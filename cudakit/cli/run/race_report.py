@@ -29,7 +29,7 @@ def exit_code(result: SanitizeResult, *, races_are_accepted: bool = False) -> Ex
     from cudakit.core.sanitize.report import findings
 
     has_races = not races_are_accepted and bool(findings(result))
-    has_findings = has_races or bool(result.different_calls)
+    has_findings = has_races or bool(result.different_calls) or bool(result.unverified)
     return ExitCode.FINDINGS if has_findings or result.incomplete else ExitCode.OK
 
 

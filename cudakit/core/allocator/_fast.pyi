@@ -25,7 +25,7 @@ class FastPath:
     def __new__(
         cls,
         gate: guard.Gate,
-        live: dict[int, blocks.Block],
+        live_blocks: dict[int, blocks.Block],
         small_by_stream: dict[int, blocks.FreeBlocks],
         large_by_stream: dict[int, blocks.FreeBlocks],
         small: pool_stats.BlockCounters,

@@ -8,11 +8,11 @@ from dataclasses import replace
 
 from cudakit.core.allocator.fast_path import Alloc, Free
 from cudakit.core.allocator.fragmentation import Fragmentation, fragmentation_of
-from cudakit.core.allocator.history import Level, gather
+from cudakit.core.allocator.history import Level, gather_stack
 from cudakit.core.allocator.ipc import OpenedMemory, SharedMemory
 from cudakit.core.allocator.limits import Limits
 from cudakit.core.allocator.oom import OomChain, SlowPath
-from cudakit.core.allocator.pool_calls import Checkpoints, PoolRouting, id_of
+from cudakit.core.allocator.pool_calls import Checkpoints, PoolRouting, pool_id_of
 from cudakit.core.allocator.private_pools import GraphMemory, HeldPool
 from cudakit.core.allocator.recording import Recording
 from cudakit.core.allocator.sharing import Sharing
@@ -58,7 +58,7 @@ class CachingAllocator:
         self._limits = Limits(state)
         self._sharing = Sharing(state)
         self._oom = OomChain(state, self.snapshot, search_again=search_again)
-        state.connect(SlowPath(self, state, self._oom))
+        state.create_fast_path(SlowPath(self, state, self._oom))
         self.alloc, self.free = state.fast_path.alloc, state.fast_path.free
         self.configure(settings)
 
@@ -71,17 +71,17 @@ class CachingAllocator:
         """
         state = self._state
         with state.locked():
-            block = state.live.get(ptr)
+            block = state.live_blocks.get(ptr)
             if block is None:
                 raise InvalidPointer(
                     f"nothing is allocated at {ptr:#x}: {state.describe_invalid_pointer(ptr)}"
                 )
-            state.pending.add_use(block, stream_number(stream))
+            state.pending_frees.add_use(block, stream_number(stream))
 
     def process_events(self) -> None:
         """Complete the pending frees whose streams have finished. Each request does this, too."""
         with self._state.locked():
-            self._state.pending.process()
+            self._state.pending_frees.process_events()
 
     def empty_cache(self, pool: HeldPool | PoolId | None = None) -> None:
         """Wait for pending frees, and release every unused segment to the device.
@@ -90,20 +90,20 @@ class CachingAllocator:
         released. Does nothing during a capture. Raises CudaError if the driver refuses, PoolError for an
         unknown pool.
         """
-        stack = gather() if self._state.history.level >= Level.ALL else None
+        stack = gather_stack() if self._state.history.level >= Level.ALL else None
         with self._routing.with_pools() as pools:
-            if self._state.captures.count:
+            if self._state.captures.capture_count:
                 return
             if pool is None:
                 self._state.empty_cache(stack)
-            elif pools.is_known(id_of(pool)):
-                self._state.empty_pool(pools.find(id_of(pool)), stack)
+            elif pools.exists(pool_id_of(pool)):
+                self._state.empty_pool(pools.find_pool(pool_id_of(pool)), stack)
 
     def close(self) -> None:
         """Release cached memory and destroy unused events. Live allocations stay."""
         self.empty_cache()
         with self._state.locked():
-            self._state.pending.close()
+            self._state.pending_frees.close()
 
     # Methods for the settings.
 
@@ -114,14 +114,14 @@ class CachingAllocator:
 
     def configure(self, settings: Settings) -> None:
         """Replace the settings; live allocations stay."""
-        state, limit = self._state, UNLIMITED
+        state, limit_bytes = self._state, UNLIMITED
         if settings.memory_fraction < 1:
-            limit = int(settings.memory_fraction * state.upstream.memory_info().total_bytes)
+            limit_bytes = int(settings.memory_fraction * state.upstream.memory_info().total_bytes)
         with state.locked():
-            state.engine.configure(settings, limit)
-            is_unlocked = settings.release_lock_on_cudamalloc
-            state.cache.malloc = self._malloc_unlocked if is_unlocked else state.upstream.malloc
-            state.set_slow("settings", on=not state.engine.is_simple)
+            state.engine.configure(settings, limit_bytes)
+            releases_lock = settings.release_lock_on_cudamalloc
+            state.cache.malloc = self._malloc_unlocked if releases_lock else state.upstream.malloc
+            state.set_slow("settings", is_on=not state.engine.is_simple)
 
     def set_memory_fraction(self, fraction: float) -> None:
         """Limit the reserved bytes to a fraction of the device's memory; 1.0 is no limit.
@@ -150,7 +150,7 @@ class CachingAllocator:
 
         Without caching, a request in a capture raises UsageError.
         """
-        self._state.set_slow("uncached", on=not enabled)
+        self._state.set_slow("uncached", is_on=not enabled)
 
     def _cudakit_settings(self) -> Mapping[str, RecordedValue]:
         """Return the settings that PyTorch does not have."""
@@ -187,8 +187,8 @@ class CachingAllocator:
         proves that they are unused. ``graph`` provides this graph; by default the device does. Raises
         PoolError if the pool is in use by another context.
         """
-        with self._routing.capture(self, pool, stream, graph) as memory:
-            yield memory
+        with self._routing.capture(self, pool, stream, graph) as graph_memory:
+            yield graph_memory
 
     graph_pool_handle = delegated(PoolRouting.graph_pool_handle, "_routing")
     begin_allocate_to_pool = delegated(PoolRouting.begin_allocate_to_pool, "_routing")
@@ -275,7 +275,7 @@ class CachingAllocator:
         """Return the fragmentation of the reserved memory, and the free memory that each stream can reuse."""
         with self._state.locked():
             segments = self._state.engine.segments.values()
-            return fragmentation_of(segments, self._state.pending.awaited_streams())
+            return fragmentation_of(segments, self._state.pending_frees.awaited_streams())
 
     def invalid_frees(self) -> tuple[InvalidFree, ...]:
         """Return the latest invalid frees, oldest first."""

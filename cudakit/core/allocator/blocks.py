@@ -46,13 +46,13 @@ class Block:
     """
 
     __slots__ = (
-        "allocated",
         "event_count",
         "expandable_segment",
-        "free",
         "free_blocks",
         "gc_count_base",
-        "mapped",
+        "is_allocated",
+        "is_free",
+        "is_mapped",
         "next",
         "prev",
         "ptr",
@@ -74,9 +74,9 @@ class Block:
         self.size = size
         self.free_blocks = free_blocks  # The list that contains the block while it is free.
         self.expandable_segment = expandable_segment
-        self.mapped = True  # False: addresses of an expandable segment without physical memory.
+        self.is_mapped = True  # False: addresses of an expandable segment without physical memory.
         self.requested = 0  # Bytes of the block's last request, before rounding.
-        self.free = self.allocated = False
+        self.is_free = self.is_allocated = False
         self.prev: Block | None = None  # The block before this one in the segment.
         self.next: Block | None = None
         # Other streams that use the block; no event is recorded yet.
@@ -113,7 +113,7 @@ class FreeBlocks:
     def __init__(self, pool: BlockPool, stream: int) -> None:
         self.pool = pool
         self.stats = pool.stats
-        self.counters = pool.stats.blocks
+        self.counters = pool.stats.block_counters
         self.stream = stream
         self.only_chunk: list[SortedBlock] | None = []
         self.chunks = [self.only_chunk]
@@ -130,19 +130,21 @@ class FreeBlocks:
         """Return a new block of this pool and stream, which is not free."""
         return Block(ptr, size, self, expandable_segment)
 
-    def from_size(self, size: int) -> Iterable[Block]:
+    def blocks_from_size(self, size: int) -> Iterable[Block]:
         """Return the blocks of at least a size, in sorted order."""
         key = (size,)
-        first = self._chunk_index(key) if self else 0
-        for _, _, block in islice(self.chunks[first], bisect_left(self.chunks[first], key), None):
+        first_index = self._chunk_index(key) if self else 0
+        for _, _, block in islice(
+            self.chunks[first_index], bisect_left(self.chunks[first_index], key), None
+        ):
             yield block
-        for chunk in self.chunks[first + 1 :]:
+        for chunk in self.chunks[first_index + 1 :]:
             for _, _, block in chunk:
                 yield block
 
     def add(self, block: Block) -> None:
         """Insert a block, which becomes free."""
-        block.free = True
+        block.is_free = True
         block.gc_count_base = self.counters.searches
         sorted_block = block.size, block.ptr, block
         chunk = self.only_chunk
@@ -154,7 +156,7 @@ class FreeBlocks:
 
     def remove(self, block: Block) -> None:
         """Remove a free block."""
-        block.free = False
+        block.is_free = False
         key = block.size, block.ptr
         chunk = self.only_chunk
         if chunk is None:
@@ -163,24 +165,24 @@ class FreeBlocks:
         if not chunk:
             self._drop_chunk(chunk)
 
-    def take(self, size: int, limit: int) -> Block | None:
-        """Remove and return the smallest block of at least ``size`` bytes, if it is below ``limit``."""
+    def take(self, size: int, size_limit: int) -> Block | None:
+        """Remove and return the smallest block of at least ``size`` bytes, if it is below ``size_limit``."""
         key = (size,)
         chunk = self.only_chunk
         if chunk is None:
             chunk = self.chunks[self._chunk_index(key)]
         index = bisect_left(chunk, key)
-        if index == len(chunk) or chunk[index][0] >= limit:
+        if index == len(chunk) or chunk[index][0] >= size_limit:
             return None
         block = chunk.pop(index)[2]
-        block.free = False
+        block.is_free = False
         if not chunk:
             self._drop_chunk(chunk)
         return block
 
     def _chunk_index(self, key: tuple[int] | tuple[int, int] | SortedBlock) -> int:
         """Return the index of the chunk with the first block not below a key, or of the last chunk."""
-        return min(bisect_left(self.chunks, key, key=_last), len(self.chunks) - 1)
+        return min(bisect_left(self.chunks, key, key=_last_block), len(self.chunks) - 1)
 
     def _split_chunk(self, chunk: list[SortedBlock]) -> None:
         middle_index = len(chunk) // 2
@@ -194,7 +196,7 @@ class FreeBlocks:
         self.only_chunk = self.chunks[0] if len(self.chunks) == 1 else None
 
 
-def _last(chunk: list[SortedBlock]) -> SortedBlock:
+def _last_block(chunk: list[SortedBlock]) -> SortedBlock:
     return chunk[-1]
 
 
@@ -208,10 +210,10 @@ class SegmentSource(Protocol):
 class BlockTypes(NamedTuple):
     """The types of free blocks and counters that an allocator uses: plain Python types, or native ones."""
 
-    free_blocks: type[
+    free_blocks_type: type[
         FreeBlocks
     ]  # The class of the free lists, which also determines the type of the blocks.
-    counters: type[BlockCounters]
+    counters_type: type[BlockCounters]
 
 
 PLAIN_TYPES = BlockTypes(FreeBlocks, BlockCounters)
@@ -220,37 +222,45 @@ PLAIN_TYPES = BlockTypes(FreeBlocks, BlockCounters)
 class BlockPool:
     """The free blocks of the small or the large pool with one id, by stream.
 
-    ``reserved`` are the statistics of the bytes that a private pool reserves; ``stats`` counts all pools.
+    ``reserved_stats`` counts the bytes that a private pool reserves; ``stats`` counts all pools.
     """
 
-    __slots__ = ("_type", "by_stream", "id", "no_split", "reserved", "small", "stats")
+    __slots__ = (
+        "_free_blocks_type",
+        "by_stream",
+        "id",
+        "is_small",
+        "no_split",
+        "reserved_stats",
+        "stats",
+    )
 
     def __init__(
         self,
-        owner: PoolId,
+        pool_id: PoolId,
         stats: PoolStats,
         *,
-        small: bool,
-        free_blocks: type[FreeBlocks] = FreeBlocks,
+        is_small: bool,
+        free_blocks_type: type[FreeBlocks] = FreeBlocks,
     ) -> None:
-        self._type = free_blocks
-        self.id = owner
-        self.small = small
+        self._free_blocks_type = free_blocks_type
+        self.id = pool_id
+        self.is_small = is_small
         self.no_split = False
         self.stats = stats
-        self.reserved: tuple[Stat, ...] = ()
+        self.reserved_stats: tuple[Stat, ...] = ()
         self.by_stream: dict[int, FreeBlocks] = {}
 
     def free_blocks(self, stream: int) -> FreeBlocks:
         """Return the free blocks of a stream."""
-        free = self.by_stream.get(stream)
-        if free is None:
-            free = self.by_stream[stream] = self._type(self, stream)
-        return free
+        free_blocks = self.by_stream.get(stream)
+        if free_blocks is None:
+            free_blocks = self.by_stream[stream] = self._free_blocks_type(self, stream)
+        return free_blocks
 
     def age(self, block: Block) -> int:
         """Return the number of searches of the pool since a block became free."""
-        return self.stats.blocks.searches - block.gc_count_base
+        return self.stats.block_counters.searches - block.gc_count_base
 
     def __iter__(self) -> Iterator[Block]:
         """Iterate over the free blocks by stream, size and address."""
@@ -267,11 +277,19 @@ class Pools:
     __slots__ = ("id", "large", "small", "source")
 
     def __init__(
-        self, owner: PoolId, small: PoolStats, large: PoolStats, free_blocks: type[FreeBlocks]
+        self,
+        pool_id: PoolId,
+        small_stats: PoolStats,
+        large_stats: PoolStats,
+        free_blocks_type: type[FreeBlocks],
     ) -> None:
-        self.id = owner
-        self.small = BlockPool(owner, small, small=True, free_blocks=free_blocks)
-        self.large = BlockPool(owner, large, small=False, free_blocks=free_blocks)
+        self.id = pool_id
+        self.small = BlockPool(
+            pool_id, small_stats, is_small=True, free_blocks_type=free_blocks_type
+        )
+        self.large = BlockPool(
+            pool_id, large_stats, is_small=False, free_blocks_type=free_blocks_type
+        )
         self.source: SegmentSource | None = None
 
     def __iter__(self) -> Iterator[BlockPool]:
@@ -285,7 +303,7 @@ class Request:
     """A request that no free block can serve."""
 
     size: int  # Size of the block.
-    requested: int
+    requested_bytes: int
     segment_bytes: int
     stream: int
     pool: BlockPool

@@ -54,12 +54,12 @@ class DeviceAllocator(CachingAllocator):
         upstream = GpuUpstream(gpu, shares=shares)
         super().__init__(upstream, settings, device=device)
         self._gpu = gpu
-        self._owned = owned
+        self._owns_gpu = owned
         self._finalizers = [_finalizer(self, upstream, gpu if owned else None)]
-        reference = weakref.ref(self)
-        self._at_exit = partial(_at_exit, reference)
+        allocator_reference = weakref.ref(self)
+        self._at_exit = partial(_ignore_frees_at_exit, allocator_reference)
         atexit.register(self._at_exit)
-        os.register_at_fork(after_in_child=partial(_in_child, reference))
+        os.register_at_fork(after_in_child=partial(_disable_in_child, allocator_reference))
 
     @property
     def device(self) -> int:
@@ -70,13 +70,15 @@ class DeviceAllocator(CachingAllocator):
     def pinned(self) -> CachingHostAllocator:
         """The allocator of pinned host memory, with the current settings; snapshots include it."""
         upstream = GpuHostUpstream(self._gpu)
-        pool = CachingHostAllocator(upstream, self.settings, holders=self._state.engine.private)
-        if not self._owned:
-            self._finalizers.append(_finalizer(pool, upstream, None))
-        self.include_pinned(pool)
-        for _ in range(self._state.captures.count):
-            pool.begin_capture()
-        return pool
+        host_allocator = CachingHostAllocator(
+            upstream, self.settings, holders=self._state.engine.private_pools
+        )
+        if not self._owns_gpu:
+            self._finalizers.append(_finalizer(host_allocator, upstream, None))
+        self.include_pinned(host_allocator)
+        for _ in range(self._state.captures.capture_count):
+            host_allocator.begin_capture()
+        return host_allocator
 
     @contextmanager
     def capture(
@@ -109,28 +111,28 @@ class DeviceAllocator(CachingAllocator):
             super().close()
         finally:
             self._retire(_closed_error)
-            if self._owned:
+            if self._owns_gpu:
                 self._finalizers[0]()
 
-    def _call_pinned(self, method: Callable[[CachingHostAllocator], None]) -> None:
+    def _call_pinned(self, method_name: Callable[[CachingHostAllocator], None]) -> None:
         """Call a method of the allocator of pinned memory, if there is one."""
-        pool = self.__dict__.get("pinned")
-        if pool is not None:
-            method(pool)
+        pinned = self.__dict__.get("pinned")
+        if pinned is not None:
+            method_name(pinned)
 
-    def _retire(self, refusal: Callable[[], Exception]) -> None:
+    def _retire(self, new_refusal: Callable[[], Exception]) -> None:
         """Make allocations and sharing raise an error, and ignore all other calls that change memory."""
 
         def refuse(*_: object, **__: object) -> None:
-            raise refusal()
+            raise new_refusal()
 
-        self._state.retire(refusal)
-        ignored = dict.fromkeys(("record_use", "empty_cache", "close"), _do_nothing)
+        self._state.retire(new_refusal)
+        ignoring_methods = dict.fromkeys(("record_use", "empty_cache", "close"), _do_nothing)
         # Functions in the object's __dict__ replace the methods of its class.
-        self.__dict__.update(ignored | dict.fromkeys(_SHARING_METHODS, refuse))
+        self.__dict__.update(ignoring_methods | dict.fromkeys(_SHARING_METHODS, refuse))
         pinned = self.__dict__.get("pinned")
         if pinned is not None:
-            pinned.__dict__.update(ignored | {"free": _do_nothing, "alloc": refuse})
+            pinned.__dict__.update(ignoring_methods | {"free": _do_nothing, "alloc": refuse})
 
     def _ignore_frees(self) -> None:
         self._state.retire(None)
@@ -144,31 +146,31 @@ def _finalizer(
 ) -> weakref.finalize[[], object]:
     """Return a finalizer that releases the memory of an allocator, and closes its device if one is given."""
 
-    def release() -> None:
+    def release_memory() -> None:
         upstream.release_all()
         if gpu is not None:
             gpu.close()
 
-    finalizer = weakref.finalize(owner, release)
+    finalizer = weakref.finalize(owner, release_memory)
     finalizer.atexit = False
     return finalizer
 
 
-def _at_exit(reference: weakref.ref[DeviceAllocator]) -> None:
+def _ignore_frees_at_exit(allocator_reference: weakref.ref[DeviceAllocator]) -> None:
     """Ignore frees from now on: the driver may be unloaded before the last free."""
-    allocator = reference()
+    allocator = allocator_reference()
     if allocator is not None:
         allocator._ignore_frees()
 
 
-def _in_child(reference: weakref.ref[DeviceAllocator]) -> None:
+def _disable_in_child(allocator_reference: weakref.ref[DeviceAllocator]) -> None:
     """Disable the allocator in a forked child, which must not use the memory of its parent."""
-    allocator = reference()
+    allocator = allocator_reference()
     if allocator is not None:
         for finalizer in allocator._finalizers:
             finalizer.detach()
         # Another thread of the parent may have held the lock. That thread does not exist in the child.
-        allocator._state.guard.reset()
+        allocator._state.guard.replace_lock()
         allocator._retire(ForkedAllocator)
 
 

@@ -32,22 +32,22 @@ from cudakit.torch_rules.sizes import MIB, SMALLEST_BLOCK, UNLIMITED
 
 
 class Engine:
-    """The blocks, pools and segments of one device. ``trace`` is the history of events, or None."""
+    """The blocks, pools and segments of one device. ``history`` is the history of events, or None."""
 
     __slots__ = (
         "collects_garbage",
-        "default",
+        "default_pools",
         "divisions",
-        "expandable",
+        "expandable_segments",
+        "history",
         "limit_bytes",
         "max_split_bytes",
-        "private",
+        "private_pools",
         "reserve_class_by_stream",
         "reserved_bytes",
         "segments",
         "settings",
         "stats",
-        "trace",
         "upstream",
     )
 
@@ -55,15 +55,17 @@ class Engine:
         self, upstream: SegmentSource, settings: Settings, types: BlockTypes = PLAIN_TYPES
     ) -> None:
         self.upstream = upstream
-        self.stats = DeviceStats(settings.max_split_size_bytes or UNLIMITED, types.counters)
-        self.default = Pools(DEFAULT_POOL, self.stats.small, self.stats.large, types.free_blocks)
-        self.private = PrivatePools(self.stats, types.free_blocks)
+        self.stats = DeviceStats(settings.max_split_size_bytes or UNLIMITED, types.counters_type)
+        self.default_pools = Pools(
+            DEFAULT_POOL, self.stats.small, self.stats.large, types.free_blocks_type
+        )
+        self.private_pools = PrivatePools(self.stats, types.free_blocks_type)
         self.segments = Segments()
         # Reserved bytes, including the segment that a driver call is about to return.
         self.reserved_bytes = 0
-        self.trace: History | None = None
+        self.history: History | None = None
         # Expandable segments; None until the setting is turned on.
-        self.expandable: ExpandableSegments | None = None
+        self.expandable_segments: ExpandableSegments | None = None
         # Class of each stream for the setting expandable_segments_reserve_by_class.
         self.reserve_class_by_stream: dict[int, str] = {}
         self.configure(settings, UNLIMITED)
@@ -81,9 +83,9 @@ class Engine:
                 ' torch_pool("async")',
             )
         if settings.expandable_segments:
-            paged = require_paged(self.upstream, settings.large_segment_size_bytes)
-            self.expandable = self.expandable or ExpandableSegments(
-                paged, self.segments, self.reserve_class_by_stream
+            paged_upstream = require_paged(self.upstream, settings.large_segment_size_bytes)
+            self.expandable_segments = self.expandable_segments or ExpandableSegments(
+                paged_upstream, self.segments, self.reserve_class_by_stream
             )
         self.settings = settings
         self.limit_bytes = limit_bytes
@@ -103,7 +105,7 @@ class Engine:
         return not (
             self.divisions
             or self.collects_garbage
-            or self.expandable is not None
+            or self.expandable_segments is not None
             or self.max_split_bytes < UNLIMITED
         )
 
@@ -112,7 +114,9 @@ class Engine:
 
         New memory of a pool with its own source of segments is not (PyTorch's is_expandable_segments_active).
         """
-        return self.settings.expandable_segments and self.private.source(pool.id) is None
+        return (
+            self.settings.expandable_segments and self.private_pools.segment_source(pool.id) is None
+        )
 
     def get_free_block(
         self, pool: BlockPool, size: int, stream: int, *, uses_expandable: bool
@@ -121,20 +125,20 @@ class Engine:
 
         Without ``uses_expandable``, blocks of expandable segments are skipped.
         """
-        if self.collects_garbage and pool.id == self.default.id:
-            pool.stats.blocks.searches += 1
-        free = pool.by_stream.get(stream)
-        if free is None:
+        if self.collects_garbage and pool.id == self.default_pools.id:
+            pool.stats.block_counters.searches += 1
+        free_blocks = pool.by_stream.get(stream)
+        if free_blocks is None:
             return None
-        limit = self.max_split_bytes
-        if size >= limit:
-            limit = size + self.settings.slack_bytes
-        if self.expandable is None:
-            return free.take(size, limit)
-        block = best_fit(free, size, uses_expandable=uses_expandable)
-        if block is None or block.size >= limit:
+        size_limit = self.max_split_bytes
+        if size >= size_limit:
+            size_limit = size + self.settings.slack_bytes
+        if self.expandable_segments is None:
+            return free_blocks.take(size, size_limit)
+        block = best_fit(free_blocks, size, uses_expandable=uses_expandable)
+        if block is None or block.size >= size_limit:
             return None
-        free.remove(block)
+        free_blocks.remove(block)
         return block
 
     def should_split(self, block: Block, size: int, *, uses_expandable: bool) -> bool:
@@ -142,18 +146,18 @@ class Engine:
         pool, rest_bytes = block.free_blocks.pool, block.size - size
         if pool.no_split:
             return False
-        if pool.small or uses_expandable:
+        if pool.is_small or uses_expandable:
             return rest_bytes >= SMALLEST_BLOCK
         return size < self.max_split_bytes and rest_bytes > MIB
 
     def alloc_found_block(
-        self, block: Block, size: int, requested: int, stack: RawStack | None, *, split: bool
+        self, block: Block, size: int, requested_bytes: int, stack: RawStack | None, *, splits: bool
     ) -> None:
-        """Allocate a block that was removed from its list; with ``split``, only its first ``size`` bytes."""
+        """Allocate a block that was removed from its list; with ``splits``, only its first ``size`` bytes."""
         free_blocks, next_block = block.free_blocks, block.next
         counters = free_blocks.counters
         was_split = next_block is not None or block.prev is not None
-        if split:
+        if splits:
             rest_bytes = block.size - size
             rest_block = free_blocks.new_block(
                 block.ptr + size, rest_bytes, block.expandable_segment
@@ -179,29 +183,29 @@ class Engine:
             if was_split and block.expandable_segment is None:
                 counters.inactive_split -= 1
                 counters.inactive_split_bytes -= size
-        block.allocated = True
-        block.requested = requested
+        block.is_allocated = True
+        block.requested = requested_bytes
         block.stack = stack
-        counters.count_alloc(size, requested)
+        counters.count_alloc(size, requested_bytes)
         if self.stats.has_pending:
             free_blocks.stats.raise_active_peaks()
         if size >= self.max_split_bytes:
             self.stats.oversize_allocations.increase()
-        if self.trace is not None:
-            self.trace.record_block(ALLOC, block, stack)
+        if self.history is not None:
+            self.history.record_block(ALLOC, block, stack)
 
     def free(self, block: Block, stack: RawStack | None) -> Block | None:
         """Free an allocated block; return the merged free block, or None if other streams still use it."""
-        block.allocated = False
-        if self.trace is not None:
-            self.trace.record_block(FREE_REQUESTED, block, stack)
+        block.is_allocated = False
+        if self.history is not None:
+            self.history.record_block(FREE_REQUESTED, block, stack)
         if block.size >= self.max_split_bytes:
             self.stats.oversize_allocations.decrease()
-        free = block.free_blocks
+        free_blocks = block.free_blocks
         if block.stream_uses:
-            free.stats.count_pending(block.size)
+            free_blocks.stats.count_pending(block.size)
             return None
-        free.counters.count_free(block.size, block.requested)
+        free_blocks.counters.count_free(block.size, block.requested)
         return self.free_block(block, stack)
 
     def complete_free(self, block: Block, stack: RawStack | None) -> Block:
@@ -214,32 +218,32 @@ class Engine:
 
         The caller updates the counters of allocated blocks.
         """
-        if self.trace is not None:
-            self.trace.record_block(FREE_COMPLETED, block, stack)
+        if self.history is not None:
+            self.history.record_block(FREE_COMPLETED, block, stack)
         free_blocks = block.free_blocks
         block.stack = None
         merged_count = merged_bytes = 0  # Number and bytes of adjacent free blocks.
-        before, after = block.prev, block.next
-        if after is not None and after.free:
-            free_blocks.remove(after)
-            merged_count, merged_bytes = 1, after.size
-            block.size += after.size
-            block.next = after = after.next
-            if after is not None:
-                after.prev = block
-        if before is not None and before.free:
-            free_blocks.remove(before)
-            merged_count, merged_bytes = merged_count + 1, merged_bytes + before.size
-            before.requested = block.requested
-            before.size += block.size
-            before.next = after
-            if after is not None:
-                after.prev = before
-            block = before
-            before = block.prev
+        previous_block, next_block = block.prev, block.next
+        if next_block is not None and next_block.is_free:
+            free_blocks.remove(next_block)
+            merged_count, merged_bytes = 1, next_block.size
+            block.size += next_block.size
+            block.next = next_block = next_block.next
+            if next_block is not None:
+                next_block.prev = block
+        if previous_block is not None and previous_block.is_free:
+            free_blocks.remove(previous_block)
+            merged_count, merged_bytes = merged_count + 1, merged_bytes + previous_block.size
+            previous_block.requested = block.requested
+            previous_block.size += block.size
+            previous_block.next = next_block
+            if next_block is not None:
+                next_block.prev = previous_block
+            block = previous_block
+            previous_block = block.prev
         free_blocks.add(block)
         if block.expandable_segment is None:
-            if before is not None or after is not None:
+            if previous_block is not None or next_block is not None:
                 free_blocks.counters.count_split(1 - merged_count, block.size - merged_bytes)
             elif merged_count:
                 free_blocks.counters.inactive_split -= merged_count
@@ -258,8 +262,8 @@ class Engine:
     def count_reserved(self, pool: BlockPool, size: int) -> None:
         """Count memory that was taken from the device for a pool; a negative size counts returned memory."""
         pool.stats.count_reserved(size)
-        for stat in pool.reserved:
+        for reserved_stat in pool.reserved_stats:
             if size > 0:
-                stat.increase(size)
+                reserved_stat.increase(size)
             else:
-                stat.decrease(-size)
+                reserved_stat.decrease(-size)

@@ -24,14 +24,14 @@ from cudakit.torch_rules.settings import Settings
 from cudakit.torch_rules.sizes import SMALL_SEGMENT
 from cudakit.units import format_bytes
 
-_FULL = Reserve(value=FULL_RESERVE)
+_FULL_RESERVE = Reserve(value=FULL_RESERVE)
 
 
 class PageOwner(Protocol):
     """The attributes of the engine that expandable segments use."""
 
     settings: Settings
-    trace: History | None
+    history: History | None
 
     def count_mapped(self, pool: BlockPool, size: int) -> None: ...
 
@@ -51,16 +51,16 @@ class ExpandableSegments:
         reserve_class_by_stream: Mapping[int, str],
     ) -> None:
         self._upstream = upstream
-        self._memory = upstream.pages
+        self._pages = upstream.pages
         self._registry = registry
         # Segments by pool and stream.
-        self._groups: dict[tuple[BlockPool, int], StreamSegments] = {}
+        self._stream_segments: dict[tuple[BlockPool, int], StreamSegments] = {}
         self._reserve_class_by_stream = reserve_class_by_stream
 
     @property
     def segments(self) -> list[ExpandableSegment]:
         """The expandable segments, each a reserved range of addresses."""
-        return [segment for group in self._groups.values() for segment in group.segments]
+        return [segment for group in self._stream_segments.values() for segment in group.segments]
 
     @property
     def mapped_ranges(self) -> list[tuple[int, int]]:
@@ -73,14 +73,14 @@ class ExpandableSegments:
         The returned block is in no list of free blocks. Raises CudaError for every other failure of the
         driver.
         """
-        block = self._find_start(owner, request)
-        if block is not None and not block.mapped:
-            block = self._map(owner, block, min(request.size, block.size), request.stack)
+        block = self._find_start_block(owner, request)
+        if block is not None and not block.is_mapped:
+            block = self._map_pages(owner, block, min(request.size, block.size), request.stack)
         while block is not None and block.size < request.size:
             rest_block = block.next
             assert rest_block is not None  # noqa: S101  # because _find_start found enough addresses
             missing_bytes = min(request.size - block.size, rest_block.size)
-            block = self._map(owner, rest_block, missing_bytes, request.stack)
+            block = self._map_pages(owner, rest_block, missing_bytes, request.stack)
         if block is not None:
             block.free_blocks.remove(block)
         return block
@@ -92,93 +92,101 @@ class ExpandableSegments:
         """
         groups = [
             group
-            for (group_pool, _), group in sorted(self._groups.items(), key=_stream)
+            for (group_pool, _), group in sorted(
+                self._stream_segments.items(), key=_stream_of_group
+            )
             if group_pool is pool
         ]
         for group in groups:
             for block in [
-                free_block for free_block in group.free if free_block.expandable_segment is not None
+                free_block
+                for free_block in group.free_blocks
+                if free_block.expandable_segment is not None
             ]:
-                self._unmap(owner, block, stack)
+                self._unmap_pages(owner, block, stack)
         for group in groups:
             for segment in [segment for segment in group.segments if not segment.ranges]:
-                self._memory.unreserve(segment.ptr, segment.size)
+                self._pages.unreserve(segment.ptr, segment.size)
                 segment.remove_from_stream()
             if not group.segments:
-                del self._groups[pool, group.free.stream]
+                del self._stream_segments[pool, group.free_blocks.stream]
 
-    def reserve_bytes(
+    def reservation_bytes(
         self, settings: Settings, pool: BlockPool, stream: int, total_bytes: int
     ) -> int:
         """Return the size of a new address range on a device with ``total_bytes`` of memory."""
         reserve_by_class = dict(settings.expandable_segments_reserve_by_class)
-        default = settings.expandable_segments_reserve or _FULL
-        class_reserve = reserve_by_class.get(self._reserve_class_by_stream.get(stream, ""), default)
+        default_reserve = settings.expandable_segments_reserve or _FULL_RESERVE
+        class_reserve = reserve_by_class.get(
+            self._reserve_class_by_stream.get(stream, ""), default_reserve
+        )
         page_bytes = _page_bytes(settings, pool)
         return -(-class_reserve.size_bytes(total_bytes) // page_bytes) * page_bytes
 
-    def _find_start(self, owner: PageOwner, request: Request) -> Block | None:
-        group = self._groups.get((request.pool, request.stream))
-        start = group.find_start(request.size) if group is not None else None
-        return start or self._reserve(owner, request)
+    def _find_start_block(self, owner: PageOwner, request: Request) -> Block | None:
+        group = self._stream_segments.get((request.pool, request.stream))
+        start_block = group.find_start_block(request.size) if group is not None else None
+        return start_block or self._reserve_addresses(owner, request)
 
-    def _reserve(self, owner: PageOwner, request: Request) -> Block | None:
+    def _reserve_addresses(self, owner: PageOwner, request: Request) -> Block | None:
         """Reserve addresses for a request, and return their block; None if no addresses are left.
 
         The result is None, too, if the request is larger than a reservation.
         """
         total_bytes = self._upstream.memory_info().total_bytes
         pool, stream = request.pool, request.stream
-        size = self.reserve_bytes(owner.settings, pool, stream, total_bytes)
-        if request.size > size:
+        range_bytes = self.reservation_bytes(owner.settings, pool, stream, total_bytes)
+        if request.size > range_bytes:
             return None
         try:
-            ptr = self._memory.reserve(size)
+            ptr = self._pages.reserve(range_bytes)
         except CudaError as error:
             _raise_unless_out_of_memory(error)
             return None
-        group = self._groups.get((pool, stream))
+        group = self._stream_segments.get((pool, stream))
         if group is None:
-            group = self._groups[pool, stream] = StreamSegments(pool.free_blocks(stream))
+            group = self._stream_segments[pool, stream] = StreamSegments(pool.free_blocks(stream))
         page_bytes = _page_bytes(owner.settings, pool)
-        return ExpandableSegment(ptr, size, page_bytes, group, self._registry).first
+        return ExpandableSegment(ptr, range_bytes, page_bytes, group, self._registry).first_block
 
-    def _map(
-        self, owner: PageOwner, unmapped: Block, needed_bytes: int, stack: RawStack | None
+    def _map_pages(
+        self, owner: PageOwner, unmapped_block: Block, needed_bytes: int, stack: RawStack | None
     ) -> Block | None:
         """Map the first pages of an unmapped block, and return a free block; None if no memory is left."""
-        segment = cast("ExpandableSegment", unmapped.expandable_segment)
-        ptr, page_bytes = unmapped.ptr, segment.page_bytes
-        count = -(-needed_bytes // page_bytes)
+        segment = cast("ExpandableSegment", unmapped_block.expandable_segment)
+        ptr, page_bytes = unmapped_block.ptr, segment.page_bytes
+        page_count = -(-needed_bytes // page_bytes)
         try:
-            self._memory.map(ptr, page_bytes, count)
+            self._pages.map(ptr, page_bytes, page_count)
         except CudaError as error:
             _raise_unless_out_of_memory(error)
             return None
         if ptr == segment.ptr and segment.stack is None:
             segment.stack = stack
-        block = segment.map(unmapped, count * page_bytes)
-        owner.count_mapped(block.pool, count * page_bytes)
-        if owner.trace is not None:
+        block = segment.map(unmapped_block, page_count * page_bytes)
+        owner.count_mapped(block.pool, page_count * page_bytes)
+        if owner.history is not None:
             pool = block.pool.id
-            owner.trace.record(SEGMENT_MAP, ptr, count * page_bytes, block.stream, stack, pool)
+            owner.history.record(
+                SEGMENT_MAP, ptr, page_count * page_bytes, block.stream, stack, pool
+            )
         return block
 
-    def _unmap(self, owner: PageOwner, block: Block, stack: RawStack | None) -> None:
+    def _unmap_pages(self, owner: PageOwner, block: Block, stack: RawStack | None) -> None:
         """Release the whole pages in a free block."""
         segment = cast("ExpandableSegment", block.expandable_segment)
         begin, end = segment.pages_within(block)
         if begin == end:
             return
         # Neither cuMemUnmap nor cuMemRelease waits for work that uses the memory.
-        self._memory.sync_stream(block.stream)
-        self._memory.unmap(begin, end - begin)
+        self._pages.sync_stream(block.stream)
+        self._pages.unmap(begin, end - begin)
         event_stack = stack or (segment.stack if block.ptr == segment.ptr else None)
         segment.unmap(block, begin, end)
         owner.count_mapped(block.pool, begin - end)
-        if owner.trace is not None:
+        if owner.history is not None:
             pool = block.pool.id
-            owner.trace.record(SEGMENT_UNMAP, begin, end - begin, block.stream, event_stack, pool)
+            owner.history.record(SEGMENT_UNMAP, begin, end - begin, block.stream, event_stack, pool)
 
 
 def require_paged(upstream: object, large_page_bytes: int) -> PagedUpstream:
@@ -193,22 +201,22 @@ def require_paged(upstream: object, large_page_bytes: int) -> PagedUpstream:
             hint="set expandable_segments:False, or take the memory of a Gpu",
         )
     granularity = upstream.pages.granularity()
-    for size in (SMALL_SEGMENT, large_page_bytes):
-        if size % granularity:
+    for page_bytes in (SMALL_SEGMENT, large_page_bytes):
+        if page_bytes % granularity:
             raise Unsupported(
-                f"expandable segments cannot have pages of {format_bytes(size)} on this device",
+                f"expandable segments cannot have pages of {format_bytes(page_bytes)} on this device",
                 hint=f"large_segment_size_mb: a multiple of {format_bytes(granularity)}",
             )
     return upstream
 
 
-def best_fit(free: FreeBlocks, size: int, *, uses_expandable: bool) -> Block | None:
+def best_fit(free_blocks: FreeBlocks, size: int, *, uses_expandable: bool) -> Block | None:
     """Return the best fit among all free blocks; without ``uses_expandable``, among blocks of plain segments.
 
     Blocks are tried by size and address. An expandable block is skipped if the next block can grow to a
     smaller size, as in PyTorch.
     """
-    candidates = iter(free.from_size(size))
+    candidates = iter(free_blocks.blocks_from_size(size))
     if not uses_expandable:
         return next((block for block in candidates if block.expandable_segment is None), None)
     best_block = next(candidates, None)
@@ -222,12 +230,12 @@ def best_fit(free: FreeBlocks, size: int, *, uses_expandable: bool) -> Block | N
     return best_block
 
 
-def _stream(group: tuple[tuple[BlockPool, int], StreamSegments]) -> int:
+def _stream_of_group(group: tuple[tuple[BlockPool, int], StreamSegments]) -> int:
     return group[0][1]
 
 
 def _page_bytes(settings: Settings, pool: BlockPool) -> int:
-    return SMALL_SEGMENT if pool.small else settings.large_segment_size_bytes
+    return SMALL_SEGMENT if pool.is_small else settings.large_segment_size_bytes
 
 
 def _raise_unless_out_of_memory(error: CudaError) -> None:

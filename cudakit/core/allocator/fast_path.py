@@ -58,34 +58,41 @@ class FastPath:
     """
 
     __slots__ = (
-        "_acquire",
+        "_acquire_lock",
         "_engine",
         "_gate",
         "_guard",
-        "_large",
-        "_live",
-        "_release",
+        "_large_by_stream",
+        "_live_blocks",
+        "_release_lock",
         "_slow_alloc",
         "_slow_free",
-        "_small",
+        "_small_by_stream",
     )
 
     python_frames = 1
 
     def __init__(
-        self, engine: Engine, guard: Guard[Any], live: dict[int, Block], slow_calls: SlowCalls
+        self,
+        engine: Engine,
+        guard: Guard[Any],
+        live_blocks: dict[int, Block],
+        slow_calls: SlowCalls,
     ) -> None:
         self._engine = engine
         self._guard = guard
         self._gate = guard.gate
-        self._live = live
+        self._live_blocks = live_blocks
         self._slow_alloc, self._slow_free = slow_calls.slow_alloc, slow_calls.slow_free
-        self._small, self._large = engine.default.small.by_stream, engine.default.large.by_stream
-        self._acquire, self._release = guard.lock.acquire, guard.lock.release
+        self._small_by_stream, self._large_by_stream = (
+            engine.default_pools.small.by_stream,
+            engine.default_pools.large.by_stream,
+        )
+        self._acquire_lock, self._release_lock = guard.lock.acquire, guard.lock.release
 
     def record_events(self, history: History | None) -> bool:
         """Set the history of events, or None; return whether the fast path records all events."""
-        self._engine.trace = history
+        self._engine.history = history
         return history is None or not history.level
 
     def alloc(self, size_bytes: int, stream: int = DEFAULT_STREAM) -> Ptr:
@@ -99,24 +106,24 @@ class FastPath:
             or size_bytes <= 0
             or stream == PER_THREAD
             or gate.busy
-            or not self._acquire(False)
+            or not self._acquire_lock(False)
         ):
             return self._slow_alloc(size_bytes, stream)
         gate.busy = True
         try:
             size = size_bytes + _ROUND_UP & _ROUND_MASK
-            small = size <= MAX_SMALL_BYTES
-            free = (self._small if small else self._large).get(stream)
-            block = free.take(size, UNLIMITED) if free is not None else None
+            is_small = size <= MAX_SMALL_BYTES
+            free_blocks = (self._small_by_stream if is_small else self._large_by_stream).get(stream)
+            block = free_blocks.take(size, UNLIMITED) if free_blocks is not None else None
             if block is not None:
-                should_split = block.size - size > (_SMALL_SLACK if small else _LARGE_SLACK)
-                self._engine.alloc_found_block(block, size, size_bytes, None, split=should_split)
-                self._live[block.ptr] = block
+                should_split = block.size - size > (_SMALL_SLACK if is_small else _LARGE_SLACK)
+                self._engine.alloc_found_block(block, size, size_bytes, None, splits=should_split)
+                self._live_blocks[block.ptr] = block
         finally:
             gate.busy = False
-            self._release()
+            self._release_lock()
             if self._guard.queued_frees:
-                self._guard.drain()
+                self._guard.drain_queue()
         if block is None:
             return self._slow_alloc(size_bytes, stream)
         return block.ptr
@@ -124,22 +131,22 @@ class FastPath:
     def free(self, ptr: int, stream: int | None = None) -> None:
         """Free memory; see the protocol Free."""
         gate = self._gate
-        if gate.slow or gate.busy or not self._acquire(False):
+        if gate.slow or gate.busy or not self._acquire_lock(False):
             self._slow_free(ptr, stream)
             return
         gate.busy = True
         try:
-            block = self._live.get(ptr)
+            block = self._live_blocks.get(ptr)
             if block is not None and not block.stream_uses and _is_stream_of(block, stream):
-                block = self._live.pop(ptr)
+                block = self._live_blocks.pop(ptr)
                 self._engine.free(block, None)
             else:
                 block = None
         finally:
             gate.busy = False
-            self._release()
+            self._release_lock()
             if self._guard.queued_frees:
-                self._guard.drain()
+                self._guard.drain_queue()
         if block is None:
             self._slow_free(ptr, stream)
 

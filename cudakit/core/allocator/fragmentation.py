@@ -70,18 +70,18 @@ def fragmentation_of(
 ) -> Fragmentation:
     """Return the fragmentation; ``awaited_blocks`` has each stream with a freed block that waits for it."""
     segment_blocks = [(segment, segment.blocks()) for segment in segments]
-    used_blocks = [block for _, blocks in segment_blocks for block in blocks if not block.free]
+    used_blocks = [block for _, blocks in segment_blocks for block in blocks if not block.is_free]
     stream_pools = stream_pools_of(segment_blocks)
     return Fragmentation(
         reserved_bytes=sum(segment.size for segment, _ in segment_blocks),
-        allocated_bytes=sum(block.size for block in used_blocks if block.allocated),
-        pending_bytes=sum(block.size for block in used_blocks if not block.allocated),
+        allocated_bytes=sum(block.size for block in used_blocks if block.is_allocated),
+        pending_bytes=sum(block.size for block in used_blocks if not block.is_allocated),
         requested_bytes=sum(block.requested for block in used_blocks),
         free_bytes=sum(pool.free_bytes for pool in stream_pools),
         largest_hole_bytes=max((pool.largest_free_bytes for pool in stream_pools), default=0),
         releasable_bytes=sum(pool.releasable_bytes for pool in stream_pools),
         stream_pools=stream_pools,
-        streams=_streams(stream_pools, awaited_bytes(awaited_blocks)),
+        streams=_sorted_stream_memory(stream_pools, awaited_bytes(awaited_blocks)),
     )
 
 
@@ -99,35 +99,35 @@ def stream_pools_of(
     """Sum up the segments of each pool and stream: the segments that serve the same requests."""
     stream_pools: dict[tuple[PoolId, bool, int], list[StreamPool]] = {}
     for segment, blocks in segment_blocks:
-        key = segment.pool.id, segment.pool.small, segment.stream
-        free_blocks = [block for block in blocks if block.free]
-        sizes = [block.size for block in free_blocks]
+        key = segment.pool.id, segment.pool.is_small, segment.stream
+        free_blocks = [block for block in blocks if block.is_free]
+        free_sizes = [block.size for block in free_blocks]
         releasable_bytes = (
             sum(map(segment.releasable_bytes, free_blocks)) if key[0] == DEFAULT_POOL else 0
         )
         pending_bytes = sum(
-            block.size for block in blocks if not block.free and not block.allocated
+            block.size for block in blocks if not block.is_free and not block.is_allocated
         )
         stream_pools.setdefault(key, []).append(
             StreamPool(
                 *key,
                 segment.size,
-                sum(sizes),
-                max(sizes, default=0),
+                sum(free_sizes),
+                max(free_sizes, default=0),
                 releasable_bytes,
                 pending_bytes,
             )
         )
-    sums = map(_sum_stream_pools, stream_pools.values())
-    return tuple(sorted(sums, key=lambda pool: -pool.free_bytes))
+    summed_pools = map(_sum_stream_pools, stream_pools.values())
+    return tuple(sorted(summed_pools, key=lambda pool: -pool.free_bytes))
 
 
 def _sum_stream_pools(segments: list[StreamPool]) -> StreamPool:
-    first = segments[0]
+    first_segment = segments[0]
     return StreamPool(
-        first.pool,
-        first.is_small,
-        first.stream,
+        first_segment.pool,
+        first_segment.is_small,
+        first_segment.stream,
         reserved_bytes=sum(segment.reserved_bytes for segment in segments),
         free_bytes=sum(segment.free_bytes for segment in segments),
         largest_free_bytes=max(segment.largest_free_bytes for segment in segments),
@@ -136,16 +136,16 @@ def _sum_stream_pools(segments: list[StreamPool]) -> StreamPool:
     )
 
 
-def _streams(
+def _sorted_stream_memory(
     stream_pools: Iterable[StreamPool], bytes_by_stream: Mapping[int, int]
 ) -> tuple[StreamMemory, ...]:
     pools_by_stream: dict[int, list[StreamPool]] = {stream: [] for stream in bytes_by_stream}
     for pool in stream_pools:
         pools_by_stream.setdefault(pool.stream, []).append(pool)
-    streams = _stream_memory(pools_by_stream, bytes_by_stream)
+    stream_memory = _stream_memory(pools_by_stream, bytes_by_stream)
     return tuple(
         sorted(
-            streams,
+            stream_memory,
             key=lambda memory: (-memory.stranded_bytes - memory.awaited_bytes, memory.stream),
         )
     )
@@ -169,34 +169,34 @@ def report_of(
     engine: Engine,
     request: Request,
     device: int,
-    info: MemoryInfo,
+    memory_info: MemoryInfo,
     *,
     awaited_blocks: Iterable[tuple[int, Block]] = (),
-    capturing: bool = False,
-    rejected: bool = False,
+    is_capturing: bool = False,
+    is_rejected: bool = False,
 ) -> OomReport:
     """Return the report of a request that failed."""
-    total_of = engine.stats.total
+    current_total = engine.stats.current_total
     stream_pools = stream_pools_of(
         (segment, segment.blocks()) for segment in engine.segments.values()
     )
     return OomReport(
         device=device,
-        requested_bytes=request.requested,
+        requested_bytes=request.requested_bytes,
         block_bytes=request.size,
         segment_bytes=request.segment_bytes,
         stream=request.stream,
         pool=request.pool.id,
-        is_small=request.pool.small,
-        device_free_bytes=info.free_bytes,
-        device_total_bytes=info.total_bytes,
+        is_small=request.pool.is_small,
+        device_free_bytes=memory_info.free_bytes,
+        device_total_bytes=memory_info.total_bytes,
         limit_bytes=engine.limit_bytes if engine.is_limited else None,
-        allocated_bytes=total_of("allocated_bytes"),
-        reserved_bytes=total_of("reserved_bytes"),
+        allocated_bytes=current_total("allocated_bytes"),
+        reserved_bytes=current_total("reserved_bytes"),
         private_free_bytes=sum(
-            pool.free_bytes for pool in stream_pools if pool.pool != engine.default.id
+            pool.free_bytes for pool in stream_pools if pool.pool != engine.default_pools.id
         ),
-        pending_bytes=total_of("pending_bytes"),
+        pending_bytes=current_total("pending_bytes"),
         max_split_size_bytes=engine.settings.max_split_size_bytes,
         expandable_segments=engine.settings.expandable_segments,
         stream_pools=stream_pools,
@@ -204,34 +204,43 @@ def report_of(
         bytes_by_awaited_stream=tuple(
             sorted(awaited_bytes(awaited_blocks).items(), key=lambda pair: -pair[1])
         ),
-        is_capturing=capturing,
-        is_rejected=rejected,
-        range_bytes=_reserve_bytes(engine, request, info.total_bytes),
+        is_capturing=is_capturing,
+        is_rejected=is_rejected,
+        range_bytes=_reservation_bytes(engine, request, memory_info.total_bytes),
         reserve_class=engine.reserve_class_by_stream.get(request.stream, ""),
     )
 
 
-def _reserve_bytes(engine: Engine, request: Request, total_bytes: int) -> int | None:
+def _reservation_bytes(engine: Engine, request: Request, total_bytes: int) -> int | None:
     """Return the size of an expandable segment for a request; None if the request uses plain segments."""
-    if engine.expandable is None or not engine.uses_expandable_segments(request.pool):
+    if engine.expandable_segments is None or not engine.uses_expandable_segments(request.pool):
         return None
     pool, stream = request.pool, request.stream
-    return engine.expandable.reserve_bytes(engine.settings, pool, stream, total_bytes)
+    return engine.expandable_segments.reservation_bytes(engine.settings, pool, stream, total_bytes)
 
 
 def _pins(segments: Iterable[Segment], min_free_bytes: int) -> tuple[Pin, ...]:
     """Return the smallest used block of each segment with the most free bytes per byte in use."""
-    free_bytes = [(_free_bytes(segment), segment) for segment in segments]
-    partly_free = [(free, segment) for free, segment in free_bytes if 0 < free < segment.size]
-    candidates = [pair for pair in partly_free if pair[0] >= min_free_bytes] or partly_free
+    segments_with_free_bytes = [(_free_bytes(segment), segment) for segment in segments]
+    partly_free_segments = [
+        (segment_free_bytes, segment)
+        for segment_free_bytes, segment in segments_with_free_bytes
+        if 0 < segment_free_bytes < segment.size
+    ]
+    candidates = [
+        pair for pair in partly_free_segments if pair[0] >= min_free_bytes
+    ] or partly_free_segments
     candidates.sort(key=lambda pair: (pair[1].size - pair[0]) / pair[0])
     stacks = Stacks()
-    return tuple(_pin(segment, free, stacks) for free, segment in candidates[:_MAX_PINS])
+    return tuple(
+        _pin(segment, segment_free_bytes, stacks)
+        for segment_free_bytes, segment in candidates[:_MAX_PINS]
+    )
 
 
 def _pin(segment: Segment, free_bytes: int, stacks: Stacks) -> Pin:
     block = min(
-        (candidate for candidate in segment.blocks() if not candidate.free),
+        (candidate for candidate in segment.blocks() if not candidate.is_free),
         key=lambda block: block.size,
     )
     frames = stacks.frames(block.stack)
@@ -239,4 +248,4 @@ def _pin(segment: Segment, free_bytes: int, stacks: Stacks) -> Pin:
 
 
 def _free_bytes(segment: Segment) -> int:
-    return sum(block.size for block in segment.blocks() if block.free)
+    return sum(block.size for block in segment.blocks() if block.is_free)

@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 
 from cudakit.errors import CudaError, UsageError
 
-_Free = TypeVar("_Free")
+_QueuedFree = TypeVar("_QueuedFree")
 
 
 class Reentered(UsageError):
@@ -41,19 +41,21 @@ class Gate:
         self.busy = self.slow = False
 
 
-class Guard(Generic[_Free]):
+class Guard(Generic[_QueuedFree]):
     """A lock that its holder cannot acquire a second time, with a queue of frees that could not acquire it.
 
-    ``perform`` performs a queued free. ``watchers`` are called, without the lock, after every change.
+    ``perform_free`` performs a queued free. ``watchers`` are called, without the lock, after every change.
     """
 
-    __slots__ = ("gate", "lock", "perform", "queued_frees", "watchers")
+    __slots__ = ("gate", "lock", "perform_free", "queued_frees", "watchers")
 
-    def __init__(self, perform: Callable[[_Free], None], gate: Gate | None = None) -> None:
+    def __init__(
+        self, perform_free: Callable[[_QueuedFree], None], gate: Gate | None = None
+    ) -> None:
         self.lock = threading.RLock()
         self.gate = gate or Gate()
-        self.perform = perform
-        self.queued_frees: deque[_Free] = deque()
+        self.perform_free = perform_free
+        self.queued_frees: deque[_QueuedFree] = deque()
         self.watchers: list[Callable[[], None]] = []
 
     @contextmanager
@@ -75,7 +77,7 @@ class Guard(Generic[_Free]):
         finally:
             self.enter()
 
-    def reset(self) -> None:
+    def replace_lock(self) -> None:
         """Replace the lock: the thread that held it does not exist in a forked process."""
         self.lock = threading.RLock()
         self.gate.busy = False
@@ -108,16 +110,16 @@ class Guard(Generic[_Free]):
 
     def finish_change(self) -> None:
         """Perform queued frees and call the watchers. The caller does not hold the lock."""
-        self.drain()
+        self.drain_queue()
         for watcher in list(self.watchers):
             watcher()
 
-    def queue(self, free: _Free) -> None:
+    def queue_free(self, queued_free: _QueuedFree) -> None:
         """Queue a free that could not acquire the lock."""
-        self.queued_frees.append(free)
-        self.drain()  # The holder may have released the lock before this free was in the queue.
+        self.queued_frees.append(queued_free)
+        self.drain_queue()  # The holder may have released the lock before this free was in the queue.
 
-    def drain(self) -> None:
+    def drain_queue(self) -> None:
         """Perform queued frees if the lock is free; otherwise its holder performs them afterwards."""
         while self.queued_frees and self.try_enter():
             try:
@@ -130,4 +132,4 @@ class Guard(Generic[_Free]):
         while self.queued_frees:
             # If an event cannot be recorded, the block stays pending, and the event is recorded later.
             with suppress(CudaError):
-                self.perform(self.queued_frees.popleft())
+                self.perform_free(self.queued_frees.popleft())

@@ -64,7 +64,7 @@ _LEVELS: dict[str | None, Level] = {
 _TRACE_LEVEL = Level.ALLOC  # A global variable is read faster than an enum member.
 
 
-def gather(depth: int = 1) -> RawStack:
+def gather_stack(depth: int = 1) -> RawStack:
     """Return the call stack of the caller's caller, without its ``depth - 1`` innermost frames."""
     frame: FrameType | None = sys._getframe(depth + 1)
     stack: list[CodeType | int] = []
@@ -95,8 +95,8 @@ class Events:
 
     def __iter__(self) -> Iterator[TraceEvent]:
         """Iterate over the current events, oldest first; events appended meanwhile are not included."""
-        oldest = self.count % self.maxlen if len(self.ring) == self.maxlen else 0
-        return iter(self.ring[oldest:] + self.ring[:oldest])
+        oldest_index = self.count % self.maxlen if len(self.ring) == self.maxlen else 0
+        return iter(self.ring[oldest_index:] + self.ring[:oldest_index])
 
 
 class History:
@@ -104,21 +104,21 @@ class History:
 
     __slots__ = (
         "_epoch_ns",
-        "_lost",
+        "_lost_old_events",
         "annotations",
-        "enabled",
         "events",
+        "is_enabled",
         "level",
-        "skipped",
+        "skipped_actions",
     )
 
     def __init__(self, events: type[Events] = Events) -> None:
-        self.enabled = False
+        self.is_enabled = False
         self.level = Level.NONE
-        self.skipped: frozenset[str] = frozenset()
+        self.skipped_actions: frozenset[str] = frozenset()
         self.events = events(1, "")
         self.annotations: deque[Annotation] = deque(maxlen=1)
-        self._lost = False  # Whether events were dropped from earlier rings.
+        self._lost_old_events = False  # Whether events were dropped from earlier rings.
         self._epoch_ns = time_ns() - perf_counter_ns()
 
     @property
@@ -133,7 +133,7 @@ class History:
     @property
     def overflowed(self) -> bool:
         """Whether old events were dropped."""
-        return self._lost or self.events.count > self.events.maxlen
+        return self._lost_old_events or self.events.count > self.events.maxlen
 
     def configure(
         self,
@@ -146,18 +146,18 @@ class History:
     ) -> None:
         """Start or stop to record events. Raises UsageError for an invalid setting."""
         if recorded_events is None:
-            self.enabled, self.level = False, Level.NONE
+            self.is_enabled, self.level = False, Level.NONE
             return
-        _check(recorded_events, context, max_entries, skip_actions)
-        self.enabled, self.level = True, _LEVELS[context]
-        self.skipped = frozenset(skip_actions)
-        length = max_entries if recorded_events == "all" else 1
-        self._lost = not clear and self.overflowed
-        events = type(self.events)(length, self.metadata)
+        _check_settings(recorded_events, context, max_entries, skip_actions)
+        self.is_enabled, self.level = True, _LEVELS[context]
+        self.skipped_actions = frozenset(skip_actions)
+        ring_length = max_entries if recorded_events == "all" else 1
+        self._lost_old_events = not clear and self.overflowed
+        events = type(self.events)(ring_length, self.metadata)
         for event in () if clear else self.events:
             events.append(event)
         self.events = events
-        self.annotations = deque(() if clear else self.annotations, maxlen=length)
+        self.annotations = deque(() if clear else self.annotations, maxlen=ring_length)
 
     def record(
         self,
@@ -169,7 +169,7 @@ class History:
         pool: PoolId = DEFAULT_POOL,
     ) -> None:
         """Append an event."""
-        if action in self.skipped:
+        if action in self.skipped_actions:
             return
         event_stack = stack if self.level >= _TRACE_LEVEL else None
         self.events.append(
@@ -178,13 +178,18 @@ class History:
 
     def record_block(self, action: str, block: Block, stack: RawStack | None) -> None:
         """Append an event of a block; if ``stack`` is None, with the stack of the block."""
-        free = block.free_blocks
+        free_blocks = block.free_blocks
         self.record(
-            action, block.ptr, block.requested, free.stream, stack or block.stack, free.pool.id
+            action,
+            block.ptr,
+            block.requested,
+            free_blocks.stream,
+            stack or block.stack,
+            free_blocks.pool.id,
         )
 
     @contextmanager
-    def tagged(self, tag: str) -> Iterator[None]:
+    def tag_events(self, tag: str) -> Iterator[None]:
         """Mark the events in a ``with`` block as caused by the allocator itself, with the reason."""
         text = self.metadata
         self.metadata = (text if isinstance(text, str) else text[0], tag)
@@ -219,7 +224,7 @@ class History:
         return (moment_ns + self._epoch_ns) // 1000
 
 
-def _check(
+def _check_settings(
     recorded_events: str, context: str | None, max_entries: int, skip_actions: Collection[str]
 ) -> None:
     if recorded_events not in ("all", "state"):
@@ -230,9 +235,11 @@ def _check(
         )
     if max_entries < 1:
         raise UsageError(f"a trace of {max_entries} entries records nothing", hint="at least 1")
-    if unknown := sorted(set(skip_actions) - set(SKIPPABLE)):
+    if unknown_actions := sorted(set(skip_actions) - set(SKIPPABLE)):
         choices = ", ".join(SKIPPABLE)
-        raise UsageError(f"there is no action {unknown[0]!r} to skip", hint=f"actions: {choices}")
+        raise UsageError(
+            f"there is no action {unknown_actions[0]!r} to skip", hint=f"actions: {choices}"
+        )
 
 
 class Stacks:
@@ -264,7 +271,10 @@ class Stacks:
 
     def _line(self, code: CodeType, offset: int) -> int:
         if code not in self._lines:
-            rows = [(start, line or 0) for start, _, line in code.co_lines()]
-            self._lines[code] = [start for start, _ in rows], [line for _, line in rows]
+            starts_with_lines = [(start, line or 0) for start, _, line in code.co_lines()]
+            self._lines[code] = (
+                [start for start, _ in starts_with_lines],
+                [line for _, line in starts_with_lines],
+            )
         starts, lines = self._lines[code]
         return lines[bisect_right(starts, offset) - 1] if offset >= 0 else code.co_firstlineno

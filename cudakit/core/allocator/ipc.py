@@ -36,17 +36,17 @@ SCHEMA = "cudakit.shared/1"
 # The CUipcMemHandle of a plain segment, or the handle of a page of an expandable segment.
 Handle: TypeAlias = bytes | FabricHandle | DescriptorHandle
 
-_MAX_NUMBER = (1 << 63) - 1  # The largest size or address.
+_MAX_INTEGER = (1 << 63) - 1  # The largest size or address.
 _MAX_PID = (1 << 31) - 1  # The largest process id: pid_t is an int.
 
-_HANDLE = re.compile(r"([a-z]+):([0-9a-f]+)(?::([0-9]{1,19}))?")
+_HANDLE_PATTERN = re.compile(r"([a-z]+):([0-9a-f]+)(?::([0-9]{1,19}))?")
 
 # Error codes with which no handle can be open any more: CUDA_ERROR_NOT_INITIALIZED, in a forked child, and
 # CUDA_ERROR_CONTEXT_IS_DESTROYED (CUDA Driver API, CUresult).
 _ERRORS_WITHOUT_CONTEXT = (3, 709)
 
 # The remaining calls that close a handle, in order.
-_Steps: TypeAlias = "deque[Callable[[], None]]"
+_ClosingCalls: TypeAlias = "deque[Callable[[], None]]"
 
 # A function that exports pages of an expandable segment, given address, bytes of a page, and number of pages.
 _ExportPages: TypeAlias = "Callable[[int, int, int], tuple[ShareableHandle, ...]]"
@@ -88,34 +88,36 @@ class SharedMemory:
     def from_text(cls, text: str) -> SharedMemory:
         """Return the value that ``as_text`` wrote. Raises InputError for other texts and versions."""
         fields = _Fields(text)
-        process = ProcessId(fields.number("pid", _MAX_PID), fields.number("started"))
+        process = ProcessId(fields.read_number("pid", _MAX_PID), fields.read_number("started"))
         shared_memory = cls(
-            fields.number("size_bytes"),
-            fields.number("offset_bytes"),
-            fields.text("device"),
+            fields.read_number("size_bytes"),
+            fields.read_number("offset_bytes"),
+            fields.read_text("device"),
             process,
-            fields.number("page_bytes"),
-            tuple(_read_handle(handle_text, process) for handle_text in fields.texts("handles")),
+            fields.read_number("page_bytes"),
+            tuple(
+                _read_handle(handle_text, process) for handle_text in fields.read_texts("handles")
+            ),
         )
-        shared_memory._check()
+        shared_memory._check_handles()
         return shared_memory
 
     def __reduce__(self) -> tuple[Callable[[str], SharedMemory], tuple[str]]:
         return SharedMemory.from_text, (self.as_text(),)
 
-    def _check(self) -> None:
+    def _check_handles(self) -> None:
         """Raise InputError for handles and sizes that ``share`` of an allocator never returns."""
-        kinds = {type(handle) for handle in self.handles}
+        handle_types = {type(handle) for handle in self.handles}
         if self.page_bytes:
             opened_bytes = len(self.handles) * self.page_bytes
-            is_inside = self.offset_bytes + self.size_bytes <= opened_bytes <= _MAX_NUMBER
-            is_valid = is_inside and len(kinds) == 1 and bytes not in kinds
+            is_inside = self.offset_bytes + self.size_bytes <= opened_bytes <= _MAX_INTEGER
+            is_valid = is_inside and len(handle_types) == 1 and bytes not in handle_types
         else:
-            is_valid = kinds == {bytes} and len(self.handles) == 1
+            is_valid = handle_types == {bytes} and len(self.handles) == 1
         if not is_valid or not self.size_bytes:
-            kind = ", ".join(sorted(kind.__name__ for kind in kinds))
+            handle_type = ", ".join(sorted(handle_type.__name__ for handle_type in handle_types))
             raise _invalid_field(
-                "handles", f"{len(self.handles)} ({kind}) for {self.size_bytes} bytes"
+                "handles", f"{len(self.handles)} ({handle_type}) for {self.size_bytes} bytes"
             )
 
 
@@ -135,23 +137,25 @@ class _Fields:
             )
         self._fields = fields
 
-    def number(self, name: str, maximum: int = _MAX_NUMBER) -> int:
-        value = self._fields.get(name)
-        if type(value) is not int or not 0 <= value <= maximum:
-            raise _invalid_field(name, value)
-        return value
+    def read_number(self, name: str, max_number: int = _MAX_INTEGER) -> int:
+        field_value = self._fields.get(name)
+        if type(field_value) is not int or not 0 <= field_value <= max_number:
+            raise _invalid_field(name, field_value)
+        return field_value
 
-    def text(self, name: str) -> str:
-        value = self._fields.get(name)
-        if not isinstance(value, str):
-            raise _invalid_field(name, value)
-        return value
+    def read_text(self, name: str) -> str:
+        field_value = self._fields.get(name)
+        if not isinstance(field_value, str):
+            raise _invalid_field(name, field_value)
+        return field_value
 
-    def texts(self, name: str) -> list[str]:
-        value = self._fields.get(name)
-        if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
-            raise _invalid_field(name, value)
-        return value
+    def read_texts(self, name: str) -> list[str]:
+        field_value = self._fields.get(name)
+        if not isinstance(field_value, list) or not all(
+            isinstance(text, str) for text in field_value
+        ):
+            raise _invalid_field(name, field_value)
+        return field_value
 
 
 def _handle_text(handle: Handle) -> str:
@@ -165,15 +169,19 @@ def _handle_text(handle: Handle) -> str:
 
 
 def _read_handle(text: str, process: ProcessId) -> Handle:
-    match = _HANDLE.fullmatch(text)
+    match = _HANDLE_PATTERN.fullmatch(text)
     if match is None:
         raise _invalid_field("handles", text)
-    kind, digits, serial = match.groups()
-    if kind == "fd" and serial and len(digits) <= 8:
-        return DescriptorHandle(process, int(digits, 16), int(serial))
-    if serial or len(digits) != 2 * HANDLE_BYTES or kind not in ("ipc", "fabric"):
+    handle_kind, hex_digits, serial = match.groups()
+    if handle_kind == "fd" and serial and len(hex_digits) <= 8:
+        return DescriptorHandle(process, int(hex_digits, 16), int(serial))
+    if serial or len(hex_digits) != 2 * HANDLE_BYTES or handle_kind not in ("ipc", "fabric"):
         raise _invalid_field("handles", text)
-    return bytes.fromhex(digits) if kind == "ipc" else FabricHandle(bytes.fromhex(digits))
+    return (
+        bytes.fromhex(hex_digits)
+        if handle_kind == "ipc"
+        else FabricHandle(bytes.fromhex(hex_digits))
+    )
 
 
 def _invalid_field(name: str, value: Any) -> InputError:
@@ -203,16 +211,16 @@ class IpcRegistry:
         self._export_pages = export_pages
         self._captures: Callable[[], int] = lambda: 0
         self._lock = threading.Lock()
-        self._imported = weakref.WeakValueDictionary[tuple[object, ...], ImportedHandle]()
-        self._unused = deque[_Steps]()
+        self._imported_handles = weakref.WeakValueDictionary[tuple[object, ...], ImportedHandle]()
+        self._unused_handles = deque[_ClosingCalls]()
 
     @property
-    def process(self) -> ProcessId:
+    def process_id(self) -> ProcessId:
         """The id of the current process."""
         return self._gpu.process
 
     @cached_property
-    def device(self) -> str:
+    def device_uuid(self) -> str:
         """The UUID of the device."""
         return str(self._gpu.facts().uuid)
 
@@ -225,23 +233,25 @@ class IpcRegistry:
         with self._gpu.relaxed():
             return self._gpu.ipc_handle(ptr)
 
-    def export(self, ptr: int, page_bytes: int, count: int) -> tuple[ShareableHandle, ...]:
+    def export_pages(
+        self, ptr: int, page_bytes: int, page_count: int
+    ) -> tuple[ShareableHandle, ...]:
         """Return the handles of pages. Raises CudaError, or Unsupported if the pages have no handles."""
         with self._gpu.relaxed():
-            return self._export_pages(ptr, page_bytes, count)
+            return self._export_pages(ptr, page_bytes, page_count)
 
-    def open(self, shared_memory: SharedMemory) -> ImportedHandle:
+    def open_memory(self, shared_memory: SharedMemory) -> ImportedHandle:
         """Open shared memory, unless it is open already. Raises the errors of ``open_shared``."""
-        self._check(shared_memory)
+        self._check_openable(shared_memory)
         self._close_unused_handles()
         key = (shared_memory.process, shared_memory.page_bytes, shared_memory.handles)
         with self._lock:
-            imported_handle = self._imported.get(key)
+            imported_handle = self._imported_handles.get(key)
             if imported_handle is None:
                 with self._gpu.relaxed():
-                    ptr, steps = self._open(shared_memory)
-                imported_handle = self._imported[key] = ImportedHandle(ptr)
-                weakref.finalize(imported_handle, self._close_later, steps).atexit = False
+                    ptr, closing_calls = self._open_handles(shared_memory)
+                imported_handle = self._imported_handles[key] = ImportedHandle(ptr)
+                weakref.finalize(imported_handle, self._close_later, closing_calls).atexit = False
         self._close_unused_handles()
         return imported_handle
 
@@ -254,7 +264,7 @@ class IpcRegistry:
     def _close_unused_handles(self) -> CudaError | None:
         """Close the handles that no object uses any more, and return the last failure."""
         failure: CudaError | None = None
-        for _ in range(len(self._unused)):
+        for _ in range(len(self._unused_handles)):
             if self._captures() or not self._lock.acquire(blocking=False):
                 break  # A later call closes the remaining handles.
             try:
@@ -265,61 +275,62 @@ class IpcRegistry:
 
     def _close_next_handle(self) -> CudaError | None:
         try:
-            steps = self._unused.popleft()
+            closing_calls = self._unused_handles.popleft()
         except IndexError:
             return None
         try:
             with self._gpu.relaxed():
-                while steps:
-                    steps[0]()
-                    steps.popleft()
+                while closing_calls:
+                    closing_calls[0]()
+                    closing_calls.popleft()
         except CudaError as error:
             if error.code in _ERRORS_WITHOUT_CONTEXT:
                 return None
-            self._unused.append(steps)
+            self._unused_handles.append(closing_calls)
             return error
         return None
 
-    def _close_later(self, steps: _Steps) -> None:
-        self._unused.append(steps)
+    def _close_later(self, closing_calls: _ClosingCalls) -> None:
+        self._unused_handles.append(closing_calls)
         self._close_unused_handles()  # A finalizer cannot report a failure, but the next call tries again.
 
-    def _check(self, shared_memory: SharedMemory) -> None:
-        if shared_memory.process == self.process:
+    def _check_openable(self, shared_memory: SharedMemory) -> None:
+        if shared_memory.process == self.process_id:
             raise UsageError(
                 "this process shared the memory itself, and CUDA opens memory of other processes only",
                 hint="use the shared address",
             )
         if (
             not isinstance(shared_memory.handles[0], FabricHandle)
-            and shared_memory.device != self.device
+            and shared_memory.device != self.device_uuid
         ):
             raise UsageError(
-                f"the memory belongs to device {shared_memory.device}, and this allocator to {self.device}",
+                f"the memory belongs to device {shared_memory.device},"
+                f" and this allocator to {self.device_uuid}",
                 hint="open it with an allocator of that device",
             )
 
-    def _open(self, shared_memory: SharedMemory) -> tuple[int, _Steps]:
+    def _open_handles(self, shared_memory: SharedMemory) -> tuple[int, _ClosingCalls]:
         """Open handles; return the address of the memory, and the calls that close the handles.
 
         The first call waits for the device: cuIpcCloseMemHandle and cuMemUnmap are not documented to wait for
         work that uses the memory.
         """
-        gpu, first = self._gpu, shared_memory.handles[0]
-        if isinstance(first, bytes):
-            ptr = gpu.ipc_open(first)
+        gpu, first_handle = self._gpu, shared_memory.handles[0]
+        if isinstance(first_handle, bytes):
+            ptr = gpu.ipc_open(first_handle)
             return ptr, deque([gpu.sync, partial(gpu.ipc_close, ptr)])
         size_bytes = shared_memory.page_bytes * len(shared_memory.handles)
         ptr = gpu.reserve(size_bytes)
         unreserve = partial(gpu.unreserve, ptr, size_bytes)
         try:
-            self._map(ptr, shared_memory.page_bytes, shared_memory.handles)
+            self._map_pages(ptr, shared_memory.page_bytes, shared_memory.handles)
         except BaseException:
-            self._undo(unreserve)
+            self._clean_up(unreserve)
             raise
         return ptr, deque([gpu.sync, partial(gpu.unmap, ptr, size_bytes), unreserve])
 
-    def _map(self, ptr: Ptr, page_bytes: int, handles: tuple[Handle, ...]) -> None:
+    def _map_pages(self, ptr: Ptr, page_bytes: int, handles: tuple[Handle, ...]) -> None:
         mapped_bytes = 0
         try:
             for handle in handles:
@@ -327,7 +338,7 @@ class IpcRegistry:
                 mapped_bytes += page_bytes
         except BaseException:
             if mapped_bytes:
-                self._undo(partial(self._gpu.unmap, ptr, mapped_bytes))
+                self._clean_up(partial(self._gpu.unmap, ptr, mapped_bytes))
             raise
 
     def _map_page(self, ptr: Ptr, page_bytes: int, handle: Handle) -> None:
@@ -335,14 +346,14 @@ class IpcRegistry:
         try:
             self._gpu.map(ptr, backing, page_bytes)
         finally:  # The memory exists as long as it is mapped.
-            self._undo(partial(self._gpu.release, backing))
+            self._clean_up(partial(self._gpu.release, backing))
 
-    def _undo(self, step: Callable[[], None]) -> None:
+    def _clean_up(self, cleanup_call: Callable[[], None]) -> None:
         """Perform a clean-up call now; if the driver refuses, repeat the call later."""
         try:
-            step()
+            cleanup_call()
         except CudaError:
-            self._unused.append(deque([step]))
+            self._unused_handles.append(deque([cleanup_call]))
 
 
 class OpenedMemory:
@@ -355,23 +366,23 @@ class OpenedMemory:
 
     def __init__(
         self,
-        imported: ImportedHandle,
-        shared: SharedMemory,
+        imported_handle: ImportedHandle,
+        shared_memory: SharedMemory,
         registry: IpcRegistry,
         owner: object,
     ) -> None:
-        self.size_bytes = shared.size_bytes
-        self._offset_bytes = shared.offset_bytes
-        self._imported: ImportedHandle | None = imported
+        self.size_bytes = shared_memory.size_bytes
+        self._offset_bytes = shared_memory.offset_bytes
+        self._imported_handle: ImportedHandle | None = imported_handle
         self._registry = registry
         self._owner = owner  # The allocator; it keeps the device open.
 
     @property
     def ptr(self) -> Ptr:
         """The address in this process. Raises UsageError after ``close``."""
-        if self._imported is None:
+        if self._imported_handle is None:
             raise UsageError("this OpenedMemory is closed", hint="call open_shared again")
-        return Ptr(self._imported.ptr + self._offset_bytes)
+        return Ptr(self._imported_handle.ptr + self._offset_bytes)
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
@@ -390,8 +401,8 @@ class OpenedMemory:
         A second call does nothing. Unmapping waits for the device; during a capture of the allocator a later
         call unmaps the memory. Raises CudaError if the driver refuses; a later call tries again.
         """
-        if self._imported is not None:
-            self._imported = None
+        if self._imported_handle is not None:
+            self._imported_handle = None
             self._registry.close_unused()
 
     def __enter__(self) -> Self:
@@ -399,7 +410,7 @@ class OpenedMemory:
 
     def __exit__(
         self,
-        kind: type[BaseException] | None,
+        error_type: type[BaseException] | None,
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:

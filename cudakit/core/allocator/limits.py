@@ -62,9 +62,9 @@ class Monitor:
             self._on_end(self)
             self._on_end = None
 
-    def update(self, value: int) -> bool:
+    def update(self, value_bytes: int) -> bool:
         """Compare a new value with the threshold; return whether a crossing must be reported."""
-        is_above = value >= self.threshold_bytes
+        is_above = value_bytes >= self.threshold_bytes
         if is_above == self.is_above:
             return False
         self.is_above = is_above
@@ -108,16 +108,16 @@ class Limits:
         """
         if not isinstance(threshold, int):
             threshold = int(threshold * self._state.upstream.memory_info().total_bytes)
-        _check(metric, threshold, direction)
+        _check_arguments(metric, threshold, direction)
         with self._state.locked():
             monitor = Monitor(metric, threshold, direction, callback)
-            monitor.is_above = self._state.engine.stats.total(metric) >= threshold
-            monitor._on_end = self._forget
+            monitor.is_above = self._state.engine.stats.current_total(metric) >= threshold
+            monitor._on_end = self._forget_monitor
             self._monitors.append(monitor)
-            self._state.watch(self._check_monitors)
+            self._state.add_watcher(self._check_monitors)
             return monitor
 
-    def _forget(self, monitor: Monitor) -> None:
+    def _forget_monitor(self, monitor: Monitor) -> None:
         if monitor in self._monitors:
             self._monitors.remove(monitor)
 
@@ -129,10 +129,10 @@ class Limits:
         if guard.try_enter():  # Another thread may be adding a monitor at this moment.
             try:
                 if not self._monitors:
-                    self._state.unwatch(self._check_monitors)
+                    self._state.remove_watcher(self._check_monitors)
             finally:
                 guard.leave()
-                guard.drain()
+                guard.drain_queue()
 
     def _call_monitors(self) -> None:
         """Call the callbacks whose threshold was crossed.
@@ -144,18 +144,22 @@ class Limits:
             return
         try:
             for monitor in list(self._monitors):
-                value = self._state.engine.stats.total(monitor.metric)
-                if monitor.update(value):
-                    self._report_crossing(monitor, value)
+                value_bytes = self._state.engine.stats.current_total(monitor.metric)
+                if monitor.update(value_bytes):
+                    self._report_crossing(monitor, value_bytes)
         finally:
             self._callback_lock.release()
 
-    def _report_crossing(self, monitor: Monitor, value: int) -> None:
-        limit_crossing = Crossing(
-            monitor.metric, monitor.is_above, value, monitor.threshold_bytes, self._state.device
+    def _report_crossing(self, monitor: Monitor, value_bytes: int) -> None:
+        crossing = Crossing(
+            monitor.metric,
+            monitor.is_above,
+            value_bytes,
+            monitor.threshold_bytes,
+            self._state.device,
         )
         try:
-            monitor.callback(limit_crossing)
+            monitor.callback(crossing)
         except Exception as error:  # noqa: BLE001  # The caller of the allocator did not cause it.
             _report_unraisable(error, monitor.callback)
 
@@ -175,24 +179,28 @@ class Limits:
         with self._state.locked():
             self.cache_limit_bytes = limit_bytes
             if limit_bytes is None:
-                self._state.unwatch(self._trim)
+                self._state.remove_watcher(self._try_trim)
             else:
-                self._state.watch(self._trim)
+                self._state.add_watcher(self._try_trim)
 
-    def _trim(self) -> None:
+    def _try_trim(self) -> None:
         """Release segments beyond the cache limit, unless another thread holds the guard."""
-        limit, state = self.cache_limit_bytes, self._state
-        if limit is None or _cached_bytes(state.engine) <= limit or state.captures.count:
+        limit_bytes, state = self.cache_limit_bytes, self._state
+        if (
+            limit_bytes is None
+            or _cached_bytes(state.engine) <= limit_bytes
+            or state.captures.capture_count
+        ):
             return
         if state.guard.try_enter():  # Otherwise the holder of the guard trims the cache afterwards.
             try:
                 with suppress(
                     CudaError
                 ):  # The segment stays cached, and the next free tries again.
-                    _trim_cache(state, limit)
+                    _trim_cache(state, limit_bytes)
             finally:
                 state.guard.leave()
-                state.guard.drain()
+                state.guard.drain_queue()
 
     # Methods for the addresses of expandable segments (setExpandableSegmentReserveClassForStream,
     # getExpandableSegmentsReservedBytes of PyTorch 2.15).
@@ -222,13 +230,13 @@ class Limits:
     def address_space(self) -> AddressSpace:
         """Return the number and the size of the address ranges that expandable segments reserve."""
         with self._state.locked():
-            expandable = self._state.engine.expandable
-            segments = expandable.segments if expandable else ()
+            expandable_segments = self._state.engine.expandable_segments
+            segments = expandable_segments.segments if expandable_segments else ()
             return AddressSpace(len(segments), sum(segment.size for segment in segments))
 
 
 def _cached_bytes(engine: Engine) -> int:
-    return engine.stats.total("reserved_bytes") - engine.stats.total("active_bytes")
+    return engine.stats.current_total("reserved_bytes") - engine.stats.current_total("active_bytes")
 
 
 def _trim_cache(state: AllocatorState, limit_bytes: int) -> None:
@@ -237,22 +245,22 @@ def _trim_cache(state: AllocatorState, limit_bytes: int) -> None:
     free_segments = sorted(
         filter(_is_releasable, engine.segments.values()), key=lambda segment: segment.size
     )
-    while free_segments and (excess := _cached_bytes(engine) - limit_bytes) > 0:
-        large_enough = (
-            index for index, segment in enumerate(free_segments) if segment.size >= excess
+    while free_segments and (excess_bytes := _cached_bytes(engine) - limit_bytes) > 0:
+        large_enough_indices = (
+            index for index, segment in enumerate(free_segments) if segment.size >= excess_bytes
         )
-        released_index = next(large_enough, len(free_segments) - 1)
-        state.cache.release_block(free_segments.pop(released_index).first, None)
+        released_index = next(large_enough_indices, len(free_segments) - 1)
+        state.cache.release_block(free_segments.pop(released_index).first_block, None)
 
 
 def _is_releasable(segment: Segment) -> bool:
     """Return whether a segment is free as a whole, not expandable, and in the default pool."""
-    first = segment.first
+    first_block = segment.first_block
     is_plain = not segment.is_expandable and segment.pool.id == DEFAULT_POOL
-    return is_plain and first.free and first.size == segment.size
+    return is_plain and first_block.is_free and first_block.size == segment.size
 
 
-def _check(metric: str, threshold_bytes: int, direction: str) -> None:
+def _check_arguments(metric: str, threshold_bytes: int, direction: str) -> None:
     if metric not in get_args(MonitoredMetric):
         raise UsageError(
             f"{metric!r} cannot be monitored", hint=f"one of {', '.join(get_args(MonitoredMetric))}"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from cudakit.core.allocator import _fast, blocks, pool_stats
 from cudakit.core.allocator.blocks import BlockPool, BlockTypes, PagedRange
 from cudakit.core.allocator.engine import Engine
-from cudakit.core.allocator.history import Level, gather
+from cudakit.core.allocator.history import Level, gather_stack
 from cudakit.core.allocator.pool_stats import PoolStats
 
 if TYPE_CHECKING:
@@ -38,12 +38,12 @@ class FreeBlocks(_fast.FreeBlocks):
     stats: PoolStats
 
     def __new__(cls, pool: BlockPool, stream: int) -> FreeBlocks:
-        self = super().__new__(cls, pool, pool.id, stream, pool.stats.blocks)
+        self = super().__new__(cls, pool, pool.id, stream, pool.stats.block_counters)
         self.stats = pool.stats
         return self
 
     def __iter__(self) -> Iterator[blocks.Block]:
-        return iter(self.from_size(0))
+        return iter(self.blocks_from_size(0))
 
     def new_block(self, ptr: int, size: int, expandable_segment: PagedRange | None = None) -> Block:
         """Return a new block of this pool and stream, which is not free."""
@@ -62,7 +62,7 @@ class BlockCounters(_fast.BlockCounters):
 
 Events = _fast.Events
 Gate = _fast.Gate
-TYPES = BlockTypes(FreeBlocks, BlockCounters)
+NATIVE_TYPES = BlockTypes(FreeBlocks, BlockCounters)
 
 
 class FastPath(_fast.FastPath):
@@ -77,19 +77,19 @@ class FastPath(_fast.FastPath):
         cls,
         engine: Engine,
         gate: Gate,
-        live: dict[int, blocks.Block],
+        live_blocks: dict[int, blocks.Block],
         slow_calls: SlowCalls,
     ) -> FastPath:
-        pools, stats = engine.default, engine.stats
+        pools, stats = engine.default_pools, engine.stats
         self = super().__new__(
             cls,
             gate,
-            live,
+            live_blocks,
             pools.small.by_stream,
             pools.large.by_stream,
-            stats.small.blocks,
-            stats.large.blocks,
-            stats.peaks.blocks,
+            stats.small.block_counters,
+            stats.large.block_counters,
+            stats.peaks.block_counters,
             Block,
             slow_calls.slow_alloc,
             slow_calls.slow_free,
@@ -99,7 +99,7 @@ class FastPath(_fast.FastPath):
 
     def record_events(self, history: History | None) -> bool:
         """Set the history of events, or None; return whether the fast path records all events."""
-        self._engine.trace = history
+        self._engine.history = history
         level = history.level if history else Level.NONE
-        self.set_history(history.events if history else None, level, partial(gather, 0))
-        return history is None or not history.skipped
+        self.set_history(history.events if history else None, level, partial(gather_stack, 0))
+        return history is None or not history.skipped_actions

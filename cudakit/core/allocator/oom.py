@@ -12,8 +12,8 @@ from typing import Any, TypeAlias
 
 from cudakit.core.allocator.blocks import Block, BlockPool, RawStack, Request
 from cudakit.core.allocator.fragmentation import report_of
-from cudakit.core.allocator.history import OOM, Level, gather
-from cudakit.core.allocator.recording import checked_path, save
+from cudakit.core.allocator.history import OOM, Level, gather_stack
+from cudakit.core.allocator.recording import checked_path, save_snapshot
 from cudakit.core.allocator.state import AllocatorState, checked_size
 from cudakit.core.allocator.upstream import OUT_OF_MEMORY, stream_number
 from cudakit.errors import CudaError, UsageError
@@ -65,17 +65,17 @@ class OomChain:
         self._state = state
         self._take_snapshot = take_snapshot
         self.search_again = search_again
-        self._helpers: list[Callable[[], bool]] = []
+        self._shortage_helpers: list[Callable[[], bool]] = []
         self._observers: list[Observer] = []
         self._rejection_observers: list[Observer] = []
         self._snapshot_saver: Observer | None = None
-        self._query: ProcessQuery | None = None
+        self._query_processes: ProcessQuery | None = None
 
     # Methods that register functions of the program.
 
     def on_shortage(self, helper: Callable[[], bool]) -> None:
         """Call a function when no free block serves a request. It returns whether it freed memory."""
-        self._helpers.append(helper)
+        self._shortage_helpers.append(helper)
 
     def on_out_of_memory(self, observer: Observer) -> None:
         """Call a function with the report of each request that fails, before the error is raised.
@@ -104,23 +104,23 @@ class OomChain:
         if path is None:
             self._snapshot_saver = None
             return
-        target = checked_path(path)
+        snapshot_path = checked_path(path)
 
         def save_on_out_of_memory(report: OomReport) -> None:  # noqa: ARG001
-            save(self._take_snapshot(), target)
+            save_snapshot(self._take_snapshot(), snapshot_path)
 
         # The note on the error contains this name.
         save_on_out_of_memory.__qualname__ = "save_on_out_of_memory"
         self._snapshot_saver = save_on_out_of_memory
 
-    def ask_processes(self, query: ProcessQuery | None) -> None:
+    def ask_processes(self, query_processes: ProcessQuery | None) -> None:
         """Include the processes that a function returns in the reports of failed requests."""
-        self._query = query
+        self._query_processes = query_processes
 
     # Attempts to find memory. The caller holds the guard.
 
     def obtain_block(
-        self, pool: BlockPool, size: int, requested: int, stream: int, stack: RawStack | None
+        self, pool: BlockPool, size: int, requested_bytes: int, stream: int, stack: RawStack | None
     ) -> Block:
         """Find a block for a request that no free block serves; it is in no free list. Raises OutOfMemory."""
         engine = self._state.engine
@@ -130,25 +130,25 @@ class OomChain:
             if block is not None:
                 return block
         segment_bytes = segment_size(size, engine.settings.large_segment_size_bytes)
-        request = Request(size, requested, segment_bytes, stream, pool, stack)
+        request = Request(size, requested_bytes, segment_bytes, stream, pool, stack)
         if engine.collects_garbage:
             self._state.cache.garbage_collect_cached_blocks(stack)
         # With throw_on_cudamalloc_oom (PyTorch 2.12, pull request 179473) a request beyond the limit fails at
         # once.
         exceeds_limit = engine.reserved_bytes + segment_bytes > engine.limit_bytes
         is_rejected = exceeds_limit and engine.settings.throw_on_cudamalloc_oom
-        block = None if is_rejected else self._try_all(request)
+        block = None if is_rejected else self._find_memory(request)
         if block is not None:
             return block
-        raise self._error(self._report(request, rejected=is_rejected))
+        raise self._out_of_memory_error(self._oom_report(request, is_rejected=is_rejected))
 
-    def _try_all(self, request: Request) -> Block | None:
+    def _find_memory(self, request: Request) -> Block | None:
         """Try PyTorch's ways to find memory in its order; return None if all of them fail."""
         state, engine = self._state, self._state.engine
         block = state.cache.alloc_block(request) or self._take_lent_block(request)
         if block is None and state.cache.release_available_cached_blocks(request):
             block = state.cache.alloc_block(request)
-        if block is not None or state.captures.count:
+        if block is not None or state.captures.capture_count:
             return block  # Waiting for the device would invalidate the capture.
         state.empty_cache(request.stack)
         engine.stats.num_alloc_retries += 1
@@ -167,55 +167,64 @@ class OomChain:
         As in PyTorch, blocks of expandable segments are not lent, and the driver is not called.
         """
         engine = self._state.engine
-        if request.pool.id != engine.default.id:
+        if request.pool.id != engine.default_pools.id:
             return None
-        for pool in engine.private.lenders():
-            kind = pool.small if request.pool.small else pool.large
-            block = engine.get_free_block(kind, request.size, request.stream, uses_expandable=False)
+        for pool in engine.private_pools.lending_pools():
+            sized_pool = pool.small if request.pool.is_small else pool.large
+            block = engine.get_free_block(
+                sized_pool, request.size, request.stream, uses_expandable=False
+            )
             if block is not None:
                 return block
         return None
 
     def _call_helpers(self) -> bool:
         """Call the functions of ``on_shortage``; return whether any of them freed memory."""
-        if not self._helpers:
+        if not self._shortage_helpers:
             return False
         state = self._state
         with state.guard.unlocked():
             helper_results = [
-                helper() for helper in self._helpers
+                helper() for helper in self._shortage_helpers
             ]  # A list, so that every helper is called.
         state.guard.perform_queued()
         return any(helper_results)
 
-    def _report(self, request: Request, *, rejected: bool) -> OomReport:
+    def _oom_report(self, request: Request, *, is_rejected: bool) -> OomReport:
         state, engine = self._state, self._state.engine
-        info = state.upstream.memory_info()
-        if rejected:
+        memory_info = state.upstream.memory_info()
+        if is_rejected:
             engine.stats.num_oom_rejections += 1
         else:
             engine.stats.num_ooms += 1
-        if engine.trace is not None:
-            engine.trace.record(
-                OOM, info.free_bytes, request.size, request.stream, request.stack, request.pool.id
+        if engine.history is not None:
+            engine.history.record(
+                OOM,
+                memory_info.free_bytes,
+                request.size,
+                request.stream,
+                request.stack,
+                request.pool.id,
             )
         return report_of(
             engine,
             request,
             state.device,
-            info,
-            awaited_blocks=state.pending.awaited_streams(),
-            capturing=state.captures.count > 0,
-            rejected=rejected,
+            memory_info,
+            awaited_blocks=state.pending_frees.awaited_streams(),
+            is_capturing=state.captures.capture_count > 0,
+            is_rejected=is_rejected,
         )
 
-    def _error(self, report: OomReport) -> OutOfMemory:
+    def _out_of_memory_error(self, report: OomReport) -> OutOfMemory:
         """Call the observers without the guard; return the error with a note for each failed observer."""
         with self._state.guard.unlocked():
-            if self._query is not None:
-                report = replace(report, processes=_processes(self._query))
-            saver = [self._snapshot_saver] if self._snapshot_saver else []
-            observers = self._rejection_observers if report.is_rejected else self._observers + saver
+            if self._query_processes is not None:
+                report = replace(report, processes=_queried_processes(self._query_processes))
+            savers = [self._snapshot_saver] if self._snapshot_saver else []
+            observers = (
+                self._rejection_observers if report.is_rejected else self._observers + savers
+            )
             notes = [
                 note for observer in list(observers) if (note := _call_observer(observer, report))
             ]
@@ -232,16 +241,16 @@ class SlowPath:
     alive.
     """
 
-    def __init__(self, owner: object, state: AllocatorState, chain: OomChain) -> None:
+    def __init__(self, owner: object, state: AllocatorState, oom_chain: OomChain) -> None:
         self._owner = owner
         self._state = state
-        self._oom = chain
+        self._oom_chain = oom_chain
 
     def slow_alloc(self, size_bytes: int, stream: int = 0) -> Ptr:
         """Allocate memory; see the protocol Alloc."""
         state = self._state
-        if state.refusal is not None:
-            raise state.refusal()
+        if state.new_refusal is not None:
+            raise state.new_refusal()
         size_bytes = checked_size(size_bytes)
         if size_bytes == 0:
             return Ptr(0)
@@ -251,27 +260,27 @@ class SlowPath:
         if state.is_slow("uncached"):
             return self._alloc_uncached(size_bytes, stream)
         level = state.history.level
-        stack = gather(1 + state.fast_path.python_frames) if level else None
+        stack = gather_stack(1 + state.fast_path.python_frames) if level else None
         with state.guard.locked():
-            if state.pending:
-                state.pending.process(stack, stream)
+            if state.pending_frees:
+                state.pending_frees.process_events(stack, stream)
             block = self._alloc_block(size_bytes, stream, stack)
-            state.live[block.ptr] = block
+            state.live_blocks[block.ptr] = block
         return block.ptr
 
     def _alloc_block(self, size_bytes: int, stream: int, stack: RawStack | None) -> Block:
         engine = self._state.engine
         size = rounded(size_bytes, engine.divisions)
-        pools = engine.private.route(stream) or engine.default
+        pools = engine.private_pools.pool_for_request(stream) or engine.default_pools
         pool = pools.small if size <= MAX_SMALL_BYTES else pools.large
         uses_expandable = engine.uses_expandable_segments(pool)
         block = engine.get_free_block(
             pool, size, stream, uses_expandable=uses_expandable
-        ) or self._oom.obtain_block(pool, size, size_bytes, stream, stack)
+        ) or self._oom_chain.obtain_block(pool, size, size_bytes, stream, stack)
         # A lent block is split as if no segment were expandable, as in PyTorch.
         uses_expandable = engine.uses_expandable_segments(pool) and block.pool is pool
-        split = engine.should_split(block, size, uses_expandable=uses_expandable)
-        engine.alloc_found_block(block, size, size_bytes, stack, split=split)
+        should_split = engine.should_split(block, size, uses_expandable=uses_expandable)
+        engine.alloc_found_block(block, size, size_bytes, stack, splits=should_split)
         return block
 
     def slow_free(self, ptr: int, stream: int | None = None) -> None:
@@ -280,17 +289,17 @@ class SlowPath:
         if state.is_slow("retired"):
             return
         stack = None
-        block = state.live.pop(ptr, None)
+        block = state.live_blocks.pop(ptr, None)
         if block is None:
             self._free_without_block(ptr)
             return
         if state.history.level >= Level.ALL:
-            stack = gather(1 + state.fast_path.python_frames)
+            stack = gather_stack(1 + state.fast_path.python_frames)
         if not state.guard.try_enter():
-            state.guard.queue((block, stack, stream))
+            state.guard.queue_free((block, stack, stream))
             return
         try:
-            state.free_live(block, stack, stream)
+            state.free_live_block(block, stack, stream)
         finally:
             state.guard.exit()
 
@@ -299,17 +308,18 @@ class SlowPath:
         state = self._state
         if ptr == 0:
             return
-        if state.uncached.pop(ptr, None) is not None:
+        if state.uncached_sizes.pop(ptr, None) is not None:
             state.upstream.free(ptr)
             return
-        frames = state.fast_path.python_frames
-        stack = gather(2 + frames) if state.history.level else None
+        python_frames = state.fast_path.python_frames
+        stack = gather_stack(2 + python_frames) if state.history.level else None
         raise state.refuse_free(ptr, stack)
 
     def _alloc_uncached(self, size_bytes: int, stream: int) -> Ptr:
         state = self._state
         with state.locked():
-            if state.captures.count and state.engine.private.route(stream) is not None:
+            pool = state.engine.private_pools.pool_for_request(stream)
+            if state.captures.capture_count and pool is not None:
                 raise UsageError(
                     f"caching is off, and the graph of stream {stream:#x} could not keep the memory",
                     hint="call enable_caching(enabled=True) before the capture",
@@ -320,13 +330,13 @@ class SlowPath:
             if error.code != OUT_OF_MEMORY:
                 raise
             raise OutOfMemory(f"Not cached: {error.message}", hint=error.hint) from error
-        state.uncached[ptr] = size_bytes
+        state.uncached_sizes[ptr] = size_bytes
         return Ptr(ptr)
 
 
-def _processes(query: ProcessQuery) -> tuple[Process, ...] | Unavailable:
+def _queried_processes(query_processes: ProcessQuery) -> tuple[Process, ...] | Unavailable:
     try:
-        return query()
+        return query_processes()
     except Exception as error:  # noqa: BLE001  # The report is useful without the processes.
         return Unavailable(str(error) or type(error).__name__)
 
@@ -336,6 +346,6 @@ def _call_observer(observer: Observer, report: OomReport) -> str:
     try:
         observer(report)
     except Exception as error:  # noqa: BLE001
-        name = getattr(observer, "__qualname__", repr(observer))
-        return f"the observer {name} failed: {type(error).__name__}: {error}"
+        observer_name = getattr(observer, "__qualname__", repr(observer))
+        return f"the observer {observer_name} failed: {type(error).__name__}: {error}"
     return ""

@@ -24,7 +24,7 @@ from cudakit.gpu.api import (
 # CUresult values (CUDA Driver API): CUDA_ERROR_INVALID_HANDLE; CUDA_ERROR_NOT_PERMITTED and _NOT_SUPPORTED,
 # with which cuMemCreate refuses a kind of handle that is not available.
 _INVALID_HANDLE = 400
-_HANDLE_KIND_REFUSED = (800, 801)
+_HANDLE_KIND_REFUSED_CODES = (800, 801)
 
 
 class _PagesDevice(VirtualMemory, Memory, Ipc, Streams, Protocol):
@@ -44,44 +44,52 @@ class GpuPages:
         self._gpu = gpu
         self.granularity = gpu.granularity
         self.peers: list[int] = []
-        self._reserved: dict[int, int] = {}
-        self._mapped: dict[int, int] = {}  # Sizes of the mapped pages by address.
+        self._reserved_ranges: dict[int, int] = {}
+        self._mapped_pages: dict[int, int] = {}  # Sizes of the mapped pages by address.
         # Kinds of handle that were not refused, the best first; empty if they are not determined yet.
-        self._kinds: list[HandleKind | None] = [] if shares else [None]
-        self._exported: dict[int, ShareableHandle] = {}  # Handles by the address of the page.
-        self._failed_steps: list[Callable[[], None]] = []  # Clean-up steps to repeat later.
+        self._handle_kinds: list[HandleKind | None] = [] if shares else [None]
+        self._exported_handles: dict[
+            int, ShareableHandle
+        ] = {}  # Handles by the address of the page.
+        self._failed_cleanup_calls: list[Callable[[], None]] = []  # Clean-up steps to repeat later.
 
     def reserve(self, size_bytes: int) -> int:
         with self._gpu.relaxed():
             ptr = self._gpu.reserve(size_bytes)
-        self._reserved[ptr] = size_bytes
+        self._reserved_ranges[ptr] = size_bytes
         return ptr
 
     def unreserve(self, ptr: int, size_bytes: int) -> None:
         self._gpu.unreserve(Ptr(ptr), size_bytes)
-        del self._reserved[ptr]
+        del self._reserved_ranges[ptr]
 
-    def map(self, ptr: int, page_bytes: int, count: int) -> None:
+    def map(self, ptr: int, page_bytes: int, page_count: int) -> None:
         with self._gpu.relaxed():
-            self._map(ptr, page_bytes, count)
-        pages = range(ptr, ptr + count * page_bytes, page_bytes)
-        self._mapped.update(dict.fromkeys(pages, page_bytes))
+            self._map_pages(ptr, page_bytes, page_count)
+        page_addresses = range(ptr, ptr + page_count * page_bytes, page_bytes)
+        self._mapped_pages.update(dict.fromkeys(page_addresses, page_bytes))
 
     def unmap(self, ptr: int, size_bytes: int) -> None:
         self._gpu.unmap(Ptr(ptr), size_bytes)
         end = ptr + size_bytes
         while ptr < end:
-            ptr += self._mapped.pop(ptr)
-        self._revoke([page for page in self._exported if end - size_bytes <= page < end])
+            ptr += self._mapped_pages.pop(ptr)
+        self._revoke_handles(
+            [
+                page_address
+                for page_address in self._exported_handles
+                if end - size_bytes <= page_address < end
+            ]
+        )
 
     def release_all(self) -> None:
         """Unmap all pages and free all reserved addresses; see GpuUpstream.release_all."""
-        if self._mapped:
+        if self._mapped_pages:
             self._wait_for_all_work()
-        for ptr, size_bytes in list(self._mapped.items()):
+        for ptr, size_bytes in list(self._mapped_pages.items()):
             with suppress(CudaError):
                 self.unmap(ptr, size_bytes)
-        for ptr, size_bytes in list(self._reserved.items()):
+        for ptr, size_bytes in list(self._reserved_ranges.items()):
             with suppress(CudaError):
                 self.unreserve(ptr, size_bytes)
         self._run_cleanup([])
@@ -108,38 +116,38 @@ class GpuPages:
 
         On CudaError nothing is enabled.
         """
-        enabled: list[tuple[int, int]] = []
+        enabled_ranges: list[tuple[int, int]] = []
         try:
             for ptr, size_bytes in mapped_ranges:
                 self._gpu.set_access(Ptr(ptr), size_bytes, device)
-                enabled.append((ptr, size_bytes))
+                enabled_ranges.append((ptr, size_bytes))
         except BaseException:
-            for ptr, size_bytes in enabled:
+            for ptr, size_bytes in enabled_ranges:
                 # On failure the peer device keeps an access that it does not need.
                 with suppress(CudaError):
                     self._gpu.set_access(Ptr(ptr), size_bytes, device, allowed=False)
             raise
         self.peers.append(device)
 
-    def export(self, ptr: int, page_bytes: int, count: int) -> tuple[ShareableHandle, ...]:
+    def export(self, ptr: int, page_bytes: int, page_count: int) -> tuple[ShareableHandle, ...]:
         """Return handles of pages for other processes: the same handles until the pages are unmapped.
 
         Raises CudaError, and Unsupported for pages without handles; then no page is exported.
         """
-        pages = range(ptr, ptr + count * page_bytes, page_bytes)
+        page_addresses = range(ptr, ptr + page_count * page_bytes, page_bytes)
         new_pages: list[int] = []
         try:
-            for page in pages:
-                if page not in self._exported:
-                    self._exported[page] = self._export(page)
-                    new_pages.append(page)
+            for page_address in page_addresses:
+                if page_address not in self._exported_handles:
+                    self._exported_handles[page_address] = self._export_page(page_address)
+                    new_pages.append(page_address)
         except BaseException:
-            self._revoke(new_pages)
+            self._revoke_handles(new_pages)
             raise
-        return tuple(self._exported[page] for page in pages)
+        return tuple(self._exported_handles[page_address] for page_address in page_addresses)
 
-    def _export(self, page: int) -> ShareableHandle:
-        backing = self._gpu.backing_at(Ptr(page))
+    def _export_page(self, page_address: int) -> ShareableHandle:
+        backing = self._gpu.backing_at(Ptr(page_address))
         try:
             return self._gpu.export(backing)
         except Unsupported as error:
@@ -149,13 +157,18 @@ class GpuPages:
             )
             raise
         finally:
-            self._release([backing])
+            self._release_backings([backing])
 
-    def _revoke(self, pages: list[int]) -> None:
-        self._run_cleanup([partial(self._gpu.revoke, self._exported.pop(page)) for page in pages])
+    def _revoke_handles(self, page_addresses: list[int]) -> None:
+        self._run_cleanup(
+            [
+                partial(self._gpu.revoke, self._exported_handles.pop(page_address))
+                for page_address in page_addresses
+            ]
+        )
 
-    def _map(self, ptr: int, page_bytes: int, count: int) -> None:
-        mapped_bytes, backings = 0, self._create(page_bytes, count)
+    def _map_pages(self, ptr: int, page_bytes: int, page_count: int) -> None:
+        mapped_bytes, backings = 0, self._create_backings(page_bytes, page_count)
         try:
             for backing in backings:
                 self._gpu.map(Ptr(ptr + mapped_bytes), backing, page_bytes)
@@ -167,15 +180,15 @@ class GpuPages:
                 self._gpu.unmap(Ptr(ptr), mapped_bytes)
             raise
         finally:
-            self._release(backings)
+            self._release_backings(backings)
 
-    def _create(self, page_bytes: int, count: int) -> list[Backing]:
+    def _create_backings(self, page_bytes: int, page_count: int) -> list[Backing]:
         backings: list[Backing] = []
         try:
-            for _ in range(count):
+            for _ in range(page_count):
                 backings.append(self._create_backing(page_bytes))  # noqa: PERF401  # a call may fail
         except BaseException:
-            self._release(backings)
+            self._release_backings(backings)
             raise
         return backings
 
@@ -185,24 +198,27 @@ class GpuPages:
         A device may report a kind of handle and then refuse it, such as fabric handles without access to an
         IMEX channel (CUDA Driver API, cuMemCreate).
         """
-        self._kinds = self._kinds or [*self._gpu.handle_kinds(), None]
+        self._handle_kinds = self._handle_kinds or [*self._gpu.handle_kinds(), None]
         while True:
-            kind = self._kinds[0]
+            handle_kind = self._handle_kinds[0]
             try:
-                return self._gpu.create(page_bytes, kind)
+                return self._gpu.create(page_bytes, handle_kind)
             except CudaError as error:
-                if kind is None or error.code not in _HANDLE_KIND_REFUSED:
+                if handle_kind is None or error.code not in _HANDLE_KIND_REFUSED_CODES:
                     raise
-                del self._kinds[0]
+                del self._handle_kinds[0]
 
-    def _release(self, backings: list[Backing]) -> None:
+    def _release_backings(self, backings: list[Backing]) -> None:
         self._run_cleanup([partial(self._gpu.release, backing) for backing in backings])
 
-    def _run_cleanup(self, steps: list[Callable[[], None]]) -> None:
+    def _run_cleanup(self, cleanup_calls: list[Callable[[], None]]) -> None:
         """Run clean-up steps, and the steps that failed before. Steps that fail now are repeated later."""
-        steps, self._failed_steps = [*self._failed_steps, *steps], []
-        for step in steps:
+        cleanup_calls, self._failed_cleanup_calls = (
+            [*self._failed_cleanup_calls, *cleanup_calls],
+            [],
+        )
+        for cleanup_call in cleanup_calls:
             try:
-                step()
+                cleanup_call()
             except CudaError:
-                self._failed_steps.append(step)
+                self._failed_cleanup_calls.append(cleanup_call)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from cudakit.core.allocator.blocks import Block, RawStack, SegmentSource
 from cudakit.core.allocator.engine import Engine
-from cudakit.core.allocator.history import gather
+from cudakit.core.allocator.history import gather_stack
 from cudakit.core.allocator.private_pools import (
     GraphMemory,
     HeldPool,
@@ -24,7 +24,12 @@ from cudakit.core.allocator.private_pools import (
 )
 from cudakit.core.allocator.segments import Segment
 from cudakit.core.allocator.state import AllocatorState
-from cudakit.core.allocator.streams import CapturedGraph, StreamFilter, of_capture, of_this_thread
+from cudakit.core.allocator.streams import (
+    CapturedGraph,
+    StreamFilter,
+    requests_of_capture,
+    requests_of_this_thread,
+)
 from cudakit.core.allocator.upstream import CapturableUpstream, CaptureGraph, stream_number
 from cudakit.errors import CudaError
 from cudakit.gpu.api import Ptr
@@ -47,7 +52,7 @@ class PoolRouting:
 
     def __init__(self, state: AllocatorState) -> None:
         self._state = state
-        self._pools = state.engine.private
+        self._pools = state.engine.private_pools
 
     @contextmanager
     def use_pool(self, pool: HeldPool | PoolId) -> Iterator[None]:
@@ -57,7 +62,7 @@ class PoolRouting:
         Raises PoolError if the pool is in use by another context.
         """
         pool_id = _id_of_open_pool(pool)
-        self.begin_allocate_to_pool(pool_id, of_this_thread())
+        self.begin_allocate_to_pool(pool_id, requests_of_this_thread())
         try:
             yield
         finally:
@@ -72,32 +77,32 @@ class PoolRouting:
         graph: CaptureGraph | None,
     ) -> Iterator[GraphMemory]:
         """Implement ``CachingAllocator.capture``; the yielded GraphMemory keeps ``owner`` alive."""
-        number = None if stream is None else stream_number(stream)
+        allocator_stream = None if stream is None else stream_number(stream)
         upstream = self._state.upstream
         if graph is None and isinstance(upstream, CapturableUpstream):
             graph = upstream.graph
-        reuses = self._state.engine.settings.graph_capture_record_stream_reuse
-        captured_graph = CapturedGraph(graph) if graph and reuses else None
+        reuses_blocks = self._state.engine.settings.graph_capture_record_stream_reuse
+        captured_graph = CapturedGraph(graph) if graph and reuses_blocks else None
         with self.with_pools() as pools:
-            pool_id = pools.issue(graph=True) if pool is None else _id_of_open_pool(pool)
-            pools.begin(pool_id, of_capture(number, graph))
+            pool_id = pools.issue_id(for_graph=True) if pool is None else _id_of_open_pool(pool)
+            pools.begin_route(pool_id, requests_of_capture(allocator_stream, graph))
             self._begin_capture(captured_graph)
-        memory = GraphMemory(owner, pool_id)
+        graph_memory = GraphMemory(owner, pool_id)
         is_complete = False
         try:
-            yield memory
+            yield graph_memory
             is_complete = True
         finally:
             self._stop_capture(pool_id, captured_graph)
             if not is_complete:
-                memory.close()
+                graph_memory.close()
 
     # Functions of PyTorch's C++ API.
 
     def graph_pool_handle(self) -> PoolId:
         """Return the id of a pool that graphs may share (torch.cuda.graph_pool_handle)."""
         with self.with_pools() as pools:
-            return pools.issue(graph=False)
+            return pools.issue_id(for_graph=False)
 
     def begin_allocate_to_pool(self, pool_id: PoolId, takes: StreamFilter) -> None:
         """Route the requests that ``takes`` accepts to a pool, and hold the pool; create it if necessary.
@@ -108,12 +113,12 @@ class PoolRouting:
         was never issued.
         """
         with self.with_pools() as pools:
-            pools.begin(pool_id, takes)
+            pools.begin_route(pool_id, takes)
 
     def end_allocate_to_pool(self, pool_id: PoolId) -> None:
         """Stop routing requests to a pool, which is held until ``release_pool``. Raises PoolError."""
         with self.with_pools() as pools:
-            pools.end(pool_id)
+            pools.end_route(pool_id)
 
     def release_pool(self, pool_id: PoolId, *, must_be_unrouted: bool = False) -> None:
         """Remove a holder of a pool. Without holders, ``empty_cache`` releases the pool's cached memory.
@@ -144,36 +149,36 @@ class PoolRouting:
     ) -> PoolId:
         """Create a pool for MemPool, with one holder, and return its id."""
         with self.with_pools() as pools:
-            pool_id = pools.issue(graph=False)
-            pools.create(pool_id, source=source, use_on_oom=use_on_oom, no_split=not splits)
+            pool_id = pools.issue_id(for_graph=False)
+            pools.create_pool(pool_id, source=source, use_on_oom=use_on_oom, no_split=not splits)
             return pool_id
 
     def empty_pool(self, pool_id: PoolId) -> None:
         """Release the cached memory of a pool without holders, except during a capture. Raises CudaError."""
         with self.with_pools() as pools:
-            if pools.is_known(pool_id):
+            if pools.exists(pool_id):
                 self._empty_pool(pool_id)
 
     def abandon_pool(self, pool_id: PoolId, releases_cache: bool) -> None:
         """Remove a holder of a pool, now or at the next call. Finalizers call this. Raises no exception."""
-        self._pools.abandoned.append((pool_id, releases_cache))
+        self._pools.abandoned_pools.append((pool_id, releases_cache))
         guard = self._state.guard
         if guard.try_enter():
             try:
                 self._release_abandoned()
             finally:
                 guard.leave()
-                guard.drain()
+                guard.drain_queue()
 
     def pool_uses(self, pool_id: PoolId) -> int:
         """Return the number of holders of a pool. Raises PoolError for an id that was never issued."""
         with self.with_pools() as pools:
-            return pools.find(pool_id).uses if pools.is_known(pool_id) else 0
+            return pools.find_pool(pool_id).holder_count if pools.exists(pool_id) else 0
 
     def private_pools(self) -> tuple[PoolUsage, ...]:
         """List the private pools, oldest first."""
         with self.with_pools() as pools:
-            return tuple(self._usage(pool.id, pool.uses) for pool in pools)
+            return tuple(self._pool_usage(pool.id, pool.holder_count) for pool in pools)
 
     @contextmanager
     def with_pools(self) -> Iterator[PrivatePools]:
@@ -183,60 +188,66 @@ class PoolRouting:
             try:
                 yield self._pools
             finally:
-                self._state.set_slow("routed", on=bool(self._pools.routes))
+                self._state.set_slow("routed", is_on=bool(self._pools.routes))
 
     def _begin_capture(self, graph: CapturedGraph | None) -> None:
         captures = self._state.captures
-        captures.count += 1
+        captures.capture_count += 1
         if graph is not None:
             captures.graphs.append(graph)
 
     def _end_capture(self, graph: CapturedGraph | None) -> None:
         captures = self._state.captures
-        if not captures.count:
+        if not captures.capture_count:
             raise PoolError("no capture was begun", hint="call begin_capture() first")
-        captures.count -= 1
+        captures.capture_count -= 1
         if graph is not None:
             captures.graphs.remove(graph)
 
     def _stop_capture(self, pool_id: PoolId, graph: CapturedGraph | None) -> None:
         with self.with_pools() as pools:
             try:
-                pools.end(pool_id)
+                pools.end_route(pool_id)
             finally:
                 self._end_capture(graph)
 
     def _stop_using(self, pool_id: PoolId) -> None:
         with self.with_pools() as pools:
-            pools.end(pool_id)
+            pools.end_route(pool_id)
             pools.release_holder(pool_id)
 
     def _release_abandoned(self) -> None:
         pools = self._pools
-        while pools.abandoned:
-            pool_id, releases_cache = pools.abandoned.popleft()
+        while pools.abandoned_pools:
+            pool_id, releases_cache = pools.abandoned_pools.popleft()
             with suppress(CudaError, PoolError):  # Memory that cannot be released stays cached.
                 pools.release_holder(pool_id)
                 if releases_cache:
                     self._empty_pool(pool_id)
 
     def _empty_pool(self, pool_id: PoolId) -> None:
-        if not self._state.captures.count:
-            self._state.empty_pool(self._pools.find(pool_id), None)
+        if not self._state.captures.capture_count:
+            self._state.empty_pool(self._pools.find_pool(pool_id), None)
 
-    def _usage(self, pool_id: PoolId, uses: int) -> PoolUsage:
-        segments = [s for s in self._state.engine.segments.values() if s.pool.id == pool_id]
-        live = [block for segment in segments for block in segment.blocks() if block.allocated]
+    def _pool_usage(self, pool_id: PoolId, uses: int) -> PoolUsage:
+        segments = [
+            segment
+            for segment in self._state.engine.segments.values()
+            if segment.pool.id == pool_id
+        ]
+        live_blocks = [
+            block for segment in segments for block in segment.blocks() if block.is_allocated
+        ]
         return PoolUsage(
             pool_id,
             uses,
             len(segments),
             sum(segment.size for segment in segments),
-            sum(block.size for block in live),
+            sum(block.size for block in live_blocks),
         )
 
 
-def id_of(pool: HeldPool | PoolId) -> PoolId:
+def pool_id_of(pool: HeldPool | PoolId) -> PoolId:
     """Return the id of a pool."""
     return pool.id if isinstance(pool, HeldPool) else pool
 
@@ -245,7 +256,7 @@ def _id_of_open_pool(pool: HeldPool | PoolId) -> PoolId:
     """Return the id of a pool. Raises PoolError if the pool is closed."""
     if isinstance(pool, HeldPool) and pool.closed:
         raise PoolError(f"private pool {pool.id} is closed", hint="create a new one")
-    return id_of(pool)
+    return pool_id_of(pool)
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,8 +297,8 @@ class Checkpoints:
         Raises PoolError if the pool has no holder, or if other streams still use a freed block of the pool.
         """
         with self._routing.with_pools() as pools:
-            self._state.pending.record_deferred_events()
-            pool_id = pools.find_held(id_of(pool)).id
+            self._state.pending_frees.record_deferred_events()
+            pool_id = pools.find_held_pool(pool_id_of(pool)).id
             segments = segments_of(self._state.engine, pool_id)
             return PoolState(pool_id, tuple(map(_block_states, segments)))
 
@@ -301,24 +312,24 @@ class Checkpoints:
         _cuda_setCheckpointPoolState).
         """
         allocator, engine = self._state, self._state.engine
-        stack = gather(2) if allocator.history.level else None
-        with self._routing.with_pools() as pools, allocator.history.tagged("restore"):
-            allocator.pending.record_deferred_events(stack)
-            pool_id = pools.find_held(state.pool).id
+        stack = gather_stack(2) if allocator.history.level else None
+        with self._routing.with_pools() as pools, allocator.history.tag_events("restore"):
+            allocator.pending_frees.record_deferred_events(stack)
+            pool_id = pools.find_held_pool(state.pool).id
             _check_restorable(engine, pool_id, state)
-            claimed_blocks = self._remove_live(_live_blocks(engine, pool_id))
+            claimed_blocks = self._remove_live_blocks(_live_blocks(engine, pool_id))
             freed_addresses = tuple(int(block.ptr) for block in claimed_blocks)
             for block in claimed_blocks:
-                allocator.free_live(block, stack)
+                allocator.free_live_block(block, stack)
             created_addresses: list[int] = []
-            for blocks in state.segments:
-                new_blocks = _divide(engine, blocks, stack)
-                for block, block_state in zip(new_blocks, blocks, strict=True):
+            for block_states in state.segments:
+                new_blocks = _divide_segment(engine, block_states, stack)
+                for block, block_state in zip(new_blocks, block_states, strict=True):
                     if block_state.allocated:
-                        allocator.live[block.ptr] = block
+                        allocator.live_blocks[block.ptr] = block
                         created_addresses.append(block_state.address)
                     else:
-                        allocator.free_live(block, stack)
+                        allocator.free_live_block(block, stack)
             return Restored(freed_addresses, tuple(created_addresses))
 
     def holds_exactly(self, pool: HeldPool | PoolId, live: Collection[int]) -> bool:
@@ -327,15 +338,15 @@ class Checkpoints:
         Raises PoolError if the pool does not exist (torch's _cuda_checkPoolLiveAllocations).
         """
         with self._routing.with_pools() as pools:
-            live_blocks = _live_blocks(self._state.engine, pools.find(id_of(pool)).id)
+            live_blocks = _live_blocks(self._state.engine, pools.find_pool(pool_id_of(pool)).id)
             return {int(block.ptr) for block in live_blocks} == set(live)
 
-    def _remove_live(self, blocks: list[Block]) -> list[Block]:
+    def _remove_live_blocks(self, blocks: list[Block]) -> list[Block]:
         """Remove blocks from the live blocks. Raises PoolError if another thread is freeing one of them."""
-        live = self._state.live
-        for number, block in enumerate(blocks):
-            if live.pop(block.ptr, None) is None:
-                live.update((block.ptr, block) for block in blocks[:number])
+        live_blocks = self._state.live_blocks
+        for block_index, block in enumerate(blocks):
+            if live_blocks.pop(block.ptr, None) is None:
+                live_blocks.update((block.ptr, block) for block in blocks[:block_index])
                 raise PoolError(
                     f"the block at {block.ptr:#x} is being freed by another thread",
                     hint="do not use the pool in other threads during the restore",
@@ -351,7 +362,7 @@ def segments_of(engine: Engine, pool: PoolId) -> list[Segment]:
 
 def _live_blocks(engine: Engine, pool: PoolId) -> list[Block]:
     segments = segments_of(engine, pool)
-    return [block for segment in segments for block in segment.blocks() if block.allocated]
+    return [block for segment in segments for block in segment.blocks() if block.is_allocated]
 
 
 def _check_restorable(engine: Engine, pool: PoolId, checkpoint: PoolState) -> None:
@@ -359,25 +370,29 @@ def _check_restorable(engine: Engine, pool: PoolId, checkpoint: PoolState) -> No
     segments = segments_of(engine, pool)
     for segment in segments:
         _check_unused(segment, allow_stream_uses=False)
-    sizes = {int(segment.ptr): segment.size for segment in segments}
-    for blocks in checkpoint.segments:
-        if sizes.get(blocks[0].address, 0) < sum(block.size_bytes for block in blocks):
+    segment_sizes = {int(segment.ptr): segment.size for segment in segments}
+    for block_states in checkpoint.segments:
+        if segment_sizes.get(block_states[0].address, 0) < sum(
+            block_state.size_bytes for block_state in block_states
+        ):
             raise PoolError(
-                f"the segment at {blocks[0].address:#x} of private pool {pool} was released",
+                f"the segment at {block_states[0].address:#x} of private pool {pool} was released",
                 hint="hold the pool from the checkpoint until the restore",
             )
 
 
-def _divide(engine: Engine, blocks: tuple[BlockState, ...], stack: RawStack | None) -> list[Block]:
+def _divide_segment(
+    engine: Engine, block_states: tuple[BlockState, ...], stack: RawStack | None
+) -> list[Block]:
     """Divide a free segment into the blocks of a checkpoint, and return them, all allocated."""
-    rest_block = engine.segments[Ptr(blocks[0].address)].first
+    rest_block = engine.segments[Ptr(block_states[0].address)].first_block
     new_blocks: list[Block] = []
-    for block_state in blocks:
+    for block_state in block_states:
         rest_block = new_blocks[-1].next or rest_block if new_blocks else rest_block
         rest_block.free_blocks.remove(rest_block)
         # Split as at the checkpoint, even if the settings were changed afterwards.
-        split, size = rest_block.size > block_state.size_bytes, block_state.size_bytes
-        engine.alloc_found_block(rest_block, size, size, stack, split=split)
+        should_split, block_bytes = rest_block.size > block_state.size_bytes, block_state.size_bytes
+        engine.alloc_found_block(rest_block, block_bytes, block_bytes, stack, splits=should_split)
         new_blocks.append(rest_block)
     return new_blocks
 
@@ -386,7 +401,7 @@ def _block_states(segment: Segment) -> tuple[BlockState, ...]:
     """Return the states of a segment's blocks. Raises PoolError if a freed block is still in use."""
     _check_unused(segment, allow_stream_uses=True)
     return tuple(
-        BlockState(int(block.ptr), block.size, block.allocated) for block in segment.blocks()
+        BlockState(int(block.ptr), block.size, block.is_allocated) for block in segment.blocks()
     )
 
 
@@ -396,7 +411,7 @@ def _check_unused(segment: Segment, *, allow_stream_uses: bool) -> None:
     Unless ``allow_stream_uses``, raise PoolError for an allocated block that other streams use, too.
     """
     for block in segment.blocks():
-        is_pending = not block.free and not block.allocated
+        is_pending = not block.is_free and not block.is_allocated
         if is_pending or (block.stream_uses and not allow_stream_uses):
             raise PoolError(
                 f"other streams use the block at {block.ptr:#x} of private pool {segment.pool.id}",

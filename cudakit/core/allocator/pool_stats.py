@@ -16,14 +16,14 @@ from cudakit.torch_rules.sizes import UNLIMITED
 
 _NamedValue: TypeAlias = tuple[str, int]
 
-_SCALARS = (
+_SCALAR_NAMES = (
     "num_alloc_retries",
     "num_ooms",
     "num_sync_all_streams",
     "num_device_alloc",
     "num_device_free",
 )
-_KINDS = ("all", "small_pool", "large_pool")
+_POOL_KINDS = ("all", "small_pool", "large_pool")
 # Names of the counters in BlockCounters, each with a current value, a peak, and the sum of its increases.
 BLOCK_COUNTERS = (
     "allocation",
@@ -33,10 +33,10 @@ BLOCK_COUNTERS = (
     "inactive_split_bytes",
 )
 # Names of all counters of a kind of pools.
-COUNTED = (*BLOCK_COUNTERS, "segment", "reserved_bytes")
+COUNTED_NAMES = (*BLOCK_COUNTERS, "segment", "reserved_bytes")
 # Statistics of active blocks are sums of two counters: allocated blocks, and pending blocks, which were freed
 # while other streams use them.
-_ACTIVE = {
+_ACTIVE_SUMS = {
     "active": ("allocation", "pending"),
     "active_bytes": ("allocated_bytes", "pending_bytes"),
 }
@@ -103,59 +103,59 @@ class BlockCounters:
         self.inactive_split_bytes_peak = 0
         self.searches = 0
 
-    def count_alloc(self, size: int, requested: int) -> None:
+    def count_alloc(self, size: int, requested_bytes: int) -> None:
         """Count an allocated block."""
         all_pools, other_pools = self.all_pools, self.other_pools
-        self.allocation = count = self.allocation + 1
-        self.allocated_bytes = allocated = self.allocated_bytes + size
-        self.requested_bytes = requested_now = self.requested_bytes + requested
+        self.allocation = allocation_count = self.allocation + 1
+        self.allocated_bytes = allocated_bytes = self.allocated_bytes + size
+        self.requested_bytes = requested_total = self.requested_bytes + requested_bytes
         self.allocation_sum += 1
         self.allocated_bytes_sum += size
-        self.requested_bytes_sum += requested
-        if count > self.allocation_peak:
-            self.allocation_peak = count
-        if allocated > self.allocated_bytes_peak:
-            self.allocated_bytes_peak = allocated
-        if requested_now > self.requested_bytes_peak:
-            self.requested_bytes_peak = requested_now
-        count += other_pools.allocation
-        if count > all_pools.allocation_peak:
-            all_pools.allocation_peak = count
-        allocated += other_pools.allocated_bytes
-        if allocated > all_pools.allocated_bytes_peak:
-            all_pools.allocated_bytes_peak = allocated
-        requested_now += other_pools.requested_bytes
-        if requested_now > all_pools.requested_bytes_peak:
-            all_pools.requested_bytes_peak = requested_now
+        self.requested_bytes_sum += requested_bytes
+        if allocation_count > self.allocation_peak:
+            self.allocation_peak = allocation_count
+        if allocated_bytes > self.allocated_bytes_peak:
+            self.allocated_bytes_peak = allocated_bytes
+        if requested_total > self.requested_bytes_peak:
+            self.requested_bytes_peak = requested_total
+        allocation_count += other_pools.allocation
+        if allocation_count > all_pools.allocation_peak:
+            all_pools.allocation_peak = allocation_count
+        allocated_bytes += other_pools.allocated_bytes
+        if allocated_bytes > all_pools.allocated_bytes_peak:
+            all_pools.allocated_bytes_peak = allocated_bytes
+        requested_total += other_pools.requested_bytes
+        if requested_total > all_pools.requested_bytes_peak:
+            all_pools.requested_bytes_peak = requested_total
 
-    def count_free(self, size: int, requested: int) -> None:
+    def count_free(self, size: int, requested_bytes: int) -> None:
         """Count a block that was freed and that no stream uses any more."""
         self.allocation -= 1
         self.allocated_bytes -= size
-        self.requested_bytes -= requested
+        self.requested_bytes -= requested_bytes
 
-    def count_split(self, count: int, size: int) -> None:
+    def count_split(self, count_change: int, size_change: int) -> None:
         """Count a change of the number and the size of free blocks in split segments."""
-        self.inactive_split = blocks = self.inactive_split + count
-        self.inactive_split_bytes = inactive = self.inactive_split_bytes + size
-        if count > 0:
-            self.inactive_split_sum += count
-            if blocks > self.inactive_split_peak:
-                self.inactive_split_peak = blocks
-            blocks += self.other_pools.inactive_split
-            if blocks > self.all_pools.inactive_split_peak:
-                self.all_pools.inactive_split_peak = blocks
-        if size > 0:
-            self.inactive_split_bytes_sum += size
-            if inactive > self.inactive_split_bytes_peak:
-                self.inactive_split_bytes_peak = inactive
-            inactive += self.other_pools.inactive_split_bytes
-            if inactive > self.all_pools.inactive_split_bytes_peak:
-                self.all_pools.inactive_split_bytes_peak = inactive
+        self.inactive_split = split_count = self.inactive_split + count_change
+        self.inactive_split_bytes = split_bytes = self.inactive_split_bytes + size_change
+        if count_change > 0:
+            self.inactive_split_sum += count_change
+            if split_count > self.inactive_split_peak:
+                self.inactive_split_peak = split_count
+            split_count += self.other_pools.inactive_split
+            if split_count > self.all_pools.inactive_split_peak:
+                self.all_pools.inactive_split_peak = split_count
+        if size_change > 0:
+            self.inactive_split_bytes_sum += size_change
+            if split_bytes > self.inactive_split_bytes_peak:
+                self.inactive_split_bytes_peak = split_bytes
+            split_bytes += self.other_pools.inactive_split_bytes
+            if split_bytes > self.all_pools.inactive_split_bytes_peak:
+                self.all_pools.inactive_split_bytes_peak = split_bytes
 
 
 class Peaks:
-    """The peaks of the small or the large pools, or of all pools, including the peaks of ``blocks``.
+    """The peaks of the small or the large pools, or of all pools, including the peaks of ``block_counters``.
 
     While no block is pending, the active blocks are the allocated blocks. So ``active_peak`` is only updated
     while blocks are pending; the true peak is the larger one of ``active_peak`` and ``allocation_peak``.
@@ -164,24 +164,26 @@ class Peaks:
     __slots__ = (
         "active_bytes_peak",
         "active_peak",
-        "blocks",
+        "block_counters",
         "reserved_bytes_peak",
         "segment_peak",
     )
 
-    def __init__(self, blocks: BlockCounters) -> None:
-        self.blocks = blocks
+    def __init__(self, block_counters: BlockCounters) -> None:
+        self.block_counters = block_counters
         self.segment_peak = self.reserved_bytes_peak = 0
         self.active_peak = self.active_bytes_peak = 0
 
     def peak(self, name: str) -> int:
         """Return the peak of a statistic."""
-        value: int = getattr(self.blocks if name in BLOCK_COUNTERS else self, f"{name}_peak")
-        return value
+        peak_value: int = getattr(
+            self.block_counters if name in BLOCK_COUNTERS else self, f"{name}_peak"
+        )
+        return peak_value
 
-    def set_peak(self, name: str, value: int) -> None:
+    def set_peak(self, name: str, peak_value: int) -> None:
         """Set the peak of a statistic."""
-        setattr(self.blocks if name in BLOCK_COUNTERS else self, f"{name}_peak", value)
+        setattr(self.block_counters if name in BLOCK_COUNTERS else self, f"{name}_peak", peak_value)
 
 
 class PoolStats(Peaks):
@@ -192,7 +194,6 @@ class PoolStats(Peaks):
 
     __slots__ = (
         "all_pools",
-        "at_reset",
         "other_pools",
         "pending",
         "pending_bytes",
@@ -200,58 +201,64 @@ class PoolStats(Peaks):
         "reserved_bytes_sum",
         "segment",
         "segment_sum",
+        "values_at_reset",
     )
 
-    def __init__(self, blocks: BlockCounters, total: Peaks) -> None:
+    def __init__(self, blocks: BlockCounters, total_peaks: Peaks) -> None:
         super().__init__(blocks)
-        self.all_pools = total
+        self.all_pools = total_peaks
         # Set by ``pair_with``: statistics of the large pools for those of the small ones, and the reverse.
         self.other_pools = self
-        blocks.all_pools, blocks.other_pools = total.blocks, blocks
+        blocks.all_pools, blocks.other_pools = total_peaks.block_counters, blocks
         self.segment = self.segment_sum = 0
         self.reserved_bytes = self.reserved_bytes_sum = 0
         self.pending = self.pending_bytes = 0
-        self.at_reset = dict.fromkeys((*COUNTED, "pending", "pending_bytes"), 0)
+        self.values_at_reset = dict.fromkeys((*COUNTED_NAMES, "pending", "pending_bytes"), 0)
 
     def pair_with(self, other_pools: PoolStats) -> None:
         """Connect the statistics of the small and the large pools with each other."""
         self.other_pools, other_pools.other_pools = other_pools, self
-        self.blocks.other_pools, other_pools.blocks.other_pools = other_pools.blocks, self.blocks
+        self.block_counters.other_pools, other_pools.block_counters.other_pools = (
+            other_pools.block_counters,
+            self.block_counters,
+        )
 
     def current(self, name: str) -> int:
         """Return the current value of a statistic."""
-        value: int = getattr(self.blocks if name in BLOCK_COUNTERS else self, name)
-        return value
+        current_value: int = getattr(self.block_counters if name in BLOCK_COUNTERS else self, name)
+        return current_value
 
-    def increases(self, name: str) -> int:
+    def sum_of_increases(self, name: str) -> int:
         """Return the sum of increases of a statistic since the last reset of sums."""
-        value: int = getattr(self.blocks if name in BLOCK_COUNTERS else self, f"{name}_sum")
-        return value
+        increase_sum: int = getattr(
+            self.block_counters if name in BLOCK_COUNTERS else self, f"{name}_sum"
+        )
+        return increase_sum
 
     @property
     def active(self) -> int:
         """Number of blocks that are allocated or pending."""
-        return self.blocks.allocation + self.pending
+        return self.block_counters.allocation + self.pending
 
     @property
     def active_bytes(self) -> int:
         """Bytes of blocks that are allocated or pending."""
-        return self.blocks.allocated_bytes + self.pending_bytes
+        return self.block_counters.allocated_bytes + self.pending_bytes
 
     def raise_active_peaks(self) -> None:
         """Raise the peaks of active blocks to the current values; needed while blocks are pending."""
-        self._raise_peaks(*_ACTIVE)
+        self._raise_peaks(*_ACTIVE_SUMS)
 
     def count_pending(self, size: int) -> None:
         """Count a block that was freed while other streams use it."""
-        self.blocks.allocation -= 1
-        self.blocks.allocated_bytes -= size
+        self.block_counters.allocation -= 1
+        self.block_counters.allocated_bytes -= size
         self.pending += 1
         self.pending_bytes += size
 
-    def count_completed(self, size: int, requested: int) -> None:
+    def count_completed(self, size: int, requested_bytes: int) -> None:
         """Count a pending block that no stream uses any more."""
-        self.blocks.requested_bytes -= requested
+        self.block_counters.requested_bytes -= requested_bytes
         self.pending -= 1
         self.pending_bytes -= size
 
@@ -269,21 +276,21 @@ class PoolStats(Peaks):
 
     def reset_peaks(self) -> None:
         """Set every peak to the current value, including the peaks of all pools."""
-        for name in (*COUNTED, *_ACTIVE):
+        for name in (*COUNTED_NAMES, *_ACTIVE_SUMS):
             self.set_peak(name, self.current(name))
             self.all_pools.set_peak(name, self.current(name) + self.other_pools.current(name))
 
     def reset_sums(self) -> None:
         """Set all sums to 0."""
-        for name in COUNTED:
-            setattr(self.blocks if name in BLOCK_COUNTERS else self, f"{name}_sum", 0)
-        self.at_reset = {name: self.current(name) for name in self.at_reset}
+        for name in COUNTED_NAMES:
+            setattr(self.block_counters if name in BLOCK_COUNTERS else self, f"{name}_sum", 0)
+        self.values_at_reset = {name: self.current(name) for name in self.values_at_reset}
 
     def _raise_peaks(self, *names: str) -> None:
         for name in names:
-            value = self.current(name)
-            self.set_peak(name, max(self.peak(name), value))
-            value_of_all_pools = value + self.other_pools.current(name)
+            current_value = self.current(name)
+            self.set_peak(name, max(self.peak(name), current_value))
+            value_of_all_pools = current_value + self.other_pools.current(name)
             self.all_pools.set_peak(name, max(self.all_pools.peak(name), value_of_all_pools))
 
 
@@ -294,14 +301,16 @@ class DeviceStats:
     numbers.
     """
 
-    def __init__(self, max_split_bytes: int, counters: type[BlockCounters] = BlockCounters) -> None:
-        self.peaks = Peaks(counters())  # Peaks of all pools together.
-        self.small = PoolStats(counters(), self.peaks)
-        self.large = PoolStats(counters(), self.peaks)
+    def __init__(
+        self, max_split_bytes: int, new_counters: type[BlockCounters] = BlockCounters
+    ) -> None:
+        self.peaks = Peaks(new_counters())  # Peaks of all pools together.
+        self.small = PoolStats(new_counters(), self.peaks)
+        self.large = PoolStats(new_counters(), self.peaks)
         self.small.pair_with(self.large)
         self.oversize_allocations, self.oversize_segments = Stat(), Stat()
         # Reserved bytes by private pool, including dropped pools, and by kind of block.
-        self.private_reserved: dict[PoolId, dict[str, Stat]] = {}
+        self.private_reserved_stats: dict[PoolId, dict[str, Stat]] = {}
         self.num_alloc_retries = self.num_ooms = self.num_sync_all_streams = 0
         self.num_device_alloc = self.num_device_free = 0
         self.max_split_bytes = max_split_bytes  # Initial value of max_split_size.
@@ -315,14 +324,16 @@ class DeviceStats:
         """Whether blocks were freed while other streams use them."""
         return bool(self.small.pending or self.large.pending)
 
-    def total(self, name: str) -> int:
+    def current_total(self, name: str) -> int:
         """Return the current value of a statistic in all pools."""
         return self.small.current(name) + self.large.current(name)
 
-    def reserved_by(self, pool: PoolId, *, small: bool) -> tuple[Stat, ...]:
+    def reserved_stats_of(self, pool: PoolId, *, is_small: bool) -> tuple[Stat, ...]:
         """Return the statistics of the bytes that a private pool reserves for small or large blocks."""
-        stats = self.private_reserved.setdefault(pool, {kind: Stat() for kind in _KINDS})
-        return stats["all"], stats["small_pool" if small else "large_pool"]
+        stats_by_kind = self.private_reserved_stats.setdefault(
+            pool, {kind: Stat() for kind in _POOL_KINDS}
+        )
+        return stats_by_kind["all"], stats_by_kind["small_pool" if is_small else "large_pool"]
 
     def read(self) -> dict[str, int]:
         """Return the 122 numbers of torch.cuda.memory_stats (2.11), by name in alphabetical order.
@@ -330,19 +341,19 @@ class DeviceStats:
         The dict also has the reserved bytes of each private pool (PyTorch 2.15), which are 0 for a dropped
         pool.
         """
-        limit = self.max_split_bytes
-        numbers = {name: getattr(self, name) for name in _SCALARS}
-        numbers["max_split_size"] = -1 if limit >= UNLIMITED else limit
+        max_split_bytes = self.max_split_bytes
+        numbers_by_name = {name: getattr(self, name) for name in _SCALAR_NAMES}
+        numbers_by_name["max_split_size"] = -1 if max_split_bytes >= UNLIMITED else max_split_bytes
         for kind, peaks, pools in (
             ("all", self.peaks, (self.small, self.large)),
             ("small_pool", self.small, (self.small,)),
             ("large_pool", self.large, (self.large,)),
         ):
-            numbers |= _read_counted(kind, peaks, pools)
-            numbers |= _read_active(kind, peaks, pools)
+            numbers_by_name |= _read_counted_values(kind, peaks, pools)
+            numbers_by_name |= _read_active_values(kind, peaks, pools)
         for name, stat in self._stats():
-            numbers |= stat.read(name)
-        return dict(sorted(numbers.items()))
+            numbers_by_name |= stat.read(name)
+        return dict(sorted(numbers_by_name.items()))
 
     def reset_peaks(self) -> None:
         """Set every peak to the current value (torch.cuda.reset_peak_memory_stats)."""
@@ -357,36 +368,44 @@ class DeviceStats:
             pool.reset_sums()
         for _, stat in self._stats():
             stat.reset_sums()
-        for name in (*_SCALARS, "num_oom_rejections"):
+        for name in (*_SCALAR_NAMES, "num_oom_rejections"):
             setattr(self, name, 0)
 
     def _stats(self) -> Iterator[tuple[str, Stat]]:
         yield "oversize_allocations", self.oversize_allocations
         yield "oversize_segments", self.oversize_segments
-        for (graph_number, user_number), kinds in self.private_reserved.items():
-            for kind, stat in kinds.items():
+        for (graph_number, user_number), stats_by_kind in self.private_reserved_stats.items():
+            for kind, stat in stats_by_kind.items():
                 yield f"reserved_bytes_by_private_pools.{graph_number}_{user_number}.{kind}", stat
 
 
-def _read_counted(kind: str, peaks: Peaks, pools: Sequence[PoolStats]) -> Iterator[_NamedValue]:
-    for name in COUNTED:
+def _read_counted_values(
+    kind: str, peaks: Peaks, pools: Sequence[PoolStats]
+) -> Iterator[_NamedValue]:
+    for name in COUNTED_NAMES:
         current = sum(pool.current(name) for pool in pools)
-        increases = sum(pool.increases(name) for pool in pools)
-        base = sum(pool.at_reset[name] for pool in pools)
+        increases = sum(pool.sum_of_increases(name) for pool in pools)
+        sum_at_reset = sum(pool.values_at_reset[name] for pool in pools)
         peak = peaks.peak(name)
         yield from _named_values(
-            f"{name}.{kind}", current, peak, increases, base + increases - current
+            f"{name}.{kind}", current, peak, increases, sum_at_reset + increases - current
         )
 
 
-def _read_active(kind: str, peaks: Peaks, pools: Sequence[PoolStats]) -> Iterator[_NamedValue]:
-    for name, (allocated, pending) in _ACTIVE.items():
+def _read_active_values(
+    kind: str, peaks: Peaks, pools: Sequence[PoolStats]
+) -> Iterator[_NamedValue]:
+    for name, (allocated_name, pending_name) in _ACTIVE_SUMS.items():
         current = sum(pool.current(name) for pool in pools)
-        increases = sum(pool.increases(allocated) for pool in pools)
-        base = sum(pool.at_reset[allocated] + pool.at_reset[pending] for pool in pools)
-        peak = max(peaks.peak(name), peaks.peak(allocated))
+        increases = sum(pool.sum_of_increases(allocated_name) for pool in pools)
+        sum_at_reset = sum(
+            pool.values_at_reset[counter_name]
+            for pool in pools
+            for counter_name in (allocated_name, pending_name)
+        )
+        peak = max(peaks.peak(name), peaks.peak(allocated_name))
         yield from _named_values(
-            f"{name}.{kind}", current, peak, increases, base + increases - current
+            f"{name}.{kind}", current, peak, increases, sum_at_reset + increases - current
         )
 
 

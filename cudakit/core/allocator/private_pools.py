@@ -33,25 +33,25 @@ class PoolError(UsageError):
 
 
 class PrivatePool(Pools):
-    """The small and the large pool of one id, and the number of its holders, ``uses``.
+    """The small and the large pool of one id, and the number of its holders, ``holder_count``.
 
     With ``use_on_oom``, requests for the default pool may use the pool's free blocks before they fail.
     """
 
-    __slots__ = ("use_on_oom", "uses")
+    __slots__ = ("holder_count", "use_on_oom")
 
     def __init__(
         self,
-        owner: PoolId,
-        small: PoolStats,
-        large: PoolStats,
-        free_blocks: type[FreeBlocks],
+        pool_id: PoolId,
+        small_stats: PoolStats,
+        large_stats: PoolStats,
+        free_blocks_type: type[FreeBlocks],
         *,
         use_on_oom: bool,
     ) -> None:
-        super().__init__(owner, small, large, free_blocks)
+        super().__init__(pool_id, small_stats, large_stats, free_blocks_type)
         self.use_on_oom = use_on_oom
-        self.uses = 1
+        self.holder_count = 1
 
     def __iter__(self) -> Iterator[BlockPool]:
         """Iterate over both pools in the order of release, which differs from that of the default pool."""
@@ -65,33 +65,33 @@ class Route:
 
     pool: PrivatePool
     matches: StreamFilter
-    thread: int = field(default_factory=threading.get_ident)
+    thread_id: int = field(default_factory=threading.get_ident)
 
 
 class PrivatePools:
     """The private pools of one device. The caller holds the allocator's guard."""
 
-    def __init__(self, stats: DeviceStats, free_blocks: type[FreeBlocks]) -> None:
+    def __init__(self, stats: DeviceStats, free_blocks_type: type[FreeBlocks]) -> None:
         self._stats = stats
-        self._free_blocks = free_blocks
+        self._free_blocks_type = free_blocks_type
         self._pools: dict[PoolId, PrivatePool] = {}
         # Last issued number of a graph's pool (True) and of a user's pool (False).
-        self._issued = {True: 0, False: 0}
+        self._last_issued_numbers = {True: 0, False: 0}
         self.routes: list[Route] = []  # The oldest route is first.
         # Pools whose holder was garbage-collected, and whether to release their cached memory.
-        self.abandoned: deque[tuple[PoolId, bool]] = deque()
+        self.abandoned_pools: deque[tuple[PoolId, bool]] = deque()
 
     def __iter__(self) -> Iterator[PrivatePool]:
         """Iterate over the pools, oldest first; pools may be dropped meanwhile."""
         return iter(list(self._pools.values()))
 
-    def issue(self, *, graph: bool) -> PoolId:
+    def issue_id(self, *, for_graph: bool) -> PoolId:
         """Return a new pool id."""
-        self._issued[graph] += 1
-        number = self._issued[graph]
-        return (number, 0) if graph else (0, number)
+        self._last_issued_numbers[for_graph] += 1
+        pool_number = self._last_issued_numbers[for_graph]
+        return (pool_number, 0) if for_graph else (0, pool_number)
 
-    def find(self, pool_id: PoolId) -> PrivatePool:
+    def find_pool(self, pool_id: PoolId) -> PrivatePool:
         """Return the pool with an id. Raises PoolError if the pool does not exist."""
         self.check_issued(pool_id)
         pool = self._pools.get(pool_id)
@@ -101,7 +101,7 @@ class PrivatePools:
             )
         return pool
 
-    def is_known(self, pool_id: PoolId) -> bool:
+    def exists(self, pool_id: PoolId) -> bool:
         """Return whether a pool exists. Raises PoolError for an id that was never issued."""
         self.check_issued(pool_id)
         return pool_id in self._pools
@@ -110,17 +110,17 @@ class PrivatePools:
         """Return whether requests of any thread go to a pool."""
         return any(route.pool.id == pool_id for route in self.routes)
 
-    def find_held(self, pool_id: PoolId) -> PrivatePool:
+    def find_held_pool(self, pool_id: PoolId) -> PrivatePool:
         """Return the pool with an id. Raises PoolError if the pool has no holder."""
-        pool = self.find(pool_id)
-        if not pool.uses:
+        pool = self.find_pool(pool_id)
+        if not pool.holder_count:
             raise PoolError(
                 f"private pool {pool_id} has no holder any more",
                 hint="create a new pool, or keep the GraphMemory or MemPool that holds this one",
             )
         return pool
 
-    def create(
+    def create_pool(
         self,
         pool_id: PoolId,
         *,
@@ -132,21 +132,23 @@ class PrivatePools:
         self.check_issued(pool_id)
         stats = self._stats
         pool = PrivatePool(
-            pool_id, stats.small, stats.large, self._free_blocks, use_on_oom=use_on_oom
+            pool_id, stats.small, stats.large, self._free_blocks_type, use_on_oom=use_on_oom
         )
         pool.source = source
-        for kind in pool:
-            kind.no_split = no_split
-            kind.reserved = stats.reserved_by(pool_id, small=kind.small)
+        for block_pool in pool:
+            block_pool.no_split = no_split
+            block_pool.reserved_stats = stats.reserved_stats_of(
+                pool_id, is_small=block_pool.is_small
+            )
         self._pools[pool_id] = pool
         return pool
 
     def add_holder(self, pool_id: PoolId) -> PrivatePool:
         """Add a holder to a pool, or create the pool. Raises PoolError if an existing pool has no holder."""
         if pool_id not in self._pools:
-            return self.create(pool_id)
-        pool = self.find_held(pool_id)
-        pool.uses += 1
+            return self.create_pool(pool_id)
+        pool = self.find_held_pool(pool_id)
+        pool.holder_count += 1
         return pool
 
     def release_holder(self, pool_id: PoolId, *, must_be_unrouted: bool = False) -> None:
@@ -156,19 +158,19 @@ class PrivatePools:
         routed to the pool. With ``must_be_unrouted``, raises PoolError whenever requests are routed to the
         pool.
         """
-        pool = self.find_held(pool_id)
-        if (must_be_unrouted or pool.uses == 1) and self.is_routed(pool_id):
+        pool = self.find_held_pool(pool_id)
+        if (must_be_unrouted or pool.holder_count == 1) and self.is_routed(pool_id):
             raise PoolError(
                 f"requests are still routed to private pool {pool_id}",
                 hint="first leave its use_pool or capture context",
             )
-        pool.uses -= 1
+        pool.holder_count -= 1
 
-    def forget(self, pool: PrivatePool) -> None:
+    def drop_pool(self, pool: PrivatePool) -> None:
         """Remove a pool without segments."""
         del self._pools[pool.id]
 
-    def begin(self, pool_id: PoolId, matches: StreamFilter) -> None:
+    def begin_route(self, pool_id: PoolId, matches: StreamFilter) -> None:
         """Route requests to a pool from now on, and hold the pool.
 
         If several pools accept a request, the pool whose routing began last serves it. Raises PoolError if
@@ -181,7 +183,7 @@ class PrivatePools:
             )
         self.routes.append(Route(self.add_holder(pool_id), matches))
 
-    def end(self, pool_id: PoolId) -> None:
+    def end_route(self, pool_id: PoolId) -> None:
         """Stop routing requests to a pool, which stays held. Raises PoolError if none are routed to it."""
         for route in self.routes:
             if route.pool.id == pool_id:
@@ -191,7 +193,7 @@ class PrivatePools:
             f"no requests are routed to private pool {pool_id}", hint="it was not begun"
         )
 
-    def route(self, stream: int) -> PrivatePool | None:
+    def pool_for_request(self, stream: int) -> PrivatePool | None:
         """Return the pool for a request of this thread on a stream; None for the default pool."""
         for route in reversed(self.routes):
             if route.matches(stream):
@@ -200,37 +202,37 @@ class PrivatePools:
 
     # Methods for pinned memory, whose allocator has another guard.
 
-    def pool_of(self, stream: int | None) -> PoolId:
+    def pool_id_of_request(self, stream: int | None) -> PoolId:
         """Return the pool of this thread's request for pinned memory: the same as for device memory.
 
         Without a stream, return the pool whose routing this thread began last.
         """
-        caller = threading.get_ident()
+        caller_thread_id = threading.get_ident()
         for route in reversed(list(self.routes)):
-            if route.thread == caller if stream is None else route.matches(stream):
+            if route.thread_id == caller_thread_id if stream is None else route.matches(stream):
                 return route.pool.id
         return DEFAULT_POOL
 
     def is_held(self, pool_id: PoolId) -> bool:
         """Return whether a pool has a holder; True for the default pool."""
         pool = self._pools.get(pool_id)
-        return pool_id == DEFAULT_POOL or (pool is not None and pool.uses > 0)
+        return pool_id == DEFAULT_POOL or (pool is not None and pool.holder_count > 0)
 
-    def source(self, pool_id: PoolId) -> SegmentSource | None:
+    def segment_source(self, pool_id: PoolId) -> SegmentSource | None:
         """Return the source of the segments of a pool; None means the device."""
         pool = self._pools.get(pool_id)
         return None if pool is None else pool.source
 
-    def lenders(self) -> Iterator[PrivatePool]:
+    def lending_pools(self) -> Iterator[PrivatePool]:
         """Iterate over the pools that lend free blocks to the default pool before a request fails."""
-        return (pool for pool in self if pool.use_on_oom and pool.uses)
+        return (pool for pool in self if pool.use_on_oom and pool.holder_count)
 
     def check_issued(self, pool_id: PoolId) -> None:
         """Raise PoolError for an id that was never issued."""
         match pool_id:
-            case (int(number), 0) if 0 < number <= self._issued[True]:
+            case (int(number), 0) if 0 < number <= self._last_issued_numbers[True]:
                 return
-            case (0, int(number)) if 0 < number <= self._issued[False]:
+            case (0, int(number)) if 0 < number <= self._last_issued_numbers[False]:
                 return
         raise PoolError(
             f"{pool_id!r} is not the id of a private pool", hint="graph_pool_handle() returns ids"
@@ -293,7 +295,7 @@ class HeldPool:
 
     def __exit__(
         self,
-        kind: type[BaseException] | None,
+        error_type: type[BaseException] | None,
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:

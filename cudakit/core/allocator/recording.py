@@ -27,7 +27,7 @@ from cudakit.core.allocator.history import (
     Stacks,
     Stage,
     TraceEvent,
-    gather,
+    gather_stack,
 )
 from cudakit.core.allocator.segments import Segment
 from cudakit.core.allocator.state import AllocatorState, InvalidPointer
@@ -79,8 +79,8 @@ class Recording:
                 skip_actions=skip_actions,
                 clear=clear,
             )
-            previous_events = state.history if state.history.enabled else None
-            state.set_slow("history", on=not state.fast_path.record_events(previous_events))
+            previous_events = state.history if state.history.is_enabled else None
+            state.set_slow("history", is_on=not state.fast_path.record_events(previous_events))
 
     def set_metadata(self, text: str) -> None:
         """Set the text of the key ``user_metadata`` in all later entries of the trace."""
@@ -93,24 +93,24 @@ class Recording:
         Raises InvalidPointer if nothing is allocated there.
         """
         state = self._state
-        stack = gather(2) if state.history.level else None
+        stack = gather_stack(2) if state.history.level else None
         with state.locked():
-            block = state.live.get(ptr)
+            block = state.live_blocks.get(ptr)
             if block is None:
                 raise InvalidPointer(
                     f"nothing is allocated at {ptr:#x}: {state.describe_invalid_pointer(ptr)}"
                 )
-            if state.history.enabled:
+            if state.history.is_enabled:
                 state.history.annotate(block, stack, text)
 
     @contextmanager
     def annotated(self, name: str) -> Iterator[None]:
         """Record a named range of the program, such as a step, in ``external_annotations`` of snapshots."""
-        self._mark(name, "START")
+        self._record_mark(name, "START")
         try:
             yield
         finally:
-            self._mark(name, "END")
+            self._record_mark(name, "END")
 
     def include_pinned(self, pool: HasSnapshot | None) -> None:
         """Include ``host_segments`` and ``host_traces`` of a pinned memory allocator in snapshots."""
@@ -120,19 +120,21 @@ class Recording:
         """Return the segments and the trace in PyTorch's format, as builtin types."""
         state = self._state
         with state.locked():
-            result = _snapshot(state.engine, state.history, state.device, self._cudakit_settings())
-        return result | (self._pinned.snapshot() if self._pinned else {})
+            snapshot = _snapshot(
+                state.engine, state.history, state.device, self._cudakit_settings()
+            )
+        return snapshot | (self._pinned.snapshot() if self._pinned else {})
 
     def save_snapshot(self, path: str | os.PathLike[str]) -> None:
         """Write a snapshot to a file that PyTorch's tools and `cudakit memviz` read.
 
         Raises UsageError if the file cannot be written; an existing file then stays.
         """
-        target = checked_path(path)
-        save(self.snapshot(), target)
+        snapshot_path = checked_path(path)
+        save_snapshot(self.snapshot(), snapshot_path)
 
-    def _mark(self, name: str, stage: Stage) -> None:
-        if self._state.history.enabled:
+    def _record_mark(self, name: str, stage: Stage) -> None:
+        if self._state.history.is_enabled:
             with self._state.locked():
                 self._state.history.mark(name, stage)
 
@@ -145,27 +147,27 @@ def _snapshot(
     ``settings`` are the settings that PyTorch does not have.
     """
     stacks = Stacks()
-    entries = [_entry(history, stacks, event) for event in history.events]
-    by_address = sorted(engine.segments.values(), key=lambda segment: segment.ptr)
-    segments = [_segment(segment, stacks, device) for segment in by_address]
-    if engine.trace is not None:
-        engine.trace.record(SNAPSHOT, 0, engine.stats.total("active_bytes"), 0, None)
+    entries = [_trace_entry(history, stacks, event) for event in history.events]
+    sorted_segments = sorted(engine.segments.values(), key=lambda segment: segment.ptr)
+    segments = [_segment_entry(segment, stacks, device) for segment in sorted_segments]
+    if engine.history is not None:
+        engine.history.record(SNAPSHOT, 0, engine.stats.current_total("active_bytes"), 0, None)
     empty_traces: list[list[Any]] = [[] for _ in range(device)]
     return {
         "segments": segments,
         "device_traces": [*empty_traces, entries],
         "allocator_settings": engine.settings.as_recorded() | dict(settings),
         "external_annotations": [
-            _annotation(history, annotation, device) for annotation in history.annotations
+            _annotation_entry(history, annotation, device) for annotation in history.annotations
         ],
         "trace_alloc_overflowed": [*(False for _ in empty_traces), history.overflowed],
     }
 
 
-def _entry(history: History, stacks: Stacks, event: TraceEvent) -> dict[str, Any]:
+def _trace_entry(history: History, stacks: Stacks, event: TraceEvent) -> dict[str, Any]:
     """Convert an event of the history to an entry of a snapshot's trace."""
     action, address, size, stream, moment_ns, stack, pool, metadata = event
-    text, tag = metadata if isinstance(metadata, tuple) else (metadata, "")
+    metadata_text, tag = metadata if isinstance(metadata, tuple) else (metadata, "")
     trace_entry = {
         "action": action,
         "device_free" if action == OOM else "addr": address,
@@ -173,7 +175,7 @@ def _entry(history: History, stacks: Stacks, event: TraceEvent) -> dict[str, Any
         "stream": stream,
         "time_us": history.unix_us(moment_ns),
         "compile_context": "N/A",
-        "user_metadata": text,
+        "user_metadata": metadata_text,
         "pool_id": pool,
     }
     if tag:
@@ -195,19 +197,19 @@ def host_snapshot(blocks: Iterable[Block], history: History) -> dict[str, Any]:
             {
                 "address": block.ptr,
                 "size": block.size,
-                "requested_size": 0 if block.free else block.requested,
-                "allocated": int(block.allocated),
-                "active": int(not block.free),
+                "requested_size": 0 if block.is_free else block.requested,
+                "allocated": int(block.is_allocated),
+                "active": int(not block.is_free),
                 "segment_pool_id": block.pool.id,
                 "frames": stacks.frames(block.stack),
             }
             for block in sorted(blocks, key=lambda block: block.ptr)
         ],
-        "host_traces": [_entry(history, stacks, event) for event in history.events],
+        "host_traces": [_trace_entry(history, stacks, event) for event in history.events],
     }
 
 
-def _annotation(history: History, annotation: Annotation, device: int) -> dict[str, Any]:
+def _annotation_entry(history: History, annotation: Annotation, device: int) -> dict[str, Any]:
     name, stage, moment_ns = annotation
     return {
         "name": name,
@@ -217,68 +219,71 @@ def _annotation(history: History, annotation: Annotation, device: int) -> dict[s
     }
 
 
-def _segment(segment: Segment, stacks: Stacks, device: int) -> dict[str, Any]:
+def _segment_entry(segment: Segment, stacks: Stacks, device: int) -> dict[str, Any]:
     blocks = segment.blocks()
-    active = [block for block in blocks if not block.free]
+    active_blocks = [block for block in blocks if not block.is_free]
     return {
         "device": device,
         "address": segment.ptr,
         "total_size": segment.size,
-        "allocated_size": sum(block.size for block in active if block.allocated),
-        "active_size": sum(block.size for block in active),
-        "requested_size": sum(block.requested for block in active),
+        "allocated_size": sum(block.size for block in active_blocks if block.is_allocated),
+        "active_size": sum(block.size for block in active_blocks),
+        "requested_size": sum(block.requested for block in active_blocks),
         "stream": segment.stream,
-        "segment_type": "small" if segment.pool.small else "large",
+        "segment_type": "small" if segment.pool.is_small else "large",
         "segment_pool_id": segment.pool.id,
         "is_expandable": segment.is_expandable,
-        "registration_counter": segment.number,
+        "registration_counter": segment.registration_number,
         "frames": stacks.frames(segment.stack),
-        "blocks": [_block(block, stacks) for block in blocks],
+        "blocks": [_block_entry(block, stacks) for block in blocks],
     }
 
 
-def _block(block: Block, stacks: Stacks) -> dict[str, Any]:
+def _block_entry(block: Block, stacks: Stacks) -> dict[str, Any]:
     return {
         "address": block.ptr,
         "size": block.size,
         "requested_size": block.requested,
-        "state": _state(block),
+        "state": _block_state(block),
         "frames": stacks.frames(block.stack),
     }
 
 
-def _state(block: Block) -> str:
-    if block.free:
+def _block_state(block: Block) -> str:
+    if block.is_free:
         return "inactive"
-    return "active_allocated" if block.allocated else "active_pending_free"
+    return "active_allocated" if block.is_allocated else "active_pending_free"
 
 
 def checked_path(path: str | os.PathLike[str]) -> Path:
     """Return a path as an absolute path. Raises UsageError if no file can be written there."""
-    target = Path(
+    absolute_path = Path(
         path
     ).absolute()  # Absolute, because the program may change its working directory.
-    if target.is_dir():
-        raise UsageError(f"cannot write {target}: it is a directory", hint="give a file name")
-    if not target.parent.is_dir():
+    if absolute_path.is_dir():
         raise UsageError(
-            f"cannot write {target}: there is no directory {target.parent}", hint="make it first"
+            f"cannot write {absolute_path}: it is a directory", hint="give a file name"
         )
-    return target
+    if not absolute_path.parent.is_dir():
+        raise UsageError(
+            f"cannot write {absolute_path}: there is no directory {absolute_path.parent}",
+            hint="make it first",
+        )
+    return absolute_path
 
 
-def save(snapshot: dict[str, Any], path: Path) -> None:
+def save_snapshot(snapshot: dict[str, Any], path: Path) -> None:
     """Write a snapshot to a file. Raises UsageError if that fails; an existing file then stays unchanged."""
     # The name is random and the mode is "x", because another user could place a symbolic link at a known
     # name.
-    temporary = path.with_name(f".{path.name}.{os.urandom(8).hex()}.part")
+    temporary_path = path.with_name(f".{path.name}.{os.urandom(8).hex()}.part")
     try:
         try:
-            with temporary.open("xb") as file:
+            with temporary_path.open("xb") as file:
                 pickle.dump(snapshot, file, protocol=4)
-            temporary.replace(path)
+            temporary_path.replace(path)
         finally:
-            temporary.unlink(missing_ok=True)
+            temporary_path.unlink(missing_ok=True)
     except OSError as error:
         raise UsageError(
             f"cannot write {path}: {error.strerror}", hint="choose another path, or free disk space"

@@ -15,24 +15,24 @@ from typing import cast
 
 from cudakit.core.allocator.blocks import Block, FreeBlocks, RawStack
 
-_by_address = attrgetter("ptr")
+_address_of = attrgetter("ptr")
 
 
 class Segment:
-    """Memory taken from the device in one piece. ``number`` counts the segments of the device from 1."""
+    """Memory taken from the device in one piece. Registration numbers count the device's segments from 1."""
 
-    __slots__ = ("first", "number", "pool", "ptr", "size", "stream")
+    __slots__ = ("first_block", "pool", "ptr", "registration_number", "size", "stream")
 
     is_expandable = False
 
-    def __init__(self, first: Block, stack: RawStack | None) -> None:
-        self.first = first
-        self.number = 0
-        self.ptr = first.ptr
-        self.size = first.size
-        self.stream = first.stream
-        self.pool = first.pool
-        first.segment_stack = stack
+    def __init__(self, first_block: Block, stack: RawStack | None) -> None:
+        self.first_block = first_block
+        self.registration_number = 0
+        self.ptr = first_block.ptr
+        self.size = first_block.size
+        self.stream = first_block.stream
+        self.pool = first_block.pool
+        first_block.segment_stack = stack
 
     @property
     def stack(self) -> RawStack | None:
@@ -41,7 +41,7 @@ class Segment:
         When a block is split, the stack stays with the upper part, as in PyTorch, where the lower part
         becomes a new object (alloc_found_block, try_merge_blocks).
         """
-        return self.first.segment_stack
+        return self.first_block.segment_stack
 
     def releasable_bytes(self, block: Block) -> int:
         """Return the number of bytes of a free block that can be released: all if it is the whole segment."""
@@ -49,7 +49,7 @@ class Segment:
 
     def blocks(self) -> list[Block]:
         """List the blocks of the segment by address."""
-        blocks = [self.first]
+        blocks = [self.first_block]
         while (next_block := blocks[-1].next) is not None:
             blocks.append(next_block)
         return blocks
@@ -62,18 +62,18 @@ class Segments(dict[int, Segment]):
     segments in the same order on all ranks; PyTorch numbers each Block object, so its numbers differ.
     """
 
-    __slots__ = ("_last",)
+    __slots__ = ("_last_number",)
 
     def __init__(self) -> None:
         super().__init__()
-        self._last = 0
+        self._last_number = 0
 
     def __setitem__(self, ptr: int, segment: Segment) -> None:
-        self._last += 1
-        segment.number = self._last
+        self._last_number += 1
+        segment.registration_number = self._last_number
         super().__setitem__(ptr, segment)
 
-    def find(self, ptr: int) -> Segment | None:
+    def find_segment(self, ptr: int) -> Segment | None:
         """Return the segment that contains an address, or None."""
         for segment in self.values():
             if segment.ptr <= ptr < segment.ptr + segment.size:
@@ -88,8 +88,8 @@ class MappedRange(Segment):
 
     is_expandable = True
 
-    def __init__(self, first: Block, size: int, stack: RawStack | None) -> None:
-        super().__init__(first, None)
+    def __init__(self, first_block: Block, size: int, stack: RawStack | None) -> None:
+        super().__init__(first_block, None)
         self.size = size
         self._stack = stack
 
@@ -111,8 +111,8 @@ class MappedRange(Segment):
 
     def blocks(self) -> list[Block]:
         """List the blocks of the segment by address."""
-        blocks = [self.first]
-        while (next_block := blocks[-1].next) is not None and next_block.mapped:
+        blocks = [self.first_block]
+        while (next_block := blocks[-1].next) is not None and next_block.is_mapped:
             blocks.append(next_block)
         return blocks
 
@@ -120,31 +120,33 @@ class MappedRange(Segment):
 class StreamSegments:
     """The expandable segments of one pool and stream, and their unmapped blocks, both by address."""
 
-    __slots__ = ("free", "segments", "unmapped")
+    __slots__ = ("free_blocks", "segments", "unmapped_blocks")
 
-    def __init__(self, free: FreeBlocks) -> None:
-        self.free = free
+    def __init__(self, free_blocks: FreeBlocks) -> None:
+        self.free_blocks = free_blocks
         self.segments: list[ExpandableSegment] = []
-        self.unmapped: list[Block] = []
+        self.unmapped_blocks: list[Block] = []
 
-    def find_start(self, size: int) -> Block | None:
+    def find_start_block(self, min_bytes: int) -> Block | None:
         """Return the lowest block that begins a chain of free and unmapped blocks of at least a size."""
-        for unmapped in self.unmapped:
-            previous_block = unmapped.prev
-            start = (
-                previous_block if previous_block is not None and previous_block.free else unmapped
+        for unmapped_block in self.unmapped_blocks:
+            previous_block = unmapped_block.prev
+            start_block = (
+                previous_block
+                if previous_block is not None and previous_block.is_free
+                else unmapped_block
             )
-            if _has_min_size(start, size):
-                return start
+            if _has_min_size(start_block, min_bytes):
+                return start_block
         return None
 
     def add_unmapped(self, block: Block) -> None:
         """Insert an unmapped block."""
-        insort(self.unmapped, block, key=_by_address)
+        insort(self.unmapped_blocks, block, key=_address_of)
 
     def remove_unmapped(self, block: Block) -> None:
         """Remove an unmapped block."""
-        del self.unmapped[bisect_left(self.unmapped, block.ptr, key=_by_address)]
+        del self.unmapped_blocks[bisect_left(self.unmapped_blocks, block.ptr, key=_address_of)]
 
 
 class ExpandableSegment:
@@ -154,7 +156,7 @@ class ExpandableSegment:
     of the first mapping; snapshots contain it for the range at the beginning of the segment.
     """
 
-    __slots__ = ("first", "group", "page_bytes", "ptr", "ranges", "registry", "size", "stack")
+    __slots__ = ("first_block", "group", "page_bytes", "ptr", "ranges", "registry", "size", "stack")
 
     def __init__(
         self,
@@ -171,20 +173,20 @@ class ExpandableSegment:
         self.registry = registry
         self.ranges: list[MappedRange] = []
         self.stack: RawStack | None = None
-        self.first = self._unmapped_block(ptr, size)
-        group.add_unmapped(self.first)
-        insort(group.segments, self, key=_by_address)
+        self.first_block = self._unmapped_block(ptr, size)
+        group.add_unmapped(self.first_block)
+        insort(group.segments, self, key=_address_of)
 
     def remove_from_stream(self) -> None:
         """Remove the segment, which has no mapped pages, from the segments of its stream."""
-        self.group.remove_unmapped(self.first)
+        self.group.remove_unmapped(self.first_block)
         self.group.segments.remove(self)
 
     def pages_within(self, block: Block) -> tuple[int, int]:
         """Return the begin and the end of the whole pages in a block; both are equal if there are none."""
-        page_bytes, start = self.page_bytes, block.ptr - self.ptr
-        begin = -(-start // page_bytes) * page_bytes
-        end = (start + block.size) // page_bytes * page_bytes
+        page_bytes, start_offset = self.page_bytes, block.ptr - self.ptr
+        begin = -(-start_offset // page_bytes) * page_bytes
+        end = (start_offset + block.size) // page_bytes * page_bytes
         return self.ptr + begin, self.ptr + max(begin, end)
 
     def pages_containing(self, begin: int, end: int) -> tuple[int, int]:
@@ -193,24 +195,24 @@ class ExpandableSegment:
         first_page, end_page = (begin - self.ptr) // page_bytes, -(-(end - self.ptr) // page_bytes)
         return self.ptr + first_page * page_bytes, end_page - first_page
 
-    def map(self, unmapped: Block, size: int) -> Block:
+    def map(self, unmapped_block: Block, size: int) -> Block:
         """Turn the beginning of an unmapped block into a free block; merge it with adjacent free blocks."""
-        block = self.group.free.new_block(unmapped.ptr, size, self)
-        block.requested = unmapped.requested
-        self.group.remove_unmapped(unmapped)
+        block = self.group.free_blocks.new_block(unmapped_block.ptr, size, self)
+        block.requested = unmapped_block.requested
+        self.group.remove_unmapped(unmapped_block)
         chain = [block]
-        if size < unmapped.size:
-            rest_block = self._unmapped_block(unmapped.ptr + size, unmapped.size - size)
+        if size < unmapped_block.size:
+            rest_block = self._unmapped_block(unmapped_block.ptr + size, unmapped_block.size - size)
             self.group.add_unmapped(rest_block)
             chain.append(rest_block)
-        self._replace(unmapped, chain)
+        self._replace_block(unmapped_block, chain)
         self._extend_ranges(block)
         return self._merge_free(block)
 
     def unmap(self, block: Block, begin: int, end: int) -> None:
         """Turn a part of a free block into an unmapped block, and merge it with adjacent unmapped blocks."""
-        free, after_bytes = self.group.free, block.ptr + block.size - end
-        free.remove(block)
+        free_blocks, after_bytes = self.group.free_blocks, block.ptr + block.size - end
+        free_blocks.remove(block)
         gap = self._unmapped_block(begin, end - begin)
         gap.requested = block.requested
         chain = [gap]
@@ -218,20 +220,20 @@ class ExpandableSegment:
             block.size, block.requested = begin - block.ptr, 0
             chain.insert(0, block)
         if after_bytes:
-            chain.append(free.new_block(end, after_bytes, self))
-        self._replace(block, chain)
-        for block_ in chain:
-            if block_ is not gap:
-                free.add(block_)
+            chain.append(free_blocks.new_block(end, after_bytes, self))
+        self._replace_block(block, chain)
+        for chain_block in chain:
+            if chain_block is not gap:
+                free_blocks.add(chain_block)
         self._cut_range(gap)
         self._merge_unmapped(gap)
 
     def _unmapped_block(self, ptr: int, size: int) -> Block:
-        block = self.group.free.new_block(ptr, size, self)
-        block.mapped = False
+        block = self.group.free_blocks.new_block(ptr, size, self)
+        block.is_mapped = False
         return block
 
-    def _replace(self, old_block: Block, chain: list[Block]) -> None:
+    def _replace_block(self, old_block: Block, chain: list[Block]) -> None:
         """Replace a block of the segment by a chain of blocks, whose first block may be the same one."""
         previous_block, next_block = old_block.prev, old_block.next
         for lower_block, upper_block in pairwise([previous_block, *chain, next_block]):
@@ -240,14 +242,14 @@ class ExpandableSegment:
             if upper_block is not None:
                 upper_block.prev = lower_block
         if previous_block is None:
-            self.first = chain[0]
+            self.first_block = chain[0]
 
     def _merge_free(self, block: Block) -> Block:
-        free_blocks, previous_block, next_block = self.group.free, block.prev, block.next
-        if next_block is not None and next_block.free:
+        free_blocks, previous_block, next_block = self.group.free_blocks, block.prev, block.next
+        if next_block is not None and next_block.is_free:
             free_blocks.remove(next_block)
             _absorb_next(block)
-        if previous_block is not None and previous_block.free:
+        if previous_block is not None and previous_block.is_free:
             free_blocks.remove(previous_block)
             previous_block.requested = block.requested
             _absorb_next(previous_block)
@@ -257,10 +259,10 @@ class ExpandableSegment:
 
     def _merge_unmapped(self, gap: Block) -> None:
         group, previous_block, next_block = self.group, gap.prev, gap.next
-        if next_block is not None and not next_block.mapped:
+        if next_block is not None and not next_block.is_mapped:
             group.remove_unmapped(next_block)
             _absorb_next(gap)
-        if previous_block is not None and not previous_block.mapped:
+        if previous_block is not None and not previous_block.is_mapped:
             group.remove_unmapped(previous_block)
             previous_block.requested = gap.requested
             _absorb_next(previous_block)
@@ -270,7 +272,7 @@ class ExpandableSegment:
     def _extend_ranges(self, block: Block) -> None:
         """Add a newly mapped block to the mapped ranges, and join the ranges before and after the block."""
         ranges, end, size = self.ranges, block.ptr + block.size, block.size
-        index = bisect_right(ranges, block.ptr, key=_by_address)
+        index = bisect_right(ranges, block.ptr, key=_address_of)
         if index < len(ranges) and ranges[index].ptr == end:
             next_range = ranges.pop(index)
             del self.registry[next_range.ptr]
@@ -284,7 +286,7 @@ class ExpandableSegment:
     def _cut_range(self, gap: Block) -> None:
         """Remove an unmapped block from the mapped range that contains its addresses."""
         ranges, end = self.ranges, gap.ptr + gap.size
-        index = bisect_right(ranges, gap.ptr, key=_by_address) - 1
+        index = bisect_right(ranges, gap.ptr, key=_address_of) - 1
         containing_range = ranges[index]
         after_bytes = containing_range.end - end
         containing_range.size = gap.ptr - containing_range.ptr
@@ -317,14 +319,16 @@ def _absorb_next(block: Block) -> None:
 def expandable_size(block: Block) -> int:
     """Return the size to which a free block can grow: its size plus that of the unmapped block after it."""
     next_block = block.next
-    return block.size + (next_block.size if next_block is not None and not next_block.mapped else 0)
+    return block.size + (
+        next_block.size if next_block is not None and not next_block.is_mapped else 0
+    )
 
 
-def _has_min_size(start: Block, size: int) -> bool:
-    """Return whether free and unmapped blocks from ``start`` on have at least a size."""
+def _has_min_size(start_block: Block, min_bytes: int) -> bool:
+    """Return whether free and unmapped blocks from ``start_block`` on have at least a size."""
     chain_bytes = 0
-    block: Block | None = start
-    while block is not None and chain_bytes < size and (block.free or not block.mapped):
+    block: Block | None = start_block
+    while block is not None and chain_bytes < min_bytes and (block.is_free or not block.is_mapped):
         chain_bytes += block.size
         block = block.next
-    return chain_bytes >= size
+    return chain_bytes >= min_bytes

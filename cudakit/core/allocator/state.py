@@ -76,13 +76,13 @@ def native_module() -> ModuleType | None:
 
 
 class AllocatorState:
-    """The state of the allocator of one device. ``live`` has the allocated blocks by address.
+    """The state of the allocator of one device. ``live_blocks`` has the allocated blocks by address.
 
     ``native`` selects the native or the plain types; None selects the native types if they were compiled.
 
-    ``uncached`` has the sizes of allocations that were made while caching was off, by address.
-    ``refusal`` is None until the allocator is closed or its process was forked; then it returns the error of
-    later allocations.
+    ``uncached_sizes`` has the sizes of allocations that were made while caching was off, by address.
+    ``new_refusal`` is None until the allocator is closed or its process was forked. Then it returns the
+    error of later allocations.
     """
 
     def __init__(
@@ -95,67 +95,72 @@ class AllocatorState:
     ) -> None:
         self.upstream = upstream
         self.device = device
-        compiled = native_module() if native is not False else None
-        if native and compiled is None:
+        compiled_module = native_module() if native is not False else None
+        if native and compiled_module is None:
             raise Unsupported("the native types of the allocator were not compiled")
-        self.gate: Gate = compiled.Gate() if compiled else Gate()
-        self.guard: Guard[QueuedFree] = Guard(lambda queued: self.free_live(*queued), self.gate)
-        self.history = History(compiled.Events if compiled else Events)
-        self.engine = Engine(upstream, settings, compiled.TYPES if compiled else PLAIN_TYPES)
+        self.gate: Gate = compiled_module.Gate() if compiled_module else Gate()
+        self.guard: Guard[QueuedFree] = Guard(
+            lambda queued: self.free_live_block(*queued), self.gate
+        )
+        self.history = History(compiled_module.Events if compiled_module else Events)
+        block_types = compiled_module.NATIVE_TYPES if compiled_module else PLAIN_TYPES
+        self.engine = Engine(upstream, settings, block_types)
         self.cache = SegmentCache(self.engine)
         self.captures = Captures()
-        self.pending = PendingFrees(upstream, self._complete, self.captures)
-        self.live: dict[int, Block] = {}
-        self.uncached: dict[int, int] = {}
-        self.refusal: Callable[[], Exception] | None = None
-        self._compiled = compiled
+        self.pending_frees = PendingFrees(upstream, self._complete_free, self.captures)
+        self.live_blocks: dict[int, Block] = {}
+        self.uncached_sizes: dict[int, int] = {}
+        self.new_refusal: Callable[[], Exception] | None = None
+        self._compiled_module = compiled_module
         self.invalid_frees: deque[InvalidFree] = deque(maxlen=_MAX_INVALID_FREES)
-        self._invalid_numbers = count(1)
-        self._slow: set[SlowPathReason] = set()
+        self._invalid_free_numbers = count(1)
+        self._slow_path_reasons: set[SlowPathReason] = set()
 
-    def connect(self, slow_calls: SlowCalls) -> None:
+    def create_fast_path(self, slow_calls: SlowCalls) -> None:
         """Create the fast path. This is a separate step because ``slow_calls`` need this state."""
         self.fast_path: FastPath | NativeFastPath
-        if self._compiled:
-            native = self._compiled.FastPath
-            self.fast_path = native(self.engine, self.gate, self.live, slow_calls)
+        if self._compiled_module:
+            native_fast_path = self._compiled_module.FastPath
+            self.fast_path = native_fast_path(self.engine, self.gate, self.live_blocks, slow_calls)
         else:
-            self.fast_path = FastPath(self.engine, self.guard, self.live, slow_calls)
+            self.fast_path = FastPath(self.engine, self.guard, self.live_blocks, slow_calls)
 
     def locked(self) -> AbstractContextManager[None]:
         """Hold the guard during a ``with`` block. Raises Reentered."""
         return self.guard.locked()
 
-    def retire(self, refusal: Callable[[], Exception] | None) -> None:
-        """Ignore frees from now on; if ``refusal`` is given, allocations raise the error that it returns."""
-        self.refusal = refusal
-        self.set_slow("retired", on=True)
+    def retire(self, new_refusal: Callable[[], Exception] | None) -> None:
+        """Ignore frees from now on; allocations raise the error from ``new_refusal`` unless it is None."""
+        self.new_refusal = new_refusal
+        self.set_slow("retired", is_on=True)
 
-    def set_slow(self, reason: SlowPathReason, *, on: bool) -> None:
+    def set_slow(self, reason: SlowPathReason, *, is_on: bool) -> None:
         """Add or remove a reason why the fast path is off."""
-        if on:
-            self._slow.add(reason)
+        if is_on:
+            self._slow_path_reasons.add(reason)
         else:
-            self._slow.discard(reason)
-        self.gate.slow = bool(self._slow)
+            self._slow_path_reasons.discard(reason)
+        self.gate.slow = bool(self._slow_path_reasons)
 
     def is_slow(self, reason: SlowPathReason) -> bool:
         """Return whether the fast path is off for a certain reason."""
-        return reason in self._slow
+        return reason in self._slow_path_reasons
 
-    def free_live(self, block: Block, stack: RawStack | None, stream: int | None = None) -> None:
-        """Free a block that was removed from ``live``; ``stream`` may use it. The caller holds the guard."""
+    def free_live_block(
+        self, block: Block, stack: RawStack | None, stream: int | None = None
+    ) -> None:
+        """Free a block that was removed from ``live_blocks``; ``stream`` may use it. Needs the guard."""
         if stream is not None:
-            self.pending.add_use(block, stream_number(stream))
+            self.pending_frees.add_use(block, stream_number(stream))
         if block.stream_uses:
-            self.set_slow("pending", on=True)
+            self.set_slow("pending", is_on=True)
             self.engine.free(block, stack)
-            self.pending.add(block)
+            self.pending_frees.add_block(block)
         else:
             self.engine.free(block, stack)
 
-    def _complete(self, block: Block, stack: RawStack | None) -> None:
-        self.set_slow("pending", on=self.pending.count > 0)
+    def _complete_free(self, block: Block, stack: RawStack | None) -> None:
+        self.set_slow("pending", is_on=self.pending_frees.pending_count > 0)
         self.engine.complete_free(block, stack)
 
     # Methods for cached memory.
@@ -163,29 +168,29 @@ class AllocatorState:
     def empty_cache(self, stack: RawStack | None) -> None:
         """Wait for pending frees, and release all cached segments. Raises CudaError."""
         self.engine.stats.num_sync_all_streams += 1
-        self.pending.synchronize(stack)
+        self.pending_frees.synchronize(stack)
         self.cache.release_cached_blocks(stack)
 
     def empty_pool(self, pool: PrivatePool, stack: RawStack | None) -> None:
         """Wait for pending frees of a private pool without holders, and release it. Raises CudaError."""
-        if not pool.uses:
+        if not pool.holder_count:
             self.engine.stats.num_sync_all_streams += 1
-            self.pending.synchronize(stack, pool=pool.id)
+            self.pending_frees.synchronize(stack, pool=pool.id)
             self.cache.release_private_pool(pool, stack)
 
     # Methods for watchers.
 
-    def watch(self, watcher: Callable[[], None]) -> None:
+    def add_watcher(self, watcher: Callable[[], None]) -> None:
         """Call a function after every change. The caller holds the guard."""
         if watcher not in self.guard.watchers:
             self.guard.watchers.append(watcher)
-        self.set_slow("watched", on=True)
+        self.set_slow("watched", is_on=True)
 
-    def unwatch(self, watcher: Callable[[], None]) -> None:
+    def remove_watcher(self, watcher: Callable[[], None]) -> None:
         """Stop calling a function after changes. The caller holds the guard."""
         if watcher in self.guard.watchers:
             self.guard.watchers.remove(watcher)
-        self.set_slow("watched", on=bool(self.guard.watchers))
+        self.set_slow("watched", is_on=bool(self.guard.watchers))
 
     # Methods for invalid pointers.
 
@@ -198,7 +203,7 @@ class AllocatorState:
             finally:
                 self.guard.leave()
         self.invalid_frees.append(InvalidFree(ptr, reason, stack))
-        self.engine.stats.num_invalid_frees = next(self._invalid_numbers)
+        self.engine.stats.num_invalid_frees = next(self._invalid_free_numbers)
         return InvalidPointer(
             f"nothing is allocated at {ptr:#x}: {reason}",
             hint="free each allocation once, by the address that alloc returned",
@@ -206,13 +211,13 @@ class AllocatorState:
 
     def describe_invalid_pointer(self, ptr: int) -> str:
         """Describe an address at which no live allocation begins. The caller holds the guard."""
-        segment = self.engine.segments.find(ptr)
+        segment = self.engine.segments.find_segment(ptr)
         if segment is None:
             return "it belongs to no segment of this allocator, or its segment was released"
         block = next(block for block in reversed(segment.blocks()) if block.ptr <= ptr)
-        if not block.allocated or ptr == block.ptr:
-            waits = "" if block.free else ", and other streams still use it"
-            return f"it was freed before{waits}"
+        if not block.is_allocated or ptr == block.ptr:
+            waiting_clause = "" if block.is_free else ", and other streams still use it"
+            return f"it was freed before{waiting_clause}"
         return (
             f"it lies {ptr - block.ptr} bytes into the allocation of {format_bytes(block.requested)}"
             f" at {block.ptr:#x}"
@@ -228,14 +233,14 @@ def checked_size(size_bytes: int) -> int:
 
 
 def delegated(
-    method: Callable[Concatenate[Any, _P], _R], attribute: str
+    method: Callable[Concatenate[Any, _P], _R], attribute_name: str
 ) -> Callable[Concatenate[Any, _P], _R]:
-    """Return a method for the allocator that calls a method of its attribute ``attribute``."""
-    find = attrgetter(f"{attribute}.{method.__name__}")
+    """Return a method for the allocator that calls a method of its attribute ``attribute_name``."""
+    get_method = attrgetter(f"{attribute_name}.{method.__name__}")
 
     @wraps(method)
-    def call(allocator: Any, /, *args: _P.args, **options: _P.kwargs) -> _R:
-        result: _R = find(allocator)(*args, **options)
+    def call_method(allocator: Any, /, *args: _P.args, **options: _P.kwargs) -> _R:
+        result: _R = get_method(allocator)(*args, **options)
         return result
 
-    return call
+    return call_method

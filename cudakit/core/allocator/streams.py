@@ -27,7 +27,7 @@ from cudakit.torch_rules.oom_facts import PoolId
 # A function that selects requests: it returns whether a request of the calling thread on a stream is
 # selected.
 StreamFilter: TypeAlias = Callable[[int], bool]
-_Queue: TypeAlias = "deque[tuple[Event, int, Block]]"
+_EventQueue: TypeAlias = "deque[tuple[Event, int, Block]]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +65,12 @@ class CapturedGraph:
         if capture is None:
             return frozenset()
         visited_nodes = self._nodes_before.setdefault((capture, stream), set())
-        unvisited = list(self._graph.terminals(stream))
-        while unvisited:
-            node = unvisited.pop()
+        unvisited_nodes = list(self._graph.terminals(stream))
+        while unvisited_nodes:
+            node = unvisited_nodes.pop()
             if node not in visited_nodes:
                 visited_nodes.add(node)
-                unvisited += self._graph.predecessors(node)
+                unvisited_nodes += self._graph.predecessors(node)
         return visited_nodes
 
 
@@ -78,14 +78,14 @@ class Captures:
     """The current captures: their number, and the graphs that prove which blocks can be reused."""
 
     def __init__(self) -> None:
-        self.count = 0
+        self.capture_count = 0
         self.graphs: list[CapturedGraph] = []
 
 
 class PendingFrees:
     """The freed blocks that other streams still use.
 
-    ``complete`` is called with a block that no stream uses any more. If the events of a block cannot be
+    ``complete_free`` is called with a block that no stream uses any more. If the events of a block cannot be
     recorded, during a capture or because the driver refuses, the block is deferred: each call tries again.
     With ``in_order``, the events of all streams are in one queue, so that a slow stream delays the others
     (PyTorch's CachingHostAllocator.h, process_events). ``unused_events`` is a list that several objects may
@@ -95,25 +95,25 @@ class PendingFrees:
     def __init__(
         self,
         upstream: EventSource,
-        complete: Callable[[Block, RawStack | None], None],
+        complete_free: Callable[[Block, RawStack | None], None],
         captures: Captures,
         *,
         in_order: bool = False,
         unused_events: list[Event] | None = None,
     ) -> None:
         self._upstream = upstream
-        self._complete = complete
+        self._complete_free = complete_free
         self._captures = captures
-        self._in_order = in_order
-        self._queues: dict[int, _Queue] = {}
-        self._deferred: dict[Block, LastUses | None] = {}
+        self._is_in_order = in_order
+        self._queues: dict[int, _EventQueue] = {}
+        self._deferred_frees: dict[Block, LastUses | None] = {}
         # For each block, the streams that began to use the block during a capture.
         self._uses_in_captures: dict[Block, dict[int, None]] = {}
         self._unused_events = [] if unused_events is None else unused_events
-        self.count = 0  # Number of pending blocks.
+        self.pending_count = 0  # Number of pending blocks.
 
     def __bool__(self) -> bool:
-        return self.count > 0
+        return self.pending_count > 0
 
     def add_use(self, block: Block, stream: int) -> None:
         """Record that a stream uses a live block, unless it is the block's own stream.
@@ -125,70 +125,72 @@ class PendingFrees:
             return
         if block.stream_uses is None:
             block.stream_uses = {}
-        if self._captures.count and stream not in block.stream_uses:
+        if self._captures.capture_count and stream not in block.stream_uses:
             self._uses_in_captures.setdefault(block, {})[stream] = None
         block.stream_uses[stream] = None
 
-    def add(self, block: Block) -> None:
+    def add_block(self, block: Block) -> None:
         """Add a freed block, which waits for the streams that use it.
 
         Raises CudaError if an event cannot be recorded or the graph cannot be queried. The block is added in
         this case too.
         """
-        self.count += 1
-        if self._captures.count:
-            self._deferred[block] = None
-            uses_by_graph = (graph.last_uses(block) for graph in self._captures.graphs)
-            self._deferred[block] = next(filter(None, uses_by_graph), None)
+        self.pending_count += 1
+        if self._captures.capture_count:
+            self._deferred_frees[block] = None
+            last_uses = (graph.last_uses(block) for graph in self._captures.graphs)
+            self._deferred_frees[block] = next(filter(None, last_uses), None)
             return
         self._uses_in_captures.pop(block, None)
         try:
-            self._record(block)
+            self._record_events(block)
         except BaseException:
-            self._deferred[block] = None
+            self._deferred_frees[block] = None
             raise
 
-    def process(self, stack: RawStack | None = None, stream: int = 0) -> None:
+    def process_events(self, stack: RawStack | None = None, stream: int = 0) -> None:
         """Complete the blocks whose events have occurred, without waiting.
 
         During a capture, complete only the blocks that its graph proves to be free for a request on
         ``stream``.
         """
-        if self._captures.count:
+        if self._captures.capture_count:
             if self._captures.graphs:
                 self._complete_proven(stack, stream)
             return
         self._record_deferred(stack)
-        for key in list(self._queues):
-            queue = self._queues[key]
+        for stream_key in list(self._queues):
+            queue = self._queues[stream_key]
             while queue and self._upstream.query_event(queue[0][0]):
                 event, _, block = queue.popleft()
                 self._handle_event(event, block, stack)
             if not queue:
-                del self._queues[key]
+                del self._queues[stream_key]
 
     def synchronize(self, stack: RawStack | None = None, *, pool: PoolId | None = None) -> None:
         """Wait for the streams that use freed blocks of all pools, or of ``pool``; complete the blocks."""
         self._record_deferred(stack)
-        waiting = [block for block in self._deferred if pool is None or block.pool.id == pool]
-        if waiting:  # A stream may have been destroyed, so wait for the whole device.
+        deferred_blocks = [
+            block for block in self._deferred_frees if pool is None or block.pool.id == pool
+        ]
+        if deferred_blocks:  # A stream may have been destroyed, so wait for the whole device.
             self._upstream.sync()
-            self._forget_deferred(waiting, stack)
-        for key in list(self._queues):
-            self._synchronize_queue(self._queues[key], stack, pool)
-            if not self._queues[key]:
-                del self._queues[key]
+            self._forget_deferred_frees(deferred_blocks, stack)
+        for stream_key in list(self._queues):
+            self._synchronize_queue(self._queues[stream_key], stack, pool)
+            if not self._queues[stream_key]:
+                del self._queues[stream_key]
 
     def record_deferred_events(self, stack: RawStack | None = None) -> None:
         """Record the events that captures deferred, without querying events."""
-        if not self._captures.count:
+        if not self._captures.capture_count:
             self._record_deferred(stack)
 
     def awaited_streams(self) -> Iterator[tuple[int, Block]]:
         """Iterate over the streams that freed blocks wait for, each with its block."""
         for queue in self._queues.values():
             yield from ((stream, block) for _, stream, block in queue)
-        for block in self._deferred:
+        for block in self._deferred_frees:
             yield from ((stream, block) for stream in block.stream_uses or ())
 
     def close(self) -> None:
@@ -196,7 +198,7 @@ class PendingFrees:
         while self._unused_events:
             self._upstream.destroy_event(self._unused_events.pop())
 
-    def _record(self, block: Block) -> None:
+    def _record_events(self, block: Block) -> None:
         """Record an event on each stream that uses a block; after a CudaError, a later call continues."""
         while block.stream_uses:
             stream = next(iter(block.stream_uses))
@@ -207,36 +209,36 @@ class PendingFrees:
                 self._unused_events.append(event)
                 raise
             del block.stream_uses[stream]
-            key = 0 if self._in_order else stream
-            self._queues.setdefault(key, deque()).append((event, stream, block))
+            stream_key = 0 if self._is_in_order else stream
+            self._queues.setdefault(stream_key, deque()).append((event, stream, block))
             block.event_count += 1
 
     def _record_deferred(self, stack: RawStack | None) -> None:
         """Record the deferred events; complete the blocks that were used in captures only."""
-        for block in list(self._deferred):
+        for block in list(self._deferred_frees):
             for stream in self._uses_in_captures.pop(block, ()):
                 if block.stream_uses:
                     block.stream_uses.pop(stream, None)
             with suppress(CudaError):
-                self._record(block)
+                self._record_events(block)
             if not block.stream_uses:
-                del self._deferred[block]
+                del self._deferred_frees[block]
                 if not block.event_count:
                     self._complete_block(block, stack)
 
     def _complete_proven(self, stack: RawStack | None, stream: int) -> None:
         nodes_before = {graph: graph.nodes_before(stream) for graph in self._captures.graphs}
-        for block, last_uses in list(self._deferred.items()):
+        for block, last_uses in list(self._deferred_frees.items()):
             if last_uses is None or block.stream != stream or block.event_count:
                 continue
             if last_uses.nodes <= nodes_before.get(last_uses.graph, frozenset()):
-                del self._deferred[block]
+                del self._deferred_frees[block]
                 self._uses_in_captures.pop(block, None)
                 block.stream_uses = None
                 self._complete_block(block, stack)
 
     def _synchronize_queue(
-        self, queue: _Queue, stack: RawStack | None, pool: PoolId | None
+        self, queue: _EventQueue, stack: RawStack | None, pool: PoolId | None
     ) -> None:
         for queued_free in list(queue):
             event, _, block = queued_free
@@ -245,9 +247,9 @@ class PendingFrees:
                 queue.remove(queued_free)
                 self._handle_event(event, block, stack)
 
-    def _forget_deferred(self, blocks: list[Block], stack: RawStack | None) -> None:
+    def _forget_deferred_frees(self, blocks: list[Block], stack: RawStack | None) -> None:
         for block in blocks:
-            del self._deferred[block]
+            del self._deferred_frees[block]
             block.stream_uses = None
             if not block.event_count:
                 self._complete_block(block, stack)
@@ -259,31 +261,31 @@ class PendingFrees:
             self._complete_block(block, stack)
 
     def _complete_block(self, block: Block, stack: RawStack | None) -> None:
-        self.count -= 1
-        self._complete(block, stack)
+        self.pending_count -= 1
+        self._complete_free(block, stack)
 
 
-def of_this_thread() -> StreamFilter:
+def requests_of_this_thread() -> StreamFilter:
     """Return a filter that selects the requests of the calling thread."""
-    caller = threading.get_ident()
-    return lambda stream: threading.get_ident() == caller  # noqa: ARG005
+    caller_thread_id = threading.get_ident()
+    return lambda stream: threading.get_ident() == caller_thread_id  # noqa: ARG005
 
 
-def of_capture(stream: int | None, graph: CaptureGraph | None) -> StreamFilter:
+def requests_of_capture(stream: int | None, graph: CaptureGraph | None) -> StreamFilter:
     """Return a filter that selects the requests on all streams of the capture that contains a stream.
 
     Only the graph shows which streams belong to the capture. Without a graph, the filter selects all requests
     of this thread, and all requests on the stream. The filter may then select requests of other work, which
     wastes memory; but if it missed a request of the capture, other work could use the memory of the graph.
     """
-    is_same_thread = of_this_thread()
+    is_same_thread = requests_of_this_thread()
     if stream is None:
         return is_same_thread
     if graph is None:
         return lambda other: other == stream or is_same_thread(other)
 
-    def matches(request_stream: int) -> bool:
+    def selects_request(request_stream: int) -> bool:
         capture = graph.capture(request_stream)
         return capture is not None and capture == graph.capture(stream)
 
-    return matches
+    return selects_request

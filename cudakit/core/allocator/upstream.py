@@ -124,19 +124,19 @@ class GpuEvents:
     """Creates and destroys the events of a device for an allocator."""
 
     def __init__(self, gpu: Streams) -> None:
-        self._streams = gpu
+        self._event_gpu = gpu
         self._events: set[Event] = set()
         self.query_event = gpu.query_event
         self.sync_event = gpu.sync_event
         self.sync = gpu.sync
 
     def event(self) -> Event:
-        event = self._streams.event(timing=False)
+        event = self._event_gpu.event(timing=False)
         self._events.add(event)
         return event
 
     def destroy_event(self, event: Event) -> None:
-        self._streams.destroy_event(event)
+        self._event_gpu.destroy_event(event)
         self._events.discard(event)
 
     def destroy_events(self) -> None:
@@ -148,7 +148,7 @@ class GpuEvents:
     def record(self, event: Event, stream: int) -> None:
         # A thread cannot name the default stream of another thread. The legacy stream, which waits for all
         # blocking streams (CUDA Driver API, "Stream synchronization behavior"), is used instead.
-        self._streams.record(event, Stream(stream) if stream > 0 else LEGACY)
+        self._event_gpu.record(event, Stream(stream) if stream > 0 else LEGACY)
 
 
 class GpuUpstream(GpuEvents):
@@ -160,7 +160,7 @@ class GpuUpstream(GpuEvents):
     def __init__(self, gpu: UpstreamDevice, *, shares: bool = True) -> None:
         super().__init__(gpu)
         self._gpu = gpu
-        self._segments: set[int] = set()
+        self._segment_addresses: set[int] = set()
         self.pages = GpuPages(gpu, shares=shares)
         self.ipc = IpcRegistry(gpu, self.pages.export)
         self.peers = self.pages.peers
@@ -170,17 +170,17 @@ class GpuUpstream(GpuEvents):
     def malloc(self, size_bytes: int, stream: int) -> int:  # noqa: ARG002
         with self._gpu.relaxed():
             ptr = self._gpu.malloc(size_bytes)
-        self._segments.add(ptr)
+        self._segment_addresses.add(ptr)
         return ptr
 
     def free(self, ptr: int) -> None:
         # The address is removed before the free, because another thread may get the same address right after
         # it.
-        self._segments.discard(ptr)
+        self._segment_addresses.discard(ptr)
         try:
             self._gpu.free(Ptr(ptr))
         except CudaError:
-            self._segments.add(ptr)
+            self._segment_addresses.add(ptr)
             raise
 
     def release_all(self) -> None:
@@ -191,7 +191,7 @@ class GpuUpstream(GpuEvents):
         """
         with suppress(CudaError), self._gpu.relaxed():
             self.pages.release_all()
-            for ptr in list(self._segments):
+            for ptr in list(self._segment_addresses):
                 with suppress(CudaError):
                     self.free(ptr)
             self.destroy_events()
@@ -209,18 +209,20 @@ class GpuGraph:
         self._gpu = gpu
 
     def capture(self, stream: int) -> int | None:
-        capturable = _capturable(stream)
-        return None if capturable is None else self._gpu.capture_id(capturable)
+        capturable_stream = _capturable_stream(stream)
+        return None if capturable_stream is None else self._gpu.capture_id(capturable_stream)
 
     def terminals(self, stream: int) -> tuple[int, ...]:
-        capturable = _capturable(stream)
-        return () if capturable is None else self._gpu.capture_dependencies(capturable)
+        capturable_stream = _capturable_stream(stream)
+        return (
+            () if capturable_stream is None else self._gpu.capture_dependencies(capturable_stream)
+        )
 
     def predecessors(self, node: int) -> tuple[int, ...]:
         return self._gpu.dependencies(GraphNode(node))
 
 
-def _capturable(stream: int) -> Stream | None:
+def _capturable_stream(stream: int) -> Stream | None:
     """Return a stream that may be captured; None for the legacy and another thread's default stream."""
     if stream < 0:
         return PER_THREAD if stream == stream_number(PER_THREAD) else None

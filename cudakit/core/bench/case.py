@@ -86,37 +86,39 @@ def check_fit(
 ) -> None:
     """Raise InputError if a case needs more memory than is free; its hint is the largest case that fits.
 
-    The memory of a simulated device is host memory.
+    The error is that of the case that needs most, so that all cases fit with the size in the hint. The memory
+    of a simulated device is host memory.
     """
-    _check_host_fit(cases, host_free_bytes)
+    if not cases:
+        return
+    _check_host_fit(max(cases, key=lambda case: case.host_bytes), host_free_bytes)
     location = ""
     if simulated and not isinstance(host_free_bytes, Unavailable) and host_free_bytes < free_bytes:
         free_bytes, location = host_free_bytes, " on the host, which simulates the device"
     usable_bytes = int(_SHARE_OF_FREE * free_bytes)
-    for case in cases:
-        if case.needed_bytes > usable_bytes:
-            describe_fitting = case.describe_fitting or partial(_describe_buffer_size, case)
-            raise InputError(
-                f"{case.title} needs {_describe_needed_memory(case)}, "
-                f"but only {format_bytes(free_bytes)} is free{location}",
-                hint=f"{describe_fitting(usable_bytes)} would fit",
-            )
+    largest_case = max(cases, key=lambda case: case.needed_bytes)
+    if largest_case.needed_bytes > usable_bytes:
+        describe_fitting = largest_case.describe_fitting or partial(
+            _describe_buffer_size, largest_case
+        )
+        raise InputError(
+            f"{largest_case.title} needs {_describe_needed_memory(largest_case)}, "
+            f"but only {format_bytes(free_bytes)} is free{location}",
+            hint=f"{describe_fitting(usable_bytes)} would fit",
+        )
 
 
-def _check_host_fit(cases: Sequence[Case], free_bytes: int | Unavailable) -> None:
+def _check_host_fit(case: Case, free_bytes: int | Unavailable) -> None:
     if isinstance(free_bytes, Unavailable):
         return
     usable_bytes = int(_SHARE_OF_FREE * free_bytes)
-    for case in cases:
-        if case.host_bytes > usable_bytes:
-            largest_fitting = _format_rounded_down(
-                usable_bytes * case.size_bytes // case.host_bytes
-            )
-            raise InputError(
-                f"{case.title} needs {format_bytes(case.host_bytes)} of host memory, but only "
-                f"{format_bytes(free_bytes)} is free",
-                hint=f"a size of {largest_fitting} would fit",
-            )
+    if case.host_bytes > usable_bytes:
+        largest_fitting = _format_rounded_down(usable_bytes * case.size_bytes // case.host_bytes)
+        raise InputError(
+            f"{case.title} needs {format_bytes(case.host_bytes)} of host memory, but only "
+            f"{format_bytes(free_bytes)} is free",
+            hint=f"a size of {largest_fitting} would fit",
+        )
 
 
 def _describe_needed_memory(case: Case) -> str:

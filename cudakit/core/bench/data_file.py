@@ -32,7 +32,7 @@ class DataFile:
     path: Path
     size_bytes: int
     seed: int
-    has_direct_io: bool  # Whether the file system supports O_DIRECT.
+    has_direct_io: bool  # Whether O_DIRECT bypasses the page cache.
 
     def expected(self, offset: int, size_bytes: int) -> npt.NDArray[np.uint8]:
         """Return the bytes at an offset; offset and size are multiples of 8."""
@@ -48,8 +48,13 @@ def content(seed: int, offset: int, size_bytes: int) -> npt.NDArray[np.uint8]:
 
 
 @contextmanager
-def temporary_data_file(directory: Path, size_bytes: int, seed: int) -> Iterator[DataFile]:
+def temporary_data_file(
+    directory: Path, size_bytes: int, seed: int, *, in_memory: bool = False
+) -> Iterator[DataFile]:
     """Write a file of known content to a directory, and delete it at the end.
+
+    ``in_memory`` tells that the file system of the directory keeps its files in host memory, as tmpfs does.
+    O_DIRECT bypasses nothing there, although tmpfs accepts it.
 
     Raises InputError if the directory is missing, cannot be written to, or has too little space.
     """
@@ -64,7 +69,7 @@ def temporary_data_file(directory: Path, size_bytes: int, seed: int) -> Iterator
     path = Path(name)
     try:
         _write(descriptor, path, size_bytes, seed)
-        yield DataFile(path, size_bytes, seed, _supports_direct_io(path))
+        yield DataFile(path, size_bytes, seed, not in_memory and _supports_direct_io(path))
     finally:
         path.unlink(missing_ok=True)
 

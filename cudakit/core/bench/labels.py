@@ -14,6 +14,8 @@ from cudakit.units import format_bytes
 DIMENSIONS = ("m", "n", "k")
 # A label shows the values of these axes before the name of the axis: "8 nodes".
 _COUNTED_AXES = ("nodes",)
+# Values of these axes are large numbers, which are shown with separators: "1,000,000".
+_LARGE_NUMBER_AXES = ("elements",)
 # Some axes have a title that differs from their name: "kind" is the node type of a graph.
 _TITLES = {"kind": "node type"}
 
@@ -116,15 +118,20 @@ def axis_value(name: str, value: Axis | None) -> Value:
     """Return the value of an axis as a cell of a table; "-" if the case does not have the axis."""
     if value is None:
         return Text("-")
-    return Bytes(value) if name.endswith("_bytes") and isinstance(value, int) else Text(str(value))
+    if name.endswith("_bytes") and isinstance(value, int):
+        return Bytes(value)
+    return Text(format_axis(name, value))
 
 
 def format_axis(name: str, value: Axis | None) -> str:
     """Format the value of an axis with its unit."""
     if value is None:
         return "-"
-    is_size = name.endswith("_bytes") and isinstance(value, int)
-    return format_bytes(int(value)) if is_size else str(value)
+    if not isinstance(value, int):
+        return str(value)
+    if name.endswith("_bytes"):
+        return format_bytes(value)
+    return f"{value:,}" if name in _LARGE_NUMBER_AXES else str(value)
 
 
 def axis_title(name: str) -> str:

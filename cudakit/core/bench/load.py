@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import TypeVar
 
 from cudakit.core.bench.health import SuiteResult
 from cudakit.core.bench.result import BenchResult, CaseResult
 from cudakit.errors import InputError, read_error
 from cudakit.serialize import Mismatch, from_plain
 from cudakit.units import Unavailable, format_bytes
+
+_Result = TypeVar("_Result", BenchResult, SuiteResult)
 
 # The size limit stops reading of endless files such as /dev/zero; results are far smaller.
 _MAX_BYTES = 256 << 20
@@ -63,6 +66,20 @@ def load_result(path: Path) -> BenchResult:
     Raises InputError if the file is missing or damaged, or if its schema is newer or not that of a bench.
     """
     document = _bench_document(read_json(path, hint=_HINT))
+    result = _from_document(BenchResult, document, path)
+    _check(result, path)
+    return result
+
+
+def load_suite(path: Path) -> SuiteResult:
+    """Read a result of ``cudakit bench suite``. Raises the errors of ``load_result``."""
+    suite = _from_document(SuiteResult, read_json(path, hint=_HINT), path)
+    _check(suite.bench, path)
+    return suite
+
+
+def _from_document(kind: type[_Result], document: object, path: Path) -> _Result:
+    """Return a result of the class ``kind`` from its JSON value."""
     if not isinstance(document, dict):
         raise InputError(f"{path} contains no result of cudakit bench", hint=_HINT)
     if "error" in document and "schema" not in document:
@@ -70,19 +87,17 @@ def load_result(path: Path) -> BenchResult:
             f"{path} contains an error instead of a result: {_error_message(document['error'])}"
         )
     schema = document.get("schema")
-    if schema != BenchResult.schema:
+    if schema != kind.schema:
         raise InputError(
-            f"{path} has {describe_schema(schema)}; expected {BenchResult.schema!r}",
+            f"{path} has {describe_schema(schema)}; expected {kind.schema!r}",
             hint=_HINT
-            if not _is_newer(schema)
+            if not _is_newer(schema, kind.schema)
             else "read the file with the version of cudakit that wrote it",
         )
     try:
-        result = from_plain(BenchResult, document)
+        return from_plain(kind, document)
     except Mismatch as mismatch:
         raise InputError(f"{path} is damaged: {mismatch}", hint=_HINT) from None
-    _check(result, path)
-    return result
 
 
 def _bench_document(document: object) -> object:
@@ -94,9 +109,11 @@ def _error_message(error: object) -> str:
     return str(error.get("message", error)) if isinstance(error, dict) else str(error)
 
 
-def _is_newer(schema: object) -> bool:
+def _is_newer(schema: object, expected_schema: str) -> bool:
+    """Return whether a schema is a later version of the expected one."""
     name, _, version = str(schema).partition("/")
-    return name == "cudakit.bench" and version.isdigit() and int(version) > 1
+    expected_name, _, expected_version = expected_schema.partition("/")
+    return name == expected_name and version.isdigit() and int(version) > int(expected_version)
 
 
 def _check(result: BenchResult, path: Path) -> None:

@@ -36,6 +36,7 @@ from cudakit.core.bench.warm_up import warm_up
 from cudakit.core.bench.warnings import result_warnings
 from cudakit.core.bench.workload import UnsupportedCase, Workload
 from cudakit.core.bench.workloads.graph_costs import graph_costs
+from cudakit.core.bench.workloads.overlap import copy_overlaps
 from cudakit.errors import CollectiveError
 from cudakit.gpu.api import Gpu
 from cudakit.gpu.api.run_context import RunContext
@@ -121,6 +122,7 @@ def run(
         warnings,
         results,
         costs_of_graphs,
+        overlaps=copy_overlaps(results),
         failure=failure,
     )
 

@@ -20,6 +20,7 @@ from cudakit.core.bench.workloads.graph import graph_cases
 from cudakit.core.bench.workloads.launch import launch_cases
 from cudakit.core.bench.workloads.memory import memory_cases
 from cudakit.core.bench.workloads.ops import ops_cases
+from cudakit.core.bench.workloads.overlap import overlap_cases
 from cudakit.gpu.api import Gpu
 
 # A function that returns the cases of a Spec. Memory is allocated later, when a case is prepared.
@@ -30,6 +31,7 @@ WORKLOADS: Mapping[str, Planner] = MappingProxyType(
         "gemm": gemm_cases,
         "memory": memory_cases,
         "copy": copy_cases,
+        "copy-overlap": overlap_cases,
         "launch": launch_cases,
         "alloc": alloc_cases,
         "graph": graph_cases,

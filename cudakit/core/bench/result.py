@@ -125,6 +125,28 @@ class GraphCosts:
 
 
 @dataclass(frozen=True, slots=True)
+class CopyOverlap:
+    """How copies of one direction and size overlap with GEMMs on another stream."""
+
+    direction: str  # Direction of the copies: "h2d".
+    size_bytes: int  # Size of one copy.
+    copies: int  # Number of copies in one execution, enqueued one after the other.
+    gemms: int  # Number of GEMMs in one execution, enqueued one after the other.
+    copy_s: float | Unavailable  # Time of the copies alone.
+    gemm_s: float | Unavailable  # Time of the GEMMs alone.
+    both_s: float | Unavailable  # Time of both together, from the first start to the last end.
+    # Share of the shorter one of copy_s and gemm_s that the overlap saves: 1 if both_s is the longer one, 0
+    # if both_s is their sum or more.
+    overlap: float | Unavailable
+    copy_during_gemm_s: float | Unavailable  # Time of the copies while GEMMs run all the time.
+    gemm_during_copy_s: float | Unavailable  # Time of the GEMMs while copies run all the time.
+    copy_slowdown: float | Unavailable  # Relative increase of the copies' time while GEMMs run.
+    gemm_slowdown: float | Unavailable  # Relative increase of the GEMMs' time while copies run.
+    copy_bytes_per_s: float | Unavailable  # Rate of the copies alone.
+    gemm_flop_per_s: float | Unavailable  # Rate of the GEMMs alone.
+
+
+@dataclass(frozen=True, slots=True)
 class RankFacts:
     """One rank of a group that performs collective operations, with its process and its GPU."""
 
@@ -174,6 +196,8 @@ class BenchResult:
     collectives: Collectives | None = (
         None  # Ranks and bandwidths of collectives; null for other benches.
     )
+    # How copies overlap with GEMMs, by direction and size; empty for other benches.
+    overlaps: tuple[CopyOverlap, ...] = ()
     failure: str = (
         ""  # Reason why the run ended early, such as a rank that ended; "" for other runs.
     )

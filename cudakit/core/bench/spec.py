@@ -32,6 +32,10 @@ OPERATIONS = ("read", "write", "copy", "scale", "triad")
 # Directions of copies: h2d and d2h copy between pinned host memory and the device, "both" runs h2d and d2h at
 # the same time, d2d copies within the device, "peer" copies to each other device.
 DIRECTIONS = ("h2d", "d2h", "both", "pageable-h2d", "pageable-d2h", "d2d", "peer", "peer-both")
+# Directions whose overlap with GEMMs bench copy measures.
+OVERLAP_DIRECTIONS = ("h2d", "d2h", "pageable-h2d", "pageable-d2h", "d2d")
+# Work that copies can overlap with.
+OVERLAP_WORK = ("gemm",)
 CALLS = (
     "launch",
     "launch-to-start",
@@ -184,6 +188,26 @@ class CopySpec(Spec):
                 "copies of pageable memory block the host, so a graph cannot contain them",
                 hint="choose another --mode, or other --directions",
             )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OverlapSpec(Spec):
+    """Options of ``cudakit bench copy --overlap gemm``."""
+
+    bench: ClassVar[str] = "copy-overlap"
+
+    rounds: int = 2
+    # GEMMs at the power limit vary by some percent, so a smaller interval would take much longer.
+    rule: Rule = field(default_factory=lambda: Rule(precision=0.02, timeout_s=5.0))
+    work: str = "gemm"  # Work that runs beside the copies.
+    directions: tuple[str, ...] = OVERLAP_DIRECTIONS
+    sizes_bytes: tuple[int, ...] | None = None  # Sizes of each copy; None: one size.
+
+    def __post_init__(self) -> None:
+        Spec.__post_init__(self)
+        _check_names("work", (self.work,), OVERLAP_WORK)
+        _check_names("direction with --overlap", self.directions, OVERLAP_DIRECTIONS)
+        _check_sizes(self.sizes_bytes, _WORD_BYTES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

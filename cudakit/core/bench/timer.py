@@ -14,6 +14,7 @@ import numpy as np
 from cudakit.core.bench.l2_cache import Flush, l2_size_bytes
 from cudakit.core.bench.measurement import Reading
 from cudakit.core.bench.method import Clock
+from cudakit.core.bench.workload import ConcurrentWorkload
 from cudakit.errors import CudaError
 from cudakit.gpu.api import ComputeDevice, DeviceInfo, Gpu, Graph, Graphs, Ptr, Stream
 from cudakit.kernels.spin import Spin
@@ -45,6 +46,8 @@ class SampleWork:
     enqueue_before: Enqueue | None = None  # Untimed work before the sample.
     clock: Clock = "device"
     close: Callable[[], None] = _do_nothing
+    # Workload with other work that runs on another stream during the timed work; None for no other work.
+    concurrent: ConcurrentWorkload | None = None
     # Untimed work that makes several devices start the timed work at the same time; None for one device.
     align: Enqueue | None = None
 
@@ -110,11 +113,15 @@ class Timer:
         with self._blocking_kernel.blocking(stream) if blocked else nullcontext():
             if work.align:
                 work.align(stream)
+            if work.concurrent:
+                work.concurrent.start_concurrent_work(stream)
             self._clock.begin(stream)
             gpu.record(self._begin, stream)
             work.enqueue(stream)
             gpu.record(self._end, stream)
             self._clock.end(stream)
+            if work.concurrent:
+                work.concurrent.join_concurrent_work(stream)
         self._wait(stream)
         is_valid = not (blocked and self._blocking_kernel.timed_out)
         time_s = gpu.elapsed(self._begin, self._end) / work.executions

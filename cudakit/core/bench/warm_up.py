@@ -8,6 +8,7 @@ No fixed number of executions suits all work.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from statistics import median
 
 from cudakit.core.bench.measurement import Reading
@@ -15,7 +16,7 @@ from cudakit.core.bench.method import max_warmup_s
 from cudakit.core.bench.prepare import Progress, WorkloadRun
 from cudakit.core.bench.sample_work import make_sample_work
 from cudakit.core.bench.timer import SampleWork
-from cudakit.core.bench.workload import UnsupportedCase
+from cudakit.core.bench.workload import ConcurrentWorkload, UnsupportedCase
 from cudakit.errors import Unsupported
 
 _PILOT_SAMPLES = 3  # Number of samples that estimate the time of one execution.
@@ -38,9 +39,11 @@ def warm_up(runs: Sequence[WorkloadRun], progress: Progress) -> None:
 
 def _make_sample_work(run: WorkloadRun) -> SampleWork:
     try:
-        pilot_work = SampleWork(run.rotation.run)
+        concurrent = run.prepared if isinstance(run.prepared, ConcurrentWorkload) else None
+        pilot_work = SampleWork(run.rotation.run, concurrent=concurrent)
         estimate_s = min(run.timer.time(pilot_work).time_s for _ in range(_PILOT_SAMPLES))
-        return make_sample_work(run.timer, run.rotation, run.method, estimate_s)
+        work = make_sample_work(run.timer, run.rotation, run.method, estimate_s)
+        return replace(work, concurrent=concurrent)
     except Unsupported as reason:
         raise UnsupportedCase(run.workload, reason, run.settings) from reason
 

@@ -93,6 +93,19 @@ class ConfiguredWorkload(Protocol):
     def settings(self) -> Mapping[str, Axis]: ...
 
 
+@runtime_checkable
+class ConcurrentWorkload(Protocol):
+    """A prepared workload whose samples are timed while other work runs on another stream."""
+
+    def start_concurrent_work(self, stream: Stream) -> None:
+        """Start the other work once the earlier work of ``stream`` has finished."""
+        ...
+
+    def join_concurrent_work(self, stream: Stream) -> None:
+        """Make later work of ``stream`` wait for the other work."""
+        ...
+
+
 class Workload(Protocol):
     """Work that can be prepared and measured on a device."""
 

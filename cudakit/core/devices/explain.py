@@ -11,18 +11,18 @@ from typing import ClassVar
 
 from cudakit.core.devices.diagnose.checks import checks_by_id, id_ranges
 from cudakit.core.devices.diagnose.variable_table import known_variables
-from cudakit.core.devices.diagnose.xids import CATALOG, known_xids
+from cudakit.core.devices.diagnose.xids import CATALOG_URL, known_xids
 from cudakit.document import Document, Facts, Node, Section, Text
 from cudakit.errors import UsageError, one_of
 
 # An Xid in upper case: "XID 79", "XID79" or "XID:79".
-_XID = re.compile(r"XID\W*0*(\d+)")
+_XID_PATTERN = re.compile(r"XID\W*0*(\d+)")
 # A term of several words, such as "Xid 79" or "CUDA error 700", or one word of the command line.
 _TERM_PATTERN = re.compile(
     r"(?:xid\W*|cuda\s+error\s+|(?:cublas|cudnn|nccl)\s+status\s+)\d+(?!\S)|[^\n]+", re.IGNORECASE
 )
 _CHECK_PATTERN = re.compile(r"CK0*(\d+)")
-_PREFIXES = ("CUDA_ERROR_", "CUDAERROR")
+_ERROR_NAME_PREFIXES = ("CUDA_ERROR_", "CUDAERROR")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +67,17 @@ def explain(words: Sequence[str], cuda_errors: Sequence[Topic]) -> Explanation:
     ``words`` are those of the command line: "Xid", "79", "700" are two terms. A plain number is a CUDA error,
     an Xid, or both. Raises UsageError, with similar names, for a term that no topic matches.
     """
-    topics = [*cuda_errors, *_xids(), *_checks(), *_library_statuses(), *_variables()]
+    topics = [
+        *cuda_errors,
+        *_xid_topics(),
+        *_check_topics(),
+        *_status_topics(),
+        *_variable_topics(),
+    ]
     terms = [" ".join(term.split()) for term in _TERM_PATTERN.findall("\n".join(words))] or [""]
-    topics_by_term = {term: [topic for topic in topics if _matches(term, topic)] for term in terms}
+    topics_by_term = {
+        term: [topic for topic in topics if _matches_topic(term, topic)] for term in terms
+    }
     unknown_terms = [term for term, topics_of_term in topics_by_term.items() if not topics_of_term]
     if unknown_terms:
         # If no word is a term, the words are probably one message.
@@ -87,32 +95,38 @@ def check_explanation(result: Explanation) -> CheckExplanation | None:
     return CheckExplanation(topic.name, topic.meaning, topic.explanation)
 
 
-def names(cuda_errors: Sequence[Topic]) -> tuple[str, ...]:
+def topic_names(cuda_errors: Sequence[Topic]) -> tuple[str, ...]:
     """Return the names of all topics, for shell completion."""
     return tuple(
         topic.name
-        for topic in (*cuda_errors, *_xids(), *_checks(), *_library_statuses(), *_variables())
+        for topic in (
+            *cuda_errors,
+            *_xid_topics(),
+            *_check_topics(),
+            *_status_topics(),
+            *_variable_topics(),
+        )
     )
 
 
-def _matches(spelling: str, topic: Topic) -> bool:
+def _matches_topic(spelling: str, topic: Topic) -> bool:
     term = spelling.upper()
     if term.isdecimal():
         return topic.code == int(term) and topic.kind in ("CUDA error", "Xid")
-    xid_match, check_match = _XID.fullmatch(term), _CHECK_PATTERN.fullmatch(term)
+    xid_match, check_match = _XID_PATTERN.fullmatch(term), _CHECK_PATTERN.fullmatch(term)
     if xid_match or check_match:
-        number = int((xid_match or check_match or ["", "0"])[1])
-        return topic.code == number and topic.kind == ("Xid" if xid_match else "check")
+        term_number = int((xid_match or check_match or ["", "0"])[1])
+        return topic.code == term_number and topic.kind == ("Xid" if xid_match else "check")
     names_of_topic = [name.upper() for name in (topic.name, *topic.other_names)]
     return (
         term in names_of_topic
-        or any(f"{prefix}{term}" in names_of_topic for prefix in _PREFIXES)
+        or any(f"{prefix}{term}" in names_of_topic for prefix in _ERROR_NAME_PREFIXES)
         or term == f"{topic.kind} {topic.code}".upper()
     )
 
 
 _MAX_SUGGESTIONS = 5  # maximum number of names that a hint suggests
-_MAX_SIMILAR = 30  # maximum number of similar names with which a hint is useful
+_MAX_SIMILAR_NAMES = 30  # maximum number of similar names with which a hint is useful
 _ABBREVIATIONS = {"OOM": "OUT_OF_MEMORY"}
 
 
@@ -128,7 +142,7 @@ def _suggestion(spelling: str, topics: Sequence[Topic]) -> str:
     )
     if 0 < len(similar_names) <= _MAX_SUGGESTIONS + 1:
         return f"did you mean {one_of(similar_names)}?"
-    if 0 < len(similar_names) <= _MAX_SIMILAR:
+    if 0 < len(similar_names) <= _MAX_SIMILAR_NAMES:
         omitted_count = len(similar_names) - _MAX_SUGGESTIONS
         return f"did you mean {', '.join(similar_names[:_MAX_SUGGESTIONS])} or one of {omitted_count} others?"
     return (
@@ -164,21 +178,23 @@ def _topics_with_words(term: str, topics: Sequence[Topic]) -> list[str]:
         re.findall(r"\b\d+", term),
     )
 
-    def matches(topic: Topic) -> bool:
+    def contains_words(topic: Topic) -> bool:
         words = re.findall(r"[A-Z0-9]+", f"{topic.name} {topic.meaning}".upper())
         return all(
             any(word.startswith(word_start) for word in words) for word_start in word_starts
         ) and all(int(number) == topic.code for number in numbers_of_term)
 
     return (
-        [topic.name for topic in topics if matches(topic)] if word_starts or numbers_of_term else []
+        [topic.name for topic in topics if contains_words(topic)]
+        if word_starts or numbers_of_term
+        else []
     )
 
 
 # --- topics ----------------------------------------------------------------------------------------
 
 
-def _xids() -> Iterator[Topic]:
+def _xid_topics() -> Iterator[Topic]:
     origins = {
         "program": "an error in a program",
         "hardware": "a hardware or driver problem",
@@ -194,11 +210,11 @@ def _xids() -> Iterator[Topic]:
             "",
             origins[xid.origin],
             xid.action,
-            f"Xid Errors, {CATALOG}",
+            f"Xid Errors, {CATALOG_URL}",
         )
 
 
-def _checks() -> Iterator[Topic]:
+def _check_topics() -> Iterator[Topic]:
     for check in checks_by_id().values():
         action = f"run this check: cudakit doctor --only {check.id}"
         number = int(check.id.removeprefix("CK"))
@@ -207,16 +223,24 @@ def _checks() -> Iterator[Topic]:
         )
 
 
-def _variables() -> Iterator[Topic]:
-    for name, row in known_variables().items():
-        action = f"unset it unless you need it; {row.check} warns about it" if row.check else ""
-        kind = f"environment variable of {row.library}"
-        yield Topic(kind, name, None, (), row.effect, "", "", action, row.source)
+def _variable_topics() -> Iterator[Topic]:
+    for name, known_variable in known_variables().items():
+        action = (
+            f"unset it unless you need it; {known_variable.check} warns about it"
+            if known_variable.check
+            else ""
+        )
+        topic_kind = f"environment variable of {known_variable.library}"
+        yield Topic(
+            topic_kind, name, None, (), known_variable.effect, "", "", action, known_variable.source
+        )
 
 
-def _library_statuses() -> Iterator[Topic]:
-    for line in _STATUSES.replace("\n    ", " ").strip().splitlines():
-        library, code, name, meaning, causes, action = (part.strip() for part in line.split("|"))
+def _status_topics() -> Iterator[Topic]:
+    for row_line in _STATUSES.replace("\n    ", " ").strip().splitlines():
+        library, code, name, meaning, causes, action = (
+            cell_text.strip() for cell_text in row_line.split("|")
+        )
         source = f"{library} documentation, status codes"
         yield Topic(f"{library} status", name, int(code), (), meaning, "", causes, action, source)
 
@@ -281,16 +305,16 @@ def report(result: Explanation) -> Document:
     if len(result.topics) == 1:
         return Document(_title(result.topics[0]), tuple(_nodes(result.topics[0])))
     sections = tuple(Section(_title(topic), tuple(_nodes(topic))) for topic in result.topics)
-    count = f"{len(result.topics)} explanations"
+    count_text = f"{len(result.topics)} explanations"
     is_single = " " not in result.asked
-    return Document(f"{result.asked}: {count}" if is_single else count, sections)
+    return Document(f"{result.asked}: {count_text}" if is_single else count_text, sections)
 
 
 def _title(topic: Topic) -> str:
     if topic.kind == "check":
         return f"{topic.name}: {topic.meaning}"
-    number = f" {topic.code}" if topic.code is not None and topic.kind != "Xid" else ""
-    return topic.name if topic.kind == "Xid" else f"{topic.name} ({topic.kind}{number})"
+    code_text = f" {topic.code}" if topic.code is not None and topic.kind != "Xid" else ""
+    return topic.name if topic.kind == "Xid" else f"{topic.name} ({topic.kind}{code_text})"
 
 
 def _nodes(topic: Topic) -> Iterator[Node]:

@@ -37,13 +37,13 @@ _USABLE_MEMORY = FieldInfo(
 )
 
 
-def registry() -> Mapping[str, FieldInfo]:
+def field_registry() -> Mapping[str, FieldInfo]:
     """Return all fields by name, those that identify a device first."""
     fields: dict[str, FieldInfo] = {}
     for field in (
         *(
-            FieldInfo(name, "", source, text, "identity", "identity")
-            for name, source, text in _IDENTITY_FIELDS
+            FieldInfo(name, "", source, description, "identity", "identity")
+            for name, source, description in _IDENTITY_FIELDS
         ),
         *(field.info for field in nvml_fields()),
         _USABLE_MEMORY,
@@ -56,7 +56,7 @@ def registry() -> Mapping[str, FieldInfo]:
 
 def fields_by_name(names: Sequence[str]) -> tuple[FieldInfo, ...]:
     """Return the fields with these names. Raises UsageError, which suggests similar names."""
-    fields = registry()
+    fields = field_registry()
     for name in names:
         if name not in fields:
             similar_names = difflib.get_close_matches(name, fields, n=3, cutoff=0.5)
@@ -73,12 +73,12 @@ def _attribute_field(attribute: Attribute) -> FieldInfo:
         attribute.unit.replace("word", "").replace("mask", ""),
         f"cuDeviceGetAttribute({attribute.number})",
         attribute.description,
-        _group(attribute),
+        _attribute_group(attribute),
         "fact",
     )
 
 
-def _group(attribute: Attribute) -> str:
+def _attribute_group(attribute: Attribute) -> str:
     if attribute.name.startswith("maximum_"):
         return "textures and surfaces"
     if attribute.name.startswith(("pci_", "gpu_pci_")):

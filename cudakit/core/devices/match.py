@@ -20,7 +20,7 @@ class MatchedDevice:
 
     nvml: DeviceFacts | None  # facts from NVML; None if NVML does not report the device
     cuda: DeviceFacts | None  # facts from CUDA; None if CUDA does not see the device
-    hidden: bool  # whether CUDA_VISIBLE_DEVICES hides the device
+    is_hidden: bool  # whether CUDA_VISIBLE_DEVICES hides the device
 
     @property
     def uuid(self) -> str | Unavailable:
@@ -48,7 +48,9 @@ class MatchedDevice:
         yield from (view for view in (self.nvml, self.cuda) if view is not None)
 
 
-def match(nvml: NvmlView | Unavailable, cuda: CudaView | Unavailable) -> tuple[MatchedDevice, ...]:
+def match_devices(
+    nvml: NvmlView | Unavailable, cuda: CudaView | Unavailable
+) -> tuple[MatchedDevice, ...]:
     """Return NVML's devices in NVML's order, each with its CUDA device, then the devices of CUDA only."""
     nvml_devices = list(nvml.devices) if isinstance(nvml, NvmlView) else []
     cuda_devices = list(_devices_with_hidden_flag(cuda)) if isinstance(cuda, CudaView) else []
@@ -76,7 +78,7 @@ def match(nvml: NvmlView | Unavailable, cuda: CudaView | Unavailable) -> tuple[M
         )
     return (
         *matched_devices,
-        *(MatchedDevice(None, device, hidden) for device, hidden in cuda_devices),
+        *(MatchedDevice(None, device, is_hidden) for device, is_hidden in cuda_devices),
     )
 
 
@@ -96,6 +98,6 @@ def _is_same_device(nvml_device: DeviceFacts, cuda_device: DeviceFacts) -> bool:
 
 def _first_available(values: Iterable[str | Unavailable]) -> str | Unavailable:
     """Return the first available value. If all are Unavailable, return the first reason."""
-    candidate_values = list(values)
-    strings = [value for value in candidate_values if isinstance(value, str)]
-    return next(iter(strings or candidate_values), _UNKNOWN_VALUE)
+    value_list = list(values)
+    strings = [value for value in value_list if isinstance(value, str)]
+    return next(iter(strings or value_list), _UNKNOWN_VALUE)

@@ -6,10 +6,10 @@ import time
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
-from cudakit.core.devices.fields import registry
-from cudakit.core.devices.match import MatchedDevice, match
+from cudakit.core.devices.fields import field_registry
+from cudakit.core.devices.match import MatchedDevice, match_devices
 from cudakit.core.devices.result import Cuda, CudaFailure, Device, DevicesResult
-from cudakit.core.devices.topology import pairs
+from cudakit.core.devices.topology import device_pairs
 from cudakit.core.devices.visible_devices import VARIABLE, visibility
 from cudakit.errors import EnvironmentUnusable
 from cudakit.gpu.api.facts import CudaView, Field, Machine, NvmlView, Process, Telemetry
@@ -27,14 +27,18 @@ def open_query(machine: Machine) -> Query:
     Raises EnvironmentUnusable if neither NVML nor CUDA sees a device.
     """
     # NVML is queried first, because a child process queries CUDA at the same time.
-    nvml, cuda = machine.nvml(), machine.cuda()
-    matched_devices = match(nvml, cuda)
+    nvml_view, cuda_view = machine.nvml(), machine.cuda()
+    matched_devices = match_devices(nvml_view, cuda_view)
     if not matched_devices:
-        raise EnvironmentUnusable(f"no GPU found: {_why_no_device(nvml, cuda)}", hint=_HINT)
-    return Query(machine, nvml, cuda, matched_devices, registry())
+        raise EnvironmentUnusable(
+            f"no GPU found: {_why_no_device(nvml_view, cuda_view)}", hint=_HINT
+        )
+    return Query(machine, nvml_view, cuda_view, matched_devices, field_registry())
 
 
-def devices(machine: Machine, *, processes: bool = False, topology: bool = False) -> DevicesResult:
+def read_devices(
+    machine: Machine, *, processes: bool = False, topology: bool = False
+) -> DevicesResult:
     """Read all fields of the devices of a machine once.
 
     Raises EnvironmentUnusable if neither NVML nor CUDA sees a device.
@@ -77,26 +81,26 @@ class Query:
             time_ns=time.time_ns(),
             driver_version=nvml if isinstance(nvml, Unavailable) else nvml.driver_version,
             nvml_version=nvml if isinstance(nvml, Unavailable) else nvml.nvml_version,
-            cuda=_cuda(self.cuda),
+            cuda=_cuda_state(self.cuda),
             devices=tuple(
-                self._device(matched_device, names, activity=activity, processes=processes)
+                self._read_device(matched_device, names, activity=activity, processes=processes)
                 for matched_device in self.matched_devices
             ),
-            pairs=pairs(self.machine.nvml(links=True), self.cuda, self.matched_devices)
+            pairs=device_pairs(self.machine.nvml(links=True), self.cuda, self.matched_devices)
             if topology
             else None,
             notes=tuple(_machine_notes(self.nvml, self.cuda)),
         )
 
-    def _device(
+    def _read_device(
         self, device: MatchedDevice, names: Collection[str], *, activity: bool, processes: bool
     ) -> Device:
         nvml, fields = device.nvml, dict(device.fields)
         telemetry = self.machine.telemetry(nvml, names) if nvml else self._nvml_reason
         fields |= self._fields_of(telemetry, "telemetry", names)
         if activity:
-            reading = self.machine.activity(nvml, names) if nvml else self._nvml_reason
-            fields |= self._fields_of(reading, "activity", names)
+            activity_reading = self.machine.activity(nvml, names) if nvml else self._nvml_reason
+            fields |= self._fields_of(activity_reading, "activity", names)
         self._add_missing(device, names, fields)
         lost_reason = telemetry.reason if nvml and isinstance(telemetry, Unavailable) else None
         notes = _device_notes(
@@ -110,11 +114,15 @@ class Query:
             uuid=device.uuid,
             pci_bus_id=device.pci_bus_id,
             name=name if isinstance(name, Unavailable) else str(name),
-            hidden=device.hidden,
+            hidden=device.is_hidden,
             lost=lost_reason is not None,
             notes=tuple(notes),
-            fields={key: fields[key] for key in fields if not names or key in names},
-            processes=self._processes(device) if processes else None,
+            fields={
+                field_name: fields[field_name]
+                for field_name in fields
+                if not names or field_name in names
+            },
+            processes=self._read_processes(device) if processes else None,
         )
 
     def _fields_of(
@@ -129,8 +137,11 @@ class Query:
         self, device: MatchedDevice, names: Collection[str], fields: dict[str, Field]
     ) -> None:
         """Add the missing fields as Unavailable, with the reason."""
-        facts, telemetry = self._fields_of_kind("fact"), self._fields_of_kind("telemetry", names)
-        for field in (*facts, *telemetry):
+        fact_fields, telemetry_fields = (
+            self._fields_of_kind("fact"),
+            self._fields_of_kind("telemetry", names),
+        )
+        for field in (*fact_fields, *telemetry_fields):
             is_instance_field = field.group == INSTANCE_GROUP
             if field.name not in fields and (device.is_instance or not is_instance_field):
                 fields[field.name] = self._missing_reason(device, field)
@@ -147,7 +158,7 @@ class Query:
             return _NOT_IN_CUDA if isinstance(self.cuda, CudaView) else self.cuda
         return Unavailable("NVML did not report it") if device.nvml else self._nvml_reason
 
-    def _processes(self, device: MatchedDevice) -> tuple[Process, ...] | Unavailable:
+    def _read_processes(self, device: MatchedDevice) -> tuple[Process, ...] | Unavailable:
         if device.nvml is None:
             return _NOT_IN_NVML
         if device.nvml.fields.get("mig_mode") is True and not device.is_instance:
@@ -155,10 +166,10 @@ class Query:
         return self.machine.processes(device.nvml)
 
     def _cuda_index(self, device: MatchedDevice) -> int | Unavailable:
-        if device.cuda and not device.hidden:
+        if device.cuda and not device.is_hidden:
             return device.cuda.index
-        if device.hidden:
-            return Unavailable(_hidden_by(self._visible_devices))
+        if device.is_hidden:
+            return Unavailable(_hiding_reason(self._visible_devices))
         if isinstance(self.cuda, Unavailable):
             return self.cuda
         return Unavailable(self.cuda.error[1]) if self.cuda.error else _NOT_IN_CUDA
@@ -173,7 +184,7 @@ class Query:
         return self.cuda.visible_devices if isinstance(self.cuda, CudaView) else None
 
 
-def _cuda(cuda_view: CudaView | Unavailable) -> Cuda | Unavailable:
+def _cuda_state(cuda_view: CudaView | Unavailable) -> Cuda | Unavailable:
     if isinstance(cuda_view, Unavailable):
         return cuda_view
     version = cuda_view.driver_version
@@ -201,8 +212,8 @@ def _machine_notes(nvml: NvmlView | Unavailable, cuda: CudaView | Unavailable) -
         yield f"no CUDA indices and limits without CUDA: {cuda.reason}"
         return
     if cuda.error:
-        _, name, explanation = cuda.error
-        yield f"CUDA does not start: {name}: {explanation}"
+        _, error_name, explanation = cuda.error
+        yield f"CUDA does not start: {error_name}: {explanation}"
     if cuda.visible_devices is not None:
         yield from visibility(cuda.visible_devices, cuda.order).notes
 
@@ -215,8 +226,8 @@ def _device_notes(
     visible_devices: str | None,
 ) -> Iterator[str]:
     """Yield notes on an unusual state of a device. ``lost_reason`` is not None if NVML lost the device."""
-    if device.hidden:
-        yield _hidden_by(visible_devices)
+    if device.is_hidden:
+        yield _hiding_reason(visible_devices)
     if lost_reason:
         yield lost_reason
     if fields.get("integrated") is True:
@@ -227,17 +238,17 @@ def _device_notes(
     if isinstance(compute_mode, str) and compute_mode != "default":
         yield f"compute mode: {compute_mode}"
     reasons = fields.get("clock_event_reasons")
-    throttled = (
+    throttling_reasons = (
         [str(reason) for reason in reasons if reason not in _NORMAL_REASONS]
         if isinstance(reasons, tuple)
         else []
     )
-    if throttled:
-        yield f"throttled: {', '.join(throttled)}"
-    yield from _memory_errors(fields)
+    if throttling_reasons:
+        yield f"throttled: {', '.join(throttling_reasons)}"
+    yield from _memory_error_note(fields)
 
 
-def _hidden_by(visible_devices: str | None) -> str:
+def _hiding_reason(visible_devices: str | None) -> str:
     return (
         f"hidden by {VARIABLE}={visible_devices}"
         if visible_devices
@@ -245,14 +256,14 @@ def _hidden_by(visible_devices: str | None) -> str:
     )
 
 
-def _memory_errors(fields: dict[str, Field]) -> Iterator[str]:
-    count = sum(
-        value
+def _memory_error_note(fields: dict[str, Field]) -> Iterator[str]:
+    error_count = sum(
+        field_value
         for name in ("ecc_sram_uncorrected_volatile", "ecc_dram_uncorrected_volatile")
-        if isinstance(value := fields.get(name), int)
+        if isinstance(field_value := fields.get(name), int)
     )
-    if count:
-        yield f"{count} uncorrectable ECC errors"
+    if error_count:
+        yield f"{error_count} uncorrectable ECC errors"
     if fields.get("remapped_rows_pending") is True:
         yield "reset the GPU to remap memory rows"
     if fields.get("remapped_rows_failed") is True:

@@ -31,8 +31,8 @@ class Device:
     def field(self, name: str) -> Field:
         """Return a field by its name in ``--list-fields``."""
         if name in ("cuda_index", "nvml_index", "uuid", "pci_bus_id", "notes"):
-            value: Field = getattr(self, name)
-            return value
+            field_value: Field = getattr(self, name)
+            return field_value
         return self.fields.get(name, NOT_QUERIED)
 
 

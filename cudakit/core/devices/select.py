@@ -22,11 +22,11 @@ def filter_devices(result: DevicesResult, selectors: Sequence[str]) -> tuple[Dev
     """
     if not selectors:
         return result.devices
-    selected_ids = {id(_match_one(result.devices, selector)) for selector in selectors}
+    selected_ids = {id(_match_single_device(result.devices, selector)) for selector in selectors}
     return tuple(device for device in result.devices if id(device) in selected_ids)
 
 
-def _match_one(devices: Sequence[Device], selector: str) -> Device:
+def _match_single_device(devices: Sequence[Device], selector: str) -> Device:
     matching_devices = [device for device in devices if _matches(device, selector)]
     if len(matching_devices) == 1:
         return matching_devices[0]
@@ -42,10 +42,10 @@ def _match_one(devices: Sequence[Device], selector: str) -> Device:
 def _matches(device: Device, selector: str) -> bool:
     if selector.isdecimal() and len(selector) < _MIN_UUID_DIGITS:
         return device.cuda_index == int(selector)
-    kind, _, number = selector.lower().partition(":")
-    if kind in ("cuda", "nvml") and number.isdecimal():
-        index = device.cuda_index if kind == "cuda" else device.nvml_index
-        return index == int(number) and (kind == "cuda" or device.parent is None)
+    index_kind, _, index_text = selector.lower().partition(":")
+    if index_kind in ("cuda", "nvml") and index_text.isdecimal():
+        device_index = device.cuda_index if index_kind == "cuda" else device.nvml_index
+        return device_index == int(index_text) and (index_kind == "cuda" or device.parent is None)
     return _is_uuid_prefix(selector, device.uuid) or _is_pci_address(selector, device)
 
 
@@ -73,15 +73,15 @@ def _is_pci_address(selector: str, device: Device) -> bool:
 
 def label(device: Device) -> str:
     """Return all names of a device: ``cuda:0 = nvml:1 = GPU-8c2e... (NVIDIA H200)``."""
-    names = []
+    device_names = []
     if isinstance(device.cuda_index, int):
-        names.append(f"cuda:{device.cuda_index}")
+        device_names.append(f"cuda:{device.cuda_index}")
     if isinstance(device.nvml_index, int) and device.parent is None:
-        names.append(f"nvml:{device.nvml_index}")
+        device_names.append(f"nvml:{device.nvml_index}")
     if isinstance(device.uuid, str):
-        names.append(device.uuid)
-    name = "" if isinstance(device.name, Unavailable) else f" ({device.name})"
-    return " = ".join(names) + name
+        device_names.append(device.uuid)
+    product_name = "" if isinstance(device.name, Unavailable) else f" ({device.name})"
+    return " = ".join(device_names) + product_name
 
 
 def short_label(device: Device) -> str:
@@ -89,8 +89,8 @@ def short_label(device: Device) -> str:
     if isinstance(device.cuda_index, int):
         return f"cuda:{device.cuda_index}"
     if isinstance(device.nvml_index, int):
-        instance = "" if device.parent is None else f"{device.parent}/"
-        return f"nvml:{instance}{device.nvml_index}"
+        instance_prefix = "" if device.parent is None else f"{device.parent}/"
+        return f"nvml:{instance_prefix}{device.nvml_index}"
     return label(device)
 
 
@@ -98,7 +98,7 @@ def short_label(device: Device) -> str:
 class SelectSpec:
     """The number of devices to select, and the limits that each must meet."""
 
-    count: int = 1
+    device_count: int = 1
     min_free_bytes: int | None = None
     max_utilization_percent: float | None = None
 
@@ -110,42 +110,52 @@ def select(result: DevicesResult, devices: Sequence[Device], spec: SelectSpec) -
     """
     reason_by_id = {id(device): next(_exclusions(device, spec), "") for device in devices}
     free_devices = [device for device in devices if not reason_by_id[id(device)]]
-    best_devices = sorted(free_devices, key=_free_bytes, reverse=True)[: spec.count]
-    if len(best_devices) < spec.count:
+    best_devices = sorted(free_devices, key=_free_bytes, reverse=True)[: spec.device_count]
+    if len(best_devices) < spec.device_count:
         excluded_devices = (device for device in devices if reason_by_id[id(device)])
         reasons = "; ".join(
             f"{label(device)}: {reason_by_id[id(device)]}" for device in excluded_devices
         )
         raise EnvironmentUnusable(
-            f"{_request(spec)}, but {_matching_of_total(len(free_devices), len(devices))}",
+            f"{_request_text(spec)}, but {_matching_count_text(len(free_devices), len(devices))}",
             hint=reasons or f"use --count {len(devices)}",
         )
-    if spec.count > 1 and any(device.parent is not None for device in best_devices):
+    if spec.device_count > 1 and any(device.parent is not None for device in best_devices):
         raise EnvironmentUnusable(
-            f"{_request(spec)}, but a CUDA process can use only one MIG instance",
+            f"{_request_text(spec)}, but a CUDA process can use only one MIG instance",
             hint="use --count 1",
         )
     uuids = [str(device.uuid) for device in best_devices]
     return SelectResult(result.simulated, ",".join(uuids), tuple(best_devices))
 
 
-def _matching_of_total(count: int, total: int) -> str:
+def _matching_count_text(matching_count: int, total_count: int) -> str:
     """Describe the number of devices that can be selected."""
-    if not count:
-        return "no device can be selected" if total > 1 else "the only device cannot be selected"
-    if count == total:
-        return "there is only 1 device" if total == 1 else f"there are only {total} devices"
-    return f"only {count} of {total} devices can be selected"
+    if not matching_count:
+        return (
+            "no device can be selected" if total_count > 1 else "the only device cannot be selected"
+        )
+    if matching_count == total_count:
+        return (
+            "there is only 1 device"
+            if total_count == 1
+            else f"there are only {total_count} devices"
+        )
+    return f"only {matching_count} of {total_count} devices can be selected"
 
 
-def _request(spec: SelectSpec) -> str:
-    limits = []
+def _request_text(spec: SelectSpec) -> str:
+    limit_texts = []
     if spec.min_free_bytes is not None:
-        limits.append(f"at least {format_bytes(spec.min_free_bytes)} free memory")
+        limit_texts.append(f"at least {format_bytes(spec.min_free_bytes)} free memory")
     if spec.max_utilization_percent is not None:
-        limits.append(f"at most {spec.max_utilization_percent:g}% utilization")
-    devices = f"{spec.count} device{'s' if spec.count > 1 else ''}"
-    return f"{devices} with {' and '.join(limits)} requested" if limits else f"{devices} requested"
+        limit_texts.append(f"at most {spec.max_utilization_percent:g}% utilization")
+    devices_text = f"{spec.device_count} device{'s' if spec.device_count > 1 else ''}"
+    return (
+        f"{devices_text} with {' and '.join(limit_texts)} requested"
+        if limit_texts
+        else f"{devices_text} requested"
+    )
 
 
 def _exclusions(device: Device, spec: SelectSpec) -> Iterator[str]:
@@ -156,10 +166,10 @@ def _exclusions(device: Device, spec: SelectSpec) -> Iterator[str]:
         yield f"not visible to CUDA: {device.cuda_index.reason}"
     if device.fields.get("compute_mode") == "prohibited":
         yield "compute mode is prohibited"
-    free_memory = device.field("memory_free_bytes")
+    free_bytes = device.field("memory_free_bytes")
     if spec.min_free_bytes is not None:
-        if isinstance(free_memory, Unavailable):
-            yield f"free memory is unknown: {free_memory.reason}"
+        if isinstance(free_bytes, Unavailable):
+            yield f"free memory is unknown: {free_bytes.reason}"
         elif _free_bytes(device) < spec.min_free_bytes:
             yield f"{format_bytes(_free_bytes(device))} free"
     utilization = device.field("utilization_gpu_percent")
@@ -171,5 +181,5 @@ def _exclusions(device: Device, spec: SelectSpec) -> Iterator[str]:
 
 
 def _free_bytes(device: Device) -> int:
-    free_memory = device.field("memory_free_bytes")
-    return free_memory if isinstance(free_memory, int) else -1
+    free_bytes = device.field("memory_free_bytes")
+    return free_bytes if isinstance(free_bytes, int) else -1

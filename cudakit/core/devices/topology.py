@@ -10,10 +10,10 @@ from cudakit.core.devices.result import Pair
 from cudakit.gpu.api.facts import CudaView, Link, NvmlView
 from cudakit.units import Unavailable
 
-_OK = "ok"
+_OK_STATUS = "ok"
 
 
-def pairs(
+def device_pairs(
     nvml: NvmlView | Unavailable,
     cuda: CudaView | Unavailable,
     matched_devices: Sequence[MatchedDevice],
@@ -22,19 +22,19 @@ def pairs(
     if isinstance(nvml, Unavailable):
         return ()
     link_by_gpus = {(link.first, link.second): link for link in nvml.links}
-    gpus = {
+    gpu_by_index = {
         device.nvml.index: device
         for device in matched_devices
         if device.nvml and device.nvml.parent is None
     }
     return tuple(
-        _pair(
+        _device_pair(
             link_by_gpus.get((first_index, second_index))
             or _unknown_link(first_index, second_index),
-            gpus,
+            gpu_by_index,
             cuda,
         )
-        for first_index, second_index in combinations(sorted(gpus), 2)
+        for first_index, second_index in combinations(sorted(gpu_by_index), 2)
     )
 
 
@@ -51,8 +51,10 @@ def _unknown_link(first_index: int, second_index: int) -> Link:
     )
 
 
-def _pair(link: Link, gpus: Mapping[int, MatchedDevice], cuda: CudaView | Unavailable) -> Pair:
-    first_gpu, second_gpu = gpus[link.first], gpus[link.second]
+def _device_pair(
+    link: Link, gpu_by_index: Mapping[int, MatchedDevice], cuda: CudaView | Unavailable
+) -> Pair:
+    first_gpu, second_gpu = gpu_by_index[link.first], gpu_by_index[link.second]
     cuda_access = _is_bidirectional(cuda, first_gpu, second_gpu, "peer_access")
     return Pair(
         first=link.first,
@@ -77,7 +79,7 @@ def _is_bidirectional(
     """Return whether a list of CUDA's view has a pair of devices in both directions."""
     if isinstance(cuda, Unavailable):
         return Unavailable("CUDA does not answer")
-    indices = [gpu.cuda.index for gpu in (first_gpu, second_gpu) if gpu.cuda and not gpu.hidden]
+    indices = [gpu.cuda.index for gpu in (first_gpu, second_gpu) if gpu.cuda and not gpu.is_hidden]
     if len(indices) < 2:
         return Unavailable("not both devices are visible to CUDA")
     first_index, second_index = indices
@@ -87,14 +89,14 @@ def _is_bidirectional(
 
 def _disagreement(link: Link, cuda_access: bool | Unavailable) -> str | None:
     """Return a sentence if NVML and CUDA disagree on peer access, else None."""
-    states = [link.p2p_read, link.p2p_write]
-    is_unknown = any(isinstance(state, Unavailable) for state in states)
+    access_states = [link.p2p_read, link.p2p_write]
+    is_unknown = any(isinstance(state, Unavailable) for state in access_states)
     if isinstance(cuda_access, Unavailable) or is_unknown:
         return None
-    nvml_access = all(state == _OK for state in states)
+    nvml_access = all(state == _OK_STATUS for state in access_states)
     if nvml_access == cuda_access:
         return None
-    gpus = f"NVML {link.first} and {link.second}"
+    gpus_text = f"NVML {link.first} and {link.second}"
     if nvml_access:
-        return f"{gpus}: NVML reports peer access, CUDA does not"
-    return f"{gpus}: CUDA reports peer access, NVML does not"
+        return f"{gpus_text}: NVML reports peer access, CUDA does not"
+    return f"{gpus_text}: CUDA reports peer access, NVML does not"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 VARIABLE = "CUDA_VISIBLE_DEVICES"
 
 # The driver parses numbers like strtoul: a sign and trailing characters are accepted.
-_NUMBER = re.compile(r"\s*([+-]?)([0-9]+)")
+_NUMBER_PATTERN = re.compile(r"\s*([+-]?)([0-9]+)")
 _PREFIXES = ("GPU-", "MIG-")
 _PREFIX_LENGTH = 4
 _ULONG_MAX = 2**64 - 1
@@ -43,37 +43,37 @@ def visibility(value: str | None, uuids: Sequence[str]) -> Visibility:
     find_position = _find_by_uuid if value.startswith(_PREFIXES) else _find_by_index
     visible_positions: list[int] = []
     entries = value.split(",")
-    for number, entry in enumerate(entries, start=1):
+    for entry_number, entry in enumerate(entries, start=1):
         position, reason = find_position(entry, uuids)
         if position is None:
-            is_last = number == len(entries)
+            is_last = entry_number == len(entries)
             effect = "" if is_last else ", so CUDA ignores this and all later entries"
             return Visibility(tuple(visible_positions), (f"{VARIABLE}={value}: {reason}{effect}",))
         if position in visible_positions:
-            repetition = f"{entry.strip()!r} repeats a device, so CUDA does not start"
-            return Visibility((), (f"{VARIABLE}={value}: {repetition}",))
+            repetition_note = f"{entry.strip()!r} repeats a device, so CUDA does not start"
+            return Visibility((), (f"{VARIABLE}={value}: {repetition_note}",))
         visible_positions.append(position)
     return Visibility(tuple(visible_positions), ())
 
 
 def _find_by_index(entry: str, uuids: Sequence[str]) -> tuple[int | None, str]:
     """Return the position of a device, or None with the reason."""
-    count = len(uuids)
-    index_match = _NUMBER.match(entry)
+    device_count = len(uuids)
+    index_match = _NUMBER_PATTERN.match(entry)
     if index_match is None:
         return None, f"{entry.strip()!r} is not a number"
-    number = _as_unsigned(int(index_match[2]), negative=index_match[1] == "-")
-    if number < count:
-        return number, ""
+    device_index = _as_unsigned(int(index_match[2]), negative=index_match[1] == "-")
+    if device_index < device_count:
+        return device_index, ""
     if index_match[1] == "-":
         return None, f"{entry.strip()!r} is negative"
-    return None, f"no device has index {int(index_match[2])} (of {count})"
+    return None, f"no device has index {int(index_match[2])} (of {device_count})"
 
 
 def _as_unsigned(number: int, *, negative: bool) -> int:
     # strtoul saturates at ULONG_MAX; the driver keeps the low 32 bits.
-    saturated = min(number, _ULONG_MAX)
-    return (-saturated if negative else saturated) & _UINT_MAX
+    saturated_number = min(number, _ULONG_MAX)
+    return (-saturated_number if negative else saturated_number) & _UINT_MAX
 
 
 def _find_by_uuid(entry: str, uuids: Sequence[str]) -> tuple[int | None, str]:

@@ -33,32 +33,34 @@ class WatchView:
 
     sort: str = "index"  # name of the value by which devices are sorted
     pattern: str = ""  # text that a device's name or one of its processes must contain
-    processes: bool = False  # whether processes are shown
-    editing: bool = False  # whether pressed keys are added to the pattern
+    shows_processes: bool = False  # whether processes are shown
+    is_editing: bool = False  # whether pressed keys are added to the pattern
 
     def press(self, key: str) -> WatchView:
         """Return the view after a key. Raises Quit for "q"."""
-        if self.editing:
-            return self._edit(key)
+        if self.is_editing:
+            return self._edit_pattern(key)
         match key:
             case "q":
                 raise Quit
             case "s":
-                names = [*_SORT_VALUES]
-                return replace(self, sort=names[(names.index(self.sort) + 1) % len(names)])
+                sort_names = [*_SORT_VALUES]
+                return replace(
+                    self, sort=sort_names[(sort_names.index(self.sort) + 1) % len(sort_names)]
+                )
             case "p":
-                return replace(self, processes=not self.processes)
+                return replace(self, shows_processes=not self.shows_processes)
             case "/" | "f":
-                return replace(self, editing=True, pattern="")
+                return replace(self, is_editing=True, pattern="")
             case "\x1b":
                 return replace(self, pattern="")
         return self
 
-    def _edit(self, key: str) -> WatchView:
+    def _edit_pattern(self, key: str) -> WatchView:
         if key in _ENTER:
-            return replace(self, editing=False)
+            return replace(self, is_editing=False)
         if key == _ESCAPE:
-            return replace(self, editing=False, pattern="")
+            return replace(self, is_editing=False, pattern="")
         if key in _BACKSPACE:
             return replace(self, pattern=self.pattern[:-1])
         return replace(self, pattern=self.pattern + key) if key.isprintable() else self
@@ -66,7 +68,7 @@ class WatchView:
     @property
     def help(self) -> str:
         """The line that explains the keys."""
-        if self.editing:
+        if self.is_editing:
             return f"filter: {self.pattern}_  (Enter keeps it, Esc clears it)"
         filter_text = f"filter ({self.pattern})" if self.pattern else "filter"
         return f"keys: s sort (by {self.sort}), / {filter_text}, p processes, q quit"
@@ -75,17 +77,17 @@ class WatchView:
 def arrange(result: DevicesResult, view: WatchView) -> DevicesResult:
     """Return the devices that match the pattern of a view, sorted as the view sorts them."""
     matching_devices = [
-        device for device in result.devices if _contains(device, view.pattern.lower())
+        device for device in result.devices if _contains_pattern(device, view.pattern.lower())
     ]
-    value = _SORT_VALUES[view.sort]
-    matching_devices.sort(key=lambda device: _magnitude(value(device)), reverse=True)
+    sort_value = _SORT_VALUES[view.sort]
+    matching_devices.sort(key=lambda device: _magnitude(sort_value(device)), reverse=True)
     return replace(result, devices=tuple(matching_devices))
 
 
-def _contains(device: Device, pattern: str) -> bool:
+def _contains_pattern(device: Device, pattern: str) -> bool:
     processes = device.processes if isinstance(device.processes, tuple) else ()
-    texts = (label(device), *(f"{process.name} {process.user}" for process in processes))
-    return any(pattern in text.lower() for text in texts)
+    searched_texts = (label(device), *(f"{process.name} {process.user}" for process in processes))
+    return any(pattern in text.lower() for text in searched_texts)
 
 
 def _magnitude(value: Field) -> float:
@@ -110,7 +112,7 @@ class History:
 
     _samples: dict[str, deque[Sample]] = field(default_factory=dict)
 
-    def add(self, result: DevicesResult) -> None:
+    def add_samples(self, result: DevicesResult) -> None:
         """Add the state of each device and drop samples that are older than a minute."""
         oldest_ns = result.time_ns - HISTORY_SECONDS * 10**9
         for device in result.devices:
@@ -126,12 +128,12 @@ class History:
 
 def utilization(device: Device) -> float | Unavailable:
     """Return the SM activity from 0 to 1, or the utilization if the GPU does not measure SM activity."""
-    activity = device.field("sm_activity_percent")
+    sm_activity = device.field("sm_activity_percent")
     utilization_percent = device.field("utilization_gpu_percent")
-    value = utilization_percent if isinstance(activity, Unavailable) else activity
-    if isinstance(value, (int, float)):
-        return value / 100
-    return value if isinstance(value, Unavailable) else Unavailable("not a number")
+    percent = utilization_percent if isinstance(sm_activity, Unavailable) else sm_activity
+    if isinstance(percent, (int, float)):
+        return percent / 100
+    return percent if isinstance(percent, Unavailable) else Unavailable("not a number")
 
 
 def memory_share(device: Device) -> float | Unavailable:
@@ -152,14 +154,14 @@ def memory_share(device: Device) -> float | Unavailable:
 
 
 def averages(
-    samples: Sequence[tuple[int, float | Unavailable]], *, now_ns: int, count: int
+    samples: Sequence[tuple[int, float | Unavailable]], *, now_ns: int, interval_count: int
 ) -> Iterator[float | None]:
-    """Yield the mean of each of ``count`` intervals of the last minute, or None if it has no samples."""
-    interval_ns = HISTORY_SECONDS * 10**9 / count
-    intervals: list[list[float]] = [[] for _ in range(count)]
+    """Yield the mean of each interval of the last minute; None for an interval without samples."""
+    interval_ns = HISTORY_SECONDS * 10**9 / interval_count
+    intervals: list[list[float]] = [[] for _ in range(interval_count)]
     for time_ns, value in samples:
-        index = count - 1 - int((now_ns - time_ns) // interval_ns)
-        if 0 <= index < count and not isinstance(value, Unavailable):
-            intervals[index].append(value)
-    for values in intervals:
-        yield sum(values) / len(values) if values else None
+        interval_index = interval_count - 1 - int((now_ns - time_ns) // interval_ns)
+        if 0 <= interval_index < interval_count and not isinstance(value, Unavailable):
+            intervals[interval_index].append(value)
+    for interval_values in intervals:
+        yield sum(interval_values) / len(interval_values) if interval_values else None

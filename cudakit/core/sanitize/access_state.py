@@ -25,7 +25,7 @@ ReportedPairs: TypeAlias = tuple[tuple[MemoryAccess, MemoryAccess], ...]
 class AccessState:
     """The accesses to some bytes. The collections are tuples, so that copies of a state can share them."""
 
-    __slots__ = ("already_reported", "approximate", "atomics", "merged", "reads", "write")
+    __slots__ = ("already_reported", "atomics", "is_approximate", "is_merged", "reads", "write")
 
     def __init__(self) -> None:
         self.write: MemoryAccess | None = None
@@ -34,10 +34,10 @@ class AccessState:
         self.already_reported: ReportedPairs = ()
         # Whether this state was merged from several states, so that each access is to some of the
         # bytes only.
-        self.merged = False
+        self.is_merged = False
         # Whether this state was split off a merged state, so that an access may be to none of the
         # bytes.
-        self.approximate = False
+        self.is_approximate = False
 
     def unordered_accesses(self, mode: int, clock: Clock) -> Sequence[MemoryAccess]:
         """List the stored accesses that conflict with an access of this mode and do not happen before it.
@@ -52,12 +52,12 @@ class AccessState:
             candidates = self.reads + self.atomics if self.atomics else self.reads
         else:
             candidates = self.atomics
-        conflicting = [access for access in candidates if access.tick > clock[access.slot]]
-        if not candidates or self.merged:
+        conflicting_accesses = [access for access in candidates if access.tick > clock[access.slot]]
+        if not candidates or self.is_merged:
             write = self.write
             if write is not None and write.tick > clock[write.slot]:
-                conflicting.append(write)
-        return conflicting
+                conflicting_accesses.append(write)
+        return conflicting_accesses
 
     def store(self, access: MemoryAccess, clock: Clock) -> None:
         """Store an access, and remove the accesses of the same kind that happen before it."""
@@ -69,7 +69,7 @@ class AccessState:
         elif mode & WRITE:
             self.write = access
             self.reads = self.atomics = self.already_reported = ()
-            self.merged = self.approximate = False
+            self.is_merged = self.is_approximate = False
         else:
             self.reads = replace_ordered(self.reads, clock, access)
 
@@ -81,7 +81,7 @@ class AccessState:
             source_state.atomics,
         )
         self.already_reported = source_state.already_reported
-        self.merged, self.approximate = source_state.merged, source_state.approximate
+        self.is_merged, self.is_approximate = source_state.is_merged, source_state.is_approximate
 
     def is_equivalent(self, other_state: AccessState) -> bool:
         """Return whether two states conflict with the same accesses, and are reported in the same way."""
@@ -91,7 +91,8 @@ class AccessState:
             and _are_all_equivalent(self.atomics, other_state.atomics)
             and not self.already_reported
             and not other_state.already_reported
-            and (self.merged, self.approximate) == (other_state.merged, other_state.approximate)
+            and (self.is_merged, self.is_approximate)
+            == (other_state.is_merged, other_state.is_approximate)
         )
 
 
@@ -137,14 +138,14 @@ class RangeStates:
         """Return the last range that begins at or below an address. The range may end below the address."""
         return self._states[bisect_right(self._starts, address) - 1]
 
-    def overlapping(self, lo: int, hi: int) -> list[RangeState]:
+    def find_overlapping(self, lo: int, hi: int) -> list[RangeState]:
         """List the states that have bytes between two addresses."""
         begin = bisect_right(self._starts, lo) - 1
         if self._states[begin].hi <= lo:
             begin += 1
         return self._states[begin : bisect_left(self._starts, hi, lo=begin)]
 
-    def split(self, lo: int, hi: int) -> list[RangeState]:
+    def split_to_cover(self, lo: int, hi: int) -> list[RangeState]:
         """Return states that cover exactly the bytes from ``lo`` up to ``hi``.
 
         Splits existing ranges at both ends, and adds new states in the gaps.
@@ -157,7 +158,7 @@ class RangeStates:
             self._replace(begin, end, covering_states)
         return covering_states
 
-    def merge(self, lo: int, hi: int) -> None:
+    def merge_equivalent(self, lo: int, hi: int) -> None:
         """Merge adjacent equivalent states, from the one before ``lo`` to the one after ``hi``."""
         begin = max(bisect_left(self._starts, lo) - 1, 1)
         end = bisect_right(self._starts, hi)
@@ -173,7 +174,7 @@ class RangeStates:
 
     def clear(self, lo: int, hi: int) -> None:
         """Remove all accesses to the bytes from ``lo`` up to ``hi``."""
-        if self.overlapping(lo, hi):
+        if self.find_overlapping(lo, hi):
             self._split_at(lo)
             self._split_at(hi)
             self._replace(bisect_left(self._starts, lo), bisect_left(self._starts, hi), [])
@@ -187,7 +188,7 @@ class RangeStates:
         index = bisect_left(self._starts, address) - 1
         left_state = self._states[index]
         if left_state.hi > address:
-            left_state.approximate |= left_state.merged
+            left_state.is_approximate |= left_state.is_merged
             right_state = RangeState(address, left_state.hi)
             right_state.copy_from(left_state)
             left_state.hi = address
@@ -223,7 +224,7 @@ class PointerState:
 
     __slots__ = ("address", "already_reported", "readers", "writers")
 
-    merged = False
+    is_merged = False
 
     def __init__(self, address: int) -> None:
         self.address = address
@@ -258,43 +259,43 @@ class PointerStates:
     """The pointer arguments of all kernels."""
 
     def __init__(self) -> None:
-        self.by_address: dict[int, PointerState] = {}
+        self.states_by_address: dict[int, PointerState] = {}
         self._addresses: list[int] = []
 
     def __len__(self) -> int:
-        return len(self.by_address)
+        return len(self.states_by_address)
 
     def get_or_create(self, address: int) -> PointerState:
         """Return the state of a pointer; create it if there is none."""
-        pointer = self.by_address.get(address)
+        pointer = self.states_by_address.get(address)
         if pointer is None:
-            if len(self.by_address) >= MAX_POINTER_STATES:
+            if len(self.states_by_address) >= MAX_POINTER_STATES:
                 self._remove_half()
-            pointer = self.by_address[address] = PointerState(address)
+            pointer = self.states_by_address[address] = PointerState(address)
             insort(self._addresses, address)
         return pointer
 
-    def overlapping(self, lo: int, hi: int) -> list[PointerState]:
+    def find_overlapping(self, lo: int, hi: int) -> list[PointerState]:
         """List the pointers to bytes from ``lo`` up to ``hi``."""
         begin = bisect_left(self._addresses, lo)
         if begin == len(self._addresses) or self._addresses[begin] >= hi:
             return []
         end = bisect_left(self._addresses, hi, lo=begin)
-        return [self.by_address[address] for address in self._addresses[begin:end]]
+        return [self.states_by_address[address] for address in self._addresses[begin:end]]
 
     def clear(self, lo: int, hi: int) -> None:
         """Remove the pointers to bytes from ``lo`` up to ``hi``."""
-        if self.overlapping(lo, hi):
+        if self.find_overlapping(lo, hi):
             self.remove_unless(lambda pointer: not lo <= pointer.address < hi)
 
     def remove_unless(self, predicate: Callable[[PointerState], bool]) -> None:
         """Remove all pointers for which the predicate is False."""
-        for pointer in [state for state in self.by_address.values() if not predicate(state)]:
-            del self.by_address[pointer.address]
-        self._addresses = sorted(self.by_address)
+        for pointer in [state for state in self.states_by_address.values() if not predicate(state)]:
+            del self.states_by_address[pointer.address]
+        self._addresses = sorted(self.states_by_address)
 
     def _remove_half(self) -> None:
         """Remove the least recently used half of the pointers."""
-        seqs = sorted(pointer.last_seq for pointer in self.by_address.values())
+        seqs = sorted(pointer.last_seq for pointer in self.states_by_address.values())
         median_seq = seqs[len(seqs) // 2]
         self.remove_unless(lambda pointer: pointer.last_seq > median_seq)

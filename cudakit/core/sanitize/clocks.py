@@ -21,7 +21,7 @@ from cudakit.trace.ranges import OpenRange
 # A clock has one tick for each slot: the last tick of the slot's timeline that happens before the operation.
 Clock: TypeAlias = list[int]
 # For each slot, the synchronization that set the tick of a clock; None if no synchronization did.
-Reasons: TypeAlias = list[Sync | None]
+TickSyncs: TypeAlias = list[Sync | None]
 
 # Tick that a timeline's clock has for the timeline itself, because its operations are ordered.
 ALWAYS: Final = 1 << 62
@@ -38,26 +38,26 @@ class Release:
     slot: int
     tick: int
     clock: Clock
-    reasons: Reasons
+    tick_syncs: TickSyncs
 
 
 class Timeline:
     """A sequence of ordered operations, with the clock of the next operation."""
 
-    __slots__ = ("_last_release", "clock", "reasons", "slot", "tick")
+    __slots__ = ("_last_release", "clock", "slot", "tick", "tick_syncs")
 
     def __init__(self, slot: int, width: int, tick: int = 1) -> None:
         self.slot = slot
         self.tick = tick
         self.clock: Clock = [0] * width
         self.clock[slot] = ALWAYS
-        self.reasons: Reasons = [None] * width
+        self.tick_syncs: TickSyncs = [None] * width
         self._last_release: Release | None = None
 
-    def acquire(self, release: Release, reason: Sync | None) -> bool:
+    def acquire(self, release: Release, sync: Sync | None) -> bool:
         """Order this timeline after a release. Return False if it is already ordered after the release.
 
-        ``reason`` is stored for each slot whose tick increases; if ``reason`` is None, the reasons
+        ``sync`` is stored for each slot whose tick increases; if ``sync`` is None, the synchronizations
         in the release are stored.
         """
         if release.tick <= self.clock[release.slot]:
@@ -65,13 +65,13 @@ class Timeline:
         width = len(self.clock)
         release_clock = release.clock + [0] * (width - len(release.clock))
         release_clock[release.slot] = release.tick
-        new_reasons: Iterable[Sync | None] = repeat(reason)
-        if reason is None:
-            new_reasons = release.reasons + [None] * (width - len(release.reasons))
-        self.reasons = [
-            old_reason if tick >= release_tick else new_reason
-            for tick, release_tick, old_reason, new_reason in zip(
-                self.clock, release_clock, self.reasons, new_reasons, strict=False
+        new_syncs: Iterable[Sync | None] = repeat(sync)
+        if sync is None:
+            new_syncs = release.tick_syncs + [None] * (width - len(release.tick_syncs))
+        self.tick_syncs = [
+            old_sync if tick >= release_tick else new_sync
+            for tick, release_tick, old_sync, new_sync in zip(
+                self.clock, release_clock, self.tick_syncs, new_syncs, strict=False
             )
         ]
         self.clock = list(map(max, self.clock, release_clock))
@@ -79,13 +79,13 @@ class Timeline:
 
     def snapshot(self) -> Release:
         """Return the current clock as a release of the current tick."""
-        return Release(self.slot, self.tick, self.clock, self.reasons)
+        return Release(self.slot, self.tick, self.clock, self.tick_syncs)
 
     def widen(self, width: int) -> None:
         """Extend the clock to ``width`` slots."""
         new_slot_count = width - len(self.clock)
         self.clock = self.clock + [0] * new_slot_count
-        self.reasons = self.reasons + [None] * new_slot_count
+        self.tick_syncs = self.tick_syncs + [None] * new_slot_count
 
 
 # Plain integers are faster to compare than enumerations, and the kinds below are compared for every

@@ -24,12 +24,12 @@ _CONFIDENCE_RANK = {Confidence.POSSIBLE: 0, Confidence.LIKELY: 1, Confidence.CER
 class Conflict:
     """Two unordered accesses, and the bytes that both of them access."""
 
-    previous: MemoryAccess
-    current: MemoryAccess
+    previous_access: MemoryAccess
+    current_access: MemoryAccess
     lo: int
     hi: int
     confidence: Confidence
-    approximate: bool
+    is_approximate: bool
 
 
 class ConflictChecker:
@@ -43,56 +43,63 @@ class ConflictChecker:
         self._on_conflict = on_conflict
         self.ancestors: Mapping[int, int] = {}
         # Conflicts of the current access, by slot and graph node of the earlier access.
-        self.pending: dict[tuple[int, int], Conflict] = {}
+        self.pending_conflicts: dict[tuple[int, int], Conflict] = {}
 
     def check(
         self,
         already_reported: ReportedPairs,
-        previous: Iterable[MemoryAccess],
-        current: MemoryAccess,
+        previous_accesses: Iterable[MemoryAccess],
+        current_access: MemoryAccess,
         clock: Clock,
         shared_bytes: tuple[int, int],
         certainly_overlap: bool,
-        approximate: bool,
+        is_merged_state: bool,
     ) -> ReportedPairs:
         """Check an access against the earlier accesses of a state that do not happen before it.
 
         Returns the reported pairs of the state: ``already_reported`` and the new pairs. Unless
         ``certainly_overlap``, a race is only possible, because the stored ranges are not exact.
-        With ``approximate``, the state was merged from several states, so each earlier access is to
+        With ``is_merged_state``, the state was merged from several states, so each earlier access is to
         some of the bytes of the state.
         """
-        for access in previous:
+        for access in previous_accesses:
             if not (
-                self._are_ordered_nodes(access, current)
-                or self._is_already_reported(already_reported, access, current, clock)
+                self._are_ordered_nodes(access, current_access)
+                or self._is_already_reported(already_reported, access, current_access, clock)
             ):
-                already_reported = (*already_reported, (access, current))
+                already_reported = (*already_reported, (access, current_access))
                 confidence = (
-                    _confidence(access, current) if certainly_overlap else Confidence.POSSIBLE
+                    _confidence(access, current_access)
+                    if certainly_overlap
+                    else Confidence.POSSIBLE
                 )
-                self._add(Conflict(access, current, *shared_bytes, confidence, approximate))
+                self._add_conflict(
+                    Conflict(access, current_access, *shared_bytes, confidence, is_merged_state)
+                )
         return already_reported
 
     def report(self) -> None:
         """Report the conflicts of the current access."""
-        for conflict in self.pending.values():
+        for conflict in self.pending_conflicts.values():
             if not self._is_implied(conflict):
                 self._on_conflict(conflict)
-        self.pending.clear()
+        self.pending_conflicts.clear()
 
-    def _add(self, new_conflict: Conflict) -> None:
+    def _add_conflict(self, new_conflict: Conflict) -> None:
         """Store one conflict per stream, with the stream's last operation.
 
         A wait for the last operation also covers the earlier operations of the stream. A graph launch counts
         as one operation, except for conflicts between its own nodes.
         """
-        previous = new_conflict.previous
-        stream_and_node = previous.slot, previous.call.node if _is_one_launch(new_conflict) else 0
-        old_conflict = self.pending.get(stream_and_node)
+        previous_access = new_conflict.previous_access
+        stream_and_node = (
+            previous_access.slot,
+            previous_access.call.node if _is_one_launch(new_conflict) else 0,
+        )
+        old_conflict = self.pending_conflicts.get(stream_and_node)
         if (
             old_conflict is not None
-            and old_conflict.previous is previous
+            and old_conflict.previous_access is previous_access
             and old_conflict.confidence is new_conflict.confidence
         ):
             new_conflict = replace(
@@ -101,31 +108,31 @@ class ConflictChecker:
                 hi=max(old_conflict.hi, new_conflict.hi),
             )
         if old_conflict is None or _conflict_rank(old_conflict) <= _conflict_rank(new_conflict):
-            self.pending[stream_and_node] = new_conflict
+            self.pending_conflicts[stream_and_node] = new_conflict
 
     def _is_implied(self, conflict: Conflict) -> bool:
         """Return whether waiting for a later node of the same graph launch would also fix this conflict."""
-        slot, node = conflict.previous.slot, conflict.previous.call.node
+        slot, node = conflict.previous_access.slot, conflict.previous_access.call.node
         return _is_one_launch(conflict) and any(
             pending_slot == slot
             and later_node != node
             and self.ancestors.get(later_node, 0) >> node & 1
-            for pending_slot, later_node in self.pending
+            for pending_slot, later_node in self.pending_conflicts
         )
 
     def _is_already_reported(
         self,
         already_reported: ReportedPairs,
         access: MemoryAccess,
-        current: MemoryAccess,
+        current_access: MemoryAccess,
         clock: Clock,
     ) -> bool:
-        """Return whether a race of ``access`` was reported whose later access happens before ``current``."""
+        """Return whether a race of ``access`` was reported whose later access happens before this one."""
         return any(
             earlier_access is access
             and (
                 later_access.tick <= clock[later_access.slot]
-                or self._are_ordered_nodes(later_access, current)
+                or self._are_ordered_nodes(later_access, current_access)
             )
             for earlier_access, later_access in already_reported
         )
@@ -172,10 +179,13 @@ def _uncovered_precision(access: MemoryAccess, other_access: MemoryAccess) -> se
 
 
 def _is_one_launch(conflict: Conflict) -> bool:
-    previous, current = conflict.previous, conflict.current
-    return (previous.slot, previous.tick) == (current.slot, current.tick)
+    previous_access, current_access = conflict.previous_access, conflict.current_access
+    return (previous_access.slot, previous_access.tick) == (
+        current_access.slot,
+        current_access.tick,
+    )
 
 
 def _conflict_rank(conflict: Conflict) -> tuple[int, int, int]:
-    call = conflict.previous.call
+    call = conflict.previous_access.call
     return _CONFIDENCE_RANK[conflict.confidence], call.seq, call.node

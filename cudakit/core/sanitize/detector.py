@@ -42,7 +42,7 @@ class RaceDetector:
         self._ranks.feed(batch)
         analysis = self._analysis_of(batch)
         analysis.streams.update(_created_streams(batch.records))
-        return analysis.analyze(analysis.buffer.feed(batch.records), report)
+        return analysis.analyze(analysis.reorder_buffer.feed(batch.records), report)
 
     def finish(self, report: Report) -> dict[tuple[int, int], list[Race]]:
         """Analyze the records that the reorder buffers hold, without waiting for accesses of their launches.
@@ -51,9 +51,9 @@ class RaceDetector:
         """
         self._ranks.finish()
         return {
-            trace: analysis.analyze(analysis.buffer.flush(), report)
+            trace: analysis.analyze(analysis.reorder_buffer.flush(), report)
             for trace, analysis in self._traces.items()
-            if analysis.buffer.held_count
+            if analysis.reorder_buffer.held_count
         }
 
     def result(
@@ -77,7 +77,7 @@ class RaceDetector:
             incomplete=incomplete,
             no_gpu_work=no_gpu_work,
             different_calls=tuple(self._ranks.differences()),
-            ranks=self._ranks.ranks(),
+            ranks=self._ranks.rank_by_process(),
         )
 
     @property
@@ -120,7 +120,7 @@ class _TraceAnalysis:
 
     engine: Engine
     last_batch: Batch  # the last batch, whose string and stack tables are the most complete
-    buffer: ReorderBuffer = field(default_factory=ReorderBuffer)
+    reorder_buffer: ReorderBuffer = field(default_factory=ReorderBuffer)
     templates: TemplateAccesses = field(default_factory=TemplateAccesses)
     streams: dict[int, StreamFlag] = field(default_factory=dict)
     stream_use: StreamUse = field(default_factory=StreamUse)
@@ -129,10 +129,21 @@ class _TraceAnalysis:
         """Add the races in reordered records to a report; return the races that are findings."""
         self.stream_use.feed(records, self.last_batch.stacks)
         records = self.templates.insert(records, self.engine.coverage)
-        races = self.templates.mark(self.engine.feed(records, self.last_batch.strings))
+        possible_accesses = self.templates.possible_accesses
+        races = self.templates.mark_races(
+            self.engine.feed(records, self.last_batch.strings, possible_accesses)
+        )
         report.add(
             self.last_batch.process,
             races,
+            stacks=self.last_batch.stacks,
+            streams=self.streams,
+            chain=self.last_batch.chain,
+            stream_use=self.stream_use,
+        )
+        report.add_unverified(
+            self.last_batch.process,
+            self.templates.mark_races(self.engine.take_unverified()),
             stacks=self.last_batch.stacks,
             streams=self.streams,
             chain=self.last_batch.chain,
@@ -143,8 +154,8 @@ class _TraceAnalysis:
     def gaps(self) -> Iterator[Mapping[str, int]]:
         """Yield the events that were not analyzed, with their counts."""
         yield self.engine.gaps
-        if self.buffer.never_read_count:
-            yield {NEVER_READ: self.buffer.never_read_count}
+        if self.reorder_buffer.never_read_count:
+            yield {NEVER_READ: self.reorder_buffer.never_read_count}
         if self.templates.unknown_count:
             yield {UNKNOWN_TEMPLATE: self.templates.unknown_count}
 

@@ -31,6 +31,11 @@ from cudakit.core.sanitize.races import (
 )
 from cudakit.core.sanitize.record_batch import AccessRows, RecordBatch, sorted_by_call
 from cudakit.core.sanitize.shadow_memory import MAX_RANGE_STATES, new_shadow
+from cudakit.core.sanitize.unrecorded import (
+    CheckedShadow,
+    PossibleAccesses,
+    UnrecordedLaunches,
+)
 from cudakit.trace.kinds import AccessMode, EventKind, Precision
 from cudakit.trace.layout import Records
 from cudakit.trace.ranges import RangeTracker
@@ -46,7 +51,7 @@ class RaceDescriber:
 
     def describe(self, conflict: Conflict, strings: Sequence[str]) -> Race:
         """Return the race of a conflict. Call it before later work is enqueued."""
-        previous, current = conflict.previous, conflict.current
+        previous, current = conflict.previous_access, conflict.current_access
         pool_block = self._pools.find(conflict.lo)
         return Race(
             kind=_race_kind(previous, current, pool_block),
@@ -59,7 +64,7 @@ class RaceDescriber:
             last_sync=self._stream_order.last_sync(
                 current.call.stream, previous.call.stream, previous.slot
             ),
-            approximate=conflict.approximate,
+            is_approximate=conflict.is_approximate,
         )
 
 
@@ -129,7 +134,7 @@ _ACCESSED: Final = int(EventKind.ACCESSED)
 _AccessHandler: TypeAlias = Callable[[AccessRows], None]
 
 # Number of records that are decoded at a time, which limits the memory that decoding needs.
-_RECORDS_AT_ONCE: Final = 1 << 14
+_MAX_DECODED_RECORDS: Final = 1 << 14
 STRAY_ACCESS: Final = "access without a recorded launch"
 UNKNOWN_STREAM: Final = "stream whose creation was not recorded"
 
@@ -159,20 +164,32 @@ class Engine:
         self._strict_threads = strict_threads
         self._report_possible = report_possible
         self._races: list[Race] = []
+        # One race of each pair of call sites with a launch that was not recorded and may have accessed other
+        # bytes than those of its template; see ``take_unverified``.
+        self._unverified: dict[tuple[int, ...], Race] = {}
+        self._possible_accesses: PossibleAccesses = {}
         self._strings: Sequence[str] = ()
         self._stream_order = stream_order = StreamOrder()
-        self._shadow = shadow = new_shadow(
+        self._unrecorded = UnrecordedLaunches(self._report_unverified)
+        accesses = new_shadow(
             ConflictChecker(self._report_conflict), find_possible=report_possible, native=native
         )
+        self._shadow = shadow = CheckedShadow(accesses, self._unrecorded)
         self._memory = AllocationEvents(stream_order, shadow)
-        self._describer = RaceDescriber(stream_order, self._memory.driver, self._memory.pools)
+        self._describer = RaceDescriber(
+            stream_order, self._memory.driver_allocations, self._memory.pool_blocks
+        )
         self._syncs = SyncTracker(stream_order, self.gaps)
         self._graphs = GraphTracker(stream_order, shadow, self.coverage, self.gaps)
         self._collectives = CollectiveTracker(
             stream_order, shadow, self._graphs, self.coverage, self.gaps
         )
         self._work = StreamWork(
-            stream_order, shadow, self._memory.driver, self.coverage, strict=strict_threads
+            stream_order,
+            shadow,
+            self._memory.driver_allocations,
+            self.coverage,
+            strict=strict_threads,
         )
         self._handlers = self._all_handlers()
         self._access_handlers: dict[int, _AccessHandler] = {
@@ -184,7 +201,7 @@ class Engine:
         self._ranges = RangeTracker()
         self._last_seq = 0
         # LaunchPrecision of the last call; None if it was not a launch.
-        self._last_precision: int | None = None
+        self._last_launch_precision: int | None = None
         # Size of the recorder's arenas in device memory, by device.
         self._arena_bytes: dict[int, int] = {}
         self._prune_above = prune_above
@@ -193,20 +210,35 @@ class Engine:
         self._pruned_clock: Clock = []
         self._next_prune_count = prune_above  # number of stored states at which to prune next
 
-    def feed(self, records: Records, strings: Sequence[str]) -> list[Race]:
+    def feed(
+        self,
+        records: Records,
+        strings: Sequence[str],
+        possible_accesses: PossibleAccesses | None = None,
+    ) -> list[Race]:
         """Analyze the next records of the trace; return the races whose later operation is among them.
 
         ``strings`` is the string table of the trace. It has at least the strings to which the records refer.
+        ``possible_accesses`` has the accesses of launches that were not recorded, if they may have accessed
+        other bytes than those of their template.
         """
         self._strings = strings
+        self._possible_accesses = possible_accesses or {}
         records = sorted_by_call(records)
-        for begin in range(0, len(records), _RECORDS_AT_ONCE):
-            for thread_records in self._split_by_thread(records[begin : begin + _RECORDS_AT_ONCE]):
+        for begin in range(0, len(records), _MAX_DECODED_RECORDS):
+            for thread_records in self._split_by_thread(
+                records[begin : begin + _MAX_DECODED_RECORDS]
+            ):
                 self._analyze(RecordBatch(thread_records, self._last_seq, self._ranges))
                 self._last_seq = int(thread_records["seq"][-1])
             self._prune_states()
-        self._graphs.finish_launch()
+        self._finish_graph_launch()
         races, self._races = self._races, []
+        return races
+
+    def take_unverified(self) -> list[Race]:
+        """Return the races with possible accesses since the last call, one for each pair of call sites."""
+        races, self._unverified = list(self._unverified.values()), {}
         return races
 
     def _split_by_thread(self, records: Records) -> Iterator[Records]:
@@ -229,15 +261,19 @@ class Engine:
         handlers, access_handlers = self._handlers, self._access_handlers
         calls = batch.rows
         graphs, add_launch = self._graphs, self._work.add_launch
+        possible_accesses = self._possible_accesses
         self._update_coverage(batch)
         if batch.leading_rows is not None:
             self._add_accesses(batch.leading_rows)
         for kind, rows in zip(batch.kinds, batch.following_rows, strict=True):
             if graphs.current_launch is not None and kind != _ACCESSED:
-                graphs.finish_launch()
+                self._finish_graph_launch()
             if kind == _LAUNCH:  # the most frequent kind is handled without a lookup
                 call = next(calls[_LAUNCH])[0]
                 self._add_accesses = add_launch(call, rows)
+                if call.seq in possible_accesses:
+                    stream = self._stream_order.stream(call)
+                    self._add_unrecorded(call, stream.slot, stream.tick)
                 continue
             handlers[kind](*next(calls[kind]))
             if kind in access_handlers:
@@ -245,19 +281,41 @@ class Engine:
             if rows is not None:
                 self._add_accesses(rows)
 
+    def _finish_graph_launch(self) -> None:
+        """Check the accesses of the current graph launch, after all of them were added."""
+        graph_launch = self._graphs.current_launch
+        self._graphs.finish_launch()
+        if graph_launch is not None and graph_launch.call.seq in self._possible_accesses:
+            self._add_unrecorded(graph_launch.call, graph_launch.slot, graph_launch.tick)
+
+    def _add_unrecorded(self, call: Call, slot: int, tick: int) -> None:
+        """Add the possible accesses of a launch that was not recorded."""
+        self._unrecorded.add(
+            call, slot, tick, self._possible_accesses[call.seq], self._memory.innermost_at
+        )
+
+    def _report_unverified(self, conflict: Conflict) -> None:
+        previous, current = conflict.previous_access.call, conflict.current_access.call
+        sides = previous.name, previous.site, current.kind, current.name, current.site
+        if sides not in self._unverified and not are_peer_kernels(previous, current, self._strings):
+            self._unverified[sides] = self._describer.describe(conflict, self._strings)
+
     def _update_coverage(self, batch: RecordBatch) -> None:
         """Add the launches and accesses of a batch to the coverage."""
         coverage, precision_counts = self.coverage, batch.precision_counts
-        if batch.stray_accesses:
-            self.gaps[STRAY_ACCESS] += batch.stray_accesses
-        if self._last_precision is not None and batch.leading_precision > self._last_precision:
+        if batch.stray_access_count:
+            self.gaps[STRAY_ACCESS] += batch.stray_access_count
+        if (
+            self._last_launch_precision is not None
+            and batch.leading_precision > self._last_launch_precision
+        ):
             # The last launch has less precise accesses in this batch: count the launch with the
             # precision of these accesses instead.
-            coverage.count(self._last_precision, -1)
+            coverage.count(self._last_launch_precision, -1)
             coverage.count(batch.leading_precision)
-            self._last_precision = batch.leading_precision
+            self._last_launch_precision = batch.leading_precision
         if batch.kinds:
-            self._last_precision = (
+            self._last_launch_precision = (
                 batch.launch_precisions[-1] if batch.kinds[-1] == _LAUNCH else None
             )
         coverage.launches += len(batch.launch_precisions)
@@ -271,7 +329,9 @@ class Engine:
         coverage.accesses_uncertain += precision_counts[Precision.UNCERTAIN]
 
     def _report_conflict(self, conflict: Conflict) -> None:
-        if are_peer_kernels(conflict.previous.call, conflict.current.call, self._strings):
+        if are_peer_kernels(
+            conflict.previous_access.call, conflict.current_access.call, self._strings
+        ):
             self.gaps[PEER_KERNELS] += 1
         elif conflict.confidence is Confidence.POSSIBLE and not self._report_possible:
             self.coverage.suspected += 1
@@ -281,24 +341,27 @@ class Engine:
     def _prune_states(self) -> None:
         """Remove the states that no race can involve any more, once there are many states."""
         self._stream_order.reuse_slots()
-        if self._stream_order.unrecorded_streams:
-            self.gaps[UNKNOWN_STREAM] = self._stream_order.unrecorded_streams
+        if self._stream_order.unrecorded_stream_count:
+            self.gaps[UNKNOWN_STREAM] = self._stream_order.unrecorded_stream_count
         if self._state_count < self._next_prune_count:
             return
         past_clock = self._stream_order.past_clock()
         if past_clock != self._pruned_clock:  # an equal clock leaves nothing to remove
             self._pruned_clock = past_clock
             self._shadow.prune(past_clock)
+            self._unrecorded.prune(past_clock)
             self._syncs.prune()
             self._graphs.prune()
         if self._shadow.range_state_count > self._max_range_states:
-            self._shadow.coarsen(self._memory.driver.find, self._max_range_states)
+            self._shadow.coarsen(self._memory.driver_allocations.find, self._max_range_states)
         self._next_prune_count = self._prune_above + 2 * self._state_count
 
     @property
     def _state_count(self) -> int:
         shadow = self._shadow
-        return shadow.range_state_count + shadow.pointer_state_count + len(self._syncs)
+        state_count = shadow.range_state_count + shadow.pointer_state_count
+        state_count += shadow.strided_state_count
+        return state_count + len(self._syncs) + len(self._unrecorded)
 
     def _add_gap(self, _: Call, description: int, count: int) -> None:
         self.gaps[self._strings[description]] += count

@@ -56,9 +56,9 @@ class Graph:
             self._ancestors = None
         self._nodes[node] = Node(call)
 
-    def add_edge(self, before: int, after: int) -> None:
-        """Order the node ``after`` after the node ``before``."""
-        self._predecessors.setdefault(after, []).append(before)
+    def add_edge(self, predecessor: int, successor: int) -> None:
+        """Order the node ``successor`` after the node ``predecessor``."""
+        self._predecessors.setdefault(successor, []).append(predecessor)
         self._ancestors = None
 
     def add_accesses(self, rows: AccessRows) -> None:
@@ -87,30 +87,32 @@ class Graph:
                 self._ancestors[node] = ancestor_bits
         return self._ancestors
 
-    def node(self, number: int) -> Node:
-        return self._nodes[number]
+    def node(self, node_number: int) -> Node:
+        return self._nodes[node_number]
 
     @property
     def kernel_nodes(self) -> Iterator[int]:
         """The numbers of the kernel nodes."""
         return (
-            number for number, node in self._nodes.items() if node.call.kind == EventKind.LAUNCH
+            node_number
+            for node_number, node in self._nodes.items()
+            if node.call.kind == EventKind.LAUNCH
         )
 
     def _topological_order(self) -> list[int]:
         """List the nodes in topological order: in order of their numbers if no edge contradicts that."""
         if all(
             predecessor < node
-            for node, nodes in self._predecessors.items()
-            for predecessor in nodes
+            for node, predecessors in self._predecessors.items()
+            for predecessor in predecessors
         ):
             return sorted(self._nodes)
         try:
             sorted_nodes = TopologicalSorter(self._predecessors).static_order()
-            with_unconnected = dict.fromkeys([*sorted_nodes, *self._nodes])
+            all_nodes = dict.fromkeys([*sorted_nodes, *self._nodes])
         except CycleError:  # the trace is damaged: CUDA accepts no graph with a cycle
             return sorted(self._nodes)
-        return [node for node in with_unconnected if node in self._nodes]
+        return [node for node in all_nodes if node in self._nodes]
 
 
 @dataclass(slots=True)
@@ -123,15 +125,18 @@ class GraphLaunch:
     tick: int
     clock: Clock
     accesses: dict[int, bytes] = field(default_factory=dict)  # recorded accesses by node
-    exact: set[int] = field(default_factory=set)  # nodes whose accesses were all recorded
-    lost: set[int] = field(default_factory=set)  # nodes of which some accesses were lost
+    exact_nodes: set[int] = field(default_factory=set)  # nodes whose accesses were all recorded
+    lost_nodes: set[int] = field(default_factory=set)  # nodes of which some accesses were lost
 
     def node_accesses(self) -> Iterator[tuple[Call, AccessRows]]:
         """Yield the call and the accesses of each node that has accesses, in topological order."""
         launch = self.call
-        for number in self.graph.ancestors:
-            node = self.graph.node(number)
-            for node_call, accesses in (*node.collectives, (node.call, self._accesses(number))):
+        for node_number in self.graph.ancestors:
+            node = self.graph.node(node_number)
+            for node_call, accesses in (
+                *node.collectives,
+                (node.call, self._accesses(node_number)),
+            ):
                 if accesses:
                     call = replace(
                         node_call,
@@ -144,13 +149,15 @@ class GraphLaunch:
                     )
                     yield call, memoryview(accesses)
 
-    def launch_precision(self, number: int) -> LaunchPrecision:
+    def launch_precision(self, node_number: int) -> LaunchPrecision:
         """Return the precision of a node; a node without any recorded access counts as assumed."""
-        if self.graph.node(number).collectives:
+        if self.graph.node(node_number).collectives:
             return LaunchPrecision.EXACT
-        accesses = self._accesses(number)
+        accesses = self._accesses(node_number)
         least_precise = least_precise_access(accesses) if accesses else ASSUMED
-        if number not in self.exact and (number in self.lost or least_precise >= ASSUMED):
+        if node_number not in self.exact_nodes and (
+            node_number in self.lost_nodes or least_precise >= ASSUMED
+        ):
             return LaunchPrecision.ASSUMED
         return (
             LaunchPrecision.WHOLE_TENSOR
@@ -158,13 +165,13 @@ class GraphLaunch:
             else LaunchPrecision.EXACT
         )
 
-    def _accesses(self, number: int) -> bytes:
+    def _accesses(self, node_number: int) -> bytes:
         """Return the accesses of a node: the recorded ones and, unless they are exact, the assumed ones."""
-        recorded_accesses = self.accesses.get(number, b"")
+        recorded_accesses = self.accesses.get(node_number, b"")
         return (
             recorded_accesses
-            if number in self.exact
-            else self.graph.node(number).accesses + recorded_accesses
+            if node_number in self.exact_nodes
+            else self.graph.node(node_number).accesses + recorded_accesses
         )
 
 
@@ -198,8 +205,8 @@ class GraphTracker:
         """Add a collective that a node performs in each launch of its graph."""
         self._graph(call.graph).add_collective(call, rows)
 
-    def add_edge(self, _: Call, graph: int, before: int, after: int) -> None:
-        self._graph(graph).add_edge(before, after)
+    def add_edge(self, _: Call, graph: int, predecessor: int, successor: int) -> None:
+        self._graph(graph).add_edge(predecessor, successor)
 
     def add_node_accesses(self, rows: AccessRows) -> None:
         """Add accesses that nodes of the last graph perform in each launch."""
@@ -212,8 +219,8 @@ class GraphTracker:
         if stream is None:
             return
         if executable in self._last_launches:
-            release, earlier_nodes = self._last_launches[executable]
-            sync = Sync(SyncKind.EVENT, earlier_nodes.seq, earlier_nodes.site, call.seq, call.site)
+            release, earlier_call = self._last_launches[executable]
+            sync = Sync(SyncKind.EVENT, earlier_call.seq, earlier_call.site, call.seq, call.site)
             stream.acquire(release, sync)
         if not self._graph(graph):
             self._gaps[UNKNOWN_GRAPH] += 1
@@ -232,10 +239,12 @@ class GraphTracker:
             for node, accesses in rows_by_node(rows):
                 recorded_accesses[node] = recorded_accesses.get(node, b"") + accesses
 
-    def mark_accessed(self, call: Call, node: int, exact: bool) -> None:
+    def mark_accessed(self, call: Call, node: int, is_exact: bool) -> None:
         """Record whether all accesses of a node in the current launch are exact, or some were lost."""
         if self.current_launch is not None and self.current_launch.call.seq == call.seq:
-            (self.current_launch.exact if exact else self.current_launch.lost).add(node)
+            (self.current_launch.exact_nodes if is_exact else self.current_launch.lost_nodes).add(
+                node
+            )
 
     def finish_launch(self) -> None:
         """Check the accesses of the current launch, after all of them were collected."""
@@ -256,5 +265,5 @@ class GraphTracker:
             if not self._stream_order.precedes_future_work(release.slot, release.tick)
         }
 
-    def _graph(self, number: int) -> Graph:
-        return self._graphs.setdefault(number, Graph())
+    def _graph(self, graph_number: int) -> Graph:
+        return self._graphs.setdefault(graph_number, Graph())

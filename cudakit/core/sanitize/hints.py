@@ -23,8 +23,8 @@ class Framework:
     """
 
     name: str
-    files: re.Pattern[str]  # pattern of the framework's file names
-    kernels: re.Pattern[str]  # pattern of the demangled names of the framework's kernels
+    file_pattern: re.Pattern[str]  # pattern of the framework's file names
+    kernel_pattern: re.Pattern[str]  # pattern of the demangled names of the framework's kernels
     order_fix: str  # code that makes stream b wait for stream a
     lifetime_fix: str  # code that keeps the memory allocated while stream a uses it
     host_wait_fix: str  # code that makes the host wait for stream a
@@ -34,7 +34,7 @@ class Framework:
 def _framework(
     name: str,
     modules: str,
-    kernels: str,
+    kernel_pattern: str,
     *,
     order_fix: str,
     lifetime_fix: str,
@@ -43,8 +43,8 @@ def _framework(
 ) -> Framework:
     return Framework(
         name=name,
-        files=re.compile(rf"(?:^|/)(?:{modules})/"),
-        kernels=re.compile(kernels),
+        file_pattern=re.compile(rf"(?:^|/)(?:{modules})/"),
+        kernel_pattern=re.compile(kernel_pattern),
         order_fix=order_fix,
         lifetime_fix=lifetime_fix,
         host_wait_fix=host_wait_fix,
@@ -114,9 +114,9 @@ FRAMEWORKS: Final = (
 class RacingStreams:
     """The names of the streams of all occurrences of a race."""
 
-    earlier: tuple[str, ...]  # streams of the earlier operations
-    later: tuple[str, ...]  # streams of the later operations
-    unreachable: str = ""  # a stream that the program has no access to; "" if there is none
+    earlier_names: tuple[str, ...]  # streams of the earlier operations
+    later_names: tuple[str, ...]  # streams of the later operations
+    unreachable_name: str = ""  # a stream that the program has no access to; "" if there is none
 
     @classmethod
     def of_sides(cls, current: Side, previous: Side) -> RacingStreams:
@@ -155,7 +155,7 @@ def _fix_for(
 ) -> str:
     if framework.name == "torch" and _has_work_handle(previous):
         return "work.wait(), with the work that the call with async_op=True returned"
-    if streams.unreachable:
+    if streams.unreachable_name:
         return framework.device_wait_fix
     if kind is RaceKind.HOST or current.stream_number == HOST:
         return framework.host_wait_fix
@@ -164,8 +164,8 @@ def _fix_for(
 
 
 def _is_involved(framework: Framework, frames: Iterable[Frame], kernels: Iterable[str]) -> bool:
-    return any(framework.files.search(frame.filename) for frame in frames) or any(
-        map(framework.kernels.match, kernels)
+    return any(framework.file_pattern.search(frame.filename) for frame in frames) or any(
+        map(framework.kernel_pattern.match, kernels)
     )
 
 
@@ -173,14 +173,14 @@ def _explain_streams(code: str, current: Side, previous: Side, streams: RacingSt
     """Return the meaning of the streams in the code of a fix: ``, where a is stream 7``."""
     # The memory is used after its free, so it must stay allocated until the stream of the later
     # operation ends its use.
-    user_streams = streams.later if previous.operation == "free" else streams.earlier
+    user_streams = streams.later_names if previous.operation == "free" else streams.earlier_names
     if short_stream_name(previous) == short_stream_name(current):
         meaning_by_letter = {
             "a": "the stream of the earlier operation",
             "b": "the stream of the later operation",
         }
     else:
-        meaning_by_letter = {"a": _each_of(user_streams), "b": _each_of(streams.later)}
+        meaning_by_letter = {"a": _each_of(user_streams), "b": _each_of(streams.later_names)}
     stream_meanings = [
         f"{letter} is {name}"
         for letter, name in meaning_by_letter.items()
@@ -197,7 +197,7 @@ def _uses_stream(code: str, stream_letter: str) -> bool:
     return re.search(rf"\b{stream_letter}[.,)]", code) is not None
 
 
-def sentence(kind: RaceKind, current: Side, previous: Side, size_bytes: int) -> str:
+def race_sentence(kind: RaceKind, current: Side, previous: Side, size_bytes: int) -> str:
     """Return the race in one sentence: the operations, the kind of access and the size of the memory."""
     later_subject, earlier_subject, size = (
         _subject_text(current),
@@ -225,67 +225,73 @@ def sentence(kind: RaceKind, current: Side, previous: Side, size_bytes: int) -> 
 _NOT_CHECKED_SUFFIX: Final = " (not checked)"
 
 
-def fix(kind: RaceKind, current: Side, previous: Side, streams: RacingStreams | None = None) -> str:
+def smallest_fix(
+    kind: RaceKind, current: Side, previous: Side, streams: RacingStreams | None = None
+) -> str:
     """Return the smallest fix in terms of CUDA. ``streams`` are those of all occurrences of the race."""
     streams = streams or RacingStreams.of_sides(current, previous)
-    earlier, later = operation_at(previous), operation_at(current)
+    earlier_work, later_work = operation_at(previous), operation_at(current)
     if _are_in_one_graph(current, previous):
         return (
-            f"during capture, record an event after {earlier} and make the stream of {later} wait "
+            f"during capture, record an event after {earlier_work} and make the stream of {later_work} wait "
             f"for it: no edge of the graph orders node {current.node} after node {previous.node}"
         )
     if previous.stream_number == HOST:
         return (
-            f"synchronize the host threads: {earlier} must finish before {later} is enqueued"
+            f"synchronize the host threads: {earlier_work} must finish before {later_work} is enqueued"
             f"{_NOT_CHECKED_SUFFIX}"
         )
     if kind is RaceKind.USE_AFTER_FREE and previous.operation == "free":
         return (
-            f"free the memory after its last use: move {earlier} after {later}{_NOT_CHECKED_SUFFIX}"
+            f"free the memory after its last use: move {earlier_work} after {later_work}"
+            f"{_NOT_CHECKED_SUFFIX}"
         )
-    earlier, later = _enqueued_work(previous), _enqueued_work(current)
+    earlier_work, later_work = _enqueued_work(previous), _enqueued_work(current)
     if _has_work_handle(previous):
-        return f"wait for the work of {earlier} before {later}"
-    if streams.unreachable:
+        return f"wait for the work of {earlier_work} before {later_work}"
+    if streams.unreachable_name:
         return (
-            f"make the host wait for the whole device after {earlier} and before {later}: "
-            f"the program has no access to {streams.unreachable}, which a library created"
+            f"make the host wait for the whole device after {earlier_work} and before {later_work}: "
+            f"the program has no access to {streams.unreachable_name}, which a library created"
         )
     if kind is RaceKind.HOST or current.stream_number == HOST:
         verb = "frees" if current.operation == "free" else "uses"
-        event = "an event" if len(streams.earlier) == 1 else "events"
+        event_noun = "an event" if len(streams.earlier_names) == 1 else "events"
         return (
-            f"make the host wait for {_join_names(streams.earlier)}, or for {event} recorded there after "
-            f"{earlier}, before the host {verb} the memory{_at_call_site(call_site(current.stack))}"
+            f"make the host wait for {_join_names(streams.earlier_names)}, or for {event_noun} "
+            f"recorded there after {earlier_work}, before the host {verb} the memory"
+            f"{_at_call_site(call_site(current.stack))}"
         )
-    order_fix = _order_fix(streams, earlier, later)
+    order_fix = _order_fix(streams, earlier_work, later_work)
     if kind is RaceKind.USE_AFTER_FREE:
-        return f"{order_fix}, or free the memory on {_join_names(streams.earlier)}"
+        return f"{order_fix}, or free the memory on {_join_names(streams.earlier_names)}"
     if kind is RaceKind.REUSE:
-        verb = "has" if len(streams.earlier) == 1 else "have"
+        verb = "has" if len(streams.earlier_names) == 1 else "have"
         return (
-            f"keep a reference to the memory until {_join_names(streams.earlier)} {verb} finished with it, "
-            f"or {order_fix}"
+            f"keep a reference to the memory until {_join_names(streams.earlier_names)} {verb} finished "
+            f"with it, or {order_fix}"
         )
     return order_fix
 
 
-def _order_fix(streams: RacingStreams, earlier: str, later: str) -> str:
-    if len(streams.earlier) == 1:
+def _order_fix(streams: RacingStreams, earlier_work: str, later_work: str) -> str:
+    if len(streams.earlier_names) == 1:
         record_clause, recorded_events = (
-            f"record an event on {streams.earlier[0]} after {earlier} and",
+            f"record an event on {streams.earlier_names[0]} after {earlier_work} and",
             "it",
         )
     else:
         record_clause = (
-            f"after {earlier}, record an event on each stream ({_join_names(streams.earlier)}), and"
+            f"after {earlier_work}, record an event on each stream "
+            f"({_join_names(streams.earlier_names)}), and"
         )
         recorded_events = "all these events"
-    return f"{record_clause} make {_join_names(streams.later)} wait for {recorded_events} before {later}"
+    later_streams = _join_names(streams.later_names)
+    return f"{record_clause} make {later_streams} wait for {recorded_events} before {later_work}"
 
 
 def is_wait(kind: RaceKind, previous: Side) -> bool:
-    """Return whether ``fix`` adds a wait.
+    """Return whether ``smallest_fix`` adds a wait.
 
     With this wait, an analysis of the same work finds no such race. The wait ends, because it is for
     work that was enqueued before the wait. If the fix moves a free or orders
@@ -333,17 +339,18 @@ def why_not_covered(
     ``recorded_at`` is the call site of the event record, ``waited_at`` the call site of the wait.
     """
     earlier_stream, later_stream = short_stream_name(previous), short_stream_name(current)
-    enqueued_before = f"before {operation_at(previous)} was enqueued"
-    earlier = f"{earlier_stream}{_at_call_site(waited_at)}"
+    time_clause = f"before {operation_at(previous)} was enqueued"
+    earlier_work = f"{earlier_stream}{_at_call_site(waited_at)}"
     match kind:
         case SyncKind.EVENT:
-            event = f"an event recorded{_at_call_site(recorded_at)}"
-            return f"too early: {later_stream} last waited for {earlier}, for {event} {enqueued_before}"
+            recorded_event = f"an event recorded{_at_call_site(recorded_at)}"
+            wait = f"{later_stream} last waited for {earlier_work}"
+            return f"too early: {wait}, for {recorded_event} {time_clause}"
         case SyncKind.HOST:
-            return f"too early: the host last waited for {earlier}, {enqueued_before}"
+            return f"too early: the host last waited for {earlier_work}, {time_clause}"
         case SyncKind.DEFAULT_STREAM:
-            default_wait = "the implicit synchronization of the default stream"
-            return f"too early: {default_wait} last made {later_stream} wait for {earlier}, {enqueued_before}"
+            wait = f"last made {later_stream} wait for {earlier_work}"
+            return f"too early: the implicit synchronization of the default stream {wait}, {time_clause}"
 
 
 def short_stream_name(side: Side) -> str:

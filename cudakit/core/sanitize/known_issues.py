@@ -36,14 +36,14 @@ class _KnownRace:
     issue: KnownIssue
 
 
-_FFT = _SidePattern("/cupy/fft/_fft.py", "_exec_fft")
-_FILL = re.compile(r"FillFunctor<long>")
-_GRAPHS = "/torch/cuda/graphs.py"
+_CUPY_FFT = _SidePattern("/cupy/fft/_fft.py", "_exec_fft")
+_TORCH_FILL_KERNEL = re.compile(r"FillFunctor<long>")
+_TORCH_GRAPHS_FILE = "/torch/cuda/graphs.py"
 
 _KNOWN_RACES: Sequence[_KnownRace] = (
     # Confirmed with CuPy 14.2 on an H200: FFTs of 1,000,003 points on four streams give wrong values.
     _KnownRace(
-        (_FFT, _FFT),
+        (_CUPY_FFT, _CUPY_FFT),
         KnownIssue(
             title="FFTs on several streams share the work area of a cached plan in CuPy",
             reference="https://github.com/cupy/cupy/issues/8079",
@@ -55,8 +55,8 @@ _KNOWN_RACES: Sequence[_KnownRace] = (
     # (CUDAGeneratorState::replay_prologue of aten/src/ATen/cuda/CUDAGeneratorImpl.cpp).
     _KnownRace(
         (
-            _SidePattern(_GRAPHS, "capture_begin", _FILL),
-            _SidePattern(_GRAPHS, "replay", _FILL),
+            _SidePattern(_TORCH_GRAPHS_FILE, "capture_begin", _TORCH_FILL_KERNEL),
+            _SidePattern(_TORCH_GRAPHS_FILE, "replay", _TORCH_FILL_KERNEL),
         ),
         KnownIssue(
             title="the first replay of a CUDA graph in PyTorch writes the random seed "
@@ -72,9 +72,9 @@ _KNOWN_RACES: Sequence[_KnownRace] = (
 def known_issue(current: Side, previous: Side) -> KnownIssue | None:
     """Return the known issue of a library that a race looks like, or None."""
     for race in _KNOWN_RACES:
-        first, second = race.sides
-        if (first.matches(previous) and second.matches(current)) or (
-            first.matches(current) and second.matches(previous)
+        first_pattern, second_pattern = race.sides
+        if (first_pattern.matches(previous) and second_pattern.matches(current)) or (
+            first_pattern.matches(current) and second_pattern.matches(previous)
         ):
             return race.issue
     return None

@@ -47,8 +47,8 @@ def collective_name(operation: CollectiveOperation) -> str:
     name = function_name(operation.function, operation.root)
     if operation.rank < 0:
         return name
-    ranks = f" of {operation.rank_count}" if operation.rank_count else ""
-    return f"{name} (rank {operation.rank}{ranks})"
+    rank_count_text = f" of {operation.rank_count}" if operation.rank_count else ""
+    return f"{name} (rank {operation.rank}{rank_count_text})"
 
 
 def function_name(function: CollectiveFunction, other_rank: int) -> str:
@@ -69,17 +69,18 @@ MAX_SHOWN_RANGES = (
 
 def in_range(ranges: Sequence[NamedRange]) -> str:
     """Return the program's innermost NVTX ranges: ``, in range 'step 7 / backward'``, or an empty text."""
-    ranges = [named for named in ranges if named.domain not in LIBRARY_DOMAINS]
+    ranges = [named_range for named_range in ranges if named_range.domain not in LIBRARY_DOMAINS]
     if not ranges:
         return ""
-    names = [
-        cut(named.name, MAX_RANGE_NAME_LENGTH) or "unnamed" for named in ranges[-MAX_SHOWN_RANGES:]
+    range_names = [
+        cut(named_range.name, MAX_RANGE_NAME_LENGTH) or "unnamed"
+        for named_range in ranges[-MAX_SHOWN_RANGES:]
     ]
     outer_names = ["…"] if len(ranges) > MAX_SHOWN_RANGES else []
-    return f", in range '{' / '.join(outer_names + names)}'"
+    return f", in range '{' / '.join(outer_names + range_names)}'"
 
 
-_LIBRARY = re.compile(
+_LIBRARY_FILE_PATTERN = re.compile(
     r"""(?:^|/)(?:site-packages|dist-packages)/       # installed packages
     | /lib/python3[.\d]*/                             # the standard library
     | /cudakit/(?:api|core|gpu|run)/                  # cudakit itself, also outside site-packages
@@ -112,7 +113,7 @@ def call_site_index(frames: Sequence[Frame]) -> int:
 
 def is_program_frame(frame: Frame) -> bool:
     """Return whether a frame is in the program's own code, not in a library, Python or cudakit."""
-    return not _LIBRARY.search(frame.filename)
+    return not _LIBRARY_FILE_PATTERN.search(frame.filename)
 
 
 def call_site(frames: Sequence[Frame]) -> str:

@@ -65,10 +65,14 @@ class AllocationEvents:
     """
 
     def __init__(self, stream_order: StreamOrder, shadow: Shadow) -> None:
-        self.driver = Allocations()
-        self.pools = Allocations()
+        self.driver_allocations = Allocations()
+        self.pool_blocks = Allocations()
         self._stream_order = stream_order
         self._shadow = shadow
+
+    def innermost_at(self, address: int) -> Allocation | None:
+        """Return the block of a pool that contains an address, else the driver's allocation, or None."""
+        return self.pool_blocks.find(address) or self.driver_allocations.find(address)
 
     def add_allocation(
         self, call: Call, address: int, size_bytes: int, kind: int, layer: int
@@ -76,9 +80,9 @@ class AllocationEvents:
         """Add an allocation, and remove earlier accesses to its memory unless a pool reuses the memory."""
         allocation = Allocation(address, size_bytes, AllocationKind(kind), call.site, call.seq)
         if layer == AllocationLayer.POOL:
-            self.pools.add(allocation)
+            self.pool_blocks.add(allocation)
             return
-        self.driver.add(allocation)
+        self.driver_allocations.add(allocation)
         if kind == AllocationKind.STREAM_ORDERED:
             self._alloc_in_stream(call, address, min(address + size_bytes, ADDRESS_END))
         else:
@@ -87,9 +91,9 @@ class AllocationEvents:
     def add_free(self, call: Call, address: int, size_bytes: int, kind: int, layer: int) -> None:
         """Remove an allocation. ``size_bytes`` may be 0 for an allocation that was recorded."""
         if layer == AllocationLayer.POOL:
-            self.pools.remove(address)
+            self.pool_blocks.remove(address)
             return
-        allocation = self.driver.find(address)
+        allocation = self.driver_allocations.find(address)
         hi = address + (size_bytes or (allocation.size_bytes if allocation else 0))
         hi = min(hi, ADDRESS_END)
         if kind == AllocationKind.STREAM_ORDERED:
@@ -97,7 +101,7 @@ class AllocationEvents:
             return
         if kind in (AllocationKind.SYNC, AllocationKind.PINNED, AllocationKind.MANAGED):
             self._stream_order.sync_context(call)
-        self.driver.remove(address)
+        self.driver_allocations.remove(address)
         self._shadow.clear(address, hi)
 
     def _alloc_in_stream(self, call: Call, lo: int, hi: int) -> None:
@@ -105,7 +109,7 @@ class AllocationEvents:
         stream = self._stream_order.enqueue(call)
         if stream is None or lo >= hi:
             return
-        for release in self._shadow.freed_before(lo, hi):
+        for release in self._shadow.free_releases(lo, hi):
             stream.acquire(release, None)
         self._shadow.clear(lo, hi)
         access = MemoryAccess(stream.slot, stream.tick, call, lo, hi, WRITE, EXACT)
@@ -147,11 +151,11 @@ def host_role(direction: int, memory: int, *, asynchronous: bool, strict: bool) 
         return _NO_HOST_ROLE
     if direction == Direction.HOST_TO_HOST:
         return _HOST_COPIES
-    pageable = memory == HostMemory.PAGEABLE
-    if direction == Direction.HOST_TO_DEVICE and pageable:
+    is_pageable = memory == HostMemory.PAGEABLE
+    if direction == Direction.HOST_TO_DEVICE and is_pageable:
         # The host has copied the source to a staging buffer; the transfer to the device may still be running.
         return HostRole(waits_before=not asynchronous, reads_source=True)
-    if not asynchronous or (pageable and not strict):
+    if not asynchronous or (is_pageable and not strict):
         return _HOST_WAITS_AFTER
     return _NO_HOST_ROLE
 
@@ -218,8 +222,8 @@ class StreamWork:
             self._stream_order.sync_stream(self._stream_order.stream(call), call)
         source_rows = source, size_bytes, rows, source_pitch_bytes
         destination_rows = destination, size_bytes, rows, destination_pitch_bytes
-        self._add_access(call, *source_rows, READ, by_host=role.reads_source)
-        self._add_access(call, *destination_rows, WRITE, by_host=role.writes_destination)
+        self._add_access(call, *source_rows, READ, is_by_host=role.reads_source)
+        self._add_access(call, *destination_rows, WRITE, is_by_host=role.writes_destination)
         if role.waits_after:
             self._stream_order.sync_stream(self._stream_order.stream(call), call)
 
@@ -234,20 +238,20 @@ class StreamWork:
     ) -> None:
         """Add the write of a fill, and apply the wait of the host."""
         self._coverage.fills += 1
-        self._add_access(call, address, size_bytes, rows, pitch_bytes, WRITE, by_host=False)
+        self._add_access(call, address, size_bytes, rows, pitch_bytes, WRITE, is_by_host=False)
         allocation = self._memory.find(address)
         kind = allocation.kind if allocation else None
         if host_waits_for_fill(kind, asynchronous=asynchronous):
             self._stream_order.sync_stream(self._stream_order.stream(call), call)
 
     def _add_access(
-        self, call: Call, lo: int, width: int, rows: int, pitch: int, mode: int, *, by_host: bool
+        self, call: Call, lo: int, width: int, rows: int, pitch: int, mode: int, *, is_by_host: bool
     ) -> None:
         """Add an access to rows of ``width`` bytes, by the host or in the call's stream."""
-        timeline = self._stream_order.host if by_host else self._stream_order.enqueue(call)
+        timeline = self._stream_order.host if is_by_host else self._stream_order.enqueue(call)
         if timeline is None or width * rows <= 0:
             return
-        if by_host:
+        if is_by_host:
             self._stream_order.advance_host()
             call = replace(call, stream=0)
         hi = lo + (rows - 1) * pitch + width

@@ -14,8 +14,8 @@ from cudakit.core.sanitize.clocks import Call, Clock, Release, Timeline
 from cudakit.core.sanitize.races import Sync, SyncKind
 from cudakit.trace.kinds import HostCallPhase, MemopType, StreamFlag
 
-_BLOCKING: Final = (StreamFlag.BLOCKING, StreamFlag.PER_THREAD)
-_OUTDATED: Final = (
+_BLOCKING_FLAGS: Final = (StreamFlag.BLOCKING, StreamFlag.PER_THREAD)
+_OUTDATED_VERSION: Final = (
     -1
 )  # clock version of a stream whose clock is outdated; less than any current version
 
@@ -23,26 +23,26 @@ _OUTDATED: Final = (
 class ContextStreams:
     """The streams of one CUDA context: its legacy default stream, blocking streams, and all streams."""
 
-    __slots__ = ("blocking", "legacy", "streams")
+    __slots__ = ("blocking_streams", "legacy_stream", "streams")
 
     def __init__(self) -> None:
-        self.legacy: Stream | None = None
-        self.blocking: list[Stream] = []
+        self.legacy_stream: Stream | None = None
+        self.blocking_streams: list[Stream] = []
         self.streams: list[Stream] = []
 
     def add(self, stream: Stream) -> None:
         self.streams.append(stream)
         if stream.flag is StreamFlag.LEGACY:
-            self.legacy = stream
-        elif stream.flag in _BLOCKING:
-            self.blocking.append(stream)
+            self.legacy_stream = stream
+        elif stream.flag in _BLOCKING_FLAGS:
+            self.blocking_streams.append(stream)
 
     def remove(self, stream: Stream) -> None:
         self.streams.remove(stream)
-        if stream is self.legacy:
-            self.legacy = None
-        elif stream in self.blocking:
-            self.blocking.remove(stream)
+        if stream is self.legacy_stream:
+            self.legacy_stream = None
+        elif stream in self.blocking_streams:
+            self.blocking_streams.remove(stream)
 
 
 class Stream(Timeline):
@@ -68,15 +68,15 @@ class Stream(Timeline):
         self.flag = flag
         self.context = context
         self.first_tick = tick  # earlier ticks belong to a destroyed stream with the same slot
-        self.clock_version = _OUTDATED
+        self.clock_version = _OUTDATED_VERSION
         self.graph = 0  # number of the graph into which work is captured; 0 if it is not captured
 
     def release(self) -> Release:
         """Return a release of all enqueued work. The next operation has a greater tick."""
-        if self.clock_version != _OUTDATED or self._last_release is None:
+        if self.clock_version != _OUTDATED_VERSION or self._last_release is None:
             self._last_release = self.snapshot()
             self.tick += 1
-            self.clock_version = _OUTDATED
+            self.clock_version = _OUTDATED_VERSION
         return self._last_release
 
 
@@ -89,7 +89,7 @@ class StreamOrder:
 
     def __init__(self) -> None:
         self.current_version = 0
-        self.unrecorded_streams = 0  # number of streams whose creation was not recorded
+        self.unrecorded_stream_count = 0  # number of streams whose creation was not recorded
         self._clock_width = 8
         self._slot_count = 1
         self._free_slots: list[
@@ -97,10 +97,10 @@ class StreamOrder:
         ] = []  # slots of removed streams, with their next ticks
         self._streams: dict[int, Stream] = {}
         self._contexts: dict[int, ContextStreams] = {}
-        self._destroyed: list[Stream] = []
+        self._destroyed_streams: list[Stream] = []
         self.host = Timeline(0, self._clock_width)
-        self._hosts = [self.host]
-        self._threads: dict[int, Timeline] = {}
+        self._host_timelines = [self.host]
+        self._thread_timelines: dict[int, Timeline] = {}
 
     def __iter__(self) -> Iterator[Stream]:
         return iter(self._streams.values())
@@ -112,8 +112,8 @@ class StreamOrder:
         """Return the stream of a call. A stream whose creation was not recorded counts as blocking."""
         stream = self._streams.get(call.stream)
         if stream is None:
-            self.unrecorded_streams += 1
-            stream = self.create(call.stream, StreamFlag.BLOCKING, call.context)
+            self.unrecorded_stream_count += 1
+            stream = self.create_stream(call.stream, StreamFlag.BLOCKING, call.context)
         return stream
 
     def enqueue(self, call: Call) -> Stream | None:
@@ -125,7 +125,7 @@ class StreamOrder:
             self._update_clock(stream, call)
         return stream
 
-    def create(self, number: int, flag: StreamFlag, context: int) -> Stream:
+    def create_stream(self, number: int, flag: StreamFlag, context: int) -> Stream:
         """Add a stream."""
         slot, tick = self._free_slots.pop() if self._free_slots else (self._new_slot(), 1)
         context_streams = self._contexts.setdefault(context, ContextStreams())
@@ -135,27 +135,29 @@ class StreamOrder:
         context_streams.add(stream)
         return stream
 
-    def capture(self, stream: Stream, graph: int) -> None:
+    def capture_stream(self, stream: Stream, graph: int) -> None:
         """Capture the later work of a stream into a graph."""
         stream.release()
         stream.graph = graph
 
-    def destroy(self, stream: Stream) -> None:
+    def destroy_stream(self, stream: Stream) -> None:
         """Mark a stream as destroyed. Its enqueued work continues, and streams may wait for it."""
-        if stream not in self._destroyed:
+        if stream not in self._destroyed_streams:
             stream.release()
-            self._destroyed.append(stream)
+            self._destroyed_streams.append(stream)
 
     def use_thread(self, thread: int) -> None:
         """Attribute the calls from now on to one host thread, which has a separate clock."""
-        if not self._threads:
-            self._threads[thread] = self.host
-        if thread not in self._threads:
-            self._threads[thread] = Timeline(self._new_slot(), self._clock_width)
-            for host_thread in self._hosts:  # one of the earlier threads started the new thread
-                self._threads[thread].acquire(host_thread.snapshot(), None)
-            self._hosts.append(self._threads[thread])
-        self.host = self._threads[thread]
+        if not self._thread_timelines:
+            self._thread_timelines[thread] = self.host
+        if thread not in self._thread_timelines:
+            self._thread_timelines[thread] = Timeline(self._new_slot(), self._clock_width)
+            for (
+                host_thread
+            ) in self._host_timelines:  # one of the earlier threads started the new thread
+                self._thread_timelines[thread].acquire(host_thread.snapshot(), None)
+            self._host_timelines.append(self._thread_timelines[thread])
+        self.host = self._thread_timelines[thread]
         self.current_version += 1
 
     def host_acquires(self, release: Release, call: Call) -> None:
@@ -172,7 +174,7 @@ class StreamOrder:
     def sync_stream(self, stream: Stream, call: Call) -> None:
         """Order the host after a stream; for the legacy default stream also after all blocking streams."""
         if stream.flag is StreamFlag.LEGACY:
-            for blocking_stream in stream.context.blocking:
+            for blocking_stream in stream.context.blocking_streams:
                 self.host_acquires(blocking_stream.release(), call)
         self.host_acquires(stream.release(), call)
 
@@ -184,20 +186,20 @@ class StreamOrder:
 
     def reuse_slots(self) -> None:
         """Free the slots of destroyed streams whose work happens before all host threads."""
-        for stream in self._destroyed.copy():
+        for stream in self._destroyed_streams.copy():
             if self.precedes_future_work(stream.slot, stream.tick - 1):
-                self._destroyed.remove(stream)
+                self._destroyed_streams.remove(stream)
                 self._streams.pop(stream.number, None)
                 stream.context.remove(stream)
                 self._free_slots.append((stream.slot, stream.tick))
 
     def precedes_future_work(self, slot: int, tick: int) -> bool:
         """Return whether all work enqueued from now on happens after a tick."""
-        return all(tick <= host.clock[slot] for host in self._hosts)
+        return all(tick <= host.clock[slot] for host in self._host_timelines)
 
     def past_clock(self) -> Clock:
         """Return for each slot the last tick that all work enqueued from now on happens after."""
-        return list(map(min, zip(*(host.clock for host in self._hosts), strict=True)))
+        return list(map(min, zip(*(host.clock for host in self._host_timelines), strict=True)))
 
     def last_sync(self, later_number: int, earlier_number: int, slot: int) -> Sync | None:
         """Return the last synchronization that ordered a stream after work of an earlier stream, or None.
@@ -208,7 +210,7 @@ class StreamOrder:
         earlier_stream = self._streams.get(earlier_number)
         if earlier_stream is None or later_timeline.clock[slot] < earlier_stream.first_tick:
             return None
-        return later_timeline.reasons[slot]
+        return later_timeline.tick_syncs[slot]
 
     def _update_clock(self, stream: Stream, call: Call) -> None:
         """Order the next work of a stream after the host, and after streams that it waits for implicitly.
@@ -222,9 +224,9 @@ class StreamOrder:
             stream.acquire(host.snapshot(), None)
         awaited_streams: list[Stream] = []
         if stream.flag is StreamFlag.LEGACY:
-            awaited_streams = context.blocking
-        elif stream.flag in _BLOCKING and context.legacy is not None:
-            awaited_streams = [context.legacy]
+            awaited_streams = context.blocking_streams
+        elif stream.flag in _BLOCKING_FLAGS and context.legacy_stream is not None:
+            awaited_streams = [context.legacy_stream]
         for awaited_stream in awaited_streams:
             release = awaited_stream.release()
             if release.tick > stream.clock[awaited_stream.slot]:
@@ -236,7 +238,7 @@ class StreamOrder:
         self._slot_count += 1
         if self._slot_count > self._clock_width:
             self._clock_width *= 2
-            for timeline in (*self._streams.values(), *self._hosts):
+            for timeline in (*self._streams.values(), *self._host_timelines):
                 timeline.widen(self._clock_width)
         return slot
 
@@ -281,11 +283,11 @@ class SyncTracker:
 
     def create_stream(self, call: Call, flag: int) -> None:
         if not self._stream_order.has_stream(call.stream):
-            self._stream_order.create(call.stream, StreamFlag(flag), call.context)
+            self._stream_order.create_stream(call.stream, StreamFlag(flag), call.context)
 
     def destroy_stream(self, call: Call) -> None:
         if self._stream_order.has_stream(call.stream):
-            self._stream_order.destroy(self._stream_order.stream(call))
+            self._stream_order.destroy_stream(self._stream_order.stream(call))
 
     def record_event(self, call: Call, event: int) -> None:
         """Record an event on a stream. If the stream is captured, store the graph of the event."""
@@ -300,11 +302,11 @@ class SyncTracker:
     def wait_for_event(self, call: Call, event: int) -> None:
         """Order a stream after an event. A wait for a captured event captures the stream, too."""
         if event in self._captured_events:
-            self._stream_order.capture(
+            self._stream_order.capture_stream(
                 self._stream_order.stream(call), self._captured_events[event]
             )
         elif stream := self._stream_order.enqueue(call):
-            _wait_for(stream, self._events.get(event), call)
+            _wait_for_signal(stream, self._events.get(event), call)
 
     def sync_event(self, call: Call, event: int) -> None:
         signal = self._events.get(event)
@@ -325,7 +327,7 @@ class SyncTracker:
             self._stream_order.enqueue(call)
 
     def begin_capture(self, call: Call, graph: int) -> None:
-        self._stream_order.capture(self._stream_order.stream(call), graph)
+        self._stream_order.capture_stream(self._stream_order.stream(call), graph)
 
     def end_capture(self, _: Call, graph: int) -> None:
         for stream in self._stream_order:
@@ -347,7 +349,7 @@ class SyncTracker:
             self._memory_words.setdefault(address, {})[stream.slot] = signal
         elif address in self._memory_words:
             for signal in self._memory_words[address].values():
-                _wait_for(stream, signal, call)
+                _wait_for_signal(stream, signal, call)
         else:
             self._wait_for_all_streams(stream, call)
 
@@ -372,9 +374,9 @@ class SyncTracker:
         self._gaps[UNKNOWN_WORD] += 1
         for other_stream in self._stream_order:
             if other_stream is not stream:
-                _wait_for(stream, Signal(other_stream.release(), call.seq, call.site), call)
+                _wait_for_signal(stream, Signal(other_stream.release(), call.seq, call.site), call)
 
 
-def _wait_for(stream: Stream, signal: Signal | None, call: Call) -> None:
+def _wait_for_signal(stream: Stream, signal: Signal | None, call: Call) -> None:
     if signal is not None and signal.release.tick > stream.clock[signal.release.slot]:
         stream.acquire(signal.release, signal.sync(call))

@@ -163,8 +163,12 @@ class StreamUse:
 
         The answer can change until the end of the trace, because the program may use a stream later.
         """
-        calls = {self._library_streams.get(stream) for stream in streams}
-        return len(calls) == 1 and None not in calls and not self._program_streams & set(streams)
+        program_calls = {self._library_streams.get(stream) for stream in streams}
+        return (
+            len(program_calls) == 1
+            and None not in program_calls
+            and not self._program_streams & set(streams)
+        )
 
     def is_reachable(self, stream: int) -> bool:
         """Return whether the program has access to a stream, as far as its calls show.
@@ -193,9 +197,9 @@ class StreamUse:
         """Find the streams whose first work belongs to the program call that created the stream."""
         if not self._unused_streams:
             return
-        on_unused_stream = np.isin(operations["stream"], list(self._unused_streams))
+        is_on_unused_stream = np.isin(operations["stream"], list(self._unused_streams))
         columns = (
-            operations[on_unused_stream][name].tolist() for name in ("stream", "program_call")
+            operations[is_on_unused_stream][name].tolist() for name in ("stream", "program_call")
         )
         for stream, program_call in zip(*columns, strict=True):
             if self._unused_streams.pop(stream, 0) == program_call != 0:

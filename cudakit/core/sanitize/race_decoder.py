@@ -8,10 +8,10 @@ from typing import Protocol
 
 from cudakit.core.sanitize.hints import (
     RacingStreams,
-    fix,
     is_wait,
+    race_sentence,
     remedies,
-    sentence,
+    smallest_fix,
     why_not_covered,
 )
 from cudakit.core.sanitize.known_issues import known_issue
@@ -61,40 +61,42 @@ class RaceDecoder:
         return FoundRace(
             kind=race.kind,
             confidence=race.confidence,
-            sentence=sentence(race.kind, current, previous, size_bytes),
+            sentence=race_sentence(race.kind, current, previous, size_bytes),
             address=race.lo,
             size_bytes=size_bytes,
             offset_bytes=race.lo - memory.address if memory else None,
             count=1,
             current=current,
             previous=previous,
-            hint=fix(race.kind, current, previous),
+            hint=smallest_fix(race.kind, current, previous),
             hint_checked=is_wait(race.kind, previous),
             remedies=remedies(race.kind, current, previous, memory.stack if memory else ()),
             memory=memory,
             last_sync=self._last_sync(race.last_sync, current, previous),
-            approximate=race.approximate,
+            approximate=race.is_approximate,
             process=self.process,
             known_issue=known_issue(current, previous),
         )
 
-    def with_streams(self, race: FoundRace, earlier: Set[int], later: Set[int]) -> FoundRace:
+    def with_streams(
+        self, race: FoundRace, earlier_streams: Set[int], later_streams: Set[int]
+    ) -> FoundRace:
         """Return a race with a fix that names the streams of all its occurrences in the process."""
         race_sides = race.kind, race.current, race.previous
-        unreachable = [
+        unreachable_names = [
             self._stream_name(stream)
-            for stream in sorted(earlier | later)
+            for stream in sorted(earlier_streams | later_streams)
             if not self.stream_use.is_reachable(stream)
         ]
         racing_streams = RacingStreams(
-            earlier=tuple(map(self._stream_name, sorted(earlier))),
-            later=tuple(map(self._stream_name, sorted(later))),
-            unreachable=unreachable[0] if unreachable else "",
+            earlier_names=tuple(map(self._stream_name, sorted(earlier_streams))),
+            later_names=tuple(map(self._stream_name, sorted(later_streams))),
+            unreachable_name=unreachable_names[0] if unreachable_names else "",
         )
         allocation_stack = race.memory.stack if race.memory else ()
         return replace(
             race,
-            hint=fix(*race_sides, racing_streams),
+            hint=smallest_fix(*race_sides, racing_streams),
             remedies=remedies(*race_sides, allocation_stack, racing_streams),
         )
 

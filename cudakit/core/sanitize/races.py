@@ -147,7 +147,7 @@ class Race:
     # The allocation with the bytes; None if it was not recorded.
     allocation: Allocation | None = None
     last_sync: Sync | None = None  # the last synchronization of the streams; None if there was none
-    approximate: bool = False  # whether the bytes are an upper bound, because ranges were merged
+    is_approximate: bool = False  # whether the bytes are an upper bound, because ranges were merged
 
 
 class LaunchPrecision(IntEnum):
@@ -158,7 +158,7 @@ class LaunchPrecision(IntEnum):
     WHOLE_TENSOR = (
         2  # all accesses are exact, except stores through tensor maps, to a part of a tensor
     )
-    ASSUMED = 3  # at least one access is assumed
+    ASSUMED = 3  # some accesses are assumed
 
 
 @dataclass(slots=True)

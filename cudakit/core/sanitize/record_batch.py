@@ -18,7 +18,7 @@ from cudakit.trace.ranges import OpenRanges, RangeTracker
 
 # For each event kind that the engine handles, the fields that its handler takes after the call, in order. The
 # engine skips events of other kinds.
-FIELDS: Final[dict[EventKind, tuple[str, ...]]] = {
+HANDLER_FIELDS: Final[dict[EventKind, tuple[str, ...]]] = {
     EventKind.ALLOC: ("address", "size_bytes", "allocation_kind", "layer"),
     EventKind.FREE: ("address", "size_bytes", "allocation_kind", "layer"),
     EventKind.LAUNCH: (),
@@ -73,7 +73,7 @@ AccessRows: TypeAlias = memoryview
 _ACCESS_RECORD: Final = struct.Struct("<38xHQQBB6xqQI12x")
 _Mask: TypeAlias = npt.NDArray[np.bool_]
 _CALL_FIELDS: Final = ("stream", "context", "device", "thread", "site", "program_call")
-_IS_HANDLED: Final = np.isin(np.arange(1 << 16), (EventKind.ACCESS, *FIELDS))
+_IS_HANDLED: Final = np.isin(np.arange(1 << 16), (EventKind.ACCESS, *HANDLER_FIELDS))
 
 
 class RecordBatch:
@@ -94,37 +94,39 @@ class RecordBatch:
     """
 
     def __init__(self, records: Records, last_seq: int, ranges: RangeTracker) -> None:
-        innermost = ranges.follow(records)
+        innermost_ranges = ranges.follow(records)
         belongs_to_previous = _belongs_to_previous_call(records)
-        is_stray = _stray_accesses(records, belongs_to_previous, last_seq)
-        handled = _IS_HANDLED[records["kind"]] & ~is_stray
-        self.stray_accesses = 0
-        if not handled.all():
-            self.stray_accesses = int(
-                np.count_nonzero(records["kind"][~handled] == EventKind.ACCESS)
+        is_stray = _find_stray_accesses(records, belongs_to_previous, last_seq)
+        is_handled = _IS_HANDLED[records["kind"]] & ~is_stray
+        self.stray_access_count = 0
+        if not is_handled.all():
+            self.stray_access_count = int(
+                np.count_nonzero(records["kind"][~is_handled] == EventKind.ACCESS)
             )
             records, belongs_to_previous = (
-                take_records(records, handled),
-                belongs_to_previous[handled],
+                take_records(records, is_handled),
+                belongs_to_previous[is_handled],
             )
-            innermost = None if innermost is None else innermost[handled]
+            innermost_ranges = None if innermost_ranges is None else innermost_ranges[is_handled]
         kinds = records["kind"]
         is_access = kinds == EventKind.ACCESS
-        calls = np.flatnonzero(~belongs_to_previous)
-        first = int(calls[0]) if len(calls) else len(records)
+        call_indices = np.flatnonzero(~belongs_to_previous)
+        first_call_index = int(call_indices[0]) if len(call_indices) else len(records)
         launch_precisions = _record_precisions(records, is_access, belongs_to_previous)
-        self.leading_precision = LaunchPrecision(launch_precisions[:first].max(initial=0))
-        self.kinds: list[int] = kinds[calls].tolist()
-        self.launch_precisions: list[int] = _reduce_by_call(np.maximum, launch_precisions, calls)[
-            kinds[calls] == EventKind.LAUNCH
-        ].tolist()
-        no_stack = (kinds == EventKind.LAUNCH) & (records["site"] == 0)
-        self.launches_without_call_site = int(np.count_nonzero(no_stack))
-        rows_of_calls = _access_rows(records, calls.tolist())
+        self.leading_precision = LaunchPrecision(
+            launch_precisions[:first_call_index].max(initial=0)
+        )
+        self.kinds: list[int] = kinds[call_indices].tolist()
+        self.launch_precisions: list[int] = _reduce_by_call(
+            np.maximum, launch_precisions, call_indices
+        )[kinds[call_indices] == EventKind.LAUNCH].tolist()
+        has_no_stack = (kinds == EventKind.LAUNCH) & (records["site"] == 0)
+        self.launches_without_call_site = int(np.count_nonzero(has_no_stack))
+        rows_of_calls = _access_rows(records, call_indices.tolist())
         self.leading_rows = next(rows_of_calls)
         self.following_rows = list(rows_of_calls)
         self.rows: dict[int, Iterator[tuple[Any, ...]]] = {
-            kind: _calls(records, innermost, (kinds == kind) & ~belongs_to_previous, kind)
+            kind: _calls(records, innermost_ranges, (kinds == kind) & ~belongs_to_previous, kind)
             for kind in map(EventKind, set(self.kinds))
         }
         precisions = view(records, EventKind.ACCESS)["precision"][is_access]
@@ -147,10 +149,10 @@ def access_record(lo: int, hi: int, mode: int, precision: int, node: int) -> byt
 def rows_by_node(rows: AccessRows) -> Iterator[tuple[int, bytes]]:
     """Yield each node of a graph that has accesses, with the records of its accesses in order."""
     records = np.frombuffer(rows, RECORD)
-    accesses = np.flatnonzero(records["kind"] == EventKind.ACCESS)
-    nodes = view(records, EventKind.ACCESS)["node"][accesses]
+    access_indices = np.flatnonzero(records["kind"] == EventKind.ACCESS)
+    nodes = view(records, EventKind.ACCESS)["node"][access_indices]
     node_order = np.argsort(nodes, kind="stable")
-    sorted_accesses = take_records(records, accesses[node_order])
+    sorted_accesses = take_records(records, access_indices[node_order])
     node_numbers, node_begins = np.unique(nodes[node_order], return_index=True)
     node_ends = (*node_begins[1:].tolist(), len(sorted_accesses))
     for node, begin, end in zip(
@@ -164,11 +166,11 @@ def least_precise_access(rows: bytes) -> int:
     return int(np.frombuffer(rows, layout(EventKind.ACCESS))["precision"].max())
 
 
-def _access_rows(records: Records, calls: list[int]) -> Iterator[AccessRows | None]:
+def _access_rows(records: Records, call_indices: list[int]) -> Iterator[AccessRows | None]:
     """Yield the records before the first call, then those between each call and the next call."""
     record_bytes = np.ascontiguousarray(records).view(np.uint8).data
-    begins = (0, *(call + 1 for call in calls))
-    for begin, end in zip(begins, (*calls, len(records)), strict=True):
+    row_begins = (0, *(index + 1 for index in call_indices))
+    for begin, end in zip(row_begins, (*call_indices, len(records)), strict=True):
         if begin == end:
             yield None
         else:
@@ -187,18 +189,18 @@ def _belongs_to_previous_call(records: Records) -> _Mask:
     """Mark the records that belong to the call before them: accesses, and ``Accessed`` events of launches."""
     kinds = records["kind"]
     belongs_to_previous: _Mask = kinds == EventKind.ACCESS
-    if len(accessed := np.flatnonzero(kinds == EventKind.ACCESSED)):
-        nodes = view(records[accessed], EventKind.ACCESSED)["node"]
-        belongs_to_previous[accessed] = nodes == 0
+    if len(accessed_indices := np.flatnonzero(kinds == EventKind.ACCESSED)):
+        nodes = view(records[accessed_indices], EventKind.ACCESSED)["node"]
+        belongs_to_previous[accessed_indices] = nodes == 0
     return belongs_to_previous
 
 
-def _stray_accesses(records: Records, belongs_to_previous: _Mask, last_seq: int) -> _Mask:
+def _find_stray_accesses(records: Records, belongs_to_previous: _Mask, last_seq: int) -> _Mask:
     """Mark the accesses that do not belong to the call before them, because their own call is missing."""
     seqs = np.append(records["seq"], np.uint64(last_seq))
-    indices = np.where(belongs_to_previous, -1, np.arange(len(records)))
-    previous_call = np.maximum.accumulate(indices)
-    is_stray: _Mask = belongs_to_previous & (seqs[:-1] != seqs[previous_call])
+    call_indices = np.where(belongs_to_previous, -1, np.arange(len(records)))
+    previous_call_indices = np.maximum.accumulate(call_indices)
+    is_stray: _Mask = belongs_to_previous & (seqs[:-1] != seqs[previous_call_indices])
     return is_stray
 
 
@@ -212,10 +214,10 @@ def _record_precisions(
     precisions = view(records, EventKind.ACCESS)["precision"]
     launch_precisions[is_access & (precisions == Precision.SUMMARY)] = LaunchPrecision.WHOLE_TENSOR
     launch_precisions[is_access & (precisions >= Precision.ASSUMED)] = LaunchPrecision.ASSUMED
-    if len(accessed := np.flatnonzero(belongs_to_previous & ~is_access)):
-        exact = view(records[accessed], EventKind.ACCESSED)["exact"]
-        launch_precisions[accessed] = np.where(
-            exact, LaunchPrecision.EXACT, LaunchPrecision.ASSUMED
+    if len(accessed_indices := np.flatnonzero(belongs_to_previous & ~is_access)):
+        is_exact = view(records[accessed_indices], EventKind.ACCESSED)["exact"]
+        launch_precisions[accessed_indices] = np.where(
+            is_exact, LaunchPrecision.EXACT, LaunchPrecision.ASSUMED
         )
     return launch_precisions
 
@@ -239,7 +241,7 @@ def _calls(
     ranges = repeat(None) if innermost_ranges is None else innermost_ranges[is_kind].tolist()
     call_columns = _columns(records, _CALL_FIELDS)
     calls = map(Call, records["seq"].tolist(), repeat(int(kind)), names, *call_columns, ranges)
-    return zip(calls, *_columns(records, FIELDS[kind]), strict=False)
+    return zip(calls, *_columns(records, HANDLER_FIELDS[kind]), strict=False)
 
 
 def _columns(records: Records, names: tuple[str, ...]) -> list[Iterable[Any]]:

@@ -71,10 +71,10 @@ class PendingLaunches:
 
     def subtract(self, accessed_seqs: _CallNumbers) -> None:
         """Subtract the ``Accessed`` records of these calls from the numbers of missing records."""
-        seqs, counts = np.unique(accessed_seqs, return_counts=True)
+        seqs, accessed_counts = np.unique(accessed_seqs, return_counts=True)
         indices = np.searchsorted(self._seqs, seqs)
         is_pending = np.append(self._seqs, _NO_CALL)[indices] == seqs
-        self._missing_counts[indices[is_pending]] -= counts[is_pending]
+        self._missing_counts[indices[is_pending]] -= accessed_counts[is_pending]
         self._remove_first(0)
 
     def give_up(self, last_call: int) -> int:
@@ -108,7 +108,9 @@ class ReorderBuffer:
         self.never_read_count = 0  # number of launches that were given up
         self._max_held = max_held
         self._pending = PendingLaunches()
-        self._given_up_before = 0  # all launches before this call were given up, or are complete
+        self._given_up_before_seq = (
+            0  # all launches before this call were given up, or are complete
+        )
         self._sorted_runs: list[
             _SortedRecords
         ] = []  # sorted runs of held records, in order of arrival
@@ -121,15 +123,17 @@ class ReorderBuffer:
     def feed(self, records: Records) -> Records:
         """Add the next records of the trace; return all held records before the first pending launch."""
         kinds = records["kind"]
-        by_kind = [_pending_launches(records, kinds, kind) for kind in _PENDING_KINDS]
-        new_pending = [(seqs, missing_counts) for seqs, missing_counts in by_kind if len(seqs)]
+        pending_by_kind = [_pending_launches(records, kinds, kind) for kind in _PENDING_KINDS]
+        new_pending_launches = [
+            (seqs, missing_counts) for seqs, missing_counts in pending_by_kind if len(seqs)
+        ]
         is_accessed = kinds == EventKind.ACCESSED
-        if not (self._sorted_runs or new_pending or is_accessed.any()):
-            return self._without_late_accesses(records)
-        for seqs, missing_counts in new_pending:
+        if not (self._sorted_runs or new_pending_launches or is_accessed.any()):
+            return self._drop_late_accesses(records)
+        for seqs, missing_counts in new_pending_launches:
             self._pending.add(seqs, missing_counts)
         self._pending.subtract(records["seq"][is_accessed])
-        self._hold(self._without_late_accesses(records))
+        self._hold_records(self._drop_late_accesses(records))
         first_call = self._pending.first_call
         if first_call is not None and self._count_from(first_call) > self._max_held:
             self._give_up_oldest()
@@ -141,26 +145,26 @@ class ReorderBuffer:
             self._give_up(last_call)
         return self._release_complete()
 
-    def _without_late_accesses(self, records: Records) -> Records:
+    def _drop_late_accesses(self, records: Records) -> Records:
         """Drop late accesses of launches that were given up."""
-        if not self._given_up_before or not len(records):
+        if not self._given_up_before_seq or not len(records):
             return records
-        if (seqs := records["seq"]).min() >= self._given_up_before:
+        if (seqs := records["seq"]).min() >= self._given_up_before_seq:
             return records
         is_late = np.isin(records["kind"], (EventKind.ACCESS, EventKind.ACCESSED))
-        return take_records(records, ~(is_late & (seqs < np.uint64(self._given_up_before))))
+        return take_records(records, ~(is_late & (seqs < np.uint64(self._given_up_before_seq))))
 
     def _give_up_oldest(self) -> None:
         """Give up the oldest pending launches, until the buffer is three quarters full."""
         seqs = np.concatenate([run.seqs for run in self._sorted_runs])
-        excess = len(seqs) - self._max_held * 3 // 4
-        self._give_up(int(np.partition(seqs, excess - 1)[excess - 1]))
+        excess_count = len(seqs) - self._max_held * 3 // 4
+        self._give_up(int(np.partition(seqs, excess_count - 1)[excess_count - 1]))
 
     def _give_up(self, last_call: int) -> None:
         self.never_read_count += self._pending.give_up(last_call)
-        self._given_up_before = last_call + 1
+        self._given_up_before_seq = last_call + 1
 
-    def _hold(self, records: Records) -> None:
+    def _hold_records(self, records: Records) -> None:
         """Add records as a sorted run, and merge runs of similar size.
 
         Merging copies each record O(log n) times, since the run that contains it at least doubles in size.
@@ -178,7 +182,7 @@ class ReorderBuffer:
             len(run.seqs) if first_call is None else run.count_before(first_call)
             for run in self._sorted_runs
         ]
-        complete = [
+        complete_records = [
             run.records[:end]
             for run, end in zip(self._sorted_runs, end_indices, strict=True)
             if end
@@ -188,50 +192,52 @@ class ReorderBuffer:
             for run, end in zip(self._sorted_runs, end_indices, strict=True)
         )
         self._sorted_runs = [run for run in held_runs if len(run.seqs)]
-        if not complete:
+        if not complete_records:
             return np.zeros(0, RECORD)
-        return _without_superseded(sorted_by_call(concatenate_records(complete)))
+        return _drop_superseded_accesses(sorted_by_call(concatenate_records(complete_records)))
 
     def _count_from(self, seq: int) -> int:
         """Return the number of records at and after a call."""
         return sum(len(run.seqs) - run.count_before(seq) for run in self._sorted_runs)
 
 
-def reordered(records: Records) -> tuple[Records, int]:
+def reorder_records(records: Records) -> tuple[Records, int]:
     """Return all records of a trace in order of their calls, and the number of launches never read back."""
     buffer = ReorderBuffer(max_held=len(records))
-    in_order = concatenate_records([buffer.feed(records), buffer.flush()])
-    return in_order, buffer.never_read_count
+    ordered_records = concatenate_records([buffer.feed(records), buffer.flush()])
+    return ordered_records, buffer.never_read_count
 
 
 def _sorted_run(records: Records) -> _SortedRecords:
-    in_order = sorted_by_call(records)
-    return _SortedRecords(in_order, np.ascontiguousarray(in_order["seq"]))
+    ordered_records = sorted_by_call(records)
+    return _SortedRecords(ordered_records, np.ascontiguousarray(ordered_records["seq"]))
 
 
 def _pending_launches(
     records: Records, kinds: npt.NDArray[np.uint16], kind: EventKind
 ) -> tuple[_CallNumbers, _Counts]:
     """Return the sequence number of each pending launch, and its count of missing ``Accessed`` records."""
-    counts = view(records, kind)["pending"]
-    indices = np.flatnonzero((kinds == kind) & (counts != 0))
-    return records["seq"][indices], counts[indices].astype(np.int64)
+    missing_counts = view(records, kind)["pending"]
+    indices = np.flatnonzero((kinds == kind) & (missing_counts != 0))
+    return records["seq"][indices], missing_counts[indices].astype(np.int64)
 
 
-def _without_superseded(records: Records) -> Records:
+def _drop_superseded_accesses(records: Records) -> Records:
     """Drop the assumed accesses of launches whose exact accesses were recorded."""
     kinds = records["kind"]
-    accessed = view(records[kinds == EventKind.ACCESSED], EventKind.ACCESSED)
-    exact = accessed["seq"][accessed["exact"] & (accessed["node"] == 0)]
-    if not len(exact):
+    accessed_records = view(records[kinds == EventKind.ACCESSED], EventKind.ACCESSED)
+    exact_seqs = accessed_records["seq"][
+        accessed_records["exact"] & (accessed_records["node"] == 0)
+    ]
+    if not len(exact_seqs):
         return records
     is_assumed = (kinds == EventKind.ACCESS) & (
         view(records, EventKind.ACCESS)["precision"] >= Precision.ASSUMED
     )
-    assumed = np.flatnonzero(is_assumed)
-    superseded = assumed[np.isin(records["seq"][assumed], exact)]
-    if not len(superseded):
+    assumed_indices = np.flatnonzero(is_assumed)
+    superseded_indices = assumed_indices[np.isin(records["seq"][assumed_indices], exact_seqs)]
+    if not len(superseded_indices):
         return records
     is_remaining = np.ones(len(records), np.bool_)
-    is_remaining[superseded] = False
+    is_remaining[superseded_indices] = False
     return take_records(records, is_remaining)

@@ -37,6 +37,7 @@ from cudakit.core.sanitize.result import (
     SanitizeResult,
     Side,
     Suppressed,
+    UnverifiedPair,
 )
 from cudakit.core.sanitize.suppressions import Suppression
 from cudakit.document import Frame
@@ -56,15 +57,15 @@ class _Occurrences:
     streams: dict[int, tuple[set[int], set[int]]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, example: FoundRace, decoder: RaceDecoder) -> _Occurrences:
+    def from_example(cls, example: FoundRace, decoder: RaceDecoder) -> _Occurrences:
         ownership = RaceOwnership(example.current.stack, example.previous.stack)
         return cls(example, decoder, ownership)
 
     def add(self, race: Race, decoder: RaceDecoder) -> None:
         """Add an occurrence of the race, which replaces the example if it is the better example."""
-        earlier, later = self.streams.setdefault(decoder.process, (set(), set()))
-        earlier.add(race.previous.stream)
-        later.add(race.current.stream)
+        earlier_streams, later_streams = self.streams.setdefault(decoder.process, (set(), set()))
+        earlier_streams.add(race.previous.stream)
+        later_streams.add(race.current.stream)
         is_of_program = self.ownership.add(race, decoder.stream_use)
         if is_of_program or _is_better_example(race, self.example):
             self.example, self.decoder = decoder.decode(race), decoder
@@ -113,10 +114,13 @@ class Report:
         self._internal = internal
         self._demangle = demangle
         self._races: dict[_Key, _Occurrences] = {}
-        self._suppressed: dict[_Key, int] = {}  # index of the suppression of each suppressed race
+        self._suppression_indices: dict[
+            _Key, int
+        ] = {}  # index of the suppression of each suppressed race
         self._known_races: dict[_Key, KnownRace] = {}  # races that the baseline has
-        self._counts: Counter[_Key] = Counter()
+        self._occurrence_counts: Counter[_Key] = Counter()
         self._occurrences_by_process: Counter[int] = Counter()
+        self._unverified: dict[_Key, UnverifiedPair] = {}  # by the identities of both operations
         self._hidden_count = 0  # number of occurrences with less confidence than is shown
         # The frames of a call stack by PID, trace number and index in the stack table.
         self._frames: dict[tuple[int, int, int], _Frames] = {}
@@ -143,6 +147,35 @@ class Report:
         decoder = RaceDecoder(process, stack, streams, self._demangle, stream_use)
         return sum(self._add(decoder, race) for race in races)
 
+    def add_unverified(
+        self,
+        process: int,
+        races: Iterable[Race],
+        *,
+        stacks: Sequence[Stack],
+        streams: Mapping[int, StreamFlag],
+        chain: int = 0,
+        stream_use: StreamUse | None = None,
+    ) -> None:
+        """Add races with possible accesses of launches that were not recorded.
+
+        The arguments are those of ``add``. Suppressed pairs, and pairs inside libraries, are not findings.
+        """
+        stack = partial(self._stack, (process, chain), stacks)
+        stream_use = stream_use or StreamUse()
+        decoder = RaceDecoder(process, stack, streams, self._demangle, stream_use)
+        for race in races:
+            current, previous = decoder.side(race.current), decoder.side(race.previous)
+            ownership = RaceOwnership(current.stack, previous.stack)
+            ownership.add(race, stream_use)
+            is_counted = self._internal or ownership.owner is RaceOwner.PROGRAM
+            is_suppressed = any(item.covers(current, previous) for item in self._suppressions)
+            if is_counted and not is_suppressed:
+                _, *sides = self._key(decoder, race)
+                self._unverified.setdefault(
+                    tuple(sides), unverified_pair(process, current, previous)
+                )
+
     def result(
         self,
         *,
@@ -159,6 +192,7 @@ class Report:
     ) -> SanitizeResult:
         """Return the result. ``coverage`` and ``ranks`` are by PID, ``gaps`` are the counts of each trace."""
         total_coverage = sum(coverage.values(), Coverage())
+        racing_sides = {tuple(sides) for _, *sides in self._occurrence_counts}
         return SanitizeResult(
             exit_status=exit_status,
             simulated=simulated,
@@ -184,6 +218,9 @@ class Report:
             baseline=self._baseline_use(),
             internal=self._internal,
             different_calls=different_calls,
+            unverified=tuple(
+                pair for sides, pair in self._unverified.items() if sides not in racing_sides
+            ),
         )
 
     def _add(self, decoder: RaceDecoder, race: Race) -> bool:
@@ -192,25 +229,25 @@ class Report:
             self._hidden_count += 1
             return False
         key = self._key(decoder, race)
-        if key not in self._counts:
+        if key not in self._occurrence_counts:
             self._add_new(key, decoder.decode(race), decoder)
-        self._counts[key] += 1
-        if key in self._suppressed or key in self._known_races:
+        self._occurrence_counts[key] += 1
+        if key in self._suppression_indices or key in self._known_races:
             return False
         self._occurrences_by_process[decoder.process] += 1
         self._races[key].add(race, decoder)
         return True
 
-    def _add_new(self, key: _Key, reported: FoundRace, decoder: RaceDecoder) -> None:
+    def _add_new(self, key: _Key, found_race: FoundRace, decoder: RaceDecoder) -> None:
         """Store a new race, the index of the suppression that covers it, or the same race of the baseline."""
-        for number, suppression in enumerate(self._suppressions):
-            if suppression.covers(reported.current, reported.previous):
-                self._suppressed[key] = number
+        for suppression_index, suppression in enumerate(self._suppressions):
+            if suppression.covers(found_race.current, found_race.previous):
+                self._suppression_indices[key] = suppression_index
                 return
-        if self._baseline and (known_race := self._baseline.find(reported)):
+        if self._baseline and (known_race := self._baseline.find(found_race)):
             self._known_races[key] = known_race
         else:
-            self._races[key] = _Occurrences.of(reported, decoder)
+            self._races[key] = _Occurrences.from_example(found_race, decoder)
 
     def _key(self, decoder: RaceDecoder, race: Race) -> _Key:
         sides = (race.current, race.previous)
@@ -224,64 +261,95 @@ class Report:
         name = collective.function if collective else operation.name
         return operation.kind, name, id(decoder.stacks(operation.site))
 
-    def _stack(self, trace_id: tuple[int, int], stacks: Sequence[Stack], number: int) -> _Frames:
+    def _stack(
+        self, trace_id: tuple[int, int], stacks: Sequence[Stack], stack_index: int
+    ) -> _Frames:
         """Return a call stack; ``trace_id`` is a PID and a trace number."""
-        if not 0 <= number < len(stacks):
+        if not 0 <= stack_index < len(stacks):
             return ()
-        frames = self._frames.get((*trace_id, number))
+        frames = self._frames.get((*trace_id, stack_index))
         if frames is None:
-            frames = self._frames[(*trace_id, number)] = self._interned(stacks[number])
+            frames = self._frames[(*trace_id, stack_index)] = self._intern_stack(
+                stacks[stack_index]
+            )
         return frames
 
-    def _interned(self, stack: Stack) -> _Frames:
+    def _intern_stack(self, stack: Stack) -> _Frames:
         frames = tuple(Frame(frame.function, frame.file, frame.line) for frame in stack)
         return self._interned_stacks.setdefault(frames, frames)
 
     def _races_with_counts(self) -> Iterable[FoundRace]:
         return (
-            occurrences.found_race(self._counts[key]) for key, occurrences in self._races.items()
+            occurrences.found_race(self._occurrence_counts[key])
+            for key, occurrences in self._races.items()
         )
 
     def _suppressed_counts(self) -> Iterable[Suppressed]:
-        for number, suppression in enumerate(self._suppressions):
+        for suppression_index, suppression in enumerate(self._suppressions):
             counts = [
-                self._counts[key] for key, index in self._suppressed.items() if index == number
+                self._occurrence_counts[key]
+                for key, index in self._suppression_indices.items()
+                if index == suppression_index
             ]
             yield Suppressed(suppression.pattern, suppression.origin, len(counts), sum(counts))
 
     def _baseline_use(self) -> BaselineUse | None:
         if self._baseline is None:
             return None
-        count = sum(self._counts[key] for key in self._known_races)
+        count = sum(self._occurrence_counts[key] for key in self._known_races)
         return self._baseline.use(self._known_races.values(), count)
 
 
-def _sort_key(reported: FoundRace) -> tuple[int, ...]:
+def _sort_key(found_race: FoundRace) -> tuple[int, ...]:
     """Return the sort key of a race. It does not depend on addresses, because they differ between runs."""
-    location = (reported.memory.seq, reported.offset_bytes or 0) if reported.memory else (0, 0)
-    is_of_library = reported.owner is RaceOwner.LIBRARY
-    rank = _confidence_rank(reported)
-    return is_of_library, rank, reported.current.seq, reported.previous.seq, *location
+    location = (
+        (found_race.memory.seq, found_race.offset_bytes or 0) if found_race.memory else (0, 0)
+    )
+    is_of_library = found_race.owner is RaceOwner.LIBRARY
+    confidence_rank = _confidence_rank(found_race)
+    return (
+        is_of_library,
+        confidence_rank,
+        found_race.current.seq,
+        found_race.previous.seq,
+        *location,
+    )
 
 
-def _is_better_example(race: Race, reported: FoundRace) -> bool:
+def _is_better_example(race: Race, found_race: FoundRace) -> bool:
     """Return whether to report a race instead of an earlier race between the same call sites.
 
     A more certain race is better. Among the races of one operation, the race on the earliest allocation is
     better, because the order of the addresses differs between runs.
     """
-    rank = _CONFIDENCE_ORDER.index(race.confidence)
-    if rank != _confidence_rank(reported) or not (race.allocation and reported.memory):
-        return rank < _confidence_rank(reported)
-    if race.current.seq != reported.current.seq:
+    confidence_rank = _CONFIDENCE_ORDER.index(race.confidence)
+    if confidence_rank != _confidence_rank(found_race) or not (
+        race.allocation and found_race.memory
+    ):
+        return confidence_rank < _confidence_rank(found_race)
+    if race.current.seq != found_race.current.seq:
         return False
     allocation = race.allocation
     location = allocation.seq, race.lo - allocation.address
-    return (race.previous.seq, *location) < _sort_key(reported)[3:]
+    return (race.previous.seq, *location) < _sort_key(found_race)[3:]
 
 
-def _confidence_rank(reported: FoundRace) -> int:
-    return _CONFIDENCE_ORDER.index(reported.confidence)
+def _confidence_rank(found_race: FoundRace) -> int:
+    return _CONFIDENCE_ORDER.index(found_race.confidence)
+
+
+def unverified_pair(process: int, current: Side, previous: Side) -> UnverifiedPair:
+    """Return a pair whose earlier operation was not recorded, with its description."""
+    return UnverifiedPair(
+        sentence=(
+            f"{current.operation} on {current.stream} is not ordered after {previous.operation} on"
+            f" {previous.stream}, which was not recorded and may have accessed the same bytes"
+        ),
+        current=current,
+        previous=previous,
+        process=process,
+        hint="rerun with --accesses exact, which records every launch",
+    )
 
 
 _MAX_FRAMES = 4  # maximum number of frames that plain text shows, from the call site outwards
@@ -308,8 +376,8 @@ def headline(races: Sequence[FoundRace]) -> str:
 
 
 def _race_text(race: FoundRace) -> str:
-    occurrences = f", {race.count} times" if race.count > 1 else ""
-    lines = [f"{race.kind} ({race.confidence}{occurrences}): {race.sentence}"]
+    occurrences_text = f", {race.count} times" if race.count > 1 else ""
+    lines = [f"{race.kind} ({race.confidence}{occurrences_text}): {race.sentence}"]
     lines += _operation_lines("later", race.current) + _operation_lines("earlier", race.previous)
     if memory := race.memory:
         size, allocation_size = format_bytes(race.size_bytes), format_bytes(memory.size_bytes)

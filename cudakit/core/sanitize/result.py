@@ -121,6 +121,20 @@ class FoundRace:
     library: str | None = None  # the library that has the race; null for a race of the program
 
 
+@dataclass(frozen=True, slots=True)
+class UnverifiedPair:
+    """Two unordered operations that race if the earlier one accessed other bytes than its template has.
+
+    The earlier operation is a launch that was not recorded.
+    """
+
+    sentence: str  # description of the pair
+    current: Side  # the operation that was enqueued later
+    previous: Side  # the launch that was not recorded
+    process: int  # PID of the process
+    hint: str  # advice on how to decide whether the operations race
+
+
 class DifferenceKind(StrEnum):
     """The property in which the calls of two ranks differ."""
 
@@ -231,6 +245,8 @@ class SanitizeResult:
     baseline: BaselineUse | None = None  # the baseline; null without --baseline
     different_calls: tuple[DifferentCalls, ...] = ()  # collectives that ranks call differently
     internal: bool = False  # whether races inside libraries count, too (--internal)
+    # pairs of operations that race if a launch accessed other bytes than its template; each fails the run
+    unverified: tuple[UnverifiedPair, ...] = ()
 
     def is_counted(self, race: FoundRace) -> bool:
         """Return whether a race of this result counts: a race of a library only with --internal."""

@@ -66,6 +66,8 @@ class Shadow(Protocol):
     def range_state_count(self) -> int: ...
     @property
     def pointer_state_count(self) -> int: ...
+    @property
+    def strided_state_count(self) -> int: ...
     def add(self, access: MemoryAccess, clock: Clock, stride: int = 0, count: int = 0) -> None:
         """Check an access for races, and store it. If ``count`` is greater than 1, the access is strided."""
 
@@ -75,7 +77,7 @@ class Shadow(Protocol):
     def add_free(self, access: MemoryAccess, clock: Clock) -> None:
         """Check and store a stream-ordered free. Each later access to the bytes is a race."""
 
-    def freed_before(self, lo: int, hi: int) -> list[Release]:
+    def free_releases(self, lo: int, hi: int) -> list[Release]:
         """List the releases of the stream-ordered frees of bytes from ``lo`` up to ``hi``."""
 
     def clear(self, lo: int, hi: int) -> None:
@@ -131,6 +133,10 @@ class PythonShadow:
     def pointer_state_count(self) -> int:
         return len(self._pointer_states)
 
+    @property
+    def strided_state_count(self) -> int:
+        return len(self._strided_states)
+
     def add(self, access: MemoryAccess, clock: Clock, stride: int = 0, count: int = 0) -> None:
         if access.precision == UNCERTAIN and not self._finds_possible:
             return
@@ -152,8 +158,8 @@ class PythonShadow:
         self.add(access, clock)
         access.tick = NEVER
 
-    def freed_before(self, lo: int, hi: int) -> list[Release]:
-        writes = (state.write for state in self._range_states.overlapping(lo, hi))
+    def free_releases(self, lo: int, hi: int) -> list[Release]:
+        writes = (state.write for state in self._range_states.find_overlapping(lo, hi))
         releases = (write.call.release for write in writes if write and write.tick == NEVER)
         return [release for release in releases if release is not None]
 
@@ -176,7 +182,7 @@ class PythonShadow:
             for allocation, group in groupby(states, key=lambda state: allocation_at(state.lo)):
                 group_states = list(group)
                 if len(group_states) > max_states:
-                    merge_members = _merge_adjacent if allocation else _most_recent
+                    merge_members = _merge_adjacent_states if allocation else _most_recent_states
                     group_states = list(merge_members(group_states, max_states))
                 merged_states += group_states
             return merged_states
@@ -193,15 +199,15 @@ class PythonShadow:
         certainly_overlap: bool = True,
     ) -> None:
         """Check an access against a state whose bytes it shares."""
-        if unordered := state.unordered_accesses(access.mode, clock):
+        if unordered_accesses := state.unordered_accesses(access.mode, clock):
             state.already_reported = self.checker.check(
                 state.already_reported,
-                unordered,
+                unordered_accesses,
                 access,
                 clock,
                 shared_bytes,
                 certainly_overlap,
-                state.merged,
+                state.is_merged,
             )
 
     def _add_strided(self, access: MemoryAccess, clock: Clock, strided: StridedRange) -> None:
@@ -210,20 +216,20 @@ class PythonShadow:
             for lo, hi in strided.row_ranges():
                 self._add_range(_part_of_access(access, lo, hi), clock)
             return
-        for state in self._range_states.overlapping(strided.lo, strided.hi):
+        for state in self._range_states.find_overlapping(strided.lo, strided.hi):
             if shared_bytes := strided.bytes_shared_with_range(state.lo, state.hi):
-                is_exact = not state.merged and all(
-                    earlier.precision != MERGED
-                    for earlier in state.unordered_accesses(access.mode, clock)
+                is_exact = not state.is_merged and all(
+                    earlier_access.precision != MERGED
+                    for earlier_access in state.unordered_accesses(access.mode, clock)
                 )
                 self._check(state, access, clock, shared_bytes, certainly_overlap=is_exact)
-        for strided_state, shared_bytes in self._strided_states.overlapping_strided(strided):
+        for strided_state, shared_bytes in self._strided_states.find_overlapping_strided(strided):
             self._check(strided_state, access, clock, shared_bytes)
-        for pointer in self._pointer_states.overlapping(strided.lo, strided.hi):
+        for pointer in self._pointer_states.find_overlapping(strided.lo, strided.hi):
             address = pointer.address
             if shared_bytes := strided.bytes_shared_with_range(address, address + 1):
                 self._check(pointer, access, clock, shared_bytes)
-        equal_state = self._strided_states.state(strided)
+        equal_state = self._strided_states.get_or_create(strided)
         self._check(equal_state, access, clock, (strided.lo, strided.hi))
         equal_state.store(access, clock)
 
@@ -236,31 +242,33 @@ class PythonShadow:
         state = self._range_states.last_beginning_at_or_below(lo)
         if state.hi > lo:
             shared_bytes = (lo, min(state.hi, access.hi))
-            self._check(state, access, clock, shared_bytes, certainly_overlap=not state.merged)
-        for strided_state, shared_bytes in self._strided_states.overlapping(lo, lo + 1):
+            self._check(state, access, clock, shared_bytes, certainly_overlap=not state.is_merged)
+        for strided_state, shared_bytes in self._strided_states.find_overlapping(lo, lo + 1):
             self._check(strided_state, access, clock, shared_bytes)
         if self._finds_possible:
             self._check_ranges_above(access, clock)
 
     def _add_range(self, access: MemoryAccess, clock: Clock) -> None:
         """Check and store an access to a contiguous range, and merge the states that become equivalent."""
-        for state in self._range_states.split(access.lo, access.hi):
+        for state in self._range_states.split_to_cover(access.lo, access.hi):
             shared_bytes = (state.lo, state.hi)
-            self._check(state, access, clock, shared_bytes, certainly_overlap=not state.approximate)
+            self._check(
+                state, access, clock, shared_bytes, certainly_overlap=not state.is_approximate
+            )
             state.store(access, clock)
-        self._range_states.merge(access.lo, access.hi)
+        self._range_states.merge_equivalent(access.lo, access.hi)
         self._check_strided(access, clock)
         self._check_pointers(access, clock)
 
     def _check_strided(self, access: MemoryAccess, clock: Clock) -> None:
         is_exact = access.precision != MERGED
-        for state, shared_bytes in self._strided_states.overlapping(access.lo, access.hi):
+        for state, shared_bytes in self._strided_states.find_overlapping(access.lo, access.hi):
             self._check(state, access, clock, shared_bytes, certainly_overlap=is_exact)
         if access.mode & WRITE:
             self._strided_states.clear(access.lo, access.hi)
 
     def _check_pointers(self, access: MemoryAccess, clock: Clock) -> None:
-        for pointer in self._pointer_states.overlapping(access.lo, access.hi):
+        for pointer in self._pointer_states.find_overlapping(access.lo, access.hi):
             self._check(pointer, access, clock, (pointer.address, access.hi))
             if access.mode & WRITE:
                 pointer.clear()
@@ -269,11 +277,11 @@ class PythonShadow:
 
     def _check_pointers_below(self, access: MemoryAccess, clock: Clock) -> None:
         """Check an access to a range against the pointers from which a kernel may reach the range."""
-        for pointer in self._pointer_states.overlapping(0, access.lo):
+        for pointer in self._pointer_states.find_overlapping(0, access.lo):
             reaching_accesses = [
-                assumed
-                for assumed in pointer.unordered_accesses(access.mode, clock)
-                if assumed.hi > access.lo
+                assumed_access
+                for assumed_access in pointer.unordered_accesses(access.mode, clock)
+                if assumed_access.hi > access.lo
             ]
             pointer.already_reported = self.checker.check(
                 pointer.already_reported,
@@ -287,7 +295,7 @@ class PythonShadow:
 
     def _check_ranges_above(self, access: MemoryAccess, clock: Clock) -> None:
         """Check a pointer against the ranges above it, which a kernel may reach from it."""
-        for state in self._range_states.overlapping(access.lo + 1, access.hi):
+        for state in self._range_states.find_overlapping(access.lo + 1, access.hi):
             if state.lo > access.lo:
                 shared_bytes = (state.lo, state.hi)
                 self._check(state, access, clock, shared_bytes, certainly_overlap=False)
@@ -334,7 +342,7 @@ def _without_past_accesses(accesses: Accesses, past_clock: Clock) -> Accesses:
     return tuple(access for access in accesses if access.tick > past_clock[access.slot])
 
 
-def _merge_adjacent(states: list[RangeState], max_states: int) -> Iterator[RangeState]:
+def _merge_adjacent_states(states: list[RangeState], max_states: int) -> Iterator[RangeState]:
     """Merge adjacent states to half of ``max_states``. Drop the states of freed memory."""
     states_in_use = (state for state in states if state.write is None or state.write.tick != NEVER)
     group_size = -(-len(states) * 2 // max_states)
@@ -351,8 +359,8 @@ def _merge_adjacent(states: list[RangeState], max_states: int) -> Iterator[Range
         merged_state.already_reported = tuple(
             pair for state in adjacent_states for pair in state.already_reported
         )
-        merged_state.merged = True
-        merged_state.approximate = any(state.approximate for state in adjacent_states)
+        merged_state.is_merged = True
+        merged_state.is_approximate = any(state.is_approximate for state in adjacent_states)
         yield merged_state
 
 
@@ -362,7 +370,7 @@ def _last_access_per_stream(accesses: list[MemoryAccess]) -> Accesses:
     return tuple({(access.slot, access.call.node): access for access in accesses_by_tick}.values())
 
 
-def _most_recent(states: list[RangeState], max_states: int) -> list[RangeState]:
+def _most_recent_states(states: list[RangeState], max_states: int) -> list[RangeState]:
     """Return the most recently accessed states: half of ``max_states``."""
     seqs = sorted(_last_seq(state) for state in states)
     oldest_seq = seqs[-max_states // 2]

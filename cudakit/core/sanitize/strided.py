@@ -6,9 +6,11 @@ columns race, and one range per row would be too many ranges.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from math import gcd
+from operator import itemgetter
 from typing import TypeAlias
 
 import numpy as np
@@ -57,30 +59,30 @@ class StridedRange:
             or self._cannot_overlap(other_range)
         ):
             return None
-        shorter, longer = sorted((self, other_range), key=lambda strided: strided.count)
-        row_start = shorter._first_row_overlapping(longer)
+        shorter_range, longer_range = sorted((self, other_range), key=lambda strided: strided.count)
+        row_start = shorter_range._first_row_overlapping(longer_range)
         if row_start is None:
             return None
-        return longer.bytes_shared_with_range(row_start, row_start + shorter.width)
+        return longer_range.bytes_shared_with_range(row_start, row_start + shorter_range.width)
 
     def _cannot_overlap(self, other_range: StridedRange) -> bool:
         """Return whether no two rows would overlap even if both ranges had infinitely many rows."""
-        step = gcd(self.stride, other_range.stride)
-        offset = (other_range.lo - self.lo) % step
-        return self.width <= offset and other_range.width <= step - offset
+        common_stride = gcd(self.stride, other_range.stride)
+        offset = (other_range.lo - self.lo) % common_stride
+        return self.width <= offset and other_range.width <= common_stride - offset
 
     def _first_row_overlapping(self, other_range: StridedRange) -> int | None:
         """Return the start of the first row that overlaps a row of another strided range, or None."""
         if self.count > _MAX_COMPARED_ROWS:
             return None
-        starts = self.lo + np.arange(self.count, dtype=np.int64) * self.stride
+        row_starts = self.lo + np.arange(self.count, dtype=np.int64) * self.stride
         index = np.maximum(
-            0, (starts - other_range.lo - other_range.width) // other_range.stride + 1
+            0, (row_starts - other_range.lo - other_range.width) // other_range.stride + 1
         )
-        overlaps = (index < other_range.count) & (
-            other_range.lo + index * other_range.stride < starts + self.width
+        is_overlapping = (index < other_range.count) & (
+            other_range.lo + index * other_range.stride < row_starts + self.width
         )
-        return int(starts[np.argmax(overlaps)]) if overlaps.any() else None
+        return int(row_starts[np.argmax(is_overlapping)]) if is_overlapping.any() else None
 
 
 def strided_range(lo: int, hi: int, stride: int, count: int) -> StridedRange:
@@ -92,45 +94,88 @@ def strided_range(lo: int, hi: int, stride: int, count: int) -> StridedRange:
     return StridedRange(lo, width, stride, count)
 
 
-# Maximum number of strided states. Above it, the oldest state is removed, and races with it are missed.
-MAX_STRIDED_STATES = 256
+# Maximum number of strided states. Above it, the older half is removed, and races with these are missed.
+MAX_STRIDED_STATES = 1 << 16
 
 
 class StridedStates:
-    """The access states of strided ranges."""
+    """The access states of strided ranges.
+
+    Ranges of similar length in bytes, from 2^i to 2^(i+1) - 1, are sorted by address, so that a search by
+    address looks at few ranges that do not overlap.
+    """
 
     def __init__(self) -> None:
-        self.by_range: dict[StridedRange, AccessState] = {}
+        self.states_by_range: dict[StridedRange, AccessState] = {}  # the oldest first
+        # For each bit length of a length in bytes: first address, number in order of creation, and range.
+        self._sorted: dict[int, list[tuple[int, int, StridedRange]]] = {}
+        self._created_count = 0
 
-    def state(self, strided: StridedRange) -> AccessState:
+    def __len__(self) -> int:
+        return len(self.states_by_range)
+
+    def get_or_create(self, strided: StridedRange) -> AccessState:
         """Return the state of a strided range; create it if there is none."""
-        state = self.by_range.get(strided)
+        state = self.states_by_range.get(strided)
         if state is None:
-            if len(self.by_range) >= MAX_STRIDED_STATES:
-                del self.by_range[next(iter(self.by_range))]
-            state = self.by_range[strided] = AccessState()
+            if len(self.states_by_range) >= MAX_STRIDED_STATES:
+                ranges = list(self.states_by_range)
+                self._remove(ranges[: len(ranges) // 2])
+            state = self.states_by_range[strided] = AccessState()
+            length_class = (strided.hi - strided.lo).bit_length()
+            item = strided.lo, self._created_count, strided
+            insort(self._sorted.setdefault(length_class, []), item)
+            self._created_count += 1
         return state
 
-    def overlapping(self, lo: int, hi: int) -> Iterator[tuple[AccessState, Range]]:
+    def find_overlapping(self, lo: int, hi: int) -> Iterator[tuple[AccessState, Range]]:
         """Yield each state that has bytes from ``lo`` up to ``hi``, and the first of those bytes."""
-        for strided, state in self.by_range.items():
-            overlaps = strided.lo < hi and lo < strided.hi
-            if overlaps and (shared_bytes := strided.bytes_shared_with_range(lo, hi)):
-                yield state, shared_bytes
+        for strided in self._ranges_between(lo, hi):
+            if shared_bytes := strided.bytes_shared_with_range(lo, hi):
+                yield self.states_by_range[strided], shared_bytes
 
-    def overlapping_strided(self, strided: StridedRange) -> Iterator[tuple[AccessState, Range]]:
+    def find_overlapping_strided(
+        self, strided: StridedRange
+    ) -> Iterator[tuple[AccessState, Range]]:
         """Yield each state of another strided range that overlaps this one, and the first shared bytes."""
-        for stored, state in self.by_range.items():
+        for stored in self._ranges_between(strided.lo, strided.hi):
             if stored != strided and (shared_bytes := strided.bytes_shared_with(stored)):
-                yield state, shared_bytes
+                yield self.states_by_range[stored], shared_bytes
 
     def clear(self, lo: int, hi: int) -> None:
         """Remove the strided ranges that lie completely between two addresses."""
-        self.remove_unless(lambda strided, _: strided.lo < lo or hi < strided.hi)
+        self._remove(
+            strided
+            for strided in self._ranges_between(lo, hi)
+            if lo <= strided.lo and strided.hi <= hi
+        )
 
     def remove_unless(self, predicate: Callable[[StridedRange, AccessState], bool]) -> None:
         """Remove all strided ranges for which the predicate is False."""
-        for strided in [
-            range_ for range_, state in self.by_range.items() if not predicate(range_, state)
-        ]:
-            del self.by_range[strided]
+        self._remove(
+            [
+                range_
+                for range_, state in self.states_by_range.items()
+                if not predicate(range_, state)
+            ]
+        )
+
+    def _ranges_between(self, lo: int, hi: int) -> list[StridedRange]:
+        """List the ranges that begin below ``hi`` and end above ``lo``, the oldest first."""
+        numbered_ranges: list[tuple[int, StridedRange]] = []
+        for length_class, items in self._sorted.items():
+            begin = bisect_left(items, lo - (1 << length_class), key=itemgetter(0))
+            end = bisect_left(items, hi, key=itemgetter(0))
+            numbered_ranges += [
+                (number, strided) for _, number, strided in items[begin:end] if strided.hi > lo
+            ]
+        return [strided for _, strided in sorted(numbered_ranges, key=itemgetter(0))]
+
+    def _remove(self, ranges: Iterable[StridedRange]) -> None:
+        removed = set(ranges)
+        if not removed:
+            return
+        for strided in removed:
+            del self.states_by_range[strided]
+        for length_class, items in self._sorted.items():
+            self._sorted[length_class] = [item for item in items if item[2] not in removed]

@@ -62,12 +62,12 @@ def suppressions(
         for suppression in (
             _patterns_in_file(argument[1:])
             if argument.startswith("@")
-            else (parse(argument, origin=origin),)
+            else (parse_pattern(argument, origin=origin),)
         )
     )
 
 
-def parse(pattern: str, *, origin: str = COMMAND_LINE) -> Suppression:
+def parse_pattern(pattern: str, *, origin: str = COMMAND_LINE) -> Suppression:
     """Parse one pattern. Raises UsageError, which names the origin, if the pattern is invalid."""
     kind, _, glob = pattern.partition(":")
     if kind == "kernel" and glob:
@@ -101,7 +101,7 @@ def _patterns_in_file(name: str) -> Iterator[Suppression]:
     for number, line in enumerate(lines, start=1):
         pattern = _COMMENT.sub("", line).strip()
         if pattern:
-            yield parse(pattern, origin=f"{name}:{number}")
+            yield parse_pattern(pattern, origin=f"{name}:{number}")
 
 
 def _kernel_names(side: Side) -> Iterator[str]:

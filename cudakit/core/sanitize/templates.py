@@ -15,9 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from cudakit.core.sanitize.races import Coverage, Operation, Race
-from cudakit.trace.kinds import EventKind, Precision, TemplateCheck
+from cudakit.core.sanitize.unrecorded import PossibleAccess
+from cudakit.trace.kinds import AccessMode, EventKind, Precision, TemplateCheck
 from cudakit.trace.layout import RECORD, Records, layout, view
 
+# Number of records behind that of a graph node in which its pointer arguments are searched.
+_MAX_NODE_ACCESSES: Final = 512
 UNKNOWN_TEMPLATE: Final = "launch whose template was not recorded"
 
 # The fields that the accesses of a launch have in common with the launch.
@@ -29,13 +32,15 @@ _Addresses: TypeAlias = npt.NDArray[np.uint64]
 class _Template:
     """The accesses of a launch, and its pointers in the order of the arguments.
 
-    ``accesses`` has Access records, then Accessed records. No access contains a pointer behind its first
-    byte. ``pointer_indices`` has the nearest pointer at or below each access.
+    ``accesses`` has Access records, then Accessed records. No access contains a pointer behind its
+    first byte. ``pointer_indices`` has the nearest pointer at or below each access. ``possible_modes`` has
+    the index of each pointer through which another launch may access other bytes, and the mode of the access.
     """
 
     accesses: Records
     pointers: _Addresses
     pointer_indices: npt.NDArray[np.intp]
+    possible_modes: tuple[tuple[int, int], ...]
 
     def accesses_for(self, pointers: _Addresses) -> Records:
         """Return the accesses of a launch with other pointers."""
@@ -46,16 +51,23 @@ class _Template:
         rows["hi"] += distances
         return accesses
 
+    def possible_accesses(self, pointers: _Addresses) -> list[PossibleAccess]:
+        """Return the accesses to other bytes that a launch with these pointers may have made."""
+        return [PossibleAccess(int(pointers[index]), mode) for index, mode in self.possible_modes]
+
 
 class TemplateAccesses:
     """The templates of one trace."""
 
     def __init__(self) -> None:
         self.unknown_count = 0  # number of launches whose template is unknown
+        # Accesses to other bytes that the launches of the last ``insert`` may have made, by call.
+        self.possible_accesses: dict[int, list[PossibleAccess]] = {}
+        # Pointer arguments of the kernel nodes of graphs, by graph and node.
+        self._node_pointers: dict[tuple[int, int], list[int]] = {}
         self._templates: dict[int, _Template] = {}
-        self._is_from_template = (
-            bytearray()
-        )  # a bit for each call: 1 if its accesses are from a template
+        # A bit for each call: 1 if its accesses are from a template.
+        self._is_from_template = bytearray()
 
     def insert(self, records: Records, coverage: Coverage) -> Records:
         """Insert the accesses of launches with a template after each launch, and count these launches.
@@ -63,35 +75,37 @@ class TemplateAccesses:
         ``records`` are in the order of their calls, and have all records of each call.
         """
         kinds = records["kind"]
+        self.possible_accesses = {}
+        self._add_node_pointers(records, kinds)
         template_ids = _template_ids(records, kinds)
-        positions = np.flatnonzero((template_ids != 0) | (kinds == EventKind.TEMPLATE))
-        if not len(positions):
+        template_positions = np.flatnonzero((template_ids != 0) | (kinds == EventKind.TEMPLATE))
+        if not len(template_positions):
             return records
         record_parts: list[Records] = []
         next_index = 0
         seqs = np.ascontiguousarray(records["seq"])
-        call_begins = np.searchsorted(seqs, seqs[positions]).tolist()
-        call_ends = np.searchsorted(seqs, seqs[positions], side="right").tolist()
-        for position, call_begin, call_end in zip(
-            positions.tolist(), call_begins, call_ends, strict=True
+        call_begins = np.searchsorted(seqs, seqs[template_positions]).tolist()
+        call_ends = np.searchsorted(seqs, seqs[template_positions], side="right").tolist()
+        for template_position, call_begin, call_end in zip(
+            template_positions.tolist(), call_begins, call_ends, strict=True
         ):
-            record_parts.append(records[next_index:position])
-            if kinds[position] == EventKind.TEMPLATE:
-                next_index = position + 1
+            record_parts.append(records[next_index:template_position])
+            if kinds[template_position] == EventKind.TEMPLATE:
+                next_index = template_position + 1
                 self._apply_template_record(
-                    records[position], records[call_begin:call_end], coverage
+                    records[template_position], records[call_begin:call_end], coverage
                 )
             else:
                 next_index = call_end
-                call_records = records[position:call_end]
+                call_records = records[template_position:call_end]
                 record_parts += [
                     call_records[:1],
-                    self._accesses_of(call_records, int(template_ids[position]), coverage),
+                    self._accesses_of(call_records, int(template_ids[template_position]), coverage),
                 ]
         record_parts.append(records[next_index:])
         return np.concatenate(record_parts)
 
-    def mark(self, races: Iterable[Race]) -> list[Race]:
+    def mark_races(self, races: Iterable[Race]) -> list[Race]:
         """Return the races, with a mark on each operation whose accesses are from a template."""
         return [
             replace(
@@ -115,7 +129,7 @@ class TemplateAccesses:
             coverage.template_checks += 1
             coverage.template_differences += check_result is TemplateCheck.DIFFERENT
         if template_id:
-            self._templates[template_id] = _template_of_call(call_records)
+            self._templates[template_id] = _template_of_call(call_records, self._node_pointers)
         elif check_result is TemplateCheck.NONE:
             self._templates.clear()
 
@@ -127,11 +141,32 @@ class TemplateAccesses:
             self.unknown_count += 1
             return np.zeros(0, RECORD)
         coverage.launches_from_template += 1
-        self._set_from_template(int(call_records["seq"][0]))
-        accesses = template.accesses_for(pointers) if len(pointers) else template.accesses.copy()
+        seq = int(call_records["seq"][0])
+        self._set_from_template(seq)
+        if not len(pointers):
+            pointers = template.pointers
+        if template.possible_modes and not _is_checked(call_records):
+            self.possible_accesses[seq] = template.possible_accesses(pointers)
+        accesses = template.accesses_for(pointers)
         for field_name in _CALL_FIELDS:
             accesses[field_name] = call_records[field_name][0]
         return accesses
+
+    def _add_node_pointers(self, records: Records, kinds: npt.NDArray[np.uint16]) -> None:
+        """Store the pointer arguments of kernel nodes that are added to graphs."""
+        for position in np.flatnonzero(kinds == EventKind.GRAPH_NODE).tolist():
+            node = view(records[position : position + 1], EventKind.GRAPH_NODE)[0]
+            call_records = records[position + 1 : position + 1 + _MAX_NODE_ACCESSES]
+            is_of_node = (call_records["seq"] == node["seq"]) & (
+                call_records["kind"] == EventKind.ACCESS
+            )
+            accesses = view(call_records[is_of_node], EventKind.ACCESS)
+            is_pointer = (accesses["node"] == node["node"]) & (
+                accesses["precision"] >= Precision.ASSUMED
+            )
+            if is_pointer.any():
+                key = int(node["graph"]), int(node["node"])
+                self._node_pointers[key] = accesses["lo"][is_pointer].tolist()
 
     def _set_from_template(self, seq: int) -> None:
         index = seq >> 3
@@ -158,6 +193,12 @@ def _template_ids(records: Records, kinds: npt.NDArray[np.uint16]) -> npt.NDArra
     return template_ids
 
 
+def _is_checked(call_records: Records) -> bool:
+    """Return whether the template of a launch was checked while unordered work used the same allocations."""
+    kind = EventKind(int(call_records["kind"][0]))
+    return bool(view(call_records[:1], kind)["is_checked"][0])
+
+
 def _pointers_of(call_records: Records) -> _Addresses:
     """Return the pointers among the arguments of a launch: its assumed accesses begin at them."""
     accesses = view(call_records[call_records["kind"] == EventKind.ACCESS], EventKind.ACCESS)
@@ -165,23 +206,92 @@ def _pointers_of(call_records: Records) -> _Addresses:
     return pointers
 
 
-def _template_of_call(call_records: Records) -> _Template:
-    """Return the template that consists of the recorded accesses of a launch."""
+def _template_of_call(
+    call_records: Records, node_pointers: dict[tuple[int, int], list[int]]
+) -> _Template:
+    """Return the template that consists of the recorded accesses of a launch.
+
+    ``node_pointers`` has the pointer arguments of kernel nodes, by graph and node.
+    """
     kinds = call_records["kind"]
     rows = call_records[kinds == EventKind.ACCESS]
     rows = rows[view(rows, EventKind.ACCESS)["precision"] < Precision.ASSUMED]
     pointers: _Addresses = view(
         call_records[kinds == EventKind.TEMPLATE_POINTER], EventKind.TEMPLATE_POINTER
     )["pointer"].copy()
-    accessed = call_records[kinds == EventKind.ACCESSED]
+    accessed_records = call_records[kinds == EventKind.ACCESSED]
+    if kinds[0] == EventKind.GRAPH_LAUNCH:
+        return _graph_template(call_records, rows, accessed_records, node_pointers)
     if not len(pointers):
-        no_indices = np.zeros(0, np.intp)
-        return _Template(np.concatenate([rows, accessed]), pointers, no_indices)
+        empty_indices = np.zeros(0, np.intp)
+        return _Template(np.concatenate([rows, accessed_records]), pointers, empty_indices, ())
+    rows, indices = _assign_to_pointers(rows, pointers)
+    possible_modes = tuple(_possible_modes(rows, indices, pointers))
+    return _Template(np.concatenate([rows, accessed_records]), pointers, indices, possible_modes)
+
+
+def _graph_template(
+    call_records: Records,
+    rows: Records,
+    accessed: Records,
+    node_pointers: dict[tuple[int, int], list[int]],
+) -> _Template:
+    """Return the template of a graph launch. Its pointers are those of its possible accesses."""
+    graph = int(view(call_records[:1], EventKind.GRAPH_LAUNCH)["graph"][0])
+    nodes = view(rows, EventKind.ACCESS)["node"]
+    possible_modes: dict[int, int] = {}
+    for node in np.unique(nodes).tolist():
+        pointers = np.array(node_pointers.get((graph, node), ()), np.uint64)
+        if len(pointers):
+            node_rows, indices = _assign_to_pointers(rows[nodes == node], pointers)
+            for index, mode in _possible_modes(node_rows, indices, pointers):
+                pointer = int(pointers[index])
+                possible_modes[pointer] = possible_modes.get(pointer, 0) | mode
+    return _Template(
+        np.concatenate([rows, accessed]),
+        np.array(list(possible_modes), np.uint64),
+        np.zeros(0, np.intp),
+        tuple(enumerate(possible_modes.values())),
+    )
+
+
+def _assign_to_pointers(
+    rows: Records, pointers: _Addresses
+) -> tuple[Records, npt.NDArray[np.intp]]:
+    """Split accesses at the pointers; return them with the index of the nearest pointer at or below each."""
     pointer_order = np.argsort(pointers)
-    rows = _split_at_pointers(rows, pointers[pointer_order])
+    sorted_pointers = pointers[pointer_order]
+    rows = _split_at_pointers(rows, sorted_pointers)
     access_begins = view(rows, EventKind.ACCESS)["lo"]
-    nearest_indices = np.searchsorted(pointers[pointer_order], access_begins, side="right") - 1
-    return _Template(np.concatenate([rows, accessed]), pointers, pointer_order[nearest_indices])
+    nearest_indices = np.searchsorted(sorted_pointers, access_begins, side="right") - 1
+    return rows, pointer_order[nearest_indices]
+
+
+def _possible_modes(
+    rows: Records, pointer_indices: npt.NDArray[np.intp], pointers: _Addresses
+) -> Iterator[tuple[int, int]]:
+    """Yield the pointers through which a kernel may access other bytes in another launch, with the mode.
+
+    A kernel that accesses contiguous bytes from a pointer on accesses a whole array, so it accesses the same
+    bytes in each launch. A pointer that the kernel did not use may be written in another launch.
+    """
+    accesses = view(rows, EventKind.ACCESS)
+    addresses, first_indices = np.unique(pointers, return_index=True)  # arguments may be equal
+    for address, index in zip(addresses.tolist(), first_indices.tolist(), strict=True):
+        accesses_through_pointer = accesses[pointers[pointer_indices] == address]
+        if not len(accesses_through_pointer):
+            yield index, int(AccessMode.WRITE)
+        elif not _are_contiguous(accesses_through_pointer, address):
+            yield index, int(np.bitwise_or.reduce(accesses_through_pointer["mode"]))
+
+
+def _are_contiguous(accesses: Records, begin: int) -> bool:
+    """Return whether accesses have all bytes from ``begin`` to the end of the last access."""
+    if accesses["count"].any():
+        return False
+    order = np.argsort(accesses["lo"])
+    lo, hi = accesses["lo"][order], np.maximum.accumulate(accesses["hi"][order])
+    return bool(lo[0] == begin and (lo[1:] <= hi[:-1]).all())
 
 
 def _split_at_pointers(rows: Records, sorted_pointers: _Addresses) -> Records:

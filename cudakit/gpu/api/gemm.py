@@ -124,9 +124,10 @@ class Gemm:
         _check_name("data type", self.dtype, DATA_TYPES)
         _check_name("layout", self.layout, LAYOUTS)
         _check_name("epilogue", self.epilogue, EPILOGUES)
-        for name in ("m", "n", "k", "batch"):
+        for name in ("m", "n", "k"):
             _check_minimum(name, getattr(self, name), 1)
-        _check_minimum("padding", self.padding, 0)
+        _check_minimum("--batch", self.batch, 1)
+        _check_minimum("--padding", self.padding, 0)
         data_type = DATA_TYPES[self.dtype]
         outputs = tuple(element.name for element in data_type.outputs)
         object.__setattr__(self, "output", self.output or outputs[0])

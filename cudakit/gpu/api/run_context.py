@@ -92,6 +92,7 @@ class Driver:
     wsl_libcuda: bool = False  # whether Windows provides libcuda, in WSL
     nvidia_fs: str = ""  # version of the driver of GPUDirect Storage; empty if it is not loaded
     mounts: tuple[Mount, ...] = ()  # file systems that GPUDirect Storage supports
+    udev_database: bool = True  # whether udev's database exists, in which cuFile looks up drives
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +183,7 @@ class RunContext:
     nvml: NvmlView | Unavailable = _NOT_GATHERED
     cuda: CudaView | Unavailable = _NOT_GATHERED
     telemetry: tuple[Telemetry | Unavailable, ...] = ()  # telemetry in the order of nvml.devices
-    nvml_device: DeviceFacts | None = None  # the first CUDA device, as NVML describes it
+    nvml_device: DeviceFacts | None = None  # the CUDA device in use, as NVML describes it
     other_processes: int | Unavailable = NOT_QUERIED  # number of processes on ``nvml_device``
     self_test: tuple[SelfTestStep, ...] | Unavailable = ()
 

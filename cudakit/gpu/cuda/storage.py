@@ -25,7 +25,12 @@ _PROPERTIES_BYTES = 256
 # The variable with the path of a configuration, and the default path (cuFile, "Environment Variables").
 _CONFIGURATION_VARIABLE = "CUFILE_ENV_PATH_JSON"
 _SYSTEM_CONFIGURATION = Path("/etc/cufile.json")
-_UDEV_DATABASE = "/run/udev"
+# udev's database, which has a file per block device, and the properties that cuFile needs there. Without
+# them cuFileHandleRegister fails: with error 5027 in cuFile 1.20, with error 5030 in cuFile 1.13.
+_UDEV_DATABASE = Path("/run/udev/data")
+_UDEV_PROPERTIES = ("ID_FS_USAGE", "ID_FS_TYPE")
+# The list of kernel modules. If the kernel supports no modules, cuFileDriverOpen tries to read it forever.
+_KERNEL_MODULES = Path("/proc/modules")
 _PURPOSE = "cudakit bench gds"
 _REQUIREMENT = "cudakit[gds]"
 
@@ -40,7 +45,7 @@ class StorageDevice(Protocol):
 class CuFile:
     """The driver of cuFile, open until ``close``.
 
-    Raises MissingDependency without libcufile, EnvironmentUnusable if cuFile does not start.
+    Raises MissingDependency without libcufile, Unsupported if cuFile does not start on this machine.
     """
 
     def __init__(self, gpu: StorageDevice) -> None:
@@ -50,7 +55,14 @@ class CuFile:
         self._registered_ptrs: list[Ptr] = []
         self._is_open = False
         self._has_statistics = self._start_statistics()
-        self.call("cuFileDriverOpen", self._cufile.driver_open)
+        if not _KERNEL_MODULES.exists():
+            raise Unsupported(
+                f"cuFile does not start without {_KERNEL_MODULES}, which kernels without modules lack"
+            )
+        try:
+            self.call("cuFileDriverOpen", self._cufile.driver_open)
+        except EnvironmentUnusable as error:
+            raise Unsupported(f"cuFile does not start here: {error.message}") from error
         self._is_open = True
 
     @property
@@ -158,8 +170,9 @@ class CuFileFile:
                 "cuFileHandleRegister", cufile.handle_register, description.ptr
             )
         except EnvironmentUnusable as error:
+            reason = explain_refusal(error.message, os.fstat(self._descriptor).st_dev)
             os.close(self._descriptor)
-            raise Unsupported(f"cuFile cannot open files here: {_explain(error)}") from error
+            raise Unsupported(f"cuFile refuses the file: {reason}") from error
         self._is_open = True
 
     def read(self, ptr: Ptr, size_bytes: int, file_offset: int) -> None:
@@ -197,20 +210,35 @@ class CuFileFile:
             )
 
 
-def _explain(error: EnvironmentUnusable) -> str:
-    """Return the reason why a file was refused: cuFile looks up drives in the database of udev."""
-    if os.access(_UDEV_DATABASE, os.R_OK):
-        return error.message
-    return f"it needs {_UDEV_DATABASE}; in a container: docker run -v {_UDEV_DATABASE}:{_UDEV_DATABASE}:ro"
+def explain_refusal(message: str, device: int, database: Path = _UDEV_DATABASE) -> str:
+    """Return why cuFile refused a file on a device (stat(2), st_dev), or its own ``message``."""
+    major, minor = os.major(device), os.minor(device)
+    if not major:
+        return f"{message}; the file is on no block device, as on tmpfs and overlay file systems"
+    path = database / f"b{major}:{minor}"
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    missing_names = [
+        name
+        for name in _UDEV_PROPERTIES
+        if not any(line.startswith(f"E:{name}=") for line in lines)
+    ]
+    if not missing_names:
+        return message
+    return (
+        f"{path} of udev's database does not have {' and '.join(missing_names)} of the drive; in a "
+        "container: docker run -v /run/udev:/run/udev:ro"
+    )
 
 
 @cache
 def _allow_compatibility_mode() -> tempfile.TemporaryDirectory[str] | None:
     """Configure cuFile to work without nvidia-fs, unless the machine or the user has a configuration.
 
-    Without a configuration, cuFile refuses all files if nvidia-fs is missing, and writes its log to the
-    current directory. Return the directory of the configuration, which is deleted when the process ends, or
-    None if there is a configuration.
+    The configuration also keeps cuFile's log out of the current directory. Return the directory of the
+    configuration, which is deleted when the process ends, or None if there is a configuration.
     """
     if _CONFIGURATION_VARIABLE in os.environ or _SYSTEM_CONFIGURATION.exists():
         return None

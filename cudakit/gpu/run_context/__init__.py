@@ -29,17 +29,20 @@ def gather(
     *,
     variables: Mapping[str, str],
     command: tuple[str, ...] = (),
+    ordinal: int = 0,
     files: Files = SYSTEM,
 ) -> RunContext:
     """Return the facts that benchmark results record: host, driver, environment, processes on the GPU.
+
+    ``ordinal`` is the CUDA index of the GPU.
 
     Call this before the device is opened: otherwise ``other_processes`` counts this process, and the child
     process that queries the driver.
     """
     context = _common_facts(machine, variables, files)
-    first_uuid = [device.uuid for device in context.cuda_devices[:1]]
+    uuids = [device.uuid for device in context.cuda_devices[ordinal : ordinal + 1]]
     device = next(
-        (candidate for candidate in context.nvml_devices if candidate.uuid in first_uuid), None
+        (candidate for candidate in context.nvml_devices if candidate.uuid in uuids), None
     )
     return replace(
         context,

@@ -50,6 +50,7 @@ def read_driver(files: Files, variables: Mapping[str, str], kernel: str) -> Driv
         wsl_libcuda=files.exists("/usr/lib/wsl/lib/libcuda.so.1"),
         nvidia_fs=_nvidia_fs_version(files),
         mounts=tuple(_storage_mounts(files)),
+        udev_database=files.exists("/run/udev/data"),
     )
 
 

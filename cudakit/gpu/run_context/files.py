@@ -18,6 +18,8 @@ _T = TypeVar("_T")
 _MAX_CHUNKS = 64
 # /proc/sys refuses reads of 4 MiB and more (KMALLOC_MAX_SIZE).
 _CHUNK_BYTES = 1 << 16
+# File systems that keep their files in host memory.
+_MEMORY_FILE_SYSTEMS = ("tmpfs", "ramfs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,18 @@ class Files:
         """Return whether a file or directory exists."""
         location = self.locate(path)
         return location is not None and os.path.exists(location)
+
+    def is_in_memory(self, device: int) -> bool:
+        """Return whether the file system with a device number (stat(2), st_dev) keeps files in host memory.
+
+        Source: proc_pid_mountinfo(5), whose third field is the device number of a mounted file system.
+        """
+        number = f"{os.major(device)}:{os.minor(device)}"
+        for line in self.lines("/proc/self/mountinfo"):
+            mount_fields, _, file_system_fields = line.partition(" - ")
+            if mount_fields.split(" ")[2:3] == [number]:
+                return file_system_fields.split(" ")[0] in _MEMORY_FILE_SYSTEMS
+        return False
 
     def resolve(self, path: str) -> str:
         """Return a path with symbolic links resolved, or the path itself if it does not exist."""

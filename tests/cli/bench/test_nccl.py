@@ -239,7 +239,7 @@ def test_interrupt_of_rank_0_keeps_the_completed_cases(tmp_path: Path) -> None:
         (("--sizes", "1MiB..1KiB"), "not an ascending range"),
         (("--sizes", "1KiB..1MiB:1"), "not an ascending range"),
         (("--rank-timeout", "0"), "--rank-timeout"),
-        (("--vs", "torch"), "torch needs a real GPU"),
+        (("--rendezvous", "node0:29500"), "--rendezvous connects the processes of torchrun"),
     ],
 )
 def test_invalid_option_is_one_error(cli: Cli, arguments: tuple[str, ...], message: str) -> None:
@@ -248,6 +248,15 @@ def test_invalid_option_is_one_error(cli: Cli, arguments: tuple[str, ...], messa
     assert run.exit_code in (2, 3)
     assert message in run.stderr
     assert len(run.stderr.splitlines()) <= 2
+
+
+def test_baseline_that_cannot_run_is_left_out(cli: Cli) -> None:
+    options = ("--operations", "all-reduce", "--sizes", "1KiB", "--places", "in-place")
+    run = cli("bench", "nccl", "--gpu", "sim", *options, "--vs", "torch")
+
+    assert (run.exit_code, run.stderr) == (0, "")
+    assert "Not run: nccl by torch: torch needs a real GPU" in run.stdout
+    assert "Results verified for 1 of 2 cases (1 not run)." in run.stdout
 
 
 def test_other_number_of_ranks_than_started_is_an_error(

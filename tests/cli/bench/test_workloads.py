@@ -199,3 +199,42 @@ def test_pageable_copies_have_host_time(cli: Cli) -> None:
 
     assert run.exit_code == ExitCode.OK
     assert "pageable-h2d: host time" in run.stdout
+
+
+def test_overlap_report_begins_with_an_answer_per_direction(cli: Cli) -> None:
+    options = ("--overlap", "gemm", "--directions", "h2d,pageable-d2h", "--rounds", "1")
+    run = cli("bench", "copy", *ON_SIM, *options)
+
+    assert (run.exit_code, run.stderr) == (0, "")
+    lines = run.stdout.splitlines()
+    assert lines[0] == "Simulated: bench copy-overlap, NVIDIA H200"
+    assert lines[2].startswith("✓ A copy from pinned host memory to the device overlaps 100%")
+    assert lines[3].startswith("! A copy from the device to pageable host memory overlaps 0%")
+    assert "API synchronization behavior" in run.stdout
+
+
+def test_json_of_overlap_has_times_and_shares(cli: Cli) -> None:
+    options = ("--overlap", "gemm", "--directions", "d2h", "--rounds", "1", "--json")
+    result = json.loads(cli("bench", "copy", *ON_SIM, *options).stdout)
+
+    (overlap,) = result["overlaps"]
+    assert result["bench"] == "copy-overlap"
+    assert result["simulated"] is True
+    assert (overlap["direction"], overlap["size_bytes"]) == ("d2h", 256 << 10)
+    assert overlap["overlap"] == pytest.approx(1.0)
+    assert overlap["both_s"] == pytest.approx(max(overlap["copy_s"], overlap["gemm_s"]))
+    assert {case["axes"]["measured"] for case in result["results"]} == {
+        "copy",
+        "gemm",
+        "both",
+        "copy-during-gemm",
+        "gemm-during-copy",
+    }
+
+
+@pytest.mark.parametrize("option", [("--mode", "batch"), ("--cache", "hot")])
+def test_overlap_rejects_options_without_meaning(option: tuple[str, str], cli: Cli) -> None:
+    run = cli("bench", "copy", "--gpu", "sim", "--overlap", "gemm", *option)
+
+    assert run.exit_code == ExitCode.USAGE
+    assert f"{option[0]} cannot be used with --overlap" in run.stderr

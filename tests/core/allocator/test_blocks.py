@@ -17,9 +17,9 @@ NATIVE = native_module()
 def pool(request: Any) -> BlockPool:
     if request.param == "native" and NATIVE is None:
         pytest.skip("the native types were not compiled")
-    types: BlockTypes = NATIVE.TYPES if request.param == "native" else PLAIN_TYPES  # type: ignore[union-attr]
-    stats = DeviceStats(1 << 62, types.counters).small
-    return BlockPool(DEFAULT_POOL, stats, small=True, free_blocks=types.free_blocks)
+    types: BlockTypes = NATIVE.NATIVE_TYPES if request.param == "native" else PLAIN_TYPES  # type: ignore[union-attr]
+    stats = DeviceStats(1 << 62, types.counters_type).small
+    return BlockPool(DEFAULT_POOL, stats, is_small=True, free_blocks_type=types.free_blocks_type)
 
 
 @pytest.mark.parametrize("count", [10, 6000])
@@ -52,7 +52,9 @@ def test_from_size_iterates_in_order(pool: BlockPool, count: int) -> None:
         sorted_blocks.add(sorted_blocks.new_block(ptr, 512 * (1 + ptr * 7 % 30)))
 
     for size in (1, 512, 513, 512 * 17, 512 * 30, 512 * 31):
-        assert list(sorted_blocks.from_size(size)) == [b for b in sorted_blocks if b.size >= size]
+        assert list(sorted_blocks.blocks_from_size(size)) == [
+            b for b in sorted_blocks if b.size >= size
+        ]
 
 
 def test_long_list_of_free_blocks_can_be_emptied(pool: BlockPool) -> None:

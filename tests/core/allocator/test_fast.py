@@ -25,8 +25,8 @@ EVENT = ("alloc", 1, 2, 0, 3, None, (0, 0), "")
 
 def make_pool() -> BlockPool:
     native: Any = native_module()
-    stats = DeviceStats(1 << 62, native.TYPES.counters).small
-    return BlockPool(DEFAULT_POOL, stats, small=True, free_blocks=native.FreeBlocks)
+    stats = DeviceStats(1 << 62, native.NATIVE_TYPES.counters_type).small
+    return BlockPool(DEFAULT_POOL, stats, is_small=True, free_blocks_type=native.FreeBlocks)
 
 
 @pytest.fixture
@@ -137,7 +137,7 @@ def test_many_equal_blocks_do_not_exhaust_the_stack(free: Any) -> None:
 @pytest.mark.parametrize("size", [1 << 70, -(1 << 70), "1", None], ids=repr)
 def test_search_sizes_are_checked(free: Any, size: Any) -> None:
     with pytest.raises((TypeError, OverflowError)):
-        free.from_size(size)
+        free.blocks_from_size(size)
     with pytest.raises((TypeError, OverflowError)):
         free.take(size, 1)
 
@@ -149,7 +149,7 @@ def test_adjacent_block_of_other_free_blocks_is_not_merged(
     other = foreign.new_block(0, 512)
     foreign.add(other)
     ptrs = [allocator.alloc(700) for _ in range(3)]
-    block: Any = allocator._state.live[ptrs[1]]
+    block: Any = allocator._state.live_blocks[ptrs[1]]
     old_links = block.prev, block.next
     block.prev = block.next = other
     allocator.free(ptrs[1])
@@ -161,7 +161,7 @@ def test_adjacent_block_of_other_free_blocks_is_not_merged(
 def test_live_entry_that_is_not_a_block_is_not_freed(
     allocator: CachingAllocator, value: Any
 ) -> None:
-    allocator._state.live[7] = value
+    allocator._state.live_blocks[7] = value
     with pytest.raises((InvalidPointer, AttributeError)):
         allocator.free(7)
 
@@ -293,7 +293,7 @@ def test_key_that_frees_when_compared_frees_once(allocator: CachingAllocator) ->
 
     allocator.free(Key(ptr, free_and_replace))  # type: ignore[arg-type]
     assert allocator.statistics()["allocation.all.current"] == 0
-    assert allocator._state.live == {}
+    assert allocator._state.live_blocks == {}
 
 
 def test_block_split_from_a_merged_segment_has_no_old_stack(
@@ -303,7 +303,7 @@ def test_block_split_from_a_merged_segment_has_no_old_stack(
     allocator.alloc(700)
     for _ in range(3):
         ptr = allocator.alloc(700)
-        assert allocator._state.live[ptr].segment_stack is None
+        assert allocator._state.live_blocks[ptr].segment_stack is None
         allocator.free(ptr)
 
 
@@ -315,10 +315,10 @@ def test_allocator_in_a_cycle_is_collected(recorded: str | None) -> None:
     for ptr in ptrs[::2]:
         allocator.free(ptr)
     state = allocator._state
-    state.live[ptrs[1]].stack = [allocator]  # a cycle through the fields of native objects
+    state.live_blocks[ptrs[1]].stack = [allocator]  # a cycle through the fields of native objects
     if recorded:
         state.history.events.append((*EVENT[:5], [allocator], *EVENT[6:]))
-    references = weakref.ref(state.guard.perform), weakref.ref(state)
+    references = weakref.ref(state.guard.perform_free), weakref.ref(state)
     del allocator, state
     gc.collect()
     assert [reference() for reference in references] == [None, None]

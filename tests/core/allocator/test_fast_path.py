@@ -115,7 +115,7 @@ def state_of(allocator: CachingAllocator) -> Any:
         for entry in trace:
             del entry["time_us"]
     engine = allocator._state.engine
-    pools = [*engine.default, *(pool for pools in engine.private for pool in pools)]
+    pools = [*engine.default_pools, *(pool for pools in engine.private_pools for pool in pools)]
     lists = [free for pool in pools for free in pool.by_stream.values()]
     for free in lists:
         if type(free) is FreeBlocks:
@@ -187,7 +187,7 @@ class AgainstSlowPath(RuleBasedStateMachine):
 
     @rule(ptr=strategies.sampled_from([0, 1, 0x7F00_0000_0200]))
     def free_what_may_not_be_there(self, ptr: int) -> None:
-        if ptr not in self.fast_and_slow.allocators[0]._state.live:
+        if ptr not in self.fast_and_slow.allocators[0]._state.live_blocks:
             self.fast_and_slow.free(ptr)
 
     @rule(stream=strategies.sampled_from(STREAMS))

@@ -61,7 +61,7 @@ class Subject:
     def alloc(self, block: Block) -> None:
         kind, size, requested = block
         self.live.append(block)
-        self.of(block).blocks.count_alloc(size, requested)
+        self.of(block).block_counters.count_alloc(size, requested)
         if self.stats.has_pending:
             self.of(block).raise_active_peaks()
         for metric, amount in (
@@ -81,7 +81,7 @@ class Subject:
             self.pending.append(block)
             self.of(block).count_pending(size)
         else:
-            self.of(block).blocks.count_free(size, requested)
+            self.of(block).block_counters.count_free(size, requested)
             self.end(block)
 
     def complete(self, block: Block) -> None:
@@ -101,7 +101,7 @@ class Subject:
             case "complete" if self.pending:
                 self.complete(self.pending.pop(0))
             case "split":
-                self.stats.small.blocks.count_split(1, 512)
+                self.stats.small.block_counters.count_split(1, 512)
                 self.counters.change("inactive_split", "small", 1)
                 self.counters.change("inactive_split_bytes", "small", 512)
             case "peaks":

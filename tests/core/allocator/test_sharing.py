@@ -309,7 +309,7 @@ def test_forked_child_has_no_opened_memory(pair: Pair) -> None:
         pair.second.fail_next("sync", error)
 
     memory.close()
-    assert not pair.importer._state.upstream.ipc._unused  # type: ignore[attr-defined]
+    assert not pair.importer._state.upstream.ipc._unused_handles  # type: ignore[attr-defined]
 
 
 def test_closing_the_device_closes_opened_memory(pair: Pair) -> None:
@@ -318,7 +318,7 @@ def test_closing_the_device_closes_opened_memory(pair: Pair) -> None:
 
     memory.close()
     del memory
-    assert not pair.importer._state.upstream.ipc._unused  # type: ignore[attr-defined]
+    assert not pair.importer._state.upstream.ipc._unused_handles  # type: ignore[attr-defined]
 
 
 def test_threads_open_and_close_concurrently(pair: Pair) -> None:

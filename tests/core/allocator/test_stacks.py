@@ -4,11 +4,11 @@ import dis
 
 from core.allocator import test_history
 
-from cudakit.core.allocator.history import Stacks, gather
+from cudakit.core.allocator.history import Stacks, gather_stack
 
 
 def outer() -> tuple[object, ...]:
-    return gather()
+    return gather_stack()
 
 
 def test_frames_have_the_line_of_each_instruction() -> None:

@@ -116,9 +116,9 @@ def test_28_last_of_three_streams_completes_a_free(work: Work) -> None:
 
 def test_33_capture_queries_no_event_and_defers_frees(device: Device) -> None:
     allocator = CachingAllocator(device)
-    freed_before, freed_during = allocator.alloc(SIZE), allocator.alloc(SIZE)
+    free_releases, freed_during = allocator.alloc(SIZE), allocator.alloc(SIZE)
     allocator.record_use(freed_during, 12)
-    allocator.free(freed_before, 11)
+    allocator.free(free_releases, 11)
     device.finish(11)
     allocator.begin_capture()
     device.calls.clear()

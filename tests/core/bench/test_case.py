@@ -20,6 +20,16 @@ def test_error_of_case_that_does_not_fit_names_fitting_size() -> None:
     assert caught.value.hint == "a size of 1.90 MiB would fit"
 
 
+def test_error_is_that_of_the_case_that_needs_most_memory() -> None:
+    read, triad = (
+        Case(Copy(4 << 20), METHOD, size_bytes=4 << 20, buffers=buffers) for buffers in (1, 3)
+    )
+
+    with pytest.raises(InputError, match=r"needs 12.0 MiB of device memory in 3 buffers") as caught:
+        check_fit([read, triad], 3 << 20)
+    assert caught.value.hint == "a size of 972 KiB would fit"
+
+
 def test_cases_that_fit_pass_check() -> None:
     small_case = Case(Copy(), METHOD, size_bytes=1 << 10, buffers=2)
     host_case = Case(Copy(), METHOD, size_bytes=1 << 40, buffers=0)

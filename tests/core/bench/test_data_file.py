@@ -89,3 +89,8 @@ def test_directory_without_write_permission_is_an_input_error(tmp_path: Path) ->
         temporary_data_file(tmp_path, KIB, 0),
     ):
         pass
+
+
+def test_file_in_memory_does_not_bypass_the_page_cache(tmp_path: Path) -> None:
+    with temporary_data_file(tmp_path, 4 * KIB, 0, in_memory=True) as file:
+        assert not file.has_direct_io

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from cudakit.core.bench.data_file import DataFile, temporary_data_file
+from cudakit.core.bench.method import Rule
 from cudakit.core.bench.pipeline import run
 from cudakit.core.bench.result import CaseResult
 from cudakit.core.bench.spec import PATTERNS, STORAGE_DIRECTIONS, GdsSpec
@@ -161,7 +162,9 @@ def test_baseline_is_measured_where_cufile_refuses_the_file(file: DataFile) -> N
 @pytest.mark.parametrize("direction", STORAGE_DIRECTIONS)
 def test_cufile_of_a_gpu_moves_the_right_bytes(tmp_path: Path, direction: str) -> None:
     with temporary_data_file(tmp_path, 64 * MIB, 3) as data_file, closing(open_gpu("cuda")) as gpu:
-        cases = measure(gpu, data_file, direction, sizes_bytes=(4 * KIB, MIB), threads=(1, 4))
+        rule = Rule(min_samples=3, min_time_s=0.01, timeout_s=0.1)
+        options = {"sizes_bytes": (4 * KIB, MIB), "threads": (1, 4), "warmup_s": 0.0, "rule": rule}
+        cases = measure(gpu, data_file, direction, **options)
 
     measured_cases = [case for case in cases if not case.is_unsupported]
     assert measured_cases

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from cudakit.cli.bench.ops import PublicFunction
+from cudakit.core.bench.method import Rule
 from cudakit.core.bench.pipeline import run
 from cudakit.core.bench.present.targets import target_section
 from cudakit.core.bench.result import BenchResult
@@ -231,7 +232,13 @@ def test_libraries_compute_the_same_values_on_gpu(real_device: Gpu, name: Any) -
     pytest.importorskip(name)
 
     result = measure(
-        real_device, baselines=(name,), sizes=(10_000,), timings=TIMINGS, warmup_s=0.0, rounds=1
+        real_device,
+        baselines=(name,),
+        sizes=(10_000,),
+        timings=TIMINGS,
+        warmup_s=0.0,
+        rounds=1,
+        rule=Rule(min_samples=5, min_time_s=0.01, timeout_s=0.2),
     )
 
     assert [case.library for case in result.results] == ["cudakit", name] * 12

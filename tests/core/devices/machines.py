@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from cudakit.core.devices.query import devices
+from cudakit.core.devices import query
 from cudakit.core.devices.result import Device, DevicesResult
 from cudakit.gpu.api.facts import (
     CudaView,
@@ -134,7 +134,7 @@ def three_gpus(**changes: Any) -> FakeMachine:
 
 
 def read_devices(machine: FakeMachine, **options: bool) -> DevicesResult:
-    return devices(machine, **options)
+    return query.read_devices(machine, **options)
 
 
 def one(result: DevicesResult) -> Device:

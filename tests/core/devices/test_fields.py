@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from cudakit.core.devices.fields import fields_by_name, registry
+from cudakit.core.devices.fields import field_registry, fields_by_name
 from cudakit.errors import UsageError
 from cudakit.gpu.api.attributes import attributes
 from cudakit.gpu.api.fields import FieldInfo
@@ -10,7 +10,7 @@ from cudakit.gpu.nvml.activity import METRICS
 from cudakit.gpu.nvml.reader import FieldValue
 from cudakit.gpu.nvml.readings import FACTS, INSTANCE, TELEMETRY
 
-FIELDS = list(registry().values())
+FIELDS = list(field_registry().values())
 READ = {
     **{
         name: question.identifier if isinstance(question, FieldValue) else question.function
@@ -29,7 +29,7 @@ def test_registry_lists_exactly_the_fields_read() -> None:
 
 @pytest.mark.parametrize("name", READ)
 def test_nvml_field_names_its_call(name: str) -> None:
-    assert registry()[name].source == READ[name]
+    assert field_registry()[name].source == READ[name]
 
 
 @pytest.mark.parametrize("field", FIELDS, ids=lambda field: field.name)

@@ -19,7 +19,7 @@ from core.devices.machines import (
     uuid,
 )
 
-from cudakit.core.devices.fields import registry
+from cudakit.core.devices.fields import field_registry
 from cudakit.core.devices.query import open_query
 from cudakit.errors import EnvironmentUnusable
 from cudakit.gpu.api.facts import DeviceFacts, Process, Telemetry
@@ -180,7 +180,7 @@ def test_every_registered_field_has_value_or_reason() -> None:
 
     expected = {
         name
-        for name, field in registry().items()
+        for name, field in field_registry().items()
         if field.kind in ("fact", "telemetry") and field.group != "MIG instance"
     }
     assert fields.keys() == expected

@@ -113,11 +113,13 @@ def test_select_returns_uuid_of_device_with_most_free_memory() -> None:
 
 
 def test_selected_devices_are_sorted_by_free_memory() -> None:
-    assert selected_uuids(with_free(10, 70, 40), SelectSpec(count=2)) == f"{uuid(1)},{uuid(2)}"
+    assert (
+        selected_uuids(with_free(10, 70, 40), SelectSpec(device_count=2)) == f"{uuid(1)},{uuid(2)}"
+    )
 
 
 def test_equal_free_memory_keeps_order() -> None:
-    assert selected_uuids(with_free(40, 40, 40), SelectSpec(count=3)) == ",".join(
+    assert selected_uuids(with_free(40, 40, 40), SelectSpec(device_count=3)) == ",".join(
         map(uuid, range(3))
     )
 
@@ -129,7 +131,7 @@ def test_limits_on_memory_and_use_exclude_devices() -> None:
 
 
 def test_too_few_matches_are_refused_with_reasons() -> None:
-    spec = SelectSpec(count=2, min_free_bytes=50 * GIB)
+    spec = SelectSpec(device_count=2, min_free_bytes=50 * GIB)
 
     with pytest.raises(
         EnvironmentUnusable, match=r"2 devices with at least 50\.0 GiB free memory requested"
@@ -146,7 +148,7 @@ def test_device_hidden_from_cuda_is_not_selected() -> None:
 
     assert selected_uuids(machine, SelectSpec()) == uuid(1)
     with pytest.raises(EnvironmentUnusable) as failure:
-        selected_uuids(machine, SelectSpec(count=2))
+        selected_uuids(machine, SelectSpec(device_count=2))
     assert "hidden by CUDA_VISIBLE_DEVICES=1" in failure.value.hint
 
 
@@ -175,4 +177,4 @@ def test_several_mig_instances_are_refused() -> None:
 
     assert selected_uuids(machine, SelectSpec()) == "MIG-0"
     with pytest.raises(EnvironmentUnusable, match="only one MIG instance"):
-        selected_uuids(machine, SelectSpec(count=2))
+        selected_uuids(machine, SelectSpec(device_count=2))

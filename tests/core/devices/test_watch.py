@@ -80,14 +80,14 @@ def test_key_s_cycles_through_sort_orders() -> None:
 
 
 def test_key_p_toggles_processes() -> None:
-    assert WatchView().press("p").processes
-    assert not typed(WatchView(), "pp").processes
+    assert WatchView().press("p").shows_processes
+    assert not typed(WatchView(), "pp").shows_processes
 
 
 def test_filter_takes_every_key_until_enter() -> None:
     view = typed(WatchView(), "/sqp\r")
 
-    assert (view.pattern, view.editing, view.sort) == ("sqp", False, "index")
+    assert (view.pattern, view.is_editing, view.sort) == ("sqp", False, "index")
 
 
 def test_filter_is_edited_with_backspace_and_cleared_with_escape() -> None:
@@ -103,7 +103,7 @@ def test_unknown_key_changes_nothing() -> None:
 def test_help_names_sort_order_and_filter() -> None:
     assert "sort (by utilization)" in WatchView(sort="utilization").help
     assert "filter (h200)" in WatchView(pattern="h200").help
-    assert WatchView(pattern="h2", editing=True).help.startswith("filter: h2_")
+    assert WatchView(pattern="h2", is_editing=True).help.startswith("filter: h2_")
 
 
 # --- sorting and filtering -------------------------------------------------------------------------
@@ -151,7 +151,7 @@ def device(**fields: object) -> Device:
 def test_history_drops_samples_older_than_a_minute() -> None:
     history, result = History(), three_devices()
     for second in (0, 30, 61, 90):
-        history.add(replace(result, time_ns=second * SECOND))
+        history.add_samples(replace(result, time_ns=second * SECOND))
 
     assert [sample.time_ns // SECOND for sample in history.samples(result.devices[0])] == [
         30,
@@ -174,7 +174,7 @@ def test_memory_share_is_of_total_memory() -> None:
 def test_averages_are_means_of_equal_parts_of_a_minute() -> None:
     samples = [(0, 1.0), (31 * SECOND, 0.2), (40 * SECOND, 0.4), (59 * SECOND, Unavailable("no"))]
 
-    devices_found = list(averages(samples, now_ns=60 * SECOND, count=4))
+    devices_found = list(averages(samples, now_ns=60 * SECOND, interval_count=4))
 
     assert devices_found == [None, None, pytest.approx(0.3), None]
 
@@ -186,9 +186,9 @@ def test_sparkline_has_one_character_per_part() -> None:
 @pytest.mark.parametrize(("width", "count"), [(80, 14), (100, 24), (200, 30), (40, 8)])
 def test_live_report_has_bars_and_history_of_fitting_length(width: int, count: int) -> None:
     history, result = History(), three_devices()
-    history.add(result)
+    history.add_samples(result)
 
-    page = live_report(result, history, WatchView(), width=width, keys=True)
+    page = live_report(result, history, WatchView(), width=width, with_keys=True)
 
     section = next(node for node in page.nodes if isinstance(node, Section))
     (table,) = section.nodes
@@ -205,6 +205,6 @@ def test_live_report_has_bars_and_history_of_fitting_length(width: int, count: i
 def test_live_report_without_keyboard_names_no_keys() -> None:
     result = three_devices()
 
-    page = live_report(result, History(), WatchView(), width=80, keys=False)
+    page = live_report(result, History(), WatchView(), width=80, with_keys=False)
 
     assert not [node for node in page.nodes if isinstance(node, Note) and "keys" in node.text]

@@ -73,7 +73,7 @@ class UnorderedPairs:
 
 
 def unordered_accesses(trace: Iterable[Event]) -> UnorderedPairs:
-    """Find the pairs in the trace of one process, whose records are sorted by call (``reordered``)."""
+    """Find the pairs in the trace of one process, whose records are sorted by call (``reorder_records``)."""
     order, translator = Order(), _Translator()
     nodes: defaultdict[int, set[int]] = defaultdict(set)  # nodes of each graph
     # The calls and graph nodes that can have accesses.

@@ -88,7 +88,6 @@ class ByteAccess:
     operation: Operation
     is_write: bool = True
     is_assumed: bool = False
-    is_from_template: bool = False
 
 
 @dataclass
@@ -111,7 +110,6 @@ class Memory:
     lo: int
     hi: int
     last_work: Operation | None = None
-    last_template_work: Operation | None = None
     is_contested: bool = False
     intervals: list[Interval] = field(default_factory=list)
 
@@ -147,7 +145,6 @@ class Signature:
     is_untrusted: bool = False
     footprint: list[tuple[int | None, int, int, bool]] | None = None  # of the last recorded launch
     is_checked_in_shared_memory: bool = False
-    is_used_in_shared_memory: bool = False
 
     def ranges(self, pointers: tuple[int, ...]) -> list[tuple[int, int, bool]]:
         """Return the bytes that a launch is expected to access, and whether it writes them."""
@@ -179,9 +176,6 @@ def _distances(pointers: tuple[int, ...]) -> tuple[int, ...]:
 class Policy:
     """Decides for each launch of a trace whether it is recorded."""
 
-    warnings: int = (
-        0  # unordered work on memory of launches whose accesses were known from templates
-    )
     _order: StreamOrder = field(default_factory=StreamOrder)
     _allocations: list[Memory] = field(default_factory=list)  # sorted by address
     _signatures: dict[object, Signature] = field(default_factory=dict)
@@ -285,20 +279,16 @@ class Policy:
         return reached
 
     def _begin_work(self, memory: Memory, operation: Operation) -> None:
-        last, template = memory.last_work, memory.last_template_work
+        last = memory.last_work
         if memory.intervals or last is None or self._order.is_before(last, operation):
             return
-        self.warnings += template is not None and not self._order.is_before(template, operation)
         memory.intervals = [Interval(memory.lo, memory.hi, [ByteAccess(last, is_assumed=True)])]
 
     def _add_access(self, memory: Memory, lo: int, hi: int, access: ByteAccess) -> None:
         memory.last_work = access.operation
-        if access.is_from_template:
-            memory.last_template_work = access.operation
         for part in memory.intervals_in(lo, hi) if memory.intervals else ():
             for earlier in part.accesses:
                 if self._is_conflict(earlier, access):
-                    self.warnings += earlier.is_from_template and not part.is_contested
                     part.is_contested |= not (earlier.is_assumed or access.is_assumed)
             part.accesses = [
                 earlier
@@ -339,7 +329,7 @@ class Policy:
         reached = self._reached(self._graph_pointers[graph], operation)
         key = "graph", graph, int(head["executable"]), self._graph_versions[graph]
         if not self._is_path(graph):
-            self._add_launch(Signature(), (), reached, operation, is_from_template=False)
+            self._add_launch(Signature(), (), reached, operation)
             return call
         return self._decide(call, key, (), reached, operation)
 
@@ -383,11 +373,11 @@ class Policy:
             and (signature.is_checked_in_shared_memory or not is_shared)
             and not self._is_check_due(signature, is_shared)
         )
-        self._add_launch(signature, pointers, reached, operation, uses_template)
+        self._add_launch(signature, pointers, reached, operation)
         if uses_template:
-            signature.is_used_in_shared_memory |= is_shared
             signature.uses += 1
-            return _with_template(call, signature.template, pointers != signature.template_pointers)
+            is_relative = pointers != signature.template_pointers
+            return _with_template(call, signature, is_relative)
         is_shared &= not is_contested and applies
         return self._compare(call, signature, pointers, reached, is_shared)
 
@@ -397,20 +387,16 @@ class Policy:
         pointers: tuple[int, ...],
         reached: list[Memory],
         operation: Operation,
-        is_from_template: bool,
     ) -> None:
         """Add the accesses of a launch, which are unknown if no launch of the signature was recorded."""
         for memory in reached:
-            if not memory.intervals:
-                access = ByteAccess(operation, is_from_template=is_from_template)
-                self._add_access(memory, memory.lo, memory.hi, access)
-            elif signature.footprint is None:
+            if not memory.intervals or signature.footprint is None:
                 access = ByteAccess(operation, is_assumed=True)
                 self._add_access(memory, memory.lo, memory.hi, access)
         for lo, hi, is_write in signature.ranges(pointers):
             accessed = self._find(lo)
             if accessed and accessed.intervals:
-                access = ByteAccess(operation, is_write, is_from_template=is_from_template)
+                access = ByteAccess(operation, is_write)
                 self._add_access(accessed, lo, hi, access)
 
     def _is_check_due(self, signature: Signature, is_shared: bool) -> bool:
@@ -456,7 +442,6 @@ class Policy:
         if is_equal:
             template = self._learn(signature, pointers, len(accesses))
         else:
-            self.warnings += bool(signature.template) and signature.is_used_in_shared_memory
             signature.is_untrusted, signature.template = True, 0
         signature.digest, signature.pointers = digest, pointers
         if check is TemplateCheck.NONE and not template:
@@ -577,14 +562,15 @@ def _assumed_pointers(call: Records) -> list[int]:
     return pointers
 
 
-def _with_template(call: Records, template: int, is_relative: bool) -> Records:
+def _with_template(call: Records, signature: Signature, is_relative: bool) -> Records:
     """Return the records of a launch that names a template instead of accesses."""
     is_assumed = call["kind"] == EventKind.ACCESS
     is_assumed &= view(call, EventKind.ACCESS)["precision"] >= Precision.ASSUMED
     launch = call[:1].copy()
     body = launch.view(layout(EventKind(int(launch["kind"][0]))))
     body["pending"] = 0
-    body["template_id"] = template
+    body["template_id"] = signature.template
+    body["is_checked"] = signature.is_checked_in_shared_memory
     if not is_relative:
         return launch
     body["is_relative"] = True

@@ -109,7 +109,7 @@ exact_kernel = partial(kernel, precision=Precision.EXACT)
 def test_sentence_names_operations_streams_and_bytes(
     kind: RaceKind, current: Operation, previous: Operation, sentence: str
 ) -> None:
-    assert hints.sentence(kind, side(current), side(previous), 1024) == sentence
+    assert hints.race_sentence(kind, side(current), side(previous), 1024) == sentence
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_sentence_names_operations_streams_and_bytes(
 def test_fix_is_the_smallest_one(
     kind: RaceKind, current: Operation, previous: Operation, fix: str
 ) -> None:
-    assert hints.fix(kind, side(current), side(previous)) == fix
+    assert hints.smallest_fix(kind, side(current), side(previous)) == fix
 
 
 @pytest.mark.parametrize(
@@ -239,7 +239,7 @@ def test_last_wait_is_reported_as_too_early(sync: Sync, sentence: str) -> None:
 def test_assumed_access_is_not_stated_as_fact(
     current: Operation, previous: Operation, words: str
 ) -> None:
-    sentence = hints.sentence(RaceKind.WRITE_AFTER_WRITE, side(current), side(previous), 1024)
+    sentence = hints.race_sentence(RaceKind.WRITE_AFTER_WRITE, side(current), side(previous), 1024)
 
     assert sentence.endswith(words)
 

@@ -188,6 +188,55 @@ def test_many_pointers_and_strided_ranges_keep_the_most_recent_ones() -> None:
     assert_equal_results(events_of(bodies))
 
 
+def test_races_with_more_than_256_strided_ranges_are_found() -> None:
+    lows = range(BASE, BASE + 4096 * 1000, 4096)
+    rows = [Access(lo, lo + 31 * 64 + 4, WRITE, stride_bytes=64, count=32) for lo in lows]
+    read = Access(BASE, BASE + 31 * 64 + 4, READ, stride_bytes=64, count=32)
+    events = events_of([[Launch(1, "columns"), *rows], [Launch(2, "read"), read]])
+    assert_equal_results(events)
+    races, *_ = analyzed(events, is_native=True)
+    assert [(race.lo, race.hi) for race in races] == [(BASE, BASE + 31 * 64 + 4)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(1, STREAM_COUNT),
+            st.integers(0, 5000),
+            st.sampled_from([64, 100, 1000]),
+            st.integers(17, 40),
+            st.sampled_from([READ, WRITE]),
+            st.booleans(),
+        ),
+        max_size=40,
+    )
+)
+def test_strided_accesses_of_any_length_race_as_in_python(
+    launches: list[tuple[int, int, int, int, AccessMode, bool]],
+) -> None:
+    bodies: list[list[EventBody]] = []
+    for stream, offset, stride, count, mode, is_strided in launches:
+        lo, hi = BASE + offset, BASE + offset + (count - 1) * stride + 8
+        rows = {"stride_bytes": stride, "count": count} if is_strided else {}
+        bodies.append([Launch(stream, "columns"), Access(lo, hi, mode, **rows)])
+    assert_equal_results(events_of(bodies), prune_above=8)
+
+
+def test_strided_states_of_complete_work_are_removed() -> None:
+    engine, counts = Engine(native=True), []
+    for number in range(60):
+        lows = range(BASE + number * 4, BASE + number * 4 + 4096 * 500, 4096)
+        rows = [Access(lo, lo + 31 * 64 + 4, WRITE, stride_bytes=64, count=32) for lo in lows]
+        seq = 1000 * number
+        events = [Event(body, seq=seq + 1, context=1) for body in (Launch(1, "columns"), *rows)]
+        events.append(Event(StreamSync(1), seq=seq + 2, context=1))
+        engine.feed(pack(events, lambda _: 0), ["columns"])
+        counts.append(engine._shadow.strided_state_count)
+    assert max(counts[20:]) <= max(counts[:20])
+    assert max(counts) < 10_000
+
+
 def test_limits_of_both_implementations_are_equal() -> None:
     assert native.MAX_POINTER_STATES == access_state.MAX_POINTER_STATES
     assert native.MAX_STRIDED_STATES == strided.MAX_STRIDED_STATES

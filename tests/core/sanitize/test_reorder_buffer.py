@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cudakit.core.sanitize.reorder_buffer import ReorderBuffer, reordered
+from cudakit.core.sanitize.reorder_buffer import ReorderBuffer, reorder_records
 from cudakit.trace.events import Access, Accessed, Event, EventBody, Fill, GraphLaunch, Launch
 from cudakit.trace.kinds import AccessMode, Precision
 from cudakit.trace.layout import Records, pack, unpack
@@ -29,7 +29,7 @@ class Call:
     def has_exact_accesses(self) -> bool:
         return Accessed(exact=True) in self.late_events
 
-    def reordered(self) -> Iterator[EventBody]:
+    def reorder_records(self) -> Iterator[EventBody]:
         """Yield the events as the buffer must return them: exact accesses replace assumed ones."""
         for body in (*self.bodies, *self.late_events):
             if not (
@@ -101,7 +101,7 @@ def traces(draw: st.DrawFn) -> WrittenTrace:
     trace, late_events = WrittenTrace(), list[tuple[int, Sequence[EventBody]]]()
     for seq, call in enumerate(draw(st.lists(calls(), max_size=12)), start=1):
         trace.events += [Event(body, seq) for body in call.bodies]
-        trace.expected += [Event(body, seq) for body in call.reordered()]
+        trace.expected += [Event(body, seq) for body in call.reorder_records()]
         trace.never_read_count += not call.complete
         if call.late_events:
             late_events.append((seq, call.late_events))
@@ -143,7 +143,7 @@ def test_late_accesses_are_returned_in_order_of_calls(
 
 @given(traces())
 def test_whole_trace_is_reordered_at_once(trace: WrittenTrace) -> None:
-    records_returned, never_read_count = reordered(trace.records)
+    records_returned, never_read_count = reorder_records(trace.records)
 
     assert (events_of(records_returned), never_read_count) == (
         trace.expected,

@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 
 from cudakit.core.sanitize.races import Confidence, Coverage, NamedRange, RaceKind
 from cudakit.core.sanitize.report import Report, message
-from cudakit.core.sanitize.suppressions import parse
+from cudakit.core.sanitize.suppressions import parse_pattern
 from cudakit.document import Frame
 from cudakit.render import json as json_render
 
@@ -118,7 +118,9 @@ def test_only_certain_races_are_shown_on_request() -> None:
 
 
 def test_suppressed_race_is_counted_for_the_first_matching_pattern() -> None:
-    patterns = [parse(text) for text in ("kernel:no", "site:loader.py", "kernel:*elementwise*")]
+    patterns = [
+        parse_pattern(text) for text in ("kernel:no", "site:loader.py", "kernel:*elementwise*")
+    ]
     report = Report(suppressions=patterns, demangle=demangle)
     races = [race(), race(), race(RaceKind.REUSE)]
 

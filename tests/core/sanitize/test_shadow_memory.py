@@ -331,7 +331,7 @@ def scene_with_merged_ranges(new_scene: NewScene) -> Scene:
 
 def test_access_to_a_part_of_a_merged_range_races_only_possibly(new_scene: NewScene) -> None:
     (race,) = scene_with_merged_ranges(new_scene).read(2, DEVICE, size=1)
-    assert race.approximate
+    assert race.is_approximate
     assert race.confidence is Confidence.POSSIBLE
 
 
@@ -344,7 +344,7 @@ def test_merged_range_is_exact_again_after_write(new_scene: NewScene) -> None:
     scene = scene_with_merged_ranges(new_scene)
     scene.write(1, DEVICE, size=PIECES_BYTES)
     (race,) = scene.read(2, DEVICE, size=1)
-    assert not race.approximate
+    assert not race.is_approximate
     assert race.confidence is Confidence.CERTAIN
 
 
@@ -355,7 +355,7 @@ def test_oldest_accesses_outside_allocations_are_removed(new_scene: NewScene) ->
         scene.kernel(1, *(Access(address, address + 1, WRITE) for address in addresses))
     assert scene.read(2, DEVICE, size=1) == []
     (race,) = scene.read(2, DEVICE + 2 * PIECES_BYTES - 2, size=1)
-    assert not race.approximate
+    assert not race.is_approximate
 
 
 def test_uncertain_pointer_is_checked_only_for_possible_races(new_scene: NewScene) -> None:

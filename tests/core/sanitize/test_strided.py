@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cudakit.core.sanitize.strided import StridedRange, strided_range
+from cudakit.core.sanitize.strided import StridedRange, StridedStates, strided_range
 
 
 @st.composite
@@ -65,3 +65,36 @@ def test_many_rows_with_different_strides_are_compared() -> None:
         columns.bytes_shared_with(StridedRange(lo=4, width=4, stride=1 << 12, count=100_000))
         is None
     )
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["store", "clear", "find"]),
+            st.integers(0, 4000),
+            st.integers(1, 3000),
+            st.integers(2, 40),
+        ),
+        max_size=60,
+    )
+)
+def test_states_by_address_agree_with_search_of_all_ranges(
+    actions: list[tuple[str, int, int, int]],
+) -> None:
+    states, reference = StridedStates(), dict[StridedRange, object]()
+    for action, lo, size, count in actions:
+        if action == "store":
+            strided = StridedRange(lo, 2, 2 + size // count, count)
+            state = states.get_or_create(strided)
+            assert reference.setdefault(strided, state) is state
+        elif action == "clear":
+            states.clear(lo, lo + size)
+            for strided in [r for r in reference if lo <= r.lo and r.hi <= lo + size]:
+                del reference[strided]
+        expected = [
+            (state, shared_bytes)
+            for strided, state in reference.items()
+            if (shared_bytes := strided.bytes_shared_with_range(lo, lo + size))
+        ]
+        assert list(states.find_overlapping(lo, lo + size)) == expected
+        assert len(states) == len(reference)

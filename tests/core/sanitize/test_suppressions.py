@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from core.sanitize.sample_races import PREFETCH, TRAIN_STEP, exact_operation, kernel, side
 
-from cudakit.core.sanitize.suppressions import Suppression, parse, suppressions
+from cudakit.core.sanitize.suppressions import Suppression, parse_pattern, suppressions
 from cudakit.errors import InputError, UsageError
 
 KERNEL = side(kernel())
@@ -29,7 +29,7 @@ COPY = side(exact_operation())
     ],
 )
 def test_pattern_matches_kernel_or_frame_of_a_side(pattern: str) -> None:
-    assert parse(pattern).covers(KERNEL)
+    assert parse_pattern(pattern).covers(KERNEL)
 
 
 @pytest.mark.parametrize(
@@ -37,12 +37,12 @@ def test_pattern_matches_kernel_or_frame_of_a_side(pattern: str) -> None:
     ["kernel:add", "kernel:vectorized*", "site:rain.py", "site:train.py:ste", "site:other.py"],
 )
 def test_pattern_covers_only_matching_races(pattern: str) -> None:
-    assert not parse(pattern).covers(KERNEL)
+    assert not parse_pattern(pattern).covers(KERNEL)
 
 
 def test_pattern_needs_to_match_one_side_only() -> None:
-    assert parse("kernel:*elementwise*").covers(COPY, KERNEL)
-    assert not parse("kernel:*").covers(COPY)
+    assert parse_pattern("kernel:*elementwise*").covers(COPY, KERNEL)
+    assert not parse_pattern("kernel:*").covers(COPY)
     assert (PREFETCH, TRAIN_STEP) == (1, 2)
 
 

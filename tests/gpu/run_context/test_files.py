@@ -59,3 +59,20 @@ def test_long_file_is_read_completely(tmp_path: Path) -> None:
 def test_kernel_release_is_readable() -> None:
     # Large reads of files under /proc/sys fail.
     assert Files(Path("/")).text("/proc/sys/kernel/osrelease") == os.uname().release
+
+
+@pytest.mark.parametrize(
+    ("minor", "is_in_memory"), [(27, True), (28, True), (0, False), (99, False)]
+)
+def test_file_system_in_memory_is_found_by_its_device_number(
+    tmp_path: Path, minor: int, is_in_memory: bool
+) -> None:
+    mounts = tmp_path / "proc/self/mountinfo"
+    mounts.parent.mkdir(parents=True)
+    mounts.write_text(
+        "27 1 254:0 / / rw,relatime - ext4 /dev/vda rw\n"
+        "30 25 0:27 / /dev/shm rw,relatime shared:3 - tmpfs tmpfs rw\n"
+        "31 25 0:28 / /mnt rw - ramfs none rw\n"
+    )
+
+    assert Files(tmp_path).is_in_memory(os.makedev(0, minor)) is is_in_memory

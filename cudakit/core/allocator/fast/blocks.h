@@ -21,7 +21,7 @@ struct block {
     struct block *prev, *next;
     PyObject *expandable_segment, *stream_uses, *stack, *segment_stack;
     int event_count;
-    char free, allocated, mapped;
+    char is_free, is_allocated, is_mapped;
 };
 
 struct free_blocks {
@@ -30,7 +30,7 @@ struct free_blocks {
     struct counters *counters;
     struct block
         *roots[SIZE_CLASSES]; /* a tree for the sizes from 512 to 1,023 bytes, from 1 to 2 KiB, and so on */
-    uint64_t random;          /* state of the random number generator of the priorities */
+    uint64_t random_state;    /* state of the random number generator of the priorities */
 };
 
 #define BLOCK_FIELDS(DO) \
@@ -42,16 +42,16 @@ DEFINE_GC_FUNCTIONS(block, BLOCK_FIELDS)
 /* Block(ptr, size, free_blocks, expandable_segment=None): create a block that is neither free nor allocated. */
 static PyObject *block_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"ptr", "size", "free_blocks", "expandable_segment", NULL};
+    static char *argument_names[] = {"ptr", "size", "free_blocks", "expandable_segment", NULL};
     struct block parsed = {.expandable_segment = Py_None}, *self;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "LLO!|O", names, &parsed.ptr, &parsed.size,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "LLO!|O", argument_names, &parsed.ptr, &parsed.size,
                                      state_of(type)->types[FREE_BLOCKS], &parsed.free_blocks,
                                      &parsed.expandable_segment) ||
         !(self = (struct block *)type->tp_alloc(type, 0)))
         return NULL;
     self->ptr = parsed.ptr;
     self->size = parsed.size;
-    self->mapped = true;
+    self->is_mapped = true;
     BLOCK_FIELDS(COPY)
     return (PyObject *)self;
 }
@@ -72,8 +72,8 @@ static int set_adjacent(PyObject *self, PyObject *value, void *offset)
 /* Return the attribute prev or next; `offset` is the offset of its field. */
 static PyObject *get_adjacent(PyObject *self, void *offset)
 {
-    PyObject *value = *(PyObject **)((char *)self + (size_t)offset);
-    return Py_NewRef(value ? value : Py_None);
+    PyObject *adjacent = *(PyObject **)((char *)self + (size_t)offset);
+    return Py_NewRef(adjacent ? adjacent : Py_None);
 }
 
 static PyMemberDef block_members[] = {
@@ -82,9 +82,9 @@ static PyMemberDef block_members[] = {
     MEMBER(block, requested, T_LONGLONG, 0),
     MEMBER(block, gc_count_base, T_LONGLONG, 0),
     MEMBER(block, event_count, T_INT, 0),
-    MEMBER(block, free, T_BOOL, READONLY),
-    MEMBER(block, allocated, T_BOOL, 0),
-    MEMBER(block, mapped, T_BOOL, 0),
+    MEMBER(block, is_free, T_BOOL, READONLY),
+    MEMBER(block, is_allocated, T_BOOL, 0),
+    MEMBER(block, is_mapped, T_BOOL, 0),
     MEMBER(block, free_blocks, T_OBJECT_EX, READONLY),
     MEMBER(block, expandable_segment, T_OBJECT, 0),
     MEMBER(block, stream_uses, T_OBJECT, 0),
@@ -125,16 +125,16 @@ static struct block **root_for(struct free_blocks *self, long long size)
  * result of the comparison before it loads an indexed child. */
 static struct block *best_fit(struct free_blocks *self, long long size)
 {
-    struct block *best = NULL;
-    for (struct block **root = root_for(self, size); !best && root < self->roots + SIZE_CLASSES; root++)
+    struct block *best_block = NULL;
+    for (struct block **root = root_for(self, size); !best_block && root < self->roots + SIZE_CLASSES; root++)
         for (struct block *block = *root; block;)
             if (block->size < size) {
                 block = block->child[1];
             } else {
-                best = block;
+                best_block = block;
                 block = block->child[0];
             }
-    return best;
+    return best_block;
 }
 
 /* Set a child or root pointer to a block or NULL. */
@@ -149,49 +149,50 @@ static void set_link(struct block **link, struct block *block)
 static void insert_block(struct free_blocks *self, struct block *block)
 {
     struct block **link = root_for(self, block->size);
-    self->random = self->random * 6364136223846793005u + 1442695040888963407u; /* Knuth's MMIX (TAOCP 3.3.4) */
-    block->priority = self->random >> 32;
+    self->random_state =
+        self->random_state * 6364136223846793005u + 1442695040888963407u; /* Knuth's MMIX (TAOCP 3.3.4) */
+    block->priority = self->random_state >> 32;
     block->gc_count_base = self->counters->searches;
-    block->free = true;
+    block->is_free = true;
     while (*link && (*link)->priority > block->priority)
         link = is_before(*link, block) ? &(*link)->child[1] : &(*link)->child[0];
-    /* Split the subtree at `link` into the children of this block. end[0] and end[1] are the links to which
-     * the next subtrees of smaller and of larger blocks are attached. */
-    struct block *subtree = *link, **end[2] = {&block->child[0], &block->child[1]};
+    /* Split the subtree at `link` into the children of this block. child_links[0] and child_links[1] are the links
+     * to which the next subtrees of smaller and of larger blocks are attached. */
+    struct block *subtree = *link, **child_links[2] = {&block->child[0], &block->child[1]};
     set_link(link, block);
     while (subtree) {
         bool is_smaller = is_before(subtree, block);
-        set_link(end[!is_smaller], subtree);
-        end[!is_smaller] = &subtree->child[is_smaller];
+        set_link(child_links[!is_smaller], subtree);
+        child_links[!is_smaller] = &subtree->child[is_smaller];
         subtree = subtree->child[is_smaller];
     }
-    *end[0] = *end[1] = NULL;
+    *child_links[0] = *child_links[1] = NULL;
 }
 
 /* Remove a block from its tree, after which it is not free. Returns the tree's reference to the block. */
 static struct block *remove_block(struct block *block)
 {
-    struct block **link = block->link, *half[2] = {block->child[0], block->child[1]};
-    while (half[0] && half[1]) { /* Join both subtrees: the root with the higher priority comes first. */
-        bool is_larger = half[1]->priority > half[0]->priority;
-        set_link(link, half[is_larger]);
-        link = &half[is_larger]->child[!is_larger];
-        half[is_larger] = *link;
+    struct block **link = block->link, *subtrees[2] = {block->child[0], block->child[1]};
+    while (subtrees[0] && subtrees[1]) { /* Join both subtrees: the root with the higher priority comes first. */
+        bool is_larger = subtrees[1]->priority > subtrees[0]->priority;
+        set_link(link, subtrees[is_larger]);
+        link = &subtrees[is_larger]->child[!is_larger];
+        subtrees[is_larger] = *link;
     }
-    set_link(link, half[0] ? half[0] : half[1]);
+    set_link(link, subtrees[0] ? subtrees[0] : subtrees[1]);
     block->child[0] = block->child[1] = NULL;
     block->link = NULL;
-    block->free = false;
+    block->is_free = false;
     return block;
 }
 
 /* Append the blocks of a subtree with at least a size to a list, in sorted order; return -1 with an exception on
  * failure. */
-static int append_from(const struct block *block, long long size, PyObject *list)
+static int append_blocks_from(const struct block *block, long long size, PyObject *list)
 {
     for (; block; block = block->child[1])
         if (block->size >= size &&
-            (append_from(block->child[0], size, list) < 0 || PyList_Append(list, (PyObject *)block) < 0))
+            (append_blocks_from(block->child[0], size, list) < 0 || PyList_Append(list, (PyObject *)block) < 0))
             return -1;
     return 0;
 }
@@ -204,25 +205,26 @@ static int free_blocks_bool(PyObject *self)
     return best_fit((struct free_blocks *)self, 0) != NULL;
 }
 
-/* from_size(size): return a list of the blocks of at least a size, in sorted order. */
-static PyObject *free_blocks_from_size(PyObject *self, PyObject *size)
+/* blocks_from_size(size): return a list of the blocks of at least a size, in sorted order. */
+static PyObject *free_blocks_blocks_from_size(PyObject *self, PyObject *size)
 {
     long long min_size = PyLong_AsLongLong(size);
-    PyObject *list = min_size == -1 && PyErr_Occurred() ? NULL : PyList_New(0);
-    for (int i = 0; list && i < SIZE_CLASSES; i++)
-        if (append_from(((struct free_blocks *)self)->roots[i], min_size, list) < 0)
-            Py_CLEAR(list);
-    return list;
+    PyObject *block_list = min_size == -1 && PyErr_Occurred() ? NULL : PyList_New(0);
+    for (int i = 0; block_list && i < SIZE_CLASSES; i++)
+        if (append_blocks_from(((struct free_blocks *)self)->roots[i], min_size, block_list) < 0)
+            Py_CLEAR(block_list);
+    return block_list;
 }
 
 /* Return an object as a block of this pool and stream. Returns NULL with an exception if it is not such a block, or if
- * it is not free although `free` is true, or the reverse. */
-static struct block *checked_block(PyObject *self, PyObject *object, bool free)
+ * it is not free although `is_free` is true, or the reverse. */
+static struct block *checked_block(PyObject *self, PyObject *object, bool is_free)
 {
     struct block *block = (struct block *)object;
     if (!PyObject_TypeCheck(object, state_of(Py_TYPE(self))->types[BLOCK]) ||
-        (PyObject *)block->free_blocks != self || block->free != free) {
-        PyErr_Format(PyExc_ValueError, "not a block of this pool and stream that is%s free", free ? "" : " not");
+        (PyObject *)block->free_blocks != self || block->is_free != is_free) {
+        PyErr_Format(PyExc_ValueError, "not a block of this pool and stream that is%s free",
+                     is_free ? "" : " not");
         return NULL;
     }
     return block;
@@ -272,10 +274,11 @@ DEFINE_GC_FUNCTIONS(free_blocks, VISIT_ROOTS)
 /* FreeBlocks(pool, pool_id, stream, counters): create the free blocks of a pool and stream, without blocks. */
 static PyObject *free_blocks_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"pool", "pool_id", "stream", "counters", NULL};
+    static char *argument_names[] = {"pool", "pool_id", "stream", "counters", NULL};
     struct free_blocks parsed, *self;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO!O!", names, &parsed.pool, &parsed.pool_id, &PyLong_Type,
-                                     &parsed.stream, state_of(type)->types[COUNTERS], &parsed.counters) ||
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO!O!", argument_names, &parsed.pool, &parsed.pool_id,
+                                     &PyLong_Type, &parsed.stream, state_of(type)->types[COUNTERS],
+                                     &parsed.counters) ||
         !(self = (struct free_blocks *)type->tp_alloc(type, 0)))
         return NULL;
     FREE_BLOCKS_FIELDS(COPY)
@@ -290,7 +293,7 @@ static PyMemberDef free_blocks_members[] = {
 };
 
 static PyMethodDef free_blocks_methods[] = {
-    {"from_size", free_blocks_from_size, METH_O, NULL},
+    {"blocks_from_size", free_blocks_blocks_from_size, METH_O, NULL},
     {"add", free_blocks_add, METH_O, NULL},
     {"remove", free_blocks_remove, METH_O, NULL},
     {"take", free_blocks_take, METH_VARARGS, NULL},

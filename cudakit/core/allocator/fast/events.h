@@ -53,9 +53,9 @@ static int events_clear(PyObject *object)
 /* Events(maxlen, metadata): create an empty ring. */
 static PyObject *events_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"maxlen", "metadata", NULL};
+    static char *argument_names[] = {"maxlen", "metadata", NULL};
     struct events parsed, *self;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "nO", names, &parsed.maxlen, &parsed.metadata) ||
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "nO", argument_names, &parsed.maxlen, &parsed.metadata) ||
         !(self = (struct events *)type->tp_alloc(type, 0)))
         return NULL;
     self->maxlen = Py_MAX(parsed.maxlen, 1);
@@ -68,19 +68,19 @@ static PyObject *events_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
 static bool append_event(struct events *self, struct event event)
 {
     if (self->count == self->length && self->length < self->maxlen) {
-        Py_ssize_t length = Py_MIN(self->maxlen, self->length * 2 + 64);
-        struct event *ring = PyMem_Realloc(self->ring, (size_t)length * sizeof *ring);
-        if (!ring)
+        Py_ssize_t new_length = Py_MIN(self->maxlen, self->length * 2 + 64);
+        struct event *new_ring = PyMem_Realloc(self->ring, (size_t)new_length * sizeof *new_ring);
+        if (!new_ring)
             return PyErr_NoMemory();
-        memset(ring + self->length, 0, (size_t)(length - self->length) * sizeof *ring);
-        self->ring = ring;
-        self->length = length;
+        memset(new_ring + self->length, 0, (size_t)(new_length - self->length) * sizeof *new_ring);
+        self->ring = new_ring;
+        self->length = new_length;
     }
-    struct event *item = self->ring + self->count++ % self->maxlen, dropped = *item;
+    struct event *slot = self->ring + self->count++ % self->maxlen, dropped = *slot;
 #define INCREF(field) Py_XINCREF(event.field);
 #define DECREF(field) Py_XDECREF(dropped.field);
     EVENT_FIELDS(INCREF)
-    *item = event;
+    *slot = event;
     EVENT_FIELDS(DECREF)
     return true;
 }
@@ -101,24 +101,24 @@ static PyObject *events_append(PyObject *self, PyObject *event)
 static PyObject *events_iter(PyObject *object)
 {
     struct events *self = (struct events *)object;
-    Py_ssize_t length = Py_MIN(self->count, self->maxlen), first = self->count - length;
-    PyObject *list = PyList_New(length), *iterator = NULL;
-    for (Py_ssize_t i = 0; list && i < length; i++) {
-        const struct event event = self->ring[(first + i) % self->maxlen], dropped = event;
+    Py_ssize_t length = Py_MIN(self->count, self->maxlen), first_index = self->count - length;
+    PyObject *event_list = PyList_New(length), *iterator = NULL;
+    for (Py_ssize_t i = 0; event_list && i < length; i++) {
+        const struct event event = self->ring[(first_index + i) % self->maxlen], dropped = event;
         EVENT_FIELDS(INCREF)
-        PyObject *tuple = event.action ? Py_BuildValue("OLLOLOOO", event.action, event.address, event.size,
-                                                       event.free_blocks->stream, event.time_ns, event.stack,
-                                                       event.free_blocks->pool_id, event.metadata)
-                                       : Py_NewRef(event.stack);
+        PyObject *event_tuple = event.action ? Py_BuildValue("OLLOLOOO", event.action, event.address, event.size,
+                                                             event.free_blocks->stream, event.time_ns, event.stack,
+                                                             event.free_blocks->pool_id, event.metadata)
+                                             : Py_NewRef(event.stack);
         EVENT_FIELDS(DECREF)
-        if (tuple)
-            PyList_SET_ITEM(list, i, tuple);
+        if (event_tuple)
+            PyList_SET_ITEM(event_list, i, event_tuple);
         else
-            Py_CLEAR(list);
+            Py_CLEAR(event_list);
     }
-    if (list)
-        iterator = PyObject_GetIter(list);
-    Py_XDECREF(list);
+    if (event_list)
+        iterator = PyObject_GetIter(event_list);
+    Py_XDECREF(event_list);
     return iterator;
 }
 

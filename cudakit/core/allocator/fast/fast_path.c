@@ -26,16 +26,16 @@
  * blocks each call would move a megabyte. In a treap, neither insertion nor removal allocates memory, so they cannot
  * fail.
  *
- * References. The tree owns a reference to each free block. `live`, the dictionary of allocated blocks by address,
- * which Python code uses too, owns a reference to each allocated block. prev and next own references too, so that
- * they never point to released memory, even if Python code changes them.
+ * References. The tree owns a reference to each free block. `live_blocks`, the dictionary of allocated blocks by
+ * address, which Python code uses too, owns a reference to each allocated block. prev and next own references too,
+ * so that they never point to released memory, even if Python code changes them.
  *
  * Threads and finalizers. The interpreter's lock makes a call atomic, as long as the call runs no Python code.
  * Python code may run whenever an object is released or the garbage collector starts: a finalizer may then call this
  * allocator. So every call has three phases:
  *
  *   1. prepare: gather the call stack, create the block for the rest of a split (`spare`). This may run Python code.
- *   2. change:  check the gate again; then change blocks, tree, counters and `live`. This runs no Python code.
+ *   2. change:  check the gate again; then change blocks, tree, counters and `live_blocks`. No Python code runs.
  *   3. finish:  record events, and release replaced objects. This may run Python code: the change is complete.
  *
  * A finalizer therefore sees the allocator before or after a change, never in the middle. A request that fails
@@ -62,9 +62,9 @@ struct fast_path {
     PyObject_HEAD
     struct state *state;
     struct gate *gate;
-    PyObject *live, *slow_alloc, *slow_free;
+    PyObject *live_blocks, *slow_alloc, *slow_free;
     PyObject *small_by_stream, *large_by_stream; /* FreeBlocks of the default pool by stream */
-    struct counters *small, *large, *total;
+    struct counters *small_counters, *large_counters, *total_counters;
     PyTypeObject *block_type; /* a subclass of Block */
     struct block *spare;      /* created in advance for the rest of a split */
     struct events *events;    /* the history; NULL while none is recorded */
@@ -73,12 +73,13 @@ struct fast_path {
 };
 
 /* Add a change to a counter of the small or the large pools, and update the peak of both kinds of pools. */
-static void count(const struct fast_path *self, struct counters *counters, enum counter_index index,
-                  long long change)
+static void add_to_counter(const struct fast_path *self, struct counters *counters, enum counter_index index,
+                           long long change)
 {
-    const struct counters *other_counters = counters == self->small ? self->large : self->small;
+    const struct counters *other_counters =
+        counters == self->small_counters ? self->large_counters : self->small_counters;
     struct counter *counter = &counters->values[index];
-    long long *peak = &self->total->values[index].peak;
+    long long *peak = &self->total_counters->values[index].peak;
     counter->current += change;
     if (change <= 0)
         return;
@@ -91,20 +92,20 @@ static void count(const struct fast_path *self, struct counters *counters, enum 
 static void count_block(const struct fast_path *self, const struct block *block, int sign)
 {
     struct counters *counters = block->free_blocks->counters;
-    count(self, counters, ALLOCATION, sign);
-    count(self, counters, ALLOCATED_BYTES, sign * block->size);
-    count(self, counters, REQUESTED_BYTES, sign * block->requested);
+    add_to_counter(self, counters, ALLOCATION, sign);
+    add_to_counter(self, counters, ALLOCATED_BYTES, sign * block->size);
+    add_to_counter(self, counters, REQUESTED_BYTES, sign * block->requested);
 }
 
 /* Count a change of the number and the size of free blocks in split segments. */
 static void count_split(const struct fast_path *self, const struct block *block, int blocks, long long size)
 {
-    count(self, block->free_blocks->counters, INACTIVE_SPLIT, blocks);
-    count(self, block->free_blocks->counters, INACTIVE_SPLIT_BYTES, size);
+    add_to_counter(self, block->free_blocks->counters, INACTIVE_SPLIT, blocks);
+    add_to_counter(self, block->free_blocks->counters, INACTIVE_SPLIT_BYTES, size);
 }
 
 /* Shrink a block to a size. The rest becomes a free block, for which the spare block is used. */
-static void split(struct fast_path *self, struct block *block, long long size)
+static void split_block(struct fast_path *self, struct block *block, long long size)
 {
     struct block *rest_block = self->spare, *next_block = block->next;
     bool is_whole = !next_block && !block->prev;
@@ -113,7 +114,7 @@ static void split(struct fast_path *self, struct block *block, long long size)
     rest_block->size = block->size - size;
     rest_block->requested = block->requested; /* size of the last request, as in PyTorch's inactive blocks */
     rest_block->event_count = 0;
-    rest_block->mapped = true;
+    rest_block->is_mapped = true;
     rest_block->free_blocks = (struct free_blocks *)Py_NewRef(block->free_blocks);
     rest_block->segment_stack = block->segment_stack;
     block->segment_stack = NULL;
@@ -132,10 +133,10 @@ static void alloc_found_block(struct fast_path *self, struct block *block, long 
 {
     long long rest_bytes = block->size - size;
     if (size <= MAX_SMALL_BYTES ? rest_bytes >= SMALLEST_BLOCK : rest_bytes > LARGE_SLACK)
-        split(self, block, size);
+        split_block(self, block, size);
     else if (block->prev || block->next)
         count_split(self, block, -1, -block->size);
-    block->allocated = true;
+    block->is_allocated = true;
     block->requested = requested;
     count_block(self, block, 1);
 }
@@ -156,29 +157,29 @@ static struct block *absorb_next(struct block *self)
 }
 
 /* Remove an adjacent block from the tree, so that it can be merged; return false if it is not free. */
-static bool take_adjacent(struct free_blocks *free, struct block *adjacent)
+static bool take_adjacent(struct free_blocks *free_blocks, struct block *adjacent)
 {
-    return adjacent && adjacent->free && adjacent->free_blocks == free && remove_block(adjacent);
+    return adjacent && adjacent->is_free && adjacent->free_blocks == free_blocks && remove_block(adjacent);
 }
 
 /* Free an allocated block, and merge it with adjacent free blocks. The caller gets references to up to two absorbed
  * blocks, and must have saved block->stack, whose reference it then owns. */
 static void free_block(struct fast_path *self, struct block *block, struct block *absorbed[2])
 {
-    struct free_blocks *free = block->free_blocks;
+    struct free_blocks *free_blocks = block->free_blocks;
     struct block *previous_block = block->prev, *next_block = block->next;
     int count_change = 0; /* changes of the number and the size of free blocks by merging */
     long long size_change = 0;
-    block->allocated = false;
+    block->is_allocated = false;
     block->stack = NULL;
     count_block(self, block, -1);
-    if (take_adjacent(free, next_block)) {
+    if (take_adjacent(free_blocks, next_block)) {
         count_change--;
         size_change -= next_block->size;
         Py_DECREF(next_block); /* reference of the tree; not the last one, because block->next has one */
         absorbed[0] = absorb_next(block);
     }
-    if (take_adjacent(free, previous_block)) { /* insert_block below takes over the reference of the tree */
+    if (take_adjacent(free_blocks, previous_block)) { /* insert_block below takes over the reference of the tree */
         count_change--;
         size_change -= previous_block->size;
         previous_block->requested = block->requested;
@@ -187,7 +188,7 @@ static void free_block(struct fast_path *self, struct block *block, struct block
     } else {
         Py_INCREF(block);
     }
-    insert_block(free, block);
+    insert_block(free_blocks, block);
     if (block->prev || block->next)
         count_split(self, block, count_change + 1, size_change + block->size);
     else
@@ -247,7 +248,8 @@ static struct event event_of(const struct fast_path *self, const struct block *b
 
 /* Record an event with an action and, unless NULL, a second one with next_action. Exceptions are reported by
  * sys.unraisablehook, because the allocator was changed already. */
-static void record(const struct fast_path *self, struct event event, PyObject *action, PyObject *next_action)
+static void record_events(const struct fast_path *self, struct event event, PyObject *action,
+                          PyObject *next_action)
 {
     struct events *events =
         (struct events *)Py_XNewRef((PyObject *)self->events); /* a finalizer may replace self->events */
@@ -258,9 +260,9 @@ static void record(const struct fast_path *self, struct event event, PyObject *a
     event.time_ns = now.tv_sec * 1000000000LL + now.tv_nsec;
     event.metadata = Py_NewRef(events->metadata ? events->metadata : Py_None);
     event.action = action;
-    bool recorded = append_event(events, event);
+    bool is_recorded = append_event(events, event);
     event.action = next_action;
-    if (!recorded || (next_action && !append_event(events, event)))
+    if (!is_recorded || (next_action && !append_event(events, event)))
         PyErr_WriteUnraisable((PyObject *)events);
     Py_DECREF(event.metadata);
     Py_DECREF(events);
@@ -298,12 +300,12 @@ static PyObject *call_slow(PyObject *call, PyObject *const *args, Py_ssize_t nar
 static PyObject *alloc_best_fit(struct fast_path *self, PyObject *stream, long long requested, PyObject *stack)
 {
     long long size = (requested + SMALLEST_BLOCK - 1) & -SMALLEST_BLOCK;
-    PyObject *by_stream = size <= MAX_SMALL_BYTES ? self->small_by_stream : self->large_by_stream;
-    PyObject *free_blocks = PyDict_GetItemWithError(by_stream, stream);
+    PyObject *blocks_by_stream = size <= MAX_SMALL_BYTES ? self->small_by_stream : self->large_by_stream;
+    PyObject *free_blocks = PyDict_GetItemWithError(blocks_by_stream, stream);
     bool is_native = free_blocks && PyObject_TypeCheck(free_blocks, self->state->types[FREE_BLOCKS]);
     struct block *block = is_native ? best_fit((struct free_blocks *)free_blocks, size) : NULL;
     PyObject *ptr = block ? PyLong_FromLongLong(block->ptr) : NULL;
-    if (!ptr || PyDict_SetItem(self->live, ptr, (PyObject *)block) < 0) {
+    if (!ptr || PyDict_SetItem(self->live_blocks, ptr, (PyObject *)block) < 0) {
         Py_XDECREF(ptr);
         return NULL;
     }
@@ -311,9 +313,9 @@ static PyObject *alloc_best_fit(struct fast_path *self, PyObject *stream, long l
     PyObject *old_stack = block->stack;
     alloc_found_block(self, block, size, requested);
     block->stack = Py_XNewRef(stack);
-    record(self, event_of(self, block, NULL), self->state->alloc, NULL);
+    record_events(self, event_of(self, block, NULL), self->state->alloc, NULL);
     Py_XDECREF(old_stack);
-    Py_DECREF(block); /* reference of the tree; `live` has another one */
+    Py_DECREF(block); /* reference of the tree; `live_blocks` has another one */
     return ptr;
 }
 
@@ -323,11 +325,11 @@ static PyObject *fast_path_alloc(PyObject *object, PyObject *const *args, Py_ssi
     struct fast_path *self = (struct fast_path *)object;
     Py_ssize_t argument_count = count_arguments(self, nargs, kwnames);
     PyObject *stream = argument_count == 2 ? args[1] : self->state->zero, *stack = NULL, *ptr = NULL;
-    long long requested, number;
+    long long requested, stream_number;
     if (argument_count && is_open(self) && read_int(args[0], &requested) && requested > 0 &&
-        requested < TOO_MANY_BYTES && read_int(stream, &number) && number != PER_THREAD_STREAM &&
+        requested < TOO_MANY_BYTES && read_int(stream, &stream_number) && stream_number != PER_THREAD_STREAM &&
         gather_stack(self, LEVEL_STATE, &stack) && create_spare(self) && is_open(self))
-        ptr = alloc_best_fit(self, number == LEGACY_STREAM ? self->state->zero : stream, requested, stack);
+        ptr = alloc_best_fit(self, stream_number == LEGACY_STREAM ? self->state->zero : stream, requested, stack);
     Py_XDECREF(stack);
     return ptr ? ptr : call_slow(self->slow_alloc, args, nargs, kwnames);
 }
@@ -335,17 +337,17 @@ static PyObject *fast_path_alloc(PyObject *object, PyObject *const *args, Py_ssi
 /* Return the live block at an address; NULL without an exception if only the slow path can free the address. */
 static struct block *find_freeable(const struct fast_path *self, PyObject *ptr, PyObject *stream)
 {
-    struct block *block = (struct block *)PyDict_GetItemWithError(self->live, ptr);
-    long long number, block_stream;
-    if (!block || !Py_IS_TYPE(block, self->block_type) || block->free ||
+    struct block *block = (struct block *)PyDict_GetItemWithError(self->live_blocks, ptr);
+    long long stream_number, block_stream;
+    if (!block || !Py_IS_TYPE(block, self->block_type) || block->is_free ||
         (block->stream_uses && block->stream_uses != Py_None) ||
         (block->expandable_segment && block->expandable_segment != Py_None))
         return NULL;
     if (stream == Py_None)
         return block;
-    if (!read_int(stream, &number) || !read_int(block->free_blocks->stream, &block_stream))
+    if (!read_int(stream, &stream_number) || !read_int(block->free_blocks->stream, &block_stream))
         return NULL;
-    return block_stream == (number == LEGACY_STREAM ? 0 : number) ? block : NULL;
+    return block_stream == (stream_number == LEGACY_STREAM ? 0 : stream_number) ? block : NULL;
 }
 
 /* free(ptr, stream=None): free on the fast path if possible, else by slow_free. */
@@ -359,7 +361,7 @@ static PyObject *fast_path_free(PyObject *object, PyObject *const *args, Py_ssiz
     if (argument_count && is_open(self) && PyLong_CheckExact(args[0]) && gather_stack(self, LEVEL_ALL, &stack) &&
         is_open(self))
         block = (struct block *)Py_XNewRef((PyObject *)find_freeable(self, args[0], stream));
-    if (!block || PyDict_DelItem(self->live, args[0]) < 0) {
+    if (!block || PyDict_DelItem(self->live_blocks, args[0]) < 0) {
         Py_XDECREF(stack);
         Py_XDECREF(block);
         return call_slow(self->slow_free, args, nargs, kwnames);
@@ -367,7 +369,7 @@ static PyObject *fast_path_free(PyObject *object, PyObject *const *args, Py_ssiz
     struct event event = event_of(self, block, stack);
     PyObject *old_stack = block->stack;
     free_block(self, block, absorbed);
-    record(self, event, self->state->free_requested, self->state->free_completed);
+    record_events(self, event, self->state->free_requested, self->state->free_completed);
     Py_DECREF(block);
     reuse_as_spare(self, absorbed[0]);
     reuse_as_spare(self, absorbed[1]);
@@ -395,26 +397,28 @@ static PyObject *fast_path_set_history(PyObject *object, PyObject *args)
 /* The fields that own references. The gate is cleared first: without a gate, alloc and free change nothing. */
 #define FAST_PATH_FIELDS(DO) \
     DO(gate) \
-    DO(live) \
+    DO(live_blocks) \
     DO(slow_alloc) \
     DO(slow_free) \
     DO(small_by_stream) \
-    DO(large_by_stream) DO(small) DO(large) DO(total) DO(block_type) DO(spare) DO(events) DO(gather)
+    DO(large_by_stream) \
+    DO(small_counters) DO(large_counters) DO(total_counters) DO(block_type) DO(spare) DO(events) DO(gather)
 DEFINE_GC_FUNCTIONS(fast_path, FAST_PATH_FIELDS)
 
 /* FastPath(gate, live, ...): create the fast path of an allocator; see _fast.pyi for the arguments. */
 static PyObject *fast_path_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"gate",  "live",       "small_by_stream", "large_by_stream", "small", "large",
-                            "total", "block_type", "slow_alloc",      "slow_free",       NULL};
+    static char *argument_names[] = {"gate",  "live_blocks", "small_by_stream", "large_by_stream", "small",
+                                     "large", "total",       "block_type",      "slow_alloc",      "slow_free",
+                                     NULL};
     struct state *state = state_of(type);
-    PyTypeObject *dict = &PyDict_Type, **types = state->types;
+    PyTypeObject *dict_type = &PyDict_Type, **types = state->types;
     struct fast_path parsed = {.level = 0}, *self;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!O!O!O!O!O!O!OO", names, types[GATE], &parsed.gate, dict,
-                                     &parsed.live, dict, &parsed.small_by_stream, dict, &parsed.large_by_stream,
-                                     types[COUNTERS], &parsed.small, types[COUNTERS], &parsed.large,
-                                     types[COUNTERS], &parsed.total, &PyType_Type, &parsed.block_type,
-                                     &parsed.slow_alloc, &parsed.slow_free))
+    if (!PyArg_ParseTupleAndKeywords(
+            args, kwargs, "O!O!O!O!O!O!O!O!OO", argument_names, types[GATE], &parsed.gate, dict_type,
+            &parsed.live_blocks, dict_type, &parsed.small_by_stream, dict_type, &parsed.large_by_stream,
+            types[COUNTERS], &parsed.small_counters, types[COUNTERS], &parsed.large_counters, types[COUNTERS],
+            &parsed.total_counters, &PyType_Type, &parsed.block_type, &parsed.slow_alloc, &parsed.slow_free))
         return NULL;
     if (!PyType_IsSubtype(parsed.block_type, types[BLOCK]))
         return PyErr_Format(PyExc_TypeError, "the type of blocks is not a subclass of Block");
@@ -461,11 +465,12 @@ static int exec_module(PyObject *self)
         if (!state->types[i] || PyModule_AddType(self, state->types[i]) < 0)
             return -1;
     }
-    bool created = (state->zero = PyLong_FromLong(0)) && (state->stream = PyUnicode_InternFromString("stream")) &&
-                   (state->alloc = PyUnicode_InternFromString("alloc")) &&
-                   (state->free_requested = PyUnicode_InternFromString("free_requested")) &&
-                   (state->free_completed = PyUnicode_InternFromString("free_completed"));
-    return created ? 0 : -1;
+    bool is_created = (state->zero = PyLong_FromLong(0)) &&
+                      (state->stream = PyUnicode_InternFromString("stream")) &&
+                      (state->alloc = PyUnicode_InternFromString("alloc")) &&
+                      (state->free_requested = PyUnicode_InternFromString("free_requested")) &&
+                      (state->free_completed = PyUnicode_InternFromString("free_completed"));
+    return is_created ? 0 : -1;
 }
 
 /* m_traverse: visit the types. The strings and the int in the state cannot be part of reference cycles. */

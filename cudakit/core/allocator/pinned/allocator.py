@@ -15,7 +15,7 @@ from typing import Any
 
 from cudakit.core.allocator.blocks import Block, RawStack
 from cudakit.core.allocator.guard import Guard
-from cudakit.core.allocator.history import Context, History, Level, Recorded, gather
+from cudakit.core.allocator.history import Context, History, Level, Recorded, gather_stack
 from cudakit.core.allocator.pinned.memory import HostMemory
 from cudakit.core.allocator.pinned.pools import Holders, NoHolders
 from cudakit.core.allocator.pinned.upstream import HostUpstream
@@ -28,7 +28,7 @@ from cudakit.torch_rules.settings import Settings
 
 # Interval of the background thread. PyTorch's thread polls every 0.1 ms, but each poll in Python takes the
 # interpreter's lock.
-_POLL_S = 0.001
+_POLL_INTERVAL_S = 0.001
 
 
 class BackgroundThread:
@@ -39,40 +39,40 @@ class BackgroundThread:
 
     def __init__(self, work: Callable[[], bool]) -> None:
         self._work = weakref.WeakMethod(work)
-        self._awake = threading.Event()
-        self._stopped = False
+        self._wake_event = threading.Event()
+        self._is_stopped = False
         self._thread: threading.Thread | None = None
 
     def wake(self) -> None:
         """Wake the thread; the first call starts it."""
         if self._thread is None:
-            name = "cudakit pinned memory"
-            self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+            thread_name = "cudakit pinned memory"
+            self._thread = threading.Thread(target=self._run_loop, name=thread_name, daemon=True)
             self._thread.start()
-        self._awake.set()
+        self._wake_event.set()
 
     def stop(self) -> None:
         """Stop the thread, and wait for its end."""
-        self._stopped = True
-        self._awake.set()
+        self._is_stopped = True
+        self._wake_event.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
 
-    def _run(self) -> None:
+    def _run_loop(self) -> None:
         while True:
-            self._awake.wait()
-            if self._stopped or not self._work_once():
+            self._wake_event.wait()
+            if self._is_stopped or not self._work_once():
                 return
-            sleep(_POLL_S)
+            sleep(_POLL_INTERVAL_S)
 
     def _work_once(self) -> bool:
         """Call the method once; return False if its object was garbage-collected."""
-        self._awake.clear()  # Cleared before the work, so that a wake-up during the work is not lost.
+        self._wake_event.clear()  # Cleared before the work, so that a wake-up during the work is not lost.
         work = self._work()
         if work is None:
             return False
         if work():
-            self._awake.set()
+            self._wake_event.set()
         return True
 
 
@@ -106,8 +106,8 @@ class CachingHostAllocator:
         )
         self._history = History()
         self._memory = HostMemory(upstream, holders or NoHolders(), splits=splits)
-        self._background = BackgroundThread(self._poll)
-        self._stop = weakref.finalize(self, self._background.stop)
+        self._background_thread = BackgroundThread(self._poll)
+        self._stop_finalizer = weakref.finalize(self, self._background_thread.stop)
         self.configure(settings or Settings())
 
     # Methods that allocate and free memory.
@@ -124,10 +124,10 @@ class CachingHostAllocator:
         size_bytes = checked_size(size_bytes)
         if size_bytes == 0:
             return Ptr(0)
-        stack = gather() if self._history.level else None
-        number = None if stream is None else stream_number(stream)
+        stack = gather_stack() if self._history.level else None
+        allocator_stream = None if stream is None else stream_number(stream)
         with self._guard.locked():
-            block = self._memory.alloc(size_bytes, number, stack, retries=self._retries)
+            block = self._memory.alloc(size_bytes, allocator_stream, stack, retries=self._retries)
             return block.ptr
 
     def free(self, ptr: int) -> None:
@@ -137,13 +137,13 @@ class CachingHostAllocator:
         InvalidPointer if no allocation begins at ``ptr``, CudaError if an event cannot be recorded (unless
         ``pinned_free_catch_all`` is set); the memory then stays pending until the streams are done.
         """
-        block = self._memory.live.pop(ptr, None)
+        block = self._memory.live_blocks.pop(ptr, None)
         if block is None:
             self._refuse_free(ptr)
             return
-        stack = gather() if self._history.level >= Level.ALL else None
+        stack = gather_stack() if self._history.level >= Level.ALL else None
         if not self._guard.try_enter():
-            self._guard.queue((block, stack))
+            self._guard.queue_free((block, stack))
             return
         try:
             self._memory.free(block, stack)
@@ -152,7 +152,7 @@ class CachingHostAllocator:
                 raise
         finally:
             self._guard.exit()
-            self._wake()
+            self._wake_background_thread()
 
     def record_use(self, ptr: int, stream: int) -> None:
         """Record that a stream uses an allocation: after its free, its memory waits for the stream's work.
@@ -160,7 +160,7 @@ class CachingHostAllocator:
         Raises InvalidPointer if no allocation begins at ``ptr``.
         """
         with self._guard.locked():
-            block = self._memory.live.get(ptr)
+            block = self._memory.live_blocks.get(ptr)
             if block is None:
                 raise InvalidPointer(f"nothing pinned is allocated at {ptr:#x}")
             stream_uses = block.stream_uses = block.stream_uses or {}
@@ -172,15 +172,15 @@ class CachingHostAllocator:
         Private pools are included if no graph, MemPool or context holds them. Does nothing during a capture.
         Raises CudaError if the driver refuses; the remaining memory stays cached.
         """
-        stack = gather() if self._history.level >= Level.ALL else None
+        stack = gather_stack() if self._history.level >= Level.ALL else None
         with self._guard.locked():
-            if not self._memory.captures.count:
-                self._memory.default.pending.process()
+            if not self._memory.captures.capture_count:
+                self._memory.default_pool.pending_frees.process_events()
                 self._memory.release_cached(stack)
 
     def close(self) -> None:
         """Wait for pending frees, and release all memory that is neither allocated nor used by a graph."""
-        self._stop()
+        self._stop_finalizer()
         with self._guard.locked():
             self._memory.close()
 
@@ -195,7 +195,7 @@ class CachingHostAllocator:
         """Replace the settings. Raises Unsupported for a setting that the upstream does not support."""
         with self._guard.locked():
             self._memory.configure(settings)
-        self._wake()
+        self._wake_background_thread()
 
     def begin_capture(self) -> None:
         """Begin a capture: until its end no event is queried and nothing is released.
@@ -205,12 +205,12 @@ class CachingHostAllocator:
         ``forget_graphs`` is called.
         """
         with self._guard.locked():
-            self._memory.captures.count += 1
+            self._memory.captures.capture_count += 1
 
     def end_capture(self) -> None:
         """End a capture."""
         with self._guard.locked():
-            self._memory.captures.count -= 1
+            self._memory.captures.capture_count -= 1
 
     def forget_graphs(self) -> None:
         """Free the memory that is kept for graphs, which must not run any more."""
@@ -271,13 +271,13 @@ class CachingHostAllocator:
                 skip_actions=skip_actions,
                 clear=clear,
             )
-            self._memory.engine.trace = self._history if self._history.enabled else None
+            self._memory.engine.history = self._history if self._history.is_enabled else None
 
     def snapshot(self) -> dict[str, Any]:
         """Return ``host_segments`` and ``host_traces`` in PyTorch's format, as builtin types."""
         with self._guard.locked():
             used_blocks = [
-                *self._memory.live.values(),
+                *self._memory.live_blocks.values(),
                 *(block for block, _ in list(self._guard.queued_frees)),
             ]
             blocks = {*used_blocks, *(block for pool in self._memory.pools for block in pool)}
@@ -288,13 +288,18 @@ class CachingHostAllocator:
     def _poll(self) -> bool:
         """Process pending frees in the background thread; return whether pending frees remain."""
         with suppress(CudaError), self._guard.locked():  # The next request raises the error again.
-            if self.settings.pinned_use_background_threads and not self._memory.captures.count:
-                self._memory.default.pending.process()
-        return self.settings.pinned_use_background_threads and bool(self._memory.default.pending)
+            if (
+                self.settings.pinned_use_background_threads
+                and not self._memory.captures.capture_count
+            ):
+                self._memory.default_pool.pending_frees.process_events()
+        return self.settings.pinned_use_background_threads and bool(
+            self._memory.default_pool.pending_frees
+        )
 
-    def _wake(self) -> None:
-        if self.settings.pinned_use_background_threads and self._memory.default.pending:
-            self._background.wake()
+    def _wake_background_thread(self) -> None:
+        if self.settings.pinned_use_background_threads and self._memory.default_pool.pending_frees:
+            self._background_thread.wake()
 
     def _refuse_free(self, ptr: int) -> None:
         if ptr == 0:

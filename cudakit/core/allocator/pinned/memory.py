@@ -47,30 +47,30 @@ class HostMemory:
         self._splits = splits
         self.settings = Settings()
         self.stats = HostStats()
-        self._source = TimedSource(upstream, self.stats)
-        self.engine = Engine(self._source, Settings())
+        self._timed_source = TimedSource(upstream, self.stats)
+        self.engine = Engine(self._timed_source, Settings())
         self._cache = SegmentCache(self.engine)
-        self._sizes = BestFitSizes() if splits else Pow2Sizes()
+        self._block_sizes = BestFitSizes() if splits else Pow2Sizes()
         self.captures = Captures()
         self._unused_events: list[Event] = []
         self.pools = HostPools(self._make_pool, holders)
-        self.default = self.pools.default
+        self.default_pool = self.pools.default_pool
         self._reserve: Reserve | None = None
-        self.live: dict[int, Block] = {}
-        self._captured: set[Block] = (
+        self.live_blocks: dict[int, Block] = {}
+        self._captured_blocks: set[Block] = (
             set()
         )  # Blocks allocated in a capture, whose graph may run at any time.
 
     def configure(self, settings: Settings) -> None:
         """Replace the settings. Raises Unsupported for a setting that the upstream does not support."""
-        self._source.configure(settings)
-        self._sizes.configure(settings)
+        self._timed_source.configure(settings)
+        self._block_sizes.configure(settings)
         self.settings = settings
 
     def _make_pool(self, pool_id: PoolId) -> HostPool:
         pending_frees = PendingFrees(
             self._upstream,
-            self._complete,
+            self._complete_free,
             self.captures,
             in_order=True,
             unused_events=self._unused_events,
@@ -85,18 +85,18 @@ class HostMemory:
         """Allocate a block. Raises OutOfPinnedMemory, CudaError."""
         pool = self.pools.pool_of_request(stream)
         if pool.is_private or not self.settings.pinned_use_background_threads:
-            pool.pending.process()
-        size = self._sizes.round_size(size_bytes)
+            pool.pending_frees.process_events()
+        size = self._block_sizes.round_size(size_bytes)
         block = self._get_free_block(pool, size)
         if block is None:
-            block = self._obtain(pool, size, stack, retries=retries)
-        split = self.engine.should_split(block, size, uses_expandable=False)
-        self.engine.alloc_found_block(block, size, size_bytes, stack, split=split)
+            block = self._obtain_block(pool, size, stack, retries=retries)
+        should_split = self.engine.should_split(block, size, uses_expandable=False)
+        self.engine.alloc_found_block(block, size, size_bytes, stack, splits=should_split)
         self.stats.count_alloc(block.size)
         # A request without a stream may belong to a capture, even if another thread began this capture.
-        if self.captures.count and (stream is None or pool.is_private):
-            self._captured.add(block)
-        self.live[block.ptr] = block
+        if self.captures.capture_count and (stream is None or pool.is_private):
+            self._captured_blocks.add(block)
+        self.live_blocks[block.ptr] = block
         return block
 
     def free(self, block: Block, stack: RawStack | None) -> None:
@@ -104,14 +104,14 @@ class HostMemory:
         pool = self.pools.pool_of_block(block)
         if not block.stream_uses:
             self.stats.count_free(block.size)
-            self._captured.discard(block)
-            self._limit_cached(self.engine.free(block, stack))
+            self._captured_blocks.discard(block)
+            self._release_if_too_large(self.engine.free(block, stack))
             return
         self.engine.free(block, stack)
-        if block in self._captured and self.pools.is_held(pool):
+        if block in self._captured_blocks and self.pools.is_held(pool):
             pool.kept_for_graphs.append(block)
         else:
-            pool.pending.add(block)
+            pool.pending_frees.add_block(block)
 
     def forget_graphs(self) -> None:
         """Free the blocks that are kept for graphs."""
@@ -119,17 +119,17 @@ class HostMemory:
             while pool.kept_for_graphs:
                 block = pool.kept_for_graphs.pop()
                 block.stream_uses = None
-                self._complete(block, None)
+                self._complete_free(block, None)
 
     def awaited_streams(self) -> Iterator[tuple[int, Block]]:
         """Iterate over the streams that freed blocks wait for, each with its block."""
         for pool in self.pools:
-            yield from pool.pending.awaited_streams()
+            yield from pool.pending_frees.awaited_streams()
 
     def counters(self) -> dict[str, int]:
         """Return counters that PyTorch does not have."""
         stats = self.stats
-        waiting = {block.ptr: block.size for _, block in self.awaited_streams()}
+        waiting_sizes = {block.ptr: block.size for _, block in self.awaited_streams()}
         return {
             "num_free_failures": stats.num_free_failures,
             "num_invalid_frees": stats.num_invalid_frees,
@@ -138,41 +138,49 @@ class HostMemory:
                 block.size for pool in self.pools for block in pool.kept_for_graphs
             ),
             "free_bytes": sum(block.size for pool in self.pools for block in pool.free_blocks()),
-            "waiting_bytes": sum(waiting.values()),
+            "waiting_bytes": sum(waiting_sizes.values()),
         }
 
     # Methods for cached memory.
 
-    def release_cached(self, stack: RawStack | None, *, waits: bool = False) -> int:
+    def release_cached(self, stack: RawStack | None, *, waits_for_streams: bool = False) -> int:
         """Release all cached blocks, except those of held private pools; return their bytes.
 
-        With ``waits``, wait for the pending frees of private pools without holders. Raises CudaError for the
-        first block that the driver refuses to free.
+        With ``waits_for_streams``, wait for the pending frees of private pools without holders. Raises
+        CudaError for the first block that the driver refuses to free.
         """
-        released_bytes = self._release_cached_blocks(self.default, stack)
-        for pool in self.pools.unheld():
-            released_bytes += self._release_private_pool(pool, stack, waits=waits)
+        released_bytes = self._release_cached_blocks(self.default_pool, stack)
+        for pool in self.pools.pools_without_holders():
+            released_bytes += self._release_private_pool(
+                pool, stack, waits_for_streams=waits_for_streams
+            )
         return released_bytes
 
     def close(self) -> None:
         """Wait for pending frees, and release all blocks that are neither allocated nor kept for graphs."""
-        self.default.pending.synchronize()
-        self.release_cached(None, waits=True)
+        self.default_pool.pending_frees.synchronize()
+        self.release_cached(None, waits_for_streams=True)
         self._release_reserve()
-        self.default.pending.close()
+        self.default_pool.pending_frees.close()
 
     def _get_free_block(self, pool: HostPool, size: int) -> Block | None:
         """Remove and return a free block of a pool, or else of the reserve; None if there is none."""
-        for blocks in dict.fromkeys((pool.pool_for_size(size), pool.reserve)):
-            block = self.engine.get_free_block(blocks, size, NO_STREAM, uses_expandable=False)
+        for block_pool in dict.fromkeys((pool.pool_for_size(size), pool.reserve)):
+            block = self.engine.get_free_block(block_pool, size, NO_STREAM, uses_expandable=False)
             if block is not None:
                 return block
         return None
 
-    def _obtain(self, pool: HostPool, size: int, stack: RawStack | None, *, retries: bool) -> Block:
+    def _obtain_block(
+        self, pool: HostPool, size: int, stack: RawStack | None, *, retries: bool
+    ) -> Block:
         """Return a block for a request that no free block serves."""
-        if self.settings.pinned_use_background_threads and not self.captures.count and pool.pending:
-            pool.pending.process()  # The background thread may not have processed all frees yet.
+        if (
+            self.settings.pinned_use_background_threads
+            and not self.captures.capture_count
+            and pool.pending_frees
+        ):
+            pool.pending_frees.process_events()  # The background thread may not have processed all frees yet.
             if (block := self._get_free_block(pool, size)) is not None:
                 return block
         reserve_bytes = self.settings.pinned_reserve_segment_size_bytes
@@ -181,52 +189,54 @@ class HostMemory:
             if (block := self._get_free_block(pool, size)) is not None:
                 return block
         block = self._alloc_block(pool, size, stack)
-        if block is None and retries and not self.captures.count:
-            block = self._rescue(pool, size, stack)
+        if block is None and retries and not self.captures.capture_count:
+            block = self._retry_after_release(pool, size, stack)
         if block is None:
-            raise self._out_of_memory(self._sizes.segment_bytes(size))
+            raise self._out_of_memory_error(self._block_sizes.segment_bytes(size))
         return block
 
     def _alloc_block(self, pool: HostPool, size: int, stack: RawStack | None) -> Block | None:
         """Take a block from the reserve or from the driver; None if no memory is left. Raises CudaError."""
-        kind = pool.pool_for_size(size)
+        block_pool = pool.pool_for_size(size)
         ptr = self._reserve.carve(size) if self._reserve and not self._splits else None
         block: Block | None
         if ptr is not None:
-            block = kind.free_blocks(NO_STREAM).new_block(ptr, size)
-            if self.engine.trace is not None:
-                self.engine.trace.record(SEGMENT_ALLOC, ptr, size, NO_STREAM, stack, pool.id)
+            block = block_pool.free_blocks(NO_STREAM).new_block(ptr, size)
+            if self.engine.history is not None:
+                self.engine.history.record(SEGMENT_ALLOC, ptr, size, NO_STREAM, stack, pool.id)
         else:
-            segment_bytes = self._sizes.segment_bytes(size)
-            request = Request(size, size, segment_bytes, NO_STREAM, kind, stack)
+            segment_bytes = self._block_sizes.segment_bytes(size)
+            request = Request(size, size, segment_bytes, NO_STREAM, block_pool, stack)
             block = self._cache.alloc_block(request)
         if block is not None:
             self.stats.count_obtained(block.size)
         return block
 
-    def _rescue(self, pool: HostPool, size: int, stack: RawStack | None) -> Block | None:
+    def _retry_after_release(
+        self, pool: HostPool, size: int, stack: RawStack | None
+    ) -> Block | None:
         """Wait for pending frees, then release cached memory."""
-        for source in dict.fromkeys((pool, self.default)):
-            source.pending.synchronize()
+        for source_pool in dict.fromkeys((pool, self.default_pool)):
+            source_pool.pending_frees.synchronize()
         block = self._get_free_block(pool, size)
-        if block is None and self.release_cached(stack, waits=True):
+        if block is None and self.release_cached(stack, waits_for_streams=True):
             block = self._alloc_block(pool, size, stack)
         self.stats.num_rescues += block is not None
         return block
 
-    def _complete(self, block: Block, stack: RawStack | None) -> None:
+    def _complete_free(self, block: Block, stack: RawStack | None) -> None:
         """Free a block that no stream uses any more."""
         self.stats.count_free(block.size)
-        self._captured.discard(block)
-        self._limit_cached(self.engine.complete_free(block, stack))
+        self._captured_blocks.discard(block)
+        self._release_if_too_large(self.engine.complete_free(block, stack))
 
-    def _limit_cached(self, block: Block | None) -> None:
+    def _release_if_too_large(self, block: Block | None) -> None:
         """Release a free block that is larger than the settings allow to cache."""
         if block is None or not self._is_releasable(block):
             return
-        limit = self.settings.pinned_max_cached_size_bytes
-        too_large = limit is not None and block.size > limit
-        if too_large and not self.pools.pool_of_block(block).is_private:
+        limit_bytes = self.settings.pinned_max_cached_size_bytes
+        is_too_large = limit_bytes is not None and block.size > limit_bytes
+        if is_too_large and not self.pools.pool_of_block(block).is_private:
             with suppress(CudaError):  # The block stays cached, and empty_cache tries again.
                 self._release_block(block, None)
 
@@ -249,7 +259,7 @@ class HostMemory:
         return released_bytes
 
     def _release_private_pool(
-        self, pool: HostPool, stack: RawStack | None, *, waits: bool = False
+        self, pool: HostPool, stack: RawStack | None, *, waits_for_streams: bool = False
     ) -> int:
         """Release the cached blocks of a private pool without holders; drop the pool with its last block.
 
@@ -257,59 +267,63 @@ class HostMemory:
         """
         while pool.kept_for_graphs:  # No graph uses these blocks any more, but streams may.
             with suppress(CudaError):
-                pool.pending.add(pool.kept_for_graphs.pop())
-        if waits:
-            pool.pending.synchronize()
+                pool.pending_frees.add_block(pool.kept_for_graphs.pop())
+        if waits_for_streams:
+            pool.pending_frees.synchronize()
         else:
-            pool.pending.process()
+            pool.pending_frees.process_events()
         released_bytes = self._release_cached_blocks(pool, stack)
         for block in [block for block in pool.free_blocks() if self._is_reserved(block)]:
             block.free_blocks.remove(block)
-            block.free_blocks = self.default.reserve.free_blocks(NO_STREAM)
+            block.free_blocks = self.default_pool.reserve.free_blocks(NO_STREAM)
             block.free_blocks.add(block)
-        if not pool.in_use:
-            self.pools.drop(pool)
+        if not pool.is_in_use:
+            self.pools.drop_pool(pool)
         return released_bytes
 
     def _take_reserve(self, size_bytes: int) -> None:
         """Take the reserve from the driver. Raises OutOfPinnedMemory, CudaError."""
         try:
-            ptr = self._source.malloc(size_bytes)
+            ptr = self._timed_source.malloc(size_bytes)
         except CudaError as error:
             if error.code != OUT_OF_MEMORY:
                 raise
-            raise self._out_of_memory(size_bytes, reserve=True) from None
+            raise self._out_of_memory_error(size_bytes, is_reserve=True) from None
         self._reserve = Reserve(ptr, size_bytes)
         if self._splits:  # Otherwise each block is counted when it is carved from the reserve.
-            free = self.default.reserve.free_blocks(NO_STREAM)
-            free.add(free.new_block(ptr, size_bytes))
+            free_blocks = self.default_pool.reserve.free_blocks(NO_STREAM)
+            free_blocks.add(free_blocks.new_block(ptr, size_bytes))
             self.stats.count_obtained(size_bytes)
 
     def _release_reserve(self) -> None:
         """Return the reserve to the driver, unless a block of it is in use. Raises CudaError."""
-        used_blocks = [*self.live.values(), *self.default.kept_for_graphs]
+        used_blocks = [*self.live_blocks.values(), *self.default_pool.kept_for_graphs]
         used_blocks += [block for pool in self.pools if pool.is_private for block in pool]
         if self._reserve is None or any(map(self._is_reserved, used_blocks)):
             return
-        self._source.free(self._reserve.ptr)
+        self._timed_source.free(self._reserve.ptr)
         for block in [
-            candidate for candidate in self.default.free_blocks() if self._is_reserved(candidate)
+            candidate
+            for candidate in self.default_pool.free_blocks()
+            if self._is_reserved(candidate)
         ]:
             block.free_blocks.remove(block)
             self.stats.count_released(block.size)
         self._reserve = None
 
-    def _out_of_memory(self, size_bytes: int, *, reserve: bool = False) -> OutOfPinnedMemory:
+    def _out_of_memory_error(
+        self, size_bytes: int, *, is_reserve: bool = False
+    ) -> OutOfPinnedMemory:
         counters, pool_bytes = self.counters(), self.stats.allocated_bytes.current
-        purpose = " as the reserve (pinned_reserve_segment_size_mb)" if reserve else ""
+        purpose = " as the reserve (pinned_reserve_segment_size_mb)" if is_reserve else ""
         sentences = [
             f"tried to allocate {format_bytes(size_bytes)} of pinned memory{purpose}; this pool holds"
             f" {format_bytes(pool_bytes)}, of which {format_bytes(counters['free_bytes'])} is free"
         ]
-        if waiting := counters["waiting_bytes"]:
-            sentences.append(f"{format_bytes(waiting)} was freed but is in use by streams")
-        if captured := counters["captured_bytes"]:
-            sentences.append(f"{format_bytes(captured)} was freed but may be used by graphs")
+        if waiting_bytes := counters["waiting_bytes"]:
+            sentences.append(f"{format_bytes(waiting_bytes)} was freed but is in use by streams")
+        if captured_bytes := counters["captured_bytes"]:
+            sentences.append(f"{format_bytes(captured_bytes)} was freed but may be used by graphs")
         return OutOfPinnedMemory(
             OUT_OF_MEMORY,
             "CUDA_ERROR_OUT_OF_MEMORY",

@@ -52,20 +52,20 @@ class Pow2Bins(FreeBlocks):
         return any(self._bins.values())
 
     def __iter__(self) -> Iterator[Block]:
-        for number in sorted(self._bins):
-            yield from self._bins[number]
+        for bin_index in sorted(self._bins):
+            yield from self._bins[bin_index]
 
     def add(self, block: Block) -> None:
         """Insert a block, which becomes free."""
-        block.free = True
+        block.is_free = True
         self._bins[bin_of(block.size)].append(block)
 
     def remove(self, block: Block) -> None:
         """Remove a free block."""
-        block.free = False
+        block.is_free = False
         self._bins[bin_of(block.size)].remove(block)
 
-    def take(self, size: int, limit: int) -> Block | None:  # noqa: ARG002
+    def take(self, size: int, size_limit: int) -> Block | None:  # noqa: ARG002
         """Remove and return the block of the bin that was freed last and is large enough, or None.
 
         Blocks that are not rounded differ in size (PyTorch's pull request 192722).
@@ -74,7 +74,7 @@ class Pow2Bins(FreeBlocks):
         for index in range(len(blocks) - 1, -1, -1):
             if blocks[index].size >= size:
                 block = blocks.pop(index)
-                block.free = False
+                block.is_free = False
                 return block
         return None
 
@@ -91,7 +91,9 @@ class Pow2Sizes:
 
     def configure(self, settings: Settings) -> None:
         limits = settings.pinned_max_round_threshold_bytes, settings.pinned_max_cached_size_bytes
-        self._max_rounded_bytes = min((n for n in limits if n is not None), default=UNLIMITED)
+        self._max_rounded_bytes = min(
+            (limit for limit in limits if limit is not None), default=UNLIMITED
+        )
 
     def round_size(self, size_bytes: int) -> int:
         if size_bytes > self._max_rounded_bytes:
@@ -127,7 +129,7 @@ class Reserve:
     def __init__(self, ptr: int, size: int) -> None:
         self.ptr = ptr
         self.size = size
-        self._used = 0
+        self._carved_bytes = 0
 
     def contains(self, block: Block) -> bool:
         """Return whether a block is a part of the reserve."""
@@ -135,17 +137,17 @@ class Reserve:
 
     def carve(self, size: int) -> int | None:
         """Return the address of unused memory in the reserve; None if too little is left."""
-        begin = self._used
-        if begin + size > self.size:
+        begin_offset = self._carved_bytes
+        if begin_offset + size > self.size:
             return None
-        self._used = begin + -(-size // ALIGNMENT) * ALIGNMENT
-        return self.ptr + begin
+        self._carved_bytes = begin_offset + -(-size // ALIGNMENT) * ALIGNMENT
+        return self.ptr + begin_offset
 
 
 class Holders(Protocol):
     """The methods of the device's private pools that the allocator of pinned memory calls."""
 
-    def pool_of(self, stream: int | None) -> PoolId:
+    def pool_id_of_request(self, stream: int | None) -> PoolId:
         """Return the pool of a request of this thread, on a stream or without one."""
         ...
 
@@ -155,7 +157,7 @@ class Holders(Protocol):
 class NoHolders:
     """Replaces Holders for an allocator without private pools."""
 
-    def pool_of(self, stream: int | None) -> PoolId:  # noqa: ARG002
+    def pool_id_of_request(self, stream: int | None) -> PoolId:  # noqa: ARG002
         return DEFAULT_POOL
 
     def is_held(self, pool_id: PoolId) -> bool:
@@ -168,19 +170,19 @@ class HostPool:
     The blocks in ``kept_for_graphs`` were freed, but a graph may use them whenever it runs.
     """
 
-    __slots__ = ("_stats", "id", "kept_for_graphs", "large", "pending", "reserve", "small")
+    __slots__ = ("_stats", "id", "kept_for_graphs", "large", "pending_frees", "reserve", "small")
 
-    def __init__(self, owner: PoolId, pending: PendingFrees, *, splits: bool) -> None:
-        self.id = owner
-        self.pending = pending
+    def __init__(self, pool_id: PoolId, pending_frees: PendingFrees, *, splits: bool) -> None:
+        self.id = pool_id
+        self.pending_frees = pending_frees
         self.kept_for_graphs: list[Block] = []
         # Statistics that the engine needs; users see the statistics of HostStats instead.
         self._stats = stats = PoolStats(BlockCounters(), Peaks(BlockCounters()))
-        self.large = self.small = self.reserve = BlockPool(owner, stats, small=False)
+        self.large = self.small = self.reserve = BlockPool(pool_id, stats, is_small=False)
         if splits:
-            self.small = BlockPool(owner, stats, small=True)
+            self.small = BlockPool(pool_id, stats, is_small=True)
             self.reserve = BlockPool(
-                owner, stats, small=True
+                pool_id, stats, is_small=True
             )  # The reserve serves all sizes, and its blocks are always split.
         else:
             self.large.no_split = True
@@ -192,7 +194,7 @@ class HostPool:
         return self.id != DEFAULT_POOL
 
     @property
-    def in_use(self) -> bool:
+    def is_in_use(self) -> bool:
         """Whether a block is allocated, pending, or kept for graphs."""
         return self._stats.active > 0
 
@@ -209,7 +211,7 @@ class HostPool:
         """Iterate over all blocks; a block that waits for several streams is repeated."""
         yield from self.kept_for_graphs
         yield from self.free_blocks()
-        yield from (block for _, block in self.pending.awaited_streams())
+        yield from (block for _, block in self.pending_frees.awaited_streams())
 
 
 class HostPools:
@@ -218,8 +220,8 @@ class HostPools:
     def __init__(self, make_pool: Callable[[PoolId], HostPool], holders: Holders) -> None:
         self._make_pool = make_pool
         self._holders = holders
-        self.default = make_pool(DEFAULT_POOL)
-        self._pools = {DEFAULT_POOL: self.default}
+        self.default_pool = make_pool(DEFAULT_POOL)
+        self._pools = {DEFAULT_POOL: self.default_pool}
 
     def __iter__(self) -> Iterator[HostPool]:
         """Iterate over all pools, the default pool first; private pools may be dropped meanwhile."""
@@ -231,7 +233,7 @@ class HostPools:
 
     def pool_of_request(self, stream: int | None) -> HostPool:
         """Return the pool of a request of this thread."""
-        pool_id = self._holders.pool_of(stream)
+        pool_id = self._holders.pool_id_of_request(stream)
         if pool_id not in self._pools:
             self._pools[pool_id] = self._make_pool(pool_id)
         return self._pools[pool_id]
@@ -240,10 +242,10 @@ class HostPools:
         """Return whether a pool has holders: it may get requests, or a graph may use its memory."""
         return self._holders.is_held(pool.id)
 
-    def unheld(self) -> list[HostPool]:
+    def pools_without_holders(self) -> list[HostPool]:
         """List the private pools without holders."""
         return [pool for pool in self if pool.is_private and not self.is_held(pool)]
 
-    def drop(self, pool: HostPool) -> None:
+    def drop_pool(self, pool: HostPool) -> None:
         """Drop a private pool without blocks."""
         del self._pools[pool.id]

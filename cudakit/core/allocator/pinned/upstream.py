@@ -28,10 +28,10 @@ class HostUpstream(EventSource, Protocol):
 
 
 @runtime_checkable
-class Registering(Protocol):
+class RegisteringUpstream(Protocol):
     """An upstream that can also pin memory after its allocation, which locks the driver for less time."""
 
-    def malloc_registered(self, size_bytes: int, threads: int) -> int: ...
+    def malloc_registered(self, size_bytes: int, thread_count: int) -> int: ...
 
 
 class HostMemoryDevice(Memory, Streams, Protocol):
@@ -48,42 +48,42 @@ class GpuHostUpstream(GpuEvents):
     def __init__(self, gpu: HostMemoryDevice) -> None:
         super().__init__(gpu)
         self._gpu = gpu
-        self._allocated: set[int] = set()
-        self._registered: set[int] = set()
+        self._allocated_addresses: set[int] = set()
+        self._registered_addresses: set[int] = set()
 
     def malloc(self, size_bytes: int) -> int:
         with self._gpu.relaxed():
             ptr = self._gpu.host_malloc(size_bytes, pinned=True)
-        self._allocated.add(ptr)
+        self._allocated_addresses.add(ptr)
         return ptr
 
-    def malloc_registered(self, size_bytes: int, threads: int) -> int:
+    def malloc_registered(self, size_bytes: int, thread_count: int) -> int:
         with self._gpu.relaxed():
             ptr = self._gpu.host_malloc(size_bytes, pinned=False)
             try:
-                self._gpu.host_register(ptr, threads=threads)
+                self._gpu.host_register(ptr, threads=thread_count)
             except BaseException:
                 self._gpu.host_free(ptr)
                 raise
-        self._registered.add(ptr)
-        self._allocated.add(ptr)
+        self._registered_addresses.add(ptr)
+        self._allocated_addresses.add(ptr)
         return ptr
 
     def free(self, ptr: int) -> None:
-        if ptr in self._registered:
+        if ptr in self._registered_addresses:
             self._gpu.host_unregister(Ptr(ptr))
-            self._registered.discard(ptr)
-        self._allocated.discard(ptr)
+            self._registered_addresses.discard(ptr)
+        self._allocated_addresses.discard(ptr)
         try:
             self._gpu.host_free(Ptr(ptr))
         except CudaError:
-            self._allocated.add(ptr)
+            self._allocated_addresses.add(ptr)
             raise
 
     def release_all(self) -> None:
         """Free all memory that this object allocated, in use or not; see GpuUpstream.release_all."""
         with suppress(CudaError), self._gpu.relaxed():
-            for ptr in list(self._allocated):
+            for ptr in list(self._allocated_addresses):
                 with suppress(CudaError):
                     self.free(ptr)
             self.destroy_events()
@@ -110,9 +110,16 @@ class Duration:
         self.total = self.count = 0
 
     def read(self, name: str) -> dict[str, int]:
-        average = self.total // self.count if self.count else 0
-        values = {"total": self.total, "max": self.max, "min": self.min, "count": self.count}
-        return {f"{name}.{key}": value for key, value in {**values, "avg": average}.items()}
+        average_us = self.total // self.count if self.count else 0
+        values_by_name = {
+            "total": self.total,
+            "max": self.max,
+            "min": self.min,
+            "count": self.count,
+        }
+        return {
+            f"{name}.{key}": value for key, value in {**values_by_name, "avg": average_us}.items()
+        }
 
 
 class HostStats:
@@ -124,7 +131,9 @@ class HostStats:
 
     def __init__(self) -> None:
         self.allocations, self.allocated_bytes = Stat(), Stat()
-        self.active: defaultdict[int, tuple[Stat, Stat]] = defaultdict(lambda: (Stat(), Stat()))
+        self.active_by_bin: defaultdict[int, tuple[Stat, Stat]] = defaultdict(
+            lambda: (Stat(), Stat())
+        )
         self.alloc_time, self.free_time = Duration(), Duration()
         self.num_rescues = 0  # Number of requests served only after waiting or releasing memory.
         # Number of frees that the driver refused; their memory stays cached.
@@ -133,14 +142,14 @@ class HostStats:
 
     def count_alloc(self, size: int) -> None:
         """Count an allocated block."""
-        count, total_bytes = self.active[bin_of(size)]
-        count.increase(1)
+        block_count, total_bytes = self.active_by_bin[bin_of(size)]
+        block_count.increase(1)
         total_bytes.increase(size)
 
     def count_free(self, size: int) -> None:
         """Count a block that is not used any more."""
-        count, total_bytes = self.active[bin_of(size)]
-        count.decrease(1)
+        block_count, total_bytes = self.active_by_bin[bin_of(size)]
+        block_count.decrease(1)
         total_bytes.decrease(size)
 
     def count_obtained(self, size: int) -> None:
@@ -156,17 +165,21 @@ class HostStats:
     def read(self) -> dict[str, int]:
         """Return the 28 numbers by name, in alphabetical order."""
         request_counts, size_totals = (
-            zip(*self.active.values(), strict=True) if self.active else ((), ())
+            zip(*self.active_by_bin.values(), strict=True) if self.active_by_bin else ((), ())
         )
-        numbers = {
+        numbers_by_name = {
             "num_host_alloc": self.allocations.allocated,
             "num_host_free": self.allocations.freed,
         }
-        numbers |= self.alloc_time.read("host_alloc_time") | self.free_time.read("host_free_time")
-        numbers |= _read("allocations", (self.allocations,))
-        numbers |= _read("allocated_bytes", (self.allocated_bytes,))
-        numbers |= _read("active_requests", request_counts) | _read("active_bytes", size_totals)
-        return dict(sorted(numbers.items()))
+        numbers_by_name |= self.alloc_time.read("host_alloc_time") | self.free_time.read(
+            "host_free_time"
+        )
+        numbers_by_name |= _read_sums("allocations", (self.allocations,))
+        numbers_by_name |= _read_sums("allocated_bytes", (self.allocated_bytes,))
+        numbers_by_name |= _read_sums("active_requests", request_counts) | _read_sums(
+            "active_bytes", size_totals
+        )
+        return dict(sorted(numbers_by_name.items()))
 
     def reset_peaks(self) -> None:
         """Set every peak to the current value (torch.cuda.reset_peak_host_memory_stats)."""
@@ -179,12 +192,12 @@ class HostStats:
             stat.reset_sums()
 
     def _all_statistics(self) -> list[Stat | Duration]:
-        active = [stat for pair in self.active.values() for stat in pair]
+        active_stats = [stat for pair in self.active_by_bin.values() for stat in pair]
         durations = [self.alloc_time, self.free_time]
-        return [self.allocations, self.allocated_bytes, *active, *durations]
+        return [self.allocations, self.allocated_bytes, *active_stats, *durations]
 
 
-def _read(name: str, stats: tuple[Stat, ...]) -> dict[str, int]:
+def _read_sums(name: str, stats: tuple[Stat, ...]) -> dict[str, int]:
     return {
         f"{name}.current": sum(stat.current for stat in stats),
         f"{name}.peak": sum(stat.peak for stat in stats),
@@ -209,24 +222,24 @@ class TimedSource:
 
     def malloc(self, size_bytes: int, stream: int = 0) -> int:  # noqa: ARG002
         """Take memory from the driver. Raises CudaError."""
-        begin = perf_counter_ns()
+        begin_ns = perf_counter_ns()
         ptr = self._malloc(size_bytes)
-        self._stats.alloc_time.add((perf_counter_ns() - begin) // 1000)
+        self._stats.alloc_time.add((perf_counter_ns() - begin_ns) // 1000)
         return ptr
 
     def free(self, ptr: int) -> None:
         """Return memory to the driver. Raises CudaError."""
-        begin = perf_counter_ns()
+        begin_ns = perf_counter_ns()
         try:
             self._upstream.free(ptr)
         except CudaError:
             self._stats.num_free_failures += 1
             raise
-        self._stats.free_time.add((perf_counter_ns() - begin) // 1000)
+        self._stats.free_time.add((perf_counter_ns() - begin_ns) // 1000)
 
     def _registering_malloc(self, threads: int) -> Callable[[int], int]:
         upstream = self._upstream
-        if not isinstance(upstream, Registering):
+        if not isinstance(upstream, RegisteringUpstream):
             raise Unsupported(
                 "this upstream cannot register host memory",
                 hint="omit pinned_use_cuda_host_register",

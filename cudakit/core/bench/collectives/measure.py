@@ -18,7 +18,7 @@ from cudakit.core.bench.result import (
 )
 from cudakit.core.bench.spec import NcclSpec
 from cudakit.core.bench.workloads.nccl import nccl_cases
-from cudakit.errors import InputError
+from cudakit.errors import InputError, Unsupported
 from cudakit.gpu.api import Gpu
 from cudakit.gpu.api.facts import NOT_QUERIED, Link, NvmlView
 from cudakit.gpu.api.run_context import RunContext
@@ -52,10 +52,16 @@ def measure_collectives(
     ranks = [from_plain(RankFacts, facts) for facts in group.request("describe")]
     check_ranks(ranks, simulated=gpu.simulated)
     versions = {"nccl": group.connect("nccl", host)[0]}
+    unsupported_baselines: dict[str, str] = {}  # Reason by library.
     for name in spec.baselines:
-        versions[name] = group.connect(name, host)[0]
+        try:
+            versions[name] = group.connect(name, host)[0]
+        except Unsupported as error:
+            unsupported_baselines[name] = error.message
     hosts = len({rank.host for rank in ranks})
-    cases = nccl_cases(spec, group, versions, simulated=gpu.simulated, hosts=hosts)
+    cases = nccl_cases(
+        spec, group, versions, unsupported_baselines, simulated=gpu.simulated, hosts=hosts
+    )
     check_fit(cases, min(rank.free_bytes for rank in ranks))
     result = run(
         spec,

@@ -9,6 +9,7 @@ from cudakit.core.bench.present.curves import sweeps
 from cudakit.core.bench.present.facts import machine_facts, title
 from cudakit.core.bench.present.graphs import graph_section
 from cudakit.core.bench.present.notes import notes
+from cudakit.core.bench.present.overlap import overlap_answers
 from cudakit.core.bench.present.roofline import roofline_section
 from cudakit.core.bench.present.spread import sample_section
 from cudakit.core.bench.present.targets import target_section
@@ -23,8 +24,8 @@ def present(result: BenchResult, *, detail: bool = False) -> Document:
     ``samples`` and ``device`` are for exports and charts.
     """
     cases = result.results
-    nodes: list[Node] = [result_columns(cases)]
-    if cases:
+    nodes: list[Node] = [result_columns(cases), *overlap_answers(result.overlaps)]
+    if cases and not result.overlaps:
         nodes.append(cases_table(cases))
     nodes += [
         *graph_section(result.graphs),

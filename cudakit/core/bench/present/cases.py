@@ -175,13 +175,13 @@ def _explain_peak(cases: Sequence[CaseResult]) -> str:
     """Describe the peak and its SM clock."""
     arithmetic_cases = [case for case in cases if case.operations and _has_peak(case)]
     if not arithmetic_cases:
-        return "Peak: the theoretical bandwidth of the memory or link."
-    roofline = "Peak: the roofline of arithmetic and memory"
+        return "% of peak: rate divided by the theoretical bandwidth of the memory or link."
+    roofline = "% of peak: rate divided by the roofline of arithmetic and memory"
     has_measured_clock = [_has_datasheet_peak(case) for case in arithmetic_cases]
     if not any(has_measured_clock):
         return f"{roofline} at the SM clock of the datasheet, because the clock was not measured."
     clock = "measured SM clock" if all(has_measured_clock) else "SM clock that was measured, if any"
-    return f"{roofline} at the {clock}; % of datasheet uses the datasheet's clock instead."
+    return f"{roofline} at the {clock}. % of datasheet: the same at the SM clock of the datasheet."
 
 
 def _has_peak(case: CaseResult) -> bool:

@@ -93,9 +93,9 @@ def _default_directions(mode: Mode | None) -> Iterator[str]:
 
 
 def _case(spec: CopySpec, copy: Copy, l2_bytes: int) -> Case:
-    locations, size_bytes = _locations(copy.direction), copy.size_bytes
-    buffers = locations.count("device")
-    bytes_moved = buffers * size_bytes
+    size_bytes = copy.size_bytes
+    bytes_moved = _locations(copy.direction).count("device") * size_bytes
+    device_buffers, host_buffers = count_buffers(copy.direction)
     cache = spec.cache or _default_cache(copy.direction, bytes_moved, l2_bytes)
     return Case(
         copy,
@@ -106,8 +106,21 @@ def _case(spec: CopySpec, copy: Copy, l2_bytes: int) -> Case:
             link="peer" if copy.access == "direct" else "host",
         ),
         size_bytes,
-        buffers + int(not set(locations).isdisjoint(_INACCESSIBLE)),
-        host_bytes=(locations.count("host") + locations.count("pageable")) * size_bytes,
+        device_buffers,
+        host_bytes=host_buffers * size_bytes,
+    )
+
+
+def count_buffers(direction: str) -> tuple[int, int]:
+    """Return the numbers of buffers in device memory and in host memory that a direction needs.
+
+    The verification needs a staging buffer in device memory for memory that kernels cannot access.
+    """
+    locations = _locations(direction)
+    staging_buffers = int(not set(locations).isdisjoint(_INACCESSIBLE))
+    return (
+        locations.count("device") + staging_buffers,
+        locations.count("host") + locations.count("pageable"),
     )
 
 

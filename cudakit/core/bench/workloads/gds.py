@@ -85,6 +85,7 @@ def _case(spec: GdsSpec, transfer: Transfer) -> Case:
         buffers=2,
         host_bytes=transfer.bytes_per_execution,
         baselines=(PosixTransfer(transfer),),
+        settings={"library": "cufile"},
     )
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from cudakit.core.bench.case import Case
 from cudakit.core.bench.collectives.group import RankGroup
@@ -33,13 +34,15 @@ def nccl_cases(
     spec: NcclSpec,
     group: RankGroup,
     versions: Mapping[str, str],
+    unsupported_baselines: Mapping[str, str] = MappingProxyType({}),
     *,
     simulated: bool,
     hosts: int = 1,
 ) -> tuple[Case, ...]:
     """Return a case per operation, data type, place and size.
 
-    ``versions`` are those of the libraries. Raises Unsupported if no operation can run in the given places.
+    ``versions`` are those of the libraries, ``unsupported_baselines`` the reasons why baselines cannot run.
+    Raises Unsupported if no operation can run in the given places.
     """
     ranks = len(group.channels)
     cases: dict[tuple[object, ...], Case] = {}
@@ -48,7 +51,8 @@ def nccl_cases(
         workload = CollectiveWorkload(group, collective, place, "nccl", versions["nccl"])
         # Small sizes may round to the same size.
         cases.setdefault(
-            tuple(workload.axes.values()), _case(spec, workload, versions, hosts=hosts)
+            tuple(workload.axes.values()),
+            _case(spec, workload, versions, unsupported_baselines, hosts=hosts),
         )
     if not cases:
         raise Unsupported(f"{' and '.join(spec.operations)} cannot run in place")
@@ -82,7 +86,12 @@ def _combinations(spec: NcclSpec, *, simulated: bool) -> Iterator[tuple[str, str
 
 
 def _case(
-    spec: NcclSpec, workload: CollectiveWorkload, versions: Mapping[str, str], *, hosts: int
+    spec: NcclSpec,
+    workload: CollectiveWorkload,
+    versions: Mapping[str, str],
+    unsupported_baselines: Mapping[str, str],
+    *,
+    hosts: int,
 ) -> Case:
     collective, ranks = workload.collective, workload.ranks
     return Case(
@@ -92,7 +101,12 @@ def _case(
         size_bytes=workload.size_bytes,
         buffers=_BUFFERS * (1 + len(spec.baselines)),
         baselines=tuple(
-            CollectiveWorkload(workload.group, collective, workload.place, name, versions[name])
+            replace(
+                workload,
+                library=name,
+                version=versions.get(name, ""),
+                reason_unsupported=unsupported_baselines.get(name, ""),
+            )
             for name in spec.baselines
         ),
     )
@@ -119,6 +133,7 @@ class CollectiveWorkload:
     place: str  # "in-place" or "out-of-place".
     library: str
     version: str  # Version of the library.
+    reason_unsupported: str = ""  # Reason why the library cannot run; "" if it can.
     name: str = field(default="nccl")
 
     @property
@@ -144,6 +159,8 @@ class CollectiveWorkload:
         }
 
     def prepare(self, gpu: Gpu, seed: int) -> PreparedCollective:  # noqa: ARG002 ranks have own devices
+        if self.reason_unsupported:
+            raise Unsupported(self.reason_unsupported)
         return PreparedCollective(self, seed)
 
 

@@ -49,21 +49,24 @@ _REPORTED_PACKAGES = (
 def diagnose(
     context: RunContext,
     *,
-    only: Collection[str] = (),
-    skip: Collection[str] = (),
-    deep: bool = False,
+    only_checks: Collection[str] = (),
+    skipped_checks: Collection[str] = (),
+    with_self_test: bool = False,
 ) -> DoctorResult:
-    """Run all checks, or those in ``only``, except those in ``skip``; ``deep`` adds the self-test.
+    """Run all checks, or those in ``only_checks``, except those in ``skipped_checks``.
 
-    Raises UsageError for an id that no check has, and for a check of the self-test without ``deep``.
+    ``with_self_test`` adds the self-test. Raises UsageError for an id that no check has, and for a check of
+    the self-test without ``with_self_test``.
     """
-    only, skip = selected_ids(only, skip, deep=deep)
-    themes = {**THEMES, **SELF_TEST} if deep else THEMES
+    only_checks, skipped_checks = selected_ids(
+        only_checks, skipped_checks, with_self_test=with_self_test
+    )
+    themes = {**THEMES, **SELF_TEST} if with_self_test else THEMES
     checks = tuple(
         _run_check(theme, check, context)
         for theme, checks_of_theme in themes.items()
         for check in checks_of_theme
-        if (not only or check.id in only) and check.id not in skip
+        if (not only_checks or check.id in only_checks) and check.id not in skipped_checks
     )
     counts = Counter(check.status for check in checks)
     return DoctorResult(
@@ -90,17 +93,20 @@ def _run_check(theme: str, check: Check, context: RunContext) -> CheckResult:
 
 
 def selected_ids(
-    only: Collection[str], skip: Collection[str], *, deep: bool
+    only_checks: Collection[str], skipped_checks: Collection[str], *, with_self_test: bool
 ) -> tuple[set[str], set[str]]:
-    """Return the full ids of the checks in ``only`` and of those in ``skip``.
+    """Return the full ids of the checks in ``only_checks`` and of those in ``skipped_checks``.
 
-    Raises UsageError for an id that no check has, for a self-test without ``deep``, and if no check is left.
+    Raises UsageError for an id that no check has, for a self-test without ``with_self_test``, and if no check
+    is left.
     """
-    only_ids, skip_ids = ({find_check(name).id for name in names} for names in (only, skip))
+    only_ids, skip_ids = (
+        {find_check(name).id for name in names} for names in (only_checks, skipped_checks)
+    )
     self_tests = {
         check.id for checks_of_theme in SELF_TEST.values() for check in checks_of_theme
     } & only_ids
-    if self_tests and not deep:
+    if self_tests and not with_self_test:
         raise UsageError(
             f"{', '.join(sorted(self_tests))} uses the GPU", hint="add --deep to allow that"
         )
@@ -143,9 +149,9 @@ def versions(context: RunContext) -> dict[str, str]:
 
 
 def _driver_text(context: RunContext) -> str | None:
-    module = context.driver.module
-    if module:
-        return f"{module.version} ({'open' if module.is_open else 'proprietary'} kernel module)"
+    kernel_module = context.driver.module
+    if kernel_module:
+        return f"{kernel_module.version} ({'open' if kernel_module.is_open else 'proprietary'} kernel module)"
     version = None if isinstance(context.nvml, Unavailable) else context.nvml.driver_version
     return version if isinstance(version, str) else None
 
@@ -153,23 +159,25 @@ def _driver_text(context: RunContext) -> str | None:
 def _package_versions(context: RunContext) -> dict[str, str]:
     if isinstance(context.software.distributions, Unavailable):
         return {}
-    installed = {
+    installed_versions = {
         package.name: package.version for package in reversed(context.software.distributions)
     }
-    return {name: installed[name] for name in _REPORTED_PACKAGES if name in installed}
+    return {
+        name: installed_versions[name] for name in _REPORTED_PACKAGES if name in installed_versions
+    }
 
 
 def _device_line(device: DeviceFacts) -> DeviceLine:
-    def text(name: str) -> str | Unavailable:
-        value = device.fields.get(name, Unavailable("not known"))
-        return value if isinstance(value, (str, Unavailable)) else str(value)
+    def field_text(name: str) -> str | Unavailable:
+        field_value = device.fields.get(name, Unavailable("not known"))
+        return field_value if isinstance(field_value, (str, Unavailable)) else str(field_value)
 
-    memory = device.fields.get("memory_total_bytes", device.fields.get("usable_memory_bytes"))
+    memory_bytes = device.fields.get("memory_total_bytes", device.fields.get("usable_memory_bytes"))
     return DeviceLine(
         index=device.index,
-        name=text("name"),
+        name=field_text("name"),
         uuid=device.uuid,
         pci_bus_id=device.pci_bus_id,
-        compute_capability=text("compute_capability"),
-        memory_bytes=memory if isinstance(memory, int) else Unavailable("not known"),
+        compute_capability=field_text("compute_capability"),
+        memory_bytes=memory_bytes if isinstance(memory_bytes, int) else Unavailable("not known"),
     )

@@ -66,29 +66,29 @@ class NotCheckable(Exception):
     """Raised if a fact that a check needs is missing; the message is the reason."""
 
 
-def require(fact: _T | Unavailable, reason: str = "") -> _T:
+def require_fact(fact: _T | Unavailable, reason: str = "") -> _T:
     """Return an available fact. Raises NotCheckable with ``reason``, or else with the fact's reason."""
     if isinstance(fact, Unavailable):
         raise NotCheckable(reason or fact.reason)
     return fact
 
 
-def ok(summary: str, evidence: Mapping[str, str] | None = None) -> Finding:
+def ok_finding(summary: str, evidence: Mapping[str, str] | None = None) -> Finding:
     """Return a finding with status OK."""
     return Finding(Status.OK, summary, evidence or {})
 
 
-def warn(summary: str, evidence: Mapping[str, str] | None = None, *fix: str) -> Finding:
+def warn_finding(summary: str, evidence: Mapping[str, str] | None = None, *fix: str) -> Finding:
     """Return a finding with status WARN."""
     return Finding(Status.WARN, summary, evidence or {}, fix)
 
 
-def fail(summary: str, evidence: Mapping[str, str] | None = None, *fix: str) -> Finding:
+def fail_finding(summary: str, evidence: Mapping[str, str] | None = None, *fix: str) -> Finding:
     """Return a finding with status FAIL."""
     return Finding(Status.FAIL, summary, evidence or {}, fix)
 
 
-def combine(findings: Iterable[Finding], *, otherwise: Finding) -> Finding:
+def combine_findings(findings: Iterable[Finding], *, otherwise: Finding) -> Finding:
     """Join the findings that are not OK, the worst first. Return ``otherwise`` if all findings are OK."""
     problems = sorted(
         (finding for finding in findings if finding.status is not Status.OK),
@@ -104,9 +104,9 @@ def combine(findings: Iterable[Finding], *, otherwise: Finding) -> Finding:
     )
 
 
-def count_of(number: int, noun: str) -> str:
+def count_of(count: int, noun: str) -> str:
     """Return a number with its noun: ``1 GPU``, ``2 GPUs``."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 # --- the result ------------------------------------------------------------------------------------

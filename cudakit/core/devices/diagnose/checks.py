@@ -90,9 +90,11 @@ def checks_by_id() -> dict[str, Check]:
 def id_ranges() -> str:
     """Return the ids of all checks as ranges: ``CK001 to CK037, CK041 to CK044``."""
     ranges: list[list[int]] = []
-    for number in sorted(int(check_id.removeprefix("CK")) for check_id in checks_by_id()):
-        if ranges and number == ranges[-1][-1] + 1:
-            ranges[-1].append(number)
+    for check_number in sorted(int(check_id.removeprefix("CK")) for check_id in checks_by_id()):
+        if ranges and check_number == ranges[-1][-1] + 1:
+            ranges[-1].append(check_number)
         else:
-            ranges.append([number])
-    return ", ".join(f"CK{numbers[0]:03} to CK{numbers[-1]:03}" for numbers in ranges)
+            ranges.append([check_number])
+    return ", ".join(
+        f"CK{number_range[0]:03} to CK{number_range[-1]:03}" for number_range in ranges
+    )

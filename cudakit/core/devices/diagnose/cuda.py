@@ -6,10 +6,10 @@ from cudakit.core.devices.diagnose.check import (
     Finding,
     NotCheckable,
     count_of,
-    fail,
-    ok,
-    require,
-    warn,
+    fail_finding,
+    ok_finding,
+    require_fact,
+    warn_finding,
 )
 from cudakit.core.devices.diagnose.driver import (
     cuda_text,
@@ -17,7 +17,7 @@ from cudakit.core.devices.diagnose.driver import (
     require_driver,
     require_nvml,
 )
-from cudakit.core.devices.match import match
+from cudakit.core.devices.match import match_devices
 from cudakit.core.devices.visible_devices import VARIABLE, visibility
 from cudakit.gpu.api.run_context import RunContext
 from cudakit.units import Unavailable
@@ -57,17 +57,20 @@ def cuda_starts(context: RunContext) -> Finding:
         raise NotCheckable(f"{VARIABLE} hides every device (CK014)")
     if cuda.error is not None:
         require_driver(context)
-        code, name, text = cuda.error
-        fix = _ADDRESS_SPACE_FIX_REMEDY if code == _OUT_OF_MEMORY else context.cuda_remedy
-        return fail(f"cuInit fails with {name} ({code}): {text}", evidence, *filter(None, [fix]))
+        error_code, error_name, error_text = cuda.error
+        fix = _ADDRESS_SPACE_FIX_REMEDY if error_code == _OUT_OF_MEMORY else context.cuda_remedy
+        summary = f"cuInit fails with {error_name} ({error_code}): {error_text}"
+        return fail_finding(summary, evidence, *filter(None, [fix]))
     if not cuda.devices:
-        return fail("CUDA starts but finds no device", evidence, _NO_DEVICE_REMEDY)
-    return ok(f"CUDA {version} starts and sees {count_of(len(cuda.devices), 'device')}", evidence)
+        return fail_finding("CUDA starts but finds no device", evidence, _NO_DEVICE_REMEDY)
+    return ok_finding(
+        f"CUDA {version} starts and sees {count_of(len(cuda.devices), 'device')}", evidence
+    )
 
 
 def _unanswered_query(context: RunContext, reason: str) -> Finding:
     if "cannot be loaded" not in reason:
-        return fail(
+        return fail_finding(
             f"the query of the CUDA driver failed: {reason}",
             {},
             "sudo dmesg | grep -iE 'nvrm|xid' | tail",
@@ -77,7 +80,7 @@ def _unanswered_query(context: RunContext, reason: str) -> Finding:
         if context.host.container
         else "install the driver's CUDA library (libcuda.so.1) in the version of the kernel module"
     )
-    return fail("libcuda.so.1 cannot be loaded", {"loader": reason}, fix)
+    return fail_finding("libcuda.so.1 cannot be loaded", {"loader": reason}, fix)
 
 
 def visible_devices(context: RunContext) -> Finding:
@@ -89,30 +92,31 @@ def visible_devices(context: RunContext) -> Finding:
     only with CUDA_DEVICE_ORDER=PCI_BUS_ID. Source: CUDA Programming Guide, CUDA Environment Variables.
     """
     cuda = context.cuda
-    value = (
+    visible_devices_value = (
         context.variables.get(VARIABLE) if isinstance(cuda, Unavailable) else cuda.visible_devices
     )
-    if value is None:
-        return ok(f"{VARIABLE} is not set: every device is visible")
+    if visible_devices_value is None:
+        return ok_finding(f"{VARIABLE} is not set: every device is visible")
     if isinstance(cuda, Unavailable) or not cuda.order:
         raise NotCheckable(f"CUDA sees no device with any value of {VARIABLE} (CK005)")
-    visibility_of_value = visibility(value, cuda.order)
+    visibility_of_value = visibility(visible_devices_value, cuda.order)
     evidence = {
-        VARIABLE: value or "(empty)",
+        VARIABLE: visible_devices_value or "(empty)",
         "visible devices": f"{len(visibility_of_value.visible)} of {len(cuda.order)}",
     }
     notes = "; ".join(visibility_of_value.notes)
     if not visibility_of_value.visible:
-        return fail(
+        return fail_finding(
             f"no device is visible: {notes}",
             evidence,
             f"unset {VARIABLE}",
             "or select a device: cudakit devices --select",
         )
     if notes:
-        return warn(notes, evidence, f"use UUIDs: export {VARIABLE}={cuda.order[0][:12]}")
-    return ok(
-        f"{VARIABLE}={value}: {len(visibility_of_value.visible)} of {len(cuda.order)} devices are visible",
+        return warn_finding(notes, evidence, f"use UUIDs: export {VARIABLE}={cuda.order[0][:12]}")
+    return ok_finding(
+        f"{VARIABLE}={visible_devices_value}: {len(visibility_of_value.visible)} of {len(cuda.order)}"
+        " devices are visible",
         evidence,
     )
 
@@ -126,7 +130,7 @@ def device_order(context: RunContext) -> Finding:
     """
     device_order_value = context.variables.get(_ORDER_VARIABLE)
     if device_order_value is not None and device_order_value not in _VALID_ORDERS:
-        return warn(
+        return warn_finding(
             f"{_ORDER_VARIABLE}={device_order_value} is not valid, so CUDA ignores it",
             {_ORDER_VARIABLE: device_order_value},
             f"export {_ORDER_VARIABLE}=PCI_BUS_ID",
@@ -134,27 +138,29 @@ def device_order(context: RunContext) -> Finding:
     cuda = context.cuda
     if isinstance(cuda, Unavailable) or not cuda.devices:
         raise NotCheckable("CUDA sees no device (CK005)")
-    matched_devices = match(require_nvml(context), cuda)
+    matched_devices = match_devices(require_nvml(context), cuda)
     device_pairs = [
         (device.cuda, device.nvml)
         for device in matched_devices
-        if device.cuda and not device.hidden
+        if device.cuda and not device.is_hidden
     ]
-    nvml_by_cuda = {
+    nvml_index_by_cuda_index = {
         cuda_device.index: nvml_device.index
         for cuda_device, nvml_device in device_pairs
         if nvml_device
     }
     evidence = {
-        f"cuda:{cuda_device}": f"GPU {nvml_by_cuda[cuda_device]} of nvidia-smi"
-        for cuda_device in sorted(nvml_by_cuda)
+        f"cuda:{cuda_device}": f"GPU {nvml_index_by_cuda_index[cuda_device]} of nvidia-smi"
+        for cuda_device in sorted(nvml_index_by_cuda_index)
     }
-    nvml_indices = [nvml_by_cuda[cuda_device] for cuda_device in sorted(nvml_by_cuda)]
+    nvml_indices = [
+        nvml_index_by_cuda_index[cuda_device] for cuda_device in sorted(nvml_index_by_cuda_index)
+    ]
     if nvml_indices == sorted(nvml_indices):
-        return ok("CUDA and nvidia-smi number the devices in the same order", evidence)
+        return ok_finding("CUDA and nvidia-smi number the devices in the same order", evidence)
     if cuda.visible_devices:
-        return ok(f"CUDA numbers the devices in the order of {VARIABLE}", evidence)
-    return warn(
+        return ok_finding(f"CUDA numbers the devices in the order of {VARIABLE}", evidence)
+    return warn_finding(
         "CUDA and nvidia-smi number the devices in different orders",
         evidence,
         f"export {_ORDER_VARIABLE}=PCI_BUS_ID",
@@ -198,13 +204,15 @@ def copy_step(context: RunContext) -> Finding:
     return _check_step(context, "copy", "copies to the GPU and back are correct")
 
 
-def _check_step(context: RunContext, name: str, success: str) -> Finding:
+def _check_step(context: RunContext, step_name: str, success: str) -> Finding:
     """Return the finding of one step of the self-test."""
     require_driver(context)
-    step = next((result for result in require(context.self_test) if result.name == name), None)
-    if step is None:
+    steps = require_fact(context.self_test)
+    self_test_step = next((step for step in steps if step.name == step_name), None)
+    if self_test_step is None:
         raise NotCheckable("an earlier step of the self-test failed")
-    if step.error:
-        return fail(step.error, step.details, *filter(None, [step.hint]))
-    details = ", ".join(dict.fromkeys(step.details.values()))
-    return ok(f"{success} ({details})" if details else success, step.details)
+    if self_test_step.error:
+        hints = filter(None, [self_test_step.hint])
+        return fail_finding(self_test_step.error, self_test_step.details, *hints)
+    details = ", ".join(dict.fromkeys(self_test_step.details.values()))
+    return ok_finding(f"{success} ({details})" if details else success, self_test_step.details)

@@ -9,10 +9,10 @@ from cudakit.core.devices.diagnose.check import (
     NotCheckable,
     Status,
     count_of,
-    fail,
-    ok,
-    require,
-    warn,
+    fail_finding,
+    ok_finding,
+    require_fact,
+    warn_finding,
 )
 from cudakit.gpu.api.facts import NvmlView
 from cudakit.gpu.api.run_context import RunContext
@@ -37,15 +37,15 @@ def driver_loaded(context: RunContext) -> Finding:
     """
     module = context.driver.module
     if module:
-        kind = "open" if module.is_open else "proprietary"
-        return ok(f"driver {module.version} is loaded ({kind} kernel module)")
+        module_kind = "open" if module.is_open else "proprietary"
+        return ok_finding(f"driver {module.version} is loaded ({module_kind} kernel module)")
     version = answering_driver(context)
     if version:
         explanation = "" if context.simulated else " (/proc/driver/nvidia is hidden here)"
-        return ok(f"driver {version} answers{explanation}")
+        return ok_finding(f"driver {version} answers{explanation}")
     if context.host.is_wsl:
         return _unanswered_in_wsl(context)
-    return _not_loaded(context)
+    return _driver_not_loaded(context)
 
 
 def answering_driver(context: RunContext) -> str | None:
@@ -60,7 +60,7 @@ def answering_driver(context: RunContext) -> str | None:
 
 def require_nvml(context: RunContext) -> NvmlView:
     """Return the query result of NVML. Raises NotCheckable if NVML does not answer, which CK003 reports."""
-    return require(context.nvml, "NVML does not answer (CK003)")
+    return require_fact(context.nvml, "NVML does not answer (CK003)")
 
 
 def require_driver(context: RunContext) -> None:
@@ -69,7 +69,7 @@ def require_driver(context: RunContext) -> None:
         raise NotCheckable("the driver is not loaded (CK001)")
 
 
-def _not_loaded(context: RunContext) -> Finding:
+def _driver_not_loaded(context: RunContext) -> Finding:
     gpus = context.driver.pci_gpus
     evidence = {"/proc/driver/nvidia/version": "not found"}
     if gpus:
@@ -77,7 +77,7 @@ def _not_loaded(context: RunContext) -> Finding:
             f"{gpu.address} ({gpu.driver or 'no driver'})" for gpu in gpus
         )
     if any(gpu.driver == "nouveau" for gpu in gpus) or context.driver.nouveau_loaded:
-        return fail(
+        return fail_finding(
             "the GPU uses the nouveau driver, which does not support CUDA",
             evidence,
             *_install_fixes(context.host.distribution_id),
@@ -85,9 +85,9 @@ def _not_loaded(context: RunContext) -> Finding:
             "update the initramfs and reboot",
         )
     if gpus:
-        return _module_missing(context, evidence)
+        return _missing_module_finding(context, evidence)
     evidence["PCI bus"] = "no NVIDIA GPU"
-    return fail(
+    return fail_finding(
         "no NVIDIA GPU and no NVIDIA driver found",
         evidence,
         "use a machine with a GPU, or pass the GPU through to this virtual machine",
@@ -95,17 +95,17 @@ def _not_loaded(context: RunContext) -> Finding:
     )
 
 
-def _module_missing(context: RunContext, evidence: dict[str, str]) -> Finding:
+def _missing_module_finding(context: RunContext, evidence: dict[str, str]) -> Finding:
     kernel_release = context.host.kernel or "?"
     evidence["kernel"] = kernel_release
     if context.host.container:
-        return fail(
+        return fail_finding(
             "the NVIDIA driver is not loaded on the host",
             evidence,
             "load or install the driver on the host; a container cannot do that",
         )
     if not context.driver.module_installed:
-        return fail(
+        return fail_finding(
             f"no NVIDIA kernel module is installed for kernel {kernel_release}",
             evidence,
             *_install_fixes(context.host.distribution_id),
@@ -117,7 +117,7 @@ def _module_missing(context: RunContext, evidence: dict[str, str]) -> Finding:
         signing_fix = (
             "enroll the key that signs the module (mokutil --import), or turn Secure Boot off",
         )
-    return fail(
+    return fail_finding(
         "the NVIDIA kernel module is installed but not loaded",
         evidence,
         "sudo modprobe nvidia && sudo dmesg | grep -i nvrm | tail",
@@ -126,13 +126,13 @@ def _module_missing(context: RunContext, evidence: dict[str, str]) -> Finding:
 
 
 def _unanswered_in_wsl(context: RunContext) -> Finding:
-    file_exists = {
+    exists_by_path = {
         "/dev/dxg": any(node.path == "/dev/dxg" for node in context.driver.device_nodes),
         "/usr/lib/wsl/lib/libcuda.so.1": context.driver.wsl_libcuda,
     }
-    return fail(
+    return fail_finding(
         "the Windows driver does not answer in WSL",
-        {path: "present" if exists else "not found" for path, exists in file_exists.items()},
+        {path: "present" if exists else "not found" for path, exists in exists_by_path.items()},
         "install the NVIDIA driver in Windows (never in WSL), then run in PowerShell: "
         "wsl --update; wsl --shutdown",
     )
@@ -156,15 +156,17 @@ def nvml_answers(context: RunContext) -> Finding:
     versions (CK004); or the container has lost its device nodes, and NVML returns Unknown Error (CK002).
     """
     if not isinstance(context.nvml, Unavailable):
-        count = sum(device.parent is None for device in context.nvml.devices)
+        gpu_count = sum(device.parent is None for device in context.nvml.devices)
         version = context.nvml.nvml_version
         version_text = "" if isinstance(version, Unavailable) else f" {version}"
-        return ok(f"NVML{version_text} answers and sees {count_of(count, 'GPU')}")
+        return ok_finding(f"NVML{version_text} answers and sees {count_of(gpu_count, 'GPU')}")
     require_driver(context)
     reason = context.nvml.reason
     if context.host.is_jetson:
-        return ok("NVML does not answer, which is normal on this Jetson", {"NVML": reason})
-    return fail(f"NVML does not answer: {reason}", {}, *_nvml_fixes(context, reason.lower()))
+        return ok_finding("NVML does not answer, which is normal on this Jetson", {"NVML": reason})
+    return fail_finding(
+        f"NVML does not answer: {reason}", {}, *_nvml_fixes(context, reason.lower())
+    )
 
 
 def _nvml_fixes(context: RunContext, reason: str) -> tuple[str, ...]:
@@ -189,7 +191,7 @@ def versions_agree(context: RunContext) -> Finding:
     versions = {
         "kernel module": module.version if module else None,
         "libnvidia-ml": nvml_library_version(context),
-        "libcuda": None if _is_compat(context) else libcuda_version(context),
+        "libcuda": None if _is_cuda_compat(context) else libcuda_version(context),
     }
     known_versions = {component: version for component, version in versions.items() if version}
     if len(known_versions) < 2:
@@ -198,10 +200,10 @@ def versions_agree(context: RunContext) -> Finding:
     if len(set(known_versions.values())) == 1:
         components = list(known_versions)
         part_names = f"{', '.join(components[:-1])} and {components[-1]}"
-        return ok(
+        return ok_finding(
             f"{part_names} have the same version, {known_versions[components[0]]}", known_versions
         )
-    return fail(
+    return fail_finding(
         "parts of the driver have different versions: "
         + ", ".join(f"{component} {version}" for component, version in known_versions.items()),
         known_versions,
@@ -211,7 +213,7 @@ def versions_agree(context: RunContext) -> Finding:
     )
 
 
-def _is_compat(context: RunContext) -> bool:
+def _is_cuda_compat(context: RunContext) -> bool:
     return "compat" in (libcuda_path(context) or "")
 
 
@@ -230,34 +232,36 @@ def libcuda_origin(context: RunContext) -> Finding:
         raise NotCheckable("no libcuda was found (CK005)")
     evidence = {"libcuda": path, **_other_copies(context, path)}
     if "/stubs/" in path:
-        return fail(
+        return fail_finding(
             "the stub libcuda is loaded, which cannot run any program",
             evidence,
             _remove_from_path("stubs"),
         )
     if "compat" in path:
         return _check_compat(context, path, evidence)
-    return ok(f"libcuda belongs to the driver: {path}", evidence)
+    return ok_finding(f"libcuda belongs to the driver: {path}", evidence)
 
 
 def _check_compat(context: RunContext, path: str, evidence: dict[str, str]) -> Finding:
     libcuda, module = libcuda_version(context), context.driver.module
     evidence |= {"kernel module": module.version if module else "?"}
-    code = context.cuda_error
-    if code in (803, 804):
-        reason = "this GPU does not support it" if code == 804 else "it does not suit this driver"
-        return fail(
-            f"libcuda comes from cuda-compat, but {reason} ({code})",
+    error_code = context.cuda_error
+    if error_code in (803, 804):
+        reason = (
+            "this GPU does not support it" if error_code == 804 else "it does not suit this driver"
+        )
+        return fail_finding(
+            f"libcuda comes from cuda-compat, but {reason} ({error_code})",
             evidence,
             _remove_from_path("compat"),
         )
     if libcuda and module and version_numbers(libcuda) < version_numbers(module.version):
-        return warn(
+        return warn_finding(
             f"libcuda {libcuda} of cuda-compat is older than driver {module.version} and hides its CUDA",
             evidence,
             _remove_from_path("compat"),
         )
-    return ok(f"libcuda comes from cuda-compat (forward compatibility): {path}", evidence)
+    return ok_finding(f"libcuda comes from cuda-compat (forward compatibility): {path}", evidence)
 
 
 def _remove_from_path(directory: str) -> str:
@@ -270,12 +274,12 @@ def _remove_from_path(directory: str) -> str:
 def _other_copies(context: RunContext, path: str) -> dict[str, str]:
     if isinstance(context.software.libraries, Unavailable):
         return {}
-    copies = [
+    library_copies = [
         library
         for library in context.software.libraries
         if library.soname == "libcuda.so.1" and library.real != path
     ]
-    paths = dict.fromkeys(library.real for library in copies)
+    paths = dict.fromkeys(library.real for library in library_copies)
     return {"other copies": ", ".join(paths)} if paths else {}
 
 
@@ -313,10 +317,10 @@ def version_in_name(path: str) -> str | None:
 
 def _first_copy_path(context: RunContext, soname: str) -> str | None:
     """Return the path of the copy of a library that the dynamic loader would load, or None."""
-    copies = (
+    library_copies = (
         () if isinstance(context.software.libraries, Unavailable) else context.software.libraries
     )
-    return next((library.real for library in copies if library.soname == soname), None)
+    return next((library.real for library in library_copies if library.soname == soname), None)
 
 
 def driver_cuda(context: RunContext) -> tuple[int, int] | None:

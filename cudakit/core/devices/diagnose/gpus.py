@@ -6,7 +6,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from cudakit.core.devices.diagnose.check import Finding, NotCheckable, Status, combine, ok
+from cudakit.core.devices.diagnose.check import (
+    Finding,
+    NotCheckable,
+    Status,
+    combine_findings,
+    ok_finding,
+)
 from cudakit.core.devices.diagnose.driver import require_nvml
 from cudakit.gpu.api.facts import DeviceFacts, Field, Telemetry
 from cudakit.gpu.api.run_context import RunContext
@@ -24,26 +30,31 @@ class GpuState:
     def label(self) -> str:
         return f"GPU {self.facts.index}"
 
-    def number(self, name: str) -> float | None:
-        value = self.fields.get(name)
-        return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+    def number_field(self, name: str) -> float | None:
+        field_value = self.fields.get(name)
+        if isinstance(field_value, bool) or not isinstance(field_value, (int, float)):
+            return None
+        return field_value
 
-    def text(self, name: str) -> str | None:
-        value = self.fields.get(name)
-        return value if isinstance(value, str) else None
+    def text_field(self, name: str) -> str | None:
+        field_value = self.fields.get(name)
+        return field_value if isinstance(field_value, str) else None
 
-    def flag(self, name: str) -> bool | None:
-        value = self.fields.get(name)
-        return value if isinstance(value, bool) else None
+    def flag_field(self, name: str) -> bool | None:
+        field_value = self.fields.get(name)
+        return field_value if isinstance(field_value, bool) else None
 
-    def texts(self, name: str) -> tuple[str, ...] | None:
-        value = self.fields.get(name)
-        return tuple(map(str, value)) if isinstance(value, tuple) else None
+    def text_list_field(self, name: str) -> tuple[str, ...] | None:
+        field_value = self.fields.get(name)
+        return tuple(map(str, field_value)) if isinstance(field_value, tuple) else None
 
-    def has(self, *names: str) -> bool:
+    def has_any_field(self, *names: str) -> bool:
         """Return whether NVML reported a value for at least one of the named fields."""
-        values = (self.fields.get(name) for name in names)
-        return any(value is not None and not isinstance(value, Unavailable) for value in values)
+        field_values = (self.fields.get(name) for name in names)
+        return any(
+            field_value is not None and not isinstance(field_value, Unavailable)
+            for field_value in field_values
+        )
 
 
 def gpu_states(context: RunContext) -> tuple[GpuState, ...]:
@@ -67,7 +78,7 @@ def evidence_of(
 ) -> dict[str, str]:
     """Return the description of each GPU by the GPU's label; GPUs without a description are left out."""
     descriptions = {gpu.label: describe(gpu) for gpu in gpus}
-    return {label: text for label, text in descriptions.items() if text}
+    return {label: description for label, description in descriptions.items() if description}
 
 
 def names_of(gpus: Sequence[GpuState]) -> str:
@@ -108,7 +119,7 @@ class GpuRule:
                 self.status,
                 self.message.format(**placeholders),
                 evidence_of(affected_gpus, self.describe),
-                tuple(line.format(**placeholders) for line in self.fix),
+                tuple(remedy.format(**placeholders) for remedy in self.fix),
             )
 
 
@@ -126,4 +137,4 @@ def check_gpus(
     """
     findings = (finding for rule in rules for finding in rule.findings(gpus))
     summary = summary_if_ok if gpus else without_gpus or summary_if_ok
-    return combine(findings, otherwise=ok(summary, evidence_of(gpus, describe)))
+    return combine_findings(findings, otherwise=ok_finding(summary, evidence_of(gpus, describe)))

@@ -21,18 +21,19 @@ _ECC_AGGREGATE = (
 
 
 def _sum_of_fields(gpu: GpuState, names: tuple[str, ...]) -> int:
-    return int(sum(gpu.number(name) or 0 for name in names))
+    return int(sum(gpu.number_field(name) or 0 for name in names))
 
 
 def _ecc_counts(gpu: GpuState) -> str:
-    volatile, aggregate = _sum_of_fields(gpu, _ECC_VOLATILE), _sum_of_fields(gpu, _ECC_AGGREGATE)
-    return f"{volatile} since driver load, {aggregate} in total"
+    volatile_errors = _sum_of_fields(gpu, _ECC_VOLATILE)
+    aggregate_errors = _sum_of_fields(gpu, _ECC_AGGREGATE)
+    return f"{volatile_errors} since driver load, {aggregate_errors} in total"
 
 
 ECC_RULES = (
     GpuRule(
         Status.FAIL,
-        lambda gpu: gpu.flag("ecc_sram_threshold_exceeded"),
+        lambda gpu: gpu.flag_field("ecc_sram_threshold_exceeded"),
         "{gpus}: the number of SRAM errors exceeds the limit for replacement",
         ("run the vendor's field diagnostic and replace the GPU",),
         _ecc_counts,
@@ -61,7 +62,9 @@ def memory_errors(context: RunContext) -> Finding:
     An uncorrectable error since driver load means that programs or results were lost; after a DRAM error
     the GPU remaps the memory row (CK028). GeForce GPUs have no ECC, or ECC is off.
     """
-    gpus = [gpu for gpu in gpu_states(context) if gpu.has(*_ECC_VOLATILE, *_ECC_AGGREGATE)]
+    gpus = [
+        gpu for gpu in gpu_states(context) if gpu.has_any_field(*_ECC_VOLATILE, *_ECC_AGGREGATE)
+    ]
     return check_gpus(
         gpus,
         ECC_RULES,
@@ -72,19 +75,24 @@ def memory_errors(context: RunContext) -> Finding:
 
 
 def _repair_counts(gpu: GpuState) -> str | None:
-    remapped = gpu.number("remapped_rows_correctable"), gpu.number("remapped_rows_uncorrectable")
-    if None not in remapped:
-        return f"{sum(int(rows or 0) for rows in remapped)} rows remapped"
-    retired_pages = gpu.number("retired_pages_single_bit"), gpu.number("retired_pages_double_bit")
+    remapped_rows = tuple(
+        gpu.number_field(f"remapped_rows_{kind}") for kind in ("correctable", "uncorrectable")
+    )
+    if None not in remapped_rows:
+        return f"{sum(int(row_count or 0) for row_count in remapped_rows)} rows remapped"
+    retired_pages = (
+        gpu.number_field("retired_pages_single_bit"),
+        gpu.number_field("retired_pages_double_bit"),
+    )
     return (
         None
         if None in retired_pages
-        else f"{sum(int(pages or 0) for pages in retired_pages)} pages retired"
+        else f"{sum(int(page_count or 0) for page_count in retired_pages)} pages retired"
     )
 
 
 def _recovery_action(gpu: GpuState) -> str | None:
-    return gpu.text("recovery_action")
+    return gpu.text_field("recovery_action")
 
 
 _RESET_FIX = (
@@ -94,14 +102,14 @@ _PENDING_REPAIRS = ("remapped_rows_pending", "retired_pages_pending", "repair_ch
 REPAIR_RULES = (
     GpuRule(
         Status.FAIL,
-        lambda gpu: gpu.flag("remapped_rows_failed") or gpu.flag("unrepairable_memory"),
+        lambda gpu: gpu.flag_field("remapped_rows_failed") or gpu.flag_field("unrepairable_memory"),
         "{gpus}: defective memory could not be replaced: no spare rows are left",
         ("replace the GPU",),
         _repair_counts,
     ),
     GpuRule(
         Status.WARN,
-        lambda gpu: any(gpu.flag(name) for name in _PENDING_REPAIRS),
+        lambda gpu: any(gpu.flag_field(name) for name in _PENDING_REPAIRS),
         "{gpus}: defective memory is still in use until the next reset",
         (_RESET_FIX,),
         _repair_counts,
@@ -144,7 +152,7 @@ _THROTTLING_REASONS = (
 
 
 def _is_below_maximum(gpu: GpuState, name: str) -> bool:
-    current_value, maximum_value = gpu.number(name), gpu.number(f"{name}_max")
+    current_value, maximum_value = gpu.number_field(name), gpu.number_field(f"{name}_max")
     return (
         current_value is not None
         and maximum_value is not None
@@ -153,16 +161,16 @@ def _is_below_maximum(gpu: GpuState, name: str) -> bool:
 
 
 def _is_busy(gpu: GpuState) -> bool:
-    return (gpu.number("utilization_gpu_percent") or 0) >= _MIN_BUSY_PERCENT
+    return (gpu.number_field("utilization_gpu_percent") or 0) >= _MIN_BUSY_PERCENT
 
 
 def _link_text(gpu: GpuState) -> str:
-    def text(name: str) -> str:
-        number = gpu.number(name)
-        return "?" if number is None else f"{number:g}"
+    def field_text(name: str) -> str:
+        field_number = gpu.number_field(name)
+        return "?" if field_number is None else f"{field_number:g}"
 
-    current_link = f"generation {text('pcie_generation')} x{text('pcie_width')}"
-    maximum_link = f"generation {text('pcie_generation_max')} x{text('pcie_width_max')}"
+    current_link = f"generation {field_text('pcie_generation')} x{field_text('pcie_width')}"
+    maximum_link = f"generation {field_text('pcie_generation_max')} x{field_text('pcie_width_max')}"
     return f"{current_link}, maximum {maximum_link}, {'busy' if _is_busy(gpu) else 'idle'}"
 
 
@@ -191,24 +199,26 @@ def pcie_links(context: RunContext) -> Finding:
     number of lanes does not change with load; fewer lanes than GPU and slot support indicate a badly seated
     card, a riser or a BIOS setting.
     """
-    gpus = [gpu for gpu in gpu_states(context) if gpu.has("pcie_width", "pcie_generation")]
+    gpus = [
+        gpu for gpu in gpu_states(context) if gpu.has_any_field("pcie_width", "pcie_generation")
+    ]
     has_idle_link = any(
         _is_below_maximum(gpu, "pcie_generation") and not _is_busy(gpu) for gpu in gpus
     )
-    idle_links = " (idle links run slower, which is normal)" if has_idle_link else ""
-    summary_if_ok = f"PCIe links have all lanes{idle_links}"
+    idle_note = " (idle links run slower, which is normal)" if has_idle_link else ""
+    summary_if_ok = f"PCIe links have all lanes{idle_note}"
     return check_gpus(
         gpus, PCIE_RULES, summary_if_ok, _link_text, without_gpus="no GPU reports a PCIe link"
     )
 
 
 def _clock_reasons(gpu: GpuState) -> str:
-    return ", ".join(gpu.texts("clock_event_reasons") or ()) or "none"
+    return ", ".join(gpu.text_list_field("clock_event_reasons") or ()) or "none"
 
 
 def _throttling_reason(gpu: GpuState) -> str:
     """Return the first reason for throttling, or an empty text if there is none."""
-    reasons = gpu.texts("clock_event_reasons") or ()
+    reasons = gpu.text_list_field("clock_event_reasons") or ()
     return next((reason for reason in reasons if reason in _THROTTLING_REASONS), "")
 
 
@@ -217,7 +227,7 @@ THROTTLING_RULE = GpuRule(
     _throttling_reason,
     "{gpus}: throttled now ({detail})",
     ("check fans, airflow and power supply: nvidia-smi -q -d TEMPERATURE,POWER,PERFORMANCE",),
-    lambda gpu: f"{_clock_reasons(gpu)}, {gpu.number('temperature_gpu_c') or 0:g} °C",
+    lambda gpu: f"{_clock_reasons(gpu)}, {gpu.number_field('temperature_gpu_c') or 0:g} °C",
     detail=_throttling_reason,
 )
 
@@ -229,7 +239,9 @@ def throttling(context: RunContext) -> Finding:
     reported, because it is normal under full load; CK031 checks the limit itself. A power brake is a
     request of the power supply to draw less.
     """
-    gpus = [gpu for gpu in gpu_states(context) if gpu.texts("clock_event_reasons") is not None]
+    gpus = [
+        gpu for gpu in gpu_states(context) if gpu.text_list_field("clock_event_reasons") is not None
+    ]
     return check_gpus(
         gpus,
         [THROTTLING_RULE],
@@ -239,11 +251,11 @@ def throttling(context: RunContext) -> Finding:
 
 
 def _power_limit(gpu: GpuState) -> float:
-    return gpu.number("power_limit_enforced_w") or gpu.number("power_limit_w") or 0
+    return gpu.number_field("power_limit_enforced_w") or gpu.number_field("power_limit_w") or 0
 
 
 def _power_text(gpu: GpuState) -> str:
-    default_w = gpu.number("power_limit_default_w")
+    default_w = gpu.number_field("power_limit_default_w")
     return (
         f"{_power_limit(gpu):.0f} W, default {'?' if default_w is None else f'{default_w:.0f} W'}"
     )
@@ -252,11 +264,11 @@ def _power_text(gpu: GpuState) -> str:
 POWER_RULE = GpuRule(
     Status.WARN,
     # A difference below 1 W is ignored, because NVML rounds the limits.
-    lambda gpu: _power_limit(gpu) + 1 < (gpu.number("power_limit_default_w") or 0),
+    lambda gpu: _power_limit(gpu) + 1 < (gpu.number_field("power_limit_default_w") or 0),
     "{gpus}: the power limit is below its default",
     ("sudo nvidia-smi -i {index} -pl {detail:.0f}",),
     _power_text,
-    detail=lambda gpu: gpu.number("power_limit_default_w") or 0,
+    detail=lambda gpu: gpu.number_field("power_limit_default_w") or 0,
 )
 
 
@@ -267,7 +279,9 @@ def power_limits(context: RunContext) -> Finding:
     unless a service sets it again.
     """
     gpus = [
-        gpu for gpu in gpu_states(context) if gpu.has("power_limit_enforced_w", "power_limit_w")
+        gpu
+        for gpu in gpu_states(context)
+        if gpu.has_any_field("power_limit_enforced_w", "power_limit_w")
     ]
     return check_gpus(
         gpus,
@@ -280,7 +294,7 @@ def power_limits(context: RunContext) -> Finding:
 
 PERSISTENCE_RULE = GpuRule(
     Status.WARN,
-    lambda gpu: not gpu.flag("persistence_mode") and not gpu.flag("display_active"),
+    lambda gpu: not gpu.flag_field("persistence_mode") and not gpu.flag_field("display_active"),
     "{gpus}: persistence mode is off, so the first program waits for the GPU to initialize",
     (
         "sudo systemctl enable --now nvidia-persistenced",
@@ -297,7 +311,7 @@ def persistence(context: RunContext) -> Finding:
     process that keeps the GPU open, has the same effect as persistence mode. nvidia-persistenced is
     NVIDIA's recommended way to enable persistence mode.
     """
-    gpus = [gpu for gpu in gpu_states(context) if gpu.flag("persistence_mode") is not None]
+    gpus = [gpu for gpu in gpu_states(context) if gpu.flag_field("persistence_mode") is not None]
     return check_gpus(
         gpus,
         [PERSISTENCE_RULE],

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from cudakit.core.devices.diagnose.check import (
     Finding,
     NotCheckable,
-    combine,
+    combine_findings,
     count_of,
-    fail,
-    ok,
-    warn,
+    fail_finding,
+    ok_finding,
+    warn_finding,
 )
 from cudakit.core.devices.diagnose.driver import require_driver, require_nvml
 from cudakit.gpu.api.facts import DeviceFacts
@@ -43,35 +43,35 @@ def device_nodes(context: RunContext) -> Finding:
         return _check_nodes_of_wsl_or_jetson(context)
     findings = [*_missing_nodes(context), *_refused_nodes(context)]
     if context.cuda_devices and findings:
-        return ok("the device nodes work, because CUDA does", _node_evidence(context))
+        return ok_finding("the device nodes work, because CUDA does", _node_evidence(context))
     summary_if_ok = f"{count_of(len(context.driver.device_nodes), 'device node')} can be opened"
-    return combine(findings, otherwise=ok(summary_if_ok, _node_evidence(context)))
+    return combine_findings(findings, otherwise=ok_finding(summary_if_ok, _node_evidence(context)))
 
 
 def _check_nodes_of_wsl_or_jetson(context: RunContext) -> Finding:
     refused_nodes = [node for node in context.driver.device_nodes if node.error]
     if refused_nodes:
-        return fail(
+        return fail_finding(
             f"{refused_nodes[0].path} cannot be opened ({refused_nodes[0].error})",
             _node_evidence(context),
             "sudo usermod -aG video,render $USER, then log in again",
         )
-    return ok("the device nodes can be opened", _node_evidence(context))
+    return ok_finding("the device nodes can be opened", _node_evidence(context))
 
 
 def _missing_nodes(context: RunContext) -> Iterator[Finding]:
     present_paths = {node.path for node in context.driver.device_nodes}
-    gpus = [path for path in present_paths if _GPU_NODE.fullmatch(path)]
-    if _CONTROL_NODE not in present_paths or not gpus:
+    gpu_paths = [path for path in present_paths if _GPU_NODE.fullmatch(path)]
+    if _CONTROL_NODE not in present_paths or not gpu_paths:
         missing_path = _CONTROL_NODE if _CONTROL_NODE not in present_paths else "/dev/nvidia0"
         if context.host.container:
-            yield fail(
+            yield fail_finding(
                 f"the container was started without a GPU: {missing_path} does not exist",
                 _node_evidence(context),
                 _CONTAINER_FIX,
             )
         else:
-            yield fail(
+            yield fail_finding(
                 f"{missing_path} does not exist",
                 _node_evidence(context),
                 "sudo nvidia-modprobe -c 0 -u",
@@ -79,7 +79,7 @@ def _missing_nodes(context: RunContext) -> Iterator[Finding]:
             )
     elif _UVM_NODE not in present_paths:
         fix = _CONTAINER_FIX if context.host.container else "sudo nvidia-modprobe -u -c 0"
-        yield fail(
+        yield fail_finding(
             f"{_UVM_NODE} does not exist, so CUDA cannot start (999)", _node_evidence(context), fix
         )
 
@@ -92,7 +92,7 @@ def _refused_nodes(context: RunContext) -> Iterator[Finding]:
             continue
         evidence = {node.path: f"{node.error} ({node.mode})"}
         if node.error == "EPERM" and context.host.container:
-            yield fail(
+            yield fail_finding(
                 "the container has no permission to use the GPU (EPERM)",
                 evidence,
                 "restart the container",
@@ -100,13 +100,13 @@ def _refused_nodes(context: RunContext) -> Iterator[Finding]:
                 "or start containers with CDI (--device nvidia.com/gpu=all)",
             )
         elif node.error in ("EACCES", "EPERM"):
-            yield fail(
+            yield fail_finding(
                 f"no permission to open {node.path} ({node.error})",
                 evidence,
                 f"join the group of the file (ls -l {node.path}): sudo usermod -aG video $USER",
             )
         else:
-            yield fail(
+            yield fail_finding(
                 f"{node.path} cannot be opened ({node.error}): the driver cannot access the device",
                 evidence,
                 _LOG_COMMAND,
@@ -132,7 +132,7 @@ def gpus_on_bus(context: RunContext) -> Finding:
     bus_gpus = [gpu for gpu in context.driver.pci_gpus if gpu.driver not in _PASS_THROUGH_DRIVERS]
     failed_addresses = [gpu.address for gpu in bus_gpus if gpu.is_gone]
     if failed_addresses:
-        return fail(
+        return fail_finding(
             f"a GPU has fallen off the bus: {', '.join(failed_addresses)}",
             {"revision": "0xff"},
             "reboot; if it returns, check power, cooling and the PCIe slot (CK033 shows Xid errors)",
@@ -142,12 +142,14 @@ def gpus_on_bus(context: RunContext) -> Finding:
         f"GPU {gpu.index}": gpu.uuid.reason for gpu in gpus if isinstance(gpu.uuid, Unavailable)
     }
     if lost_addresses:
-        return fail(f"NVML cannot access {', '.join(lost_addresses)}", lost_addresses, _LOG_COMMAND)
+        return fail_finding(
+            f"NVML cannot access {', '.join(lost_addresses)}", lost_addresses, _LOG_COMMAND
+        )
     if bus_gpus:
         return _compare_with_bus(context, bus_gpus, gpus)
     if not gpus:
-        return fail("NVML answers but reports no GPU", {}, _LOG_COMMAND)
-    return ok(f"NVML reports {count_of(len(gpus), 'GPU')}; the PCI bus cannot be read here")
+        return fail_finding("NVML answers but reports no GPU", {}, _LOG_COMMAND)
+    return ok_finding(f"NVML reports {count_of(len(gpus), 'GPU')}; the PCI bus cannot be read here")
 
 
 def _compare_with_bus(
@@ -162,13 +164,13 @@ def _compare_with_bus(
         gpu for gpu in bus_gpus if _without_leading_zeros(gpu.address) not in nvml_addresses
     ]
     if not missing_gpus:
-        return ok(f"NVML reports every GPU on the PCI bus ({len(bus_gpus)})")
+        return ok_finding(f"NVML reports every GPU on the PCI bus ({len(bus_gpus)})")
     evidence = {gpu.address: gpu.driver or "no driver" for gpu in missing_gpus}
     if context.host.container and nvml_gpus:
-        return ok(
+        return ok_finding(
             f"this container has {len(nvml_gpus)} of the host's {len(bus_gpus)} GPUs", evidence
         )
-    make_finding = warn if nvml_gpus else fail
+    make_finding = warn_finding if nvml_gpus else fail_finding
     return make_finding(
         f"the driver did not initialize {len(missing_gpus)} of {len(bus_gpus)} GPUs",
         evidence,

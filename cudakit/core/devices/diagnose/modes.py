@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from cudakit.core.devices.diagnose.check import (
     Finding,
     Status,
-    combine,
+    combine_findings,
     count_of,
-    fail,
-    ok,
-    warn,
+    fail_finding,
+    ok_finding,
+    warn_finding,
 )
 from cudakit.core.devices.diagnose.driver import require_nvml
 from cudakit.core.devices.diagnose.gpus import (
@@ -36,41 +36,46 @@ def fabric(context: RunContext) -> Finding:
     gpus = [
         gpu
         for gpu in gpu_states(context)
-        if gpu.text("fabric_state") not in (None, "not supported")
+        if gpu.text_field("fabric_state") not in (None, "not supported")
     ]
     if not gpus:
-        return ok("no GPU needs an NVSwitch fabric")
-    states = evidence_of(gpus, _fabric_state)
-    waiting = [gpu for gpu in gpus if gpu.text("fabric_state") != "completed"]
+        return ok_finding("no GPU needs an NVSwitch fabric")
+    state_by_label = evidence_of(gpus, _fabric_state)
+    waiting_gpus = [gpu for gpu in gpus if gpu.text_field("fabric_state") != "completed"]
     gpus_with_errors = [
-        gpu for gpu in gpus if (gpu.text("fabric_status") or "").startswith("error")
+        gpu for gpu in gpus if (gpu.text_field("fabric_status") or "").startswith("error")
     ]
-    if not waiting and not gpus_with_errors:
-        return ok("the NVSwitch fabric is ready", states)
+    if not waiting_gpus and not gpus_with_errors:
+        return ok_finding("the NVSwitch fabric is ready", state_by_label)
     if context.cuda_devices:
-        return _fabric_warning(waiting or gpus_with_errors, states, is_single=len(gpus) == 1)
-    return fail(
-        f"the NVSwitch fabric is not ready on {names_of(waiting or gpus_with_errors)}",
-        {**states, "nv-fabricmanager": _fabric_manager_state(context)},
+        return _fabric_warning(
+            waiting_gpus or gpus_with_errors, state_by_label, is_single_gpu=len(gpus) == 1
+        )
+    return fail_finding(
+        f"the NVSwitch fabric is not ready on {names_of(waiting_gpus or gpus_with_errors)}",
+        {**state_by_label, "nv-fabricmanager": _fabric_manager_state(context)},
         "sudo systemctl enable --now nvidia-fabricmanager",
         "if it does not start, install the version of nvidia-fabricmanager that equals the driver's",
         "in a virtual machine the host sets up the fabric: contact its administrator",
     )
 
 
-def _fabric_warning(gpus: list[GpuState], states: dict[str, str], *, is_single: bool) -> Finding:
-    if is_single:
-        return ok(f"{names_of(gpus)} is not in an NVSwitch fabric; a single GPU needs none", states)
-    return warn(
+def _fabric_warning(
+    gpus: list[GpuState], state_by_label: dict[str, str], *, is_single_gpu: bool
+) -> Finding:
+    if is_single_gpu:
+        summary = f"{names_of(gpus)} is not in an NVSwitch fabric; a single GPU needs none"
+        return ok_finding(summary, state_by_label)
+    return warn_finding(
         f"CUDA works, but {names_of(gpus)} cannot reach other GPUs over NVSwitch",
-        states,
+        state_by_label,
         "end all GPU processes, then: sudo systemctl restart nvidia-fabricmanager",
     )
 
 
 def _fabric_state(gpu: GpuState) -> str:
-    status = gpu.text("fabric_status")
-    return f"{gpu.text('fabric_state')}{f', {status}' if status else ''}"
+    status = gpu.text_field("fabric_status")
+    return f"{gpu.text_field('fabric_state')}{f', {status}' if status else ''}"
 
 
 def _fabric_manager_state(context: RunContext) -> str:
@@ -81,10 +86,10 @@ def _fabric_manager_state(context: RunContext) -> str:
 
 _PENDING_MIG_CHANGE = GpuRule(
     Status.WARN,
-    lambda gpu: gpu.flag("mig_mode_pending") not in (None, gpu.flag("mig_mode")),
+    lambda gpu: gpu.flag_field("mig_mode_pending") not in (None, gpu.flag_field("mig_mode")),
     "{gpus}: a change of MIG mode takes effect at the next reset",
     ("end all processes on the GPU, then: sudo nvidia-smi -i {index} --gpu-reset",),
-    lambda gpu: "on, off after a reset" if gpu.flag("mig_mode") else "off, on after a reset",
+    lambda gpu: "on, off after a reset" if gpu.flag_field("mig_mode") else "off, on after a reset",
 )
 
 
@@ -96,7 +101,7 @@ def mig_instances(context: RunContext) -> Finding:
     Source: NVIDIA Multi-Instance GPU User Guide.
     """
     gpus = gpu_states(context)
-    mig_gpus = [gpu for gpu in gpus if gpu.flag("mig_mode")]
+    mig_gpus = [gpu for gpu in gpus if gpu.flag_field("mig_mode")]
     instance_counts = Counter(device.parent for device in require_nvml(context).devices)
     count_by_label = {gpu.label: instance_counts[gpu.facts.index] for gpu in mig_gpus}
     evidence = {label: count_of(count, "instance") for label, count in count_by_label.items()}
@@ -109,25 +114,25 @@ def mig_instances(context: RunContext) -> Finding:
                 gpus_without_instances, evidence, all_gpus=len(gpus_without_instances) == len(gpus)
             ),
         )
-    return combine(
+    return combine_findings(
         findings,
-        otherwise=ok(f"{names_of(mig_gpus)} in MIG mode, with instances", evidence)
+        otherwise=ok_finding(f"{names_of(mig_gpus)} in MIG mode, with instances", evidence)
         if mig_gpus
-        else ok("no GPU is in MIG mode"),
+        else ok_finding("no GPU is in MIG mode"),
     )
 
 
 def _empty_mig_finding(
     gpus: Sequence[GpuState], evidence: dict[str, str], *, all_gpus: bool
 ) -> Finding:
-    index = gpus[0].facts.index
+    first_index = gpus[0].facts.index
     return Finding(
         Status.FAIL if all_gpus else Status.WARN,
         f"{names_of(gpus)}: MIG mode is on without any instance, so CUDA cannot use the GPU",
         {gpu.label: evidence[gpu.label] for gpu in gpus},
         (
-            f"create instances: sudo nvidia-smi mig -i {index} -lgip, then -cgi PROFILE -C",
-            f"or turn MIG mode off: sudo nvidia-smi -i {index} -mig 0",
+            f"create instances: sudo nvidia-smi mig -i {first_index} -lgip, then -cgi PROFILE -C",
+            f"or turn MIG mode off: sudo nvidia-smi -i {first_index} -mig 0",
         ),
     )
 
@@ -139,18 +144,24 @@ def compute_mode(context: RunContext) -> Finding:
     (CUDA_ERROR_DEVICE_UNAVAILABLE, "all CUDA-capable devices are busy or unavailable"). MPS needs exclusive
     mode. In prohibited mode no process can use the GPU.
     """
-    gpus = [gpu for gpu in gpu_states(context) if gpu.text("compute_mode")]
-    modes = evidence_of(gpus, lambda gpu: gpu.text("compute_mode"))
-    restricted_gpus = [gpu for gpu in gpus if gpu.text("compute_mode") != "default"]
+    gpus = [gpu for gpu in gpu_states(context) if gpu.text_field("compute_mode")]
+    mode_by_label = evidence_of(gpus, lambda gpu: gpu.text_field("compute_mode"))
+    restricted_gpus = [gpu for gpu in gpus if gpu.text_field("compute_mode") != "default"]
     if not restricted_gpus:
-        return ok("any number of processes can use each GPU")
+        return ok_finding("any number of processes can use each GPU")
     fix = f"sudo nvidia-smi -i {restricted_gpus[0].facts.index} -c DEFAULT"
-    prohibited = [gpu for gpu in restricted_gpus if gpu.text("compute_mode") == "prohibited"]
-    if prohibited:
-        make_finding = fail if len(prohibited) == len(gpus) else warn
+    prohibited_gpus = [
+        gpu for gpu in restricted_gpus if gpu.text_field("compute_mode") == "prohibited"
+    ]
+    if prohibited_gpus:
+        make_finding = fail_finding if len(prohibited_gpus) == len(gpus) else warn_finding
         return make_finding(
-            f"no process can use {names_of(prohibited)} (compute mode prohibited)", modes, fix
+            f"no process can use {names_of(prohibited_gpus)} (compute mode prohibited)",
+            mode_by_label,
+            fix,
         )
-    return warn(
-        f"only one process can use {names_of(restricted_gpus)} (compute mode exclusive)", modes, fix
+    return warn_finding(
+        f"only one process can use {names_of(restricted_gpus)} (compute mode exclusive)",
+        mode_by_label,
+        fix,
     )

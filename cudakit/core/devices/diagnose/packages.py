@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from cudakit.core.devices.diagnose.check import (
     Finding,
     NotCheckable,
-    combine,
-    fail,
-    ok,
-    require,
-    warn,
+    combine_findings,
+    fail_finding,
+    ok_finding,
+    require_fact,
+    warn_finding,
 )
 from cudakit.core.devices.diagnose.driver import cuda_text, driver_cuda, require_driver
 from cudakit.gpu.api.run_context import Build, Distribution, Library, RunContext
@@ -27,7 +27,7 @@ _TORCH_INDEXES = {
 }
 # Packages that generate PTX. The driver may be unable to compile PTX of a newer minor version.
 _PTX_COMPILERS = re.compile(r"nvidia-cuda-nvrtc(-cu\d\d)?|nvidia-nvjitlink(-cu\d\d)?|cuda-toolkit")
-_BINDINGS = ("cuda-bindings", "cuda-python")
+_BINDING_PACKAGES = ("cuda-bindings", "cuda-python")
 
 # Packages that install the same module. Python imports the module of the package that was installed last.
 _PACKAGES_OF_MODULES = {
@@ -40,7 +40,7 @@ _PACKAGES_OF_MODULES = {
 _Capability = tuple[int, int]
 
 # The first CUDA version whose compilers support a compute capability (release notes of the CUDA Toolkit).
-_FIRST_CUDA: dict[_Capability, _Capability] = {
+_FIRST_CUDA_BY_CAPABILITY: dict[_Capability, _Capability] = {
     (7, 0): (9, 0),
     (7, 2): (9, 2),
     (7, 5): (10, 0),
@@ -67,7 +67,7 @@ def distributions(context: RunContext) -> dict[str, Distribution]:
     """Return the installed packages by name. Of several copies, return the first one on sys.path."""
     return {
         distribution.name: distribution
-        for distribution in reversed(require(context.software.distributions))
+        for distribution in reversed(require_fact(context.software.distributions))
     }
 
 
@@ -91,9 +91,9 @@ def driver_version(context: RunContext) -> Finding:
     summary_if_ok = (
         f"the driver's CUDA {cuda_text(supported_cuda)} is new enough for the installed packages"
     )
-    return combine(
+    return combine_findings(
         (_check_requirement(requirement, supported_cuda, evidence) for requirement in requirements),
-        otherwise=ok(summary_if_ok, evidence),
+        otherwise=ok_finding(summary_if_ok, evidence),
     )
 
 
@@ -108,14 +108,14 @@ class _CudaRequirement:
 
 
 def _requirements(context: RunContext) -> Iterator[_CudaRequirement]:
-    for build in require(context.software.builds):
+    for build in require_fact(context.software.builds):
         if build.cuda:
             yield _CudaRequirement(f"{build.framework} {build.version}", build.cuda)
     for name, package in distributions(context).items():
-        if _PTX_COMPILERS.fullmatch(name) or name in _BINDINGS:
+        if _PTX_COMPILERS.fullmatch(name) or name in _BINDING_PACKAGES:
             version = _major_minor(package.version)
             if version:
-                is_compiler = name not in _BINDINGS
+                is_compiler = name not in _BINDING_PACKAGES
                 yield _CudaRequirement(
                     f"{name} {package.version}", version, is_compiler, is_used=is_compiler
                 )
@@ -136,7 +136,7 @@ def _check_requirement(
     major, minor = requirement.cuda
     if major > supported_cuda[0]:
         oldest_driver = _MIN_DRIVERS.get(major)
-        make_finding = fail if requirement.is_used else warn
+        make_finding = fail_finding if requirement.is_used else warn_finding
         return make_finding(
             f"{requirement.name} needs CUDA {cuda_text(requirement.cuda)}, "
             f"but the driver supports {cuda_text(supported_cuda)}",
@@ -152,13 +152,13 @@ def _check_requirement(
         and major == supported_cuda[0]
         and minor > supported_cuda[1]
     ):
-        return warn(
+        return warn_finding(
             f"PTX from {requirement.name} is too new for the driver's CUDA "
             f"{cuda_text(supported_cuda)} (error 222)",
             evidence,
             "update the driver, or compile to machine code (-arch=sm_XX) instead of PTX",
         )
-    return ok(requirement.name)
+    return ok_finding(requirement.name)
 
 
 # --- CK010: compute capabilities ---------------------------------------------------------------------
@@ -172,17 +172,21 @@ def architectures(context: RunContext) -> Finding:
     compares the CUDA version of each build with the GPU; a build can leave out more architectures, which
     torch.cuda.get_arch_list() lists.
     """
-    devices = _capabilities(context)
-    names = ", ".join(
-        f"{name} ({_capability_text(capability)})" for name, capability in devices.items()
+    capability_by_name = _capabilities(context)
+    gpu_names = ", ".join(
+        f"{name} ({_capability_text(capability)})"
+        for name, capability in capability_by_name.items()
     )
     evidence = {
         name: f"compute capability {_capability_text(capability)}"
-        for name, capability in devices.items()
+        for name, capability in capability_by_name.items()
     }
-    return combine(
-        (*_unsupported_gpus(devices, evidence), *_builds_without_code(context, devices, evidence)),
-        otherwise=ok(f"the installed builds support {names}", evidence),
+    return combine_findings(
+        (
+            *_unsupported_gpus(capability_by_name, evidence),
+            *_builds_without_code(context, capability_by_name, evidence),
+        ),
+        otherwise=ok_finding(f"the installed builds support {gpu_names}", evidence),
     )
 
 
@@ -200,11 +204,11 @@ def _capabilities(context: RunContext) -> dict[str, _Capability]:
 
 
 def _unsupported_gpus(
-    devices: dict[str, _Capability], evidence: dict[str, str]
+    capability_by_name: dict[str, _Capability], evidence: dict[str, str]
 ) -> Iterator[Finding]:
-    for name, capability in devices.items():
+    for name, capability in capability_by_name.items():
         if capability < _MIN_TESTED_CAPABILITY:
-            yield fail(
+            yield fail_finding(
                 f"{name} has compute capability {_capability_text(capability)}; "
                 f"cudakit needs {_capability_text(_MIN_TESTED_CAPABILITY)}",
                 evidence,
@@ -213,13 +217,13 @@ def _unsupported_gpus(
 
 
 def _builds_without_code(
-    context: RunContext, devices: dict[str, _Capability], evidence: dict[str, str]
+    context: RunContext, capability_by_name: dict[str, _Capability], evidence: dict[str, str]
 ) -> Iterator[Finding]:
-    for build in require(context.software.builds):
-        for name, capability in devices.items():
+    for build in require_fact(context.software.builds):
+        for name, capability in capability_by_name.items():
             reason = _reason_without_code(build.cuda, capability) if build.cuda else ""
             if reason:
-                yield fail(
+                yield fail_finding(
                     f"{build.framework} {build.version} has no code for {name} "
                     f"(sm_{capability[0]}{capability[1]}): {reason}",
                     {
@@ -231,7 +235,7 @@ def _builds_without_code(
 
 
 def _reason_without_code(cuda: tuple[int, int | None], capability: _Capability) -> str:
-    first_cuda = _FIRST_CUDA.get(capability)
+    first_cuda = _FIRST_CUDA_BY_CAPABILITY.get(capability)
     # If the minor version is unknown, the newest one is assumed.
     newest_cuda = (cuda[0], 99 if cuda[1] is None else cuda[1])
     if first_cuda and newest_cuda < first_cuda:
@@ -242,7 +246,7 @@ def _reason_without_code(cuda: tuple[int, int | None], capability: _Capability) 
 
 
 def _build_with_code(capability: _Capability) -> str:
-    first_cuda = _FIRST_CUDA.get(capability, (0, 0))
+    first_cuda = _FIRST_CUDA_BY_CAPABILITY.get(capability, (0, 0))
     if capability < _MIN_CAPABILITIES[13]:
         return "install a build for CUDA 12 (for PyTorch: index cu126)"
     return f"install a build for CUDA {cuda_text(first_cuda)} or newer"
@@ -262,8 +266,8 @@ def framework_builds(context: RunContext) -> Finding:
     contains the CUDA version of PyTorch's build; JAX needs the package jax-cuda12-plugin or
     jax-cuda13-plugin. The check imports neither.
     """
-    build_by_framework = {build.framework: build for build in require(context.software.builds)}
-    installed = distributions(context)
+    build_by_framework = {build.framework: build for build in require_fact(context.software.builds)}
+    installed_packages = distributions(context)
     evidence = {
         f"{build.framework} {build.version}": _cuda_of_build(build)
         for build in build_by_framework.values()
@@ -271,18 +275,20 @@ def framework_builds(context: RunContext) -> Finding:
     problems = []
     if "torch" in build_by_framework and build_by_framework["torch"].cuda is None:
         problems.append(_torch_without_cuda(context, build_by_framework["torch"], evidence))
-    if "jax" in installed and not any(name.startswith("jax-cuda") for name in build_by_framework):
+    if "jax" in installed_packages and not any(
+        name.startswith("jax-cuda") for name in build_by_framework
+    ):
         problems.append(
-            warn(
-                f"JAX {installed['jax'].version} has no CUDA plugin and runs on the CPU",
-                {**evidence, "jax": installed["jax"].version},
+            warn_finding(
+                f"JAX {installed_packages['jax'].version} has no CUDA plugin and runs on the CPU",
+                {**evidence, "jax": installed_packages["jax"].version},
                 "pip install -U 'jax[cuda13]'",
             )
         )
     summary_if_ok = (
         f"built for CUDA: {', '.join(evidence)}" if evidence else "no framework is installed"
     )
-    return combine(problems, otherwise=ok(summary_if_ok, evidence))
+    return combine_findings(problems, otherwise=ok_finding(summary_if_ok, evidence))
 
 
 def _cuda_of_build(build: Build) -> str:
@@ -292,11 +298,11 @@ def _cuda_of_build(build: Build) -> str:
 def _torch_without_cuda(context: RunContext, build: Build, evidence: dict[str, str]) -> Finding:
     newest_major = max(_TORCH_INDEXES)
     major, _ = driver_cuda(context) or (newest_major, 0)
-    index = _TORCH_INDEXES.get(major, _TORCH_INDEXES[newest_major])
-    return fail(
+    index_url = _TORCH_INDEXES.get(major, _TORCH_INDEXES[newest_major])
+    return fail_finding(
         f"PyTorch {build.version} was built without CUDA",
         evidence,
-        f"pip install --force-reinstall torch --index-url {index}",
+        f"pip install --force-reinstall torch --index-url {index_url}",
         "other builds: https://pytorch.org/get-started/locally/",
     )
 
@@ -309,23 +315,23 @@ def module_conflicts(context: RunContext) -> Finding:
     has one package per CUDA version and fails with two. onnxruntime next to onnxruntime-gpu hides the GPU.
     Of a package that is twice on sys.path, Python imports the first copy.
     """
-    installed = distributions(context)
-    return combine(
-        [*_conflicting_packages(installed.keys()), *_duplicate_packages(context)],
-        otherwise=ok("no two packages install the same module"),
+    installed_packages = distributions(context)
+    return combine_findings(
+        [*_conflicting_packages(installed_packages.keys()), *_duplicate_packages(context)],
+        otherwise=ok_finding("no two packages install the same module"),
     )
 
 
 def _conflicting_packages(names: Iterable[str]) -> Iterator[Finding]:
     for module, packages in _PACKAGES_OF_MODULES.items():
-        conflicting = [name for name in packages if name in set(names)]
-        if len(conflicting) > 1:
-            preferred, *unwanted = _by_preference(module, conflicting)
-            yield warn(
-                f"{' and '.join(conflicting)} install the same module, {module}",
-                {module: ", ".join(conflicting)},
-                f"pip uninstall -y {' '.join(unwanted)} && "
-                f"pip install --force-reinstall --no-deps {preferred}",
+        conflicting_names = [name for name in packages if name in set(names)]
+        if len(conflicting_names) > 1:
+            preferred_name, *unwanted_names = _by_preference(module, conflicting_names)
+            yield warn_finding(
+                f"{' and '.join(conflicting_names)} install the same module, {module}",
+                {module: ", ".join(conflicting_names)},
+                f"pip uninstall -y {' '.join(unwanted_names)} && "
+                f"pip install --force-reinstall --no-deps {preferred_name}",
             )
 
 
@@ -343,21 +349,21 @@ def _cuda_major(name: str) -> int:
 
 
 def _duplicate_packages(context: RunContext) -> Iterator[Finding]:
-    copies: dict[str, list[Distribution]] = {}
-    for distribution in require(context.software.distributions):
+    copies_by_name: dict[str, list[Distribution]] = {}
+    for distribution in require_fact(context.software.distributions):
         if (
             distribution.name in ("torch", "cuda-bindings", "nvidia-ml-py", "jax")
             or "cupy" in distribution.name
         ):
-            copies.setdefault(distribution.name, []).append(distribution)
-    for name, duplicates in copies.items():
-        versions = dict.fromkeys(distribution.version for distribution in duplicates)
+            copies_by_name.setdefault(distribution.name, []).append(distribution)
+    for name, duplicate_copies in copies_by_name.items():
+        versions = dict.fromkeys(distribution.version for distribution in duplicate_copies)
         if len(versions) > 1:
-            yield warn(
-                f"{name} is installed {len(duplicates)} times: {' and '.join(versions)}",
+            yield warn_finding(
+                f"{name} is installed {len(duplicate_copies)} times: {' and '.join(versions)}",
                 {
                     f"{name} {distribution.version}": distribution.directory
-                    for distribution in duplicates
+                    for distribution in duplicate_copies
                 },
                 f"pip uninstall {name}, until one copy is left",
             )
@@ -377,17 +383,17 @@ def shadowed_libraries(context: RunContext) -> Finding:
     CUDNN_STATUS_*_VERSION_MISMATCH, or slower kernels. A system toolkit that is not on LD_LIBRARY_PATH
     causes no problem.
     """
-    libraries = require(context.software.libraries)
+    libraries = require_fact(context.software.libraries)
     cuda_libraries = [
         library for library in libraries if not library.soname.startswith(_DRIVER_LIBRARIES)
     ]
-    return combine(
+    return combine_findings(
         _shadowing_libraries(cuda_libraries),
-        otherwise=ok(
+        otherwise=ok_finding(
             "LD_LIBRARY_PATH shadows no CUDA library of a package", _names_by_source(cuda_libraries)
         )
         if cuda_libraries
-        else ok("no CUDA library is on the loader's path"),
+        else ok_finding("no CUDA library is on the loader's path"),
     )
 
 
@@ -402,7 +408,7 @@ def _shadowing_libraries(libraries: Sequence[Library]) -> Iterator[Finding]:
             and package_copy is not None
             and package_copy.real != library.real
         ):
-            yield warn(
+            yield warn_finding(
                 f"LD_LIBRARY_PATH has another {library.soname} before the package's",
                 {library.soname: f"{library.path} before {package_copy.path}"},
                 "unset LD_LIBRARY_PATH, or remove CUDA's directories from it",

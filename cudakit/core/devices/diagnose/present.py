@@ -30,7 +30,7 @@ from cudakit.document import (
 )
 from cudakit.units import Unavailable, capitalized
 
-_LEVELS: dict[Status, Literal["ok", "info", "warn", "error"]] = {
+_NOTE_LEVELS: dict[Status, Literal["ok", "info", "warn", "error"]] = {
     Status.OK: "ok",
     Status.UNKNOWN: "info",
     Status.WARN: "warn",
@@ -38,29 +38,31 @@ _LEVELS: dict[Status, Literal["ok", "info", "warn", "error"]] = {
 }
 
 
-def report(result: DoctorResult, *, show_all: bool = False, selected: bool = False) -> Document:
+def report(
+    result: DoctorResult, *, show_all: bool = False, has_selection: bool = False
+) -> Document:
     """Return the problems and a summary. With ``show_all``, also return every other check by theme.
 
-    ``selected`` is true if the user selected checks by id. Then every check is shown, with the reason if it
-    could not be performed.
+    ``has_selection`` is true if the user selected checks by id. Then every check is shown, with the reason if
+    it could not be performed.
     """
     nodes: list[Node] = [node for check in _problems(result) for node in _problem_nodes(check)]
-    if show_all or selected:
+    if show_all or has_selection:
         nodes += _passed_by_theme(result)
     if show_all:
         nodes += _variables_section(result.variables)
     else:
         nodes += _variables_line(result.variables)
-    if not (show_all or selected):
+    if not (show_all or has_selection):
         nodes += _self_test_line(result)
-    summary = _summary(result, show_all=show_all or selected)
+    summary = _summary(result, show_all=show_all or has_selection)
     has_sections = any(isinstance(node, Section) for node in nodes)
     return Document(
         _title(result), (*nodes, Section("Summary", (summary,)) if has_sections else summary)
     )
 
 
-def paste(result: DoctorResult) -> Document:
+def paste_report(result: DoctorResult) -> Document:
     """Return the report of ``--paste``, for issues: versions, devices, every check with its evidence."""
     versions = Facts(tuple((label, Text(value)) for label, value in result.about.items()))
     passed_checks = [check for check in result.checks if check.status is Status.OK]
@@ -101,15 +103,15 @@ def _summary(result: DoctorResult, *, show_all: bool) -> Note:
     """Return the number of checks by status, and advice on the next command."""
     counts = result.counts
     unknown_text = f", {counts['unknown']} not performed" if counts["unknown"] else ""
-    text = (
+    summary_text = (
         f"{count_of(len(result.checks), 'check')}: {counts['fail']} failed, "
         f"{count_of(counts['warn'], 'warning')}, {counts['ok']} passed{unknown_text}"
     )
-    ids = [check.id for check in _problems(result)]
-    checks = "this check" if len(ids) == 1 else "these checks"
-    advice = [f"cudakit explain {' '.join(ids)} explains {checks}"] if ids else []
+    check_ids = [check.id for check in _problems(result)]
+    checks_noun = "this check" if len(check_ids) == 1 else "these checks"
+    advice = [f"cudakit explain {' '.join(check_ids)} explains {checks_noun}"] if check_ids else []
     advice += [] if show_all else ["cudakit doctor --all lists every check"]
-    return Note(_LEVELS[result.status], text, tuple(advice))
+    return Note(_NOTE_LEVELS[result.status], summary_text, tuple(advice))
 
 
 # --- checks ----------------------------------------------------------------------------------------
@@ -134,7 +136,7 @@ def _problem_nodes(check: CheckResult) -> Iterator[Node]:
 
 
 def _check_nodes(check: CheckResult, evidence: Mapping[str, str]) -> Iterator[Node]:
-    yield Note(_LEVELS[check.status], f"{check.id} {check.summary}", check.fix)
+    yield Note(_NOTE_LEVELS[check.status], f"{check.id} {check.summary}", check.fix)
     if evidence:
         yield Facts(tuple((label, Text(value)) for label, value in evidence.items()))
 
@@ -154,18 +156,18 @@ def _passed_by_theme(result: DoctorResult) -> Iterator[Node]:
 
 def _self_test_line(result: DoctorResult) -> Iterator[Node]:
     """Yield the reason why the self-test did not run, if ``--deep`` requested it."""
-    steps = [check for check in result.checks if check.theme in SELF_TEST]
-    if steps and all(check.status is Status.UNKNOWN for check in steps):
-        reasons = dict.fromkeys(check.summary for check in steps)
+    self_test_checks = [check for check in result.checks if check.theme in SELF_TEST]
+    if self_test_checks and all(check.status is Status.UNKNOWN for check in self_test_checks):
+        reasons = dict.fromkeys(check.summary for check in self_test_checks)
         yield Note("warn", f"The self-test did not run: {'; '.join(reasons)}.")
 
 
 def _unknown_check_notes(checks: Sequence[CheckResult]) -> Iterator[Node]:
-    reasons: dict[str, list[str]] = {}
+    ids_by_reason: dict[str, list[str]] = {}
     for check in checks:
         if check.status is Status.UNKNOWN:
-            reasons.setdefault(check.summary, []).append(check.id)
-    for reason, ids in reasons.items():
+            ids_by_reason.setdefault(check.summary, []).append(check.id)
+    for reason, ids in ids_by_reason.items():
         yield Note("info", f"{', '.join(ids)} not performed: {reason}")
 
 
@@ -207,12 +209,12 @@ def _device_table(devices: Sequence[DeviceLine]) -> Table:
 
 
 def _device_row(device: DeviceLine) -> tuple[Value, ...]:
-    memory = device.memory_bytes
+    memory_bytes = device.memory_bytes
     return (
         Count(device.index),
         _text(device.name),
         _text(device.compute_capability),
-        memory if isinstance(memory, Unavailable) else Bytes(memory),
+        memory_bytes if isinstance(memory_bytes, Unavailable) else Bytes(memory_bytes),
         _text(device.pci_bus_id),
         _text(device.uuid),
     )

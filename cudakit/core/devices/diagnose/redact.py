@@ -40,8 +40,8 @@ def redact_value(value: _T, identity: Identity) -> _T:
 
     The value is a text, or is composed of dataclasses, tuples and mappings.
     """
-    result: _T = _replace_secret_patterns(value, tuple(_secret_patterns(identity)))
-    return result
+    redacted_value: _T = _replace_secret_patterns(value, tuple(_secret_patterns(identity)))
+    return redacted_value
 
 
 def _secret_patterns(identity: Identity) -> Iterator[tuple[re.Pattern[str], str]]:
@@ -84,9 +84,9 @@ def _replace_secret_patterns(value: Any, patterns: tuple[tuple[re.Pattern[str], 
             }
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = dataclasses.fields(value)
-        values = {
+        redacted_fields = {
             field.name: _replace_secret_patterns(getattr(value, field.name), patterns)
             for field in fields
         }
-        return dataclasses.replace(value, **values)
+        return dataclasses.replace(value, **redacted_fields)
     return value

@@ -5,12 +5,12 @@ from __future__ import annotations
 from cudakit.core.devices.diagnose.check import (
     Finding,
     NotCheckable,
-    combine,
+    combine_findings,
     count_of,
-    fail,
-    ok,
-    require,
-    warn,
+    fail_finding,
+    ok_finding,
+    require_fact,
+    warn_finding,
 )
 from cudakit.core.devices.diagnose.driver import require_driver
 from cudakit.core.devices.diagnose.variables import apply_rules, rules_of
@@ -31,32 +31,35 @@ def container(context: RunContext) -> Finding:
     are read when the container starts; a later change has no effect. With CDI the runtime itself sets
     NVIDIA_VISIBLE_DEVICES=void. Source: NVIDIA Container Toolkit, Specialized Configurations with Docker.
     """
-    kind = context.host.container
+    container_kind = context.host.container
     settings = {
         name: context.variables[name]
         for name in (_DEVICES_VARIABLE, _CAPABILITIES_VARIABLE)
         if name in context.variables
     }
-    if not kind and not settings:
-        return ok("not in a container")
-    evidence = {"container": kind or "not recognized", **settings}
+    if not container_kind and not settings:
+        return ok_finding("not in a container")
+    evidence = {"container": container_kind or "not recognized", **settings}
     if context.cuda_devices and not isinstance(context.nvml, Unavailable):
-        return ok(f"CUDA and NVML work in this container ({kind or 'of unknown kind'})", evidence)
+        return ok_finding(
+            f"CUDA and NVML work in this container ({container_kind or 'of unknown kind'})",
+            evidence,
+        )
     capabilities = settings.get(_CAPABILITIES_VARIABLE)
     missing_capabilities = _missing_capabilities(capabilities)
     if missing_capabilities:
-        return fail(
+        return fail_finding(
             f"{_CAPABILITIES_VARIABLE}={capabilities} does not contain {' and '.join(missing_capabilities)}",
             evidence,
             f"start the container with -e {_CAPABILITIES_VARIABLE}=compute,utility",
         )
     if settings.get(_DEVICES_VARIABLE) in ("none", "void", ""):
-        return fail(
+        return fail_finding(
             f"{_DEVICES_VARIABLE}={settings[_DEVICES_VARIABLE] or '(empty)'} gives the container no GPU",
             evidence,
             "docker run --gpus all ...",
         )
-    return ok("no variable excludes the GPU from the container", evidence)
+    return ok_finding("no variable excludes the GPU from the container", evidence)
 
 
 def _missing_capabilities(capabilities: str | None) -> list[str]:
@@ -78,31 +81,33 @@ def wsl_libraries(context: RunContext) -> Finding:
     reports no processes and fewer fields. Source: CUDA on WSL User Guide.
     """
     if not context.host.is_wsl:
-        return ok("not in WSL")
-    copies = [
+        return ok_finding("not in WSL")
+    libcuda_copies = [
         library
-        for library in require(context.software.libraries)
+        for library in require_fact(context.software.libraries)
         if library.soname == "libcuda.so.1"
     ]
     linux_copies = [
         library.path
-        for library in copies
+        for library in libcuda_copies
         if not library.real.startswith(_WSL_LIBRARIES) and "/wsl/" not in library.real
     ]
-    evidence = {"libcuda.so.1": ", ".join(library.path for library in copies) or "not found"}
+    evidence = {
+        "libcuda.so.1": ", ".join(library.path for library in libcuda_copies) or "not found"
+    }
     if linux_copies:
-        return fail(
+        return fail_finding(
             "a Linux driver inside WSL hides the libcuda of the Windows driver",
             evidence,
             "sudo apt purge 'libnvidia-*' 'nvidia-driver-*', then run in PowerShell: wsl --shutdown",
         )
     if not context.driver.wsl_libcuda:
-        return fail(
+        return fail_finding(
             f"{_WSL_LIBRARIES} contains no libcuda: Windows has no NVIDIA driver for WSL",
             evidence,
             "install the NVIDIA driver in Windows, then run in PowerShell: wsl --update; wsl --shutdown",
         )
-    return ok("WSL uses the Windows driver", evidence)
+    return ok_finding("WSL uses the Windows driver", evidence)
 
 
 def mps(context: RunContext) -> Finding:
@@ -123,21 +128,21 @@ def mps(context: RunContext) -> Finding:
         "nvidia-cuda-mps-control": "running" if daemon_runs else "not found",
     }
     if context.cuda_error is not None and 805 <= context.cuda_error <= 809:
-        return fail(
+        return fail_finding(
             f"CUDA cannot connect to the MPS daemon ({context.cuda_error})",
             evidence,
             "nvidia-cuda-mps-control -d",
             f"or stop using MPS: unset {_PIPES_VARIABLE}; rm -r {directory}",
         )
     if _PIPES_VARIABLE in context.variables and not pipes:
-        return warn(
+        return warn_finding(
             f"{_PIPES_VARIABLE}={directory}, but no MPS daemon runs with this directory",
             evidence,
             f"unset {_PIPES_VARIABLE}, or start the daemon: nvidia-cuda-mps-control -d",
         )
     if daemon_runs or pipes:
-        return ok(f"an MPS daemon runs with {directory}", evidence)
-    return ok("MPS is not in use")
+        return ok_finding(f"an MPS daemon runs with {directory}", evidence)
+    return ok_finding("MPS is not in use")
 
 
 # --- profilers -------------------------------------------------------------------------------------
@@ -165,13 +170,17 @@ def cupti_users(context: RunContext) -> Finding:
     DCGM (nv-hostengine) also uses the performance counters: profilers report "hardware busy" until
     dcgmi profile --pause. The check does not see processes of other containers.
     """
-    running = frozenset() if isinstance(context.processes, Unavailable) else context.processes
-    tools = (
-        warn(f"{name} is running: {_PROFILING_TOOLS[name]}", {name: "running"}, _release_fix(name))
-        for name in sorted(running & _PROFILING_TOOLS.keys())
+    running_processes = (
+        frozenset() if isinstance(context.processes, Unavailable) else context.processes
     )
-    findings = (*apply_rules(rules_of("CK025"), context.variables), *tools)
-    return combine(findings, otherwise=ok("no other tool uses CUPTI"))
+    tool_findings = (
+        warn_finding(
+            f"{name} is running: {_PROFILING_TOOLS[name]}", {name: "running"}, _release_fix(name)
+        )
+        for name in sorted(running_processes & _PROFILING_TOOLS.keys())
+    )
+    findings = (*apply_rules(rules_of("CK025"), context.variables), *tool_findings)
+    return combine_findings(findings, otherwise=ok_finding("no other tool uses CUPTI"))
 
 
 def _release_fix(name: str) -> str:
@@ -187,20 +196,20 @@ def performance_counters(context: RunContext) -> Finding:
     the process has CAP_SYS_ADMIN or the driver was loaded with NVreg_RestrictProfilingToAdminUsers=0,
     which /proc/driver/nvidia/params shows as RmProfilingAdminOnly: 0.
     """
-    parameters = context.driver.parameters
-    if parameters is None:
+    driver_parameters = context.driver.parameters
+    if driver_parameters is None:
         require_driver(context)
         raise NotCheckable("/proc/driver/nvidia/params cannot be read here")
-    value = parameters.get("RmProfilingAdminOnly")
+    parameter_value = driver_parameters.get("RmProfilingAdminOnly")
     evidence = {
-        "RmProfilingAdminOnly": value or "?",
+        "RmProfilingAdminOnly": parameter_value or "?",
         "CAP_SYS_ADMIN": "yes" if context.privileged else "no",
     }
-    if value == "0":
-        return ok("every user can read performance counters", evidence)
+    if parameter_value == "0":
+        return ok_finding("every user can read performance counters", evidence)
     if context.privileged:
-        return ok("this process can read performance counters (CAP_SYS_ADMIN)", evidence)
-    return warn(
+        return ok_finding("this process can read performance counters (CAP_SYS_ADMIN)", evidence)
+    return warn_finding(
         "only administrators can read performance counters (timelines need no privilege)",
         evidence,
         "run ncu with sudo; or allow all users: echo 'options nvidia "
@@ -231,13 +240,13 @@ def shared_memory(context: RunContext) -> Finding:
     Docker's default is 64 MiB: PyTorch's workers then fail with "Bus error" or "insufficient shared memory
     (shm)"; NCCL fails with "unhandled system error" or uses slower sockets.
     """
-    size = require(context.host.shared_memory_bytes)
-    evidence = {SHARED_MEMORY: format_bytes(size)}
-    if size >= _MIN_SHARED_BYTES:
-        return ok(f"{SHARED_MEMORY} has {format_bytes(size)}", evidence)
+    shared_bytes = require_fact(context.host.shared_memory_bytes)
+    evidence = {SHARED_MEMORY: format_bytes(shared_bytes)}
+    if shared_bytes >= _MIN_SHARED_BYTES:
+        return ok_finding(f"{SHARED_MEMORY} has {format_bytes(shared_bytes)}", evidence)
     fixes = _CONTAINER_SHM_FIXES if context.host.container else _HOST_SHM_FIXES
-    return warn(
-        f"{SHARED_MEMORY} has only {format_bytes(size)}: data loader workers may crash",
+    return warn_finding(
+        f"{SHARED_MEMORY} has only {format_bytes(shared_bytes)}: data loader workers may crash",
         evidence,
         *fixes,
     )
@@ -250,13 +259,13 @@ def memory_limits(context: RunContext) -> Finding:
     reservation. With InfiniBand, NCCL locks memory for the card: a low ulimit -l makes it slower or fail.
     Without InfiniBand that limit does not matter.
     """
-    limits = require(context.limits)
+    limits = require_fact(context.limits)
     address_limit, lock_limit = limits.address_space_bytes, limits.locked_memory_bytes
-    overcommit, cards = context.host.overcommit_memory, context.host.infiniband
+    overcommit_mode, infiniband_cards = context.host.overcommit_memory, context.host.infiniband
     evidence = {
         "address space (ulimit -v)": _limit_text(address_limit),
         "locked memory (ulimit -l)": _limit_text(lock_limit),
-        "vm.overcommit_memory": overcommit or "?",
+        "vm.overcommit_memory": overcommit_mode or "?",
     }
     rules = (
         (
@@ -266,20 +275,20 @@ def memory_limits(context: RunContext) -> Finding:
             "ulimit -v unlimited, or ask the batch system for more memory",
         ),
         (
-            overcommit == "2",
+            overcommit_mode == "2",
             "vm.overcommit_memory is 2: CUDA may fail with out of memory (2)",
             "sudo sysctl vm.overcommit_memory=0",
         ),
         (
-            bool(cards) and lock_limit is not None and lock_limit < _MIN_LOCKED_BYTES,
+            bool(infiniband_cards) and lock_limit is not None and lock_limit < _MIN_LOCKED_BYTES,
             f"only {_limit_text(lock_limit)} of memory can be locked; InfiniBand "
-            f"({', '.join(cards)}) needs more",
+            f"({', '.join(infiniband_cards)}) needs more",
             "ulimit -l unlimited (docker run --ulimit memlock=-1)",
         ),
     )
-    return combine(
-        (warn(message, evidence, fix) for is_met, message, fix in rules if is_met),
-        otherwise=ok("no limit prevents CUDA from reserving memory", evidence),
+    return combine_findings(
+        (warn_finding(message, evidence, fix) for is_met, message, fix in rules if is_met),
+        otherwise=ok_finding("no limit prevents CUDA from reserving memory", evidence),
     )
 
 
@@ -312,8 +321,8 @@ def compiled_extensions(context: RunContext) -> Finding:
         if name in context.software.missing_extensions
     }
     if not effects_of_missing:
-        return ok("cudakit's compiled extensions are installed")
-    return warn(
+        return ok_finding("cudakit's compiled extensions are installed")
+    return warn_finding(
         f"cudakit was installed without {count_of(len(effects_of_missing), 'compiled extension')}",
         effects_of_missing,
         "install a C compiler and Python's headers (apt install gcc python3-dev), then: "
@@ -325,23 +334,39 @@ def gpudirect_storage(context: RunContext) -> Finding:
     """GPUDirect Storage reads files into GPU memory if nvidia-fs is loaded and the file system supports it.
 
     Otherwise cuFile reads through host memory (compatibility mode): programs work, but no faster than with
-    read and a copy. cudakit bench gds measures both. Source: GPUDirect Storage Installation and
-    Troubleshooting Guide.
+    read and a copy. cudakit bench gds measures both. Without udev's database, as in most containers, cuFile
+    refuses files on drives. Source: GPUDirect Storage Installation and Troubleshooting Guide.
     """
-    version, mounts = context.driver.nvidia_fs, context.driver.mounts
-    directories = ", ".join(
+    nvidia_fs_version, mounts = context.driver.nvidia_fs, context.driver.mounts
+    mount_texts = ", ".join(
         f"{mount.directory} ({mount.file_system})" for mount in mounts[:_MAX_MOUNTS]
     )
     evidence = {
-        "nvidia-fs": version or "not loaded",
-        "supported file systems": directories or "none is mounted",
+        "nvidia-fs": nvidia_fs_version or "not loaded",
+        "supported file systems": mount_texts or "none is mounted",
+        "udev's database": "/run/udev/data" if context.driver.udev_database else "missing",
     }
-    if not version:
-        return ok("GPUDirect Storage is not set up: cuFile reads through host memory", evidence)
+    if not nvidia_fs_version and not context.driver.udev_database:
+        return ok_finding(
+            "GPUDirect Storage is not set up; cuFile refuses files on drives, because udev's database "
+            "/run/udev is missing",
+            evidence,
+        )
+    if not nvidia_fs_version:
+        return ok_finding(
+            "GPUDirect Storage is not set up: cuFile reads through host memory", evidence
+        )
+    if not context.driver.udev_database:
+        return warn_finding(
+            f"nvidia-fs {nvidia_fs_version} is loaded, but cuFile refuses files on drives, because udev's "
+            "database /run/udev is missing",
+            evidence,
+            "give the container the database of the host: docker run -v /run/udev:/run/udev:ro",
+        )
     if not mounts:
-        return warn(
-            f"nvidia-fs {version} is loaded, but no mounted file system supports GPUDirect Storage",
+        return warn_finding(
+            f"nvidia-fs {nvidia_fs_version} is loaded, but no mounted file system supports GPUDirect Storage",
             evidence,
             "use a directory on ext4 or xfs on a local NVMe drive, or on a parallel file system",
         )
-    return ok(f"nvidia-fs {version} is loaded, for {directories}", evidence)
+    return ok_finding(f"nvidia-fs {nvidia_fs_version} is loaded, for {mount_texts}", evidence)

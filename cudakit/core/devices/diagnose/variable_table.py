@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 
-_ROW = re.compile(r"(\w+)(?: !(CK\d+))? (.+)")
+_ROW_PATTERN = re.compile(r"(\w+)(?: !(CK\d+))? (.+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +34,9 @@ def known_variables() -> Mapping[str, Variable]:
         if line.startswith("["):
             library, _, source = line.strip("[]").partition(" | ")
         elif line:
-            row = _ROW.fullmatch(line)
-            assert row, line  # noqa: S101 the table is a constant
-            name, check, effect = row.groups(default="")
+            row_match = _ROW_PATTERN.fullmatch(line)
+            assert row_match, line  # noqa: S101 the table is a constant
+            name, check, effect = row_match.groups(default="")
             variables[name] = Variable(name, library, effect, source, check)
     return variables
 

@@ -6,7 +6,13 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from cudakit.core.devices.diagnose.check import Finding, SetVariable, combine, ok, warn
+from cudakit.core.devices.diagnose.check import (
+    Finding,
+    SetVariable,
+    combine_findings,
+    ok_finding,
+    warn_finding,
+)
 from cudakit.core.devices.diagnose.variable_table import known_variables
 from cudakit.errors import InputError
 from cudakit.gpu.api.run_context import RunContext
@@ -35,9 +41,11 @@ def _is_on(value: str) -> bool:
 def rules_of(check: str, fix: str = "unset {name}") -> tuple[VariableRule, ...]:
     """Return the rules of the table for a check. Each rule warns if its variable is set to an "on" value."""
     return tuple(
-        VariableRule(row.name, _is_on, f"{{name}}={{value}}: {row.effect}", fix)
-        for row in known_variables().values()
-        if row.check == check
+        VariableRule(
+            known_variable.name, _is_on, f"{{name}}={{value}}: {known_variable.effect}", fix
+        )
+        for known_variable in known_variables().values()
+        if known_variable.check == check
     )
 
 
@@ -47,19 +55,26 @@ def apply_rules(rules: Iterable[VariableRule], variables: Mapping[str, str]) -> 
         value = variables.get(rule.name)
         if value is not None and rule.matches_value(value):
             message, fix = (
-                text.format(name=rule.name, value=value) for text in (rule.message, rule.fix)
+                template.format(name=rule.name, value=value)
+                for template in (rule.message, rule.fix)
             )
-            yield warn(message, {rule.name: value}, fix)
+            yield warn_finding(message, {rule.name: value}, fix)
 
 
 def set_variables(context: RunContext) -> tuple[SetVariable, ...]:
     """Return the variables of the table that are set, with their values and effects."""
-    table = known_variables()
-    settings = {**context.software.nccl_conf, **context.variables}
+    known_by_name = known_variables()
+    value_by_name = {**context.software.nccl_conf, **context.variables}
     return tuple(
-        SetVariable(name, settings[name], row.effect, row.library, row.source)
-        for name, row in table.items()
-        if name in settings
+        SetVariable(
+            name,
+            value_by_name[name],
+            known_variable.effect,
+            known_variable.library,
+            known_variable.source,
+        )
+        for name, known_variable in known_by_name.items()
+        if name in value_by_name
     )
 
 
@@ -74,7 +89,7 @@ def debugging(context: RunContext) -> Finding:
     kernels on the CPU.
     """
     findings = apply_rules(rules_of("CK020"), context.variables)
-    return combine(findings, otherwise=ok("no debugging variable is set"))
+    return combine_findings(findings, otherwise=ok_finding("no debugging variable is set"))
 
 
 # --- CK021: PyTorch's allocator --------------------------------------------------------------------
@@ -92,15 +107,18 @@ def allocator(context: RunContext) -> Finding:
         name: context.variables[name] for name in PYTORCH_VARIABLES if name in context.variables
     }
     if not any(settings.values()):
-        return ok("PyTorch's allocator has its default settings")
+        return ok_finding("PyTorch's allocator has its default settings")
     name, value = next(iter(settings.items()))
     invalid_settings = list(_invalid_settings(name, value))
     if len(set(settings.values())) > 1:
         invalid_settings.append(
-            warn(f"both {' and '.join(settings)} are set; {name} wins", settings, f"unset {name}")
+            warn_finding(
+                f"both {' and '.join(settings)} are set; {name} wins", settings, f"unset {name}"
+            )
         )
-    return combine(
-        invalid_settings, otherwise=ok(f"the settings of {name}={value} are valid", settings)
+    return combine_findings(
+        invalid_settings,
+        otherwise=ok_finding(f"the settings of {name}={value} are valid", settings),
     )
 
 
@@ -108,8 +126,8 @@ def _invalid_settings(name: str, text: str) -> Iterator[Finding]:
     try:
         parse_config(text, variable=name)
     except InputError as error:
-        fallback = f"export {name}=expandable_segments:True, or unset it"
-        yield warn(error.message, {name: text}, *filter(None, [error.hint]), fallback)
+        fallback_fix = f"export {name}=expandable_segments:True, or unset it"
+        yield warn_finding(error.message, {name: text}, *filter(None, [error.hint]), fallback_fix)
 
 
 # --- CK022: NCCL -----------------------------------------------------------------------------------
@@ -130,16 +148,16 @@ def nccl(context: RunContext) -> Finding:
         # NVIDIA's container images set NCCL_VERSION; NCCL does not read it.
         if name.startswith("NCCL_") and name != "NCCL_VERSION"
     }
-    finding = ok(
+    finding = ok_finding(
         f"no setting of NCCL disables a fast path ({', '.join(nccl_settings)})", nccl_settings
     )
-    return combine(
+    return combine_findings(
         (
             *apply_rules(rules_of("CK022", _NCCL_FIX), settings),
             *apply_rules(_RENAMED_VARIABLES, settings),
             *_nccl_log_warning(settings),
         ),
-        otherwise=finding if nccl_settings else ok("NCCL has its default settings"),
+        otherwise=finding if nccl_settings else ok_finding("NCCL has its default settings"),
     )
 
 
@@ -159,7 +177,7 @@ _RENAMED_VARIABLES = tuple(
 def _nccl_log_warning(settings: Mapping[str, str]) -> Iterator[Finding]:
     log_level = settings.get("NCCL_DEBUG", "").upper()
     if log_level in ("INFO", "TRACE") and "NCCL_DEBUG_FILE" not in settings:
-        yield warn(
+        yield warn_finding(
             f"NCCL_DEBUG={log_level}: every rank writes a long log",
             {"NCCL_DEBUG": log_level},
             "export NCCL_DEBUG=WARN",
@@ -182,14 +200,14 @@ def math_libraries(context: RunContext) -> Finding:
         for name in sorted(context.variables)
         if name.startswith(("CUBLAS", "CUDNN_")) or "TF32" in name
     }
-    finding_if_ok = ok(
+    finding_if_ok = ok_finding(
         f"no setting slows down cuBLAS or cuDNN ({', '.join(math_settings)})", math_settings
     )
-    return combine(
+    return combine_findings(
         apply_rules((*rules_of("CK023"), *_MATH_RULES), context.variables),
         otherwise=finding_if_ok
         if math_settings
-        else ok("cuBLAS and cuDNN have their default settings"),
+        else ok_finding("cuBLAS and cuDNN have their default settings"),
     )
 
 
@@ -220,7 +238,7 @@ _MATH_RULES = (
 
 # --- CK024: misspellings ---------------------------------------------------------------------------
 
-_PREFIXES = (
+_VARIABLE_PREFIXES = (
     "CUDA",
     "NVIDIA_",
     "NVTX_",
@@ -245,9 +263,9 @@ def misspelled(context: RunContext) -> Finding:
     CUDA_VISIBLE_DEVICE=1 (without the S) hides no device. A name is reported if it differs by one letter
     (two in a long name) from a variable of CUDA, its libraries or frameworks, or of cudakit.
     """
-    return combine(
+    return combine_findings(
         (
-            warn(
+            warn_finding(
                 f"no library reads {name}; the variable is {correct_name}",
                 {name: context.variables[name]},
                 f"export {correct_name}={context.variables[name]}; unset {name}",
@@ -255,17 +273,17 @@ def misspelled(context: RunContext) -> Finding:
             for name in sorted(context.variables)
             for correct_name in _nearest_variable(name)
         ),
-        otherwise=ok("no misspelled environment variable"),
+        otherwise=ok_finding("no misspelled environment variable"),
     )
 
 
 def _nearest_variable(name: str) -> tuple[str, ...]:
     """Return the known name that a misspelled name is most similar to, or an empty tuple."""
-    table, upper_name = known_variables(), name.upper()
-    if name in table or not upper_name.startswith(_PREFIXES):
+    known_by_name, upper_name = known_variables(), name.upper()
+    if name in known_by_name or not upper_name.startswith(_VARIABLE_PREFIXES):
         return ()
     distance, nearest_name = min(
-        (_edit_distance(upper_name, candidate), candidate) for candidate in table
+        (_edit_distance(upper_name, candidate), candidate) for candidate in known_by_name
     )
     return (
         (nearest_name,) if distance <= (2 if len(nearest_name) >= _LONG_NAME_LENGTH else 1) else ()
@@ -276,14 +294,16 @@ def _edit_distance(first_text: str, second_text: str) -> int:
     """Return the number of inserted, deleted or replaced letters between two texts (Levenshtein)."""
     if abs(len(first_text) - len(second_text)) > 2:
         return 3  # the exact distance does not matter
-    row = list(range(len(second_text) + 1))
+    distances = list(range(len(second_text) + 1))
     for row_number, first_letter in enumerate(first_text, start=1):
-        diagonal, row[0] = row[0], row_number
+        diagonal, distances[0] = distances[0], row_number
         for column, second_letter in enumerate(second_text, start=1):
-            diagonal, row[column] = (
-                row[column],
+            diagonal, distances[column] = (
+                distances[column],
                 min(
-                    row[column] + 1, row[column - 1] + 1, diagonal + (first_letter != second_letter)
+                    distances[column] + 1,
+                    distances[column - 1] + 1,
+                    diagonal + (first_letter != second_letter),
                 ),
             )
-    return row[-1]
+    return distances[-1]

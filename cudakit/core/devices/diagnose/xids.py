@@ -8,15 +8,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 
-from cudakit.core.devices.diagnose.check import Finding, fail, ok, require, warn
+from cudakit.core.devices.diagnose.check import (
+    Finding,
+    fail_finding,
+    ok_finding,
+    require_fact,
+    warn_finding,
+)
 from cudakit.gpu.api.run_context import RunContext
 
-CATALOG = "https://docs.nvidia.com/deploy/xid-errors/"
+CATALOG_URL = "https://docs.nvidia.com/deploy/xid-errors/"
 
 # A line of the kernel log: "NVRM: Xid (PCI:0000:65:00): 79, pid=1234, name=python, GPU has fallen off the
 # bus."
-_XID_LINE = re.compile(r"Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)")
-_ROW = re.compile(r"(\d+) (\w+) ([^|]+?)(?: \| (.+))?")
+_XID_PATTERN = re.compile(r"Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)")
+_ROW_PATTERN = re.compile(r"(\d+) (\w+) ([^|]+?)(?: \| (.+))?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +38,11 @@ class Xid:
 @cache
 def known_xids() -> Mapping[int, Xid]:
     """Return the table of Xid errors by number."""
-    rows = (_ROW.fullmatch(line) for line in _TABLE.strip().splitlines())
-    fields = (row.groups(default="") for row in rows if row)
+    row_matches = (_ROW_PATTERN.fullmatch(line) for line in _TABLE.strip().splitlines())
+    row_fields = (row_match.groups(default="") for row_match in row_matches if row_match)
     return {
         int(number): Xid(int(number), origin, meaning, action or _USUAL_ACTIONS[origin])
-        for number, origin, meaning, action in fields
+        for number, origin, meaning, action in row_fields
     }
 
 
@@ -140,31 +146,38 @@ def xids(context: RunContext) -> Finding:
     boot or at the oldest message in its buffer; on most systems reading it needs privilege.
     `cudakit explain NUMBER` explains each. Source: https://docs.nvidia.com/deploy/xid-errors/
     """
-    log = require(context.driver.kernel_log)
-    matches = (_XID_LINE.search(line) for line in log if "Xid" in line)
+    log_lines = require_fact(context.driver.kernel_log)
+    matches = (_XID_PATTERN.search(line) for line in log_lines if "Xid" in line)
     count_by_gpu_and_xid = Counter((match[1], int(match[2])) for match in matches if match)
     if not count_by_gpu_and_xid:
-        return ok("no Xid errors in the kernel log")
-    table = known_xids()
+        return ok_finding("no Xid errors in the kernel log")
+    xid_by_number = known_xids()
     evidence = {
-        f"Xid {number} on {address}": f"{count}×, {table[number].meaning}"
-        if number in table
+        f"Xid {number} on {address}": f"{count}×, {xid_by_number[number].meaning}"
+        if number in xid_by_number
         else f"{count}×, not in the table"
         for (address, number), count in sorted(count_by_gpu_and_xid.items())
     }
     xid_numbers = sorted({number for _, number in count_by_gpu_and_xid})
     numbers_text = ", ".join(map(str, xid_numbers))
-    origins = {table[number].origin if number in table else "notice" for number in xid_numbers}
+    origins = {
+        xid_by_number[number].origin if number in xid_by_number else "notice"
+        for number in xid_numbers
+    }
     if origins == {"program"}:
-        return warn(
+        return warn_finding(
             f"programs caused GPU errors since boot (Xid {numbers_text})",
             evidence,
             _USUAL_ACTIONS["program"],
         )
-    make_finding = fail if "hardware" in origins else warn
+    make_finding = fail_finding if "hardware" in origins else warn_finding
     return make_finding(
         f"the driver reported GPU errors since boot (Xid {numbers_text})",
         evidence,
-        *(f"Xid {xid}: {table[xid].action}" for xid in xid_numbers if xid in table),
-        f"NVIDIA's catalog: {CATALOG}",
+        *(
+            f"Xid {xid_number}: {xid_by_number[xid_number].action}"
+            for xid_number in xid_numbers
+            if xid_number in xid_by_number
+        ),
+        f"NVIDIA's catalog: {CATALOG_URL}",
     )

@@ -7,13 +7,13 @@ from typing import Literal, TypeAlias
 
 from cudakit.core.devices.present.fields import (
     as_text,
-    machine,
+    machine_facts,
     number_with_unit,
     nvml_index_text,
-    properties,
-    title,
+    property_sections,
+    report_title,
 )
-from cudakit.core.devices.present.topology import topology
+from cudakit.core.devices.present.topology import topology_nodes
 from cudakit.core.devices.result import Device, DevicesResult
 from cudakit.core.devices.select import short_label
 from cudakit.document import (
@@ -32,72 +32,82 @@ from cudakit.gpu.api.facts import Field, Process
 from cudakit.units import Unavailable, format_bytes
 
 
-def report(result: DevicesResult, *, long: bool = False, activity: bool = False) -> Document:
-    """Return the report of devices, one row each; with ``long`` also all fields of each device.
+def report(
+    result: DevicesResult, *, with_all_fields: bool = False, with_activity: bool = False
+) -> Document:
+    """Return the report of devices, one row each; with ``with_all_fields`` also all fields of each device.
 
-    Processes and topology are shown if the result contains them; ``activity`` selects the activity columns.
+    Processes and topology are shown if the result contains them; ``with_activity`` selects the columns of
+    activity.
     """
-    nodes: list[Node] = [overview(result.devices, activity=activity), *_notes(result)]
+    nodes: list[Node] = [
+        overview_table(result.devices, with_activity=with_activity),
+        *_notes(result),
+    ]
     if any(device.processes is not None for device in result.devices):
-        nodes.append(Section("Processes", tuple(processes(result.devices))))
+        nodes.append(Section("Processes", tuple(process_nodes(result.devices))))
     if result.pairs is not None:
-        nodes.append(Section("Topology", tuple(topology(result))))
-    if long:
-        nodes += [machine(result), *map(properties, result.devices)]
-    return Document(title(result), tuple(nodes))
+        nodes.append(Section("Topology", tuple(topology_nodes(result))))
+    if with_all_fields:
+        nodes += [machine_facts(result), *map(property_sections, result.devices)]
+    return Document(report_title(result), tuple(nodes))
 
 
 def _notes(result: DevicesResult) -> Iterator[Note]:
     """Yield the notes of the machine, then each note of a device with all devices that have it."""
     yield from (Note("warn", note) for note in result.notes)
-    for text in dict.fromkeys(note for device in result.devices for note in device.notes):
-        devices = [device for device in result.devices if text in device.notes]
-        level: Literal["info", "warn"] = "info" if devices[0].hidden else "warn"
-        yield Note(level, f"{', '.join(map(short_label, devices))}: {text}")
+    for note_text in dict.fromkeys(note for device in result.devices for note in device.notes):
+        devices_with_note = [device for device in result.devices if note_text in device.notes]
+        level: Literal["info", "warn"] = "info" if devices_with_note[0].hidden else "warn"
+        yield Note(level, f"{', '.join(map(short_label, devices_with_note))}: {note_text}")
 
 
-_Cell: TypeAlias = Callable[[Device], Value]
+_CellFunction: TypeAlias = Callable[[Device], Value]
 
 
-def overview(devices: Sequence[Device], *, activity: bool = False) -> Table:
+def overview_table(devices: Sequence[Device], *, with_activity: bool = False) -> Table:
     """Return a table with one row for each device; hidden devices are faint."""
     columns = [
         *_INDEX_COLUMNS,
-        *(_ACTIVITY_COLUMNS if activity else _STATE_COLUMNS),
+        *(_ACTIVITY_COLUMNS if with_activity else _STATE_COLUMNS),
         *_POWER_COLUMNS,
-        _CLOCK if activity else _CAPABILITY,
+        _CLOCK_COLUMN if with_activity else _CAPABILITY_COLUMN,
     ]
     return Table(
         columns=tuple(column for column, _ in columns),
-        rows=tuple(tuple(cell(device) for _, cell in columns) for device in devices),
-        caption=_NO_SM_ACTIVITY if activity and any(map(_lacks_sm_activity, devices)) else "",
-        faint_rows=frozenset(row for row, device in enumerate(devices) if device.hidden),
+        rows=tuple(tuple(cell_of(device) for _, cell_of in columns) for device in devices),
+        caption=_NO_SM_ACTIVITY if with_activity and any(map(_lacks_sm_activity, devices)) else "",
+        faint_rows=frozenset(
+            row_index for row_index, device in enumerate(devices) if device.hidden
+        ),
     )
 
 
-def _pci(device: Device) -> Value:
+def _pci_cell(device: Device) -> Value:
     if isinstance(device.pci_bus_id, Unavailable):
         return device.pci_bus_id
     # Domain 0 is omitted, as in lspci, because nearly every machine has no other PCI domain.
     return Text(device.pci_bus_id.removeprefix("0000:"))
 
 
-def _name(device: Device) -> Value:
+def _name_cell(device: Device) -> Value:
     if isinstance(device.name, Unavailable):
         return device.name
     # The vendor's name is omitted, so that the table fits 80 columns.
     return Text(device.name.removeprefix("NVIDIA "))
 
 
-def _memory(device: Device) -> Value:
+def _memory_cell(device: Device) -> Value:
     used_bytes = device.field("memory_used_bytes")
-    total = device.field("memory_total_bytes")
-    if isinstance(total, Unavailable):
-        total = device.field("usable_memory_bytes")
-    if not isinstance(total, int):
-        return total if isinstance(total, Unavailable) else Text(str(total))
-    total_amount, unit = format_bytes(total).split()
-    return Text(f"{_in_unit_of(used_bytes, total, float(total_amount))} / {total_amount} {unit}")
+    total_bytes = device.field("memory_total_bytes")
+    if isinstance(total_bytes, Unavailable):
+        total_bytes = device.field("usable_memory_bytes")
+    if not isinstance(total_bytes, int):
+        return total_bytes if isinstance(total_bytes, Unavailable) else Text(str(total_bytes))
+    total_amount, unit = format_bytes(total_bytes).split()
+    return Text(
+        f"{_in_unit_of(used_bytes, total_bytes, float(total_amount))} / {total_amount} {unit}"
+    )
 
 
 def _in_unit_of(used_bytes: Field, total_bytes: int, total_amount: float) -> str:
@@ -108,23 +118,23 @@ def _in_unit_of(used_bytes: Field, total_bytes: int, total_amount: float) -> str
     return "<0.1" if 0 < used_amount < 0.05 else f"{used_amount:.1f}"
 
 
-def _power(device: Device) -> Value:
+def _power_cell(device: Device) -> Value:
     power_draw, power_limit = device.field("power_draw_w"), device.field("power_limit_enforced_w")
     if isinstance(power_draw, Unavailable) and isinstance(power_limit, Unavailable):
         return power_draw
-    return Text(f"{_watts(power_draw)} / {_watts(power_limit)} W")
+    return Text(f"{_watts_text(power_draw)} / {_watts_text(power_limit)} W")
 
 
-def _watts(value: Field) -> str:
-    return f"{value:.0f}" if isinstance(value, int | float) else "n/a"
+def _watts_text(watts: Field) -> str:
+    return f"{watts:.0f}" if isinstance(watts, int | float) else "n/a"
 
 
-def _number_cell(name: str, unit: str) -> _Cell:
+def _number_cell(name: str, unit: str) -> _CellFunction:
     """Return a function that formats a field of a device with its unit."""
     return lambda device: number_with_unit(device.field(name), unit)
 
 
-def _utilization(device: Device) -> Value:
+def _utilization_cell(device: Device) -> Value:
     """Return the SM activity. If the GPU does not measure it, return the utilization after a "~"."""
     if not _lacks_sm_activity(device):
         return number_with_unit(device.field("sm_activity_percent"), "%")
@@ -141,37 +151,40 @@ _NO_SM_ACTIVITY = (
     "measured."
 )
 
-_INDEX_COLUMNS: list[tuple[Column, _Cell]] = [
+_INDEX_COLUMNS: list[tuple[Column, _CellFunction]] = [
     (Column("CUDA", "number"), lambda device: as_text(device.cuda_index)),
     (Column("NVML", "number"), nvml_index_text),
 ]
-_STATE_COLUMNS: list[tuple[Column, _Cell]] = [
-    (Column("PCI", "text"), _pci),
-    (Column("name", "text"), _name),
-    (Column("memory", "number"), _memory),
+_STATE_COLUMNS: list[tuple[Column, _CellFunction]] = [
+    (Column("PCI", "text"), _pci_cell),
+    (Column("name", "text"), _name_cell),
+    (Column("memory", "number"), _memory_cell),
     (Column("util", "number"), _number_cell("utilization_gpu_percent", "%")),
 ]
-_ACTIVITY_COLUMNS: list[tuple[Column, _Cell]] = [
-    (Column("name", "text"), _name),
-    (Column("memory", "number"), _memory),
-    (Column("SM", "number"), _utilization),
+_ACTIVITY_COLUMNS: list[tuple[Column, _CellFunction]] = [
+    (Column("name", "text"), _name_cell),
+    (Column("memory", "number"), _memory_cell),
+    (Column("SM", "number"), _utilization_cell),
     (Column("occupancy", "number"), _number_cell("sm_occupancy_percent", "%")),
     (Column("tensor", "number"), _number_cell("tensor_activity_percent", "%")),
     (Column("DRAM", "number"), _number_cell("dram_bandwidth_percent", "%")),
 ]
-_POWER_COLUMNS: list[tuple[Column, _Cell]] = [
+_POWER_COLUMNS: list[tuple[Column, _CellFunction]] = [
     (Column("temp", "number"), _number_cell("temperature_gpu_c", "°C")),
-    (Column("power", "number"), _power),
+    (Column("power", "number"), _power_cell),
 ]
 # On a narrow terminal the last column is dropped first.
-_CLOCK: tuple[Column, _Cell] = (Column("clock", "number"), _number_cell("clock_sm_mhz", "MHz"))
-_CAPABILITY: tuple[Column, _Cell] = (
+_CLOCK_COLUMN: tuple[Column, _CellFunction] = (
+    Column("clock", "number"),
+    _number_cell("clock_sm_mhz", "MHz"),
+)
+_CAPABILITY_COLUMN: tuple[Column, _CellFunction] = (
     Column("cc", "number"),
     lambda device: as_text(device.field("compute_capability")),
 )
 
 # The fields that the tables and notes of --watch need.
-FIELDS = (
+WATCHED_FIELDS = (
     "name",
     "compute_capability",
     "memory_total_bytes",
@@ -205,10 +218,10 @@ _PROCESS_COLUMNS = (
     Column("command", "text"),
 )
 # The letters of nvidia-smi for the types of processes.
-_TYPES = {"compute": "C", "graphics": "G", "MPS": "M+C"}
+_PROCESS_TYPE_LETTERS = {"compute": "C", "graphics": "G", "MPS": "M+C"}
 
 
-def processes(devices: Sequence[Device]) -> Iterator[Node]:
+def process_nodes(devices: Sequence[Device]) -> Iterator[Node]:
     """Yield a table of processes, and notes with the reason for each missing value."""
     devices_with_processes = [device for device in devices if isinstance(device.processes, tuple)]
     yield Table(
@@ -220,24 +233,24 @@ def processes(devices: Sequence[Device]) -> Iterator[Node]:
             yield Note(
                 "info", f"{short_label(device)}: processes not available: {device.processes.reason}"
             )
-    yield from _missing_values(
+    yield from _missing_value_notes(
         [process for device in devices_with_processes for process in _processes(device)]
     )
 
 
-def _missing_values(processes: Sequence[Process]) -> Iterator[Note]:
+def _missing_value_notes(processes: Sequence[Process]) -> Iterator[Note]:
     """Yield a note for each reason for missing values, with the names of the values and the PIDs."""
     # The names of missing values and the PIDs, by reason. The values are dicts instead of sets, because dicts
     # keep the order.
     names_by_reason: dict[str, tuple[dict[str, None], dict[str, None]]] = {}
     for process in processes:
-        values = {
+        value_by_name = {
             "command": process.name,
             "SM utilization": process.sm_percent,
             "memory": process.used_bytes,
             "runtime": process.runtime_s,
         }
-        for name, value in values.items():
+        for name, value in value_by_name.items():
             if isinstance(value, Unavailable):
                 names, pids = names_by_reason.setdefault(value.reason, ({}, {}))
                 names[name] = pids[str(process.pid)] = None
@@ -248,16 +261,16 @@ def _missing_values(processes: Sequence[Process]) -> Iterator[Note]:
 
 def _process_rows(device: Device) -> Iterator[tuple[Value, ...]]:
     for process in _processes(device):
-        used_bytes, runtime = process.used_bytes, process.runtime_s
+        used_bytes, runtime_s = process.used_bytes, process.runtime_s
         yield (
             as_text(device.cuda_index),
             nvml_index_text(device),
             Text(str(process.pid)),
-            Text(_TYPES.get(process.kind, process.kind)),
+            Text(_PROCESS_TYPE_LETTERS.get(process.kind, process.kind)),
             as_text(process.user),
             number_with_unit(process.sm_percent, "%"),
             used_bytes if isinstance(used_bytes, Unavailable) else Bytes(used_bytes),
-            runtime if isinstance(runtime, Unavailable) else Seconds(round(runtime)),
+            runtime_s if isinstance(runtime_s, Unavailable) else Seconds(round(runtime_s)),
             as_text(process.name),
         )
 

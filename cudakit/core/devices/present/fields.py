@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from cudakit.core.devices.fields import registry
+from cudakit.core.devices.fields import field_registry
 from cudakit.core.devices.result import Device, DevicesResult
 from cudakit.core.devices.select import label
 from cudakit.document import (
@@ -58,8 +58,8 @@ def field_value(value: Field, field: FieldInfo) -> Value:
 
 
 def _with_unit(value: Scalar, field: FieldInfo) -> str:
-    number = f"{value:.1f}" if isinstance(value, float) else str(value)
-    return f"{number}{_unit_suffix(field.unit)}"
+    number_text = f"{value:.1f}" if isinstance(value, float) else str(value)
+    return f"{number_text}{_unit_suffix(field.unit)}"
 
 
 def number_with_unit(value: Field, unit: str) -> Value:
@@ -87,7 +87,7 @@ def as_text(value: object) -> Value:
     return value if isinstance(value, Unavailable) else Text(str(value))
 
 
-def title(result: DevicesResult) -> str:
+def report_title(result: DevicesResult) -> str:
     """Return the title of the report, with the driver version and a label for simulated GPUs."""
     title_parts = ["Simulated GPUs" if result.simulated else "GPUs of this machine"]
     if isinstance(result.driver_version, str):
@@ -100,7 +100,7 @@ def title(result: DevicesResult) -> str:
 # --- rows and columns ------------------------------------------------------------------------------
 
 
-def table(fields: Sequence[FieldInfo], result: DevicesResult) -> Document:
+def field_table(fields: Sequence[FieldInfo], result: DevicesResult) -> Document:
     """Return fields as a table with a row for each device."""
     columns = tuple(
         Column(field.name, "number" if _is_number(field) else "text") for field in fields
@@ -110,19 +110,19 @@ def table(fields: Sequence[FieldInfo], result: DevicesResult) -> Document:
         for device in result.devices
     )
     hidden_rows = frozenset(row for row, device in enumerate(result.devices) if device.hidden)
-    return Document(title(result), (Table(columns, rows, faint_rows=hidden_rows),))
+    return Document(report_title(result), (Table(columns, rows, faint_rows=hidden_rows),))
 
 
-def columns(fields: Sequence[FieldInfo], result: DevicesResult) -> Document:
+def field_columns(fields: Sequence[FieldInfo], result: DevicesResult) -> Document:
     """Return fields as arrays of raw values; an unavailable value is an empty cell."""
     arrays = {
-        field.name: _array([device.field(field.name) for device in result.devices])
+        field.name: _masked_array([device.field(field.name) for device in result.devices])
         for field in fields
     }
-    return Document(title(result), (Columns("devices", arrays),))
+    return Document(report_title(result), (Columns("devices", arrays),))
 
 
-def listing(fields: Iterable[FieldInfo]) -> Document:
+def field_list(fields: Iterable[FieldInfo]) -> Document:
     """Return the fields by group, each with its meaning, unit and source."""
     rows_by_group: dict[str, list[tuple[str, Value]]] = {}
     for field in fields:
@@ -130,30 +130,31 @@ def listing(fields: Iterable[FieldInfo]) -> Document:
         meaning = Text(f"{field.description}{unit} ({field.source})")
         rows_by_group.setdefault(field.group, []).append((field.name, meaning))
     sections = (
-        Section(capitalized(name), (Facts(tuple(rows)),)) for name, rows in rows_by_group.items()
+        Section(capitalized(group_name), (Facts(tuple(rows)),))
+        for group_name, rows in rows_by_group.items()
     )
-    source = Note("info", "In parentheses: the function or package that the value comes from.")
-    return Document("Fields of a device", (source, *sections))
+    source_note = Note("info", "In parentheses: the function or package that the value comes from.")
+    return Document("Fields of a device", (source_note, *sections))
 
 
 def _is_number(field: FieldInfo) -> bool:
     return field.unit not in ("", "bool", "hex")
 
 
-def _array(values: Sequence[Field]) -> npt.NDArray[np.generic]:
+def _masked_array(values: Sequence[Field]) -> npt.NDArray[np.generic]:
     import numpy as np  # imported here, because it is slow to import and only CSV needs it
 
     available_values = [value for value in values if not isinstance(value, Unavailable)]
     if available_values and all(type(value) is int for value in available_values):
         integers = [value if type(value) is int else 0 for value in values]
-        mask = [isinstance(value, Unavailable) for value in values]
-        return np.ma.masked_array(np.array(integers, dtype=np.int64), mask=mask)
+        is_missing = [isinstance(value, Unavailable) for value in values]
+        return np.ma.masked_array(np.array(integers, dtype=np.int64), mask=is_missing)
     if available_values and all(isinstance(value, float) for value in available_values):
         return np.array([value if isinstance(value, float) else np.nan for value in values])
-    return np.array([_cell(value) for value in values], dtype=object)
+    return np.array([_cell_value(value) for value in values], dtype=object)
 
 
-def _cell(value: Field) -> str:
+def _cell_value(value: Field) -> str:
     match value:
         case Unavailable():
             return ""
@@ -167,7 +168,7 @@ def _cell(value: Field) -> str:
 # --- all fields of a device ------------------------------------------------------------------------
 
 
-def machine(result: DevicesResult) -> Section:
+def machine_facts(result: DevicesResult) -> Section:
     """Return the versions of the driver and its libraries."""
     rows: list[tuple[str, Value]] = [
         ("driver version", as_text(result.driver_version)),
@@ -180,16 +181,16 @@ def machine(result: DevicesResult) -> Section:
         rows += [
             ("CUDA version", as_text(cuda.version)),
             ("libcuda", as_text(cuda.library)),
-            ("CUDA_VISIBLE_DEVICES", Text(_variable(cuda.visible_devices))),
-            ("CUDA_DEVICE_ORDER", Text(_variable(cuda.device_order))),
+            ("CUDA_VISIBLE_DEVICES", Text(_variable_text(cuda.visible_devices))),
+            ("CUDA_DEVICE_ORDER", Text(_variable_text(cuda.device_order))),
         ]
     return Section("Driver", (Facts(tuple(rows)),))
 
 
-def properties(device: Device) -> Section:
+def property_sections(device: Device) -> Section:
     """Return every field of a device. An unavailable field is shown with its reason."""
     rows_by_group: dict[str, list[tuple[str, Value]]] = {}
-    for name, field in registry().items():
+    for name, field in field_registry().items():
         if field.kind == "identity" or name in device.fields:
             rows_by_group.setdefault(field.group, []).append(
                 (name, field_value(device.field(name), field))
@@ -203,5 +204,5 @@ def properties(device: Device) -> Section:
     )
 
 
-def _variable(value: str | None) -> str:
+def _variable_text(value: str | None) -> str:
     return "not set" if value is None else value or "empty"

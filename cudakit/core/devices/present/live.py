@@ -27,21 +27,21 @@ _MIN_HISTORY_WIDTH, _MAX_HISTORY_WIDTH = 8, 30
 
 
 def live_report(
-    result: DevicesResult, history: History, view: WatchView, *, width: int, keys: bool
+    result: DevicesResult, history: History, view: WatchView, *, width: int, with_keys: bool
 ) -> Document:
-    """Return the report with bars and history; with ``keys`` also the line that explains the keys."""
+    """Return the report with bars and history; with ``with_keys`` also the line that explains the keys."""
     devices = arrange(result, view)
-    page = report(devices, activity=True)
+    devices_report = report(devices, with_activity=True)
     title = f"Utilization and memory, last {HISTORY_SECONDS} s"
-    nodes = [*page.nodes, Section(title, (_history_table(devices, history, width),))]
-    if keys:
+    nodes = [*devices_report.nodes, Section(title, (_history_table(devices, history, width),))]
+    if with_keys:
         nodes.append(Note("info", view.help))
-    return Document(page.title, tuple(nodes))
+    return Document(devices_report.title, tuple(nodes))
 
 
 def _history_table(result: DevicesResult, history: History, width: int) -> Table:
     history_width = (width - _WIDTH_WITHOUT_HISTORIES) // 2
-    count = min(max(history_width, _MIN_HISTORY_WIDTH), _MAX_HISTORY_WIDTH)
+    sample_count = min(max(history_width, _MIN_HISTORY_WIDTH), _MAX_HISTORY_WIDTH)
     columns = (
         Column("device"),
         Column("utilization", "bar"),
@@ -50,33 +50,39 @@ def _history_table(result: DevicesResult, history: History, width: int) -> Table
         Column("history"),
     )
     rows = tuple(
-        _row(device, history.samples(device), now_ns=result.time_ns, count=count)
+        _history_row(
+            device, history.samples(device), now_ns=result.time_ns, sample_count=sample_count
+        )
         for device in result.devices
     )
     return Table(columns, rows)
 
 
-def _row(
-    device: Device, samples: Sequence[Sample], *, now_ns: int, count: int
+def _history_row(
+    device: Device, samples: Sequence[Sample], *, now_ns: int, sample_count: int
 ) -> tuple[Value, ...]:
     no_sample = Sample(now_ns, Unavailable("no sample"), Unavailable("no sample"))
     last_sample = samples[-1] if samples else no_sample
-    utilization = averages(
-        [(sample.time_ns, sample.utilization) for sample in samples], now_ns=now_ns, count=count
+    utilization_shares = averages(
+        [(sample.time_ns, sample.utilization) for sample in samples],
+        now_ns=now_ns,
+        interval_count=sample_count,
     )
-    memory = averages(
-        [(sample.time_ns, sample.memory) for sample in samples], now_ns=now_ns, count=count
+    memory_shares = averages(
+        [(sample.time_ns, sample.memory) for sample in samples],
+        now_ns=now_ns,
+        interval_count=sample_count,
     )
     return (
         Text(short_label(device)),
-        _ratio(last_sample.utilization),
-        Text(sparkline(utilization)),
-        _ratio(last_sample.memory),
-        Text(sparkline(memory)),
+        _ratio_value(last_sample.utilization),
+        Text(sparkline(utilization_shares)),
+        _ratio_value(last_sample.memory),
+        Text(sparkline(memory_shares)),
     )
 
 
-def _ratio(fraction: float | Unavailable) -> Value:
+def _ratio_value(fraction: float | Unavailable) -> Value:
     return fraction if isinstance(fraction, Unavailable) else Ratio(fraction)
 
 

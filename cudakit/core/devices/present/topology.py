@@ -9,7 +9,7 @@ from cudakit.core.devices.result import Device, DevicesResult, Pair
 from cudakit.document import Column, Node, Note, Table, Text, Value
 from cudakit.units import Unavailable
 
-_PATHS = {
+_PATH_MEANINGS = {
     "PIX": "at most one PCIe bridge",
     "PXB": "several PCIe bridges",
     "PHB": "the PCIe host bridge",
@@ -24,7 +24,7 @@ _HINT = (
 )
 
 
-def topology(result: DevicesResult) -> Iterator[Node]:
+def topology_nodes(result: DevicesResult) -> Iterator[Node]:
     """Yield matrices of links and peer access, and a note for each pair on which NVML and CUDA disagree."""
     gpus = [device for device in result.devices if device.parent is None]
     if len(gpus) < 2 or not result.pairs:
@@ -32,7 +32,7 @@ def topology(result: DevicesResult) -> Iterator[Node]:
         return
     pair_by_gpus = {(pair.first, pair.second): pair for pair in result.pairs}
     yield _matrix("link", gpus, pair_by_gpus, lambda pair: as_text(pair.path))
-    yield _matrix("peer access", gpus, pair_by_gpus, _access)
+    yield _matrix("peer access", gpus, pair_by_gpus, _access_text)
     for pair in result.pairs:
         if pair.disagreement:
             yield Note("warn", pair.disagreement, remedies=(_HINT,))
@@ -42,44 +42,44 @@ def _matrix(
     title: str,
     gpus: Sequence[Device],
     pair_by_gpus: Mapping[tuple[int, int], Pair],
-    cell: Callable[[Pair], Value],
+    pair_value: Callable[[Pair], Value],
 ) -> Table:
     locality = _LOCALITY_COLUMNS if title == "link" else {}
     rows = tuple(
         (
-            Text(_name(row_gpu)),
-            *(_cell(row_gpu, column_gpu, pair_by_gpus, cell) for column_gpu in gpus),
+            Text(_gpu_name(row_gpu)),
+            *(_pair_cell(row_gpu, column_gpu, pair_by_gpus, pair_value) for column_gpu in gpus),
             *(as_text(row_gpu.field(name)) for name in locality),
         )
         for row_gpu in gpus
     )
-    columns = (Column(title), *(Column(_name(gpu)) for gpu in gpus), *locality.values())
+    columns = (Column(title), *(Column(_gpu_name(gpu)) for gpu in gpus), *locality.values())
     return Table(columns, rows, caption=_legend(pair_by_gpus) if title == "link" else "")
 
 
-def _cell(
+def _pair_cell(
     row_gpu: Device,
     column_gpu: Device,
     pair_by_gpus: Mapping[tuple[int, int], Pair],
-    cell: Callable[[Pair], Value],
+    pair_value: Callable[[Pair], Value],
 ) -> Value:
     if row_gpu is column_gpu:
         return Text("-")
     first_index, second_index = sorted((_nvml_index(row_gpu), _nvml_index(column_gpu)))
     pair = pair_by_gpus.get((first_index, second_index))
-    return cell(pair) if pair else Unavailable("NVML does not report it")
+    return pair_value(pair) if pair else Unavailable("NVML does not report it")
 
 
 def _nvml_index(device: Device) -> int:
     return device.nvml_index if isinstance(device.nvml_index, int) else -1
 
 
-def _name(device: Device) -> str:
-    cuda = f"cuda:{device.cuda_index}" if isinstance(device.cuda_index, int) else ""
-    return " ".join(filter(None, (cuda, f"nvml:{device.nvml_index}")))
+def _gpu_name(device: Device) -> str:
+    cuda_name = f"cuda:{device.cuda_index}" if isinstance(device.cuda_index, int) else ""
+    return " ".join(filter(None, (cuda_name, f"nvml:{device.nvml_index}")))
 
 
-def _access(pair: Pair) -> Value:
+def _access_text(pair: Pair) -> Value:
     """Return whether there is peer access: one answer if NVML and CUDA agree, else both answers."""
     nvml_access, cuda_access = _nvml_access(pair), pair.cuda_access
     if isinstance(cuda_access, Unavailable):
@@ -89,15 +89,15 @@ def _access(pair: Pair) -> Value:
     if isinstance(nvml_access, Unavailable):
         return Text(f"{_yes_or_no(cuda_access)} (CUDA)")
     if nvml_access == cuda_access:
-        atomics = " + atomics" if pair.cuda_atomics is True else ""
-        return Text(_yes_or_no(nvml_access) + atomics)
+        atomics_text = " + atomics" if pair.cuda_atomics is True else ""
+        return Text(_yes_or_no(nvml_access) + atomics_text)
     return Text(f"NVML {_yes_or_no(nvml_access)}, CUDA {_yes_or_no(cuda_access)}")
 
 
 def _nvml_access(pair: Pair) -> bool | Unavailable:
-    states = (pair.nvml_read, pair.nvml_write)
-    unknown_states = [state for state in states if isinstance(state, Unavailable)]
-    return unknown_states[0] if unknown_states else all(state == "ok" for state in states)
+    access_states = (pair.nvml_read, pair.nvml_write)
+    unknown_states = [state for state in access_states if isinstance(state, Unavailable)]
+    return unknown_states[0] if unknown_states else all(state == "ok" for state in access_states)
 
 
 def _yes_or_no(is_yes: bool) -> str:
@@ -107,8 +107,8 @@ def _yes_or_no(is_yes: bool) -> str:
 def _legend(pair_by_gpus: Mapping[tuple[int, int], Pair]) -> str:
     """Return the meaning of the abbreviations in the matrix."""
     paths = sorted({pair.path for pair in pair_by_gpus.values() if isinstance(pair.path, str)})
-    return "; ".join(f"{path}: {_meaning(path)}" for path in paths)
+    return "; ".join(f"{path}: {_path_meaning(path)}" for path in paths)
 
 
-def _meaning(path: str) -> str:
-    return f"{path[2:]} NVLinks" if path.startswith("NV") else _PATHS.get(path, "unknown")
+def _path_meaning(path: str) -> str:
+    return f"{path[2:]} NVLinks" if path.startswith("NV") else _PATH_MEANINGS.get(path, "unknown")

@@ -114,13 +114,13 @@ def _analyze_device(
     trace = filter_trace(snapshot, full_trace, stream=spec.stream, pool=spec.pool)
     trace_replay = replay(snapshot, trace)
     allocations, n_events = trace_replay.allocations, trace_replay.n_events
-    name, event = _chosen_event(trace, trace_replay, spec.at)
+    moment_name, event = _chosen_event(trace, trace_replay, spec.at)
     layout_at_event, layout_at_end = (
         trace_replay.layout_at(event + 1),
         trace_replay.layout_at(n_events),
     )
     live_allocations = live_at(allocations, event + 1)
-    history = step_history(snapshot, trace, trace_replay)
+    steps = step_history(snapshot, trace, trace_replay)
     return DeviceMemory(
         file=snapshot.source,
         device=device_number(trace),
@@ -130,17 +130,17 @@ def _analyze_device(
         end=state_at(trace_replay, layout_at_end, n_events),
         peak=peak_of(snapshot, trace, trace_replay),
         at=Moment(
-            name,
+            moment_name,
             event,
             time_of(snapshot, trace, event),
             state_at(trace_replay, layout_at_event, event + 1),
         ),
         health=health(snapshot, trace, trace_replay),
-        ooms=_ooms(
+        ooms=_explain_ooms(
             snapshot,
             full_trace,
             stacks,
-            (trace_replay, history) if trace is full_trace else None,
+            (trace_replay, steps) if trace is full_trace else None,
             new_allocator,
         ),
         holders=holders_by_stack(stacks, allocations, live_allocations),
@@ -149,8 +149,8 @@ def _analyze_device(
         segments=segment_groups(snapshot, layout_at_event),
         fragmentation=fragmentation(stacks, allocations, layout_at_event),
         churn=churn_by_stack(snapshot, trace, stacks, allocations),
-        steps=steps_of(history, snapshot, trace, stacks, trace_replay),
-        leaks=find_leaks(stacks, allocations, history.bounds, n_events),
+        steps=steps_of(steps, snapshot, trace, stacks, trace_replay),
+        leaks=find_leaks(stacks, allocations, steps.bounds, n_events),
         timeline=timeline(snapshot, trace, trace_replay.curves),
         layout=layout_at_end,
         snapshot=snapshot,
@@ -159,23 +159,24 @@ def _analyze_device(
     )
 
 
-def _ooms(
+def _explain_ooms(
     snapshot: Snapshot,
     full_trace: DeviceTrace,
     stacks: StackTable,
-    analyzed: tuple[Replay, StepHistory] | None,
+    replay_and_steps: tuple[Replay, StepHistory] | None,
     new_allocator: NewAllocator | None,
 ) -> tuple[Oom, ...]:
     """Explain each failed allocation. The explanation covers all memory of the device, even with a filter.
 
-    ``analyzed`` has the replay and the step history of the full trace, or is None if they were not computed.
+    ``replay_and_steps`` has the replay and the step history of the full trace; None if they were not
+    computed.
     """
     if not _has_oom(full_trace):
         return ()
-    if analyzed is None:
+    if replay_and_steps is None:
         trace_replay = replay(snapshot, full_trace)
-        analyzed = trace_replay, step_history(snapshot, full_trace, trace_replay)
-    return find_ooms(snapshot, full_trace, stacks, *analyzed, new_allocator)
+        replay_and_steps = trace_replay, step_history(snapshot, full_trace, trace_replay)
+    return find_ooms(snapshot, full_trace, stacks, *replay_and_steps, new_allocator)
 
 
 def _chosen_event(trace: DeviceTrace, trace_replay: Replay, moment: str | int) -> tuple[str, int]:

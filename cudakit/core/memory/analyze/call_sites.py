@@ -59,17 +59,19 @@ class StackTable:
         """Return the frames of a stack, innermost first."""
         if stack not in self._frames:
             frames = self.snapshot.frames
-            self._frames[stack] = tuple(frames[i] for i in self.snapshot.stacks[stack])
+            self._frames[stack] = tuple(
+                frames[frame_index] for frame_index in self.snapshot.stacks[stack]
+            )
         return self._frames[stack]
 
     @cached_property
-    def _ranks(self) -> list[int]:
+    def _site_ranks(self) -> list[int]:
         return [site_rank(frame) for frame in self.snapshot.frames]
 
-    def site(self, stack: int) -> int:
+    def site_index(self, stack: int) -> int:
         """Return the index of the call site in a stack: the innermost frame with the lowest ``site_rank``."""
         if stack not in self._sites:
-            ranks = [self._ranks[frame] for frame in self.snapshot.stacks[stack]]
+            ranks = [self._site_ranks[frame] for frame in self.snapshot.stacks[stack]]
             self._sites[stack] = ranks.index(min(ranks)) if ranks else 0
         return self._sites[stack]
 
@@ -77,7 +79,7 @@ class StackTable:
     def site_frames(self) -> Ids:
         """The frame id of the call site of each stack; -1 for the empty stack."""
         sites = (
-            stack[self.site(number)] if stack else -1
-            for number, stack in enumerate(self.snapshot.stacks)
+            stack[self.site_index(stack_index)] if stack else -1
+            for stack_index, stack in enumerate(self.snapshot.stacks)
         )
         return np.fromiter(sites, np.int32, len(self.snapshot.stacks))

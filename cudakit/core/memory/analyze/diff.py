@@ -81,11 +81,13 @@ def _device_moments(snapshot: Snapshot, spec: MemorySpec) -> list[_DeviceMoments
         trace = filter_trace(snapshot, full_trace, stream=spec.stream, pool=spec.pool)
         trace_replay = replay(snapshot, trace)
         stacks = StackTable(snapshot)
-        peak = _holdings_at(stacks, trace, trace_replay, "peak", trace_replay.peak_moment() - 1)
+        holdings_at_peak = _holdings_at(
+            stacks, trace, trace_replay, "peak", trace_replay.peak_moment() - 1
+        )
         holdings_at_end = _holdings_at(
             stacks, trace, trace_replay, "end", trace_replay.n_events - 1
         )
-        devices.append(_DeviceMoments(device_number(trace), peak, holdings_at_end))
+        devices.append(_DeviceMoments(device_number(trace), holdings_at_peak, holdings_at_end))
     return devices
 
 
@@ -144,7 +146,7 @@ def _diff_rows(before: tuple[Holder, ...], after: tuple[Holder, ...]) -> Iterato
     for holders_before, holders_after in holders_by_stack.values():
         largest_holder = (holders_after or holders_before)[0]
         before_bytes, after_bytes = (
-            sum(holder.bytes for holder in side) for side in (holders_before, holders_after)
+            sum(holder.bytes for holder in holders) for holders in (holders_before, holders_after)
         )
         yield DiffRow(
             change_bytes=after_bytes - before_bytes,

@@ -14,14 +14,14 @@ from cudakit.core.memory.snapshot import Ints, SegmentKind, Snapshot
 def fragmentation(stacks: StackTable, allocations: Allocations, layout: Layout) -> Fragmentation:
     """Return the free memory in segments, and the call stacks whose blocks keep the segments in use."""
     free_by_segment, used_by_segment = layout.free_by_segment(), layout.used_by_segment()
-    reserved = int(layout.segments.size.sum())
-    blocks = int(layout.block_size.sum())
-    rounding = blocks - int(layout.block_requested.sum())
+    reserved_bytes = int(layout.segments.size.sum())
+    block_bytes = int(layout.block_size.sum())
+    rounding_bytes = block_bytes - int(layout.block_requested.sum())
     return Fragmentation(
         free_bytes=int(free_by_segment.sum()),
-        free_share=int(free_by_segment.sum()) / max(reserved, 1),
-        rounding_bytes=rounding,
-        rounding_share=rounding / max(blocks, 1),
+        free_share=int(free_by_segment.sum()) / max(reserved_bytes, 1),
+        rounding_bytes=rounding_bytes,
+        rounding_share=rounding_bytes / max(block_bytes, 1),
         holes=len(layout.free_size),
         largest_hole_bytes=int(layout.free_size.max(initial=0)),
         stranded_bytes=int(free_by_segment[used_by_segment > 0].sum()),
@@ -34,30 +34,36 @@ def _pins_by_stack(
     stacks: StackTable, allocations: Allocations, layout: Layout, free_by_segment: Ints
 ) -> tuple[Pin, ...]:
     """Return for each call stack the free memory of the segments that contain its blocks."""
-    stack = allocations.stack[layout.allocation].astype(np.int64)
+    block_stacks = allocations.stack[layout.allocation].astype(np.int64)
     n_segments = max(len(layout.segments), 1)
     # One item per pair of a stack and a segment with blocks of this stack.
-    _, first_of_pair = np.unique(stack * n_segments + layout.block_segment, return_index=True)
-    segment, pair_stack = layout.block_segment[first_of_pair], stack[first_of_pair]
-    is_alone = np.bincount(segment, minlength=n_segments)[segment] == 1
-    n_stacks = len(stacks.snapshot.stacks)
-    pinned_bytes = np.bincount(pair_stack, weights=free_by_segment[segment], minlength=n_stacks)
-    pinned_alone = np.bincount(
-        pair_stack, weights=free_by_segment[segment] * is_alone, minlength=n_stacks
+    _, first_of_pair = np.unique(
+        block_stacks * n_segments + layout.block_segment, return_index=True
     )
-    segments = np.bincount(pair_stack[free_by_segment[segment] > 0], minlength=n_stacks)
-    blocks = np.bincount(stack, minlength=n_stacks)
-    sizes = np.bincount(stack, weights=layout.block_size, minlength=n_stacks)
-    stacks_by_rank = np.lexsort((-pinned_bytes, -pinned_alone))
+    pair_segments, pair_stacks = layout.block_segment[first_of_pair], block_stacks[first_of_pair]
+    is_alone = np.bincount(pair_segments, minlength=n_segments)[pair_segments] == 1
+    n_stacks = len(stacks.snapshot.stacks)
+    pinned_bytes = np.bincount(
+        pair_stacks, weights=free_by_segment[pair_segments], minlength=n_stacks
+    )
+    pinned_alone_bytes = np.bincount(
+        pair_stacks, weights=free_by_segment[pair_segments] * is_alone, minlength=n_stacks
+    )
+    segment_counts = np.bincount(
+        pair_stacks[free_by_segment[pair_segments] > 0], minlength=n_stacks
+    )
+    block_counts = np.bincount(block_stacks, minlength=n_stacks)
+    block_bytes = np.bincount(block_stacks, weights=layout.block_size, minlength=n_stacks)
+    stacks_by_rank = np.lexsort((-pinned_bytes, -pinned_alone_bytes))
     return tuple(
         Pin(
-            blocks=int(blocks[index]),
-            bytes=int(sizes[index]),
-            segments=int(segments[index]),
+            blocks=int(block_counts[index]),
+            bytes=int(block_bytes[index]),
+            segments=int(segment_counts[index]),
             pinned_bytes=int(pinned_bytes[index]),
-            alone_bytes=int(pinned_alone[index]),
+            alone_bytes=int(pinned_alone_bytes[index]),
             stack=stacks.frames(index),
-            site=stacks.site(index),
+            site=stacks.site_index(index),
         )
         for index in stacks_by_rank[pinned_bytes[stacks_by_rank] > 0].tolist()
     )
@@ -67,17 +73,17 @@ def segment_groups(snapshot: Snapshot, layout: Layout) -> tuple[SegmentGroup, ..
     """Sum segments by pool, stream, kind and expandability, largest first."""
     segments = layout.segments
     free_by_segment = layout.free_by_segment()
-    largest_free = np.zeros(len(segments), np.int64)
-    np.maximum.at(largest_free, layout.free_segment, layout.free_size)
-    keys = np.stack(
+    largest_free_bytes = np.zeros(len(segments), np.int64)
+    np.maximum.at(largest_free_bytes, layout.free_segment, layout.free_size)
+    group_keys = np.stack(
         (segments.pool, segments.stream, segments.kind, segments.expandable), axis=1
     ).astype(np.int64)
-    distinct_keys, group_of_segment = np.unique(keys, axis=0, return_inverse=True)
+    distinct_keys, group_of_segment = np.unique(group_keys, axis=0, return_inverse=True)
     group_of_segment = group_of_segment.reshape(-1)
     groups = []
     for index, (pool, stream, kind, expandable) in enumerate(distinct_keys.tolist()):
         is_in_group = group_of_segment == index
-        reserved, free_bytes = (
+        reserved_bytes, free_bytes = (
             int(segments.size[is_in_group].sum()),
             int(free_by_segment[is_in_group].sum()),
         )
@@ -88,10 +94,10 @@ def segment_groups(snapshot: Snapshot, layout: Layout) -> tuple[SegmentGroup, ..
                 kind=SegmentKind(kind).name.lower(),
                 expandable=bool(expandable),
                 segments=int(is_in_group.sum()),
-                reserved_bytes=reserved,
-                used_bytes=reserved - free_bytes,
+                reserved_bytes=reserved_bytes,
+                used_bytes=reserved_bytes - free_bytes,
                 free_bytes=free_bytes,
-                largest_hole_bytes=int(largest_free[is_in_group].max()),
+                largest_hole_bytes=int(largest_free_bytes[is_in_group].max()),
             )
         )
     return tuple(sorted(groups, key=lambda g: -g.reserved_bytes))

@@ -22,17 +22,19 @@ def health(snapshot: Snapshot, trace: DeviceTrace, trace_replay: Replay) -> Heal
     contradictions, allocations = trace_replay.inconsistencies, trace_replay.allocations
     # An allocation from before the trace that was freed during the trace has no stack.
     can_have_stack = (allocations.begin != BEFORE_TRACE) | (allocations.live_block >= 0)
-    stack = allocations.stack[can_have_stack]
-    share_without_stack = float(np.mean(stack == 0)) if len(stack) else 0.0
-    overflowed = _has_overflowed(trace, trace_replay)
+    allocation_stacks = allocations.stack[can_have_stack]
+    share_without_stack = float(np.mean(allocation_stacks == 0)) if len(allocation_stacks) else 0.0
+    has_overflowed = _has_overflowed(trace, trace_replay)
     return Health(
         contradictions=contradictions,
         begins_complete=trace_replay.begins_complete,
-        overflowed=overflowed,
+        overflowed=has_overflowed,
         without_stack=share_without_stack,
         has_times=snapshot.has_times,
         warnings=trace.warnings,
-        advice=tuple(_advice(snapshot, trace, contradictions, share_without_stack, overflowed)),
+        advice=tuple(
+            _recording_advice(snapshot, trace, contradictions, share_without_stack, has_overflowed)
+        ),
     )
 
 
@@ -44,12 +46,12 @@ def _has_overflowed(trace: DeviceTrace, trace_replay: Replay) -> bool | None:
     return True if len(trace.events) in _ROUND_LENGTHS else None
 
 
-def _advice(
+def _recording_advice(
     snapshot: Snapshot,
     trace: DeviceTrace,
     contradictions: Contradictions,
     share_without_stack: float,
-    overflowed: bool | None,
+    has_overflowed: bool | None,
 ) -> Iterator[str]:
     calls = snapshot.calls
     if not len(trace.events):
@@ -58,7 +60,7 @@ def _advice(
             f" {calls.record_trace} before the first allocation."
         )
         return
-    if overflowed:
+    if has_overflowed:
         yield "Old events were dropped from the trace: record with a larger max_entries."
     for action in _skipped_actions(trace, contradictions):
         yield f"The trace has no {action} events: record without skip_actions."
@@ -73,12 +75,12 @@ def _advice(
 
 def _skipped_actions(trace: DeviceTrace, contradictions: Contradictions) -> Iterator[str]:
     """Yield the kinds of events that were lost and never occur in the trace."""
-    kinds = set(np.unique(trace.events.action).tolist())
-    for action, n_lost in (
+    recorded_actions = set(np.unique(trace.events.action).tolist())
+    for action, lost_count in (
         (Action.ALLOC, contradictions.lost_allocations),
         (Action.FREE_REQUESTED, contradictions.lost_requests),
         (Action.FREE_COMPLETED, contradictions.lost_frees),
     ):
-        recorded_as_free = action != Action.ALLOC and Action.FREE in kinds
-        if n_lost and action not in kinds and not recorded_as_free:
+        is_recorded_as_free = action != Action.ALLOC and Action.FREE in recorded_actions
+        if lost_count and action not in recorded_actions and not is_recorded_as_free:
             yield action.name.lower()

@@ -15,15 +15,15 @@ from cudakit.core.memory.result import Churn, Facet, Group, Holder, Line
 from cudakit.core.memory.snapshot import DeviceTrace, Ints, Snapshot
 
 # The compile context that PyTorch records outside compiled code.
-_NO_COMPILER = "N/A"
+_NO_COMPILE_CONTEXT = "N/A"
 
 
 def holders_by_stack(
     stacks: StackTable, allocations: Allocations, live_allocations: Ints
 ) -> tuple[Holder, ...]:
     """Return live memory by call stack, largest first."""
-    stack = allocations.stack[live_allocations]
-    requested_bytes = np.bincount(stack, weights=allocations.requested[live_allocations])
+    stack_ids = allocations.stack[live_allocations]
+    requested_bytes = np.bincount(stack_ids, weights=allocations.requested[live_allocations])
     return tuple(
         Holder(
             bytes=total.bytes,
@@ -31,9 +31,9 @@ def holders_by_stack(
             count=total.count,
             share=total.share,
             stack=stacks.frames(total.key),
-            site=stacks.site(total.key),
+            site=stacks.site_index(total.key),
         )
-        for total in totals(stack, allocations.size[live_allocations])
+        for total in totals(stack_ids, allocations.size[live_allocations])
     )
 
 
@@ -41,11 +41,11 @@ def holders_by_line(
     stacks: StackTable, allocations: Allocations, live_allocations: Ints
 ) -> tuple[Line, ...]:
     """Return live memory by call site, largest first."""
-    site = stacks.site_frames[allocations.stack[live_allocations]]
+    site_ids = stacks.site_frames[allocations.stack[live_allocations]]
     frames = stacks.snapshot.frames
     return tuple(
-        Line(t.bytes, t.count, t.share, frames[t.key] if t.key >= 0 else None)
-        for t in totals(site, allocations.size[live_allocations])
+        Line(total.bytes, total.count, total.share, frames[total.key] if total.key >= 0 else None)
+        for total in totals(site_ids, allocations.size[live_allocations])
     )
 
 
@@ -63,9 +63,9 @@ def facets(
 def _facets(
     snapshot: Snapshot, trace: DeviceTrace, allocations: Allocations, live_allocations: Ints
 ) -> Iterator[tuple[str, tuple[Group, ...]]]:
-    size = allocations.size[live_allocations]
-    source = allocations.source[live_allocations]
-    has_event = source >= 0
+    block_sizes = allocations.size[live_allocations]
+    source_events = allocations.source[live_allocations]
+    has_event = source_events >= 0
     annotation_of_event, names = active_annotation(snapshot, trace)
     for name, ids, texts in (
         ("annotation", annotation_of_event, names),
@@ -74,12 +74,12 @@ def _facets(
         ("category", trace.events.category, snapshot.texts),
     ):
         key = np.zeros(len(live_allocations), np.int32)
-        key[has_event] = ids[source[has_event]]
-        if _NO_COMPILER in texts:
-            key[key == texts.index(_NO_COMPILER)] = 0
+        key[has_event] = ids[source_events[has_event]]
+        if _NO_COMPILE_CONTEXT in texts:
+            key[key == texts.index(_NO_COMPILE_CONTEXT)] = 0
         yield (
             name,
-            tuple(Group(texts[t.key], t.bytes, t.count, t.share) for t in totals(key, size)),
+            tuple(Group(texts[t.key], t.bytes, t.count, t.share) for t in totals(key, block_sizes)),
         )
 
 
@@ -136,7 +136,7 @@ def churn_by_stack(
                 else None
             ),
             stack=stacks.frames(total.key),
-            site=stacks.site(total.key),
+            site=stacks.site_index(total.key),
         )
         for total in totals(stack, allocations.requested[allocated])
     )

@@ -89,5 +89,5 @@ def _leak(stacks: StackTable, stack: int, live_bytes: Ints, count: Ints, step: I
         count=int(count[-1]),
         growth=tuple(live_bytes.tolist()),
         stack=stacks.frames(stack),
-        site=stacks.site(stack),
+        site=stacks.site_index(stack),
     )

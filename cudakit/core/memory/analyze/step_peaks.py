@@ -172,7 +172,7 @@ def growth_between(
             before_count=int(count_before[stack]),
             after_count=int(count_after[stack]),
             stack=stacks.frames(stack),
-            site=stacks.site(stack),
+            site=stacks.site_index(stack),
         )
         for stack in changed_stacks[
             np.argsort(-change_bytes[changed_stacks], kind="stable")

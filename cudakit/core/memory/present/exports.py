@@ -259,7 +259,9 @@ def _site_names(snapshot: Snapshot, stack: Ids) -> tuple[tuple[str, ...], Ids]:
     used_stacks, stack_index = np.unique(stack, return_inverse=True)
     sites = [snapshot.stacks[number] for number in used_stacks.tolist()]
     names = tuple(
-        frame_text(snapshot.frames[frames[table.site(number)]]) if frames else "no stack recorded"
+        frame_text(snapshot.frames[frames[table.site_index(number)]])
+        if frames
+        else "no stack recorded"
         for number, frames in zip(used_stacks.tolist(), sites, strict=True)
     )
     _check_characters(snapshot, (names, stack_index.astype(np.int32)))

@@ -89,7 +89,7 @@ def _explain(
         sentence=f"Allocating {format_bytes(request.size_bytes)} failed: {causes[0].sentence}.",
         remedies=_remedies(causes, replays, request.calls),
         stack=failure.stacks.frames(failure.stack),
-        site=failure.stacks.site(failure.stack),
+        site=failure.stacks.site_index(failure.stack),
         stream=failure.stream,
         pool=failure.pool,
         ranges=open_ranges_at(snapshot, trace, failure.event),

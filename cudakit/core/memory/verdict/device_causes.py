@@ -32,7 +32,7 @@ def request_too_large(failure: Failure) -> Cause | None:
         sentence=f"the request alone is {format_bytes(size)}, and {owner} {format_bytes(available_bytes)}",
         remedy="compute this result in parts, or with less precision",
         stack=failure.stacks.frames(failure.stack),
-        site=failure.stacks.site(failure.stack),
+        site=failure.stacks.site_index(failure.stack),
     )
 
 

@@ -62,7 +62,7 @@ def retained(failure: Failure) -> Cause | None:
             " detach the tensors that you keep, or keep numbers instead"
         ),
         stack=failure.stacks.frames(int(ids[largest_stack])),
-        site=failure.stacks.site(int(ids[largest_stack])),
+        site=failure.stacks.site_index(int(ids[largest_stack])),
     )
 
 
@@ -123,7 +123,7 @@ def one_off_peak(failure: Failure) -> Cause | None:
     rows = growth_between(
         failure.stacks, failure.replayed.allocations, moment_before, failure.event
     )
-    stack, site = failure.stacks.frames(failure.stack), failure.stacks.site(failure.stack)
+    stack, site = failure.stacks.frames(failure.stack), failure.stacks.site_index(failure.stack)
     if rows and rows[0].change_bytes > failure.request.size_bytes:
         stack, site = rows[0].stack, rows[0].site
     return Cause(
@@ -178,7 +178,7 @@ def accumulated_blocks(failure: Failure) -> Cause | None:
         ),
         remedy="free these blocks earlier, or keep them in host memory",
         stack=failure.stacks.frames(stack),
-        site=failure.stacks.site(stack),
+        site=failure.stacks.site_index(stack),
     )
 
 
@@ -232,7 +232,7 @@ def _phase_cause(
         ),
         remedy="let this phase need less: smaller parts, or less precise data; or free memory before it",
         stack=failure.stacks.frames(failure.stack),
-        site=failure.stacks.site(failure.stack),
+        site=failure.stacks.site_index(failure.stack),
     )
 
 
@@ -296,7 +296,7 @@ def _larger_bytes(row: DiffRow) -> int:
 
 
 def _site_text(stacks: StackTable, stack: int) -> str:
-    return _frames_text(stacks.frames(stack), stacks.site(stack))
+    return _frames_text(stacks.frames(stack), stacks.site_index(stack))
 
 
 def _frames_text(frames: tuple[Frame, ...], site: int) -> str:

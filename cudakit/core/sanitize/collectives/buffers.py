@@ -34,7 +34,7 @@ class Membership(NamedTuple):
 
     rank: int = -1  # rank of the process; -1 if unknown
     rank_count: int = 0  # number of ranks; 0 if unknown
-    hash: int = 0  # hash of the communicator, the same on all ranks; 0 if unknown
+    communicator_hash: int = 0  # hash of the communicator, the same on all ranks; 0 if unknown
 
 
 class AccessedRange(NamedTuple):
@@ -48,8 +48,8 @@ class AccessedRange(NamedTuple):
 class Buffers(NamedTuple):
     """The buffers of a collective, as one rank passes them."""
 
-    send: int  # address of the send buffer; 0 if there is none
-    receive: int  # address of the receive buffer; 0 if there is none
+    send_address: int  # address of the send buffer; 0 if there is none
+    receive_address: int  # address of the receive buffer; 0 if there is none
     size_bytes: int  # size in bytes of one rank's part of the data
     membership: Membership
     root: int = 0  # root rank; for a send or receive, the other rank
@@ -66,7 +66,7 @@ class Buffers(NamedTuple):
     @property
     def is_in_place(self) -> bool:
         """Whether the send buffer is also the receive buffer."""
-        return self.send == self.receive
+        return self.send_address == self.receive_address
 
     @property
     def all_bytes(self) -> int:
@@ -80,11 +80,11 @@ class Buffers(NamedTuple):
 
     def send_access(self, mode: int = READ) -> AccessedRange:
         """Return the access to the rank's part in the send buffer."""
-        return AccessedRange(self.send, self.send + self.size_bytes, mode)
+        return AccessedRange(self.send_address, self.send_address + self.size_bytes, mode)
 
     def receive_access(self) -> AccessedRange:
         """Return the write of the rank's part in the receive buffer."""
-        return AccessedRange(self.receive, self.receive + self.size_bytes, WRITE)
+        return AccessedRange(self.receive_address, self.receive_address + self.size_bytes, WRITE)
 
 
 def _all_reduce_ranges(buffers: Buffers) -> Iterator[AccessedRange]:
@@ -96,23 +96,23 @@ def _all_reduce_ranges(buffers: Buffers) -> Iterator[AccessedRange]:
 
 
 def _all_gather_ranges(buffers: Buffers) -> Iterator[AccessedRange]:
-    sent_part, receive_end = buffers.send_access(), buffers.receive + buffers.all_bytes
+    sent_part, receive_end = buffers.send_access(), buffers.receive_address + buffers.all_bytes
     yield sent_part
-    if sent_part.lo == buffers.receive + buffers.part_offset:
-        yield AccessedRange(buffers.receive, sent_part.lo, WRITE)
+    if sent_part.lo == buffers.receive_address + buffers.part_offset:
+        yield AccessedRange(buffers.receive_address, sent_part.lo, WRITE)
         yield AccessedRange(sent_part.hi, receive_end, WRITE)
     else:
-        yield AccessedRange(buffers.receive, receive_end, WRITE)
+        yield AccessedRange(buffers.receive_address, receive_end, WRITE)
 
 
 def _reduce_scatter_ranges(buffers: Buffers) -> Iterator[AccessedRange]:
-    received_part, send_end = buffers.receive_access(), buffers.send + buffers.all_bytes
-    if received_part.lo == buffers.send + buffers.part_offset:
-        yield AccessedRange(buffers.send, received_part.lo, READ)
+    received_part, send_end = buffers.receive_access(), buffers.send_address + buffers.all_bytes
+    if received_part.lo == buffers.send_address + buffers.part_offset:
+        yield AccessedRange(buffers.send_address, received_part.lo, READ)
         yield AccessedRange(received_part.lo, received_part.hi, READ | WRITE)
         yield AccessedRange(received_part.hi, send_end, READ)
     else:
-        yield AccessedRange(buffers.send, send_end, READ)
+        yield AccessedRange(buffers.send_address, send_end, READ)
         yield received_part
 
 

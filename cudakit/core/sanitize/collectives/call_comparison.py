@@ -29,7 +29,7 @@ class RankCall(NamedTuple):
     """A call of a collective, send or receive by one rank."""
 
     rank: int
-    group: int  # number of the group of calls, counted on each rank
+    group_number: int  # number of the group of calls, counted on each rank
     function: CollectiveFunction
     element_count: int
     datatype: NcclDatatype
@@ -53,8 +53,8 @@ class CallPair(NamedTuple):
     """Two calls that should be equal, or a send and its receive, and the property that differs."""
 
     kind: DifferenceKind
-    first: RankCall
-    second: RankCall
+    first_call: RankCall
+    second_call: RankCall
 
 
 @dataclass(slots=True)
@@ -93,10 +93,10 @@ class CommunicatorCalls:
             self._match_transfer(call)
             return
         open_group = self._open_groups.setdefault(call.rank, [])
-        if open_group and call.group < open_group[-1].group:
+        if open_group and call.group_number < open_group[-1].group_number:
             self.stop()  # the calls are not in order, so that no group is complete
             return
-        if open_group and call.group > open_group[-1].group:
+        if open_group and call.group_number > open_group[-1].group_number:
             self._compare_group(open_group)
             self._open_groups[call.rank] = open_group = []
         open_group.append(call)
@@ -104,7 +104,7 @@ class CommunicatorCalls:
     def finish(self) -> None:
         """Compare the last group of each rank, which is incomplete if the process of the rank has died."""
         for calls in self._open_groups.values():
-            reference = self._references.get(calls[0].group)
+            reference = self._references.get(calls[0].group_number)
             if not self._is_stopped and (reference is None or len(reference.calls) == len(calls)):
                 self._compare_group(calls)
         self.stop()
@@ -121,10 +121,10 @@ class CommunicatorCalls:
         self._compares_transfers = False
 
     def _compare_group(self, calls: Sequence[RankCall]) -> None:
-        group = calls[0].group
-        reference = self._references.get(group)
+        group_number = calls[0].group_number
+        reference = self._references.get(group_number)
         if reference is None:
-            self._references[group] = _Reference(calls)
+            self._references[group_number] = _Reference(calls)
             if len(self._references) > _MAX_WAITING_GROUPS:
                 del self._references[next(iter(self._references))]
             return
@@ -134,7 +134,7 @@ class CommunicatorCalls:
             return
         reference.rank_count += 1
         if reference.rank_count == self._rank_count:
-            del self._references[group]
+            del self._references[group_number]
 
     def _match_transfer(self, call: RankCall) -> None:
         """Compare a send with the receive of the other rank, in the order of both ranks' calls."""

@@ -62,8 +62,8 @@ class RankComparison:
         for communicator_hash, communicator in self._communicators.items():
             if call_pair := communicator.difference:
                 first_call, second_call = (
-                    self._describe(call_pair.first),
-                    self._describe(call_pair.second),
+                    self._describe(call_pair.first_call),
+                    self._describe(call_pair.second_call),
                 )
                 yield DifferentCalls(
                     kind=call_pair.kind,
@@ -74,12 +74,12 @@ class RankComparison:
                     hint=_FIX_HINTS[call_pair.kind],
                 )
 
-    def ranks(self) -> dict[int, int]:
+    def rank_by_process(self) -> dict[int, int]:
         """Return the rank of each process that has exactly one rank in its largest communicator."""
         memberships: dict[int, list[Membership]] = {}
         for ((process, _), _), membership in self._memberships.items():
             memberships.setdefault(process, []).append(membership)
-        ranks_by_process: dict[int, int] = {}
+        rank_by_process: dict[int, int] = {}
         for process, process_memberships in memberships.items():
             largest_rank_count = max(membership.rank_count for membership in process_memberships)
             ranks = {
@@ -88,8 +88,8 @@ class RankComparison:
                 if membership.rank_count == largest_rank_count
             }
             if len(ranks) == 1 and (rank := ranks.pop()) >= 0:
-                ranks_by_process[process] = rank
-        return ranks_by_process
+                rank_by_process[process] = rank
+        return rank_by_process
 
     def _add_memberships(self, trace_id: TraceId, records: Records) -> None:
         field_names = ("communicator", "rank", "rank_count", "hash")
@@ -113,7 +113,7 @@ class RankComparison:
             *columns, strict=True
         ):
             membership = self._memberships.get((trace_id, communicator_number), Membership())
-            if membership.rank < 0 or not membership.hash:
+            if membership.rank < 0 or not membership.communicator_hash:
                 continue
             communicator = self._communicator(membership)
             if graph:
@@ -122,7 +122,7 @@ class RankComparison:
                 communicator.add(
                     RankCall(
                         rank=membership.rank,
-                        group=group,
+                        group_number=group,
                         function=CollectiveFunction(function),
                         element_count=element_count,
                         datatype=NcclDatatype(datatype),
@@ -133,11 +133,11 @@ class RankComparison:
                 )
 
     def _communicator(self, membership: Membership) -> CommunicatorCalls:
-        if membership.hash not in self._communicators:
-            self._communicators[membership.hash] = CommunicatorCalls(
+        if membership.communicator_hash not in self._communicators:
+            self._communicators[membership.communicator_hash] = CommunicatorCalls(
                 membership.rank_count, compares_transfers=self._compares_transfers
             )
-        return self._communicators[membership.hash]
+        return self._communicators[membership.communicator_hash]
 
     def _stop_transfers(self) -> None:
         self._compares_transfers = False

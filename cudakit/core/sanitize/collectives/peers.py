@@ -42,9 +42,8 @@ class PeerOrder:
     """
 
     def __init__(self) -> None:
-        self._ranks: defaultdict[int, set[int]] = defaultdict(
-            set
-        )  # ranks in this process, by communicator hash
+        # The ranks in this process, by communicator hash.
+        self._ranks: defaultdict[int, set[int]] = defaultdict(set)
         # The starts of a group's collectives, by communicator hash, number of the group and
         # function.
         self._starts: dict[tuple[int, int, CollectiveFunction], list[CollectiveStart]] = {}
@@ -53,23 +52,23 @@ class PeerOrder:
         self._sends: _WaitingTransfers = defaultdict(deque)
         self._receives: _WaitingTransfers = defaultdict(deque)
 
-    def add(self, membership: Membership) -> None:
+    def add_membership(self, membership: Membership) -> None:
         """Add a rank of this process."""
-        if membership.hash and membership.rank >= 0:
-            self._ranks[membership.hash].add(membership.rank)
+        if membership.communicator_hash and membership.rank >= 0:
+            self._ranks[membership.communicator_hash].add(membership.rank)
 
     def has_peers(self, membership: Membership) -> bool:
         """Return whether other ranks of the communicator are in this process."""
-        return len(self._ranks[membership.hash]) > 1
+        return len(self._ranks[membership.communicator_hash]) > 1
 
-    def order(
+    def order_collective(
         self, start: CollectiveStart, function: CollectiveFunction, root: int, group: int
     ) -> None:
         """Order later work of a rank after the collective's start on its peers, and vice versa.
 
         ``root`` is the root rank, or the other rank of a send or receive.
         """
-        communicator_hash, rank = start.membership.hash, start.membership.rank
+        communicator_hash, rank = start.membership.communicator_hash, start.membership.rank
         if function is CollectiveFunction.SEND:
             self._order_transfer(
                 (communicator_hash, rank, root), start, self._sends, self._receives
@@ -79,12 +78,12 @@ class PeerOrder:
                 (communicator_hash, root, rank), start, self._receives, self._sends
             )
         else:
-            self._order_all(start, function, root, group)
+            self._order_all_ranks(start, function, root, group)
 
-    def _order_all(
+    def _order_all_ranks(
         self, start: CollectiveStart, function: CollectiveFunction, root: int, group: int
     ) -> None:
-        group_key = start.membership.hash, group, function
+        group_key = start.membership.communicator_hash, group, function
         group_starts = self._starts.setdefault(group_key, [])
         for peer in group_starts:
             if _receives_data(function, peer.membership.rank, start.membership.rank, root):

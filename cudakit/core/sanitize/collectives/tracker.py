@@ -52,18 +52,18 @@ class CollectiveTracker:
         self._peers = PeerOrder()
 
     def add_communicator(
-        self, _: Call, communicator: int, rank: int, rank_count: int, communicator_hash: int
+        self, _: Call, communicator_number: int, rank: int, rank_count: int, communicator_hash: int
     ) -> None:
-        self._memberships[communicator] = Membership(rank, rank_count, communicator_hash)
-        self._peers.add(self._memberships[communicator])
+        self._memberships[communicator_number] = Membership(rank, rank_count, communicator_hash)
+        self._peers.add_membership(self._memberships[communicator_number])
 
     def add_collective(
         self,
         call: Call,
-        send: int,
-        receive: int,
+        send_address: int,
+        receive_address: int,
         element_count: int,
-        communicator: int,
+        communicator_number: int,
         root: int,
         graph: int,
         node: int,
@@ -73,30 +73,30 @@ class CollectiveTracker:
     ) -> None:
         """Add a collective to its stream, or to a node of a graph, which repeats it in each launch."""
         function = CollectiveFunction(function_number)
-        membership = self._memberships.get(communicator, Membership())
+        membership = self._memberships.get(communicator_number, Membership())
         call.collective = CollectiveOperation(
             function, membership.rank, membership.rank_count, root
         )
         self._coverage.collectives += 1
-        is_unknown = (function in _FUNCTIONS_NEEDING_RANK and membership.rank < 0) or (
+        has_unknown_accesses = (function in _FUNCTIONS_NEEDING_RANK and membership.rank < 0) or (
             function in _FUNCTIONS_NEEDING_RANK_COUNT and not membership.rank_count
         )
-        if is_unknown or not function:
+        if has_unknown_accesses or not function:
             self._gap_counts[UNKNOWN_RANKS if function else UNKNOWN_FUNCTION] += 1
             return
         size_bytes = element_count * ELEMENT_BYTES[NcclDatatype(datatype)]
-        buffers = Buffers(send, receive, size_bytes, membership, root)
-        rows = b"".join(
+        buffers = Buffers(send_address, receive_address, size_bytes, membership, root)
+        access_records = b"".join(
             access_record(lo, hi, mode, EXACT, node)
             for lo, hi, mode in buffers.accessed_ranges(function)
             if lo < hi <= ADDRESS_END
         )
         if graph:
-            self._graphs.add_collective(replace(call, graph=graph, node=node), rows)
+            self._graphs.add_collective(replace(call, graph=graph, node=node), access_records)
         elif stream := self._stream_order.enqueue(call):
             has_peers = self._peers.has_peers(membership)
             start = CollectiveStart(stream, stream.release(), membership) if has_peers else None
             self._stream_order.enqueue(call)
-            self._shadow.add_all(memoryview(rows), call, stream)
+            self._shadow.add_all(memoryview(access_records), call, stream)
             if start:
-                self._peers.order(start, function, root, group)
+                self._peers.order_collective(start, function, root, group)

@@ -144,26 +144,26 @@ void access_list_clear(struct access_list *list)
     struct access_list old_list = *list;
     *list = (struct access_list){0};
     struct access *const *items = access_list_items(&old_list);
-    for (uint32_t i = 0; i < old_list.count; i++)
+    for (uint32_t i = 0; i < old_list.access_count; i++)
         access_release(items[i]);
-    if (old_list.count > 1)
-        PyMem_Free(old_list.items);
+    if (old_list.access_count > 1)
+        PyMem_Free(old_list.accesses);
 }
 
 int access_list_copy(struct access_list *new_list, const struct access_list *list)
 {
     *new_list = *list;
-    if (list->count > 1) {
-        new_list->items = PyMem_Malloc(list->count * sizeof(struct access *));
-        if (!new_list->items) {
-            new_list->count = 0;
+    if (list->access_count > 1) {
+        new_list->accesses = PyMem_Malloc(list->access_count * sizeof(struct access *));
+        if (!new_list->accesses) {
+            new_list->access_count = 0;
             PyErr_NoMemory();
             return -1;
         }
-        memcpy(new_list->items, list->items, list->count * sizeof *list->items);
+        memcpy(new_list->accesses, list->accesses, list->access_count * sizeof *list->accesses);
     }
     struct access *const *items = access_list_items(new_list);
-    for (uint32_t i = 0; i < new_list->count; i++)
+    for (uint32_t i = 0; i < new_list->access_count; i++)
         access_share(items[i]);
     return 0;
 }
@@ -171,20 +171,20 @@ int access_list_copy(struct access_list *new_list, const struct access_list *lis
 /* Remove the accesses of a list that happen before the clock. */
 static void remove_ordered(struct access_list *list, const struct clock *clock)
 {
-    if (list->count <= 1) {
-        if (list->count && access_is_ordered(list->single, clock))
+    if (list->access_count <= 1) {
+        if (list->access_count && access_is_ordered(list->single, clock))
             access_list_clear(list);
         return;
     }
-    struct access **items = list->items;
+    struct access **items = list->accesses;
     uint32_t remaining_count = 0;
-    for (uint32_t i = 0; i < list->count; i++) {
+    for (uint32_t i = 0; i < list->access_count; i++) {
         if (access_is_ordered(items[i], clock))
             access_release(items[i]);
         else
             items[remaining_count++] = items[i];
     }
-    list->count = remaining_count;
+    list->access_count = remaining_count;
     if (remaining_count == 1)
         list->single = items[0];
     if (remaining_count <= 1)
@@ -196,29 +196,29 @@ int access_list_replace_ordered(struct access_list *list, const struct clock *cl
     remove_ordered(list, clock);
     if (!new_access)
         return 0;
-    if (!list->count) {
-        *list = (struct access_list){.count = 1, .single = access_share(new_access)};
+    if (!list->access_count) {
+        *list = (struct access_list){.access_count = 1, .single = access_share(new_access)};
         return 0;
     }
-    struct access **old_items = list->count > 1 ? list->items : NULL;
-    struct access **items = PyMem_Realloc(old_items, (list->count + 1) * sizeof(struct access *));
+    struct access **old_items = list->access_count > 1 ? list->accesses : NULL;
+    struct access **items = PyMem_Realloc(old_items, (list->access_count + 1) * sizeof(struct access *));
     if (!items) {
         PyErr_NoMemory();
         return -1;
     }
     if (!old_items)
         items[0] = list->single;
-    items[list->count++] = access_share(new_access);
-    list->items = items;
+    items[list->access_count++] = access_share(new_access);
+    list->accesses = items;
     return 0;
 }
 
 bool access_lists_are_equivalent(const struct access_list *first, const struct access_list *second)
 {
-    if (first->count != second->count)
+    if (first->access_count != second->access_count)
         return false;
     struct access *const *items = access_list_items(first), *const *second_items = access_list_items(second);
-    for (uint32_t i = 0; i < first->count; i++)
+    for (uint32_t i = 0; i < first->access_count; i++)
         if (!accesses_are_equivalent(items[i], second_items[i]))
             return false;
     return true;

@@ -77,16 +77,16 @@ bool accesses_are_equivalent(const struct access *first, const struct access *se
 
 /* Accesses in the order in which they were stored. A single access, the usual case, needs no array. */
 struct access_list {
-    uint32_t count;
+    uint32_t access_count;
     union {
-        struct access *single; /* the only access, if count is 1 */
-        struct access **items; /* all accesses, if count is greater than 1 */
+        struct access *single;    /* the only access, if access_count is 1 */
+        struct access **accesses; /* all accesses, if access_count is greater than 1 */
     };
 };
 
 static inline struct access *const *access_list_items(const struct access_list *list)
 {
-    return list->count == 1 ? &list->single : list->items;
+    return list->access_count == 1 ? &list->single : list->accesses;
 }
 
 /* Release all accesses of a list, and empty it. */

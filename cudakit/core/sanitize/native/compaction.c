@@ -34,36 +34,29 @@ static int prune_state(struct state *state, const void *past_clock)
 
 int shadow_prune(struct shadow *shadow, const struct clock *past_clock)
 {
-    if (map_filter(&shadow->ranges, prune_state, past_clock) ||
-        map_filter(&shadow->pointers, prune_state, past_clock))
+    if (map_filter(&shadow->range_states, prune_state, past_clock) ||
+        map_filter(&shadow->pointer_states, prune_state, past_clock))
         return -1;
-    for (size_t i = shadow->strided.count; i-- > 0;) {
-        int has_accesses = prune_state(&shadow->strided.states[i], past_clock);
-        if (has_accesses < 0)
-            return -1;
-        if (!has_accesses)
-            strided_remove(&shadow->strided, i);
-    }
-    return 0;
+    return strided_filter(&shadow->strided, prune_state, past_clock);
 }
 
 /* ---- merging ----------------------------------------------------------------------------------------------- */
 
 /* Accesses in any order. They are borrowed from states. */
 struct access_array {
-    struct access **items;
-    size_t count;
+    struct access **accesses;
+    size_t access_count;
 };
 
 /* Sort accesses by tick; accesses with equal ticks keep their order. Insertion sort: most lists are short and sorted. */
 static void sort_by_tick(struct access_array *array)
 {
-    for (size_t i = 1; i < array->count; i++) {
-        struct access *access = array->items[i];
+    for (size_t i = 1; i < array->access_count; i++) {
+        struct access *access = array->accesses[i];
         size_t j = i;
-        for (; j && array->items[j - 1]->tick > access->tick; j--)
-            array->items[j] = array->items[j - 1];
-        array->items[j] = access;
+        for (; j && array->accesses[j - 1]->tick > access->tick; j--)
+            array->accesses[j] = array->accesses[j - 1];
+        array->accesses[j] = access;
     }
 }
 
@@ -72,59 +65,61 @@ static void keep_last_per_stream(struct access_array *array)
 {
     size_t kept_count = 0;
     sort_by_tick(array);
-    for (size_t i = 0; i < array->count; i++) {
-        struct access *access = array->items[i];
+    for (size_t i = 0; i < array->access_count; i++) {
+        struct access *access = array->accesses[i];
         size_t j = 0;
-        while (j < kept_count && (array->items[j]->slot != access->slot ||
-                                  array->items[j]->operation->node != access->operation->node))
+        while (j < kept_count && (array->accesses[j]->slot != access->slot ||
+                                  array->accesses[j]->operation->node != access->operation->node))
             j++;
-        array->items[j] = access;
+        array->accesses[j] = access;
         kept_count += j == kept_count;
     }
-    array->count = kept_count;
+    array->access_count = kept_count;
 }
 
 /* Make `merged_list` the list of the last accesses per stream of the lists of several states; `offset` selects the list
  * within a state. Return -1 with an exception if memory runs out. */
-static int merge_lists(struct access_list *merged_list, const struct state *states, size_t count, size_t offset)
+static int merge_access_lists(struct access_list *merged_list, const struct state *states, size_t count,
+                              size_t offset)
 {
-    struct access_array array = {0};
+    struct access_array sorted_accesses = {0};
     size_t access_count = 0;
     for (size_t i = 0; i < count; i++)
-        access_count += ((const struct access_list *)((const char *)&states[i] + offset))->count;
+        access_count += ((const struct access_list *)((const char *)&states[i] + offset))->access_count;
     if (!access_count)
         return 0;
-    array.items = PyMem_Malloc(access_count * sizeof(struct access *));
-    if (!array.items) {
+    sorted_accesses.accesses = PyMem_Malloc(access_count * sizeof(struct access *));
+    if (!sorted_accesses.accesses) {
         PyErr_NoMemory();
         return -1;
     }
     for (size_t i = 0; i < count; i++) {
         const struct access_list *list = (const struct access_list *)((const char *)&states[i] + offset);
-        if (list->count)
-            memcpy(&array.items[array.count], access_list_items(list), list->count * sizeof *array.items);
-        array.count += list->count;
+        if (list->access_count)
+            memcpy(&sorted_accesses.accesses[sorted_accesses.access_count], access_list_items(list),
+                   list->access_count * sizeof *sorted_accesses.accesses);
+        sorted_accesses.access_count += list->access_count;
     }
-    keep_last_per_stream(&array);
-    struct access_list list_view = {.count = (uint32_t)array.count};
-    if (array.count == 1)
-        list_view.single = array.items[0];
+    keep_last_per_stream(&sorted_accesses);
+    struct access_list list_view = {.access_count = (uint32_t)sorted_accesses.access_count};
+    if (sorted_accesses.access_count == 1)
+        list_view.single = sorted_accesses.accesses[0];
     else
-        list_view.items = array.items;
+        list_view.accesses = sorted_accesses.accesses;
     int result = access_list_copy(merged_list, &list_view);
-    PyMem_Free(array.items);
+    PyMem_Free(sorted_accesses.accesses);
     return result;
 }
 
 /* Make `merged_state` a state of the bytes of several adjacent states. Return -1 with an exception if memory runs out. */
 static int merge_states(struct state *merged_state, const struct state *states, size_t count)
 {
-    *merged_state = (struct state){.lo = states[0].lo, .hi = states[count - 1].hi, .merged = true};
+    *merged_state = (struct state){.lo = states[0].lo, .hi = states[count - 1].hi, .is_merged = true};
     for (size_t i = 0; i < count; i++) {
         struct access *write = states[i].write;
         if (write && (!merged_state->write || write->operation->seq > merged_state->write->operation->seq))
             merged_state->write = write;
-        merged_state->approximate |= states[i].approximate;
+        merged_state->is_approximate |= states[i].is_approximate;
     }
     if (merged_state->write)
         access_share(merged_state->write);
@@ -139,8 +134,8 @@ static int merge_states(struct state *merged_state, const struct state *states, 
             goto fail;
         Py_XSETREF(merged_state->already_reported, reported_pairs);
     }
-    if (!merge_lists(&merged_state->reads, states, count, offsetof(struct state, reads)) &&
-        !merge_lists(&merged_state->atomics, states, count, offsetof(struct state, atomics)))
+    if (!merge_access_lists(&merged_state->reads, states, count, offsetof(struct state, reads)) &&
+        !merge_access_lists(&merged_state->atomics, states, count, offsetof(struct state, atomics)))
         return 0;
 fail:
     state_clear(merged_state);
@@ -241,17 +236,17 @@ static int find_allocation_end(PyObject *allocation_at, uint64_t address, uint64
 static size_t count_in_allocation(const struct state *states, size_t count, PyObject *allocation_at,
                                   bool *has_allocation)
 {
-    uint64_t end, next_end;
+    uint64_t allocation_end, next_allocation_end;
     size_t group_count = 1;
-    if (find_allocation_end(allocation_at, states[0].lo, &end))
+    if (find_allocation_end(allocation_at, states[0].lo, &allocation_end))
         return 0;
-    *has_allocation = end != 0;
+    *has_allocation = allocation_end != 0;
     for (; group_count < count; group_count++) {
-        if (end && states[group_count].lo >= end)
+        if (allocation_end && states[group_count].lo >= allocation_end)
             break;
-        if (!end && find_allocation_end(allocation_at, states[group_count].lo, &next_end))
+        if (!allocation_end && find_allocation_end(allocation_at, states[group_count].lo, &next_allocation_end))
             return 0;
-        if (!end && next_end)
+        if (!allocation_end && next_allocation_end)
             break;
     }
     return group_count;
@@ -259,8 +254,8 @@ static size_t count_in_allocation(const struct state *states, size_t count, PyOb
 
 int shadow_coarsen(struct shadow *shadow, PyObject *allocation_at, size_t max_states)
 {
-    size_t count = shadow->ranges.state_count, remaining_count = 0;
-    struct state *states = map_take_all(&shadow->ranges);
+    size_t count = shadow->range_states.state_count, remaining_count = 0;
+    struct state *states = map_take_all(&shadow->range_states);
     if (!states)
         return -1;
     int result = 0;
@@ -280,7 +275,7 @@ int shadow_coarsen(struct shadow *shadow, PyObject *allocation_at, size_t max_st
         remaining_count += kept_count;
         begin = end;
     }
-    if (remaining_count && map_replace(&shadow->ranges, (struct position){0, 0}, 0, states, remaining_count))
+    if (remaining_count && map_replace(&shadow->range_states, (struct position){0, 0}, 0, states, remaining_count))
         result = -1;
     PyMem_Free(states);
     return result;

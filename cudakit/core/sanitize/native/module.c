@@ -18,7 +18,7 @@
 
 /* The record of an access, as in trace/layout.py. The recorder is on the same machine or writes little-endian. */
 struct access_record {
-    uint8_t common[38];
+    uint8_t common_fields[38];
     uint16_t kind;
     uint64_t lo, hi;
     uint8_t mode, precision;
@@ -59,7 +59,7 @@ static PyObject *end_call(struct native_shadow *self, int result)
 /* ---- arguments --------------------------------------------------------------------------------------------- */
 
 /* Convert an integer of Python. Return -1 with an exception if it is out of range. */
-static int to_number(PyObject *value, uint64_t maximum, uint64_t *result)
+static int convert_number(PyObject *value, uint64_t maximum, uint64_t *result)
 {
     *result = PyLong_AsUnsignedLongLong(value);
     if (*result == (uint64_t)-1 && PyErr_Occurred())
@@ -74,7 +74,7 @@ static int to_number(PyObject *value, uint64_t maximum, uint64_t *result)
 static int read_number(PyObject *object, const char *name, uint64_t maximum, uint64_t *result_value)
 {
     PyObject *value = PyObject_GetAttrString(object, name);
-    int result = value ? to_number(value, maximum, result_value) : -1;
+    int result = value ? convert_number(value, maximum, result_value) : -1;
     Py_XDECREF(value);
     return result;
 }
@@ -139,7 +139,7 @@ static PyObject *native_shadow_add(struct native_shadow *self, PyObject *argumen
     long long stride = 0;
     uint64_t count = 0;
     if (!PyArg_ParseTuple(arguments, "OO|LO:add", &access, &clock, &stride, &count_object) ||
-        (count_object && to_number(count_object, UINT64_MAX, &count)) || begin_call(self))
+        (count_object && convert_number(count_object, UINT64_MAX, &count)) || begin_call(self))
         return NULL;
     return end_call(self, add_object(&self->shadow, access, clock, stride, count, false));
 }
@@ -201,12 +201,12 @@ static int append_release(PyObject *releases, const struct access *free_access)
     return result;
 }
 
-static PyObject *native_shadow_freed_before(struct native_shadow *self, PyObject *arguments)
+static PyObject *native_shadow_free_releases(struct native_shadow *self, PyObject *arguments)
 {
     unsigned long long lo, hi;
-    if (!PyArg_ParseTuple(arguments, "KK:freed_before", &lo, &hi) || begin_call(self))
+    if (!PyArg_ParseTuple(arguments, "KK:free_releases", &lo, &hi) || begin_call(self))
         return NULL;
-    struct state_map *map = &self->shadow.ranges;
+    struct state_map *map = &self->shadow.range_states;
     PyObject *releases = PyList_New(0);
     const struct state *state;
     for (struct position position = map_first_ending_above(map, lo);
@@ -257,22 +257,28 @@ static PyObject *get_checker(struct native_shadow *self, void *Py_UNUSED(closure
 
 static PyObject *get_range_state_count(struct native_shadow *self, void *Py_UNUSED(closure))
 {
-    return PyLong_FromSize_t(self->shadow.ranges.state_count);
+    return PyLong_FromSize_t(self->shadow.range_states.state_count);
 }
 
 static PyObject *get_pointer_state_count(struct native_shadow *self, void *Py_UNUSED(closure))
 {
-    return PyLong_FromSize_t(self->shadow.pointers.state_count);
+    return PyLong_FromSize_t(self->shadow.pointer_states.state_count);
+}
+
+static PyObject *get_strided_state_count(struct native_shadow *self, void *Py_UNUSED(closure))
+{
+    return PyLong_FromSize_t(self->shadow.strided.state_count);
 }
 
 /* ---- the type ---------------------------------------------------------------------------------------------- */
 
 static PyObject *native_shadow_new(PyTypeObject *type, PyObject *arguments, PyObject *keywords)
 {
-    static char *names[] = {"checker", "find_possible", NULL};
+    static char *parameter_names[] = {"checker", "find_possible", NULL};
     PyObject *checker;
     int finds_possible = 0;
-    if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "O|p:NativeShadow", names, &checker, &finds_possible))
+    if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "O|p:NativeShadow", parameter_names, &checker,
+                                     &finds_possible))
         return NULL;
     PyObject *clocks = PyImport_ImportModule("cudakit.core.sanitize.clocks");
     PyObject *access_type = clocks ? PyObject_GetAttrString(clocks, "MemoryAccess") : NULL;
@@ -316,7 +322,7 @@ static PyMethodDef methods[] = {
     {"add", (PyCFunction)native_shadow_add, METH_VARARGS, NULL},
     {"add_all", (PyCFunction)native_shadow_add_all, METH_VARARGS, NULL},
     {"add_free", (PyCFunction)native_shadow_add_free, METH_VARARGS, NULL},
-    {"freed_before", (PyCFunction)native_shadow_freed_before, METH_VARARGS, NULL},
+    {"free_releases", (PyCFunction)native_shadow_free_releases, METH_VARARGS, NULL},
     {"clear", (PyCFunction)native_shadow_clear, METH_VARARGS, NULL},
     {"prune", (PyCFunction)native_shadow_prune, METH_O, NULL},
     {"coarsen", (PyCFunction)native_shadow_coarsen, METH_VARARGS, NULL},
@@ -327,6 +333,7 @@ static PyGetSetDef attributes[] = {
     {"checker", (getter)get_checker, NULL, NULL, NULL},
     {"range_state_count", (getter)get_range_state_count, NULL, NULL, NULL},
     {"pointer_state_count", (getter)get_pointer_state_count, NULL, NULL, NULL},
+    {"strided_state_count", (getter)get_strided_state_count, NULL, NULL, NULL},
     {0},
 };
 

@@ -10,9 +10,9 @@ enum { MAX_SEPARATE_ROWS = 16 };
 /* Return the MemoryAccess objects of the accesses in shadow->unordered as a list, or NULL with an exception. */
 static PyObject *unordered_objects(const struct shadow *shadow)
 {
-    PyObject *objects = PyList_New((Py_ssize_t)shadow->unordered.count);
-    for (size_t i = 0; objects && i < shadow->unordered.count; i++) {
-        PyObject *object = access_object(shadow->unordered.items[i], shadow->access_type);
+    PyObject *objects = PyList_New((Py_ssize_t)shadow->unordered.access_count);
+    for (size_t i = 0; objects && i < shadow->unordered.access_count; i++) {
+        PyObject *object = access_object(shadow->unordered.accesses[i], shadow->access_type);
         if (!object)
             Py_CLEAR(objects);
         else
@@ -25,9 +25,9 @@ static PyObject *unordered_objects(const struct shadow *shadow)
 static int check_unordered(struct shadow *shadow, struct state *state, struct access *access,
                            struct range shared_range, bool certainly_overlap, bool approximate)
 {
-    if (!shadow->unordered.count)
+    if (!shadow->unordered.access_count)
         return 0;
-    shadow->has_check = true;
+    shadow->must_report = true;
     PyObject *previous_accesses = unordered_objects(shadow),
              *current_access = access_object(access, shadow->access_type);
     PyObject *reported_pairs = state->already_reported ? Py_NewRef(state->already_reported) : PyTuple_New(0);
@@ -57,7 +57,7 @@ static int check_range(struct shadow *shadow, struct state *state, struct access
 {
     if (state_find_unordered(state, access->mode, &shadow->clock, &shadow->unordered))
         return -1;
-    return check_unordered(shadow, state, access, shared_range, certainly_overlap, state->merged);
+    return check_unordered(shadow, state, access, shared_range, certainly_overlap, state->is_merged);
 }
 
 /* Check an access against the state of a pointer. */
@@ -73,60 +73,60 @@ static int check_pointer(struct shadow *shadow, struct state *pointer, struct ac
 
 /* Append an uninitialized state to the replacements, and return the state. Return NULL with an exception if memory
  * runs out. */
-static struct state *add_piece(struct pieces *pieces)
+static struct state *append_replacement(struct replacements *replacements)
 {
-    if (pieces->count == pieces->capacity) {
-        size_t capacity = pieces->capacity ? 2 * pieces->capacity : 64;
-        struct state *new_items = PyMem_Realloc(pieces->items, capacity * sizeof *new_items);
+    if (replacements->state_count == replacements->capacity) {
+        size_t capacity = replacements->capacity ? 2 * replacements->capacity : 64;
+        struct state *new_items = PyMem_Realloc(replacements->states, capacity * sizeof *new_items);
         if (!new_items) {
             PyErr_NoMemory();
             return NULL;
         }
-        pieces->items = new_items;
-        pieces->capacity = capacity;
+        replacements->states = new_items;
+        replacements->capacity = capacity;
     }
-    return &pieces->items[pieces->count++];
+    return &replacements->states[replacements->state_count++];
 }
 
 /* Append a copy of a state for other bytes to the replacements. */
-static int add_copied_piece(struct pieces *pieces, const struct state *state, uint64_t lo, uint64_t hi)
+static int append_copy(struct replacements *replacements, const struct state *state, uint64_t lo, uint64_t hi)
 {
-    struct state *piece = add_piece(pieces);
-    if (!piece)
+    struct state *replacement = append_replacement(replacements);
+    if (!replacement)
         return -1;
-    if (state_copy(piece, state, lo, hi)) {
-        pieces->count--;
+    if (state_copy(replacement, state, lo, hi)) {
+        replacements->state_count--;
         return -1;
     }
     return 0;
 }
 
 /* Move the content of a state to a new replacement for other bytes. The state stays in the map, without any access. */
-static int add_moved_piece(struct pieces *pieces, struct state *state, uint64_t lo, uint64_t hi)
+static int append_moved(struct replacements *replacements, struct state *state, uint64_t lo, uint64_t hi)
 {
-    struct state *piece = add_piece(pieces);
-    if (!piece)
+    struct state *replacement = append_replacement(replacements);
+    if (!replacement)
         return -1;
-    *piece = *state;
-    piece->lo = lo;
-    piece->hi = hi;
+    *replacement = *state;
+    replacement->lo = lo;
+    replacement->hi = hi;
     *state = (struct state){.lo = state->lo, .hi = state->hi};
     return 0;
 }
 
 /* Append an empty state for the bytes from lo up to hi, which have no state yet. Do nothing if lo equals hi. */
-static int add_gap_piece(struct pieces *pieces, uint64_t lo, uint64_t hi)
+static int append_gap_state(struct replacements *replacements, uint64_t lo, uint64_t hi)
 {
-    struct state *piece = lo < hi ? add_piece(pieces) : NULL;
-    if (piece)
-        *piece = (struct state){.lo = lo, .hi = hi};
-    return lo < hi && !piece ? -1 : 0;
+    struct state *replacement = lo < hi ? append_replacement(replacements) : NULL;
+    if (replacement)
+        *replacement = (struct state){.lo = lo, .hi = hi};
+    return lo < hi && !replacement ? -1 : 0;
 }
 
-static void clear_pieces(struct pieces *pieces)
+static void clear_replacements(struct replacements *replacements)
 {
-    while (pieces->count)
-        state_clear(&pieces->items[--pieces->count]);
+    while (replacements->state_count)
+        state_clear(&replacements->states[--replacements->state_count]);
 }
 
 /* A run of consecutive states of the map that are about to be replaced. */
@@ -139,107 +139,109 @@ struct state_run {
  * `fills_gaps`, add new states in the gaps. */
 static int divide_states(struct shadow *shadow, uint64_t lo, uint64_t hi, bool fills_gaps, struct state_run *run)
 {
-    struct state_map *map = &shadow->ranges;
-    struct pieces *pieces = &shadow->pieces;
+    struct state_map *map = &shadow->range_states;
+    struct replacements *replacements = &shadow->replacements;
     *run = (struct state_run){map_first_ending_above(map, lo), 0};
     struct position position = run->begin;
     struct state *state;
     uint64_t covered_end = lo;
     for (; (state = map_state(map, position)) && state->lo < hi; position = map_next(map, position)) {
-        size_t first_piece = pieces->count;
+        size_t first_replacement = replacements->state_count;
         uint64_t begin = Py_MAX(state->lo, lo), end = Py_MIN(state->hi, hi);
-        if ((fills_gaps && add_gap_piece(pieces, covered_end, begin)) ||
-            (state->lo < lo && add_copied_piece(pieces, state, state->lo, lo)) ||
-            (hi < state->hi && add_copied_piece(pieces, state, begin, end)) ||
-            add_moved_piece(pieces, state, end < state->hi ? hi : begin, state->hi))
+        if ((fills_gaps && append_gap_state(replacements, covered_end, begin)) ||
+            (state->lo < lo && append_copy(replacements, state, state->lo, lo)) ||
+            (hi < state->hi && append_copy(replacements, state, begin, end)) ||
+            append_moved(replacements, state, end < state->hi ? hi : begin, state->hi))
             return -1;
         if (state->lo < lo || hi < state->hi)
-            for (size_t i = first_piece; i < pieces->count; i++)
-                pieces->items[i].approximate |= pieces->items[i].merged;
+            for (size_t i = first_replacement; i < replacements->state_count; i++)
+                replacements->states[i].is_approximate |= replacements->states[i].is_merged;
         covered_end = end;
         run->count++;
     }
-    return fills_gaps ? add_gap_piece(pieces, covered_end, hi) : 0;
+    return fills_gaps ? append_gap_state(replacements, covered_end, hi) : 0;
 }
 
 /* Replace states of the map by the replacements, which the map then owns. */
-static int replace_by_pieces(struct shadow *shadow, struct state_run run)
+static int replace_states(struct shadow *shadow, struct state_run run)
 {
     struct position position = run.begin;
-    for (size_t i = 0; i < run.count; i++, position = map_next(&shadow->ranges, position))
-        state_clear(map_state(&shadow->ranges, position));
-    struct pieces *pieces = &shadow->pieces;
-    size_t count = pieces->count;
-    pieces->count = 0;
-    return map_replace(&shadow->ranges, run.begin, run.count, pieces->items, count);
+    for (size_t i = 0; i < run.count; i++, position = map_next(&shadow->range_states, position))
+        state_clear(map_state(&shadow->range_states, position));
+    struct replacements *replacements = &shadow->replacements;
+    size_t count = replacements->state_count;
+    replacements->state_count = 0;
+    return map_replace(&shadow->range_states, run.begin, run.count, replacements->states, count);
 }
 
 /* Merge adjacent equivalent replacements. */
-static void merge_pieces(struct pieces *pieces)
+static void merge_replacements(struct replacements *replacements)
 {
     size_t last_index = 0;
-    for (size_t i = 1; i < pieces->count; i++) {
-        struct state *piece = &pieces->items[i], *merged_piece = &pieces->items[last_index];
-        if (merged_piece->hi == piece->lo && states_are_equivalent(merged_piece, piece)) {
-            merged_piece->hi = piece->hi;
-            state_clear(piece);
+    for (size_t i = 1; i < replacements->state_count; i++) {
+        struct state *replacement = &replacements->states[i],
+                     *merged_replacement = &replacements->states[last_index];
+        if (merged_replacement->hi == replacement->lo && states_are_equivalent(merged_replacement, replacement)) {
+            merged_replacement->hi = replacement->hi;
+            state_clear(replacement);
         } else if (++last_index != i)
-            pieces->items[last_index] = *piece;
+            replacements->states[last_index] = *replacement;
     }
-    pieces->count = pieces->count ? last_index + 1 : 0;
+    replacements->state_count = replacements->state_count ? last_index + 1 : 0;
 }
 
 /* Merge the replacements with adjacent equivalent states of the map, which become part of `run`. */
 static void merge_with_adjacent(struct shadow *shadow, const struct access *access, struct state_run *run)
 {
-    struct state_map *map = &shadow->ranges;
-    struct pieces *pieces = &shadow->pieces;
+    struct state_map *map = &shadow->range_states;
+    struct replacements *replacements = &shadow->replacements;
     struct position end = run->begin;
     for (size_t i = 0; i < run->count; i++)
         end = map_next(map, end);
     const struct state *next_state = map_state(map, end);
-    struct state *last_piece = &pieces->items[pieces->count - 1], *first_piece = &pieces->items[0];
-    if (next_state && next_state->lo == access->hi && last_piece->hi == access->hi &&
-        states_are_equivalent(last_piece, next_state)) {
-        last_piece->hi = next_state->hi;
+    struct state *last_replacement = &replacements->states[replacements->state_count - 1],
+                 *first_replacement = &replacements->states[0];
+    if (next_state && next_state->lo == access->hi && last_replacement->hi == access->hi &&
+        states_are_equivalent(last_replacement, next_state)) {
+        last_replacement->hi = next_state->hi;
         run->count++;
     }
-    if (is_map_begin(run->begin) || first_piece->lo < access->lo)
+    if (is_map_begin(run->begin) || first_replacement->lo < access->lo)
         return;
     struct position previous_position = map_previous(map, run->begin);
     const struct state *previous_state = map_state(map, previous_position);
-    if (previous_state->hi == first_piece->lo && states_are_equivalent(previous_state, first_piece)) {
+    if (previous_state->hi == first_replacement->lo && states_are_equivalent(previous_state, first_replacement)) {
         /* The earlier state stays, as in RangeStates.merge, because reports show the range of its access. */
         struct state merged_state;
-        if (state_copy(&merged_state, previous_state, previous_state->lo, first_piece->hi)) {
+        if (state_copy(&merged_state, previous_state, previous_state->lo, first_replacement->hi)) {
             PyErr_Clear(); /* the two states stay separate, which is correct, too */
             return;
         }
-        state_clear(first_piece);
-        *first_piece = merged_state;
+        state_clear(first_replacement);
+        *first_replacement = merged_state;
         run->begin = previous_position;
         run->count++;
     }
 }
 
 /* Check and store an access to a range whose states are among the replacements. */
-static int add_to_pieces(struct shadow *shadow, struct access *access)
+static int store_in_replacements(struct shadow *shadow, struct access *access)
 {
-    struct pieces *pieces = &shadow->pieces;
-    for (size_t i = 0; i < pieces->count; i++) {
-        struct state *piece = &pieces->items[i];
-        if (piece->lo < access->lo || access->hi < piece->hi)
+    struct replacements *replacements = &shadow->replacements;
+    for (size_t i = 0; i < replacements->state_count; i++) {
+        struct state *replacement = &replacements->states[i];
+        if (replacement->lo < access->lo || access->hi < replacement->hi)
             continue; /* the part of a divided state that the access does not touch */
-        struct range shared_range = {piece->lo, piece->hi};
-        if (check_range(shadow, piece, access, shared_range, !piece->approximate) ||
-            state_store(piece, access, &shadow->clock))
+        struct range shared_range = {replacement->lo, replacement->hi};
+        if (check_range(shadow, replacement, access, shared_range, !replacement->is_approximate) ||
+            state_store(replacement, access, &shadow->clock))
             return -1;
     }
     return 0;
 }
 
 /* Return whether the states before and after a state differ from it, so that nothing can be merged. */
-static bool is_separate(struct state_map *map, struct position position)
+static bool differs_from_adjacent_states(struct state_map *map, struct position position)
 {
     const struct state *state = map_state(map, position), *next_state = map_state(map, map_next(map, position));
     if (next_state && next_state->lo == state->hi && states_are_equivalent(state, next_state))
@@ -254,23 +256,23 @@ static bool is_separate(struct state_map *map, struct position position)
  * 1 if the access was stored, 0 if this is another case, or -1 with an exception. */
 static int add_to_equal_range(struct shadow *shadow, struct access *access)
 {
-    struct position position = map_lower_bound(&shadow->ranges, access->lo);
-    struct state *state = map_state(&shadow->ranges, position);
+    struct position position = map_lower_bound(&shadow->range_states, access->lo);
+    struct state *state = map_state(&shadow->range_states, position);
     if (!state || state->lo != access->lo || state->hi != access->hi)
         return 0;
     if (state_find_unordered(state, access->mode, &shadow->clock, &shadow->unordered))
         return -1;
-    if (shadow->unordered.count)
+    if (shadow->unordered.access_count)
         return 0;
     if (state_store(state, access, &shadow->clock))
         return -1;
-    if (is_separate(&shadow->ranges, position))
+    if (differs_from_adjacent_states(&shadow->range_states, position))
         return 1;
     struct state_run run = {position, 1};
-    if (add_copied_piece(&shadow->pieces, state, state->lo, state->hi))
+    if (append_copy(&shadow->replacements, state, state->lo, state->hi))
         return -1;
     merge_with_adjacent(shadow, access, &run);
-    return replace_by_pieces(shadow, run) ? -1 : 1;
+    return replace_states(shadow, run) ? -1 : 1;
 }
 
 static int add_to_ranges(struct shadow *shadow, struct access *access)
@@ -279,13 +281,13 @@ static int add_to_ranges(struct shadow *shadow, struct access *access)
     if (is_stored)
         return is_stored < 0 ? -1 : 0;
     struct state_run run;
-    if (divide_states(shadow, access->lo, access->hi, true, &run) || add_to_pieces(shadow, access)) {
-        clear_pieces(&shadow->pieces);
+    if (divide_states(shadow, access->lo, access->hi, true, &run) || store_in_replacements(shadow, access)) {
+        clear_replacements(&shadow->replacements);
         return -1;
     }
-    merge_pieces(&shadow->pieces);
+    merge_replacements(&shadow->replacements);
     merge_with_adjacent(shadow, access, &run);
-    return replace_by_pieces(shadow, run);
+    return replace_states(shadow, run);
 }
 
 /* ---- strided ranges and pointers --------------------------------------------------------------------------- */
@@ -293,17 +295,17 @@ static int add_to_ranges(struct shadow *shadow, struct access *access)
 /* Check an access to a range, or to the address of a pointer, against all strided ranges. */
 static int check_strided(struct shadow *shadow, struct access *access, struct range range, bool certainly_overlap)
 {
-    struct strided_states *strided_states = &shadow->strided;
-    if (range.hi <= strided_states->bounds.lo || strided_states->bounds.hi <= range.lo)
+    if (!shadow->strided.state_count)
         return 0;
-    for (size_t i = 0; i < strided_states->count; i++) {
+    const struct strided_list *overlapping = strided_find_overlapping(&shadow->strided, range.lo, range.hi);
+    for (size_t i = 0; overlapping && i < overlapping->count; i++) {
+        struct strided_state *item = overlapping->items[i];
         struct range shared_range;
-        if (strided_states->ranges[i].lo < range.hi && range.lo < strided_states->ranges[i].hi &&
-            strided_shared_with_range(&strided_states->ranges[i], range, &shared_range) &&
-            check_range(shadow, &strided_states->states[i], access, shared_range, certainly_overlap))
+        if (strided_shared_with_range(&item->range, range, &shared_range) &&
+            check_range(shadow, &item->state, access, shared_range, certainly_overlap))
             return -1;
     }
-    return 0;
+    return overlapping ? 0 : -1;
 }
 
 /* Check an access to a range against the pointers from which a kernel may reach the range. */
@@ -311,16 +313,16 @@ static int check_pointers_below(struct shadow *shadow, struct access *access)
 {
     struct position position = {0, 0};
     struct state *pointer;
-    for (; (pointer = map_state(&shadow->pointers, position)) && pointer->lo < access->lo;
-         position = map_next(&shadow->pointers, position)) {
+    for (; (pointer = map_state(&shadow->pointer_states, position)) && pointer->lo < access->lo;
+         position = map_next(&shadow->pointer_states, position)) {
         struct unordered_accesses *unordered = &shadow->unordered;
         if (pointer_find_unordered(pointer, access->mode, &shadow->clock, unordered))
             return -1;
         size_t reaching_count = 0;
-        for (size_t i = 0; i < unordered->count; i++)
-            if (unordered->items[i]->hi > access->lo)
-                unordered->items[reaching_count++] = unordered->items[i];
-        unordered->count = reaching_count;
+        for (size_t i = 0; i < unordered->access_count; i++)
+            if (unordered->accesses[i]->hi > access->lo)
+                unordered->accesses[reaching_count++] = unordered->accesses[i];
+        unordered->access_count = reaching_count;
         struct range shared_range = {access->lo, access->hi};
         if (check_unordered(shadow, pointer, access, shared_range, false, false))
             return -1;
@@ -331,12 +333,12 @@ static int check_pointers_below(struct shadow *shadow, struct access *access)
 /* Check an access to a range against the pointers to its bytes. A write replaces the states of these pointers. */
 static int check_pointers(struct shadow *shadow, struct access *access)
 {
-    if (!shadow->pointers.state_count)
+    if (!shadow->pointer_states.state_count)
         return 0;
-    struct position position = map_lower_bound(&shadow->pointers, access->lo);
+    struct position position = map_lower_bound(&shadow->pointer_states, access->lo);
     struct state *pointer;
-    for (; (pointer = map_state(&shadow->pointers, position)) && pointer->lo < access->hi;
-         position = map_next(&shadow->pointers, position)) {
+    for (; (pointer = map_state(&shadow->pointer_states, position)) && pointer->lo < access->hi;
+         position = map_next(&shadow->pointer_states, position)) {
         if (check_pointer(shadow, pointer, access, (struct range){pointer->lo, access->hi}))
             return -1;
         if (access->mode & MODE_WRITE)
@@ -351,8 +353,8 @@ static int add_range(struct shadow *shadow, struct access *access)
     if (add_to_ranges(shadow, access) ||
         check_strided(shadow, access, range, access->precision != PRECISION_MERGED))
         return -1;
-    if (access->mode & MODE_WRITE)
-        strided_clear(&shadow->strided, access->lo, access->hi);
+    if (access->mode & MODE_WRITE && strided_clear(&shadow->strided, access->lo, access->hi))
+        return -1;
     return check_pointers(shadow, access);
 }
 
@@ -375,19 +377,19 @@ static int add_rows(struct shadow *shadow, struct access *access, const struct s
 static int check_strided_with_ranges(struct shadow *shadow, struct access *access,
                                      const struct strided_range *strided)
 {
-    struct position position = map_first_ending_above(&shadow->ranges, strided->lo);
+    struct position position = map_first_ending_above(&shadow->range_states, strided->lo);
     struct state *state;
-    for (; (state = map_state(&shadow->ranges, position)) && state->lo < strided->hi;
-         position = map_next(&shadow->ranges, position)) {
+    for (; (state = map_state(&shadow->range_states, position)) && state->lo < strided->hi;
+         position = map_next(&shadow->range_states, position)) {
         struct range shared_range;
         if (!strided_shared_with_range(strided, (struct range){state->lo, state->hi}, &shared_range))
             continue;
         if (state_find_unordered(state, access->mode, &shadow->clock, &shadow->unordered))
             return -1;
-        bool certainly_overlap = !state->merged;
-        for (size_t i = 0; i < shadow->unordered.count; i++)
-            certainly_overlap &= shadow->unordered.items[i]->precision != PRECISION_MERGED;
-        if (check_unordered(shadow, state, access, shared_range, certainly_overlap, state->merged))
+        bool certainly_overlap = !state->is_merged;
+        for (size_t i = 0; i < shadow->unordered.access_count; i++)
+            certainly_overlap &= shadow->unordered.accesses[i]->precision != PRECISION_MERGED;
+        if (check_unordered(shadow, state, access, shared_range, certainly_overlap, state->is_merged))
             return -1;
     }
     return 0;
@@ -400,23 +402,25 @@ static int add_strided(struct shadow *shadow, struct access *access, const struc
     if (check_strided_with_ranges(shadow, access, strided))
         return -1;
     struct range shared_range;
-    for (size_t i = 0; i < shadow->strided.count; i++) {
-        const struct strided_range *stored_range = &shadow->strided.ranges[i];
-        bool is_equal = stored_range->lo == strided->lo && stored_range->width == strided->width &&
-                        stored_range->stride == strided->stride && stored_range->count == strided->count;
-        if (!is_equal && strided_shared_with(strided, stored_range, &shared_range) &&
-            check_range(shadow, &shadow->strided.states[i], access, shared_range, true))
+    const struct strided_list *overlapping = strided_find_overlapping(&shadow->strided, strided->lo, strided->hi);
+    for (size_t i = 0; overlapping && i < overlapping->count; i++) {
+        struct strided_state *item = overlapping->items[i];
+        if (!strided_are_equal(&item->range, strided) &&
+            strided_shared_with(strided, &item->range, &shared_range) &&
+            check_range(shadow, &item->state, access, shared_range, true))
             return -1;
     }
-    struct position position = map_lower_bound(&shadow->pointers, strided->lo);
+    if (!overlapping)
+        return -1;
+    struct position position = map_lower_bound(&shadow->pointer_states, strided->lo);
     struct state *pointer;
-    for (; (pointer = map_state(&shadow->pointers, position)) && pointer->lo < strided->hi;
-         position = map_next(&shadow->pointers, position))
+    for (; (pointer = map_state(&shadow->pointer_states, position)) && pointer->lo < strided->hi;
+         position = map_next(&shadow->pointer_states, position))
         if (strided_shared_with_range(strided, (struct range){pointer->lo, pointer->lo + 1}, &shared_range) &&
             check_pointer(shadow, pointer, access, shared_range))
             return -1;
     struct state *equal_state = strided_get_or_create(&shadow->strided, strided);
-    if (check_range(shadow, equal_state, access, (struct range){strided->lo, strided->hi}, true))
+    if (!equal_state || check_range(shadow, equal_state, access, (struct range){strided->lo, strided->hi}, true))
         return -1;
     return state_store(equal_state, access, &shadow->clock);
 }
@@ -440,7 +444,7 @@ static int is_used_after(struct state *pointer, const void *seq)
 /* Remove the least recently used half of the pointers. */
 static int remove_half_of_pointers(struct shadow *shadow)
 {
-    struct state_map *map = &shadow->pointers;
+    struct state_map *map = &shadow->pointer_states;
     uint64_t *seqs = PyMem_Malloc(map->state_count * sizeof *seqs);
     if (!seqs) {
         PyErr_NoMemory();
@@ -458,7 +462,7 @@ static int remove_half_of_pointers(struct shadow *shadow)
 /* Return the state of a pointer; create it if there is none. Return NULL with an exception on errors. */
 static struct state *get_or_create_pointer(struct shadow *shadow, uint64_t address)
 {
-    struct state_map *map = &shadow->pointers;
+    struct state_map *map = &shadow->pointer_states;
     struct state *pointer = map_state(map, map_lower_bound(map, address));
     if (pointer && pointer->lo == address)
         return pointer;
@@ -473,10 +477,10 @@ static struct state *get_or_create_pointer(struct shadow *shadow, uint64_t addre
 /* Check a pointer against the ranges above it, which a kernel may reach from it. */
 static int check_ranges_above(struct shadow *shadow, struct access *access)
 {
-    struct position position = map_lower_bound(&shadow->ranges, access->lo + 1);
+    struct position position = map_lower_bound(&shadow->range_states, access->lo + 1);
     struct state *state;
-    for (; (state = map_state(&shadow->ranges, position)) && state->lo < access->hi;
-         position = map_next(&shadow->ranges, position))
+    for (; (state = map_state(&shadow->range_states, position)) && state->lo < access->hi;
+         position = map_next(&shadow->range_states, position))
         if (check_range(shadow, state, access, (struct range){state->lo, state->hi}, false))
             return -1;
     return 0;
@@ -490,9 +494,9 @@ static int add_pointer(struct shadow *shadow, struct access *access)
     if (!pointer || check_pointer(shadow, pointer, access, (struct range){lo, lo + 1}) ||
         pointer_store(pointer, access, &shadow->clock))
         return -1;
-    struct state *state = map_last_at_or_below(&shadow->ranges, lo);
+    struct state *state = map_last_at_or_below(&shadow->range_states, lo);
     if (state && state->hi > lo &&
-        check_range(shadow, state, access, (struct range){lo, Py_MIN(state->hi, access->hi)}, !state->merged))
+        check_range(shadow, state, access, (struct range){lo, Py_MIN(state->hi, access->hi)}, !state->is_merged))
         return -1;
     if (check_strided(shadow, access, (struct range){lo, lo + 1}, true))
         return -1;
@@ -517,10 +521,10 @@ static int add_access(struct shadow *shadow, struct access *access, int64_t stri
 
 int shadow_add(struct shadow *shadow, struct access *access, int64_t stride, uint64_t count)
 {
-    shadow->has_check = false;
+    shadow->must_report = false;
     if (add_access(shadow, access, stride, count))
         return -1;
-    if (shadow->has_check) {
+    if (shadow->must_report) {
         PyObject *result = PyObject_CallMethod(shadow->checker, "report", NULL);
         if (!result)
             return -1;
@@ -535,42 +539,42 @@ int shadow_clear(struct shadow *shadow, uint64_t lo, uint64_t hi)
     if (lo >= hi)
         return 0;
     if (divide_states(shadow, lo, hi, false, &run)) {
-        clear_pieces(&shadow->pieces);
+        clear_replacements(&shadow->replacements);
         return -1;
     }
-    struct pieces *pieces = &shadow->pieces;
-    size_t remaining = 0;
-    for (size_t i = 0; i < pieces->count; i++) {
-        if (pieces->items[i].lo < lo || pieces->items[i].lo >= hi)
-            pieces->items[remaining++] = pieces->items[i];
+    struct replacements *replacements = &shadow->replacements;
+    size_t remaining_count = 0;
+    for (size_t i = 0; i < replacements->state_count; i++) {
+        if (replacements->states[i].lo < lo || replacements->states[i].lo >= hi)
+            replacements->states[remaining_count++] = replacements->states[i];
         else
-            state_clear(&pieces->items[i]);
+            state_clear(&replacements->states[i]);
     }
-    pieces->count = remaining;
-    if (run.count && replace_by_pieces(shadow, run))
+    replacements->state_count = remaining_count;
+    if (run.count && replace_states(shadow, run))
         return -1;
-    strided_clear(&shadow->strided, lo, hi);
-    struct position begin = map_lower_bound(&shadow->pointers, lo), position = begin;
+    if (strided_clear(&shadow->strided, lo, hi))
+        return -1;
+    struct position begin = map_lower_bound(&shadow->pointer_states, lo), position = begin;
     struct state *pointer;
-    size_t removed = 0;
-    for (; (pointer = map_state(&shadow->pointers, position)) && pointer->lo < hi;
-         position = map_next(&shadow->pointers, position), removed++)
+    size_t removed_count = 0;
+    for (; (pointer = map_state(&shadow->pointer_states, position)) && pointer->lo < hi;
+         position = map_next(&shadow->pointer_states, position), removed_count++)
         state_clear(pointer);
-    return map_replace(&shadow->pointers, begin, removed, NULL, 0);
+    return map_replace(&shadow->pointer_states, begin, removed_count, NULL, 0);
 }
 
 void shadow_release(struct shadow *shadow)
 {
-    map_release(&shadow->ranges);
-    map_release(&shadow->pointers);
-    while (shadow->strided.count)
-        state_clear(&shadow->strided.states[--shadow->strided.count]);
+    map_release(&shadow->range_states);
+    map_release(&shadow->pointer_states);
+    strided_release(&shadow->strided);
     clock_release(&shadow->clock);
-    PyMem_Free(shadow->unordered.items);
-    clear_pieces(&shadow->pieces);
-    PyMem_Free(shadow->pieces.items);
+    PyMem_Free(shadow->unordered.accesses);
+    clear_replacements(&shadow->replacements);
+    PyMem_Free(shadow->replacements.states);
     shadow->unordered = (struct unordered_accesses){0};
-    shadow->pieces = (struct pieces){0};
+    shadow->replacements = (struct replacements){0};
     Py_CLEAR(shadow->checker);
     Py_CLEAR(shadow->access_type);
 }

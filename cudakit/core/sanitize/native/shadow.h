@@ -9,9 +9,9 @@
 enum { MAX_POINTER_STATES = 1 << 16 };
 
 /* States that are about to replace a run of states in a map, such as the parts of a divided state. */
-struct pieces {
-    struct state *items;
-    size_t count, capacity;
+struct replacements {
+    struct state *states;
+    size_t state_count, capacity;
 };
 
 struct shadow {
@@ -20,12 +20,12 @@ struct shadow {
     bool finds_possible;   /* whether to find races that are only possible */
     bool is_busy; /* whether a call is in progress; Python code that the call runs must not call this object */
     bool
-        has_check; /* whether the checker got a conflict of the current access, which it must report after the access */
-    struct state_map ranges, pointers;
+        must_report; /* whether the checker got a conflict of the current access, which it must report after the access */
+    struct state_map range_states, pointer_states;
     struct strided_states strided;
     struct clock clock; /* clock of the current operation */
     struct unordered_accesses unordered;
-    struct pieces pieces;
+    struct replacements replacements;
 };
 
 /* Check an access for races, and store it; if `count` is greater than 1, the access is strided. All functions return

@@ -9,12 +9,13 @@ void state_clear(struct state *state)
     access_list_clear(&state->reads);
     access_list_clear(&state->atomics);
     Py_CLEAR(state->already_reported);
-    state->merged = state->approximate = false;
+    state->is_merged = state->is_approximate = false;
 }
 
 int state_copy(struct state *new_state, const struct state *state, uint64_t lo, uint64_t hi)
 {
-    *new_state = (struct state){.lo = lo, .hi = hi, .merged = state->merged, .approximate = state->approximate};
+    *new_state =
+        (struct state){.lo = lo, .hi = hi, .is_merged = state->is_merged, .is_approximate = state->is_approximate};
     new_state->write = state->write ? access_share(state->write) : NULL;
     new_state->already_reported = Py_XNewRef(state->already_reported);
     if (access_list_copy(&new_state->reads, &state->reads) ||
@@ -30,8 +31,8 @@ bool states_are_equivalent(const struct state *first, const struct state *second
     return accesses_are_equivalent(first->write, second->write) &&
            access_lists_are_equivalent(&first->reads, &second->reads) &&
            access_lists_are_equivalent(&first->atomics, &second->atomics) && !first->already_reported &&
-           !second->already_reported && first->merged == second->merged &&
-           first->approximate == second->approximate;
+           !second->already_reported && first->is_merged == second->is_merged &&
+           first->is_approximate == second->is_approximate;
 }
 
 /* ---- unordered accesses ----------------------------------------------------------------------------------- */
@@ -41,17 +42,17 @@ static int add_unordered(struct unordered_accesses *unordered, struct access *ac
 {
     if (access_is_ordered(access, clock))
         return 0;
-    if (unordered->count == unordered->capacity) {
+    if (unordered->access_count == unordered->capacity) {
         size_t capacity = unordered->capacity ? 2 * unordered->capacity : 16;
-        struct access **items = PyMem_Realloc(unordered->items, capacity * sizeof(struct access *));
+        struct access **items = PyMem_Realloc(unordered->accesses, capacity * sizeof(struct access *));
         if (!items) {
             PyErr_NoMemory();
             return -1;
         }
-        unordered->items = items;
+        unordered->accesses = items;
         unordered->capacity = capacity;
     }
-    unordered->items[unordered->count++] = access;
+    unordered->accesses[unordered->access_count++] = access;
     return 0;
 }
 
@@ -59,7 +60,7 @@ static int add_all_unordered(struct unordered_accesses *unordered, const struct 
                              const struct clock *clock)
 {
     struct access *const *items = access_list_items(list);
-    for (uint32_t i = 0; i < list->count; i++)
+    for (uint32_t i = 0; i < list->access_count; i++)
         if (add_unordered(unordered, items[i], clock))
             return -1;
     return 0;
@@ -71,13 +72,14 @@ int state_find_unordered(const struct state *state, uint8_t mode, const struct c
                          struct unordered_accesses *unordered)
 {
     bool checks_reads = mode & (MODE_WRITE | MODE_ATOMIC), checks_atomics = !(mode & MODE_ATOMIC);
-    unordered->count = 0;
+    unordered->access_count = 0;
     if (checks_reads && add_all_unordered(unordered, &state->reads, clock))
         return -1;
     if (checks_atomics && add_all_unordered(unordered, &state->atomics, clock))
         return -1;
-    bool has_candidates = (checks_reads && state->reads.count) || (checks_atomics && state->atomics.count);
-    if (state->write && (!has_candidates || state->merged))
+    bool has_candidates =
+        (checks_reads && state->reads.access_count) || (checks_atomics && state->atomics.access_count);
+    if (state->write && (!has_candidates || state->is_merged))
         return add_unordered(unordered, state->write, clock);
     return 0;
 }
@@ -85,7 +87,7 @@ int state_find_unordered(const struct state *state, uint8_t mode, const struct c
 int pointer_find_unordered(const struct state *pointer, uint8_t mode, const struct clock *clock,
                            struct unordered_accesses *unordered)
 {
-    unordered->count = 0;
+    unordered->access_count = 0;
     if (add_all_unordered(unordered, &pointer->atomics, clock))
         return -1;
     return mode & MODE_WRITE ? add_all_unordered(unordered, &pointer->reads, clock) : 0;
@@ -120,14 +122,14 @@ int pointer_store(struct state *pointer, struct access *access, const struct clo
 static bool list_has_object(const struct access_list *list, const PyObject *object)
 {
     struct access *const *items = access_list_items(list);
-    for (uint32_t i = 0; i < list->count; i++)
+    for (uint32_t i = 0; i < list->access_count; i++)
         if (items[i]->object == object)
             return true;
     return false;
 }
 
 /* Remove the reported pairs whose earlier access is not in the state. Return -1 with an exception on errors. */
-static int prune_reported(struct state *state)
+static int prune_reported_pairs(struct state *state)
 {
     PyObject *pairs = state->already_reported;
     if (!pairs)
@@ -163,15 +165,15 @@ int state_prune(struct state *state, const struct clock *past_clock)
         state->write = NULL;
     }
     if (access_list_replace_ordered(&state->reads, past_clock, NULL) ||
-        access_list_replace_ordered(&state->atomics, past_clock, NULL) || prune_reported(state))
+        access_list_replace_ordered(&state->atomics, past_clock, NULL) || prune_reported_pairs(state))
         return -1;
-    return state->write || state->reads.count || state->atomics.count;
+    return state->write || state->reads.access_count || state->atomics.access_count;
 }
 
 static uint64_t list_last_seq(const struct access_list *list, uint64_t last_seq)
 {
     struct access *const *items = access_list_items(list);
-    for (uint32_t i = 0; i < list->count; i++)
+    for (uint32_t i = 0; i < list->access_count; i++)
         last_seq = Py_MAX(last_seq, items[i]->operation->seq);
     return last_seq;
 }

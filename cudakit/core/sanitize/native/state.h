@@ -13,14 +13,15 @@ struct state {
     struct access *write;
     struct access_list reads, atomics;
     PyObject *already_reported; /* a tuple, see access_state.ReportedPairs; NULL if it is empty */
-    bool merged;      /* whether the state was merged from several states: each access is to some of the bytes */
-    bool approximate; /* whether the state was split off a merged state: an access may be to none of the bytes */
+    bool is_merged; /* whether the state was merged from several states: each access is to some of the bytes */
+    bool
+        is_approximate; /* whether the state was split off a merged state: an access may be to none of the bytes */
 };
 
 /* Accesses that conflict with an access and do not happen before it. They are borrowed from a state. */
 struct unordered_accesses {
-    struct access **items;
-    size_t count, capacity;
+    struct access **accesses;
+    size_t access_count, capacity;
 };
 
 /* Remove and release the accesses of a state; lo and hi stay. */

@@ -35,7 +35,7 @@ struct position map_lower_bound(struct state_map *map, uint64_t address)
         return (struct position){0, 0};
     size_t chunk_index = find_chunk(map, address);
     const struct chunk *chunk = map->chunks[chunk_index];
-    size_t begin = 0, end = chunk->count;
+    size_t begin = 0, end = chunk->state_count;
     while (begin < end) {
         size_t middle = begin + (end - begin) / 2;
         if (chunk->addresses[middle] < address)
@@ -43,17 +43,17 @@ struct position map_lower_bound(struct state_map *map, uint64_t address)
         else
             end = middle;
     }
-    if (begin == chunk->count)
+    if (begin == chunk->state_count)
         return (struct position){chunk_index + 1, 0};
     return (struct position){chunk_index, begin};
 }
 
 struct state *map_state(const struct state_map *map, struct position position)
 {
-    if (position.chunk >= map->chunk_count)
+    if (position.chunk_index >= map->chunk_count)
         return NULL;
-    struct chunk *chunk = map->chunks[position.chunk];
-    return position.index < chunk->count ? &chunk->states[position.index] : NULL;
+    struct chunk *chunk = map->chunks[position.chunk_index];
+    return position.state_index < chunk->state_count ? &chunk->states[position.state_index] : NULL;
 }
 
 struct state *map_last_at_or_below(struct state_map *map, uint64_t address)
@@ -69,25 +69,25 @@ struct position map_first_ending_above(struct state_map *map, uint64_t address)
 {
     struct position position = map_lower_bound(map, address);
     if (!is_map_begin(position)) {
-        struct position previous = map_previous(map, position);
-        if (map_state(map, previous)->hi > address)
-            return previous;
+        struct position previous_position = map_previous(map, position);
+        if (map_state(map, previous_position)->hi > address)
+            return previous_position;
     }
     return position;
 }
 
 struct position map_next(const struct state_map *map, struct position position)
 {
-    if (position.index + 1 < map->chunks[position.chunk]->count)
-        return (struct position){position.chunk, position.index + 1};
-    return (struct position){position.chunk + 1, 0};
+    if (position.state_index + 1 < map->chunks[position.chunk_index]->state_count)
+        return (struct position){position.chunk_index, position.state_index + 1};
+    return (struct position){position.chunk_index + 1, 0};
 }
 
 struct position map_previous(const struct state_map *map, struct position position)
 {
-    if (position.index)
-        return (struct position){position.chunk, position.index - 1};
-    return (struct position){position.chunk - 1, map->chunks[position.chunk - 1]->count - 1};
+    if (position.state_index)
+        return (struct position){position.chunk_index, position.state_index - 1};
+    return (struct position){position.chunk_index - 1, map->chunks[position.chunk_index - 1]->state_count - 1};
 }
 
 /* ---- changes ---------------------------------------------------------------------------------------------- */
@@ -140,32 +140,33 @@ static void move_chunks(struct state_map *map, size_t from, size_t to)
 /* Remove states, which were cleared or moved, after a position. Free the chunks that become empty. */
 static void remove_states(struct state_map *map, struct position position, size_t count)
 {
-    size_t first_empty = position.chunk + (position.index > 0), chunk_index = position.chunk;
+    size_t first_empty_chunk = position.chunk_index + (position.state_index > 0),
+           chunk_index = position.chunk_index;
     map->state_count -= count;
-    for (size_t index = position.index; count; index = 0, chunk_index++) {
+    for (size_t index = position.state_index; count; index = 0, chunk_index++) {
         struct chunk *chunk = map->chunks[chunk_index];
-        size_t removed_count = Py_MIN(count, chunk->count - index);
-        size_t later_count = chunk->count - index - removed_count;
-        move_states(chunk, index, chunk, index + removed_count, later_count);
-        chunk->count -= (uint32_t)removed_count;
+        size_t removed_count = Py_MIN(count, chunk->state_count - index);
+        size_t later_state_count = chunk->state_count - index - removed_count;
+        move_states(chunk, index, chunk, index + removed_count, later_state_count);
+        chunk->state_count -= (uint32_t)removed_count;
         count -= removed_count;
-        if (chunk->count)
+        if (chunk->state_count)
             map->first_addresses[chunk_index] = chunk->states[0].lo;
-        if (later_count)
+        if (later_state_count)
             break;
     }
-    size_t end_empty = first_empty;
-    while (end_empty < map->chunk_count && !map->chunks[end_empty]->count)
-        PyMem_Free(map->chunks[end_empty++]);
-    if (end_empty > first_empty)
-        move_chunks(map, end_empty, first_empty);
+    size_t end_empty_chunk = first_empty_chunk;
+    while (end_empty_chunk < map->chunk_count && !map->chunks[end_empty_chunk]->state_count)
+        PyMem_Free(map->chunks[end_empty_chunk++]);
+    if (end_empty_chunk > first_empty_chunk)
+        move_chunks(map, end_empty_chunk, first_empty_chunk);
     /* Merge two chunks with few states, so that the number of chunks stays in proportion to that of the states. */
-    size_t left_index = first_empty ? first_empty - 1 : 0;
+    size_t left_index = first_empty_chunk ? first_empty_chunk - 1 : 0;
     if (left_index + 1 < map->chunk_count) {
         struct chunk *left_chunk = map->chunks[left_index], *right_chunk = map->chunks[left_index + 1];
-        if (left_chunk->count + right_chunk->count <= FILLED_STATES / 2) {
-            move_states(left_chunk, left_chunk->count, right_chunk, 0, right_chunk->count);
-            left_chunk->count += right_chunk->count;
+        if (left_chunk->state_count + right_chunk->state_count <= FILLED_STATES / 2) {
+            move_states(left_chunk, left_chunk->state_count, right_chunk, 0, right_chunk->state_count);
+            left_chunk->state_count += right_chunk->state_count;
             PyMem_Free(right_chunk);
             move_chunks(map, left_index + 2, left_index + 1);
         }
@@ -183,7 +184,7 @@ static int new_chunks(struct chunk **chunks, size_t count)
             PyErr_NoMemory();
             return -1;
         }
-        chunks[i]->count = 0;
+        chunks[i]->state_count = 0;
     }
     return 0;
 }
@@ -193,34 +194,35 @@ static int new_chunks(struct chunk **chunks, size_t count)
 static int insert_in_new_chunks(struct state_map *map, struct position position, const struct state *states,
                                 size_t count)
 {
-    bool is_end = position.chunk == map->chunk_count;
-    size_t old_count = is_end ? 0 : map->chunks[position.chunk]->count;
-    size_t total_count = old_count + count, chunk_count = (total_count + FILLED_STATES - 1) / FILLED_STATES;
-    size_t new_count = chunk_count - !is_end, first_new = position.chunk + !is_end;
-    struct state *all_states = PyMem_Malloc(total_count * sizeof *all_states);
+    bool is_end = position.chunk_index == map->chunk_count;
+    size_t old_state_count = is_end ? 0 : map->chunks[position.chunk_index]->state_count;
+    size_t total_state_count = old_state_count + count,
+           chunk_count = (total_state_count + FILLED_STATES - 1) / FILLED_STATES;
+    size_t new_chunk_count = chunk_count - !is_end, first_new_chunk = position.chunk_index + !is_end;
+    struct state *all_states = PyMem_Malloc(total_state_count * sizeof *all_states);
     struct chunk **chunks = PyMem_Malloc(chunk_count * sizeof(struct chunk *));
     if (!all_states || !chunks) {
         PyErr_NoMemory();
         goto fail;
     }
-    if (reserve_chunks(map, map->chunk_count + new_count) || new_chunks(chunks, new_count))
+    if (reserve_chunks(map, map->chunk_count + new_chunk_count) || new_chunks(chunks, new_chunk_count))
         goto fail;
     if (!is_end) {
-        const struct state *old_states = map->chunks[position.chunk]->states;
-        memcpy(all_states, old_states, position.index * sizeof *all_states);
-        memcpy(&all_states[position.index + count], &old_states[position.index],
-               (old_count - position.index) * sizeof *all_states);
+        const struct state *old_states = map->chunks[position.chunk_index]->states;
+        memcpy(all_states, old_states, position.state_index * sizeof *all_states);
+        memcpy(&all_states[position.state_index + count], &old_states[position.state_index],
+               (old_state_count - position.state_index) * sizeof *all_states);
     }
-    memcpy(&all_states[position.index], states, count * sizeof *all_states);
-    move_chunks(map, first_new, first_new + new_count);
-    memcpy(&map->chunks[first_new], chunks, new_count * sizeof *chunks);
+    memcpy(&all_states[position.state_index], states, count * sizeof *all_states);
+    move_chunks(map, first_new_chunk, first_new_chunk + new_chunk_count);
+    memcpy(&map->chunks[first_new_chunk], chunks, new_chunk_count * sizeof *chunks);
     size_t begin = 0;
     for (size_t i = 0; i < chunk_count; i++) {
-        size_t end = total_count * (i + 1) / chunk_count;
-        struct chunk *chunk = map->chunks[position.chunk + i];
+        size_t end = total_state_count * (i + 1) / chunk_count;
+        struct chunk *chunk = map->chunks[position.chunk_index + i];
         fill_chunk(chunk, 0, &all_states[begin], end - begin);
-        chunk->count = (uint32_t)(end - begin);
-        map->first_addresses[position.chunk + i] = chunk->states[0].lo;
+        chunk->state_count = (uint32_t)(end - begin);
+        map->first_addresses[position.chunk_index + i] = chunk->states[0].lo;
         begin = end;
     }
     PyMem_Free(all_states);
@@ -236,14 +238,17 @@ static int insert_states(struct state_map *map, struct position position, const 
 {
     /* If the position is at the end of the map or of a chunk, append the states to the chunk before it, provided that
      * they fit. */
-    if (!position.index && position.chunk && map->chunks[position.chunk - 1]->count + count <= CHUNK_STATES)
-        position = (struct position){position.chunk - 1, map->chunks[position.chunk - 1]->count};
-    if (position.chunk < map->chunk_count && map->chunks[position.chunk]->count + count <= CHUNK_STATES) {
-        struct chunk *chunk = map->chunks[position.chunk];
-        move_states(chunk, position.index + count, chunk, position.index, chunk->count - position.index);
-        fill_chunk(chunk, position.index, states, count);
-        chunk->count += (uint32_t)count;
-        map->first_addresses[position.chunk] = chunk->states[0].lo;
+    if (!position.state_index && position.chunk_index &&
+        map->chunks[position.chunk_index - 1]->state_count + count <= CHUNK_STATES)
+        position = (struct position){position.chunk_index - 1, map->chunks[position.chunk_index - 1]->state_count};
+    if (position.chunk_index < map->chunk_count &&
+        map->chunks[position.chunk_index]->state_count + count <= CHUNK_STATES) {
+        struct chunk *chunk = map->chunks[position.chunk_index];
+        move_states(chunk, position.state_index + count, chunk, position.state_index,
+                    chunk->state_count - position.state_index);
+        fill_chunk(chunk, position.state_index, states, count);
+        chunk->state_count += (uint32_t)count;
+        map->first_addresses[position.chunk_index] = chunk->states[0].lo;
     } else if (insert_in_new_chunks(map, position, states, count))
         return -1;
     map->state_count += count;
@@ -255,9 +260,9 @@ int map_replace(struct state_map *map, struct position position, size_t removed_
 {
     size_t overwritten_count = Py_MIN(removed_count, count);
     for (size_t i = 0; i < overwritten_count; i++) {
-        struct chunk *chunk = map->chunks[position.chunk];
-        fill_chunk(chunk, position.index, &states[i], 1);
-        map->first_addresses[position.chunk] = chunk->states[0].lo;
+        struct chunk *chunk = map->chunks[position.chunk_index];
+        fill_chunk(chunk, position.state_index, &states[i], 1);
+        map->first_addresses[position.chunk_index] = chunk->states[0].lo;
         position = map_next(map, position);
     }
     if (removed_count > overwritten_count)
@@ -280,8 +285,8 @@ struct state *map_take_all(struct state_map *map)
     }
     size_t end = 0;
     for (size_t i = 0; i < map->chunk_count; i++) {
-        memcpy(&states[end], map->chunks[i]->states, map->chunks[i]->count * sizeof *states);
-        end += map->chunks[i]->count;
+        memcpy(&states[end], map->chunks[i]->states, map->chunks[i]->state_count * sizeof *states);
+        end += map->chunks[i]->state_count;
         PyMem_Free(map->chunks[i]);
     }
     map->chunk_count = map->state_count = map->last_chunk = 0;
@@ -291,7 +296,7 @@ struct state *map_take_all(struct state_map *map)
 void map_release(struct state_map *map)
 {
     for (size_t i = 0; i < map->chunk_count; i++) {
-        for (uint32_t j = 0; j < map->chunks[i]->count; j++)
+        for (uint32_t j = 0; j < map->chunks[i]->state_count; j++)
             state_clear(&map->chunks[i]->states[j]);
         PyMem_Free(map->chunks[i]);
     }

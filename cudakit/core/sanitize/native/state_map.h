@@ -7,7 +7,7 @@
 enum { CHUNK_STATES = 64 };
 
 struct chunk {
-    uint32_t count;                   /* number of states; not 0 while the chunk is in a map */
+    uint32_t state_count;             /* number of states; not 0 while the chunk is in a map */
     uint64_t addresses[CHUNK_STATES]; /* `lo` of each state: a search reads fewer cache lines than in the states */
     struct state states[CHUNK_STATES];
 };
@@ -23,7 +23,7 @@ struct state_map {
 /* A position between two states: before the state with this index in this chunk. The position after the last state
  * is index 0 of the chunk after the last one. */
 struct position {
-    size_t chunk, index;
+    size_t chunk_index, state_index;
 };
 
 /* Return the position before the first state whose `lo` is at or above an address. */
@@ -40,7 +40,7 @@ struct position map_previous(const struct state_map *map, struct position positi
 /* Return whether the position is before all states. */
 static inline bool is_map_begin(struct position position)
 {
-    return position.chunk == 0 && position.index == 0;
+    return position.chunk_index == 0 && position.state_index == 0;
 }
 
 /* Replace `removed_count` states after a position by `count` new ones, which the map takes over. The caller has cleared or

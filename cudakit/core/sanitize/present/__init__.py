@@ -24,13 +24,14 @@ def report(result: SanitizeResult, *, top: int = 20) -> Document:
         )
         for number, race in enumerate(shown_races, start=1)
     ]
-    counted_races = sum(map(result.is_counted, shown_races))
+    counted_race_count = sum(map(result.is_counted, shown_races))
     nodes: list[Node] = [
         *_incomplete_notes(result),
         *call_sections(result.different_calls),
-        *sections[:counted_races],
+        *map(races.unverified_note, result.unverified),
+        *sections[:counted_race_count],
     ]
-    if library_sections := sections[counted_races:]:
+    if library_sections := sections[counted_race_count:]:
         nodes.append(_library_section(library_sections))
     omitted_count = len(result.races) - len(shown_races)
     if omitted_count:
@@ -61,6 +62,7 @@ def brief(result: SanitizeResult) -> tuple[str | Note, ...]:
         capitalized(verdict),
         *_incomplete_notes(result),
         *map(calls_note, result.different_calls),
+        *map(races.unverified_note, result.unverified),
         *notes_on_races,
         *coverage.recorder_notes(result),
     )
@@ -78,23 +80,27 @@ def title(result: SanitizeResult) -> str:
 
 def _verdict(result: SanitizeResult) -> Iterator[str]:
     counted_races = [race for race in result.races if result.is_counted(race)]
-    races, occurrence_count = len(counted_races), sum(race.count for race in counted_races)
-    is_host = any(race.kind is RaceKind.HOST for race in counted_races)
-    between = "" if is_host else " between streams"
-    if races:
-        yield f"{races:,} race{'s' if races > 1 else ''}{between}"
+    race_count, occurrence_count = len(counted_races), sum(race.count for race in counted_races)
+    has_host_race = any(race.kind is RaceKind.HOST for race in counted_races)
+    place_text = "" if has_host_race else " between streams"
+    if race_count:
+        yield f"{race_count:,} race{'s' if race_count > 1 else ''}{place_text}"
     else:
         yield coverage.NOTHING_RECORDED if coverage.is_empty(result) else "no races found"
-    if different := len(result.different_calls):
-        yield f"{different:,} collective{'s' if different > 1 else ''} called differently by ranks"
-    if occurrence_count > races:
+    if different_call_count := len(result.different_calls):
+        plural = "s" if different_call_count > 1 else ""
+        yield f"{different_call_count:,} collective{plural} called differently by ranks"
+    if unverified_count := len(result.unverified):
+        plural = "s" if unverified_count > 1 else ""
+        yield f"{unverified_count:,} possible race{plural} to check with --accesses exact"
+    if occurrence_count > race_count:
         yield f"found {format_count(occurrence_count)} times"
-    if library_races := len(result.races) - races:
-        one_race, races_of_libraries = (
+    if library_race_count := len(result.races) - race_count:
+        one_race_text, several_races_text = (
             "1 race inside a library",
-            f"{library_races:,} races inside libraries",
+            f"{library_race_count:,} races inside libraries",
         )
-        yield one_race if library_races == 1 else races_of_libraries
+        yield one_race_text if library_race_count == 1 else several_races_text
     if result.incomplete:
         yield "result incomplete"
     if result.simulated:

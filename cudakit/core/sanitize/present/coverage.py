@@ -19,7 +19,7 @@ def notes(result: SanitizeResult) -> Iterator[Note]:
     yield from _recorded_notes(result)
     yield from recorder_notes(result)
     yield from _unknown_launch_notes(result.coverage.launches_unknown)
-    yield from _without_call_site(result.coverage)
+    yield from _call_site_notes(result.coverage)
     yield from _gap_notes(result)
     yield from _suppression_notes(result)
     yield from _baseline_notes(result)
@@ -51,8 +51,8 @@ def _recorded_notes(result: SanitizeResult) -> Iterator[Note]:
         if result.no_gpu_work:
             yield Note("warn", capitalized(result.no_gpu_work))
         return
-    coverage, gaps = result.coverage, sum(result.gaps.values())
-    work = _nonzero_counts(
+    coverage, gap_count = result.coverage, sum(result.gaps.values())
+    work_counts = _nonzero_counts(
         ("kernel launch", coverage.launches),
         ("copy", coverage.copies),
         ("fill", coverage.fills),
@@ -60,110 +60,119 @@ def _recorded_notes(result: SanitizeResult) -> Iterator[Note]:
         ("collective", coverage.collectives),
     )
     process_count = len(result.processes)
-    processes = f" in {process_count:,} processes" if process_count > 1 else ""
-    analyzed = f"{_count_with_noun('event', gaps)} not analyzed" if gaps else "all events analyzed"
-    yield Note("info", f"Recorded {_join_words(work) or 'no work'}{processes}; {analyzed}")
-    # If all accesses are exact, the note on the number of launches with exact accesses is enough.
-    if (accesses := _access_phrases(coverage)) and coverage.accesses_exact < _total_accesses(
-        coverage
-    ):
-        yield Note("info", f"Accesses of kernels: {', '.join(accesses)}")
-    yield from _exactness_notes(coverage)
+    processes_text = f" in {process_count:,} processes" if process_count > 1 else ""
+    analyzed_text = (
+        f"{_count_with_noun('event', gap_count)} not analyzed"
+        if gap_count
+        else "all events analyzed"
+    )
+    yield Note(
+        "info", f"Recorded {_join_words(work_counts) or 'no work'}{processes_text}; {analyzed_text}"
+    )
+    yield from _access_notes(coverage)
 
 
-def _access_phrases(coverage: Coverage) -> list[str]:
-    return [
+def _access_notes(coverage: Coverage) -> Iterator[Note]:
+    """Yield how well the accesses of kernel launches are known, and the memory that recording used."""
+    launch_count = coverage.launches_exact + coverage.launches_assumed + coverage.launches_unknown
+    if not launch_count:
+        return
+    graph_node_text = " (including graph nodes)" if launch_count > coverage.launches else ""
+    access_counts = ", ".join(
         f"{format_count(count)} {precision}"
         for precision, count in (
-            ("exact", coverage.accesses_exact),
-            ("to whole tensors", coverage.accesses_summary),
-            ("in merged ranges", coverage.accesses_merged),
-            ("assumed from pointer arguments", coverage.accesses_assumed),
-            ("assumed from pointer tables, which may be stale", coverage.accesses_uncertain),
+            ("exact", coverage.launches_exact),
+            ("assumed from pointer arguments", coverage.launches_assumed),
+            ("unknown", coverage.launches_unknown),
         )
         if count
-    ]
-
-
-def _total_accesses(coverage: Coverage) -> int:
-    recorded_count = coverage.accesses_exact + coverage.accesses_summary + coverage.accesses_merged
-    return recorded_count + coverage.accesses_assumed + coverage.accesses_uncertain
-
-
-def _exactness_notes(coverage: Coverage) -> Iterator[Note]:
-    """Yield the number of launches with exact accesses, and the device memory that recording used."""
-    kernels = coverage.launches_exact + coverage.launches_assumed + coverage.launches_unknown
-    if not kernels:
-        return
-    nodes = " (including graph nodes)" if kernels > coverage.launches else ""
-    memory = (
-        f"; recording used up to {format_bytes(coverage.arenas_bytes)} of device memory"
-        if coverage.arenas_bytes
-        else ""
     )
-    exact, launches = (
-        format_count(coverage.launches_exact),
-        _count_with_noun("kernel launch", kernels),
+    yield Note(
+        "info",
+        f"Accesses of {_count_with_noun('kernel launch', launch_count)}{graph_node_text}: {access_counts}",
     )
-    verb = "has" if kernels == 1 else "have"
-    yield Note("info", f"{exact} of {launches}{nodes} {verb} exact accesses{memory}")
+    if coverage.launches_from_template:
+        yield Note("info", _template_text(coverage))
     if coverage.launches_whole_tensor:
-        stores = format_count(coverage.launches_whole_tensor)
+        store_count = format_count(coverage.launches_whole_tensor)
         yield Note(
-            "info", f"{stores} of these launches write a part of a tensor that is not known exactly"
+            "info", f"{store_count} of the exact launches store to an unknown part of a tensor"
         )
+    if coverage.arenas_bytes:
+        memory_text = format_bytes(coverage.arenas_bytes)
+        yield Note("info", f"Recording used up to {memory_text} of device memory")
+
+
+def _template_text(coverage: Coverage) -> str:
+    """Return how many launches were not recorded, and how many checks of their templates failed."""
+    launches_text = format_count(coverage.launches_from_template)
+    checks_text = _count_with_noun("check", coverage.template_checks)
+    differences_text = _count_with_noun("difference", coverage.template_differences)
+    verb = "was" if coverage.launches_from_template == 1 else "were"
+    return (
+        f"{launches_text} of the exact launches {verb} not recorded, because earlier launches accessed "
+        f"the same bytes ({checks_text}, {differences_text})"
+    )
 
 
 def _unknown_launch_notes(count: int) -> Iterator[Note]:
     if count:
-        launches = _count_with_noun("kernel launch", count)
-        yield Note("warn", f"Accesses of {launches} are unknown: the arguments were not recorded")
+        launches_text = _count_with_noun("kernel launch", count)
+        yield Note("warn", f"The arguments of {launches_text} were not recorded")
 
 
-def _without_call_site(coverage: Coverage) -> Iterator[Note]:
-    if count := coverage.launches_without_call_site:
-        launches = _count_with_noun("kernel launch", coverage.launches)
-        verb = "has" if count == 1 else "have"
-        yield Note("info", f"{format_count(count)} of {launches} {verb} no Python call stack")
+def _call_site_notes(coverage: Coverage) -> Iterator[Note]:
+    if launch_count := coverage.launches_without_call_site:
+        launches_text = _count_with_noun("kernel launch", coverage.launches)
+        verb = "has" if launch_count == 1 else "have"
+        yield Note(
+            "info", f"{format_count(launch_count)} of {launches_text} {verb} no Python call stack"
+        )
 
 
 def _gap_notes(result: SanitizeResult) -> Iterator[Note]:
     """Yield one note on all events that were not analyzed, the first kinds by name."""
     gaps = list(result.gaps.items())
-    kinds = [f"{event} ({_occurrences(count)})" for event, count in gaps[:_MAX_LISTED_GAPS]]
+    gap_texts = [f"{event} ({_occurrences(count)})" for event, count in gaps[:_MAX_LISTED_GAPS]]
     if other_gaps := gaps[_MAX_LISTED_GAPS:]:
-        occurrences = _occurrences(sum(count for _, count in other_gaps))
-        kinds.append(f"{_count_with_noun('other kind', len(other_gaps))} of events ({occurrences})")
-    if kinds:
-        yield Note("warn", f"Not analyzed: {_join_words(kinds)}")
+        occurrences_text = _occurrences(sum(count for _, count in other_gaps))
+        gap_texts.append(
+            f"{_count_with_noun('other kind', len(other_gaps))} of events ({occurrences_text})"
+        )
+    if gap_texts:
+        yield Note("warn", f"Not analyzed: {_join_words(gap_texts)}")
 
 
 def _suppression_notes(result: SanitizeResult) -> Iterator[Note]:
-    for suppressed in result.suppressed:
-        if suppressed.races:
-            races = _count_with_noun("race", suppressed.races)
-            source = f"{suppressed.pattern} ({suppressed.origin})"
-            occurrences = _occurrences(suppressed.count)
-            yield Note("info", f"{races} suppressed by {source}, found {occurrences}")
+    for suppression in result.suppressed:
+        if suppression.races:
+            races_text = _count_with_noun("race", suppression.races)
+            source = f"{suppression.pattern} ({suppression.origin})"
+            occurrences_text = _occurrences(suppression.count)
+            yield Note("info", f"{races_text} suppressed by {source}, found {occurrences_text}")
 
 
 def _baseline_notes(result: SanitizeResult) -> Iterator[Note]:
-    if use := result.baseline:
-        occurrences = f", found {_occurrences(use.count)}" if use.count else ""
-        races = _count_with_noun("race", len(use.races))
-        text = f"Not reported: {races} of the baseline {use.path}{occurrences}"
-        if use.absent:
-            absent_races = _count_with_noun("other race", use.absent)
-            text += f"; {absent_races} of the baseline did not occur"
-        yield Note("info", text)
+    if baseline_use := result.baseline:
+        occurrences_text = (
+            f", found {_occurrences(baseline_use.count)}" if baseline_use.count else ""
+        )
+        races_text = _count_with_noun("race", len(baseline_use.races))
+        note_text = (
+            f"Not reported: {races_text} of the baseline {baseline_use.path}{occurrences_text}"
+        )
+        if baseline_use.absent:
+            absent_races_text = _count_with_noun("other race", baseline_use.absent)
+            note_text += f"; {absent_races_text} of the baseline did not occur"
+        yield Note("info", note_text)
 
 
 def _possible_race_note(count: int) -> Note:
-    conflicts = _count_with_noun("possible conflict", count)
+    conflicts_text = _count_with_noun("possible conflict", count)
     verb = "is" if count == 1 else "are"
     return Note(
         "info",
-        f"{conflicts} {verb} not shown: the accesses of the kernels are not known exactly",
+        f"{conflicts_text} {verb} not shown: the accesses of the kernels are not known exactly",
         remedies=(
             "show them with --show possible" if count > 1 else "show it with --show possible",
         ),

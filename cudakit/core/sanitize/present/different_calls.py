@@ -32,9 +32,9 @@ def call_sections(differences: Sequence[DifferentCalls]) -> Iterator[Section]:
     for difference in differences:
         facts = Facts(
             tuple(
-                (f"rank {call.rank}", value)
+                (f"rank {call.rank}", fact_value)
                 for call in (difference.first, difference.second)
-                for value in (Text(f"{call.operation}, process {call.process}"), _stack(call))
+                for fact_value in (Text(f"{call.operation}, process {call.process}"), _stack(call))
             )
         )
         yield Section(_HEADINGS[difference.kind], (calls_note(difference), facts))

@@ -29,9 +29,11 @@ class Step:
     seq: int  # number of the call; 0 if unknown
     label: str
     site: str  # call site
-    is_side: bool = False  # whether the call enqueued one of the two operations that race
+    is_racing_operation: bool = (
+        False  # whether the call enqueued one of the two operations that race
+    )
     # The earlier call that this call waits for, or should wait for if it enqueued the later operation.
-    after: Step | None = None
+    awaited_step: Step | None = None
 
 
 def diagram(race: FoundRace, number: int) -> tuple[Node, ...]:
@@ -46,60 +48,66 @@ def diagram(race: FoundRace, number: int) -> tuple[Node, ...]:
 
 
 def _steps(race: FoundRace) -> Iterator[Step]:
-    earlier, later = _lane_names(race)
+    earlier_lane, later_lane = _lane_names(race)
     if race.last_sync:
-        yield from _sync_steps(race.last_sync, earlier, later)
-    previous = _operation(race.previous, earlier)
-    yield previous
-    yield _operation(race.current, later, after=previous)
+        yield from _sync_steps(race.last_sync, earlier_lane, later_lane)
+    previous_step = _operation_step(race.previous, earlier_lane)
+    yield previous_step
+    yield _operation_step(race.current, later_lane, awaited_step=previous_step)
 
 
-def _sync_steps(sync: LastSync, earlier: str, later: str) -> Iterator[Step]:
-    recorded_label, lane, wait_label = {
-        SyncKind.EVENT: ("event record", later, "wait for the event"),
+def _sync_steps(sync: LastSync, earlier_lane: str, later_lane: str) -> Iterator[Step]:
+    record_label, lane, wait_label = {
+        SyncKind.EVENT: ("event record", later_lane, "wait for the event"),
         SyncKind.HOST: ("last work that the wait covers", _HOST, "host wait"),
         SyncKind.DEFAULT_STREAM: (
             "last work that the wait covers",
-            later,
+            later_lane,
             "implicit wait of the default stream",
         ),
     }[sync.kind]
-    record_step = Step(earlier, sync.recorded_seq, recorded_label, call_site(sync.recorded_stack))
+    record_step = Step(
+        earlier_lane, sync.recorded_seq, record_label, call_site(sync.recorded_stack)
+    )
     yield record_step
-    yield Step(lane, sync.waited_seq, wait_label, call_site(sync.waited_stack), after=record_step)
+    yield Step(
+        lane, sync.waited_seq, wait_label, call_site(sync.waited_stack), awaited_step=record_step
+    )
 
 
-def _operation(side: Side, lane: str, after: Step | None = None) -> Step:
+def _operation_step(side: Side, lane: str, awaited_step: Step | None = None) -> Step:
     label = (
         short_kernel(side.kernel, max_length=_MAX_LABEL_LENGTH)
         if side.kernel and not side.collective
         else side.operation
     )
-    return Step(lane, side.seq, label, call_site(side.stack), True, after)
+    return Step(lane, side.seq, label, call_site(side.stack), True, awaited_step)
 
 
 def _lane_names(race: FoundRace) -> tuple[str, str]:
     """Return the names of both lanes. If the streams have the same name, use the graph nodes or contexts."""
     sides = (race.previous, race.current)
-    earlier, later = (side.stream for side in sides)
-    if earlier != later:
-        return earlier, later
+    earlier_lane, later_lane = (side.stream for side in sides)
+    if earlier_lane != later_lane:
+        return earlier_lane, later_lane
     if race.current.graph:
-        earlier, later = (f"node {side.node} of graph {side.graph}" for side in sides)
+        earlier_lane, later_lane = (f"node {side.node} of graph {side.graph}" for side in sides)
     else:
-        earlier, later = (f"{side.stream}, context {side.context}" for side in sides)
-    return earlier, later
+        earlier_lane, later_lane = (f"{side.stream}, context {side.context}" for side in sides)
+    return earlier_lane, later_lane
 
 
 def _lanes(steps: Sequence[Step], race: FoundRace) -> tuple[str, ...]:
     names = _lane_names(race)
-    host = any(step.lane == _HOST for step in steps) and _HOST not in names
-    return tuple(dict.fromkeys(((_HOST,) if host else ()) + names))
+    has_host_lane = any(step.lane == _HOST for step in steps) and _HOST not in names
+    return tuple(dict.fromkeys(((_HOST,) if has_host_lane else ()) + names))
 
 
 def _columns(name: str, steps: Sequence[Step], lanes: tuple[str, ...]) -> Columns:
     rows = range(len(steps))
-    awaited_rows = [steps.index(step.after) if step.after else _NO_ROW for step in steps]
+    awaited_rows = [
+        steps.index(step.awaited_step) if step.awaited_step else _NO_ROW for step in steps
+    ]
     return Columns(
         name,
         {
@@ -107,7 +115,7 @@ def _columns(name: str, steps: Sequence[Step], lanes: tuple[str, ...]) -> Column
             "seq": np.array([step.seq for step in steps], np.uint64),
             "label": np.array(rows),
             "place": np.array(rows),
-            "operation": np.array([step.is_side for step in steps]),
+            "operation": np.array([step.is_racing_operation for step in steps]),
             "after": np.array(awaited_rows),
         },
         text={
@@ -120,22 +128,24 @@ def _columns(name: str, steps: Sequence[Step], lanes: tuple[str, ...]) -> Column
 
 def _table(steps: Sequence[Step], lanes: tuple[str, ...]) -> Table:
     columns = (Column("call", "number"), *(Column(lane) for lane in lanes))
-    rows = tuple((_number(step), *(_cell(step, lane) for lane in lanes)) for step in steps)
+    rows = tuple(
+        (_call_number_cell(step), *(_lane_cell(step, lane) for lane in lanes)) for step in steps
+    )
     return Table(columns, rows, caption=_describe_missing_sync(steps))
 
 
-def _number(step: Step) -> Value:
+def _call_number_cell(step: Step) -> Value:
     return Count(step.seq) if step.seq else Text("?")
 
 
 def _describe_missing_sync(steps: Sequence[Step]) -> str:
-    earlier, later = (step for step in steps if step.is_side)
-    if 0 < earlier.seq < later.seq:
-        return f"no synchronization orders call {later.seq:,} after call {earlier.seq:,}"
-    return f"no synchronization makes {later.lane} wait for {earlier.lane}"
+    earlier_step, later_step = (step for step in steps if step.is_racing_operation)
+    if 0 < earlier_step.seq < later_step.seq:
+        return f"no synchronization orders call {later_step.seq:,} after call {earlier_step.seq:,}"
+    return f"no synchronization makes {later_step.lane} wait for {earlier_step.lane}"
 
 
-def _cell(step: Step, lane: str) -> Text:
+def _lane_cell(step: Step, lane: str) -> Text:
     if step.lane != lane:
         return Text("")
     return Text(f"{step.label} ({step.site})" if step.site else step.label)
@@ -163,8 +173,8 @@ class _Call:
     width: float
     label: str
     remark: str
-    operation: bool
-    after: int
+    is_operation: bool
+    awaited_row: int
 
     @property
     def top(self) -> int:
@@ -187,7 +197,7 @@ def race_diagram(columns: Sequence[Columns]) -> Figure:
     lanes = call_columns.text["lane"]
     shapes = (
         *(_draw_lane(name, i * _LANE_HEIGHT) for i, name in enumerate(lanes)),
-        *(_draw_arrow(calls[call.after], call) for call in calls if call.after >= 0),
+        *(_draw_arrow(calls[call.awaited_row], call) for call in calls if call.awaited_row >= 0),
         *map(_draw_box, calls),
     )
     title = "The two operations and the synchronization between their streams"
@@ -205,11 +215,11 @@ def _calls(columns: Columns) -> Iterator[_Call]:
         strict=True,
     )
     lanes: list[int] = columns.arrays["lane"].tolist()
-    step = 1 / (len(lanes) - 1 + _MAX_BOX_STEPS)
+    step_width = 1 / (len(lanes) - 1 + _MAX_BOX_STEPS)
     for i, (lane, seq, operation, after, label, site) in enumerate(rows):
         remark = " · ".join(filter(None, (site, f"call {seq:,}" if seq else "")))
         width = _free_steps(lanes, i) - _GAP_STEPS
-        yield _Call(lane, i * step, width * step, label, remark, operation, after)
+        yield _Call(lane, i * step_width, width * step_width, label, remark, operation, after)
 
 
 def _free_steps(lanes: Sequence[int], i: int) -> float:
@@ -247,7 +257,7 @@ def _draw_box(call: _Call) -> Shape:
         shape("rect", class_="box", width="100%", height="100%", rx=5),
         *texts,
         title=" · ".join(filter(None, (call.label, call.remark))),
-        class_="operation" if call.operation else "call",
+        class_="operation" if call.is_operation else "call",
         x=percent(call.left),
         y=call.top,
         width=percent(call.width),
@@ -257,24 +267,26 @@ def _draw_box(call: _Call) -> Shape:
 
 def _draw_arrow(start: _Call, end: _Call) -> Shape:
     """Draw an arrow between two calls, through the space between their lanes."""
-    down = end.lane >= start.lane
+    is_downward = end.lane >= start.lane
     return shape(
         "line",
-        class_=_MISSING_SYNC_CLASS if end.operation else _SYNC_CLASS,
+        class_=_MISSING_SYNC_CLASS if end.is_operation else _SYNC_CLASS,
         x1=start.middle,
-        y1=start.top + _BOX_HEIGHT if down else start.top,
+        y1=start.top + _BOX_HEIGHT if is_downward else start.top,
         x2=end.middle,
-        y2=end.top if down else end.top + _BOX_HEIGHT,
+        y2=end.top if is_downward else end.top + _BOX_HEIGHT,
     )
 
 
 def _legend(calls: Sequence[_Call]) -> Legend:
-    drawn = {
-        _MISSING_SYNC_CLASS if call.operation else _SYNC_CLASS for call in calls if call.after >= 0
+    drawn_classes = {
+        _MISSING_SYNC_CLASS if call.is_operation else _SYNC_CLASS
+        for call in calls
+        if call.awaited_row >= 0
     }
-    keys = (
+    legend_keys = (
         Key(shape("line", class_=kind, x1=0, x2=36, y1=6, y2=6), label)
         for kind, label in _LEGEND
-        if kind in drawn
+        if kind in drawn_classes
     )
-    return Legend(tuple(keys), width=42)
+    return Legend(tuple(legend_keys), width=42)

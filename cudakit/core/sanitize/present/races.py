@@ -10,7 +10,7 @@ from cudakit.core.sanitize.hints import short_stream_name
 from cudakit.core.sanitize.names import in_range, is_backward
 from cudakit.core.sanitize.present.race_diagram import diagram
 from cudakit.core.sanitize.races import Confidence, RaceKind
-from cudakit.core.sanitize.result import FoundRace, Memory, Process, Side
+from cudakit.core.sanitize.result import FoundRace, Memory, Process, Side, UnverifiedPair
 from cudakit.document import (
     Facts,
     Finding,
@@ -76,8 +76,8 @@ def describe_access(side: Side, memory: Memory | None) -> str:
         return (
             f"receives a pointer to {location}; may {' and '.join(verbs)} up to {size} from there"
         )
-    atomically = " atomically" if side.atomic else ""
-    return f"{' and '.join(f'{verb}s' for verb in verbs)} {size} at {location}{atomically}"
+    adverb = " atomically" if side.atomic else ""
+    return f"{' and '.join(f'{verb}s' for verb in verbs)} {size} at {location}{adverb}"
 
 
 def describe_precision(race: FoundRace) -> str:
@@ -116,10 +116,10 @@ def race_section(
 
 
 def _heading(race: FoundRace, number: int) -> str:
-    occurrences = f", found {format_count(race.count)} times" if race.count > 1 else ""
-    library = f" in {race.library}" if race.library else ""
+    occurrences_text = f", found {format_count(race.count)} times" if race.count > 1 else ""
+    library_text = f" in {race.library}" if race.library else ""
     kind = _HEADINGS.get(race.kind, race.kind.value)
-    return f"{number}. {kind}{library}, {race.confidence.value}{occurrences}"
+    return f"{number}. {kind}{library_text}, {race.confidence.value}{occurrences_text}"
 
 
 def race_note(race: FoundRace, *, is_counted: bool = True) -> Note:
@@ -138,8 +138,21 @@ def race_note(race: FoundRace, *, is_counted: bool = True) -> Note:
     # The program cannot order the streams of a library, so the advice of the known issue replaces
     # the fix.
     remedies = (race.known_issue.advice,) if race.known_issue else (race.hint, *race.remedies)
-    lines = tuple(_source_lines(race))
-    return Note(level, capitalized(race.sentence), remedies, finding, evidence=lines)
+    source_lines = tuple(_source_lines(race))
+    return Note(level, capitalized(race.sentence), remedies, finding, evidence=source_lines)
+
+
+UNVERIFIED_MEANING: Final = "An operation is not ordered after a launch that was not recorded."
+
+
+def unverified_note(pair: UnverifiedPair) -> Note:
+    """Return the sentence of two operations that may race, and the finding for structured formats."""
+    sides_by_order = (("later", pair.current), ("earlier", pair.previous))
+    locations = [
+        (f"{order}: {_operation_text(side)}", _stack(side)) for order, side in sides_by_order
+    ]
+    finding = Finding("unverified-launch", UNVERIFIED_MEANING, tuple(locations))
+    return Note("error", capitalized(pair.sentence), (pair.hint,), finding)
 
 
 # Larger files are not read for the source line of a call.
@@ -155,7 +168,7 @@ def _source_lines(race: FoundRace) -> Iterator[str]:
             yield f"{order}, {frame.filename}:{frame.line}: {line}"
 
 
-def _source_line(file: Path, number: int) -> str:
+def _source_line(file: Path, line_number: int) -> str:
     """Return a line of a Python file; "" if there is none.
 
     Other files are not read, because the names in a log from someone else could point to any file.
@@ -166,7 +179,11 @@ def _source_line(file: Path, number: int) -> str:
         lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
     except (OSError, ValueError):  # ValueError: a name with a null character
         return ""
-    return lines[number - 1].strip()[:_MAX_SOURCE_LETTERS] if 0 < number <= len(lines) else ""
+    return (
+        lines[line_number - 1].strip()[:_MAX_SOURCE_LETTERS]
+        if 0 < line_number <= len(lines)
+        else ""
+    )
 
 
 def _facts(race: FoundRace, processes: Sequence[Process]) -> Iterator[tuple[str, Value]]:
@@ -189,19 +206,23 @@ def _facts(race: FoundRace, processes: Sequence[Process]) -> Iterator[tuple[str,
 
 def _process_facts(race: FoundRace, processes: Sequence[Process]) -> Iterator[tuple[str, Value]]:
     """Yield the process of the described occurrence, and the number of processes or ranks with the race."""
-    ranks = {process.process: process.rank for process in processes}
-    rank = ranks.get(race.process)
+    rank_by_process = {process.process: process.rank for process in processes}
+    rank = rank_by_process.get(race.process)
     yield "process", Text(str(race.process) if rank is None else f"{race.process}, rank {rank}")
     if len(race.processes) > 1:
-        with_race = sorted(
-            rank for process in race.processes if (rank := ranks.get(process)) is not None
+        processes_with_race = sorted(
+            rank for process in race.processes if (rank := rank_by_process.get(process)) is not None
         )
-        has_ranks = len(with_race) == len(race.processes)
-        listed = ", ".join(map(str, with_race[:_MAX_LISTED_RANKS]))
-        more = ", …" if len(with_race) > _MAX_LISTED_RANKS else ""
+        has_ranks = len(processes_with_race) == len(race.processes)
+        listed_text = ", ".join(map(str, processes_with_race[:_MAX_LISTED_RANKS]))
+        ellipsis = ", …" if len(processes_with_race) > _MAX_LISTED_RANKS else ""
         yield (
             "found in",
-            Text(f"ranks {listed}{more}" if has_ranks else f"{len(race.processes)} processes"),
+            Text(
+                f"ranks {listed_text}{ellipsis}"
+                if has_ranks
+                else f"{len(race.processes)} processes"
+            ),
         )
 
 

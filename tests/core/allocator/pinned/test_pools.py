@@ -31,7 +31,7 @@ class Both:
         self.pinned = CachingHostAllocator(
             self.host,
             Settings(**settings),  # type: ignore[arg-type]
-            holders=self.device._state.engine.private,
+            holders=self.device._state.engine.private_pools,
             splits=splits,
         )
 

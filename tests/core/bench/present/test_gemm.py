@@ -173,7 +173,7 @@ def without_clock(case: CaseResult) -> CaseResult:
 
 
 def test_caption_names_clock_of_peak() -> None:
-    assert "at the measured SM clock; % of datasheet uses" in caption(gemm())
+    assert "at the measured SM clock. % of datasheet: the same at the SM clock" in caption(gemm())
     assert "at the SM clock that was measured, if any" in caption(gemm(), without_clock(gemm(4096)))
     unknown_clock = without_clock(gemm())
     assert "at the SM clock of the datasheet, because the clock was not measured." in caption(

@@ -7,10 +7,10 @@ from cudakit.core.devices.diagnose.check import (
     Finding,
     NotCheckable,
     Status,
-    combine,
-    fail,
-    ok,
-    warn,
+    combine_findings,
+    fail_finding,
+    ok_finding,
+    warn_finding,
 )
 from cudakit.gpu.api.run_context import RunContext
 
@@ -44,16 +44,23 @@ def test_explanation_is_docstring() -> None:
 
 
 def test_combined_findings_have_worst_first_and_no_duplicates() -> None:
-    finding = combine(
-        [ok("fine"), warn("slow", {"a": "1"}, "wait"), fail("dead", {"b": "2"}, "repair", "wait")],
-        otherwise=ok("unused"),
+    finding = combine_findings(
+        [
+            ok_finding("fine"),
+            warn_finding("slow", {"a": "1"}, "wait"),
+            fail_finding("dead", {"b": "2"}, "repair", "wait"),
+        ],
+        otherwise=ok_finding("unused"),
     )
 
     assert finding == Finding(FAIL, "dead; slow", {"b": "2", "a": "1"}, ("repair", "wait"))
 
 
 def test_combined_findings_without_problem_are_ok() -> None:
-    assert combine([ok("fine")], otherwise=ok("all fine")).summary == "all fine"
+    assert (
+        combine_findings([ok_finding("fine")], otherwise=ok_finding("all fine")).summary
+        == "all fine"
+    )
 
 
 def test_statuses_ascend_by_severity() -> None:

@@ -23,7 +23,7 @@ def test_checks_run_in_order_of_themes(machine: Machine) -> None:
 
 
 def test_empty_context_breaks_no_check() -> None:
-    result = diagnose(RunContext(), deep=True)
+    result = diagnose(RunContext(), with_self_test=True)
 
     assert not [check for check in result.checks if "internal error" in check.summary]
     assert result.status is FAIL
@@ -46,22 +46,22 @@ def test_status_is_worst_of_all_checks(machine: Machine) -> None:
 
 
 def test_checks_are_selected_and_skipped_by_id(machine: Machine) -> None:
-    chosen = diagnose(machine(), only=("CK001", "CK020"), skip=("CK001",))
+    chosen = diagnose(machine(), only_checks=("CK001", "CK020"), skipped_checks=("CK001",))
 
     assert [check.id for check in chosen.checks] == ["CK020"]
 
 
 def test_self_test_runs_on_request_only(machine: Machine) -> None:
-    assert [check.id for check in diagnose(machine(), deep=True).checks] == HERE + TRIALS
+    assert [check.id for check in diagnose(machine(), with_self_test=True).checks] == HERE + TRIALS
     with pytest.raises(UsageError, match="CK041 uses the GPU"):
-        diagnose(machine(), only=("CK041",))
+        diagnose(machine(), only_checks=("CK041",))
 
 
 @pytest.mark.parametrize(
     "ask",
     [
-        lambda: diagnose(RunContext(), only=("CK999",)),
-        lambda: diagnose(RunContext(), skip=("nonsense",)),
+        lambda: diagnose(RunContext(), only_checks=("CK999",)),
+        lambda: diagnose(RunContext(), skipped_checks=("nonsense",)),
         lambda: find_check("CK999"),
     ],
 )
@@ -76,13 +76,13 @@ def test_check_is_found_by_short_id(spelling: str) -> None:
 
 
 def test_unknown_status_is_no_finding(machine: Machine) -> None:
-    result = diagnose(machine(simulated=True), only=("CK002",))
+    result = diagnose(machine(simulated=True), only_checks=("CK002",))
 
     assert (result.status, result.failures, result.warnings) == (UNKNOWN, 0, 0)
 
 
 def test_unknown_check_beside_passed_check_leaves_status_ok(machine: Machine) -> None:
-    result = diagnose(machine(simulated=True), only=("CK001", "CK002"))
+    result = diagnose(machine(simulated=True), only_checks=("CK001", "CK002"))
 
     assert [check.status for check in result.checks] == [OK, UNKNOWN]
     assert result.status is OK

@@ -67,7 +67,7 @@ def test_summary_counts_and_names_worst_check(machine: Machine) -> None:
 
 
 def test_summary_counts_checks_that_could_not_be_made(machine: Machine) -> None:
-    result = diagnose(machine(nvml=Unavailable("silent")), only=("CK020", "CK027", "CK028"))
+    result = diagnose(machine(nvml=Unavailable("silent")), only_checks=("CK020", "CK027", "CK028"))
 
     assert notes(present.report(result))[-1].text == (
         "3 checks: 0 failed, 0 warnings, 1 passed, 2 not performed"
@@ -76,7 +76,7 @@ def test_summary_counts_checks_that_could_not_be_made(machine: Machine) -> None:
 
 
 def test_title_of_report_without_any_answer_claims_nothing(machine: Machine) -> None:
-    result = diagnose(machine(nvml=Unavailable("silent")), only=("CK027",))
+    result = diagnose(machine(nvml=Unavailable("silent")), only_checks=("CK027",))
 
     assert present.report(result).title == "No check could be performed"
 
@@ -133,7 +133,7 @@ def test_set_variables_are_listed_with_effect(machine: Machine) -> None:
 def test_pasted_report_has_versions_devices_and_evidence(machine: Machine) -> None:
     wrong = machine(**both_views(gpu(0, persistence_mode=False)))
 
-    document = present.paste(diagnose(wrong))
+    document = present.paste_report(diagnose(wrong))
 
     titles = [node.title for node in document.nodes if isinstance(node, Section)]
     assert titles == ["Versions", "GPUs", "Problems", "Passed", "Summary"]
@@ -143,7 +143,7 @@ def test_pasted_report_has_versions_devices_and_evidence(machine: Machine) -> No
 def test_pasted_report_has_no_empty_sections(machine: Machine) -> None:
     bare = machine(nvml=Unavailable("silent"), cuda=Unavailable("silent"))
 
-    document = present.paste(diagnose(bare, only=("CK020",)))
+    document = present.paste_report(diagnose(bare, only_checks=("CK020",)))
 
     titles = [node.title for node in document.nodes if isinstance(node, Section)]
     assert titles == ["Versions", "Passed", "Summary"]

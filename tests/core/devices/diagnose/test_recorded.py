@@ -17,7 +17,7 @@ from cudakit.core.devices.diagnose.check import (
     Status,
 )
 from cudakit.core.devices.diagnose.checks import checks_by_id
-from cudakit.core.devices.diagnose.present import paste, report
+from cudakit.core.devices.diagnose.present import paste_report, report
 from cudakit.render import console
 from cudakit.render.json import render
 
@@ -68,4 +68,6 @@ def test_recorded_report_is_unchanged(golden: Callable[[str, str], None], width:
 
 
 def test_recorded_pasted_report_is_unchanged(golden: Callable[[str, str], None]) -> None:
-    golden("doctor-h200-report.txt", console.render(paste(recorded()), width=100, color=False))
+    golden(
+        "doctor-h200-report.txt", console.render(paste_report(recorded()), width=100, color=False)
+    )

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cudakit.core.devices.diagnose import diagnose
-from cudakit.core.devices.diagnose.present import paste
+from cudakit.core.devices.diagnose.present import paste_report
 from cudakit.core.devices.diagnose.redact import _COMMON_NAMES, Identity, redact_value
 from cudakit.render import console, json
 
@@ -71,7 +71,7 @@ def test_whole_result_is_redacted(machine: Machine) -> None:
     )
     result = redact_value(diagnose(named_machine), WHO)
 
-    for text in (json.render(result), console.render(paste(result), width=60, color=False)):
+    for text in (json.render(result), console.render(paste_report(result), width=60, color=False)):
         for secret in ("00112233-4455", "gpu-box", "/data/ada"):
             assert secret not in text
     assert "NVIDIA H200" in json.render(result)

@@ -260,6 +260,19 @@ def test_gpudirect_storage_without_nvidia_fs_is_in_compatibility_mode(machine: M
     assert "reads through host memory" in finding.summary
 
 
+@pytest.mark.parametrize(("version", "status"), [("", Status.OK), ("2.25", Status.WARN)])
+def test_cufile_refuses_files_without_database_of_udev(
+    machine: Machine, version: str, status: Status
+) -> None:
+    context = machine()
+    driver = replace(context.driver, nvidia_fs=version, udev_database=False)
+    finding = run_check("CK038", replace(context, driver=driver))
+
+    assert finding.status is status
+    assert "udev's database /run/udev is missing" in finding.summary
+    assert finding.evidence["udev's database"] == "missing"
+
+
 @pytest.mark.parametrize(
     ("mounts", "status"), [((), Status.WARN), ((Mount("/data", "ext4"),), Status.OK)]
 )

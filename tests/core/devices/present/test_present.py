@@ -19,9 +19,9 @@ from core.devices.machines import (
     three_gpus,
 )
 
-from cudakit.core.devices.fields import fields_by_name, registry
-from cudakit.core.devices.present import FIELDS, report
-from cudakit.core.devices.present.fields import columns, field_value, listing, table
+from cudakit.core.devices.fields import field_registry, fields_by_name
+from cudakit.core.devices.present import WATCHED_FIELDS, report
+from cudakit.core.devices.present.fields import field_columns, field_list, field_table, field_value
 from cudakit.core.devices.query import open_query
 from cudakit.core.devices.result import DevicesResult
 from cudakit.document import (
@@ -175,7 +175,7 @@ def test_title_omits_unknown_versions() -> None:
 
 def watched(activity_read: Telemetry | Unavailable) -> Document:
     machine = FakeMachine(nvml(gpu(0)), cuda(cuda_gpu(0, 0)), activity_read=activity_read)
-    return report(open_query(machine).read(names=FIELDS, activity=True), activity=True)
+    return report(open_query(machine).read(names=WATCHED_FIELDS, activity=True), with_activity=True)
 
 
 def test_activity_columns_have_sm_tensor_and_dram_use() -> None:
@@ -286,7 +286,7 @@ def test_one_gpu_has_no_topology() -> None:
 
 
 def test_long_report_has_driver_then_every_field_by_group() -> None:
-    document = report(alone(), long=True)
+    document = report(alone(), with_all_fields=True)
     driver, properties = (node for node in document.nodes if isinstance(node, Section))
 
     assert driver.title == "Driver"
@@ -300,7 +300,7 @@ def test_long_report_has_driver_then_every_field_by_group() -> None:
     }
     expected = {
         name
-        for name, field in registry().items()
+        for name, field in field_registry().items()
         if field.kind != "activity" and field.group != "MIG instance"
     }
     assert labels == expected
@@ -328,14 +328,14 @@ def test_long_report_has_driver_then_every_field_by_group() -> None:
     ],
 )
 def test_field_is_shown_in_its_unit(name: str, value: Any, expected: Value) -> None:
-    assert field_value(value, registry()[name]) == expected
+    assert field_value(value, field_registry()[name]) == expected
 
 
 # --- chosen fields ---------------------------------------------------------------------------------
 
 
 def arrays(result: DevicesResult, *names: str) -> dict[str, list[Any]]:
-    (node,) = columns(fields_by_name(names), result).nodes
+    (node,) = field_columns(fields_by_name(names), result).nodes
     assert isinstance(node, Columns)
     return {name: np.asarray(array).tolist() for name, array in node.arrays.items()}
 
@@ -355,7 +355,7 @@ def test_missing_value_of_one_device_keeps_numeric_column() -> None:
     unknown = telemetry_of(temperature_gpu_c=Unavailable("no"), power_draw_w=Unavailable("no"))
     result = read_devices(three_gpus(telemetry_reads={1: [unknown]}))
 
-    (node,) = columns(fields_by_name(["temperature_gpu_c", "power_draw_w"]), result).nodes
+    (node,) = field_columns(fields_by_name(["temperature_gpu_c", "power_draw_w"]), result).nodes
     assert isinstance(node, Columns)
     assert node.arrays["temperature_gpu_c"].tolist() == [50, None, 50]
     assert np.isnan(node.arrays["power_draw_w"][1])
@@ -364,7 +364,7 @@ def test_missing_value_of_one_device_keeps_numeric_column() -> None:
 def test_table_of_fields_has_reasons_and_faint_rows() -> None:
     view = cuda(cuda_gpu(0, 1), hidden=(cuda_gpu(-1, 0),), visible_devices="1")
     result = read_devices(FakeMachine(nvml(gpu(0), gpu(1)), view))
-    (node,) = table(fields_by_name(["cuda_index", "temperature_gpu_c"]), result).nodes
+    (node,) = field_table(fields_by_name(["cuda_index", "temperature_gpu_c"]), result).nodes
 
     assert isinstance(node, Table)
     assert [column.kind for column in node.columns] == ["text", "number"]
@@ -373,7 +373,7 @@ def test_table_of_fields_has_reasons_and_faint_rows() -> None:
 
 
 def test_list_of_fields_explains_each_field_once() -> None:
-    sections = listing(registry().values()).nodes
+    sections = field_list(field_registry().values()).nodes
     tables = [
         node for instance in sections if isinstance(instance, Section) for node in instance.nodes
     ]
@@ -381,7 +381,7 @@ def test_list_of_fields_explains_each_field_once() -> None:
         label: value for node in tables if isinstance(node, Facts) for label, value in node.rows
     }
 
-    assert set(rows) == set(registry())
+    assert set(rows) == set(field_registry())
     assert rows["uuid"] == Text(
         "UUID, the same in every library (nvmlDeviceGetUUID, cuDeviceGetUuid)"
     )

@@ -18,7 +18,7 @@ from core.sanitize.sample_races import (
 )
 from core.sanitize.test_different_calls import call_batch, collective, differences
 
-from cudakit.core.sanitize.hints import fix, remedies
+from cudakit.core.sanitize.hints import remedies, smallest_fix
 from cudakit.core.sanitize.present import brief, report, title
 from cudakit.core.sanitize.races import (
     CollectiveOperation,
@@ -74,14 +74,16 @@ def test_advice_for_torch_is_to_wait_for_the_work() -> None:
     current = race_decoder().side(UNAWAITED.current)
     in_torch = Frame("all_reduce", "/lib/site-packages/torch/distributed/distributed_c10d.py", 3068)
     of_torch = replace(previous, stack=(in_torch, *previous.stack), site=previous.site + 1)
-    assert fix(UNAWAITED.kind, current, of_torch) == (
+    assert smallest_fix(UNAWAITED.kind, current, of_torch) == (
         "wait for the work of the all-reduce (loader.py:31) before the kernel (train.py:44)"
     )
     assert remedies(UNAWAITED.kind, current, of_torch) == (
         "torch: work.wait(), with the work that the call with async_op=True returned",
     )
-    assert "record an event" in fix(UNAWAITED.kind, current, previous)
-    assert "record an event" in fix(UNAWAITED.kind, current, replace(of_torch, graph=1, node=2))
+    assert "record an event" in smallest_fix(UNAWAITED.kind, current, previous)
+    assert "record an event" in smallest_fix(
+        UNAWAITED.kind, current, replace(of_torch, graph=1, node=2)
+    )
 
 
 def test_processes_without_ranks_are_counted() -> None:

@@ -38,7 +38,7 @@ from cudakit.core.sanitize.races import (
 )
 from cudakit.core.sanitize.report import Report
 from cudakit.core.sanitize.result import FoundRace, SanitizeResult
-from cudakit.core.sanitize.suppressions import parse
+from cudakit.core.sanitize.suppressions import parse_pattern
 from cudakit.document import Columns, Document, Frame, Note, Section, View
 from cudakit.render import console, html, sarif
 from cudakit.trace.kinds import AccessMode, EventKind
@@ -104,7 +104,8 @@ def test_report_without_races(golden: Callable[[str, str], None]) -> None:
 
 def test_report_lists_gaps(golden: Callable[[str, str], None]) -> None:
     filled = Report(
-        suppressions=[parse("kernel:*elementwise*"), parse("kernel:no")], demangle=demangle
+        suppressions=[parse_pattern("kernel:*elementwise*"), parse_pattern("kernel:no")],
+        demangle=demangle,
     )
     report_of(race(), race(), race(confidence=Confidence.POSSIBLE), report=filled)
     result = filled.result(

@@ -184,7 +184,7 @@ launch_template exact_choose_template(const record *launch_record, const Sanitiz
                                   templates_footprint(signature)};
     const launch_template chosen_template =
         templates_choose(signature, launch_begin_work(&memory), module_has_patch(module));
-    launch_add_accesses(&memory, chosen_template.id != 0);
+    launch_add_accesses(&memory);
     if (!signature->is_check)
         module_count_launch(module, !chosen_template.id);
     if (chosen_template.id)
@@ -329,13 +329,13 @@ static bool graph_has_template(uint32_t graph, uint32_t executable)
     return has_template;
 }
 
-uint32_t exact_choose_graph_template(const record *launch_record, launch_signature *signature)
+launch_template exact_choose_graph_template(const record *launch_record, launch_signature *signature)
 {
     uint32_t version;
     size_t address_count;
     *signature = (launch_signature){0};
     if (!templates_are_enabled())
-        return 0;
+        return (launch_template){0};
     const uint32_t graph = launch_record->graph_launch.graph, executable = launch_record->graph_launch.executable;
     const uint64_t *addresses = graphs_reached_addresses(graph, &address_count, &version);
     const launch_hashes hashes = graph_hashes(graph, executable, version);
@@ -344,11 +344,11 @@ uint32_t exact_choose_graph_template(const record *launch_record, launch_signatu
                             .footprint = templates_footprint(signature)};
     memory.allocations = find_allocations(addresses, address_count, &memory.allocation_count);
     const bool can_be_recorded = !modules_include_unpatched();
-    uint32_t template_id = templates_choose(signature, launch_begin_work(&memory), can_be_recorded).id;
-    if (!template_id && !can_be_recorded)
-        template_id = templates_use_instead(signature).id;
-    launch_add_accesses(&memory, template_id != 0);
-    return template_id;
+    launch_template chosen_template = templates_choose(signature, launch_begin_work(&memory), can_be_recorded);
+    if (!chosen_template.id && !can_be_recorded)
+        chosen_template = templates_use_instead(signature);
+    launch_add_accesses(&memory);
+    return chosen_template;
 }
 
 /* Store the allocations that a graph reaches. */

@@ -34,31 +34,20 @@ memory_order launch_begin_work(const launch_memory *memory)
     return is_shared ? MEMORY_SHARED : MEMORY_ORDERED;
 }
 
-/* Add the access of a launch whose accesses are unknown. */
-static void add_assumed_access(const launch_memory *memory, allocation *accessed)
-{
-    const byte_access access = {.operation = memory->operation, .is_write = true, .is_assumed = true};
-    allocation_add_access(accessed, accessed->lo, accessed->hi, access);
-}
-
-void launch_add_accesses(const launch_memory *memory, bool is_from_template)
+void launch_add_accesses(const launch_memory *memory)
 {
     for (size_t i = 0; i < memory->allocation_count; i++) {
         allocation *accessed = memory->allocations[i];
-        if (!accessed->history)
+        if (!accessed->history || !memory->footprint.ranges)
             allocation_add_access(
                 accessed, accessed->lo, accessed->hi,
-                (byte_access){.operation = memory->operation, .is_from_template = is_from_template});
-        else if (!memory->footprint.ranges)
-            add_assumed_access(memory, accessed);
+                (byte_access){.operation = memory->operation, .is_write = true, .is_assumed = true});
     }
     for (size_t i = 0; i < memory->footprint.range_count; i++) {
         const footprint_range range = range_of_launch(memory, memory->footprint.ranges + i);
         allocation *accessed = allocations_find(range.begin);
         if (accessed && accessed->history)
             allocation_add_access(accessed, range.begin, range.end,
-                                  (byte_access){.operation = memory->operation,
-                                                .is_write = range.is_write,
-                                                .is_from_template = is_from_template});
+                                  (byte_access){.operation = memory->operation, .is_write = range.is_write});
     }
 }

@@ -23,6 +23,6 @@ typedef struct {
 memory_order launch_begin_work(const launch_memory *memory);
 
 /* Add the accesses of a launch to the work on its memory. */
-void launch_add_accesses(const launch_memory *memory, bool is_from_template);
+void launch_add_accesses(const launch_memory *memory);
 
 #endif

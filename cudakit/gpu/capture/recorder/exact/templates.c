@@ -136,7 +136,8 @@ static bool template_applies(const signature_state *state, const launch_hashes *
 
 static launch_template template_of(const signature_state *state, const launch_hashes *hashes)
 {
-    return (launch_template){state->template_id, state->pointer_hash != hashes->pointer_hash};
+    return (launch_template){state->template_id, state->pointer_hash != hashes->pointer_hash,
+                             state->is_checked_in_shared_memory};
 }
 
 launch_signature templates_find_signature(const launch_hashes *hashes)

@@ -43,6 +43,7 @@ typedef struct {
 typedef struct {
     uint32_t id;      /* 0: the launch must be recorded */
     bool is_relative; /* whether the template comes from a launch with other pointers */
+    bool is_checked;  /* whether the template was checked by a launch whose order was MEMORY_SHARED */
 } launch_template;
 
 /* The bytes that the last recorded launch of a signature accessed. */

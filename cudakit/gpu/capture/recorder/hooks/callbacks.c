@@ -67,6 +67,7 @@ static void on_launch(const Sanitizer_LaunchData *launch)
         }
         rec.launch.template_id = chosen_template.id;
         rec.launch.is_relative = chosen_template.is_relative;
+        rec.launch.is_checked = chosen_template.is_checked;
         this_thread.user_data = chosen_template.id ? 0 : exact_assign_launch(&rec, launch, &signature, &arguments);
         rec.launch.pending = this_thread.user_data != 0;
     }
@@ -284,7 +285,9 @@ static void on_graph_launch(const Sanitizer_GraphLaunchData *data)
     rec.graph_launch.graph =
         executable_graph(data->graphExec, &rec.graph_launch.executable, &this_thread.expected_kernel_count);
     this_thread.launched_graph_id = rec.graph_launch.graph;
-    rec.graph_launch.template_id = exact_choose_graph_template(&rec, &signature);
+    const launch_template chosen_template = exact_choose_graph_template(&rec, &signature);
+    rec.graph_launch.template_id = chosen_template.id;
+    rec.graph_launch.is_checked = chosen_template.is_checked;
     if (rec.graph_launch.template_id)
         exact_skip_graph(data->context);
     else

@@ -123,8 +123,7 @@ static void remove_completed_accesses(byte_interval *interval)
 static bool is_same_access(const byte_access *left, const byte_access *right)
 {
     return left->operation.slot == right->operation.slot && left->operation.number == right->operation.number &&
-           left->is_write == right->is_write && left->is_assumed == right->is_assumed &&
-           left->is_from_template == right->is_from_template;
+           left->is_write == right->is_write && left->is_assumed == right->is_assumed;
 }
 
 static bool has_same_accesses(const byte_interval *left, const byte_interval *right)
@@ -185,20 +184,15 @@ bool history_has_contested_bytes(const access_history *history, uint64_t lo, uin
     return is_contested;
 }
 
-/* Add an access to an interval. Return whether it is unordered with a launch that was not recorded. */
-static bool add_to_interval(byte_interval *interval, byte_access access)
+static void add_to_interval(byte_interval *interval, byte_access access)
 {
-    bool is_unordered_with_template = false;
     uint8_t kept_count = 0;
     for (uint8_t i = 0; i < interval->access_count; i++) {
         const byte_access earlier = interval->accesses[i];
-        const bool is_conflict = are_in_conflict(&earlier, &access);
         const bool is_covered =
             order_happens_before(earlier.operation, access.operation) && (access.is_write || !earlier.is_write);
-        is_unordered_with_template =
-            is_unordered_with_template || (is_conflict && earlier.is_from_template && !interval->is_contested);
-        interval->is_contested =
-            interval->is_contested || (is_conflict && !earlier.is_assumed && !access.is_assumed);
+        interval->is_contested = interval->is_contested ||
+                                 (are_in_conflict(&earlier, &access) && !earlier.is_assumed && !access.is_assumed);
         if (!is_covered)
             interval->accesses[kept_count++] = earlier;
     }
@@ -207,15 +201,13 @@ static bool add_to_interval(byte_interval *interval, byte_access access)
     else
         interval->accesses[kept_count++] = access;
     interval->access_count = kept_count;
-    return is_unordered_with_template;
 }
 
-bool history_add(access_history *history, uint64_t lo, uint64_t hi, byte_access access)
+void history_add(access_history *history, uint64_t lo, uint64_t hi, byte_access access)
 {
-    bool is_unordered_with_template = false;
     clip(history, &lo, &hi);
     if (lo >= hi)
-        return false;
+        return;
     if (history->interval_count >= history->clean_count)
         clean(history);
     const uint64_t end = history->intervals[history->interval_count - 1].begin;
@@ -223,6 +215,5 @@ bool history_add(access_history *history, uint64_t lo, uint64_t hi, byte_access 
     if (hi < end)
         divide_at(history, hi);
     for (size_t i = first; history->intervals[i].begin < hi; i++)
-        is_unordered_with_template = add_to_interval(history->intervals + i, access) || is_unordered_with_template;
-    return is_unordered_with_template;
+        add_to_interval(history->intervals + i, access);
 }

@@ -15,8 +15,7 @@
 typedef struct {
     stream_operation operation;
     bool is_write;
-    bool is_assumed;       /* the operation may access the bytes, but its accesses are unknown */
-    bool is_from_template; /* the operation is a launch that is not recorded */
+    bool is_assumed; /* the operation may access the bytes, but its accesses are unknown */
 } byte_access;
 
 typedef struct access_history access_history;
@@ -34,7 +33,7 @@ bool history_is_ordered(const access_history *history, uint64_t lo, uint64_t hi,
 bool history_has_contested_bytes(const access_history *history, uint64_t lo, uint64_t hi);
 
 /* Add an access. If it is unordered with an earlier access that it conflicts with, and neither of them is assumed, these
- * bytes count as contested from now on. Return whether it is unordered with a launch that was not recorded. */
-bool history_add(access_history *history, uint64_t lo, uint64_t hi, byte_access access);
+ * bytes count as contested from now on. */
+void history_add(access_history *history, uint64_t lo, uint64_t hi, byte_access access);
 
 #endif

@@ -7,8 +7,6 @@
 #include "recorder.h"
 #include "write/record.h"
 
-#define UNORDERED_WORK_ON_TEMPLATES "unordered work on memory of launches whose accesses were known from templates"
-
 static allocation *allocations; /* sorted by address, without overlaps */
 static size_t allocation_count, allocation_capacity;
 static uint64_t device_bytes;
@@ -98,8 +96,6 @@ void allocation_begin_work(allocation *accessed, stream_operation operation)
     if (accessed->history || accessed->is_contested || !accessed->last_work.slot ||
         order_happens_before(accessed->last_work, operation))
         return;
-    if (accessed->last_template_work.slot && !order_happens_before(accessed->last_template_work, operation))
-        record_gap(UNORDERED_WORK_ON_TEMPLATES);
     accessed->history = history_create(accessed->lo, accessed->hi, access_of_earlier_work(accessed));
     accessed->is_contested = !accessed->history;
 }
@@ -117,11 +113,9 @@ bool allocation_has_contested_bytes(const allocation *accessed, uint64_t lo, uin
 
 void allocation_add_access(allocation *accessed, uint64_t lo, uint64_t hi, byte_access access)
 {
-    if (accessed->history && history_add(accessed->history, lo, hi, access))
-        record_gap(UNORDERED_WORK_ON_TEMPLATES);
+    if (accessed->history)
+        history_add(accessed->history, lo, hi, access);
     accessed->last_work = access.operation;
-    if (access.is_from_template)
-        accessed->last_template_work = access.operation;
 }
 
 void allocations_add_work(uint64_t address, stream_operation operation)

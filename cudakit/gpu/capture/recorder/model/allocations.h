@@ -12,8 +12,6 @@ typedef struct {
     uint8_t memory_kind; /* ALLOCATION_*: the kind of memory */
 
     stream_operation last_work; /* the last operation that may access the allocation */
-    stream_operation
-        last_template_work; /* the last launch on the allocation whose accesses are known from a template */
     access_history
         *history;      /* earlier accesses by byte range, if unordered operations may access the allocation */
     bool is_contested; /* the order of some operations on the allocation is unknown */

@@ -111,6 +111,7 @@ typedef struct {
             uint8_t pending;
             uint32_t template_id; /* template that replaces the accesses; 0: none */
             uint8_t is_relative;  /* the template is of a launch with other pointers */
+            uint8_t is_checked;   /* the template was checked while unordered work used the same allocations */
         } launch;
         struct {
             uint64_t lo, hi;
@@ -145,6 +146,7 @@ typedef struct {
         } edge;
         struct {
             uint32_t graph, executable, pending, template_id;
+            uint8_t is_checked; /* the template was checked while unordered work used the same allocations */
         } graph_launch;
         struct {
             uint64_t address;

@@ -1,0 +1,114 @@
+"""The counter of a generator: its position, sequence and seed, in host memory or in device memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import Lock
+
+from cudakit.gpu.api import Gpu, Stream
+from cudakit.gpu.fast_call import LaunchCounter
+from cudakit.kernels.random import COUNTER_BYTES, RandomKernels
+from cudakit.kernels.random_values import Counter
+
+CounterChange = Callable[[Counter], Counter]
+
+
+class GeneratorCounter:
+    """The counter of one generator, which several threads can use.
+
+    The counter is in host memory until a call of the generator is captured in a CUDA graph. From then on the
+    counter is in device memory, where every launch reads and advances it, also in each replay of the graph.
+    """
+
+    def __init__(self, start: Counter) -> None:
+        # Counter in host memory; prepared launches advance it in C.
+        self.words = LaunchCounter()
+        self.words.replace((0, 0, 0), start)
+        # Counter in device memory; None while the counter is in host memory.
+        self.on_device: DeviceCounter | None = None
+        self._lock = Lock()  # held while the counter is moved, or changed in device memory
+
+    def read(self) -> Counter:
+        """Return the counter; if it is in device memory, wait for the work of the device first."""
+        if self.on_device is None:
+            return Counter(*self.words.read())
+        with self._lock:
+            return self.on_device.read()
+
+    def seed_and_sequence(self) -> tuple[int, int]:
+        """Return the seed and the sequence number, without waiting for the device."""
+        device_counter = self.on_device
+        counter = device_counter.stored if device_counter else Counter(*self.words.read())
+        return counter.seed, counter.sequence
+
+    def take(self, change: CounterChange) -> Counter | None:
+        """Replace a counter in host memory by ``change(counter)``, and return the counter before the change.
+
+        Returns None, changing nothing, if the counter is in device memory.
+        """
+        while self.on_device is None:
+            counter = Counter(*self.words.read())
+            if self.words.replace(counter, change(counter)):
+                return counter
+            with self._lock:  # another thread changed the counter, or is moving it to device memory
+                pass
+        return None
+
+    def change(self, change: CounterChange) -> None:
+        """Replace the counter by ``change(counter)``; wait for the device before a read of its memory."""
+        if self.take(change) is not None or self.on_device is None:
+            return
+        with self._lock:
+            self.on_device.store(change(self.on_device.read()))
+
+    def move_to_device(self, gpu: Gpu, kernels: RandomKernels) -> None:
+        """Move the counter to device memory, also during a stream capture."""
+        with self._lock:
+            if self.on_device is None:
+                with gpu.relaxed():
+                    device_counter = DeviceCounter(gpu, kernels)
+                    is_frozen = False
+                    while not is_frozen:  # until no other thread changed the counter meanwhile
+                        counter = Counter(*self.words.read())
+                        device_counter.store(counter)
+                        is_frozen = self.words.freeze(counter)
+                self.on_device = device_counter
+
+
+class DeviceCounter:
+    """A counter in device memory, which is never freed: graphs that use it may outlive the generator."""
+
+    def __init__(self, gpu: Gpu, kernels: RandomKernels) -> None:
+        self._gpu, self._kernels = gpu, kernels
+        self.address = gpu.malloc(COUNTER_BYTES)
+        # Counter that the host stored last. Launches change only the position.
+        self.stored = Counter(0, 0, 0)
+
+    def store(self, counter: Counter) -> None:
+        """Write a counter to the memory, and wait for the write."""
+        with self._temporary_stream() as stream:
+            self._kernels.store_counter(self.address, counter, stream)
+        self.stored = counter
+
+    def read(self) -> Counter:
+        """Wait for all work of the device, and return the counter."""
+        gpu = self._gpu
+        gpu.sync()
+        host = gpu.host_malloc(COUNTER_BYTES)
+        try:
+            with self._temporary_stream() as stream:
+                gpu.copy(host, self.address, COUNTER_BYTES, stream)
+            return Counter(*gpu.host_view(host, COUNTER_BYTES).cast("Q"))
+        finally:
+            gpu.host_free(host)
+
+    @contextmanager
+    def _temporary_stream(self) -> Iterator[Stream]:
+        """Return a new stream and wait for its work, because a capture can forbid the default stream."""
+        stream = self._gpu.stream(blocking=False)
+        try:
+            yield stream
+            self._gpu.sync_stream(stream)
+        finally:
+            self._gpu.destroy_stream(stream)

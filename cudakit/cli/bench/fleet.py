@@ -1,0 +1,177 @@
+"""``cudakit bench suite --ray``: measure all GPUs of a Ray cluster, and report which are slower than others.
+
+Ray imports this module on each host, to run ``describe_host`` and ``measure_gpu``.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from cudakit.cli.failure import ExitCode
+from cudakit.cli.interrupts import held_interrupts
+from cudakit.cli.options import OutputOptions
+from cudakit.cli.output import printable
+from cudakit.cli.progress import progress_line
+from cudakit.cli.report import COMMON_FORMATS, Report, Text, open_outputs
+
+if TYPE_CHECKING:
+    from cudakit.core.bench.fleet.records import FleetRecords
+    from cudakit.core.bench.fleet.result import FleetResult, HostLink
+    from cudakit.gpu.api.facts import NvmlView
+    from cudakit.units import Unavailable
+
+FLEET_FORMATS = (*COMMON_FORMATS, "csv")
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """The options of a fleet."""
+
+    ray: str  # Address of the Ray cluster; "" if only the results directory is read.
+    directory: str  # Results directory; "" for a new one.
+    timeout_s: float  # Time in which a host must answer, and its GPUs must become free.
+    quick: bool  # Whether the suite is a quick one.
+    gpu: str  # Value of --gpu.
+
+
+def measure_and_report(fleet: Fleet, output: OutputOptions) -> int:
+    """Measure the GPUs of a cluster or read their results, write the report, and return the exit code."""
+    from cudakit.core.bench.fleet.analysis import analyze
+    from cudakit.core.bench.fleet.records import FleetRecords
+
+    directory = fleet.directory or f"fleet-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
+    records = FleetRecords(Path(directory))
+    with open_outputs(output, FLEET_FORMATS) as outputs:
+        is_finished = not fleet.ray or _measure(fleet, records, quiet=output.quiet)
+        result = analyze(records.read())
+        outputs.write(_report(result))
+    if not is_finished:
+        return ExitCode.INTERRUPTED
+    return ExitCode.FINDINGS if result.findings else ExitCode.OK
+
+
+def _measure(fleet: Fleet, records: FleetRecords, *, quiet: bool) -> bool:
+    """Measure the GPUs that have no result yet; return False after Ctrl-C."""
+    from cudakit.core.bench.fleet.measure import (
+        FleetOptions,
+        HostFunctions,
+        find_hosts,
+        measure_fleet,
+    )
+    from cudakit.core.bench.fleet.ray_cluster import open_cluster
+
+    arguments = click.get_current_context().find_object(tuple)
+    command = ("cudakit", *(arguments or ()))
+    options = FleetOptions(
+        simulated=fleet.gpu.startswith("sim"),
+        quick=fleet.quick,
+        timeout_s=fleet.timeout_s,
+        arguments=(fleet.gpu, fleet.quick, command),
+    )
+    with open_cluster(fleet.ray) as cluster:
+        hosts = find_hosts(cluster, simulated=options.simulated)
+        records.create()
+        if not quiet:
+            click.echo(f"Writing results to {printable(str(records.directory))}", err=True)
+        with (
+            progress_line(quiet=quiet) as show_progress,
+            held_interrupts(terminable=True) as deliver_interrupt,
+        ):
+
+            def progress(stage: str, fraction: float) -> None:
+                show_progress(stage, fraction)
+                deliver_interrupt()
+
+            functions = HostFunctions(describe_host, measure_gpu)
+            is_finished = measure_fleet(cluster, hosts, records, options, functions, progress)
+    if not is_finished and not records.has_files():
+        raise KeyboardInterrupt
+    return is_finished
+
+
+def _report(result: FleetResult) -> Report:
+    from cudakit.core.bench.fleet.present import present_fleet
+
+    def page() -> Text:
+        from cudakit.render import html
+
+        return html.render(present_fleet(result, detail=True))
+
+    def table() -> Text:
+        from cudakit.render import csv
+
+        return csv.render(present_fleet(result))
+
+    return Report(
+        result=result,
+        document=lambda: present_fleet(result),
+        exports={"html": page, "csv": table},
+    )
+
+
+# --- functions that run on the hosts ---------------------------------------------------------------
+
+
+def describe_host(gpu: str, quick: bool, command: tuple[str, ...]) -> Iterator[str]:  # noqa: ARG001
+    """Yield the JSON document of the facts about this host."""
+    from cudakit.core.bench.fleet.records import dump_facts
+    from cudakit.core.bench.fleet.result import HostFacts
+    from cudakit.gpu.api.facts import CudaView
+    from cudakit.gpu.machine import open_machine
+
+    machine = open_machine(gpu)
+    cuda = machine.cuda()
+    versions = {name: version(name) for name in ("cudakit", "ray")}
+    facts = HostFacts(
+        name=platform.node(),
+        gpu_count=len(cuda.devices) if isinstance(cuda, CudaView) else 0,
+        simulated=machine.simulated,
+        versions={**versions, "python": platform.python_version()},
+        links=_host_links(machine.nvml(links=True)),
+    )
+    yield dump_facts(facts)
+
+
+def _host_links(nvml: NvmlView | Unavailable) -> tuple[HostLink, ...]:
+    from cudakit.core.bench.fleet.result import HostLink
+    from cudakit.units import Unavailable
+
+    if isinstance(nvml, Unavailable):
+        return ()
+    uuids = {device.index: device.uuid for device in nvml.devices if device.parent is None}
+    return tuple(
+        HostLink(str(uuids.get(link.first, "")), str(uuids.get(link.second, "")), link.path)
+        for link in nvml.links
+        if isinstance(link.path, str)
+    )
+
+
+def measure_gpu(index: int, gpu: str, quick: bool, command: tuple[str, ...]) -> Iterator[str]:
+    """Yield "", then the JSON document of the suite on the GPU with this CUDA index: a result or an error."""
+    from cudakit.core.bench.suite import SuiteSpec, check_health
+    from cudakit.errors import CudakitError
+    from cudakit.gpu.machine import open_machine
+    from cudakit.gpu.open import open_gpu
+    from cudakit.gpu.run_context import gather
+    from cudakit.render.json import render, render_error
+
+    yield ""
+    try:
+        run_context = gather(
+            open_machine(gpu), variables=dict(os.environ), command=command, ordinal=index
+        )
+        with closing(open_gpu(gpu, index)) as device:
+            result = check_health(SuiteSpec(quick=quick), device, run_context=run_context)
+        yield render(result)
+    except CudakitError as error:
+        yield render_error(error)

@@ -1,0 +1,301 @@
+"""Analyze the suite results of a fleet: compare each figure with its peers, and list findings."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+from cudakit.core.bench.environment import Environment
+from cudakit.core.bench.fleet.figures import FleetFigure, fleet_figures
+from cudakit.core.bench.fleet.outliers import PeerStatistics, compare_with_peers
+from cudakit.core.bench.fleet.result import (
+    Finding,
+    FleetGpu,
+    FleetHost,
+    FleetResult,
+    PeerComparison,
+    Subject,
+)
+from cudakit.core.bench.health import SuiteResult
+from cudakit.core.bench.labels import first_few
+from cudakit.core.bench.warnings import environment_warnings, environments
+from cudakit.units import Unavailable, format_ratio
+
+# A rate below 93 % of its peers is slow: GPUs of one host differ by up to 5 % and more, see ``health``.
+RATE_TOLERANCE = 0.07
+# Latencies also depend on what else the host does.
+TIME_TOLERANCE = 0.3
+
+NOT_MEASURED = Unavailable("not measured")
+# Facts of an Environment that are the same on equal GPUs of equal hosts: their names in reports, and units.
+_CONDITIONS = {
+    "power_limit_w": ("power limit", " W"),
+    "sm_clock_max_mhz": ("maximum SM clock", " MHz"),
+    "memory_clock_mhz": ("memory clock", " MHz"),
+    "pcie": ("PCIe link", ""),
+    "multiprocessors": ("number of SMs", ""),
+}
+_MODE_NAMES = {"mig_mode": "MIG mode", "mps_enabled": "MPS mode", "ecc_enabled": "ECC mode"}
+
+
+def analyze(hosts: Sequence[FleetHost]) -> FleetResult:
+    """Return the result of a fleet whose GPUs have suite results or errors."""
+    comparisons = compare_figures(fleet_figures(hosts))
+    gpus = [gpu for host in hosts for gpu in host.gpus]
+    suites = [gpu.suite for gpu in gpus if isinstance(gpu.suite, SuiteResult)]
+    return FleetResult(
+        simulated=any(suite.simulated for suite in suites)
+        or any(host.facts.simulated for host in hosts),
+        complete=all(not is_missing(gpu) for gpu in gpus)
+        and all(suite.bench.complete for suite in suites),
+        findings=(
+            *_failures(hosts),
+            *_slow_subjects(hosts, comparisons),
+            *_unhealthy_gpus(hosts),
+        ),
+        warnings=tuple(_warnings(hosts)),
+        comparisons=comparisons,
+        hosts=tuple(hosts),
+    )
+
+
+def is_missing(gpu: FleetGpu) -> bool:
+    """Return whether a GPU has neither a result nor an error."""
+    return isinstance(gpu.suite, Unavailable) and not gpu.error
+
+
+def compare_figures(figures: Sequence[FleetFigure]) -> tuple[PeerComparison, ...]:
+    """Compare each figure with the figures of the same key; a figure without peers is left out."""
+    figures_by_key: dict[tuple[object, ...], list[FleetFigure]] = {}
+    for figure in figures:
+        figures_by_key.setdefault(figure.key, []).append(figure)
+    return tuple(
+        _comparison(figure, statistics)
+        for same_figures in figures_by_key.values()
+        for figure, statistics in zip(
+            same_figures,
+            compare_with_peers(
+                [figure.value for figure in same_figures],
+                higher_is_better=same_figures[0].higher_is_better,
+                tolerance=RATE_TOLERANCE if same_figures[0].higher_is_better else TIME_TOLERANCE,
+            ),
+            strict=False,  # There are no statistics for a single figure.
+        )
+    )
+
+
+def _comparison(figure: FleetFigure, statistics: PeerStatistics) -> PeerComparison:
+    is_outlier = statistics.has_outlier(figure.value, higher_is_better=figure.higher_is_better)
+    ratio = figure.value / statistics.peer_median if statistics.peer_median else 1.0
+    return PeerComparison(
+        subject=figure.subject,
+        figure=figure.name,
+        axes=figure.axes,
+        group=figure.group,
+        unit=figure.unit,
+        value=figure.value,
+        ci95=figure.ci95,
+        peer_count=statistics.peer_count,
+        peer_median=statistics.peer_median,
+        peer_mad=statistics.peer_mad,
+        limit=statistics.limit,
+        of_peers=ratio if figure.higher_is_better or not ratio else 1 / ratio,
+        is_slow=is_outlier and not _includes_peers(figure, statistics.peer_median),
+    )
+
+
+def _includes_peers(figure: FleetFigure, peer_median: float) -> bool:
+    """Return whether the peers' median is in the CI of a figure: then chance may explain the difference."""
+    if isinstance(figure.ci95, Unavailable):
+        return False
+    low, high = figure.ci95
+    return low <= peer_median <= high
+
+
+# --- findings --------------------------------------------------------------------------------------
+
+
+def _failures(hosts: Sequence[FleetHost]) -> Iterator[Finding]:
+    for host in hosts:
+        if host.facts.error:
+            subject = Subject("host", host.name)
+            yield Finding("failed", subject, host.facts.error, host.facts.hint)
+        for gpu in host.gpus:
+            if gpu.error:
+                subject = Subject("gpu", host.name, gpu.index)
+                yield Finding("failed", subject, gpu.error, gpu.hint)
+
+
+def _unhealthy_gpus(hosts: Sequence[FleetHost]) -> Iterator[Finding]:
+    for host, gpu, suite in _measured_gpus(hosts):
+        if suite.health == "fail":
+            names = [figure.name for figure in suite.figures if figure.health == "fail"]
+            yield Finding(
+                "unhealthy",
+                Subject("gpu", host.name, gpu.index),
+                f"the health check fails: {first_few(names, 4)}",
+                "look at the suite result of this GPU",
+                conditions=suite.causes,
+            )
+
+
+def _slow_subjects(
+    hosts: Sequence[FleetHost], comparisons: Sequence[PeerComparison]
+) -> Iterator[Finding]:
+    """Yield a finding for each subject with slow figures, hosts first, then the slowest first.
+
+    A slow figure is not repeated for the GPUs and links of a host that has it, or for the links of such a
+    GPU.
+    """
+    slow_figures = [comparison for comparison in comparisons if comparison.is_slow]
+    slow_keys = {(slow.subject, slow.figure) for slow in slow_figures}
+    by_subject: dict[Subject, list[PeerComparison]] = {}
+    for slow in slow_figures:
+        if not any((outer, slow.figure) in slow_keys for outer in _outer_subjects(slow.subject)):
+            by_subject.setdefault(slow.subject, []).append(slow)
+    conditions = _unusual_conditions(hosts)
+    findings = []
+    for subject, slow_of_subject in by_subject.items():
+        slowest_first = sorted(slow_of_subject, key=lambda slow: slow.of_peers)
+        names = [
+            f"{slow.figure} ({format_ratio(slow.of_peers)} of its peers)" for slow in slowest_first
+        ]
+        findings.append(
+            Finding(
+                "slower",
+                subject,
+                f"slower than its peers: {first_few(names, 3)}",
+                "",
+                tuple(slowest_first),
+                conditions.get((subject.host, subject.gpu), ()),
+            )
+        )
+    yield from sorted(
+        findings,
+        key=lambda finding: (finding.subject.kind != "host", finding.slow_figures[0].of_peers),
+    )
+
+
+def _outer_subjects(subject: Subject) -> Iterator[Subject]:
+    """Yield the host of a GPU or a link, and the GPUs of a link."""
+    if subject.kind != "host":
+        yield Subject("host", subject.host)
+    if subject.kind == "link":
+        yield Subject("gpu", subject.host, subject.gpu)
+        if subject.peer is not None:
+            yield Subject("gpu", subject.host, subject.peer)
+
+
+def _unusual_conditions(
+    hosts: Sequence[FleetHost],
+) -> Mapping[tuple[str, int | None], tuple[str, ...]]:
+    """Return for each GPU, and for each host, the conditions that may explain why it is slow.
+
+    These are warnings of its environment, and facts that most GPUs of the model do not share. Those of a host
+    are the conditions that all its GPUs share.
+    """
+    environments_of_model: dict[str, list[Environment]] = {}
+    for _, gpu, suite in _measured_gpus(hosts):
+        environments_of_model.setdefault(gpu.model, []).append(suite.bench.results[0].environment)
+    conditions: dict[tuple[str, int | None], tuple[str, ...]] = {}
+    for host, gpu, suite in _measured_gpus(hosts):
+        environment = suite.bench.results[0].environment
+        warnings = environment_warnings(environments(suite.bench.results))
+        rare_facts = _rare_facts(environment, environments_of_model[gpu.model])
+        conditions[host.name, gpu.index] = (
+            *warnings,
+            *(text for name, text in rare_facts if not any(name in text for text in warnings)),
+        )
+    for host in hosts:
+        of_gpus = [conditions[key] for key in conditions if key[0] == host.name]
+        shared = set(of_gpus[0]).intersection(*of_gpus) if of_gpus else ()
+        conditions[host.name, None] = tuple(text for text in (of_gpus or [()])[0] if text in shared)
+    return conditions
+
+
+def _rare_facts(
+    environment: Environment, all_environments: Sequence[Environment]
+) -> Iterator[tuple[str, str]]:
+    """Yield the name of each fact that more than half of all environments have otherwise, and a sentence."""
+    facts_of_all = [_comparable_facts(candidate) for candidate in all_environments]
+    for name, fact in _comparable_facts(environment).items():
+        common_fact, count = Counter(facts.get(name, "") for facts in facts_of_all).most_common(1)[
+            0
+        ]
+        if fact != common_fact and common_fact and 2 * count > len(facts_of_all):
+            yield name, f"the {name} is {fact}, that of most peers {common_fact}"
+
+
+def _comparable_facts(environment: Environment) -> dict[str, str]:
+    """Return the facts of an environment that equal GPUs of equal hosts share, as text with units."""
+    facts: dict[str, tuple[object, str]] = {
+        title: (getattr(environment, name), unit) for name, (title, unit) in _CONDITIONS.items()
+    }
+    facts |= {title: (environment.modes.get(name), "") for name, title in _MODE_NAMES.items()}
+    facts |= {
+        f"{name} version": (environment.versions.get(name), "") for name in ("driver", "CUDA")
+    }
+    facts |= {f"{name} of the host": (environment.host.get(name), "") for name in ("cpu", "kernel")}
+    return {
+        name: f"{_fact_text(fact)}{unit}"
+        for name, (fact, unit) in facts.items()
+        if fact is not None and not isinstance(fact, Unavailable)
+    }
+
+
+def _fact_text(fact: object) -> str:
+    if isinstance(fact, bool):
+        return "on" if fact else "off"
+    return f"{fact:g}" if isinstance(fact, float) else str(fact)
+
+
+# --- warnings --------------------------------------------------------------------------------------
+
+
+def _warnings(hosts: Sequence[FleetHost]) -> Iterator[str]:
+    missing = [
+        str(Subject("gpu", host.name, gpu.index))
+        for host in hosts
+        for gpu in host.gpus
+        if is_missing(gpu)
+    ]
+    if missing:
+        verb = "was" if len(missing) == 1 else "were"
+        yield f"{first_few(missing, 4)} {verb} not measured"
+    yield from _differing_versions(hosts)
+    models = Counter(gpu.model for _, gpu, _ in _measured_gpus(hosts))
+    single_models = [
+        model or "a GPU of unknown model" for model, count in models.items() if count == 1
+    ]
+    if single_models:
+        yield f"no peers: there is only one {first_few(single_models)}"
+    interrupted = [
+        str(Subject("gpu", host.name, gpu.index))
+        for host, gpu, suite in _measured_gpus(hosts)
+        if not suite.bench.complete
+    ]
+    if interrupted:
+        yield f"the suite was interrupted on {first_few(interrupted, 4)}"
+
+
+def _differing_versions(hosts: Sequence[FleetHost]) -> Iterator[str]:
+    """Yield a sentence for each program whose version differs between hosts."""
+    names = dict.fromkeys(name for host in hosts for name in host.facts.versions)
+    for name in names:
+        hosts_by_version: dict[str, list[str]] = {}
+        for host in hosts:
+            if version := host.facts.versions.get(name):
+                hosts_by_version.setdefault(version, []).append(host.name)
+        if len(hosts_by_version) > 1:
+            texts = [f"{version} on {first_few(on, 3)}" for version, on in hosts_by_version.items()]
+            yield f"the hosts have different versions of {name}: {'; '.join(texts)}"
+
+
+def _measured_gpus(
+    hosts: Sequence[FleetHost],
+) -> Iterator[tuple[FleetHost, FleetGpu, SuiteResult]]:
+    """Yield each GPU whose suite has results, with its host."""
+    for host in hosts:
+        for gpu in host.gpus:
+            if isinstance(gpu.suite, SuiteResult) and gpu.suite.bench.results:
+                yield host, gpu, gpu.suite

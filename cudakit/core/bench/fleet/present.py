@@ -1,0 +1,301 @@
+"""The result of a fleet as a Document: the findings, then each figure beside its peers, then the hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from cudakit.core.bench.fleet.analysis import RATE_TOLERANCE, TIME_TOLERANCE
+from cudakit.core.bench.fleet.outliers import MAX_SCORE
+from cudakit.core.bench.fleet.result import (
+    Finding,
+    FleetHost,
+    FleetResult,
+    PeerComparison,
+)
+from cudakit.core.bench.health import SuiteResult
+from cudakit.core.bench.labels import first_few
+from cudakit.document import (
+    Column,
+    Columns,
+    Count,
+    Document,
+    Node,
+    Note,
+    Rate,
+    Ratio,
+    Seconds,
+    Section,
+    Table,
+    Text,
+    Value,
+)
+from cudakit.units import Unavailable, capitalized, format_ratio
+
+_SLOW_COLUMNS = (
+    Column("slower", "text"),
+    Column("figure", "text"),
+    Column("measured", "number"),
+    Column("peers", "number"),
+    Column("of peers", "number"),
+    Column("limit", "number"),
+    Column("spread", "number", is_optional=True),
+)
+_SLOW_CAPTION = (
+    "Peers: the median of the same figure of all other GPUs of the model, or links of the same topology. Of "
+    "peers: the speed relative to it. Spread: the median absolute deviation of the peers. Limit: the lowest "
+    f"speed that is not slow, {1 - RATE_TOLERANCE:.0%} for rates and {1 / (1 + TIME_TOLERANCE):.0%} for "
+    f"times, and less if the peers differ: {MAX_SCORE:g} of their robust standard deviations."
+)
+_FIGURE_COLUMNS = (
+    Column("figure", "text"),
+    Column("of", "text"),
+    Column("median", "number"),
+    Column("spread", "number"),
+    Column("slowest", "number"),
+    Column("slowest is", "text"),
+)
+_FIGURE_CAPTION = (
+    "Median and spread (median absolute deviation) of all. The slowest is compared with all others."
+)
+_HOST_COLUMNS = (
+    Column("host", "text"),
+    Column("GPUs", "number"),
+    Column("measured", "number"),
+    Column("failed", "number"),
+    Column("model", "text"),
+    Column("cudakit", "text", is_optional=True),
+    Column("address", "text", is_optional=True),
+)
+# Maximum number of rows of slow figures for each finding, and in total.
+_ROWS_PER_FINDING, _MAX_ROWS = 4, 40
+_KIND_NAMES = {"host": "hosts", "gpu": "GPUs", "link": "links"}
+
+
+def present_fleet(result: FleetResult, *, detail: bool = False) -> Document:
+    """Return the report of a fleet; ``detail`` adds the figures of every GPU, for a page.
+
+    The Columns ``comparisons`` are for exports such as CSV.
+    """
+    nodes: list[Node] = [_comparison_columns(result.comparisons), _headline(result)]
+    slower = [finding for finding in result.findings if finding.kind == "slower"]
+    if slower:
+        nodes.append(_slow_table(slower))
+    nodes += _finding_notes(result.findings)
+    nodes += [Note("warn", f"{capitalized(warning)}.") for warning in result.warnings]
+    if result.comparisons:
+        nodes.append(Section("Figures of the fleet", (_figure_table(result.comparisons),)))
+    nodes.append(Section("Hosts", (_host_table(result.hosts),)))
+    if detail:
+        nodes += [_subject_section(host, result.comparisons) for host in result.hosts]
+    return Document(_title(result), tuple(nodes))
+
+
+def _title(result: FleetResult) -> str:
+    gpu_count = sum(_measured_count(host) for host in result.hosts)
+    prefix = "Simulated: " if result.simulated else ""
+    return f"{prefix}bench suite, {_count(gpu_count, 'GPU')} on {_count(len(result.hosts), 'host')}"
+
+
+def _headline(result: FleetResult) -> Note:
+    """Return the verdict: which hosts, GPUs and links have findings."""
+    if result.findings:
+        slower = [
+            f"{finding.subject} ({finding.slow_figures[0].figure}: "
+            f"{format_ratio(finding.slow_figures[0].of_peers)} of peers)"
+            for finding in result.findings
+            if finding.kind == "slower"
+        ]
+        failed = [str(finding.subject) for finding in result.findings if finding.kind == "failed"]
+        unhealthy = [
+            str(finding.subject) for finding in result.findings if finding.kind == "unhealthy"
+        ]
+        clauses = [
+            f"{clause}: {first_few(names, 4)}"
+            for clause, names in (
+                ("slower than peers", slower),
+                ("failed", failed),
+                ("health check failed", unhealthy),
+            )
+            if names
+        ]
+        return Note("error", f"{capitalized('; '.join(clauses))}.")
+    if not result.comparisons:
+        return Note("info", "Nothing was compared: no GPU has peers.")
+    compared = {kind: set[object]() for kind in _KIND_NAMES}
+    for comparison in result.comparisons:
+        compared[comparison.subject.kind].add(comparison.subject)
+    counts = [
+        f"{len(subjects)} {_KIND_NAMES[kind]}" for kind, subjects in compared.items() if subjects
+    ]
+    return Note("ok", f"None is slower than its peers: {', '.join(counts)} compared.")
+
+
+def _slow_table(findings: Sequence[Finding]) -> Table:
+    """Return the slowest figures of each finding, with their peers."""
+    rows: list[tuple[Value, ...]] = []
+    omitted_count = 0
+    for finding in findings:
+        shown = finding.slow_figures[:_ROWS_PER_FINDING] if len(rows) < _MAX_ROWS else ()
+        omitted_count += len(finding.slow_figures) - len(shown)
+        rows += map(_slow_row, shown)
+    omitted = f"{_count(omitted_count, 'more slow figure')} in the JSON. " if omitted_count else ""
+    return Table(_SLOW_COLUMNS, tuple(rows), omitted + _SLOW_CAPTION)
+
+
+def _slow_row(slow: PeerComparison) -> tuple[Value, ...]:
+    return (
+        Text(str(slow.subject)),
+        Text(slow.figure),
+        _amount(slow.value, slow.unit),
+        _amount(slow.peer_median, slow.unit),
+        Ratio(slow.of_peers),
+        _limit_speed(slow),
+        _share(slow.peer_mad, slow.peer_median),
+    )
+
+
+def _finding_notes(findings: Sequence[Finding]) -> Iterator[Note]:
+    """Yield the reason of each failure, and the conditions of slow subjects."""
+    for finding in findings:
+        remedies = (finding.hint,) if finding.hint else ()
+        if finding.kind != "slower":
+            conditions = (
+                f" Likely causes: {'; '.join(finding.conditions)}." if finding.conditions else ""
+            )
+            yield Note("error", f"{finding.subject}: {finding.text}.{conditions}", remedies)
+        elif finding.conditions:
+            yield Note("warn", f"{finding.subject}: {'; '.join(finding.conditions)}.")
+
+
+def _figure_table(comparisons: Sequence[PeerComparison]) -> Table:
+    """Return a row per group of comparable figures: median, spread, and the slowest."""
+    groups: dict[tuple[object, ...], list[PeerComparison]] = {}
+    for comparison in comparisons:
+        kind = comparison.subject.kind
+        groups.setdefault(
+            (comparison.figure, kind, comparison.group, *sorted(comparison.axes.items())), []
+        ).append(comparison)
+    has_models = len({comparison.group.partition(",")[0] for comparison in comparisons}) > 1
+    return Table(
+        _FIGURE_COLUMNS,
+        tuple(_figure_row(group, with_model=has_models) for group in groups.values()),
+        _FIGURE_CAPTION,
+    )
+
+
+def _figure_row(group: Sequence[PeerComparison], *, with_model: bool) -> tuple[Value, ...]:
+    first, slowest = group[0], min(group, key=lambda comparison: comparison.of_peers)
+    values = np.array([comparison.value for comparison in group])
+    median = float(np.median(values))
+    model = f", {first.group}" if with_model else ""
+    return (
+        Text(first.figure),
+        Text(f"{len(group)} {_KIND_NAMES[first.subject.kind]}{model}"),
+        _amount(median, first.unit),
+        _share(float(np.median(np.abs(values - median))), median),
+        Ratio(slowest.of_peers),
+        Text(str(slowest.subject) if slowest.of_peers < 1 else "-"),
+    )
+
+
+def _host_table(hosts: Sequence[FleetHost]) -> Table:
+    return Table(_HOST_COLUMNS, tuple(_host_row(host) for host in hosts))
+
+
+def _host_row(host: FleetHost) -> tuple[Value, ...]:
+    models = dict.fromkeys(gpu.model for gpu in host.gpus if gpu.model)
+    return (
+        Text(host.name),
+        Count(max(host.facts.gpu_count, len(host.gpus))),
+        Count(_measured_count(host)),
+        Count(sum(bool(gpu.error) for gpu in host.gpus)),
+        Text(", ".join(models) or "-"),
+        Text(host.facts.versions.get("cudakit", "-")),
+        Text(host.facts.address or "-"),
+    )
+
+
+def _subject_section(host: FleetHost, comparisons: Sequence[PeerComparison]) -> Section:
+    """Return the figures of all GPUs and links of a host."""
+    columns = (
+        Column("of", "text"),
+        Column("figure", "text"),
+        Column("measured", "number"),
+        Column("peers", "number"),
+        Column("of peers", "number"),
+        Column("limit", "number"),
+        Column("verdict", "text"),
+    )
+    rows = tuple(
+        (
+            Text(str(comparison.subject)),
+            Text(comparison.figure),
+            _amount(comparison.value, comparison.unit),
+            _amount(comparison.peer_median, comparison.unit),
+            Ratio(comparison.of_peers),
+            _limit_speed(comparison),
+            Text("slow" if comparison.is_slow else "ok"),
+        )
+        for comparison in comparisons
+        if comparison.subject.host == host.name
+    )
+    return Section(f"All figures of {host.name}", (Table(columns, rows),), is_folded=True)
+
+
+def _comparison_columns(comparisons: Sequence[PeerComparison]) -> Columns:
+    """Return the Columns ``comparisons``, with a row per figure of a host, GPU or link."""
+    texts = {
+        "host": [comparison.subject.host for comparison in comparisons],
+        "kind": [comparison.subject.kind for comparison in comparisons],
+        "figure": [comparison.figure for comparison in comparisons],
+        "group": [comparison.group for comparison in comparisons],
+        "unit": [comparison.unit for comparison in comparisons],
+    }
+    numbers = ("value", "peer_median", "peer_mad", "limit", "of_peers")
+    arrays = {name: np.array(values, np.str_) for name, values in texts.items()}
+    for name in ("gpu", "peer"):
+        indices = [getattr(comparison.subject, name) for comparison in comparisons]
+        arrays[name] = np.array(["" if index is None else str(index) for index in indices], np.str_)
+    for name in numbers:
+        values = [getattr(comparison, name) for comparison in comparisons]
+        arrays[name] = np.array(values, np.float64)
+    arrays["peer_count"] = np.array([comparison.peer_count for comparison in comparisons], np.int64)
+    arrays["slow"] = np.array([comparison.is_slow for comparison in comparisons], np.bool_)
+    order = (
+        "host",
+        "gpu",
+        "peer",
+        "kind",
+        "figure",
+        "group",
+        "unit",
+        *numbers,
+        "peer_count",
+        "slow",
+    )
+    return Columns("comparisons", {name: arrays[name] for name in order})
+
+
+def _measured_count(host: FleetHost) -> int:
+    return sum(isinstance(gpu.suite, SuiteResult) for gpu in host.gpus)
+
+
+def _amount(amount: float, unit: str) -> Value:
+    return Seconds(amount) if unit == "s" else Rate(amount, unit.removesuffix("/s"))
+
+
+def _limit_speed(comparison: PeerComparison) -> Value:
+    """Return the speed at the limit, relative to the peers."""
+    if comparison.unit == "s":
+        return _share(comparison.peer_median, comparison.limit)
+    return _share(comparison.limit, comparison.peer_median)
+
+
+def _share(amount: float, median: float) -> Value:
+    return Ratio(amount / median) if median else Unavailable("the median is 0")
+
+
+def _count(count: int, noun: str) -> str:
+    return f"{count} {noun}{'s' * (count != 1)}"

@@ -1,0 +1,310 @@
+"""The hosts of a Ray cluster, and tasks on chosen hosts. Ray places, transports and repeats the tasks."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from cudakit.errors import EnvironmentUnusable, MissingDependency, UsageError
+
+# A generator function that runs on a host; each yielded text arrives here.
+HostFunction: TypeAlias = Callable[..., Iterator[str]]
+FailureKind: TypeAlias = Literal["host", "import", "process", "exception"]
+
+LOCAL, AUTO = "local", "auto"
+EXTRA = "cudakit[fleet]"
+# Number of times that Ray repeats a task whose process or host died.
+_MAX_RETRIES = 1
+# A local cluster starts a worker process per CPU: two measure simulated GPUs at the same time.
+_LOCAL_CPUS = 2
+_LOCAL_STORE_BYTES = 80 << 20  # Ray needs at least 75 MiB.
+# The path of Ray's sockets has about 65 characters more, and a socket address holds 107 (unix(7)).
+_MAX_DIRECTORY_LENGTH = 40
+_CONNECT_TIMEOUT_S = 3.0
+_ANSWER_TIMEOUT_S = 20.0
+# A program that connects to a cluster, or prints the reason why that is impossible and exits with 1.
+_CONNECT_PROGRAM = """
+import sys, ray
+try:
+    ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR")
+except Exception as error:
+    sys.exit(print(error) or 1)
+"""
+_ADDRESS_HINT = (
+    "ray status --address HOST:PORT shows whether a cluster answers; --ray local needs no cluster"
+)
+# With this setting, Ray does not change CUDA_VISIBLE_DEVICES for tasks without GPUs. Ray announces the change
+# of its default with a FutureWarning.
+_SETTINGS = {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterHost:
+    """One host of a Ray cluster."""
+
+    name: str  # Host name; with the address or node id appended if other hosts have the same name.
+    address: str  # IP address in the cluster.
+    node_id: str  # Ray's id of the node.
+    gpu_count: int  # Number of GPUs that the host offers to Ray.
+
+
+class TaskFailure(Exception):
+    """A task ended without its result.
+
+    ``kind`` is "host" if the host left the cluster, "import" if cudakit is missing there, "process" if the
+    process of the task died, or "exception" if the task raised one.
+    """
+
+    def __init__(self, kind: FailureKind, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.kind, self.message, self.hint = kind, message, hint
+
+
+class RayTask:
+    """A running task, whose texts arrive one by one."""
+
+    def __init__(self, ray: Any, generator: Any) -> None:
+        self._ray = ray
+        self.generator = generator
+
+    def next_text(self) -> str:
+        """Return the next text of the task. Raises TaskFailure if the task ended without one."""
+        try:
+            return str(self._ray.get(next(self.generator)))
+        except StopIteration:
+            raise TaskFailure("process", "the task ended without a result") from None
+        except self._ray.exceptions.RayError as error:
+            raise _failure(self._ray.exceptions, error) from error
+
+    def cancel(self) -> None:
+        """End the process of the task."""
+        try:
+            self._ray.cancel(self.generator, force=True)
+        except (self._ray.exceptions.RayError, ValueError, TypeError):
+            return  # The task has ended already.
+
+
+class RayCluster:
+    """A Ray cluster that this process is connected to."""
+
+    def __init__(self, ray: Any) -> None:
+        self._ray = ray
+
+    def hosts(self) -> tuple[ClusterHost, ...]:
+        """Return the hosts that are alive, by name."""
+        nodes = [node for node in self._ray.nodes() if node["Alive"]]
+        names = distinct_names(
+            [
+                (node["NodeManagerHostname"], node["NodeManagerAddress"], node["NodeID"])
+                for node in nodes
+            ]
+        )
+        hosts = (
+            ClusterHost(
+                name,
+                node["NodeManagerAddress"],
+                node["NodeID"],
+                int(node["Resources"].get("GPU", 0)),
+            )
+            for name, node in zip(names, nodes, strict=True)
+        )
+        return tuple(sorted(hosts, key=lambda host: host.name))
+
+    def submit(
+        self, function: HostFunction, host: ClusterHost, *arguments: object, gpus: int
+    ) -> RayTask:
+        """Start a function on a host, in a process of its own, when that number of GPUs is free."""
+        placement = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
+            host.node_id, soft=False
+        )
+        remote_function = self._ray.remote(
+            num_returns="streaming",
+            num_gpus=gpus,
+            num_cpus=0,
+            max_calls=1,
+            max_retries=_MAX_RETRIES,
+            scheduling_strategy=placement,
+        )(function)
+        return RayTask(self._ray, remote_function.remote(*arguments))
+
+    def wait(self, tasks: Sequence[RayTask], timeout_s: float) -> list[RayTask]:
+        """Return the tasks whose next text has arrived, or that ended, within a time."""
+        ready, _ = self._ray.wait(
+            [task.generator for task in tasks],
+            num_returns=len(tasks),
+            timeout=timeout_s,
+            fetch_local=False,
+        )
+        return [task for task in tasks if any(task.generator is item for item in ready)]
+
+
+def distinct_names(hosts: Sequence[tuple[str, str, str]]) -> list[str]:
+    """Return a distinct name per host from host name, address and node id, as short as possible."""
+    names = [name for name, _, _ in hosts]
+    with_address = [f"{name}-{address}" for name, address, _ in hosts]
+    result = []
+    for i, (name, _, node_id) in enumerate(hosts):
+        if names.count(name) == 1:
+            result.append(name)
+        elif with_address.count(with_address[i]) == 1:
+            result.append(with_address[i])
+        else:
+            result.append(f"{name}-{node_id[:8]}")
+    return result
+
+
+# --- connecting ------------------------------------------------------------------------------------
+
+
+@contextmanager
+def open_cluster(address: str) -> Iterator[RayCluster]:
+    """Connect to the cluster at ``HOST:PORT``, to the one of this machine (auto), or start one (local).
+
+    Raises MissingDependency without Ray, UsageError for an address of Ray Client, and EnvironmentUnusable
+    within seconds if the cluster does not answer or has another version of Ray or Python.
+    """
+    if "://" in address:
+        raise UsageError(
+            f"{address} is an address of Ray Client, which bench suite does not support",
+            hint="run cudakit on a host of the cluster with --ray auto",
+        )
+    os.environ.update(_SETTINGS | (_local_settings() if address == LOCAL else {}))
+    ray = _import_ray()
+    if address != LOCAL:
+        _check_answer(address)
+    with ExitStack() as cleanup:
+        options: dict[str, object] = {"address": address}
+        if address == LOCAL:
+            options |= _local_options(cleanup)
+        cleanup.callback(ray.shutdown)
+        _connect(ray, address, options)
+        yield RayCluster(ray)
+
+
+def _import_ray() -> Any:
+    try:
+        import ray
+        import ray.exceptions
+        import ray.util.scheduling_strategies
+    except ImportError as error:
+        raise MissingDependency("ray", purpose="--ray", requirement=EXTRA) from error
+    return ray
+
+
+def _local_settings() -> dict[str, str]:
+    """Return the settings of a new cluster: no usage report, and a token, which Ray would write to ~/.ray."""
+    settings = {"RAY_USAGE_STATS_ENABLED": "0"}
+    if "RAY_AUTH_MODE" in os.environ:
+        return settings
+    return settings | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(16)}
+
+
+def _local_options(cleanup: ExitStack) -> dict[str, object]:
+    """Return the options of a small cluster, whose files are deleted at the end."""
+    directory = tempfile.TemporaryDirectory(prefix="cudakit-ray-", ignore_cleanup_errors=True)
+    cleanup.enter_context(directory)
+    options: dict[str, object] = {
+        "num_cpus": _LOCAL_CPUS,
+        "object_store_memory": _LOCAL_STORE_BYTES,
+        "include_dashboard": False,
+    }
+    if len(directory.name) <= _MAX_DIRECTORY_LENGTH:
+        options["_temp_dir"] = directory.name
+    return options
+
+
+def _connect(ray: Any, address: str, options: dict[str, object]) -> None:
+    try:
+        ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
+    except (RuntimeError, OSError, ValueError, ray.exceptions.RayError) as error:
+        raise _connection_error(address, str(error)) from error
+
+
+def _check_answer(address: str) -> None:
+    """Raise EnvironmentUnusable if another process cannot connect to the cluster within seconds.
+
+    In this process, ray.init could try for minutes, and would not react to signals meanwhile.
+    """
+    if address != AUTO:
+        _check_port(address)
+    try:
+        done = subprocess.run(  # noqa: S603 our own program
+            [sys.executable, "-P", "-c", _CONNECT_PROGRAM, address],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            timeout=_ANSWER_TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise EnvironmentUnusable(
+            f"the Ray cluster {address} does not answer within {_ANSWER_TIMEOUT_S:.0f} s",
+            hint=_ADDRESS_HINT,
+        ) from None
+    if done.returncode:
+        raise _connection_error(address, done.stdout or "the process that connects to it died")
+
+
+def _connection_error(address: str, reason: str) -> EnvironmentUnusable:
+    """Return the error for Ray's reason not to connect to a cluster or start one."""
+    hint = _ADDRESS_HINT
+    if "Version mismatch" in reason:
+        hint = "all hosts and this process need the same versions of Ray and Python"
+    elif "token" in reason:
+        hint = "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN to the token of the cluster"
+    action = "cannot be started" if address == LOCAL else "cannot be connected to"
+    return EnvironmentUnusable(
+        f"the Ray cluster {address} {action}: {' '.join(reason.split())}", hint=hint
+    )
+
+
+def _check_port(address: str) -> None:
+    host, colon, port = address.rpartition(":")
+    if not (colon and host and port.isdecimal()):
+        raise UsageError(
+            f"{address!r} is not an address of a Ray cluster",
+            hint="write --ray HOST:PORT, --ray auto or --ray local",
+        )
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_TIMEOUT_S).close()
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise EnvironmentUnusable(
+            f"the Ray cluster {address} does not answer: {reason}", hint=_ADDRESS_HINT
+        ) from error
+
+
+# --- failures --------------------------------------------------------------------------------------
+
+
+def _failure(exceptions: Any, error: Exception) -> TaskFailure:
+    """Return the failure of a task that an exception of Ray describes."""
+    text = str(error)
+    if isinstance(error, (exceptions.TaskUnschedulableError, exceptions.NodeDiedError)):
+        return TaskFailure("host", "the host left the Ray cluster")
+    if "failed to import" in text or "No module named 'cudakit" in text:
+        return TaskFailure(
+            "import",
+            "cudakit cannot be imported there, or has another version",
+            hint=f"install the same version on every host: pip install '{EXTRA}'",
+        )
+    if isinstance(error, exceptions.RayTaskError):
+        cause = getattr(error, "cause", None)
+        reason = f"{type(cause).__name__}: {cause}" if cause else text.strip().splitlines()[-1]
+        return TaskFailure("exception", f"the suite failed: {' '.join(reason.split())}")
+    if isinstance(error, exceptions.OutOfMemoryError):
+        return TaskFailure("process", "Ray ended the process because the host is out of memory")
+    return TaskFailure(
+        "process",
+        f"the process of the suite died, and died again {_MAX_RETRIES} time later",
+        hint="see the logs of Ray on the host, in /tmp/ray/session_latest/logs",
+    )

@@ -1,0 +1,364 @@
+"""Benchmark of the overlap of copies and GEMMs that run on two streams.
+
+Five measurements of each direction and size, whose samples are interleaved: the copies alone, the GEMMs
+alone, both together, the copies while GEMMs run all the time, and the GEMMs while copies run all the time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field, replace
+
+from cudakit.core.bench.case import Case
+from cudakit.core.bench.result import CaseResult, CopyOverlap
+from cudakit.core.bench.spec import OverlapSpec, is_pageable
+from cudakit.core.bench.timer import MAX_QUEUED
+from cudakit.core.bench.workload import (
+    CUDAKIT,
+    Axis,
+    Prepared,
+    Verification,
+    create_event,
+    create_stream,
+    worst,
+)
+from cudakit.core.bench.workloads.copy import Copy, count_buffers
+from cudakit.core.bench.workloads.gemm import GemmWorkload
+from cudakit.core.bench.workloads.gemm_operands import operand_bytes
+from cudakit.gpu.api import LEGACY, DeviceInfo, Gpu, Stream
+from cudakit.gpu.api.gemm import Gemm, GemmSettings
+from cudakit.units import Unavailable
+
+# The measurements of an overlap.
+COPY, GEMM, BOTH = "copy", "gemm", "both"
+COPY_DURING_GEMM, GEMM_DURING_COPY = "copy-during-gemm", "gemm-during-copy"
+MEASUREMENTS = (COPY, GEMM, BOTH, COPY_DURING_GEMM, GEMM_DURING_COPY)
+_CONCURRENT = (COPY_DURING_GEMM, GEMM_DURING_COPY)
+
+_SIZE_BYTES, _SIMULATED_SIZE_BYTES = 256 << 20, 256 << 10
+# m, n and k of the GEMM: large enough to use all multiprocessors of a GPU.
+_EDGE, _SIMULATED_EDGE = 4096, 64
+_DTYPE = "bf16"
+# Minimum duration of the copies and of the GEMMs: the streams start some microseconds apart, which is
+# negligible in this time. Launches on a simulated device take less time.
+_MIN_S, _SIMULATED_MIN_S = 5e-3, 20e-6
+# Maximum number of copies, and of GEMMs, of one execution. With a blocking kernel, the timed work and
+# _CONCURRENT_FACTOR times both kinds of untimed work must fit in the launch queue of the device.
+_MAX_REPETITIONS, _MAX_REPETITIONS_UNBLOCKED = MAX_QUEUED // 7, MAX_QUEUED // 2
+# The work beside the timed work lasts this number of times as long, in case it slows the timed work down.
+# As many GEMMs run before GEMMs are timed: a GPU at its power limit lowers its clock during GEMMs and raises
+# it during copies, so the clock would depend on the previous sample.
+_CONCURRENT_FACTOR = 3
+# Number of executions per timed run, and number of runs, of which the fastest one is the estimate.
+_PILOT_EXECUTIONS, _PILOT_RUNS = 4, 2
+_COPIES, _GEMMS, _GEMM_FLOP = "copies", "gemms", "gemm_flop"
+_NO_PEAK = Unavailable("the peak of work on two streams is unknown")
+_PAGEABLE = Unavailable("a copy of pageable memory blocks the host, which then launches no GEMM")
+
+
+def overlap_cases(spec: OverlapSpec, gpu: DeviceInfo) -> tuple[Case, ...]:
+    """Return a case per direction and size, with an implementation per measurement."""
+    default_size_bytes = _SIMULATED_SIZE_BYTES if gpu.simulated else _SIZE_BYTES
+    edge = _SIMULATED_EDGE if gpu.simulated else _EDGE
+    shape = Gemm(dtype=_DTYPE, m=edge, n=edge, k=edge)
+    gemm = GemmWorkload(shape, GemmSettings(), "cublaslt", "uniform")
+    return tuple(
+        _case(spec, Copy(direction, size_bytes), gemm)
+        for direction in spec.directions
+        for size_bytes in spec.sizes_bytes or (default_size_bytes,)
+    )
+
+
+def _case(spec: OverlapSpec, copy: Copy, gemm: GemmWorkload) -> Case:
+    has_pageable_memory = is_pageable(copy.direction)
+    repetitions = Repetitions(
+        _MAX_REPETITIONS_UNBLOCKED if has_pageable_memory else _MAX_REPETITIONS
+    )
+    workloads = [
+        # The names of interleaved workloads differ.
+        OverlapWorkload(copy, gemm, measured, repetitions, f"{spec.bench} {measured}")
+        for measured in MEASUREMENTS
+        if measured != GEMM_DURING_COPY or not has_pageable_memory
+    ]
+    device_buffers, host_buffers = count_buffers(copy.direction)
+    method = spec.method("isolated", "hot", fill="uniform")
+    return Case(
+        replace(workloads[0], name=spec.bench),
+        # A copy of pageable memory blocks the host, which then could not end the blocking kernel.
+        replace(method, blocker=method.blocker and not has_pageable_memory),
+        _NO_PEAK,
+        copy.size_bytes,
+        len(workloads) * device_buffers,
+        host_bytes=len(workloads) * host_buffers * copy.size_bytes,
+        other_buffer_bytes=len(workloads)
+        * (operand_bytes(gemm.gemm) + gemm.settings.workspace_bytes),
+        baselines=tuple(workloads[1:]),
+    )
+
+
+class Repetitions:
+    """The numbers of copies and of GEMMs in one execution, chosen so that both take about the same time.
+
+    All measurements of a case share the numbers, which the first prepared workload measures.
+    """
+
+    def __init__(self, max_count: int) -> None:
+        self.max_count = max_count  # Largest value of both numbers.
+        self.copies = self.gemms = 0  # Both numbers are 0 until they are chosen.
+
+    def choose(self, gpu: Gpu, copy: Prepared, gemm: Prepared) -> None:
+        """Time a copy and a GEMM, and choose the numbers, unless they are chosen."""
+        if self.copies:
+            return
+        copy_s, gemm_s = _time_alone(gpu, copy), _time_alone(gpu, gemm)
+        longer_s, min_s = max(copy_s, gemm_s), _SIMULATED_MIN_S if gpu.simulated else _MIN_S
+        # A multiple of the longer time, which the other work then approximates.
+        target_s = max(1, round(min_s / longer_s)) * longer_s
+        self.copies, self.gemms = (
+            min(round(target_s / time_s), self.max_count) for time_s in (copy_s, gemm_s)
+        )
+
+
+def _time_alone(gpu: Gpu, prepared: Prepared) -> float:
+    """Return the time of one execution on an idle device in seconds."""
+    begin, end = gpu.event(), gpu.event()
+    times_s = []
+    try:
+        for _ in range(_PILOT_RUNS):
+            gpu.record(begin, LEGACY)
+            for _ in range(_PILOT_EXECUTIONS):
+                prepared.enqueue(LEGACY, 0)
+            gpu.record(end, LEGACY)
+            gpu.sync()
+            times_s.append(gpu.elapsed(begin, end) / _PILOT_EXECUTIONS)
+    finally:
+        gpu.destroy_event(begin)
+        gpu.destroy_event(end)
+    return max(min(times_s), 1e-9)
+
+
+@dataclass(frozen=True, slots=True)
+class OverlapWorkload:
+    """One measurement of the overlap of a copy and a GEMM."""
+
+    copy: Copy
+    gemm: GemmWorkload
+    measured: str  # One of MEASUREMENTS.
+    repetitions: Repetitions = field(compare=False)
+    name: str
+    library: str = CUDAKIT
+
+    @property
+    def axes(self) -> Mapping[str, Axis]:
+        return {**self.copy.axes, "measured": self.measured}
+
+    def prepare(self, gpu: Gpu, seed: int) -> PreparedOverlap:
+        if self.measured in _CONCURRENT:
+            return PreparedConcurrent(gpu, self, seed)
+        return PreparedOverlap(gpu, self, seed)
+
+
+class PreparedOverlap:
+    """The buffers of copies and of GEMMs. An execution enqueues the copies, the GEMMs or both.
+
+    The class implements ConcurrentWorkload.
+    """
+
+    footprint_bytes = 0
+    # A rate of both together has no meaning, so the figures of the overlap contain the rates.
+    bytes_moved = 0
+    operations = 0
+
+    def __init__(self, gpu: Gpu, workload: OverlapWorkload, seed: int) -> None:
+        self.gpu, self.repetitions = gpu, workload.repetitions
+        self._workload = workload
+        self.has_copies = workload.measured in (COPY, BOTH, COPY_DURING_GEMM)
+        self.has_gemms = workload.measured in (GEMM, BOTH, GEMM_DURING_COPY)
+        with ExitStack() as cleanup:
+            self._copy = cleanup.enter_context(closing(workload.copy.prepare(gpu, seed)))
+            self._gemm = cleanup.enter_context(closing(workload.gemm.prepare(gpu, seed)))
+            self.second_stream = create_stream(gpu, cleanup)
+            self.fork, self._join = create_event(gpu, cleanup), create_event(gpu, cleanup)
+            self.repetitions.choose(gpu, self._copy, self._gemm)
+            # Verification poisons the outputs, which the timed runs have written.
+            worst((self._copy.verify(), self._gemm.verify()))
+            self.cleanup = cleanup.pop_all()
+
+    @property
+    def settings(self) -> Mapping[str, Axis]:
+        """The library of the GEMM, and the numbers of copies and GEMMs in one execution."""
+        return {
+            **self._gemm.settings,
+            _COPIES: self.repetitions.copies,
+            _GEMMS: self.repetitions.gemms,
+            _GEMM_FLOP: self._workload.gemm.gemm.operations,
+        }
+
+    def rotate(self, sets: int) -> None:
+        """Do nothing: the L2 state is hot."""
+
+    def enqueue(self, stream: Stream, index: int) -> None:  # noqa: ARG002 there is one buffer set
+        """Enqueue the copies before the GEMMs, as a program that loads its next input does."""
+        if not (self.has_copies and self.has_gemms):
+            (self.enqueue_copies if self.has_copies else self.enqueue_gemms)(stream, 1)
+            return
+        self.gpu.record(self.fork, stream)
+        self.gpu.wait(self.second_stream, self.fork)
+        self.enqueue_copies(stream, 1)
+        self.enqueue_gemms(self.second_stream, 1)
+        self.gpu.record(self._join, self.second_stream)
+        self.gpu.wait(stream, self._join)
+
+    def start_concurrent_work(self, stream: Stream) -> None:
+        """Enqueue untimed GEMMs before timed ones, so that the clock is the same in all measurements."""
+        if self.has_gemms:
+            self.enqueue_gemms(stream, _CONCURRENT_FACTOR)
+
+    def join_concurrent_work(self, stream: Stream) -> None:
+        """Do nothing: no other stream has work."""
+
+    def enqueue_copies(self, stream: Stream, factor: int) -> None:
+        """Enqueue ``factor`` times the copies of one execution."""
+        for _ in range(factor * self.repetitions.copies):
+            self._copy.enqueue(stream, 0)
+
+    def enqueue_gemms(self, stream: Stream, factor: int) -> None:
+        """Enqueue ``factor`` times the GEMMs of one execution."""
+        for _ in range(factor * self.repetitions.gemms):
+            self._gemm.enqueue(stream, 0)
+
+    def verify(self) -> Verification:
+        """Check the targets of the copies and the results of the GEMMs."""
+        is_timed = ((self._copy, self.has_copies), (self._gemm, self.has_gemms))
+        return worst(prepared.verify() for prepared, is_used in is_timed if is_used)
+
+    def close(self) -> None:
+        """Free the memory. A second call does nothing."""
+        self.cleanup.close()
+
+
+class PreparedConcurrent(PreparedOverlap):
+    """Copies that are timed while GEMMs run on another stream, or GEMMs while copies run."""
+
+    def __init__(self, gpu: Gpu, workload: OverlapWorkload, seed: int) -> None:
+        super().__init__(gpu, workload, seed)
+        self._timed_end, self._concurrent_end = gpu.event(), gpu.event()
+        for event in (self._timed_end, self._concurrent_end):
+            self.cleanup.callback(gpu.destroy_event, event)
+        self._has_sample = (
+            False  # Whether the two events belong to a sample that is not yet checked.
+        )
+        self._uncovered_count = 0  # Number of samples in which the concurrent work ended first.
+
+    def start_concurrent_work(self, stream: Stream) -> None:
+        """Start the other work on the second stream, once the earlier work of ``stream`` has finished."""
+        self._check_last_sample()
+        super().start_concurrent_work(stream)
+        self.gpu.record(self.fork, stream)
+        self.gpu.wait(self.second_stream, self.fork)
+        enqueue = self.enqueue_gemms if self.has_copies else self.enqueue_copies
+        enqueue(self.second_stream, _CONCURRENT_FACTOR)
+        self.gpu.record(self._concurrent_end, self.second_stream)
+
+    def join_concurrent_work(self, stream: Stream) -> None:
+        """Make later work of ``stream`` wait for the second stream."""
+        self.gpu.record(self._timed_end, stream)
+        self.gpu.wait(stream, self._concurrent_end)
+        self._has_sample = True
+
+    def verify(self) -> Verification:
+        """Check the values, and that the concurrent work of no sample ended before the timed work."""
+        verification = super().verify()
+        self._check_last_sample()
+        if not verification.passed or not self._uncovered_count:
+            return verification
+        names = ("GEMMs", "copies") if self.has_copies else ("copies", "GEMMs")
+        detail = f"the {names[0]} ended before the {names[1]} in {self._uncovered_count} samples"
+        return replace(verification, passed=False, detail=detail)
+
+    def _check_last_sample(self) -> None:
+        """Count the last sample, which has finished, if its concurrent work ended before its timed work."""
+        if self._has_sample:
+            self._has_sample = False
+            is_covered = self.gpu.elapsed(self._timed_end, self._concurrent_end) >= 0
+            self._uncovered_count += not is_covered
+
+
+def copy_overlaps(cases: Sequence[CaseResult]) -> tuple[CopyOverlap, ...]:
+    """Return the overlap of each direction and size; cases of other benches are ignored."""
+    groups: dict[tuple[Axis, Axis], dict[Axis, CaseResult]] = {}
+    for case in cases:
+        if "measured" in case.axes:
+            key = (case.axes["direction"], case.axes["size_bytes"])
+            groups.setdefault(key, {})[case.axes["measured"]] = case
+    return tuple(
+        _overlap(str(direction), int(size_bytes), case_by_measurement)
+        for (direction, size_bytes), case_by_measurement in groups.items()
+    )
+
+
+def _overlap(
+    direction: str, size_bytes: int, case_by_measurement: Mapping[Axis, CaseResult]
+) -> CopyOverlap:
+    copy_s, gemm_s, both_s, copy_during_gemm_s, gemm_during_copy_s = (
+        case_by_measurement[measured].median_s
+        if measured in case_by_measurement
+        else _reason_not_measured(direction, measured)
+        for measured in MEASUREMENTS
+    )
+    settings = next(iter(case_by_measurement.values())).settings
+    copies, gemms, gemm_flop = (
+        int(settings.get(name, 0)) for name in (_COPIES, _GEMMS, _GEMM_FLOP)
+    )
+    # A copy within the device reads and writes device memory.
+    moved_bytes = copies * size_bytes * (2 if direction == "d2d" else 1)
+    return CopyOverlap(
+        direction,
+        size_bytes,
+        copies,
+        gemms,
+        copy_s,
+        gemm_s,
+        both_s,
+        overlap_share(copy_s, gemm_s, both_s),
+        copy_during_gemm_s,
+        gemm_during_copy_s,
+        _slowdown(copy_s, copy_during_gemm_s),
+        _slowdown(gemm_s, gemm_during_copy_s),
+        copy_s if isinstance(copy_s, Unavailable) else moved_bytes / copy_s,
+        gemm_s if isinstance(gemm_s, Unavailable) else gemms * gemm_flop / gemm_s,
+    )
+
+
+def overlap_share(
+    copy_s: float | Unavailable, gemm_s: float | Unavailable, both_s: float | Unavailable
+) -> float | Unavailable:
+    """Return the share of the shorter work that runs at the same time as the longer one.
+
+    The time that the overlap saves, divided by the time of the shorter work, and limited to 0 and 1, as Intel
+    MPI Benchmarks define the overlap of communication and computation (IMB-NBC, "Measuring Communication and
+    Computation Overlap").
+    """
+    if isinstance(copy_s, Unavailable):
+        return copy_s
+    if isinstance(gemm_s, Unavailable):
+        return gemm_s
+    if isinstance(both_s, Unavailable):
+        return both_s
+    return min(1.0, max(0.0, (copy_s + gemm_s - both_s) / min(copy_s, gemm_s)))
+
+
+def _slowdown(
+    alone_s: float | Unavailable, concurrent_s: float | Unavailable
+) -> float | Unavailable:
+    """Return the relative increase of a time by concurrent work."""
+    if isinstance(alone_s, Unavailable):
+        return alone_s
+    return concurrent_s if isinstance(concurrent_s, Unavailable) else concurrent_s / alone_s - 1
+
+
+def _reason_not_measured(direction: str, measured: Axis) -> Unavailable:
+    if measured == GEMM_DURING_COPY and is_pageable(direction):
+        return _PAGEABLE
+    return Unavailable(f"the measurement {measured} was not finished")

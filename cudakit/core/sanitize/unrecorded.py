@@ -1,0 +1,226 @@
+"""Find work that may race with an earlier launch which was not recorded, because a template has its accesses.
+
+A template is right as long as its kernel accesses the same bytes in each launch. A kernel that chooses
+addresses by the content of memory, such as a gather, may access other bytes in one launch. Its accesses begin
+at its pointer arguments, so they are between a pointer and the end of the allocation. The recorder orders a
+launch with all earlier work on these allocations before it uses a template. So only work that is enqueued
+later, and that is not ordered after the launch, may race with such an access. This module finds that work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from cudakit.core.sanitize.clocks import (
+    ASSUMED,
+    ATOMIC,
+    EXACT,
+    WRITE,
+    Call,
+    Clock,
+    MemoryAccess,
+    Release,
+)
+from cudakit.core.sanitize.conflicts import Conflict, ConflictChecker
+from cudakit.core.sanitize.races import Allocation, Confidence
+from cudakit.core.sanitize.record_batch import AccessRows
+from cudakit.core.sanitize.shadow_memory import AllocationAt, ClockPosition, Shadow
+from cudakit.core.sanitize.strided import strided_range
+from cudakit.trace.kinds import EventKind
+from cudakit.trace.layout import RECORD, view
+
+
+class PossibleAccess(NamedTuple):
+    """An access that a launch may have made: to any bytes from a pointer to the end of its allocation."""
+
+    pointer: int
+    mode: int  # value of an AccessMode
+
+
+# The possible accesses of launches that were not recorded, by the number of the call.
+PossibleAccesses: TypeAlias = Mapping[int, Sequence[PossibleAccess]]
+
+
+@dataclass(slots=True, eq=False)
+class _PossibleRange:
+    """The bytes that a launch may have accessed."""
+
+    lo: int
+    hi: int
+    mode: int
+    slot: int  # slot of the launch's stream
+    tick: int  # tick of the launch on the timeline of its stream
+    call: Call
+
+
+class UnrecordedLaunches:
+    """The last launches that were not recorded, by the slot of their stream and the bytes they may access."""
+
+    def __init__(self, on_conflict: Callable[[Conflict], None]) -> None:
+        self._on_conflict = on_conflict
+        self._ranges_by_slot: dict[int, dict[tuple[int, int], _PossibleRange]] = {}
+        self._last_ticks: dict[int, int] = {}  # tick of the last launch of each slot
+
+    def __len__(self) -> int:
+        """Return the number of ranges that are stored."""
+        return sum(map(len, self._ranges_by_slot.values()))
+
+    def add(
+        self,
+        call: Call,
+        slot: int,
+        tick: int,
+        accesses: Sequence[PossibleAccess],
+        allocation_at: AllocationAt,
+    ) -> None:
+        """Add a launch. ``allocation_at`` returns the allocation or pool block that contains an address."""
+        ranges = self._ranges_by_slot.setdefault(slot, {})
+        for pointer, mode in accesses:
+            if allocation := allocation_at(pointer):
+                hi = allocation.address + allocation.size_bytes
+                ranges[pointer, mode] = _PossibleRange(pointer, hi, mode, slot, tick, call)
+                self._last_ticks[slot] = tick
+
+    def check_rows(self, rows: AccessRows, call: Call, position: ClockPosition) -> None:
+        """Check the accesses of a launch."""
+        unordered = self._unordered_ranges(position.clock)
+        if not unordered:
+            return
+        records = np.frombuffer(rows, RECORD)
+        accesses = view(records[records["kind"] == EventKind.ACCESS], EventKind.ACCESS)
+        accesses = accesses[(accesses["precision"] < ASSUMED) & (accesses["lo"] < accesses["hi"])]
+        for possible in unordered:
+            if (row := _first_conflict(accesses, possible)) is not None:
+                lo, hi, mode = int(row["lo"]), int(row["hi"]), int(row["mode"])
+                access = MemoryAccess(position.slot, position.tick, call, lo, hi, mode, EXACT)
+                self._report(possible, access)
+
+    def check(self, access: MemoryAccess, clock: Clock, stride: int, count: int) -> None:
+        """Check one access."""
+        unordered = self._unordered_ranges(clock)
+        if not unordered or access.precision >= ASSUMED or access.lo >= access.hi:
+            return
+        rows = strided_range(access.lo, access.hi, stride, count)
+        for possible in unordered:
+            if _modes_conflict(access.mode, possible.mode) and rows.bytes_shared_with_range(
+                possible.lo, possible.hi
+            ):
+                self._report(possible, access)
+
+    def clear(self, lo: int, hi: int) -> None:
+        """Forget the launches that may access the bytes from ``lo`` up to ``hi``, which were freed."""
+        for ranges in self._ranges_by_slot.values():
+            for key in [key for key in ranges if lo <= key[0] < hi]:
+                del ranges[key]
+
+    def prune(self, past_clock: Clock) -> None:
+        """Forget the launches that all future work happens after."""
+        for slot, ranges in self._ranges_by_slot.items():
+            self._ranges_by_slot[slot] = {
+                key: possible
+                for key, possible in ranges.items()
+                if possible.tick > past_clock[slot]
+            }
+        self._ranges_by_slot = {
+            slot: ranges for slot, ranges in self._ranges_by_slot.items() if ranges
+        }
+        self._last_ticks = {slot: self._last_ticks[slot] for slot in self._ranges_by_slot}
+
+    def _unordered_ranges(self, clock: Clock) -> list[_PossibleRange]:
+        """Return the ranges of launches that do not happen before work with this clock."""
+        if not self._last_ticks:
+            return []
+        slots = [slot for slot, tick in self._last_ticks.items() if tick > clock[slot]]
+        return [
+            possible
+            for slot in slots
+            for possible in self._ranges_by_slot[slot].values()
+            if possible.tick > clock[slot]
+        ]
+
+    def _report(self, possible: _PossibleRange, access: MemoryAccess) -> None:
+        previous = MemoryAccess(
+            possible.slot,
+            possible.tick,
+            possible.call,
+            possible.lo,
+            possible.hi,
+            possible.mode,
+            ASSUMED,
+        )
+        lo, hi = max(possible.lo, access.lo), min(possible.hi, access.hi)
+        self._on_conflict(Conflict(previous, access, lo, hi, Confidence.POSSIBLE, False))
+
+
+def _modes_conflict(mode: int, other_mode: int) -> bool:
+    """Return whether two accesses to the same bytes conflict: not two reads, and not two atomic accesses."""
+    return bool((mode | other_mode) & WRITE) and not mode & other_mode & ATOMIC
+
+
+def _first_conflict(accesses: npt.NDArray[np.void], possible: _PossibleRange) -> np.void | None:
+    """Return the first of several accesses that shares bytes with a possible one, or None."""
+    overlaps = (accesses["lo"] < possible.hi) & (accesses["hi"] > possible.lo)
+    for row in accesses[overlaps]:
+        strided = strided_range(
+            int(row["lo"]), int(row["hi"]), int(row["stride_bytes"]), int(row["count"])
+        )
+        if _modes_conflict(int(row["mode"]), possible.mode) and strided.bytes_shared_with_range(
+            possible.lo, possible.hi
+        ):
+            conflict: np.void = row
+            return conflict
+    return None
+
+
+class CheckedShadow:
+    """A shadow memory that also checks each access against launches that were not recorded."""
+
+    def __init__(self, shadow: Shadow, unrecorded: UnrecordedLaunches) -> None:
+        self._shadow = shadow
+        self._unrecorded = unrecorded
+
+    @property
+    def checker(self) -> ConflictChecker:
+        return self._shadow.checker
+
+    @property
+    def range_state_count(self) -> int:
+        return self._shadow.range_state_count
+
+    @property
+    def pointer_state_count(self) -> int:
+        return self._shadow.pointer_state_count
+
+    @property
+    def strided_state_count(self) -> int:
+        return self._shadow.strided_state_count
+
+    def add(self, access: MemoryAccess, clock: Clock, stride: int = 0, count: int = 0) -> None:
+        self._unrecorded.check(access, clock, stride, count)
+        self._shadow.add(access, clock, stride, count)
+
+    def add_all(self, rows: AccessRows, call: Call, position: ClockPosition) -> None:
+        self._unrecorded.check_rows(rows, call, position)
+        self._shadow.add_all(rows, call, position)
+
+    def add_free(self, access: MemoryAccess, clock: Clock) -> None:
+        self._unrecorded.check(access, clock, 0, 0)
+        self._shadow.add_free(access, clock)
+
+    def free_releases(self, lo: int, hi: int) -> list[Release]:
+        return self._shadow.free_releases(lo, hi)
+
+    def clear(self, lo: int, hi: int) -> None:
+        self._unrecorded.clear(lo, hi)
+        self._shadow.clear(lo, hi)
+
+    def prune(self, past_clock: Clock) -> None:
+        self._shadow.prune(past_clock)
+
+    def coarsen(self, allocation_at: Callable[[int], Allocation | None], max_states: int) -> None:
+        self._shadow.coarsen(allocation_at, max_states)

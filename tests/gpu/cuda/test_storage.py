@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from cudakit.gpu.cuda.storage import explain_refusal
+
+DRIVE = os.makedev(259, 1)
+MESSAGE = "cuFileHandleRegister failed: 5027"
+
+
+def test_refused_file_is_explained_by_missing_database_of_udev(tmp_path: Path) -> None:
+    reason = explain_refusal(MESSAGE, DRIVE, tmp_path)
+
+    assert reason.startswith(
+        f"{tmp_path}/b259:1 of udev's database does not have ID_FS_USAGE and ID_FS_TYPE"
+    )
+    assert "docker run -v /run/udev:/run/udev:ro" in reason
+
+
+def test_refused_file_is_explained_by_missing_property(tmp_path: Path) -> None:
+    (tmp_path / "b259:1").write_text("I:12\nE:ID_FS_USAGE=filesystem\n")
+
+    assert "does not have ID_FS_TYPE of the drive" in explain_refusal(MESSAGE, DRIVE, tmp_path)
+
+
+def test_refused_file_of_known_drive_has_message_of_cufile(tmp_path: Path) -> None:
+    (tmp_path / "b259:1").write_text("E:ID_FS_USAGE=filesystem\nE:ID_FS_TYPE=ext4\n")
+
+    assert explain_refusal(MESSAGE, DRIVE, tmp_path) == MESSAGE
+
+
+def test_refused_file_without_block_device_is_explained(tmp_path: Path) -> None:
+    reason = explain_refusal(MESSAGE, os.makedev(0, 27), tmp_path)
+
+    assert reason.startswith(MESSAGE)
+    assert "no block device" in reason
+
+
+@pytest.mark.parametrize("text", ["", "ID_FS_USAGE=filesystem\nID_FS_TYPE=ext4\n"])
+def test_text_without_property_lines_is_no_property(tmp_path: Path, text: str) -> None:
+    (tmp_path / "b259:1").write_text(text)
+
+    assert "ID_FS_USAGE and ID_FS_TYPE" in explain_refusal(MESSAGE, DRIVE, tmp_path)
