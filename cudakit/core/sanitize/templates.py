@@ -200,10 +200,10 @@ def _is_checked(call_records: Records) -> bool:
 
 
 def _pointers_of(call_records: Records) -> _Addresses:
-    """Return the pointers among the arguments of a launch: its assumed accesses begin at them."""
-    accesses = view(call_records[call_records["kind"] == EventKind.ACCESS], EventKind.ACCESS)
-    pointers: _Addresses = accesses["lo"]
-    return pointers
+    """Return the pointers among the arguments of a launch, from its TemplatePointers records."""
+    is_pointers = call_records["kind"] == EventKind.TEMPLATE_POINTERS
+    pointers: _Addresses = view(call_records[is_pointers], EventKind.TEMPLATE_POINTERS)["pointers"]
+    return pointers[pointers != 0]
 
 
 def _template_of_call(
@@ -216,9 +216,7 @@ def _template_of_call(
     kinds = call_records["kind"]
     rows = call_records[kinds == EventKind.ACCESS]
     rows = rows[view(rows, EventKind.ACCESS)["precision"] < Precision.ASSUMED]
-    pointers: _Addresses = view(
-        call_records[kinds == EventKind.TEMPLATE_POINTER], EventKind.TEMPLATE_POINTER
-    )["pointer"].copy()
+    pointers = _pointers_of(call_records)
     accessed_records = call_records[kinds == EventKind.ACCESSED]
     if kinds[0] == EventKind.GRAPH_LAUNCH:
         return _graph_template(call_records, rows, accessed_records, node_pointers)

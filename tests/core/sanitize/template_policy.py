@@ -376,8 +376,7 @@ class Policy:
         self._add_launch(signature, pointers, reached, operation)
         if uses_template:
             signature.uses += 1
-            is_relative = pointers != signature.template_pointers
-            return _with_template(call, signature, is_relative)
+            return _with_template(call, signature, pointers)
         is_shared &= not is_contested and applies
         return self._compare(call, signature, pointers, reached, is_shared)
 
@@ -562,31 +561,40 @@ def _assumed_pointers(call: Records) -> list[int]:
     return pointers
 
 
-def _with_template(call: Records, signature: Signature, is_relative: bool) -> Records:
+def _with_template(call: Records, signature: Signature, pointers: tuple[int, ...]) -> Records:
     """Return the records of a launch that names a template instead of accesses."""
-    is_assumed = call["kind"] == EventKind.ACCESS
-    is_assumed &= view(call, EventKind.ACCESS)["precision"] >= Precision.ASSUMED
     launch = call[:1].copy()
     body = launch.view(layout(EventKind(int(launch["kind"][0]))))
     body["pending"] = 0
     body["template_id"] = signature.template
     body["is_checked"] = signature.is_checked_in_shared_memory
-    if not is_relative:
+    if pointers == signature.template_pointers:
         return launch
     body["is_relative"] = True
-    return np.concatenate([launch, call[is_assumed]])
+    return np.concatenate([launch, _pointer_records(launch, pointers)])
 
 
 def _template_records(
     launch: Records, template: int, check: TemplateCheck, pointers: tuple[int, ...]
 ) -> Records:
     """Return a Template record and, for a new template, the records of its pointers."""
-    records = np.zeros(1 + len(pointers) * bool(template), RECORD)
+    record = _records_of_call(launch, 1, EventKind.TEMPLATE)
+    body = record.view(layout(EventKind.TEMPLATE))
+    body["template_id"], body["check"] = template, check
+    return np.concatenate([record, _pointer_records(launch, pointers if template else ())])
+
+
+def _pointer_records(launch: Records, pointers: tuple[int, ...]) -> Records:
+    records = _records_of_call(launch, -(-len(pointers) // 7), EventKind.TEMPLATE_POINTERS)
+    padded = [*pointers, *([0] * (7 * len(records) - len(pointers)))]
+    body = records.view(layout(EventKind.TEMPLATE_POINTERS))
+    body["pointers"] = np.array(padded, np.uint64).reshape(-1, 7)
+    return records
+
+
+def _records_of_call(launch: Records, count: int, kind: EventKind) -> Records:
+    records = np.zeros(count, RECORD)
     for name in ("seq", "time_ns", "thread", "stream", "context", "site", "device"):
         records[name] = launch[name]
-    records["kind"] = EventKind.TEMPLATE_POINTER
-    records["kind"][0] = EventKind.TEMPLATE
-    body = records[:1].view(layout(EventKind.TEMPLATE))
-    body["template_id"], body["check"] = template, check
-    records[1:].view(layout(EventKind.TEMPLATE_POINTER))["pointer"] = pointers[: len(records) - 1]
+    records["kind"] = kind
     return records

@@ -124,6 +124,18 @@ static void begin_group(emitter *writer)
                  writer->arena->reached_ranges + memory->first_range, memory->range_count);
 }
 
+/* Append the pointers of a group whose accesses become a template. */
+static void append_pointers(emitter *writer, const launch_group *group)
+{
+    static record pointer_records[MAX_ACCESSES]; /* protected by the reader lock */
+    const reached_memory *memory = &group->reached_memory;
+    const record *launch_record = &writer->launches[writer->next_launch].template_record;
+    const size_t record_count = kernels_write_pointers(writer->arena->pointers + memory->first_pointer,
+                                                       memory->pointer_count, launch_record, pointer_records);
+    for (size_t i = 0; i < record_count; i++)
+        *append_record(writer, launch_record, KIND_TEMPLATE_POINTERS) = pointer_records[i];
+}
+
 /* Compare the accesses of the current group, whose last launch is the current one, with its template. Append a
  * TEMPLATE record if the accesses become the template, or differ from it. The record precedes the last ACCESSED
  * record of the call, so that the analysis has the template before it continues with later calls. */
@@ -142,9 +154,8 @@ static void compare_group_with_template(emitter *writer, bool is_exact)
     record *rec = append_record(writer, launch_record, KIND_TEMPLATE);
     rec->access_template.template_id = result.new_template_id;
     rec->access_template.check = result.check_result;
-    for (uint32_t i = 0; result.new_template_id && i < group->reached_memory.pointer_count; i++)
-        append_record(writer, launch_record, KIND_TEMPLATE_POINTER)->template_pointer.pointer =
-            writer->arena->pointers[group->reached_memory.first_pointer + i];
+    if (result.new_template_id)
+        append_pointers(writer, group);
 }
 
 /* Return whether no later launch of the current group has a record. */

@@ -28,17 +28,34 @@ static bool is_split_launch(const Sanitizer_LaunchData *launch)
     return launch->splitLaunchPart > 0;
 }
 
-/* Find the pointers among the arguments of this thread's launch. The lock is held. */
-static size_t find_pointer_arguments(const record *launch_record, record *accesses, launch_arguments *arguments)
+/* Find the arguments of this thread's launch. The lock is held. */
+static void find_arguments(launch_arguments *arguments)
 {
-    return kernels_find_pointers(this_thread.parameter_layout, this_thread.parameters, this_thread.extra,
-                                 launch_record, accesses, MAX_ACCESSES, arguments);
+    kernels_find_arguments(this_thread.parameter_layout, this_thread.parameters, this_thread.extra, arguments);
+}
+
+/* Write the records of a launch: the pointers of a launch that uses a template of a launch with other pointers, and the
+ * assumed accesses of a launch without template. Launches of NCCL that are pending have neither, because their arguments are
+ * pointers to NCCL's own memory. The lock is held. */
+static void write_launch(const record *launch_record, const launch_arguments *arguments, bool has_accesses)
+{
+    static record records[1 + MAX_ACCESSES]; /* protected by the lock */
+    size_t record_count = 0;
+    if (launch_record->launch.is_relative)
+        record_count =
+            kernels_write_pointers(arguments->pointers, arguments->pointer_count, launch_record, records + 1);
+    else if (!launch_record->launch.template_id && has_accesses)
+        record_count = kernels_write_accesses(arguments, launch_record, records + 1);
+    records[0] = *launch_record;
+    spool_records(records, 1 + record_count);
+    if (has_accesses && arguments->pointer_count == MAX_ACCESSES)
+        record_gap("kernel with more than 512 pointer arguments");
 }
 
 static void on_launch(const Sanitizer_LaunchData *launch)
 {
-    static record launch_records[1 + MAX_ACCESSES]; /* protected by the lock */
-    static launch_arguments arguments;              /* protected by the lock */
+    static launch_arguments arguments; /* protected by the lock */
+    bool has_accesses = true;
     launch_signature signature;
     if (launch->splitLaunchPart > 1) {
         set_user_data(launch, this_thread.user_data);
@@ -46,13 +63,13 @@ static void on_launch(const Sanitizer_LaunchData *launch)
     }
     record rec = record_begin_and_lock(KIND_LAUNCH, launch->context, launch->hStream);
     rec.device = (int16_t)launch->device;
-    size_t access_count = find_pointer_arguments(&rec, launch_records + 1, &arguments);
+    find_arguments(&arguments);
     rec.launch.name = kernels_name_id(launch->function, launch->functionName);
     memcpy(rec.launch.grid, &launch->gridDim_x, sizeof rec.launch.grid);
     memcpy(rec.launch.block, &launch->blockDim_x, sizeof rec.launch.block);
     if (is_nccl_kernel(launch->functionName)) {
         rec.launch.pending = collectives_assign_launch(&rec);
-        access_count = rec.launch.pending ? 0 : access_count; /* the arguments are pointers to NCCL's own memory */
+        has_accesses = !rec.launch.pending;
         this_thread.user_data = 0;
     } else {
         launch_template chosen_template = exact_choose_template(&rec, launch, &arguments, &signature);
@@ -61,9 +78,7 @@ static void on_launch(const Sanitizer_LaunchData *launch)
             const bool is_restored = exact_restore_patch(launch);
             pthread_mutex_lock(&recorder_lock);
             chosen_template = is_restored ? chosen_template : templates_use_instead(&signature);
-            access_count =
-                find_pointer_arguments(&rec, launch_records + 1,
-                                       &arguments); /* allocations may have changed while the lock was released */
+            find_arguments(&arguments); /* allocations may have changed while the lock was released */
         }
         rec.launch.template_id = chosen_template.id;
         rec.launch.is_relative = chosen_template.is_relative;
@@ -71,11 +86,7 @@ static void on_launch(const Sanitizer_LaunchData *launch)
         this_thread.user_data = chosen_template.id ? 0 : exact_assign_launch(&rec, launch, &signature, &arguments);
         rec.launch.pending = this_thread.user_data != 0;
     }
-    launch_records[0] = rec;
-    /* A launch with the same pointers as its template is written without ACCESS records. */
-    spool_records(launch_records, rec.launch.template_id && !rec.launch.is_relative ? 1 : 1 + access_count);
-    if (access_count == MAX_ACCESSES)
-        record_gap("kernel with more than 512 pointer arguments");
+    write_launch(&rec, &arguments, has_accesses);
     bool context_is_patched = patching_is_active(launch->context);
     pthread_mutex_unlock(&recorder_lock);
     if (context_is_patched && !set_user_data(launch, this_thread.user_data) && this_thread.user_data)

@@ -8,8 +8,9 @@
 #include "model/access_history.h"
 
 typedef struct {
-    uint64_t lo, hi;     /* first address, and first address behind the end */
-    uint8_t memory_kind; /* ALLOCATION_*: the kind of memory */
+    uint64_t lo, hi;             /* first address, and first address behind the end */
+    uint8_t memory_kind;         /* ALLOCATION_*: the kind of memory */
+    uint32_t last_launch_number; /* number of the last launch whose arguments reach the allocation */
 
     stream_operation last_work; /* the last operation that may access the allocation */
     access_history
