@@ -290,7 +290,7 @@ class _Sanitizer:
     @contextmanager
     def _all_work_checked(self) -> Iterator[None]:
         """Check all work that was enqueued so far. Inside the ``with`` block, nothing is recorded."""
-        with self._recording.synchronized():
+        with self._recording.synchronize_and_drain():
             for trace, races in self._detector.finish(self._report).items():
                 self._add_shared_races(self._tests_by_call[trace], races)
             yield

@@ -27,7 +27,7 @@ from reference_types import (
 
 import cudakit.api
 import cudakit.errors
-from cudakit.cli import COMMANDS, ENVIRONMENT, load_command, program
+from cudakit.cli import COMMANDS, ENVIRONMENT_VARIABLES, load_command, program
 from cudakit.cli.bench import SHARED_TITLE, BenchGroup
 from cudakit.cli.failure import ExitCode
 from cudakit.cli.options import Command, help_records
@@ -140,7 +140,7 @@ def program_page() -> str:
         ("Command", "What it does"),
         ((f"[`cudakit {name}`]({name}.md)", line) for name, (_, line) in COMMANDS.items()),
     )
-    variables = ((f"`{name}`", meaning) for name, meaning in ENVIRONMENT)
+    variables = ((f"`{name}`", meaning) for name, meaning in ENVIRONMENT_VARIABLES)
     return sections(
         f"# cudakit\n\n{program.help}",
         commands,
@@ -216,9 +216,9 @@ def option_group_text(
     command: Command, title: str, parameters: list[click.Parameter], context: click.Context
 ) -> str:
     """Return a table of options, or their names and a link to the page that describes them."""
-    if title in command.described_in:
+    if title in command.help_by_title:
         names = ", ".join(f"`{option.opts[0]}`" for option in parameters)
-        return f"{names}: see [`{command.described_in[title].removesuffix(' --help')}`](bench.md)."
+        return f"{names}: see [`{command.help_by_title[title].removesuffix(' --help')}`](bench.md)."
     return option_table(help_records(parameters, context))
 
 

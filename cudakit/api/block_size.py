@@ -57,10 +57,10 @@ def choose_threads(
     try:
         copied_outputs = {name: copies.copy(view) for name, view in outputs.items()}
         copied_inputs = {
-            name: copies.copy(value)
-            if name in updated_inputs and isinstance(value, ArrayView)
-            else value
-            for name, value in inputs.items()
+            name: copies.copy(operand)
+            if name in updated_inputs and isinstance(operand, ArrayView)
+            else operand
+            for name, operand in inputs.items()
         }
         threads = _measure_threads(kernels, gpu, planner, copied_inputs, copied_outputs, stream)
     finally:
@@ -80,8 +80,8 @@ def _measure_threads(
 ) -> int:
     """Return the block size with the shortest median time; rounds alternate between all block sizes."""
     operands = [
-        value.ptr if isinstance(value, ArrayView) else value
-        for value in (*inputs.values(), *outputs.values())
+        operand.ptr if isinstance(operand, ArrayView) else operand
+        for operand in (*inputs.values(), *outputs.values())
     ]
     plans = {threads: planner(inputs, outputs, threads) for threads in TUNED_THREADS}
     seconds_by_threads: dict[int, list[float]] = {threads: [] for threads in plans}
@@ -100,9 +100,14 @@ def _measure_threads(
     finally:
         gpu.destroy_event(begin)
         gpu.destroy_event(end)
-    medians = {threads: statistics.median(times) for threads, times in seconds_by_threads.items()}
-    fastest_threads = min(medians, key=lambda threads: medians[threads])
-    has_gain = medians[fastest_threads] < (1 - _SMALLEST_GAIN) * medians[DEFAULT_THREADS]
+    median_by_threads = {
+        threads: statistics.median(times) for threads, times in seconds_by_threads.items()
+    }
+    fastest_threads = min(median_by_threads, key=lambda threads: median_by_threads[threads])
+    has_gain = (
+        median_by_threads[fastest_threads]
+        < (1 - _SMALLEST_GAIN) * median_by_threads[DEFAULT_THREADS]
+    )
     return fastest_threads if has_gain else DEFAULT_THREADS
 
 

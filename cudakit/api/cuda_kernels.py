@@ -55,11 +55,12 @@ class CudaKernel:
             [parameter.name for parameter in source.parameters], arguments, named_arguments
         )
         call = KernelCall(arguments_by_name, stream)
-        values = call.values
-        types = self._infer_template_types(values)
-        loaded_kernel = self._load(call.gpu, types)
+        operands = call.operands
+        types = self._infer_template_types(operands)
+        loaded_kernel = self._load_kernel(call.gpu, types)
         launch_arguments = [
-            _argument(parameter, values[parameter.name], types) for parameter in source.parameters
+            _convert_argument(parameter, operands[parameter.name], types)
+            for parameter in source.parameters
         ]
         call.wait_for_arrays()
         call.gpu.launch(
@@ -72,11 +73,11 @@ class CudaKernel:
         )
         call.set_stream(tuple(arguments_by_name.values()))
 
-    def _infer_template_types(self, values: dict[str, Operand]) -> dict[str, str]:
+    def _infer_template_types(self, operands: dict[str, Operand]) -> dict[str, str]:
         """Return the dtype of each template parameter, from the arrays and numpy scalars of a call."""
         types: dict[str, str] = {}
         for parameter in self._source.parameters:
-            value = values[parameter.name]
+            value = operands[parameter.name]
             if parameter.type_name not in self._source.template_types:
                 continue
             if isinstance(value, ArrayView | np.generic):
@@ -101,7 +102,7 @@ class CudaKernel:
                 )
         return types
 
-    def _load(self, gpu: Gpu, types: dict[str, str]) -> Kernel:
+    def _load_kernel(self, gpu: Gpu, types: dict[str, str]) -> Kernel:
         key = (gpu, tuple(types[name] for name in self._source.template_types))
         if key not in self._loaded_kernels:
             module = gpu.load(gpu.compile(self._source.with_types(types)))
@@ -138,7 +139,9 @@ def kernel(source: str, name: str | None = None) -> CudaKernel:
     return CudaKernel(source, name)
 
 
-def _argument(parameter: KernelParameter, value: Operand, types: dict[str, str]) -> Argument:
+def _convert_argument(
+    parameter: KernelParameter, value: Operand, types: dict[str, str]
+) -> Argument:
     """Return the argument for a parameter. Raises UsageError if the value does not fit its type."""
     dtype = types.get(parameter.type_name) or parameter.dtype
     if not parameter.is_pointer:

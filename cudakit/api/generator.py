@@ -20,7 +20,7 @@ from cudakit.api.random_arrays import (
     Output,
     Shape,
     SharedKernels,
-    advanced,
+    advance_counter,
 )
 from cudakit.api.random_counter import GeneratorCounter
 from cudakit.errors import InputError, UsageError
@@ -182,9 +182,9 @@ class Generator:
         The transform of Box and Muller is computed in fp32 (float64: in fp64), and rounded to the dtype.
         """
         name = None if dtype is None else _dtype_name(dtype)
-        scale = _convert_argument("mean", mean, float), _convert_argument("std", std, float)
+        mean_and_std = _convert_argument("mean", mean, float), _convert_argument("std", std, float)
         return self._filler.fill(
-            DrawRequest("float32", name, scale, _draw_normal), shape, out, stream
+            DrawRequest("float32", name, mean_and_std, _draw_normal), shape, out, stream
         )
 
     def integers(
@@ -254,20 +254,22 @@ class Generator:
                 f"a generator's state of version {version} and algorithm {algorithm}",
                 hint=f"version {_STATE_VERSION} of {_ALGORITHM} is supported",
             )
-        numbers = {
+        state_numbers = {
             name: _check_state_number(name, state.get(name), InputError) for name in _STATE_LIMITS
         }
-        counter = Counter(numbers["position"], numbers["sequence"], numbers["seed"])
+        counter = Counter(
+            state_numbers["position"], state_numbers["sequence"], state_numbers["seed"]
+        )
         self._counter.change(lambda _: counter)
         with self._lock:
-            self._spawned_count = numbers["spawned"]
+            self._spawned_count = state_numbers["spawned"]
 
     def advance(self, blocks: int) -> None:
         """Skip ``blocks`` Philox blocks, each of 4 words, or go back if negative.
 
         Raises UsageError if the sequence has no such block.
         """
-        self._counter.change(partial(advanced, blocks))
+        self._counter.change(partial(advance_counter, blocks))
 
     def jump(self, count: int = 1) -> None:
         """Skip ``count`` sequences of 2^64 blocks each, or go back if negative; the position stays.
@@ -275,11 +277,11 @@ class Generator:
         Raises UsageError if the seed has no such sequence.
         """
 
-        def jumped(counter: Counter) -> Counter:
+        def add_sequences(counter: Counter) -> Counter:
             sequence = _check_state_number("sequence", counter.sequence + count, UsageError)
             return counter._replace(sequence=sequence)
 
-        self._counter.change(jumped)
+        self._counter.change(add_sequences)
 
     def spawn(self, count: int) -> list[Generator]:
         """Return new generators on the same device, with seeds that derive from this generator.
@@ -301,7 +303,9 @@ class Generator:
     def __repr__(self) -> str:
         seed, sequence = self._counter.seed_and_sequence()
         # A counter in device memory is not read, because the read would wait for the device.
-        position = "on the device" if self._counter.on_device else self._counter.read().position
+        position = (
+            "on the device" if self._counter.device_counter else self._counter.read().position
+        )
         return f"Generator(seed={seed}, sequence={sequence}, position={position})"
 
     def _child_generator(self, seed: int) -> Generator:

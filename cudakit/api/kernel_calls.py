@@ -11,6 +11,7 @@ from cudakit.errors import UsageError
 from cudakit.gpu.api import LEGACY, Argument, Gpu, Ptr, Stream
 from cudakit.gpu.arrays import (
     DeviceOperand,
+    array_allocator,
     current_stream,
     new_array,
     operand_of,
@@ -41,17 +42,17 @@ class KernelCall:
     """The operands of one call by name, and the device and stream of its launch."""
 
     def __init__(self, arguments: Mapping[str, object], stream: object) -> None:
-        self.values: dict[str, Operand] = {}
+        self.operands: dict[str, Operand] = {}
         self._arrays: dict[str, DeviceOperand] = {}
         self._device_arrays = [
             array for array in arguments.values() if isinstance(array, DeviceArray)
         ]
         for name, argument in arguments.items():
             if isinstance(argument, bool | int | float | complex | np.generic):
-                self.values[name] = _check_scalar(name, argument)
+                self.operands[name] = _check_scalar(name, argument)
             else:
                 array = self._arrays[name] = operand_of(argument, name)
-                self.values[name] = array.view
+                self.operands[name] = array.view
         self.gpu = self._common_device()
         self.library = next(iter(self._arrays.values())).library
         self.stream = stream_of(stream, self.gpu, self.library)
@@ -89,7 +90,7 @@ class KernelCall:
             if isinstance(result, DeviceArray):
                 result.stream = self.stream
 
-    def prepare(
+    def prepare_fast_call(
         self,
         fast_call: FastCall,
         kernels: PlannedKernels,
@@ -107,23 +108,14 @@ class KernelCall:
         """
         if self.gpu.simulated or not plan.blocks:
             return
-        gpu, library = self.gpu, self.library
-
-        def allocate(stream: int) -> tuple[object, ...]:
-            return tuple(
-                new_array(
-                    library, gpu, result.dtype, result.shape, Stream(stream), is_current_stream=True
-                )
-                for result in new_outputs or ()
-            )
-
+        layouts = [(result.dtype, result.shape) for result in new_outputs or ()]
         prepare_call(
             fast_call,
             cast("Cuda", self.gpu),
             kernels.kernel(plan),
             inputs=inputs,
             outputs=outputs,
-            allocate=None if new_outputs is None else allocate,
+            allocate=array_allocator(self.library, self.gpu, layouts) if layouts else None,
             results=results,
             parameters=[_fast_parameter(parameter) for parameter in plan.parameters],
             blocks=plan.blocks,
@@ -138,18 +130,18 @@ class KernelCall:
             raise UsageError(
                 "all arguments are numbers", hint="pass at least one array, or an array as out="
             )
-        (first_array_name, first_device), *other_devices = self._arrays.items()
-        for name, array in other_devices:
-            if array.device != first_device.device:
+        (first_array_name, first_array), *other_arrays = self._arrays.items()
+        for name, array in other_arrays:
+            if array.device != first_array.device:
                 raise UsageError(
-                    f"{first_array_name} is on {_device_name(first_device.device)}, {name} on "
+                    f"{first_array_name} is on {_device_name(first_array.device)}, {name} on "
                     f"{_device_name(array.device)}",
                     hint="copy the arrays to one device",
                 )
         return (
-            shared_device(first_device.device)
-            if isinstance(first_device.device, int)
-            else first_device.device
+            shared_device(first_array.device)
+            if isinstance(first_array.device, int)
+            else first_array.device
         )
 
 

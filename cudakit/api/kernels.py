@@ -61,17 +61,17 @@ class Elementwise(FastCall):
     """A compiled expression, which ``cudakit.elementwise`` returns. Call it with arrays and numbers.
 
     Arguments are given in the order of ``inputs``, or by name. ``out`` is an array, or a tuple of arrays, for
-    the outputs that the expression does not read; without it, they are allocated. ``stream`` is a stream of
-    any library or a handle; the default is the current stream of the first array's library. The kernel is
-    enqueued, and the call returns the output, or a tuple of several.
+    the outputs that the expression does not read; without ``out``, the call allocates these outputs.
+    ``stream`` is a stream of any library or a handle; the default is the current stream of the first array's
+    library. The kernel is enqueued, and the call returns the output, or a tuple of several.
     """
 
     def __init__(self, text: str, outputs: Sequence[str] | None, *, tune: bool) -> None:
         self._program = ElementwiseProgram(text, outputs)
         self._tune = tune
         self._kernels = KernelsByDevice()
-        self._plans: dict[object, LaunchPlan] = {}
-        self._types: dict[object, dict[str, ResultType]] = {}
+        self._plan_by_layout: dict[object, LaunchPlan] = {}
+        self._types_by_layout: dict[object, dict[str, ResultType]] = {}
         program = self._program.program
         self._configure(len(program.inputs), len(program.new_outputs))
 
@@ -97,47 +97,47 @@ class Elementwise(FastCall):
         inputs = bind_arguments(program.inputs, arguments, named_arguments)
         outputs = bind_outputs(program.new_outputs, out)
         call = KernelCall({**inputs, **outputs}, stream)
-        values = {name: call.values[name] for name in inputs}
+        operand_by_name = {name: call.operands[name] for name in inputs}
         new_outputs = None
         if not outputs:
-            result_types = self._result_types(values)
+            result_types = self._result_types(operand_by_name)
             new_outputs = tuple(result_types.values()) or None
             outputs = {
-                name: call.new_array(result.dtype, result.shape)
-                for name, result in result_types.items()
+                name: call.new_array(result_type.dtype, result_type.shape)
+                for name, result_type in result_types.items()
             }
-        views = {name: operand_of(array, name).view for name, array in outputs.items()}
-        plan = self._plan(call, values, views)
-        self._program.check_overlaps(values, views)
+        output_views = {name: operand_of(array, name).view for name, array in outputs.items()}
+        plan = self._plan(call, operand_by_name, output_views)
+        self._program.check_overlaps(operand_by_name, output_views)
         operands = [
             value.ptr if isinstance(value, ArrayView) else value
-            for value in (*values.values(), *views.values())
+            for value in (*operand_by_name.values(), *output_views.values())
         ]
         kernels = self._kernels.kernels_of(call.gpu)
         call.launch(kernels, plan, arguments_of(plan, operands))
         arrays = {**inputs, **outputs}
         results = tuple(arrays[name] for name in program.outputs)
         call.set_stream(results)
-        order = list(arrays)
-        call.prepare(
+        array_names = list(arrays)
+        call.prepare_fast_call(
             self,
             kernels,
             plan,
             inputs=tuple(inputs.values()),
             outputs=tuple(outputs.values()),
             new_outputs=new_outputs,
-            results=[order.index(name) for name in program.outputs],
+            results=[array_names.index(name) for name in program.outputs],
         )
         return results[0] if len(results) == 1 else results
 
     def _result_types(self, inputs: Mapping[str, Operand]) -> dict[str, ResultType]:
         key = tuple(map(_layout_key, inputs.values()))
-        types = self._types.get(key)
-        if types is None:
-            if len(self._types) >= _MAX_PLANS:
-                self._types.clear()
-            types = self._types[key] = self._program.result_types(inputs)
-        return types
+        result_types = self._types_by_layout.get(key)
+        if result_types is None:
+            if len(self._types_by_layout) >= _MAX_PLANS:
+                self._types_by_layout.clear()
+            result_types = self._types_by_layout[key] = self._program.result_types(inputs)
+        return result_types
 
     def _plan(
         self, call: KernelCall, inputs: Mapping[str, Operand], outputs: Mapping[str, ArrayView]
@@ -145,12 +145,12 @@ class Elementwise(FastCall):
         key = tuple(map(_layout_key, (*inputs.values(), *outputs.values())))
         if self._tune:  # the fastest block size differs between devices
             key = (call.gpu, *key)
-        plan = self._plans.get(key)
+        plan = self._plan_by_layout.get(key)
         if plan is None:
-            if len(self._plans) >= _MAX_PLANS:
-                self._plans.clear()
+            if len(self._plan_by_layout) >= _MAX_PLANS:
+                self._plan_by_layout.clear()
             threads = self._choose_threads(call, inputs, outputs)
-            plan = self._plans[key] = self._program.plan(inputs, outputs, threads)
+            plan = self._plan_by_layout[key] = self._program.plan(inputs, outputs, threads)
         return plan
 
     def _choose_threads(
@@ -217,7 +217,7 @@ class Reduction(FastCall):
     def __init__(self, text: str, axis: int | Sequence[int] | None, *, keepdims: bool) -> None:
         self._program = ReductionProgram(text, axis, keepdims=keepdims)
         self._kernels = KernelsByDevice()
-        self._plans: dict[object, LaunchPlan] = {}
+        self._plan_by_layout: dict[object, LaunchPlan] = {}
         self._configure(len(self._program.inputs), 1)
 
     @property
@@ -236,25 +236,25 @@ class Reduction(FastCall):
         program = self._program
         inputs = bind_arguments(program.inputs, arguments, named_arguments)
         call = KernelCall({**inputs, **bind_outputs(("out",), out)}, stream)
-        values = {name: call.values[name] for name in inputs}
+        operand_by_name = {name: call.operands[name] for name in inputs}
         new_outputs = None
         if out is None:
-            result = program.result_type(values)
-            new_outputs = (result,)
-            out = call.new_array(result.dtype, result.shape)
-        view = operand_of(out, "out").view
-        plan = self._plan(values, view)
-        program.check_overlaps(values, view)
+            result_type = program.result_type(operand_by_name)
+            new_outputs = (result_type,)
+            out = call.new_array(result_type.dtype, result_type.shape)
+        output_view = operand_of(out, "out").view
+        plan = self._plan(operand_by_name, output_view)
+        program.check_overlaps(operand_by_name, output_view)
         operands = [
             value.ptr if isinstance(value, ArrayView) else value
-            for value in (*values.values(), view)
+            for value in (*operand_by_name.values(), output_view)
         ]
         scratch = self._kernels.scratch(call.gpu, plan, call.stream)
         kernels = self._kernels.kernels_of(call.gpu)
         call.launch(kernels, plan, arguments_of(plan, operands, scratch))
         call.set_stream((out,))
         if call.gpu.capture_id(call.stream) is None:  # a capture has scratch memory of its own
-            call.prepare(
+            call.prepare_fast_call(
                 self,
                 kernels,
                 plan,
@@ -268,11 +268,11 @@ class Reduction(FastCall):
 
     def _plan(self, inputs: Mapping[str, Operand], output: ArrayView) -> LaunchPlan:
         key = tuple(map(_layout_key, (*inputs.values(), output)))
-        plan = self._plans.get(key)
+        plan = self._plan_by_layout.get(key)
         if plan is None:
-            if len(self._plans) >= _MAX_PLANS:
-                self._plans.clear()
-            plan = self._plans[key] = self._program.plan(inputs, output)
+            if len(self._plan_by_layout) >= _MAX_PLANS:
+                self._plan_by_layout.clear()
+            plan = self._plan_by_layout[key] = self._program.plan(inputs, output)
         return plan
 
 

@@ -17,7 +17,7 @@ from cudakit.kernels.nonfinite import COUNTER_BYTES, NonFiniteKernels
 
 _ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 # The dtype of the two parts of a complex element.
-_PARTS = {"complex64": "float32", "complex128": "float64"}
+_PART_DTYPES = {"complex64": "float32", "complex128": "float64"}
 
 _Array = TypeVar("_Array")
 
@@ -149,11 +149,11 @@ class _Counter:
                 hint="pass out= for an array that each launch of the graph fills",
             )
         with self._lock:
-            counters, host = self._memory
+            counters, host_counters = self._memory
             self.add_counts(counters, views, stream)
-            gpu.copy(host, counters, COUNTER_BYTES, stream)
+            gpu.copy(host_counters, counters, COUNTER_BYTES, stream)
             gpu.sync_stream(stream)
-            return NonFinite(*gpu.host_view(host, COUNTER_BYTES).cast("Q"))
+            return NonFinite(*gpu.host_view(host_counters, COUNTER_BYTES).cast("Q"))
 
     @cached_property
     def _memory(self) -> tuple[Ptr, Ptr]:
@@ -192,15 +192,15 @@ def _float_view(view: ArrayView, index: int) -> ArrayView:
 
     Raises UsageError for a layout with gaps or repeated elements, and for a dtype that is not supported.
     """
-    dtype = _PARTS.get(view.dtype, view.dtype)
+    dtype = _PART_DTYPES.get(view.dtype, view.dtype)
     if dtype not in _ITEM_BYTES:
         if dtype == "bool" or dtype.lstrip("u").startswith("int"):
             return ArrayView(view.ptr, "float32", (0,), (4,))
         raise UsageError(
             f"array {index} has dtype {view.dtype}, whose elements cannot be counted",
-            hint=f"the dtypes are {', '.join((*_ITEM_BYTES, *_PARTS))}",
+            hint=f"the dtypes are {', '.join((*_ITEM_BYTES, *_PART_DTYPES))}",
         )
-    item_bytes, part_count = _ITEM_BYTES[dtype], 2 if view.dtype in _PARTS else 1
+    item_bytes, part_count = _ITEM_BYTES[dtype], 2 if view.dtype in _PART_DTYPES else 1
     dense_stride = item_bytes * part_count
     for stride, extent in sorted(zip(view.strides, view.shape, strict=True)):
         if extent > 1 and stride != dense_stride and view.size:

@@ -42,8 +42,8 @@ def numba_memory_manager(*allocators: Allocator, default_stream_only: bool = Fal
     from cudakit.api.allocator import CachingAllocator
     from cudakit.gpu.plugs.numba import allocator_by_device, memory_manager
 
-    source = allocator_by_device(allocators) if allocators else CachingAllocator
-    return memory_manager(source, default_stream_only=default_stream_only)
+    find_allocator = allocator_by_device(allocators) if allocators else CachingAllocator
+    return memory_manager(find_allocator, default_stream_only=default_stream_only)
 
 
 def rmm_resource(allocator: Allocator) -> Any:

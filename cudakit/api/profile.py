@@ -22,7 +22,7 @@ from cudakit.trace.spool import Batch
 
 GpuChoice: TypeAlias = Literal["auto", "sim"]
 
-_EVER_NS = 1 << 62
+_MAX_TIME_NS = 1 << 62
 
 
 class Profiled:
@@ -76,7 +76,7 @@ def profile(*, step_range: str | None = None, gpu: GpuChoice = "auto") -> Iterat
         yield profiled
     finally:
         recording.record_simulated(enabled=False)
-        with recording.synchronized():
+        with recording.synchronize_and_drain():
             profiled.complete(recording, collector, ProfileSpec(step_range))
         recording.close()
 
@@ -99,11 +99,11 @@ class TestTimes:
     """
 
     def __init__(self) -> None:
-        self._real = ActivityCollector()
-        self._simulated = ActivityCollector()
-        self._windows: list[tuple[str, int, int]] = []  # id, begin and end of each test
-        self._times: dict[str, GpuTime] = {}
-        self._recording = begin_profile(self._add)
+        self._real_collector = ActivityCollector()
+        self._simulated_collector = ActivityCollector()
+        self._test_windows: list[tuple[str, int, int]] = []  # id, begin and end of each test
+        self._time_by_test: dict[str, GpuTime] = {}
+        self._recording = begin_profile(self._add_batch)
         self._recording.record_simulated(enabled=True)
 
     @contextmanager
@@ -113,33 +113,33 @@ class TestTimes:
         try:
             yield
         finally:
-            self._windows.append((test, begin_ns, time.monotonic_ns()))
-            with self._recording.drained():
-                timelines = list(map(timeline, self._simulated.activities()))
-                self._add_time(test, timelines, -_EVER_NS, _EVER_NS)
-                self._simulated = ActivityCollector()
+            self._test_windows.append((test, begin_ns, time.monotonic_ns()))
+            with self._recording.drain():
+                timelines = list(map(timeline, self._simulated_collector.activities()))
+                self._add_time(test, timelines, -_MAX_TIME_NS, _MAX_TIME_NS)
+                self._simulated_collector = ActivityCollector()
 
     def finish(self) -> list[GpuTime]:
         """End the profile; return the tests with GPU work, those with the most time first."""
         self._recording.record_simulated(enabled=False)
-        with self._recording.synchronized():
-            timelines = list(map(timeline, self._real.activities()))
-            for test, begin_ns, end_ns in self._windows:
+        with self._recording.synchronize_and_drain():
+            timelines = list(map(timeline, self._real_collector.activities()))
+            for test, begin_ns, end_ns in self._test_windows:
                 self._add_time(test, timelines, begin_ns, end_ns)
         self._recording.close()
-        return sorted(self._times.values(), key=lambda used: -used.busy_ns)
+        return sorted(self._time_by_test.values(), key=lambda used: -used.busy_ns)
 
-    def _add(self, batch: Batch) -> None:
-        (self._simulated if batch.simulated else self._real).add(batch)
+    def _add_batch(self, batch: Batch) -> None:
+        (self._simulated_collector if batch.simulated else self._real_collector).add(batch)
 
     def _add_time(self, test: str, timelines: list[Timeline], begin_ns: int, end_ns: int) -> None:
         """Add the GPU work that was launched between two times to a test."""
-        for process in timelines:
-            busy_ns, launches = launched_work(process, begin_ns, end_ns)
+        for process_timeline in timelines:
+            busy_ns, launches = launched_work(process_timeline, begin_ns, end_ns)
             if launches:
-                earlier = self._times.get(test, GpuTime(test, 0, 0))
-                self._times[test] = GpuTime(
-                    test, earlier.busy_ns + busy_ns, earlier.launches + launches
+                earlier_time = self._time_by_test.get(test, GpuTime(test, 0, 0))
+                self._time_by_test[test] = GpuTime(
+                    test, earlier_time.busy_ns + busy_ns, earlier_time.launches + launches
                 )
 
 
@@ -149,7 +149,7 @@ class Timing:
 
     _gpu: Gpu
     _events: tuple[Event, Event]
-    _is_own_gpu: bool
+    _closes_gpu: bool
     _seconds: float = field(default=math.nan)
 
     @property
@@ -161,7 +161,7 @@ class Timing:
             self._seconds = self._gpu.elapsed(begin, end)
             for event in self._events:
                 self._gpu.destroy_event(event)
-            if self._is_own_gpu:
+            if self._closes_gpu:
                 self._gpu.close()
         return self._seconds
 

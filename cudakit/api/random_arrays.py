@@ -32,7 +32,6 @@ Shape: TypeAlias = int | Sequence[int]
 
 # Maximum number of methods with different arguments whose launches a generator keeps prepared.
 _MAX_FILLS = 64
-_NO_START = Counter(0, 0, 0)  # The kernel reads the counter from device memory.
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,16 +97,14 @@ class DeviceFiller:
         """Enqueue the kernel for an output, and prepare equal calls of a real device."""
         gpu, counter = self._kernels.gpu, self.counter
         draw = request.make_draw(output, request.arguments)
-        kernels = self._kernels.loaded()
+        kernels = self._kernels.get_kernels()
         if is_captured(gpu, output.stream):
             counter.move_to_device(gpu, kernels)
-        start = counter.take(partial(advanced, draw.blocks))
+        start = counter.take(partial(advance_counter, draw.blocks))
         if start is not None:
             kernels.fill(output.ptr, draw, start, output.stream)
-        elif counter.on_device:
-            address = counter.on_device.address
-            kernels.fill(output.ptr, draw, _NO_START, output.stream, stored_counter=address)
-            kernels.advance_counter(address, draw.blocks, output.stream)
+        elif counter.device_counter:
+            counter.device_counter.fill(output.ptr, draw, output.stream)
         if isinstance(output.array, DeviceArray):
             output.array.record_use(output.stream)
             output.array.stream = output.stream
@@ -130,14 +127,14 @@ class SharedKernels:
 
     def __init__(self, gpu: Gpu) -> None:
         self.gpu = gpu
-        self._loaded: RandomKernels | None = None
+        self._kernels: RandomKernels | None = None
 
-    def loaded(self) -> RandomKernels:
+    def get_kernels(self) -> RandomKernels:
         """Return the kernels; the first call loads them, also during a stream capture."""
-        if self._loaded is None:
+        if self._kernels is None:
             with self.gpu.relaxed():
-                self._loaded = RandomKernels(self.gpu)
-        return self._loaded
+                self._kernels = RandomKernels(self.gpu)
+        return self._kernels
 
     def is_shared_device(self) -> bool:
         """Return whether the device is a real one whose streams have the handles of the driver."""
@@ -175,7 +172,7 @@ class _PreparedFill(FastCall):
         if view.ptr % item_bytes:
             raise UsageError(f"out is misaligned: {view.dtype} at address {view.ptr:#x}")
         _check_layout(view.shape, view.strides, item_bytes)
-        _check_expected(view.shape, shape, view.dtype, self._request.dtype)
+        _check_output_type(view.shape, shape, view.dtype, self._request.dtype)
         calling_stream = stream_of(stream, gpu, operand.library)
         if operand.stream is not None:
             order_streams(gpu, Stream(operand.stream), calling_stream)
@@ -195,7 +192,9 @@ class HostFiller:
     def fill(self, request: DrawRequest, shape: Shape | None, out: Any, stream: object) -> Any:
         output = self._output(request, shape, out, stream)
         draw = request.make_draw(output, request.arguments)
-        start = self.counter.take(partial(advanced, draw.blocks)) or _NO_START
+        start = self.counter.take(partial(advance_counter, draw.blocks))
+        if start is None:
+            raise AssertionError("a counter of numpy is in device memory")
         elements = output.array.reshape(-1)
         if output.dtype == "bfloat16" and output.array.dtype == np.float32:
             # numpy has no bfloat16: float32 represents all bfloat16 values exactly.
@@ -224,11 +223,11 @@ class HostFiller:
         if not out.flags.writeable:
             raise UsageError("out is read-only")
         _check_layout(out.shape, out.strides, out.itemsize)
-        _check_expected(out.shape, shape, out.dtype.name, request.dtype)
+        _check_output_type(out.shape, shape, out.dtype.name, request.dtype)
         return Output(out, out.dtype.name, out.size, out.nbytes, Ptr(0), LEGACY)
 
 
-def advanced(blocks: int, counter: Counter) -> Counter:
+def advance_counter(blocks: int, counter: Counter) -> Counter:
     """Return a counter moved by a number of Philox blocks. Raises UsageError past the end of the sequence."""
     position = counter.position + blocks
     if not 0 <= position < 1 << 64:
@@ -300,7 +299,7 @@ def _check_layout(shape: tuple[int, ...], strides: tuple[int, ...], item_bytes: 
         )
 
 
-def _check_expected(
+def _check_output_type(
     shape: tuple[int, ...],
     expected_shape: Shape | None,
     dtype: str,

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Lock
 
-from cudakit.gpu.api import Gpu, Stream
+from cudakit.gpu.api import Gpu, Ptr, Stream
 from cudakit.gpu.fast_call import LaunchCounter
-from cudakit.kernels.random import COUNTER_BYTES, RandomKernels
+from cudakit.kernels.random import COUNTER_BYTES, Draw, RandomKernels
 from cudakit.kernels.random_values import Counter
 
 CounterChange = Callable[[Counter], Counter]
@@ -26,19 +26,19 @@ class GeneratorCounter:
         self.words = LaunchCounter()
         self.words.replace((0, 0, 0), start)
         # Counter in device memory; None while the counter is in host memory.
-        self.on_device: DeviceCounter | None = None
+        self.device_counter: DeviceCounter | None = None
         self._lock = Lock()  # held while the counter is moved, or changed in device memory
 
     def read(self) -> Counter:
         """Return the counter; if it is in device memory, wait for the work of the device first."""
-        if self.on_device is None:
+        if self.device_counter is None:
             return Counter(*self.words.read())
         with self._lock:
-            return self.on_device.read()
+            return self.device_counter.read()
 
     def seed_and_sequence(self) -> tuple[int, int]:
         """Return the seed and the sequence number, without waiting for the device."""
-        device_counter = self.on_device
+        device_counter = self.device_counter
         counter = device_counter.stored if device_counter else Counter(*self.words.read())
         return counter.seed, counter.sequence
 
@@ -47,7 +47,7 @@ class GeneratorCounter:
 
         Returns None, changing nothing, if the counter is in device memory.
         """
-        while self.on_device is None:
+        while self.device_counter is None:
             counter = Counter(*self.words.read())
             if self.words.replace(counter, change(counter)):
                 return counter
@@ -57,15 +57,15 @@ class GeneratorCounter:
 
     def change(self, change: CounterChange) -> None:
         """Replace the counter by ``change(counter)``; wait for the device before a read of its memory."""
-        if self.take(change) is not None or self.on_device is None:
+        if self.take(change) is not None or self.device_counter is None:
             return
         with self._lock:
-            self.on_device.store(change(self.on_device.read()))
+            self.device_counter.store(change(self.device_counter.read()))
 
     def move_to_device(self, gpu: Gpu, kernels: RandomKernels) -> None:
         """Move the counter to device memory, also during a stream capture."""
         with self._lock:
-            if self.on_device is None:
+            if self.device_counter is None:
                 with gpu.relaxed():
                     device_counter = DeviceCounter(gpu, kernels)
                     is_frozen = False
@@ -73,7 +73,7 @@ class GeneratorCounter:
                         counter = Counter(*self.words.read())
                         device_counter.store(counter)
                         is_frozen = self.words.freeze(counter)
-                self.on_device = device_counter
+                self.device_counter = device_counter
 
 
 class DeviceCounter:
@@ -82,8 +82,14 @@ class DeviceCounter:
     def __init__(self, gpu: Gpu, kernels: RandomKernels) -> None:
         self._gpu, self._kernels = gpu, kernels
         self.address = gpu.malloc(COUNTER_BYTES)
+        self._lock = Lock()  # held between the two kernels of a draw
         # Counter that the host stored last. Launches change only the position.
         self.stored = Counter(0, 0, 0)
+
+    def fill(self, destination: Ptr, draw: Draw, stream: Stream) -> None:
+        """Enqueue the kernels of a draw, which start at the counter and advance it."""
+        with self._lock:
+            self._kernels.fill_from_stored_counter(destination, draw, self.address, stream)
 
     def store(self, counter: Counter) -> None:
         """Write a counter to the memory, and wait for the write."""

@@ -63,7 +63,7 @@ def record_memory(
     session = _session()
     recording.notes = session.source.notes
 
-    def write(snapshot: dict[str, Any], output_path: Path) -> None:
+    def write_snapshot_file(snapshot: dict[str, Any], output_path: Path) -> None:
         write_snapshot(snapshot, output_path)
         recording.files.append(output_path)
 
@@ -71,13 +71,13 @@ def record_memory(
     history = TorchHistory(
         max_entries=max_entries,
         stacks=stacks,
-        write_oom=lambda torch: write(session.snapshot(torch), oom_path),
+        write_oom=lambda torch: write_snapshot_file(session.snapshot(torch), oom_path),
     )
-    session.begin(history, max_entries, lambda snapshot: write(snapshot, oom_path))
+    session.begin(history, max_entries, lambda snapshot: write_snapshot_file(snapshot, oom_path))
     try:
         yield recording
     finally:
-        write(session.end(), snapshot_path)
+        write_snapshot_file(session.end(), snapshot_path)
         recording.notes = session.source.notes
 
 
@@ -120,8 +120,8 @@ class _Session:
     def end(self) -> dict[str, Any]:
         """End a ``with`` block, and return the snapshot of the block."""
         history, self._history = self._history, None
-        torch = history.stop() if history else None
-        snapshot = self.snapshot(torch)
+        torch_snapshot = history.stop() if history else None
+        snapshot = self.snapshot(torch_snapshot)
         self._memory.on_out_of_memory = _do_nothing
         return snapshot
 
@@ -129,23 +129,23 @@ class _Session:
         if self._history:
             self._history.start()
 
-    def snapshot(self, torch: dict[str, Any] | None) -> dict[str, Any]:
-        """Return a snapshot of the memory in use. This method changes ``torch``, PyTorch's snapshot."""
+    def snapshot(self, torch_snapshot: dict[str, Any] | None) -> dict[str, Any]:
+        """Return a snapshot of the memory in use. Changes ``torch_snapshot``, PyTorch's snapshot."""
         if self.source.hooks:
             self.source.hooks.profile_jax()
         with self._drain_recorder():
             while self._jax_messages:
-                time_ns, arrays = arrays_of_message(self._jax_messages.pop(0))
-                self._memory.model.replace_blocks(JAX, arrays, time_ns)
-            return self._build_snapshot(torch)
+                time_ns, jax_arrays = arrays_of_message(self._jax_messages.pop(0))
+                self._memory.model.replace_blocks(JAX, jax_arrays, time_ns)
+            return self._build_snapshot(torch_snapshot)
 
-    def _build_snapshot(self, torch: dict[str, Any] | None) -> dict[str, Any]:
+    def _build_snapshot(self, torch_snapshot: dict[str, Any] | None) -> dict[str, Any]:
         offset_ns = time.time_ns() - time.monotonic_ns()
-        return build_snapshot(self._memory, unix_offset_ns=offset_ns, torch=torch)
+        return build_snapshot(self._memory, unix_offset_ns=offset_ns, torch=torch_snapshot)
 
     def _drain_recorder(self) -> Any:
         """Return a context manager; in its block, all recorded events have been passed to ``_feed``."""
-        return self.source.recording.drained() if self.source.recording else nullcontext()
+        return self.source.recording.drain() if self.source.recording else nullcontext()
 
     def _feed(self, batch: Batch) -> None:
         if not batch.simulated:

@@ -78,13 +78,13 @@ def sanitize(
     patterns = suppressions(suppress, origin="suppress")
     report = Report(show=Confidence(show), suppressions=patterns, demangle=demangle)
     session = _session(gpu, accesses)
-    session.enter(report)
+    session.enter_block(report)
     sanitized = Sanitized(session, report)
     try:
         yield sanitized
     finally:
         sanitized.close()
-        session.leave()
+        session.leave_block()
     result = sanitized.result
     other_findings = [
         *result.incomplete,
@@ -103,23 +103,23 @@ class _Session:
         self._report_outside_blocks = self._report = Report()
         self._recording = begin(self._feed, gpu=gpu, accesses=accesses)
 
-    def enter(self, report: Report) -> None:
+    def enter_block(self, report: Report) -> None:
         if self._report is not self._report_outside_blocks:
             raise UsageError(
                 "cudakit.sanitize() cannot be nested",
                 hint="remove the inner block: the outer one reports the races of both",
             )
-        with self._recording.synchronized():
+        with self._recording.synchronize_and_drain():
             self._detector.finish(self._report)
             self._report = report
         self._recording.record_simulated(enabled=True)
 
-    def leave(self) -> None:
+    def leave_block(self) -> None:
         self._recording.record_simulated(enabled=False)
         self._report = self._report_outside_blocks
 
     def result(self, report: Report) -> SanitizeResult:
-        with self._recording.synchronized():
+        with self._recording.synchronize_and_drain():
             self._detector.finish(self._report)
             recording = self._recording
             return self._detector.result(

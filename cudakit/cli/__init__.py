@@ -60,7 +60,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     ),
 }
 
-ENVIRONMENT = (
+ENVIRONMENT_VARIABLES = (
     ("NO_COLOR=1", "never use colors"),
     ("FORCE_COLOR=1", "use colors in pipes too"),
     ("COLUMNS=N", "width of reports (default: terminal, or 100)"),
@@ -94,11 +94,13 @@ class LazyGroup(click.Group):
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         """Write the list of environment variables below the commands."""
         with formatter.section("Environment variables"):
-            formatter.write_dl(ENVIRONMENT)
+            formatter.write_dl(ENVIRONMENT_VARIABLES)
 
 
 def _stubs() -> dict[str, click.Command]:
-    return {name: click.Command(name, short_help=line) for name, (_, line) in COMMANDS.items()}
+    return {
+        name: click.Command(name, short_help=help_line) for name, (_, help_line) in COMMANDS.items()
+    }
 
 
 @click.group(
@@ -118,28 +120,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        code = _run(arguments)
+        exit_code = _run_command(arguments)
         if sys.stdout is not None:
             sys.stdout.flush()
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 every failure is reported
         return report_error(error, json_to=standard_output if _wants_json(arguments) else None)
-    return code
+    return exit_code
 
 
-def _run(arguments: list[str]) -> int:
-    if instruction := os.environ.get("_CUDAKIT_COMPLETE"):
+def _run_command(arguments: list[str]) -> int:
+    if completion_instruction := os.environ.get("_CUDAKIT_COMPLETE"):
         from cudakit.cli.completion import complete
 
-        return complete(program, instruction)
+        return complete(program, completion_instruction)
     if not arguments:
         return _show_help()
     try:
         # Commands that record the command line in their result read it from ``obj`` of the click context.
         with program.make_context("cudakit", [*arguments], obj=tuple(arguments)) as context:
-            findings: Any = program.invoke(context)
+            command_result: Any = program.invoke(context)
     except click.exceptions.Exit as click_exit:
         return click_exit.exit_code
-    return int(findings or 0)
+    return int(command_result or 0)
 
 
 def _show_help() -> int:
@@ -151,5 +153,5 @@ def _show_help() -> int:
 
 def _wants_json(arguments: list[str]) -> bool:
     # Arguments after "--" belong to another program. ``run`` prints its own JSON.
-    before_dashes = arguments[: arguments.index("--")] if "--" in arguments else arguments
-    return "--json" in before_dashes and before_dashes[0] != "run"
+    arguments_before_dashes = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    return "--json" in arguments_before_dashes and arguments_before_dashes[0] != "run"

@@ -147,7 +147,7 @@ def _result(
     from cudakit.core.cache import CacheResult, Image
 
     with _os_errors_reported(compile_cache):
-        images, unusable = compile_cache.images()
+        images, unusable_files = compile_cache.images()
     return CacheResult(
         directory=str(compile_cache.directory),
         images=tuple(
@@ -160,7 +160,7 @@ def _result(
             )
             for image in images
         ),
-        unusable=unusable,
+        unusable=unusable_files,
         size_bytes=sum(image.size_bytes for image in images),
         max_images=compile_cache.max_images,
         max_bytes=compile_cache.max_bytes,
@@ -226,7 +226,7 @@ def _compile_functions(
 ) -> dict[str, Callable[[tuple[int, int]], bytes]]:
     """Return a function for each source that compiles it for a compute capability."""
     from cudakit.gpu import selftest
-    from cudakit.gpu.capture.device_patch import PATCH, build_patch
+    from cudakit.gpu.capture.device_patch import PATCH_IMAGE_NAME, build_patch
     from cudakit.gpu.compile import compile_cuda
     from cudakit.kernels import bandwidth, compare, fill, poison, spin, timestamp
 
@@ -237,4 +237,4 @@ def _compile_functions(
         )
         for module in modules
     }
-    return compile_functions | {PATCH: partial(build_patch, cache=compile_cache)}
+    return compile_functions | {PATCH_IMAGE_NAME: partial(build_patch, cache=compile_cache)}

@@ -24,7 +24,7 @@ from cudakit.cli.options import Command, option
 Shell: TypeAlias = Literal["bash", "zsh", "fish"]
 
 # The shell sets this variable when it asks for completions.
-VARIABLE = "_CUDAKIT_COMPLETE"
+COMPLETION_VARIABLE = "_CUDAKIT_COMPLETE"
 
 # This is click's script, except that it passes the complete line, because bash splits words at ":" and "=".
 _BASH = r"""%(complete_func)s() {
@@ -123,10 +123,10 @@ def _with_option_name(
     completions: list[CompletionItem[str]], incomplete: str
 ) -> list[CompletionItem[str]]:
     """Put the name of the option before values of ``--option=value``, which click completes without it."""
-    name = re.match(r"--?[\w-]+=", incomplete)
+    name_match = re.match(r"--?[\w-]+=", incomplete)
     for completion in completions:
-        if completion.type == "plain" and name:
-            completion.value = f"{name.group()}{completion.value}"
+        if completion.type == "plain" and name_match:
+            completion.value = f"{name_match.group()}{completion.value}"
     return completions
 
 
@@ -138,17 +138,17 @@ for _name, _class in _CLASSES.items():
 def complete(program: click.Command, instruction: str) -> int:
     """Print the completions of a word (``bash_complete``) or the script (``bash_source``) of a shell."""
     shell, _, action = instruction.partition("_")
-    kind = get_completion_class(shell)
-    if kind is None:
+    completion_class = get_completion_class(shell)
+    if completion_class is None:
         return 2
-    completion = kind(program, {}, "cudakit", VARIABLE)
+    completion = completion_class(program, {}, "cudakit", COMPLETION_VARIABLE)
     click.echo(completion.source() if action == "source" else completion.complete())
     return 0
 
 
 def script(shell: Shell) -> str:
     """Return the completion script of a shell."""
-    return _CLASSES[shell](click.Command("cudakit"), {}, "cudakit", VARIABLE).source()
+    return _CLASSES[shell](click.Command("cudakit"), {}, "cudakit", COMPLETION_VARIABLE).source()
 
 
 @click.command(cls=Command)
@@ -169,7 +169,7 @@ def completion(*, shell: Shell, install: bool) -> int:
     if not install:
         click.echo(text, nl=False)
         return 0
-    path = _path(shell)
+    path = _completion_path(shell)
     is_current = path.is_file() and path.read_text(encoding="utf-8") == text
     if not is_current:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -179,7 +179,7 @@ def completion(*, shell: Shell, install: bool) -> int:
     return 0
 
 
-def _path(shell: Shell) -> Path:
+def _completion_path(shell: Shell) -> Path:
     """Return the path of the file in which a shell looks for the user's completions."""
     match shell:
         case "bash":
@@ -189,8 +189,8 @@ def _path(shell: Shell) -> Path:
             )
             return user_directory / "completions" / "cudakit"
         case "fish":
-            config = _directory("XDG_CONFIG_HOME", ".config")
-            return config / "fish" / "completions" / "cudakit.fish"
+            config_directory = _directory("XDG_CONFIG_HOME", ".config")
+            return config_directory / "fish" / "completions" / "cudakit.fish"
     return Path.home() / ".zfunc" / "_cudakit"
 
 

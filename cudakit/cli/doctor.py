@@ -77,7 +77,7 @@ _CHECK_OPTIONS = option_group(
     ),
     gpu_option,
 )
-_RESULT = option_group(
+_RESULT_OPTIONS = option_group(
     "Result",
     option(
         "--all",
@@ -104,7 +104,7 @@ _RESULT = option_group(
 
 
 def _options(command: Callable[..., Any]) -> Callable[..., Any]:
-    return with_options((*_CHECK_OPTIONS, *_RESULT), command)
+    return with_options((*_CHECK_OPTIONS, *_RESULT_OPTIONS), command)
 
 
 @click.command(cls=Command)
@@ -149,18 +149,18 @@ def doctor(
         # This slow import runs while the child process queries the driver.
         from cudakit.gpu.run_context import gather_all
 
-        context = gather_all(
+        run_context = gather_all(
             machine,
             variables=dict(os.environ),
             search_path=sys.path,
             self_test=_run_self_test(machine, quiet=output.quiet) if deep else (),
         )
-        result = diagnose(context, only_checks=only, skipped_checks=skip, with_self_test=deep)
+        result = diagnose(run_context, only_checks=only, skipped_checks=skip, with_self_test=deep)
         if for_issue:
-            result = redact_value(result, _identity(context))
+            result = redact_value(result, _identity(run_context))
         document = partial(present.report, show_all=show_all, has_selection=bool(only))
-        layout = present.paste_report if for_issue else document
-        outputs.write(Report(result=result, document=lambda: layout(result)))
+        render = present.paste_report if for_issue else document
+        outputs.write(Report(result=result, document=lambda: render(result)))
     if result.failures or ((strict or fail_on) and result.warnings):
         return ExitCode.FINDINGS
     return ExitCode.ENVIRONMENT if result.is_unknown else ExitCode.OK

@@ -13,7 +13,7 @@ from cudakit.cli.report import COMMON_FORMATS, Report, open_outputs
 if TYPE_CHECKING:
     from cudakit.core.devices.explain import Topic
 
-_CUDA = "CUDA Driver API and CUDA Runtime API, data types"
+_CUDA_SOURCE = "CUDA Driver API and CUDA Runtime API, data types"
 
 
 def explained_terms() -> tuple[str, ...]:
@@ -64,7 +64,7 @@ def _cuda_errors() -> list[Topic]:
     from cudakit.core.devices.explain import Topic
     from cudakit.gpu.driver_errors import RUNTIME_ONLY, Status, remedy, runtime_name
 
-    errors = [
+    cuda_errors = [
         Topic(
             kind="CUDA error",
             name=f"CUDA_ERROR_{status.name}",
@@ -74,11 +74,11 @@ def _cuda_errors() -> list[Topic]:
             explanation="",
             causes=status.causes,
             action=remedy(status),
-            source=_CUDA,
+            source=_CUDA_SOURCE,
         )
         for status in Status
     ]
-    return errors + [
-        Topic("CUDA error", name, code, (), meaning, "", "", action, _CUDA)
+    return cuda_errors + [
+        Topic("CUDA error", name, code, (), meaning, "", "", action, _CUDA_SOURCE)
         for code, (name, meaning, action) in RUNTIME_ONLY.items()
     ]

@@ -18,8 +18,8 @@ from cudakit.errors import CudakitError, EnvironmentUnusable, UsageError
 # programs seldom use.
 _NOT_STARTED = 125
 # Maximum number of characters of a message, which may quote a file, and of a hint, which may list many names.
-_LONGEST_MESSAGE = 500
-_LONGEST_HINT = 1000
+_MAX_MESSAGE_LENGTH = 500
+_MAX_HINT_LENGTH = 1000
 
 
 class ExitCode(IntEnum):
@@ -60,8 +60,10 @@ def errors_before_start(*, as_json: bool) -> Iterator[None]:
     except (click.exceptions.Exit, click.Abort):
         raise
     except Exception as error:
-        code = report_error(error, json_to=standard_error if as_json else None)
-        raise click.exceptions.Exit(code if code in (126, 127) else _NOT_STARTED) from error
+        exit_code = report_error(error, json_to=standard_error if as_json else None)
+        raise click.exceptions.Exit(
+            exit_code if exit_code in (126, 127) else _NOT_STARTED
+        ) from error
 
 
 def _print_error(error: BaseException, json_to: Callable[[], Output] | None) -> int:
@@ -76,9 +78,11 @@ def _print_error(error: BaseException, json_to: Callable[[], Output] | None) -> 
         return ExitCode.BROKEN_PIPE
     cudakit_error = _as_cudakit_error(error)
     if not (json_to and _write_json(cudakit_error, json_to)):
-        click.echo(f"cudakit: error: {_shorten(cudakit_error.message, _LONGEST_MESSAGE)}", err=True)
+        click.echo(
+            f"cudakit: error: {_shorten(cudakit_error.message, _MAX_MESSAGE_LENGTH)}", err=True
+        )
         if cudakit_error.hint:
-            click.echo(f"hint: {_shorten(cudakit_error.hint, _LONGEST_HINT)}", err=True)
+            click.echo(f"hint: {_shorten(cudakit_error.hint, _MAX_HINT_LENGTH)}", err=True)
     return cudakit_error.exit_code
 
 
@@ -115,8 +119,12 @@ def _as_cudakit_error(error: BaseException) -> CudakitError:
         case CudakitError():
             return error
         case click.NoSuchOption():
-            similar = click.NoSuchOption(error.option_name, possibilities=_similar_options(error))
-            return UsageError(_as_message(similar.format_message()), hint=_help_hint(error))
+            similar_options_error = click.NoSuchOption(
+                error.option_name, possibilities=_similar_options(error)
+            )
+            return UsageError(
+                _as_message(similar_options_error.format_message()), hint=_help_hint(error)
+            )
         case click.ClickException():
             return UsageError(_as_message(error.format_message()), hint=_help_hint(error))
         case MemoryError():
@@ -144,8 +152,11 @@ def _similar_options(error: click.NoSuchOption) -> list[str]:
     """Return those suggestions of click that are similar even without the leading dashes."""
     from difflib import get_close_matches
 
-    names = {option.lstrip("-"): option for option in error.possibilities or ()}
-    return [names[name] for name in get_close_matches(error.option_name.lstrip("-"), names)]
+    option_by_name = {option.lstrip("-"): option for option in error.possibilities or ()}
+    return [
+        option_by_name[name]
+        for name in get_close_matches(error.option_name.lstrip("-"), option_by_name)
+    ]
 
 
 def _help_hint(error: click.ClickException) -> str:

@@ -11,10 +11,10 @@ from typing import Any
 
 
 @contextmanager
-def held_interrupts(*, terminable: bool = False) -> Iterator[Callable[[], None]]:
+def held_interrupts(*, includes_sigterm: bool = False) -> Iterator[Callable[[], None]]:
     """Defer Ctrl-C until the block calls the yielded function; a second Ctrl-C is immediate.
 
-    With ``terminable``, SIGTERM has the same effect.
+    With ``includes_sigterm``, SIGTERM has the same effect.
 
     KeyboardInterrupt between any two instructions can leave an object half-initialized, which then fails to
     close. The handler is only installed if the default handler is in place, and only in the main thread,
@@ -35,7 +35,7 @@ def held_interrupts(*, terminable: bool = False) -> Iterator[Callable[[], None]]
             raise KeyboardInterrupt
 
     default_handlers: dict[signal.Signals, Any] = {signal.SIGINT: signal.default_int_handler}
-    if terminable:
+    if includes_sigterm:
         default_handlers[signal.SIGTERM] = signal.SIG_DFL
     replaced_handlers = {
         signal_number: handler

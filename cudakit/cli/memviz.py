@@ -47,7 +47,7 @@ _OLD_FORMAT_OPTIONS = MappingProxyType(
 )
 
 
-def _moment(text: str) -> str | int:
+def _parse_moment(text: str) -> str | int:
     if text in ("peak", "end", "oom"):
         return text
     if not text.isdecimal():
@@ -55,18 +55,18 @@ def _moment(text: str) -> str | int:
     return int(text)
 
 
-def _device(text: str) -> int:
+def _parse_device(text: str) -> int:
     from cudakit.core.memory.snapshot import HOST
 
     if text == "host":
         return HOST
-    number = text.removeprefix("cuda:")
-    if not number.isdecimal():
+    index_text = text.removeprefix("cuda:")
+    if not index_text.isdecimal():
         raise click.BadParameter(f"{text!r} is not a device; use 0, cuda:0 or host")
-    return int(number)
+    return int(index_text)
 
 
-def _pool(text: str) -> tuple[int, int]:
+def _parse_pool(text: str) -> tuple[int, int]:
     from cudakit.core.memory.record.pools import POOL_IDS
 
     if text in POOL_IDS:
@@ -79,14 +79,14 @@ def _pool(text: str) -> tuple[int, int]:
     return int(first_number), int(second_number)
 
 
-def _growth(text: str) -> float:
+def _parse_growth(text: str) -> float:
     kind, _, amount = text.partition(":")
     if kind != "growth" or not amount:
         raise click.BadParameter(f"{text!r} is not growth:AMOUNT, for example growth:5%")
     return percent(amount)
 
 
-_SUMMARY = option(
+_SUMMARY_OPTION = option(
     "--summary",
     is_flag=True,
     help="Show only the summary: the state, the cause and the action.",
@@ -95,7 +95,7 @@ _VIEW_OPTIONS = option_group(
     "What to show",
     option(
         "--at",
-        type=Value(("peak", "end", "oom"), _moment),
+        type=Value(("peak", "end", "oom"), _parse_moment),
         default="peak",
         show_default=True,
         metavar="WHEN",
@@ -103,7 +103,7 @@ _VIEW_OPTIONS = option_group(
     ),
     option(
         "--device",
-        type=Value(("0", "cuda:0", "host"), _device),
+        type=Value(("0", "cuda:0", "host"), _parse_device),
         metavar="DEVICE",
         help="Show one device only: 0, cuda:0, or host (pinned memory).",
     ),
@@ -112,7 +112,7 @@ _VIEW_OPTIONS = option_group(
     ),
     option(
         "--pool",
-        type=_pool,
+        type=_parse_pool,
         metavar="A,B",
         help="Show one pool only: its two numbers in the report, or its name, such as cupy; 0,0 is "
         "the default pool of PyTorch.",
@@ -125,9 +125,9 @@ _VIEW_OPTIONS = option_group(
         metavar="N",
         help="Rows of each table; 0 shows all.",
     ),
-    _SUMMARY,
+    _SUMMARY_OPTION,
 )
-_DIFF = option_group(
+_DIFF_OPTIONS = option_group(
     "Compare",
     option(
         "--diff",
@@ -139,14 +139,14 @@ _DIFF = option_group(
     option(
         "--fail-on",
         "limit",
-        type=Value(("growth:5%",), _growth),
+        type=Value(("growth:5%",), _parse_growth),
         metavar="growth:AMOUNT",
         help="With --diff: exit with 1 if requested memory grew by more than AMOUNT, at the peak or at the "
         "end. Example: growth:5%.",
     ),
     option("--fail-on-growth", "old_limit", type=percent, metavar="RATIO", hidden=True),
 )
-_WHAT_IF = option_group(
+_WHAT_IF_OPTIONS = option_group(
     "Replay",
     option(
         "--what-if",
@@ -170,7 +170,7 @@ _WHAT_IF = option_group(
 
 
 def _options(command: Callable[..., Any]) -> Callable[..., Any]:
-    return with_options((*_VIEW_OPTIONS, *_DIFF, *_WHAT_IF), command)
+    return with_options((*_VIEW_OPTIONS, *_DIFF_OPTIONS, *_WHAT_IF_OPTIONS), command)
 
 
 @click.command(cls=Command)
@@ -240,7 +240,7 @@ def _show(
     from cudakit.core.memory.present import brief, report, summary_report
 
     with open_outputs(options) as outputs:
-        result = analyze(_load(files, quiet=options.quiet), spec, new_allocator)
+        result = analyze(_load_snapshots(files, quiet=options.quiet), spec, new_allocator)
         exports = {
             export_format: partial(_export, export_format, result) for export_format in _EXPORTS
         }
@@ -274,7 +274,7 @@ def _compare(
     from cudakit.core.memory.present.diff import report
 
     with open_outputs(options, COMMON_FORMATS) as outputs:
-        before_snapshot, after_snapshot = _load((before, files[0]), quiet=options.quiet)
+        before_snapshot, after_snapshot = _load_snapshots((before, files[0]), quiet=options.quiet)
         result: DiffResult = diff(before_snapshot, after_snapshot, spec)
         outputs.write(Report(result=result, document=lambda: report(result, top=top)))
     _note_slow_reader((result.before, result.after), options)
@@ -286,7 +286,7 @@ def _replay(
     files: tuple[str, ...],
     spec: MemorySpec,
     settings: tuple[str, ...],
-    memory: int | None,
+    limit_bytes: int | None,
     options: OutputOptions,
 ) -> int:
     if spec.at != "peak" or spec.stream is not None or spec.pool is not None:
@@ -300,8 +300,8 @@ def _replay(
     from cudakit.core.memory.whatif.present import brief, report
 
     with open_outputs(options, COMMON_FORMATS) as outputs:
-        what_if_spec = WhatIfSpec(settings=settings, limit_bytes=memory, device=spec.device)
-        snapshots = _load(files, quiet=options.quiet)
+        what_if_spec = WhatIfSpec(settings=settings, limit_bytes=limit_bytes, device=spec.device)
+        snapshots = _load_snapshots(files, quiet=options.quiet)
         with progress_line(quiet=options.quiet) as progress:
             result: WhatIfResult = replay_snapshots(snapshots, what_if_spec, progress)
         outputs.write(
@@ -311,13 +311,13 @@ def _replay(
     return ExitCode.OK
 
 
-def _load(files: tuple[str, ...], *, quiet: bool) -> list[Snapshot]:
+def _load_snapshots(files: tuple[str, ...], *, quiet: bool) -> list[Snapshot]:
     from cudakit.api.memory import load_snapshot
 
     snapshots = []
     with progress_line(quiet=quiet) as progress:
-        for number, file in enumerate(files):
-            progress(f"reading {file}", number / len(files))
+        for file_index, file in enumerate(files):
+            progress(f"reading {file}", file_index / len(files))
             snapshots.append(load_snapshot(file))
     return snapshots
 
@@ -325,8 +325,8 @@ def _load(files: tuple[str, ...], *, quiet: bool) -> list[Snapshot]:
 def _note_slow_reader(files: Sequence[FileFacts], options: OutputOptions) -> None:
     from cudakit.core.memory.load.pickled import has_compiled_reader
 
-    pickles = any(file.format == "pickle" for file in files)
-    if pickles and not options.quiet and not has_compiled_reader():
+    has_pickle = any(file.format == "pickle" for file in files)
+    if has_pickle and not options.quiet and not has_compiled_reader():
         click.echo(
             "note: the report took about 5 times longer, because cudakit was installed without a C compiler;"
             " install one and reinstall cudakit",

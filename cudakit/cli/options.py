@@ -28,7 +28,7 @@ class Option(click.Option):
 
     def __init__(self, *args: Any, old: Sequence[str] = (), **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.old = tuple(old)
+        self.old_names = tuple(old)
         self.group = ""
 
     def get_help_extra(self, ctx: click.Context) -> Any:
@@ -40,7 +40,7 @@ class Option(click.Option):
     def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
         """Add the option under all of its spellings."""
         visible_opts = self.opts
-        self.opts = [*visible_opts, *self.old]
+        self.opts = [*visible_opts, *self.old_names]
         super().add_to_parser(parser, ctx)
         self.opts = visible_opts
 
@@ -54,13 +54,13 @@ def option_group(title: str, *options: Decorator) -> tuple[Decorator, ...]:
     """Put options under a heading of the help; the command needs ``cls=Command``."""
 
     def add_group(add_option: Decorator) -> Decorator:
-        def apply(command: Callable[..., Any]) -> Callable[..., Any]:
+        def add_to_group(command: Callable[..., Any]) -> Callable[..., Any]:
             command = add_option(command)
             parameter = vars(command)["__click_params__"][-1]
             parameter.group = title
             return command
 
-        return apply
+        return add_to_group
 
     return tuple(add_group(add_option) for add_option in options)
 
@@ -76,8 +76,8 @@ class _Formatter(click.HelpFormatter):
     def write_dl(
         self, rows: Iterable[tuple[str, str]], col_max: int = 30, col_spacing: int = 2
     ) -> None:
-        unbroken = [(name, text.replace("-", self._NO_BREAK)) for name, text in rows]
-        super().write_dl(unbroken, col_max, col_spacing)
+        unbroken_rows = [(name, text.replace("-", self._NO_BREAK)) for name, text in rows]
+        super().write_dl(unbroken_rows, col_max, col_spacing)
 
     def getvalue(self) -> str:
         return super().getvalue().replace(self._NO_BREAK, "-")
@@ -90,33 +90,33 @@ class _Context(click.Context):
 class Command(click.Command):
     """A command whose help lists options by group.
 
-    ``described_in`` maps the title of a group to the help that describes its options: this help only names
+    ``help_by_title`` maps the title of a group to the help that describes its options: this help only names
     them.
     """
 
     context_class = _Context
 
     def __init__(
-        self, *args: Any, described_in: dict[str, str] | None = None, **kwargs: Any
+        self, *args: Any, help_by_title: dict[str, str] | None = None, **kwargs: Any
     ) -> None:
         super().__init__(*args, **kwargs)
-        self.described_in = described_in or {}
+        self.help_by_title = help_by_title or {}
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse arguments. Errors carry the context, so that their hint names the help of this command."""
         try:
             return super().parse_args(ctx, args)
         except click.UsageError as error:
-            error.ctx = error.ctx or ctx  # click leaves it out for an option without its argument
+            error.ctx = error.ctx or ctx  # click sets no context for an option without its argument
             raise
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write each group of options under its title."""
         for title, options in self.groups(ctx):
             with formatter.section(title):
-                if page := self.described_in.get(title):
+                if help_name := self.help_by_title.get(title):
                     names = ", ".join(option.opts[0] for option in options)
-                    formatter.write_text(f"{names}: see {page}")
+                    formatter.write_text(f"{names}: see {help_name}")
                 else:
                     formatter.write_dl(help_records(options, ctx))
 
@@ -148,16 +148,16 @@ def with_options(options: Sequence[Decorator], command: Callable[..., Any]) -> C
 
 
 def collect_options(
-    name: str, kind: type, options: Sequence[Decorator], command: Callable[..., Any]
+    name: str, options_class: type, options: Sequence[Decorator], command: Callable[..., Any]
 ) -> Callable[..., Any]:
     """Add options to a command, which receives a dataclass of their values as the keyword ``name``."""
 
     @functools.wraps(command)
-    def collecting(**values: Any) -> Any:
-        option_values = {field.name: values.pop(field.name) for field in fields(kind)}
-        return command(**{name: kind(**option_values)}, **values)
+    def call_with_options(**values: Any) -> Any:
+        option_values = {field.name: values.pop(field.name) for field in fields(options_class)}
+        return command(**{name: options_class(**option_values)}, **values)
 
-    return with_options(options, collecting)
+    return with_options(options, call_with_options)
 
 
 # --- values ----------------------------------------------------------------------------------------
@@ -284,9 +284,9 @@ def output_options(
     ``old`` maps options of earlier versions to formats: ``--perfetto FILE`` still writes a perfetto.json.
     """
 
-    def add(command: Callable[..., Any]) -> Callable[..., Any]:
+    def add_options(command: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(command)
-        def collecting(
+        def call_with_options(
             *, json: bool, paths: tuple[str, ...], force: bool, quiet: bool, **other_options: Any
         ) -> Any:
             targets = [Target(path) for path in paths]
@@ -295,10 +295,12 @@ def output_options(
             output = OutputOptions(json, tuple(targets), force, quiet, tuple(formats))
             return command(output=output, **other_options)
 
-        options = option_group(OUTPUT, *_output(formats, json_help), *map(_old_option, old))
-        return with_options(options, collecting)
+        options = option_group(
+            OUTPUT, *_output_decorators(formats, json_help), *map(_old_option, old)
+        )
+        return with_options(options, call_with_options)
 
-    return add
+    return add_options
 
 
 def suffixes(formats: Sequence[str]) -> str:
@@ -307,7 +309,7 @@ def suffixes(formats: Sequence[str]) -> str:
     return f"{', '.join(other_suffixes)} or {last_suffix}" if other_suffixes else last_suffix
 
 
-def _output(formats: Sequence[str], json_help: str) -> tuple[Decorator, ...]:
+def _output_decorators(formats: Sequence[str], json_help: str) -> tuple[Decorator, ...]:
     return (
         option(
             "-o",

@@ -82,10 +82,10 @@ def open_binary_file(path: str, *, force: bool = False) -> Iterator[BinaryIO]:
 @contextmanager
 def _open_new(path: str, stream_kind: Literal["b", "t"], *, force: bool) -> Iterator[Any]:
     target = Path(os.path.realpath(path))
-    mode = _mode(target, name=path)
+    mode = _file_mode(target, name=path)
     _refuse_unusable(mode, name=path, force=force)
     temporary_path = _temporary_path(target) if mode is None or stat.S_ISREG(mode) else None
-    stream = _create(temporary_path or target, stream_kind, name=path)
+    stream = _create_file(temporary_path or target, stream_kind, name=path)
     try:
         yield stream
         with _os_errors_reported(path):
@@ -93,7 +93,7 @@ def _open_new(path: str, stream_kind: Literal["b", "t"], *, force: bool) -> Iter
             if temporary_path:
                 temporary_path.replace(target)
     except BaseException:
-        _discard(stream, temporary_path)
+        _discard_file(stream, temporary_path)
         raise
 
 
@@ -176,7 +176,7 @@ def wants_ascii(stream: TextIO) -> bool:
     return False
 
 
-def _mode(target: Path, *, name: str) -> int | None:
+def _file_mode(target: Path, *, name: str) -> int | None:
     try:
         return target.stat().st_mode
     except FileNotFoundError:
@@ -198,7 +198,7 @@ def _temporary_path(target: Path) -> Path:
     return target.with_name(f".cudakit-{os.getpid()}-{os.urandom(4).hex()}.partial")
 
 
-def _create(path: Path, stream_kind: Literal["b", "t"], *, name: str) -> IO[Any]:
+def _create_file(path: Path, stream_kind: Literal["b", "t"], *, name: str) -> IO[Any]:
     # A temporary file must not exist yet; a device or a named pipe exists.
     mode = "w" if path.exists() else "x"
     try:
@@ -216,11 +216,11 @@ def _unwritable_error(name: str, error: OSError) -> UsageError:
     )
 
 
-def _discard(stream: IO[Any], partial: Path | None) -> None:
+def _discard_file(stream: IO[Any], partial_path: Path | None) -> None:
     with suppress(OSError):
         stream.close()
-    if partial:
-        partial.unlink(missing_ok=True)
+    if partial_path:
+        partial_path.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -39,7 +39,7 @@ ACTIVITY_FORMATS = ("csv", "trace.json", "trace.json.gz", "pftrace", "speedscope
 FORMATS = (*COMMON_FORMATS, *ACTIVITY_FORMATS)
 
 
-def _slower(text: str) -> float:
+def _parse_slower(text: str) -> float:
     kind, _, amount = text.partition(":")
     if kind != "slower" or not amount:
         raise click.BadParameter(f"{text!r} is not slower:AMOUNT, for example slower:5%")
@@ -75,7 +75,7 @@ BENCH = option(
     help="Compare copies, memsets and kernel launches with the limits of this GPU: a JSON file of cudakit "
     "bench copy, memory or launch. Repeatable.",
 )
-_COMPARE = option_group(
+_COMPARE_OPTIONS = option_group(
     "Compare",
     option(
         "--diff",
@@ -87,7 +87,7 @@ _COMPARE = option_group(
     option(
         "--fail-on",
         "limit",
-        type=Value(("slower:5%",), _slower),
+        type=Value(("slower:5%",), _parse_slower),
         metavar="slower:AMOUNT",
         help="With --diff: exit with 1 if a step is slower by more than AMOUNT. Example: slower:5%.",
     ),
@@ -95,7 +95,9 @@ _COMPARE = option_group(
 
 
 def _options(command: Callable[..., Any]) -> Callable[..., Any]:
-    return with_options((*option_group("What to show", TOP, BY, STEP, BENCH), *_COMPARE), command)
+    return with_options(
+        (*option_group("What to show", TOP, BY, STEP, BENCH), *_COMPARE_OPTIONS), command
+    )
 
 
 @click.command(cls=Command)
@@ -129,12 +131,12 @@ def profile(
     for option_name, value in (("--by", by), ("--bench", bench_files)):
         if before is not None and value:
             raise click.UsageError(f"{option_name} has no effect with --diff")
-    load = partial(_load, step_range=step_range, quiet=output.quiet)
+    load_profile = partial(_load_profile, step_range=step_range, quiet=output.quiet)
     with open_outputs(output, FORMATS if before is None else COMMON_FORMATS) as outputs:
-        loaded_profile = load(file)
+        loaded_profile = load_profile(file)
         if before is not None:
             return _compare(
-                load(before).result, loaded_profile.result, outputs, top=top, limit=limit
+                load_profile(before).result, loaded_profile.result, outputs, top=top, limit=limit
             )
         _refuse_exports(output, loaded_profile)
         if bench_files:
@@ -192,7 +194,7 @@ class Profile:
         )
 
 
-def analyzed(
+def analyze_activities(
     activities: Sequence[Activities], outcome: Outcome, *, step_range: str | None = None
 ) -> Profile:
     """Return the profile of recorded activities, with kernel names in readable form."""
@@ -219,8 +221,8 @@ def with_limits(result: ProfileResult, files: Sequence[str]) -> ProfileResult:
     """
     from cudakit.core.profile.limits import MIN_COPY_BYTES, MeasuredLimits, compare_limits
 
-    copies: dict[str, float] = {}
-    writes: list[tuple[int, float]] = []
+    copy_rates: dict[str, float] = {}
+    write_rates: list[tuple[int, float]] = []
     launch_s: float | None = None
     for file in files:
         is_used = False
@@ -235,16 +237,16 @@ def with_limits(result: ProfileResult, files: Sequence[str]) -> ProfileResult:
             rate = size_bytes / time_s
             if case.name == "copy":
                 direction = str(case.axes.get("direction"))
-                copies[direction], is_used = max(copies.get(direction, 0.0), rate), True
+                copy_rates[direction], is_used = max(copy_rates.get(direction, 0.0), rate), True
             elif case.axes.get("operation") == "write":
-                writes.append((size_bytes, rate))
+                write_rates.append((size_bytes, rate))
                 is_used = True
         if not is_used:
             raise UsageError(
                 f"{file} has no copies or writes of at least 1 MiB, and no back-to-back launches",
                 hint="measure them: cudakit bench copy -o copy.json, and the same with launch and memory",
             )
-    return compare_limits(result, MeasuredLimits(copies, writes, launch_s))
+    return compare_limits(result, MeasuredLimits(copy_rates, write_rates, launch_s))
 
 
 def _measured_cases(file: str) -> Sequence[CaseResult]:
@@ -253,7 +255,7 @@ def _measured_cases(file: str) -> Sequence[CaseResult]:
     return load_result(Path(file)).results
 
 
-def _load(file: str, *, step_range: str | None, quiet: bool) -> Profile:
+def _load_profile(file: str, *, step_range: str | None, quiet: bool) -> Profile:
     """Read a saved result or a log."""
     from cudakit.core.profile.load import is_saved_result, load_log, load_result
 
@@ -266,8 +268,10 @@ def _load(file: str, *, step_range: str | None, quiet: bool) -> Profile:
             )
         return Profile(load_result(path))
     with progress_line(quiet=quiet) as progress:
-        recorded = load_log(path, progress)
-        profile = analyzed(recorded.activities, recorded.outcome, step_range=step_range)
+        recorded_run = load_log(path, progress)
+        profile = analyze_activities(
+            recorded_run.activities, recorded_run.outcome, step_range=step_range
+        )
     devices = profile.result.devices
     if step_range is not None and devices and not any(device.steps.steps for device in devices):
         names = sorted({named_range.name for device in devices for named_range in device.ranges})

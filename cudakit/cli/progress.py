@@ -17,7 +17,7 @@ Progress: TypeAlias = Callable[[str, float], None]
 def progress_line(*, quiet: bool = False) -> Iterator[Progress]:
     """Yield a Progress that writes to stderr if it is a terminal; clear the line at the end."""
     if quiet or not is_capable_terminal(sys.stderr):
-        yield _ignore
+        yield _ignore_progress
         return
     line = _Line(sys.stderr)
     try:
@@ -43,5 +43,5 @@ class _Line:
             self._text = text
 
 
-def _ignore(stage: str, fraction: float) -> None:
+def _ignore_progress(stage: str, fraction: float) -> None:
     pass

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 # Formats that every report can be written in.
 COMMON_FORMATS = ("json", "html", "md", "txt")
 # Maximum number of lines printed on standard error if the report is written to a file.
-_SUMMARY_LINES = 3
+_MAX_SUMMARY_LINES = 3
 
 Text: TypeAlias = str | Iterable[str]
 
@@ -63,7 +63,7 @@ class Report:
         if suffix == "html":
             from cudakit.render import html
 
-            return html.render(self.document(), footer=_origin())
+            return html.render(self.document(), footer=_page_footer())
         from cudakit.render import markdown
 
         return markdown.render(self.document())
@@ -86,7 +86,7 @@ def _brief_line(sentence: str | Note) -> str:
     return f"{SYMBOLS[sentence.level]} {printable(sentence.text)}"
 
 
-def _origin() -> str:
+def _page_footer() -> str:
     """Return the versions, the date and the command line, for the footer of an HTML page."""
     from datetime import UTC, datetime
     from importlib.metadata import version
@@ -115,17 +115,17 @@ def brief(document: Document) -> tuple[str | Note, ...]:
     """Return title, warnings and errors of a document, and the ok notes outside of sections."""
     from cudakit.document import Note, walk
 
-    top_level = {id(node) for node in document.nodes}
+    top_level_ids = {id(node) for node in document.nodes}
     notes = [
         node
         for node in walk(document.nodes)
         if isinstance(node, Note)
-        and (node.level in ("warn", "error") or (node.level == "ok" and id(node) in top_level))
+        and (node.level in ("warn", "error") or (node.level == "ok" and id(node) in top_level_ids))
     ]
     return (document.title, *notes)
 
 
-def _in_ascii(text: str) -> str:
+def _to_ascii(text: str) -> str:
     from cudakit.render.console.text import ascii_drawing, ascii_symbols
 
     return ascii_drawing(ascii_symbols(text))
@@ -150,7 +150,7 @@ class Outputs:
         terminal_formats = [
             target.suffix or "txt" for target in options.targets if target.path == "-"
         ]
-        self._on_terminal = (
+        self._formats_on_terminal = (
             ["json"]
             if options.json
             else terminal_formats or ([] if files or options.quiet else ["txt"])
@@ -168,16 +168,16 @@ class Outputs:
             else:
                 file.write(report.text(suffix, file))
         self._open_files.close()
-        for suffix in self._on_terminal:
+        for suffix in self._formats_on_terminal:
             terminal = self._terminal()
             terminal.write(report.text(suffix, terminal))
-        if not self._on_terminal:
+        if not self._formats_on_terminal:
             self._print_brief(report)
         self.close()
 
     def streams(self) -> list[tuple[str, Output]]:
         """Return every open output with its format. A command that writes repeatedly calls ``close`` last."""
-        formats = self._on_terminal or ([] if self._files else ["txt"])
+        formats = self._formats_on_terminal or ([] if self._files else ["txt"])
         return [*self._files, *((suffix, self._terminal()) for suffix in formats)]
 
     def close(self) -> None:
@@ -193,9 +193,9 @@ class Outputs:
         lines = report.lines(with_rows=self._options.quiet)
         target = standard_error() if self._files else self._terminal()
         if self._files and not self._options.quiet:
-            lines = lines[:_SUMMARY_LINES]
+            lines = lines[:_MAX_SUMMARY_LINES]
         text = "".join(f"{line}\n" for line in lines)
-        target.write(_in_ascii(text) if target.ascii_only else text)
+        target.write(_to_ascii(text) if target.ascii_only else text)
 
 
 @contextmanager
@@ -216,7 +216,7 @@ def open_outputs(
     formats = options.formats if formats is None else formats
     files = [target for target in options.targets if target.path != "-"]
     refuse_duplicates(options.paths)
-    outputs_by_format = [(_format(target, formats), target.path) for target in files]
+    outputs_by_format = [(_target_format(target, formats), target.path) for target in files]
     if options.json or len(files) < len(options.targets) or not files:
         terminal()  # raises UsageError if standard output is closed
     with ExitStack() as open_files:
@@ -227,7 +227,7 @@ def open_outputs(
         yield Outputs(options, file_outputs, open_files, terminal)
 
 
-def _format(target: Target, formats: Sequence[str]) -> str:
+def _target_format(target: Target, formats: Sequence[str]) -> str:
     if not target.suffix:
         return format_of(target.path, formats)
     if target.suffix not in formats:

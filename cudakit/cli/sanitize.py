@@ -18,12 +18,12 @@ from cudakit.cli.options import (
 from cudakit.cli.progress import Progress, progress_line
 from cudakit.cli.report import open_outputs
 from cudakit.cli.run import (
-    BASELINE,
-    HOST_THREADS,
-    INTERNAL,
+    BASELINE_OPTION,
+    HOST_THREADS_OPTION,
+    INTERNAL_OPTION,
     SHOW_OPTION,
-    SUPPRESS,
-    WRITE_BASELINE,
+    SUPPRESS_OPTION,
+    WRITE_BASELINE_OPTION,
 )
 from cudakit.cli.run.race_report import (
     FORMATS,
@@ -39,7 +39,15 @@ if TYPE_CHECKING:
 
 @click.command(cls=Command)
 @lambda command: with_options(
-    option_group("Races", SHOW_OPTION, SUPPRESS, BASELINE, WRITE_BASELINE, INTERNAL, HOST_THREADS),
+    option_group(
+        "Races",
+        SHOW_OPTION,
+        SUPPRESS_OPTION,
+        BASELINE_OPTION,
+        WRITE_BASELINE_OPTION,
+        INTERNAL_OPTION,
+        HOST_THREADS_OPTION,
+    ),
     command,
 )
 @output_options(FORMATS)
@@ -77,7 +85,7 @@ def sanitize(
                 suppress,
                 baseline,
                 internal=internal,
-                strict=host_threads == "strict",
+                strict_threads=host_threads == "strict",
                 progress=progress,
             )
         outputs.write(race_report(result))
@@ -92,7 +100,7 @@ def _analyze(
     baseline: str | None,
     *,
     internal: bool,
-    strict: bool,
+    strict_threads: bool,
     progress: Progress,
 ) -> SanitizeResult:
     from cudakit.core.sanitize.detector import analyze_log
@@ -112,5 +120,5 @@ def _analyze(
     )
     with LogReader(path) as log:
         return analyze_log(
-            log, report, show=least_confidence, strict_threads=strict, progress=progress
+            log, report, show=least_confidence, strict_threads=strict_threads, progress=progress
         )

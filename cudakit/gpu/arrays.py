@@ -6,6 +6,7 @@ No library is imported: torch and CuPy are used only if the program imported the
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache
@@ -16,7 +17,7 @@ import numpy as np
 from cudakit.errors import UsageError
 from cudakit.gpu.api import LEGACY, Gpu, Ptr, Stream
 from cudakit.gpu.api.arrays import ArrayView, contiguous_strides
-from cudakit.gpu.device_array import DeviceArray
+from cudakit.gpu.device_array import DeviceArray, use_driver_memory
 from cudakit.gpu.dlpack import DLPACK_DEVICES, view_of_capsule
 from cudakit.gpu.external_streams import stream_of_cupy
 
@@ -46,7 +47,9 @@ def shared_device(ordinal: int) -> Cuda:
     """Return the device of this process that kernels share; it stays open until the process ends."""
     from cudakit.gpu.cuda.device import Cuda
 
-    return Cuda(ordinal, foreign_streams=True)
+    gpu = Cuda(ordinal, foreign_streams=True)
+    use_driver_memory(gpu, int(gpu.context.handle))
+    return gpu
 
 
 def operand_of(array: Any, name: str) -> DeviceOperand:
@@ -108,6 +111,25 @@ def new_array(
             "an output cannot be allocated while the stream is captured", hint="pass out="
         )
     return DeviceArray(gpu, dtype, shape, stream)
+
+
+def array_allocator(
+    library: str, gpu: Gpu, layouts: Sequence[tuple[str, tuple[int, ...]]]
+) -> Callable[[int], tuple[object, ...]]:
+    """Return a function that allocates arrays of given dtypes and shapes on a library's current stream.
+
+    The function takes the handle of the stream. Arrays of CuPy are allocated on CuPy's current device.
+    """
+    if library == "cupy" and all(dtype != "bfloat16" for dtype, _ in layouts):
+        make_array = sys.modules["cupy"].ndarray
+        numpy_layouts = [(shape, np.dtype(dtype)) for dtype, shape in layouts]
+        return lambda stream: tuple([make_array(*layout) for layout in numpy_layouts])  # noqa: ARG005
+    return lambda stream: tuple(
+        [
+            new_array(library, gpu, dtype, shape, Stream(stream), is_current_stream=True)
+            for dtype, shape in layouts
+        ]
+    )
 
 
 def _torch_stream(torch: Any, stream: Stream, ordinal: int) -> Any:

@@ -18,7 +18,7 @@ SENTINEL = 0x6B8B4567  # an arbitrary word, which benchmark data is unlikely to 
 # With one vector per thread in blocks of 256, an H200 copies device memory at 4268 GB/s; with four vectors
 # per thread at 4020 GB/s, and with cuMemcpyAsync at 4230 GB/s.
 _THREADS = 256
-_LANES = 4  # number of floats of a vector
+_VECTOR_FLOATS = 4  # number of floats of a vector
 
 SOURCE = r"""
 typedef unsigned int u32;
@@ -99,45 +99,47 @@ class Bandwidth:
         self._kernels.close()
 
     def _launch(self, name: str, size_bytes: int, stream: Stream, *args: Ptr | np.generic) -> None:
-        vectors, remainder = divmod(size_bytes, WIDTH_BYTES)
+        vector_count, remainder = divmod(size_bytes, WIDTH_BYTES)
         if remainder:
             raise UsageError(
                 f"{name} needs a multiple of {WIDTH_BYTES} bytes, not {size_bytes}",
-                hint=f"round the size to {vectors * WIDTH_BYTES} bytes",
+                hint=f"round the size to {vector_count * WIDTH_BYTES} bytes",
             )
-        blocks = -(-vectors // _THREADS)
-        if blocks:
-            all_args = (*args, np.uint64(vectors))
-            self._kernels.launch(name, all_args, stream, grid=blocks, block=_THREADS)
+        block_count = -(-vector_count // _THREADS)
+        if block_count:
+            all_args = (*args, np.uint64(vector_count))
+            self._kernels.launch(name, all_args, stream, grid=block_count, block=_THREADS)
 
 
 @host_kernel("cudakit_copy")
 def _copy(launch: Launch, destination: Ptr, source: Ptr, element_count: np.uint64) -> None:
-    words = 2 * int(element_count)
-    launch.write(destination, np.uint64, words)[:] = launch.read(source, np.uint64, words)
+    word_count = 2 * int(element_count)
+    launch.write(destination, np.uint64, word_count)[:] = launch.read(source, np.uint64, word_count)
 
 
 @host_kernel("cudakit_read")
 def _read(
     launch: Launch, sink: Ptr, source: Ptr, sentinel: np.uint32, element_count: np.uint64
 ) -> None:
-    vectors = launch.read(source, np.uint32, _LANES * int(element_count)).reshape(-1, _LANES)
+    vectors = launch.read(source, np.uint32, _VECTOR_FLOATS * int(element_count)).reshape(
+        -1, _VECTOR_FLOATS
+    )
     if (np.bitwise_xor.reduce(vectors, axis=1) == sentinel).any():
         launch.write(sink, np.uint32)[:] = sentinel
 
 
 @host_kernel("cudakit_write")
 def _write(launch: Launch, destination: Ptr, word: np.uint32, element_count: np.uint64) -> None:
-    launch.write(destination, np.uint32, _LANES * int(element_count))[:] = word
+    launch.write(destination, np.uint32, _VECTOR_FLOATS * int(element_count))[:] = word
 
 
 @host_kernel("cudakit_scale")
 def _scale(
     launch: Launch, destination: Ptr, source: Ptr, factor: np.float32, element_count: np.uint64
 ) -> None:
-    floats = _LANES * int(element_count)
-    launch.write(destination, np.float32, floats)[:] = factor * launch.read(
-        source, np.float32, floats
+    float_count = _VECTOR_FLOATS * int(element_count)
+    launch.write(destination, np.float32, float_count)[:] = factor * launch.read(
+        source, np.float32, float_count
     )
 
 
@@ -145,7 +147,9 @@ def _scale(
 def _triad(
     launch: Launch, destination: Ptr, b: Ptr, c: Ptr, factor: np.float32, element_count: np.uint64
 ) -> None:
-    floats = _LANES * int(element_count)
+    float_count = _VECTOR_FLOATS * int(element_count)
     # The product is exact in fp64, so only the sum is rounded, as in a fused multiply-add.
-    product = np.float64(factor) * launch.read(c, np.float32, floats)
-    launch.write(destination, np.float32, floats)[:] = launch.read(b, np.float32, floats) + product
+    product = np.float64(factor) * launch.read(c, np.float32, float_count)
+    launch.write(destination, np.float32, float_count)[:] = (
+        launch.read(b, np.float32, float_count) + product
+    )

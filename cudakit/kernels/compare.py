@@ -59,9 +59,13 @@ class Compare:
         names = ("cudakit_differ", "cudakit_differ_from_word", "cudakit_gather")
         self._kernels = LoadedKernels(gpu, SOURCE, names)
 
-    def count_different(self, first: Ptr, second: Ptr, size_bytes: int, stream: Stream) -> int:
+    def count_different(
+        self, first_buffer: Ptr, second_buffer: Ptr, size_bytes: int, stream: Stream
+    ) -> int:
         """Return the number of 32-bit words in which two buffers differ."""
-        return self._count_mismatches("cudakit_differ", (first, second), size_bytes, stream)
+        return self._count_mismatches(
+            "cudakit_differ", (first_buffer, second_buffer), size_bytes, stream
+        )
 
     def count_not_equal(self, ptr: Ptr, word: int, size_bytes: int, stream: Stream) -> int:
         """Return the number of 32-bit words that differ from ``word``."""
@@ -73,16 +77,22 @@ class Compare:
         self, ptr: Ptr, element: Element, indices: npt.NDArray[np.int64], stream: Stream
     ) -> Floats:
         """Return the elements with the given indices as fp64."""
-        gpu, size = self._gpu, element.size_bytes
+        gpu, element_bytes = self._gpu, element.size_bytes
         if not len(indices):
             return np.empty(0)
-        with _Scratch(gpu, len(indices) * (8 + size)) as scratch:
+        with _Scratch(gpu, len(indices) * (8 + element_bytes)) as scratch:
             scratch.view[: 8 * len(indices)] = indices.astype(np.uint64).tobytes()
-            gpu.copy(scratch.device, scratch.host, 8 * len(indices), stream)
-            values_address = Ptr(scratch.device + 8 * len(indices))
-            args = (values_address, ptr, scratch.device, np.uint64(len(indices)), np.int32(size))
+            gpu.copy(scratch.device_ptr, scratch.host_ptr, 8 * len(indices), stream)
+            values_address = Ptr(scratch.device_ptr + 8 * len(indices))
+            args = (
+                values_address,
+                ptr,
+                scratch.device_ptr,
+                np.uint64(len(indices)),
+                np.int32(element_bytes),
+            )
             self._kernels.launch_over("cudakit_gather", len(indices), args, stream)
-            gpu.copy(scratch.host, values_address, size * len(indices), stream)
+            gpu.copy(scratch.host_ptr, values_address, element_bytes * len(indices), stream)
             gpu.sync_stream(stream)
             bits: npt.NDArray[Any] = np.frombuffer(bytes(scratch.view), element.bits, len(indices))
         return decode(bits, element)
@@ -98,10 +108,10 @@ class Compare:
         if remainder:
             raise UsageError(f"{size_bytes} bytes is not a whole number of 32-bit words")
         with _Scratch(self._gpu, 8) as scratch:
-            self._gpu.fill(scratch.device, 0, 8, stream)
-            args = (scratch.device, *buffers, np.uint64(word_count))
+            self._gpu.fill(scratch.device_ptr, 0, 8, stream)
+            args = (scratch.device_ptr, *buffers, np.uint64(word_count))
             self._kernels.launch_over(name, word_count, args, stream)
-            self._gpu.copy(scratch.host, scratch.device, 8, stream)
+            self._gpu.copy(scratch.host_ptr, scratch.device_ptr, 8, stream)
             self._gpu.sync_stream(stream)
             return int(np.frombuffer(scratch.view, np.uint64)[0])
 
@@ -111,24 +121,28 @@ class _Scratch:
 
     def __init__(self, gpu: ComputeDevice, size_bytes: int) -> None:
         self._gpu = gpu
-        self.device = gpu.malloc(size_bytes)
-        self.host = gpu.host_malloc(size_bytes)
-        self.view = gpu.host_view(self.host, size_bytes)
+        self.device_ptr = gpu.malloc(size_bytes)
+        self.host_ptr = gpu.host_malloc(size_bytes)
+        self.view = gpu.host_view(self.host_ptr, size_bytes)
 
     def __enter__(self) -> _Scratch:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._gpu.free(self.device)
-        self._gpu.host_free(self.host)
+        self._gpu.free(self.device_ptr)
+        self._gpu.host_free(self.host_ptr)
 
 
 @host_kernel("cudakit_differ")
 def _differ(
-    launch: Launch, mismatch_count: Ptr, first: Ptr, second: Ptr, word_count: np.uint64
+    launch: Launch,
+    mismatch_count: Ptr,
+    first_buffer: Ptr,
+    second_buffer: Ptr,
+    word_count: np.uint64,
 ) -> None:
-    differs = launch.read(first, np.uint32, int(word_count)) != launch.read(
-        second, np.uint32, int(word_count)
+    differs = launch.read(first_buffer, np.uint32, int(word_count)) != launch.read(
+        second_buffer, np.uint32, int(word_count)
     )
     _add(launch, mismatch_count, int(np.count_nonzero(differs)))
 
@@ -148,9 +162,9 @@ def _gather(
     source_address: Ptr,
     indices: Ptr,
     word_count: np.uint64,
-    size: np.int32,
+    element_bytes: np.int32,
 ) -> None:
-    unsigned_type = np.dtype(f"u{size}")
+    unsigned_type = np.dtype(f"u{element_bytes}")
     selected_indices = launch.read(indices, np.uint64, int(word_count))
     source = launch.read(source_address, unsigned_type, int(selected_indices.max()) + 1)
     launch.write(destination, unsigned_type, int(word_count))[:] = source[selected_indices]

@@ -138,10 +138,10 @@ def _parse_parameter(declaration: str) -> KernelParameter:
     words = [word for word in name.split() if word not in _QUALIFIERS]
     if not is_pointer:
         type_text = " ".join(words[:-1]) if len(words) > 1 else name
-    types = [word for word in type_text.replace("*", " ").split() if word not in _QUALIFIERS]
+    type_words = [word for word in type_text.replace("*", " ").split() if word not in _QUALIFIERS]
     return KernelParameter(
         words[-1] if words else "",
-        " ".join(types),
+        " ".join(type_words),
         is_pointer,
         "const" in type_text.split(),
     )
@@ -174,8 +174,8 @@ def convert_number(value: complex | np.generic, parameter: KernelParameter) -> n
         target_dtype.kind == "f" if isinstance(value, float) else not isinstance(value, complex)
     )
     if is_exact and target_dtype.kind in "iu":
-        bounds = np.iinfo(target_dtype)
-        is_exact = bounds.min <= int(value.real) <= bounds.max
+        integer_limits = np.iinfo(target_dtype)
+        is_exact = integer_limits.min <= int(value.real) <= integer_limits.max
     if not is_exact:
         raise UsageError(f"{value} does not fit into {parameter.name}, which is a {target_dtype}")
     number: np.generic = target_dtype.type(value)

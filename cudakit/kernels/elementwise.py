@@ -87,7 +87,7 @@ class ElementwiseProgram:
             shape, [(view.shape, view.strides) for view in operand_views.values()]
         )
         dtypes = {name: dtype_of(view.dtype) for name, view in operand_views.items()}
-        width = vector_width(
+        vector_size = vector_width(
             layout,
             [view.ptr for view in operand_views.values()],
             [dtype.size_bytes for dtype in dtypes.values()],
@@ -103,18 +103,20 @@ class ElementwiseProgram:
             dtypes=dtypes,
             scalars=scalars,
             layout=layout,
-            width=width,
+            width=vector_size,
         )
         source, name = kernel.source()
         _register_host_kernel(name, kernel)
-        order = {operand: index for index, operand in enumerate([*inputs, *program.new_outputs])}
-        blocks = -(-layout.count // (kernel.elements_per_thread * threads))
-        if blocks > _MAX_BLOCKS:
+        operand_indices = {
+            operand: index for index, operand in enumerate([*inputs, *program.new_outputs])
+        }
+        block_count = -(-layout.count // (kernel.elements_per_thread * threads))
+        if block_count > _MAX_BLOCKS:
             raise UsageError(f"{layout.count} elements are more than one launch can compute")
         parameters: list[Parameter] = [_layout_argument(layout)]
-        parameters += [Address(order[name]) for name in operand_views]
-        parameters += [Scalar(order[name], dtype) for name, dtype in scalars.items()]
-        return LaunchPlan(source, name, blocks, threads, tuple(parameters))
+        parameters += [Address(operand_indices[name]) for name in operand_views]
+        parameters += [Scalar(operand_indices[name], dtype) for name, dtype in scalars.items()]
+        return LaunchPlan(source, name, block_count, threads, tuple(parameters))
 
     def check_overlaps(
         self, inputs: Mapping[str, Operand], outputs: Mapping[str, ArrayView]
@@ -147,10 +149,10 @@ def _register_host_kernel(name: str, kernel: ElementwiseSource) -> None:
 
     @host_kernel(name)
     def run(launch: Launch, layout_words: np.generic, *arguments: int | np.generic) -> None:
-        words = np.frombuffer(layout_words.tobytes(), np.int64)
-        dimensions = len(layout.sizes)
-        sizes = tuple(map(int, words[1 : 1 + dimensions]))
-        strides = words[1 + dimensions :].reshape(len(arrays), dimensions)
+        layout_numbers = np.frombuffer(layout_words.tobytes(), np.int64)
+        dimension_count = len(layout.sizes)
+        sizes = tuple(map(int, layout_numbers[1 : 1 + dimension_count]))
+        strides = layout_numbers[1 + dimension_count :].reshape(len(arrays), dimension_count)
         views = {
             array_name: (int(arguments[index]), dtype, tuple(map(int, strides[index])))
             for index, (array_name, dtype) in enumerate(arrays)
@@ -177,25 +179,27 @@ def _register_host_kernel(name: str, kernel: ElementwiseSource) -> None:
 
 
 def _layout_argument(layout: Layout) -> np.generic:
-    words = [layout.count, *layout.sizes]
+    layout_numbers = [layout.count, *layout.sizes]
     for strides in layout.strides:
-        words += strides
-    return bytes_argument(np.array(words, np.int64).tobytes())
+        layout_numbers += strides
+    return bytes_argument(np.array(layout_numbers, np.int64).tobytes())
 
 
 def input_types(inputs: Mapping[str, Operand]) -> dict[str, ValueType]:
     """Return the type of each input. A Python float is a float64 only beside another 64-bit float."""
-    types = {name: _value_type(value) for name, value in inputs.items()}
-    dtype_names = {value_type.dtype.name for value_type in types.values() if not value_type.is_weak}
+    value_types = {name: _value_type(value) for name, value in inputs.items()}
+    dtype_names = {
+        value_type.dtype.name for value_type in value_types.values() if not value_type.is_weak
+    }
     if dtype_names & {"float64", "complex128"}:
         float64_dtypes = {FLOAT: DTYPES["float64"], COMPLEX: DTYPES["complex128"]}
-        types = {
+        value_types = {
             name: ValueType(float64_dtypes.get(value_type.dtype.category, value_type.dtype), True)
             if value_type.is_weak
             else value_type
-            for name, value_type in types.items()
+            for name, value_type in value_types.items()
         }
-    return types
+    return value_types
 
 
 def _value_type(value: Operand) -> ValueType:

@@ -13,10 +13,10 @@ from cudakit.kernels.expressions.typed import TypedAssignment
 from cudakit.kernels.layout import Layout
 
 _MAX_INDEX_32 = 1 << 31
-# Number of elements that a thread computes if it cannot load vectors. In smaller arrays each thread computes
-# one element, so that their blocks occupy more multiprocessors.
-_INTERLEAVED = 4
-_MIN_INTERLEAVED_COUNT = 1 << 19
+# Pairs of the smallest array size in elements, and the number of elements that each thread computes if it
+# cannot load vectors. Several loads at once hide the latency of memory; in small arrays, more blocks occupy
+# more multiprocessors. The sizes were measured on an H200.
+_INTERLEAVED_ELEMENTS = ((1 << 19, 4), (1 << 15, 2), (0, 1))
 
 VECTORS = r"""
 template <int SIZE> struct vector_alignment { static const int value = SIZE > 16 ? 16 : SIZE; };
@@ -42,7 +42,9 @@ class ElementwiseSource:
         """The number of elements that each thread computes."""
         if not self._is_interleaved:
             return self.width
-        return _INTERLEAVED if self.layout.count >= _MIN_INTERLEAVED_COUNT else 1
+        return next(
+            elements for size, elements in _INTERLEAVED_ELEMENTS if self.layout.count >= size
+        )
 
     @property
     def _is_interleaved(self) -> bool:
@@ -62,7 +64,7 @@ class ElementwiseSource:
         return f"{comment}{PRELUDE}{VECTORS}{body.replace('KERNEL_NAME', name)}", name
 
     def _body(self) -> str:
-        dimensions = len(self.layout.sizes)
+        axis_count = len(self.layout.sizes)
         index_type = "u32" if self.layout.count < _MAX_INDEX_32 else "u64"
         parameters = [f"char* p{index}" for index in range(len(self.dtypes))]
         parameters += [
@@ -75,12 +77,12 @@ class ElementwiseSource:
         return f"""
 typedef {index_type} Index;
 enum {{ WIDTH = {self.elements_per_thread} }};
-struct Layout {{ i64 count; i64 sizes[{dimensions}]; i64 strides[{len(self.dtypes)}][{dimensions}]; }};
+struct Layout {{ i64 count; i64 sizes[{axis_count}]; i64 strides[{len(self.dtypes)}][{axis_count}]; }};
 
-// Computes the elements k of one thread. If IS_PARTIAL, the arrays end before k * pitch == remaining. All
+// Computes the elements k of one thread. If IS_PARTIAL, the arrays end before k * spacing == remaining. All
 // elements are loaded before the first one is stored, so that the thread waits for memory once.
 template <bool IS_PARTIAL>
-__device__ void compute({parameter_list}, Index remaining, Index pitch{distances}) {{
+__device__ void compute({parameter_list}, Index remaining, Index spacing{distances}) {{
 {self._compute_text()}
 }}
 
@@ -92,34 +94,37 @@ extern "C" __global__ void KERNEL_NAME(const Layout layout, {parameter_list}) {{
 
     def _index_text(self) -> str:
         """Return the text that computes the index of a thread's first element, and calls ``compute``."""
-        dimensions = len(self.layout.sizes)
+        axis_count = len(self.layout.sizes)
         arguments = [
             "".join(
                 [f"p{index}"]
                 + [
                     f" + (i64)i{axis} * {self._stride_text(index, axis)}"
-                    for axis in range(dimensions)
+                    for axis in range(axis_count)
                     if strides[axis]
                 ]
             )
             for index, strides in enumerate(self.layout.strides)
         ]
         arguments += [f"s{index}" for index in range(len(self.scalars))]
-        if dimensions > 1:
+        if axis_count > 1:
             return self._strided_text(arguments)
-        first, pitch = "(blockIdx.x * (Index)blockDim.x + threadIdx.x) * WIDTH", "1"
+        first_index, spacing = "(blockIdx.x * (Index)blockDim.x + threadIdx.x) * WIDTH", "1"
         distances: list[str] = []
         if self._is_interleaved:
-            first, pitch = "blockIdx.x * (Index)(WIDTH * blockDim.x) + threadIdx.x", "blockDim.x"
+            first_index, spacing = (
+                "blockIdx.x * (Index)(WIDTH * blockDim.x) + threadIdx.x",
+                "blockDim.x",
+            )
             distances = [
                 f"(i64)blockDim.x * {self._stride_text(index, 0)}"
                 for index in range(len(self.dtypes))
             ]
-        call = f"({', '.join([*arguments, 'count - i0', pitch, *distances])});"
+        call = f"({', '.join([*arguments, 'count - i0', spacing, *distances])});"
         return (
-            f"    const Index i0 = {first};\n"
+            f"    const Index i0 = {first_index};\n"
             f"    if (i0 >= count) return;\n"
-            f"    if (count - i0 > (WIDTH - 1) * {pitch}) compute<false>{call}\n"
+            f"    if (count - i0 > (WIDTH - 1) * {spacing}) compute<false>{call}\n"
             f"    else compute<true>{call}"
         )
 
@@ -149,22 +154,22 @@ extern "C" __global__ void KERNEL_NAME(const Layout layout, {parameter_list}) {{
     def _compute_text(self) -> str:
         """Return the body of the function that loads, computes and stores the elements of one thread."""
         arrays = list(self.dtypes)
-        variables = {name: f"s{index}" for index, name in enumerate(self.scalars)}
+        variable_by_name = {name: f"s{index}" for index, name in enumerate(self.scalars)}
         lines = self._load_lines()
         loop_lines: list[str] = []
         for index, name in enumerate(arrays):
             if name in self.program.inputs:
                 element = f"v{index}.elements[k]" if self._is_vector(index) else f"e{index}"
                 loop_lines.append(f"        const auto x{index} = load_value({element});")
-                variables[name] = f"x{index}"
+                variable_by_name[name] = f"x{index}"
         for number, assignment in enumerate(self.assignments):
-            text = cuda_text(assignment.value, variables)
+            text = cuda_text(assignment.value, variable_by_name)
             loop_lines.append(f"        const {assignment.dtype.compute_type} t{number} = {text};")
-            variables[assignment.target] = f"t{number}"
+            variable_by_name[assignment.target] = f"t{number}"
         store_lines: list[str] = []
         for name in self.program.outputs:
             index = arrays.index(name)
-            value = f"stored<{self.dtypes[name].storage_type}>::from({variables[name]})"
+            value = f"stored<{self.dtypes[name].storage_type}>::from({variable_by_name[name]})"
             loop_lines.append(f"        v{index}.elements[k] = {value};")
             store_lines += self._transfer_lines(index, is_store=True)
         loop_head = ["    #pragma unroll", "    for (int k = 0; k < WIDTH; ++k) {"]
@@ -188,16 +193,16 @@ extern "C" __global__ void KERNEL_NAME(const Layout layout, {parameter_list}) {{
         storage = list(self.dtypes.values())[index].storage_type
         distance = f"d{index}" if self._is_interleaved else f"(i64)sizeof({storage})"
         element, value = f"*({storage}*)(p{index} + k * {distance})", f"v{index}.elements[k]"
-        copy = f"{element} = {value};" if is_store else f"{value} = {element};"
+        transfer = f"{element} = {value};" if is_store else f"{value} = {element};"
         lines = [
             "    #pragma unroll",
-            f"    for (int k = 0; k < WIDTH; ++k) if (!IS_PARTIAL || k * pitch < remaining) {copy}",
+            f"    for (int k = 0; k < WIDTH; ++k) if (!IS_PARTIAL || k * spacing < remaining) {transfer}",
         ]
         if self._is_interleaved:
             return lines
         vector = f"*(Vector<{storage}, WIDTH>*)p{index}"
-        copy = f"{vector} = v{index};" if is_store else f"v{index} = {vector};"
-        return [f"    if (!IS_PARTIAL) {copy}", "    else {", *lines, "    }"]
+        transfer = f"{vector} = v{index};" if is_store else f"v{index} = {vector};"
+        return [f"    if (!IS_PARTIAL) {transfer}", "    else {", *lines, "    }"]
 
     def _is_vector(self, index: int) -> bool:
         """Return whether a thread accesses WIDTH elements of an array, not one repeated element."""

@@ -19,7 +19,7 @@ from cudakit.gpu.api.host_kernels import HostKernel, Launch, host_kernel
 from cudakit.kernels import philox
 from cudakit.kernels.loaded import LoadedKernels
 
-_WORDS = 4
+_WORDS_PER_BLOCK = 4
 _STEP = 2.0**-23  # distance between the uniform values that one word generates
 _FP64_STEP = 2.0**-52  # distance between the uniform values that two words generate
 
@@ -137,7 +137,7 @@ extern "C" __global__ void cudakit_fill_constant(void* out, u64 count, int type,
 )
 
 _NAMES = ("bits", "uniform", "normal", "integers", "constant")
-_BY_CODE = {element.code: element for element in ELEMENTS.values()}
+_ELEMENT_BY_CODE = {element.code: element for element in ELEMENTS.values()}
 
 
 class Fill:
@@ -177,7 +177,7 @@ class Fill:
         sequence: int = 0,
         scale: float | None = None,
     ) -> None:
-        """Write uniform values in (-scale, scale), rounded to the type; ``scale`` is 1, for int8 127."""
+        """Write uniform values in (-scale, scale), rounded to the type; the default is 1, or 127 for int8."""
         factor = scale if scale is not None else 127.0 if element is INT8 else 1.0
         self._random("uniform", destination, count, element, factor, sequence, seed, stream)
 
@@ -192,7 +192,7 @@ class Fill:
         sequence: int = 0,
         scale: float | None = None,
     ) -> None:
-        """Write normal values with mean 0 and standard deviation ``scale``, by default 1, for int8 32."""
+        """Write normal values with mean 0 and standard deviation ``scale``: by default 1, or 32 for int8."""
         factor = scale if scale is not None else 32.0 if element is INT8 else 1.0
         self._random("normal", destination, count, element, factor, sequence, seed, stream)
 
@@ -209,12 +209,17 @@ class Fill:
         sequence: int = 0,
     ) -> None:
         """Write integers in [low, high], a range of at most 2 ** 32 numbers."""
-        choices = high - low + 1
-        if not 0 < choices <= 1 << 32:
+        value_count = high - low + 1
+        if not 0 < value_count <= 1 << 32:
             raise UsageError(
-                f"[{low}, {high}] has {choices} integers; the range must have 1 to 2 ** 32"
+                f"[{low}, {high}] has {value_count} integers; the range must have 1 to 2 ** 32"
             )
-        args = (destination, *_count_and_type(count, element), np.int64(low), np.uint64(choices))
+        args = (
+            destination,
+            *_count_and_type(count, element),
+            np.int64(low),
+            np.uint64(value_count),
+        )
         seed_words = (np.uint64(sequence), np.uint64(seed))
         self._kernels.launch_over(
             "cudakit_fill_integers", -(-count // 4), (*args, *seed_words), stream
@@ -244,16 +249,16 @@ class Fill:
     ) -> None:
         args = (destination, *_count_and_type(count, element), np.float64(scale))
         seed_words = (np.uint64(sequence), np.uint64(seed))
-        blocks = -(-count // _elements_per_block(element))
-        self._kernels.launch_over(f"cudakit_fill_{name}", blocks, (*args, *seed_words), stream)
+        block_count = -(-count // _elements_per_block(element))
+        self._kernels.launch_over(f"cudakit_fill_{name}", block_count, (*args, *seed_words), stream)
 
 
 def uniform_values(count: int, element: Element, sequence: int, seed: int) -> npt.NDArray[Any]:
     """Return the values in (-1, 1) that ``Fill.uniform`` scales and rounds."""
     words = _words(count, element, sequence, seed)
     if element is FP64:
-        wide = words.view(np.int64)
-        return (((wide >> 11) | 1) * _FP64_STEP)[:count]
+        wide_words = words.view(np.int64)
+        return (((wide_words >> 11) | 1) * _FP64_STEP)[:count]
     return (((words.view(np.int32) >> 8) | 1) * _STEP)[:count]
 
 
@@ -274,12 +279,12 @@ def _count_and_type(count: int, element: Element) -> tuple[np.uint64, np.int32]:
 
 
 def _elements_per_block(element: Element) -> int:
-    return 2 if element is FP64 else _WORDS
+    return 2 if element is FP64 else _WORDS_PER_BLOCK
 
 
 def _words(count: int, element: Element, sequence: int, seed: int) -> npt.NDArray[np.uint32]:
-    blocks = -(-count // _elements_per_block(element))
-    return philox.philox(0, blocks, sequence, seed).reshape(-1)
+    block_count = -(-count // _elements_per_block(element))
+    return philox.philox(0, block_count, sequence, seed).reshape(-1)
 
 
 @host_kernel("cudakit_fill_bits")
@@ -305,9 +310,9 @@ def _host_random(values: Callable[[int, Element, int, int], npt.NDArray[Any]]) -
         sequence: np.uint64,
         seed: np.uint64,
     ) -> None:
-        element = _BY_CODE[int(type_)]
-        unscaled = values(int(count), element, int(sequence), int(seed))
-        _write(launch, destination, element, scale * unscaled)
+        element = _ELEMENT_BY_CODE[int(type_)]
+        unscaled_values = values(int(count), element, int(sequence), int(seed))
+        _write(launch, destination, element, scale * unscaled_values)
 
     return fill
 
@@ -323,20 +328,22 @@ def _integers(
     count: np.uint64,
     type_: np.int32,
     low: np.int64,
-    choices: np.uint64,
+    value_count: np.uint64,
     sequence: np.uint64,
     seed: np.uint64,
 ) -> None:
-    words = philox.philox(0, -(-int(count) // _WORDS), int(sequence), int(seed)).reshape(-1)
-    offsets = (words[: int(count)] * choices >> np.uint64(32)).astype(np.int64)
-    _write(launch, destination, _BY_CODE[int(type_)], low + offsets)
+    words = philox.philox(0, -(-int(count) // _WORDS_PER_BLOCK), int(sequence), int(seed)).reshape(
+        -1
+    )
+    offsets = (words[: int(count)] * value_count >> np.uint64(32)).astype(np.int64)
+    _write(launch, destination, _ELEMENT_BY_CODE[int(type_)], low + offsets)
 
 
 @host_kernel("cudakit_fill_constant")
 def _constant(
     launch: Launch, destination: Ptr, count: np.uint64, type_: np.int32, value: np.float64
 ) -> None:
-    _write(launch, destination, _BY_CODE[int(type_)], np.full(int(count), value))
+    _write(launch, destination, _ELEMENT_BY_CODE[int(type_)], np.full(int(count), value))
 
 
 def _write(launch: Launch, destination: Ptr, element: Element, values: npt.NDArray[Any]) -> None:

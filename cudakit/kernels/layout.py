@@ -104,14 +104,14 @@ def vector_width(layout: Layout, addresses: Sequence[int], sizes_bytes: Sequence
 
 
 def _allows_width(
-    layout: Layout, addresses: Sequence[int], sizes_bytes: Sequence[int], width: int
+    layout: Layout, addresses: Sequence[int], sizes_bytes: Sequence[int], vector_size: int
 ) -> bool:
-    if len(layout.sizes) > 1 and layout.sizes[0] % width:
+    if len(layout.sizes) > 1 and layout.sizes[0] % vector_size:
         return False
     for address, strides, size_bytes in zip(addresses, layout.strides, sizes_bytes, strict=True):
         if strides[0] == 0:
             continue
-        alignment = min(width * size_bytes, _VECTOR_BYTES)
+        alignment = min(vector_size * size_bytes, _VECTOR_BYTES)
         is_aligned = all(offset % alignment == 0 for offset in (address, *strides[1:]))
         if strides[0] != size_bytes or not is_aligned:
             return False

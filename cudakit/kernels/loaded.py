@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from cudakit.gpu.api import Argument, Dim3, Kernel, Kernels, Stream
 
-_BLOCK = 256
+_BLOCK_THREADS = 256
 # Maximum number of blocks of a launch: more would cost scheduling time, and kernels stride over all elements.
 _MAX_BLOCKS = 1 << 16
 
@@ -32,9 +32,9 @@ class LoadedKernels:
 
     def launch_over(self, name: str, count: int, args: Sequence[Argument], stream: Stream) -> None:
         """Launch a kernel that strides over ``count`` elements; nothing is launched for 0 elements."""
-        blocks = min(-(-count // _BLOCK), _MAX_BLOCKS)
-        if blocks:
-            self.launch(name, args, stream, grid=blocks, block=_BLOCK)
+        block_count = min(-(-count // _BLOCK_THREADS), _MAX_BLOCKS)
+        if block_count:
+            self.launch(name, args, stream, grid=block_count, block=_BLOCK_THREADS)
 
     def close(self) -> None:
         """Unload the kernels, all of which must have finished."""

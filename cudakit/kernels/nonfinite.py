@@ -102,11 +102,11 @@ class NonFiniteKernels:
         ``data`` has ``count`` elements at an address that is a multiple of the element's size.
         """
         args: tuple[Argument, ...] = (counters, data, np.uint64(count))
-        vectors = -(-count * np.dtype(_FORMATS[dtype].bits).itemsize // _VECTOR_BYTES)
-        blocks = min(-(-vectors // _THREADS), _MAX_BLOCKS)
+        vector_count = -(-count * np.dtype(_FORMATS[dtype].bits).itemsize // _VECTOR_BYTES)
+        block_count = min(-(-vector_count // _THREADS), _MAX_BLOCKS)
         name = f"cudakit_nonfinite_{dtype}"
-        if blocks:
-            self._kernels.launch(name, args, stream, grid=blocks, block=_THREADS)
+        if block_count:
+            self._kernels.launch(name, args, stream, grid=block_count, block=_THREADS)
 
     def close(self) -> None:
         """Unload the kernels, all of which must have finished."""
@@ -119,12 +119,14 @@ def _register_host_kernel(name: str, float_format: _FloatFormat) -> None:
     @host_kernel(f"cudakit_nonfinite_{name}")
     def count_on_host(launch: Launch, counters: Ptr, data: Ptr, count: np.uint64) -> None:
         bits: Any = launch.read(data, float_format.bits, int(count))
-        special = bits & bits.dtype.type(float_format.exponent_mask) == float_format.exponent_mask
-        is_nan = special & (bits & bits.dtype.type(float_format.mantissa_mask) != 0)
-        nan_count, special_count = np.count_nonzero(is_nan), np.count_nonzero(special)
+        is_special = (
+            bits & bits.dtype.type(float_format.exponent_mask) == float_format.exponent_mask
+        )
+        is_nan = is_special & (bits & bits.dtype.type(float_format.mantissa_mask) != 0)
+        nan_count, special_count = np.count_nonzero(is_nan), np.count_nonzero(is_special)
         if special_count:
-            totals = np.array([nan_count, special_count - nan_count], np.uint64)
-            launch.atomic(counters, np.uint64, 2)[:] += totals
+            counts = np.array([nan_count, special_count - nan_count], np.uint64)
+            launch.atomic(counters, np.uint64, 2)[:] += counts
 
 
 for _name, _format in _FORMATS.items():

@@ -15,8 +15,8 @@ _ROUNDS = 10
 # Multipliers and Weyl increments of Philox4x32 (Salmon et al., SC11, section 3.3).
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _INCREMENTS = (0x9E3779B9, 0xBB67AE85)
-_WORD = np.uint64(32)
-_LOW = np.uint64(0xFFFFFFFF)
+_WORD_BITS = np.uint64(32)
+_LOW_WORD_MASK = np.uint64(0xFFFFFFFF)
 
 SOURCE = r"""
 typedef unsigned int u32;
@@ -48,12 +48,12 @@ def philox(
     """
     distances = np.arange(blocks) if isinstance(blocks, int) else blocks
     position = np.uint64(first) + distances.astype(np.uint64)
-    high = np.uint64(sequence)
+    high_half = np.uint64(sequence)
     words: list[npt.NDArray[Any]] = [
-        position & _LOW,
-        position >> _WORD,
-        np.broadcast_to(high & _LOW, position.shape),
-        np.broadcast_to(high >> _WORD, position.shape),
+        position & _LOW_WORD_MASK,
+        position >> _WORD_BITS,
+        np.broadcast_to(high_half & _LOW_WORD_MASK, position.shape),
+        np.broadcast_to(high_half >> _WORD_BITS, position.shape),
     ]
     keys = [key & 0xFFFFFFFF, key >> 32]
     for _ in range(_ROUNDS):
@@ -65,8 +65,8 @@ def philox(
 def _round(words: list[npt.NDArray[Any]], keys: list[int]) -> list[npt.NDArray[Any]]:
     a, b = (words[2 * i] * np.uint64(_MULTIPLIERS[i]) for i in range(2))
     return [
-        (b >> _WORD) ^ words[1] ^ np.uint64(keys[0]),
-        b & _LOW,
-        (a >> _WORD) ^ words[3] ^ np.uint64(keys[1]),
-        a & _LOW,
+        (b >> _WORD_BITS) ^ words[1] ^ np.uint64(keys[0]),
+        b & _LOW_WORD_MASK,
+        (a >> _WORD_BITS) ^ words[3] ^ np.uint64(keys[1]),
+        a & _LOW_WORD_MASK,
     ]

@@ -63,14 +63,14 @@ class Poison:
 
     def __init__(self, gpu: ComputeDevice) -> None:
         self._gpu = gpu
-        with ExitStack() as owned:
+        with ExitStack() as cleanup:
             self._kernels = LoadedKernels(gpu, SOURCE, ["cudakit_count_poison"])
-            owned.callback(self._kernels.close)
-            self._device = gpu.malloc(_COUNTS_BYTES)
-            owned.callback(gpu.free, self._device)
-            self._host = gpu.host_malloc(_COUNTS_BYTES)
-            owned.callback(gpu.host_free, self._host)
-            self._owned = owned.pop_all()
+            cleanup.callback(self._kernels.close)
+            self._device_counts = gpu.malloc(_COUNTS_BYTES)
+            cleanup.callback(gpu.free, self._device_counts)
+            self._host_counts = gpu.host_malloc(_COUNTS_BYTES)
+            cleanup.callback(gpu.host_free, self._host_counts)
+            self._cleanup = cleanup.pop_all()
 
     def fill(self, matrix_address: Ptr, element: Element, count: int, stream: Stream) -> None:
         """Enqueue a fill of ``count`` elements with poison."""
@@ -83,25 +83,32 @@ class Poison:
 
         Matrices are ``pitch`` elements apart, and ``matrices * pitch`` elements were filled with poison.
         """
-        gpu, size = self._gpu, matrix.element.size_bytes
-        gpu.fill(self._device, 0, _COUNTS_BYTES, stream)
-        pattern = int.from_bytes(bytes([poison_byte(matrix.element)]) * size, "little")
-        numbers = (pattern, matrix.rows, matrix.leading, matrix.elements, pitch, pitch * matrices)
+        gpu, element_bytes = self._gpu, matrix.element.size_bytes
+        gpu.fill(self._device_counts, 0, _COUNTS_BYTES, stream)
+        pattern = int.from_bytes(bytes([poison_byte(matrix.element)]) * element_bytes, "little")
+        kernel_numbers = (
+            pattern,
+            matrix.rows,
+            matrix.leading,
+            matrix.elements,
+            pitch,
+            pitch * matrices,
+        )
         args: list[Argument] = [
-            self._device,
+            self._device_counts,
             matrix_address,
-            *map(np.uint64, numbers),
-            np.int32(size),
+            *map(np.uint64, kernel_numbers),
+            np.int32(element_bytes),
         ]
         self._kernels.launch_over("cudakit_count_poison", pitch * matrices, args, stream)
-        gpu.copy(self._host, self._device, _COUNTS_BYTES, stream)
+        gpu.copy(self._host_counts, self._device_counts, _COUNTS_BYTES, stream)
         gpu.sync_stream(stream)
-        counts = np.frombuffer(bytes(gpu.host_view(self._host, _COUNTS_BYTES)), np.uint64)
+        counts = np.frombuffer(bytes(gpu.host_view(self._host_counts, _COUNTS_BYTES)), np.uint64)
         return PoisonCounts(*map(int, counts))
 
     def close(self) -> None:
         """Free the buffers and unload the kernel."""
-        self._owned.close()
+        self._cleanup.close()
 
 
 def poison_byte(element: Element) -> int:
@@ -120,13 +127,17 @@ def _count(
     elements: np.uint64,
     pitch: np.uint64,
     count: np.uint64,
-    size: np.int32,
+    element_bytes: np.int32,
 ) -> None:
-    unsigned_type = np.dtype(f"u{size}")
+    unsigned_type = np.dtype(f"u{element_bytes}")
     poison = launch.read(matrices, unsigned_type, int(count)).reshape(
         -1, int(pitch)
     ) == unsigned_type.type(pattern)
     matrix_elements = poison[:, : int(elements)].reshape(-1, int(leading))[:, : int(rows)]
-    unwritten = np.count_nonzero(matrix_elements)
-    overwritten = (poison.size - np.count_nonzero(poison)) - (matrix_elements.size - unwritten)
-    launch.atomic(counts_address, np.uint64, 2)[:] += np.array([unwritten, overwritten], np.uint64)
+    unwritten_count = np.count_nonzero(matrix_elements)
+    overwritten_count = (poison.size - np.count_nonzero(poison)) - (
+        matrix_elements.size - unwritten_count
+    )
+    launch.atomic(counts_address, np.uint64, 2)[:] += np.array(
+        [unwritten_count, overwritten_count], np.uint64
+    )

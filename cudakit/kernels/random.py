@@ -33,7 +33,6 @@ _CACHED_DRAWS = 1024
 # Size of a counter in device memory: position, sequence and seed.
 COUNTER_BYTES = 24
 NO_COUNTER = Ptr(0)
-_COUNTER_KERNELS = ("store_counter", "advance_counter")
 # Elements that the numpy counterpart computes at once: intermediate arrays stay in the CPU's cache.
 _CHUNK = 1 << 16
 
@@ -152,46 +151,56 @@ class RandomKernels:
     """The random kernels of one device, loaded until ``close``."""
 
     def __init__(self, gpu: Kernels) -> None:
-        names = [f"cudakit_random_{name}" for name in (*_FUNCTIONS, *_COUNTER_KERNELS)]
-        self._kernels = LoadedKernels(gpu, SOURCE, names)
+        self._gpu = gpu
+        self._kernels = LoadedKernels(gpu, SOURCE, _NAMES)
 
-    def fill(
-        self,
-        destination: Ptr,
-        draw: Draw,
-        start: Counter,
-        stream: Stream,
-        *,
-        stored_counter: Ptr = NO_COUNTER,
+    def fill(self, destination: Ptr, draw: Draw, start: Counter, stream: Stream) -> None:
+        """Enqueue the kernel of a draw, from block ``start``. A draw of 0 elements launches nothing."""
+        _launch(self._kernels, destination, draw, start, NO_COUNTER, stream)
+
+    def fill_from_stored_counter(
+        self, destination: Ptr, draw: Draw, address: Ptr, stream: Stream
     ) -> None:
-        """Enqueue the kernel of a draw, from block ``start``. A draw of 0 elements launches nothing.
-
-        If ``stored_counter`` is given, the kernel starts at the counter that is stored at this address.
-        """
-        counter = map(np.uint64, (draw.count, start.position, start.sequence, start.seed))
-        args: tuple[Argument, ...] = (destination, *counter, stored_counter, *draw.parameters)
-        if draw.cuda_blocks:
-            name = f"cudakit_random_{draw.kernel}"
-            self._kernels.launch(
-                name, args, stream, grid=draw.cuda_blocks, block=random_source.THREADS
-            )
+        """Enqueue the kernel of a draw, from the counter at an address, and then advance the counter."""
+        _launch(self._stored_kernels, destination, draw, Counter(0, 0, 0), address, stream)
+        args = address, np.uint64(draw.blocks)
+        self._kernels.launch("cudakit_random_advance_counter", args, stream)
 
     def store_counter(self, address: Ptr, counter: Counter, stream: Stream) -> None:
         """Enqueue a kernel that writes a counter of COUNTER_BYTES bytes to device memory."""
         words = map(np.uint64, (counter.position, counter.sequence, counter.seed))
         self._kernels.launch("cudakit_random_store_counter", (address, *words), stream)
 
-    def advance_counter(self, address: Ptr, blocks: int, stream: Stream) -> None:
-        """Enqueue a kernel that adds a number of Philox blocks to a counter in device memory."""
-        self._kernels.launch("cudakit_random_advance_counter", (address, np.uint64(blocks)), stream)
-
     def kernel(self, draw: Draw) -> Kernel:
         """Return the loaded kernel of a draw."""
         return self._kernels.kernel(f"cudakit_random_{draw.kernel}")
 
+    @cached_property
+    def _stored_kernels(self) -> LoadedKernels:
+        """The kernels that read the counter from device memory."""
+        return LoadedKernels(self._gpu, random_source.STORED_COUNTER_SOURCE, _NAMES)
+
     def close(self) -> None:
         """Unload the kernels, all of which must have finished."""
         self._kernels.close()
+        if "_stored_kernels" in self.__dict__:
+            self._stored_kernels.close()
+
+
+def _launch(
+    kernels: LoadedKernels,
+    destination: Ptr,
+    draw: Draw,
+    start: Counter,
+    stored_counter: Ptr,
+    stream: Stream,
+) -> None:
+    """Enqueue the kernel of a draw, unless the draw has no elements."""
+    words = map(np.uint64, (draw.count, start.position, start.sequence, start.seed))
+    args: tuple[Argument, ...] = (destination, *words, stored_counter, *draw.parameters)
+    if draw.cuda_blocks:
+        name = f"cudakit_random_{draw.kernel}"
+        kernels.launch(name, args, stream, grid=draw.cuda_blocks, block=random_source.THREADS)
 
 
 def fill_on_host(destination: npt.NDArray[Any], draw: Draw, start_counter: Counter) -> None:
@@ -255,6 +264,11 @@ _FUNCTIONS: dict[str, Callable[..., npt.NDArray[Any]]] = {
     **{f"integers_{item_bytes}": random_values.integers for item_bytes in (1, 2, 4, 8)},
     **{f"permutation_{item_bytes}": _permutation_values for item_bytes in (1, 2, 4, 8)},
 }
+
+
+_NAMES = tuple(
+    f"cudakit_random_{name}" for name in (*_FUNCTIONS, "store_counter", "advance_counter")
+)
 
 
 def _register_host_kernel(name: str) -> None:

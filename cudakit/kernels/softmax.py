@@ -150,30 +150,33 @@ def plan_softmax(output: ArrayView, values: ArrayView) -> LaunchPlan:
     UsageError for other arrays, and for integers and complex numbers.
     """
     dtype = dtype_of(values.dtype)
-    rows, columns = (1, *values.shape)[-2:]
+    row_count, column_count = (1, *values.shape)[-2:]
     _check_arrays(output, values, dtype)
     strides = [(0, *view.strides)[-2] for view in (output, values)]
-    width = _VECTOR_BYTES // dtype.size_bytes
-    while width > 1 and (
-        columns % width
-        or any(offset % (width * dtype.size_bytes) for offset in (output.ptr, values.ptr, *strides))
+    vector_size = _VECTOR_BYTES // dtype.size_bytes
+    while vector_size > 1 and (
+        column_count % vector_size
+        or any(
+            offset % (vector_size * dtype.size_bytes)
+            for offset in (output.ptr, values.ptr, *strides)
+        )
     ):
-        width //= 2
+        vector_size //= 2
     row_threads = _MIN_ROW_THREADS
-    while row_threads < _MAX_THREADS and columns > (
-        row_threads * width * _VECTORS_BEFORE_MORE_THREADS
+    while row_threads < _MAX_THREADS and column_count > (
+        row_threads * vector_size * _VECTORS_BEFORE_MORE_THREADS
     ):
         row_threads *= 2
-    vectors = -(-columns // (row_threads * width))
-    fits_registers = vectors * width <= _MAX_ELEMENTS
+    vector_count = -(-column_count // (row_threads * vector_size))
+    fits_registers = vector_count * vector_size <= _MAX_ELEMENTS
     block_threads = max(row_threads, _BLOCK_THREADS)
     name, source = _source(
-        dtype, width, vectors if fits_registers else 0, row_threads, block_threads
+        dtype, vector_size, vector_count if fits_registers else 0, row_threads, block_threads
     )
     _register_host_kernel(name, dtype)
-    sizes = (np.int64(rows), np.int64(columns), *map(np.int64, strides))
-    blocks = -(-rows // (block_threads // row_threads)) if columns else 0
-    return LaunchPlan(source, name, blocks, block_threads, (Address(0), Address(1), *sizes))
+    sizes = (np.int64(row_count), np.int64(column_count), *map(np.int64, strides))
+    block_count = -(-row_count // (block_threads // row_threads)) if column_count else 0
+    return LaunchPlan(source, name, block_count, block_threads, (Address(0), Address(1), *sizes))
 
 
 def _check_arrays(output: ArrayView, values: ArrayView, dtype: DType) -> None:
@@ -191,7 +194,7 @@ def _check_arrays(output: ArrayView, values: ArrayView, dtype: DType) -> None:
 
 
 def _source(
-    dtype: DType, width: int, vectors: int, row_threads: int, block_threads: int
+    dtype: DType, vector_size: int, vector_count: int, row_threads: int, block_threads: int
 ) -> tuple[str, str]:
     """Return the name and the CUDA C++ source of the kernel."""
     body = _SOURCE
@@ -199,8 +202,8 @@ def _source(
         "COMPUTE": dtype.compute_type,
         "STORAGE": dtype.storage_type,
         "ROW_THREADS_VALUE": row_threads,
-        "WIDTH_VALUE": width,
-        "VECTORS_VALUE": vectors,
+        "WIDTH_VALUE": vector_size,
+        "VECTORS_VALUE": vector_count,
         "BLOCK_VALUE": block_threads,
     }.items():
         body = body.replace(placeholder, str(value))

@@ -13,8 +13,8 @@ from cudakit.gpu.api.host_kernels import Launch, host_kernel
 from cudakit.kernels.loaded import LoadedKernels
 
 # Two words per SM: cycles and nanoseconds since arbitrary origins; 0 if no timestamp was written.
-_WORDS = 2
-STAMP_BYTES = 8 * _WORDS
+_WORDS_PER_STAMP = 2
+STAMP_BYTES = 8 * _WORDS_PER_STAMP
 
 SOURCE = r"""
 typedef unsigned int u32;
@@ -46,13 +46,16 @@ class Timestamp:
         self._kernels.close()
 
 
-def clock_hz(first: memoryview, last: memoryview) -> float | None:
+def clock_hz(first_stamps: memoryview, last_stamps: memoryview) -> float | None:
     """Return the clock of the first SM that has timestamps in both arrays, or None.
 
     All SMs of a device have the same clock.
     """
-    for sm in range(0, len(first), _WORDS):
-        (begin, begin_ns), (end, end_ns) = first[sm : sm + _WORDS], last[sm : sm + _WORDS]
+    for sm in range(0, len(first_stamps), _WORDS_PER_STAMP):
+        (begin, begin_ns), (end, end_ns) = (
+            first_stamps[sm : sm + _WORDS_PER_STAMP],
+            last_stamps[sm : sm + _WORDS_PER_STAMP],
+        )
         if begin_ns and end_ns > begin_ns and end > begin:
             return float((end - begin) * 1e9 / (end_ns - begin_ns))
     return None
@@ -60,6 +63,6 @@ def clock_hz(first: memoryview, last: memoryview) -> float | None:
 
 @host_kernel("cudakit_timestamp")
 def _timestamp(launch: Launch, stamps: Ptr, count: np.uint32) -> None:
-    words = launch.write(stamps, np.uint64, _WORDS * min(int(count), launch.threads))
-    words[::_WORDS] = launch.begin_cycles
-    words[1::_WORDS] = launch.begin_ns
+    words = launch.write(stamps, np.uint64, _WORDS_PER_STAMP * min(int(count), launch.threads))
+    words[::_WORDS_PER_STAMP] = launch.begin_cycles
+    words[1::_WORDS_PER_STAMP] = launch.begin_ns

@@ -25,7 +25,9 @@ class ProfileSettings:
     """The times in which each process is profiled."""
 
     delay: float = 0.0  # seconds from the first use of CUDA until the profile begins
-    duration: float = 0.0  # seconds from then until the profile ends; 0 for the end of the process
+    duration: float = (
+        0.0  # seconds from the begin of the profile to its end; 0: it ends with the process
+    )
     range: str = ""  # name of the NVTX range in which a process is profiled; empty for any time
     paused: bool = False  # whether the profile waits for a call of cudaProfilerStart
 
@@ -45,7 +47,7 @@ class Settings:
     # Paths of the device patches, by compute capability, such as "90".
     patches: Mapping[str, str] = field(default_factory=dict)
     templates: bool = (
-        False  # whether launches are not recorded whose accesses are known from others
+        False  # whether launches with known accesses are left unrecorded (--accesses auto)
     )
     follow: bool = True  # whether to record child processes
 

@@ -344,8 +344,8 @@ class Accessed:
 class Template:
     """The accesses of the launch with this ``seq`` were compared with those of earlier launches.
 
-    If ``template_id`` is not 0, they become a template: later launches name it instead of their accesses. If
-    it is 0 and there was no ``check``, all templates so far are forgotten.
+    If ``template_id`` is not 0, the accesses become a template: later launches name the template instead
+    of their accesses. If it is 0 and there was no ``check``, all templates so far are forgotten.
     """
 
     kind: ClassVar[EventKind] = EventKind.TEMPLATE
@@ -470,14 +470,14 @@ class ProfileWindow:
 
 @dataclass(frozen=True, slots=True)
 class DeviceInfo:
-    """The device of this event has this name and these properties."""
+    """The recorder read the name and the properties of the device of this event."""
 
     kind: ClassVar[EventKind] = EventKind.DEVICE_INFO
     name: Text
     multiprocessors: U32 = 0
     memory_bytes: U64 = 0
-    threads_per_multiprocessor: U32 = 0  # most resident threads; 0 if unknown, as below
-    blocks_per_multiprocessor: U32 = 0  # most resident thread blocks
+    threads_per_multiprocessor: U32 = 0  # maximum number of resident threads; 0 if unknown
+    blocks_per_multiprocessor: U32 = 0  # maximum number of resident thread blocks; 0 if unknown
     registers_per_multiprocessor: U32 = 0
     shared_bytes_per_multiprocessor: U32 = 0
     reserved_shared_bytes_per_block: U32 = 0  # shared memory that the driver keeps in each block
@@ -511,7 +511,9 @@ class Collective:
     element_count: U64  # number of elements: of one rank, for an all-gather or reduce-scatter
     communicator: U32  # number of the communicator in this process
     sequence: U32 = 0  # number of the call among the calls of the communicator in this process
-    group: U32 = 0  # number of the group of calls, such as ncclGroupStart begins
+    group: U32 = (
+        0  # number of the group of calls between ncclGroupStart and ncclGroupEnd, in this process
+    )
     root: I32 = -1  # root rank; for a send or receive, the other rank
     graph: U32 = 0  # number of the graph; 0 outside of graphs
     node: U32 = 0  # number of the graph node; 0 outside of graphs

@@ -17,8 +17,8 @@ import numpy.typing as npt
 from cudakit.trace.kinds import EventKind
 from cudakit.trace.layout import Records, view
 
-# Maximum number of ranges that are open at once, in each thread and in the process. More are ignored, so that
-# programs that never end their ranges do not use ever more memory.
+# Maximum number of ranges that are open at once, in each thread and in the process. Further ranges are
+# ignored, so that programs that never end their ranges do not use ever more memory.
 _MAX_OPEN_RANGES: Final = 1024
 
 

@@ -226,7 +226,7 @@ class LogReader:
         return content
 
     def _decode_records(self, trace_number: int, record_count: int, content: bytes) -> Batch:
-        """Return the batch of a block of records; ``number`` is that of the trace."""
+        """Return the batch of a block of records; ``number`` is the number of the trace."""
         if len(content) != record_count * RECORD_BYTES or trace_number >= len(self._traces):
             raise self._damage_error("a block of records is not valid")
         columns = np.frombuffer(content, np.uint8).reshape(RECORD_BYTES, record_count)

@@ -118,7 +118,9 @@ class _Chain:
         self._first_inode: int | None = None  # inode of the chain's first file, once it was opened
         self._path = ""
         self._reader: TraceReader | None = None  # reader of the open file
-        self._last_reader: TraceReader | None = None  # has the tables that the next file continues
+        self._last_reader: TraceReader | None = (
+            None  # reader of the last file, whose tables the next file continues
+        )
         self._is_stopped = False
 
     def is_replaced(self, files: _ChainFiles) -> bool:
@@ -129,7 +131,8 @@ class _Chain:
 
     def batches(self, files: _ChainFiles) -> Iterator[Batch]:
         """Yield the new records; ``files`` are the files of the chain that exist now."""
-        # Checked before reading: a process that ends during the read may have written further records.
+        # The process is checked before reading: if it ends during the read, it may have written further
+        # records.
         was_alive = _is_alive(self._process)
         while self._open_reader(files):
             yield from self._read_batches()

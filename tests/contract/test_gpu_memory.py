@@ -285,7 +285,7 @@ def test_registered_memory_is_pinned_and_keeps_content(bench: Workbench, threads
     ptr, host = gpu.malloc(size), gpu.host_malloc(size, pinned=False)
     gpu.host_view(host, size)[:] = values
 
-    gpu.host_register(host, threads=threads)
+    gpu.host_register(host, thread_count=threads)
     assert bytes(gpu.host_view(host, size)) == values
     gpu.copy(ptr, host, size, LEGACY)
     assert bench.read_bytes(ptr, size) == values

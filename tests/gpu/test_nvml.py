@@ -21,15 +21,20 @@ from cudakit.gpu.nvml.activity import METRICS
 from cudakit.gpu.nvml.names import CLOCK_EVENT_REASONS, clock_event_reasons
 from cudakit.gpu.nvml.processes import processes
 from cudakit.gpu.nvml.reader import STRUCTURES, Call, FieldValue
-from cudakit.gpu.nvml.readings import FACTS, INSTANCE, TELEMETRY, cpu_ranges
+from cudakit.gpu.nvml.readings import (
+    FACT_READINGS,
+    INSTANCE_READINGS,
+    TELEMETRY_READINGS,
+    cpu_ranges,
+)
 from cudakit.units import Unavailable
 
 PACKAGE = Path(str(cudakit.gpu.__file__)).parent
-READINGS = {**FACTS, **INSTANCE, **TELEMETRY}
+READINGS = {**FACT_READINGS, **INSTANCE_READINGS, **TELEMETRY_READINGS}
 
 
 def opened(lib: FakeNvml, *, wsl: bool = False) -> Nvml:
-    nvml = open_nvml(lib, wsl=wsl)
+    nvml = open_nvml(lib, is_wsl=wsl)
     assert isinstance(nvml, Nvml)
     return nvml
 

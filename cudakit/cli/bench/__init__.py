@@ -29,8 +29,8 @@ class BenchGroup(click.Group):
 
     def shared_records(self, ctx: click.Context) -> list[tuple[str, str]]:
         """Return the names and the description of each shared option."""
-        placeholder = with_options(EFFORT_OPTIONS, lambda: None)
-        return help_records(reversed(vars(placeholder)["__click_params__"]), ctx)
+        options_holder = with_options(EFFORT_OPTIONS, lambda: None)
+        return help_records(reversed(vars(options_holder)["__click_params__"]), ctx)
 
 
 @click.group(cls=BenchGroup, invoke_without_command=True, no_args_is_help=False)

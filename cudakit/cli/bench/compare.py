@@ -63,14 +63,15 @@ def compare(
     from cudakit.core.bench.load import load_result
     from cudakit.core.bench.present.comparison import present_comparison
 
-    limits = [parse_fail_on(text) for text in fail_on]
+    fail_conditions = [parse_fail_on(text) for text in fail_on]
     with open_outputs(output) as outputs:
         comparison = compare_results(
             load_result(Path(before)), load_result(Path(after)), force=ignore_mismatch
         )
         outputs.write(Report(result=comparison, document=lambda: present_comparison(comparison)))
-    has_failed = limits and (
-        _lacks_times(comparison) or any(x.matching_cases(comparison) for x in limits)
+    has_failed = fail_conditions and (
+        _lacks_times(comparison)
+        or any(condition.matching_cases(comparison) for condition in fail_conditions)
     )
     return ExitCode.FINDINGS if has_failed else ExitCode.OK
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, redirect_stdout
 from dataclasses import dataclass
 from datetime import datetime
 from importlib.metadata import version
@@ -19,10 +19,11 @@ import click
 
 from cudakit.cli.failure import ExitCode
 from cudakit.cli.interrupts import held_interrupts
-from cudakit.cli.options import OutputOptions
+from cudakit.cli.options import OutputOptions, suffixes
 from cudakit.cli.output import printable
 from cudakit.cli.progress import progress_line
 from cudakit.cli.report import COMMON_FORMATS, Report, Text, open_outputs
+from cudakit.errors import UsageError
 
 if TYPE_CHECKING:
     from cudakit.core.bench.fleet.records import FleetRecords
@@ -49,6 +50,12 @@ def measure_and_report(fleet: Fleet, output: OutputOptions) -> int:
     from cudakit.core.bench.fleet.analysis import analyze
     from cudakit.core.bench.fleet.records import FleetRecords
 
+    for path in output.paths:
+        if path.lower().endswith(".nvbench.json"):
+            raise UsageError(
+                f"cannot write {path}: the report of a fleet has no such format",
+                hint=f"end the name in {suffixes(FLEET_FORMATS)}",
+            )
     directory = fleet.directory or f"fleet-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
     records = FleetRecords(Path(directory))
     with open_outputs(output, FLEET_FORMATS) as outputs:
@@ -69,6 +76,7 @@ def _measure(fleet: Fleet, records: FleetRecords, *, quiet: bool) -> bool:
         measure_fleet,
     )
     from cudakit.core.bench.fleet.ray_cluster import open_cluster
+    from cudakit.gpu.machine import open_machine
 
     arguments = click.get_current_context().find_object(tuple)
     command = ("cudakit", *(arguments or ()))
@@ -78,14 +86,21 @@ def _measure(fleet: Fleet, records: FleetRecords, *, quiet: bool) -> bool:
         timeout_s=fleet.timeout_s,
         arguments=(fleet.gpu, fleet.quick, command),
     )
-    with open_cluster(fleet.ray) as cluster:
+    if options.simulated:
+        open_machine(fleet.gpu)  # Raises UsageError for an unknown model.
+    # Ray prints its messages about processes that died on standard output, which is the report's.
+    with (
+        open(os.devnull, "w", encoding="utf-8") as ignored,
+        redirect_stdout(ignored),
+        open_cluster(fleet.ray) as cluster,
+    ):
         hosts = find_hosts(cluster, simulated=options.simulated)
         records.create()
         if not quiet:
             click.echo(f"Writing results to {printable(str(records.directory))}", err=True)
         with (
             progress_line(quiet=quiet) as show_progress,
-            held_interrupts(terminable=True) as deliver_interrupt,
+            held_interrupts(includes_sigterm=True) as deliver_interrupt,
         ):
 
             def progress(stage: str, fraction: float) -> None:

@@ -10,7 +10,7 @@ import click
 
 from cudakit.cli.bench.measure import FORMATS, measure_spec
 from cudakit.cli.bench.options import (
-    DESCRIBED_IN,
+    HELP_BY_TITLE,
     Effort,
     effort_options,
     name_list,
@@ -38,7 +38,7 @@ _SIMULATED_FILE_BYTES = 4 << 20
 
 @click.command(
     cls=Command,
-    described_in=DESCRIBED_IN,
+    help_by_title=HELP_BY_TITLE,
     short_help="Rate of transfers between files and device memory (GPUDirect Storage).",
 )
 @option(

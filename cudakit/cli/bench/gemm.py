@@ -9,7 +9,7 @@ import click
 from cudakit.cli.bench.gemm_options import GEMM_OPTIONS, parse_gemms
 from cudakit.cli.bench.measure import FORMATS, measure_spec
 from cudakit.cli.bench.options import (
-    DESCRIBED_IN,
+    HELP_BY_TITLE,
     Effort,
     cache_option,
     effort_options,
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from cudakit.core.bench.spec import GemmSpec
     from cudakit.gpu.api.gemm import GemmSettings
 
-_SETTINGS = option_group(
+_SETTING_OPTIONS = option_group(
     "Library",
     option(
         "--library",
@@ -70,7 +70,7 @@ _SETTINGS = option_group(
     option("--fast-accumulate", is_flag=True, help="Use fp8 fast accumulation."),
 )
 
-_METHOD = option_group(
+_METHOD_OPTIONS = option_group(
     "Method",
     option(
         "--fill",
@@ -87,12 +87,12 @@ _METHOD = option_group(
 
 def gemm_options(command: Any) -> Any:
     """Add the options for shapes, libraries and measurement method to a command."""
-    return with_options((*GEMM_OPTIONS, *_SETTINGS, *_METHOD), command)
+    return with_options((*GEMM_OPTIONS, *_SETTING_OPTIONS, *_METHOD_OPTIONS), command)
 
 
 @click.command(
     cls=Command,
-    described_in=DESCRIBED_IN,
+    help_by_title=HELP_BY_TITLE,
     short_help="GEMMs of cuBLAS and other libraries against the theoretical peak.",
 )
 @gemm_options
@@ -126,15 +126,15 @@ def gemm_spec(*, effort: Effort, **options: Any) -> GemmSpec:
     """Return the Spec of the options. Raises InputError for invalid options."""
     from cudakit.core.bench.spec import GemmSpec
 
-    simulated = _is_simulated()
-    gemms, names = parse_gemms(options, simulated=simulated)
+    is_simulated = _is_simulated()
+    gemms, name_by_gemm = parse_gemms(options, simulated=is_simulated)
     baselines = tuple(dict.fromkeys(name for part in options.pop("baselines") for name in part))
     settings = _settings(options)
-    method = passed_options(baselines=baselines, **options)
-    if simulated:
+    method_options = passed_options(baselines=baselines, **options)
+    if is_simulated:
         # Simulated memory has no cache, and filling many buffer sets on the CPU would be slow.
-        method = {"cache": "hot", **method}
-    return GemmSpec(gemms=gemms, shapes=names, settings=settings, **method, **effort)
+        method_options = {"cache": "hot", **method_options}
+    return GemmSpec(gemms=gemms, shapes=name_by_gemm, settings=settings, **method_options, **effort)
 
 
 def _settings(options: dict[str, Any]) -> GemmSettings:

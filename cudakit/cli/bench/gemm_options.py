@@ -105,34 +105,37 @@ GEMM_OPTIONS: tuple[Decorator, ...] = (
 def parse_gemms(options: dict[str, Any], *, simulated: bool) -> NamedGemms:
     """Remove the options of GEMM_OPTIONS from ``options``; return a GEMM per combination of their values."""
     shapes = _shapes(options, simulated=simulated)
-    kinds = tuple(
+    type_combinations = tuple(
         product(
             _dtypes(options.pop("dtypes")),
             options.pop("layouts") or (None,),
             options.pop("epilogues") or (None,),
         )
     )
-    kind = passed_options(
+    type_options = passed_options(
         padding=options.pop("padding"),
         output=options.pop("output_type"),
         accumulate=options.pop("accumulate"),
     )
     batch = options.pop("batch")
-    _check_count(len(shapes) * len(kinds))
+    _check_gemm_count(len(shapes) * len(type_combinations))
     name_by_gemm: dict[Gemm, str] = {}
-    for dtype, layout, epilogue in kinds:
+    for dtype, layout, epilogue in type_combinations:
         for shape in shapes:
             gemm = _gemm(
-                shape, batch, passed_options(layout=layout, epilogue=epilogue, **kind), dtype
+                shape,
+                batch,
+                passed_options(layout=layout, epilogue=epilogue, **type_options),
+                dtype,
             )
             name_by_gemm.setdefault(gemm, shape.name)
     return tuple(name_by_gemm), {gemm: name for gemm, name in name_by_gemm.items() if name}
 
 
-def _check_count(count: int) -> None:
-    if count > _MAX_GEMMS:
+def _check_gemm_count(gemm_count: int) -> None:
+    if gemm_count > _MAX_GEMMS:
         raise UsageError(
-            f"{count:,} cases are too many: at most {_MAX_GEMMS:,} can be measured in one run",
+            f"{gemm_count:,} cases are too many: at most {_MAX_GEMMS:,} can be measured in one run",
             hint="use fewer shapes, data types, layouts or epilogues",
         )
 
@@ -159,8 +162,8 @@ def _dtypes(names: tuple[str, ...] | None) -> tuple[str, ...]:
     return tuple(DATA_TYPES) if names == ("all",) else names or ("bf16",)
 
 
-def _gemm(shape: Shape, batch: int | None, kind: dict[str, Any], dtype: str) -> Gemm:
+def _gemm(shape: Shape, batch: int | None, type_options: dict[str, Any], dtype: str) -> Gemm:
     from cudakit.gpu.api.gemm import Gemm
 
-    count = shape.batch if shape.batch is not None else 1 if batch is None else batch
-    return Gemm(dtype=dtype, m=shape.m, n=shape.n, k=shape.k, batch=count, **kind)
+    batch_count = shape.batch if shape.batch is not None else 1 if batch is None else batch
+    return Gemm(dtype=dtype, m=shape.m, n=shape.n, k=shape.k, batch=batch_count, **type_options)

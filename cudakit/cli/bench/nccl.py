@@ -15,7 +15,7 @@ import click
 
 from cudakit.cli.bench.measure import FORMATS, exit_code, report
 from cudakit.cli.bench.options import (
-    DESCRIBED_IN,
+    HELP_BY_TITLE,
     Effort,
     effort_options,
     mode_option,
@@ -57,11 +57,11 @@ _OPTION_BY_FIELD = {
     "blocker": "the blocker",
 }
 # Model of the machine that ``--gpu sim`` simulates: other models have only one GPU.
-_SIMULATED = "sim:h200x2"
+_SIMULATED_MACHINE = "sim:h200x2"
 # Address of rank 0 if all ranks are threads of one process.
 _THIS_HOST = "127.0.0.1"
 
-_WORK = option_group(
+_WORK_OPTIONS = option_group(
     "Operations",
     option(
         "--operations",
@@ -93,7 +93,7 @@ _WORK = option_group(
         help="Baseline: torch, which is torch.distributed with its NCCL backend. Samples alternate.",
     ),
 )
-_METHOD = option_group(
+_METHOD_OPTIONS = option_group(
     "Method",
     mode_option("batch"),
     option("--graph", is_flag=True, help="The same as --mode graph."),
@@ -106,7 +106,7 @@ _METHOD = option_group(
     ),
     gpu_option,
 )
-_RANKS = option_group(
+_RANK_OPTIONS = option_group(
     "Ranks",
     option(
         "--ranks",
@@ -135,10 +135,10 @@ _RANKS = option_group(
 
 @click.command(
     cls=Command,
-    described_in=DESCRIBED_IN,
+    help_by_title=HELP_BY_TITLE,
     short_help="Bandwidth and latency of NCCL's collective operations.",
 )
-@partial(with_options, (*_WORK, *_METHOD, *_RANKS))
+@partial(with_options, (*_WORK_OPTIONS, *_METHOD_OPTIONS, *_RANK_OPTIONS))
 @effort_options
 @output_options(FORMATS)
 def nccl(
@@ -173,7 +173,7 @@ def nccl(
     if graph and options["mode"] not in (None, "graph"):
         raise click.UsageError(f"--graph and --mode {options['mode']} exclude each other")
     spec = _make_spec(options | ({"mode": "graph"} if graph else {}), effort)
-    gpu = _SIMULATED if gpu == "sim" else gpu
+    gpu = _SIMULATED_MACHINE if gpu == "sim" else gpu
     launch = detect_launch(os.environ)
     if launch is None:
         if rendezvous:
@@ -183,8 +183,8 @@ def nccl(
             )
         with _local_session(gpu, ranks, rank_timeout) as session:
             return _measure_and_report(spec, gpu, session, output)
-    if ranks not in (None, launch.ranks):
-        raise click.UsageError(f"{launch.launcher} started {launch.ranks} ranks, not {ranks}")
+    if ranks not in (None, launch.rank_count):
+        raise click.UsageError(f"{launch.launcher} started {launch.rank_count} ranks, not {ranks}")
     if launch.rank:
         return _serve_rank_0(spec, gpu, launch, rendezvous, rank_timeout)
     with _process_session(spec, gpu, launch, rendezvous, rank_timeout) as session:
@@ -218,7 +218,7 @@ def _measure_and_report(spec: NcclSpec, gpu: str, session: _Session, output: Out
         with (
             closing(open_gpu(gpu, session.ordinal)) as device,
             progress_line(quiet=output.quiet) as show_progress,
-            held_interrupts(terminable=True) as deliver_interrupt,
+            held_interrupts(includes_sigterm=True) as deliver_interrupt,
         ):
 
             def progress(stage: str, fraction: float) -> None:
@@ -240,21 +240,23 @@ def _measure_and_report(spec: NcclSpec, gpu: str, session: _Session, output: Out
 
 
 @contextmanager
-def _local_session(gpu: str, ranks: int | None, timeout_s: float) -> Iterator[_Session]:
+def _local_session(
+    gpu: str, requested_rank_count: int | None, timeout_s: float
+) -> Iterator[_Session]:
     """Yield a group of ranks in threads of this process, one per GPU."""
     from cudakit.core.bench.collectives.group import LocalChannel, RankGroup, new_answers
     from cudakit.core.bench.collectives.processes import nccl_variables
     from cudakit.gpu.machine import open_machine
 
     machine = open_machine(gpu)
-    devices = _count_devices(machine)
-    rank_count = ranks or devices
-    openers = [_device_opener(gpu, rank, devices) for rank in range(rank_count)]
+    device_count = _count_devices(machine)
+    rank_count = requested_rank_count or device_count
+    device_openers = [_device_opener(gpu, rank, device_count) for rank in range(rank_count)]
     run_context = _gather_run_context(machine)
     answers = new_answers()
     channels = [
         LocalChannel(open_device, rank, rank_count, answers, f"rank {rank}")
-        for rank, open_device in enumerate(openers)
+        for rank, open_device in enumerate(device_openers)
     ]
     group = RankGroup(channels, answers, timeout_s)
     with _closing_group(group):
@@ -272,27 +274,27 @@ def _process_session(
     from cudakit.gpu.machine import open_machine
 
     machine = open_machine(gpu)
-    devices = _count_devices(machine)
-    open_device = _device_opener(gpu, launch.local_rank, devices)
-    run_context, facts = _gather_run_context(machine), _process_facts(spec, gpu)
+    device_count = _count_devices(machine)
+    open_device = _device_opener(gpu, launch.local_rank, device_count)
+    run_context, rank_0_facts = _gather_run_context(machine), _process_facts(spec, gpu)
     connections = accept_ranks(launch, rendezvous, timeout_s)
     answers = new_answers()
     remote_channels = [
         RemoteChannel(connection, rank, answers, rank_facts)
         for rank, (connection, rank_facts) in sorted(connections.items())
     ]
-    local_channel = LocalChannel(open_device, 0, launch.ranks, answers, "rank 0")
+    local_channel = LocalChannel(open_device, 0, launch.rank_count, answers, "rank 0")
     group = RankGroup([local_channel, *remote_channels], answers, timeout_s)
     with _closing_group(group):
         facts_of_ranks = [rank_facts for _, (_, rank_facts) in sorted(connections.items())]
         for rank, rank_facts in enumerate(facts_of_ranks, start=1):
-            check_same_options(facts, rank_facts, rank)
+            check_same_options(rank_0_facts, rank_facts, rank)
         yield _Session(
             group,
             machine,
             run_context,
-            tuple(message["variables"] for message in (facts, *facts_of_ranks)),
-            launch.local_rank % devices,
+            tuple(message["variables"] for message in (rank_0_facts, *facts_of_ranks)),
+            launch.local_rank % device_count,
             reachable_host(connection for connection, _ in connections.values()),
         )
 
@@ -329,8 +331,8 @@ def _serve_rank_0(
     from cudakit.gpu.machine import open_machine
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Rank 0 handles Ctrl-C.
-    devices = _count_devices(open_machine(gpu))
-    open_device = _device_opener(gpu, launch.local_rank, devices)
+    device_count = _count_devices(open_machine(gpu))
+    open_device = _device_opener(gpu, launch.local_rank, device_count)
     serve_rank(launch, rendezvous, _process_facts(spec, gpu), open_device, timeout_s)
     return ExitCode.OK
 
@@ -367,16 +369,16 @@ def _count_devices(machine: Machine) -> int:
     return len(cuda.devices)
 
 
-def _device_opener(gpu: str, local_rank: int, devices: int) -> Callable[[], Gpu]:
+def _device_opener(gpu: str, local_rank: int, device_count: int) -> Callable[[], Gpu]:
     """Return a function that opens the device of a rank; simulated devices can have several ranks."""
     from cudakit.errors import InputError
     from cudakit.gpu.open import open_gpu
 
-    if local_rank < devices or gpu.startswith("sim"):
-        return partial(open_gpu, gpu, local_rank % devices)
-    if devices == 1:
+    if local_rank < device_count or gpu.startswith("sim"):
+        return partial(open_gpu, gpu, local_rank % device_count)
+    if device_count == 1:
         return partial(open_gpu, gpu, 0)  # The launcher gave each process a GPU of its own.
     raise InputError(
-        f"there is no GPU for rank {local_rank} of this host: CUDA has {devices}",
+        f"there is no GPU for rank {local_rank} of this host: CUDA has {device_count}",
         hint="start one rank per GPU; CUDA_VISIBLE_DEVICES may hide GPUs",
     )

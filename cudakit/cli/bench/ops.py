@@ -9,7 +9,7 @@ import click
 
 from cudakit.cli.bench.measure import FORMATS, measure_spec
 from cudakit.cli.bench.options import (
-    DESCRIBED_IN,
+    HELP_BY_TITLE,
     Effort,
     effort_options,
     name_list,
@@ -33,7 +33,7 @@ _EXPRESSIONS: dict[Operation, str] = {"add": "z = x + y", "sum": "sum(x)"}
 
 @click.command(
     cls=Command,
-    described_in=DESCRIBED_IN,
+    help_by_title=HELP_BY_TITLE,
     short_help="Add, matmul, softmax and sum of arrays, compared with torch and CuPy.",
 )
 @option(
@@ -144,9 +144,9 @@ class PublicFunction:
 
     def describe(self, operation: Operation) -> str:
         """Return the call of the public function, and the kind of its arguments."""
-        function = "elementwise" if operation == "add" else "reduction"
-        kind = "tensors" if self._torch else "DeviceArrays"
-        return f"cudakit.{function}('{_EXPRESSIONS[operation]}') of {kind}"
+        function_name = "elementwise" if operation == "add" else "reduction"
+        array_kind = "tensors" if self._torch else "DeviceArrays"
+        return f"cudakit.{function_name}('{_EXPRESSIONS[operation]}') of {array_kind}"
 
     def bind(
         self,

@@ -64,14 +64,14 @@ def parse_elements(text: str) -> tuple[int, ...]:
 
 def element_count(text: str) -> int:
     """Parse ``10K`` as a number of elements. Raises click.BadParameter for other texts."""
-    number, unit = text.strip(), 1
-    if number and number[-1].upper() in _ELEMENT_UNITS:
-        number, unit = number[:-1], _ELEMENT_UNITS[number[-1].upper()]
-    if not number.isdecimal():
+    number_text, unit = text.strip(), 1
+    if number_text and number_text[-1].upper() in _ELEMENT_UNITS:
+        number_text, unit = number_text[:-1], _ELEMENT_UNITS[number_text[-1].upper()]
+    if not number_text.isdecimal():
         raise click.BadParameter(
             f"{text.strip()!r} is not a number of elements; write for example 10K or 1M"
         )
-    return int(number) * unit
+    return int(number_text) * unit
 
 
 def _split_list(text: str) -> list[str]:
@@ -83,16 +83,16 @@ def _split_list(text: str) -> list[str]:
 
 
 def _parse_range(text: str, parse: Callable[[str], int] = byte_size) -> list[int]:
-    low, dots, high_and_factor = text.partition("..")
-    high, colon, factor_text = high_and_factor.partition(":")
-    first, last = parse(low), parse(high if dots else low)
+    low_text, dots, high_and_factor = text.partition("..")
+    high_text, colon, factor_text = high_and_factor.partition(":")
+    first_size, last_size = parse(low_text), parse(high_text if dots else low_text)
     factor = int(factor_text) if factor_text.isdecimal() else 0 if colon else 2
-    if (dots and not 0 < first <= last) or factor < 2:
+    if (dots and not 0 < first_size <= last_size) or factor < 2:
         raise click.BadParameter(
             f"{text.strip()!r} is not an ascending range; write for example 1MiB..1GiB or 1KiB..1GiB:4"
         )
-    powers = [first * factor**i for i in range(_MAX_SIZES)]
-    return [size for size in powers if size <= last] if dots else [first]
+    powers = [first_size * factor**i for i in range(_MAX_SIZES)]
+    return [size for size in powers if size <= last_size] if dots else [first_size]
 
 
 def sizes_option(meaning: str, *, default: str = "") -> Decorator:
@@ -132,7 +132,7 @@ def cache_option(default: str) -> Decorator:
 
 # The title of the shared options, and the help that describes them.
 MEASUREMENT = "Measurement"
-DESCRIBED_IN = {MEASUREMENT: "cudakit bench --help"}
+HELP_BY_TITLE = {MEASUREMENT: "cudakit bench --help"}
 
 EFFORT_OPTIONS = option_group(
     MEASUREMENT,
@@ -190,15 +190,21 @@ def effort_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(command)
     def call_with_options(**options: Any) -> Any:
-        times = {name: options.pop(name) for name in ("warmup_s", "seed", "rounds", "budget_s")}
-        limits = {name: options.pop(name) for name in ("precision", "timeout_s", "min_samples")}
-        effort = passed_options(**times, blocker=False if options.pop("no_blocker") else None)
-        return command(effort=effort | _stopping_rule(passed_options(**limits)), **options)
+        spec_options = {
+            name: options.pop(name) for name in ("warmup_s", "seed", "rounds", "budget_s")
+        }
+        rule_options = {
+            name: options.pop(name) for name in ("precision", "timeout_s", "min_samples")
+        }
+        effort = passed_options(
+            **spec_options, blocker=False if options.pop("no_blocker") else None
+        )
+        return command(effort=effort | _stopping_rule(passed_options(**rule_options)), **options)
 
     return with_options(EFFORT_OPTIONS, call_with_options)
 
 
-def _stopping_rule(limits: dict[str, Any]) -> Effort:
+def _stopping_rule(rule_options: dict[str, Any]) -> Effort:
     from cudakit.core.bench.method import Rule
 
-    return {"rule": Rule(**limits)} if limits else {}
+    return {"rule": Rule(**rule_options)} if rule_options else {}

@@ -135,19 +135,19 @@ def tuned_algorithms(
     from cudakit.core.bench.tuning.tune import tuning_machine
     from cudakit.core.bench.tuning.tuned import load_tuned
 
-    tuned_before = load_tuned(Path(path))
+    earlier_tuning = load_tuned(Path(path))
     with opened_gpu(gpu, quiet=True) as (device, _, run_context):
         machine = tuning_machine(device, run_context)
-    tuned_gemms = tuned_before.results_for(machine)
+    tuned_gemms = earlier_tuning.results_for(machine)
     _warn_missing(path, sum((gemm, settings) not in tuned_gemms for gemm in gemms), len(gemms))
-    return tuned_before.algorithms_for(machine, settings)
+    return earlier_tuning.algorithms_for(machine, settings)
 
 
-def _warn_missing(path: str, missing_count: int, count: int) -> None:
+def _warn_missing(path: str, missing_count: int, gemm_count: int) -> None:
     if missing_count:
         click.echo(
-            f"cudakit: {printable(path)} has no algorithm for {missing_count} of {count} GEMMs with these"
-            " settings; they use the default algorithm",
+            f"cudakit: {printable(path)} has no algorithm for {missing_count} of {gemm_count} GEMMs with "
+            "these settings; they use the default algorithm",
             err=True,
         )
 
@@ -156,17 +156,17 @@ def tune(spec: GemmSpec, gpu: str, output: OutputOptions, tuning: TuneOptions) -
     """Tune the GEMMs of a Spec, and write the report and the file for torch."""
     limits = tuning.limits()
     with open_outputs(output, COMMON_FORMATS) as outputs, ExitStack() as stack:
-        export = None
+        export_file = None
         if tuning.export_path is not None:
             format_of(tuning.export_path, ("csv",))
-            export = stack.enter_context(open_file(tuning.export_path, force=output.force))
+            export_file = stack.enter_context(open_file(tuning.export_path, force=output.force))
         tuned, torch_csv = _search(spec, gpu, limits, tuning, quiet=output.quiet)
-        if export and torch_csv:
-            export.write(torch_csv.text)
+        if export_file and torch_csv:
+            export_file.write(torch_csv.text)
         stack.close()
         outputs.write(_report(tuned, output, torch_csv))
-        if export and not output.quiet:
-            click.echo(f"Wrote {printable(export.name)}", err=True)
+        if export_file and not output.quiet:
+            click.echo(f"Wrote {printable(export_file.name)}", err=True)
     return _exit_code(tuned)
 
 
@@ -177,12 +177,12 @@ def _search(
     from cudakit.core.bench.tuning.tune import tune as search
     from cudakit.core.bench.tuning.tuned import load_tuned
 
-    earlier_tuned = load_tuned(Path(tuning.tuned_path)) if tuning.tuned_path else None
+    earlier_tuning = load_tuned(Path(tuning.tuned_path)) if tuning.tuned_path else None
     with opened_gpu(gpu, quiet=quiet) as (device, progress, run_context):
         # The validators are checked before the long search, so that an impossible export is reported at once.
         validators = _validators(tuning, device, run_context) if tuning.export_path else None
         tuned = search(
-            spec, device, limits, progress, earlier_tuned=earlier_tuned, run_context=run_context
+            spec, device, limits, progress, earlier_tuning=earlier_tuning, run_context=run_context
         )
     return tuned, torch_csv(tuned, validators) if validators else None
 
@@ -226,6 +226,6 @@ def _report(tuned: Tuned, output: OutputOptions, torch_csv: TorchCsv | None) -> 
 def _exit_code(tuned: Tuned) -> ExitCode:
     """Return FINDINGS if a default algorithm computes wrong values."""
     has_wrong_values = any(gemm.wrong for gemm in tuned.untuned)
-    if has_wrong_values or any(not entry.verification.passed for entry in tuned.gemms):
+    if has_wrong_values or any(not tuned_gemm.verification.passed for tuned_gemm in tuned.gemms):
         return ExitCode.FINDINGS
     return ExitCode.OK if tuned.complete else ExitCode.INTERRUPTED

@@ -9,7 +9,7 @@ import click
 
 from cudakit.cli.bench.measure import measuring
 from cudakit.cli.bench.options import (
-    DESCRIBED_IN,
+    HELP_BY_TITLE,
     Effort,
     cache_option,
     mode_option,
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def _benchmark(summary: str) -> Callable[[Callable[..., Any]], click.Command]:
-    return click.command(cls=Command, described_in=DESCRIBED_IN, short_help=summary)
+    return click.command(cls=Command, help_by_title=HELP_BY_TITLE, short_help=summary)
 
 
 @_benchmark("Bandwidth of device memory and L2 cache.")

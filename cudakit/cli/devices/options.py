@@ -85,12 +85,12 @@ def select_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def seconds(text: str) -> float:
     """Parse the value of ``--watch`` as a number of seconds; used as ``type=seconds``."""
     try:
-        number = float(text)
+        interval_s = float(text)
     except ValueError:
-        number = 0.0
-    if not 0.1 <= number < float("inf"):
+        interval_s = 0.0
+    if not 0.1 <= interval_s < float("inf"):
         raise click.BadParameter(f"{text!r} is not a number of seconds of at least 0.1")
-    return number
+    return interval_s
 
 
 def _select_spec(

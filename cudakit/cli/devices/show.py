@@ -37,12 +37,12 @@ def print_selection(machine: Machine, outputs: Outputs, view: View, spec: Select
     result = open_query(machine).read()
     selected_devices = select(result, filter_devices(result, view.ids), spec)
     _warn_simulated(machine)
-    value = selected_devices.visible_devices
+    variable_value = selected_devices.visible_devices
     outputs.write(
         Report(
             result=selected_devices,
-            document=lambda: Document(value, ()),
-            exports={"txt": lambda: f"{value}\n"},
+            document=lambda: Document(variable_value, ()),
+            exports={"txt": lambda: f"{variable_value}\n"},
         )
     )
 

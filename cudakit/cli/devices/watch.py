@@ -38,20 +38,20 @@ def watch_devices(
     Raises EnvironmentUnusable if a device has fallen off the bus.
     """
     query, (first_writer, *_) = open_query(machine), writers
-    activity = counts_activity(first_writer.selected_fields, watching=True)
+    includes_activity = counts_activity(first_writer.selected_fields, watching=True)
     session = _Session(
         writers, WatchView(shows_processes=first_writer.view.processes), wait_for_keys
     )
     try:
-        for number in ticks(seconds, quick_first=activity, wait=session.wait):
+        for tick_number in ticks(seconds, quick_first=includes_activity, wait=session.wait):
             result = query.read(
                 names=first_writer.view.names or WATCHED_FIELDS,
-                activity=activity,
+                activity=includes_activity,
                 processes=session.view.shows_processes,
             )
             # The first read only starts the counters.
-            if number or not activity:
-                session.show(result, is_first=number <= activity)
+            if tick_number or not includes_activity:
+                session.show(result, is_first=tick_number <= includes_activity)
             _refuse_lost(result)
     except (KeyboardInterrupt, Quit):
         return
@@ -80,10 +80,10 @@ class _Session:
         self.history.add_samples(result)
         self._last_result = result
         for writer in self.writers:
-            writer.show(result, self._live, is_first=is_first)
+            writer.show(result, self._live_state, is_first=is_first)
 
     @property
-    def _live(self) -> LiveState:
+    def _live_state(self) -> LiveState:
         return LiveState(self.history, self.view, keys=self.wait_for_keys is not None)
 
     def wait(self, seconds: float) -> None:
@@ -101,7 +101,7 @@ class _Session:
                 continue
             if self._last_result:
                 for writer in self.writers:
-                    writer.redraw(self._last_result, self._live)
+                    writer.redraw(self._last_result, self._live_state)
             if self.view.shows_processes != earlier_view.shows_processes:
                 return  # the caller reads the processes at once
 
@@ -130,7 +130,7 @@ class Writer:
         if self._is_live:
             self.redraw(result, live)
         else:
-            self._replace(self._text(result, is_first=is_first))
+            self._replace_text(self._text(result, is_first=is_first))
 
     def redraw(self, result: DevicesResult, live: LiveState) -> None:
         """Rewrite the last report, on a terminal only."""
@@ -140,22 +140,28 @@ class Writer:
             # The user may have resized the terminal.
             width = terminal_width(self.target.stream)
             page = live_report(
-                self._arrange(result), live.history, live.view, width=width, with_keys=live.keys
+                self._arrange_devices(result),
+                live.history,
+                live.view,
+                width=width,
+                with_keys=live.keys,
             )
             report = Report(result=result, document=lambda: page)
             target = replace(self.target, width=width)
-            self._replace("".join(report.text("txt", target)))
+            self._replace_text("".join(report.text("txt", target)))
 
     @property
     def _is_live(self) -> bool:
         is_report = self.output_format == "txt" and not self.selected_fields
         return is_report and is_capable_terminal(self.target.stream)
 
-    def _arrange(self, result: DevicesResult) -> DevicesResult:
+    def _arrange_devices(self, result: DevicesResult) -> DevicesResult:
         return replace(result, devices=filter_devices(result, self.view.ids))
 
     def _text(self, result: DevicesResult, *, is_first: bool) -> str:
-        report = report_of(self._arrange(result), self.view, self.selected_fields, watching=True)
+        report = report_of(
+            self._arrange_devices(result), self.view, self.selected_fields, watching=True
+        )
         if self.output_format == "json":
             from cudakit.render import json
 
@@ -163,7 +169,7 @@ class Writer:
         text = "".join(report.text(self.output_format, self.target))
         return text.partition("\r\n")[2] if self.output_format == "csv" and not is_first else text
 
-    def _replace(self, text: str) -> None:
+    def _replace_text(self, text: str) -> None:
         """Replace the last text on a terminal; append to a pipe or a file."""
         if is_capable_terminal(self.target.stream):
             self.target.write(self._cursor_to_last_text() + text)
@@ -199,14 +205,14 @@ def ticks(
     if quick_first:
         wait(min(_FIRST_INTERVAL_SECONDS, seconds))
         yield 1
-    next_tick_s, number = time.monotonic(), 2
+    next_tick_s, tick_number = time.monotonic(), 2
     while True:
         now_s = time.monotonic()
         next_tick_s = max(next_tick_s + seconds, now_s)
         wait(next_tick_s - now_s)
         next_tick_s = min(next_tick_s, time.monotonic())  # a key may end the wait early
-        yield number
-        number += 1
+        yield tick_number
+        tick_number += 1
 
 
 @contextmanager
@@ -222,21 +228,21 @@ def keyboard() -> Iterator[WaitForKeys | None]:
     import termios
     import tty
 
-    number = sys.stdin.fileno()
-    saved_mode = termios.tcgetattr(number)
+    descriptor = sys.stdin.fileno()
+    saved_mode = termios.tcgetattr(descriptor)
     try:
-        tty.setcbreak(number)
-        yield lambda seconds: _read_keys(number, seconds)
+        tty.setcbreak(descriptor)
+        yield lambda seconds: _read_keys(descriptor, seconds)
     finally:
-        termios.tcsetattr(number, termios.TCSADRAIN, saved_mode)
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, saved_mode)
 
 
-def _read_keys(number: int, seconds: float) -> str:
-    readable, _, _ = select.select([number], [], [], seconds)
+def _read_keys(descriptor: int, seconds: float) -> str:
+    readable, _, _ = select.select([descriptor], [], [], seconds)
     if not readable:
         return ""
     try:
-        typed_keys = os.read(number, 64).decode(errors="replace")
+        typed_keys = os.read(descriptor, 64).decode(errors="replace")
     except OSError:
         typed_keys = ""
     if not typed_keys:

@@ -66,7 +66,7 @@ SHOW_OPTION = option(
     show_default=True,
     help="Races to show: likely (races that are certain or likely) or possible (all).",
 )
-SUPPRESS = option(
+SUPPRESS_OPTION = option(
     "--suppress",
     type=Value(("kernel:", "site:", "@")),
     metavar="PATTERN|@FILE",
@@ -74,24 +74,24 @@ SUPPRESS = option(
     help="Leave out races that match kernel:GLOB or site:FILE[:FUNCTION]; @FILE lists patterns. "
     "Repeatable.",
 )
-BASELINE = option(
+BASELINE_OPTION = option(
     "--baseline",
     type=FILE,
     metavar="FILE",
     help="Report new races only: leave out the races in FILE, which --write-baseline wrote.",
 )
-WRITE_BASELINE = option(
+WRITE_BASELINE_OPTION = option(
     "--write-baseline",
     type=FILE,
     metavar="FILE",
     help="Write the races to FILE, for --baseline. These races do not make the exit code 1.",
 )
-INTERNAL = option(
+INTERNAL_OPTION = option(
     "--internal",
     is_flag=True,
     help="Count races inside libraries, too: they make the exit code 1.",
 )
-HOST_THREADS = option(
+HOST_THREADS_OPTION = option(
     "--host-threads",
     type=click.Choice(["joined", "strict"]),
     default="joined",
@@ -141,7 +141,7 @@ _RECORD_OPTIONS = option_group(
         help="Exit with 1 if a process passed --limit.",
     ),
 )
-_PROFILE_TIMES = option_group(
+_PROFILE_TIME_OPTIONS = option_group(
     "Times to profile",
     option(
         "--delay",
@@ -167,7 +167,7 @@ _PROFILE_TIMES = option_group(
         help="Begin the profile when the program calls cudakit.profiler.start() or cudaProfilerStart.",
     ),
 )
-_PROGRAM = option_group(
+_PROGRAM_OPTIONS = option_group(
     "Program",
     option("-m", "module", is_flag=True, help="Run a module, as python -m does."),
     option("-c", "code", is_flag=True, help="Run code, as python -c does."),
@@ -192,13 +192,13 @@ _PROGRAM = option_group(
         help="Exit with 1 if no work of a real GPU was recorded, for example on a machine without one.",
     ),
 )
-_RACES = option_group(
+_RACE_OPTIONS = option_group(
     "Races",
     SHOW_OPTION,
-    SUPPRESS,
-    BASELINE,
-    WRITE_BASELINE,
-    INTERNAL,
+    SUPPRESS_OPTION,
+    BASELINE_OPTION,
+    WRITE_BASELINE_OPTION,
+    INTERNAL_OPTION,
     option(
         "--accesses",
         type=click.Choice(["auto", "exact", "arguments"]),
@@ -206,12 +206,14 @@ _RACES = option_group(
         "or arguments (assumed from their pointer arguments).  [default: exact if available]",
     ),
     option("--stop-on-first", is_flag=True, help="Stop the program at its first race."),
-    HOST_THREADS,
+    HOST_THREADS_OPTION,
 )
 
 
 def _options(command: Callable[..., Any]) -> Callable[..., Any]:
-    return with_options((*_RECORD_OPTIONS, *_PROFILE_TIMES, *_PROGRAM, *_RACES), command)
+    return with_options(
+        (*_RECORD_OPTIONS, *_PROFILE_TIME_OPTIONS, *_PROGRAM_OPTIONS, *_RACE_OPTIONS), command
+    )
 
 
 @click.command(cls=Launcher, context_settings={"allow_interspersed_args": False})

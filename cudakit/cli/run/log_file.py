@@ -39,8 +39,11 @@ class LogFile:
 
         Raises EnvironmentUnusable if it cannot be written.
         """
-        names = (field.name for field in fields(Outcome))
-        self.complete(Outcome(**{name: getattr(result, name) for name in names}), quiet=quiet)
+        field_names = (field.name for field in fields(Outcome))
+        self.complete(
+            Outcome(**{field_name: getattr(result, field_name) for field_name in field_names}),
+            quiet=quiet,
+        )
 
     def complete(self, outcome: Outcome, *, quiet: bool) -> None:
         """Complete the file, and print its path. Raises EnvironmentUnusable if it cannot be written."""

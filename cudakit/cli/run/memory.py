@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from cudakit.trace.spool import Batch
 
 # Call stacks are shown from their innermost frame outside of these directories.
-_LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python")
+_LIBRARY_DIRECTORIES = ("/site-packages/", "/dist-packages/", "/lib/python")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class MemoryMonitor:
         self._limit_bytes = limit_bytes
         self._add_note = add_note
         # Recorded memory by PID and by the number of the trace within the process.
-        self._processes: dict[tuple[int, int], ProcessMemory] = {}
+        self._memory_by_trace: dict[tuple[int, int], ProcessMemory] = {}
         self._paths: defaultdict[int, list[str]] = defaultdict(list)  # paths of snapshots by PID
         self._torch_paths: list[str] = []  # files that PyTorch wrote
         self._oom_paths: list[
@@ -80,33 +80,33 @@ class MemoryMonitor:
         self._write_ooms()
         paths = list(dict.fromkeys([*self._oom_paths, *self._torch_paths]))
         limits_passed: list[str] = []
-        unread = set(self._torch_paths)
-        for (process, trace_number), memory in self._processes.items():
+        unread_paths = set(self._torch_paths)
+        for (process, trace_number), memory in self._memory_by_trace.items():
             path = self._path_of(process, trace_number)
             if memory.is_empty:
                 continue
-            unread.discard(path)
-            snapshot = self._write(memory, path, has_torch=path in self._torch_paths)
+            unread_paths.discard(path)
+            snapshot = self._write_snapshot(memory, path, has_torch=path in self._torch_paths)
             if snapshot is not None and path not in paths:
                 paths.append(path)
             limits_passed += self._check_limit(snapshot, process)
-        for path in sorted(unread) if self._limit_bytes is not None else ():
-            limits_passed += self._check_limit(self._read(path), 0)
+        for path in sorted(unread_paths) if self._limit_bytes is not None else ():
+            limits_passed += self._check_limit(self._read_torch_snapshot(path), 0)
         return MemoryFiles(tuple(paths), tuple(dict.fromkeys(limits_passed)))
 
     def _memory_of(self, process: int, trace_number: int) -> ProcessMemory:
         from cudakit.core.memory.record.process import ProcessMemory
 
-        if (process, trace_number) not in self._processes:
-            memory = self._processes[process, trace_number] = ProcessMemory()
-            memory.on_out_of_memory = lambda: self._keep_oom(process, trace_number)
-        return self._processes[process, trace_number]
+        if (process, trace_number) not in self._memory_by_trace:
+            memory = self._memory_by_trace[process, trace_number] = ProcessMemory()
+            memory.on_out_of_memory = lambda: self._build_oom_snapshot(process, trace_number)
+        return self._memory_by_trace[process, trace_number]
 
-    def _keep_oom(self, process: int, trace_number: int) -> None:
+    def _build_oom_snapshot(self, process: int, trace_number: int) -> None:
         """Build the snapshot of the moment when a pool ran out of memory."""
         from cudakit.core.memory.record.snapshot_file import build_snapshot
 
-        memory = self._processes[process, trace_number]
+        memory = self._memory_by_trace[process, trace_number]
         snapshot = build_snapshot(memory, unix_offset_ns=self._unix_offset_ns, torch=None)
         self._unwritten_ooms.append((process, trace_number, snapshot))
         if self._paths[process]:
@@ -137,30 +137,38 @@ class MemoryMonitor:
         from cudakit.core.memory.record.pools import JAX
 
         trace_numbers = [
-            trace_number for process, trace_number in self._processes if process == message.process
+            trace_number
+            for process, trace_number in self._memory_by_trace
+            if process == message.process
         ]
         trace_number = max(trace_numbers, default=0)
         try:
-            time_ns, arrays = arrays_of_message(message.text)
+            time_ns, jax_arrays = arrays_of_message(message.text)
         except InputError as error:
             self._add_note(error.message)
             return
-        self._memory_of(message.process, trace_number).model.replace_blocks(JAX, arrays, time_ns)
+        self._memory_of(message.process, trace_number).model.replace_blocks(
+            JAX, jax_arrays, time_ns
+        )
 
     def _add_to_torch_file(self, process: int, path: str) -> None:
-        trace_numbers = [trace_number for pid, trace_number in self._processes if pid == process]
-        memory = self._processes[process, max(trace_numbers)] if trace_numbers else None
+        trace_numbers = [
+            trace_number for pid, trace_number in self._memory_by_trace if pid == process
+        ]
+        memory = self._memory_by_trace[process, max(trace_numbers)] if trace_numbers else None
         if memory is not None and not memory.is_empty:
-            self._write(memory, path, has_torch=True)
+            self._write_snapshot(memory, path, has_torch=True)
 
-    def _write(self, memory: ProcessMemory, path: str, *, has_torch: bool) -> dict[str, Any] | None:
+    def _write_snapshot(
+        self, memory: ProcessMemory, path: str, *, has_torch: bool
+    ) -> dict[str, Any] | None:
         """Write the snapshot of a process. If that is impossible, add a note and return None."""
         from cudakit.core.memory.record.snapshot_file import build_snapshot
 
-        torch = self._read(path) if has_torch else None
-        if has_torch and torch is None:
+        torch_snapshot = self._read_torch_snapshot(path) if has_torch else None
+        if has_torch and torch_snapshot is None:
             return None
-        snapshot = build_snapshot(memory, unix_offset_ns=self._unix_offset_ns, torch=torch)
+        snapshot = build_snapshot(memory, unix_offset_ns=self._unix_offset_ns, torch=torch_snapshot)
         return snapshot if self._write_file(snapshot, Path(path)) else None
 
     def _write_file(self, snapshot: dict[str, Any], path: Path) -> bool:
@@ -174,7 +182,7 @@ class MemoryMonitor:
             return False
         return True
 
-    def _read(self, path: str) -> dict[str, Any] | None:
+    def _read_torch_snapshot(self, path: str) -> dict[str, Any] | None:
         from cudakit.core.memory.record.snapshot_file import read_snapshot
 
         try:
@@ -188,16 +196,16 @@ class MemoryMonitor:
 
         if snapshot is None or self._limit_bytes is None:
             return []
-        has_several = len(self._processes) > 1 and process
-        prefix = f"process {process}: " if has_several else ""
+        has_several_processes = len(self._memory_by_trace) > 1 and process
+        prefix = f"process {process}: " if has_several_processes else ""
         limits_passed = find_limit_passed(snapshot, self._limit_bytes)
         return [
-            f"{prefix}{_sentence(limit_passed, self._limit_bytes)}"
+            f"{prefix}{_limit_sentence(limit_passed, self._limit_bytes)}"
             for limit_passed in limits_passed
         ]
 
 
-def _sentence(limit_passed: LimitPassed, limit_bytes: int) -> str:
+def _limit_sentence(limit_passed: LimitPassed, limit_bytes: int) -> str:
     """Return a sentence such as "cuda:0 passed the limit of 20 GiB: ... at train.py:33 in forward"."""
     text = f"memory on cuda:{limit_passed.device} passed the limit of {format_bytes(limit_bytes)}"
     if not limit_passed.pool:
@@ -213,7 +221,7 @@ def _call_site_text(limit_passed: LimitPassed) -> str:
     program_frames = [
         frame
         for frame in limit_passed.stack
-        if frame.file and not any(directory in frame.file for directory in _LIBRARIES)
+        if frame.file and not any(directory in frame.file for directory in _LIBRARY_DIRECTORIES)
     ]
     frame = next(iter(program_frames or limit_passed.stack), None)
     return f" at {frame.file}:{frame.line} in {frame.function}" if frame else ""
@@ -228,11 +236,11 @@ def recorder_settings(
     are used.
     """
     from cudakit.gpu.capture.installed import SearchPaths, find_frame_readers, find_recorder
-    from cudakit.gpu.capture.preflight import Ready, preflight
+    from cudakit.gpu.capture.preflight import RecorderFiles, preflight
     from cudakit.gpu.cuda.current import device_count
 
     preflight_result = preflight(python) if use_driver else None
-    if isinstance(preflight_result, Ready):
+    if isinstance(preflight_result, RecorderFiles):
         return preflight_result.settings()
     paths = SearchPaths.of_this_process()
     try:
@@ -245,5 +253,5 @@ def recorder_settings(
             "only PyTorch's memory and the pools of CuPy, Numba, RMM and JAX are recorded:"
             f" {preflight_result.message}; {preflight_result.hint}"
         )
-    frames = {tag: str(path) for tag, path in find_frame_readers(paths).items()}
-    return {"recorder": str(recorder), "frames": frames}
+    frame_readers = {tag: str(path) for tag, path in find_frame_readers(paths).items()}
+    return {"recorder": str(recorder), "frames": frame_readers}

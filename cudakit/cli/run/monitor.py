@@ -34,10 +34,10 @@ class Monitor:
         accept_unrecorded: bool,
     ) -> None:
         self.is_stopped = False
-        self._stop_requested = self._unrecorded = False
+        self._stop_requested = self._has_unrecorded_part = False
         self._failure: Exception | None = None
         self._notes: Counter[str] = Counter()
-        self._incomplete: Counter[str] = Counter()
+        self._incomplete_reasons: Counter[str] = Counter()
         self._stop_on_first = stop_on_first
         self._accept_unrecorded = accept_unrecorded
         self._report = Report(
@@ -59,7 +59,7 @@ class Monitor:
                 self._failure = failure
         return self._stop_requested
 
-    def stopping(self) -> None:
+    def record_stop(self) -> None:
         """Record that the program was still running when it was stopped."""
         self.is_stopped = True
 
@@ -69,24 +69,24 @@ class Monitor:
             message.kind is AgentMessageKind.UNRECORDED and not self._accept_unrecorded
         )
         if is_failure:
-            self._incomplete[message.text] += 1
+            self._incomplete_reasons[message.text] += 1
         else:
             self.add_note(message.text)
 
     def add_note(self, reason: str, *, unrecorded: bool = False) -> None:
         """Add a reason why the program is not recorded, or is checked only in part or less exactly."""
         self._notes[reason] += 1
-        self._unrecorded |= unrecorded
+        self._has_unrecorded_part |= unrecorded
 
     @property
     def notes(self) -> list[str]:
         """The notes of ``add_note``; a note of several processes states the number of processes."""
-        return _with_counts(self._notes)
+        return _append_counts(self._notes)
 
     @property
     def incomplete(self) -> list[str]:
         """The reasons why recorded events are missing; a reason of several processes states their number."""
-        return _with_counts(self._incomplete)
+        return _append_counts(self._incomplete_reasons)
 
     def finish(self) -> None:
         """Analyze the records that still wait for earlier ones: no more records will come."""
@@ -130,9 +130,9 @@ class Monitor:
         return self._why_cuda_was_not_used(exit_status)
 
     def _why_cuda_was_not_used(self, exit_status: int | None) -> str:
-        if unusable := why_cuda_is_unusable():
-            return unusable
-        if self._unrecorded:
+        if unusable_reason := why_cuda_is_unusable():
+            return unusable_reason
+        if self._has_unrecorded_part:
             return "the program was not recorded"
         if self._detector.recorded_work:
             return "the program used simulated devices only"
@@ -147,7 +147,7 @@ class Monitor:
             self._stop_requested = bool(findings(self.result()))
 
 
-def _with_counts(reasons: Counter[str]) -> list[str]:
+def _append_counts(reasons: Counter[str]) -> list[str]:
     return [
         f"{reason} ({count} processes)" if count > 1 else reason
         for reason, count in reasons.items()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from cudakit.core.profile.activities import ActivityCollector
 from cudakit.errors import UsageError
-from cudakit.gpu.capture.cupti import ProfileReady, preflight_profile
+from cudakit.gpu.capture.cupti import ProfileFiles, preflight_profile
 from cudakit.run.protocol import ProfileSettings
 
 if TYPE_CHECKING:
@@ -76,13 +76,13 @@ def check_profile(
     has_device: Callable[[], bool],
     refuse: bool,
     add_note: Callable[[str], None],
-) -> ProfileReady | None:
+) -> ProfileFiles | None:
     """Return the files that a profile uses; None with a note if the program runs without a profile.
 
     A program without a CUDA device is not refused. Raises EnvironmentUnusable with ``refuse``.
     """
-    outcome: ProfileReady | Refusal = preflight_profile(python)
-    if isinstance(outcome, ProfileReady):
+    outcome: ProfileFiles | Refusal = preflight_profile(python)
+    if isinstance(outcome, ProfileFiles):
         return outcome
     if has_device():
         if refuse:

@@ -16,7 +16,7 @@ from cudakit.cli.failure import ExitCode, errors_before_start, report_error
 from cudakit.cli.options import OutputOptions
 from cudakit.cli.output import printable, standard_error
 from cudakit.cli.profile import FORMATS as PROFILE_FORMATS
-from cudakit.cli.profile import analyzed
+from cudakit.cli.profile import analyze_activities
 from cudakit.cli.report import Outputs, open_outputs, refuse_duplicates
 from cudakit.cli.run.log_file import LogFile
 from cudakit.cli.run.memory import MemoryMonitor, recorder_settings
@@ -38,7 +38,7 @@ from cudakit.cli.run.race_report import (
 from cudakit.core.sanitize.races import Confidence
 from cudakit.errors import EnvironmentUnusable, UsageError
 from cudakit.gpu.capture.device_patch import add_device_patches
-from cudakit.gpu.capture.preflight import Ready, preflight
+from cudakit.gpu.capture.preflight import RecorderFiles, preflight
 from cudakit.run.child import end_like_program, shell_status
 from cudakit.run.command import Command, resolve
 from cudakit.run.protocol import AgentMessage, AgentMessageKind, Settings
@@ -174,7 +174,7 @@ class _PreparedRun:
 
 def run_program(spec: RunSpec) -> int:
     """Run the program; return its exit code or 1 for races, or end by the signal that ended the program."""
-    status, code = 0, int(ExitCode.OK)
+    status, exit_code = 0, int(ExitCode.OK)
     try:
         with ExitStack() as stack:
             with errors_before_start(as_json=spec.output.json):
@@ -185,15 +185,15 @@ def run_program(spec: RunSpec) -> int:
                 settings=prepared_run.settings,
                 consume=prepared_run.consume,
                 notify=prepared_run.notify,
-                stopping=monitor.stopping,
+                stopping=monitor.record_stop,
             )
-            code = _report_findings(spec, prepared_run, shell_status(status))
+            exit_code = _report_findings(spec, prepared_run, shell_status(status))
     except Exception as error:
         if not status:
             raise
         # The program's status is more important than the failure to write the report.
-        code = report_error(error, json_to=standard_error if spec.output.json else None)
-    return code if monitor.is_stopped or not status else end_like_program(status)
+        exit_code = report_error(error, json_to=standard_error if spec.output.json else None)
+    return exit_code if monitor.is_stopped or not status else end_like_program(status)
 
 
 def _prepare(spec: RunSpec, stack: ExitStack) -> _PreparedRun:
@@ -232,16 +232,18 @@ def _prepare(spec: RunSpec, stack: ExitStack) -> _PreparedRun:
                 "all launches are recorded: --host-threads strict excludes --accesses auto"
             )
         settings = replace(settings, **ready_recorder.settings())
-    memory = None
+    memory_monitor = None
     if path:
-        memory = MemoryMonitor(path, limit_bytes=spec.limit, add_note=monitor.add_note)
+        memory_monitor = MemoryMonitor(path, limit_bytes=spec.limit, add_note=monitor.add_note)
         if not spec.sanitize:
-            options = recorder_settings(
+            memory_settings = recorder_settings(
                 command.python, monitor.add_note, use_driver=not spec.no_driver
             )
-            settings = replace(settings, **options)
+            settings = replace(settings, **memory_settings)
     profile = ProfileMonitor() if spec.profile else None
-    return _PreparedRun(command, settings, monitor, memory, profile, outputs, log, new_baseline)
+    return _PreparedRun(
+        command, settings, monitor, memory_monitor, profile, outputs, log, new_baseline
+    )
 
 
 def _formats(spec: RunSpec) -> Sequence[str]:
@@ -251,25 +253,27 @@ def _formats(spec: RunSpec) -> Sequence[str]:
 
 def _add_profile(settings: Settings, spec: RunSpec, command: Command, monitor: Monitor) -> Settings:
     """Return the settings with those of the profile, if the program can be profiled."""
-    ready = check_profile(
+    profile_ready = check_profile(
         command.python,
         has_device=_has_device,
         refuse=spec.on_missing == "refuse",
         add_note=lambda note: monitor.add_note(note, unrecorded=True),
     )
-    times = profile_settings(
+    time_settings = profile_settings(
         delay=spec.delay,
         duration=spec.duration,
         range_name=spec.range_name,
         is_paused=spec.paused,
     )
-    return replace(settings, profile=times, **(ready.settings() if ready else {}))
+    return replace(
+        settings, profile=time_settings, **(profile_ready.settings() if profile_ready else {})
+    )
 
 
-def _prepare_recorder(spec: RunSpec, command: Command, monitor: Monitor) -> Ready | None:
+def _prepare_recorder(spec: RunSpec, command: Command, monitor: Monitor) -> RecorderFiles | None:
     """Return the recorder's settings, or None if the program runs without a recorder."""
     outcome = preflight(command.python)
-    if isinstance(outcome, Ready):
+    if isinstance(outcome, RecorderFiles):
         return outcome
     if _has_device():
         if spec.on_missing == "refuse":
@@ -289,14 +293,14 @@ def _has_device() -> bool:
 def _report_findings(spec: RunSpec, prepared_run: _PreparedRun, exit_status: int) -> int:
     """Print and write the findings; return 1 for races or an incomplete result."""
     monitor = prepared_run.monitor
-    passed_limit = _report_memory(spec, prepared_run) and spec.fail_on == "limit"
+    has_passed_limit = _report_memory(spec, prepared_run) and spec.fail_on == "limit"
     if prepared_run.profile:
         code = _report_profile(spec, prepared_run, prepared_run.profile, exit_status)
-        return ExitCode.FINDINGS if passed_limit else code
+        return ExitCode.FINDINGS if has_passed_limit else code
     if not spec.sanitize:
         for note in monitor.notes:
             _warn(note)
-        return ExitCode.FINDINGS if passed_limit else ExitCode.OK
+        return ExitCode.FINDINGS if has_passed_limit else ExitCode.OK
     monitor.finish()
     result = monitor.result(exit_status=exit_status, require_gpu=spec.require_gpu)
     races, stderr = race_report(result), standard_error()
@@ -310,7 +314,7 @@ def _report_findings(spec: RunSpec, prepared_run: _PreparedRun, exit_status: int
         if prepared_run.log:
             prepared_run.log.finish(result, quiet=spec.output.quiet or spec.output.json)
     prepared_run.new_baseline.write(result)
-    if passed_limit:
+    if has_passed_limit:
         return ExitCode.FINDINGS
     return exit_code(result, races_are_accepted=spec.write_baseline is not None)
 
@@ -333,14 +337,14 @@ def _report_profile(
         incomplete=tuple(monitor.incomplete),
     )
     try:
-        prepared_run.outputs.write(analyzed(activities, outcome).report())
+        prepared_run.outputs.write(analyze_activities(activities, outcome).report())
     finally:
         if prepared_run.log:
-            quiet = spec.output.quiet or spec.output.json
-            prepared_run.log.complete(outcome, quiet=quiet)
+            is_quiet = spec.output.quiet or spec.output.json
+            prepared_run.log.complete(outcome, quiet=is_quiet)
     has_work = any(process.has_work for process in activities if not process.simulated)
-    is_missing = spec.require_gpu and not has_work
-    return ExitCode.FINDINGS if is_missing or outcome.incomplete else ExitCode.OK
+    lacks_work = spec.require_gpu and not has_work
+    return ExitCode.FINDINGS if lacks_work or outcome.incomplete else ExitCode.OK
 
 
 def _report_memory(spec: RunSpec, prepared_run: _PreparedRun) -> bool:

@@ -9,7 +9,7 @@ from functools import partial
 from cudakit.core.bench.labels import workload_label
 from cudakit.core.bench.method import Method
 from cudakit.core.bench.roofline import Work
-from cudakit.core.bench.workload import CUDAKIT, Axis, Baseline, Prepared, Workload
+from cudakit.core.bench.workload import CUDAKIT, Axis, Baseline, PreparedWorkload, Workload
 from cudakit.errors import InputError
 from cudakit.gpu.api import Gpu
 from cudakit.gpu.api.facts import NOT_QUERIED
@@ -37,7 +37,7 @@ class Implementation:
     def axes(self) -> Mapping[str, Axis]:
         return self.workload.axes
 
-    def prepare(self, gpu: Gpu, seed: int) -> Prepared:
+    def prepare(self, gpu: Gpu, seed: int) -> PreparedWorkload:
         return self.workload.prepare(gpu, seed)
 
 
@@ -92,9 +92,9 @@ def check_fit(
     if not cases:
         return
     _check_host_fit(max(cases, key=lambda case: case.host_bytes), host_free_bytes)
-    location = ""
+    location_text = ""
     if simulated and not isinstance(host_free_bytes, Unavailable) and host_free_bytes < free_bytes:
-        free_bytes, location = host_free_bytes, " on the host, which simulates the device"
+        free_bytes, location_text = host_free_bytes, " on the host, which simulates the device"
     usable_bytes = int(_SHARE_OF_FREE * free_bytes)
     largest_case = max(cases, key=lambda case: case.needed_bytes)
     if largest_case.needed_bytes > usable_bytes:
@@ -103,7 +103,7 @@ def check_fit(
         )
         raise InputError(
             f"{largest_case.title} needs {_describe_needed_memory(largest_case)}, "
-            f"but only {format_bytes(free_bytes)} is free{location}",
+            f"but only {format_bytes(free_bytes)} is free{location_text}",
             hint=f"{describe_fitting(usable_bytes)} would fit",
         )
 
@@ -113,17 +113,17 @@ def _check_host_fit(case: Case, free_bytes: int | Unavailable) -> None:
         return
     usable_bytes = int(_SHARE_OF_FREE * free_bytes)
     if case.host_bytes > usable_bytes:
-        largest_fitting = _format_rounded_down(usable_bytes * case.size_bytes // case.host_bytes)
+        largest_size_text = _format_rounded_down(usable_bytes * case.size_bytes // case.host_bytes)
         raise InputError(
             f"{case.title} needs {format_bytes(case.host_bytes)} of host memory, but only "
             f"{format_bytes(free_bytes)} is free",
-            hint=f"a size of {largest_fitting} would fit",
+            hint=f"a size of {largest_size_text} would fit",
         )
 
 
 def _describe_needed_memory(case: Case) -> str:
-    total = f"{format_bytes(case.needed_bytes)} of device memory"
-    return f"{total} in {case.buffers} buffers" if case.buffers > 1 else total
+    total_text = f"{format_bytes(case.needed_bytes)} of device memory"
+    return f"{total_text} in {case.buffers} buffers" if case.buffers > 1 else total_text
 
 
 def _describe_buffer_size(case: Case, usable_bytes: int) -> str:
@@ -133,5 +133,5 @@ def _describe_buffer_size(case: Case, usable_bytes: int) -> str:
 
 def _format_rounded_down(size_bytes: int) -> str:
     """Format a size, rounded down to 8 significant bits so that it is easy to read and type."""
-    unit = 1 << max(size_bytes.bit_length() - 8, 4)
-    return format_bytes(size_bytes // unit * unit)
+    rounding_unit = 1 << max(size_bytes.bit_length() - 8, 4)
+    return format_bytes(size_bytes // rounding_unit * rounding_unit)

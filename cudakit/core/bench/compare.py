@@ -40,7 +40,7 @@ class Verdict(Enum):
     AMBIGUOUS = "ambiguous"
 
 
-_FAILING = {verdict.value: verdict for verdict in Verdict if verdict is not Verdict.SAME}
+_FAILING_VERDICTS = {verdict.value: verdict for verdict in Verdict if verdict is not Verdict.SAME}
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,9 @@ def compare(before: BenchResult, after: BenchResult, *, force: bool = False) -> 
         )
     differences = tuple(
         dict.fromkeys(
-            line for matching_case in matching_cases for line in _differences(*matching_case)
+            difference
+            for matching_case in matching_cases
+            for difference in _differences(*matching_case)
         )
     )
     if differences and not force:
@@ -124,10 +126,10 @@ def compare_case(before: CaseResult, after: CaseResult) -> CaseComparison:
     )
     verdict, reason = _verdict(before, after)
     change: float | Unavailable
-    interval: tuple[float, float] | Unavailable
-    change = interval = Unavailable(reason or "the measured time is 0")
+    change_interval: tuple[float, float] | Unavailable
+    change = change_interval = Unavailable(reason or "the measured time is 0")
     if interval_before is not None and interval_after is not None and interval_before[1] > 0:
-        change, interval = (
+        change, change_interval = (
             interval_after[1] / interval_before[1] - 1,
             _change_interval(interval_before, interval_after),
         )
@@ -139,7 +141,7 @@ def compare_case(before: CaseResult, after: CaseResult) -> CaseComparison:
         before_s=before.median_s,
         after_s=after.median_s,
         change=change,
-        change_interval=interval,
+        change_interval=change_interval,
         clock_change=_median_change(before.sm_clock_hz, after.sm_clock_hz),
         cycles_change=_median_change(before.cycles, after.cycles),
         reason=reason,
@@ -166,27 +168,27 @@ class FailOn:
 def parse_fail_on(text: str) -> FailOn:
     """Parse ``slower``, ``slower:5%``, ``faster:0.1`` or ``ambiguous``; raises UsageError for other text."""
     verdict_word, colon, threshold_text = text.strip().partition(":")
-    invalid = UsageError(
+    invalid_error = UsageError(
         f"--fail-on {text!r} is not valid",
-        hint=f"choose from {', '.join(_FAILING)}, each with an optional change: slower:5%",
+        hint=f"choose from {', '.join(_FAILING_VERDICTS)}, each with an optional change: slower:5%",
     )
-    if verdict_word not in _FAILING or (colon and not threshold_text):
-        raise invalid
+    if verdict_word not in _FAILING_VERDICTS or (colon and not threshold_text):
+        raise invalid_error
     try:
         ratio = parse_ratio(threshold_text) if threshold_text else 0.0
     except ValueError:
-        raise invalid from None
+        raise invalid_error from None
     if ratio > 1 and not threshold_text.endswith("%"):
         raise UsageError(
             f"--fail-on {text!r} is ambiguous", hint=f"write {verdict_word}:{threshold_text}%"
         )
-    return FailOn(_FAILING[verdict_word], ratio)
+    return FailOn(_FAILING_VERDICTS[verdict_word], ratio)
 
 
 def _verdict(before: CaseResult, after: CaseResult) -> tuple[Verdict, str]:
-    for case, run in ((before, "before"), (after, "after")):
+    for case, run_name in ((before, "before"), (after, "after")):
         if isinstance(case.median_s, Unavailable):
-            return Verdict.AMBIGUOUS, f"{run}: {case.median_s.reason}"
+            return Verdict.AMBIGUOUS, f"{run_name}: {case.median_s.reason}"
     time_verdict = _verdict_from_intervals(
         _interval(before.samples_s, before.rounds), _interval(after.samples_s, after.rounds)
     )
@@ -218,16 +220,16 @@ def _verdict_from_intervals(before: _Interval | None, after: _Interval | None) -
     return Verdict.SAME if is_mutual else Verdict.AMBIGUOUS
 
 
-def _interval(values: tuple[float, ...], rounds: tuple[int, ...]) -> _Interval | None:
+def _interval(times: tuple[float, ...], rounds: tuple[int, ...]) -> _Interval | None:
     """Return the CI of the median, with at least RESOLUTION to both sides; None without samples."""
-    if not values:
+    if not times:
         return None
-    low, high = ci_over_rounds(values, rounds)
-    median_value = median(values)
+    ci_low, ci_high = ci_over_rounds(times, rounds)
+    median_value = median(times)
     return (
-        min(low, median_value * (1 - RESOLUTION)),
+        min(ci_low, median_value * (1 - RESOLUTION)),
         median_value,
-        max(high, median_value * (1 + RESOLUTION)),
+        max(ci_high, median_value * (1 + RESOLUTION)),
     )
 
 

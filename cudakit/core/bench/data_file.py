@@ -21,7 +21,7 @@ from cudakit.units import format_bytes
 BLOCK_BYTES = 4096
 _CHUNK_BYTES = 16 << 20
 # Odd constant whose multiples are spread over all 64-bit numbers: 2**64 divided by the golden ratio.
-_SPREAD = np.uint64(0x9E37_79B9_7F4A_7C15)
+_SPREADING_FACTOR = np.uint64(0x9E37_79B9_7F4A_7C15)
 _WORD_BYTES = 8
 
 
@@ -34,7 +34,7 @@ class DataFile:
     seed: int
     has_direct_io: bool  # Whether O_DIRECT bypasses the page cache.
 
-    def expected(self, offset: int, size_bytes: int) -> npt.NDArray[np.uint8]:
+    def expected_bytes(self, offset: int, size_bytes: int) -> npt.NDArray[np.uint8]:
         """Return the bytes at an offset; offset and size are multiples of 8."""
         return content(self.seed, offset, size_bytes)
 
@@ -44,7 +44,7 @@ def content(seed: int, offset: int, size_bytes: int) -> npt.NDArray[np.uint8]:
     first_word = offset // _WORD_BYTES
     words = np.arange(first_word, first_word + size_bytes // _WORD_BYTES, dtype=np.uint64)
     with np.errstate(over="ignore"):
-        return ((words + np.uint64(seed)) * _SPREAD).view(np.uint8)
+        return ((words + np.uint64(seed)) * _SPREADING_FACTOR).view(np.uint8)
 
 
 @contextmanager
@@ -60,15 +60,15 @@ def temporary_data_file(
     """
     _check_directory(directory, size_bytes)
     try:
-        descriptor, name = tempfile.mkstemp(prefix="cudakit-bench-gds-", dir=directory)
+        descriptor, file_name = tempfile.mkstemp(prefix="cudakit-bench-gds-", dir=directory)
     except OSError as error:
         raise InputError(
             f"no file can be written to {directory}: {error.strerror}",
             hint="name another directory with --path",
         ) from error
-    path = Path(name)
+    path = Path(file_name)
     try:
-        _write(descriptor, path, size_bytes, seed)
+        _write_content(descriptor, path, size_bytes, seed)
         yield DataFile(path, size_bytes, seed, not in_memory and _supports_direct_io(path))
     finally:
         path.unlink(missing_ok=True)
@@ -88,14 +88,14 @@ def _check_directory(directory: Path, size_bytes: int) -> None:
         )
 
 
-def _write(descriptor: int, path: Path, size_bytes: int, seed: int) -> None:
+def _write_content(descriptor: int, path: Path, size_bytes: int, seed: int) -> None:
     """Write the content to the drive, not only to the page cache."""
     try:
         with os.fdopen(descriptor, "wb", buffering=0) as file:
             for offset in range(0, size_bytes, _CHUNK_BYTES):
-                data = content(seed, offset, min(_CHUNK_BYTES, size_bytes - offset)).data
-                while data:
-                    data = data[file.write(data) or 0 :]
+                chunk = content(seed, offset, min(_CHUNK_BYTES, size_bytes - offset)).data
+                while chunk:
+                    chunk = chunk[file.write(chunk) or 0 :]
             os.fsync(file.fileno())
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     except OSError as error:

@@ -20,9 +20,9 @@ from cudakit.units import Unavailable
 # The duration of each of the two chunks of work in the queue. Reading the counter takes up to 6 ms.
 _CHUNK_S = 0.02
 # The maximum duration of a measurement, as a multiple of the time between its first and last counter change.
-_MAX_DURATION = 3.0
+_MAX_DURATION_FACTOR = 3.0
 # Minimum share of time in which the device must be busy: an idle device draws power without work.
-_MIN_BUSY = 0.9
+_MIN_BUSY_SHARE = 0.9
 
 ReadJ: TypeAlias = Callable[[], float | Unavailable]
 
@@ -70,10 +70,10 @@ class CounterSteps:
 
     def poll(self) -> None:
         """Read the counter, and record the time and the value if the value has changed."""
-        read_j = self._read_j()
-        if read_j != self._last_j and not isinstance(read_j, Unavailable):
-            self._last_j = read_j
-            self._changes.append((self._now_s(), read_j))
+        energy_j = self._read_j()
+        if energy_j != self._last_j and not isinstance(energy_j, Unavailable):
+            self._last_j = energy_j
+            self._changes.append((self._now_s(), energy_j))
 
     def power_w(self) -> float:
         """Return the mean power in watts between the first and the last change."""
@@ -106,7 +106,7 @@ class EnergyMeter:
         self._executions, self._execution_s = executions, execution_s
         self._min_s, self._now_s = min_s, now_s
         self._steps = CounterSteps(read_j or (lambda: read_energy_j(gpu)), now_s)
-        self._repeats = _repeats_per_chunk(executions, execution_s)
+        self._repeat_count = _repeats_per_chunk(executions, execution_s)
         self._energy_j: float | Unavailable = Unavailable(
             "the measurement of energy was interrupted"
         )
@@ -124,37 +124,40 @@ class EnergyMeter:
                 self._enqueue()
                 gpu.record(event, stream)
             cleanup.callback(gpu.sync_stream, stream)
-            ends_s: list[float] = []  # End times of the chunks.
+            chunk_ends_s: list[float] = []  # End times of the chunks.
             begin_s = self._now_s()
             for event in cycle(events):
                 while not gpu.query_event(event):
                     self._steps.poll()
-                ends_s.append(self._now_s())
+                chunk_ends_s.append(self._now_s())
                 progress_share = self._steps.elapsed_s / self._min_s
-                is_over = progress_share >= 1 or ends_s[-1] - begin_s > _MAX_DURATION * self._min_s
-                if is_over and len(ends_s) > 1:  # two ends give the duration of a chunk
+                is_over = (
+                    progress_share >= 1
+                    or chunk_ends_s[-1] - begin_s > _MAX_DURATION_FACTOR * self._min_s
+                )
+                if is_over and len(chunk_ends_s) > 1:  # two ends give the duration of a chunk
                     break
                 yield min(progress_share, 1.0)
                 self._enqueue()
                 gpu.record(event, stream)
-        self._energy_j = self._compute_energy_j(ends_s)
+        self._energy_j = self._compute_energy_j(chunk_ends_s)
 
     def per_execution_j(self) -> float | Unavailable:
         """Return the joules of one execution; Unavailable if the counter was too slow or the device idle."""
         return self._energy_j
 
     def _enqueue(self) -> None:
-        for _ in range(self._repeats):
+        for _ in range(self._repeat_count):
             self._work(self._stream)
 
-    def _compute_energy_j(self, ends_s: list[float]) -> float | Unavailable:
+    def _compute_energy_j(self, chunk_ends_s: list[float]) -> float | Unavailable:
         if self._steps.elapsed_s < self._min_s:
             return Unavailable("the energy counter changed too rarely")
-        chunk_s = (ends_s[-1] - ends_s[0]) / (len(ends_s) - 1)
-        elapsed_s = chunk_s / (self._repeats * self._executions)
-        if self._execution_s < _MIN_BUSY * elapsed_s:
-            share = self._execution_s / elapsed_s
-            return Unavailable(f"the GPU was busy for only {share:.0%} of the time")
+        chunk_s = (chunk_ends_s[-1] - chunk_ends_s[0]) / (len(chunk_ends_s) - 1)
+        elapsed_s = chunk_s / (self._repeat_count * self._executions)
+        if self._execution_s < _MIN_BUSY_SHARE * elapsed_s:
+            busy_share = self._execution_s / elapsed_s
+            return Unavailable(f"the GPU was busy for only {busy_share:.0%} of the time")
         return self._steps.power_w() * elapsed_s
 
 
@@ -168,5 +171,5 @@ def read_energy_j(gpu: DeviceInfo) -> float | Unavailable:
 
 def _repeats_per_chunk(executions: int, execution_s: float) -> int:
     """Return how often the work is enqueued per chunk: two chunks must fit in the queue of launches."""
-    repeats = _CHUNK_S / max(executions * execution_s, 1e-9)
-    return max(1, min(round(repeats), MAX_QUEUED // 2 // executions))
+    repeat_count = _CHUNK_S / max(executions * execution_s, 1e-9)
+    return max(1, min(round(repeat_count), MAX_QUEUED // 2 // executions))

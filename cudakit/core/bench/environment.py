@@ -9,7 +9,7 @@ from cudakit.gpu.api.facts import NOT_QUERIED, DeviceFacts, Field, Scalar, Telem
 from cudakit.gpu.api.run_context import RunContext
 from cudakit.units import Unavailable
 
-_MODES = ("mig_mode", "mps_enabled", "ecc_enabled", "persistence_mode", "compute_mode")
+_MODE_FIELDS = ("mig_mode", "mps_enabled", "ecc_enabled", "persistence_mode", "compute_mode")
 # The reason for throttling, by the NVML counter of the throttled time.
 _THROTTLING_COUNTERS = {
     "slowed_by_power_cap_ns": "power cap",
@@ -19,7 +19,16 @@ _THROTTLING_COUNTERS = {
     "slowed_by_power_brake_ns": "power brake",
 }
 # Prefixes of environment variables that affect CUDA and its libraries.
-_VARIABLES = ("CUDA_", "CUBLAS", "NCCL_", "NVIDIA_", "PYTORCH_", "TORCH_", "CUPY_", "OMP_NUM_")
+_VARIABLE_PREFIXES = (
+    "CUDA_",
+    "CUBLAS",
+    "NCCL_",
+    "NVIDIA_",
+    "PYTORCH_",
+    "TORCH_",
+    "CUPY_",
+    "OMP_NUM_",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +78,7 @@ class Environment:
     after: Moment | None = None  # Telemetry after the last sample.
 
     @property
-    def slowed(self) -> Mapping[str, float]:
+    def throttled_seconds(self) -> Mapping[str, float]:
         """Throttled time in seconds between ``before`` and ``after``, by reason."""
         if self.before is None or self.after is None:
             return {}
@@ -84,7 +93,7 @@ class Environment:
     def differences_from(self, other_environment: Environment) -> tuple[str, ...]:
         """Return the differences that make results in two environments incomparable."""
         # The versions of cudakit and Python do not change what the device does.
-        names = sorted(
+        setting_names = sorted(
             (self.versions.keys() | other_environment.versions.keys()) - {"cudakit", "python"}
         )
         values_by_setting: list[tuple[str, object, object]] = [
@@ -93,7 +102,7 @@ class Environment:
             ("SMs", self.multiprocessors, other_environment.multiprocessors),
             *(
                 (name, self.versions.get(name), other_environment.versions.get(name))
-                for name in names
+                for name in setting_names
             ),
         ]
         return tuple(
@@ -115,10 +124,13 @@ def environment(
 
     Of the environment variables, only those that affect CUDA are recorded.
     """
-    device = run_context.nvml_device
-    nvml_and_cuda: dict[str, Field] = {**(device.fields if device else {}), **facts.fields}
+    nvml_device = run_context.nvml_device
+    nvml_and_cuda: dict[str, Field] = {
+        **(nvml_device.fields if nvml_device else {}),
+        **facts.fields,
+    }
     telemetry = after or before
-    limits = telemetry.fields if telemetry else {}
+    telemetry_fields = telemetry.fields if telemetry else {}
     return Environment(
         simulated=simulated,
         gpu=_text_field(nvml_and_cuda, "name"),
@@ -132,9 +144,11 @@ def environment(
         memory_bytes=_integer_field(nvml_and_cuda, "usable_memory_bytes"),
         l2_bytes=_integer_field(nvml_and_cuda, "l2_cache_size_bytes"),
         pcie=_pcie_text(nvml_and_cuda),
-        power_limit_w=_number_field(limits, "power_limit_enforced_w"),
+        power_limit_w=_number_field(telemetry_fields, "power_limit_enforced_w"),
         power_limit_default_w=_number_field(nvml_and_cuda, "power_limit_default_w"),
-        modes={name: _mode_name(nvml_and_cuda[name]) for name in _MODES if name in nvml_and_cuda},
+        modes={
+            name: _mode_name(nvml_and_cuda[name]) for name in _MODE_FIELDS if name in nvml_and_cuda
+        },
         versions=dict(sorted(run_context.versions.items())),
         other_processes=run_context.other_processes,
         host=run_context.host.summary(),
@@ -148,7 +162,7 @@ def environment(
 def moment(telemetry: Telemetry) -> Moment:
     """Return the telemetry that may explain a measured time."""
     fields = telemetry.fields
-    reasons = fields.get("clock_event_reasons", NOT_QUERIED)
+    clock_reasons = fields.get("clock_event_reasons", NOT_QUERIED)
     return Moment(
         time_ns=telemetry.time_ns,
         sm_clock_mhz=_number_field(fields, "clock_sm_mhz"),
@@ -157,9 +171,9 @@ def moment(telemetry: Telemetry) -> Moment:
         memory_temperature_c=_number_field(fields, "temperature_memory_c"),
         power_w=_number_field(fields, "power_draw_w"),
         energy_j=_number_field(fields, "energy_j"),
-        clock_reasons=tuple(map(str, reasons))
-        if isinstance(reasons, tuple)
-        else _unavailable(reasons),
+        clock_reasons=tuple(map(str, clock_reasons))
+        if isinstance(clock_reasons, tuple)
+        else _unavailable(clock_reasons),
         slowed_ns={
             reason: reason_ns
             for name, reason in _THROTTLING_COUNTERS.items()
@@ -170,7 +184,9 @@ def moment(telemetry: Telemetry) -> Moment:
 
 def relevant_variables(variables: Mapping[str, str]) -> dict[str, str]:
     """Return the environment variables that affect CUDA and its libraries, sorted by name."""
-    return {name: variables[name] for name in sorted(variables) if name.startswith(_VARIABLES)}
+    return {
+        name: variables[name] for name in sorted(variables) if name.startswith(_VARIABLE_PREFIXES)
+    }
 
 
 def _number_field(

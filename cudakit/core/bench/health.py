@@ -26,12 +26,12 @@ Source: TypeAlias = Literal["measured", "derived", "bound"]
 _SHARES_OF_MEASURED = (0.93, 0.85, 1.15)
 _SHARES_OF_DERIVED = (0.75, 0.5, None)
 # A time fails beyond this multiple of its bound.
-_FAIL_ABOVE_BOUND = 3
+_FAIL_MULTIPLE = 3
 
 # Measured on one H200 SXM with random data: GEMMs of 8192 by 8192 by 8192 by cuBLAS; copies of pinned memory
 # over PCIe 5.0 x16; copies within the device, counting reads and writes; kernels on buffers of 1 GiB. "memory
 # read" is the dot product of STREAM on ND H200 v5 (Azure AI benchmarking guide).
-_H200: Mapping[str, float] = MappingProxyType(
+_H200_FIGURES: Mapping[str, float] = MappingProxyType(
     {
         "gemm fp64": 57.1e12,
         "gemm fp32": 50.6e12,
@@ -47,7 +47,9 @@ _H200: Mapping[str, float] = MappingProxyType(
         "memory read": 4480e9,
     }
 )
-_MEASURED_FIGURES: Mapping[str, Mapping[str, float]] = MappingProxyType({"NVIDIA H200": _H200})
+_MEASURED_FIGURES: Mapping[str, Mapping[str, float]] = MappingProxyType(
+    {"NVIDIA H200": _H200_FIGURES}
+)
 
 # Expected shares of the theoretical peak. The H200 reached 0.73 to 0.85 in GEMMs, 0.89 to 0.93 in memory
 # kernels, and 0.88 in copies.
@@ -206,10 +208,12 @@ def _worst_health(figures: Sequence[Figure]) -> Health | None:
 
 def figure_name(case: CaseResult) -> str:
     """Return the name of the figure of a case: its bench and the value of one axis, as in ``gemm bf16``."""
-    kind = str(case.axes.get(_NAMING_AXES.get(case.name, ""), ""))
-    bench = "" if case.name == "launch" and kind else case.name  # a call is named without its bench
-    peer = f"to {case.axes['peer']}" if "peer" in case.axes else ""
-    return " ".join(filter(None, (bench, kind, peer)))
+    axis_text = str(case.axes.get(_NAMING_AXES.get(case.name, ""), ""))
+    bench_name = (
+        "" if case.name == "launch" and axis_text else case.name
+    )  # a call is named without its bench
+    peer_text = f"to {case.axes['peer']}" if "peer" in case.axes else ""
+    return " ".join(filter(None, (bench_name, axis_text, peer_text)))
 
 
 def measured_value(case: CaseResult) -> tuple[float | Unavailable, str]:
@@ -221,22 +225,22 @@ def measured_value(case: CaseResult) -> tuple[float | Unavailable, str]:
 
 def band(case: CaseResult) -> Band | Unavailable:
     """Return the expected value of a case, or the reason why there is none."""
-    figure, (_, unit) = figure_name(case), measured_value(case)
+    name, (_, unit) = figure_name(case), measured_value(case)
     if unit == "s":
-        return _time_band(figure)
-    measured_amount = _MEASURED_FIGURES.get(str(case.environment.gpu), {}).get(figure)
+        return _time_band(name)
+    measured_amount = _MEASURED_FIGURES.get(str(case.environment.gpu), {}).get(name)
     if measured_amount is not None:
         return _band_around(measured_amount, unit, _SHARES_OF_MEASURED, "measured")
-    if figure in _NOT_DERIVED:
-        return _NOT_DERIVED[figure]
+    if name in _NOT_DERIVED:
+        return _NOT_DERIVED[name]
     return _derived_band(case, unit)
 
 
-def _time_band(figure: str) -> Band | Unavailable:
-    bound_s = _TIME_LIMITS.get(figure)
+def _time_band(name: str) -> Band | Unavailable:
+    bound_s = _TIME_LIMITS.get(name)
     if bound_s is None:
         return _NO_EXPECTATION
-    return Band("s", bound_s, bound_s, _FAIL_ABOVE_BOUND * bound_s, None, "bound")
+    return Band("s", bound_s, bound_s, _FAIL_MULTIPLE * bound_s, None, "bound")
 
 
 def _derived_band(case: CaseResult, unit: str) -> Band | Unavailable:
@@ -251,8 +255,15 @@ def _derived_band(case: CaseResult, unit: str) -> Band | Unavailable:
 
 
 def _band_around(
-    expected: float, unit: str, shares: tuple[float, float, float | None], source: Source
+    expected_value: float, unit: str, shares: tuple[float, float, float | None], source: Source
 ) -> Band:
-    warn, fail, warn_above = shares
-    upper_limit = None if warn_above is None else warn_above * expected
-    return Band(unit, expected, warn * expected, fail * expected, upper_limit, source)
+    warn_share, fail_share, warn_above_share = shares
+    upper_limit = None if warn_above_share is None else warn_above_share * expected_value
+    return Band(
+        unit,
+        expected_value,
+        warn_share * expected_value,
+        fail_share * expected_value,
+        upper_limit,
+        source,
+    )

@@ -41,9 +41,9 @@ def buffer_sets(cache: Cache, *, l2_bytes: int, footprint_bytes: int, free_bytes
     return min(needed_sets, fitting_sets, MAX_SETS)
 
 
-def is_cold(sets: int, *, l2_bytes: int, footprint_bytes: int) -> bool:
+def is_cold(set_count: int, *, l2_bytes: int, footprint_bytes: int) -> bool:
     """Return whether twice the cache size is written between two uses of a buffer set."""
-    return max(sets - 1, int(sets == 1)) * footprint_bytes >= _CACHE_MULTIPLE * l2_bytes
+    return max(set_count - 1, int(set_count == 1)) * footprint_bytes >= _CACHE_MULTIPLE * l2_bytes
 
 
 class Flush:

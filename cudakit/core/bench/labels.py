@@ -17,7 +17,7 @@ _COUNTED_AXES = ("nodes",)
 # Values of these axes are large numbers, which are shown with separators: "1,000,000".
 _LARGE_NUMBER_AXES = ("elements",)
 # Some axes have a title that differs from their name: "kind" is the node type of a graph.
-_TITLES = {"kind": "node type"}
+_TITLE_BY_AXIS = {"kind": "node type"}
 
 
 class LabelledCase(Protocol):
@@ -46,33 +46,36 @@ def varying_axes(cases: Sequence[LabelledCase]) -> list[str]:
 
 def describe_common_axes(cases: Sequence[LabelledCase]) -> str:
     """Return the axes that have one value in all cases: ``dtype bf16, layout nn``."""
-    varying = set(varying_axes(cases))
+    varying_names = set(varying_axes(cases))
     return ", ".join(
         f"{axis_title(name)} {format_axis(name, value)}"
         for name, value in (cases[0].axes.items() if cases else ())
-        if name not in varying
+        if name not in varying_names
     )
 
 
 def short_labels(
-    cases: Sequence[LabelledCase], *, omitted_axes: Collection[str] = (), library: bool = True
+    cases: Sequence[LabelledCase], *, omitted_axes: Collection[str] = (), with_library: bool = True
 ) -> list[str]:
     """Return for each case a label of the axes that vary: ``bf16 8192³ by torch``.
 
-    The labels leave out ``omitted_axes``. With ``library``, labels of baselines end with their library. If no
-    axis varies, the label is the name of the bench.
+    The labels leave out ``omitted_axes``. With ``with_library``, labels of baselines end with their library.
+    If no axis varies, the label is the name of the bench.
     """
     names = [name for name in varying_axes(cases) if name not in omitted_axes]
     if not set(DIMENSIONS).isdisjoint(names):
         # One dimension of a GEMM alone would be ambiguous.
         names = [name for name in axis_names(cases) if name in names or name in DIMENSIONS]
     has_several_benches = len({case.name for case in cases}) > 1
-    return [_label(case, names, bench=has_several_benches, library=library) for case in cases]
+    return [
+        _label(case, names, with_bench=has_several_benches, with_library=with_library)
+        for case in cases
+    ]
 
 
 def full_label(case: LabelledCase) -> str:
     """Return a label of all axes of a case: ``gemm 8192³ bf16 tn``."""
-    return _label(case, list(case.axes), bench=True, library=True)
+    return _label(case, list(case.axes), with_bench=True, with_library=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +96,11 @@ def describe_subset(described_cases: Sequence[LabelledCase], cases: Sequence[Lab
     """Return the first labels of a subset of cases and the number of others, or ``all 18 cases``."""
     if len(described_cases) == len(cases) > 1:
         return "both cases" if len(cases) == 2 else f"all {len(cases)} cases"
-    labels = dict(zip(map(id, cases), short_labels(cases), strict=True))
-    return first_few([labels[id(case)] for case in described_cases])
+    label_by_id = dict(zip(map(id, cases), short_labels(cases), strict=True))
+    return join_first_names([label_by_id[id(case)] for case in described_cases])
 
 
-def first_few(names: Sequence[str], count: int = 3, separator: str = ", ") -> str:
+def join_first_names(names: Sequence[str], count: int = 3, separator: str = ", ") -> str:
     """Join the first ``count`` names, and append the number of others."""
     remaining_text = f" and {len(names) - count} more" if len(names) > count else ""
     return separator.join(names[:count]) + remaining_text
@@ -136,19 +139,19 @@ def format_axis(name: str, value: Axis | None) -> str:
 
 def axis_title(name: str) -> str:
     """Return the title of an axis: its name without the unit."""
-    return _TITLES.get(name) or name.removesuffix("_bytes").replace("_", " ")
+    return _TITLE_BY_AXIS.get(name) or name.removesuffix("_bytes").replace("_", " ")
 
 
-def _label(case: LabelledCase, axes: Sequence[str], *, bench: bool, library: bool) -> str:
+def _label(case: LabelledCase, axes: Sequence[str], *, with_bench: bool, with_library: bool) -> str:
     # For the calls "launch" and "launch-to-start", the name of the call contains the name of the bench.
-    names_bench = str(case.axes.get("call", "")).startswith(case.name)
-    label_parts = [case.name] if bench and not names_bench else []
+    call_names_bench = str(case.axes.get("call", "")).startswith(case.name)
+    label_parts = [case.name] if with_bench and not call_names_bench else []
     for name in axes:
         if name in DIMENSIONS and all(size in case.axes for size in DIMENSIONS):
             label_parts += [_format_dimensions(case)] if name == DIMENSIONS[0] else []
         elif (value := case.axes.get(name)) is not None:
             label_parts.append(_format_with_title(name, value))
-    if library and case.library != CUDAKIT:
+    if with_library and case.library != CUDAKIT:
         label_parts = [*(label_parts or [case.name]), f"by {case.library}"]
     return " ".join(label_parts) or case.name
 

@@ -16,7 +16,7 @@ from cudakit.units import Unavailable, format_bytes
 _Result = TypeVar("_Result", BenchResult, SuiteResult)
 
 # The size limit stops reading of endless files such as /dev/zero; results are far smaller.
-_MAX_BYTES = 256 << 20
+_MAX_FILE_BYTES = 256 << 20
 _HINT = "give a file that cudakit bench wrote: cudakit bench ... -o result.json"
 
 
@@ -26,8 +26,8 @@ def read_text(path: Path, *, hint: str) -> str:
     Raises InputError with ``hint`` if the file is missing, too large or not text.
     """
     file_bytes = _read_bytes(path)
-    if len(file_bytes) > _MAX_BYTES:
-        raise InputError(f"{path} is larger than {format_bytes(_MAX_BYTES)}", hint=hint)
+    if len(file_bytes) > _MAX_FILE_BYTES:
+        raise InputError(f"{path} is larger than {format_bytes(_MAX_FILE_BYTES)}", hint=hint)
     try:
         return file_bytes.decode("utf-8-sig")
     except UnicodeDecodeError:
@@ -67,14 +67,14 @@ def load_result(path: Path) -> BenchResult:
     """
     document = _bench_document(read_json(path, hint=_HINT))
     result = _from_document(BenchResult, document, path)
-    _check(result, path)
+    _check_values(result, path)
     return result
 
 
 def load_suite(path: Path) -> SuiteResult:
     """Read a result of ``cudakit bench suite``. Raises the errors of ``load_result``."""
     suite = _from_document(SuiteResult, read_json(path, hint=_HINT), path)
-    _check(suite.bench, path)
+    _check_values(suite.bench, path)
     return suite
 
 
@@ -116,15 +116,15 @@ def _is_newer(schema: object, expected_schema: str) -> bool:
     return name == expected_name and version.isdigit() and int(version) > int(expected_version)
 
 
-def _check(result: BenchResult, path: Path) -> None:
+def _check_values(result: BenchResult, path: Path) -> None:
     """Raise InputError for values that no measurement can have."""
     for index, case in enumerate(result.results):
-        defect = _problem(case)
+        defect = _find_defect(case)
         if defect:
             raise InputError(f"{path} is damaged: results[{index}].{defect}", hint=_HINT)
 
 
-def _problem(case: CaseResult) -> str:
+def _find_defect(case: CaseResult) -> str:
     if not all(0 <= time < math.inf for time in case.samples_s):
         return "samples_s contains a negative or infinite time"
     if not all(0 < clock < math.inf for clock in case.sm_clock_hz):
@@ -141,6 +141,6 @@ def _problem(case: CaseResult) -> str:
 def _read_bytes(path: Path) -> bytes:
     try:
         with path.open("rb") as file:
-            return file.read(_MAX_BYTES + 1)
+            return file.read(_MAX_FILE_BYTES + 1)
     except OSError as error:
         raise read_error(path, error) from None

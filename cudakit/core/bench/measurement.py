@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from cudakit.core.bench.method import Method
-from cudakit.core.bench.workload import Axis, Verification, worst
+from cudakit.core.bench.workload import Axis, Verification, worst_verification
 from cudakit.gpu.api.facts import Telemetry
 from cudakit.units import Unavailable
 
@@ -62,7 +62,7 @@ class Measurement:
     stop_reason: str
     is_settled: bool  # Whether clock and times were stable before the first sample.
     is_cold: bool  # Whether each buffer set was evicted from the L2 cache before its reuse.
-    warmup: tuple[Reading, ...]  # Readings of the warm-up.
+    warmup_readings: tuple[Reading, ...]  # Readings of the warm-up.
     discarded_readings: tuple[Reading, ...]  # Readings after the warm-up that are no samples.
     telemetry_before: Telemetry  # Telemetry before the first sample.
     telemetry_after: Telemetry  # Telemetry after the last sample.
@@ -80,7 +80,7 @@ class Measurement:
         return self.stop_reason in ("interrupted", "wrong")
 
     @property
-    def interrupted(self) -> bool:
+    def was_interrupted(self) -> bool:
         """Whether the user interrupted the measurement."""
         return self.stop_reason == "interrupted"
 
@@ -106,11 +106,13 @@ def merge_rounds(rounds: Sequence[Measurement], method: Method) -> Measurement:
             rounds=len(rounds),
         ),
         samples=_merge_samples(rounds),
-        verification=worst(measurement.verification for measurement in rounds),
+        verification=worst_verification(measurement.verification for measurement in rounds),
         stop_reason=_worst_reason([measurement.stop_reason for measurement in rounds]),
         is_settled=all(measurement.is_settled for measurement in rounds),
         is_cold=all(measurement.is_cold for measurement in rounds),
-        warmup=tuple(chain.from_iterable(measurement.warmup for measurement in rounds)),
+        warmup_readings=tuple(
+            chain.from_iterable(measurement.warmup_readings for measurement in rounds)
+        ),
         discarded_readings=tuple(
             chain.from_iterable(measurement.discarded_readings for measurement in rounds)
         ),
@@ -129,11 +131,13 @@ def _merge_samples(rounds: Sequence[Measurement]) -> Samples:
     discarded_count = sum(samples.discarded for samples in samples_by_round)
     if not all(measurement.verification.passed for measurement in rounds):
         return Samples((), discarded=discarded_count, converged=False)
-    clocks = all(len(samples.sm_clock_hz) == len(samples.times_s) for samples in samples_by_round)
+    has_clocks = all(
+        len(samples.sm_clock_hz) == len(samples.times_s) for samples in samples_by_round
+    )
     return Samples(
         times_s=tuple(chain.from_iterable(samples.times_s for samples in samples_by_round)),
         sm_clock_hz=tuple(chain.from_iterable(s.sm_clock_hz for s in samples_by_round))
-        if clocks
+        if has_clocks
         else (),
         discarded=discarded_count,
         converged=all(samples.converged for samples in samples_by_round),

@@ -61,12 +61,12 @@ class Method:
         """The clock that times the samples of the mode."""
         return self.mode if self.mode == "host" or self.mode == "call" else "device"
 
-    def differences_from(self, other: Method) -> tuple[str, ...]:
+    def differences_from(self, other_method: Method) -> tuple[str, ...]:
         """Return the differences that make results of two methods incomparable."""
         return tuple(
             f"{name}: {this_value} before, {other_value} after"
             for name in ("mode", "cache", "blocker", "fill")
-            if (this_value := getattr(self, name)) != (other_value := getattr(other, name))
+            if (this_value := getattr(self, name)) != (other_value := getattr(other_method, name))
         )
 
 

@@ -53,8 +53,8 @@ class _MeasuredCase(NamedTuple):
     outcome: Outcome
 
     @property
-    def interrupted(self) -> bool:
-        return isinstance(self.outcome, Measurement) and self.outcome.interrupted
+    def was_interrupted(self) -> bool:
+        return isinstance(self.outcome, Measurement) and self.outcome.was_interrupted
 
 
 def no_progress(stage: str, fraction: float) -> None:
@@ -96,14 +96,16 @@ def run(
     try:
         with closing(open_timer(gpu)) as timer:
             for index, (case, share_s) in enumerate(share_budget(spec, cases, timer.now_s)):
-                libraries, variables = case.implementations, run_context.variables
+                implementations, variables = case.implementations, run_context.variables
                 method = plan_method(
-                    case.method, share_s, len(libraries), variables, simulated=gpu.simulated
+                    case.method, share_s, len(implementations), variables, simulated=gpu.simulated
                 )
                 case_progress = sub_progress(progress, index, len(cases))
-                outcomes = measure_case(timer, libraries, method, progress=case_progress)
-                measured_cases += map(_MeasuredCase, [case] * len(libraries), libraries, outcomes)
-                if any(measured_case.interrupted for measured_case in measured_cases):
+                outcomes = measure_case(timer, implementations, method, progress=case_progress)
+                measured_cases += map(
+                    _MeasuredCase, [case] * len(implementations), implementations, outcomes
+                )
+                if any(measured_case.was_interrupted for measured_case in measured_cases):
                     break
             else:
                 is_complete = True
@@ -150,14 +152,14 @@ def _summarize(
 
 def _titles_by_warning(measured_cases: Sequence[_MeasuredCase]) -> Mapping[str, Sequence[str]]:
     """Return the warnings of measurements, each with the titles of the measured cases."""
-    titles: dict[str, dict[str, None]] = {}
+    titles_by_warning: dict[str, dict[str, None]] = {}
     for measured_case in measured_cases:
         if not isinstance(measured_case.outcome, UnsupportedCase):
             for warning in (
                 measured_case.outcome.warnings if measured_case.outcome else (_NO_SAMPLES,)
             ):
-                titles.setdefault(warning, {})[measured_case.case.title] = None
-    return {warning: tuple(case_titles) for warning, case_titles in titles.items()}
+                titles_by_warning.setdefault(warning, {})[measured_case.case.title] = None
+    return {warning: tuple(case_titles) for warning, case_titles in titles_by_warning.items()}
 
 
 def measure_case(
@@ -183,37 +185,44 @@ def measure_case(
     planned_method = replace(
         planned_method, interleaved=method.interleaved or _distinct_names(workloads)
     )
-    rounds: list[list[Measurement]] = [[] for _ in workloads]
+    measurements_by_workload: list[list[Measurement]] = [[] for _ in workloads]
     try:
         for index, round_method in enumerate(round_methods(planned_method)):
             round_progress = sub_progress(progress, index, planned_method.rounds)
             measurements_of_round = measure_round(
                 timer, workloads, round_method, round_progress, pause
             )
-            for finished_rounds, measurement in zip(rounds, measurements_of_round, strict=True):
+            for finished_rounds, measurement in zip(
+                measurements_by_workload, measurements_of_round, strict=True
+            ):
                 finished_rounds.extend([measurement] if measurement else [])
             if any(
                 measurement is None or measurement.ends_case
                 for measurement in measurements_of_round
             ):
                 break
-    except UnsupportedCase as reason:
+    except UnsupportedCase as unsupported:
         supported_workloads = [
-            workload for workload in workloads if workload is not reason.workload
+            workload for workload in workloads if workload is not unsupported.workload
         ]
-        restart = partial(measure_case, progress=progress, pause=pause, skip_settling=skip_settling)
-        outcomes = iter(restart(timer, supported_workloads, method) if supported_workloads else ())
+        measure_again = partial(
+            measure_case, progress=progress, pause=pause, skip_settling=skip_settling
+        )
+        outcomes = iter(
+            measure_again(timer, supported_workloads, method) if supported_workloads else ()
+        )
         return tuple(
-            reason if workload is reason.workload else next(outcomes) for workload in workloads
+            unsupported if workload is unsupported.workload else next(outcomes)
+            for workload in workloads
         )
     except KeyboardInterrupt:
-        if not all(rounds):
+        if not all(measurements_by_workload):
             raise
-        for finished_rounds in rounds:
+        for finished_rounds in measurements_by_workload:
             finished_rounds[-1] = replace(finished_rounds[-1], stop_reason="interrupted")
     return tuple(
         merge_rounds(finished_rounds, planned_method) if finished_rounds else None
-        for finished_rounds in rounds
+        for finished_rounds in measurements_by_workload
     )
 
 
@@ -237,10 +246,10 @@ def measure_round(
             if not any(run.kept_readings for run in runs):
                 raise
         timer.gpu.sync_stream(timer.stream)  # an interrupt may have left work in the stream
-        return tuple(_finish(run) for run in runs)
+        return tuple(_finish_run(run) for run in runs)
 
 
-def _finish(run: WorkloadRun) -> Measurement | None:
+def _finish_run(run: WorkloadRun) -> Measurement | None:
     """Verify the values that the samples computed, and summarize the run."""
     if not run.is_wrong:
         if not run.kept_readings:
@@ -248,19 +257,19 @@ def _finish(run: WorkloadRun) -> Measurement | None:
         if run.is_sampling:
             end_sampling(run)
         run.stop_reason = run.stop_reason or "interrupted"
-        run.verification = verify(run.timer, run.rotation, run.prepared)
+        run.verification = verify(run.timer, run.rotation, run.prepared_workload)
     return summarize_run(run)
 
 
 @contextmanager
 def garbage_collection_off() -> Iterator[None]:
     """Keep Python's garbage collector from running during samples."""
-    was_on = gc.isenabled()
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if was_on:
+        if was_enabled:
             gc.enable()
 
 

@@ -47,7 +47,7 @@ _MIN_ROUND_S = 1.0
 # Energy is measured only if that takes at most this share of the time of a case.
 _ENERGY_SHARE = 0.2
 # The warm-up of later rounds relative to the first one: a device that was just busy settles sooner.
-_LATER_WARMUP = 0.2
+_LATER_WARMUP_SHARE = 0.2
 # Approximate duration of a sample on a simulated device. In virtual time longer samples are no more precise.
 _SIMULATED_SAMPLE_S = 10e-6
 
@@ -72,7 +72,7 @@ def share_budget(
 def plan_method(
     method: Method,
     share_s: float | None,
-    implementations: int,
+    implementation_count: int,
     variables: Mapping[str, str],
     *,
     simulated: bool = False,
@@ -85,7 +85,7 @@ def plan_method(
         method = replace(method, sample_s=min(method.sample_s, _SIMULATED_SAMPLE_S))
     if disabling_variable(variables):
         method = replace(method, blocker=False)
-    return method if share_s is None else _shorten_to(method, share_s, implementations)
+    return method if share_s is None else _shorten_method(method, share_s, implementation_count)
 
 
 def without_settling(method: Method) -> Method:
@@ -111,33 +111,35 @@ def round_methods(method: Method) -> Iterator[Method]:
         # rounds.
         precision=rule.precision * round_count**0.5,
     )
-    max_s = method.warmup_most_s
-    max_s = max_warmup_s(method.warmup_s) if max_s is None else max_s
+    longest_warmup_s = method.warmup_most_s
+    longest_warmup_s = (
+        max_warmup_s(method.warmup_s) if longest_warmup_s is None else longest_warmup_s
+    )
     for index in range(round_count):
-        warmup_share = _LATER_WARMUP if index else 1.0
+        warmup_share = _LATER_WARMUP_SHARE if index else 1.0
         yield replace(
             method,
             warmup_s=warmup_share * method.warmup_s,
-            warmup_most_s=warmup_share * max_s,
+            warmup_most_s=warmup_share * longest_warmup_s,
             energy_s=method.energy_s if index == round_count - 1 else 0.0,
             rule=round_rule,
         )
 
 
-def _shorten_to(method: Method, share_s: float, implementations: int) -> Method:
+def _shorten_method(method: Method, share_s: float, implementation_count: int) -> Method:
     """Shorten a measurement method so that all implementations take ``share_s``, but keep ``min_samples``."""
     share_s = max(share_s, 1e-3)
-    rounds = max(1, min(method.rounds, int(share_s / _MIN_ROUND_S)))
-    warmups = implementations * (1 + _LATER_WARMUP * (rounds - 1))
-    max_s = _WARMUP_SHARE * share_s / warmups
+    round_count = max(1, min(method.rounds, int(share_s / _MIN_ROUND_S)))
+    warmup_count = implementation_count * (1 + _LATER_WARMUP_SHARE * (round_count - 1))
+    longest_warmup_s = _WARMUP_SHARE * share_s / warmup_count
     timeout_s = min(method.rule.timeout_s, (1 - _WARMUP_SHARE) * share_s)
     min_time_s = min(method.rule.min_time_s, timeout_s / 2)
-    has_energy = implementations * method.energy_s <= _ENERGY_SHARE * share_s
+    has_energy = implementation_count * method.energy_s <= _ENERGY_SHARE * share_s
     return replace(
         method,
-        warmup_s=min(method.warmup_s, max_s),
-        warmup_most_s=min(max_warmup_s(method.warmup_s), max_s),
+        warmup_s=min(method.warmup_s, longest_warmup_s),
+        warmup_most_s=min(max_warmup_s(method.warmup_s), longest_warmup_s),
         rule=replace(method.rule, timeout_s=timeout_s, min_time_s=min_time_s),
-        rounds=rounds,
+        rounds=round_count,
         energy_s=method.energy_s if has_energy else 0.0,
     )

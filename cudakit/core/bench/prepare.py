@@ -16,7 +16,7 @@ from cudakit.core.bench.verify import verify
 from cudakit.core.bench.workload import (
     Axis,
     ConfiguredWorkload,
-    Prepared,
+    PreparedWorkload,
     UnsupportedCase,
     Workload,
 )
@@ -35,20 +35,33 @@ class WorkloadRun:
     """One workload in one round: its buffers, the work of a sample, and the data that each step recorded."""
 
     def __init__(
-        self, timer: SampleTimer, workload: Workload, prepared: Prepared, method: Method
+        self,
+        timer: SampleTimer,
+        workload: Workload,
+        prepared_workload: PreparedWorkload,
+        method: Method,
     ) -> None:
         self.title = workload_label(workload)
-        self.timer, self.workload, self.prepared, self.method = timer, workload, prepared, method
+        self.timer, self.workload, self.prepared_workload, self.method = (
+            timer,
+            workload,
+            prepared_workload,
+            method,
+        )
         self.settings: Mapping[str, Axis] = (
-            dict(prepared.settings) if isinstance(prepared, ConfiguredWorkload) else {}
+            dict(prepared_workload.settings)
+            if isinstance(prepared_workload, ConfiguredWorkload)
+            else {}
         )
         self.is_blocked = method.blocker and method.clock == "device"
-        self.timeouts = 0  # Number of timeouts of the blocking kernel.
-        self.rotation = BufferRotation(prepared.enqueue, rotate_buffers(timer, prepared, method))
+        self.timeout_count = 0  # Number of timeouts of the blocking kernel.
+        self.rotation = BufferRotation(
+            prepared_workload.enqueue, rotate_buffers(timer, prepared_workload, method)
+        )
         self.work = SampleWork(self.rotation.run)
-        self.verification = verify(timer, self.rotation, prepared)
+        self.verification = verify(timer, self.rotation, prepared_workload)
         # The step warm_up records these attributes.
-        self.warmup: list[Reading] = []
+        self.warmup_readings: list[Reading] = []
         self.warmup_s = 0.0
         self.is_settled = not method.warmup_s
         # The step sample records these attributes.
@@ -59,7 +72,7 @@ class WorkloadRun:
         self.stop_reason = "" if self.verification.passed else "wrong"
         self.is_sampling = False
         self.begin_s, self.elapsed_s = timer.now_s(), 0.0
-        self.begin_runs = self.end_runs = self.rotation.runs
+        self.begin_execution = self.end_execution = self.rotation.execution_count
         self.telemetry_before = self.telemetry_after = timer.gpu.telemetry()
         # The function measure_energy records this attribute.
         self.energy_j: float | Unavailable = Unavailable("energy was not measured")
@@ -71,8 +84,8 @@ class WorkloadRun:
 
     def count_timeout(self, reading: Reading) -> None:
         """Count an invalid reading; after MAX_TIMEOUTS of them, stop using the blocking kernel."""
-        self.timeouts += not reading.valid
-        self.is_blocked = self.is_blocked and self.timeouts < MAX_TIMEOUTS
+        self.timeout_count += not reading.valid
+        self.is_blocked = self.is_blocked and self.timeout_count < MAX_TIMEOUTS
 
     def close(self) -> None:
         """Release the work of the samples. The buffers stay until the caller closes the prepared workload."""
@@ -89,7 +102,8 @@ def prepare(
     # Every workload allocates its first buffer set before any workload uses the remaining memory for more
     # sets.
     prepared_workloads = [
-        cleanup.enter_context(closing(_prepare(timer, workload, method))) for workload in workloads
+        cleanup.enter_context(closing(_prepare_workload(timer, workload, method)))
+        for workload in workloads
     ]
     return [
         cleanup.enter_context(closing(WorkloadRun(timer, workload, prepared_workload, method)))
@@ -97,21 +111,21 @@ def prepare(
     ]
 
 
-def _prepare(timer: SampleTimer, workload: Workload, method: Method) -> Prepared:
+def _prepare_workload(timer: SampleTimer, workload: Workload, method: Method) -> PreparedWorkload:
     try:
         return workload.prepare(timer.gpu, method.seed)
     except Unsupported as reason:
         raise UnsupportedCase(workload, reason, {}) from reason
 
 
-def rotate_buffers(timer: SampleTimer, prepared: Prepared, method: Method) -> int:
+def rotate_buffers(timer: SampleTimer, prepared_workload: PreparedWorkload, method: Method) -> int:
     """Allocate the buffer sets that the L2 state needs, and return their number."""
-    sets = buffer_sets(
+    set_count = buffer_sets(
         method.cache,
         l2_bytes=timer.l2_bytes,
-        footprint_bytes=prepared.footprint_bytes,
+        footprint_bytes=prepared_workload.footprint_bytes,
         free_bytes=timer.gpu.memory_info().free_bytes,
     )
-    if sets > 1:
-        prepared.rotate(sets)
-    return sets
+    if set_count > 1:
+        prepared_workload.rotate(set_count)
+    return set_count

@@ -94,7 +94,7 @@ _PCIE_LANES = MappingProxyType(
 )
 # Bytes per second of one link in one direction by NVML's version: the rates in the datasheets of P100, V100,
 # A100, H100 and B200 divided by their 4, 6, 12, 18 and 18 links and two directions.
-_NVLINKS = MappingProxyType(
+_NVLINK_RATES = MappingProxyType(
     {"1.0": 20e9, "2.0": 25e9, "2.2": 25e9, "3.0": 25e9, "3.1": 25e9, "4.0": 25e9, "5.0": 50e9}
 )
 
@@ -137,13 +137,13 @@ def limit(
     ``fields`` are facts of CUDA and NVML. Unavailable if a term needs a fact that is unknown for the device.
     """
     clock = datasheet_clock(work.kind, fields)
-    peak = peak_operations(work.kind, fields, clock)
-    memory = memory_bandwidth(fields)
-    link = link_bandwidth(fields) if work.link == "host" else peer_bandwidth(fields)
+    peak_rate = peak_operations(work.kind, fields, clock)
+    memory_rate = memory_bandwidth(fields)
+    link_rate = link_bandwidth(fields) if work.link == "host" else peer_bandwidth(fields)
     terms = {
-        "arithmetic": _time(work.operations, peak),
-        "memory": _time(work.bytes_moved, memory),
-        "link": _time(work.link_bytes, link),
+        "arithmetic": _time(work.operations, peak_rate),
+        "memory": _time(work.bytes_moved, memory_rate),
+        "link": _time(work.link_bytes, link_rate),
     }
     if not any((work.operations, work.bytes_moved, work.link_bytes)):
         return Unavailable("a latency has no theoretical peak")
@@ -158,9 +158,9 @@ def limit(
         datasheet_clock_hz=clock,
         measured_s=_bound_at_clock(terms_s, clock, measured_clock_hz),
         measured_clock_hz=measured_clock_hz,
-        operations_per_s=peak,
-        bytes_per_s=memory,
-        link_bytes_per_s=link,
+        operations_per_s=peak_rate,
+        bytes_per_s=memory_rate,
+        link_bytes_per_s=link_rate,
     )
 
 
@@ -224,9 +224,9 @@ def peer_bandwidth(fields: Fields) -> float | Unavailable:
     if not isinstance(link_count, int) or link_count == 0:
         return link_bandwidth(fields)
     version = str(fields.get("nvlink_version"))
-    if version not in _NVLINKS:
+    if version not in _NVLINK_RATES:
         return Unavailable(f"the rate is unknown for NVLink {version}")
-    return link_count * _NVLINKS[version]
+    return link_count * _NVLINK_RATES[version]
 
 
 def rate_per_clock(kind: str, fields: Fields) -> int | Unavailable:

@@ -14,11 +14,11 @@ _FIRST_PAUSE_S, _MAX_PAUSE_S = 0.05, 1.0
 # A clock below this share of the median of recent clocks counts as throttled. nvbench uses the same share,
 # but of the default clock.
 _THROTTLED_SHARE = 0.75
-_RECENT_CLOCKS = 101
-_MIN_CLOCKS = 5
+_RECENT_CLOCK_COUNT = 101
+_MIN_CLOCK_COUNT = 5
 # A low clock is accepted as normal once the number of throttled readings reaches both this number and the
 # number of samples.
-_MAX_THROTTLED = 10
+_MAX_THROTTLED_COUNT = 10
 
 
 def sample(runs: Sequence[WorkloadRun], progress: Progress, pause: Callable[[float], None]) -> None:
@@ -30,11 +30,16 @@ def sample(runs: Sequence[WorkloadRun], progress: Progress, pause: Callable[[flo
     while not all(sampling.is_done for sampling in samplings):
         for sampling in samplings:
             run = sampling.run
-            reading = run.timer.time(run.work, blocked=run.is_blocked)
+            reading = run.timer.time(run.work, is_blocked=run.is_blocked)
             if pause_s := sampling.add(reading):
                 pause(pause_s)
-        unfinished = [sampling for sampling in samplings if not sampling.is_done] or samplings
-        progress(unfinished[0].run.title, min(sampling.fraction for sampling in unfinished))
+        unfinished_samplings = [
+            sampling for sampling in samplings if not sampling.is_done
+        ] or samplings
+        progress(
+            unfinished_samplings[0].run.title,
+            min(sampling.fraction for sampling in unfinished_samplings),
+        )
     for run in runs:
         end_sampling(run)
 
@@ -42,7 +47,7 @@ def sample(runs: Sequence[WorkloadRun], progress: Progress, pause: Callable[[flo
 def end_sampling(run: WorkloadRun) -> None:
     """Record the telemetry and the number of executions after the last sample."""
     run.is_sampling = False
-    run.end_runs = run.rotation.runs
+    run.end_execution = run.rotation.execution_count
     run.telemetry_after = run.timer.gpu.telemetry()
 
 
@@ -52,12 +57,14 @@ class ThrottlingFilter:
     The readings of ``warmup`` provide the first clocks for that comparison.
     """
 
-    def __init__(self, warmup: Iterable[Reading] = ()) -> None:
+    def __init__(self, warmup_readings: Iterable[Reading] = ()) -> None:
         self.kept_readings: list[Reading] = []
         self.discarded_readings: list[Reading] = []
-        self.accepts_all = False  # Whether all clocks are accepted, because low clocks persisted.
-        self._clocks: deque[float] = deque(maxlen=_RECENT_CLOCKS)
-        for reading in warmup:
+        self.accepts_all_clocks = (
+            False  # Whether all clocks are accepted, because low clocks persisted.
+        )
+        self._clocks: deque[float] = deque(maxlen=_RECENT_CLOCK_COUNT)
+        for reading in warmup_readings:
             self._add_clock(reading)
 
     def add(self, reading: Reading) -> bool:
@@ -73,11 +80,17 @@ class ThrottlingFilter:
             self._clocks.append(reading.sm_clock_hz)
 
     def _is_throttled(self, reading: Reading) -> bool:
-        if reading.sm_clock_hz is None or self.accepts_all or len(self._clocks) < _MIN_CLOCKS:
+        if (
+            reading.sm_clock_hz is None
+            or self.accepts_all_clocks
+            or len(self._clocks) < _MIN_CLOCK_COUNT
+        ):
             return False
         is_low = reading.sm_clock_hz < _THROTTLED_SHARE * median(self._clocks)
-        if is_low and len(self.discarded_readings) >= max(_MAX_THROTTLED, len(self.kept_readings)):
-            self.accepts_all = True
+        if is_low and len(self.discarded_readings) >= max(
+            _MAX_THROTTLED_COUNT, len(self.kept_readings)
+        ):
+            self.accepts_all_clocks = True
             return False
         return is_low
 
@@ -89,14 +102,14 @@ class _Sampling:
         self.run = run
         self._pause_s = _FIRST_PAUSE_S
         self._stopping = Stopping(run.method.rule)
-        self._filter = ThrottlingFilter(run.warmup)
+        self._throttling_filter = ThrottlingFilter(run.warmup_readings)
         run.kept_readings, run.discarded_readings = (
-            self._filter.kept_readings,
-            self._filter.discarded_readings,
+            self._throttling_filter.kept_readings,
+            self._throttling_filter.discarded_readings,
         )
         run.is_sampling = True
         run.telemetry_before = run.timer.gpu.telemetry()
-        run.begin_runs = run.rotation.runs
+        run.begin_execution = run.rotation.execution_count
         run.begin_s = run.timer.now_s()
 
     @property
@@ -108,15 +121,17 @@ class _Sampling:
     def fraction(self) -> float:
         """Estimate of the share of sampling that is done, for the progress display."""
         run, rule = self.run, self.run.method.rule
-        samples = len(run.kept_readings) / max(rule.min_samples, 1)
-        return min(1.0, max(0.9 * min(samples, 1.0), run.elapsed_s / max(rule.timeout_s, 1e-9)))
+        sample_share = len(run.kept_readings) / max(rule.min_samples, 1)
+        return min(
+            1.0, max(0.9 * min(sample_share, 1.0), run.elapsed_s / max(rule.timeout_s, 1e-9))
+        )
 
     def add(self, reading: Reading) -> float:
         """Add a reading, and return the seconds to pause: the device cools down after a throttled reading."""
         run = self.run
         run.count_timeout(reading)
         run.elapsed_s = run.timer.now_s() - run.begin_s
-        if self._filter.add(reading):
+        if self._throttling_filter.add(reading):
             self._pause_s = _FIRST_PAUSE_S
             self._apply_stopping_rule(reading)
             return 0.0
@@ -130,7 +145,7 @@ class _Sampling:
 
     def _apply_stopping_rule(self, reading: Reading) -> None:
         run = self.run
-        run.accepts_throttled = self._filter.accepts_all
+        run.accepts_throttled = self._throttling_filter.accepts_all_clocks
         time_s = reading.time_s * run.work.executions
         if not self.is_done and self._stopping.add(time_s, elapsed_s=run.elapsed_s):
             run.stop_reason, run.is_converged = self._stopping.reason, self._stopping.converged

@@ -15,16 +15,16 @@ from cudakit.gpu.api import Stream
 class BufferRotation:
     """Runs a workload on its buffer sets in rotation; ``enqueue`` takes a stream and a buffer set's index."""
 
-    def __init__(self, enqueue: Callable[[Stream, int], None], sets: int) -> None:
-        self.sets = sets
-        self.runs = 0
+    def __init__(self, enqueue: Callable[[Stream, int], None], set_count: int) -> None:
+        self.set_count = set_count
+        self.execution_count = 0
         self._enqueue = enqueue
         self._next_set = 0
         self._next_at_complete = 0
 
     def run(self, stream: Stream) -> None:
         """Enqueue an execution on the next buffer set."""
-        self._enqueue(stream, self._next_set % self.sets)
+        self._enqueue(stream, self._next_set % self.set_count)
         self.advance(1)
 
     def run_many(self, stream: Stream, count: int) -> None:
@@ -34,22 +34,22 @@ class BufferRotation:
 
     def repeat(self, stream: Stream) -> None:
         """Enqueue an execution on the same buffer set as the previous execution."""
-        self._enqueue(stream, (self._next_set - 1) % self.sets)
-        self.runs += 1
+        self._enqueue(stream, (self._next_set - 1) % self.set_count)
+        self.execution_count += 1
 
     def capture(self, stream: Stream, count: int) -> None:
         """Enqueue executions that a graph captures; call ``advance`` after each launch of the graph."""
-        for number in range(count):
-            self._enqueue(stream, (self._next_set + number) % self.sets)
+        for offset in range(count):
+            self._enqueue(stream, (self._next_set + offset) % self.set_count)
 
     def advance(self, count: int) -> None:
         """Continue the rotation after executions that a graph launch enqueued."""
         self._next_set += count
-        self.runs += count
+        self.execution_count += count
 
     def complete(self, stream: Stream) -> None:
         """Enqueue executions until every buffer set was used since the previous call."""
-        while self._next_set - self._next_at_complete < self.sets:
+        while self._next_set - self._next_at_complete < self.set_count:
             self.run(stream)
         self._next_at_complete = self._next_set
 
@@ -68,21 +68,21 @@ def make_sample_work(
             hint="add --mode isolated, or --cache rotate",
         )
     enqueue_before = _work_before_sample(
-        timer, rotation, flushes=flushes, interleaved=bool(method.interleaved)
+        timer, rotation, flushes=flushes, is_interleaved=bool(method.interleaved)
     )
     if method.mode == "graph":
         return _graph_work(
             timer,
             rotation,
-            _executions_per_graph(method, estimate_s, rotation.sets),
+            _executions_per_graph(method, estimate_s, rotation.set_count),
             enqueue_before,
         )
     if method.mode == "batch":
         executions = min(_executions_per_batch(method, estimate_s), MAX_QUEUED)
         return SampleWork(partial(rotation.run_many, count=executions), executions, enqueue_before)
     if method.mode == "call" and method.executions > 1:
-        calls = partial(rotation.run_many, count=method.executions)
-        return SampleWork(calls, method.executions, enqueue_before, clock=method.clock)
+        enqueue_calls = partial(rotation.run_many, count=method.executions)
+        return SampleWork(enqueue_calls, method.executions, enqueue_before, clock=method.clock)
     return SampleWork(rotation.run, enqueue_before=enqueue_before, clock=method.clock)
 
 
@@ -100,14 +100,14 @@ def _graph_work(
 
 
 def _work_before_sample(
-    timer: SampleTimer, rotation: BufferRotation, *, flushes: bool, interleaved: bool
+    timer: SampleTimer, rotation: BufferRotation, *, flushes: bool, is_interleaved: bool
 ) -> Enqueue | None:
     """Return the untimed work before each sample.
 
     An interleaved workload runs once untimed. Otherwise its sample would include write-backs of the cache
     lines that the other workloads left dirty.
     """
-    if not interleaved:
+    if not is_interleaved:
         return timer.flush if flushes else None
 
     def repeat_and_flush(stream: Stream) -> None:
@@ -123,7 +123,7 @@ def _executions_per_batch(method: Method, estimate_s: float) -> int:
     return max(1, round(method.sample_s / max(estimate_s, 1e-9)))
 
 
-def _executions_per_graph(method: Method, estimate_s: float, sets: int) -> int:
+def _executions_per_graph(method: Method, estimate_s: float, set_count: int) -> int:
     """Return the number of executions per graph: a multiple of the number of buffer sets."""
-    rotations = -(-min(_executions_per_batch(method, estimate_s), MAX_SETS) // sets)
-    return sets * max(1, min(rotations, MAX_SETS // sets))
+    rotation_count = -(-min(_executions_per_batch(method, estimate_s), MAX_SETS) // set_count)
+    return set_count * max(1, min(rotation_count, MAX_SETS // set_count))

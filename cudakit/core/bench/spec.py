@@ -240,8 +240,8 @@ class AllocSpec(Spec):
         Spec.__post_init__(self)
         if self.allocators is not None:
             _check_names("allocator", self.allocators, (*DRIVER_ALLOCATORS, *self.other_allocators))
-        if duplicates := sorted(set(self.other_allocators) & set(DRIVER_ALLOCATORS)):
-            raise InputError(f"{duplicates[0]!r} is already the name of a driver allocator")
+        if duplicate_names := sorted(set(self.other_allocators) & set(DRIVER_ALLOCATORS)):
+            raise InputError(f"{duplicate_names[0]!r} is already the name of a driver allocator")
         _check_sizes(self.sizes_bytes, 1)
 
 
@@ -262,8 +262,8 @@ class GraphSpec(Spec):
         _check_names("node kind", self.kinds, NODE_KINDS)
         _check_names("step", self.steps, STEPS)
         _check_not_empty("nodes", self.nodes)
-        for count in self.nodes or ():
-            _check_range("--nodes", count, 1, _MAX_NODES)
+        for node_count in self.nodes or ():
+            _check_range("--nodes", node_count, 1, _MAX_NODES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -294,10 +294,10 @@ class GemmSpec(Spec):
         if not self.gemms:
             raise InputError("no shape was given", hint="for example: cudakit bench gemm 4096")
         _check_names("library", (self.library, *self.baselines), LIBRARIES)
-        if duplicates := [
+        if duplicate_names := [
             name for name in self.baselines if (self.library, *self.baselines).count(name) > 1
         ]:
-            raise InputError(f"{duplicates[0]} cannot be compared with itself")
+            raise InputError(f"{duplicate_names[0]} cannot be compared with itself")
         _check_names("fill", (self.fill,), FILLS)
         _check_range("--workspace", self.settings.workspace_bytes, 0, math.inf)
         _check_method(self.mode, self.cache)
@@ -362,8 +362,8 @@ class GdsSpec(Spec):
         _check_names("pattern", self.patterns, PATTERNS)
         _check_sizes(self.sizes_bytes, BLOCK_BYTES)
         _check_not_empty("threads", self.threads)
-        for threads in self.threads or ():
-            _check_range("--threads", threads, 1, _MAX_THREADS)
+        for thread_count in self.threads or ():
+            _check_range("--threads", thread_count, 1, _MAX_THREADS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -395,8 +395,8 @@ class OpsSpec(Spec):
         for baseline in self.baselines:
             _check_names("library", (baseline,), ARRAY_LIBRARIES)
         _check_not_empty("sizes", self.sizes)
-        for elements in self.sizes or ():
-            _check_range("--sizes", elements, 1, _MAX_ELEMENTS)
+        for element_count in self.sizes or ():
+            _check_range("--sizes", element_count, 1, _MAX_ELEMENTS)
 
 
 def is_pageable(direction: str) -> bool:
@@ -413,10 +413,10 @@ def _check_sizes(sizes_bytes: tuple[int, ...] | None, unit_bytes: int) -> None:
                 hint="for example: --sizes 64MiB",
             )
         if size_bytes % unit_bytes:
-            lower = max(size_bytes // unit_bytes, 1) * unit_bytes
+            rounded_bytes = max(size_bytes // unit_bytes, 1) * unit_bytes
             raise InputError(
                 f"--sizes: {size_bytes} bytes is not a multiple of {unit_bytes}",
-                hint=f"the nearest size is {lower}",
+                hint=f"the nearest size is {rounded_bytes}",
             )
 
 
@@ -451,5 +451,5 @@ def _check_positive(option: str, value: float) -> None:
 def _check_range(option: str, value: float, low: float, high: float) -> None:
     if not low <= value <= high or math.isnan(value):
         allowed_range = f"at least {low:,}" if math.isinf(high) else f"from {low:,} to {high:,}"
-        text = f"{value:,}" if isinstance(value, int) else f"{value:g}"
-        raise InputError(f"{option} is {text}; it must be {allowed_range}")
+        value_text = f"{value:,}" if isinstance(value, int) else f"{value:g}"
+        raise InputError(f"{option} is {value_text}; it must be {allowed_range}")

@@ -22,13 +22,13 @@ _MIN_FOR_AUTOCORRELATION = 20
 _MIN_FOR_TREND = 24
 _TREND_CONFIDENCE = 0.99
 # The 97.5 % quantiles of Student's t distribution for 1, 2, 3 ... degrees of freedom.
-_STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
-_NORMAL = 1.96  # The 97.5 % quantile of the normal distribution.
+_STUDENT_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+_NORMAL_QUANTILE = 1.96  # The 97.5 % quantile of the normal distribution.
 # Minimum number of samples for two peaks, and the minimum share of samples in a peak: fewer are often chance.
 _MIN_FOR_PEAKS = 30
-_MIN_PEAK = 0.1
+_MIN_PEAK_SHARE = 0.1
 # A valley contains less than this share of the lower peak, by at least this many standard deviations.
-_VALLEY = 0.5
+_MAX_VALLEY_SHARE = 0.5
 _VALLEY_DEVIATIONS = 3.0
 # Peaks that are closer than this number of clock steps may be one time, rounded up or down.
 _CLOCK_STEPS = 3
@@ -65,7 +65,7 @@ class Summary:
 def summarize(samples: Samples) -> Summary:
     """Summarize the samples of one case. Raises ValueError without samples."""
     times = _array(samples.times_s)
-    shifted = without_round_offsets(times, samples.rounds)
+    shifted_times = without_round_offsets(times, samples.rounds)
     p5, q1, median, q3, p95, p99 = np.quantile(times, (0.05, 0.25, 0.5, 0.75, 0.95, 0.99)).tolist()
     return Summary(
         n=len(times),
@@ -82,7 +82,7 @@ def summarize(samples: Samples) -> Summary:
         mad_s=float(np.median(np.abs(times - median))),
         ci95_s=ci_over_rounds(times, samples.rounds),
         trend=has_trend(times),
-        bimodal=is_bimodal(shifted),
+        bimodal=is_bimodal(shifted_times),
     )
 
 
@@ -94,8 +94,8 @@ def ci_over_rounds(times: _Times, rounds: Sequence[int] = ()) -> tuple[float, fl
     gives the CI of their mean. The result is the union of that CI, centred on the median, and ``median_ci``.
     """
     values = _array(times)
-    shifted = without_round_offsets(values, rounds)
-    low, high = median_ci(shifted, correlation=autocorrelation_time(shifted))
+    shifted_times = without_round_offsets(values, rounds)
+    low, high = median_ci(shifted_times, correlation=autocorrelation_time(shifted_times))
     half_width = _ci_half_width(
         [float(np.median(times)) for times in _split_rounds(values, rounds)]
     )
@@ -127,7 +127,11 @@ def _ci_half_width(medians: Sequence[float]) -> float:
     median_count = len(medians)
     if median_count < 2:
         return 0.0
-    quantile = _STUDENT[median_count - 2] if median_count - 2 < len(_STUDENT) else _NORMAL
+    quantile = (
+        _STUDENT_QUANTILES[median_count - 2]
+        if median_count - 2 < len(_STUDENT_QUANTILES)
+        else _NORMAL_QUANTILE
+    )
     standard_deviation = float(np.std(medians, ddof=1))
     return float(quantile * standard_deviation / median_count**0.5)
 
@@ -167,8 +171,8 @@ def autocorrelation_time(times: _Times) -> float:
         _autocorrelation(sign_of_deviation)[: len(values) // 2 * 2].reshape(-1, 2).sum(axis=1)
     )
     negative_indices = np.flatnonzero(pair_sums <= 0)
-    stop = int(negative_indices[0]) if len(negative_indices) else len(pair_sums)
-    return float(min(max(2 * pair_sums[:stop].sum() - 1, 1.0), len(values)))
+    stop_index = int(negative_indices[0]) if len(negative_indices) else len(pair_sums)
+    return float(min(max(2 * pair_sums[:stop_index].sum() - 1, 1.0), len(values)))
 
 
 def relative_half_width(interval: tuple[float, float], median: float) -> float:
@@ -199,12 +203,12 @@ def is_bimodal(times: _Times) -> bool:
     group, and half-way between these medians.
     """
     sorted_times = np.sort(np.asarray(times, np.float64))
-    split = _best_split(sorted_times)
-    if split is None:
+    split_index = _best_split(sorted_times)
+    if split_index is None:
         return False
     low_peak, high_peak = (
-        float(np.median(sorted_times[:split])),
-        float(np.median(sorted_times[split:])),
+        float(np.median(sorted_times[:split_index])),
+        float(np.median(sorted_times[split_index:])),
     )
     peak_distance = high_peak - low_peak
     if peak_distance <= _CLOCK_STEPS * _clock_step(sorted_times):
@@ -215,7 +219,7 @@ def is_bimodal(times: _Times) -> bool:
         _count_within(sorted_times, high_peak, peak_distance / 6),
     )
     return (
-        valley_count < _VALLEY * peak_count
+        valley_count < _MAX_VALLEY_SHARE * peak_count
         and peak_count - valley_count > _VALLEY_DEVIATIONS * (peak_count + valley_count) ** 0.5
     )
 
@@ -244,9 +248,9 @@ def _lower_rank(n: int, confidence: float) -> int:
 
 def _autocorrelation(centred: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """Return the autocorrelation at all lags, by the Fourier transform of the zero-padded series."""
-    size = 1 << (2 * len(centred) - 1).bit_length()
-    power = np.abs(np.fft.rfft(centred, size)) ** 2
-    products = np.fft.irfft(power, size)[: len(centred)]
+    padded_size = 1 << (2 * len(centred) - 1).bit_length()
+    power = np.abs(np.fft.rfft(centred, padded_size)) ** 2
+    products = np.fft.irfft(power, padded_size)[: len(centred)]
     correlation: npt.NDArray[np.float64] = products / products[0]
     return correlation
 
@@ -254,7 +258,7 @@ def _autocorrelation(centred: npt.NDArray[np.float64]) -> npt.NDArray[np.float64
 def _best_split(sorted_times: npt.NDArray[np.float64]) -> int | None:
     """Return the index that splits values into groups with the smallest variance; None for too few values."""
     n = len(sorted_times)
-    min_size = max(int(n * _MIN_PEAK), 1)
+    min_size = max(int(n * _MIN_PEAK_SHARE), 1)
     if n < _MIN_FOR_PEAKS:
         return None
     sizes = np.arange(min_size, n - min_size + 1)

@@ -31,7 +31,7 @@ class Stopping:
         self.reason: Literal["", "precision", "stable", "timeout"] = ""
         self._times: list[float] = []
         self._elapsed_s = 0.0
-        self._next_check = rule.min_samples
+        self._next_check_count = rule.min_samples
         self._spreads: deque[float] = deque(maxlen=_SPREADS_IN_MEAN)
 
     @property
@@ -50,12 +50,12 @@ class Stopping:
         if self._elapsed_s >= self.rule.timeout_s:
             is_precise = self._may_stop() and self._relative_half_widths()[0] < self.rule.precision
             self.reason = "precision" if is_precise else "timeout"
-        elif len(self._times) >= self._next_check:
+        elif len(self._times) >= self._next_check_count:
             self._check()
         return bool(self.reason)
 
     def _check(self) -> None:
-        self._next_check = max(len(self._times) + 1, int(len(self._times) * _CHECK_GROWTH))
+        self._next_check_count = max(len(self._times) + 1, int(len(self._times) * _CHECK_GROWTH))
         half_width, spread = self._relative_half_widths()
         self._spreads.append(spread)
         if not self._may_stop():
@@ -81,8 +81,11 @@ class Stopping:
     def _is_stable(self) -> bool:
         if len(self._spreads) < _SPREADS_IN_MEAN or len(self._times) < _MIN_FOR_STABLE:
             return False
-        mean = sum(self._spreads) / _SPREADS_IN_MEAN
-        return all(abs(spread - mean) <= _MAX_SPREAD_CHANGE * mean for spread in self._spreads)
+        mean_spread = sum(self._spreads) / _SPREADS_IN_MEAN
+        return all(
+            abs(spread - mean_spread) <= _MAX_SPREAD_CHANGE * mean_spread
+            for spread in self._spreads
+        )
 
     def _exceeds_timeout(self, half_width: float) -> bool:
         # The half-width of a CI is inversely proportional to the root of the number of samples.

@@ -43,21 +43,21 @@ def summarize_run(run: WorkloadRun) -> Measurement:
             warmup_s=run.warmup_s,
             blocker=run.is_blocked,
             executions=run.work.executions,
-            buffer_sets=run.rotation.sets,
+            buffer_sets=run.rotation.set_count,
         ),
         samples=_samples(run),
         verification=run.verification,
         stop_reason="wrong" if run.is_wrong else run.stop_reason,
         is_settled=run.is_settled,
         is_cold=_is_cold(run),
-        warmup=tuple(run.warmup),
+        warmup_readings=tuple(run.warmup_readings),
         discarded_readings=tuple(run.discarded_readings),
         telemetry_before=run.telemetry_before,
         telemetry_after=run.telemetry_after,
-        footprint_bytes=run.prepared.footprint_bytes,
-        bytes_moved=run.prepared.bytes_moved,
-        operations=run.prepared.operations,
-        executions=run.end_runs - run.begin_runs,
+        footprint_bytes=run.prepared_workload.footprint_bytes,
+        bytes_moved=run.prepared_workload.bytes_moved,
+        operations=run.prepared_workload.operations,
+        executions=run.end_execution - run.begin_execution,
         energy_j=run.energy_j,
         elapsed_s=run.elapsed_s,
         warnings=tuple(_run_warnings(run)),
@@ -84,10 +84,12 @@ class Machine:
         """Return the roofline of the work at the median clock of the samples."""
         if isinstance(work, Unavailable):
             return work
-        nvml = self.run_context.nvml_device
+        nvml_device = self.run_context.nvml_device
         clocks = samples.sm_clock_hz
         clock = median(clocks) if clocks else Unavailable("the clock was not measured")
-        return limit(work, {**(nvml.fields if nvml else {}), **self.facts.fields}, clock)
+        return limit(
+            work, {**(nvml_device.fields if nvml_device else {}), **self.facts.fields}, clock
+        )
 
 
 def summarize_case(
@@ -121,19 +123,19 @@ def _unsupported_result(
     machine: Machine, case: Case, implementation: Implementation, reason: UnsupportedCase
 ) -> CaseResult:
     """Return a result in which all figures are Unavailable for the same reason."""
-    unavailable = Unavailable(reason.message)
+    unavailable_figure = Unavailable(reason.message)
     return case_result(
         case.workload.name,
         implementation.axes,
         Samples((), converged=False),
         method=case.method,
         environment=machine.environment(),
-        limit=unavailable,
-        verification=unavailable,
+        limit=unavailable_figure,
+        verification=unavailable_figure,
         operation=case.operation,
         library=implementation.library,
         settings=_settings(case, implementation, reason.settings),
-        unsupported=unavailable,
+        unsupported=unavailable_figure,
     )
 
 
@@ -173,7 +175,7 @@ def case_result(
         samples_s=reported_samples.times_s,
         limit=limit,
         ratio_to_limit=_share_of_peak(limit, median_s),
-        ratio_to_datasheet=_share_of_peak(limit, median_s, datasheet=True),
+        ratio_to_datasheet=_share_of_peak(limit, median_s, at_datasheet_clock=True),
         verified=isinstance(verification, Verification) and verification.passed,
         verification=verification,
         method=method,
@@ -209,15 +211,17 @@ def _samples(run: WorkloadRun) -> Samples:
 def _is_cold(run: WorkloadRun) -> bool:
     if run.method.cache != "rotate":
         return run.method.cache == "flush"
-    footprint = run.prepared.footprint_bytes
-    if not footprint:
+    footprint_bytes = run.prepared_workload.footprint_bytes
+    if not footprint_bytes:
         return True
-    return is_cold(run.rotation.sets, l2_bytes=run.timer.l2_bytes, footprint_bytes=footprint)
+    return is_cold(
+        run.rotation.set_count, l2_bytes=run.timer.l2_bytes, footprint_bytes=footprint_bytes
+    )
 
 
 def _run_warnings(run: WorkloadRun) -> Iterator[str]:
     """Yield a warning for each way in which a run differed from its measurement method."""
-    if run.timeouts and not run.is_blocked:
+    if run.timeout_count and not run.is_blocked:
         yield "samples include launch gaps, because a call waited for the device and the blocker timed out"
     if run.accepts_throttled:
         yield "samples include a throttled clock, because the clock stayed low"
@@ -240,11 +244,11 @@ def _settings(
 
 
 def _share_of_peak(
-    limit: Limit | Unavailable, median_s: float | Unavailable, *, datasheet: bool = False
+    limit: Limit | Unavailable, median_s: float | Unavailable, *, at_datasheet_clock: bool = False
 ) -> float | Unavailable:
     if isinstance(median_s, Unavailable):
         return median_s
     if isinstance(limit, Unavailable):
         return limit
-    bound_s = limit.datasheet_s if datasheet else limit.seconds
+    bound_s = limit.datasheet_s if at_datasheet_clock else limit.seconds
     return bound_s / median_s if median_s else Unavailable("the measured time is 0")

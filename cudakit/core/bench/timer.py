@@ -49,7 +49,7 @@ class SampleWork:
     # Workload with other work that runs on another stream during the timed work; None for no other work.
     concurrent: ConcurrentWorkload | None = None
     # Untimed work that makes several devices start the timed work at the same time; None for one device.
-    align: Enqueue | None = None
+    align_devices: Enqueue | None = None
 
 
 class CapturedWork(NamedTuple):
@@ -69,7 +69,7 @@ class SampleTimer(Protocol):
 
     @property
     def flush(self) -> Enqueue: ...
-    def time(self, work: SampleWork, *, blocked: bool = False) -> Reading: ...
+    def time(self, work: SampleWork, *, is_blocked: bool = False) -> Reading: ...
     def capture(self, work: Enqueue) -> CapturedWork: ...
     def close(self) -> None: ...
 
@@ -97,34 +97,34 @@ class Timer:
         self.now_s = host_clock(gpu)
         self._clock = _SmClock(gpu, multiprocessors if isinstance(multiprocessors, int) else 1)
         self._blocking_kernel = _BlockingKernel(gpu, limit_s=blocking_limit_s)
-        self._begin, self._end = gpu.event(), gpu.event()
+        self._begin_event, self._end_event = gpu.event(), gpu.event()
 
-    def time(self, work: SampleWork, *, blocked: bool = False) -> Reading:
+    def time(self, work: SampleWork, *, is_blocked: bool = False) -> Reading:
         """Time one sample. The stream must be idle, and is idle afterwards.
 
-        With ``blocked`` a kernel blocks the stream until all work is enqueued; this has no effect if the host
-        clock times the work. The SM clock is measured over the timed work.
+        With ``is_blocked`` a kernel blocks the stream until all work is enqueued; this has no effect if the
+        host clock times the work. The SM clock is measured over the timed work.
         """
         if work.clock != "device":
             return self._host_time(work)
         gpu, stream = self.gpu, self.stream
         if work.enqueue_before:
             work.enqueue_before(stream)
-        with self._blocking_kernel.blocking(stream) if blocked else nullcontext():
-            if work.align:
-                work.align(stream)
+        with self._blocking_kernel.blocking(stream) if is_blocked else nullcontext():
+            if work.align_devices:
+                work.align_devices(stream)
             if work.concurrent:
                 work.concurrent.start_concurrent_work(stream)
             self._clock.begin(stream)
-            gpu.record(self._begin, stream)
+            gpu.record(self._begin_event, stream)
             work.enqueue(stream)
-            gpu.record(self._end, stream)
+            gpu.record(self._end_event, stream)
             self._clock.end(stream)
             if work.concurrent:
                 work.concurrent.join_concurrent_work(stream)
         self._wait(stream)
-        is_valid = not (blocked and self._blocking_kernel.timed_out)
-        time_s = gpu.elapsed(self._begin, self._end) / work.executions
+        is_valid = not (is_blocked and self._blocking_kernel.timed_out)
+        time_s = gpu.elapsed(self._begin_event, self._end_event) / work.executions
         return Reading(time_s, self._clock.take_hz(), is_valid)
 
     def _host_time(self, work: SampleWork) -> Reading:
@@ -133,8 +133,8 @@ class Timer:
         if work.enqueue_before:
             work.enqueue_before(stream)
         self._clock.begin(stream)
-        if work.align:
-            work.align(stream)
+        if work.align_devices:
+            work.align_devices(stream)
         self._wait(stream)
         begin_s = self.now_s()
         work.enqueue(stream)
@@ -161,7 +161,7 @@ class Timer:
         self._blocking_kernel.close()
         self._clock.close()
         self.flush.close()
-        for event in (self._begin, self._end):
+        for event in (self._begin_event, self._end_event):
             self.gpu.destroy_event(event)
         self.gpu.destroy_stream(self.stream)
 
@@ -198,27 +198,29 @@ class _BlockingKernel:
         self._limit_ns = int(limit_s * 1e9)
         self._kernel = Spin(gpu)
         self._release_flag = gpu.host_malloc(2 * _WORD_BYTES)
-        self._timed_out = Ptr(self._release_flag + _WORD_BYTES)
-        self._words = np.frombuffer(gpu.host_view(self._release_flag, 2 * _WORD_BYTES), np.uint32)
+        self._timed_out_flag = Ptr(self._release_flag + _WORD_BYTES)
+        self._flag_words = np.frombuffer(
+            gpu.host_view(self._release_flag, 2 * _WORD_BYTES), np.uint32
+        )
 
     @contextmanager
     def blocking(self, stream: Stream) -> Iterator[None]:
         """Block a stream while the ``with`` body enqueues work on it."""
-        self._words[:] = 0
-        self._kernel.until(self._release_flag, self._timed_out, self._limit_ns, stream)
+        self._flag_words[:] = 0
+        self._kernel.until(self._release_flag, self._timed_out_flag, self._limit_ns, stream)
         try:
             yield
         finally:
-            self._words[0] = 1
+            self._flag_words[0] = 1
 
     @property
     def timed_out(self) -> bool:
         """Whether the last kernel, which must have finished, reached its time limit."""
-        return bool(self._words[1])
+        return bool(self._flag_words[1])
 
     def close(self) -> None:
         """Free the pinned memory of the flag, and unload the kernel."""
-        del self._words
+        del self._flag_words
         self._gpu.host_free(self._release_flag)
         self._kernel.close()
 
@@ -230,30 +232,30 @@ class _SmClock:
         self._gpu = gpu
         self._kernel = Timestamp(gpu)
         self._multiprocessors = multiprocessors
-        self._zeros = bytes(2 * multiprocessors * STAMP_BYTES)
-        self._first = gpu.host_malloc(len(self._zeros))
-        self._last = Ptr(self._first + multiprocessors * STAMP_BYTES)
-        self._bytes = gpu.host_view(self._first, len(self._zeros))
+        self._zero_bytes = bytes(2 * multiprocessors * STAMP_BYTES)
+        self._first_stamps = gpu.host_malloc(len(self._zero_bytes))
+        self._last_stamps = Ptr(self._first_stamps + multiprocessors * STAMP_BYTES)
+        self._stamp_bytes = gpu.host_view(self._first_stamps, len(self._zero_bytes))
 
     def begin(self, stream: Stream) -> None:
         """Enqueue the first reading. Call ``take_hz`` of the previous measurement before this method."""
-        self._bytes[:] = self._zeros
-        self._kernel.stamp(self._first, self._multiprocessors, stream)
+        self._stamp_bytes[:] = self._zero_bytes
+        self._kernel.stamp(self._first_stamps, self._multiprocessors, stream)
 
     def end(self, stream: Stream) -> None:
         """Enqueue the second reading."""
-        self._kernel.stamp(self._last, self._multiprocessors, stream)
+        self._kernel.stamp(self._last_stamps, self._multiprocessors, stream)
 
     def take_hz(self) -> float | None:
         """Return the clock after both readings; None if too little time passed between them."""
-        counters = self._bytes.cast("Q")
+        counters = self._stamp_bytes.cast("Q")
         first_reading_size = len(counters) // 2
         return clock_hz(counters[:first_reading_size], counters[first_reading_size:])
 
     def close(self) -> None:
         """Free the memory of the time stamps, and unload the kernel."""
-        self._bytes.release()
-        self._gpu.host_free(self._first)
+        self._stamp_bytes.release()
+        self._gpu.host_free(self._first_stamps)
         self._kernel.close()
 
 

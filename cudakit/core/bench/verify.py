@@ -5,18 +5,20 @@ from __future__ import annotations
 from cudakit.core.bench.measurement import Samples
 from cudakit.core.bench.sample_work import BufferRotation
 from cudakit.core.bench.timer import SampleTimer
-from cudakit.core.bench.workload import Prepared, Verification
+from cudakit.core.bench.workload import PreparedWorkload, Verification
 from cudakit.units import Unavailable
 
 
-def verify(timer: SampleTimer, rotation: BufferRotation, prepared: Prepared) -> Verification:
+def verify(
+    timer: SampleTimer, rotation: BufferRotation, prepared_workload: PreparedWorkload
+) -> Verification:
     """Execute the workload on every buffer set that was not used since the previous call; check all outputs.
 
     The pipeline calls this function before the first sample and after the last one, to check its outputs too.
     """
     rotation.complete(timer.stream)
     timer.gpu.sync_stream(timer.stream)
-    return prepared.verify()
+    return prepared_workload.verify()
 
 
 def reason_to_withhold(

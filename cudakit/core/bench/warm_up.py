@@ -39,7 +39,9 @@ def warm_up(runs: Sequence[WorkloadRun], progress: Progress) -> None:
 
 def _make_sample_work(run: WorkloadRun) -> SampleWork:
     try:
-        concurrent = run.prepared if isinstance(run.prepared, ConcurrentWorkload) else None
+        concurrent = (
+            run.prepared_workload if isinstance(run.prepared_workload, ConcurrentWorkload) else None
+        )
         pilot_work = SampleWork(run.rotation.run, concurrent=concurrent)
         estimate_s = min(run.timer.time(pilot_work).time_s for _ in range(_PILOT_SAMPLES))
         work = make_sample_work(run.timer, run.rotation, run.method, estimate_s)
@@ -50,11 +52,11 @@ def _make_sample_work(run: WorkloadRun) -> SampleWork:
 
 def _settle(run: WorkloadRun, progress: Progress) -> None:
     state = SteadyState(run.method.warmup_s, run.method.warmup_most_s)
-    run.warmup = state.readings
+    run.warmup_readings = state.readings
     begin_s = run.timer.now_s()
     is_over = False
     while not is_over:
-        reading = run.timer.time(run.work, blocked=run.is_blocked)
+        reading = run.timer.time(run.work, is_blocked=run.is_blocked)
         run.count_timeout(reading)
         is_over = state.add(reading, run.timer.now_s() - begin_s)
         if not is_over:

@@ -12,7 +12,7 @@ from cudakit.units import Unavailable, format_seconds
 # Reasons for a lower clock that need no warning.
 _NORMAL_CLOCK_REASONS = ("idle", "application clocks setting", "display clock setting")
 # Environment variables that change the speed of CUDA, and their effect.
-_SLOWING = {
+_SLOWING_VARIABLES = {
     "CUDA_LAUNCH_BLOCKING": "every launch waits for its kernel",
     "CUDA_INJECTION64_PATH": "a profiler or checker runs in the process",
     "NVIDIA_TF32_OVERRIDE": "it overrides the use of tf32",
@@ -72,31 +72,31 @@ def _lasting_warnings(environment: Environment) -> Iterator[str]:
     """Yield warnings about conditions that last for the whole run."""
     other_processes = environment.other_processes
     if isinstance(other_processes, int) and other_processes:
-        processes = "process uses" if other_processes == 1 else "processes use"
-        yield f"{other_processes} other {processes} the GPU, so rates may be too low"
-    limit, default_limit = environment.power_limit_w, environment.power_limit_default_w
+        process_text = "process uses" if other_processes == 1 else "processes use"
+        yield f"{other_processes} other {process_text} the GPU, so rates may be too low"
+    limit_w, default_limit_w = environment.power_limit_w, environment.power_limit_default_w
     if (
-        not isinstance(limit, Unavailable)
-        and not isinstance(default_limit, Unavailable)
-        and limit < default_limit
+        not isinstance(limit_w, Unavailable)
+        and not isinstance(default_limit_w, Unavailable)
+        and limit_w < default_limit_w
     ):
-        yield f"the power limit is {limit:.0f} W instead of the default {default_limit:.0f} W"
+        yield f"the power limit is {limit_w:.0f} W instead of the default {default_limit_w:.0f} W"
     if environment.modes.get("mps_enabled") is True:
         yield "MPS is on, so other processes may use the GPU unnoticed"
-    for name, effect in _SLOWING.items():
+    for name, effect in _SLOWING_VARIABLES.items():
         if environment.variables.get(name, "0") not in ("", "0"):
             yield f"{name} is set: {effect}"
 
 
 def _throttling_warnings(environments: Sequence[Environment]) -> Iterator[str]:
     """Yield the throttled time by reason or, without counters, the last reasons for a low clock."""
-    total_s: dict[str, float] = {}
+    total_s_by_reason: dict[str, float] = {}
     for environment in environments:
-        for reason, seconds in environment.slowed.items():
-            total_s[reason] = total_s.get(reason, 0.0) + seconds
-    for reason, seconds in total_s.items():
+        for reason, seconds in environment.throttled_seconds.items():
+            total_s_by_reason[reason] = total_s_by_reason.get(reason, 0.0) + seconds
+    for reason, seconds in total_s_by_reason.items():
         yield f"the clock was throttled for {format_seconds(seconds)}: {reason}"
-    if not total_s:
+    if not total_s_by_reason:
         for environment in environments:
             yield from sorted(set(_throttling_reasons(environment)))
 

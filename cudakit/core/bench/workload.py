@@ -33,7 +33,7 @@ def verification(error: float, tolerance: float, reference: str, detail: str = "
     return Verification(not detail and error <= tolerance, error, tolerance, reference, detail)
 
 
-def worst(verifications: Iterable[Verification]) -> Verification:
+def worst_verification(verifications: Iterable[Verification]) -> Verification:
     """Return a failed verification or, if all passed, the one with the largest error."""
     return max(
         verifications, key=lambda verification: (not verification.passed, verification.error)
@@ -44,7 +44,7 @@ def worst(verifications: Iterable[Verification]) -> Verification:
 NOTHING_TO_VERIFY = Verification(True, 0.0, 0.0, "nothing")
 
 
-class Prepared(Protocol):
+class PreparedWorkload(Protocol):
     """A workload whose buffers are allocated, its inputs filled and its outputs poisoned."""
 
     @property
@@ -62,15 +62,15 @@ class Prepared(Protocol):
         """Arithmetic operations of one execution: a multiply-add counts as two."""
         ...
 
-    def rotate(self, sets: int) -> None:
-        """Allocate, fill and poison further buffer sets, up to ``sets``.
+    def rotate(self, set_count: int) -> None:
+        """Allocate, fill and poison further buffer sets, up to ``set_count``.
 
         The pipeline calls this method at most once, before the first ``enqueue``.
         """
         ...
 
-    def enqueue(self, stream: Stream, index: int) -> None:
-        """Enqueue one execution on buffer set ``index`` modulo the number of sets, without blocking."""
+    def enqueue(self, stream: Stream, set_index: int) -> None:
+        """Enqueue one execution on buffer set ``set_index`` modulo the number of sets, without blocking."""
         ...
 
     def verify(self) -> Verification:
@@ -119,7 +119,7 @@ class Workload(Protocol):
         """The parameters that identify a case among the cases with the same name."""
         ...
 
-    def prepare(self, gpu: Gpu, seed: int) -> Prepared:
+    def prepare(self, gpu: Gpu, seed: int) -> PreparedWorkload:
         """Allocate buffers and fill them with data that only depends on the seed."""
         ...
 
@@ -174,7 +174,7 @@ class PreparedLatency:
     def __init__(self) -> None:
         self.cleanup = ExitStack()
 
-    def rotate(self, sets: int) -> None:
+    def rotate(self, set_count: int) -> None:
         """Do nothing: a workload without memory has one buffer set."""
 
     def verify(self) -> Verification:

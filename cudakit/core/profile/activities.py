@@ -78,13 +78,13 @@ class Activities:
         return bool(len(self.of(EventKind.API_CALL)))
 
     def of(self, kind: EventKind) -> Records:
-        """Return the records of a kind."""
+        """Return the records of one kind of event."""
         return self.records[kind]
 
 
 @dataclass(slots=True)
 class ActivityCollector:
-    """Collects the batches of all processes."""
+    """Collects the batches of records of all processes."""
 
     _chunks: dict[int, dict[EventKind, list[Records]]] = field(
         default_factory=lambda: defaultdict(lambda: defaultdict(list))
@@ -110,7 +110,7 @@ class ActivityCollector:
             self._chunks[batch.process][kind].append(rows)
 
     def activities(self) -> list[Activities]:
-        """Return the activities of each process, in the order of their numbers."""
+        """Return the activities of each process, in the order of their PIDs."""
         return [
             Activities(
                 process,
@@ -131,17 +131,18 @@ _Index = npt.NDArray[np.uint32]
 
 
 class _Tables:
-    """The strings and stacks of all traces of one process, each kept once."""
+    """The strings and stacks of all traces of one process, each stored once."""
 
     def __init__(self) -> None:
         self.strings: dict[str, int] = {}
         self.stacks: dict[Stack, int] = {(): 0}
-        # The indices here of the strings and of the stacks of each trace, by the number of the trace.
+        # For each trace, the indices of its strings and of its stacks in these tables, by the number of
+        # the trace.
         self._string_indices: dict[int, _Index] = {}
         self._stack_indices: dict[int, _Index] = {}
 
     def renumber(self, batch: Batch) -> tuple[_Index, _Index]:
-        """Return the index here of each string and of each stack of a batch's tables."""
+        """Return the index in these tables of each string and of each stack of a batch."""
         return (
             _extended(self._string_indices, batch.chain, batch.strings, self.strings),
             _extended(self._stack_indices, batch.chain, batch.stacks, self.stacks),
@@ -157,7 +158,7 @@ def _extended(
     items: Sequence[_Item],
     numbers: dict[_Item, int],
 ) -> _Index:
-    """Return the number of each item of a trace; only new items are looked up."""
+    """Return the index of each string or stack of a trace; only new ones are looked up."""
     indices = indices_of_trace.get(chain, np.empty(0, np.uint32))
     if len(items) > len(indices):
         new_numbers = [numbers.setdefault(item, len(numbers)) for item in items[len(indices) :]]

@@ -40,7 +40,7 @@ from cudakit.trace.kinds import EventKind
 _MAX_STEPS = 10_000
 
 
-# First words of the reasons for an unknown collective size (model/collectives.c); the time is recorded then.
+# First words of the reasons for an unknown collective size (model/collectives.c); its time is recorded.
 _UNKNOWN_COLLECTIVE = "collective whose buffers are unknown"
 
 
@@ -49,7 +49,7 @@ class ProfileSpec:
     """The options of an analysis."""
 
     range_name: str | None = (
-        None  # name of the NVTX range that is a step; None: found automatically
+        None  # name of the NVTX range that is a step; None: steps are found automatically
     )
 
 
@@ -144,7 +144,7 @@ class _Process:
             yield self._device(device)
 
     def _work_ranges(self) -> tuple[OpenRanges, Times]:
-        """Return the NVTX ranges that were open at the launch of each work."""
+        """Return the NVTX ranges that were open at the launch of each piece of work."""
         calls, call = self._timeline.calls, self._timeline.work.call
         path = np.zeros(len(call), np.int64)
         has_call = call >= 0

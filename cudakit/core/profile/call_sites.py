@@ -1,4 +1,4 @@
-"""Call sites of call stacks: the innermost frame in the program's own code; and stacks as texts."""
+"""Find the call site of a stack, the innermost frame in the program's own code, and format stacks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ _LIBRARY = re.compile(
 def call_site_index(stack: Sequence[Frame]) -> int:
     """Return the index of the innermost frame outside of libraries; 0 if all frames are in libraries.
 
-    Frames of files are preferred to those of code without a file, which libraries generate, too.
+    Frames of files are preferred to frames of generated code, which has no file and may belong to a
+    library.
     """
     in_program = [index for index, frame in enumerate(stack) if not _LIBRARY.search(frame.file)]
     in_files = (index for index in in_program if not stack[index].file.startswith("<"))

@@ -1,10 +1,10 @@
 """Sum the collectives of NCCL, with their rates where NCCL reports the sizes.
 
 NCCL 2.28 and newer reports the size of each operation to its profiler plugin, which is the recorder. The
-kernels of a CUDA graph, and those of older versions, have no size. Rates are those of nccl-tests
-(https://github.com/NVIDIA/nccl-tests, PERFORMANCE.md): the algorithm bandwidth is the size of an operation
-divided by its time. The bus bandwidth is the algorithm bandwidth times a factor, which depends on the
-operation and on the number of ranks; it is comparable with the rate of the links.
+kernels of a CUDA graph, and the kernels of older versions, have no size. Rates are those of nccl-tests
+(https://github.com/NVIDIA/nccl-tests, PERFORMANCE.md): the algorithm bandwidth is the size of an
+operation divided by its time. The bus bandwidth is the algorithm bandwidth times a factor, which depends
+on the operation and on the number of ranks; it is comparable with the rate of the links.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def is_collective_kernel(table: WorkTable, positions: Times) -> Times:
 def collectives(
     table: WorkTable, positions: Times, compute_time: IntervalSet
 ) -> tuple[Collective, ...]:
-    """Return the collectives by kernel and size; ``positions`` are those of all collective kernels."""
+    """Return the collectives by kernel and size; ``positions`` has all collective kernels."""
     sizes = _sizes_of_kernels(table, positions)
     name = table.timeline.work.name[table.rows[positions]]
     keys = np.stack([name, sizes.size_bytes, sizes.rank_count], axis=1)
@@ -96,7 +96,7 @@ def collectives(
 
 
 def _sizes_of_kernels(table: WorkTable, positions: Times) -> _Sizes:
-    """Return the sizes of kernels by the calls that launched them; kernels of graphs have none."""
+    """Return the sizes of kernels by the calls that launched them; kernels of graphs have no size."""
     operations = _operations_by_correlation(table.timeline)
     work, rows = table.timeline.work, table.rows[positions]
     correlations = np.where(work.graph_node[rows] == 0, work.correlation[rows], 0)
@@ -150,7 +150,7 @@ def _operations_by_correlation(timeline: Timeline) -> dict[int, tuple[int, float
 
 
 def _rank_counts(timeline: Timeline) -> dict[int, int]:
-    """Return the number of ranks of each communicator; those of old versions of NCCL have no entry."""
+    """Return the number of ranks of each communicator for which NCCL reports the number."""
     records = timeline.activities.of(EventKind.COMMUNICATOR)
     pairs = zip(records["communicator"].tolist(), records["rank_count"].tolist(), strict=True)
     return {communicator: count for communicator, count in pairs if count}

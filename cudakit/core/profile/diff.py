@@ -13,7 +13,7 @@ from cudakit.core.profile.result import Device, ProfileResult
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A time of both profiles, per step if both have steps, or else of the whole measured time."""
+    """A time in both profiles: per step if both have steps, otherwise in all measured time."""
 
     name: str
     before_ns: float  # time in the earlier profile; 0 if only the later profile has the row
@@ -35,12 +35,12 @@ class DeviceChange:
     """The changes of one device."""
 
     device: int
-    per_step: bool  # whether the times are those of a step
+    per_step: bool  # whether the times are times of one step
     step: Change  # time of a step (median), or without steps the measured time
     busy: Change
     idle: tuple[Change, ...]  # changes of idle time, one for each cause
-    kernels: tuple[Change, ...]  # the largest change first
-    lines: tuple[Change, ...]  # own time, the largest change first
+    kernels: tuple[Change, ...]  # changes of kernels, the largest first
+    lines: tuple[Change, ...]  # changes of own time of lines, the largest first
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """Find what would make a program faster, with an estimate of the time that each change saves.
 
-Each rule looks at one device and its measured time. It holds only if the estimated saving is at least 3 % of
-that time. The estimates are upper limits under the conditions that the actions state; docs/explanation/
-profile.md compares them with measured savings.
+Each rule looks at one device and its measured time. The rule applies only if the estimated saving is at
+least 3 % of that time. The estimates are upper limits under the conditions that the actions state;
+docs/explanation/ profile.md compares them with measured savings.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def _time_text(time_ns: float) -> str:
 
 
 def _per_step(device: Device, count: int, noun: str = "times") -> str:
-    """Return a count for each step, ``once per step``; without steps, the count of the measured time."""
+    """Return a count per step, ``once per step``; without steps, the count in the measured time."""
     steps = device.steps.measured
     per_step = count / max(steps, 1)
     is_whole = per_step >= 10 or per_step == int(per_step)
@@ -121,7 +121,7 @@ def _launch_bound(device: Device) -> Iterator[Finding]:
     if kernels == collectives:
         return iter(())
     idle = device.measured.idle.launch_ns
-    # The time of a collective has that of waiting for other ranks.
+    # The time of a collective includes the wait for other ranks.
     total = sum(kernel.total_ns for kernel in device.kernels)
     total -= sum(collective.total_ns for collective in device.collectives)
     mean = total / (kernels - collectives)
@@ -145,7 +145,7 @@ def _host_waits(device: Device) -> Iterator[Finding]:
     by_stack: defaultdict[tuple[Frame, ...], list[HostWait]] = defaultdict(list)
     copying = {copies.stack[copies.site :] for copies in _pageable_to_device(device)}
     for wait in device.waits:
-        # Another finding is about copies of pageable memory.
+        # Copies of pageable memory have a separate finding.
         is_copy = "Memcpy" in wait.function and wait.stack[wait.site :] in copying
         if wait.kind == "wait" and not is_copy:
             by_stack[wait.stack[wait.site :]].append(wait)
@@ -251,7 +251,7 @@ def _pageable_copies(device: Device) -> Iterator[Finding]:
 
 
 def _pinned_rate(device: Device, pageable: Copies) -> tuple[float, str]:
-    """Return the rate of pinned copies of the same direction, and where the rate is from."""
+    """Return the rate of pinned copies of the same direction, and the source of the rate."""
     for copies in device.copies:
         is_large = copies.size_bytes >= copies.calls * _LARGE_COPY_BYTES
         if copies.host == "pinned" and copies.direction is pageable.direction and is_large:

@@ -33,8 +33,8 @@ class IdleCause(IntEnum):
     ENDED = 8  # no further work was enqueued
 
 
-# A stretch outside of CUDA calls that is longer is host work of its own, not the cost of launching. Python
-# and the dispatcher of a framework need 5 to 200 microseconds between two launches.
+# Time between two CUDA calls above which the host was busy with other work than launching. Python and the
+# dispatcher of a framework need 5 to 200 microseconds between two launches.
 LONG_STRETCH_NS: Final = 1_000_000
 
 _ALLOCATIONS = re.compile(

@@ -1,9 +1,9 @@
 """Divide the idle time of a device into causes, which add up to the idle time exactly.
 
-A gap is an interval in which no work of a process ran on a device. An API call of a host thread enqueued the
-work that ends the gap. Until the end of this call, what the thread does (``host_time``) divides it.
-The rest of the gap is the latency of the launch, or a wait for other work if the work was enqueued before the
-gap began.
+A gap is an interval in which no work of a process ran on a device. An API call of a host thread enqueued
+the work that ends the gap. Until the end of this call, the causes of the thread's time (``host_time``)
+divide the gap. The rest of the gap is the latency of the launch, or a wait for other work if the work was
+enqueued before the gap began.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Gaps:
     start_ns: Times
     end_ns: Times
     by_cause_ns: Times  # a row for each gap, a column for each IdleCause; a row adds up to the gap
-    site: Times  # call stack of the wait or allocation in which the gap began, or of a long stretch; else 0
+    site: Times  # call stack of the wait, allocation or host work in which the gap began; else 0
     next_work: Times  # row of ``Timeline.work`` that ends the gap
 
 
@@ -36,7 +36,7 @@ def busy_time(timeline: Timeline, rows: Times) -> IntervalSet:
 
 
 def launched_work(timeline: Timeline, start_ns: int, end_ns: int) -> tuple[int, int]:
-    """Return the busy time of the work that was launched between two times of the host, and its count."""
+    """Return the busy time and the number of the work launched between two times of the host."""
     work, calls = timeline.work, timeline.calls
     rows = np.flatnonzero(work.call >= 0)
     call_end_ns = calls.start_ns[work.call[rows]]
@@ -79,8 +79,8 @@ def _divide_gaps(
     was_queued = call_end_ns <= start
     by_cause[was_queued, IdleCause.DEPENDENCY] += (end - launch_end)[was_queued]
     by_cause[~was_queued, IdleCause.LAUNCH] += (end - launch_end)[~was_queued]
-    # If a gap began while the host waited, the wait emptied the queue: the time of the next launches counts
-    # as wait, too, and is no sign of slow launching.
+    # If a gap began while the host waited, the wait emptied the queue. Then the time of the next launches
+    # counts as wait, too, and is no sign of slow launching.
     segment = thread_time.segment_indices(start)
     cause_at_start = thread_time.cause[segment]
     site = np.zeros(len(start), np.int64)

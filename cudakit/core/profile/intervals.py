@@ -23,7 +23,7 @@ class IntervalSet:
     end_ns: Times
     _lengths: Times = field(
         init=False
-    )  # length of all earlier intervals; one item more than intervals
+    )  # total length of the intervals before each interval, and of all intervals
 
     def __post_init__(self) -> None:
         lengths = np.zeros(len(self.start_ns) + 1, np.int64)
@@ -65,7 +65,7 @@ EMPTY = IntervalSet(np.empty(0, np.int64), np.empty(0, np.int64))
 
 
 def union(start_ns: Times, end_ns: Times) -> IntervalSet:
-    """Return the union of any intervals; those that are empty have no effect."""
+    """Return the union of any intervals; empty intervals have no effect."""
     is_nonempty = end_ns > start_ns
     start, end = start_ns[is_nonempty], end_ns[is_nonempty]
     if not len(start):

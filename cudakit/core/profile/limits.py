@@ -15,7 +15,8 @@ from cudakit.trace.kinds import Direction
 
 # The latency of smaller copies and memsets limits them, so that their rate cannot be compared.
 MIN_COPY_BYTES = 1 << 20
-# Direction in ``cudakit bench copy``. Copies of pageable memory use the same link as pinned ones.
+# Names of the directions in ``cudakit bench copy``. Copies of pageable memory use the same link as pinned
+# copies.
 _DIRECTIONS = {
     Direction.HOST_TO_DEVICE: "h2d",
     Direction.DEVICE_TO_HOST: "d2h",

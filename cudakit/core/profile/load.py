@@ -110,7 +110,7 @@ def _contradiction(result: ProfileResult) -> str:
 
 
 def _has_site(stack: Sequence[Frame], site: int) -> bool:
-    """Return whether a call site is the index of a frame; that of an empty stack is 0."""
+    """Return whether a call site is the index of a frame; the call site of an empty stack is 0."""
     return 0 <= site < max(len(stack), 1)
 
 

@@ -12,8 +12,8 @@ from cudakit.core.profile.activities import Activities
 from cudakit.core.profile.intervals import Times
 from cudakit.trace.kinds import EventKind
 
-# Maximum number of ranges that are open at once in a thread. More are ignored, so that programs that never
-# end their ranges do not use ever more memory.
+# Maximum number of ranges that are open at once in a thread. Further ranges are ignored, so that programs
+# that never end their ranges do not use ever more memory.
 _MAX_OPEN_RANGES: Final = 64
 
 
@@ -41,7 +41,7 @@ class OpenRanges:
 
 @dataclass(slots=True)
 class _Changes:
-    """The times at which the open ranges change, and the number of the combination after each."""
+    """The times at which the open ranges change, and the number of the combination after each change."""
 
     time_ns: list[int] = field(default_factory=list)
     path: list[int] = field(default_factory=list)
@@ -54,7 +54,7 @@ class _Changes:
 
 
 def open_ranges(activities: Activities, thread: Times, time_ns: Times) -> tuple[OpenRanges, Times]:
-    """Return the combinations of ranges, and the number of the one open in each thread at each time.
+    """Return the combinations of ranges, and the number of the combination of each thread at each time.
 
     Ranges of the process (``nvtxRangeStart``) contain the ranges of all threads.
     """
@@ -110,7 +110,7 @@ def _pop(stack: list[RangeKey], domain: int) -> None:
 
 
 def _events(activities: Activities) -> Any:
-    """Return time, whether it is a pop, name, domain, thread and number of each event, sorted by time."""
+    """Return the columns of all begins and ends of ranges, sorted by time."""
     pushes, pops = activities.of(EventKind.RANGE_PUSH), activities.of(EventKind.RANGE_POP)
     time = np.concatenate([pushes["time_ns"], pops["time_ns"]])
     is_pop = np.repeat([False, True], [len(pushes), len(pops)])

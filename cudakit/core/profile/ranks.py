@@ -12,7 +12,7 @@ from cudakit.core.profile.timeline import Timeline, WorkKind
 
 
 def match_collectives(timelines: Sequence[Timeline]) -> Straggler | None:
-    """Return which rank the others waited for; None if the ranks did not run the same collectives.
+    """Return the rank that the other ranks waited for; None if the ranks ran different collectives.
 
     A rank is one device of one process. A collective begins on a rank when its kernel starts, and cannot
     complete before it has begun on all ranks, so that all ranks wait for the last one. The times of all

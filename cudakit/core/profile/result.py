@@ -1,9 +1,9 @@
 """The result of ``run --profile``, which is also its JSON document (``cudakit.profile/1``).
 
-Times are in nanoseconds; those that are instants count from the first activity of the profile. The tables of
-a device cover its ``measured`` time: the steps after the warm-up, or without steps all time from the first
-to the last work. A call stack has the innermost Python frame first; ``site`` is the index of its call site,
-the innermost frame outside of libraries.
+Times are in nanoseconds; instants count from the first activity of the profile. The tables of a device
+cover its ``measured`` time: the steps after the warm-up, or without steps all time from the first to the
+last work. A call stack has the innermost Python frame first; ``site`` is the index of its call site, the
+innermost frame outside of libraries.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Steps:
     """The steps of a device."""
 
     source: (
-        StepSource  # what marks a step: an NVTX range, a mark, or repeated launches; none: no steps
+        StepSource  # property of steps: an NVTX range, a mark, or repeated launches; none: no steps
     )
     name: str  # name of the range or mark; empty for repetition
     warm_up: int  # number of leading steps that are slower, and left out of the measured time
@@ -91,7 +91,7 @@ class Grid:
 class Kernel:
     """All runs of one kernel."""
 
-    name: str  # demangled name
+    name: str  # demangled name of the kernel
     calls: int
     total_ns: int
     mean_ns: int
@@ -125,7 +125,7 @@ class NamedRange:
     """All GPU work that was launched within NVTX ranges of one name."""
 
     name: str  # name of the range, with # for a number
-    domain: str  # NVTX domain; empty for the default one
+    domain: str  # NVTX domain; empty for the default domain
     count: int  # number of kernels, copies and memsets
     total_ns: int  # time of the work
     share: float  # share of the summed time of all GPU work
@@ -145,7 +145,7 @@ class Copies:
     total_ns: int
     bytes_per_s: float | None  # bytes divided by time; null if the copies took no time
     overlapped_ns: int  # time in which a kernel ran, too
-    stack: tuple[Frame, ...]  # call stack of the most time
+    stack: tuple[Frame, ...]  # call stack that started the copies with the most time
     site: int
 
 
@@ -202,7 +202,7 @@ class HostWait:
 class Device:
     """The work of one process on one device."""
 
-    process: int  # PID
+    process: int  # PID of the process
     rank: int | None  # rank of the process in its job, as of torchrun; null if there is none
     device: int  # CUDA index in the process
     name: str  # name of the device; empty if it was not recorded
@@ -217,10 +217,10 @@ class Device:
     ranges: tuple[NamedRange, ...]
     copies: tuple[Copies, ...]
     copies_ns: int  # time in which at least one copy ran
-    copies_overlapped_ns: int  # part of it in which a kernel ran, too
+    copies_overlapped_ns: int  # part of the time of copies in which a kernel ran, too
     collectives: tuple[Collective, ...]
     collectives_ns: int  # time in which at least one collective ran
-    collectives_overlapped_ns: int  # part of it in which another kernel ran, too
+    collectives_overlapped_ns: int  # part of the time of collectives in which another kernel ran
     streams: tuple[StreamWork, ...]
     waits: tuple[HostWait, ...]
     memsets: Memsets | None = None  # sums over all memsets; null if the device ran no memset
@@ -234,12 +234,14 @@ class Finding:
     rule: str  # id of the rule, such as "launch-bound"
     process: int
     device: int
-    sentence: str  # what was observed
-    actions: tuple[str, ...]  # what to change, the most promising first
+    sentence: str  # description of the problem
+    actions: tuple[str, ...]  # changes to the program, the most promising first
     saving_ns: int  # estimate of the time that the change saves in the measured time
     saving_share: float | None  # share of the measured time; null if losses forbid an estimate
-    estimate: str  # how the saving was estimated
-    stack: tuple[Frame, ...]  # call stack to change; empty if there is no single one
+    estimate: str  # method by which the saving was estimated
+    stack: tuple[
+        Frame, ...
+    ]  # call stack of the code to change; empty if several stacks are involved
     site: int
 
 
@@ -250,15 +252,15 @@ class Straggler:
     matched: int  # number of collectives that were matched
     process: int  # PID of the process that most often came last
     device: int
-    last_count: int  # number of collectives to which it came last
-    waited_ns: int  # summed time that the other ranks waited for it
+    last_count: int  # number of collectives that this process began last
+    waited_ns: int  # summed time that the other ranks waited for this process
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
     """A rate of this profile beside the rate that ``cudakit bench`` measured on the device."""
 
-    name: str  # what is compared, such as "host to device copies, pinned"
+    name: str  # name of the compared rate, such as "host to device copies, pinned"
     process: int
     device: int
     bytes_per_s: float
@@ -281,7 +283,7 @@ class LaunchLimit:
 
 @dataclass(frozen=True, slots=True)
 class ProfileResult:
-    """Where the GPU time of a program went."""
+    """The GPU time of a program: busy and idle time, kernels, lines and findings."""
 
     schema: ClassVar[str] = "cudakit.profile/1"
     exit_status: int | None  # exit status of the program, as in a shell; null if unknown
@@ -292,7 +294,7 @@ class ProfileResult:
         Straggler | None
     )  # slowest rank; null for one rank, or if collectives of ranks differ
     limits: tuple[Limit, ...]
-    gaps: Mapping[str, int]  # what could not be recorded, with counts
+    gaps: Mapping[str, int]  # reasons why events could not be recorded, with the number of events
     notes: tuple[str, ...]  # further limits of the result
     incomplete: tuple[str, ...]  # reasons why recorded events are missing
     launch_limits: tuple[LaunchLimit, ...] = ()

@@ -35,7 +35,7 @@ _MIN_REPETITIONS: Final = 4
 _MAX_DEVIATION: Final = 0.1
 # Share of the launches between the first and the last repetition that must be in repetitions of usual length.
 _MIN_EQUAL: Final = 0.8
-# Share of all launches that these repetitions must contain.
+# Share of all launches that the repetitions of usual length must contain.
 _MIN_COVERAGE: Final = 0.5
 # Number of signatures that are tried as the beginning of a step.
 _MAX_CANDIDATES: Final = 500
@@ -43,7 +43,7 @@ _MAX_CANDIDATES: Final = 500
 
 @dataclass(frozen=True, slots=True)
 class HostSteps:
-    """The times at which steps begin on the host, sorted, and the end of the last one."""
+    """The times at which steps begin on the host, sorted, and the end of the last step."""
 
     source: StepSource
     name: str  # name of the range or mark, with # for a number; empty for repetition
@@ -55,10 +55,10 @@ class HostSteps:
 class DeviceSteps:
     """The steps of one device: step ``i`` lasts from ``begin_ns[i]`` to ``begin_ns[i + 1]``."""
 
-    begin_ns: Times  # one more than there are steps
+    begin_ns: Times  # begin of each step, then the end of the last step
     number: Times  # number of each step among those of the host
     warm_up: int = 0  # number of leading steps that are warm-up
-    # Whether each step counts: it is no warm-up, and not much slower than the median.
+    # Whether each step counts: steps of the warm-up and very slow steps do not count.
     is_measured: Times = field(default_factory=lambda: np.empty(0, bool))
 
     @property
@@ -186,7 +186,7 @@ def _steps_of_ranges(timeline: Timeline, range_name: str | None) -> HostSteps | 
 
 
 def _is_outermost(start_ns: Times, end_ns: Times) -> Times:
-    """Return which intervals begin after all earlier ones have ended; the intervals are sorted by start."""
+    """Return which of the intervals, sorted by start, begin after all earlier intervals have ended."""
     latest_end = np.maximum.accumulate(end_ns)
     return np.concatenate([[True], start_ns[1:] >= latest_end[:-1]])
 
@@ -215,9 +215,10 @@ def _steps_of_marks(timeline: Timeline) -> HostSteps | None:
 def _steps_by_repetition(timeline: Timeline) -> HostSteps | None:
     """Return the steps between the launches of work that recurs regularly.
 
-    Each kind of work (by name and call site) that occurs at least four times is tried. The one is chosen that
-    occurs most often, with about the same number of launches between its occurrences: the layers of a model
-    recur, too, but between the last layer of a step and the first one of the next step is other work.
+    Each kind of work (by name and call site) that occurs at least four times is tried. The kind is chosen
+    that occurs most often, with about the same number of launches between its occurrences: the layers of
+    a model recur, too, but between the last layer of a step and the first one of the next step is other
+    work.
     """
     work, calls = timeline.work, timeline.calls
     rows = np.flatnonzero((work.call >= 0) & (work.graph_node == 0))
@@ -231,7 +232,7 @@ def _steps_by_repetition(timeline: Timeline) -> HostSteps | None:
     if begin is None:
         return None
     times = calls.start_ns[work.call[rows]]
-    # The last repetition is as long as the others, if the program launched as much.
+    # The last repetition ends after the usual number of launches, or with the last call of the program.
     end = begin[-1] + int(np.median(np.diff(begin)))
     end_ns = int(times[end]) if end < len(times) else int(calls.end_ns.max()) + 1
     return HostSteps("repetition", "", times[begin], end_ns)

@@ -102,7 +102,7 @@ def stack_of(timeline: Timeline, site: int) -> tuple[tuple[Frame, ...], int]:
 
 
 def groups(keys: Times) -> list[tuple[int, Times]]:
-    """Return each key with the positions that have it."""
+    """Return each key with the positions that have this key."""
     if not len(keys):
         return []
     order = np.argsort(keys, kind="stable")
@@ -120,7 +120,7 @@ def _share(part_ns: int, total_ns: int) -> float:
 
 
 def kernels(table: WorkTable) -> tuple[Kernel, ...]:
-    """Return the kernels, that with the most time first."""
+    """Return the kernels, the one with the most time first."""
     positions = table.of_kind(WorkKind.KERNEL)
     work = table.timeline.work
     begins_run = _begins_run(table)
@@ -211,7 +211,7 @@ def blocks(table: WorkTable, positions: Times) -> Times:
 
 
 def lines(table: WorkTable) -> tuple[Line, ...]:
-    """Return the lines of the program, that with the most own time first."""
+    """Return the lines of the program, the one with the most own time first."""
     work = table.timeline.work
     own_ns: defaultdict[TraceFrame, int] = defaultdict(int)
     cumulative: defaultdict[TraceFrame, int] = defaultdict(int)
@@ -241,7 +241,7 @@ def lines(table: WorkTable) -> tuple[Line, ...]:
 
 
 def named_ranges(table: WorkTable) -> tuple[NamedRange, ...]:
-    """Return the NVTX ranges of the program, that with the most time first.
+    """Return the NVTX ranges of the program, the one with the most time first.
 
     Ranges whose names differ only in numbers are summed in one row.
     """
@@ -281,7 +281,7 @@ def copies(table: WorkTable, kernel_time: IntervalSet) -> tuple[Copies, ...]:
 
 
 def _host_memory(table: WorkTable, positions: Times, direction: Times) -> Times:
-    """Return the MemoryKind of the host memory of each copy; that of the device if there is none."""
+    """Return the MemoryKind of each copy's host memory, or of its device memory if it has none."""
     source = table.field_values(positions, EventKind.COPY_RUN, "source_memory").astype(np.int64)
     target = table.field_values(positions, EventKind.COPY_RUN, "destination_memory").astype(
         np.int64
@@ -328,7 +328,7 @@ def overlap(first_work: IntervalSet, second_work: IntervalSet) -> int:
 
 
 def streams(table: WorkTable) -> tuple[StreamWork, ...]:
-    """Return the streams, that with the most time first."""
+    """Return the streams, the one with the most time first."""
     work = table.timeline.work
     positions_by_stream = groups(work.stream[table.rows])
     times = [table.intervals(positions) for _, positions in positions_by_stream]

@@ -53,7 +53,7 @@ _EVENT_KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class GpuWork:
-    """Kernels, copies and memsets, sorted by start; every array has one item for each of them."""
+    """Kernels, copies and memsets, sorted by start; every array has one item for each piece of work."""
 
     kind: Column  # a WorkKind
     record: Column  # row in the activities of the kind, which has the details
@@ -179,7 +179,7 @@ def _host_calls(activities: Activities) -> HostCalls:
 
 
 def _rows_by_number(numbers: Column, searched_numbers: Column) -> Column:
-    """Return the first row of ``numbers`` that equals each searched number; -1 for none, or if it is 0."""
+    """Return the first row of ``numbers`` with each searched number; -1 if there is none, and for 0."""
     if not len(numbers):
         return np.full(len(searched_numbers), -1, np.int64)
     order = np.argsort(numbers, kind="stable")
@@ -276,8 +276,8 @@ def _memset_names(memsets: Records, names: _Names) -> Column:
 def _ranges(activities: Activities) -> Spans:
     """Pair the pushes and pops of NVTX ranges.
 
-    A range that did not end lasts until the last known time, but one of a library has no span: NCCL 2.28
-    does not end the range of ncclCommInitRankConfig.
+    A range that did not end lasts until the last known time, but an unended range of a library has no
+    span: NCCL 2.28 does not end the range of ncclCommInitRankConfig.
     """
     pushes, pops = activities.of(EventKind.RANGE_PUSH), activities.of(EventKind.RANGE_POP)
     # A copied range repeats a range of the thread that called ``backward()``.

@@ -29,8 +29,8 @@ def host_waits(
 ) -> tuple[HostWait, ...]:
     """Return the calls, those that caused the most idle time first.
 
-    The functions return whether times are measured, for those of calls and those of gaps: the host is ahead
-    of the device. Without them, all times are.
+    The functions return whether times are in measured steps: times of calls on the host, and times of
+    gaps on the device, which runs later. Without the functions, all times count.
     """
     calls = timeline.calls
     is_inside = np.ones(len(calls.start_ns), bool)

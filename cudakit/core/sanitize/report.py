@@ -120,7 +120,9 @@ class Report:
         self._known_races: dict[_Key, KnownRace] = {}  # races that the baseline has
         self._occurrence_counts: Counter[_Key] = Counter()
         self._occurrences_by_process: Counter[int] = Counter()
-        self._unverified: dict[_Key, UnverifiedPair] = {}  # by the identities of both operations
+        self._unverified: dict[
+            _Key, UnverifiedPair
+        ] = {}  # pairs by the identities of both operations
         self._hidden_count = 0  # number of occurrences with less confidence than is shown
         # The frames of a call stack by PID, trace number and index in the stack table.
         self._frames: dict[tuple[int, int, int], _Frames] = {}

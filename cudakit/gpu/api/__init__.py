@@ -127,8 +127,8 @@ class Memory(Protocol):
         Raises CUDA_ERROR_INVALID_VALUE if the memory is registered.
         """
 
-    def host_register(self, ptr: Ptr, *, threads: int = 1) -> None:
-        """Pin a pageable allocation (cuMemHostRegister), populating its pages with ``threads`` threads."""
+    def host_register(self, ptr: Ptr, *, thread_count: int = 1) -> None:
+        """Pin a pageable allocation (cuMemHostRegister), whose pages ``thread_count`` threads populate."""
 
     def host_unregister(self, ptr: Ptr) -> None:
         """Unpin a registered allocation after all device work (cuMemHostUnregister)."""
@@ -194,7 +194,7 @@ class VirtualMemory(Protocol):
     def unreserve(self, ptr: Ptr, size_bytes: int) -> None:
         """Free a complete reservation of addresses, which has no mappings (cuMemAddressFree)."""
 
-    def create(self, size_bytes: int, handle: HandleKind | None = None) -> Backing:
+    def create(self, size_bytes: int, handle_kind: HandleKind | None = None) -> Backing:
         """Allocate physical memory, exportable by one kind of handle or by none (cuMemCreate)."""
 
     def backing_at(self, ptr: Ptr) -> Backing:

@@ -25,6 +25,7 @@ class ArrayView:
         return math.prod(self.shape)
 
 
+@lru_cache(maxsize=4096)
 def contiguous_strides(shape: tuple[int, ...], element_bytes: int) -> tuple[int, ...]:
     """Return the strides in bytes of a C-contiguous array."""
     strides = []
@@ -37,8 +38,8 @@ def contiguous_strides(shape: tuple[int, ...], element_bytes: int) -> tuple[int,
 
 def byte_range(view: ArrayView, element_bytes: int) -> tuple[int, int]:
     """Return the first address of an array and the address after its last byte; strides may be negative."""
-    first, end = _byte_offsets(view.shape, view.strides, element_bytes)
-    return view.ptr + first, view.ptr + end
+    first_offset, end_offset = _byte_offsets(view.shape, view.strides, element_bytes)
+    return view.ptr + first_offset, view.ptr + end_offset
 
 
 @lru_cache(maxsize=4096)
@@ -49,6 +50,6 @@ def _byte_offsets(
     if 0 in shape:
         return 0, 0
     offsets = [(extent - 1) * stride for extent, stride in zip(shape, strides, strict=True)]
-    first = sum(offset for offset in offsets if offset < 0)
-    last = sum(offset for offset in offsets if offset > 0)
-    return first, last + element_bytes
+    first_offset = sum(offset for offset in offsets if offset < 0)
+    last_offset = sum(offset for offset in offsets if offset > 0)
+    return first_offset, last_offset + element_bytes

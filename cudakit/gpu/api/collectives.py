@@ -47,16 +47,16 @@ class Collective:
         """Size of one chunk."""
         return self.count * self.element.size_bytes
 
-    def send_chunks(self, ranks: int) -> int:
+    def send_chunks(self, rank_count: int) -> int:
         """Return the number of chunks of a send buffer."""
-        return ranks if self.operation in ("reduce-scatter", "all-to-all") else 1
+        return rank_count if self.operation in ("reduce-scatter", "all-to-all") else 1
 
-    def receive_chunks(self, ranks: int) -> int:
+    def receive_chunks(self, rank_count: int) -> int:
         """Return the number of chunks of a receive buffer."""
-        return ranks if self.operation in ("all-gather", "all-to-all") else 1
+        return rank_count if self.operation in ("all-gather", "all-to-all") else 1
 
 
-def bus_factor(operation: str, ranks: int) -> float:
+def bus_factor(operation: str, rank_count: int) -> float:
     """Return the bus bandwidth of an operation divided by its algorithm bandwidth.
 
     The algorithm bandwidth is size / time. The size is that of the largest buffer: all-gather,
@@ -66,9 +66,9 @@ def bus_factor(operation: str, ranks: int) -> float:
     """
     match operation:
         case "all-reduce":
-            return 2 * (ranks - 1) / ranks
+            return 2 * (rank_count - 1) / rank_count
         case "all-gather" | "reduce-scatter" | "all-to-all":
-            return (ranks - 1) / ranks
+            return (rank_count - 1) / rank_count
     return 1.0
 
 
@@ -111,5 +111,5 @@ class CollectiveLibrary(Protocol):
         The other ranks can reach the calling process by the name or address ``host``.
         """
 
-    def connect(self, unique_id: bytes, rank: int, ranks: int) -> Communicator:
-        """Join a group; blocks until all ``ranks`` have joined. Raises CollectiveError if that fails."""
+    def connect(self, unique_id: bytes, rank: int, rank_count: int) -> Communicator:
+        """Join a group; blocks until all ``rank_count`` have joined. Raises CollectiveError if that fails."""

@@ -18,7 +18,7 @@ class Format:
 
     mantissa_bits: int
     bias: int  # exponent bias
-    largest: float  # largest finite value, to which larger values are clamped
+    largest_value: float  # largest finite value, to which larger values are clamped
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +66,10 @@ def encode(values: npt.ArrayLike, element: Element) -> Bits:
     if element.format is not None:
         return _round_to_format(fp64_values.astype(np.float32), element.format, element.bits)
     if element.is_integer:
-        info = np.iinfo(element.bits)
-        return np.rint(np.clip(fp64_values, info.min, info.max)).astype(element.bits)
+        integer_limits = np.iinfo(element.bits)
+        return np.rint(np.clip(fp64_values, integer_limits.min, integer_limits.max)).astype(
+            element.bits
+        )
     return fp64_values.astype(element.bits)
 
 
@@ -80,19 +82,25 @@ def decode(bits: Bits, element: Element) -> Floats:
     if element is FP16:
         fp16_values: npt.NDArray[np.float16] = bits.view(np.float16)
         return fp16_values.astype(np.float64)
-    table = _fp8_values(element.format, has_infinity=element is FP8_E5M2)
-    return table.take(bits)
+    value_table = _fp8_values(element.format, has_infinity=element is FP8_E5M2)
+    return value_table.take(bits)
 
 
-def _round_to_format(values: npt.NDArray[np.float32], target: Format, dtype: np.dtype[Any]) -> Bits:
-    magnitude = np.minimum(np.abs(values).astype(np.float64), target.largest)
-    min_exponent = 1 - target.bias  # exponent of subnormal values and zero
+def _round_to_format(
+    values: npt.NDArray[np.float32], target_format: Format, dtype: np.dtype[Any]
+) -> Bits:
+    magnitude = np.minimum(np.abs(values).astype(np.float64), target_format.largest_value)
+    min_exponent = 1 - target_format.bias  # exponent of subnormal values and zero
     exponent = np.where(
         magnitude > 0, np.maximum(np.frexp(magnitude)[1] - 1, min_exponent), min_exponent
     )
-    significand = np.rint(np.ldexp(magnitude, target.mantissa_bits - exponent)).astype(np.int64)
+    significand = np.rint(np.ldexp(magnitude, target_format.mantissa_bits - exponent)).astype(
+        np.int64
+    )
     sign = np.signbit(values).astype(np.int64) << (8 * dtype.itemsize - 1)
-    code = ((exponent.astype(np.int64) + target.bias - 1) << target.mantissa_bits) + significand
+    code = (
+        (exponent.astype(np.int64) + target_format.bias - 1) << target_format.mantissa_bits
+    ) + significand
     bits: Bits = (sign | code).astype(dtype)
     return bits
 
@@ -103,9 +111,9 @@ def _fp8_values(fp8_format: Format, *, has_infinity: bool) -> Floats:
     fraction = code & ((1 << fp8_format.mantissa_bits) - 1)
     exponent = code >> fp8_format.mantissa_bits
     implicit_bit = np.where(exponent > 0, 1 << fp8_format.mantissa_bits, 0)
-    scale = np.maximum(exponent, 1) - fp8_format.bias - fp8_format.mantissa_bits
-    values = np.ldexp((implicit_bit + fraction).astype(np.float64), scale)
-    values[values > fp8_format.largest] = np.nan
+    scale_exponent = np.maximum(exponent, 1) - fp8_format.bias - fp8_format.mantissa_bits
+    values = np.ldexp((implicit_bit + fraction).astype(np.float64), scale_exponent)
+    values[values > fp8_format.largest_value] = np.nan
     if has_infinity:
         values[exponent == exponent.max()] = np.where(
             fraction[exponent == exponent.max()], np.nan, np.inf

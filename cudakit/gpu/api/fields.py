@@ -42,12 +42,12 @@ class NvmlField:
 
 def nvml_fields() -> Iterator[NvmlField]:
     """Yield the NVML fields in display order."""
-    yield from _parse(_FACTS, "fact")
-    yield from _parse(_TELEMETRY, "telemetry")
-    yield from _parse(_ACTIVITY, "activity")
+    yield from _parse_fields(_FACT_TABLE, "fact")
+    yield from _parse_fields(_TELEMETRY_TABLE, "telemetry")
+    yield from _parse_fields(_ACTIVITY_TABLE, "activity")
 
 
-def _parse(table: str, kind: Kind) -> Iterator[NvmlField]:
+def _parse_fields(table: str, kind: Kind) -> Iterator[NvmlField]:
     group = ""
     for line in table.replace(",\n    ", ",").replace("\n    ", " ").strip().splitlines():
         if line.startswith("["):
@@ -64,7 +64,7 @@ def _parse(table: str, kind: Kind) -> Iterator[NvmlField]:
 # --- name, unit ("-" for none), call, meaning; an indented line continues the row --------------------
 
 
-_FACTS = """
+_FACT_TABLE = """
 [identity]
 name - nvmlDeviceGetName Name of the product
 brand - nvmlDeviceGetBrand Brand of the product
@@ -196,7 +196,7 @@ repair_tpc_pending bool nvmlDeviceGetRepairStatus[1] Whether a TPC repair is pen
 unrepairable_memory bool nvmlDeviceGetUnrepairableMemoryFlag_v1 Whether memory has unrepairable errors
 """
 
-_TELEMETRY = """
+_TELEMETRY_TABLE = """
 [memory]
 memory_used_bytes bytes nvmlDeviceGetMemoryInfo(nvmlMemory_v2).used Memory in use
 memory_free_bytes bytes nvmlDeviceGetMemoryInfo(nvmlMemory_v2).free Free memory
@@ -288,7 +288,7 @@ recovery_action - NVML_FI_DEV_GET_GPU_RECOVERY_ACTION Recovery action that the d
 """
 
 # Fields measured between two reads, for ``devices --watch``.
-_ACTIVITY = """
+_ACTIVITY_TABLE = """
 [activity]
 graphics_activity_percent % NVML_GPM_METRIC_GRAPHICS_UTIL Share of time with graphics or compute active
 sm_activity_percent % NVML_GPM_METRIC_SM_UTIL Share of SMs with resident warps

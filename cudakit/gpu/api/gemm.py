@@ -241,7 +241,7 @@ class GemmPlan(Protocol):
         """Free the workspace and all other resources. A second call has no effect."""
 
 
-def never() -> bool:
+def never_over() -> bool:
     """Return False: the default ``is_over`` callback, which never ends a search."""
     return False
 
@@ -266,7 +266,7 @@ class Blas(Protocol):
         """Return at most ``limit`` algorithms in the library's order of preference."""
 
     def algorithms(
-        self, gemm: Gemm, settings: GemmSettings, is_over: Callable[[], bool] = never
+        self, gemm: Gemm, settings: GemmSettings, is_over: Callable[[], bool] = never_over
     ) -> Iterator[Algorithm]:
         """Yield every supported configuration, in any order; there may be thousands.
 
@@ -277,15 +277,16 @@ class Blas(Protocol):
         """Release the library's handle and reject later calls. A second call has no effect."""
 
 
-def _check_name(kind: str, name: str, valid: Mapping[str, object] | Sequence[str]) -> None:
-    if name not in valid:
-        raise InputError(f"unknown {kind} {name!r}", hint=f"choose from {', '.join(valid)}")
+def _check_name(kind: str, name: str, valid_names: Mapping[str, object] | Sequence[str]) -> None:
+    if name not in valid_names:
+        raise InputError(f"unknown {kind} {name!r}", hint=f"choose from {', '.join(valid_names)}")
 
 
-def _check_type(dtype: str, kind: str, name: str, valid: Sequence[str]) -> None:
-    if name not in valid:
+def _check_type(dtype: str, kind: str, name: str, valid_names: Sequence[str]) -> None:
+    if name not in valid_names:
         raise InputError(
-            f"{dtype} GEMMs have no {kind} type {name!r}", hint=f"choose from {', '.join(valid)}"
+            f"{dtype} GEMMs have no {kind} type {name!r}",
+            hint=f"choose from {', '.join(valid_names)}",
         )
 
 

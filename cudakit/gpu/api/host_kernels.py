@@ -19,7 +19,7 @@ HostKernel: TypeAlias = Callable[..., None]
 _F = TypeVar("_F", bound=HostKernel)
 
 # The decorator adds the kernels when a module with host kernels is imported.
-_REGISTERED: dict[str, HostKernel] = {}
+_REGISTERED_KERNELS: dict[str, HostKernel] = {}
 
 
 def host_kernel(name: str) -> Callable[[_F], _F]:
@@ -30,15 +30,15 @@ def host_kernel(name: str) -> Callable[[_F], _F]:
     """
 
     def register(function: _F) -> _F:
-        _REGISTERED[name] = function
+        _REGISTERED_KERNELS[name] = function
         return function
 
     return register
 
 
-def registered() -> Mapping[str, HostKernel]:
+def registered_kernels() -> Mapping[str, HostKernel]:
     """Return every registered host kernel by the name of its kernel."""
-    return MappingProxyType(_REGISTERED)
+    return MappingProxyType(_REGISTERED_KERNELS)
 
 
 class Launch(Protocol):

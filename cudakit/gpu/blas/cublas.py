@@ -117,19 +117,19 @@ class CublasGemm:
         self.settings: Mapping[str, str] = MappingProxyType(
             {
                 "chosen_by": "cuBLAS",
-                "compute_type": f"CUBLAS_{names.compute}",
-                "scale_type": names.scale,
+                "compute_type": f"CUBLAS_{names.compute_type}",
+                "scale_type": names.scale_type,
                 "workspace": f"{format_bytes(settings.workspace_bytes)} given",
                 "atomics": "not allowed: the same bits in every run",
                 "reduced_precision": "allowed" if settings.reduced_precision else "not allowed",
             }
         )
         self._workspace = blas.cuda.malloc(max(self._workspace_bytes, _ALIGNMENT_BYTES))
-        self._closed = False
+        self._is_closed = False
 
     def enqueue(self, operands: Operands, stream: Stream) -> None:
         """Enqueue one GEMM. Raises CudaError; CUDA_ERROR_INVALID_HANDLE after ``close``."""
-        if self._closed:
+        if self._is_closed:
             raise closed_error("the cuBLAS GEMM")
         blas = self._blas
         handle = blas.handle
@@ -144,9 +144,9 @@ class CublasGemm:
 
     def close(self) -> None:
         """Free the workspace. Has no effect if called again, or after the device was closed."""
-        if self._closed:
+        if self._is_closed:
             return
-        self._closed = True
+        self._is_closed = True
         self._blas.invalidate_state()
         if not self._blas.cuda.closed:
             self._blas.cuda.free(self._workspace)
@@ -158,22 +158,25 @@ class _Call:
     def __init__(self, vendor: Nvmath, gemm: Gemm, scalars: Any) -> None:
         cublas = vendor.cublas
         names = type_names(gemm)
-        batched = gemm.batch > 1
-        function_name = "gemm_strided_batched_ex" if batched else "gemm_ex"
-        self.name = "cublasGemmStridedBatchedEx" if batched else "cublasGemmEx"
+        is_batched = gemm.batch > 1
+        function_name = "gemm_strided_batched_ex" if is_batched else "gemm_ex"
+        self.name = "cublasGemmStridedBatchedEx" if is_batched else "cublasGemmEx"
         self.function = getattr(
             cublas, function_name if _fits_int32(gemm) else f"{function_name}_64"
         )
-        transposed = (cublas.Operation[letter.upper()] for letter in gemm.layout)
+        transpose_operations = (cublas.Operation[letter.upper()] for letter in gemm.layout)
         alpha, beta = scalars[:1].ctypes.data, scalars[1:].ctypes.data
-        self._sizes = (*transposed, gemm.m, gemm.n, gemm.k, alpha)
-        self._a = _matrix_arguments(gemm.a, vendor.data_type(names.a), batched=batched)
-        self._b = (*_matrix_arguments(gemm.b, vendor.data_type(names.b), batched=batched), beta)
-        self._d = _matrix_arguments(gemm.d, vendor.data_type(names.d), batched=batched)
-        count = (gemm.batch,) if batched else ()
+        self._size_arguments = (*transpose_operations, gemm.m, gemm.n, gemm.k, alpha)
+        self._a = _matrix_arguments(gemm.a, vendor.data_type(names.a), is_batched=is_batched)
+        self._b = (
+            *_matrix_arguments(gemm.b, vendor.data_type(names.b), is_batched=is_batched),
+            beta,
+        )
+        self._d = _matrix_arguments(gemm.d, vendor.data_type(names.d), is_batched=is_batched)
+        batch_arguments = (gemm.batch,) if is_batched else ()
         self._trailing_arguments = (
-            *count,
-            vendor.compute_type(names.compute),
+            *batch_arguments,
+            vendor.compute_type(names.compute_type),
             cublas.GemmAlgo.DFALT,
         )
 
@@ -181,7 +184,7 @@ class _Call:
         """Return the arguments in the order of the function's parameters."""
         return (
             handle,
-            *self._sizes,
+            *self._size_arguments,
             operands.a,
             *self._a,
             operands.b,
@@ -192,14 +195,14 @@ class _Call:
         )
 
 
-def _matrix_arguments(matrix: Matrix, kind: int, *, batched: bool) -> tuple[int, ...]:
-    return (kind, matrix.leading, matrix.stride) if batched else (kind, matrix.leading)
+def _matrix_arguments(matrix: Matrix, data_type: int, *, is_batched: bool) -> tuple[int, ...]:
+    return (data_type, matrix.leading, matrix.stride) if is_batched else (data_type, matrix.leading)
 
 
 def _fits_int32(gemm: Gemm) -> bool:
     """Return whether all sizes fit in 32-bit integers; larger sizes need the ``_64`` functions."""
-    leading = (gemm.a.leading, gemm.b.leading, gemm.d.leading)
-    return max(gemm.m, gemm.n, gemm.k, gemm.batch, *leading) <= _INT32_MAX
+    leading_dimensions = (gemm.a.leading, gemm.b.leading, gemm.d.leading)
+    return max(gemm.m, gemm.n, gemm.k, gemm.batch, *leading_dimensions) <= _INT32_MAX
 
 
 def _math_mode(vendor: Nvmath, settings: GemmSettings) -> int:

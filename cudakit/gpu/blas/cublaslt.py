@@ -12,11 +12,11 @@ import numpy as np
 
 from cudakit.errors import Unsupported
 from cudakit.gpu.api import LEGACY, Ptr, Stream
-from cudakit.gpu.api.gemm import Algorithm, Gemm, GemmSettings, Library, Operands, never
+from cudakit.gpu.api.gemm import Algorithm, Gemm, GemmSettings, Library, Operands, never_over
 from cudakit.gpu.architectures import Capability
 from cudakit.gpu.blas.descriptors import Configurations, Problem, choices
 from cudakit.gpu.blas.errors import (
-    UNSUPPORTED,
+    UNSUPPORTED_STATUSES,
     call_error,
     check_for_cublaslt,
     closed_error,
@@ -86,7 +86,7 @@ class CublasLt:
             return [algorithm for _, algorithm in self._heuristic_results(problem, limit)]
 
     def algorithms(
-        self, gemm: Gemm, settings: GemmSettings, is_over: Callable[[], bool] = never
+        self, gemm: Gemm, settings: GemmSettings, is_over: Callable[[], bool] = never_over
     ) -> Iterator[Algorithm]:
         """Yield every configuration that cublasLtMatmulAlgoCheck accepts; algorithm ids take turns."""
         check_for_cublaslt(gemm, self._capability)
@@ -115,7 +115,7 @@ class CublasLt:
         """Return the heuristic results as structures and Algorithms. Raises Unsupported if there are none."""
         lt = self.vendor.lt
         results = np.zeros(limit, lt.matmul_heuristic_result_dtype)
-        count = np.zeros(1, np.int32)
+        result_count = np.zeros(1, np.int32)
         try:
             self.cuda.in_context(
                 lt.matmul_algo_get_heuristic,
@@ -125,12 +125,12 @@ class CublasLt:
                 problem.preference(),
                 limit,
                 results.ctypes.data,
-                count.ctypes.data,
+                result_count.ctypes.data,
             )
         except lt.cuBLASLtError as error:
-            if error.status not in UNSUPPORTED:
+            if error.status not in UNSUPPORTED_STATUSES:
                 raise call_error(error.status, "cublasLtMatmulAlgoGetHeuristic") from error
-        usable_results = [result for result in results[: count[0]] if not result["state"]]
+        usable_results = [result for result in results[: result_count[0]] if not result["state"]]
         if not usable_results:
             raise no_algorithm(problem.gemm, f"cuBLASLt {self.version}", self._capability)
         return [self._read_result(result) for result in usable_results]
@@ -149,13 +149,13 @@ class CublasLt:
                 "disabled reduced precision does not allow",
                 hint=_ALGORITHM_HINT,
             )
-        check = _AlgorithmCheck(self, problem, algorithm.id)
-        if not (checked_algorithm := check.accepts(algorithm)):
+        algorithm_check = _AlgorithmCheck(self, problem, algorithm.id)
+        if not (checked_algorithm := algorithm_check.accepts(algorithm)):
             raise Unsupported(
                 f"cuBLASLt {self.version} does not accept {algorithm} for this GEMM",
                 hint=_ALGORITHM_HINT,
             )
-        return check.structure, checked_algorithm
+        return algorithm_check.structure, checked_algorithm
 
     def _search(
         self, gemm: Gemm, settings: GemmSettings, is_over: Callable[[], bool]
@@ -164,8 +164,8 @@ class CublasLt:
             ids = self.call(
                 self.vendor.lt.matmul_algo_get_ids,
                 self.handle,
-                problem.compute,
-                problem.scale,
+                problem.compute_type,
+                problem.scale_type,
                 *problem.matrix_types,
                 _MAX_IDS,
                 name="cublasLtMatmulAlgoGetIds",
@@ -174,20 +174,20 @@ class CublasLt:
             yield from round_robin(iterators, is_over)
 
     def _configurations_of(self, problem: Problem, algorithm_id: int) -> Iterator[Algorithm | None]:
-        check = _AlgorithmCheck(self, problem, algorithm_id)
-        if not check.initialized:
+        algorithm_check = _AlgorithmCheck(self, problem, algorithm_id)
+        if not algorithm_check.is_initialized:
             return
         reduction_schemes = allowed_reductions(problem.gemm, problem.settings)
-        supported = self.call(
+        algorithm_choices = self.call(
             choices,
             self.vendor.lt,
             algorithm_id,
-            check.address,
+            algorithm_check.address,
             reduction_schemes,
             self._capability,
             name="cublasLtMatmulAlgoCapGetAttribute",
         )
-        yield from configurations(supported, check.accepts)
+        yield from configurations(algorithm_choices, algorithm_check.accepts)
 
 
 class LtGemm:
@@ -214,14 +214,14 @@ class LtGemm:
         self._workspace = (
             blas.cuda.malloc(self._workspace_bytes) if self._workspace_bytes else Ptr(0)
         )
-        self._closed = False
+        self._is_closed = False
 
     def enqueue(self, operands: Operands, stream: Stream) -> None:
         """Enqueue one GEMM. Raises CudaError; CUDA_ERROR_INVALID_HANDLE after ``close``.
 
         Operands must be aligned to 256 bytes, as cuMemAlloc guarantees.
         """
-        if self._closed:
+        if self._is_closed:
             raise closed_error("the cuBLASLt GEMM")
         problem, cuda = self._problem, self._blas.cuda
         if problem.gemm.has_bias:
@@ -249,9 +249,9 @@ class LtGemm:
 
     def close(self) -> None:
         """Free the workspace. Has no effect if called again, or after the device was closed."""
-        if self._closed:
+        if self._is_closed:
             return
-        self._closed = True
+        self._is_closed = True
         self._problem.close()
         if self._workspace and not self._blas.cuda.closed:
             self._blas.cuda.free(self._workspace)
@@ -263,8 +263,8 @@ def _describe_settings(
     gemm, settings = problem.gemm, problem.settings
     descriptions = {
         "chosen_by": "the user" if is_user_choice else "cuBLASLt heuristics",
-        "compute_type": f"CUBLAS_{problem.names.compute}",
-        "scale_type": problem.names.scale,
+        "compute_type": f"CUBLAS_{problem.names.compute_type}",
+        "scale_type": problem.names.scale_type,
         "workspace": (
             f"{format_bytes(algorithm.workspace_bytes)} used, "
             f"{format_bytes(settings.workspace_bytes)} at most"
@@ -293,12 +293,12 @@ class _AlgorithmCheck:
             self.address,
             self._result.ctypes.data,
         )
-        self.initialized = self._initialize(algorithm_id)
+        self.is_initialized = self._initialize(algorithm_id)
 
     def accepts(self, algorithm: Algorithm) -> Algorithm | None:
         """Return the algorithm with its workspace size, or None if cuBLASLt does not support it."""
         blas, lt = self._blas, self._blas.vendor.lt
-        if not self.initialized:
+        if not self.is_initialized:
             return None
         try:
             blas.configurations.write(self.address, algorithm)
@@ -316,8 +316,8 @@ class _AlgorithmCheck:
             self._blas.cuda.in_context(
                 lt.matmul_algo_init,
                 self._blas.handle,
-                problem.compute,
-                problem.scale,
+                problem.compute_type,
+                problem.scale_type,
                 *problem.matrix_types,
                 algorithm_id,
                 self.address,
@@ -329,10 +329,10 @@ class _AlgorithmCheck:
 
 def _upload_unit_scale(cuda: CudaDevice) -> Ptr:
     """Return the address of a new fp32 1.0 in device memory."""
-    value = np.float32(1).tobytes()
-    address, pinned = cuda.malloc(_UNIT_SCALE_BYTES), cuda.host_malloc(len(value))
-    cuda.host_view(pinned, len(value))[:] = value
-    cuda.copy(address, pinned, len(value), LEGACY)
+    scale_bytes = np.float32(1).tobytes()
+    address, pinned_ptr = cuda.malloc(_UNIT_SCALE_BYTES), cuda.host_malloc(len(scale_bytes))
+    cuda.host_view(pinned_ptr, len(scale_bytes))[:] = scale_bytes
+    cuda.copy(address, pinned_ptr, len(scale_bytes), LEGACY)
     cuda.sync_stream(LEGACY)
-    cuda.host_free(pinned)
+    cuda.host_free(pinned_ptr)
     return address

@@ -43,7 +43,7 @@ class CupyBlas(WithoutAlgorithms):
             LEGACY: cupy.cuda.Stream.null,
             PER_THREAD: cupy.cuda.Stream.ptds,
         }
-        self._closed = False
+        self._is_closed = False
 
     @property
     def cublas_version(self) -> str:
@@ -55,7 +55,7 @@ class CupyBlas(WithoutAlgorithms):
     def stream(self, stream: Stream) -> Any:
         """Return the CuPy object for a stream. Raises CUDA_ERROR_INVALID_HANDLE for a destroyed stream."""
         handle = self.cuda.stream_address(stream)
-        if self._closed:
+        if self._is_closed:
             raise closed_error(self.library)
         if stream not in self._streams:
             self._streams[stream] = stream_of_cupy(self.cupy, handle)
@@ -65,16 +65,16 @@ class CupyBlas(WithoutAlgorithms):
         self, gemm: Gemm, settings: GemmSettings, algorithm: Algorithm | None = None
     ) -> CupyGemm:
         """Prepare a GEMM. Raises Unsupported if CuPy would copy operands, or if an algorithm is given."""
-        if self._closed:
+        if self._is_closed:
             raise closed_error(self.library)
         if algorithm is not None:
             raise self.selection_error()
-        _check(gemm, settings)
+        _check_supported(gemm, settings)
         return CupyGemm(self, gemm)
 
     def close(self) -> None:
         """Release the stream objects. A second call has no effect."""
-        self._closed = True
+        self._is_closed = True
         self._streams.clear()
 
 
@@ -97,33 +97,33 @@ class CupyGemm:
                 "workspace": "allocated by cuBLAS",
             }
         )
-        self._closed = False
+        self._is_closed = False
 
     def enqueue(self, operands: Operands, stream: Stream) -> None:
         """Enqueue one GEMM. Raises Unsupported with CuPy's reason if the call fails."""
-        if self._closed:
+        if self._is_closed:
             raise closed_error("the CuPy GEMM")
         cupy = self._blas.cupy
         try:
             with cupy.cuda.Device(self._blas.cuda.ordinal), self._blas.stream(stream):
-                left_array, right_array, result = self._arrays_of(operands)
+                left_array, right_array, result_array = self._arrays_of(operands)
                 run_with(
                     self._framework_settings,
-                    lambda: cupy.matmul(left_array, right_array, out=result),
+                    lambda: cupy.matmul(left_array, right_array, out=result_array),
                 )
         except (RuntimeError, ValueError, TypeError) as error:
             raise Unsupported(f"cupy.matmul failed: {error}") from error
 
     def close(self) -> None:
         """Release the array objects, which own no memory. A second call has no effect."""
-        self._closed = True
+        self._is_closed = True
         self._arrays.clear()
 
     def _arrays_of(self, operands: Operands) -> tuple[Any, Any, Any]:
         addresses = (operands.b, operands.a, operands.d)
         if addresses not in self._arrays:
             operand_views = self._views
-            left_array, right_array, result = (
+            left_array, right_array, result_array = (
                 self._array(view, address)
                 for view, address in zip(
                     (operand_views.left, operand_views.right, operand_views.result),
@@ -131,7 +131,7 @@ class CupyGemm:
                     strict=True,
                 )
             )
-            self._arrays[addresses] = left_array, right_array, result
+            self._arrays[addresses] = left_array, right_array, result_array
         return self._arrays[addresses]
 
     def _array(self, view: View, address: Ptr) -> Any:
@@ -146,7 +146,7 @@ class CupyGemm:
         )
 
 
-def _check(gemm: Gemm, settings: GemmSettings) -> None:
+def _check_supported(gemm: Gemm, settings: GemmSettings) -> None:
     """Raise Unsupported for a GEMM that cupy.matmul cannot compute, or computes only after copying operands.
 
     Source: cupy/_core/_routines_linalg.pyx, ``tensordot_core`` and ``matmul``.

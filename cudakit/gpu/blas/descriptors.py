@@ -12,7 +12,7 @@ import numpy as np
 from cudakit.errors import Unsupported
 from cudakit.gpu.api import Ptr
 from cudakit.gpu.api.gemm import Algorithm, Gemm, GemmSettings, Matrix
-from cudakit.gpu.blas.search import NO_REDUCTION, SPLITS, Choices, allowed_reductions
+from cudakit.gpu.blas.search import NO_REDUCTION, SPLIT_K_FACTORS, Choices, allowed_reductions
 from cudakit.gpu.blas.types import TypeNames, is_fp8_output, type_names
 from cudakit.gpu.blas.vendor import Nvmath
 
@@ -32,7 +32,7 @@ _EPILOGUES: Mapping[str, str] = MappingProxyType(
 # preference is set explicitly, because the heuristics depend on it.
 _ALIGNMENT_BYTES = 256
 
-# Names in cublasLtMatmulAlgoConfigAttributes_t, by field of Algorithm.
+# Names of the attributes in cublasLtMatmulAlgoConfigAttributes_t, by field of Algorithm.
 FIELDS: Mapping[str, str] = MappingProxyType(
     {
         "tile": "TILE_ID",
@@ -84,15 +84,20 @@ class Problem:
         self.gemm, self.settings = gemm, settings
         self.names: TypeNames = type_names(gemm)
         names = self.names
-        self.compute, self.scale = vendor.compute_type(names.compute), vendor.data_type(names.scale)
+        self.compute_type, self.scale_type = (
+            vendor.compute_type(names.compute_type),
+            vendor.data_type(names.scale_type),
+        )
         self.matrix_types = [
             vendor.data_type(name) for name in (names.a, names.b, names.c, names.d)
         ]
         self._scalars = np.array([1, 0], self.names.scalar)
         self.alpha: int = self._scalars[:1].ctypes.data
         self.beta: int = self._scalars[1:].ctypes.data
-        pointer = vendor.lt.MatmulDescAttribute["BIAS_POINTER"]
-        self._bias = AttributeBuffer(pointer, vendor.lt.get_matmul_desc_attribute_dtype(pointer))
+        bias_attribute = vendor.lt.MatmulDescAttribute["BIAS_POINTER"]
+        self._bias = AttributeBuffer(
+            bias_attribute, vendor.lt.get_matmul_desc_attribute_dtype(bias_attribute)
+        )
         self._bias_address = unit_scale
         with ExitStack() as resources:
             self._resources = resources
@@ -144,7 +149,7 @@ class Problem:
     def _operation(self, unit_scale: Ptr) -> int:
         lt, gemm = self._lt, self.gemm
         attributes, dtype_of = lt.MatmulDescAttribute, lt.get_matmul_desc_attribute_dtype
-        operation: int = lt.matmul_desc_create(self.compute, self.scale)
+        operation: int = lt.matmul_desc_create(self.compute_type, self.scale_type)
         self._resources.callback(lt.matmul_desc_destroy, operation)
         set_attribute = self._attribute_setter(
             operation, lt.matmul_desc_set_attribute, attributes, dtype_of
@@ -204,7 +209,7 @@ class Configurations:
 
     def __init__(self, lt: Any) -> None:
         self._lt = lt
-        self._size_written = AttributeBuffer(0, np.uint64)
+        self._written_bytes = AttributeBuffer(0, np.uint64)
         attributes = lt.MatmulAlgoConfigAttribute
         self._buffers = {
             field: AttributeBuffer(
@@ -215,11 +220,13 @@ class Configurations:
 
     def read(self, address: int) -> Algorithm:
         """Return the configuration without the workspace size, which the structure does not contain."""
-        numbers = {field: self._read(address, buffer) for field, buffer in self._buffers.items()}
-        if numbers["split_k"] > 1:
-            return Algorithm(**numbers)
+        number_by_field = {
+            field: self._read(address, buffer) for field, buffer in self._buffers.items()
+        }
+        if number_by_field["split_k"] > 1:
+            return Algorithm(**number_by_field)
         # The heuristics may return split_k -1 with a reduction scheme, which is invalid for split_k 1.
-        return Algorithm(**numbers | {"split_k": 1, "reduction": NO_REDUCTION})
+        return Algorithm(**number_by_field | {"split_k": 1, "reduction": NO_REDUCTION})
 
     def write(self, address: int, algorithm: Algorithm) -> None:
         """Set all fields except the id, which cublasLtMatmulAlgoInit sets.
@@ -240,7 +247,11 @@ class Configurations:
 
     def _read(self, address: int, buffer: AttributeBuffer) -> int:
         self._lt.matmul_algo_config_get_attribute(
-            address, buffer.attribute, buffer.address, buffer.size_bytes, self._size_written.address
+            address,
+            buffer.attribute,
+            buffer.address,
+            buffer.size_bytes,
+            self._written_bytes.address,
         )
         return buffer.number
 
@@ -251,30 +262,30 @@ class Capabilities:
     def __init__(self, lt: Any, address: int) -> None:
         self._lt = lt
         self._address = address
-        self._size_written = AttributeBuffer(0, np.uint64)
+        self._written_bytes = AttributeBuffer(0, np.uint64)
 
     def number(self, name: str) -> int:
         """Return the value of an attribute, such as ``SPLITK_SUPPORT``."""
         buffer = AttributeBuffer(*self._attribute(name))
-        self._get(buffer.attribute, buffer.address, buffer.size_bytes)
+        self._get_attribute(buffer.attribute, buffer.address, buffer.size_bytes)
         return buffer.number
 
     def numbers(self, name: str) -> tuple[int, ...]:
         """Return the values of an array attribute, such as ``TILE_IDS``."""
         attribute, dtype = self._attribute(name)
-        self._get(attribute, 0, 0)
-        values = np.zeros(self._size_written.number // np.dtype(dtype).itemsize, dtype)
+        self._get_attribute(attribute, 0, 0)
+        values = np.zeros(self._written_bytes.number // np.dtype(dtype).itemsize, dtype)
         if values.size:
-            self._get(attribute, values.ctypes.data, values.nbytes)
+            self._get_attribute(attribute, values.ctypes.data, values.nbytes)
         return tuple(values.tolist())
 
     def _attribute(self, name: str) -> tuple[int, type[np.generic]]:
         attribute = self._lt.MatmulAlgoCapAttribute[name]
         return attribute, self._lt.get_matmul_algo_cap_attribute_dtype(attribute)
 
-    def _get(self, attribute: int, address: int, size_bytes: int) -> None:
+    def _get_attribute(self, attribute: int, address: int, size_bytes: int) -> None:
         self._lt.matmul_algo_cap_get_attribute(
-            self._address, attribute, address, size_bytes, self._size_written.address
+            self._address, attribute, address, size_bytes, self._written_bytes.address
         )
 
 
@@ -295,7 +306,7 @@ def choices(
         stages=capabilities.numbers("STAGES_IDS") or (0,),
         customs=range(max(max_custom, 0) + 1),
         swizzles=(0, 1) if capabilities.number("CTA_SWIZZLING_SUPPORT") else (0,),
-        splits=SPLITS if capabilities.number("SPLITK_SUPPORT") else (),
+        splits=SPLIT_K_FACTORS if capabilities.number("SPLITK_SUPPORT") else (),
         reductions=tuple(scheme for scheme in allowed_schemes if scheme & scheme_mask),
         clusters=_sorted_values(lt.ClusterShape) if capability >= _CLUSTERS_SINCE else (0,),
         inners=_sorted_values(lt.MatmulInnerShape),

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from enum import IntEnum
 
 from cudakit.errors import CudaError, CudakitError, Unsupported
-from cudakit.gpu.api.gemm import Algorithm, Gemm, GemmSettings, never
+from cudakit.gpu.api.gemm import Algorithm, Gemm, GemmSettings, never_over
 from cudakit.gpu.architectures import Capability
 from cudakit.gpu.blas.types import is_fp8_output
 from cudakit.gpu.driver_errors import Status, cuda_error
@@ -35,7 +35,7 @@ class BlasStatus(IntEnum):
 
 
 # Status codes of unsupported calls.
-UNSUPPORTED = frozenset(
+UNSUPPORTED_STATUSES = frozenset(
     {BlasStatus.INVALID_VALUE, BlasStatus.ARCH_MISMATCH, BlasStatus.NOT_SUPPORTED}
 )
 
@@ -53,7 +53,7 @@ class WithoutAlgorithms:
         self,
         gemm: Gemm,  # noqa: ARG002
         settings: GemmSettings,  # noqa: ARG002
-        is_over: Callable[[], bool] = never,  # noqa: ARG002
+        is_over: Callable[[], bool] = never_over,  # noqa: ARG002
     ) -> Iterator[Algorithm]:
         """Raise Unsupported: the library does not list algorithms."""
         raise self.selection_error()
@@ -66,8 +66,8 @@ class WithoutAlgorithms:
 def check_for_cublaslt(gemm: Gemm, capability: Capability) -> None:
     """Raise Unsupported for a GEMM that is documented as unsupported; the heuristics find all other cases."""
     _check_accumulator(gemm)
-    all_layouts = capability.major in _FP8_ALL_LAYOUTS
-    if gemm.dtype.startswith("fp8") and gemm.layout != "tn" and not all_layouts:
+    supports_all_layouts = capability.major in _FP8_ALL_LAYOUTS
+    if gemm.dtype.startswith("fp8") and gemm.layout != "tn" and not supports_all_layouts:
         raise Unsupported(
             f"{gemm.dtype} supports only layout tn on compute capability {capability}, "
             f"but {gemm.layout} was requested",
@@ -97,7 +97,7 @@ def check_for_cublas(gemm: Gemm) -> None:
 def no_algorithm(gemm: Gemm, library: str, capability: Capability) -> Unsupported:
     """Return the error for a GEMM for which the library has no algorithm."""
     return Unsupported(
-        f"{library} has no algorithm for {describe(gemm)} on compute capability {capability}",
+        f"{library} has no algorithm for {describe_gemm(gemm)} on compute capability {capability}",
         hint=_requirements(gemm),
     )
 
@@ -108,7 +108,7 @@ def call_error(status: int, call: str) -> CudakitError:
     name = (
         f"CUBLAS_STATUS_{BlasStatus(status).name}" if is_documented else f"CUBLAS_STATUS {status}"
     )
-    if status in UNSUPPORTED:
+    if status in UNSUPPORTED_STATUSES:
         return Unsupported(
             f"{call} is not supported: {name}", hint="try another type, layout, size or workspace"
         )
@@ -120,7 +120,7 @@ def closed_error(name: str) -> CudaError:
     return cuda_error(Status.INVALID_HANDLE, detail=f"{name} was closed")
 
 
-def describe(gemm: Gemm) -> str:
+def describe_gemm(gemm: Gemm) -> str:
     """Return a description of a GEMM for messages."""
     types = f"{gemm.dtype} to {gemm.output}, sums in {gemm.accumulate}"
     options = [f"layout {gemm.layout}", f"epilogue {gemm.epilogue}"]
@@ -140,10 +140,8 @@ def _check_accumulator(gemm: Gemm) -> None:
 def _requirements(gemm: Gemm) -> str:
     """Return a hint with the requirements of a data type (cuBLAS Library, "cublasLtMatmul", tables)."""
     if gemm.dtype.startswith("fp8"):
-        output = ", output bf16" if is_fp8_output(gemm) else ""
-        return (
-            f"fp8 needs compute capability 8.9, layout tn, and multiples of 16 for m and k{output}"
-        )
+        output_text = ", output bf16" if is_fp8_output(gemm) else ""
+        return f"fp8 needs compute capability 8.9, layout tn, and multiples of 16 for m and k{output_text}"
     if gemm.dtype == "int8":
         return "int8 needs epilogue none, layout tn, and multiples of 4 for m, k and padding"
     if gemm.epilogue != "none":

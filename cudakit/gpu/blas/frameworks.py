@@ -39,15 +39,15 @@ def views(gemm: Gemm) -> Views:
     """Return row-major views of a GEMM's operands; ``bias`` is valid only if the epilogue has one."""
     bias = View(gemm.bias, (gemm.m,), (1,), gemm.m * gemm.bias.size_bytes)
     return Views(
-        left=_view(gemm.b, (gemm.n, gemm.k), transposed=gemm.layout[1] == "t"),
-        right=_view(gemm.a, (gemm.k, gemm.m), transposed=gemm.layout[0] == "t"),
-        result=_view(gemm.d, (gemm.n, gemm.m), transposed=False),
+        left=_view(gemm.b, (gemm.n, gemm.k), is_transposed=gemm.layout[1] == "t"),
+        right=_view(gemm.a, (gemm.k, gemm.m), is_transposed=gemm.layout[0] == "t"),
+        result=_view(gemm.d, (gemm.n, gemm.m), is_transposed=False),
         bias=bias,
     )
 
 
-def _view(matrix: Matrix, shape: tuple[int, int], *, transposed: bool) -> View:
-    strides = (1, matrix.leading) if transposed else (matrix.leading, 1)
+def _view(matrix: Matrix, shape: tuple[int, int], *, is_transposed: bool) -> View:
+    strides = (1, matrix.leading) if is_transposed else (matrix.leading, 1)
     if matrix.batch == 1:
         return View(matrix.element, shape, strides, matrix.size_bytes)
     return View(
@@ -71,14 +71,14 @@ def attribute_setting(owner: Any, name: str, value: Any) -> Setting:
 
 def run_with(settings: Sequence[Setting], work: Callable[[], object]) -> None:
     """Run ``work`` with all settings applied, and restore the previous values afterwards."""
-    changed: list[tuple[Setting, Any]] = []
+    changed_settings: list[tuple[Setting, Any]] = []
     try:
         for setting in settings:
-            previous = setting.read()
-            if previous != setting.value:
-                changed.append((setting, previous))
+            previous_value = setting.read()
+            if previous_value != setting.value:
+                changed_settings.append((setting, previous_value))
                 setting.write(setting.value)
         work()
     finally:
-        for setting, previous in reversed(changed):
-            setting.write(previous)
+        for setting, previous_value in reversed(changed_settings):
+            setting.write(previous_value)

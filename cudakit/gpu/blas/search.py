@@ -12,14 +12,14 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from cudakit.gpu.api.elements import BF16, FP16
-from cudakit.gpu.api.gemm import Algorithm, Gemm, GemmSettings, never
+from cudakit.gpu.api.gemm import Algorithm, Gemm, GemmSettings, never_over
 
 # Values of cublasLtReductionScheme_t: how the partial sums of split-k are added.
 NO_REDUCTION, IN_PLACE, IN_COMPUTE_TYPE, IN_OUTPUT_TYPE = 0, 1, 2, 4
 SCHEMES = (IN_PLACE, IN_COMPUTE_TYPE, IN_OUTPUT_TYPE)
 
 # Split-k factors to try. The library accepts any factor, but larger ones are not faster.
-SPLITS = (2, 3, 4, 5, 6, 8, 10, 12, 16)
+SPLIT_K_FACTORS = (2, 3, 4, 5, 6, 8, 10, 12, 16)
 
 # Approximate number of tile and stage combinations with which each cluster and inner shape is tried.
 _SAMPLE_COUNT = 16
@@ -68,14 +68,14 @@ def configurations(choices: Choices, accepts: Accepts) -> Iterator[Algorithm | N
         Algorithm(id=choices.id, tile=tile, stages=stages)
         for tile, stages in product(choices.tiles, choices.stages)
     ]
-    supported: list[Algorithm] = []
+    supported_shapes: list[Algorithm] = []
     for shape in shapes:
         if accepted_shape := accepts(shape):
-            supported.append(shape)
+            supported_shapes.append(shape)
         yield accepted_shape
-    samples = _sample(supported or shapes)
-    clusters = _effective_values("cluster", choices.clusters, samples, accepts)
-    inners = _effective_values("inner", choices.inners, samples, accepts)
+    sampled_shapes = _sample(supported_shapes or shapes)
+    clusters = _effective_values("cluster", choices.clusters, sampled_shapes, accepts)
+    inners = _effective_values("inner", choices.inners, sampled_shapes, accepts)
     for shape, custom, cluster, inner_shape in product(shapes, choices.customs, clusters, inners):
         candidate = replace(shape, custom=custom, cluster=cluster, inner=inner_shape)
         accepted_shape = accepts(candidate)
@@ -85,21 +85,21 @@ def configurations(choices: Choices, accepts: Accepts) -> Iterator[Algorithm | N
 
 
 def round_robin(
-    iterators: Iterable[Iterator[Algorithm | None]], is_over: Callable[[], bool] = never
+    iterators: Iterable[Iterator[Algorithm | None]], is_over: Callable[[], bool] = never_over
 ) -> Iterator[Algorithm]:
     """Yield an algorithm of each iterator in turn, so that a search that stops early covers all of them.
 
     If an iterator yields None, the next iterator follows.
     """
-    active = list(iterators)
-    while active:
-        for iterator in [*active]:
+    active_iterators = list(iterators)
+    while active_iterators:
+        for iterator in [*active_iterators]:
             if is_over():
                 return
             try:
                 algorithm = next(iterator)
             except StopIteration:
-                active.remove(iterator)
+                active_iterators.remove(iterator)
             else:
                 if algorithm:
                     yield algorithm
@@ -116,19 +116,21 @@ def _effective_values(
     """Return the supported values of a parameter; only the first value if the parameter has no effect."""
     if len(values) == 1:
         return values
-    supported = [
+    supported_values = [
         value
         for value in values
         if any(accepts(replace(shape, **{field: value})) for shape in shapes)
     ]
-    return supported if supported and len(supported) < len(values) else values[:1]
+    return (
+        supported_values if supported_values and len(supported_values) < len(values) else values[:1]
+    )
 
 
 def _variants(candidate: Algorithm, choices: Choices) -> Iterator[Algorithm]:
     """Yield the configurations that differ from ``candidate`` only in swizzle and split-k."""
-    unsplit = [(1, NO_REDUCTION)]
+    unsplit_variant = [(1, NO_REDUCTION)]
     for swizzle, (split, reduction) in product(
-        choices.swizzles, [*unsplit, *product(choices.splits, choices.reductions)]
+        choices.swizzles, [*unsplit_variant, *product(choices.splits, choices.reductions)]
     ):
         variant = replace(candidate, swizzle=swizzle, split_k=split, reduction=reduction)
         if variant != candidate:

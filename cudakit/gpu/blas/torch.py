@@ -36,12 +36,12 @@ class TorchBlas(WithoutAlgorithms):
                 self.device
             )  # torch's default stream is the legacy stream.
         }
-        self._closed = False
+        self._is_closed = False
 
     def stream(self, stream: Stream) -> Any:
         """Return the torch object for a stream. Raises CUDA_ERROR_INVALID_HANDLE for a destroyed stream."""
         handle = self.cuda.stream_address(stream)
-        if self._closed:
+        if self._is_closed:
             raise closed_error(self.library)
         if stream not in self._streams:
             self._streams[stream] = self.torch.cuda.ExternalStream(handle, device=self.device)
@@ -51,7 +51,7 @@ class TorchBlas(WithoutAlgorithms):
         self, gemm: Gemm, settings: GemmSettings, algorithm: Algorithm | None = None
     ) -> TorchGemm:
         """Prepare a GEMM. Raises Unsupported if torch has no function for it, or if an algorithm is given."""
-        if self._closed:
+        if self._is_closed:
             raise closed_error(self.library)
         if algorithm is not None:
             raise self.selection_error()
@@ -59,7 +59,7 @@ class TorchBlas(WithoutAlgorithms):
 
     def close(self) -> None:
         """Release the stream objects. A second call has no effect."""
-        self._closed = True
+        self._is_closed = True
         self._streams.clear()
 
 
@@ -88,11 +88,11 @@ class TorchGemm:
             }
         )
         self._settings_to_apply = tuple(self._framework_settings.values())
-        self._closed = False
+        self._is_closed = False
 
     def enqueue(self, operands: Operands, stream: Stream) -> None:
         """Enqueue one GEMM. Raises Unsupported with torch's reason if the call fails."""
-        if self._closed:
+        if self._is_closed:
             raise closed_error("the torch GEMM")
         torch, call = self._blas.torch, self._call
         tensors = self._tensors.tensors_for(operands)
@@ -105,28 +105,28 @@ class TorchGemm:
 
     def close(self) -> None:
         """Release the tensor objects, which own no memory. A second call has no effect."""
-        self._closed = True
+        self._is_closed = True
         self._tensors.clear()
 
 
 def _framework_settings(torch: Any, gemm: Gemm, settings: GemmSettings) -> dict[str, Setting]:
     """Return the settings of torch that a GEMM depends on, with the required values, by name."""
     matmul = torch.backends.cuda.matmul
-    values: dict[str, Any] = {}
+    required_values: dict[str, Any] = {}
     match gemm.dtype:
         case "fp32" | "tf32":
             # torch 2.9 replaced allow_tf32 by fp32_precision; allow_tf32 now causes a warning.
             if hasattr(matmul, "fp32_precision"):
-                values["fp32_precision"] = "tf32" if gemm.dtype == "tf32" else "ieee"
+                required_values["fp32_precision"] = "tf32" if gemm.dtype == "tf32" else "ieee"
             else:
-                values["allow_tf32"] = gemm.dtype == "tf32"
+                required_values["allow_tf32"] = gemm.dtype == "tf32"
         case "fp16":
-            values["allow_fp16_reduced_precision_reduction"] = settings.reduced_precision
-            values |= _fp16_accumulation(torch, matmul, gemm)
+            required_values["allow_fp16_reduced_precision_reduction"] = settings.reduced_precision
+            required_values |= _fp16_accumulation(torch, matmul, gemm)
         case "bf16":
-            values["allow_bf16_reduced_precision_reduction"] = settings.reduced_precision
+            required_values["allow_bf16_reduced_precision_reduction"] = settings.reduced_precision
     required_settings = {
-        name: attribute_setting(matmul, name, value) for name, value in values.items()
+        name: attribute_setting(matmul, name, value) for name, value in required_values.items()
     }
     if settings.deterministic:
         required_settings["use_deterministic_algorithms"] = _deterministic_setting(torch)

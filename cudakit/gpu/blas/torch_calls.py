@@ -49,18 +49,18 @@ class Tensors:
         self._torch, self._device = torch, device
         self._views = views(gemm)
         self._has_bias = gemm.has_bias
-        self._cache: dict[tuple[Ptr, ...], TensorSet] = {}
+        self._tensors_by_addresses: dict[tuple[Ptr, ...], TensorSet] = {}
 
     def tensors_for(self, operands: Operands) -> TensorSet:
         """Return tensors over the memory of operands, which own no memory."""
         addresses = (operands.a, operands.b, operands.d, operands.bias)
-        tensors = self._cache.get(addresses)
+        tensors = self._tensors_by_addresses.get(addresses)
         if tensors is None:
-            tensors = self._cache[addresses] = self._create(operands)
+            tensors = self._tensors_by_addresses[addresses] = self._create(operands)
         return tensors
 
     def clear(self) -> None:
-        self._cache.clear()
+        self._tensors_by_addresses.clear()
 
     def _create(self, operands: Operands) -> TensorSet:
         operand_views = self._views
@@ -173,11 +173,11 @@ def _addmm_activation(torch: Any, gemm: Gemm) -> Call:
             f"torch does not fuse {gemm.epilogue} into a batch, but batch {gemm.batch} was requested",
             hint="use batch 1",
         )
-    gelu = gemm.epilogue.startswith("gelu")
+    is_gelu = gemm.epilogue.startswith("gelu")
     return Call(
-        f"torch._addmm_activation(use_gelu={gelu})",
+        f"torch._addmm_activation(use_gelu={is_gelu})",
         lambda tensors: torch._addmm_activation(
-            tensors.bias, tensors.left, tensors.right, use_gelu=gelu, out=tensors.result
+            tensors.bias, tensors.left, tensors.right, use_gelu=is_gelu, out=tensors.result
         ),
     )
 

@@ -43,22 +43,22 @@ _SCALAR_TYPES: Mapping[str, type[np.generic]] = MappingProxyType(
 class TypeNames:
     """Names of the cublasComputeType_t and cudaDataType_t values of a GEMM."""
 
-    compute: str
-    scale: str
+    compute_type: str
+    scale_type: str
     a: str
     b: str
     c: str
     d: str
     bias: str
-    scalar: type[np.generic]  # numpy type of alpha and beta; the same type as ``scale``.
+    scalar: type[np.generic]  # numpy type of alpha and beta; the same type as ``scale_type``.
 
 
 def type_names(gemm: Gemm) -> TypeNames:
     """Return the type names of a GEMM. If D is fp8, C has the bias type, because C cannot be fp8."""
     d, bias = _DATA_TYPES[gemm.d.element.name], _DATA_TYPES[gemm.bias.name]
     return TypeNames(
-        compute=_TF32 if gemm.dtype == "tf32" else _COMPUTE_TYPES[gemm.accumulate],
-        scale=_DATA_TYPES[gemm.accumulate],
+        compute_type=_TF32 if gemm.dtype == "tf32" else _COMPUTE_TYPES[gemm.accumulate],
+        scale_type=_DATA_TYPES[gemm.accumulate],
         a=_DATA_TYPES[gemm.a.element.name],
         b=_DATA_TYPES[gemm.b.element.name],
         c=bias if is_fp8_output(gemm) else d,

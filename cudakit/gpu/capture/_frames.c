@@ -91,7 +91,7 @@ static inline bool is_finalizing(void)
 
 /* Return whether a frame has executed its prologue, which creates cells or a generator. CPython's
  * _PyFrame_IsIncomplete has the same rule. */
-static inline bool is_complete(const Frame *frame)
+static inline bool is_complete_frame(const Frame *frame)
 {
     if (is_trampoline(frame))
         return false;
@@ -105,7 +105,7 @@ static inline bool is_complete(const Frame *frame)
 /* Return the first complete frame among this frame and its callers, or NULL. */
 static inline const Frame *nearest_complete_frame(const Frame *frame)
 {
-    while (frame && !is_complete(frame))
+    while (frame && !is_complete_frame(frame))
         frame = frame->previous;
     return frame;
 }
@@ -195,11 +195,11 @@ static size_t encode_utf8(Py_UCS4 character, char *bytes)
 static void copy_utf8(PyObject *text, char *out, size_t capacity)
 {
     size_t length_bytes = 0;
-    bool readable = text && PyUnicode_Check(text);
+    bool is_readable = text && PyUnicode_Check(text);
 #if PY_VERSION_HEX < 0x030C0000
-    readable = readable && PyUnicode_IS_READY(text);
+    is_readable = is_readable && PyUnicode_IS_READY(text);
 #endif
-    Py_ssize_t length = readable ? PyUnicode_GET_LENGTH(text) : 0;
+    Py_ssize_t length = is_readable ? PyUnicode_GET_LENGTH(text) : 0;
     for (Py_ssize_t index = 0; index < length; index++) {
         Py_UCS4 character = PyUnicode_READ(PyUnicode_KIND(text), PyUnicode_DATA(text), index);
         char bytes[4];
@@ -319,9 +319,10 @@ enum { FRAME_SLOTS = 256, FRAME_PROBES = 8 };
 
 typedef struct {
     const Frame *frame;
-    uint64_t offset;       /* offset of the instruction to which ``program_call`` refers */
-    uint64_t arguments;    /* hash of the arguments, if the instruction calls the library through C; else 0 */
-    uint32_t program_call; /* number of the program call; 0 if the frame has run on since the last number */
+    uint64_t offset;    /* offset of the instruction to which ``program_call`` refers */
+    uint64_t arguments; /* hash of the arguments, if the instruction calls the library through C; else 0 */
+    uint32_t
+        program_call; /* number of the program call; 0 if the frame has run on since the number was assigned */
 } program_frame;
 
 /* The frames of the program on this thread. If another frame replaced a frame here, its program calls are unknown. */
@@ -352,7 +353,7 @@ static program_frame *find_program_frame(const Frame *frame)
 static __thread unsigned displaced_frames;
 
 /* Return whether the calling thread runs a frame, or a frame that this frame has called. */
-static bool is_running(const Frame *frame)
+static bool is_running_frame(const Frame *frame)
 {
     const Frame *running_frame = current_frame(PyThreadState_Get());
     while (running_frame && running_frame != frame)
@@ -371,7 +372,7 @@ static void begin_program_call(const Frame *frame)
     }
     for (int probe = 0; !program_entry && probe < FRAME_PROBES; probe++) {
         program_frame *candidate_entry = &program_frames[frame_slot(frame, probe)];
-        program_entry = is_running(candidate_entry->frame) ? NULL : candidate_entry;
+        program_entry = is_running_frame(candidate_entry->frame) ? NULL : candidate_entry;
     }
     if (!program_entry)
         program_entry = &program_frames[frame_slot(frame, (int)(displaced_frames++ % FRAME_PROBES))];
@@ -460,7 +461,7 @@ static const struct {
     PyMethodDef *handler;
 } HANDLERS[] = {{"PY_START", &FRAME_HANDLER}, {"PY_RESUME", &FRAME_HANDLER}, {"JUMP", &JUMP_HANDLER}};
 
-/* Return the number of a tool of sys.monitoring that was free and is cudakit's now, or -1 if none is free. */
+/* Register cudakit as a tool of sys.monitoring, and return the tool id, or -1 if no id is free. */
 static int claim_tool(PyObject *monitoring)
 {
     for (int tool_id = 4; tool_id >= 3; tool_id--) { /* 3 and 4 have no predefined use */
@@ -550,14 +551,14 @@ enum {
 
 static int32_t signed_varint(const uint8_t *bytes, const uint8_t *end)
 {
-    uint32_t value = 0;
+    uint32_t unsigned_value = 0;
     for (int shift = 0; bytes < end && shift < 32; shift += 6) {
-        value |= (uint32_t)(*bytes & 0x3f) << shift;
+        unsigned_value |= (uint32_t)(*bytes & 0x3f) << shift;
         if (!(*bytes++ & VARINT_MORE))
             break;
     }
-    int32_t magnitude = (int32_t)(value >> 1);
-    return value & 1 ? -magnitude : magnitude;
+    int32_t magnitude = (int32_t)(unsigned_value >> 1);
+    return unsigned_value & 1 ? -magnitude : magnitude;
 }
 
 static int32_t line_delta(const uint8_t *entry, const uint8_t *end)

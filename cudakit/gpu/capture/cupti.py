@@ -30,15 +30,15 @@ LIBRARY_OVERRIDE = "CUDAKIT_CUPTI_LIBRARY"
 
 _LIBRARY_NAME = re.compile(r"libcupti\.so\.(\d+)")
 # The wheels of CUDA 13 and of CUDA 12. torch and JAX load CUPTI from there.
-_IN_PACKAGES = ("nvidia/cu*/lib", "nvidia/cuda_cupti/lib")
-_IN_TOOLKITS = ("extras/CUPTI/lib64", "targets/*/lib", "lib64")
+_PACKAGE_PATTERNS = ("nvidia/cu*/lib", "nvidia/cuda_cupti/lib")
+_TOOLKIT_PATTERNS = ("extras/CUPTI/lib64", "targets/*/lib", "lib64")
 # Directories below the root for packages of Linux distributions.
-_IN_SYSTEM = ("usr/lib/*-linux-gnu", "usr/lib64", "usr/local/lib")
+_SYSTEM_PATTERNS = ("usr/lib/*-linux-gnu", "usr/lib64", "usr/local/lib")
 # torch/version.py: cuda: Optional[str] = '13.0'
-_TORCH_CUDA = re.compile(r"^cuda\b[^=\n]*=\s*['\"](\d+)\.", re.MULTILINE)
+_TORCH_CUDA_VERSION = re.compile(r"^cuda\b[^=\n]*=\s*['\"](\d+)\.", re.MULTILINE)
 # The first driver of each CUDA release, by the major version of the release, on which CUPTI depends too.
 _FIRST_DRIVERS = {13: 580, 12: 525}
-_INSTALL = {13: "pip install 'cudakit[profile]'", 12: "pip install nvidia-cuda-cupti-cu12"}
+_INSTALL_COMMANDS = {13: "pip install 'cudakit[profile]'", 12: "pip install nvidia-cuda-cupti-cu12"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Cupti:
 
 
 @dataclass(frozen=True, slots=True)
-class ProfileReady:
+class ProfileFiles:
     """The files that a profile uses, after all checks passed."""
 
     library: Path  # path of libcupti.so
@@ -69,12 +69,15 @@ class ProfileReady:
 def find_cupti(paths: SearchPaths) -> Cupti:
     """Return the library of CUPTI that torch loads, or else the newest that the driver supports.
 
-    The variable CUDAKIT_CUPTI_LIBRARY names another one. Raises EnvironmentUnusable if there is none.
+    The variable CUDAKIT_CUPTI_LIBRARY overrides this choice with a path. Raises EnvironmentUnusable if no
+    library is found.
     """
     if library_override := paths.environment.get(LIBRARY_OVERRIDE):
         return _overriding_library(Path(library_override))
     supported_major = _supported_major(paths.root)
-    libraries = [library for library in _installed(paths) if library.major <= supported_major]
+    libraries = [
+        library for library in _installed_libraries(paths) if library.major <= supported_major
+    ]
     torch_major = _torch_major(paths.packages)
     preferred_libraries = [library for library in libraries if library.major == torch_major]
     # Among libraries of one version the first is used: packages come before toolkits.
@@ -82,18 +85,18 @@ def find_cupti(paths: SearchPaths) -> Cupti:
     if library is None:
         raise EnvironmentUnusable(
             f"CUPTI, NVIDIA's profiling library, is not installed for CUDA {supported_major}",
-            hint=_INSTALL.get(supported_major, _INSTALL[max(_INSTALL)]),
+            hint=_INSTALL_COMMANDS.get(supported_major, _INSTALL_COMMANDS[max(_INSTALL_COMMANDS)]),
         )
     return library
 
 
 def preflight_profile(
     python: str | None, *, paths: SearchPaths | None = None
-) -> ProfileReady | Refusal:
+) -> ProfileFiles | Refusal:
     """Check whether programs of an interpreter can be profiled on this machine.
 
     ``python`` is the path of the interpreter, or None for the interpreter that runs cudakit. CUDA is not
-    loaded into this process: CUPTI is tried in another one.
+    loaded into this process: CUPTI is tried in another process.
     """
     try:
         return _find_files(python or sys.executable, paths or SearchPaths.of_this_process())
@@ -101,7 +104,7 @@ def preflight_profile(
         return Refusal(error.message, error.hint)
 
 
-def _find_files(python: str, paths: SearchPaths) -> ProfileReady:
+def _find_files(python: str, paths: SearchPaths) -> ProfileFiles:
     refuse_other_tools(paths.environment)
     packages = [] if python == sys.executable else search_path(python, paths.environment)
     # The program's packages come first: its framework loads CUPTI from there.
@@ -113,7 +116,7 @@ def _find_files(python: str, paths: SearchPaths) -> ProfileReady:
             f"programs cannot be profiled: {result['error']}",
             hint=f"the library is {library.path}; {LIBRARY_OVERRIDE}=FILE names another one",
         )
-    return ProfileReady(library.path, recorder, find_frame_readers(paths))
+    return ProfileFiles(library.path, recorder, find_frame_readers(paths))
 
 
 def _overriding_library(path: Path) -> Cupti:
@@ -122,31 +125,31 @@ def _overriding_library(path: Path) -> Cupti:
             f"{LIBRARY_OVERRIDE} is {str(path)!r}, which is not a file",
             hint=f"unset {LIBRARY_OVERRIDE}, or set it to the path of libcupti.so",
         )
-    name = _LIBRARY_NAME.fullmatch(path.name)
-    return Cupti(path.absolute(), int(name[1]) if name else 0)
+    name_match = _LIBRARY_NAME.fullmatch(path.name)
+    return Cupti(path.absolute(), int(name_match[1]) if name_match else 0)
 
 
-def _installed(paths: SearchPaths) -> Iterator[Cupti]:
+def _installed_libraries(paths: SearchPaths) -> Iterator[Cupti]:
     for directory in unique_directories(map(Path, paths.packages)):
-        yield from _libraries_in(directory, _IN_PACKAGES)
+        yield from _libraries_in(directory, _PACKAGE_PATTERNS)
         # site-packages of a Conda environment: PREFIX/lib/python3.12/site-packages
         if len(directory.parents) > 1:
             yield from _libraries_in(directory.parents[1], (".",))
     for toolkit in unique_directories(toolkit_directories(paths)):
-        yield from _libraries_in(toolkit, _IN_TOOLKITS)
+        yield from _libraries_in(toolkit, _TOOLKIT_PATTERNS)
     for name in paths.environment.get("LD_LIBRARY_PATH", "").split(os.pathsep):
         if name:
             yield from _libraries_in(Path(name), (".",))
-    yield from _libraries_in(paths.root, _IN_SYSTEM)
+    yield from _libraries_in(paths.root, _SYSTEM_PATTERNS)
 
 
 def _libraries_in(directory: Path, patterns: Sequence[str]) -> Iterator[Cupti]:
     for pattern in patterns:
         for path in sorted(directory.glob(f"{pattern}/libcupti.so.*")):
-            name = _LIBRARY_NAME.fullmatch(path.name)
+            name_match = _LIBRARY_NAME.fullmatch(path.name)
             # Toolkits also have files named after a release of CUPTI, such as libcupti.so.2025.3.1.
-            if name and int(name[1]) < 1000 and path.is_file():
-                yield Cupti(path.absolute(), int(name[1]))
+            if name_match and int(name_match[1]) < 1000 and path.is_file():
+                yield Cupti(path.absolute(), int(name_match[1]))
 
 
 def _supported_major(root: Path) -> int:
@@ -156,7 +159,7 @@ def _supported_major(root: Path) -> int:
         return max(_FIRST_DRIVERS)
     # A driver is newer than the last known release if its number is higher.
     return next(
-        (major for major, first in _FIRST_DRIVERS.items() if version[1] >= first),
+        (major for major, first_driver in _FIRST_DRIVERS.items() if version[1] >= first_driver),
         min(_FIRST_DRIVERS),
     )
 
@@ -165,9 +168,11 @@ def _torch_major(packages: Sequence[str]) -> int | None:
     """Return the major version of the CUDA release that the installed torch is built for."""
     for directory in packages:
         try:
-            text = Path(directory, "torch/version.py").read_text(encoding="utf-8", errors="replace")
+            version_source = Path(directory, "torch/version.py").read_text(
+                encoding="utf-8", errors="replace"
+            )
         except OSError:
             continue
-        version = _TORCH_CUDA.search(text)
-        return int(version[1]) if version else None
+        version_match = _TORCH_CUDA_VERSION.search(version_source)
+        return int(version_match[1]) if version_match else None
     return None

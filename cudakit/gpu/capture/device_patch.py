@@ -1,7 +1,7 @@
 """Build the device patch: CUDA C++ ▸ NVRTC ▸ PTX ▸ ptxas -astoolspatch ▸ cubin.
 
-The Sanitizer API requires machine code that ptxas assembled as a patch (Sanitizer API guide,
-"Write a Patch"); NVRTC alone cannot, and nvcc would need a C++ compiler of the host.
+The Sanitizer API requires machine code that ptxas assembled as a patch (Sanitizer API guide, "Write a
+Patch"); NVRTC alone cannot produce such code, and nvcc would need a C++ compiler of the host.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Literal, TypeAlias
 
 from cudakit.errors import EnvironmentUnusable
 from cudakit.gpu.capture.installed import Assembler, AssemblerError, SearchPaths, find_assemblers
-from cudakit.gpu.capture.preflight import Ready
+from cudakit.gpu.capture.preflight import RecorderFiles
 from cudakit.gpu.compile import Nvrtc
 from cudakit.gpu.compile_cache import CompileCache, Label, cache_key, user_cache
 from cudakit.gpu.nvml import Nvml, open_nvml
@@ -23,10 +23,10 @@ from cudakit.units import Unavailable
 
 Accesses: TypeAlias = Literal["auto", "exact", "arguments"]
 Capability: TypeAlias = tuple[int, int]
-Build: TypeAlias = Callable[[Capability, SearchPaths], bytes]
+PatchBuilder: TypeAlias = Callable[[Capability, SearchPaths], bytes]
 
 # Name of the patch in the list of cached images.
-PATCH = "device patch of run --sanitize"
+PATCH_IMAGE_NAME = "device patch of run --sanitize"
 
 _SOURCES = Path(__file__).parent / "patch"
 # The oldest architecture that NVRTC 13 supports: ptxas can assemble its PTX for any newer architecture.
@@ -34,7 +34,7 @@ _PTX_TARGET = "compute_75"
 # The last version of PTX with "shfl" without ".sync", which primitives.h uses because it is faster (PTX ISA,
 # "Data Movement and Conversion Instructions: shfl (deprecated)").
 _PTX_VERSION = "6.3"
-_OPTIONS = (
+_COMPILER_OPTIONS = (
     f"--gpu-architecture={_PTX_TARGET}",
     "-rdc=true",
     "--device-as-default-execution-space",
@@ -45,35 +45,35 @@ _INSTALL_PTXAS = "pip install 'nvidia-cuda-nvcc>={},<14'"
 
 
 def add_device_patches(
-    ready: Ready,
+    files: RecorderFiles,
     accesses: Accesses | None,
     directory: Path,
     *,
     devices: Callable[[], Collection[Capability]] | None = None,
-    build: Build | None = None,
-) -> tuple[Ready, str]:
+    build: PatchBuilder | None = None,
+) -> tuple[RecorderFiles, str]:
     """Build a device patch for each compute capability of this machine, as files in ``directory``.
 
-    Returns ``ready`` with the paths of the patches, and the reason why there are none, or "". Without a
-    device there are no patches and no reason. ``accesses`` None builds patches if possible, and "auto" uses
-    templates as well. ``devices`` and ``build`` replace NVML and the compiler. Raises EnvironmentUnusable if
-    ``accesses`` is "exact" and the patches cannot be built.
+    Returns ``files`` with the paths of the patches, and the reason why there are no patches, or "".
+    Without a device there are no patches and no reason. ``accesses`` None builds patches if possible, and
+    "auto" uses templates as well. ``devices`` and ``build`` replace NVML and the compiler. Raises
+    EnvironmentUnusable if ``accesses`` is "exact" and the patches cannot be built.
     """
     if accesses == "arguments":
-        return ready, ""
+        return files, ""
     try:
         images = _build_images(
-            (devices or device_capabilities)(), build or _build_with_user_cache, ready
+            (devices or device_capabilities)(), build or _build_with_user_cache, files
         )
     except EnvironmentUnusable as error:
         if accesses == "exact":
             raise
-        return ready, f"accesses are inferred from kernel arguments: {_one_line_message(error)}"
+        return files, f"accesses are inferred from kernel arguments: {_one_line_message(error)}"
     patches = {}
     for capability, image in images.items():
         patches[capability] = directory / f"sm_{capability}.cubin"
         patches[capability].write_bytes(image)
-    return replace(ready, patches=patches, templates=accesses == "auto"), ""
+    return replace(files, patches=patches, templates=accesses == "auto"), ""
 
 
 def device_capabilities(nvml: Nvml | Unavailable | None = None) -> frozenset[Capability]:
@@ -96,13 +96,13 @@ def device_capabilities(nvml: Nvml | Unavailable | None = None) -> frozenset[Cap
 
 
 def _build_images(
-    capabilities: Collection[Capability], build: Build, ready: Ready
+    capabilities: Collection[Capability], build: PatchBuilder, files: RecorderFiles
 ) -> dict[int, bytes]:
-    """Build the patches. Devices that are too old are skipped if there are newer ones."""
+    """Build the patches. Devices that are too old are skipped if there are newer devices."""
     paths = SearchPaths.of_this_process()
-    paths = replace(paths, packages=(*paths.packages, *ready.packages))
+    paths = replace(paths, packages=(*paths.packages, *files.packages))
     supported_capabilities = [
-        version for version in sorted(capabilities) if version >= _OLDEST_CAPABILITY
+        capability for capability in sorted(capabilities) if capability >= _OLDEST_CAPABILITY
     ] or sorted(capabilities)
     return {
         major * 10 + minor: build((major, minor), paths) for major, minor in supported_capabilities
@@ -138,31 +138,33 @@ def build_patch(
             hint="use --accesses arguments",
         )
     nvrtc = Nvrtc()
-    compiler = nvrtc.version
+    compiler_version = nvrtc.version
     assemblers = find_assemblers(paths or SearchPaths.of_this_process())
     capability_number = capability[0] * 10 + capability[1]
-    keys = {
-        assembler: _cache_key(compiler, assembler, capability_number, options)
+    cache_keys = {
+        assembler: _cache_key(compiler_version, assembler, capability_number, options)
         for assembler in assemblers
     }
-    if cache and (cached := next(filter(None, map(cache.get, keys.values())), None)):
-        return cached
+    if cache and (cached_image := next(filter(None, map(cache.get, cache_keys.values())), None)):
+        return cached_image
     if not assemblers:
         raise EnvironmentUnusable(
             "ptxas, which assembles the device patch, was not found"
             " in Python packages (nvidia-cuda-nvcc, torch, triton), CUDA_HOME, PATH or /usr/local/cuda*",
-            hint=_INSTALL_PTXAS.format(_version_text(compiler)),
+            hint=_INSTALL_PTXAS.format(_version_text(compiler_version)),
         )
     ptx = _compile_ptx(nvrtc, options)
-    assembler, image = _assemble(assemblers, ptx, f"sm_{capability_number}", compiler)
+    assembler, image = _assemble(assemblers, ptx, f"sm_{capability_number}", compiler_version)
     if cache:
-        tools = f"NVRTC {_version_text(compiler)}, ptxas {_version_text(assembler.version)}"
-        cache.keep(keys[assembler], image, Label(PATCH, f"sm_{capability_number}", tools))
+        tools = f"NVRTC {_version_text(compiler_version)}, ptxas {_version_text(assembler.version)}"
+        cache.keep(
+            cache_keys[assembler], image, Label(PATCH_IMAGE_NAME, f"sm_{capability_number}", tools)
+        )
     return image
 
 
 def _assemble(
-    assemblers: Sequence[Assembler], ptx: bytes, target: str, compiler: tuple[int, int]
+    assemblers: Sequence[Assembler], ptx: bytes, target: str, compiler_version: tuple[int, int]
 ) -> tuple[Assembler, bytes]:
     errors = []
     for assembler in assemblers:
@@ -172,16 +174,22 @@ def _assemble(
             errors.append(f"{assembler}: {str(error).splitlines()[0]}")
     raise EnvironmentUnusable(
         f"no installed ptxas can assemble the device patch for {target}: {'; '.join(errors)}",
-        hint=_INSTALL_PTXAS.format(_version_text(compiler)),
+        hint=_INSTALL_PTXAS.format(_version_text(compiler_version)),
     )
 
 
 def _cache_key(
-    compiler: tuple[int, int], assembler: Assembler, number: int, options: Sequence[str]
+    compiler_version: tuple[int, int],
+    assembler: Assembler,
+    capability_number: int,
+    options: Sequence[str],
 ) -> str:
-    versions = f"NVRTC {_version_text(compiler)} PTX {_PTX_VERSION} ptxas {_version_text(assembler.version)}"
+    tools = f"NVRTC {_version_text(compiler_version)} ptxas {_version_text(assembler.version)}"
+    versions = f"{tools} PTX {_PTX_VERSION}"
     text = "\0".join(text for _, text in _sources())
-    return cache_key(f"{versions} -astoolspatch", f"sm_{number}", (*_OPTIONS, *options), text)
+    return cache_key(
+        f"{versions} -astoolspatch", f"sm_{capability_number}", (*_COMPILER_OPTIONS, *options), text
+    )
 
 
 def _version_text(version: Sequence[int]) -> str:
@@ -195,7 +203,7 @@ def _sources() -> list[tuple[str, str]]:
 
 def _compile_ptx(nvrtc: Nvrtc, options: Sequence[str]) -> bytes:
     (name, source), *headers = _sources()
-    options = (*_OPTIONS, *options)
-    text = nvrtc.compile(source, "PTX", options, name=name, headers=dict(headers)).rstrip(b"\0")
-    version = f".version {_PTX_VERSION}".encode()
-    return re.sub(rb"(?m)^\.version .*$", version, text, count=1)
+    options = (*_COMPILER_OPTIONS, *options)
+    ptx = nvrtc.compile(source, "PTX", options, name=name, headers=dict(headers)).rstrip(b"\0")
+    version_line = f".version {_PTX_VERSION}".encode()
+    return re.sub(rb"(?m)^\.version .*$", version_line, ptx, count=1)

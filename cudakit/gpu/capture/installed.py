@@ -21,10 +21,10 @@ PTXAS_OVERRIDE = "CUDAKIT_PTXAS"
 OLDEST_LIBRARY = (13, 4)
 INSTALL_LIBRARY = "pip install 'cudakit[sanitize]'"
 
-_LIBRARY = "libsanitizer-public.so"
-_HEADERS = "include/sanitizer*.h"
-_LIBRARY_IN_PACKAGES = f"nvidia/*/compute-sanitizer/{_LIBRARY}"
-_LIBRARY_IN_TOOLKIT = f"compute-sanitizer/{_LIBRARY}"
+_LIBRARY_NAME = "libsanitizer-public.so"
+_HEADER_PATTERN = "include/sanitizer*.h"
+_LIBRARY_IN_PACKAGES = f"nvidia/*/compute-sanitizer/{_LIBRARY_NAME}"
+_LIBRARY_IN_TOOLKIT = f"compute-sanitizer/{_LIBRARY_NAME}"
 _TOOLKIT_PATTERNS = (
     "usr/local/cuda*",
     "opt/cuda*",
@@ -51,7 +51,7 @@ class SearchPaths:
     environment: Mapping[str, str]
     packages: Sequence[str]  # directories that contain Python packages, as in sys.path
     root: Path = Path("/")
-    native: Path = Path(__file__).parent  # directory of cudakit's native modules
+    native_directory: Path = Path(__file__).parent  # directory of cudakit's native modules
 
     @classmethod
     def of_this_process(cls) -> SearchPaths:
@@ -69,7 +69,7 @@ class Library:
     @property
     def headers(self) -> tuple[Path, ...]:
         """The headers of the Sanitizer API that are installed with the library."""
-        return tuple(sorted(self.path.parent.glob(_HEADERS)))
+        return tuple(sorted(self.path.parent.glob(_HEADER_PATTERN)))
 
     def __str__(self) -> str:
         version = ".".join(map(str, self.version)) or "of unknown version"
@@ -89,7 +89,7 @@ def find_sanitizer_library(paths: SearchPaths) -> Library:
     )
     if library is None:
         raise EnvironmentUnusable(
-            f"{_LIBRARY}, NVIDIA's Sanitizer API, is not installed", hint=INSTALL_LIBRARY
+            f"{_LIBRARY_NAME}, NVIDIA's Sanitizer API, is not installed", hint=INSTALL_LIBRARY
         )
     if library.version and library.version < OLDEST_LIBRARY:
         needed_version = ".".join(map(str, OLDEST_LIBRARY))
@@ -108,7 +108,7 @@ def _overriding_library(path: Path) -> Library:
     if not path.is_file():
         raise EnvironmentUnusable(
             f"{LIBRARY_OVERRIDE} is {str(path)!r}, which is not a file",
-            hint=f"unset {LIBRARY_OVERRIDE}, or set it to the path of {_LIBRARY}",
+            hint=f"unset {LIBRARY_OVERRIDE}, or set it to the path of {_LIBRARY_NAME}",
         )
     return Library(path.absolute(), _library_version(path))
 
@@ -168,7 +168,7 @@ def _toolkit_version(toolkit: Path) -> str:
 
 def find_recorder(paths: SearchPaths) -> Path:
     """Return the path of the native recorder. Raises EnvironmentUnusable if it was not built."""
-    spec = PathFinder.find_spec("_recorder", [str(paths.native)])
+    spec = PathFinder.find_spec("_recorder", [str(paths.native_directory)])
     if spec is None or not spec.origin:
         raise EnvironmentUnusable(
             "the recorder is missing: no C compiler was found when cudakit was installed",
@@ -188,8 +188,8 @@ def find_frame_readers(paths: SearchPaths) -> dict[str, Path]:
 
     Keys are values of ``sys.implementation.cache_tag``, such as ``cpython-312``. The result may be empty.
     """
-    built = sorted(paths.native.glob("_frames.*.so"))
-    return {"-".join(path.name.split(".")[1].split("-")[:2]): path for path in built}
+    reader_paths = sorted(paths.native_directory.glob("_frames.*.so"))
+    return {"-".join(path.name.split(".")[1].split("-")[:2]): path for path in reader_paths}
 
 
 class AssemblerError(Exception):
@@ -205,11 +205,13 @@ class Assembler:
 
     def assemble(self, ptx: bytes, target: str) -> bytes:
         """Assemble a patch for a target, such as "sm_90". Raises AssemblerError."""
-        with tempfile.TemporaryDirectory(prefix="cudakit-") as name:
-            source, image = Path(name, "patch.ptx"), Path(name, "patch.cubin")
-            source.write_bytes(ptx)
-            _run_ptxas(self.path, "-astoolspatch", f"-arch={target}", str(source), "-o", str(image))
-            return image.read_bytes()
+        with tempfile.TemporaryDirectory(prefix="cudakit-") as directory:
+            ptx_path, cubin_path = Path(directory, "patch.ptx"), Path(directory, "patch.cubin")
+            ptx_path.write_bytes(ptx)
+            _run_ptxas(
+                self.path, "-astoolspatch", f"-arch={target}", str(ptx_path), "-o", str(cubin_path)
+            )
+            return cubin_path.read_bytes()
 
     def __str__(self) -> str:
         return f"ptxas {'.'.join(map(str, self.version))} ({self.path})"
@@ -263,10 +265,10 @@ def _executables(directory: Path, pattern: str) -> Iterator[Path]:
 
 def _probe_ptxas(path: Path) -> Assembler | None:
     try:
-        version = _PTXAS_RELEASE.search(_run_ptxas(path, "--version"))
+        version_match = _PTXAS_RELEASE.search(_run_ptxas(path, "--version"))
     except AssemblerError:
         return None
-    return Assembler(path, tuple(map(int, version[1].split(".")))) if version else None
+    return Assembler(path, tuple(map(int, version_match[1].split(".")))) if version_match else None
 
 
 def _run_ptxas(*command: str | Path) -> str:

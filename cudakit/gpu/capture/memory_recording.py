@@ -13,9 +13,9 @@ from typing import Any
 from cudakit.errors import EnvironmentUnusable
 from cudakit.gpu.capture.installed import SearchPaths, find_frame_readers, find_recorder
 from cudakit.gpu.capture.pool_hooks import PoolHooks
-from cudakit.gpu.capture.preflight import Ready, preflight
+from cudakit.gpu.capture.preflight import RecorderFiles, preflight
 from cudakit.gpu.capture.recording import (
-    Consume,
+    BatchHandler,
     CudaRecording,
     Recording,
     frame_walker_address,
@@ -34,12 +34,12 @@ class MemorySource:
     notes: tuple[str, ...]  # the allocations that are not recorded, with the reasons
 
 
-def begin_memory(consume: Consume, consume_jax: Callable[[str], None]) -> MemorySource:
+def begin_memory(on_batch: BatchHandler, on_jax_profile: Callable[[str], None]) -> MemorySource:
     """Start recording the memory of this process with every interface that works.
 
     Allocations from the driver are recorded if CUDA has not been initialized, and the Sanitizer API is
-    installed and used by no other tool. ``consume`` gets batches of the trace, ``consume_jax`` profiles of
-    JAX.
+    installed and used by no other tool. ``on_batch`` gets batches of the trace, ``on_jax_profile`` gets
+    profiles of JAX.
     """
     paths = SearchPaths.of_this_process()
     try:
@@ -47,22 +47,24 @@ def begin_memory(consume: Consume, consume_jax: Callable[[str], None]) -> Memory
         walker_address = frame_walker_address(find_frame_readers(paths))
     except EnvironmentUnusable as error:
         return MemorySource(None, None, (f"only PyTorch's memory is recorded: {error.message}",))
-    library, why_not = _sanitizer_library()
+    library, reason = _sanitizer_library()
     directory = Path(mkdtemp(prefix=PREFIX))
-    notes = [f"allocations from the driver are not recorded: {why_not}"] if why_not else []
+    notes = [f"allocations from the driver are not recorded: {reason}"] if reason else []
     try:
-        library = _start(recorder, directory, library, walker_address, notes)
+        library = _start_recorder(recorder, directory, library, walker_address, notes)
     except RuntimeError as error:
         shutil.rmtree(directory)
         return MemorySource(None, None, (f"only PyTorch's memory is recorded: {error}",))
-    recording = Recording(consume, directory, CudaRecording(memory_only=True))
-    hooks = PoolHooks(recorder, _attempt(notes), consume_jax, driver_is_recorded=bool(library))
-    hooks.watch(after_import)
+    recording = Recording(on_batch, directory, CudaRecording(memory_only=True))
+    pool_hooks = PoolHooks(
+        recorder, _attempt(notes), on_jax_profile, driver_is_recorded=bool(library)
+    )
+    pool_hooks.watch(after_import)
     after_import("torch", partial(attribute_backward, recorder, ranges=True))
-    return MemorySource(recording, hooks, tuple(notes))
+    return MemorySource(recording, pool_hooks, tuple(notes))
 
 
-def _start(
+def _start_recorder(
     recorder: Any, directory: Path, library: str, walker_address: int, notes: list[str]
 ) -> str:
     """Start the recorder; return the path of its library, which is empty if no CUDA calls are recorded."""
@@ -87,13 +89,13 @@ def _sanitizer_library() -> tuple[str, str]:
     if is_initialized():
         return "", "CUDA was initialized before the block"
     readiness = preflight(None)
-    if isinstance(readiness, Ready):
+    if isinstance(readiness, RecorderFiles):
         return str(readiness.library), ""
     return "", readiness.message if device_count() else ""
 
 
 def _attempt(notes: list[str]) -> Callable[[Callable[[], None]], None]:
-    """Return a function that runs an action, and keeps its failure as a note."""
+    """Return a function that runs an action, and adds a failure of the action to the notes."""
 
     def attempt(action: Callable[[], None]) -> None:
         try:

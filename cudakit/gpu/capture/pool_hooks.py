@@ -23,7 +23,7 @@ _HOOK_FRAMES = 1
 # ``attempt``, a lambda and ``report_failure``.
 _FAILURE_FRAMES = 4
 _JAX_POLL_SECONDS = 0.1
-# JAX's arrays are profiled if their memory exceeds the highest one so far by this factor.
+# JAX's arrays are profiled if their memory exceeds the maximum so far by this factor.
 _JAX_GROWTH = 1.05
 
 
@@ -49,14 +49,14 @@ class PoolHooks:
 
     def watch(self, after_import: "AfterImport") -> None:
         """Install the hook of each library after the program has imported it."""
-        hooks = {
+        hook_installers = {
             "cupy": self._watch_cupy,
             "numba.cuda.cudadrv.driver": self._watch_numba,
             "rmm": self._watch_rmm,
             "jax": self._watch_jax,
         }
-        for name, install in hooks.items():
-            after_import(name, lambda install=install: self._attempt(install))  # type: ignore[misc]
+        for name, install_hook in hook_installers.items():
+            after_import(name, lambda install_hook=install_hook: self._attempt(install_hook))  # type: ignore[misc]
 
     # --- CuPy
 
@@ -99,11 +99,11 @@ class PoolHooks:
     def _enter_in_new_threads(self, enter: "Callable[[], object]") -> None:
         """Call ``enter`` at the start of each new thread, because CuPy's hooks apply to one thread only."""
         thread_class = sys.modules["threading"].Thread
-        bootstrap, attempt = thread_class._bootstrap_inner, self._attempt
+        run_thread, attempt = thread_class._bootstrap_inner, self._attempt
 
         def _bootstrap_inner(thread: "Any") -> None:
             attempt(enter)  # type: ignore[arg-type]
-            bootstrap(thread)
+            run_thread(thread)
 
         thread_class._bootstrap_inner = _bootstrap_inner
 
@@ -117,7 +117,7 @@ class PoolHooks:
         """
         driver = sys.modules["numba.cuda.cudadrv.driver"]
         alloc, free = self._recorder.alloc, self._recorder.free
-        initialize = driver.MemoryPointer.__init__
+        initialize_pointer = driver.MemoryPointer.__init__
 
         def __init__(  # noqa: N807
             self: "Any",
@@ -128,7 +128,7 @@ class PoolHooks:
             finalizer: "Any" = None,
         ) -> None:
             if finalizer is None or not size or isinstance(self, driver.MappedMemory):
-                initialize(self, context, pointer, size, owner, finalizer)
+                initialize_pointer(self, context, pointer, size, owner, finalizer)
                 return
             block: list[Any] = []  # arguments of the recorder; empty until the block is allocated
 
@@ -137,7 +137,7 @@ class PoolHooks:
                     free(*block, 0, False, _HOOK_FRAMES)
                 finalizer()
 
-            initialize(self, context, pointer, size, owner, finalize)
+            initialize_pointer(self, context, pointer, size, owner, finalize)
             block += ("numba", context.device.id, int(self.device_pointer_value or 0), size)
             alloc(*block, size, False, _HOOK_FRAMES)
 
@@ -210,7 +210,7 @@ class PoolHooks:
     # --- JAX
 
     def _watch_jax(self) -> None:
-        """Profile the arrays of JAX at exit, and whenever their memory exceeds the highest one so far.
+        """Profile the arrays of JAX at exit, and whenever their memory reaches a new maximum.
 
         This exit handler runs before the handler of JAX, which deletes the arrays: JAX has registered its
         handler earlier.
@@ -218,32 +218,32 @@ class PoolHooks:
         import atexit
         import threading
 
-        exiting = threading.Event()
+        exit_event = threading.Event()
 
         def at_exit() -> None:
-            exiting.set()
+            exit_event.set()
             self._attempt(self.profile_jax)
 
         atexit.register(at_exit)
-        arguments = (exiting, os.getpid())
+        arguments = (exit_event, os.getpid())
         thread = threading.Thread(
             target=self._poll_jax, args=arguments, name="cudakit-jax", daemon=True
         )
         thread.start()
 
-    def _poll_jax(self, exiting: "Any", process: int) -> None:
+    def _poll_jax(self, exit_event: "Any", pid: int) -> None:
         highest_bytes = 0.0
-        while not exiting.wait(_JAX_POLL_SECONDS) and os.getpid() == process:
-            in_use = sum(self._jax_bytes_in_use(device) for device in self._jax_devices())
-            if in_use > highest_bytes * _JAX_GROWTH:
-                highest_bytes = in_use
+        while not exit_event.wait(_JAX_POLL_SECONDS) and os.getpid() == pid:
+            bytes_in_use = sum(self._jax_bytes_in_use(device) for device in self._jax_devices())
+            if bytes_in_use > highest_bytes * _JAX_GROWTH:
+                highest_bytes = bytes_in_use
                 self._attempt(self.profile_jax)
 
     def _jax_bytes_in_use(self, device: "Any") -> int:
         return int((device.memory_stats() or {}).get("bytes_in_use", 0))
 
     def _jax_devices(self) -> "list[Any]":
-        """Return the GPUs of JAX; none if the program has not initialized them."""
+        """Return the GPUs of JAX, or an empty list if the program has not initialized JAX."""
         bridge = sys.modules.get("jax._src.xla_bridge")
         if bridge is None or not bridge.backends_are_initialized():
             return []
@@ -264,8 +264,8 @@ class PoolHooks:
         time_ns = time.monotonic_ns()
         for array in jax.live_arrays():
             # Reading the address of an array that is being computed would block until the array is ready.
-            usable = not array.is_deleted() and array.is_ready()
-            for shard in array.addressable_shards if usable else ():
+            is_usable = not array.is_deleted() and array.is_ready()
+            for shard in array.addressable_shards if is_usable else ():
                 if shard.device.id in cuda_indices and shard.data.nbytes:
                     device = cuda_indices[shard.device.id]
                     address = shard.data.unsafe_buffer_pointer()

@@ -25,7 +25,7 @@ from cudakit.gpu.capture.struct_layouts import Layout, check_structures
 
 # The first driver that makes callbacks for events and waits (Sanitizer_CallbackIdEvents).
 _OLDEST_DRIVER = 515
-_DRIVER = "proc/driver/nvidia/version"
+_DRIVER_VERSION_FILE = "proc/driver/nvidia/version"
 # "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build ..."
 _DRIVER_VERSION = re.compile(r"Kernel Module(?: for \S+)?\s+((\d+)\.[\d.]+)")
 
@@ -48,7 +48,7 @@ _TOOL_VARIABLES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class RecorderFiles:
     """The files that recording uses, after all checks passed."""
 
     library: Path  # path of libsanitizer-public.so
@@ -58,7 +58,7 @@ class Ready:
     packages: Sequence[str] = ()  # the program's search path; empty for cudakit's own interpreter
     patches: Mapping[int, Path] = field(default_factory=dict)  # device patches, by capability (90)
     templates: bool = (
-        False  # whether launches are not recorded whose accesses are known from others
+        False  # whether launches with known accesses are left unrecorded (--accesses auto)
     )
 
     def settings(self) -> dict[str, Any]:
@@ -84,12 +84,12 @@ class Refusal:
         return EnvironmentUnusable(self.message, hint=self.hint)
 
 
-def preflight(python: str | None, *, paths: SearchPaths | None = None) -> Ready | Refusal:
+def preflight(python: str | None, *, paths: SearchPaths | None = None) -> RecorderFiles | Refusal:
     """Check whether programs of an interpreter can be recorded on this machine.
 
     ``python`` is the path of the interpreter, or None for the interpreter that runs cudakit. ``paths``
-    replaces the search paths of this process. CUDA is not loaded into this process: the recorder is tried in
-    another one.
+    replaces the search paths of this process. CUDA is not loaded into this process: the recorder is tried
+    in another process.
     """
     try:
         return _find_files(python or sys.executable, paths or SearchPaths.of_this_process())
@@ -97,14 +97,16 @@ def preflight(python: str | None, *, paths: SearchPaths | None = None) -> Ready 
         return Refusal(error.message, error.hint)
 
 
-def _find_files(python: str, paths: SearchPaths) -> Ready:
+def _find_files(python: str, paths: SearchPaths) -> RecorderFiles:
     refuse_other_tools(paths.environment)
     _refuse_old_driver(paths.root)
     packages = [] if python == sys.executable else search_path(python, paths.environment)
     paths = replace(paths, packages=(*paths.packages, *packages))
     recorder, library = find_recorder(paths), find_sanitizer_library(paths)
     check_structures(_try_recorder(python, paths.environment, recorder, library), library)
-    return Ready(library.path, library.version, recorder, find_frame_readers(paths), packages)
+    return RecorderFiles(
+        library.path, library.version, recorder, find_frame_readers(paths), packages
+    )
 
 
 def refuse_other_tools(environment: Mapping[str, str]) -> None:
@@ -134,11 +136,11 @@ def driver_version(root: Path) -> tuple[str, int] | None:
     Returns None if there is no driver, which a program without CUDA does not need, or its version is hidden.
     """
     try:
-        text = (root / _DRIVER).read_text(encoding="utf-8", errors="replace")
+        version_text = (root / _DRIVER_VERSION_FILE).read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
-    version = _DRIVER_VERSION.search(text)
-    return (version[1], int(version[2])) if version else None
+    version_match = _DRIVER_VERSION.search(version_text)
+    return (version_match[1], int(version_match[2])) if version_match else None
 
 
 def _refuse_old_driver(root: Path) -> None:
@@ -183,8 +185,8 @@ def try_library(
 
     Raises EnvironmentUnusable if the process fails.
     """
-    words = map(str, (_TRIAL_SCRIPT, recorder, *arguments))
-    return _run_json([python, "-I", "-S", *words], environment)
+    script_arguments = map(str, (_TRIAL_SCRIPT, recorder, *arguments))
+    return _run_json([python, "-I", "-S", *script_arguments], environment)
 
 
 def _run_json(command: Sequence[str], environment: Mapping[str, str]) -> dict[str, Any]:

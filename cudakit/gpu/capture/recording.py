@@ -18,17 +18,17 @@ from tempfile import mkdtemp
 from typing import Any, TypeAlias
 
 from cudakit.errors import CudakitError, EnvironmentUnusable, UsageError
-from cudakit.gpu.capture.cupti import ProfileReady, preflight_profile
+from cudakit.gpu.capture.cupti import ProfileFiles, preflight_profile
 from cudakit.gpu.capture.device_patch import Accesses, add_device_patches
-from cudakit.gpu.capture.preflight import Ready, Refusal, preflight
+from cudakit.gpu.capture.preflight import RecorderFiles, Refusal, preflight
 from cudakit.gpu.capture.torch_import import after_torch_import, attribute_backward
 from cudakit.gpu.sim.recorder import EVENTS_VARIABLE, PROFILE_EVENTS
 from cudakit.gpu.sim.recorder import SPOOL_VARIABLE as SPOOL
 from cudakit.trace.losses import PREFIX, Losses
 from cudakit.trace.spool import Batch, Spool
 
-# A function that is called with each batch of recorded events.
-Consume: TypeAlias = Callable[[Batch], object]
+# A function that receives each batch of recorded events.
+BatchHandler: TypeAlias = Callable[[Batch], object]
 
 # The trace is deleted as it is read, so that a long recording does not fill the disk: it grows by a few MB/s.
 _READ_INTERVAL_S = 1.0
@@ -48,7 +48,7 @@ class CudaRecording:
 NOT_RECORDED = CudaRecording()
 
 # Name under which the recorder of a profile is registered as a module, because it can be used only once.
-_PROFILED = "cudakit._profile_recorder"
+_PROFILE_MODULE_NAME = "cudakit._profile_recorder"
 
 
 class Recording:
@@ -60,22 +60,22 @@ class Recording:
 
     def __init__(
         self,
-        consume: Consume,
+        on_batch: BatchHandler,
         directory: Path,
         cuda: CudaRecording = NOT_RECORDED,
         *,
         simulated_events: str = "",
     ) -> None:
         self.cuda = cuda
-        # The events that simulated devices record; empty for those of the race detector.
+        # The events that simulated devices record; "" for the events that the race detector needs.
         self.simulated_events = simulated_events
-        self._consume = consume
+        self._on_batch = on_batch
         self._directory = directory
         self._spool = Spool(directory, discard=True)
         self._losses = Losses(directory)
-        self._process = os.getpid()
+        self._pid = os.getpid()
         self._lock = threading.Lock()
-        self._closed = False
+        self._is_closed = False
         atexit.register(self.close)
         if cuda.accesses or cuda.memory_only or cuda.is_profile:
             threading.Thread(target=self._read_periodically, name="cudakit", daemon=True).start()
@@ -83,39 +83,39 @@ class Recording:
     @property
     def incomplete(self) -> tuple[str, ...]:
         """The reasons why recorded events are missing: events that could not be written, damaged files."""
-        losses = () if self._closed else self._losses.read_all()
+        losses = () if self._is_closed else self._losses.read_all()
         return (*map(str, losses), *self._spool.damaged)
 
     @contextmanager
-    def drained(self) -> Iterator[None]:
-        """Pass all recorded events to the consumer; until the ``with`` block ends, no later event is passed.
+    def drain(self) -> Iterator[None]:
+        """Pass all recorded events to ``on_batch``, and no later event until the ``with`` block ends.
 
         Passes nothing in a forked process, because the recording belongs to the parent.
         """
-        if os.getpid() != self._process:
+        if os.getpid() != self._pid:
             yield
             return
         with self._lock:
-            for batch in () if self._closed else self._spool.batches():
-                self._consume(batch)
+            for batch in () if self._is_closed else self._spool.batches():
+                self._on_batch(batch)
             yield
 
     @contextmanager
-    def synchronized(self) -> Iterator[None]:
-        """Wait for all launches and record their accesses, then do the same as ``drained``."""
-        if self.cuda.flush and os.getpid() == self._process:
+    def synchronize_and_drain(self) -> Iterator[None]:
+        """Wait for all launches and record their accesses, then do the same as ``drain``."""
+        if self.cuda.flush and os.getpid() == self._pid:
             self.cuda.flush()
-        with self.drained():
+        with self.drain():
             yield
 
     def close(self) -> None:
         """Stop reading and delete the trace."""
-        if os.getpid() != self._process:
+        if os.getpid() != self._pid:
             self._spool.close()  # without self._lock: a thread of the parent may hold it
             self._losses.close()
             return
         with self._lock:
-            self._closed = True
+            self._is_closed = True
             self._spool.close()
             self._losses.close()
             shutil.rmtree(self._directory, ignore_errors=True)
@@ -133,25 +133,25 @@ class Recording:
     def _read_periodically(self) -> None:
         while True:
             time.sleep(_READ_INTERVAL_S)
-            with self.drained():
+            with self.drain():
                 pass
 
 
 def begin(
-    consume: Consume,
+    on_batch: BatchHandler,
     *,
     gpu: str = "auto",
     accesses: Accesses | None = None,
     on_missing: str = "refuse",
-    readiness: Ready | Refusal | None = None,
+    readiness: RecorderFiles | Refusal | None = None,
 ) -> Recording:
     """Start recording this process, before it uses CUDA.
 
-    With ``gpu`` "sim", CUDA is not recorded; with "auto" it is, unless there is no CUDA device. ``accesses``
-    None records exact accesses if possible. With ``on_missing`` "run", the recording continues without CUDA
-    if CUDA cannot be recorded. ``readiness`` replaces the preflight. Raises UsageError if CUDA is already in
-    use or the process is already recorded, and EnvironmentUnusable if the recorder does not work or required
-    exact accesses are impossible.
+    With ``gpu`` "sim", CUDA is not recorded; with "auto", CUDA is recorded unless there is no CUDA
+    device. ``accesses`` None records exact accesses if possible. With ``on_missing`` "run", the recording
+    continues without CUDA if CUDA cannot be recorded. ``readiness`` replaces the preflight. Raises
+    UsageError if CUDA is already in use or the process is already recorded, and EnvironmentUnusable if
+    the recorder does not work or required exact accesses are impossible.
     """
     if SPOOL in os.environ:
         raise UsageError(
@@ -160,16 +160,18 @@ def begin(
         )
     directory = Path(mkdtemp(prefix=PREFIX))
     try:
-        cuda = _record_cuda(directory, readiness, accesses) if gpu == "auto" else NOT_RECORDED
+        cuda_recording = (
+            _record_cuda(directory, readiness, accesses) if gpu == "auto" else NOT_RECORDED
+        )
     except CudakitError as error:
         if on_missing == "refuse":
             shutil.rmtree(directory)
             raise
-        cuda = CudaRecording(notes=(f"CUDA was not recorded: {error.message}",))
-    return Recording(consume, directory, cuda)
+        cuda_recording = CudaRecording(notes=(f"CUDA was not recorded: {error.message}",))
+    return Recording(on_batch, directory, cuda_recording)
 
 
-def begin_profile(consume: Consume, *, gpu: str = "auto") -> Recording:
+def begin_profile(on_batch: BatchHandler, *, gpu: str = "auto") -> Recording:
     """Start profiling this process; closing the recording ends the profile.
 
     With ``gpu`` "sim", only simulated devices are profiled. A process can profile real devices once. Raises
@@ -182,30 +184,30 @@ def begin_profile(consume: Consume, *, gpu: str = "auto") -> Recording:
         )
     directory = Path(mkdtemp(prefix=PREFIX))
     try:
-        cuda = _profile_cuda(directory) if gpu == "auto" else NOT_RECORDED
+        cuda_recording = _profile_cuda(directory) if gpu == "auto" else NOT_RECORDED
     except CudakitError:
         shutil.rmtree(directory)
         raise
-    return Recording(consume, directory, cuda, simulated_events=PROFILE_EVENTS)
+    return Recording(on_batch, directory, cuda_recording, simulated_events=PROFILE_EVENTS)
 
 
 def _profile_cuda(directory: Path) -> CudaRecording:
-    """Start CUPTI. If it does not work and there is no CUDA device, record nothing."""
+    """Start CUPTI. If CUPTI does not work and there is no CUDA device, record nothing."""
     from cudakit.gpu.cuda.current import device_count
     from cudakit.gpu.cuda.driver import is_initialized
 
-    ready = preflight_profile(None)
-    if not isinstance(ready, ProfileReady):
+    files = preflight_profile(None)
+    if not isinstance(files, ProfileFiles):
         if device_count():
-            raise ready.error()
+            raise files.error()
         return NOT_RECORDED
-    recorder = _once_loaded_recorder(ready.recorder)
+    recorder = _load_recorder_once(files.recorder)
     try:
         other_tool = recorder.start(
-            str(directory), "", frame_walker_address(ready.frames), [], True
+            str(directory), "", frame_walker_address(files.frames), [], True
         )
         why_no_profile = recorder.profile(
-            str(ready.library),
+            str(files.library),
             delay=0.0,
             duration=0.0,
             range="",
@@ -227,21 +229,21 @@ def _profile_cuda(directory: Path) -> CudaRecording:
     return CudaRecording(notes=notes, flush=recorder.finish, is_profile=True)
 
 
-def _once_loaded_recorder(path: Path) -> Any:
+def _load_recorder_once(path: Path) -> Any:
     """Load the native recorder. Raises UsageError if this process has loaded it before."""
-    if _PROFILED in sys.modules:
+    if _PROFILE_MODULE_NAME in sys.modules:
         raise UsageError(
             "this process was profiled before: CUPTI can be used by one block",
             hint="profile the whole program: cudakit run --profile SCRIPT",
         )
-    sys.modules[_PROFILED] = recorder = load_native_module("_recorder", path)
+    sys.modules[_PROFILE_MODULE_NAME] = recorder = load_native_module("_recorder", path)
     return recorder
 
 
 def _record_cuda(
-    directory: Path, readiness: Ready | Refusal | None, accesses: Accesses | None
+    directory: Path, readiness: RecorderFiles | Refusal | None, accesses: Accesses | None
 ) -> CudaRecording:
-    """Start the recorder. If it does not work and there is no CUDA device, record nothing."""
+    """Start the recorder. If the recorder does not work and there is no CUDA device, record nothing."""
     from cudakit.gpu.cuda.current import device_count
     from cudakit.gpu.cuda.driver import is_initialized
 
@@ -251,11 +253,11 @@ def _record_cuda(
             hint="start before the first use of CUDA, or run the whole script: cudakit run --sanitize SCRIPT",
         )
     readiness = readiness or preflight(None)
-    if isinstance(readiness, Ready):
-        ready, note = add_device_patches(readiness, accesses, directory)
-        recorder, why_no_ranges = _start_recorder(ready, directory)
+    if isinstance(readiness, RecorderFiles):
+        files, note = add_device_patches(readiness, accesses, directory)
+        recorder, why_no_ranges = _start_recorder(files, directory)
         return CudaRecording(
-            accesses=_recorded_accesses(ready),
+            accesses=_recorded_accesses(files),
             notes=tuple(filter(None, (note, why_no_ranges))),
             flush=getattr(recorder, "read", None),
         )
@@ -264,24 +266,24 @@ def _record_cuda(
     return NOT_RECORDED
 
 
-def _recorded_accesses(ready: Ready) -> Accesses:
-    if not ready.patches:
+def _recorded_accesses(files: RecorderFiles) -> Accesses:
+    if not files.patches:
         return "arguments"
-    return "auto" if ready.templates else "exact"
+    return "auto" if files.templates else "exact"
 
 
-def _start_recorder(ready: Ready, directory: Path) -> tuple[Any, str]:
+def _start_recorder(files: RecorderFiles, directory: Path) -> tuple[Any, str]:
     """Start the recorder; return its module, and the reason why NVTX ranges are not recorded, or ""."""
-    walker_address = frame_walker_address(ready.frames, watch_program_calls=True)
-    patches = [(capability, path.read_bytes()) for capability, path in ready.patches.items()]
-    recorder = load_native_module("_recorder", ready.recorder)
+    walker_address = frame_walker_address(files.frames, watch_program_calls=True)
+    patches = [(capability, path.read_bytes()) for capability, path in files.patches.items()]
+    recorder = load_native_module("_recorder", files.recorder)
     try:
         other_tool = recorder.start(
             str(directory),
-            str(ready.library),
+            str(files.library),
             walker_address,
             patches,
-            templates=ready.templates,
+            templates=files.templates,
         )
     except RuntimeError as error:
         raise EnvironmentUnusable(
@@ -300,15 +302,15 @@ def frame_walker_address(
 ) -> int:
     """Return the address of the stack reader for this interpreter, or 0.
 
-    With ``watch_program_calls``, also make it number the calls of the program.
+    With ``watch_program_calls``, also make the stack reader number the calls of the program.
     """
     path = frame_readers.get(str(sys.implementation.cache_tag))
     if path is None:
         return 0
-    frames = load_native_module("_frames", path)
+    frame_reader = load_native_module("_frames", path)
     if watch_program_calls:
-        frames.watch_program_calls()
-    return int(frames.walker)
+        frame_reader.watch_program_calls()
+    return int(frame_reader.walker)
 
 
 def load_native_module(name: str, path: Path) -> Any:

@@ -50,18 +50,18 @@ class _Aggregate:
 
     is_union: bool = False
     fields: dict[str, int] = field(default_factory=dict)
-    end: int = 0  # offset behind the last member
+    end_offset: int = 0  # offset behind the last member
     alignment: int = 1  # largest alignment of a member
 
     @property
     def size(self) -> int:
         """The size in bytes, padded to the alignment."""
-        return -(-self.end // self.alignment) * self.alignment
+        return -(-self.end_offset // self.alignment) * self.alignment
 
     def reserve_space(self, size: int, alignment: int) -> int:
         """Allocate space for a member and return its offset."""
-        offset = 0 if self.is_union else -(-self.end // alignment) * alignment
-        self.end = max(self.end, offset + size)
+        offset = 0 if self.is_union else -(-self.end_offset // alignment) * alignment
+        self.end_offset = max(self.end_offset, offset + size)
         self.alignment = max(self.alignment, alignment)
         return offset
 
@@ -70,7 +70,7 @@ class _Aggregate:
         self.fields[name] = self.reserve_space(size * count, alignment)
 
     def add_unnamed(self, member: _Aggregate) -> None:
-        """Add an unnamed struct or union, whose members become fields of this one."""
+        """Add an unnamed struct or union, whose members become fields of the outer struct."""
         offset = self.reserve_space(member.size, member.alignment)
         self.fields |= {name: offset + inner_offset for name, inner_offset in member.fields.items()}
 
@@ -97,20 +97,20 @@ class Header:
 
     def _struct(self, name: str) -> _Aggregate:
         struct = _Aggregate()
-        self._fill(struct, _TOKEN.findall(self._structs[name]))
+        self._add_members(struct, _TOKEN.findall(self._structs[name]))
         return struct
 
-    def _fill(self, aggregate: _Aggregate, tokens: list[str]) -> None:
+    def _add_members(self, aggregate: _Aggregate, tokens: list[str]) -> None:
         """Add the declared members, up to a closing brace."""
         while tokens and tokens[0] != "}":
             if tokens[0] in ("struct", "union") and "{" in tokens[1:3]:
-                self._add_inner(aggregate, tokens)
+                self._add_inner_struct(aggregate, tokens)
             else:
-                self._declare(aggregate, _take_until(tokens, ";"))
+                self._add_declaration(aggregate, _take_until(tokens, ";"))
 
-    def _add_inner(self, outer_aggregate: _Aggregate, tokens: list[str]) -> None:
+    def _add_inner_struct(self, outer_aggregate: _Aggregate, tokens: list[str]) -> None:
         inner_aggregate = _Aggregate(is_union=_take_until(tokens, "{")[0] == "union")
-        self._fill(inner_aggregate, tokens)
+        self._add_members(inner_aggregate, tokens)
         match _take_until(tokens, ";"):
             case ["}"]:
                 outer_aggregate.add_unnamed(inner_aggregate)
@@ -119,43 +119,45 @@ class Header:
             case words:
                 raise ValueError(f"cannot parse the declaration {' '.join(words)!r}")
 
-    def _declare(self, aggregate: _Aggregate, words: list[str]) -> None:
+    def _add_declaration(self, aggregate: _Aggregate, words: list[str]) -> None:
         """Add the members of one declaration without its semicolon: ``const TYPE *name, other[4]``."""
         words = [word for word in words if word not in ("const", "struct", "enum", "volatile")]
-        kind, declarators = words[0], words[1:]
+        type_name, declarators = words[0], words[1:]
         while declarators:
             match _take_until(declarators, ","):
                 case ["*", *_, name]:
                     aggregate.add(name, _POINTER_BYTES, _POINTER_BYTES)
                 case [name]:
-                    aggregate.add(name, *self._measure(kind))
+                    aggregate.add(name, *self._size_and_alignment(type_name))
                 case [name, "[", count, "]"] if count.isdecimal():
-                    aggregate.add(name, *self._measure(kind), count=int(count))
+                    aggregate.add(name, *self._size_and_alignment(type_name), count=int(count))
                 case _:
                     raise ValueError(f"cannot parse the declaration {' '.join(words)!r}")
 
-    def _measure(self, kind: str) -> tuple[int, int]:
-        if kind in self._structs:
-            struct = self._struct(kind)
+    def _size_and_alignment(self, type_name: str) -> tuple[int, int]:
+        if type_name in self._structs:
+            struct = self._struct(type_name)
             return struct.size, struct.alignment
-        if kind in self._enums or kind in _CUDA_INTEGER_TYPES:
+        if type_name in self._enums or type_name in _CUDA_INTEGER_TYPES:
             return _ENUM_BYTES, _ENUM_BYTES
-        if kind in self._handles or (kind.startswith("CU") and kind not in _TYPE_BYTES):
+        if type_name in self._handles or (
+            type_name.startswith("CU") and type_name not in _TYPE_BYTES
+        ):
             return _POINTER_BYTES, _POINTER_BYTES
-        if kind not in _TYPE_BYTES:
-            raise ValueError(f"unknown type {kind}")
-        return _TYPE_BYTES[kind], _TYPE_BYTES[kind]
+        if type_name not in _TYPE_BYTES:
+            raise ValueError(f"unknown type {type_name}")
+        return _TYPE_BYTES[type_name], _TYPE_BYTES[type_name]
 
 
 def _struct_bodies(text: str) -> Iterator[tuple[str, str]]:
     """Yield the name of each struct and the text between its braces."""
-    for start in _STRUCT.finditer(text):
+    for struct_match in _STRUCT.finditer(text):
         depth = 1
-        for brace in _BRACE.finditer(text, start.end()):
+        for brace in _BRACE.finditer(text, struct_match.end()):
             depth += 1 if brace[0] == "{" else -1
             if not depth:
-                if name := _STRUCT_NAME.match(text, brace.end()):
-                    yield name[1], text[start.end() : brace.start()]
+                if name_match := _STRUCT_NAME.match(text, brace.end()):
+                    yield name_match[1], text[struct_match.end() : brace.start()]
                 break
 
 
@@ -167,18 +169,18 @@ def _take_until(tokens: list[str], end: str) -> list[str]:
     return tokens_before_end
 
 
-def difference(compiled: Mapping[str, Layout], header: Header) -> str:
+def describe_difference(compiled_layouts: Mapping[str, Layout], header: Header) -> str:
     """Describe the first field whose offset the recorder and a header disagree on, or return "".
 
     Structs of the header may be larger, because the recorder receives pointers to them. Structs that are not
     part of the Sanitizer API are ignored.
     """
-    for name in filter(_is_api_struct, compiled):
+    for name in filter(_is_api_struct, compiled_layouts):
         installed_layout = header.layout(name)
         if installed_layout is None:
             return f"{name} is missing"
-        for field_name, offset in compiled[name].items():
-            if field_difference := _field_difference(
+        for field_name, offset in compiled_layouts[name].items():
+            if field_difference := _describe_field_difference(
                 field_name, offset, installed_layout.get(field_name)
             ):
                 return f"{name}{field_difference}"
@@ -189,25 +191,27 @@ def _is_api_struct(name: str) -> bool:
     return name.startswith("Sanitizer_")
 
 
-def _field_difference(field_name: str, offset: int, installed: int | None) -> str:
+def _describe_field_difference(field_name: str, offset: int, installed_offset: int | None) -> str:
     if field_name == SIZE:
-        is_too_small = installed is not None and installed < offset
-        return f" has {installed} bytes; the recorder reads {offset}" if is_too_small else ""
-    if installed is None:
+        is_too_small = installed_offset is not None and installed_offset < offset
+        return f" has {installed_offset} bytes; the recorder reads {offset}" if is_too_small else ""
+    if installed_offset is None:
         return f".{field_name} is missing; the recorder reads it at byte {offset}"
-    if installed != offset:
-        return f".{field_name} is at byte {installed}; the recorder reads it at byte {offset}"
+    if installed_offset != offset:
+        return (
+            f".{field_name} is at byte {installed_offset}; the recorder reads it at byte {offset}"
+        )
     return ""
 
 
-def check_structures(compiled: Mapping[str, Layout], library: Library) -> None:
+def check_structures(compiled_layouts: Mapping[str, Layout], library: Library) -> None:
     """Raise EnvironmentUnusable if the recorder would misread callback data of the library."""
     headers = library.headers
     if not headers:
         return _check_version(library)
     header = Header("".join(path.read_text(encoding="utf-8", errors="replace") for path in headers))
     try:
-        layout_difference = difference(compiled, header)
+        layout_difference = describe_difference(compiled_layouts, header)
     except ValueError as error:
         layout_difference = str(error)
     if layout_difference:

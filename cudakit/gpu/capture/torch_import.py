@@ -23,13 +23,13 @@ def attribute_backward(recorder: "Any", *, ranges: bool = False) -> None:
     no such function.
     """
     modules = [sys.modules.get(name) for name in ("torch.autograd.graph", "torch.autograd")]
-    run = getattr(modules[0], _RUN_BACKWARD, None)
-    if run is None:
+    run_backward = getattr(modules[0], _RUN_BACKWARD, None)
+    if run_backward is None:
         return
     current_task = getattr(sys.modules.get("torch._C"), "_current_graph_task_id", None)
-    wrapped_function = recorder.with_call_site(run, current_task, ranges)
+    wrapped_function = recorder.with_call_site(run_backward, current_task, ranges)
     for module in modules:
-        if getattr(module, _RUN_BACKWARD, None) is run:
+        if getattr(module, _RUN_BACKWARD, None) is run_backward:
             setattr(module, _RUN_BACKWARD, wrapped_function)
 
 
@@ -39,9 +39,9 @@ def mark_steps(recorder: "Any") -> None:
     Does nothing in torch 1 and older, which has no hooks for all optimizers.
     """
     module = sys.modules.get("torch.optim.optimizer")
-    register = getattr(module, "register_optimizer_step_post_hook", None)
+    register_hook = getattr(module, "register_optimizer_step_post_hook", None)
     is_compiling = getattr(sys.modules.get("torch.compiler"), "is_compiling", None)
-    if register is None:
+    if register_hook is None:
         return
 
     def mark_step(*_: object) -> None:
@@ -49,7 +49,7 @@ def mark_steps(recorder: "Any") -> None:
         if is_compiling is None or not is_compiling():
             recorder.mark("optimizer step", 1)
 
-    register(mark_step)
+    register_hook(mark_step)
 
 
 def watch_profiler(report: "Callable[[str], None]") -> None:
@@ -108,16 +108,16 @@ class _ImportHook:
         return spec
 
     def _run_action_after_execution(self, loader: "Any") -> None:
-        execute = loader.exec_module
+        execute_module = loader.exec_module
         is_hooked = "exec_module" in vars(loader)  # True if another hook has replaced the method
 
         def exec_module(module: "ModuleType") -> None:
             if is_hooked:
-                loader.exec_module = execute
+                loader.exec_module = execute_module
             else:
                 del loader.exec_module
             sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not self]
-            execute(module)
+            execute_module(module)
             self._action()
 
         loader.exec_module = exec_module

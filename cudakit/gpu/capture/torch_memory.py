@@ -26,10 +26,10 @@ class TorchHistory:
         self._is_first_oom = True
 
     def start(self) -> None:
-        """Begin recording when PyTorch initializes CUDA, or now if it has; torch is imported."""
+        """Begin recording once PyTorch has initialized CUDA. The program must have imported torch."""
         cuda = sys.modules["torch"].cuda
         # Before CUDA is initialized, PyTorch has no allocators that could record.
-        getattr(cuda, "_lazy_call", _call)(self._record)
+        getattr(cuda, "_lazy_call", _call)(self._start_recording)
 
     def stop(self) -> dict[str, Any] | None:
         """Stop recording, and return the snapshot; None if PyTorch did not use CUDA."""
@@ -42,15 +42,15 @@ class TorchHistory:
         finally:
             torch.cuda.memory._record_memory_history(enabled=None)
 
-    def _record(self) -> None:
+    def _start_recording(self) -> None:
         if self._has_ended:
             return
         torch = sys.modules["torch"]
         torch.cuda.memory._record_memory_history(**self._options)
         self._is_recording = True
-        _attach_out_of_memory_observer(torch, self._out_of_memory)
+        _attach_out_of_memory_observer(torch, self._on_out_of_memory)
 
-    def _out_of_memory(self, *_: int) -> None:
+    def _on_out_of_memory(self, *_: int) -> None:
         if self._is_first_oom and not self._has_ended:
             self._is_first_oom = False
             self._write_oom(_snapshot(sys.modules["torch"]))
@@ -85,6 +85,6 @@ def _device_memory(torch: Any) -> dict[str, list[float]]:
 
 
 def _attach_out_of_memory_observer(torch: Any, observer: Callable[..., None]) -> None:
-    names = [name for name in _ATTACH_FUNCTIONS if hasattr(torch._C, name)]
-    if names:
-        getattr(torch._C, names[0])(observer)
+    function_names = [name for name in _ATTACH_FUNCTIONS if hasattr(torch._C, name)]
+    if function_names:
+        getattr(torch._C, function_names[0])(observer)

@@ -76,8 +76,8 @@ def load_nccl() -> tuple[ctypes.CDLL, str]:
     wheels on sys.path, then the search path of the system. The variable CUDAKIT_NCCL_LIBRARY names another
     file. Raises MissingDependency if no copy exists, EnvironmentUnusable if a file cannot be loaded.
     """
-    if override := os.environ.get(LIBRARY_OVERRIDE):
-        return _declare_functions(_open_library(override)), override
+    if override_path := os.environ.get(LIBRARY_OVERRIDE):
+        return _declare_functions(_open_library(override_path)), override_path
     try:
         return _declare_functions(
             ctypes.CDLL(_SONAME, mode=_RTLD_NOLOAD)

@@ -28,7 +28,7 @@ _DATA_TYPES = {
     "fp8_e4m3": 10,
     "fp8_e5m2": 11,
 }
-_SUM = 0  # The value of ncclSum in ncclRedOp_t.
+_SUM_OPERATION = 0  # The value of ncclSum in ncclRedOp_t.
 _SUCCESS, _IN_PROGRESS = 0, 7  # Values of ncclResult_t.
 # Polling without a pause lasts this long; longer operations are polled at intervals of _PAUSE_S.
 _SPIN_S = 0.005
@@ -51,12 +51,12 @@ class Nccl:
         self._check_status(self._library.ncclGetUniqueId(ctypes.byref(unique_id)))
         return bytes(unique_id)
 
-    def connect(self, unique_id: bytes, rank: int, ranks: int) -> NcclCommunicator:
+    def connect(self, unique_id: bytes, rank: int, rank_count: int) -> NcclCommunicator:
         """Join a group of ranks (ncclCommInitRank)."""
         handle = ctypes.c_void_p()
         id_value = UniqueId.from_buffer_copy(unique_id[:UNIQUE_ID_BYTES])
-        self.call("ncclCommInitRank", ctypes.byref(handle), ranks, id_value, rank)
-        return NcclCommunicator(self, self._gpu, handle, rank, ranks)
+        self.call("ncclCommInitRank", ctypes.byref(handle), rank_count, id_value, rank)
+        return NcclCommunicator(self, self._gpu, handle, rank, rank_count)
 
     def call(self, name: str, *args: object) -> None:
         """Call a function of NCCL with the device's context current. Raises CollectiveError."""
@@ -74,11 +74,11 @@ class NcclCommunicator:
     """A blocking communicator of NCCL (ncclComm_t)."""
 
     def __init__(
-        self, nccl: Nccl, gpu: CollectiveDevice, handle: ctypes.c_void_p, rank: int, ranks: int
+        self, nccl: Nccl, gpu: CollectiveDevice, handle: ctypes.c_void_p, rank: int, rank_count: int
     ) -> None:
         self._nccl, self._gpu = nccl, gpu
         self._handle: ctypes.c_void_p | None = handle
-        self._rank, self._ranks = rank, ranks
+        self._rank, self._rank_count = rank, rank_count
         self._abort_requested = threading.Event()
         self._calls: dict[str, Callable[[Collective, Ptr, Ptr, int], None]] = {
             "all-reduce": self._all_reduce,
@@ -137,7 +137,14 @@ class NcclCommunicator:
     def _all_reduce(self, collective: Collective, send: Ptr, receive: Ptr, stream: int) -> None:
         element_count, data_type = collective.count, _DATA_TYPES[collective.element.name]
         self._nccl.call(
-            "ncclAllReduce", send, receive, element_count, data_type, _SUM, self._handle, stream
+            "ncclAllReduce",
+            send,
+            receive,
+            element_count,
+            data_type,
+            _SUM_OPERATION,
+            self._handle,
+            stream,
         )
 
     def _all_gather(self, collective: Collective, send: Ptr, receive: Ptr, stream: int) -> None:
@@ -149,7 +156,14 @@ class NcclCommunicator:
     def _reduce_scatter(self, collective: Collective, send: Ptr, receive: Ptr, stream: int) -> None:
         element_count, data_type = collective.count, _DATA_TYPES[collective.element.name]
         self._nccl.call(
-            "ncclReduceScatter", send, receive, element_count, data_type, _SUM, self._handle, stream
+            "ncclReduceScatter",
+            send,
+            receive,
+            element_count,
+            data_type,
+            _SUM_OPERATION,
+            self._handle,
+            stream,
         )
 
     def _broadcast(self, collective: Collective, send: Ptr, receive: Ptr, stream: int) -> None:
@@ -161,12 +175,20 @@ class NcclCommunicator:
     def _reduce(self, collective: Collective, send: Ptr, receive: Ptr, stream: int) -> None:
         element_count, data_type = collective.count, _DATA_TYPES[collective.element.name]
         self._nccl.call(
-            "ncclReduce", send, receive, element_count, data_type, _SUM, ROOT, self._handle, stream
+            "ncclReduce",
+            send,
+            receive,
+            element_count,
+            data_type,
+            _SUM_OPERATION,
+            ROOT,
+            self._handle,
+            stream,
         )
 
     def _all_to_all(self, collective: Collective, send: Ptr, receive: Ptr, stream: int) -> None:
         """Exchange a chunk with every rank by sends and receives, as in nccl-tests (src/alltoall.cu)."""
-        offsets = [rank * collective.chunk_bytes for rank in range(self._ranks)]
+        offsets = [rank * collective.chunk_bytes for rank in range(self._rank_count)]
         self._exchange(
             collective,
             [(Ptr(send + offset), rank) for rank, offset in enumerate(offsets)],
@@ -176,7 +198,10 @@ class NcclCommunicator:
 
     def _send_receive(self, collective: Collective, send: Ptr, receive: Ptr, stream: int) -> None:
         """Send to the next rank and receive from the previous one, as in nccl-tests (src/sendrecv.cu)."""
-        next_rank, previous_rank = (self._rank + 1) % self._ranks, (self._rank - 1) % self._ranks
+        next_rank, previous_rank = (
+            (self._rank + 1) % self._rank_count,
+            (self._rank - 1) % self._rank_count,
+        )
         self._exchange(collective, [(send, next_rank)], [(receive, previous_rank)], stream)
 
     def _exchange(

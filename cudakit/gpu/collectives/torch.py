@@ -39,7 +39,7 @@ _IN_PLACE_ONLY = ("all-reduce", "broadcast", "reduce")
 
 
 # Names that cudakit uses. torch.distributed has some of them, its module distributed_c10d the others.
-_NAMES = (
+_DISTRIBUTED_NAMES = (
     "TCPStore",
     "ProcessGroupNCCL",
     "AllreduceOptions",
@@ -79,7 +79,7 @@ class TorchCollectives:
         )
         return f"{host} {self._server_store.port}".encode()
 
-    def connect(self, unique_id: bytes, rank: int, ranks: int) -> TorchCommunicator:
+    def connect(self, unique_id: bytes, rank: int, rank_count: int) -> TorchCommunicator:
         """Create a ProcessGroupNCCL. torch connects to the other ranks at the first operation."""
         torch, distributed = self._torch, self._distributed
         host, port = unique_id.decode().split()
@@ -89,8 +89,8 @@ class TorchCollectives:
             host, int(port), is_master=False, timeout=_TIMEOUT, wait_for_workers=False
         )
         options = distributed.ProcessGroupNCCL.Options()
-        backend = distributed.ProcessGroupNCCL(store, rank, ranks, options)
-        return TorchCommunicator(torch, distributed, self._gpu, backend, rank, ranks)
+        backend = distributed.ProcessGroupNCCL(store, rank, rank_count, options)
+        return TorchCommunicator(torch, distributed, self._gpu, backend, rank, rank_count)
 
 
 class TorchCommunicator:
@@ -103,10 +103,10 @@ class TorchCommunicator:
         gpu: CollectiveDevice,
         backend: Any,
         rank: int,
-        ranks: int,
+        rank_count: int,
     ) -> None:
         self._torch, self._distributed, self._gpu, self._backend = torch, distributed, gpu, backend
-        self._rank, self._ranks = rank, ranks
+        self._rank, self._rank_count = rank, rank_count
         self._device = torch.device("cuda", gpu.ordinal)
         self._streams: dict[int, Any] = {}
         self._tensors: dict[tuple[int, int, str], Any] = {}
@@ -117,8 +117,8 @@ class TorchCommunicator:
         operation, torch = collective.operation, self._torch
         if operation in _IN_PLACE_ONLY and send != receive:
             raise Unsupported(f"torch performs {operation} in place only")
-        inputs = self._tensor(collective, send, collective.send_chunks(self._ranks))
-        outputs = self._tensor(collective, receive, collective.receive_chunks(self._ranks))
+        inputs = self._tensor(collective, send, collective.send_chunks(self._rank_count))
+        outputs = self._tensor(collective, receive, collective.receive_chunks(self._rank_count))
         try:
             with torch.cuda.stream(self._stream(stream)):
                 if operation == "send-receive":
@@ -181,7 +181,10 @@ class TorchCommunicator:
 
     def _send_receive(self, inputs: Any, outputs: Any) -> None:
         """Send to the next rank and receive from the previous one (batch_isend_irecv)."""
-        next_rank, previous_rank = (self._rank + 1) % self._ranks, (self._rank - 1) % self._ranks
+        next_rank, previous_rank = (
+            (self._rank + 1) % self._rank_count,
+            (self._rank - 1) % self._rank_count,
+        )
         self._backend._start_coalescing()
         self._backend.send([inputs], next_rank, 0)
         self._backend.recv([outputs], previous_rank, 0)
@@ -198,14 +201,14 @@ class TorchCommunicator:
             self._streams[handle] = self._torch.cuda.ExternalStream(handle, device=self._device)
         return self._streams[handle]
 
-    def _tensor(self, collective: Collective, ptr: Ptr, chunks: int) -> Any:
+    def _tensor(self, collective: Collective, ptr: Ptr, chunk_count: int) -> Any:
         """Return a tensor of a buffer, without a copy."""
-        size_bytes = chunks * collective.chunk_bytes
-        name = _DATA_TYPES[collective.element.name]
-        key = (ptr, size_bytes, name)
+        size_bytes = chunk_count * collective.chunk_bytes
+        dtype_name = _DATA_TYPES[collective.element.name]
+        key = (ptr, size_bytes, dtype_name)
         if key not in self._tensors:
             byte_array = self._torch.as_tensor(_DeviceBytes(ptr, size_bytes), device=self._device)
-            self._tensors[key] = byte_array.view(getattr(self._torch, name))
+            self._tensors[key] = byte_array.view(getattr(self._torch, dtype_name))
         return self._tensors[key]
 
 
@@ -218,7 +221,7 @@ def _load_distributed() -> SimpleNamespace:
         **{
             name: getattr(module, name)
             for module in modules
-            for name in _NAMES
+            for name in _DISTRIBUTED_NAMES
             if hasattr(module, name)
         }
     )

@@ -41,10 +41,10 @@ class Context:
 
     def in_context(self, function: Callable[..., _T], *args: object) -> _T:
         """Call a function with this context current in this thread; restore the previous context."""
-        status, current = cu.cuCtxGetCurrent()
-        if not status and int(current) == self._address:
+        status, current_context = cu.cuCtxGetCurrent()
+        if not status and int(current_context) == self._address:
             return function(*args)
-        self._push()
+        self._push_context()
         try:
             return function(*args)
         finally:
@@ -65,7 +65,7 @@ class Context:
         # The status is ignored, because it repeats sticky errors of earlier work.
         cu.cuDevicePrimaryCtxRelease(self.device)
 
-    def _push(self) -> None:
+    def _push_context(self) -> None:
         if self.closed:
             raise cuda_error(Status.CONTEXT_IS_DESTROYED, detail=f"{self.name} was closed")
         check(cu.cuCtxPushCurrent(self.handle))

@@ -46,8 +46,8 @@ def device_count() -> int:
     """
     if driver.is_initialized():
         return int(check(cu.cuDeviceGetCount()))
-    view = start_probe().answer()
-    return len(getattr(view, "devices", ()))
+    cuda_view = start_probe().answer()
+    return len(getattr(cuda_view, "devices", ()))
 
 
 def is_initialized() -> bool:
@@ -211,9 +211,9 @@ def _device_handle(device: int | None) -> Any:
 def _context_of(device: int | None) -> Any:
     """Return the primary context of a device; None is the current context, if there is one."""
     if device is None and driver.is_initialized():
-        current = check(cu.cuCtxGetCurrent())
-        if int(current):
-            return current
+        current_context = check(cu.cuCtxGetCurrent())
+        if int(current_context):
+            return current_context
     # The context is never released, as in the CUDA runtime, because its resources must stay valid.
     return check(cu.cuDevicePrimaryCtxRetain(_device_handle(device)))
 

@@ -157,10 +157,10 @@ class Cuda(Device):
         self.context.close()
 
     def _memory_telemetry(self) -> Telemetry:
-        info = self.memory_info()
+        memory_info = self.memory_info()
         fields = {
-            "memory_free_bytes": info.free_bytes,
-            "memory_used_bytes": info.total_bytes - info.free_bytes,
+            "memory_free_bytes": memory_info.free_bytes,
+            "memory_used_bytes": memory_info.total_bytes - memory_info.free_bytes,
         }
         return Telemetry(time.time_ns(), fields)
 

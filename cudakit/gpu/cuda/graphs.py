@@ -13,7 +13,7 @@ from cudakit.gpu.cuda.streams import CudaStreams
 from cudakit.gpu.driver_errors import Status
 from cudakit.gpu.handles import Handles
 
-_ACTIVE = cu.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE
+_ACTIVE_CAPTURE = cu.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE
 
 # Names of the same function, of which the first that exists is called. The new functions, since CUDA 12.3,
 # support edge data of programmatic dependent launches; the old ones return CUDA_ERROR_LOSSY_QUERY for such
@@ -74,8 +74,8 @@ class CudaGraphs:
 
     def count_nodes(self, graph: Graph) -> int:
         """Return the number of nodes of a graph, without those of child graphs."""
-        _, count = self._context.call(cu.cuGraphGetNodes, self._graphs[graph], 0)
-        return int(count)
+        _, node_count = self._context.call(cu.cuGraphGetNodes, self._graphs[graph], 0)
+        return int(node_count)
 
     def capture_id(self, stream: Stream) -> int | None:
         if stream == LEGACY:  # LEGACY is never captured; to query LEGACY would invalidate captures
@@ -87,10 +87,14 @@ class CudaGraphs:
 
     def dependencies(self, node: GraphNode) -> tuple[GraphNode, ...]:
         handle = cu.CUgraphNode(node)
-        *_, count = self._call_newest(_DEPENDENCY_FUNCTIONS, handle, 0)
+        *_, dependency_count = self._call_newest(_DEPENDENCY_FUNCTIONS, handle, 0)
         return (
-            _node_ids(self._call_newest(_DEPENDENCY_FUNCTIONS, handle, count)[0][:count])
-            if count
+            _node_ids(
+                self._call_newest(_DEPENDENCY_FUNCTIONS, handle, dependency_count)[0][
+                    :dependency_count
+                ]
+            )
+            if dependency_count
             else ()
         )
 
@@ -106,7 +110,7 @@ class CudaGraphs:
         status, capture_id, _, nodes, *_ = self._call_newest(
             _CAPTURE_INFO_FUNCTIONS, self._streams.handle(stream)
         )
-        return (int(capture_id), _node_ids(nodes)) if status == _ACTIVE else (None, ())
+        return (int(capture_id), _node_ids(nodes)) if status == _ACTIVE_CAPTURE else (None, ())
 
     def _call_newest(self, names: tuple[str, str], *args: object) -> Any:
         new_name, old_name = names
@@ -132,10 +136,10 @@ def _update_failure_reason(executable: Any, graph: Any) -> str:
     address, _ = check(
         cu.cuGetProcAddress(b"cuGraphExecUpdate", _RESULT_INFO_VERSION, default_flags)
     )
-    update = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 3)(int(address))
-    info = _ResultInfo()
-    update(int(executable), int(graph), ctypes.addressof(info))
-    return _result_name(info.result)
+    update_graph = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 3)(int(address))
+    result_info = _ResultInfo()
+    update_graph(int(executable), int(graph), ctypes.addressof(result_info))
+    return _result_name(result_info.result)
 
 
 def _result_name(result: int) -> str:

@@ -43,7 +43,7 @@ class CudaIpc:
     def __init__(self, context: Context, memory: CudaMemory, virtual: CudaVirtualMemory) -> None:
         self._context, self._memory, self._virtual = context, memory, virtual
         self._open_counts: Counter[Ptr] = Counter()  # number of ``ipc_open`` calls by address
-        self._exported: set[DescriptorHandle] = set()
+        self._exported_handles: set[DescriptorHandle] = set()
         self._serials = count(1)
 
     @property
@@ -52,7 +52,7 @@ class CudaIpc:
         return file_descriptors.this_process()
 
     def ipc_handle(self, ptr: Ptr) -> bytes:
-        if ptr not in self._memory.allocated:
+        if ptr not in self._memory.device_allocations:
             raise cuda_error(
                 Status.INVALID_VALUE,
                 detail=f"no allocation of {self._context.name} begins at {ptr:#x}",
@@ -106,24 +106,26 @@ class CudaIpc:
             raise Unsupported(
                 "the memory was created without a shareable handle and cannot be exported"
             )
-        number = int(self._context.call(cu.cuMemExportToShareableHandle, handle, handle_type, 0))
-        os.set_inheritable(number, False)  # inherited descriptors would keep the memory alive
-        exported_handle = DescriptorHandle(self.process, number, next(self._serials))
-        self._exported.add(exported_handle)
+        descriptor = int(
+            self._context.call(cu.cuMemExportToShareableHandle, handle, handle_type, 0)
+        )
+        os.set_inheritable(descriptor, False)  # inherited descriptors would keep the memory alive
+        exported_handle = DescriptorHandle(self.process, descriptor, next(self._serials))
+        self._exported_handles.add(exported_handle)
         return exported_handle
 
     def revoke(self, handle: ShareableHandle) -> None:
-        if isinstance(handle, DescriptorHandle) and handle in self._exported:
-            self._exported.remove(handle)
+        if isinstance(handle, DescriptorHandle) and handle in self._exported_handles:
+            self._exported_handles.remove(handle)
             with suppress(OSError):  # the program may have closed the descriptor itself
                 os.close(handle.number)
 
     def import_backing(self, handle: ShareableHandle) -> Backing:
         if isinstance(handle, FabricHandle):
-            return self._import(_check_size(handle.data), "fabric")
+            return self._import_handle(_check_size(handle.data), "fabric")
         descriptor = self._local_descriptor(handle)
         try:
-            return self._import(descriptor, "descriptor")
+            return self._import_handle(descriptor, "descriptor")
         finally:
             os.close(descriptor)
 
@@ -137,16 +139,16 @@ class CudaIpc:
         for ptr in self._open_counts.elements():
             self._context.in_context(cu.cuIpcCloseMemHandle, ptr)
         self._open_counts.clear()
-        for exported_handle in [*self._exported]:
+        for exported_handle in [*self._exported_handles]:
             self.revoke(exported_handle)
 
     def _local_descriptor(self, exported_handle: DescriptorHandle) -> int:
         """Return a new file descriptor of this process for exported memory, which the caller must close."""
-        if exported_handle not in self._exported:
+        if exported_handle not in self._exported_handles:
             return file_descriptors.duplicate(exported_handle)
         return os.dup(exported_handle.number)
 
-    def _import(self, system_handle: int | bytes, kind: HandleKind) -> Backing:
+    def _import_handle(self, system_handle: int | bytes, kind: HandleKind) -> Backing:
         backing = self._context.call(
             cu.cuMemImportFromShareableHandle,
             system_handle,

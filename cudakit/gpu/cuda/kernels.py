@@ -31,7 +31,7 @@ class _LoadedKernel(NamedTuple):
     name: str
     function: Any
     # Parameter sizes in bytes; None if the driver does not report them.
-    sizes: tuple[int, ...] | None
+    parameter_sizes: tuple[int, ...] | None
 
 
 class CudaKernels:
@@ -80,7 +80,7 @@ class CudaKernels:
         shared_bytes: int = 0,
     ) -> None:
         loaded_kernel = self._kernels[kernel]
-        check_arguments(loaded_kernel.name, loaded_kernel.sizes, args)
+        check_arguments(loaded_kernel.name, loaded_kernel.parameter_sizes, args)
         _check_shape(loaded_kernel.name, grid, block)
         if shared_bytes > _SHARED_WITHOUT_OPT_IN_BYTES:
             self._allow_shared_memory(loaded_kernel, shared_bytes)
@@ -115,9 +115,9 @@ class CudaKernels:
     def _parameter_sizes(self, function: Any) -> tuple[int, ...] | None:
         # Older drivers do not report the number of parameters: query parameters until an error.
         count_result = self._context.in_context(call_if_available, "cuFuncGetParamCount", function)
-        count = check(count_result) if count_result else sys.maxsize
+        parameter_count = check(count_result) if count_result else sys.maxsize
         sizes: list[int] = []
-        while len(sizes) < count:
+        while len(sizes) < parameter_count:
             parameter_info = self._context.in_context(
                 call_if_available, "cuFuncGetParamInfo", function, len(sizes)
             )
@@ -142,9 +142,11 @@ class CudaKernels:
         self, loaded_kernel: _LoadedKernel, grid: Dim3, block: Dim3, shared_bytes: int
     ) -> str:
         attribute = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK
-        threads = self._context.call(cu.cuFuncGetAttribute, attribute, loaded_kernel.function)
-        shape = f"{loaded_kernel.name} with grid {grid}, block {block}, {shared_bytes} bytes shared"
-        return f"{shape}; at most {threads} threads per block"
+        max_threads = self._context.call(cu.cuFuncGetAttribute, attribute, loaded_kernel.function)
+        launch_text = (
+            f"{loaded_kernel.name} with grid {grid}, block {block}, {shared_bytes} bytes shared"
+        )
+        return f"{launch_text}; at most {max_threads} threads per block"
 
 
 def _check_shape(name: str, grid: Dim3, block: Dim3) -> None:
@@ -168,7 +170,7 @@ def _kernel_params(args: Sequence[Argument]) -> ctypes.Array[ctypes.c_uint64]:
 def _words(arg: Argument) -> Sequence[int]:
     if not isinstance(arg, np.generic):
         return (arg,)
-    value = arg.tobytes()
-    if len(value) <= _WORD_BYTES:
-        return (int.from_bytes(value, sys.byteorder),)
-    return memoryview(value + bytes(-len(value) % _WORD_BYTES)).cast("Q").tolist()
+    argument_bytes = arg.tobytes()
+    if len(argument_bytes) <= _WORD_BYTES:
+        return (int.from_bytes(argument_bytes, sys.byteorder),)
+    return memoryview(argument_bytes + bytes(-len(argument_bytes) % _WORD_BYTES)).cast("Q").tolist()

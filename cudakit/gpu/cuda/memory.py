@@ -29,10 +29,10 @@ class CudaMemory:
 
     def __init__(self, context: Context, streams: CudaStreams) -> None:
         self._context, self._streams = context, streams
-        self.allocated: dict[Ptr, int] = {}
-        self._pinned: dict[Ptr, int] = {}
-        self._pageable: dict[Ptr, ctypes.Array[Any]] = {}
-        self._registered: dict[Ptr, ctypes.Array[Any]] = {}
+        self.device_allocations: dict[Ptr, int] = {}
+        self._pinned_sizes: dict[Ptr, int] = {}
+        self._pageable_memory: dict[Ptr, ctypes.Array[Any]] = {}
+        self._registered_memory: dict[Ptr, ctypes.Array[Any]] = {}
         # Memory of other libraries that ``pin`` registered.
         self._pinned_arrays: dict[Ptr, npt.NDArray[np.uint8]] = {}
 
@@ -50,19 +50,21 @@ class CudaMemory:
             detail=lambda: self.describe_shortage(size_bytes),
         )
         ptr = Ptr(int(address))
-        self.allocated[ptr] = size_bytes
+        self.device_allocations[ptr] = size_bytes
         return ptr
 
     def free(self, ptr: Ptr, stream: Stream | None = None) -> None:
         stream_args = () if stream is None else (self._streams.handle(stream),)
         # Remove the allocation from the table first: after the free, another thread may get the same address.
-        size_bytes = pop_allocation(self.allocated, ptr, f"no allocation of {self._context.name}")
+        size_bytes = pop_allocation(
+            self.device_allocations, ptr, f"no allocation of {self._context.name}"
+        )
         try:
             self._context.call(
                 cu.cuMemFreeAsync if stream_args else cu.cuMemFree, ptr, *stream_args
             )
         except CudaError:
-            self.allocated[ptr] = size_bytes
+            self.device_allocations[ptr] = size_bytes
             raise
 
     def host_malloc(self, size_bytes: int, *, pinned: bool = True) -> Ptr:
@@ -70,47 +72,47 @@ class CudaMemory:
         return self._malloc_pinned(size_bytes) if pinned else self._malloc_pageable(size_bytes)
 
     def host_free(self, ptr: Ptr) -> None:
-        if ptr in self._pageable:
+        if ptr in self._pageable_memory:
             # cuMemFreeHost waits for device work, but the driver does not know of pageable memory.
             self._streams.sync()
-            del self._pageable[ptr]
+            del self._pageable_memory[ptr]
             return
-        if ptr in self._registered:
+        if ptr in self._registered_memory:
             raise cuda_error(
                 Status.INVALID_VALUE,
                 detail=f"the memory at {ptr:#x} is registered: unregister it first",
             )
-        size_bytes = pop_allocation(self._pinned, ptr, "no host allocation")
+        size_bytes = pop_allocation(self._pinned_sizes, ptr, "no host allocation")
         try:
             self._context.call(cu.cuMemFreeHost, ptr)
         except CudaError:
-            self._pinned[ptr] = size_bytes
+            self._pinned_sizes[ptr] = size_bytes
             raise
 
-    def host_register(self, ptr: Ptr, *, threads: int = 1) -> None:
-        memory = pop_allocation(self._pageable, ptr, "no pageable host allocation")
+    def host_register(self, ptr: Ptr, *, thread_count: int = 1) -> None:
+        memory = pop_allocation(self._pageable_memory, ptr, "no pageable host allocation")
         try:
-            _populate_pages(memory, threads)
-            self._register(ptr, len(memory))
+            _populate_pages(memory, thread_count)
+            self._register_pages(ptr, len(memory))
         except BaseException:
-            self._pageable[ptr] = memory
+            self._pageable_memory[ptr] = memory
             raise
-        self._registered[ptr] = memory
+        self._registered_memory[ptr] = memory
 
     def host_unregister(self, ptr: Ptr) -> None:
-        memory = pop_allocation(self._registered, ptr, "no registered host allocation")
+        memory = pop_allocation(self._registered_memory, ptr, "no registered host allocation")
         try:
             self._streams.sync()  # cuMemHostUnregister is not documented to wait for device work
             self._context.call(cu.cuMemHostUnregister, ptr)
         except CudaError:
-            self._registered[ptr] = memory
+            self._registered_memory[ptr] = memory
             raise
-        self._pageable[ptr] = memory
+        self._pageable_memory[ptr] = memory
 
     def pin(self, memory: npt.NDArray[np.uint8], *, read_only: bool = False) -> Ptr:
         check_size(memory.nbytes)
         ptr = Ptr(memory.ctypes.data)
-        self._register(ptr, memory.nbytes, _READ_ONLY if read_only else 0)
+        self._register_pages(ptr, memory.nbytes, _READ_ONLY if read_only else 0)
         self._pinned_arrays[ptr] = memory
         return ptr
 
@@ -125,8 +127,10 @@ class CudaMemory:
 
     def host_view(self, ptr: Ptr, size_bytes: int) -> memoryview:
         """Return host memory as bytes; the view is invalid after ``host_free``."""
-        pageable = self._pageable.get(ptr, self._registered.get(ptr))
-        allocated_bytes = self._pinned.get(ptr, 0) if pageable is None else len(pageable)
+        pageable_memory = self._pageable_memory.get(ptr, self._registered_memory.get(ptr))
+        allocated_bytes = (
+            self._pinned_sizes.get(ptr, 0) if pageable_memory is None else len(pageable_memory)
+        )
         if not 0 <= size_bytes <= allocated_bytes:
             raise cuda_error(
                 Status.INVALID_VALUE,
@@ -162,30 +166,33 @@ class CudaMemory:
         """Return the requested and the available memory as text for a message."""
         requested_text = f"{format_bytes(size_bytes)} requested"
         try:
-            info = self.memory_info()
+            memory_info = self.memory_info()
         except CudaError:
             return f"{requested_text} on {self._context.name}"
-        free, total = format_bytes(info.free_bytes), format_bytes(info.total_bytes)
-        return f"{requested_text}, {free} of {total} free on {self._context.name}"
+        free_text, total_text = (
+            format_bytes(memory_info.free_bytes),
+            format_bytes(memory_info.total_bytes),
+        )
+        return f"{requested_text}, {free_text} of {total_text} free on {self._context.name}"
 
     @property
     def has_unsynchronized_host_memory(self) -> bool:
         """Whether registered or pageable host memory remains, whose release does not wait for device work."""
-        return bool(self._registered or self._pageable or self._pinned_arrays)
+        return bool(self._registered_memory or self._pageable_memory or self._pinned_arrays)
 
     def close(self) -> None:
         """Free all remaining allocations."""
-        for ptr in self.allocated:
+        for ptr in self.device_allocations:
             self._context.in_context(cu.cuMemFree, ptr)
-        for ptr in self._pinned:
+        for ptr in self._pinned_sizes:
             self._context.in_context(cu.cuMemFreeHost, ptr)
-        for ptr in (*self._registered, *self._pinned_arrays):
+        for ptr in (*self._registered_memory, *self._pinned_arrays):
             self._context.in_context(cu.cuMemHostUnregister, ptr)
-        self.allocated.clear()
-        self._pinned.clear()
-        self._registered.clear()
+        self.device_allocations.clear()
+        self._pinned_sizes.clear()
+        self._registered_memory.clear()
         self._pinned_arrays.clear()
-        self._pageable.clear()
+        self._pageable_memory.clear()
 
     def _malloc_pinned(self, size_bytes: int) -> Ptr:
         ptr = Ptr(
@@ -196,10 +203,10 @@ class CudaMemory:
                 detail=lambda: f"{format_bytes(size_bytes)} of pinned host memory requested",
             )
         )
-        self._pinned[ptr] = size_bytes
+        self._pinned_sizes[ptr] = size_bytes
         return ptr
 
-    def _register(self, ptr: Ptr, size_bytes: int, flags: int = 0) -> None:
+    def _register_pages(self, ptr: Ptr, size_bytes: int, flags: int = 0) -> None:
         """Pin pages. Raises Unsupported if their device addresses differ from the host addresses."""
         self._context.call(
             cu.cuMemHostRegister,
@@ -229,21 +236,21 @@ class CudaMemory:
             ) from None
         memory = (ctypes.c_ubyte * size_bytes).from_buffer(pages)  # keeps the pages alive
         ptr = Ptr(ctypes.addressof(memory))
-        self._pageable[ptr] = memory
+        self._pageable_memory[ptr] = memory
         return ptr
 
 
-def _populate_pages(memory: ctypes.Array[Any], threads: int) -> None:
+def _populate_pages(memory: ctypes.Array[Any], thread_count: int) -> None:
     """Populate pages with several threads, because the driver uses one; contents are preserved.
 
     Without MADV_POPULATE_WRITE (before Linux 5.14) the driver populates the pages.
     """
     begin, size = ctypes.addressof(memory), len(memory)
-    if threads == 1 or size < threads * mmap.PAGESIZE:
+    if thread_count == 1 or size < thread_count * mmap.PAGESIZE:
         return
     populate = ctypes.CDLL(None).madvise  # ctypes releases the GIL
     populate.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
-    part_bytes = -(-size // (threads * mmap.PAGESIZE)) * mmap.PAGESIZE
-    with ThreadPoolExecutor(threads) as pool:
+    part_bytes = -(-size // (thread_count * mmap.PAGESIZE)) * mmap.PAGESIZE
+    with ThreadPoolExecutor(thread_count) as pool:
         for offset in range(0, size, part_bytes):
             pool.submit(populate, begin + offset, min(part_bytes, size - offset), _POPULATE_WRITE)

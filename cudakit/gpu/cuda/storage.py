@@ -97,8 +97,8 @@ class CuFile:
 
         Without statistics, the path is "compatibility" if the driver nvidia-fs is missing, else unknown.
         """
-        if self._has_statistics and (counts := self._path_counts()):
-            direct_count, posix_count = counts
+        if self._has_statistics and (path_counts := self._path_counts()):
+            direct_count, posix_count = path_counts
             if direct_count or posix_count:
                 return "compatibility" if posix_count else "direct"
         return "unknown" if self._driver_version() else "compatibility"
@@ -128,15 +128,15 @@ class CuFile:
         statistics = self._cufile.StatsLevel3()
         try:
             self._cufile.get_stats_l3(statistics.ptr)
-            gpus = [statistics.per_gpu_stats[i] for i in range(int(statistics.num_gpus))]
+            gpu_statistics = [statistics.per_gpu_stats[i] for i in range(int(statistics.num_gpus))]
             direct_count = sum(
                 int(gpu[f"n_{path}_{direction}"])
-                for gpu in gpus
+                for gpu in gpu_statistics
                 for path in ("p2p", "nvfs")
                 for direction in ("reads", "writes")
             )
             posix_count = sum(
-                int(gpu["n_posix_reads"]) + int(gpu["n_posix_writes"]) for gpu in gpus
+                int(gpu["n_posix_reads"]) + int(gpu["n_posix_writes"]) for gpu in gpu_statistics
             )
         except Exception:  # noqa: BLE001  # the layout differs between versions
             return None
@@ -201,12 +201,12 @@ class CuFileFile:
         size_bytes: int,
         file_offset: int,
     ) -> None:
-        moved_bytes = self._driver.call(
+        transferred_bytes = self._driver.call(
             name, function, self._handle, int(ptr), size_bytes, file_offset, 0
         )
-        if moved_bytes != size_bytes:
+        if transferred_bytes != size_bytes:
             raise EnvironmentUnusable(
-                f"{name} moved {moved_bytes} of {size_bytes} bytes at offset {file_offset}"
+                f"{name} moved {transferred_bytes} of {size_bytes} bytes at offset {file_offset}"
             )
 
 

@@ -22,7 +22,7 @@ class CudaStreams:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._external: dict[int, Stream] = {}
+        self._external_streams: dict[int, Stream] = {}
         self._streams: Handles[Any] = Handles("stream", first=PER_THREAD + 1)
         self._events: Handles[Any] = Handles("event")
         self._timed_events: set[Event] = set()
@@ -31,8 +31,8 @@ class CudaStreams:
         flag_names = cu.CUstream_flags
         flags = flag_names.CU_STREAM_DEFAULT if blocking else flag_names.CU_STREAM_NON_BLOCKING
         # The highest priority has the lowest number.
-        lowest, highest = self._context.call(cu.cuCtxGetStreamPriorityRange)
-        clamped_priority = max(highest, min(lowest, priority))
+        lowest_priority, highest_priority = self._context.call(cu.cuCtxGetStreamPriorityRange)
+        clamped_priority = max(highest_priority, min(lowest_priority, priority))
         return Stream(
             self._streams.add(
                 self._context.call(cu.cuStreamCreateWithPriority, flags, clamped_priority)
@@ -106,19 +106,19 @@ class CudaStreams:
         In other capture modes cuMemAlloc fails and invalidates the capture (CUDA Driver API,
         cuThreadExchangeStreamCaptureMode). PyTorch's allocator does the same (CUDAStreamCaptureModeGuard).
         """
-        mode = self._context.call(cu.cuThreadExchangeStreamCaptureMode, _RELAXED)
+        previous_mode = self._context.call(cu.cuThreadExchangeStreamCaptureMode, _RELAXED)
         try:
             yield
         finally:
-            self._context.call(cu.cuThreadExchangeStreamCaptureMode, mode)
+            self._context.call(cu.cuThreadExchangeStreamCaptureMode, previous_mode)
 
     def external(self, handle: int) -> Stream:
         """Return an id for the handle of another library's stream, which ``close`` does not destroy."""
         if handle in _DEFAULT_BY_HANDLE:
             return _DEFAULT_BY_HANDLE[handle]
-        if handle not in self._external:
-            self._external[handle] = Stream(self._streams.add(cu.CUstream(handle)))
-        return self._external[handle]
+        if handle not in self._external_streams:
+            self._external_streams[handle] = Stream(self._streams.add(cu.CUstream(handle)))
+        return self._external_streams[handle]
 
     def address(self, stream: Stream) -> int:
         """Return the driver handle of a stream as an int, for other libraries."""
@@ -131,9 +131,9 @@ class CudaStreams:
         """
         for event in self._events.clear():
             self._context.in_context(cu.cuEventDestroy, event)
-        for stream in self._external.values():
+        for stream in self._external_streams.values():
             self._streams.remove(stream)
-        self._external.clear()
+        self._external_streams.clear()
         for handle in self._streams.clear():
             self._context.in_context(cu.cuStreamDestroy, handle)
 
@@ -146,7 +146,7 @@ class HandleStreams(CudaStreams):
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
-        self._created: dict[Stream, Stream] = {}
+        self._created_streams: dict[Stream, Stream] = {}
 
     def handle(self, stream: Stream) -> object:
         return cu.CUstream(_DEFAULT_BY_HANDLE.get(stream, stream))
@@ -157,16 +157,16 @@ class HandleStreams(CudaStreams):
     def stream(self, *, blocking: bool = True, priority: int = 0) -> Stream:
         internal_id = super().stream(blocking=blocking, priority=priority)
         stream = Stream(int(self._streams[internal_id]))
-        self._created[stream] = internal_id
+        self._created_streams[stream] = internal_id
         return stream
 
     def destroy_stream(self, stream: Stream) -> None:
-        if stream not in self._created:
+        if stream not in self._created_streams:
             raise cuda_error(
                 Status.INVALID_HANDLE,
                 detail=f"stream {stream:#x} belongs to another library, or was destroyed",
             )
-        super().destroy_stream(self._created.pop(stream))
+        super().destroy_stream(self._created_streams.pop(stream))
 
 
 def _is_complete(result: Result) -> bool:

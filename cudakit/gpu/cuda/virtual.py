@@ -31,8 +31,8 @@ class CudaVirtualMemory:
     def __init__(self, context: Context, memory: CudaMemory) -> None:
         self._context, self._memory = context, memory
         self.backings: Handles[Any] = Handles("backing")
-        self._reserved: dict[Ptr, int] = {}
-        self._mapped: dict[Ptr, int] = {}
+        self._reserved_sizes: dict[Ptr, int] = {}
+        self._mapped_sizes: dict[Ptr, int] = {}
 
     def granularity(self) -> int:
         minimum_granularity = cu.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
@@ -52,19 +52,19 @@ class CudaVirtualMemory:
             detail=lambda: self._describe_request(size_bytes),
         )
         ptr = Ptr(int(address))
-        self._reserved[ptr] = size_bytes
+        self._reserved_sizes[ptr] = size_bytes
         return ptr
 
     def unreserve(self, ptr: Ptr, size_bytes: int) -> None:
         self._context.call(
             cu.cuMemAddressFree, ptr, size_bytes, detail=lambda: _range_text(ptr, size_bytes)
         )
-        self._reserved.pop(ptr, None)
+        self._reserved_sizes.pop(ptr, None)
 
-    def create(self, size_bytes: int, handle: HandleKind | None = None) -> Backing:
+    def create(self, size_bytes: int, handle_kind: HandleKind | None = None) -> Backing:
         properties = self._properties()
-        if handle:
-            properties.requestedHandleTypes = HANDLE_TYPES[handle]
+        if handle_kind:
+            properties.requestedHandleTypes = HANDLE_TYPES[handle_kind]
         allocation = self._context.call(
             cu.cuMemCreate,
             size_bytes,
@@ -96,7 +96,7 @@ class CudaVirtualMemory:
         except CudaError:
             self._context.in_context(cu.cuMemUnmap, ptr, size_bytes)
             raise
-        self._mapped[ptr] = size_bytes
+        self._mapped_sizes[ptr] = size_bytes
 
     def set_access(self, ptr: Ptr, size_bytes: int, ordinal: int, *, allowed: bool = True) -> None:
         flags = _READ_AND_WRITE if allowed else _NO_ACCESS
@@ -110,41 +110,41 @@ class CudaVirtualMemory:
 
     def unmap(self, ptr: Ptr, size_bytes: int) -> None:
         # Check the range here, because cuMemUnmap accepts unmapped ranges without an error.
-        starts = self._mappings(ptr, size_bytes)
+        mapping_starts = self._mappings(ptr, size_bytes)
         self._context.call(
             cu.cuMemUnmap, ptr, size_bytes, detail=lambda: _range_text(ptr, size_bytes)
         )
-        for start in starts:
-            self._mapped.pop(start, None)
+        for start in mapping_starts:
+            self._mapped_sizes.pop(start, None)
 
     @property
     def in_use(self) -> bool:
         """Whether memory is mapped."""
-        return bool(self._mapped)
+        return bool(self._mapped_sizes)
 
     def close(self) -> None:
         """Unmap and release all physical memory, and free all reservations."""
-        for ptr, size_bytes in self._mapped.items():
+        for ptr, size_bytes in self._mapped_sizes.items():
             self._context.in_context(cu.cuMemUnmap, ptr, size_bytes)
         for handle in self.backings.clear():
             self._context.in_context(cu.cuMemRelease, handle)
-        for ptr, size_bytes in self._reserved.items():
+        for ptr, size_bytes in self._reserved_sizes.items():
             self._context.in_context(cu.cuMemAddressFree, ptr, size_bytes)
-        self._mapped.clear()
-        self._reserved.clear()
+        self._mapped_sizes.clear()
+        self._reserved_sizes.clear()
 
     def _mappings(self, ptr: Ptr, size_bytes: int) -> list[Ptr]:
         """Return the first addresses of the mappings in a range. Raises CudaError if the range splits one."""
-        starts, address = [], ptr
-        while address < ptr + size_bytes and address in self._mapped:
-            starts.append(address)
-            address = Ptr(address + self._mapped[address])
-        if not starts or address != ptr + size_bytes:
+        mapping_starts, address = [], ptr
+        while address < ptr + size_bytes and address in self._mapped_sizes:
+            mapping_starts.append(address)
+            address = Ptr(address + self._mapped_sizes[address])
+        if not mapping_starts or address != ptr + size_bytes:
             raise cuda_error(
                 Status.INVALID_VALUE,
                 detail=f"{_range_text(ptr, size_bytes)} do not consist of whole mappings",
             )
-        return starts
+        return mapping_starts
 
     def _properties(self) -> Any:
         properties = cu.CUmemAllocationProp()
@@ -178,9 +178,9 @@ class CudaVirtualMemory:
         return location
 
     def _describe_request(self, size_bytes: int) -> str:
-        page = self.granularity()
-        if size_bytes <= 0 or size_bytes % page:
-            return f"{size_bytes} bytes requested; sizes are positive multiples of {page}"
+        page_bytes = self.granularity()
+        if size_bytes <= 0 or size_bytes % page_bytes:
+            return f"{size_bytes} bytes requested; sizes are positive multiples of {page_bytes}"
         return self._memory.describe_shortage(size_bytes)
 
 

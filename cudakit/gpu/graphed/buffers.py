@@ -26,10 +26,10 @@ class Layout:
     dtype: str  # Name of the dtype in numpy.
     shape: tuple[int, ...]
     size_bytes: int
-    dense: bool  # Whether the buffer is C-contiguous.
+    is_dense: bool  # Whether the buffer is C-contiguous.
 
     def __str__(self) -> str:
-        return f"{self.dtype} {list(self.shape)}{'' if self.dense else ', strided'}"
+        return f"{self.dtype} {list(self.shape)}{'' if self.is_dense else ', strided'}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,27 +44,29 @@ def buffer_of(argument: object, index: int) -> Buffer:
     """Return the buffer of argument ``index``. Raises UsageError if it is not device memory."""
     if isinstance(argument, int) and not isinstance(argument, bool):
         return Buffer(Ptr(argument))
-    read = _buffer_reader(argument)
-    if read is None:
+    read_buffer = _buffer_reader(argument)
+    if read_buffer is None:
         raise UsageError(
             f"buffer {index} is not a device buffer: {_describe(argument)}", hint=_HINT
         )
-    return read(argument)
+    return read_buffer(argument)
 
 
-def check_contents(new: Buffer, captured: Buffer, index: int) -> None:
-    """Raise UsageError if the contents of ``new`` cannot be copied into the captured buffer."""
-    if new.ptr == captured.ptr:
+def check_contents(new_buffer: Buffer, captured_buffer: Buffer, index: int) -> None:
+    """Raise UsageError if the contents of ``new_buffer`` cannot be copied into the captured buffer."""
+    if new_buffer.ptr == captured_buffer.ptr:
         return
-    for buffer, verb in ((captured, "was captured as"), (new, "is")):
+    for buffer, verb in ((captured_buffer, "was captured as"), (new_buffer, "is")):
         if buffer.layout is None:
             raise UsageError(
                 f"buffer {index} {verb} a plain address, whose size is unknown",
                 hint="pass arrays, or fill the buffer yourself and call replay()",
             )
-    if new.layout != captured.layout or (new.layout and not new.layout.dense):
+    if new_buffer.layout != captured_buffer.layout or (
+        new_buffer.layout and not new_buffer.layout.is_dense
+    ):
         raise UsageError(
-            f"buffer {index} was captured as {captured.layout}, got {new.layout}",
+            f"buffer {index} was captured as {captured_buffer.layout}, got {new_buffer.layout}",
             hint="contents must have the same dtype and shape, and be contiguous",
         )
 
@@ -83,8 +85,8 @@ def _dlpack_reader(argument: object) -> Callable[[Any], Buffer] | None:
     """Return the function that reads an argument's DLPack capsule; None for host memory or without DLPack."""
     if not hasattr(argument, "__dlpack__") or not hasattr(argument, "__dlpack_device__"):
         return None
-    kind, _ = argument.__dlpack_device__()
-    return _buffer_of_dlpack if int(kind) in DLPACK_DEVICES else None
+    device_kind, _ = argument.__dlpack_device__()
+    return _buffer_of_dlpack if int(device_kind) in DLPACK_DEVICES else None
 
 
 def _buffer_of_tensor(tensor: Any) -> Buffer:
@@ -99,9 +101,9 @@ def _buffer_of_interface(argument: Any) -> Buffer:
     interface = argument.__cuda_array_interface__
     dtype, shape = np.dtype(interface["typestr"]), tuple(map(int, interface["shape"]))
     strides = interface.get("strides")
-    dense = strides is None or _is_dense(shape, [stride / dtype.itemsize for stride in strides])
+    is_dense = strides is None or _is_dense(shape, [stride / dtype.itemsize for stride in strides])
     size_bytes = math.prod(shape) * dtype.itemsize
-    return Buffer(Ptr(int(interface["data"][0])), Layout(dtype.name, shape, size_bytes, dense))
+    return Buffer(Ptr(int(interface["data"][0])), Layout(dtype.name, shape, size_bytes, is_dense))
 
 
 def _buffer_of_dlpack(argument: Any) -> Buffer:
@@ -109,9 +111,10 @@ def _buffer_of_dlpack(argument: Any) -> Buffer:
     # The capsule is not consumed: it frees its tensor, and the argument keeps the memory.
     capsule = argument.__dlpack__(stream=_NO_STREAM)
     view, element_bytes = view_of_capsule(capsule)
-    dense = _is_dense(view.shape, [stride / element_bytes for stride in view.strides])
+    is_dense = _is_dense(view.shape, [stride / element_bytes for stride in view.strides])
     return Buffer(
-        view.ptr, Layout(view.dtype, view.shape, size_bytes=view.size * element_bytes, dense=dense)
+        view.ptr,
+        Layout(view.dtype, view.shape, size_bytes=view.size * element_bytes, is_dense=is_dense),
     )
 
 
@@ -127,5 +130,5 @@ def _is_dense(shape: tuple[int, ...], strides: Any) -> bool:
 
 def _describe(argument: object) -> str:
     text = f"{type(argument).__module__}.{type(argument).__qualname__}".removeprefix("builtins.")
-    on_host = isinstance(argument, np.ndarray) or hasattr(argument, "__dlpack__")
-    return f"{text} in host memory" if on_host else text
+    is_on_host = isinstance(argument, np.ndarray) or hasattr(argument, "__dlpack__")
+    return f"{text} in host memory" if is_on_host else text

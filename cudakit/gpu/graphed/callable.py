@@ -37,11 +37,11 @@ class Graphed(Generic[_T]):
         self._function = function
         self._arguments = buffers  # The graph uses the memory of the arguments.
         self._buffers = tuple(buffer_of(argument, index) for index, argument in enumerate(buffers))
-        self._close = close
-        self._closed = False
+        self._close_resources = close
+        self._is_closed = False
         if warmup:
             graph.run(self._work(function), warmup)
-        self._value = graph.capture(self._work(function))
+        self._captured_value = graph.capture(self._work(function))
 
     def __call__(self, *contents: object, stream: object = None) -> _T:
         """Copy new contents into the captured buffers, replay, and return the function's captured result.
@@ -51,12 +51,12 @@ class Graphed(Generic[_T]):
         """
         self._check_open()
         sources = self._checked_buffers(contents)
-        target = self._graph.streams.stream(stream)
+        replay_stream = self._graph.streams.stream(stream)
         for captured_buffer, source in zip(self._buffers, sources, strict=True):
             size_bytes = captured_buffer.layout.size_bytes if captured_buffer.layout else 0
-            self._graph.copy(captured_buffer.ptr, source.ptr, size_bytes, target)
-        self._graph.launch(target)
-        return self._value
+            self._graph.copy(captured_buffer.ptr, source.ptr, size_bytes, replay_stream)
+        self._graph.launch(replay_stream)
+        return self._captured_value
 
     def replay(self, stream: object = None) -> _T:
         """Enqueue a replay with the current buffer contents; return the function's captured result.
@@ -66,7 +66,7 @@ class Graphed(Generic[_T]):
         """
         self._check_open()
         self._graph.launch(self._graph.streams.stream(stream))
-        return self._value
+        return self._captured_value
 
     def update(self, function: Callable[..., _T] | None = None, *, warmup: int = 0) -> _T:
         """Capture the function again, or another function, on the same buffers; return its result.
@@ -79,16 +79,16 @@ class Graphed(Generic[_T]):
         work = self._work(function or self._function)
         if warmup:
             self._graph.run(work, warmup)
-        self._value = self._graph.update(work)
+        self._captured_value = self._graph.update(work)
         self._function = function or self._function
-        return self._value
+        return self._captured_value
 
     def close(self) -> None:
         """Wait for the device, and release the graph and its memory. A second call has no effect."""
-        if not self._closed:
-            self._closed = True
-            self._close()
-            del self._graph, self._arguments, self._value
+        if not self._is_closed:
+            self._is_closed = True
+            self._close_resources()
+            del self._graph, self._arguments, self._captured_value
 
     def __enter__(self) -> Graphed[_T]:
         return self
@@ -114,7 +114,7 @@ class Graphed(Generic[_T]):
         return sources
 
     def _check_open(self) -> None:
-        if self._closed:
+        if self._is_closed:
             raise UsageError("the graph was closed", hint="make a new one with cudakit.graph")
 
 

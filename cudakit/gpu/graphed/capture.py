@@ -71,21 +71,21 @@ class DriverGraph:
 
     def capture(self, work: Work[_T]) -> _T:
         """Capture the work; return its result. Raises CudaError for work that cannot be captured."""
-        graph, value = self._capture(work)
+        graph, work_result = self._capture(work)
         try:
             self._executable = self.gpu.instantiate(graph)
         finally:
             self.gpu.destroy_graph(graph)
-        return value
+        return work_result
 
     def update(self, work: Work[_T]) -> _T:
         """Capture the work again and update the graph. Raises CudaError if the topology differs."""
-        graph, value = self._capture(work)
+        graph, work_result = self._capture(work)
         try:
             self.gpu.graph_update(self._require_executable(), graph)
         finally:
             self.gpu.destroy_graph(graph)
-        return value
+        return work_result
 
     def copy(self, dst: Ptr, src: Ptr, size_bytes: int, stream: Stream) -> None:
         """Enqueue a copy of new contents into a captured buffer."""
@@ -113,7 +113,7 @@ class DriverGraph:
         gpu, stream = self.gpu, self.capture_stream
         handle = self.streams.handle(stream)
         with self.streams.as_current(handle):
-            graph, value = run_captured(
+            graph, work_result = run_captured(
                 lambda: work(handle),
                 begin=lambda: gpu.capture_begin(stream),
                 end=lambda: gpu.capture_end(stream),
@@ -124,7 +124,7 @@ class DriverGraph:
             raise UsageError(
                 "the function enqueued nothing on the captured stream", hint=_STREAM_HINT
             )
-        return graph, value
+        return graph, work_result
 
 
 def run_captured(
@@ -142,14 +142,14 @@ def run_captured(
     with _no_garbage_collection():
         begin()
         try:
-            value = work()
+            work_result = work()
         except BaseException as error:
             capture_error = _abort_capture(end, destroy)
             if isinstance(error, Exception) and (capture_error or status_of(error)):
                 raise capture_failure(error, capture_error) from error
             raise
         try:
-            return end(), value
+            return end(), work_result
         except (CudaError, RuntimeError) as capture_error:  # torch raises RuntimeError
             raise capture_failure(capture_error) from capture_error
 

@@ -50,7 +50,7 @@ class FrameworkStreams:
     def stream(self, stream_argument: object) -> Stream:
         """Return the stream for an argument of any library; for None, the current stream."""
         if stream_argument is None:
-            return self._gpu.streams.external(self._current())
+            return self._gpu.streams.external(self._current_stream())
         from cudakit.gpu.cuda.current import stream
 
         with stream(stream_argument) as handle:
@@ -66,7 +66,7 @@ class FrameworkStreams:
             self._enter_cupy(handle, stack)
             yield
 
-    def _current(self) -> int:
+    def _current_stream(self) -> int:
         from cudakit.gpu.cuda.current import current_stream
 
         if self._library == "torch":

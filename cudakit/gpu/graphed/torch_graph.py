@@ -37,14 +37,14 @@ class TorchGraph(DriverGraph):
         self._torch.cuda.empty_cache()
         self.gpu.sync()
         with self.streams.as_current(handle):
-            _, value = run_captured(
+            _, work_result = run_captured(
                 lambda: work(handle),
                 begin=lambda: graph.capture_begin(pool_id, capture_error_mode="thread_local"),
                 end=lambda: self._end_capture(graph, pool_id),
                 destroy=lambda _: None,
             )
         self._graph = graph
-        return value
+        return work_result
 
     def _end_capture(self, graph: Any, pool_id: tuple[int, int]) -> None:
         """End the capture; after a failure, release the private pool, which torch would leave in use.
@@ -69,9 +69,9 @@ class TorchGraph(DriverGraph):
     def launch(self, stream: Stream) -> None:
         cuda, handle = self._torch.cuda, int(self.streams.handle(stream))
         with cuda.device(self._ordinal):
-            external = cuda.ExternalStream(handle, self._ordinal)
-            target = cuda.default_stream() if handle in _LEGACY_HANDLES else external
-            with cuda.stream(target):
+            external_stream = cuda.ExternalStream(handle, self._ordinal)
+            replay_stream = cuda.default_stream() if handle in _LEGACY_HANDLES else external_stream
+            with cuda.stream(replay_stream):
                 self._graph.replay()
 
     def close(self) -> None:

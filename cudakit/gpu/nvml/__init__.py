@@ -19,7 +19,12 @@ from cudakit.gpu.nvml.activity import Activity
 from cudakit.gpu.nvml.links import links
 from cudakit.gpu.nvml.processes import processes
 from cudakit.gpu.nvml.reader import INVALID_ARGUMENT, NOT_SUPPORTED, UNKNOWN, Call, Reader
-from cudakit.gpu.nvml.readings import FACTS, INSTANCE, OLD_MEMORY, TELEMETRY
+from cudakit.gpu.nvml.readings import (
+    FACT_READINGS,
+    INSTANCE_READINGS,
+    OLD_MEMORY_READINGS,
+    TELEMETRY_READINGS,
+)
 from cudakit.units import Unavailable
 
 _WSL_REASONS = {UNKNOWN: "the WSL driver does not report it (NVML: Unknown Error)"}
@@ -27,8 +32,8 @@ _NOT_FOR_MIG = "not reported for a MIG instance: see its GPU"
 _MIG_REASONS = {NOT_SUPPORTED: _NOT_FOR_MIG, INVALID_ARGUMENT: _NOT_FOR_MIG}
 
 
-def open_nvml(lib: Any = None, *, wsl: bool | None = None) -> Nvml | Unavailable:
-    """Initialize NVML, or return why it fails. ``lib`` replaces pynvml, ``wsl`` the detection of WSL."""
+def open_nvml(lib: Any = None, *, is_wsl: bool | None = None) -> Nvml | Unavailable:
+    """Initialize NVML, or return why it fails. ``lib`` replaces pynvml, ``is_wsl`` the detection of WSL."""
     if lib is None:
         try:
             lib = import_module("pynvml")
@@ -38,8 +43,8 @@ def open_nvml(lib: Any = None, *, wsl: bool | None = None) -> Nvml | Unavailable
         lib.nvmlInit()
     except lib.NVMLError as error:
         return Unavailable(_init_failure(error))
-    in_wsl = Path("/dev/dxg").exists() if wsl is None else wsl
-    return Nvml(lib, _WSL_REASONS if in_wsl else {})
+    runs_in_wsl = Path("/dev/dxg").exists() if is_wsl is None else is_wsl
+    return Nvml(lib, _WSL_REASONS if runs_in_wsl else {})
 
 
 def _init_failure(error: Any) -> str:
@@ -59,7 +64,7 @@ class Nvml:
     lib: Any
     reasons: Mapping[int, str]  # texts by error code, which replace the default texts
     _handles: dict[tuple[int | None, int], Any] = field(default_factory=dict)
-    _activity: dict[tuple[int | None, int], Activity] = field(default_factory=dict)
+    _activity_by_device: dict[tuple[int | None, int], Activity] = field(default_factory=dict)
 
     def view(self) -> NvmlView:
         """Return the devices with their constant facts, without links."""
@@ -102,10 +107,10 @@ class Nvml:
         reader = self._reader(device)
         if isinstance(reader, Unavailable):
             return reader
-        fields = reader.read(TELEMETRY, names)
-        if isinstance(fields.get("memory_used_bytes"), Unavailable) and not reader.lost:
-            fields |= reader.read(OLD_MEMORY, names)
-        if reader.lost:
+        fields = reader.read(TELEMETRY_READINGS, names)
+        if isinstance(fields.get("memory_used_bytes"), Unavailable) and not reader.is_lost:
+            fields |= reader.read(OLD_MEMORY_READINGS, names)
+        if reader.is_lost:
             return Unavailable("the GPU has fallen off the bus")
         return Telemetry(time.time_ns(), fields)
 
@@ -115,10 +120,14 @@ class Nvml:
         if isinstance(reader, Unavailable):
             return reader
         key = (device.parent, device.index)
-        if key not in self._activity:
-            parent = self._handles.get((None, device.parent)) if device.parent is not None else None
-            self._activity[key] = Activity(parent or reader.handle, _gpu_instance_id(device))
-        return self._activity[key].since_last(reader, names)
+        if key not in self._activity_by_device:
+            parent_handle = (
+                self._handles.get((None, device.parent)) if device.parent is not None else None
+            )
+            self._activity_by_device[key] = Activity(
+                parent_handle or reader.handle, _gpu_instance_id(device)
+            )
+        return self._activity_by_device[key].since_last(reader, names)
 
     def processes(self, device: DeviceFacts) -> tuple[Process, ...] | Unavailable:
         """Return the processes that use a device."""
@@ -133,8 +142,8 @@ class Nvml:
                 yield from self._instances(facts)
 
     def _device_count(self) -> int:
-        count = Reader(self.lib, None).attempt(self.lib.nvmlDeviceGetCount)
-        return 0 if isinstance(count, Unavailable) else int(count)
+        device_count = Reader(self.lib, None).attempt(self.lib.nvmlDeviceGetCount)
+        return 0 if isinstance(device_count, Unavailable) else int(device_count)
 
     def _gpu(self, index: int) -> DeviceFacts:
         reader = Reader(self.lib, None, self.reasons)
@@ -146,15 +155,15 @@ class Nvml:
             index,
             uuid=reader.result(Call("nvmlDeviceGetUUID")),
             pci_bus_id=_pci_address(reader.result(Call("nvmlDeviceGetPciInfo"))),
-            fields=reader.read(FACTS),
+            fields=reader.read(FACT_READINGS),
         )
 
     def _instances(self, gpu: DeviceFacts) -> Iterator[DeviceFacts]:
-        parent = self._handles[None, gpu.index]
+        parent_handle = self._handles[None, gpu.index]
         max_instances = gpu.fields.get("mig_instances_max")
         for index in range(max_instances if isinstance(max_instances, int) else 0):
             reader = Reader(self.lib, None, {**self.reasons, **_MIG_REASONS})
-            get_handle = partial(self.lib.nvmlDeviceGetMigDeviceHandleByIndex, parent, index)
+            get_handle = partial(self.lib.nvmlDeviceGetMigDeviceHandleByIndex, parent_handle, index)
             handle = reader.attempt(get_handle)
             if isinstance(handle, Unavailable):
                 continue  # no MIG instance has this index
@@ -163,7 +172,7 @@ class Nvml:
                 index,
                 uuid=reader.result(Call("nvmlDeviceGetUUID")),
                 pci_bus_id=gpu.pci_bus_id,
-                fields=reader.read({**FACTS, **INSTANCE}),
+                fields=reader.read({**FACT_READINGS, **INSTANCE_READINGS}),
                 parent=gpu.index,
             )
 
@@ -184,8 +193,8 @@ class Nvml:
 
 
 def _gpu_instance_id(device: DeviceFacts) -> int | None:
-    number = device.fields.get("gpu_instance_id")
-    return number if isinstance(number, int) and device.parent is not None else None
+    instance_id = device.fields.get("gpu_instance_id")
+    return instance_id if isinstance(instance_id, int) and device.parent is not None else None
 
 
 def _pci_address(info: Any) -> str | Unavailable:

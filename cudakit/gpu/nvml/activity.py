@@ -39,16 +39,18 @@ class Activity:
             return support
         if not support.isSupportedDevice:
             return Unavailable("the GPU does not measure it (NVML GPM needs Hopper or newer)")
-        previous, current = self.sample, self._take_sample(reader)
-        if isinstance(current, Unavailable):
-            return current
-        self.sample = current
-        if previous is None:
+        previous_sample, current_sample = self.sample, self._take_sample(reader)
+        if isinstance(current_sample, Unavailable):
+            return current_sample
+        self.sample = current_sample
+        if previous_sample is None:
             return Telemetry(
                 time.time_ns(), {field.name: _FIRST_SAMPLE for field in selected_fields}
             )
-        fields = reader.attempt(lambda: _metrics(reader, selected_fields, previous, current))
-        reader.attempt(lambda: reader.lib.nvmlGpmSampleFree(previous))
+        fields = reader.attempt(
+            lambda: _metrics(reader, selected_fields, previous_sample, current_sample)
+        )
+        reader.attempt(lambda: reader.lib.nvmlGpmSampleFree(previous_sample))
         return fields if isinstance(fields, Unavailable) else Telemetry(time.time_ns(), fields)
 
     def _take_sample(self, reader: Reader) -> Any:
@@ -63,13 +65,16 @@ class Activity:
 
 
 def _metrics(
-    reader: Reader, selected_fields: Collection[FieldInfo], previous: Any, current: Any
+    reader: Reader,
+    selected_fields: Collection[FieldInfo],
+    previous_sample: Any,
+    current_sample: Any,
 ) -> dict[str, Field]:
     lib = reader.lib
     request = lib.c_nvmlGpmMetricsGet_t()
     request.version = lib.NVML_GPM_METRICS_GET_VERSION
     request.numMetrics = len(selected_fields)
-    request.sample1, request.sample2 = previous, current
+    request.sample1, request.sample2 = previous_sample, current_sample
     for metric, field in zip(request.metrics, selected_fields, strict=False):
         metric.metricId = getattr(lib, field.source)
     lib.nvmlGpmMetricsGet(request)

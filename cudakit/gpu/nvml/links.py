@@ -22,23 +22,26 @@ def links(lib: Any, gpus: Mapping[int, Any]) -> Iterator[Link]:
     """Yield the link of each pair of GPUs. ``gpus`` maps NVML indices to handles."""
     handles = {index: handle for index, handle in gpus.items() if handle is not None}
     remote_ends = {index: _nvlink_ends(Reader(lib, handle)) for index, handle in handles.items()}
-    buses = {index: _pci_address(Reader(lib, handle)) for index, handle in handles.items()}
-    for first, second in combinations(sorted(handles), 2):
-        reader, peer = Reader(lib, handles[first]), handles[second]
+    bus_by_index = {index: _pci_address(Reader(lib, handle)) for index, handle in handles.items()}
+    for first_index, second_index in combinations(sorted(handles), 2):
+        reader, peer = Reader(lib, handles[first_index]), handles[second_index]
         read, write, nvlink, atomics = (
             _call_named(reader, "nvmlDeviceGetP2PStatus", P2P_STATES, peer, capability)
             for capability in _P2P_CAPABILITIES
         )
-        count = _count_links_between(
-            remote_ends[first], remote_ends[second], buses[first], buses[second]
+        nvlink_count = _count_links_between(
+            remote_ends[first_index],
+            remote_ends[second_index],
+            bus_by_index[first_index],
+            bus_by_index[second_index],
         )
-        over_nvlink = count if nvlink == P2P_STATES[0] else 0
+        active_nvlink_count = nvlink_count if nvlink == P2P_STATES[0] else 0
         path = _call_named(reader, "nvmlDeviceGetTopologyCommonAncestor", PATHS, peer)
         yield Link(
-            first=first,
-            second=second,
-            path=f"NV{over_nvlink}" if over_nvlink else path,
-            nvlinks=over_nvlink,
+            first=first_index,
+            second=second_index,
+            path=f"NV{active_nvlink_count}" if active_nvlink_count else path,
+            nvlinks=active_nvlink_count,
             p2p_read=read,
             p2p_write=write,
             p2p_atomics=atomics,
@@ -62,29 +65,31 @@ def _nvlink_ends(reader: Reader) -> list[str]:
     """Return the remote end of each active NVLink: the PCI address of a GPU, or a switch."""
     remote_ends = []
     for link in range(reader.lib.NVML_NVLINK_MAX_LINKS):
-        state = reader.attempt(partial(reader.lib.nvmlDeviceGetNvLinkState, reader.handle, link))
-        if isinstance(state, Unavailable):
+        link_state = reader.attempt(
+            partial(reader.lib.nvmlDeviceGetNvLinkState, reader.handle, link)
+        )
+        if isinstance(link_state, Unavailable):
             break  # the GPU has no more links
-        if state == _NVLINK_ACTIVE:
+        if link_state == _NVLINK_ACTIVE:
             remote_ends.append(_remote_end(reader, link))
     return remote_ends
 
 
 def _remote_end(reader: Reader, link: int) -> str:
     lib, handle = reader.lib, reader.handle
-    kind = reader.attempt(lambda: lib.nvmlDeviceGetNvLinkRemoteDeviceType(handle, link))
-    if kind != lib.NVML_NVLINK_DEVICE_TYPE_GPU:
+    device_type = reader.attempt(lambda: lib.nvmlDeviceGetNvLinkRemoteDeviceType(handle, link))
+    if device_type != lib.NVML_NVLINK_DEVICE_TYPE_GPU:
         return _SWITCH
     info = reader.attempt(lambda: lib.nvmlDeviceGetNvLinkRemotePciInfo(handle, link))
     return _SWITCH if isinstance(info, Unavailable) else _text(info.busId)
 
 
 def _count_links_between(
-    first: list[str], second: list[str], first_bus: str, second_bus: str
+    first_ends: list[str], second_ends: list[str], first_bus: str, second_bus: str
 ) -> int:
     """Return the number of NVLinks between two GPUs: direct ones, or else those that a switch can connect."""
-    direct_links = min(first.count(second_bus), second.count(first_bus))
-    return direct_links or min(first.count(_SWITCH), second.count(_SWITCH))
+    direct_link_count = min(first_ends.count(second_bus), second_ends.count(first_bus))
+    return direct_link_count or min(first_ends.count(_SWITCH), second_ends.count(_SWITCH))
 
 
 def _text(nvml_text: Any) -> str:

@@ -15,8 +15,8 @@ from cudakit.units import Unavailable
 
 # Suffixes of the function versions, newest first: nvidia-ml-py does not select the version that the driver
 # has.
-_SUFFIXES = ("_v3", "_v2", "")
-_KINDS = {
+_FUNCTION_SUFFIXES = ("_v3", "_v2", "")
+_FUNCTION_BY_KIND = {
     "compute": "nvmlDeviceGetComputeRunningProcesses",
     "graphics": "nvmlDeviceGetGraphicsRunningProcesses",
     "MPS": "nvmlDeviceGetMPSComputeRunningProcesses",
@@ -27,29 +27,31 @@ _NO_MEMORY = Unavailable("the driver does not report memory per process (WDDM or
 _NO_SAMPLES = (0, 6)
 # Index of the start time, field 22 of /proc/PID/stat, among the fields after the command, field 2
 # (proc_pid_stat(5)). It is in clock ticks since boot.
-_START_TIME = 22 - 3
+_START_TIME_INDEX = 22 - 3
 
 
 def processes(reader: Reader, *, proc: Path = Path("/proc")) -> tuple[Process, ...] | Unavailable:
     """Return the processes, sorted by kind and pid; Unavailable if NVML reports no kind of process."""
-    entries: list[tuple[str, Any]] = []
+    kinds_and_processes: list[tuple[str, Any]] = []
     errors: list[Unavailable] = []
-    for kind, function in _KINDS.items():
+    for kind, function in _FUNCTION_BY_KIND.items():
         result = _running_processes(reader, function)
         if isinstance(result, Unavailable):
             errors.append(result)
         else:
-            entries += ((kind, process) for process in result)
-    if len(errors) == len(_KINDS):
+            kinds_and_processes += ((kind, process) for process in result)
+    if len(errors) == len(_FUNCTION_BY_KIND):
         return errors[0]
-    utilization = _sm_utilization(reader) if entries else {}
-    running = (_process(kind, process, utilization, proc) for kind, process in entries)
-    return tuple(sorted(running, key=lambda process: (process.kind, process.pid)))
+    utilization = _sm_utilization(reader) if kinds_and_processes else {}
+    running_processes = (
+        _process(kind, process, utilization, proc) for kind, process in kinds_and_processes
+    )
+    return tuple(sorted(running_processes, key=lambda process: (process.kind, process.pid)))
 
 
 def _running_processes(reader: Reader, function: str) -> Any:
     result: Any = Unavailable("this driver does not report processes")
-    for suffix in _SUFFIXES:
+    for suffix in _FUNCTION_SUFFIXES:
         call = getattr(reader.lib, function + suffix, None)
         if call is not None:
             result = reader.attempt(partial(call, reader.handle))
@@ -69,9 +71,9 @@ def _sm_utilization(reader: Reader) -> Mapping[int, int] | Unavailable:
         return {} if error.value in _NO_SAMPLES else reader.reason(error.value)
     except AttributeError:
         return Unavailable("this nvidia-ml-py does not report utilization by process")
-    by_time = sorted(samples, key=lambda sample: sample.timeStamp)
+    samples_by_time = sorted(samples, key=lambda sample: sample.timeStamp)
     # Some drivers return samples without values; their utilization is above 100 %.
-    return {sample.pid: sample.smUtil for sample in by_time if sample.smUtil <= 100}
+    return {sample.pid: sample.smUtil for sample in samples_by_time if sample.smUtil <= 100}
 
 
 def _process(
@@ -115,8 +117,10 @@ def _runtime(directory: Path, proc: Path) -> float | Unavailable:
     """Return the seconds since a process started."""
     try:
         # The command is in parentheses, and may contain spaces and parentheses.
-        after_command = directory.joinpath("stat").read_text(errors="replace").rpartition(")")[2]
-        started = int(after_command.split()[_START_TIME]) / os.sysconf("SC_CLK_TCK")
-        return float(proc.joinpath("uptime").read_text().split()[0]) - started
+        fields_after_command = (
+            directory.joinpath("stat").read_text(errors="replace").rpartition(")")[2]
+        )
+        start_s = int(fields_after_command.split()[_START_TIME_INDEX]) / os.sysconf("SC_CLK_TCK")
+        return float(proc.joinpath("uptime").read_text().split()[0]) - start_s
     except (OSError, ValueError, IndexError):
         return _OTHER_NAMESPACE

@@ -76,7 +76,7 @@ class Reader:
     lib: Any  # the module pynvml, or a replacement with the same functions
     handle: Any  # NVML's handle of the device
     reasons: Mapping[int, str] = field(default_factory=dict)  # texts that replace those in _REASONS
-    lost: bool = False  # whether a call reported that the GPU has fallen off the bus
+    is_lost: bool = False  # whether a call reported that the GPU has fallen off the bus
     _results_by_call: dict[Call | FieldValue, Any] = field(default_factory=dict)
 
     def read(self, readings: Readings, names: Collection[str] = ()) -> dict[str, Field]:
@@ -92,7 +92,7 @@ class Reader:
     def result(self, call: Call) -> Any:
         """Return the raw result of a call, or Unavailable."""
         if call not in self._results_by_call:
-            self._results_by_call[call] = self.attempt(lambda: self._call(call))
+            self._results_by_call[call] = self.attempt(lambda: self._run_call(call))
         return self._results_by_call[call]
 
     def attempt(self, call: Callable[[], Any]) -> Any:
@@ -109,7 +109,7 @@ class Reader:
 
     def reason(self, code: int) -> Unavailable:
         """Return the text that explains an error code of NVML."""
-        self.lost = self.lost or code == GPU_IS_LOST
+        self.is_lost = self.is_lost or code == GPU_IS_LOST
         text = self.reasons.get(code) or _REASONS.get(code)
         return Unavailable(text or f"NVML returns {self.lib.NVMLError(code)}")
 
@@ -123,7 +123,7 @@ class Reader:
             return Unavailable(f"the result of NVML cannot be converted: {error}")
         return converted_value
 
-    def _call(self, call: Call) -> Any:
+    def _run_call(self, call: Call) -> Any:
         function = getattr(self.lib, call.function)
         arguments = [self._constant(argument) for argument in call.arguments]
         if call.function not in STRUCTURES:
@@ -137,16 +137,18 @@ class Reader:
     def _constant(self, argument: str | int) -> Any:
         return getattr(self.lib, argument) if isinstance(argument, str) else argument
 
-    def _read_values(self, values: list[FieldValue]) -> None:
+    def _read_values(self, field_values: list[FieldValue]) -> None:
         missing_value = Unavailable("this nvidia-ml-py lacks the field id")
-        self._results_by_call |= dict.fromkeys(values, missing_value)
-        available = [
-            field_value for field_value in values if hasattr(self.lib, field_value.identifier)
+        self._results_by_call |= dict.fromkeys(field_values, missing_value)
+        available_values = [
+            field_value for field_value in field_values if hasattr(self.lib, field_value.identifier)
         ]
-        batched = [field_value for field_value in available if not field_value.read_alone]
+        batched_values = [
+            field_value for field_value in available_values if not field_value.read_alone
+        ]
         for batch in (
-            batched,
-            *([field_value] for field_value in available if field_value.read_alone),
+            batched_values,
+            *([field_value] for field_value in available_values if field_value.read_alone),
         ):
             if batch:
                 self._read_batch(batch)
@@ -159,10 +161,10 @@ class Reader:
         for index, field_value in enumerate(batch):
             is_unavailable = isinstance(values, Unavailable)
             self._results_by_call[field_value] = (
-                values if is_unavailable else self._value(values[index])
+                values if is_unavailable else self._decode_value(values[index])
             )
 
-    def _value(self, value: Any) -> Any:
+    def _decode_value(self, value: Any) -> Any:
         if value.nvmlReturn:
             return self.reason(value.nvmlReturn)
         if value.valueType >= len(_MEMBERS):

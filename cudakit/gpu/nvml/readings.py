@@ -24,10 +24,13 @@ def cpu_ranges(masks: Iterable[int]) -> str:
     cpus = {
         64 * index + bit for index, mask in enumerate(masks) for bit in range(64) if mask >> bit & 1
     }
-    starts = sorted(cpu for cpu in cpus if cpu - 1 not in cpus)
+    first_cpus = sorted(cpu for cpu in cpus if cpu - 1 not in cpus)
     last_cpus = sorted(cpu for cpu in cpus if cpu + 1 not in cpus)
-    pairs = zip(starts, last_cpus, strict=True)
-    return ",".join(f"{start}-{end}" if end > start else str(start) for start, end in pairs)
+    pairs = zip(first_cpus, last_cpus, strict=True)
+    return ",".join(
+        f"{first_cpu}-{last_cpu}" if last_cpu > first_cpu else str(first_cpu)
+        for first_cpu, last_cpu in pairs
+    )
 
 
 def _decode_text(value: Any) -> Any:
@@ -88,8 +91,10 @@ def _readings(kind: Kind, *, of_instance: bool = False) -> Readings:
 def _call(field: NvmlField) -> Call | FieldValue:
     source = field.info.source
     if source.startswith("nvml"):
-        texts = field.arguments
-        return Call(source, tuple(int(text) if text.isdecimal() else text for text in texts))
+        argument_texts = field.arguments
+        return Call(
+            source, tuple(int(text) if text.isdecimal() else text for text in argument_texts)
+        )
     scope = int(field.arguments[0]) if field.arguments else 0
     # The driver omits temperature margins from a batch of values.
     return FieldValue(source, scope, read_alone=source.endswith("_TLIMIT"))
@@ -101,7 +106,7 @@ def _conversion(field: NvmlField) -> Convert:
         field.info.unit, _decode_text
     )
 
-    def read(result: Any) -> Any:
+    def read_field(result: Any) -> Any:
         # Only the state is valid before the fabric is set up.
         needs_fabric = name.startswith("fabric_") and name != "fabric_state"
         if needs_fabric and result.state != _FABRIC_COMPLETED:
@@ -109,7 +114,7 @@ def _conversion(field: NvmlField) -> Convert:
         value = _result_part(result, result_part)
         return Unavailable("NVML reports no value") if value in _NOT_AVAILABLE else convert(value)
 
-    return read
+    return read_field
 
 
 def _result_part(result: Any, result_part: str) -> Any:
@@ -118,13 +123,13 @@ def _result_part(result: Any, result_part: str) -> Any:
     return result[int(result_part.strip("[]"))] if result_part else result
 
 
-FACTS = _readings("fact")
+FACT_READINGS = _readings("fact")
 # The facts that only MIG instances have.
-INSTANCE = _readings("fact", of_instance=True)
-TELEMETRY = _readings("telemetry")
+INSTANCE_READINGS = _readings("fact", of_instance=True)
+TELEMETRY_READINGS = _readings("telemetry")
 
 # Memory fields for drivers before 510, which lack version 2 of the call and count reserved memory as used.
-OLD_MEMORY: Readings = {
-    name: (Call("nvmlDeviceGetMemoryInfo"), TELEMETRY[name][1])
+OLD_MEMORY_READINGS: Readings = {
+    name: (Call("nvmlDeviceGetMemoryInfo"), TELEMETRY_READINGS[name][1])
     for name in ("memory_used_bytes", "memory_free_bytes")
 }

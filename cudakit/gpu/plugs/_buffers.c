@@ -106,8 +106,7 @@ static PyObject *deallocate(PyObject *self, PyObject *const *args, Py_ssize_t co
     PyObject *handle = stream_handle(args[2]);
     PyObject *result = handle ? call_allocator(self, name__free, args[0], handle) : NULL;
     Py_XDECREF(handle);
-    if (!result && PyErr_ExceptionMatches(cudakit_error)) { /* the allocator has counted the call as an
-    invalid free */
+    if (!result && PyErr_ExceptionMatches(cudakit_error)) { /* the allocator has counted an invalid free */
         PyErr_Clear();
         Py_RETURN_NONE;
     }

@@ -131,8 +131,7 @@ static int free_in_stream_order(address ptr, handle stream)
 KINDS(X)
 #undef X
 
-/* The module has no slots: the limited API of 3.11 has neither Py_mod_gil nor Py_mod_multiple_interpreters.
-   */
+/* The module has no slots, because the limited API of 3.11 has no Py_mod_gil. */
 static struct PyModuleDef MODULE = {
     PyModuleDef_HEAD_INIT,
     .m_name = "_native",

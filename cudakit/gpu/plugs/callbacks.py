@@ -28,7 +28,7 @@ class AllocatorByDevice(dict[int, Allocator]):
             )
 
     def __missing__(self, device: int) -> Allocator:
-        devices = ", ".join(f"cuda:{number}" for number in sorted(self))
+        devices = ", ".join(f"cuda:{device_index}" for device_index in sorted(self))
         raise UsageError(
             f"no allocator was given for cuda:{device}, only for {devices}",
             hint=f"add cudakit.CachingAllocator({device})",
@@ -52,14 +52,14 @@ def cupy_function_of(cupy: Any, allocators: Iterable[Allocator]) -> Callable[[in
     Freed memory can be reused by the stream of its allocation at once, as with CuPy's own pool: a program
     that uses the memory on another stream must synchronize the two streams, or call ``record_use``.
     """
-    by_device = AllocatorByDevice(allocators)
+    allocator_by_device = AllocatorByDevice(allocators)
     current_stream = cupy.cuda.get_current_stream
 
     def malloc(size_bytes: int, device: int) -> int:
-        return by_device[device].alloc(size_bytes, current_stream().ptr)
+        return allocator_by_device[device].alloc(size_bytes, current_stream().ptr)
 
     def free(ptr: int, device: int) -> None:
-        by_device[device].free(ptr)
+        allocator_by_device[device].free(ptr)
 
     # This is the fastest interface of CuPy, because its memory objects are created and destroyed in C++.
     function: Callable[[int], Any] = cupy.cuda.PythonFunctionAllocator(malloc, free).malloc

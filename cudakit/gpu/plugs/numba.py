@@ -72,8 +72,8 @@ def manager_of(
             return cuda.MemoryPointer(context, c_void_p(ptr), size, finalizer=finalizer)
 
         def get_memory_info(self) -> Any:
-            info = self.allocator.memory_info()
-            return cuda.MemoryInfo(free=info.free_bytes, total=info.total_bytes)
+            memory_info = self.allocator.memory_info()
+            return cuda.MemoryInfo(free=memory_info.free_bytes, total=memory_info.total_bytes)
 
         def get_ipc_handle(self, memory: Any) -> Any:
             """Return Numba's IPC handle: the handle of the segment and the offset of the memory in it.

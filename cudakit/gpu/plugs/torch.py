@@ -21,13 +21,13 @@ _DEADLOCK_REASON = (
 
 def pool(upstream: object, options: dict[str, bool]) -> Any:
     """Return a torch.cuda.MemPool whose segments come from the driver; see ``cudakit.torch_pool``."""
-    kind = upstream_name(upstream)
-    library = native_library()
+    upstream_kind = upstream_name(upstream)
+    library_path = native_library()
     try:
         import torch  # type: ignore[import-not-found,unused-ignore]
     except ImportError as error:
         raise MissingDependency("torch", purpose="a MemPool") from error
-    return pool_of(torch, library, kind, options)
+    return pool_of(torch, library_path, upstream_kind, options)
 
 
 def upstream_name(upstream: object) -> str:
@@ -54,15 +54,15 @@ def native_library() -> str:
     return spec.origin
 
 
-def pool_of(torch: Any, library: str, kind: str, options: dict[str, bool]) -> Any:
+def pool_of(torch: Any, library_path: str, upstream_kind: str, options: dict[str, bool]) -> Any:
     """Return the MemPool, given the module ``torch``. Raises UsageError for an option that torch lacks."""
     cuda = torch.cuda
-    functions = (f"cudakit_{kind}_alloc", f"cudakit_{kind}_free")
-    allocator = cuda.memory.CUDAPluggableAllocator(library, *functions)
+    functions = (f"cudakit_{upstream_kind}_alloc", f"cudakit_{upstream_kind}_free")
+    allocator = cuda.memory.CUDAPluggableAllocator(library_path, *functions)
     try:
         # Options that are off are not passed, because older versions of torch lack them.
         return cuda.MemPool(
-            allocator.allocator(), **{name: True for name, on in options.items() if on}
+            allocator.allocator(), **{name: True for name, is_on in options.items() if is_on}
         )
     except TypeError as error:
         raise UsageError(

@@ -48,10 +48,10 @@ class Probe:
     def answer(self) -> CudaView | Unavailable:
         """Wait for the driver's answer; return Unavailable with the reason if there is none."""
         answers = [_read_answer(child, self.seconds) for child in self.children]
-        visible, *unrestricted = answers
+        visible_answer, *unrestricted_answers = answers
         return cuda_view(
-            visible,
-            unrestricted[0] if unrestricted else None,
+            visible_answer,
+            unrestricted_answers[0] if unrestricted_answers else None,
             visible_devices=self.environment.get(_VISIBLE_VARIABLE),
             device_order=self.environment.get(_ORDER_VARIABLE),
         )
@@ -68,9 +68,9 @@ def start_probe(
     ``environment`` and ``command`` replace the environment of this process and the command of the child.
     """
     environment = dict(os.environ if environment is None else environment)
-    numbers = (str(attribute.number) for attribute in attributes())
+    attribute_numbers = (str(attribute.number) for attribute in attributes())
     child = command or (sys.executable, "-I", "-S", str(_CHILD))
-    command_line = [*child, str(max(round(seconds), 1)), *numbers]
+    command_line = [*child, str(max(round(seconds), 1)), *attribute_numbers]
     children = [_start_child(command_line, environment)]
     if _VISIBLE_VARIABLE in environment:
         children.append(
@@ -133,14 +133,18 @@ def last_line(stderr: str) -> str:
     return f": {lines[-1]}" if lines else ""
 
 
-def _exit_reason(code: int, stderr: str) -> str:
+def _exit_reason(exit_code: int, stderr: str) -> str:
     detail = last_line(stderr)
-    if code == -signal.SIGALRM:
+    if exit_code == -signal.SIGALRM:
         return "the CUDA driver did not answer in time"
-    if code < 0:
-        name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+    if exit_code < 0:
+        name = (
+            signal.Signals(-exit_code).name
+            if -exit_code in set(signal.Signals)
+            else f"signal {-exit_code}"
+        )
         return f"the CUDA driver crashed during the query ({name}){detail}"
-    return f"the process that queries the CUDA driver exited with {code}{detail}"
+    return f"the process that queries the CUDA driver exited with {exit_code}{detail}"
 
 
 # --- conversion of the child's JSON to a CudaView --------------------------------------------------
@@ -156,35 +160,39 @@ _VALUE_NAMES: Mapping[str, Mapping[int, str]] = {
 
 
 def cuda_view(
-    visible: dict[str, Any] | str,
-    unrestricted: dict[str, Any] | str | None,
+    visible_answer: dict[str, Any] | str,
+    unrestricted_answer: dict[str, Any] | str | None,
     *,
     visible_devices: str | None,
     device_order: str | None,
 ) -> CudaView | Unavailable:
     """Return the CudaView of two answers: of the children with and without CUDA_VISIBLE_DEVICES."""
-    if isinstance(visible, str):
-        return Unavailable(visible)
-    if "missing" in visible:
-        return Unavailable(f"libcuda cannot be loaded: {visible['missing']}")
-    devices = tuple(_device_facts(visible))
+    if isinstance(visible_answer, str):
+        return Unavailable(visible_answer)
+    if "missing" in visible_answer:
+        return Unavailable(f"libcuda cannot be loaded: {visible_answer['missing']}")
+    devices = tuple(_device_facts(visible_answer))
     visible_uuids = {device.uuid for device in devices}
-    all_devices = tuple(_device_facts(unrestricted)) if isinstance(unrestricted, dict) else ()
+    all_devices = (
+        tuple(_device_facts(unrestricted_answer)) if isinstance(unrestricted_answer, dict) else ()
+    )
     return CudaView(
         # CUDA_VERSION is 1000 major + 10 minor (cuda.h).
         driver_version=_convert_field(
-            visible["version"], lambda number: (number // 1000, number % 1000 // 10)
+            visible_answer["version"], lambda number: (number // 1000, number % 1000 // 10)
         ),
         devices=devices,
         hidden=tuple(
             replace(device, index=-1) for device in all_devices if device.uuid not in visible_uuids
         ),
-        peer_access=tuple((device, peer) for device, peer, _ in visible.get("peers", ())),
+        peer_access=tuple((device, peer) for device, peer, _ in visible_answer.get("peers", ())),
         peer_atomics=tuple(
-            (device, peer) for device, peer, atomics in visible.get("peers", ()) if atomics
+            (device, peer)
+            for device, peer, has_atomics in visible_answer.get("peers", ())
+            if has_atomics
         ),
-        error=tuple(visible["error"]) if "error" in visible else None,
-        libcuda=visible["libcuda"] or Unavailable("not listed in /proc/self/maps"),
+        error=tuple(visible_answer["error"]) if "error" in visible_answer else None,
+        libcuda=visible_answer["libcuda"] or Unavailable("not listed in /proc/self/maps"),
         visible_devices=visible_devices,
         device_order=device_order,
         order=tuple(
@@ -228,8 +236,10 @@ def _attribute_value(attribute: Attribute, value: Any) -> Field:
         case "hex":
             return _convert_field(value, lambda number: f"{number & 0xFFFFFFFF:#010x}")
         case "word":
-            names = _VALUE_NAMES[attribute.name]
-            return _convert_field(value, lambda number: names.get(number, f"unknown ({number})"))
+            value_names = _VALUE_NAMES[attribute.name]
+            return _convert_field(
+                value, lambda number: value_names.get(number, f"unknown ({number})")
+            )
     return _convert_field(value, int)
 
 
@@ -243,6 +253,6 @@ def _convert_field(value: Any, convert: Callable[[Any], _T]) -> _T | Unavailable
 
 def _device_uuid(device: dict[str, Any]) -> str | Unavailable:
     # The UUID of a MIG instance differs from that of its GPU.
-    gpu = device["gpu_uuid"]
-    kind = "MIG" if isinstance(gpu, str) and gpu != device["uuid"] else "GPU"
-    return _convert_field(device["uuid"], lambda digits: f"{kind}-{uuid.UUID(hex=digits)}")
+    gpu_uuid = device["gpu_uuid"]
+    uuid_prefix = "MIG" if isinstance(gpu_uuid, str) and gpu_uuid != device["uuid"] else "GPU"
+    return _convert_field(device["uuid"], lambda digits: f"{uuid_prefix}-{uuid.UUID(hex=digits)}")

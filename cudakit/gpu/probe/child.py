@@ -157,10 +157,10 @@ def _mapped_library() -> str | None:
 def main(seconds: str, *attribute_numbers: str) -> None:
     """Write the answer; SIGALRM kills this process after ``seconds`` if the driver hangs."""
     signal.alarm(int(seconds))
-    pipe = os.dup(1)
+    output_descriptor = os.dup(1)
     os.dup2(2, 1)
     text = json.dumps(query_driver([int(number) for number in attribute_numbers]))
-    with open(pipe, "w", encoding="utf-8") as stream:
+    with open(output_descriptor, "w", encoding="utf-8") as stream:
         stream.write(text)
 
 

@@ -28,7 +28,7 @@ _DISPLAY_CLASSES = ("0x0300", "0x0302")
 _PCI_DEVICES = "/sys/bus/pci/devices"
 # File systems that cuFile can read without host memory (GPUDirect Storage Release Notes, "Supported
 # Filesystems").
-_STORAGE_TYPES = frozenset(
+_STORAGE_FILE_SYSTEMS = frozenset(
     {"ext4", "xfs", "lustre", "nfs4", "beegfs", "gpfs", "wekafs", "virtiofs"}
 )
 
@@ -36,17 +36,17 @@ _STORAGE_TYPES = frozenset(
 def read_driver(files: Files, variables: Mapping[str, str], kernel: str) -> Driver:
     """Read the facts of the driver; ``kernel`` is the release of the running kernel."""
     modules = (line.split(" ", 1)[0] for line in files.lines("/proc/modules"))
-    dependencies = files.text(f"/lib/modules/{kernel}/modules.dep") or ""
-    pipes = variables.get("CUDA_MPS_PIPE_DIRECTORY", MPS_DIRECTORY)
+    module_dependencies = files.text(f"/lib/modules/{kernel}/modules.dep") or ""
+    pipe_directory = variables.get("CUDA_MPS_PIPE_DIRECTORY", MPS_DIRECTORY)
     return Driver(
         module=_kernel_module(files),
-        module_installed="/nvidia.ko" in dependencies,
+        module_installed="/nvidia.ko" in module_dependencies,
         nouveau_loaded="nouveau" in modules,
         parameters=_parameters(files),
         device_nodes=tuple(device_nodes(files)),
         pci_gpus=tuple(_pci_gpus(files)),
         kernel_log=kernel_log(files),
-        mps_pipes=files.exists(f"{pipes}/control"),
+        mps_pipes=files.exists(f"{pipe_directory}/control"),
         wsl_libcuda=files.exists("/usr/lib/wsl/lib/libcuda.so.1"),
         nvidia_fs=_nvidia_fs_version(files),
         mounts=tuple(_storage_mounts(files)),
@@ -64,7 +64,7 @@ def _storage_mounts(files: Files) -> Iterator[Mount]:
     """Yield the mounted file systems whose type GPUDirect Storage supports."""
     for line in files.lines("/proc/mounts"):
         fields = line.split(" ")
-        if len(fields) > 2 and fields[2] in _STORAGE_TYPES:
+        if len(fields) > 2 and fields[2] in _STORAGE_FILE_SYSTEMS:
             yield Mount(fields[1], fields[2])
 
 
@@ -134,21 +134,21 @@ def kernel_log(files: Files) -> tuple[str, ...] | Unavailable:
     if location is None:
         return NO_FILES
     try:
-        log = os.open(location, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        log_descriptor = os.open(location, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         return Unavailable(f"the kernel log cannot be read ({_errno_name(error)} on /dev/kmsg)")
     try:
-        return tuple(_messages(log))
+        return tuple(_messages(log_descriptor))
     finally:
-        os.close(log)
+        os.close(log_descriptor)
 
 
-def _messages(log: int) -> Iterator[str]:
+def _messages(log_descriptor: int) -> Iterator[str]:
     # Each read returns one message. EPIPE means that the next message was overwritten: continue with the one
     # after it.
     while True:
         try:
-            message = os.read(log, 1 << 16)
+            message = os.read(log_descriptor, 1 << 16)
         except BlockingIOError:
             return
         except BrokenPipeError:

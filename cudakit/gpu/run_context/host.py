@@ -15,7 +15,7 @@ from cudakit.units import Unavailable
 # CAP_SYS_ADMIN (linux/capability.h).
 _SYS_ADMIN_BIT = 21
 # The last byte of this EFI variable is 1 if kernel modules must be signed.
-_SECURE_BOOT = "/sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
+_SECURE_BOOT_PATH = "/sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
 # Container runtimes, by a text that each of them adds to /proc/1/cgroup.
 _RUNTIME_BY_TEXT = {
     "docker": "docker",
@@ -28,19 +28,21 @@ _RUNTIME_BY_TEXT = {
 
 def read_host(files: Files, variables: Mapping[str, str]) -> Host:
     """Read the facts of the host. Without files, only the container is known: from the environment."""
-    release = dict(line.split("=", 1) for line in files.lines("/etc/os-release") if "=" in line)
+    release_fields = dict(
+        line.split("=", 1) for line in files.lines("/etc/os-release") if "=" in line
+    )
     kernel = files.text("/proc/sys/kernel/osrelease") or ""
-    model = files.text("/proc/device-tree/model") or ""
+    device_model = files.text("/proc/device-tree/model") or ""
     return Host(
         cpu=_cpu(files),
         system=platform.system() if files.root else "",
         kernel=kernel,
-        distribution=release.get("PRETTY_NAME", "").strip('"'),
-        distribution_id=release.get("ID", "").strip('"'),
+        distribution=release_fields.get("PRETTY_NAME", "").strip('"'),
+        distribution_id=release_fields.get("ID", "").strip('"'),
         container=_container(files, variables),
         is_wsl="microsoft" in kernel.lower(),
-        is_jetson=files.exists("/etc/nv_tegra_release") or "jetson" in model.lower(),
-        secure_boot=(files.text(_SECURE_BOOT) or "").endswith("\x01"),
+        is_jetson=files.exists("/etc/nv_tegra_release") or "jetson" in device_model.lower(),
+        secure_boot=(files.text(_SECURE_BOOT_PATH) or "").endswith("\x01"),
         overcommit_memory=files.text("/proc/sys/vm/overcommit_memory") or "",
         infiniband=files.names("/sys/class/infiniband"),
         available_bytes=_available_bytes(files),
@@ -62,8 +64,8 @@ def _container(files: Files, variables: Mapping[str, str]) -> str:
         return "podman"
     if files.exists("/.dockerenv"):
         return "docker"
-    groups = files.text("/proc/1/cgroup") or ""
-    runtimes = (name for text, name in _RUNTIME_BY_TEXT.items() if text in groups)
+    control_groups = files.text("/proc/1/cgroup") or ""
+    runtimes = (name for text, name in _RUNTIME_BY_TEXT.items() if text in control_groups)
     return next(runtimes, variables.get("container", ""))
 
 
@@ -95,9 +97,9 @@ def read_limits() -> Limits:
     return Limits(_soft_limit(resource.RLIMIT_AS), _soft_limit(resource.RLIMIT_MEMLOCK))
 
 
-def _soft_limit(kind: int) -> int | None:
-    soft, _ = resource.getrlimit(kind)
-    return None if soft == resource.RLIM_INFINITY else soft
+def _soft_limit(limit_kind: int) -> int | None:
+    soft_limit, _ = resource.getrlimit(limit_kind)
+    return None if soft_limit == resource.RLIM_INFINITY else soft_limit
 
 
 def is_privileged(files: Files) -> bool:

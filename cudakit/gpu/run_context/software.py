@@ -181,8 +181,8 @@ def toolkits(files: Files) -> Iterator[Toolkit]:
     """Yield the toolkits whose version.json contains the version of CUDA."""
     for directory in toolkit_directories(files):
         with suppress(ValueError, KeyError, TypeError):
-            content = json.loads(files.text(f"{directory}/version.json") or "")
-            match = re.match(r"(\d+)\.(\d+)", content["cuda"]["version"])
+            version_document = json.loads(files.text(f"{directory}/version.json") or "")
+            match = re.match(r"(\d+)\.(\d+)", version_document["cuda"]["version"])
             if match:
                 yield Toolkit(directory, (int(match[1]), int(match[2])))
 

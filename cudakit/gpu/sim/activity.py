@@ -41,7 +41,7 @@ _FUNCTIONS = {
 
 
 @dataclass(frozen=True, slots=True)
-class _Pending:
+class _PendingWork:
     """Enqueued work, whose times are known after it has run."""
 
     task: Task
@@ -57,7 +57,7 @@ class ActivityRecorder:
     def __init__(self, sink: Sink, event: Callable[[EventBody], Event]) -> None:
         self._sink = sink
         self._event = event
-        self._pending: list[_Pending] = []
+        self._pending_work: list[_PendingWork] = []
 
     def begin(self, device: DeviceInfo) -> None:
         """Record the device and the begin of the profile."""
@@ -79,7 +79,7 @@ class ActivityRecorder:
             return
         event = self._event(activity)
         body = replace(activity, stream=stream, correlation=event.seq, graph_node=graph_node)
-        self._pending.append(_Pending(task, replace(event, body=body)))
+        self._pending_work.append(_PendingWork(task, replace(event, body=body)))
 
     def record_graph_node(self, graph_node: int) -> None:
         """Record the call stack that created a graph node."""
@@ -91,13 +91,17 @@ class ActivityRecorder:
         self._sink(self._event(ProfileWindow(is_open=False)))
 
     def _emit_finished_work(self) -> None:
-        finished_work = [pending for pending in self._pending if pending.task.done]
+        finished_work = [
+            pending_work for pending_work in self._pending_work if pending_work.task.is_done
+        ]
         if finished_work:
-            self._pending = [pending for pending in self._pending if not pending.task.done]
-        for pending in finished_work:
-            body = pending.event.body
+            self._pending_work = [
+                pending_work for pending_work in self._pending_work if not pending_work.task.is_done
+            ]
+        for pending_work in finished_work:
+            body = pending_work.event.body
             assert isinstance(body, (KernelRun, CopyRun, FillRun))  # noqa: S101 of ``enqueued``
             body_with_times = replace(
-                body, start_ns=pending.task.begin_ns, end_ns=pending.task.end_ns
+                body, start_ns=pending_work.task.begin_ns, end_ns=pending_work.task.end_ns
             )
-            self._sink(replace(pending.event, body=body_with_times))
+            self._sink(replace(pending_work.event, body=body_with_times))

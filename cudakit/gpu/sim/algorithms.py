@@ -59,14 +59,14 @@ _ALGORITHMS = (
 
 def algorithms(gemm: Gemm) -> tuple[Algorithm, ...]:
     """Return the algorithms that can compute a GEMM, with their workspace sizes."""
-    supported = (
+    supported_algorithms = (
         algorithm
         for algorithm in _ALGORITHMS
         if algorithm.split_k == 1 or gemm.k >= algorithm.split_k * _K_STEP
     )
     return tuple(
         replace(algorithm, workspace_bytes=_workspace_bytes(gemm, algorithm))
-        for algorithm in supported
+        for algorithm in supported_algorithms
     )
 
 
@@ -92,24 +92,24 @@ def sort_by_estimate(
 def count_blocks(gemm: Gemm, algorithm: Algorithm) -> int:
     """Return the number of thread blocks, one per tile."""
     tile = TILES[algorithm.tile]
-    tiles = ceil(gemm.m / tile.rows) * ceil(gemm.n / tile.columns)
-    return tiles * gemm.batch * algorithm.split_k
+    tile_count = ceil(gemm.m / tile.rows) * ceil(gemm.n / tile.columns)
+    return tile_count * gemm.batch * algorithm.split_k
 
 
 def excess_over_memory_ns(
     gemm: Gemm, algorithm: Algorithm, rates: Rates, memory_bytes_per_s: int
 ) -> int:
     """Return by how much a GEMM takes longer than its memory accesses, which overlap with arithmetic."""
-    waves = ceil(count_blocks(gemm, algorithm) / rates.multiprocessors)
-    arithmetic_s = waves * _tile_duration_s(gemm, algorithm, rates)
+    wave_count = ceil(count_blocks(gemm, algorithm) / rates.multiprocessors)
+    arithmetic_s = wave_count * _tile_duration_s(gemm, algorithm, rates)
     memory_s = gemm.bytes_moved / memory_bytes_per_s
     return int(1e9 * max(arithmetic_s - memory_s, _MEMORY_OVERHEAD * memory_s))
 
 
 def _estimate(gemm: Gemm, algorithm: Algorithm, rates: Rates) -> float:
-    waves = max(count_blocks(gemm, algorithm) / rates.multiprocessors, 1.0)
+    wave_count = max(count_blocks(gemm, algorithm) / rates.multiprocessors, 1.0)
     reduction_factor = 1 + _REDUCTION_COST * (algorithm.split_k - 1)
-    return waves * reduction_factor * _tile_duration_s(gemm, algorithm, rates)
+    return wave_count * reduction_factor * _tile_duration_s(gemm, algorithm, rates)
 
 
 def _tile_duration_s(gemm: Gemm, algorithm: Algorithm, rates: Rates) -> float:

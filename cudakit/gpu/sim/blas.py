@@ -23,7 +23,7 @@ from cudakit.gpu.api.gemm import (
     Library,
     Matrix,
     Operands,
-    never,
+    never_over,
 )
 from cudakit.gpu.api.host_kernels import Launch
 from cudakit.gpu.architectures import Capability
@@ -81,8 +81,8 @@ class SimBlas:
             )
         self.library = library
         self._context, self._memory, self._kernels = memory.context, memory, kernels
-        self._cache = ResultCache()
-        self._closed = False
+        self._result_cache = ResultCache()
+        self._is_closed = False
         self._check_open()
 
     def prepare(
@@ -103,7 +103,7 @@ class SimBlas:
         return SimGemm(
             self._memory,
             self._kernels,
-            self._cache,
+            self._result_cache,
             gemm,
             selected_algorithm,
             reported_algorithm,
@@ -117,7 +117,7 @@ class SimBlas:
         return self._algorithms_by_estimate(gemm, settings)[:limit]
 
     def algorithms(
-        self, gemm: Gemm, settings: GemmSettings, is_over: Callable[[], bool] = never
+        self, gemm: Gemm, settings: GemmSettings, is_over: Callable[[], bool] = never_over
     ) -> Iterator[Algorithm]:
         """Yield every algorithm that the settings allow."""
         self._check_gemm(gemm)
@@ -126,7 +126,7 @@ class SimBlas:
 
     def close(self) -> None:
         """Reject later calls. A second call has no effect."""
-        self._closed = True
+        self._is_closed = True
 
     def _allowed_algorithms(self, gemm: Gemm, settings: GemmSettings) -> tuple[Algorithm, ...]:
         return tuple(
@@ -165,7 +165,7 @@ class SimBlas:
     def _check_open(self) -> None:
         if self._context.closed:
             raise cuda_error(Status.CONTEXT_IS_DESTROYED, detail=f"{self._context.name} was closed")
-        if self._closed:
+        if self._is_closed:
             raise closed_error(self.library)
 
 
@@ -190,7 +190,7 @@ class SimGemm:
         self._memory, self._kernels = memory, kernels
         self._gemm = gemm
         self._name = f"sim_gemm_{gemm.dtype}_{gemm.layout}"
-        self._cache = cache
+        self._result_cache = cache
         self._grid = (count_blocks(gemm, algorithm), 1, 1)
         rates = rates_of(memory.context.facts, gemm.dtype)
         self._busy_ns = excess_over_memory_ns(
@@ -200,11 +200,11 @@ class SimGemm:
         self._workspace = (
             memory.malloc(algorithm.workspace_bytes) if algorithm.workspace_bytes else Ptr(0)
         )
-        self._closed = False
+        self._is_closed = False
 
     def enqueue(self, operands: Operands, stream: Stream) -> None:
         """Enqueue one GEMM. Raises the errors of a launch, and CUDA_ERROR_INVALID_HANDLE after ``close``."""
-        if self._closed:
+        if self._is_closed:
             raise closed_error(self._name)
         addresses = (operands.a, operands.b, operands.d, operands.bias)
         block = (_THREADS, 1, 1)
@@ -214,9 +214,9 @@ class SimGemm:
 
     def close(self) -> None:
         """Free the workspace. Has no effect if called again, or after the device was closed."""
-        if not self._closed and self._workspace and not self._memory.context.closed:
+        if not self._is_closed and self._workspace and not self._memory.context.closed:
             self._memory.free(self._workspace)
-        self._closed = True
+        self._is_closed = True
 
     def _multiply(self, launch: Launch, a: Ptr, b: Ptr, d: Ptr, bias: Ptr) -> None:
         gemm = self._gemm
@@ -226,7 +226,7 @@ class SimGemm:
         )
         factors = _read_matrix(launch, a, gemm.a), _read_matrix(launch, b, gemm.b)
         result = launch.write(d, *_column_layout(gemm.d), step_bytes=_step_bytes(gemm.d))
-        result["column"][:] = self._cache.multiply(gemm, *factors, bias_bits)
+        result["column"][:] = self._result_cache.multiply(gemm, *factors, bias_bits)
         launch.busy(self._busy_ns)
 
 
@@ -247,17 +247,17 @@ def _step_bytes(matrix: Matrix) -> int:
 def _describe_settings(
     settings: GemmSettings, algorithm: Algorithm, *, is_user_choice: bool
 ) -> Mapping[str, str]:
-    workspace, limit = (
+    workspace_text, limit_text = (
         format_bytes(algorithm.workspace_bytes),
         format_bytes(settings.workspace_bytes),
     )
-    not_simulated = "not simulated: every sum is rounded once"
+    not_simulated_text = "not simulated: every sum is rounded once"
     return {
         "chosen_by": "the user" if is_user_choice else "the simulator's heuristics",
-        "workspace": f"{workspace} used, {limit} at most",
+        "workspace": f"{workspace_text} used, {limit_text} at most",
         "deterministic": "yes" if settings.deterministic else "no",
-        "reduced_precision": not_simulated,
-        "fast_accumulate": not_simulated,
+        "reduced_precision": not_simulated_text,
+        "fast_accumulate": not_simulated_text,
     }
 
 
@@ -281,24 +281,25 @@ def _check_device(gemm: Gemm, facts: DeviceFacts) -> None:
         _MIN_CAPABILITY.get(gemm.dtype, Capability(0, 0)),
     )
     if capability_of_device < minimum_capability:
-        name = facts.fields.get("name")
+        gpu_name = facts.fields.get("name")
         supported_types = [
             dtype
             for dtype in DATA_TYPES
             if capability_of_device >= _MIN_CAPABILITY.get(dtype, (0, 0))
         ]
         raise Unsupported(
-            f"{gemm.dtype} needs compute capability {minimum_capability}, {name} has {capability_of_device}",
+            f"{gemm.dtype} needs compute capability {minimum_capability}, "
+            f"{gpu_name} has {capability_of_device}",
             hint=f"supported here: {', '.join(supported_types)}",
         )
 
 
 def _check_size(gemm: Gemm) -> None:
     """Raise Unsupported for a GEMM that would take the CPU too long."""
-    elements = sum(
+    element_count = sum(
         matrix.rows * matrix.columns * matrix.batch for matrix in (gemm.a, gemm.b, gemm.d)
     )
-    if elements > _MAX_ELEMENTS:
+    if element_count > _MAX_ELEMENTS:
         raise Unsupported(
             "the GEMM is too large for a simulated device, which computes on the CPU: A, B and D may have "
             f"at most {_MAX_ELEMENTS / 1e6:.1f} million elements together",

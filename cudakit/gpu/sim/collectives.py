@@ -77,26 +77,28 @@ class SimNccl:
         self._exchange = _Exchange(host)
         return f"{host} {self._exchange.port}".encode()
 
-    def connect(self, unique_id: bytes, rank: int, ranks: int) -> SimCommunicator:
+    def connect(self, unique_id: bytes, rank: int, rank_count: int) -> SimCommunicator:
         """Connect to the exchange, and wait for all ranks."""
         host, port = unique_id.decode().split()
         try:
             connection = socket.create_connection((host, int(port)), timeout=_CONNECT_TIMEOUT_S)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            _send_packet(connection, _Packet({"rank": rank, "ranks": ranks}))
+            _send_packet(connection, _Packet({"rank": rank, "ranks": rank_count}))
             _receive_packet(connection)
             connection.settimeout(None)
         except OSError as error:
             raise CollectiveError(f"rank {rank} cannot join the group: {error}") from error
-        return SimCommunicator(self._gpu, connection, rank, ranks)
+        return SimCommunicator(self._gpu, connection, rank, rank_count)
 
 
 class SimCommunicator:
     """One rank of a simulated group."""
 
-    def __init__(self, gpu: SimParts, connection: socket.socket, rank: int, ranks: int) -> None:
+    def __init__(
+        self, gpu: SimParts, connection: socket.socket, rank: int, rank_count: int
+    ) -> None:
         self._gpu, self._connection = gpu, connection
-        self._rank, self._ranks = rank, ranks
+        self._rank, self._rank_count = rank, rank_count
         self._is_broken = False
         self._link_bytes_per_s = _LINK_EFFICIENCY * _link_rate(gpu.peers)
 
@@ -132,12 +134,12 @@ class SimCommunicator:
         self, launch: Launch, collective: Collective, send: Ptr, receive: Ptr
     ) -> None:
         """Perform one operation. This function is called as a host kernel."""
-        operation, ranks = collective.operation, self._ranks
-        send_bytes = collective.send_chunks(ranks) * collective.chunk_bytes
-        receive_bytes = collective.receive_chunks(ranks) * collective.chunk_bytes
+        operation, rank_count = collective.operation, self._rank_count
+        send_bytes = collective.send_chunks(rank_count) * collective.chunk_bytes
+        receive_bytes = collective.receive_chunks(rank_count) * collective.chunk_bytes
         is_root = self._rank == ROOT
-        sends = operation != "broadcast" or is_root
-        data = launch.read(send, np.uint8, send_bytes).tobytes() if sends else b""
+        sends_data = operation != "broadcast" or is_root
+        data = launch.read(send, np.uint8, send_bytes).tobytes() if sends_data else b""
         packets = self._exchange_packets(launch.begin_ns, collective, data)
         if operation != "reduce" or is_root:
             output = _compute_output(collective, [packet.data for packet in packets], self._rank)
@@ -155,7 +157,7 @@ class SimCommunicator:
             _send_packet(
                 self._connection, _Packet({"begin_ns": begin_ns, "request": request}, data)
             )
-            packets = [_receive_packet(self._connection) for _ in range(self._ranks)]
+            packets = [_receive_packet(self._connection) for _ in range(self._rank_count)]
         except OSError as error:
             self._is_broken = True
             raise CollectiveError("another rank has left the group") from error
@@ -167,9 +169,9 @@ class SimCommunicator:
         return packets
 
     def _duration_ns(self, operation: str, size_bytes: int) -> int:
-        if self._ranks == 1:
+        if self._rank_count == 1:
             return _LATENCY_NS
-        bus_bytes = size_bytes * bus_factor(operation, self._ranks)
+        bus_bytes = size_bytes * bus_factor(operation, self._rank_count)
         return _LATENCY_NS + int(bus_bytes * _NS_PER_S / self._link_bytes_per_s)
 
 
@@ -193,13 +195,13 @@ class _Exchange:
 
     def _accept_ranks(self, connections: dict[int, socket.socket]) -> None:
         """Wait for all ranks, then tell each that the group is complete."""
-        ranks = 1
-        while len(connections) < ranks:
+        rank_count = 1
+        while len(connections) < rank_count:
             connection, _ = self._server.accept()
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             hello = _receive_packet(connection).header
             connections[int(hello["rank"])] = connection
-            ranks = int(hello["ranks"])
+            rank_count = int(hello["ranks"])
         for connection in connections.values():
             _send_packet(connection, _Packet({}))
 
@@ -214,30 +216,30 @@ class _Exchange:
 def _link_rate(peers: SimPeers) -> int:
     """Return the bytes per second of all NVLinks of a device, or of its host link without NVLink."""
     context = peers.context
-    other_ordinals = set(range(len(context.view.devices))) - {context.ordinal}
+    other_ordinals = set(range(len(context.cuda_view.devices))) - {context.ordinal}
     nvlinks = max(map(peers.nvlinks, other_ordinals), default=0)
     return nvlinks * context.costs.nvlink_bytes_per_s or context.costs.link_bytes_per_s
 
 
 def _compute_output(collective: Collective, inputs: Sequence[bytes], rank: int) -> bytes:
     """Return the receive buffer of a rank; ``inputs`` are the send buffers of all ranks."""
-    size = collective.chunk_bytes
+    chunk_bytes = collective.chunk_bytes
     match collective.operation:
         case "all-gather":
             return b"".join(inputs)
         case "all-to-all":
-            return b"".join(data[rank * size : (rank + 1) * size] for data in inputs)
+            return b"".join(data[rank * chunk_bytes : (rank + 1) * chunk_bytes] for data in inputs)
         case "broadcast":
             return inputs[ROOT]
         case "send-receive":
             return inputs[(rank - 1) % len(inputs)]
         case "reduce-scatter":
-            inputs = [data[rank * size : (rank + 1) * size] for data in inputs]
+            inputs = [data[rank * chunk_bytes : (rank + 1) * chunk_bytes] for data in inputs]
     assert collective.operation in REDUCTIONS  # noqa: S101 an unknown operation is a bug
     element = collective.element
     with np.errstate(over="ignore"):  # Repeated sums in place may exceed the largest value.
-        total = sum(decode(np.frombuffer(data, element.bits), element) for data in inputs)
-        return encode(total, element).tobytes()
+        summed_values = sum(decode(np.frombuffer(data, element.bits), element) for data in inputs)
+        return encode(summed_values, element).tobytes()
 
 
 def _send_packet(connection: socket.socket, packet: _Packet) -> None:

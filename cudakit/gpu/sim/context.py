@@ -65,13 +65,13 @@ class Context:
             atexit.register(self._finish_at_exit)
         is_profiled = os.environ.get(EVENTS_VARIABLE) == PROFILE_EVENTS
         self.recorder = Recorder(None if is_profiled else sink)
-        self.view = _cuda_view(model)
+        self.cuda_view = _cuda_view(model)
         self.facts = self.facts_of(ordinal)
         self.costs = costs_of(self.facts)
         self._site = site or int
         self._program_call = self._spool.program_call if self._spool else int
-        self._seq = 0
-        self._threads: dict[int, int] = {}
+        self._event_number = 0
+        self._thread_numbers: dict[int, int] = {}
         # Records a profile instead of the events of ``recorder``; None without a profile.
         self.activity: ActivityRecorder | None = None
         if is_profiled and sink:
@@ -82,11 +82,11 @@ class Context:
                     *(self.integer_fact(field, 0) for field in _PROFILED_FACTS),
                 )
             )
-        self._failures: defaultdict[str, deque[CudaError]] = defaultdict(deque)
+        self._injected_errors: defaultdict[str, deque[CudaError]] = defaultdict(deque)
 
     def fail_next(self, call: str, error: CudaError) -> None:
         """Queue an error for the next call with this name."""
-        self._failures[call].append(error)
+        self._injected_errors[call].append(error)
 
     def enter(self, call: str) -> None:
         """Begin a driver call: advance the clock, run due tasks, and raise injected or sticky errors."""
@@ -95,9 +95,9 @@ class Context:
         self.clock.advance(self.costs.call_ns)
         self.schedule.run_due()
         self.raise_fault()
-        self._seq += 1
-        if self._failures[call]:
-            error = self._failures[call].popleft()
+        self._event_number += 1
+        if self._injected_errors[call]:
+            error = self._injected_errors[call].popleft()
             if error.code in STICKY:
                 self.schedule.fault = error
             raise error
@@ -129,7 +129,7 @@ class Context:
         ordinal = self.ordinal if device is None else device
         return Event(
             body,
-            seq=self._seq,
+            seq=self._event_number,
             time_ns=self.clock.now_ns,
             thread=self.thread,
             context=ordinal + 1,
@@ -141,7 +141,7 @@ class Context:
     @property
     def thread(self) -> int:
         """The number of the calling thread: 1 for the first thread that made a call, and so on."""
-        return self._threads.setdefault(threading.get_ident(), len(self._threads) + 1)
+        return self._thread_numbers.setdefault(threading.get_ident(), len(self._thread_numbers) + 1)
 
     def integer_fact(self, name: str, default: int) -> int:
         """Return an integer field of the model's facts, or the default."""
@@ -150,7 +150,7 @@ class Context:
 
     def facts_of(self, ordinal: int) -> DeviceFacts:
         """Return the facts of a device of this machine. Raises CUDA_ERROR_INVALID_DEVICE."""
-        devices = self.view.devices
+        devices = self.cuda_view.devices
         if not 0 <= ordinal < len(devices):
             raise cuda_error(
                 Status.INVALID_DEVICE,

@@ -37,11 +37,11 @@ class Costs:
         """Return the time to copy bytes between pageable host memory and the device."""
         return self.minimum_ns + size_bytes * _NS_PER_S // self.pageable_bytes_per_s
 
-    def to_peer_ns(self, size_bytes: int, nvlinks: int) -> int:
+    def to_peer_ns(self, size_bytes: int, nvlink_count: int) -> int:
         """Return the time to copy bytes to a peer: over NVLink, or at host link speed without NVLink."""
-        if not nvlinks:
+        if not nvlink_count:
             return self.host_link_ns(size_bytes)
-        return self.minimum_ns + size_bytes * _NS_PER_S // (nvlinks * self.nvlink_bytes_per_s)
+        return self.minimum_ns + size_bytes * _NS_PER_S // (nvlink_count * self.nvlink_bytes_per_s)
 
 
 def costs_of(facts: DeviceFacts) -> Costs:
@@ -102,14 +102,19 @@ def capability(facts: DeviceFacts) -> Capability:
 
 
 def _operations_per_clock(facts: DeviceFacts, dtype: str) -> float:
-    version = capability(facts)
+    device_capability = capability(facts)
     if dtype == "fp64":
-        return _FP64_OPERATIONS.get(version, _DEFAULT_FP64_OPERATIONS)
+        return _FP64_OPERATIONS.get(device_capability, _DEFAULT_FP64_OPERATIONS)
     if dtype == "fp32":
-        return _FP32_OPERATIONS_64_LANES if version in _64_LANE_CAPABILITIES else _FP32_OPERATIONS
+        return (
+            _FP32_OPERATIONS_64_LANES
+            if device_capability in _64_LANE_CAPABILITIES
+            else _FP32_OPERATIONS
+        )
     is_geforce = "GeForce" in str(facts.fields.get("name"))
     operations = (
-        _TENSOR_OPERATIONS.get(version, _DEFAULT_TENSOR_OPERATIONS) * _RELATIVE_TO_FP16[dtype]
+        _TENSOR_OPERATIONS.get(device_capability, _DEFAULT_TENSOR_OPERATIONS)
+        * _RELATIVE_TO_FP16[dtype]
     )
     return operations * _GEFORCE_FACTOR if is_geforce else operations
 

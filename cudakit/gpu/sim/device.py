@@ -121,10 +121,10 @@ class Sim(Device):
         Further errors for the same name are raised in order. Raises UsageError for an unknown call.
         """
         components = (self, self.streams, self.graphs, self.kernels, self.peers)
-        memory = (self.memory, self.virtual, self.ipc)
+        memory_components = (self.memory, self.virtual, self.ipc)
         if not any(
             hasattr(getattr(type(component), call, None), "__wrapped__")
-            for component in (*components, *memory)
+            for component in (*components, *memory_components)
         ):
             raise UsageError(f"the simulated device has no call {call!r} that can fail")
         self.context.fail_next(call, error)

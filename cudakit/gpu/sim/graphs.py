@@ -57,10 +57,12 @@ class SimGraphs:
         is_joined = capture.is_joined(queue.nodes)
         self._end_capture(capture)
         self.context.emit(trace_events.CaptureEnd(capture.graph, queue.number))
-        if capture.invalidated or not is_joined:
+        if capture.is_invalidated or not is_joined:
             self._graphs.remove(capture.graph)
-            unjoined = Status.STREAM_CAPTURE_UNJOINED
-            status = Status.STREAM_CAPTURE_INVALIDATED if capture.invalidated else unjoined
+            unjoined_status = Status.STREAM_CAPTURE_UNJOINED
+            status = (
+                Status.STREAM_CAPTURE_INVALIDATED if capture.is_invalidated else unjoined_status
+            )
             raise cuda_error(status, detail=f"the capture of stream {stream}")
         return Graph(capture.graph)
 
@@ -71,22 +73,27 @@ class SimGraphs:
 
     @driver_call
     def graph_update(self, executable: GraphExec, graph: Graph) -> None:
-        target, nodes = self._executables[executable], tuple(self._graphs[graph].nodes)
-        if reason := update_error(target.nodes, nodes):
+        updated_executable, nodes = self._executables[executable], tuple(self._graphs[graph].nodes)
+        if reason := update_error(updated_executable.nodes, nodes):
             raise cuda_error(Status.GRAPH_EXEC_UPDATE_FAILURE, detail=reason)
         # Launches that are already enqueued keep the old nodes.
-        target.graph, target.nodes = graph, nodes
+        updated_executable.graph, updated_executable.nodes = graph, nodes
 
     @driver_call
     def graph_upload(self, executable: GraphExec, stream: Stream) -> None:
-        target, queue = self._executables[executable], self._streams.uncaptured_queue(stream)
+        uploaded_executable, queue = (
+            self._executables[executable],
+            self._streams.uncaptured_queue(stream),
+        )
         dependencies = (
             *self._streams.queues.dependencies_of(queue),
-            *target.last_launch,
-            *target.last_upload,
+            *uploaded_executable.last_launch,
+            *uploaded_executable.last_upload,
         )
-        delay_ns = self.context.costs.dispatch_ns + self.context.costs.node_ns * len(target.nodes)
-        queue.tail = target.last_upload = (
+        delay_ns = self.context.costs.dispatch_ns + self.context.costs.node_ns * len(
+            uploaded_executable.nodes
+        )
+        queue.tail = uploaded_executable.last_upload = (
             self.context.schedule.add(
                 Job(NodeType.EMPTY), dependencies, delay_ns=delay_ns, priority=queue.priority
             ),
@@ -98,14 +105,14 @@ class SimGraphs:
         if queue.capture:
             self._append_captured(queue, queue.capture, executable)
             return
-        tasks = self._enqueue_nodes(queue, executable)
+        task_by_node = self._enqueue_nodes(queue, executable)
         body = trace_events.GraphLaunch(queue.number, executable.graph, graph)
-        kernels = {
+        task_by_kernel_node = {
             node.number: task
-            for node, task in tasks.items()
+            for node, task in task_by_node.items()
             if node.job.node_type is NodeType.LAUNCH
         }
-        self.context.emit(body, kernels)
+        self.context.emit(body, task_by_kernel_node)
 
     @driver_call
     def count_nodes(self, graph: Graph) -> int:
@@ -133,8 +140,8 @@ class SimGraphs:
 
     @driver_call
     def dependencies(self, node: GraphNode) -> tuple[GraphNode, ...]:
-        graph, number = divmod(node, NODES_PER_GRAPH)
-        return _node_ids(graph, self._graphs[graph].nodes[number - 1].dependencies)
+        graph, node_number = divmod(node, NODES_PER_GRAPH)
+        return _node_ids(graph, self._graphs[graph].nodes[node_number - 1].dependencies)
 
     def close(self) -> None:
         """Remove all graphs and executables."""
@@ -146,18 +153,18 @@ class SimGraphs:
         capture = queue.capture
         if capture is None:
             raise cuda_error(Status.ILLEGAL_STATE, detail=f"stream {queue.number} is not capturing")
-        if capture.origin != queue.number:
-            capture.invalidated = True
+        if capture.origin_stream != queue.number:
+            capture.is_invalidated = True
             raise cuda_error(
                 Status.STREAM_CAPTURE_UNMATCHED,
-                detail=f"the capture began in stream {capture.origin}",
+                detail=f"the capture began in stream {capture.origin_stream}",
             )
         if capture.thread != self.context.thread:
             raise cuda_error(Status.STREAM_CAPTURE_WRONG_THREAD, detail=f"stream {queue.number}")
         return capture
 
     def _end_capture(self, capture: Capture) -> None:
-        capture.ended = True
+        capture.is_ended = True
         self._streams.captures.remove(capture)
         for queue in self._streams.queues.other_queues:
             if queue.capture is capture:
@@ -166,40 +173,47 @@ class SimGraphs:
     def _enqueue_nodes(self, queue: Queue, executable: _Executable) -> dict[Node, Task]:
         """Enqueue the nodes of a graph after the earlier work of a stream and the previous launch."""
         first_dependencies = (*self._streams.queues.dependencies_of(queue), *executable.last_launch)
-        tasks: dict[Node, Task] = {}
+        task_by_node: dict[Node, Task] = {}
         for node in executable.nodes:
             dependencies = [
-                tasks[dependency] for dependency in node.dependencies
+                task_by_node[dependency] for dependency in node.dependencies
             ] or first_dependencies
-            delay_ns = self.context.costs.dispatch_ns + self.context.costs.node_ns * len(tasks)
-            tasks[node] = self.context.schedule.add(
+            delay_ns = self.context.costs.dispatch_ns + self.context.costs.node_ns * len(
+                task_by_node
+            )
+            task_by_node[node] = self.context.schedule.add(
                 node.job, dependencies, delay_ns=delay_ns, priority=queue.priority
             )
-        for node, task in tasks.items():
+        for node, task in task_by_node.items():
             if self.context.activity:
                 graph_node = executable.graph * NODES_PER_GRAPH + node.number
                 self.context.activity.record_enqueued(task, queue.number, graph_node)
-        end = self.context.schedule.add(Job(NodeType.EMPTY), [*first_dependencies, *tasks.values()])
-        queue.tail = executable.last_launch = (end,)
-        return tasks
+        end_task = self.context.schedule.add(
+            Job(NodeType.EMPTY), [*first_dependencies, *task_by_node.values()]
+        )
+        queue.tail = executable.last_launch = (end_task,)
+        return task_by_node
 
     def _append_captured(self, queue: Queue, capture: Capture, executable: _Executable) -> None:
         """Append the nodes of a launched graph to the captured graph."""
-        begin, copies = queue.nodes, dict[Node, Node]()
+        first_dependencies, node_copies = queue.nodes, dict[Node, Node]()
         for node in executable.nodes:
-            dependencies = tuple(copies[dependency] for dependency in node.dependencies) or begin
-            copies[node] = self._streams.append(capture, node.job, dependencies)
+            dependencies = (
+                tuple(node_copies[dependency] for dependency in node.dependencies)
+                or first_dependencies
+            )
+            node_copies[node] = self._streams.append(capture, node.job, dependencies)
         nodes_with_dependents = {
             dependency for node in executable.nodes for dependency in node.dependencies
         }
         last_nodes = tuple(
-            copies[node] for node in executable.nodes if node not in nodes_with_dependents
+            node_copies[node] for node in executable.nodes if node not in nodes_with_dependents
         )
-        queue.nodes = last_nodes or begin
+        queue.nodes = last_nodes or first_dependencies
 
 
 def _valid_capture(queue: Queue) -> Capture | None:
-    return queue.capture if queue.capture and not queue.capture.invalidated else None
+    return queue.capture if queue.capture and not queue.capture.is_invalidated else None
 
 
 def _node_ids(graph: int, nodes: Nodes) -> tuple[GraphNode, ...]:

@@ -55,10 +55,10 @@ class IpcRegistry:
     def __init__(self) -> None:
         self.boot = secrets.randbits(48)
         self.lock = threading.Lock()
-        self.alive: set[ProcessId] = set()
+        self.alive_processes: set[ProcessId] = set()
         self.handles: dict[bytes, _ExportedAllocation] = {}
         self.descriptors: dict[DescriptorHandle, PhysicalMemory] = {}
-        self.fabric: dict[bytes, PhysicalMemory] = {}
+        self.memory_by_fabric_handle: dict[bytes, PhysicalMemory] = {}
         self.handle_numbers = count(1)
 
     def start_process(self) -> ProcessId:
@@ -66,13 +66,13 @@ class IpcRegistry:
         with self.lock:
             number = next(self.handle_numbers)
             process = ProcessId(_FIRST_PID + number, self.boot + number)
-            self.alive.add(process)
+            self.alive_processes.add(process)
             return process
 
     def make_handle(self, kind: str, number: int) -> bytes:
         """Return a handle of HANDLE_BYTES bytes that contains its kind and number."""
-        text = f"simulated {kind} handle {self.boot:x}.{number}"
-        return text.encode().ljust(HANDLE_BYTES, b"\0")
+        handle_text = f"simulated {kind} handle {self.boot:x}.{number}"
+        return handle_text.encode().ljust(HANDLE_BYTES, b"\0")
 
 
 class SimIpc:
@@ -106,8 +106,8 @@ class SimIpc:
     @driver_call
     def ipc_handle(self, ptr: Ptr) -> bytes:
         self._streams.reject_in_capture()
-        region = self._memory.allocated.get(ptr)
-        if region is None or not region.live:
+        region = self._memory.device_allocations.get(ptr)
+        if region is None or not region.is_live:
             detail = f"no allocation of {self.context.name} begins at {ptr:#x}"
             raise cuda_error(Status.INVALID_VALUE, detail=detail)
         if ptr not in self._handles:
@@ -124,26 +124,26 @@ class SimIpc:
         self._streams.reject_in_capture()
         allocation = self.registry.handles.get(handle)
         if allocation is None:
-            detail = (
+            error_detail = (
                 "unknown handle; the exporting process may have freed the memory or ended, and simulated"
                 " devices of another Python process cannot be opened"
             )
-            raise cuda_error(Status.INVALID_VALUE, detail=detail)
+            raise cuda_error(Status.INVALID_VALUE, detail=error_detail)
         if allocation.process == self._process:
             raise cuda_error(
                 Status.INVALID_CONTEXT, detail="this process exported the memory itself"
             )
-        for begin, (open_handle, _) in self.open_mappings.items():
+        for mapping_begin, (open_handle, _) in self.open_mappings.items():
             if open_handle == handle:
-                self._open_counts[begin] += 1
-                return Ptr(begin)
+                self._open_counts[mapping_begin] += 1
+                return Ptr(mapping_begin)
         return self._open(handle, allocation)
 
     @driver_call
     def ipc_close(self, ptr: Ptr) -> None:
         self._streams.reject_in_capture()
-        regions = {begin: region for begin, (_, region) in self.open_mappings.items()}
-        region = pop_allocation(regions, ptr, "no open mapping")
+        region_by_begin = {begin: region for begin, (_, region) in self.open_mappings.items()}
+        region = pop_allocation(region_by_begin, ptr, "no open mapping")
         self.context.wait_for_all()
         self._open_counts[ptr] -= 1
         if not self._open_counts[ptr]:
@@ -158,20 +158,20 @@ class SimIpc:
 
     @driver_call
     def export(self, backing: Backing) -> ShareableHandle:
-        physical = self._virtual.backings[backing]
+        physical_memory = self._virtual.backings[backing]
         with self.registry.lock:
-            number = next(self.registry.handle_numbers)
-            if physical.handle == "fabric":
-                fabric = FabricHandle(self.registry.make_handle("fabric", number))
-                self.registry.fabric[fabric.data] = physical
-                return fabric
-            if physical.handle is None:
+            handle_number = next(self.registry.handle_numbers)
+            if physical_memory.handle == "fabric":
+                fabric_handle = FabricHandle(self.registry.make_handle("fabric", handle_number))
+                self.registry.memory_by_fabric_handle[fabric_handle.data] = physical_memory
+                return fabric_handle
+            if physical_memory.handle is None:
                 raise Unsupported(
                     "the memory was created without a shareable handle and cannot be exported"
                 )
-            exported_handle = DescriptorHandle(self._process, number, number)
-            self.registry.descriptors[exported_handle] = physical
-        physical.retain()
+            exported_handle = DescriptorHandle(self._process, handle_number, handle_number)
+            self.registry.descriptors[exported_handle] = physical_memory
+        physical_memory.retain()
         return exported_handle
 
     @driver_call
@@ -181,22 +181,22 @@ class SimIpc:
     @driver_call
     def import_backing(self, handle: ShareableHandle) -> Backing:
         if isinstance(handle, FabricHandle):
-            physical = self.registry.fabric.get(handle.data)
-            if physical is None or not physical.references:
+            physical_memory = self.registry.memory_by_fabric_handle.get(handle.data)
+            if physical_memory is None or not physical_memory.reference_count:
                 raise cuda_error(
                     Status.INVALID_VALUE, detail="the exporting process has freed the memory"
                 )
-            return self._virtual.backing_of(physical)
-        if handle.process not in self.registry.alive:
+            return self._virtual.backing_of(physical_memory)
+        if handle.process not in self.registry.alive_processes:
             raise file_descriptors.ended_error(handle.process)
-        physical = self.registry.descriptors.get(handle)
-        if physical is None:
+        physical_memory = self.registry.descriptors.get(handle)
+        if physical_memory is None:
             raise file_descriptors.closed_error(handle)
-        return self._virtual.backing_of(physical)
+        return self._virtual.backing_of(physical_memory)
 
     def close(self) -> None:
         """End the simulated process, and invalidate its IPC handles and exports."""
-        self.registry.alive.discard(self._process)
+        self.registry.alive_processes.discard(self._process)
         for ptr in [*self._handles]:
             self._invalidate_handle(ptr)
         for exported_handle in [*self.registry.descriptors]:
@@ -212,7 +212,7 @@ class SimIpc:
         if handle is not None:
             allocation = self.registry.handles.pop(handle)
             for mapping in allocation.mappings:
-                mapping.live = False
+                mapping.is_live = False
 
     def _open(self, handle: bytes, allocation: _ExportedAllocation) -> Ptr:
         peer = None if allocation.ordinal == self.context.ordinal else allocation.ordinal
@@ -230,6 +230,6 @@ class SimIpc:
 
     def _revoke(self, exported_handle: ShareableHandle) -> None:
         if isinstance(exported_handle, DescriptorHandle):
-            physical = self.registry.descriptors.pop(exported_handle, None)
-            if physical is not None:
-                physical.release()
+            physical_memory = self.registry.descriptors.pop(exported_handle, None)
+            if physical_memory is not None:
+                physical_memory.release()

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from cudakit.errors import CudaError, UsageError
 from cudakit.gpu.api import Argument, Dim3, Kernel, Module, Stream
-from cudakit.gpu.api.host_kernels import HostKernel, registered
+from cudakit.gpu.api.host_kernels import HostKernel, registered_kernels
 from cudakit.gpu.driver_errors import Status, cuda_error
 from cudakit.gpu.handles import Handles, check_arguments
 from cudakit.gpu.sim.context import Context, driver_call
@@ -37,7 +37,7 @@ _LIMITS = {
 class _LoadedKernel(NamedTuple):
     module: Module
     name: str
-    sizes: tuple[int, ...] | None  # parameter sizes in bytes; None if a type is unknown
+    parameter_sizes: tuple[int, ...] | None  # parameter sizes in bytes; None if a type is unknown
 
 
 class _LaunchShape(NamedTuple):
@@ -103,7 +103,7 @@ class SimKernels:
         loaded_kernel = self._kernels[kernel]
         self._modules[loaded_kernel.module]  # raises if the module was unloaded
         queue = self._streams.checked_queue(stream)
-        check_arguments(loaded_kernel.name, loaded_kernel.sizes, args)
+        check_arguments(loaded_kernel.name, loaded_kernel.parameter_sizes, args)
         self._check_shape(loaded_kernel.name, grid, block, shared_bytes)
         shape = _LaunchShape(loaded_kernel.name, grid, block, shared_bytes)
         self._enqueue_launch(queue, shape, self._host_kernel(loaded_kernel.name), args)
@@ -129,7 +129,7 @@ class SimKernels:
         self._modules.clear()
 
     def _host_kernel(self, name: str) -> HostKernel:
-        host_kernel = self._device_host_kernels.get(name) or registered().get(name)
+        host_kernel = self._device_host_kernels.get(name) or registered_kernels().get(name)
         if host_kernel is None:
             raise UsageError(
                 f"the simulated device cannot run kernel {name!r}: no host kernel is registered for it",
@@ -140,7 +140,7 @@ class SimKernels:
     def _enqueue_launch(
         self, queue: Queue, shape: _LaunchShape, host_kernel: HostKernel, args: Sequence[Any]
     ) -> None:
-        values = tuple(args)
+        argument_values = tuple(args)
         activity = trace_events.KernelRun(
             0,
             shape.name,
@@ -153,7 +153,7 @@ class SimKernels:
         )
         job = Job(
             NodeType.LAUNCH,
-            lambda: self._run_host_kernel(host_kernel, shape, values),
+            lambda: self._run_host_kernel(host_kernel, shape, argument_values),
             shape.name,
             activity=activity,
         )
@@ -186,11 +186,11 @@ class SimKernels:
             for kind, extents in (("grid", grid), ("block", block))
             for axis, extent in zip("xyz", extents, strict=True)
         ]
-        threads = block[0] * block[1] * block[2]
+        thread_count = block[0] * block[1] * block[2]
         if (
             not all(is_within_limits)
-            or threads > limits["max_threads_per_block"]
+            or thread_count > limits["max_threads_per_block"]
             or not 0 <= shared_bytes <= limits["max_shared_memory_per_block_optin_bytes"]
         ):
-            shape = f"{name} with grid {grid}, block {block}, {shared_bytes} bytes shared"
-            raise cuda_error(Status.INVALID_VALUE, detail=shape)
+            launch_text = f"{name} with grid {grid}, block {block}, {shared_bytes} bytes shared"
+            raise cuda_error(Status.INVALID_VALUE, detail=launch_text)

@@ -32,7 +32,7 @@ class SimLaunch:
     busy_ns: int = 0
     poll_loop: Poll | None = None
     accesses: list[Access] = field(default_factory=list)
-    _copies: list[tuple[Span, Bytes]] = field(default_factory=list)
+    _range_copies: list[tuple[Span, Bytes]] = field(default_factory=list)
 
     @property
     def threads(self) -> int:
@@ -77,7 +77,7 @@ class SimLaunch:
 
     def finish(self) -> None:
         """Write back the copies of ranges that span several regions."""
-        for span, copy in self._copies:
+        for span, copy in self._range_copies:
             span.scatter(copy)
 
     def _view(
@@ -85,23 +85,23 @@ class SimLaunch:
     ) -> npt.NDArray[Any]:
         if count <= 0:
             return np.empty(0, dtype)
-        step = step_bytes or dtype.itemsize
-        if ptr % dtype.alignment or step % dtype.alignment:
-            detail = f"{self.name} uses {ptr:#x} as {dtype}, step {step}"
+        element_step_bytes = step_bytes or dtype.itemsize
+        if ptr % dtype.alignment or element_step_bytes % dtype.alignment:
+            detail = f"{self.name} uses {ptr:#x} as {dtype}, step {element_step_bytes}"
             raise cuda_error(Status.MISALIGNED_ADDRESS, detail=detail)
-        size_bytes = step * (count - 1) + dtype.itemsize
+        size_bytes = element_step_bytes * (count - 1) + dtype.itemsize
         span = self.span(ptr, size_bytes, self.name)
         content = span.gather()
         if len(span.parts) > 1 and mode != AccessMode.READ:
-            self._copies.append((span, content))
-        strided = step != dtype.itemsize
+            self._range_copies.append((span, content))
+        is_strided = element_step_bytes != dtype.itemsize
         self.accesses.append(
             Access(
                 ptr,
                 ptr + size_bytes,
                 mode,
-                stride_bytes=step if strided else 0,
-                count=count if strided else 0,
+                stride_bytes=element_step_bytes if is_strided else 0,
+                count=count if is_strided else 0,
             )
         )
-        return np.ndarray((count,), dtype, content, strides=(step,))
+        return np.ndarray((count,), dtype, content, strides=(element_step_bytes,))

@@ -56,8 +56,8 @@ class _Route(NamedTuple):
 
     def is_staged(self, size_bytes: int) -> bool:
         """Return whether the call reads the source before it returns."""
-        to_device = self.direction is Direction.HOST_TO_DEVICE
-        return to_device and self.host is HostMemory.PAGEABLE and size_bytes <= _STAGED_BYTES
+        is_to_device = self.direction is Direction.HOST_TO_DEVICE
+        return is_to_device and self.host is HostMemory.PAGEABLE and size_bytes <= _STAGED_BYTES
 
     def blocks_caller(self, size_bytes: int) -> bool:
         """Return whether the call blocks until the copy completes."""
@@ -69,12 +69,12 @@ class SimMemory:
 
     def __init__(self, context: Context, streams: SimStreams, heap: Heap, peers: SimPeers) -> None:
         self.context = context
-        self.allocated: dict[int, Region] = {}
+        self.device_allocations: dict[int, Region] = {}
         # Function that is called with the address of each freed allocation.
-        self.on_free: Callable[[int], None] = _ignore
+        self.on_free: Callable[[int], None] = _ignore_free
         self._streams, self._heap, self._peers = streams, heap, peers
         self._host_allocations: dict[int, Region] = {}
-        self._registered: set[int] = set()
+        self._registered_ptrs: set[int] = set()
         # Memory of other libraries that ``pin`` registered.
         self._pinned_arrays: dict[int, Region] = {}
 
@@ -87,8 +87,8 @@ class SimMemory:
         check_size(size_bytes)
         queue = self._allocation_queue(stream)
         self._heap.count_allocation(size_bytes)
-        region = self._heap.add(new_bytes(size_bytes), live=queue is None)
-        self.allocated[region.begin] = region
+        region = self._heap.add(new_bytes(size_bytes), is_live=queue is None)
+        self.device_allocations[region.begin] = region
         if queue is None:
             self.context.emit(trace_events.Alloc(region.begin, size_bytes))
         else:
@@ -100,7 +100,9 @@ class SimMemory:
     @driver_call
     def free(self, ptr: Ptr, stream: Stream | None = None) -> None:
         queue = self._allocation_queue(stream)
-        region = pop_allocation(self.allocated, ptr, f"no allocation of {self.context.name}")
+        region = pop_allocation(
+            self.device_allocations, ptr, f"no allocation of {self.context.name}"
+        )
         size_bytes = len(region.data)
         if queue is None:
             self.context.wait_for_all()
@@ -131,7 +133,7 @@ class SimMemory:
     @driver_call
     def host_free(self, ptr: Ptr) -> None:
         self._streams.reject_in_capture()
-        if ptr in self._registered:
+        if ptr in self._registered_ptrs:
             raise cuda_error(
                 Status.INVALID_VALUE,
                 detail=f"the memory at {ptr:#x} is registered: unregister it first",
@@ -143,7 +145,7 @@ class SimMemory:
             self.context.emit(trace_events.Free(ptr, len(region.data), AllocationKind.PINNED))
 
     @driver_call
-    def host_register(self, ptr: Ptr, *, threads: int = 1) -> None:  # noqa: ARG002
+    def host_register(self, ptr: Ptr, *, thread_count: int = 1) -> None:  # noqa: ARG002
         region = self._host_allocations.get(ptr)
         if region is None or region.host is not HostMemory.PAGEABLE:
             raise cuda_error(
@@ -151,12 +153,12 @@ class SimMemory:
             )
         self._streams.reject_in_capture()
         region.host = HostMemory.PINNED
-        self._registered.add(region.begin)
+        self._registered_ptrs.add(region.begin)
         self.context.emit(trace_events.Alloc(region.begin, len(region.data), AllocationKind.PINNED))
 
     @driver_call
     def host_unregister(self, ptr: Ptr) -> None:
-        if ptr not in self._registered:
+        if ptr not in self._registered_ptrs:
             raise cuda_error(
                 Status.INVALID_VALUE, detail=f"no registered host allocation begins at {ptr:#x}"
             )
@@ -164,7 +166,7 @@ class SimMemory:
         self.context.wait_for_all()
         region = self._host_allocations[ptr]
         region.host = HostMemory.PAGEABLE
-        self._registered.discard(ptr)
+        self._registered_ptrs.discard(ptr)
         self.context.emit(trace_events.Free(ptr, len(region.data), AllocationKind.PINNED))
 
     @driver_call
@@ -243,9 +245,9 @@ class SimMemory:
 
     def close(self) -> None:
         """Remove all allocations."""
-        self.allocated.clear()
+        self.device_allocations.clear()
         self._host_allocations.clear()
-        self._registered.clear()
+        self._registered_ptrs.clear()
         self._pinned_arrays.clear()
 
     def _allocation_queue(self, stream: Stream | None) -> Queue | None:
@@ -260,36 +262,38 @@ class SimMemory:
         return queue
 
     def _make_live(self, region: Region) -> Outcome:
-        region.live = True
+        region.is_live = True
         return Outcome()
 
     def _release(self, region: Region) -> Outcome:
         self.on_free(region.begin)
-        region.live = False
+        region.is_live = False
         self._heap.space.remove(region)
         self._heap.uncharge(len(region.data))
         return Outcome()
 
     def _copy_route(self, target: Region, source: Region, size_bytes: int) -> _Route:
         direction = _DIRECTIONS[bool(source.host), bool(target.host)]
-        host, costs = max(target.host, source.host), self.context.costs
-        if host:
-            duration_ns = costs.host_link_ns if host is HostMemory.PINNED else costs.pageable_ns
-            return _Route(direction, host, _ENGINES.get(direction), duration_ns(size_bytes))
+        host_kind, costs = max(target.host, source.host), self.context.costs
+        if host_kind:
+            duration_ns = (
+                costs.host_link_ns if host_kind is HostMemory.PINNED else costs.pageable_ns
+            )
+            return _Route(direction, host_kind, _ENGINES.get(direction), duration_ns(size_bytes))
         if target.peer == source.peer:
-            return _Route(direction, host, None, costs.device_memory_ns(2 * size_bytes))
-        to_peer = source.peer is None
-        peer = target.peer if to_peer else source.peer
+            return _Route(direction, host_kind, None, costs.device_memory_ns(2 * size_bytes))
+        is_to_peer = source.peer is None
+        peer = target.peer if is_to_peer else source.peer
         nvlinks = 0 if peer is None else self._peers.nvlinks(peer)
-        engine = Engine.TO_PEER if to_peer else Engine.FROM_PEER
-        return _Route(direction, host, engine, costs.to_peer_ns(size_bytes, nvlinks))
+        engine = Engine.TO_PEER if is_to_peer else Engine.FROM_PEER
+        return _Route(direction, host_kind, engine, costs.to_peer_ns(size_bytes, nvlinks))
 
     def _copy_job(self, route: _Route, dst: int, src: int, size_bytes: int) -> Job:
         staged_bytes = (
             self._read_bytes(src, size_bytes).copy() if route.is_staged(size_bytes) else None
         )
 
-        def run() -> Outcome:
+        def run_copy() -> Outcome:
             content = self._read_bytes(src, size_bytes) if staged_bytes is None else staged_bytes
             self._heap.copy_span(dst, size_bytes, "a copy writes").scatter(content)
             return Outcome(route.duration_ns)
@@ -300,7 +304,7 @@ class SimMemory:
         )
         return Job(
             NodeType.COPY,
-            run,
+            run_copy,
             engine=route.engine,
             accesses=accesses,
             activity=_copy_activity(route, size_bytes),
@@ -315,23 +319,23 @@ class SimMemory:
         return Outcome(self.context.costs.device_memory_ns(size_bytes))
 
 
-def _ignore(ptr: int) -> None:
+def _ignore_free(ptr: int) -> None:
     """Ignore a freed allocation: the default of ``on_free``."""
 
 
 def _copy_activity(route: _Route, size_bytes: int) -> trace_events.CopyRun:
     """Return the profile event of a copy."""
-    host = MemoryKind.PINNED if route.host is HostMemory.PINNED else MemoryKind.PAGEABLE
-    from_host = route.direction in (Direction.HOST_TO_DEVICE, Direction.HOST_TO_HOST)
-    to_host = route.direction in (Direction.DEVICE_TO_HOST, Direction.HOST_TO_HOST)
+    host_kind = MemoryKind.PINNED if route.host is HostMemory.PINNED else MemoryKind.PAGEABLE
+    is_from_host = route.direction in (Direction.HOST_TO_DEVICE, Direction.HOST_TO_HOST)
+    is_to_host = route.direction in (Direction.DEVICE_TO_HOST, Direction.HOST_TO_HOST)
     return trace_events.CopyRun(
         0,
         0,
         0,
         size_bytes,
         direction=route.direction,
-        source_memory=host if from_host else MemoryKind.DEVICE,
-        destination_memory=host if to_host else MemoryKind.DEVICE,
+        source_memory=host_kind if is_from_host else MemoryKind.DEVICE,
+        destination_memory=host_kind if is_to_host else MemoryKind.DEVICE,
     )
 
 

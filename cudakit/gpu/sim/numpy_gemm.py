@@ -88,10 +88,10 @@ def _decode_factors(gemm: Gemm, columns: Bits, matrix: Matrix) -> Floats:
 
 
 def _multiply_transposed(a: Floats, b: Floats, layout: str) -> Floats:
-    """Return the transposed products: op(B)ᵀ op(A)ᵀ, from factors stored transposed."""
-    first = b if layout[1] == "n" else b.swapaxes(1, 2)
-    second = a if layout[0] == "n" else a.swapaxes(1, 2)
-    product: Floats = np.matmul(first, second)
+    """Return the transposed products op(B)ᵀ op(A)ᵀ, given A and B in their transposed form."""
+    left_factor = b if layout[1] == "n" else b.swapaxes(1, 2)
+    right_factor = a if layout[0] == "n" else a.swapaxes(1, 2)
+    product: Floats = np.matmul(left_factor, right_factor)
     return product
 
 
@@ -125,10 +125,10 @@ class ResultCache:
         """Store a result, and evict the oldest results above the size limit."""
         self._results[key] = product
         total_bytes = sum(result.nbytes for result in self._results.values())
-        for oldest in [*self._results][:-1]:
+        for oldest_key in [*self._results][:-1]:
             if total_bytes <= self._capacity_bytes:
                 break
-            total_bytes -= self._results.pop(oldest).nbytes
+            total_bytes -= self._results.pop(oldest_key).nbytes
 
 
 def _digest(*operands: Bits) -> bytes:

@@ -23,13 +23,13 @@ class SimPeers:
         self._streams, self._heap = streams, heap
         self._peer_allocations: dict[int, Region] = {}
         self._used_bytes: Counter[int] = Counter()
-        self.enabled: set[int] = set()  # peers with access to memory of this device
+        self.enabled_peers: set[int] = set()  # peers with access to memory of this device
 
     @driver_call
     def can_access_peer(self, ordinal: int) -> bool:
         """Return whether kernels of this device can access memory of a peer."""
         self.context.facts_of(ordinal)
-        return (self.context.ordinal, ordinal) in self.context.view.peer_access
+        return (self.context.ordinal, ordinal) in self.context.cuda_view.peer_access
 
     @driver_call
     def enable_peer(self, ordinal: int) -> None:
@@ -38,14 +38,14 @@ class SimPeers:
                 Status.INVALID_DEVICE, detail=f"device {ordinal} is not a peer of itself"
             )
         self.check_access_from(ordinal)
-        self.enabled.add(ordinal)
+        self.enabled_peers.add(ordinal)
 
     def check_access_from(self, ordinal: int) -> None:
         """Raise CUDA_ERROR_PEER_ACCESS_UNSUPPORTED unless a device can access this one's memory."""
         self.context.facts_of(ordinal)
         if (
             ordinal != self.context.ordinal
-            and (ordinal, self.context.ordinal) not in self.context.view.peer_access
+            and (ordinal, self.context.ordinal) not in self.context.cuda_view.peer_access
         ):
             raise cuda_error(
                 Status.PEER_ACCESS_UNSUPPORTED,
@@ -79,17 +79,20 @@ class SimPeers:
 
     def nvlinks(self, ordinal: int) -> int:
         """Return the number of NVLinks to a peer; 0 if the path is PCIe or the host."""
-        if (self.context.ordinal, ordinal) not in self.context.view.peer_access:
+        if (self.context.ordinal, ordinal) not in self.context.cuda_view.peer_access:
             return 0
-        view = model_record(self.context.model).nvml
-        if isinstance(view, Unavailable):
+        nvml_view = model_record(self.context.model).nvml
+        if isinstance(nvml_view, Unavailable):
             return 0
-        uuids = {self.context.facts_of(number).uuid for number in (self.context.ordinal, ordinal)}
-        device_indices = {device.index for device in view.devices if device.uuid in uuids}
-        counts = [
-            link.nvlinks for link in view.links if {link.first, link.second} == device_indices
+        uuids = {
+            self.context.facts_of(device_ordinal).uuid
+            for device_ordinal in (self.context.ordinal, ordinal)
+        }
+        device_indices = {device.index for device in nvml_view.devices if device.uuid in uuids}
+        link_counts = [
+            link.nvlinks for link in nvml_view.links if {link.first, link.second} == device_indices
         ]
-        return next((count for count in counts if isinstance(count, int)), 0)
+        return next((link_count for link_count in link_counts if isinstance(link_count, int)), 0)
 
     def close(self) -> None:
         """Remove all allocations."""
@@ -100,8 +103,8 @@ class SimPeers:
             raise cuda_error(
                 Status.INVALID_DEVICE, detail=f"device {ordinal} is not a peer of itself"
             )
-        fact = self.context.facts_of(ordinal).fields.get("usable_memory_bytes")
-        capacity_bytes = fact if isinstance(fact, int) else DEFAULT_CAPACITY_BYTES
+        usable_bytes = self.context.facts_of(ordinal).fields.get("usable_memory_bytes")
+        capacity_bytes = usable_bytes if isinstance(usable_bytes, int) else DEFAULT_CAPACITY_BYTES
         free_bytes = capacity_bytes - self._used_bytes[ordinal]
         if rounded_size(size_bytes) > free_bytes:
             detail = f"{format_bytes(free_bytes)} of {format_bytes(capacity_bytes)} free on device {ordinal}"

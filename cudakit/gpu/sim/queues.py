@@ -25,7 +25,7 @@ class Node:
     dependencies: tuple[Node, ...]
 
     @property
-    def edges(self) -> tuple[int, ...]:
+    def dependency_numbers(self) -> tuple[int, ...]:
         """The numbers of the nodes that this node depends on."""
         return tuple(node.number for node in self.dependencies)
 
@@ -38,7 +38,9 @@ def update_error(old_nodes: Nodes, new_nodes: Nodes) -> str:
 
     Nodes are paired in the order in which they were captured (CUDA Driver API, cuGraphExecUpdate).
     """
-    if [node.edges for node in old_nodes] != [node.edges for node in new_nodes]:
+    if [node.dependency_numbers for node in old_nodes] != [
+        node.dependency_numbers for node in new_nodes
+    ]:
         return "CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED"
     if [node.job.node_type for node in old_nodes] != [node.job.node_type for node in new_nodes]:
         return "CU_GRAPH_EXEC_UPDATE_ERROR_NODE_TYPE_CHANGED"
@@ -51,10 +53,10 @@ class Capture:
 
     graph: int  # number of the graph
     thread: int  # number of the thread that began the capture
-    origin: int  # number of the stream that began the capture
+    origin_stream: int  # number of the stream that began the capture
     nodes: list[Node] = field(default_factory=list)
-    invalidated: bool = False
-    ended: bool = False
+    is_invalidated: bool = False
+    is_ended: bool = False
 
     def add(self, job: Job, dependencies: Iterable[Node]) -> Node:
         """Append a node to the captured graph."""
@@ -65,12 +67,12 @@ class Capture:
     def is_joined(self, end: Nodes) -> bool:
         """Return whether the last nodes of the origin stream depend, transitively, on every node."""
         visited_nodes: set[Node] = set()
-        unvisited = list(end)
-        while unvisited:
-            node = unvisited.pop()
+        unvisited_nodes = list(end)
+        while unvisited_nodes:
+            node = unvisited_nodes.pop()
             if node not in visited_nodes:
                 visited_nodes.add(node)
-                unvisited += node.dependencies
+                unvisited_nodes += node.dependencies
         return len(visited_nodes) == len(self.nodes)
 
 
@@ -99,27 +101,27 @@ class Queues:
     waits for the legacy stream (CUDA C++ Programming Guide, "Default Stream").
     """
 
-    legacy: Queue
+    legacy_queue: Queue
     other_queues: list[Queue] = field(default_factory=list)  # all streams but the legacy stream
     _destroyed_tails: tuple[Task, ...] = ()  # the tails of destroyed blocking streams
 
     def dependencies_of(self, queue: Queue) -> tuple[Task, ...]:
         """Return the tasks that a new task of a stream depends on."""
-        if queue is self.legacy:
-            blocking = (
+        if queue is self.legacy_queue:
+            blocking_tasks = (
                 task
                 for blocking_queue in self.other_queues
                 if blocking_queue.is_blocking
                 for task in blocking_queue.tail
             )
-            return _prune_finished([*queue.tail, *self._destroyed_tails, *blocking])
+            return _prune_finished([*queue.tail, *self._destroyed_tails, *blocking_tasks])
         if queue.is_blocking:
-            return _prune_finished([*queue.tail, *self.legacy.tail])
+            return _prune_finished([*queue.tail, *self.legacy_queue.tail])
         return _prune_finished(queue.tail)
 
     def unfinished_work(self, queue: Queue) -> tuple[Task, ...]:
         """Return the tasks that must complete before a stream is complete."""
-        return self.dependencies_of(queue) if queue is self.legacy else queue.tail
+        return self.dependencies_of(queue) if queue is self.legacy_queue else queue.tail
 
     def destroy(self, queue: Queue) -> None:
         """Remove a stream; its enqueued work still completes."""
@@ -137,7 +139,7 @@ class EventState:
     """An event and its last record: a task of a stream, or nodes of a capture."""
 
     number: int
-    timing: bool
+    has_timing: bool
     task: Task | None = None
     capture: Capture | None = None
     nodes: Nodes = ()
@@ -146,6 +148,6 @@ class EventState:
 def _prune_finished(tasks: Iterable[Task]) -> tuple[Task, ...]:
     """Return the unfinished tasks and the finished task that ended last."""
     distinct_tasks = dict.fromkeys(tasks)
-    finished_tasks = [task for task in distinct_tasks if task.done]
-    last_finished = max(finished_tasks, key=lambda task: task.end_ns, default=None)
-    return tuple(task for task in distinct_tasks if not task.done or task is last_finished)
+    finished_tasks = [task for task in distinct_tasks if task.is_done]
+    last_finished_task = max(finished_tasks, key=lambda task: task.end_ns, default=None)
+    return tuple(task for task in distinct_tasks if not task.is_done or task is last_finished_task)

@@ -31,16 +31,20 @@ class Recorder:
 
     def __init__(self, sink: Sink | None) -> None:
         self._sink = sink
-        self._queued: deque[tuple[Event, Sources]] = deque()
+        self._queued_events: deque[tuple[Event, Sources]] = deque()
 
     def record(self, event: Event, sources: Sources) -> None:
         if self._sink is not None:
-            self._queued.append((event, sources))
+            self._queued_events.append((event, sources))
 
     def flush(self, *, force: bool = False) -> None:
         """Pass on the events whose accesses are known, or all events with ``force``."""
-        while self._sink and self._queued and (force or _accesses_are_known(self._queued[0][1])):
-            event, sources = self._queued.popleft()
+        while (
+            self._sink
+            and self._queued_events
+            and (force or _accesses_are_known(self._queued_events[0][1]))
+        ):
+            event, sources = self._queued_events.popleft()
             self._sink(event)
             for node, task in sources.items():
                 for access in task.accesses:
@@ -48,7 +52,7 @@ class Recorder:
 
 
 def _accesses_are_known(sources: Sources) -> bool:
-    return all(task.done for task in sources.values())
+    return all(task.is_done for task in sources.values())
 
 
 SPOOL_VARIABLE = "CUDAKIT_SPOOL"
@@ -88,11 +92,11 @@ def attach_to_spool(environment: Mapping[str, str]) -> SpoolSink | None:
 def _program_calls() -> Callable[[], int]:
     """Return the function that returns the number of the current program call; 0 if it is unknown."""
     try:
-        frames = import_module("cudakit.gpu.capture._frames")
+        frames_module = import_module("cudakit.gpu.capture._frames")
     except ImportError:  # cudakit was installed without a compiler
         return int
-    frames.watch_program_calls()
-    current_program_call: Callable[[], int] = frames.program_call
+    frames_module.watch_program_calls()
+    current_program_call: Callable[[], int] = frames_module.program_call
     return current_program_call
 
 
@@ -100,18 +104,18 @@ class StackNumbers:
     """Numbers Python call stacks; each distinct stack is formatted once."""
 
     def __init__(self, number: Callable[[Stack], int]) -> None:
-        self._number = number
-        self._numbers: dict[tuple[int, ...], int] = {}
+        self._number_stack = number
+        self._number_by_key: dict[tuple[int, ...], int] = {}
         self._code_objects: list[CodeType] = []  # kept alive, so that their ids stay unique
 
     def __call__(self) -> int:
         """Return the number of the caller's stack, without frames of this package."""
         frames = _frames()
         key = tuple(number for frame in frames for number in (id(frame.f_code), frame.f_lasti))
-        if key not in self._numbers:
+        if key not in self._number_by_key:
             self._code_objects += (frame.f_code for frame in frames)
-            self._numbers[key] = self._number(tuple(map(_to_frame, frames)))
-        return self._numbers[key]
+            self._number_by_key[key] = self._number_stack(tuple(map(_to_frame, frames)))
+        return self._number_by_key[key]
 
 
 def _frames() -> list[FrameType]:

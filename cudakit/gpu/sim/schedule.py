@@ -87,7 +87,7 @@ class Task:
     accesses: tuple[Access, ...] = ()
     begin_ns: int = 0
     end_ns: int = 0
-    done: bool = False
+    is_done: bool = False
 
 
 class Schedule:
@@ -101,16 +101,16 @@ class Schedule:
     def __init__(self, clock: Clock, *, seed: int | None) -> None:
         self.fault: CudaError | None = None
         self._clock = clock
-        self._ready: EarliestFirst | RandomOrder = (
+        self._ready_tasks: EarliestFirst | RandomOrder = (
             EarliestFirst() if seed is None else RandomOrder(seed)
         )
         self._task_count = 0
         self._last_begin_ns = 0  # tasks begin in the order in which they run
         self._end_ns = 0  # the latest end of the tasks that ran
         self._engine_free_ns: dict[Engine, int] = {}  # time at which each copy engine becomes free
-        self._unfinished: dict[int, Task] = {}
+        self._unfinished_tasks: dict[int, Task] = {}
         # The poll and the outcome of each task that runs until its poll is done.
-        self._polling: dict[Task, tuple[Poll, Outcome]] = {}
+        self._polling_tasks: dict[Task, tuple[Poll, Outcome]] = {}
 
     @property
     def begin_ns(self) -> int:
@@ -125,40 +125,40 @@ class Schedule:
         task = Task(self._task_count, job, self._clock.now_ns + delay_ns, priority)
         for dependency in dependencies:
             task.earliest_ns = max(task.earliest_ns, dependency.end_ns)
-            if not dependency.done:
+            if not dependency.is_done:
                 dependency.dependents.append(task)
                 task.unfinished_dependencies += 1
-        self._unfinished[task.number] = task
+        self._unfinished_tasks[task.number] = task
         if not task.unfinished_dependencies:
-            self._ready.push(task)
+            self._ready_tasks.push(task)
         return task
 
     def are_complete(self, tasks: Iterable[Task]) -> bool:
         """Return whether tasks have completed at the current host time."""
-        return all(task.done and task.end_ns <= self._clock.now_ns for task in tasks)
+        return all(task.is_done and task.end_ns <= self._clock.now_ns for task in tasks)
 
     def run_due(self) -> None:
         """Run the tasks that begin no later than the current host time."""
         self._finish_polls()
-        while self.fault is None and self._ready.is_due(self._clock.now_ns):
+        while self.fault is None and self._ready_tasks.is_due(self._clock.now_ns):
             self._run_next()
 
     def wait(self, tasks: Iterable[Task]) -> None:
         """Run until tasks are complete, and advance the host time to their end."""
         for task in tasks:
-            while not task.done and self.fault is None:
+            while not task.is_done and self.fault is None:
                 self._run_next()
             self._clock.advance_to(task.end_ns)
 
     def wait_for_all(self) -> None:
         """Run all tasks, and advance the host time to their end."""
-        self.wait(list(self._unfinished.values()))
+        self.wait(list(self._unfinished_tasks.values()))
         self._clock.advance_to(self._end_ns)
 
     def _run_next(self) -> None:
         if self._finish_polls():
             return
-        if self._polling and not self._ready:
+        if self._polling_tasks and not self._ready_tasks:
             self._time_out_first()
             return
         task = self._pop_runnable()
@@ -169,58 +169,61 @@ class Schedule:
             self.fault = error
             return
         if outcome.poll and not outcome.poll.is_done():
-            self._polling[task] = outcome.poll, outcome
+            self._polling_tasks[task] = outcome.poll, outcome
         else:
-            self._finish(task, outcome)
+            self._finish_task(task, outcome)
 
     def _finish_polls(self) -> bool:
         """Finish the polling tasks that are done or timed out; return whether any finished."""
         now_ns = max(self._clock.now_ns, self._last_begin_ns)
-        polling_count = len(self._polling)
-        for task, (poll, outcome) in [*self._polling.items()]:
+        polling_count = len(self._polling_tasks)
+        for task, (poll, outcome) in [*self._polling_tasks.items()]:
             if poll.is_done():
-                del self._polling[task]
+                del self._polling_tasks[task]
                 polled_ns = min(now_ns - task.begin_ns, poll.timeout_ns)
                 duration_ns = max(outcome.duration_ns, polled_ns)
-                self._finish(task, outcome._replace(duration_ns=duration_ns))
+                self._finish_task(task, outcome._replace(duration_ns=duration_ns))
             elif now_ns >= _timeout_time_ns(task, poll):
                 self._time_out(task)
-        return len(self._polling) < polling_count
+        return len(self._polling_tasks) < polling_count
 
     def _time_out_first(self) -> None:
         """End the polling task with the earliest timeout, because no other task can run."""
         self._time_out(
-            min(self._polling, key=lambda task: _timeout_time_ns(task, self._polling[task][0]))
+            min(
+                self._polling_tasks,
+                key=lambda task: _timeout_time_ns(task, self._polling_tasks[task][0]),
+            )
         )
 
     def _time_out(self, task: Task) -> None:
-        poll, outcome = self._polling.pop(task)
+        poll, outcome = self._polling_tasks.pop(task)
         poll.on_timeout()
-        self._finish(task, outcome._replace(duration_ns=poll.timeout_ns))
+        self._finish_task(task, outcome._replace(duration_ns=poll.timeout_ns))
 
     def _pop_runnable(self) -> Task:
         """Return a ready task whose copy engine is free."""
         while True:
-            task = self._ready.pop()
+            task = self._ready_tasks.pop()
             free_ns = self._engine_free_ns.get(task.job.engine, 0) if task.job.engine else 0
             if free_ns <= task.earliest_ns:
                 return task
             task.earliest_ns = free_ns
-            self._ready.push(task)
+            self._ready_tasks.push(task)
 
-    def _finish(self, task: Task, outcome: Outcome) -> None:
+    def _finish_task(self, task: Task, outcome: Outcome) -> None:
         task.end_ns = task.begin_ns + outcome.duration_ns
         task.accesses = outcome.accesses
-        task.done = True
+        task.is_done = True
         self._end_ns = max(self._end_ns, task.end_ns)
         if task.job.engine:
             self._engine_free_ns[task.job.engine] = task.end_ns
-        del self._unfinished[task.number]
+        del self._unfinished_tasks[task.number]
         for dependent in task.dependents:
             dependent.earliest_ns = max(dependent.earliest_ns, task.end_ns)
             dependent.unfinished_dependencies -= 1
             if not dependent.unfinished_dependencies:
-                self._ready.push(dependent)
+                self._ready_tasks.push(dependent)
         task.dependents.clear()
 
 

@@ -64,9 +64,9 @@ def image_of(source: str) -> bytes:
             "NVRTC_ERROR_COMPILATION",
             "the source does not compile: the simulated compiler found no function, or unbalanced brackets",
         )
-    types = _type_sizes(text)
+    type_sizes = _type_sizes(text)
     kernels = {
-        name: _parameter_sizes(parameters, types) for name, parameters in _KERNEL.findall(text)
+        name: _parameter_sizes(parameters, type_sizes) for name, parameters in _KERNEL.findall(text)
     }
     return _MAGIC + json.dumps(kernels).encode()
 
@@ -82,36 +82,40 @@ def signatures_of(image: bytes) -> Signatures:
 
 
 def _looks_like_cuda(text: str) -> bool:
-    balanced = all(
+    has_balanced_brackets = all(
         text.count(opening) == text.count(closing) for opening, closing in ("()", "[]", "{}")
     )
-    return balanced and (not text.strip() or any(token in text for token in ("{", ";")))
+    return has_balanced_brackets and (
+        not text.strip() or any(token in text for token in ("{", ";"))
+    )
 
 
 def _type_sizes(text: str) -> dict[str, int]:
-    types = dict(_TYPE_BYTES)
+    type_sizes = dict(_TYPE_BYTES)
     for definition, name in _TYPEDEF.findall(text):
-        size = _POINTER_BYTES if "*" in definition else types.get(_base_type(definition))
+        size = _POINTER_BYTES if "*" in definition else type_sizes.get(_base_type(definition))
         if size is not None:
-            types[name] = size
-    return types
+            type_sizes[name] = size
+    return type_sizes
 
 
-def _parameter_sizes(parameters: str, types: Mapping[str, int]) -> list[int] | None:
+def _parameter_sizes(parameters: str, type_sizes: Mapping[str, int]) -> list[int] | None:
     declarations = [
         parameter.strip()
         for parameter in parameters.split(",")
         if parameter.strip() not in ("", "void")
     ]
-    sizes = [_parameter_size(parameter, types) for parameter in declarations]
+    sizes = [_parameter_size(parameter, type_sizes) for parameter in declarations]
     known_sizes = [size for size in sizes if size is not None]
     return known_sizes if len(known_sizes) == len(sizes) else None
 
 
-def _parameter_size(parameter: str, types: Mapping[str, int]) -> int | None:
+def _parameter_size(parameter: str, type_sizes: Mapping[str, int]) -> int | None:
     if "*" in parameter:
         return _POINTER_BYTES
-    return types.get(_base_type(parameter), types.get(_base_type(parameter.rpartition(" ")[0])))
+    return type_sizes.get(
+        _base_type(parameter), type_sizes.get(_base_type(parameter.rpartition(" ")[0]))
+    )
 
 
 def _base_type(declaration: str) -> str:

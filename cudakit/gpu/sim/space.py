@@ -37,7 +37,7 @@ class Region:
 
     begin: int
     data: Bytes
-    live: bool = True  # whether the region is allocated at this point of the execution
+    is_live: bool = True  # whether the region is allocated at this point of the execution
     host: HostMemory = HostMemory.NONE  # the kind of host memory
     peer: int | None = None  # ordinal of the peer that owns the memory; None for this device
 
@@ -52,7 +52,7 @@ class Space:
 
     def __init__(self) -> None:
         self._next_address = _FIRST_ADDRESS
-        self._begins: list[int] = []
+        self._region_begins: list[int] = []
         self._regions: dict[int, Region] = {}
 
     def reserve(self, size_bytes: int, alignment_bytes: int) -> int:
@@ -62,19 +62,19 @@ class Space:
         return begin
 
     def add(self, region: Region) -> None:
-        insort(self._begins, region.begin)
+        insort(self._region_begins, region.begin)
         self._regions[region.begin] = region
 
     def remove(self, region: Region) -> None:
         del self._regions[region.begin]
-        del self._begins[bisect_right(self._begins, region.begin) - 1]
+        del self._region_begins[bisect_right(self._region_begins, region.begin) - 1]
 
     def region_at(self, address: int) -> Region | None:
         """Return the region that contains an address, or None."""
-        index = bisect_right(self._begins, address) - 1
+        index = bisect_right(self._region_begins, address) - 1
         if index < 0:
             return None
-        region = self._regions[self._begins[index]]
+        region = self._regions[self._region_begins[index]]
         return region if address < region.end else None
 
     def regions_covering(self, begin: int, size_bytes: int) -> list[Region] | None:
@@ -91,8 +91,8 @@ class Space:
 
     def is_empty(self, begin: int, size_bytes: int) -> bool:
         """Return whether no region overlaps a range."""
-        index = bisect_right(self._begins, begin + size_bytes - 1) - 1
-        return index < 0 or self._regions[self._begins[index]].end <= begin
+        index = bisect_right(self._region_begins, begin + size_bytes - 1) - 1
+        return index < 0 or self._regions[self._region_begins[index]].end <= begin
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,15 +147,17 @@ class Heap:
             if capacity_bytes is None
             else capacity_bytes
         )
-        self.released: deque[int] = deque()  # bytes of each allocation that other devices released
+        self.released_sizes: deque[int] = (
+            deque()
+        )  # bytes of each allocation that other devices released
         self._context = context
         self._used_bytes = 0
 
     @property
     def free_bytes(self) -> int:
         """The bytes of the device's memory that are not in use."""
-        while self.released:
-            self.uncharge(self.released.popleft())
+        while self.released_sizes:
+            self.uncharge(self.released_sizes.popleft())
         return self.capacity_bytes - self._used_bytes
 
     def count_allocation(self, size_bytes: int) -> None:
@@ -163,8 +165,9 @@ class Heap:
         if rounded_size(size_bytes) > self.free_bytes:
             self._context.wait_for_all()  # completes stream-ordered frees
         if rounded_size(size_bytes) > self.free_bytes:
-            free, total = format_bytes(self.free_bytes), format_bytes(self.capacity_bytes)
-            detail = f"{format_bytes(size_bytes)} requested, {free} of {total} free on {self._context.name}"
+            free_text, total_text = format_bytes(self.free_bytes), format_bytes(self.capacity_bytes)
+            free_memory = f"{free_text} of {total_text} free on {self._context.name}"
+            detail = f"{format_bytes(size_bytes)} requested, {free_memory}"
             raise cuda_error(Status.OUT_OF_MEMORY, detail=detail)
         self._used_bytes += rounded_size(size_bytes)
 
@@ -176,12 +179,12 @@ class Heap:
         self,
         data: Bytes,
         *,
-        live: bool = True,
+        is_live: bool = True,
         host: HostMemory = HostMemory.NONE,
         peer: int | None = None,
     ) -> Region:
         """Add a region for bytes of any memory kind at a new address."""
-        region = Region(self.space.reserve(len(data), _ALIGNMENT_BYTES), data, live, host, peer)
+        region = Region(self.space.reserve(len(data), _ALIGNMENT_BYTES), data, is_live, host, peer)
         self.space.add(region)
         return region
 
@@ -211,7 +214,7 @@ class Heap:
 
     def _live_regions(self, ptr: int, size_bytes: int, accessor: str) -> list[Region]:
         regions = self.space.regions_covering(ptr, size_bytes)
-        if regions is None or not all(region.live for region in regions):
+        if regions is None or not all(region.is_live for region in regions):
             raise cuda_error(
                 Status.ILLEGAL_ADDRESS,
                 detail=f"{accessor}: {size_bytes} bytes at {ptr:#x} are not allocated at this point",
@@ -222,9 +225,9 @@ class Heap:
         """Return whether kernels of this device can access a region."""
         context = self._context
         if region.peer is not None:
-            return (context.ordinal, region.peer) in context.view.peer_access
-        pageable = region.host is HostMemory.PAGEABLE
-        return not pageable or context.facts.fields.get("pageable_memory_access") is True
+            return (context.ordinal, region.peer) in context.cuda_view.peer_access
+        is_pageable = region.host is HostMemory.PAGEABLE
+        return not is_pageable or context.facts.fields.get("pageable_memory_access") is True
 
 
 def rounded_size(size_bytes: int) -> int:

@@ -69,8 +69,8 @@ class SimStorageFile:
         self._file.close()
 
 
-def _check_complete(moved_bytes: int, size_bytes: int, file_offset: int) -> None:
-    if moved_bytes != size_bytes:
+def _check_complete(transferred_bytes: int, size_bytes: int, file_offset: int) -> None:
+    if transferred_bytes != size_bytes:
         raise EnvironmentUnusable(
-            f"the file has {moved_bytes} of {size_bytes} bytes at offset {file_offset}"
+            f"the file has {transferred_bytes} of {size_bytes} bytes at offset {file_offset}"
         )

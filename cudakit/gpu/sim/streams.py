@@ -31,7 +31,7 @@ class SimStreams:
         self._per_thread_queues: dict[int, Queue] = {}
         self.queues = Queues(Queue(LEGACY, StreamFlag.LEGACY))
         self.captures: list[Capture] = []  # captures in progress
-        self._relaxed: set[int] = set()  # numbers of the threads in relaxed capture mode
+        self._relaxed_threads: set[int] = set()  # numbers of the threads in relaxed capture mode
         context.emit(trace_events.StreamCreate(LEGACY, StreamFlag.LEGACY))
 
     @driver_call
@@ -51,7 +51,7 @@ class SimStreams:
             raise cuda_error(Status.INVALID_HANDLE, detail="a default stream cannot be destroyed")
         queue = self._streams.remove(stream)
         if queue.capture:
-            queue.capture.invalidated = True
+            queue.capture.is_invalidated = True
         self.queues.destroy(queue)
         self.context.emit(trace_events.StreamDestroy(queue.number))
 
@@ -85,40 +85,42 @@ class SimStreams:
 
     @driver_call
     def record(self, event: Event, stream: Stream) -> None:
-        state, queue = self._events[event], self.checked_queue(stream)
-        state.task, state.capture, state.nodes = None, queue.capture, queue.nodes
+        event_state, queue = self._events[event], self.checked_queue(stream)
+        event_state.task, event_state.capture, event_state.nodes = None, queue.capture, queue.nodes
         if not queue.capture:
-            state.task = self.enqueue(queue, _EMPTY_JOB)
-            self.context.emit(trace_events.EventRecord(state.number, queue.number))
+            event_state.task = self.enqueue(queue, _EMPTY_JOB)
+            self.context.emit(trace_events.EventRecord(event_state.number, queue.number))
 
     @driver_call
     def wait(self, stream: Stream, event: Event) -> None:
-        queue, state = self.checked_queue(stream), self._events[event]
-        if state.capture:
-            _join_capture(queue, state.capture, state)
+        queue, event_state = self.checked_queue(stream), self._events[event]
+        if event_state.capture:
+            _join_capture(queue, event_state.capture, event_state)
         elif queue.capture:
-            queue.capture.invalidated = True
+            queue.capture.is_invalidated = True
             raise cuda_error(
                 Status.STREAM_CAPTURE_ISOLATION,
                 detail=f"event {event} was not recorded in the capture of stream {stream}",
             )
-        elif state.task:
-            queue.tail = (*self.queues.dependencies_of(queue), state.task)
-            self.context.emit(trace_events.StreamWait(queue.number, state.number))
+        elif event_state.task:
+            queue.tail = (*self.queues.dependencies_of(queue), event_state.task)
+            self.context.emit(trace_events.StreamWait(queue.number, event_state.number))
 
     @driver_call
     def query_event(self, event: Event) -> bool:
-        state = self._uncaptured_event(event)
-        is_complete = state.task is None or self.context.schedule.are_complete([state.task])
+        event_state = self._uncaptured_event(event)
+        is_complete = event_state.task is None or self.context.schedule.are_complete(
+            [event_state.task]
+        )
         if is_complete:
-            self.context.emit(trace_events.EventQueryOk(state.number))
+            self.context.emit(trace_events.EventQueryOk(event_state.number))
         return is_complete
 
     @driver_call
     def sync_event(self, event: Event) -> None:
-        state = self._uncaptured_event(event)
-        self.context.wait_for((state.task,) if state.task else ())
-        self.context.emit(trace_events.EventSync(state.number))
+        event_state = self._uncaptured_event(event)
+        self.context.wait_for((event_state.task,) if event_state.task else ())
+        self.context.emit(trace_events.EventSync(event_state.number))
 
     @driver_call
     def elapsed(self, begin: Event, end: Event) -> float:
@@ -134,7 +136,7 @@ class SimStreams:
     @contextmanager
     def relaxed(self) -> Iterator[None]:
         """Allow calls of this thread that its own captures in progress would reject."""
-        thread, relaxed_threads = self.context.thread, self._relaxed
+        thread, relaxed_threads = self.context.thread, self._relaxed_threads
         is_nested = thread in relaxed_threads
         relaxed_threads.add(thread)
         try:
@@ -146,7 +148,7 @@ class SimStreams:
     def checked_queue(self, stream: Stream) -> Queue:
         """Return the queue of a stream for new work. LEGACY invalidates captures of blocking streams."""
         queue = self.queue_of(stream)
-        captures = self.queues.captures() if queue is self.queues.legacy else []
+        captures = self.queues.captures() if queue is self.queues.legacy_queue else []
         if captures:
             raise _invalidate_captures(captures, Status.STREAM_CAPTURE_IMPLICIT)
         return queue
@@ -154,7 +156,7 @@ class SimStreams:
     def queue_of(self, stream: Stream) -> Queue:
         """Return the queue of a stream without side effects."""
         if stream == LEGACY:
-            return self.queues.legacy
+            return self.queues.legacy_queue
         if stream != PER_THREAD:
             return self._streams[stream]
         if self.context.thread not in self._per_thread_queues:
@@ -177,8 +179,10 @@ class SimStreams:
 
     def append(self, capture: Capture, job: Job, dependencies: Nodes) -> Node:
         """Append a node to the captured graph. Raises if the capture was invalidated."""
-        if capture.invalidated:
-            raise cuda_error(Status.STREAM_CAPTURE_INVALIDATED, detail=f"stream {capture.origin}")
+        if capture.is_invalidated:
+            raise cuda_error(
+                Status.STREAM_CAPTURE_INVALIDATED, detail=f"stream {capture.origin_stream}"
+            )
         node = capture.add(job, dependencies)
         if self.context.activity:
             self.context.activity.record_graph_node(capture.graph * NODES_PER_GRAPH + node.number)
@@ -205,7 +209,7 @@ class SimStreams:
 
     def reject_in_capture(self) -> None:
         """Raise and invalidate this thread's captures, unless it has none or is in relaxed mode."""
-        if self.context.thread not in self._relaxed:
+        if self.context.thread not in self._relaxed_threads:
             self._invalidate_captures_of_thread()
 
     def close(self) -> None:
@@ -227,37 +231,37 @@ class SimStreams:
 
     def _uncaptured_event(self, event: Event) -> EventState:
         """Return an event that was not recorded in a capture. Raises CUDA_ERROR_CAPTURED_EVENT."""
-        state = self._events[event]
-        if state.capture:
-            state.capture.invalidated = True
+        event_state = self._events[event]
+        if event_state.capture:
+            event_state.capture.is_invalidated = True
             raise cuda_error(Status.CAPTURED_EVENT, detail=f"event {event}")
         self.reject_in_capture()
-        return state
+        return event_state
 
     def _timed_task(self, event: Event) -> Task:
-        state = self._uncaptured_event(event)
-        if not state.timing:
+        event_state = self._uncaptured_event(event)
+        if not event_state.has_timing:
             raise cuda_error(
                 Status.INVALID_HANDLE, detail=f"event {event} was created with timing=False"
             )
-        if state.task is None:
+        if event_state.task is None:
             raise cuda_error(Status.INVALID_HANDLE, detail=f"event {event} was never recorded")
-        return state.task
+        return event_state.task
 
 
 def _invalidate_captures(captures: list[Capture], status: Status) -> CudaError:
     for capture in captures:
-        capture.invalidated = True
-    return cuda_error(status, detail=f"stream {captures[0].origin} is capturing")
+        capture.is_invalidated = True
+    return cuda_error(status, detail=f"stream {captures[0].origin_stream} is capturing")
 
 
-def _join_capture(queue: Queue, capture: Capture, state: EventState) -> None:
+def _join_capture(queue: Queue, capture: Capture, event_state: EventState) -> None:
     """Add a stream to the capture in which an event was recorded."""
-    if capture.ended:
-        raise cuda_error(Status.CAPTURED_EVENT, detail=f"event {state.number}")
+    if capture.is_ended:
+        raise cuda_error(Status.CAPTURED_EVENT, detail=f"event {event_state.number}")
     if queue.capture not in (None, capture):
         raise cuda_error(
-            Status.STREAM_CAPTURE_MERGE, detail=f"event {state.number}, stream {queue.number}"
+            Status.STREAM_CAPTURE_MERGE, detail=f"event {event_state.number}, stream {queue.number}"
         )
     queue.capture = capture
-    queue.nodes = tuple(dict.fromkeys((*queue.nodes, *state.nodes)))
+    queue.nodes = tuple(dict.fromkeys((*queue.nodes, *event_state.nodes)))

@@ -28,20 +28,20 @@ class PhysicalMemory:
     data: Bytes
     ordinal: int  # CUDA index of the owning device
     handle: HandleKind | None
-    released: deque[int]  # ``Heap.released`` of the owning device
-    references: int = 0
+    released_sizes: deque[int]  # ``Heap.released_sizes`` of the owning device
+    reference_count: int = 0
     # The memory may be shared by devices in several threads.
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def retain(self) -> None:
         with self.lock:
-            self.references += 1
+            self.reference_count += 1
 
     def release(self) -> None:
         with self.lock:
-            self.references -= 1
-            if not self.references:
-                self.released.append(len(self.data))
+            self.reference_count -= 1
+            if not self.reference_count:
+                self.released_sizes.append(len(self.data))
 
 
 class SimVirtualMemory:
@@ -50,11 +50,11 @@ class SimVirtualMemory:
     def __init__(self, context: Context, heap: Heap, peers: SimPeers) -> None:
         self.context = context
         self.backings: Handles[PhysicalMemory] = Handles("backing")
-        self.mapped: dict[int, tuple[Region, PhysicalMemory]] = {}
+        self.mapped_memory: dict[int, tuple[Region, PhysicalMemory]] = {}
         # Ordinals of the other devices that may access each mapping, by address.
         self.peer_access: dict[int, set[int]] = {}
         self._heap, self._peers = heap, peers
-        self._reserved: dict[int, int] = {}
+        self._reserved_sizes: dict[int, int] = {}
 
     @driver_call
     def granularity(self) -> int:
@@ -64,29 +64,31 @@ class SimVirtualMemory:
     def reserve(self, size_bytes: int) -> Ptr:
         _check_size(size_bytes)
         begin = self._heap.space.reserve(size_bytes, _GRANULARITY_BYTES)
-        self._reserved[begin] = size_bytes
+        self._reserved_sizes[begin] = size_bytes
         return Ptr(begin)
 
     @driver_call
     def unreserve(self, ptr: Ptr, size_bytes: int) -> None:
-        if self._reserved.get(ptr) != size_bytes or not self._heap.space.is_empty(ptr, size_bytes):
+        if self._reserved_sizes.get(ptr) != size_bytes or not self._heap.space.is_empty(
+            ptr, size_bytes
+        ):
             raise _range_error(
                 ptr, size_bytes, "not a whole reservation, or memory is mapped there"
             )
-        del self._reserved[ptr]
+        del self._reserved_sizes[ptr]
 
     @driver_call
-    def create(self, size_bytes: int, handle: HandleKind | None = None) -> Backing:
+    def create(self, size_bytes: int, handle_kind: HandleKind | None = None) -> Backing:
         _check_size(size_bytes)
         self._heap.count_allocation(size_bytes)
         data = new_bytes(size_bytes)
         return self.backing_of(
-            PhysicalMemory(data, self.context.ordinal, handle, self._heap.released)
+            PhysicalMemory(data, self.context.ordinal, handle_kind, self._heap.released_sizes)
         )
 
     @driver_call
     def backing_at(self, ptr: Ptr) -> Backing:
-        return self.backing_of(self.mapped[self._mapping_at(ptr)][1])
+        return self.backing_of(self.mapped_memory[self._mapping_at(ptr)][1])
 
     @driver_call
     def release(self, backing: Backing) -> None:
@@ -103,7 +105,7 @@ class SimVirtualMemory:
         peer = None if physical_memory.ordinal == self.context.ordinal else physical_memory.ordinal
         region = Region(ptr, physical_memory.data[:size_bytes], peer=peer)
         self._heap.space.add(region)
-        self.mapped[ptr] = (region, physical_memory)
+        self.mapped_memory[ptr] = (region, physical_memory)
         self.peer_access[ptr] = set()
         physical_memory.retain()
         self.context.emit(Alloc(ptr, size_bytes, AllocationKind.VIRTUAL))
@@ -111,10 +113,10 @@ class SimVirtualMemory:
     @driver_call
     def unmap(self, ptr: Ptr, size_bytes: int) -> None:
         mapping_addresses = list(self._mappings(ptr, size_bytes))
-        for region, physical in mapping_addresses:
+        for region, physical_memory in mapping_addresses:
             self._heap.space.remove(region)
-            del self.mapped[region.begin], self.peer_access[region.begin]
-            physical.release()
+            del self.mapped_memory[region.begin], self.peer_access[region.begin]
+            physical_memory.release()
             self.context.emit(Free(region.begin, len(region.data), AllocationKind.VIRTUAL))
 
     @driver_call
@@ -133,37 +135,37 @@ class SimVirtualMemory:
 
     def close(self) -> None:
         """Release all mappings and references."""
-        physical_memories = (physical for _, physical in self.mapped.values())
-        for physical in [*physical_memories, *self.backings.clear()]:
-            physical.release()
-        self.mapped.clear()
+        physical_memories = (physical_memory for _, physical_memory in self.mapped_memory.values())
+        for physical_memory in [*physical_memories, *self.backings.clear()]:
+            physical_memory.release()
+        self.mapped_memory.clear()
 
-    def backing_of(self, physical: PhysicalMemory) -> Backing:
+    def backing_of(self, physical_memory: PhysicalMemory) -> Backing:
         """Return a new reference to physical memory."""
-        physical.retain()
-        return Backing(self.backings.add(physical))
+        physical_memory.retain()
+        return Backing(self.backings.add(physical_memory))
 
     def _mapping_at(self, ptr: int) -> int:
         """Return the start of the mapping that contains an address. Raises CUDA_ERROR_INVALID_VALUE."""
         region = self._heap.space.region_at(ptr)
-        if region is None or region.begin not in self.mapped:
+        if region is None or region.begin not in self.mapped_memory:
             raise cuda_error(Status.INVALID_VALUE, detail=f"nothing is mapped at {ptr:#x}")
         return region.begin
 
     def _is_reserved(self, ptr: int, size_bytes: int) -> bool:
         return any(
             begin <= ptr and ptr + size_bytes <= begin + size
-            for begin, size in self._reserved.items()
+            for begin, size in self._reserved_sizes.items()
         )
 
     def _mappings(self, ptr: int, size_bytes: int) -> Iterator[tuple[Region, PhysicalMemory]]:
         """Yield the mappings in a range. Raises CUDA_ERROR_INVALID_VALUE if the range splits a mapping."""
         address, end = ptr, ptr + size_bytes
         while address < end:
-            if address not in self.mapped or self.mapped[address][0].end > end:
+            if address not in self.mapped_memory or self.mapped_memory[address][0].end > end:
                 raise _range_error(ptr, size_bytes, "not mapped, or part of a larger mapping")
-            yield self.mapped[address]
-            address = self.mapped[address][0].end
+            yield self.mapped_memory[address]
+            address = self.mapped_memory[address][0].end
 
 
 def _check_size(size_bytes: int) -> None:

@@ -240,8 +240,8 @@ def cuda_text(node: TypedNode, names: Mapping[str, str]) -> str:
 def literal(value: complex, dtype: DType) -> str:
     """Return a number as a C++ expression of the compute type of a dtype."""
     if dtype.category == COMPLEX:
-        parts = ", ".join(_float_literal(float(part)) for part in (value.real, value.imag))
-        return f"{dtype.compute_type}({parts})"
+        part_texts = ", ".join(_float_literal(float(part)) for part in (value.real, value.imag))
+        return f"{dtype.compute_type}({part_texts})"
     number = value.real
     if dtype.category == FLOAT:
         return f"({dtype.compute_type})({_float_literal(float(number))})"

@@ -72,6 +72,6 @@ def from_storage(bits: Values, dtype: DType) -> Values:
 def round_to_bfloat16(values: Values) -> Values:
     """Return the bits of the nearest bfloat16 values, ties to even; a NaN stays a NaN."""
     words = np.ascontiguousarray(values, np.float32).view(np.uint32)
-    rounded = words + np.uint32(0x7FFF) + ((words >> np.uint32(16)) & np.uint32(1))
-    bits = (rounded >> np.uint32(16)).astype(np.uint16)
+    rounded_words = words + np.uint32(0x7FFF) + ((words >> np.uint32(16)) & np.uint32(1))
+    bits = (rounded_words >> np.uint32(16)).astype(np.uint16)
     return np.where(np.isnan(values), np.uint16(0x7FFF), bits).reshape(values.shape)

@@ -152,7 +152,7 @@ def _negate(value: Any) -> Any:
     return value if np.asarray(value).dtype == bool else np.negative(value)
 
 
-def _unchanged(value: Any) -> Any:
+def _keep_value(value: Any) -> Any:
     return value
 
 
@@ -169,7 +169,7 @@ def _rounding_function(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return apply
 
 
-_ANY = frozenset({BOOL, INTEGER, FLOAT, COMPLEX})
+_ANY_CATEGORY = frozenset({BOOL, INTEGER, FLOAT, COMPLEX})
 _NUMBERS = frozenset({INTEGER, FLOAT})
 _FLOATS = frozenset({FLOAT})
 _FLOATS_AND_COMPLEX = frozenset({FLOAT, COMPLEX})
@@ -211,16 +211,16 @@ _ROUNDING_FUNCTIONS: dict[str, Callable[[Any], Any]] = {
 OPERATIONS: dict[str, Operation] = {
     operation.name: operation
     for operation in (
-        Operation("add", 2, _common_rule, np.add, _ANY),
-        Operation("subtract", 2, _common_rule, _subtract, _ANY),
-        Operation("multiply", 2, _common_rule, np.multiply, _ANY),
+        Operation("add", 2, _common_rule, np.add, _ANY_CATEGORY),
+        Operation("subtract", 2, _common_rule, _subtract, _ANY_CATEGORY),
+        Operation("multiply", 2, _common_rule, np.multiply, _ANY_CATEGORY),
         Operation("divide", 2, _float_rule, np.divide, _FLOATS_AND_COMPLEX),
         Operation("floor_divide", 2, _common_rule, _divide_down, _NUMBERS),
         Operation("remainder", 2, _common_rule, np.remainder, _NUMBERS),
         Operation("power", 2, _common_rule, _power, _NUMBERS),
-        Operation("negative", 1, _common_rule, _negate, _ANY),
-        Operation("positive", 1, _common_rule, _unchanged, _ANY),
-        Operation("abs", 1, _real_rule, np.abs, _ANY),
+        Operation("negative", 1, _common_rule, _negate, _ANY_CATEGORY),
+        Operation("positive", 1, _common_rule, _keep_value, _ANY_CATEGORY),
+        Operation("abs", 1, _real_rule, np.abs, _ANY_CATEGORY),
         Operation("sign", 1, _common_rule, _sign),
         Operation("bitwise_and", 2, _common_rule, np.bitwise_and, _BITS),
         Operation("bitwise_or", 2, _common_rule, np.bitwise_or, _BITS),
@@ -228,8 +228,8 @@ OPERATIONS: dict[str, Operation] = {
         Operation("invert", 1, _common_rule, np.invert, _BITS),
         Operation("left_shift", 2, _common_rule, _shift_left, _INTEGERS),
         Operation("right_shift", 2, _common_rule, _shift_right, _INTEGERS),
-        Operation("equal", 2, _predicate_rule, np.equal, _ANY),
-        Operation("not_equal", 2, _predicate_rule, np.not_equal, _ANY),
+        Operation("equal", 2, _predicate_rule, np.equal, _ANY_CATEGORY),
+        Operation("not_equal", 2, _predicate_rule, np.not_equal, _ANY_CATEGORY),
         Operation("less", 2, _predicate_rule, np.less),
         Operation("less_equal", 2, _predicate_rule, np.less_equal),
         Operation("greater", 2, _predicate_rule, np.greater),
@@ -237,7 +237,7 @@ OPERATIONS: dict[str, Operation] = {
         Operation("logical_and", 2, _logical_rule, np.logical_and),
         Operation("logical_or", 2, _logical_rule, np.logical_or),
         Operation("logical_not", 1, _logical_rule, np.logical_not),
-        Operation("where", 3, _selection_rule, np.where, _ANY),
+        Operation("where", 3, _selection_rule, np.where, _ANY_CATEGORY),
         Operation("minimum", 2, _common_rule, np.minimum),
         Operation("maximum", 2, _common_rule, np.maximum),
         Operation("atan2", 2, _float_rule, np.arctan2, _FLOATS),
@@ -246,9 +246,9 @@ OPERATIONS: dict[str, Operation] = {
         Operation("isnan", 1, _predicate_rule, np.isnan),
         Operation("isinf", 1, _predicate_rule, np.isinf),
         Operation("isfinite", 1, _predicate_rule, np.isfinite),
-        Operation("real", 1, _real_rule, np.real, _ANY),
-        Operation("imag", 1, _real_rule, np.imag, _ANY),
-        Operation("conj", 1, _common_rule, np.conjugate, _ANY),
+        Operation("real", 1, _real_rule, np.real, _ANY_CATEGORY),
+        Operation("imag", 1, _real_rule, np.imag, _ANY_CATEGORY),
+        Operation("conj", 1, _common_rule, np.conjugate, _ANY_CATEGORY),
         *(
             Operation(name, 1, _float_rule, function, _FLOATS)
             for name, function in _FLOAT_FUNCTIONS.items()
@@ -261,7 +261,8 @@ OPERATIONS: dict[str, Operation] = {
 }
 # Conversions are operations, too: they have the name of a dtype, and no function of numpy.
 CASTS = {
-    name: Operation(name, 1, _cast_rule(dtype), _unchanged, _ANY) for name, dtype in DTYPES.items()
+    name: Operation(name, 1, _cast_rule(dtype), _keep_value, _ANY_CATEGORY)
+    for name, dtype in DTYPES.items()
 }
 # Functions with the names that they have in an expression.
 FUNCTIONS: dict[str, Operation] = {

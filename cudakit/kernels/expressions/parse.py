@@ -17,7 +17,7 @@ from typing import TypeAlias
 from cudakit.errors import UsageError
 from cudakit.kernels.expressions.operations import FUNCTIONS, OPERATIONS, Operation
 
-_BINARY = {
+_BINARY_OPERATIONS = {
     ast.Add: "add",
     ast.Sub: "subtract",
     ast.Mult: "multiply",
@@ -31,7 +31,12 @@ _BINARY = {
     ast.LShift: "left_shift",
     ast.RShift: "right_shift",
 }
-_UNARY = {ast.USub: "negative", ast.UAdd: "positive", ast.Invert: "invert", ast.Not: "logical_not"}
+_UNARY_OPERATIONS = {
+    ast.USub: "negative",
+    ast.UAdd: "positive",
+    ast.Invert: "invert",
+    ast.Not: "logical_not",
+}
 _COMPARISONS = {
     ast.Eq: "equal",
     ast.NotEq: "not_equal",
@@ -40,7 +45,7 @@ _COMPARISONS = {
     ast.Gt: "greater",
     ast.GtE: "greater_equal",
 }
-_LOGICAL = {ast.And: "logical_and", ast.Or: "logical_or"}
+_LOGICAL_OPERATIONS = {ast.And: "logical_and", ast.Or: "logical_or"}
 _MAX_DEPTH = 100  # Python's recursion limit is 1000, and each level of a tree takes several calls.
 
 
@@ -233,7 +238,7 @@ class _Parser:
             case ast.AugAssign(target=ast.Name(id=target), op=operator, value=value):
                 old_value = self._convert_name(target)
                 operands = (old_value, self._convert_node(value, 0))
-                node = Call(OPERATIONS[_BINARY[type(operator)]], operands, position)
+                node = Call(OPERATIONS[_BINARY_OPERATIONS[type(operator)]], operands, position)
             case _:
                 raise self._source_error("only assignments to a name are allowed", statement)
         if target in FUNCTIONS:
@@ -252,7 +257,7 @@ class _Parser:
             case ast.Constant(value=bool() | int() | float() | complex() as value):
                 return self._convert_constant(value, node)
             case ast.BoolOp(op=operator, values=values):
-                operation = OPERATIONS[_LOGICAL[type(operator)]]
+                operation = OPERATIONS[_LOGICAL_OPERATIONS[type(operator)]]
                 operands = [self._convert_node(value, depth + 1) for value in values]
                 return _join_operands(operation, operands, _position(node))
             case ast.Compare(left=left, ops=operators, comparators=comparators):
@@ -263,10 +268,12 @@ class _Parser:
 
     def _convert_operation(self, node: ast.expr, depth: int) -> Call:
         match node:
-            case ast.BinOp(left=left, op=operator, right=right) if type(operator) in _BINARY:
-                name, operands = _BINARY[type(operator)], [left, right]
+            case ast.BinOp(left=left, op=operator, right=right) if (
+                type(operator) in _BINARY_OPERATIONS
+            ):
+                name, operands = _BINARY_OPERATIONS[type(operator)], [left, right]
             case ast.UnaryOp(op=operator, operand=operand):
-                name, operands = _UNARY[type(operator)], [operand]
+                name, operands = _UNARY_OPERATIONS[type(operator)], [operand]
             case ast.IfExp(test=test, body=body, orelse=alternative):
                 name, operands = "where", [test, body, alternative]
             case _:

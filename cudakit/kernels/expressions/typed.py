@@ -69,27 +69,27 @@ def infer(program: Program, inputs: Mapping[str, ValueType]) -> tuple[TypedAssig
 
     Raises UsageError with the source line for operands that an operation does not support.
     """
-    types = dict(inputs)
+    type_by_name = dict(inputs)
     assignments = []
     for assignment in program.assignments:
-        value, value_type = infer_value(program, assignment.value, types)
-        types[assignment.target] = ValueType(value_type.dtype)
+        value, value_type = infer_value(program, assignment.value, type_by_name)
+        type_by_name[assignment.target] = ValueType(value_type.dtype)
         assignments.append(TypedAssignment(assignment.target, value, value_type.dtype))
     return tuple(assignments)
 
 
 def infer_value(
-    program: Program, node: Node, types: Mapping[str, ValueType]
+    program: Program, node: Node, type_by_name: Mapping[str, ValueType]
 ) -> tuple[TypedNode, ValueType]:
     """Return the typed tree of one node, and its type."""
     match node:
         case Name(name):
-            return TypedName(name, types[name].dtype), types[name]
+            return TypedName(name, type_by_name[name].dtype), type_by_name[name]
         case Constant(value):
             value_type = weak_type(value)
             return TypedConstant(value, value_type.dtype), value_type
         case Call(operation, operands, position):
-            typed_operands = [infer_value(program, operand, types) for operand in operands]
+            typed_operands = [infer_value(program, operand, type_by_name) for operand in operands]
             try:
                 signature = operation.signature([value_type for _, value_type in typed_operands])
             except UsageError as error:

@@ -253,7 +253,7 @@ def _mapped_path(name: bytes) -> str:
 def _frame_walker_address(settings: "dict[str, Any]", spool: "Spool") -> int:
     """Return the address of the C functions that read the stacks of this interpreter, or 0.
 
-    If races are to be found, also make them number the calls of the program.
+    If races are to be found, also make these functions number the calls of the program.
     """
     walker_addresses: list[int] = []
 

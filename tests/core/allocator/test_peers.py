@@ -37,7 +37,7 @@ def test_peer_accesses_plain_segments() -> None:
 
     assert allocator.peer_accessible_by == ()
     allocator.enable_peer_access(1)
-    assert gpu.peers.enabled == {1}
+    assert gpu.peers.enabled_peers == {1}
     assert allocator.peer_accessible_by == (1,)
 
 
@@ -49,7 +49,7 @@ def test_peer_accesses_current_and_later_pages() -> None:
     allocator.enable_peer_access(1)
     assert accessible_mappings(gpu) == {first, first + PAGE, other}
     later_block = allocator.alloc(40 * MIB)
-    assert accessible_mappings(gpu) == set(gpu.virtual.mapped)
+    assert accessible_mappings(gpu) == set(gpu.virtual.mapped_memory)
     assert gpu.has_access(Ptr(later_block + 39 * MIB), 1)
 
 
@@ -71,7 +71,7 @@ def test_peer_accesses_segments_that_become_expandable_later() -> None:
     allocator.configure(EXPANDING)
 
     allocator.alloc(PAGE)
-    assert accessible_mappings(gpu) == set(gpu.virtual.mapped) != set()
+    assert accessible_mappings(gpu) == set(gpu.virtual.mapped_memory) != set()
 
 
 def test_repeated_enable_peer_access_calls_no_driver() -> None:
@@ -108,7 +108,7 @@ def test_failed_enable_peer_access_revokes_granted_access(nth: int) -> None:
     allocator.alloc(PAGE)
     assert accessible_mappings(gpu) == set()
     allocator.enable_peer_access(1)
-    assert accessible_mappings(gpu) == set(gpu.virtual.mapped)
+    assert accessible_mappings(gpu) == set(gpu.virtual.mapped_memory)
 
 
 def test_refused_peer_accesses_no_page() -> None:
@@ -128,7 +128,7 @@ def test_pages_are_not_mapped_if_peer_access_fails() -> None:
 
     with pytest.raises(CudaError, match="requested by the test"):
         allocator.alloc(PAGE)
-    assert (gpu.used, gpu.virtual.mapped) == (0, {})
+    assert (gpu.used, gpu.virtual.mapped_memory) == (0, {})
     invariants.check(allocator)
     block = allocator.alloc(PAGE)
     assert gpu.has_access(Ptr(block), 1)
@@ -136,7 +136,7 @@ def test_pages_are_not_mapped_if_peer_access_fails() -> None:
 
 def test_unlinked_devices_raise_a_clear_error() -> None:
     gpu = Sim("h200x2")
-    gpu.context.view = replace(gpu.context.view, peer_access=())
+    gpu.context.cuda_view = replace(gpu.context.cuda_view, peer_access=())
 
     with pytest.raises(CudaError, match=r"PEER_ACCESS_UNSUPPORTED.*from device 1") as caught:
         CachingAllocator(GpuUpstream(gpu)).enable_peer_access(1)

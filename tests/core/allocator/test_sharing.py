@@ -342,4 +342,4 @@ def test_threads_open_and_close_concurrently(pair: Pair) -> None:
 
     assert failures == []
     assert pair.second.ipc.open_mappings == {}
-    assert pair.second.virtual.mapped == {}
+    assert pair.second.virtual.mapped_memory == {}

@@ -38,4 +38,4 @@ def test_memory_dropped_during_a_capture_is_closed_later(pair: Pair) -> None:
     pair.second.instantiate(graph)
     pair.importer.open_shared(shared).close()
     assert pair.second.ipc.open_mappings == {}
-    assert pair.second.virtual.mapped == {}
+    assert pair.second.virtual.mapped_memory == {}

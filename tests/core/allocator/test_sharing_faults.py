@@ -66,7 +66,12 @@ class TwoProcesses:
         machine = self.exporting_gpu.ipc.registry
         lists: list[object] = [machine.descriptors, machine.handles]
         for gpu in (self.exporting_gpu, self.importing_gpu):
-            lists += [gpu.reserved, gpu.ipc.open_mappings, gpu.virtual.mapped, gpu.virtual.backings]
+            lists += [
+                gpu.reserved,
+                gpu.ipc.open_mappings,
+                gpu.virtual.mapped_memory,
+                gpu.virtual.backings,
+            ]
         return [opened_memory for opened_memory in lists if opened_memory]
 
     def alloc(self, size_bytes: int) -> int:
@@ -152,7 +157,7 @@ def test_failed_open_leaves_nothing_open(name: str) -> None:
     with pytest.raises(CudaError, match="requested by the test"):
         processes.importer.open_shared(shared)
     assert processes.importing_gpu.ipc.open_mappings == {}
-    assert processes.importing_gpu.virtual.mapped == {}
+    assert processes.importing_gpu.virtual.mapped_memory == {}
     assert processes.importing_gpu.reserved == set()
     assert processes.importer.open_shared(shared).size_bytes == 30 * MIB
 
@@ -169,10 +174,10 @@ def test_failed_close_is_reported_and_repeated_at_the_next_call(settings: Settin
 
     with pytest.raises(CudaError, match="requested by the test"):
         memory.close()
-    assert gpu.ipc.open_mappings or gpu.virtual.mapped
+    assert gpu.ipc.open_mappings or gpu.virtual.mapped_memory
     importer.open_shared(shared).close()
     assert gpu.ipc.open_mappings == {}
-    assert gpu.virtual.mapped == {}
+    assert gpu.virtual.mapped_memory == {}
 
 
 def test_failed_export_of_one_page_exports_no_page() -> None:

@@ -15,7 +15,7 @@ from cudakit.gpu.api.gemm import (
     GemmSettings,
     Library,
     Operands,
-    never,
+    never_over,
 )
 from cudakit.gpu.machine import DEFAULT_MODEL
 from cudakit.gpu.sim import Sim
@@ -92,7 +92,7 @@ class _SpoiledBlas:
         return self._wrapped.heuristics(gemm, settings, max_count)
 
     def algorithms(
-        self, gemm: Gemm, settings: GemmSettings, is_over: Callable[[], bool] = never
+        self, gemm: Gemm, settings: GemmSettings, is_over: Callable[[], bool] = never_over
     ) -> Iterator[Algorithm]:
         return self._wrapped.algorithms(gemm, settings, is_over)
 

@@ -36,7 +36,7 @@ def test_content_differs_between_offsets_and_seeds() -> None:
 def test_file_has_the_expected_content_and_is_deleted(tmp_path: Path) -> None:
     with temporary_data_file(tmp_path, 100 * KIB, 7) as file:
         written = file.path.read_bytes()
-        assert written == file.expected(0, 100 * KIB).tobytes()
+        assert written == file.expected_bytes(0, 100 * KIB).tobytes()
         assert len(written) == file.size_bytes == 100 * KIB
 
     assert list(tmp_path.iterdir()) == []

@@ -53,7 +53,7 @@ def test_label_names_baseline_and_bench_if_several_are_measured() -> None:
     cases = [gemm(), gemm(library="torch")]
 
     assert short_labels(cases) == ["gemm", "gemm by torch"]
-    assert short_labels(cases, library=False) == ["gemm", "gemm"]
+    assert short_labels(cases, with_library=False) == ["gemm", "gemm"]
     assert short_labels([gemm(64), launch()]) == ["gemm 64³ bf16", "launch empty"]
 
 

@@ -133,7 +133,7 @@ class InterruptedIn(Copy):
 def test_interrupt_between_rounds_keeps_complete_rounds(timer: Timer) -> None:
     (measured,) = run(timer, InterruptedIn())
 
-    assert measured.interrupted
+    assert measured.was_interrupted
     assert len(measured.samples.times_s) == 10
 
 
@@ -141,7 +141,7 @@ def test_interrupt_within_round_keeps_its_samples(timer: Timer) -> None:
     (measured,) = run(timer, InterruptedIn(runs=12))
 
     complete_round, interrupted_round = measured.samples.rounds
-    assert measured.interrupted
+    assert measured.was_interrupted
     assert complete_round == 10
     assert 0 < interrupted_round < 10
 

@@ -219,7 +219,7 @@ def test_unsettled_device_ends_warm_up_at_limit_with_warning() -> None:
     assert not measured.is_settled
     assert measured.method.warmup_s == pytest.approx(3.0, rel=0.01)
     assert any("warm-up" in warning for warning in measured.warnings)
-    assert len(measured.warmup) > 100
+    assert len(measured.warmup_readings) > 100
 
 
 def test_sampling_begins_after_device_settled() -> None:
@@ -231,7 +231,7 @@ def test_sampling_begins_after_device_settled() -> None:
     assert measured.is_settled
     assert measured.warnings == ()
     assert set(np.round(measured.samples.times_s, 9)) == {0.001001}
-    assert measured.warmup[0].time_s > 0.004
+    assert measured.warmup_readings[0].time_s > 0.004
 
 
 def test_simulated_device_skips_settling(timer: Timer) -> None:
@@ -307,7 +307,7 @@ def test_interrupt_keeps_verified_samples(timer: Timer, mode: Mode, runs: int) -
 
     measured = run(timer, copy, replace(METHOD, mode=mode, rule=rule))
 
-    assert measured.interrupted
+    assert measured.was_interrupted
     assert measured.verification.passed
     assert not measured.samples.converged
     assert 1 < len(measured.samples.times_s) < 10

@@ -32,7 +32,7 @@ def test_persistent_low_clock_is_accepted() -> None:
     accepted = [throttling_filter.add(LOW) for _ in range(20)]
 
     assert accepted == [False] * 10 + [True] * 10
-    assert throttling_filter.accepts_all
+    assert throttling_filter.accepts_all_clocks
 
 
 def test_rare_low_clock_stays_discarded() -> None:

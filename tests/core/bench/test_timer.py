@@ -40,7 +40,7 @@ def minimum_ns(timer: Timer) -> int:
 
 
 def test_reading_has_device_time_and_clock_of_work(timer: Timer) -> None:
-    reading = timer.time(spinning(timer), blocked=True)
+    reading = timer.time(spinning(timer), is_blocked=True)
 
     assert reading.time_s == pytest.approx((SPIN_NS + minimum_ns(timer)) / 1e9, rel=1e-9)
     assert reading.sm_clock_hz == pytest.approx(1.98e9, rel=1e-3)
@@ -63,8 +63,8 @@ def test_clock_is_read_on_every_multiprocessor() -> None:
 def test_blocking_kernel_hides_launch_gaps(timer: Timer) -> None:
     work = spinning(timer, times=50, nanoseconds=0)
 
-    blocked = timer.time(work, blocked=True)
-    unblocked = timer.time(work, blocked=False)
+    blocked = timer.time(work, is_blocked=True)
+    unblocked = timer.time(work, is_blocked=False)
 
     assert blocked.time_s == pytest.approx(50 * minimum_ns(timer) / 1e9, rel=1e-9)
     assert unblocked.time_s >= blocked.time_s
@@ -80,7 +80,7 @@ def test_gap_within_work_is_hidden_only_by_blocking_kernel(timer: Timer) -> None
         spin.empty(stream)
 
     blocked, unblocked = (
-        timer.time(SampleWork(slow_to_enqueue), blocked=blocked) for blocked in (True, False)
+        timer.time(SampleWork(slow_to_enqueue), is_blocked=blocked) for blocked in (True, False)
     )
 
     assert blocked.time_s == pytest.approx(2 * minimum_ns(timer) / 1e9, rel=1e-9)
@@ -89,8 +89,8 @@ def test_gap_within_work_is_hidden_only_by_blocking_kernel(timer: Timer) -> None
 
 def test_synchronizing_work_makes_blocking_kernel_time_out() -> None:
     with closing(Sim()) as gpu, closing(Timer(gpu, blocking_limit_s=0.25)) as timer:
-        synchronizing = timer.time(SampleWork(lambda _: gpu.sync()), blocked=True)
-        following = timer.time(spinning(timer), blocked=True)
+        synchronizing = timer.time(SampleWork(lambda _: gpu.sync()), is_blocked=True)
+        following = timer.time(spinning(timer), is_blocked=True)
 
     assert not synchronizing.valid
     assert following.valid
@@ -102,13 +102,13 @@ def test_failing_work_releases_stream(timer: Timer) -> None:
         raise ZeroDivisionError(stream)
 
     with pytest.raises(ZeroDivisionError):
-        timer.time(SampleWork(failing), blocked=True)
+        timer.time(SampleWork(failing), is_blocked=True)
 
     timer.gpu.sync_stream(timer.stream)
     assert (
         timer.now_s() < 0.1
     )  # The stream was released before the time limit of the blocking kernel.
-    assert timer.time(spinning(timer), blocked=True).valid
+    assert timer.time(spinning(timer), is_blocked=True).valid
 
 
 def test_work_before_sample_is_not_timed(timer: Timer) -> None:
@@ -116,7 +116,7 @@ def test_work_before_sample_is_not_timed(timer: Timer) -> None:
 
     work = replace(quick_work, enqueue_before=slow_work.enqueue)
     for blocked in (True, False):
-        assert timer.time(work, blocked=blocked).time_s < 100e-6
+        assert timer.time(work, is_blocked=blocked).time_s < 100e-6
     assert timer.time(replace(work, clock="host")).time_s < 100e-6
 
 
@@ -124,7 +124,7 @@ def test_host_time_includes_calls(timer: Timer) -> None:
     work = spinning(timer)
 
     host = timer.time(replace(work, clock="host"))
-    assert host.time_s > timer.time(work, blocked=True).time_s
+    assert host.time_s > timer.time(work, is_blocked=True).time_s
 
 
 def test_flush_overwrites_twice_the_cache(timer: Timer) -> None:
@@ -141,7 +141,7 @@ def test_closed_timer_has_released_all_memory() -> None:
         before = gpu.memory_info()
         timer = Timer(gpu)
         timer.flush(timer.stream)
-        timer.time(spinning(timer), blocked=True)
+        timer.time(spinning(timer), is_blocked=True)
         timer.close()
 
         assert gpu.memory_info() == before

@@ -59,7 +59,7 @@ def relative_error(computed: npt.NDArray[Any], expected: npt.NDArray[Any]) -> fl
 
 def tolerance(dtype: str, k: int, settings: GemmSettings = PLAIN, **options: Any) -> float:
     gemm = Gemm(dtype=dtype, m=EDGE, n=EDGE, k=k, **options)
-    return tolerance_of(gemm, settings, random=True).relative_to_result(1.0, 1.0)
+    return tolerance_of(gemm, settings, has_zero_mean=True).relative_to_result(1.0, 1.0)
 
 
 @pytest.mark.parametrize("k", [1, 16, 300, 4096])
@@ -140,7 +140,9 @@ def test_tolerance_of_equal_terms_is_larger() -> None:
         ones += np.float16(1)
 
     assert ones < 4096
-    random, alike = (tolerance_of(gemm, PLAIN, random=is_random) for is_random in (True, False))
+    random, alike = (
+        tolerance_of(gemm, PLAIN, has_zero_mean=is_random) for is_random in (True, False)
+    )
     assert alike.sums > 10 * random.sums
 
 

@@ -35,7 +35,7 @@ def make_filled_operands(
 ) -> OperandSets:
     sets = make_operands(gpu, GEMM, 4, cleanup)
     with closing(Fill(gpu)) as fill:
-        fill_operands(fill, sets, kind, seed=1, number=number)
+        fill_operands(fill, sets, kind, seed=1, set_index=number)
         gpu.sync()
     return sets
 

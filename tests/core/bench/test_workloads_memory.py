@@ -14,7 +14,7 @@ from cudakit.core.bench.roofline import Work
 from cudakit.core.bench.spec import OPERATIONS, MemorySpec
 from cudakit.core.bench.workload import Verification
 from cudakit.gpu.api import Ptr
-from cudakit.gpu.api.host_kernels import registered
+from cudakit.gpu.api.host_kernels import registered_kernels
 from cudakit.gpu.sim import Launch, Sim
 from cudakit.units import Unavailable
 
@@ -115,7 +115,7 @@ def test_kernel_that_stops_after_first_check_withholds_time(operation: str) -> N
 
     def stop_after_first(launch: Launch, *args: Any) -> None:
         if next(runs) < 1:
-            registered()[f"cudakit_{operation}"](launch, *args)
+            registered_kernels()[f"cudakit_{operation}"](launch, *args)
 
     with closing(Sim(host_kernels={f"cudakit_{operation}": stop_after_first})) as gpu:
         case = measure(gpu, operation)
@@ -130,7 +130,7 @@ def test_one_wrong_buffer_set_withholds_time() -> None:
     def skip_third_set(launch: Launch, target: Ptr, *args: Any) -> None:
         targets.extend({target} - set(targets))
         if target != targets[min(2, len(targets) - 1)] or len(targets) < 3:
-            registered()["cudakit_copy"](launch, target, *args)
+            registered_kernels()["cudakit_copy"](launch, target, *args)
 
     with closing(Sim("jetson", host_kernels={"cudakit_copy": skip_third_set})) as gpu:
         case = measure(gpu, "copy", cache="rotate", sizes_bytes=(1 << 19,))

@@ -8,13 +8,17 @@ from cudakit.gpu.api.attributes import attributes
 from cudakit.gpu.api.fields import FieldInfo
 from cudakit.gpu.nvml.activity import METRICS
 from cudakit.gpu.nvml.reader import FieldValue
-from cudakit.gpu.nvml.readings import FACTS, INSTANCE, TELEMETRY
+from cudakit.gpu.nvml.readings import FACT_READINGS, INSTANCE_READINGS, TELEMETRY_READINGS
 
 FIELDS = list(field_registry().values())
 READ = {
     **{
         name: question.identifier if isinstance(question, FieldValue) else question.function
-        for name, (question, _) in {**FACTS, **INSTANCE, **TELEMETRY}.items()
+        for name, (question, _) in {
+            **FACT_READINGS,
+            **INSTANCE_READINGS,
+            **TELEMETRY_READINGS,
+        }.items()
     },
     **{name: field.source for name, field in METRICS.items()},
 }

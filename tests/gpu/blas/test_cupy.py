@@ -8,7 +8,7 @@ import pytest
 
 from cudakit.errors import Unsupported
 from cudakit.gpu.api.gemm import Gemm, GemmSettings
-from cudakit.gpu.blas.cupy import _check
+from cudakit.gpu.blas.cupy import _check_supported
 
 GEMM = Gemm(dtype="fp16", m=8, n=8, k=8)
 USUAL = GemmSettings()
@@ -29,17 +29,17 @@ USUAL = GemmSettings()
 )
 def test_cupy_rejects_gemm_that_needs_copies(gemm: Gemm, reason: str) -> None:
     with pytest.raises(Unsupported, match=f"CuPy .*{reason}"):
-        _check(gemm, USUAL)
+        _check_supported(gemm, USUAL)
 
 
 def test_cupy_has_no_switch_for_reduced_precision() -> None:
     with pytest.raises(Unsupported, match="cannot disable"):
-        _check(GEMM, GemmSettings(reduced_precision=False))
-    _check(GEMM, USUAL)
-    _check(Gemm(dtype="fp64", m=8, n=8, k=8), GemmSettings(reduced_precision=False))
+        _check_supported(GEMM, GemmSettings(reduced_precision=False))
+    _check_supported(GEMM, USUAL)
+    _check_supported(Gemm(dtype="fp64", m=8, n=8, k=8), GemmSettings(reduced_precision=False))
 
 
 @pytest.mark.parametrize("dtype", ["fp64", "fp32", "tf32", "fp16", "bf16"])
 def test_cupy_supports_its_dtypes(dtype: str) -> None:
     for layout in ("nn", "nt", "tn", "tt"):
-        _check(Gemm(dtype=dtype, m=8, n=8, k=8, layout=layout), USUAL)
+        _check_supported(Gemm(dtype=dtype, m=8, n=8, k=8, layout=layout), USUAL)

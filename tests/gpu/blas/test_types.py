@@ -27,7 +27,7 @@ def test_type_names_exist_in_bindings(gemm: Gemm) -> None:
     nvmath = pytest.importorskip("nvmath", reason="nvmath-python is not installed")
     cublas = pytest.importorskip("nvmath.bindings.cublas")
     names = type_names(gemm)
-    assert cublas.ComputeType[names.compute]
+    assert cublas.ComputeType[names.compute_type]
     sizes = {0: 4, 1: 8, 2: 2, 14: 2, 28: 1, 29: 1, 3: 1, 10: 4}
     assert sizes[nvmath.CudaDataType[names.a]] == gemm.a.element.size_bytes
     assert sizes[nvmath.CudaDataType[names.d]] == gemm.d.element.size_bytes
@@ -67,9 +67,9 @@ def test_bindings_have_every_used_function() -> None:
 
 def test_tf32_is_compute_type_of_fp32() -> None:
     tf32, fp32 = (type_names(Gemm(dtype=name, m=8, n=8, k=8)) for name in ("tf32", "fp32"))
-    assert (tf32.a, tf32.d, tf32.scale) == (fp32.a, fp32.d, fp32.scale)
-    assert tf32.compute == "COMPUTE_32F_FAST_TF32"
-    assert fp32.compute == "COMPUTE_32F"
+    assert (tf32.a, tf32.d, tf32.scale_type) == (fp32.a, fp32.d, fp32.scale_type)
+    assert tf32.compute_type == "COMPUTE_32F_FAST_TF32"
+    assert fp32.compute_type == "COMPUTE_32F"
 
 
 def test_c_of_fp8_output_has_bias_type() -> None:

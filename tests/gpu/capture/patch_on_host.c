@@ -160,7 +160,7 @@ CK_INLINE ck_u32 clipped_mask(ck_u32 position, ck_u32 width)
 {
     return (width < 32 ? (1u << width) - 1 : ~0u) << (position & 31);
 }
-CK_INLINE ck_u32 opaque(ck_u32 value)
+CK_INLINE ck_u32 make_opaque(ck_u32 value)
 {
     return value;
 }

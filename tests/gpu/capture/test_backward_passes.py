@@ -50,16 +50,16 @@ BEGIN = """
 import sys
 from pathlib import Path
 from cudakit.gpu.capture.installed import SearchPaths, find_frame_readers, find_recorder
-from cudakit.gpu.capture.preflight import Ready
+from cudakit.gpu.capture.preflight import RecorderFiles
 from cudakit.gpu.capture.recording import begin
 from cudakit.trace.kinds import EventKind
 
 library, places, batches = sys.argv[1], SearchPaths.of_this_process(), []
-ready = Ready(Path(library), (), find_recorder(places), find_frame_readers(places))
+ready = RecorderFiles(Path(library), (), find_recorder(places), find_frame_readers(places))
 recording = begin(batches.append, readiness=ready)
 
 def stacks(process=None):
-    with recording.drained():
+    with recording.drain():
         return [
             [frame.function for frame in batch.stacks[site]]
             for batch in batches if batch.process == (process or os.getpid())
@@ -76,7 +76,7 @@ from cudakit.trace.ranges import RangeTracker
 
 def ranges_of_launches():
     tracker, names = RangeTracker(), []
-    with recording.drained():
+    with recording.drain():
         for batch in batches:
             innermost = tracker.follow(batch.records)
             for kind, open_range in zip(batch.records["kind"], innermost if innermost is not None else ()):
@@ -116,7 +116,7 @@ def step():
 
 step(), step()
 assert stacks() == [[BACKWARD, "backward", "step", "<module>"]] * 2, stacks()
-with recording.drained():
+with recording.drain():
     first, again = (frame for frame in batches[-1].stacks[1:] if frame[0].function == BACKWARD)
     assert first[0][1:] == ("", 0)
     assert {stack[2][1:] for stack in (first, again)} == {("<string>", step.__code__.co_firstlineno + 1)}
@@ -135,7 +135,7 @@ def twice():
 
 backward(twice), backward(launch)
 launch()
-with recording.drained():
+with recording.drain():
     numbers = [
         number
         for batch in batches
@@ -229,7 +229,7 @@ for thread in threads:
 for thread in threads:
     thread.join()
 found = set()
-with recording.drained():
+with recording.drain():
     for batch in batches:
         launches = view(batch.records[batch.records["kind"] == EventKind.LAUNCH], EventKind.LAUNCH)
         for name, site in zip(launches["name"].tolist(), launches["site"].tolist()):

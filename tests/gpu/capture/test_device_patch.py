@@ -16,14 +16,14 @@ from cudakit.gpu.capture.device_patch import (
     device_capabilities,
 )
 from cudakit.gpu.capture.installed import SearchPaths
-from cudakit.gpu.capture.preflight import Ready
+from cudakit.gpu.capture.preflight import RecorderFiles
 from cudakit.gpu.compile import compile_cuda
 from cudakit.gpu.compile_cache import CompileCache
 from cudakit.gpu.nvml import open_nvml
 from cudakit.units import Unavailable
 
 HAS_DEVICE = any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/dxg").exists()
-READY = Ready(Path("/s.so"), (13, 5), Path("/r.so"), {}, packages=("/program/packages",))
+READY = RecorderFiles(Path("/s.so"), (13, 5), Path("/r.so"), {}, packages=("/program/packages",))
 ELF = b"\x7fELF"
 FUNCTIONS = (
     b"ck_memory_access",

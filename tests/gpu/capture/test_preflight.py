@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cudakit.gpu.capture.installed import SearchPaths
-from cudakit.gpu.capture.preflight import Ready, Refusal, preflight
+from cudakit.gpu.capture.preflight import RecorderFiles, Refusal, preflight
 
 HEADER = "typedef struct { CUcontext context; CUstream stream; } Sanitizer_LaunchData;"
 
@@ -62,12 +62,14 @@ def with_environment(search_paths: SearchPaths, **environment: str) -> SearchPat
 def test_complete_machine_is_ready(search_paths: SearchPaths) -> None:
     outcome = preflight(None, paths=search_paths)
 
-    assert isinstance(outcome, Ready)
+    assert isinstance(outcome, RecorderFiles)
     assert outcome.version == (13, 5, 25)
     assert json.loads(json.dumps(outcome.settings())) == {
         "library": f"{search_paths.packages[0]}/nvidia/cu13/compute-sanitizer/libsanitizer-public.so",
-        "recorder": f"{search_paths.native}/_recorder.py",
-        "frames": {"cpython-312": f"{search_paths.native}/_frames.cpython-312-x86_64-linux-gnu.so"},
+        "recorder": f"{search_paths.native_directory}/_recorder.py",
+        "frames": {
+            "cpython-312": f"{search_paths.native_directory}/_frames.cpython-312-x86_64-linux-gnu.so"
+        },
         "patches": {},
         "templates": False,
     }
@@ -84,7 +86,7 @@ def test_packages_of_program_interpreter_are_searched(
 
     outcome = preflight(str(python), paths=search_paths)
 
-    assert isinstance(outcome, Ready)
+    assert isinstance(outcome, RecorderFiles)
     assert outcome.version == (13, 6, 1)
     assert f"{program}/lib" in outcome.packages
 
@@ -126,7 +128,7 @@ def test_crashing_recorder_is_refused(search_paths: SearchPaths, tmp_path: Path)
 def test_output_of_library_is_ignored(search_paths: SearchPaths, tmp_path: Path) -> None:
     record(tmp_path, check="os.write(1, b'{}')")
 
-    assert isinstance(preflight(None, paths=search_paths), Ready)
+    assert isinstance(preflight(None, paths=search_paths), RecorderFiles)
 
 
 def test_moved_struct_field_is_refused(search_paths: SearchPaths, tmp_path: Path) -> None:
@@ -169,7 +171,7 @@ def test_unrelated_variables_are_accepted(
     search_paths: SearchPaths, variable: str, value: str
 ) -> None:
     assert isinstance(
-        preflight(None, paths=with_environment(search_paths, **{variable: value})), Ready
+        preflight(None, paths=with_environment(search_paths, **{variable: value})), RecorderFiles
     )
 
 
@@ -195,7 +197,7 @@ def test_old_driver_is_refused_with_its_version(
 def test_newer_driver_is_accepted(search_paths: SearchPaths, tmp_path: Path, version: str) -> None:
     driver(tmp_path, "Open Kernel Module for x86_64", version)
 
-    assert isinstance(preflight(None, paths=search_paths), Ready)
+    assert isinstance(preflight(None, paths=search_paths), RecorderFiles)
 
 
 def test_missing_interpreter_is_refused(search_paths: SearchPaths, tmp_path: Path) -> None:

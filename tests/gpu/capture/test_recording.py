@@ -40,11 +40,11 @@ def test_drained_passes_all_events() -> None:
 recording = Recording(take, Path(name))
 writer.write(Event(Free(1, 1), seq=7))
 assert taken == []
-with recording.drained():
+with recording.drain():
     assert taken == [7]
     writer.write(Event(Free(1, 1), seq=8))
     assert taken == [7]
-with recording.drained():
+with recording.drain():
     assert taken == [7, 8]
 """)
 
@@ -67,10 +67,10 @@ recording = Recording(take, Path(name))
 writer.write(Event(Free(1, 1), seq=7))
 child = os.fork()
 if not child:
-    with recording.drained():
+    with recording.drain():
         os._exit(len(taken))
 assert os.waitpid(child, 0)[1] == 0
-with recording.drained():
+with recording.drain():
     assert taken == [7]
 """)
 
@@ -81,9 +81,9 @@ def tell():
     writer.write(Event(Free(1, 1), seq=8))
 recording = Recording(take, Path(name), CudaRecording(flush=tell))
 writer.write(Event(Free(1, 1), seq=7))
-with recording.drained():
+with recording.drain():
     assert taken == [7]
-with recording.synchronized():
+with recording.synchronize_and_drain():
     assert taken == [7, 8]
 """)
 
@@ -117,11 +117,11 @@ from pathlib import Path
 from cudakit.errors import CudakitError
 from cudakit.gpu.capture.recording import begin
 from cudakit.gpu.capture.installed import SearchPaths, find_frame_readers, find_recorder
-from cudakit.gpu.capture.preflight import Ready, Refusal
+from cudakit.gpu.capture.preflight import RecorderFiles, Refusal
 from cudakit.trace.kinds import EventKind
 
 library, places, recorded = sys.argv[1], SearchPaths.of_this_process(), []
-ready = Ready(Path(library), (), find_recorder(places), find_frame_readers(places))
+ready = RecorderFiles(Path(library), (), find_recorder(places), find_frame_readers(places))
 recording = begin(recorded.append, readiness=ready)
 cuda, U = ctypes.CDLL(library), ctypes.c_uint64
 context, stream = ctypes.c_void_p(0x1000), ctypes.c_void_p(0x2000)
@@ -150,7 +150,7 @@ def test_recorder_records_own_process(library: Path) -> None:
     run_cuda(
         library,
         """
-with recording.drained():
+with recording.drain():
     kinds = [kind for batch in recorded for kind in batch.records["kind"].tolist()]
     assert kinds.count(EventKind.FILL) == 1
     assert {batch.process for batch in recorded} == {os.getpid()}

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from cudakit.errors import EnvironmentUnusable
 from cudakit.gpu.capture.installed import Library, SearchPaths, find_sanitizer_library
-from cudakit.gpu.capture.struct_layouts import SIZE, Header, check_structures, difference
+from cudakit.gpu.capture.struct_layouts import SIZE, Header, check_structures, describe_difference
 
 HEADER = """
 #include <cuda.h>
@@ -138,29 +138,30 @@ def fields(members: list[tuple[str, int]], prefix: str) -> list[tuple[str, objec
 def test_equal_struct_layouts_are_accepted() -> None:
     compiled = {"Sanitizer_Small": {"context": 8, SIZE: 48}, "record": {"seq": 0}}
 
-    assert difference(compiled, Header(HEADER)) == ""
+    assert describe_difference(compiled, Header(HEADER)) == ""
 
 
 def test_struct_may_grow_at_its_end_but_not_shrink() -> None:
-    assert difference({"Sanitizer_Small": {"device": 0, SIZE: 40}}, Header(HEADER)) == ""
-    assert difference({"Sanitizer_Small": {SIZE: 56}}, Header(HEADER)) == (
+    assert describe_difference({"Sanitizer_Small": {"device": 0, SIZE: 40}}, Header(HEADER)) == ""
+    assert describe_difference({"Sanitizer_Small": {SIZE: 56}}, Header(HEADER)) == (
         "Sanitizer_Small has 48 bytes; the recorder reads 56"
     )
 
 
 @pytest.mark.parametrize("compiled", [32, 48])
 def test_moved_field_is_named_with_both_offsets(compiled: int) -> None:
-    assert difference({"Sanitizer_Small": {"device": 0, "lane": compiled}}, Header(HEADER)) == (
-        f"Sanitizer_Small.lane is at byte 40; the recorder reads it at byte {compiled}"
-    )
+    assert describe_difference(
+        {"Sanitizer_Small": {"device": 0, "lane": compiled}}, Header(HEADER)
+    ) == (f"Sanitizer_Small.lane is at byte 40; the recorder reads it at byte {compiled}")
 
 
 def test_missing_field_or_struct_is_named() -> None:
-    assert difference({"Sanitizer_Small": {"flags": 8}}, Header(HEADER)) == (
+    assert describe_difference({"Sanitizer_Small": {"flags": 8}}, Header(HEADER)) == (
         "Sanitizer_Small.flags is missing; the recorder reads it at byte 8"
     )
     assert (
-        difference({"Sanitizer_Tiny": {"flags": 8}}, Header(HEADER)) == "Sanitizer_Tiny is missing"
+        describe_difference({"Sanitizer_Tiny": {"flags": 8}}, Header(HEADER))
+        == "Sanitizer_Tiny is missing"
     )
 
 

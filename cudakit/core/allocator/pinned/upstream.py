@@ -61,7 +61,7 @@ class GpuHostUpstream(GpuEvents):
         with self._gpu.relaxed():
             ptr = self._gpu.host_malloc(size_bytes, pinned=False)
             try:
-                self._gpu.host_register(ptr, threads=thread_count)
+                self._gpu.host_register(ptr, thread_count=thread_count)
             except BaseException:
                 self._gpu.host_free(ptr)
                 raise

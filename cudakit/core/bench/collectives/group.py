@@ -20,7 +20,7 @@ from cudakit.errors import CollectiveError, Unsupported
 from cudakit.gpu.api import Gpu, Stream
 
 # After the first failure, the group waits this long for the reasons of the other ranks.
-_GRACE_S = 1.0
+_FAILURE_GRACE_S = 1.0
 _CLOSE_TIMEOUT_S = 5.0
 # The operation id that marks a graph launch in a list of work.
 _GRAPH = -1
@@ -57,10 +57,10 @@ class LocalChannel:
     """A rank in a thread of this process."""
 
     def __init__(
-        self, open_gpu: Callable[[], Gpu], rank: int, ranks: int, answers: Answers, name: str
+        self, open_gpu: Callable[[], Gpu], rank: int, rank_count: int, answers: Answers, name: str
     ) -> None:
         self.name = name
-        self._rank = Rank(open_gpu, rank, ranks, lambda message: answers.put((rank, message)))
+        self._rank = Rank(open_gpu, rank, rank_count, lambda message: answers.put((rank, message)))
         self._thread = Thread(target=self._rank.run, name=f"rank {rank}", daemon=True)
         self._thread.start()
 
@@ -83,22 +83,22 @@ class RankGroup:
         self.failure = ""  # The reason why the group ended; "" while it works.
         self._answers, self._timeout_s = answers, timeout_s
         self._request_number = 0
-        self._ids = 0
+        self._last_id = 0
         self._pending_work: list[Execution] = []  # Executions that no request contains yet.
 
     def new_id(self) -> int:
         """Return an unused id for an operation or a graph."""
-        self._ids += 1
-        return self._ids
+        self._last_id += 1
+        return self._last_id
 
     def connect(self, library: str, host: str) -> list[str]:
         """Connect all ranks by a library; return its version on each rank."""
         unique_id = self.request("create_id", library=library, host=host, only_rank=0)[0]
         return self.request("connect", library=library, unique_id=unique_id)
 
-    def enqueue(self, operation_id: int, index: int) -> None:
+    def enqueue(self, operation_id: int, buffer_set: int) -> None:
         """Add an execution to the work of the next request."""
-        self._pending_work.append((operation_id, index))
+        self._pending_work.append((operation_id, buffer_set))
 
     def launch_graph(self, graph_id: int) -> None:
         """Add the launch of a graph to the work of the next request."""
@@ -170,13 +170,13 @@ class RankGroup:
                 continue  # This is the answer to an earlier request, which was interrupted.
             if message is None or message.get("error", {}).get("kind") == "failed":
                 # The other ranks may be waiting for the failed rank in a collective operation.
-                deadline_s = min(deadline_s, time.monotonic() + _GRACE_S)
+                deadline_s = min(deadline_s, time.monotonic() + _FAILURE_GRACE_S)
         if ended_ranks:
             raise self.fail(f"{self._name(ended_ranks)} ended")
         missing_ranks = sorted(ranks - answers.keys())
         if missing_ranks and not any("error" in answer for answer in answers.values()):
-            seconds = f"{self._timeout_s:g} s"
-            raise self.fail(f"{self._name(missing_ranks)} did not answer within {seconds}")
+            timeout_text = f"{self._timeout_s:g} s"
+            raise self.fail(f"{self._name(missing_ranks)} did not answer within {timeout_text}")
         return answers | {rank: {} for rank in missing_ranks}
 
     def _name(self, ranks: Sequence[int]) -> str:
@@ -200,7 +200,7 @@ class GroupTimer:
         self.stream = gpu.stream(blocking=False)  # The pipeline synchronizes this empty stream.
         self._group = group
 
-    def time(self, work: SampleWork, *, blocked: bool = False) -> Reading:
+    def time(self, work: SampleWork, *, is_blocked: bool = False) -> Reading:
         """Time one sample on all ranks."""
         group = self._group
         group.execute_pending_work()
@@ -213,7 +213,7 @@ class GroupTimer:
             enqueue_before=enqueue_before,
             work=group.take_pending_work(),
             executions=work.executions,
-            blocked=blocked,
+            is_blocked=is_blocked,
             clock=work.clock,
         )
         slowest_s = max(time_s for time_s, _, _ in readings)
@@ -232,11 +232,11 @@ class GroupTimer:
         graph_id = group.new_id()
         group.request("capture", graph_id=graph_id, work=group.take_pending_work())
 
-        def close() -> None:
+        def destroy_graph() -> None:
             if not group.failure:
                 group.request("destroy_graph", graph_id=graph_id)
 
-        return CapturedWork(lambda _: group.launch_graph(graph_id), close)
+        return CapturedWork(lambda _: group.launch_graph(graph_id), destroy_graph)
 
     def _virtual_now_s(self) -> float:
         return self._virtual_s

@@ -26,7 +26,7 @@ _JOB_VARIABLES = (
     "OMPI_MCA_ess_base_jobid",
 )
 # The variable with the number of ranks on this host, by the variable with the number of all ranks.
-_LOCAL_SIZES = {
+_LOCAL_COUNT_VARIABLES = {
     "OMPI_COMM_WORLD_SIZE": "OMPI_COMM_WORLD_LOCAL_SIZE",
     "PMI_SIZE": "MPI_LOCALNRANKS",
 }
@@ -40,7 +40,7 @@ class Launch:
 
     launcher: str  # Name of the launcher: "torchrun".
     rank: int
-    ranks: int  # Number of processes.
+    rank_count: int  # Number of processes.
     local_rank: int  # Rank among the processes on this host.
     job: (
         str  # Text that identifies the job: equal in all of its processes, different in other jobs.
@@ -54,19 +54,26 @@ def detect_launch(variables: Mapping[str, str]) -> Launch | None:
 
     Raises InputError for variables that contradict one another.
     """
-    for launcher, names in _LAUNCHERS.items():
-        rank_name, ranks_name, local_name = names
-        if rank_name not in variables or ranks_name not in variables:
+    for launcher, variable_names in _LAUNCHERS.items():
+        rank_variable, count_variable, local_rank_variable = variable_names
+        if rank_variable not in variables or count_variable not in variables:
             continue
-        rank, ranks = _read_number(variables, rank_name), _read_number(variables, ranks_name)
-        if ranks <= 1:
+        rank, rank_count = (
+            _read_number(variables, rank_variable),
+            _read_number(variables, count_variable),
+        )
+        if rank_count <= 1:
             continue
-        if rank >= ranks:
-            raise InputError(f"{rank_name}={rank} must be below {ranks_name}={ranks}")
-        local_rank = _read_number(variables, local_name) if local_name in variables else rank
+        if rank >= rank_count:
+            raise InputError(f"{rank_variable}={rank} must be below {count_variable}={rank_count}")
+        local_rank = (
+            _read_number(variables, local_rank_variable)
+            if local_rank_variable in variables
+            else rank
+        )
         job = " ".join(variables.get(name, "") for name in _JOB_VARIABLES).strip()
         host, port = _find_address(launcher, variables, job)
-        return Launch(launcher, rank, ranks, local_rank, job, host, port)
+        return Launch(launcher, rank, rank_count, local_rank, job, host, port)
     return None
 
 
@@ -91,9 +98,9 @@ def _find_address(launcher: str, variables: Mapping[str, str], job: str) -> tupl
         return host, port
     if launcher == "Slurm":
         return _first_node(variables.get("SLURM_STEP_NODELIST", "127.0.0.1")), port
-    ranks_name = _LAUNCHERS[launcher][1]
-    local_size = variables.get(_LOCAL_SIZES.get(ranks_name, ""))
-    is_one_host = local_size is None or local_size == variables[ranks_name]
+    count_variable = _LAUNCHERS[launcher][1]
+    local_rank_count = variables.get(_LOCAL_COUNT_VARIABLES.get(count_variable, ""))
+    is_one_host = local_rank_count is None or local_rank_count == variables[count_variable]
     return ("127.0.0.1" if is_one_host else ""), port
 
 

@@ -58,9 +58,9 @@ def measure_collectives(
             versions[name] = group.connect(name, host)[0]
         except Unsupported as error:
             unsupported_baselines[name] = error.message
-    hosts = len({rank.host for rank in ranks})
+    host_count = len({rank.host for rank in ranks})
     cases = nccl_cases(
-        spec, group, versions, unsupported_baselines, simulated=gpu.simulated, hosts=hosts
+        spec, group, versions, unsupported_baselines, simulated=gpu.simulated, host_count=host_count
     )
     check_fit(cases, min(rank.free_bytes for rank in ranks))
     result = run(
@@ -97,11 +97,11 @@ def check_ranks(ranks: Sequence[RankFacts], *, simulated: bool) -> None:
     if simulated:
         return
     ranks_by_device: dict[tuple[str, str], int] = {}
-    for number, rank in enumerate(ranks):
-        other_number = ranks_by_device.setdefault((rank.host, rank.uuid), number)
-        if other_number != number and rank.uuid:
+    for rank_number, rank in enumerate(ranks):
+        other_rank_number = ranks_by_device.setdefault((rank.host, rank.uuid), rank_number)
+        if other_rank_number != rank_number and rank.uuid:
             raise InputError(
-                f"ranks {other_number} and {number} on {rank.host} use the same GPU, {rank.uuid}",
+                f"ranks {other_rank_number} and {rank_number} on {rank.host} use the same GPU, {rank.uuid}",
                 hint="start one rank per GPU: NCCL needs a GPU for each",
             )
 
@@ -111,17 +111,17 @@ def _gpu_links(ranks: Sequence[RankFacts], nvml: NvmlView | Unavailable) -> Mapp
     if isinstance(nvml, Unavailable):
         return {}
     index_by_uuid = {device.uuid: device.index for device in nvml.devices}
-    paths = {(link.first, link.second): _link_path(link) for link in nvml.links}
-    links: dict[str, str] = {}
+    path_by_indices = {(link.first, link.second): _link_path(link) for link in nvml.links}
+    link_by_ranks: dict[str, str] = {}
     local_ranks = [
-        (number, rank) for number, rank in enumerate(ranks) if rank.host == ranks[0].host
+        (rank_number, rank) for rank_number, rank in enumerate(ranks) if rank.host == ranks[0].host
     ]
-    for position, (number, rank) in enumerate(local_ranks):
-        for other_number, other_rank in local_ranks[position + 1 :]:
+    for position, (rank_number, rank) in enumerate(local_ranks):
+        for other_rank_number, other_rank in local_ranks[position + 1 :]:
             indices = (index_by_uuid.get(rank.uuid, -1), index_by_uuid.get(other_rank.uuid, -1))
-            if path := paths.get((min(indices), max(indices))):
-                links[f"{number}-{other_number}"] = path
-    return links
+            if path := path_by_indices.get((min(indices), max(indices))):
+                link_by_ranks[f"{rank_number}-{other_rank_number}"] = path
+    return link_by_ranks
 
 
 def _link_path(link: Link) -> str:

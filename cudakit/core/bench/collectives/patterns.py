@@ -36,34 +36,42 @@ class Pattern:
         return np.take(self.period, np.arange(self.begin, self.begin + count), mode="wrap")
 
 
-def input_chunks(collective: Collective, rank: int, ranks: int, seed: int) -> list[Pattern]:
+def input_chunks(collective: Collective, rank: int, rank_count: int, seed: int) -> list[Pattern]:
     """Return the chunks of a rank's send buffer.
 
     Raises Unsupported if sums over the ranks are not exact in the element type.
     """
-    period = encode(_input_values(collective, rank, ranks, seed), collective.element)
+    period = encode(_input_values(collective, rank, rank_count, seed), collective.element)
     return [
         Pattern(period, chunk * collective.count % PERIOD)
-        for chunk in range(collective.send_chunks(ranks))
+        for chunk in range(collective.send_chunks(rank_count))
     ]
 
 
-def expected_chunks(collective: Collective, rank: int, ranks: int, seed: int) -> list[Pattern]:
+def expected_chunks(collective: Collective, rank: int, rank_count: int, seed: int) -> list[Pattern]:
     """Return the chunks that a rank's receive buffer must have; no chunk if the rank receives nothing."""
     match collective.operation:
         case "all-gather":
-            return [_input_chunk(collective, source, ranks, seed, 0) for source in range(ranks)]
+            return [
+                _input_chunk(collective, source, rank_count, seed, 0)
+                for source in range(rank_count)
+            ]
         case "all-to-all":
-            return [_input_chunk(collective, source, ranks, seed, rank) for source in range(ranks)]
+            return [
+                _input_chunk(collective, source, rank_count, seed, rank)
+                for source in range(rank_count)
+            ]
         case "broadcast":
-            return [_input_chunk(collective, ROOT, ranks, seed, 0)]
+            return [_input_chunk(collective, ROOT, rank_count, seed, 0)]
         case "send-receive":
-            return [_input_chunk(collective, (rank - 1) % ranks, ranks, seed, 0)]
+            return [_input_chunk(collective, (rank - 1) % rank_count, rank_count, seed, 0)]
         case "reduce" if rank != ROOT:
             return []
     chunk = rank if collective.operation == "reduce-scatter" else 0
-    total = sum(_input_values(collective, source, ranks, seed) for source in range(ranks))
-    period = encode(total, collective.element)
+    summed_values = sum(
+        _input_values(collective, source, rank_count, seed) for source in range(rank_count)
+    )
+    period = encode(summed_values, collective.element)
     return [Pattern(period, chunk * collective.count % PERIOD)]
 
 
@@ -76,29 +84,31 @@ def exact_limit(element: Element) -> int:
     return int(2 ** (np.finfo(element.bits).nmant + 1))
 
 
-def _input_chunk(collective: Collective, rank: int, ranks: int, seed: int, chunk: int) -> Pattern:
-    return input_chunks(collective, rank, ranks, seed)[chunk]
+def _input_chunk(
+    collective: Collective, rank: int, rank_count: int, seed: int, chunk: int
+) -> Pattern:
+    return input_chunks(collective, rank, rank_count, seed)[chunk]
 
 
 def _input_values(
-    collective: Collective, rank: int, ranks: int, seed: int
+    collective: Collective, rank: int, rank_count: int, seed: int
 ) -> npt.NDArray[np.float64]:
     """Return one period of a rank's input values."""
-    limit = exact_limit(collective.element)
+    largest_sum = exact_limit(collective.element)
     if collective.operation in REDUCTIONS:
-        limit //= ranks
-        if not limit:
+        largest_sum //= rank_count
+        if not largest_sum:
             raise Unsupported(
-                f"sums of {collective.element.name} over {ranks} ranks are not exact, "
+                f"sums of {collective.element.name} over {rank_count} ranks are not exact, "
                 "so they cannot be verified",
                 hint="choose another --dtype",
             )
-    return _random_integers(seed, rank, min(limit, _MAX_VALUE))
+    return _random_integers(seed, rank, min(largest_sum, _MAX_VALUE))
 
 
 @lru_cache(maxsize=64)
-def _random_integers(seed: int, rank: int, largest: int) -> npt.NDArray[np.float64]:
-    values = np.random.default_rng([seed, rank]).integers(0, largest, PERIOD, endpoint=True)
+def _random_integers(seed: int, rank: int, largest_integer: int) -> npt.NDArray[np.float64]:
+    values = np.random.default_rng([seed, rank]).integers(0, largest_integer, PERIOD, endpoint=True)
     return values.astype(np.float64)
 
 

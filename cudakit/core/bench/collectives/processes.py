@@ -64,8 +64,8 @@ class RemoteChannel:
     def __init__(self, connection: Connection, rank: int, answers: Answers, facts: Message) -> None:
         self.name = f"rank {rank} ({facts['host']}, process {facts['process']})"
         self._connection, self._rank, self._answers = connection, rank, answers
-        self._reader = Thread(target=self._read, name=f"rank {rank}", daemon=True)
-        self._reader.start()
+        self._reader_thread = Thread(target=self._read_messages, name=f"rank {rank}", daemon=True)
+        self._reader_thread.start()
 
     def send(self, message: Message) -> None:
         with suppress(OSError):  # The thread that receives messages reports the end of the rank.
@@ -75,10 +75,10 @@ class RemoteChannel:
         self.send({_ENDED: reason})
 
     def close(self) -> None:
-        self._reader.join(_END_TIMEOUT_S)
+        self._reader_thread.join(_END_TIMEOUT_S)
         self._connection.close()
 
-    def _read(self) -> None:
+    def _read_messages(self) -> None:
         message: Message | None = {}
         while message is not None:
             try:
@@ -100,7 +100,7 @@ def serve_rank(
     Raises CollectiveError if another rank fails or rank 0 ends.
     """
     connection = join(launch, rendezvous, facts, timeout_s)
-    rank = Rank(open_gpu, launch.rank, launch.ranks, _make_reply(connection))
+    rank = Rank(open_gpu, launch.rank, launch.rank_count, _make_reply(connection))
     thread = Thread(target=rank.run, name="rank", daemon=True)
     thread.start()
     reason = ""

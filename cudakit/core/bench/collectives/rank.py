@@ -38,7 +38,7 @@ from cudakit.gpu.api.elements import ELEMENTS, FP32
 from cudakit.kernels.compare import Compare
 
 # The operation that makes all ranks start the timed work at the same time.
-_ALIGNING = Collective("all-reduce", FP32, 1)
+_ALIGNING_OPERATION = Collective("all-reduce", FP32, 1)
 # Key of a request in a message to a rank, and the request that ends the rank.
 REQUEST, CLOSE = "request", "close"
 
@@ -49,11 +49,15 @@ class Rank:
     """Executes requests on one device. ``reply`` receives the answers; it is called in the same thread."""
 
     def __init__(
-        self, open_gpu: Callable[[], Gpu], rank: int, ranks: int, reply: Callable[[Message], None]
+        self,
+        open_gpu: Callable[[], Gpu],
+        rank: int,
+        rank_count: int,
+        reply: Callable[[Message], None],
     ) -> None:
         self.inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._open_gpu, self._reply = open_gpu, reply
-        self._rank, self._ranks = rank, ranks
+        self._rank, self._rank_count = rank, rank_count
         self._communicators: dict[str, Communicator] = {}
         self._is_aborted = False
 
@@ -67,7 +71,9 @@ class Rank:
         """Execute requests until the request ``CLOSE``, or until a request fails."""
         try:
             with closing(self._open_gpu()) as gpu, ExitStack() as cleanup:
-                requests = _Requests(gpu, self._rank, self._ranks, self._communicators, cleanup)
+                requests = _Requests(
+                    gpu, self._rank, self._rank_count, self._communicators, cleanup
+                )
                 while self._execute(requests, self.inbox.get()):
                     pass
         except Exception as error:  # noqa: BLE001 the device cannot be opened or closed
@@ -99,9 +105,11 @@ class Rank:
 class _BufferSet:
     """The buffers of one operation. In place, the smaller buffer is a part of the larger one."""
 
-    send: Ptr
-    receive: Ptr
-    expected: Ptr | None  # The output that the receive buffer must have; None without an output.
+    send_buffer: Ptr
+    receive_buffer: Ptr
+    expected_output: (
+        Ptr | None
+    )  # The output that the receive buffer must have; None without an output.
 
 
 class _Requests:
@@ -111,11 +119,11 @@ class _Requests:
         self,
         gpu: Gpu,
         rank: int,
-        ranks: int,
+        rank_count: int,
         communicators: dict[str, Communicator],
         cleanup: ExitStack,
     ) -> None:
-        self._gpu, self._rank, self._ranks = gpu, rank, ranks
+        self._gpu, self._rank, self._rank_count = gpu, rank, rank_count
         self._communicators = communicators
         self._compare = cleanup.enter_context(closing(Compare(gpu)))
         self._aligning_buffer = allocate(gpu, cleanup, FP32.size_bytes)
@@ -153,7 +161,7 @@ class _Requests:
         """Join a group, and return the version of the library."""
         opened_library = self._gpu.collectives(library)
         self._communicators[library] = opened_library.connect(
-            bytes.fromhex(unique_id), self._rank, self._ranks
+            bytes.fromhex(unique_id), self._rank, self._rank_count
         )
         return opened_library.version
 
@@ -168,15 +176,15 @@ class _Requests:
             self._communicators[library],
             Collective(name, ELEMENTS[element], count),
             self._rank,
-            self._ranks,
+            self._rank_count,
             in_place=in_place,
             seed=seed,
             wait=self._wait,
         )
 
-    def rotate(self, operation_id: int, sets: int) -> None:
-        """Allocate more buffer sets of an operation, up to ``sets`` in total."""
-        self._operations[operation_id].rotate(sets)
+    def rotate(self, operation_id: int, set_count: int) -> None:
+        """Allocate more buffer sets of an operation, up to ``set_count`` in total."""
+        self._operations[operation_id].rotate(set_count)
 
     def execute(self, work: Sequence[Sequence[int]]) -> None:
         """Execute a list of operations without timing them."""
@@ -188,7 +196,7 @@ class _Requests:
         enqueue_before: Sequence[Sequence[int]],
         work: Sequence[Sequence[int]],
         executions: int,
-        blocked: bool,
+        is_blocked: bool,
         clock: str,
     ) -> list[Any]:
         """Time work; return the seconds of one execution, the SM clock and whether the reading is valid."""
@@ -198,9 +206,9 @@ class _Requests:
                 executions,
                 (lambda stream: self._enqueue(enqueue_before, stream)) if enqueue_before else None,
                 "host" if clock == "host" else "device",
-                align=self._align,
+                align_devices=self._align,
             ),
-            blocked=blocked,
+            is_blocked=is_blocked,
         )
         return [reading.time_s, reading.sm_clock_hz, reading.valid]
 
@@ -222,15 +230,15 @@ class _Requests:
 
     def _enqueue(self, work: Sequence[Sequence[int]], stream: Stream) -> None:
         """Enqueue work: pairs of an operation's id and a buffer set, or of -1 and a graph's id."""
-        for operation_id, index in work:
+        for operation_id, set_index in work:
             if operation_id < 0:
-                self._graphs[index].launch(stream)
+                self._graphs[set_index].launch(stream)
             else:
-                self._operations[operation_id].enqueue(stream, index)
+                self._operations[operation_id].enqueue(stream, set_index)
 
     def _align(self, stream: Stream) -> None:
         buffer = self._aligning_buffer
-        self._communicators["nccl"].enqueue(_ALIGNING, buffer, buffer, stream)
+        self._communicators["nccl"].enqueue(_ALIGNING_OPERATION, buffer, buffer, stream)
 
     def _wait(self, stream: Stream) -> None:
         """Wait for a stream, so that an abort ends the wait."""
@@ -261,7 +269,7 @@ class RankOperation:
         communicator: Communicator,
         collective: Collective,
         rank: int,
-        ranks: int,
+        rank_count: int,
         *,
         in_place: bool,
         seed: int,
@@ -269,30 +277,32 @@ class RankOperation:
     ) -> None:
         self._gpu, self._compare, self._communicator = gpu, compare, communicator
         self._collective, self._in_place, self._wait = collective, in_place, wait
-        self._rank, self._ranks = rank, ranks
-        self._inputs = input_chunks(collective, rank, ranks, seed)
-        self._outputs = expected_chunks(collective, rank, ranks, seed)
+        self._rank, self._rank_count = rank, rank_count
+        self._input_chunks = input_chunks(collective, rank, rank_count, seed)
+        self._output_chunks = expected_chunks(collective, rank, rank_count, seed)
         self._sets: list[_BufferSet] = []
         self._cleanup = ExitStack()
         # A sum in place is an input of the next execution, so that later outputs differ from the first one.
         self._accumulates = in_place and collective.operation in REDUCTIONS
         try:
-            self._staging = gpu.host_malloc(PERIOD * collective.element.size_bytes)
-            self._cleanup.callback(gpu.host_free, self._staging)
+            self._staging_buffer = gpu.host_malloc(PERIOD * collective.element.size_bytes)
+            self._cleanup.callback(gpu.host_free, self._staging_buffer)
             self.rotate(1)
         except BaseException:
             self.close()
             raise
 
-    def rotate(self, sets: int) -> None:
-        """Allocate and fill more buffer sets, up to ``sets``."""
-        while len(self._sets) < sets:
+    def rotate(self, set_count: int) -> None:
+        """Allocate and fill more buffer sets, up to ``set_count``."""
+        while len(self._sets) < set_count:
             self._sets.append(self._allocate_set())
 
-    def enqueue(self, stream: Stream, index: int) -> None:
+    def enqueue(self, stream: Stream, set_index: int) -> None:
         """Enqueue one execution on a buffer set."""
-        buffers = self._sets[index % len(self._sets)]
-        self._communicator.enqueue(self._collective, buffers.send, buffers.receive, stream)
+        buffers = self._sets[set_index % len(self._sets)]
+        self._communicator.enqueue(
+            self._collective, buffers.send_buffer, buffers.receive_buffer, stream
+        )
 
     def verify(self, stream: Stream) -> tuple[int, int]:
         """Compare the outputs of all buffer sets with the reference, and poison them again.
@@ -301,15 +311,15 @@ class RankOperation:
         the number of wrong words and the number of compared words, of 32 bits.
         """
         wrong_count = word_count = 0
-        for index, buffers in enumerate(self._sets):
+        for set_index, buffers in enumerate(self._sets):
             if self._accumulates:
                 self._fill(buffers)
-                self.enqueue(stream, index)
+                self.enqueue(stream, set_index)
                 self._wait(stream)
-            if buffers.expected is not None:
-                size_bytes = len(self._outputs) * self._collective.chunk_bytes
+            if buffers.expected_output is not None:
+                size_bytes = len(self._output_chunks) * self._collective.chunk_bytes
                 wrong_count += self._compare.count_different(
-                    buffers.receive, buffers.expected, size_bytes, LEGACY
+                    buffers.receive_buffer, buffers.expected_output, size_bytes, LEGACY
                 )
                 word_count += size_bytes // 4
             self._fill(buffers)
@@ -321,32 +331,34 @@ class RankOperation:
 
     def _allocate_set(self) -> _BufferSet:
         gpu, size_bytes, cleanup = self._gpu, self._collective.chunk_bytes, self._cleanup
-        send_bytes = self._collective.send_chunks(self._ranks) * size_bytes
-        receive_bytes = self._collective.receive_chunks(self._ranks) * size_bytes
+        send_bytes = self._collective.send_chunks(self._rank_count) * size_bytes
+        receive_bytes = self._collective.receive_chunks(self._rank_count) * size_bytes
         if self._in_place:
             # The smaller buffer is the rank's chunk of the larger one (NCCL, "In-place Operations").
             buffer = allocate(gpu, cleanup, max(send_bytes, receive_bytes))
-            own_chunk = Ptr(buffer + self._rank * size_bytes)
-            send = own_chunk if receive_bytes > send_bytes else buffer
-            receive = own_chunk if send_bytes > receive_bytes else buffer
+            rank_chunk = Ptr(buffer + self._rank * size_bytes)
+            send_buffer = rank_chunk if receive_bytes > send_bytes else buffer
+            receive_buffer = rank_chunk if send_bytes > receive_bytes else buffer
         else:
-            send = allocate(gpu, cleanup, send_bytes)
-            receive = allocate(gpu, cleanup, receive_bytes)
-        expected = None
-        if self._outputs:
-            expected = allocate(gpu, cleanup, receive_bytes)
-            self._write(expected, self._outputs)
-        buffers = _BufferSet(send, receive, expected)
+            send_buffer = allocate(gpu, cleanup, send_bytes)
+            receive_buffer = allocate(gpu, cleanup, receive_bytes)
+        expected_output = None
+        if self._output_chunks:
+            expected_output = allocate(gpu, cleanup, receive_bytes)
+            self._write_chunks(expected_output, self._output_chunks)
+        buffers = _BufferSet(send_buffer, receive_buffer, expected_output)
         self._fill(buffers)
         return buffers
 
     def _fill(self, buffers: _BufferSet) -> None:
         """Poison the output, then write the input."""
-        receive_bytes = self._collective.receive_chunks(self._ranks) * self._collective.chunk_bytes
-        self._gpu.fill(buffers.receive, POISON, receive_bytes, LEGACY)
-        self._write(buffers.send, self._inputs)
+        receive_bytes = (
+            self._collective.receive_chunks(self._rank_count) * self._collective.chunk_bytes
+        )
+        self._gpu.fill(buffers.receive_buffer, POISON, receive_bytes, LEGACY)
+        self._write_chunks(buffers.send_buffer, self._input_chunks)
 
-    def _write(self, ptr: Ptr, chunks: list[Pattern]) -> None:
+    def _write_chunks(self, ptr: Ptr, chunks: list[Pattern]) -> None:
         for offset, pattern in chunk_regions(chunks, self._collective.chunk_bytes):
             self._write_chunk(Ptr(ptr + offset), pattern)
 
@@ -355,9 +367,9 @@ class RankOperation:
         gpu, element = self._gpu, self._collective.element
         size_bytes = self._collective.chunk_bytes
         first_period = pattern.elements(min(self._collective.count, PERIOD))
-        view = gpu.host_view(self._staging, first_period.nbytes)
-        np.frombuffer(view, element.bits)[:] = first_period
-        gpu.copy(ptr, self._staging, first_period.nbytes, LEGACY)
+        staging_view = gpu.host_view(self._staging_buffer, first_period.nbytes)
+        np.frombuffer(staging_view, element.bits)[:] = first_period
+        gpu.copy(ptr, self._staging_buffer, first_period.nbytes, LEGACY)
         written_bytes = first_period.nbytes
         while written_bytes < size_bytes:
             copied_bytes = min(written_bytes, size_bytes - written_bytes)
@@ -369,6 +381,6 @@ class RankOperation:
 def _describe_error(error: BaseException) -> Mapping[str, str]:
     """Return an error as JSON: message, hint and kind."""
     if isinstance(error, CudakitError):
-        kind = "unsupported" if isinstance(error, Unsupported) else "failed"
-        return {"kind": kind, "message": error.message, "hint": error.hint}
+        error_kind = "unsupported" if isinstance(error, Unsupported) else "failed"
+        return {"kind": error_kind, "message": error.message, "hint": error.hint}
     return {"kind": "failed", "message": f"{type(error).__name__}: {error}", "hint": ""}

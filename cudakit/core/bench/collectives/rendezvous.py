@@ -24,13 +24,13 @@ from cudakit.core.bench.collectives.launch import Launch, parse_address
 from cudakit.errors import CollectiveError, InputError
 
 # If a port is taken, rank 0 listens at one of the next ports; the other ranks try them in turn.
-_PORTS = 8
-_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_PORT_COUNT = 8
+_LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1")
 _GREETING = "cudakit bench nccl 1"
 _MAX_MESSAGE_BYTES = 64 << 20
 _HELLO_TIMEOUT_S = 2.0
 _RETRY_S = 0.1
-_LENGTH = struct.Struct("!I")
+_LENGTH_PREFIX = struct.Struct("!I")
 
 Message = dict[str, Any]
 
@@ -52,7 +52,7 @@ class Connection:
         """Send a message. Raises OSError if the other process has ended."""
         content = json.dumps(message).encode()
         with self._lock:
-            self._socket.sendall(_LENGTH.pack(len(content)) + content)
+            self._socket.sendall(_LENGTH_PREFIX.pack(len(content)) + content)
 
     def receive(self, timeout_s: float | None = None) -> Message | None:
         """Return the next message, or None after the other process closed the connection or ended.
@@ -61,7 +61,7 @@ class Connection:
         """
         self._socket.settimeout(timeout_s)
         try:
-            size_bytes = _LENGTH.unpack(self._read(_LENGTH.size))[0]
+            size_bytes = _LENGTH_PREFIX.unpack(self._read(_LENGTH_PREFIX.size))[0]
             if size_bytes > _MAX_MESSAGE_BYTES:
                 raise ValueError("the message is too large")
             message = json.loads(self._read(size_bytes))
@@ -82,17 +82,17 @@ class Connection:
     def _read(self, size_bytes: int) -> bytes:
         content = bytearray()
         while len(content) < size_bytes:
-            piece = self._socket.recv(size_bytes - len(content))
-            if not piece:
+            received_bytes = self._socket.recv(size_bytes - len(content))
+            if not received_bytes:
                 raise ConnectionResetError("the connection was closed")
-            content += piece
+            content += received_bytes
         return bytes(content)
 
 
 def reachable_host(connections: Iterable[Connection]) -> str:
     """Return an address of this host that all other ranks reach."""
     hosts = [connection.local_host for connection in connections]
-    return next((host for host in hosts if host not in _LOOPBACK), hosts[0])
+    return next((host for host in hosts if host not in _LOOPBACK_HOSTS), hosts[0])
 
 
 def accept_ranks(
@@ -113,7 +113,7 @@ def accept_ranks(
     try:
         with server:
             deadline_s = time.monotonic() + timeout_s
-            while len(connections) < launch.ranks - 1:
+            while len(connections) < launch.rank_count - 1:
                 server.settimeout(max(deadline_s - time.monotonic(), 0.001))
                 try:
                     accepted_socket = Connection(server.accept()[0])
@@ -191,10 +191,10 @@ def _listen(target: _Target) -> socket.socket:
     name of a host often stands for another address on the host itself.
     """
     host, first_port = target.host, target.port
-    interface = host if host in _LOOPBACK else ""
+    interface = host if host in _LOOPBACK_HOSTS else ""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     error = OSError()
-    for port in range(first_port, first_port + _PORTS) if first_port else (0,):
+    for port in range(first_port, first_port + _PORT_COUNT) if first_port else (0,):
         try:
             return socket.create_server((interface, port), family=family)
         except OSError as bind_error:
@@ -214,8 +214,8 @@ def _read_hello(connection: Connection, launch: Launch, token: str) -> Message |
             or hello.get("greeting") != _GREETING
             or hello.get("job") != launch.job
             or hello.get("token", "") != token
-            or hello.get("ranks") != launch.ranks
-            or hello.get("rank") not in range(1, launch.ranks)
+            or hello.get("ranks") != launch.rank_count
+            or hello.get("rank") not in range(1, launch.rank_count)
         ):
             return None
         connection.send({"greeting": _GREETING})
@@ -230,7 +230,7 @@ def _try_to_join(host: str, port: int, launch: Launch, facts: Message) -> Connec
         connection = Connection(socket.create_connection((host, port), timeout=_HELLO_TIMEOUT_S))
     except OSError:
         return None
-    identity = {"job": launch.job, "rank": launch.rank, "ranks": launch.ranks}
+    identity = {"job": launch.job, "rank": launch.rank, "ranks": launch.rank_count}
     try:
         connection.send({"greeting": _GREETING, **identity, **facts})
         answer = connection.receive(_HELLO_TIMEOUT_S)
@@ -244,7 +244,7 @@ def _try_to_join(host: str, port: int, launch: Launch, facts: Message) -> Connec
 
 def _candidate_addresses(target: _Target) -> list[tuple[str, int, str]]:
     """Return the addresses at which rank 0 may listen, each with an empty token."""
-    return [(target.host, port, "") for port in range(target.port, target.port + _PORTS)]
+    return [(target.host, port, "") for port in range(target.port, target.port + _PORT_COUNT)]
 
 
 def _write_address(file: str, port: int, token: str) -> None:
@@ -271,11 +271,11 @@ def _read_addresses(file: str) -> list[tuple[str, int, str]]:
 def _missing_error(
     launch: Launch, connected_ranks: set[int], target: str, timeout_s: float
 ) -> CollectiveError:
-    missing_ranks = [rank for rank in range(1, launch.ranks) if rank not in connected_ranks]
+    missing_ranks = [rank for rank in range(1, launch.rank_count) if rank not in connected_ranks]
     noun = "rank" if len(missing_ranks) == 1 else "ranks"
     rank_numbers = _join_numbers(missing_ranks)
     return CollectiveError(
-        f"{noun} {rank_numbers} of {launch.ranks} did not connect to {target} within {timeout_s:g} s",
+        f"{noun} {rank_numbers} of {launch.rank_count} did not connect to {target} within {timeout_s:g} s",
         hint="start all ranks at the same time, or allow more time with --rank-timeout",
     )
 

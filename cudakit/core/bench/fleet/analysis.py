@@ -17,7 +17,7 @@ from cudakit.core.bench.fleet.result import (
     Subject,
 )
 from cudakit.core.bench.health import SuiteResult
-from cudakit.core.bench.labels import first_few
+from cudakit.core.bench.labels import join_first_names
 from cudakit.core.bench.warnings import environment_warnings, environments
 from cudakit.units import Unavailable, format_ratio
 
@@ -133,7 +133,7 @@ def _unhealthy_gpus(hosts: Sequence[FleetHost]) -> Iterator[Finding]:
             yield Finding(
                 "unhealthy",
                 Subject("gpu", host.name, gpu.index),
-                f"the health check fails: {first_few(names, 4)}",
+                f"the health check fails: {join_first_names(names, 4)}",
                 "look at the suite result of this GPU",
                 conditions=suite.causes,
             )
@@ -164,7 +164,7 @@ def _slow_subjects(
             Finding(
                 "slower",
                 subject,
-                f"slower than its peers: {first_few(names, 3)}",
+                f"slower than its peers: {join_first_names(names, 3)}",
                 "",
                 tuple(slowest_first),
                 conditions.get((subject.host, subject.gpu), ()),
@@ -261,21 +261,21 @@ def _warnings(hosts: Sequence[FleetHost]) -> Iterator[str]:
     ]
     if missing:
         verb = "was" if len(missing) == 1 else "were"
-        yield f"{first_few(missing, 4)} {verb} not measured"
+        yield f"{join_first_names(missing, 4)} {verb} not measured"
     yield from _differing_versions(hosts)
     models = Counter(gpu.model for _, gpu, _ in _measured_gpus(hosts))
     single_models = [
         model or "a GPU of unknown model" for model, count in models.items() if count == 1
     ]
     if single_models:
-        yield f"no peers: there is only one {first_few(single_models)}"
+        yield f"no peers: there is only one {join_first_names(single_models)}"
     interrupted = [
         str(Subject("gpu", host.name, gpu.index))
         for host, gpu, suite in _measured_gpus(hosts)
         if not suite.bench.complete
     ]
     if interrupted:
-        yield f"the suite was interrupted on {first_few(interrupted, 4)}"
+        yield f"the suite was interrupted on {join_first_names(interrupted, 4)}"
 
 
 def _differing_versions(hosts: Sequence[FleetHost]) -> Iterator[str]:
@@ -287,7 +287,10 @@ def _differing_versions(hosts: Sequence[FleetHost]) -> Iterator[str]:
             if version := host.facts.versions.get(name):
                 hosts_by_version.setdefault(version, []).append(host.name)
         if len(hosts_by_version) > 1:
-            texts = [f"{version} on {first_few(on, 3)}" for version, on in hosts_by_version.items()]
+            texts = [
+                f"{version} on {join_first_names(on, 3)}"
+                for version, on in hosts_by_version.items()
+            ]
             yield f"the hosts have different versions of {name}: {'; '.join(texts)}"
 
 

@@ -104,7 +104,7 @@ class _HostRun:
 
     host: ClusterHost
     task: RayTask | None = None  # Task that runs or waits; None after the last one.
-    facts: HostFacts | None = None  # None until the host has answered.
+    facts: HostFacts | None = None  # Facts about the host; None until it has answered.
     waiting_gpus: deque[int] = field(default_factory=deque)  # Indices of GPUs to measure.
     gpu: int | None = None  # Index of the GPU whose task runs or waits; None if there is none.
     is_started: bool = False  # Whether the task of that GPU has started.

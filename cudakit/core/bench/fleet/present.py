@@ -15,7 +15,7 @@ from cudakit.core.bench.fleet.result import (
     PeerComparison,
 )
 from cudakit.core.bench.health import SuiteResult
-from cudakit.core.bench.labels import first_few
+from cudakit.core.bench.labels import join_first_names
 from cudakit.document import (
     Column,
     Columns,
@@ -112,7 +112,7 @@ def _headline(result: FleetResult) -> Note:
             str(finding.subject) for finding in result.findings if finding.kind == "unhealthy"
         ]
         clauses = [
-            f"{clause}: {first_few(names, 4)}"
+            f"{clause}: {join_first_names(names, 4)}"
             for clause, names in (
                 ("slower than peers", slower),
                 ("failed", failed),

@@ -224,7 +224,7 @@ def _local_options(cleanup: ExitStack) -> dict[str, object]:
 
 def _connect(ray: Any, address: str, options: dict[str, object]) -> None:
     try:
-        ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
+        ray.init(log_to_driver=False, logging_level=logging.CRITICAL, **options)
     except (RuntimeError, OSError, ValueError, ray.exceptions.RayError) as error:
         raise _connection_error(address, str(error)) from error
 

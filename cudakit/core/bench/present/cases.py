@@ -83,9 +83,9 @@ def percent_of_peak(case: CaseResult) -> Value:
     return cell(Ratio, case.ratio_to_limit)
 
 
-def cell(make: Callable[[_T], Value], value: _T | Unavailable) -> Value:
+def cell(make_cell: Callable[[_T], Value], value: _T | Unavailable) -> Value:
     """Return ``make(value)``, or the value itself if it is Unavailable."""
-    return value if isinstance(value, Unavailable) else make(value)
+    return value if isinstance(value, Unavailable) else make_cell(value)
 
 
 def _columns(cases: Sequence[CaseResult]) -> list[_CaseColumn]:
@@ -154,21 +154,21 @@ def _axis_column(name: str, cases: Sequence[CaseResult]) -> Column:
 
 def _caption(cases: Sequence[CaseResult]) -> str:
     common_axes = describe_common_axes(cases)
-    lines = [f"All cases: {common_axes}."] if common_axes else []
-    lines.append("±: half the width of the 95% CI of the median time.")
+    caption_lines = [f"All cases: {common_axes}."] if common_axes else []
+    caption_lines.append("±: half the width of the 95% CI of the median time.")
     if libraries := measured_baselines(cases):
         names = " and ".join(f"vs {name}" for name in libraries)
-        lines.append(
+        caption_lines.append(
             f"{names}: rate relative to the baseline, median of interleaved samples with its 95% CI."
         )
     if any(map(_is_collective, cases)):
-        lines.append(
+        caption_lines.append(
             "algbw: size divided by time. busbw: algbw times the factor of nccl-tests, comparable with "
             "the peak of a GPU's links in one direction."
         )
     elif any(map(_has_peak, cases)):
-        lines.append(_explain_peak(cases))
-    return " ".join(lines)
+        caption_lines.append(_explain_peak(cases))
+    return " ".join(caption_lines)
 
 
 def _explain_peak(cases: Sequence[CaseResult]) -> str:
@@ -176,12 +176,16 @@ def _explain_peak(cases: Sequence[CaseResult]) -> str:
     arithmetic_cases = [case for case in cases if case.operations and _has_peak(case)]
     if not arithmetic_cases:
         return "% of peak: rate divided by the theoretical bandwidth of the memory or link."
-    roofline = "% of peak: rate divided by the roofline of arithmetic and memory"
+    roofline_text = "% of peak: rate divided by the roofline of arithmetic and memory"
     has_measured_clock = [_has_datasheet_peak(case) for case in arithmetic_cases]
     if not any(has_measured_clock):
-        return f"{roofline} at the SM clock of the datasheet, because the clock was not measured."
-    clock = "measured SM clock" if all(has_measured_clock) else "SM clock that was measured, if any"
-    return f"{roofline} at the {clock}. % of datasheet: the same at the SM clock of the datasheet."
+        return (
+            f"{roofline_text} at the SM clock of the datasheet, because the clock was not measured."
+        )
+    clock_text = (
+        "measured SM clock" if all(has_measured_clock) else "SM clock that was measured, if any"
+    )
+    return f"{roofline_text} at the {clock_text}. % of datasheet: the same at the SM clock of the datasheet."
 
 
 def _has_peak(case: CaseResult) -> bool:
@@ -204,8 +208,8 @@ def _library(case: CaseResult) -> Value:
 
 
 def _shape(case: CaseResult) -> Value:
-    name = case.settings.get("shape")
-    return Text("-" if name is None else str(name))
+    shape_name = case.settings.get("shape")
+    return Text("-" if shape_name is None else str(shape_name))
 
 
 def _clock(case: CaseResult) -> Value:
@@ -247,7 +251,7 @@ def steps_table(cases: Sequence[CaseResult]) -> Table:
         rows.setdefault(key, {})[int(case.axes[_NODES])] = case
     column_names = [*axes, _STEP]
     # Sorting is stable, so the steps of a graph stay in the order in which they were measured.
-    graphs = list(dict.fromkeys(key[:-1] for key in rows))
+    graph_keys = list(dict.fromkeys(key[:-1] for key in rows))
     return Table(
         columns=(
             *(Column(axis_title(name), "text") for name in column_names),
@@ -259,7 +263,7 @@ def steps_table(cases: Sequence[CaseResult]) -> Table:
                 *(_step_time(case_by_count.get(count)) for count in node_counts),
             )
             for key, case_by_count in sorted(
-                rows.items(), key=lambda row: graphs.index(row[0][:-1])
+                rows.items(), key=lambda row: graph_keys.index(row[0][:-1])
             )
         ),
         caption=_steps_caption(cases),
@@ -272,19 +276,21 @@ def _step_time(case: CaseResult | None) -> Value:
 
 def _steps_caption(cases: Sequence[CaseResult]) -> str:
     common_axes = describe_common_axes(cases)
-    lines = [
+    caption_lines = [
         f"Median time of each step. All cases: {common_axes}."
         if common_axes
         else "Median time of each step."
     ]
-    noise = [case.statistics.noise for case in cases if isinstance(case.statistics, Summary)]
-    if noise:
-        noise_range = _text_range(format_ratio(min(noise)), format_ratio(max(noise)))
-        lines.append(f"±: {noise_range} (half the width of the 95% CI).")
+    noises = [case.statistics.noise for case in cases if isinstance(case.statistics, Summary)]
+    if noises:
+        noise_range = _text_range(format_ratio(min(noises)), format_ratio(max(noises)))
+        caption_lines.append(f"±: {noise_range} (half the width of the 95% CI).")
     clocks = [median(case.sm_clock_hz) / 1e6 for case in cases if case.sm_clock_hz]
     if clocks:
-        lines.append(f"SM clock: {_text_range(f'{min(clocks):.0f}', f'{max(clocks):.0f}')} MHz.")
-    return " ".join(lines)
+        caption_lines.append(
+            f"SM clock: {_text_range(f'{min(clocks):.0f}', f'{max(clocks):.0f}')} MHz."
+        )
+    return " ".join(caption_lines)
 
 
 def _text_range(lowest: str, highest: str) -> str:

@@ -23,17 +23,17 @@ from cudakit.units import Unavailable
 def result_columns(cases: Sequence[CaseResult]) -> Columns:
     """Return the Columns ``results``, with a row per case."""
     arrays: dict[str, Array] = {}
-    text: dict[str, tuple[str, ...]] = {}
-    arrays["name"], text["name"] = _encode_words([case.name for case in cases])
+    texts: dict[str, tuple[str, ...]] = {}
+    arrays["name"], texts["name"] = _encode_words([case.name for case in cases])
     for name in axis_names(cases):
         values = [case.axes.get(name) for case in cases]
         if dtype := _dtype(values):
             arrays[name] = np.array(values, dtype)
         else:
             texts_of_axis = [None if value is None else str(value) for value in values]
-            arrays[name], text[name] = _encode_words(texts_of_axis)
+            arrays[name], texts[name] = _encode_words(texts_of_axis)
     if {case.library for case in cases} - {"cudakit"}:
-        arrays["contender"], text["contender"] = _encode_words([case.library for case in cases])
+        arrays["contender"], texts["contender"] = _encode_words([case.library for case in cases])
     for figure in _case_figures(cases[0]) if cases else ():
         arrays[figure] = np.array([_case_figures(case)[figure] for case in cases], np.float64)
     if any(case.bus_factor is not None for case in cases):
@@ -43,7 +43,7 @@ def result_columns(cases: Sequence[CaseResult]) -> Columns:
         arrays["verified"] = np.array([case.verified for case in cases], np.bool_)
         arrays["converged"] = np.array([case.converged for case in cases], np.bool_)
         arrays["simulated"] = np.array([case.environment.simulated for case in cases], np.bool_)
-    return Columns("results", arrays, text)
+    return Columns("results", arrays, texts)
 
 
 def sample_columns(cases: Sequence[CaseResult]) -> Columns:
@@ -57,7 +57,7 @@ def sample_columns(cases: Sequence[CaseResult]) -> Columns:
             "time_s": np.array([time for case in cases for time in case.samples_s], np.float64),
             "sm_clock_hz": np.array([hz for row in clocks for hz in row], np.float64),
             "round": np.array(
-                [number for case in cases for number in _round_numbers(case)], np.int64
+                [round_number for case in cases for round_number in _round_numbers(case)], np.int64
             ),
         },
         {"case": tuple(short_labels(cases))},
@@ -67,12 +67,12 @@ def sample_columns(cases: Sequence[CaseResult]) -> Columns:
 def device_columns(environment: Environment) -> Columns:
     """Return the Columns ``device``, with one row."""
     arrays: dict[str, Array] = {}
-    text: dict[str, tuple[str, ...]] = {}
+    texts: dict[str, tuple[str, ...]] = {}
     for name, description in (
         ("gpu", environment.gpu),
         ("compute_capability", environment.compute_capability),
     ):
-        arrays[name], text[name] = _encode_words(
+        arrays[name], texts[name] = _encode_words(
             [None if isinstance(description, Unavailable) else description]
         )
     for name, value in (
@@ -84,7 +84,7 @@ def device_columns(environment: Environment) -> Columns:
         ("l2_bytes", environment.l2_bytes),
     ):
         arrays[name] = np.array([number(value)], np.float64)
-    return Columns("device", arrays, text)
+    return Columns("device", arrays, texts)
 
 
 def _case_figures(case: CaseResult) -> dict[str, float]:
@@ -111,8 +111,8 @@ def _case_figures(case: CaseResult) -> dict[str, float]:
 def _dtype(values: Sequence[Axis | None]) -> type[np.generic] | None:
     """Return the dtype of an array of these values; None if they are not all int or all float."""
     # The type must be exact, because bool is a subclass of int.
-    for kind, dtype in ((int, np.int64), (float, np.float64)):
-        if all(type(value) is kind for value in values):
+    for value_type, dtype in ((int, np.int64), (float, np.float64)):
+        if all(type(value) is value_type for value in values):
             return dtype
     return None
 
@@ -129,7 +129,7 @@ def _encode_words(words: Sequence[str | None]) -> tuple[Array, tuple[str, ...]]:
 def _round_numbers(case: CaseResult) -> list[int]:
     """Return the round of each sample, counted from 0."""
     sizes = case.rounds or (len(case.samples_s),)
-    return [number for number, size in enumerate(sizes) for _ in range(size)]
+    return [round_number for round_number, size in enumerate(sizes) for _ in range(size)]
 
 
 def _rate(case: CaseResult, amount: float) -> float:

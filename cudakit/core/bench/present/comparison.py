@@ -8,7 +8,7 @@ from cudakit.core.bench.compare import CaseComparison, Comparison, Verdict
 from cudakit.core.bench.labels import (
     count_cases,
     describe_common_axes,
-    first_few,
+    join_first_names,
     short_labels,
 )
 from cudakit.core.bench.present.cases import cell
@@ -35,14 +35,14 @@ def present_comparison(comparison: Comparison) -> Document:
 
 
 def _headline(comparison: Comparison) -> Note:
-    counts = [
+    verdict_counts = [
         f"{comparison.count(verdict)} {verdict.value}"
         for verdict in (Verdict.SLOWER, Verdict.FASTER, Verdict.AMBIGUOUS, Verdict.SAME)
         if comparison.count(verdict)
     ]
-    slower = comparison.count(Verdict.SLOWER)
-    text = f"{count_cases(len(comparison.cases))}: {', '.join(counts)}."
-    return Note("error" if slower else "ok", text)
+    slower_count = comparison.count(Verdict.SLOWER)
+    headline_text = f"{count_cases(len(comparison.cases))}: {', '.join(verdict_counts)}."
+    return Note("error" if slower_count else "ok", headline_text)
 
 
 def _table(comparison: Comparison) -> Table:
@@ -87,27 +87,30 @@ def _signed_text(change: float) -> str:
 def _notes(comparison: Comparison) -> Iterator[Note]:
     for difference in comparison.differences:
         yield Note("warn", f"The runs differ: {difference}.")
-    labels = dict(zip(map(id, comparison.cases), short_labels(comparison.cases), strict=True))
-    reasons: dict[tuple[str, str], list[CaseComparison]] = {}
+    label_by_id = dict(zip(map(id, comparison.cases), short_labels(comparison.cases), strict=True))
+    cases_by_reason: dict[tuple[str, str], list[CaseComparison]] = {}
     for case in comparison.cases:
         if case.reason:
-            reasons.setdefault((case.reason, _clock_direction(case)), []).append(case)
-    for (reason, clock_direction), cases in reasons.items():
-        titles = first_few([labels[id(case)] for case in cases], separator="; ")
+            cases_by_reason.setdefault((case.reason, _clock_direction(case)), []).append(case)
+    for (reason, clock_direction), cases in cases_by_reason.items():
+        titles = join_first_names([label_by_id[id(case)] for case in cases], separator="; ")
         yield Note("warn", f"{titles}: {reason}{_describe_clock_change(clock_direction, cases)}.")
     labels_by_reason: dict[str, list[str]] = {}
     for case in comparison.cases:
         if isinstance(case.cycles_change, Unavailable) and not isinstance(case.change, Unavailable):
-            labels_by_reason.setdefault(case.cycles_change.reason, []).append(labels[id(case)])
+            labels_by_reason.setdefault(case.cycles_change.reason, []).append(label_by_id[id(case)])
     for reason, names in labels_by_reason.items():
-        titles = first_few(names, separator="; ")
+        titles = join_first_names(names, separator="; ")
         yield Note("info", f"No change in cycles for {titles}: {reason}.")
-    for run, labels_of_one_run in (
+    for run_title, labels_of_one_run in (
         ("BEFORE", comparison.only_before),
         ("AFTER", comparison.only_after),
     ):
         if labels_of_one_run:
-            yield Note("info", f"Only in {run}: {first_few(labels_of_one_run, separator='; ')}.")
+            yield Note(
+                "info",
+                f"Only in {run_title}: {join_first_names(labels_of_one_run, separator='; ')}.",
+            )
 
 
 def _clock_direction(case: CaseComparison) -> str:
@@ -124,5 +127,5 @@ def _describe_clock_change(clock_direction: str, cases: Sequence[CaseComparison]
         abs(case.clock_change) for case in cases if not isinstance(case.clock_change, Unavailable)
     )
     lowest, highest = (f"{change * 100:.1f}%" for change in (changes[0], changes[-1]))
-    amount = lowest if lowest == highest else f"{lowest} to {highest}"
-    return f", because the SM clock was {amount} {clock_direction}"
+    change_text = lowest if lowest == highest else f"{lowest} to {highest}"
+    return f", because the SM clock was {change_text} {clock_direction}"

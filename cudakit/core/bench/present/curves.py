@@ -48,8 +48,8 @@ def sweeps(cases: Sequence[CaseResult], graphs: Sequence[GraphCosts] = ()) -> It
     """
     timed_cases = [case for case in cases if not isinstance(case.median_s, Unavailable)]
     # Square GEMMs have an additional axis.
-    square = [_SQUARE] if any(map(is_square, timed_cases)) else []
-    for name in [*square, *axis_names(timed_cases)]:
+    square_axes = [_SQUARE] if any(map(is_square, timed_cases)) else []
+    for name in [*square_axes, *axis_names(timed_cases)]:
         if groups := _groups(timed_cases, name):
             pictures = (
                 node for group in _panels(groups) for node in _picture(name, *group, graphs)
@@ -124,7 +124,7 @@ def _picture(
 def _lines(name: str, groups: Sequence[list[CaseResult]]) -> list[_Line]:
     first_cases = [group[0] for group in groups]
     omitted_axes = _axes_of(name)
-    work_labels = short_labels(first_cases, omitted_axes=omitted_axes, library=False)
+    work_labels = short_labels(first_cases, omitted_axes=omitted_axes, with_library=False)
     libraries = list(dict.fromkeys([CUDAKIT, *(first_case.library for first_case in first_cases)]))
     colours = list(dict.fromkeys(work_labels))
     names = short_labels(first_cases, omitted_axes=omitted_axes)
@@ -147,13 +147,13 @@ def _columns(
             "line": np.array([index for index, _, _ in indexed_cases], np.int64),
             "colour": np.array([line.colour for _, line, _ in indexed_cases], np.int64),
             "library": np.array([line.library for _, line, _ in indexed_cases], np.int64),
-            name: _floats(_position(case, name) for case in cases),
-            "median_s": _floats(number(case.median_s) for case in cases),
-            "ci95_low_s": _floats(low for low, _ in intervals),
-            "ci95_high_s": _floats(high for _, high in intervals),
-            "limit_s": _floats(map(limit_s, cases)),
-            "fit_s": _floats(_fit_s(case, name, graphs) for case in cases),
-            "amount": _floats(case.amount or np.nan for case in cases),
+            name: _float_array(_position(case, name) for case in cases),
+            "median_s": _float_array(number(case.median_s) for case in cases),
+            "ci95_low_s": _float_array(low for low, _ in intervals),
+            "ci95_high_s": _float_array(high for _, high in intervals),
+            "limit_s": _float_array(map(limit_s, cases)),
+            "fit_s": _float_array(_fit_s(case, name, graphs) for case in cases),
+            "amount": _float_array(case.amount or np.nan for case in cases),
             "unit": np.zeros(len(cases), np.int64),
         },
         {"line": tuple(line.name for line in lines), "unit": (_unit(cases),)},
@@ -205,8 +205,8 @@ def _heights(line: _Line, name: str, positions: list[float], *, percent_of_peak:
         _position(case, name): number(case.ratio_to_limit if percent_of_peak else case.median_s)
         for case in line.cases
     }
-    return _floats(heights.get(position, np.nan) for position in positions)
+    return _float_array(heights.get(position, np.nan) for position in positions)
 
 
-def _floats(values: Iterable[float]) -> Array:
+def _float_array(values: Iterable[float]) -> Array:
     return np.fromiter(values, np.float64)

@@ -6,26 +6,32 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from cudakit.core.bench.environment import Environment
-from cudakit.core.bench.labels import axis_names, first_few, format_axis, short_labels, varying_axes
+from cudakit.core.bench.labels import (
+    axis_names,
+    format_axis,
+    join_first_names,
+    short_labels,
+    varying_axes,
+)
 from cudakit.core.bench.method import Method
 from cudakit.core.bench.result import BenchResult, CaseResult, Collectives
 from cudakit.core.bench.workload import CUDAKIT
 from cudakit.document import Facts, Text, Value
 from cudakit.units import Unavailable, format_bytes, format_seconds
 
-_MODES = {
+_MODE_TEXTS = {
     "isolated": "one execution per sample, timed by CUDA events",
     "batch": "{n} per sample, timed by CUDA events",
     "graph": "a CUDA graph of {n} per sample, timed by CUDA events",
     "host": "host time until the GPU has finished",
     "call": "host time of the call",
 }
-_CACHES = {
+_CACHE_TEXTS = {
     "rotate": "L2 cold, {sets} buffer sets in rotation",
     "flush": "L2 flushed before each sample",
     "hot": "L2 hot",
 }
-_FILLS = {
+_FILL_TEXTS = {
     "uniform": "uniform random data",
     "normal": "normal random data",
     "int": "random small integers",
@@ -40,8 +46,8 @@ def title(result: BenchResult) -> str:
     text = f"{'Simulated: ' if result.simulated else ''}bench {result.bench}"
     if not result.results:
         return text
-    gpu = result.results[0].environment.gpu
-    return text if isinstance(gpu, Unavailable) else f"{text}, {gpu}"
+    gpu_name = result.results[0].environment.gpu
+    return text if isinstance(gpu_name, Unavailable) else f"{text}, {gpu_name}"
 
 
 def machine_facts(cases: Sequence[CaseResult], collectives: Collectives | None = None) -> Facts:
@@ -55,22 +61,23 @@ def machine_facts(cases: Sequence[CaseResult], collectives: Collectives | None =
         if first_case.environment.versions
         else []
     )
-    state = _gpu_state(first_case)
-    return Facts((*rows, ("GPU state", Text(state))) if state else tuple(rows))
+    gpu_state = _gpu_state(first_case)
+    return Facts((*rows, ("GPU state", Text(gpu_state))) if gpu_state else tuple(rows))
 
 
 def collective_rows(collectives: Collectives) -> list[tuple[str, Value]]:
     """Return the GPUs of the ranks, the links between them, and the NCCL variables that are set."""
-    ranks = [
-        f"{number}: {rank.host} GPU {rank.device}" for number, rank in enumerate(collectives.ranks)
+    rank_texts = [
+        f"{rank_number}: {rank.host} GPU {rank.device}"
+        for rank_number, rank in enumerate(collectives.ranks)
     ]
-    rows: list[tuple[str, Value]] = [("ranks", Text(first_few(ranks, 8)))]
+    rows: list[tuple[str, Value]] = [("ranks", Text(join_first_names(rank_texts, 8)))]
     if collectives.links:
         links = [f"{pair} {path}" for pair, path in collectives.links.items()]
-        rows.append(("links", Text(first_few(links, 8))))
+        rows.append(("links", Text(join_first_names(links, 8))))
     if collectives.variables:
-        texts = (f"{name}={text}" for name, text in collectives.variables.items())
-        rows.append(("environment", Text(", ".join(texts))))
+        variable_texts = (f"{name}={text}" for name, text in collectives.variables.items())
+        rows.append(("environment", Text(", ".join(variable_texts))))
     return rows
 
 
@@ -144,11 +151,11 @@ def describe_method(
     description_parts = [
         f"host time of a call, mean of {executions} consecutive calls"
         if has_several_calls
-        else _MODES[first_method.mode].format(n=_with_noun(executions, "execution")),
-        _CACHES[first_method.cache].format(
+        else _MODE_TEXTS[first_method.mode].format(n=_with_noun(executions, "execution")),
+        _CACHE_TEXTS[first_method.cache].format(
             sets=_range([method.buffer_sets for method in methods], str)
         ),
-        *filter(None, (_FILLS.get(first_method.fill, f"data: {first_method.fill}"),)),
+        *filter(None, (_FILL_TEXTS.get(first_method.fill, f"data: {first_method.fill}"),)),
         f"warm-up {warmup}" if any(method.warmup_s for method in methods) else "no warm-up",
     ]
     if any(method.rounds > 1 for method in methods):
@@ -186,43 +193,42 @@ def _name_group(group: Sequence[CaseResult], cases: Sequence[CaseResult]) -> str
     of cases.
     """
     cases_outside = [case for case in cases if not any(case is member for member in group)]
-    labels = dict(zip(map(id, cases), short_labels(cases), strict=True))
+    label_by_id = dict(zip(map(id, cases), short_labels(cases), strict=True))
     best_names: tuple[int, list[str]] | None = None
-    values: list[Callable[[CaseResult], str]] = [lambda case: case.name]
-    values += [partial(_axis_text, name) for name in axis_names(cases)]
-    for value in values:
-        values_outside = {value(case) for case in cases_outside}
+    text_functions: list[Callable[[CaseResult], str]] = [lambda case: case.name]
+    text_functions += [partial(_axis_text, name) for name in axis_names(cases)]
+    for text_of in text_functions:
+        values_outside = {text_of(case) for case in cases_outside}
         unique_values = dict.fromkeys(
-            value(case) for case in group if value(case) not in values_outside
+            text_of(case) for case in group if text_of(case) not in values_outside
         )
-        other_labels = [labels[id(case)] for case in group if value(case) in values_outside]
+        other_labels = [label_by_id[id(case)] for case in group if text_of(case) in values_outside]
         if best_names is None or len(other_labels) < best_names[0]:
             best_names = len(other_labels), [*unique_values, *other_labels]
     names = best_names[1] if best_names else []
     # A case that was measured by two methods has one label.
-    ambiguous = not {labels[id(case)] for case in cases_outside}.isdisjoint(names)
-    return _count_group(group) if ambiguous or len(names) > _MAX_NAMES else ", ".join(names)
+    is_ambiguous = not {label_by_id[id(case)] for case in cases_outside}.isdisjoint(names)
+    return _count_group(group) if is_ambiguous or len(names) > _MAX_NAMES else ", ".join(names)
 
 
 def _count_group(group: Sequence[CaseResult]) -> str:
     """Return the number of cases and their range of sizes."""
-    count = _with_noun(str(len(group)), "case")
+    count_text = _with_noun(str(len(group)), "case")
     for name in varying_axes(group):
         sizes = [case.axes.get(name) for case in group]
         if name.endswith("_bytes") and all(isinstance(size, int) for size in sizes):
-            numeric = [size for size in sizes if isinstance(size, int)]
-            return (
-                f"{count} of {format_axis(name, min(numeric))} to {format_axis(name, max(numeric))}"
-            )
-    return count
+            integers = [size for size in sizes if isinstance(size, int)]
+            smallest, largest = format_axis(name, min(integers)), format_axis(name, max(integers))
+            return f"{count_text} of {smallest} to {largest}"
+    return count_text
 
 
 def _axis_text(name: str, case: CaseResult) -> str:
     return format_axis(name, case.axes.get(name))
 
 
-def _with_noun(number: str, noun: str) -> str:
-    return f"{number} {noun}" if number == "1" else f"{number} {noun}s"
+def _with_noun(count_text: str, noun: str) -> str:
+    return f"{count_text} {noun}" if count_text == "1" else f"{count_text} {noun}s"
 
 
 def _range(values: Sequence[float], format_value: Callable[[float], str]) -> str:

@@ -40,17 +40,17 @@ _DECIMALS = 12  # Times below a picosecond are rounding errors of a subtraction.
 
 def graph_section(graphs: Sequence[GraphCosts]) -> Iterator[Node]:
     """Return a section with the costs of graphs, or nothing if no graph was measured."""
-    steps = _table(
+    step_tables = _table(
         _STEP_COLUMNS,
         [_step(graph, step) for graph in graphs for step in graph.steps],
         _STEPS_CAPTION,
     )
-    payoffs = _table(
+    payoff_tables = _table(
         _BREAK_EVEN_COLUMNS,
         [_break_even(graph, payoff) for graph in graphs for payoff in graph.payoffs],
         _BREAK_EVENS_CAPTION,
     )
-    if tables := (*steps, *payoffs):
+    if tables := (*step_tables, *payoff_tables):
         yield Section("Graph costs and savings", tables)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from cudakit.core.bench.health import Figure, SuiteResult
-from cudakit.core.bench.labels import first_few
+from cudakit.core.bench.labels import join_first_names
 from cudakit.core.bench.present.cases import cell, percent_of_peak
 from cudakit.core.bench.present.columns import device_columns, result_columns, sample_columns
 from cudakit.core.bench.present.facts import machine_facts, title
@@ -59,16 +59,19 @@ def _headline(suite: SuiteResult) -> Note:
     assessed_figures = [
         figure for figure in suite.figures if not isinstance(figure.health, Unavailable)
     ]
-    out_of_band = [figure for figure in assessed_figures if figure.is_out_of_band]
+    abnormal_figures = [figure for figure in assessed_figures if figure.is_out_of_band]
     if not assessed_figures:
         reason = suite.health.reason if isinstance(suite.health, Unavailable) else "nothing was run"
         return Note("info", f"{capitalized(reason)}.")
-    if not out_of_band:
+    if not abnormal_figures:
         return Note("ok", f"Pass: all {len(assessed_figures)} assessed figures are as expected.")
     verdict = "Fail" if suite.health == "fail" else "Warning"
-    worst_first = sorted(out_of_band, key=lambda figure: figure.health != "fail")
-    names = first_few([_describe_figure(figure) for figure in worst_first], 4)
-    text = f"{verdict}: {len(out_of_band)} of {len(assessed_figures)} figures are not as expected: {names}."
+    figures_worst_first = sorted(abnormal_figures, key=lambda figure: figure.health != "fail")
+    names = join_first_names([_describe_figure(figure) for figure in figures_worst_first], 4)
+    text = (
+        f"{verdict}: {len(abnormal_figures)} of {len(assessed_figures)} figures are not as expected: "
+        f"{names}."
+    )
     if suite.causes:
         text += f" Likely causes: {'; '.join(suite.causes)}."
     remedies = () if suite.causes else _NEXT_STEPS
@@ -139,22 +142,23 @@ def _not_run(suite: SuiteResult) -> Iterator[Note]:
 
 def _without_expectation(suite: SuiteResult) -> Iterator[Note]:
     """Yield the reason for each figure without an expected value, unless no figure has one."""
-    reasons: dict[str, list[str]] = {}
+    names_by_reason: dict[str, list[str]] = {}
     for figure in suite.figures:
         if isinstance(figure.band, Unavailable):
-            reasons.setdefault(figure.band.reason, []).append(figure.name)
-    if sum(map(len, reasons.values())) < len(suite.figures):
-        for reason, names in reasons.items():
+            names_by_reason.setdefault(figure.band.reason, []).append(figure.name)
+    if sum(map(len, names_by_reason.values())) < len(suite.figures):
+        for reason, names in names_by_reason.items():
             yield Note("info", f"No expected value for {_join_names(names)}: {reason}.")
 
 
 def _join_names(names: Sequence[str]) -> str:
-    return first_few(list(dict.fromkeys(names)))
+    return join_first_names(list(dict.fromkeys(names)))
 
 
 def _without_likely_causes(result: BenchResult) -> BenchResult:
     """Return the result without the warnings that the headline gives as likely causes."""
-    causes = environment_warnings(environments(result.results))
+    likely_causes = environment_warnings(environments(result.results))
     return replace(
-        result, warnings=tuple(warning for warning in result.warnings if warning not in causes)
+        result,
+        warnings=tuple(warning for warning in result.warnings if warning not in likely_causes),
     )

@@ -13,7 +13,7 @@ WIDTH = 2400
 # Maximum number of lanes; further cases are not drawn.
 MAX_LANES = 40
 
-# Names of cases: their share of the width of the page, and the number of letters that fit.
+# Width of the column with the names of cases, as a share of the page, and the letters that fit into it.
 _NAME_SHARE = 0.3
 _NAME_LETTERS = 34
 _TICK_PIXELS = 26  # Height of the axis labels.
@@ -63,9 +63,9 @@ def _grid(axis: Axis, mark: Mark, bottom: int) -> Iterator[Shape]:
     for tick in axis.ticks:
         x = percent(axis.share(tick.value))
         is_mark = abs(tick.value - mark.value) < 1e-9
-        kind = "zero" if is_mark else "grid"
+        line_class = "zero" if is_mark else "grid"
         label = mark.label if is_mark else tick.label
-        yield shape("line", class_=kind, x1=x, x2=x, y1=0, y2=bottom)
+        yield shape("line", class_=line_class, x1=x, x2=x, y1=0, y2=bottom)
         yield shape("text", label, class_="tick middle", x=x, y=bottom + 19)
 
 

@@ -12,15 +12,15 @@ from cudakit.units import Unavailable, capitalized, format_ratio
 
 SIMULATED_NOTE = "Simulated: all values are computed on the CPU, not measured on a GPU."
 # Maximum plausible share of the peak: smaller excesses are errors of the measurement or of the datasheet.
-_MAX_OF_PEAK = 1.02
+_MAX_SHARE = 1.02
 
 
 def notes(result: BenchResult) -> list[Note]:
     """Return the notes of a result, each once, with the labels of the cases that it concerns."""
     cases = result.results
-    heading = [Note("info", SIMULATED_NOTE)] if result.simulated else []
+    heading_notes = [Note("info", SIMULATED_NOTE)] if result.simulated else []
     return [
-        *heading,
+        *heading_notes,
         *_error_notes(cases),
         *_not_run_notes(cases),
         *_missing_figure_notes(cases),
@@ -37,11 +37,11 @@ def _error_notes(cases: Sequence[CaseResult]) -> Iterator[Note]:
 
 
 def _not_run_notes(cases: Sequence[CaseResult]) -> Iterator[Note]:
-    reasons: dict[str, list[CaseResult]] = {}
+    cases_by_reason: dict[str, list[CaseResult]] = {}
     for case in cases:
         if case.is_unsupported and isinstance(case.median_s, Unavailable):
-            reasons.setdefault(case.median_s.reason, []).append(case)
-    for reason, cases_not_run in reasons.items():
+            cases_by_reason.setdefault(case.median_s.reason, []).append(case)
+    for reason, cases_not_run in cases_by_reason.items():
         yield Note("info", f"Not run: {describe_subset(cases_not_run, cases)}: {reason}.")
 
 
@@ -49,16 +49,16 @@ def _missing_figure_notes(cases: Sequence[CaseResult]) -> Iterator[Note]:
     """Yield the reason for each figure that a measured case should have but does not have."""
     timed_cases = [case for case in cases if not isinstance(case.median_s, Unavailable)]
     has_energy = any(not isinstance(case.energy_j, Unavailable) for case in timed_cases)
-    reasons: dict[tuple[str, str], list[CaseResult]] = {}
+    cases_by_reason: dict[tuple[str, str], list[CaseResult]] = {}
     for case in timed_cases:
         if case.amount and isinstance(case.ratio_to_limit, Unavailable):
-            reasons.setdefault(("% of peak", case.ratio_to_limit.reason), []).append(case)
+            cases_by_reason.setdefault(("% of peak", case.ratio_to_limit.reason), []).append(case)
         if has_energy and case.operations and isinstance(case.energy_j, Unavailable):
-            reasons.setdefault(("energy", case.energy_j.reason), []).append(case)
-    for (figure, reason), affected_cases in reasons.items():
-        has_all = len(affected_cases) == len(cases) > 1
-        subset = "any case" if has_all else describe_subset(affected_cases, cases)
-        yield Note("info", f"No {figure} for {subset}: {reason}.")
+            cases_by_reason.setdefault(("energy", case.energy_j.reason), []).append(case)
+    for (figure, reason), affected_cases in cases_by_reason.items():
+        affects_all_cases = len(affected_cases) == len(cases) > 1
+        subset_text = "any case" if affects_all_cases else describe_subset(affected_cases, cases)
+        yield Note("info", f"No {figure} for {subset_text}: {reason}.")
 
 
 def _warning_notes(result: BenchResult) -> Iterator[Note]:
@@ -69,9 +69,9 @@ def _warning_notes(result: BenchResult) -> Iterator[Note]:
         yield Note("error", f"Ended after {count_cases(len(cases))}: {result.failure}.")
     for sentence in result.warnings:
         yield Note("warn", f"{capitalized(sentence)}.")
-    summarized = [case for case in cases if isinstance(case.statistics, Summary)]
+    summarized_cases = [case for case in cases if isinstance(case.statistics, Summary)]
     for is_doubtful, text, remedy in _DOUBTS:
-        if doubtful_cases := [case for case in summarized if is_doubtful(case)]:
+        if doubtful_cases := [case for case in summarized_cases if is_doubtful(case)]:
             yield Note("warn", f"{text}: {describe_subset(doubtful_cases, cases)}.", (remedy,))
 
 
@@ -82,19 +82,19 @@ def _verified_notes(cases: Sequence[CaseResult]) -> Iterator[Note]:
     if wrong_count or not verified_count:
         return
     if verified_count == len(cases):
-        verified_cases = {1: "the case", 2: "both cases"}.get(
+        verified_text = {1: "the case", 2: "both cases"}.get(
             verified_count, f"all {verified_count} cases"
         )
-        yield Note("ok", f"Results verified for {verified_cases}.")
+        yield Note("ok", f"Results verified for {verified_text}.")
         return
     not_run_count = sum(case.is_unsupported for case in cases)
     unverified_count = len(cases) - verified_count - not_run_count
-    other_counts = [f"{not_run_count} not run"] * bool(not_run_count) + [
+    other_count_texts = [f"{not_run_count} not run"] * bool(not_run_count) + [
         f"{unverified_count} without results to verify"
     ] * bool(unverified_count)
     yield Note(
         "ok",
-        f"Results verified for {verified_count} of {len(cases)} cases ({', '.join(other_counts)}).",
+        f"Results verified for {verified_count} of {len(cases)} cases ({', '.join(other_count_texts)}).",
     )
 
 
@@ -104,7 +104,7 @@ def _has_flag(case: CaseResult, flag: str) -> bool:
 
 def _is_above_peak(case: CaseResult) -> bool:
     ratio = case.ratio_to_limit
-    return not isinstance(ratio, Unavailable) and ratio > _MAX_OF_PEAK
+    return not isinstance(ratio, Unavailable) and ratio > _MAX_SHARE
 
 
 _DOUBTS: tuple[tuple[Callable[[CaseResult], bool], str, str], ...] = (
@@ -125,7 +125,7 @@ _DOUBTS: tuple[tuple[Callable[[CaseResult], bool], str, str], ...] = (
     ),
     (
         _is_above_peak,
-        f"Over {format_ratio(_MAX_OF_PEAK - 1)} above the peak: data came from a cache, or the peak is wrong",
+        f"Over {format_ratio(_MAX_SHARE - 1)} above the peak: data came from a cache, or the peak is wrong",
         "measure with --cache rotate",
     ),
 )

@@ -88,7 +88,10 @@ def _cell(item: Any, texts: tuple[str, ...] | None) -> Any:
 def _device(row: _Row) -> _Json:
     capability = str(row.get("compute_capability") or "0.0").split(".")
     sm_version = int("".join(capability)) * 10 if all(map(str.isdigit, capability)) else 0
-    clock, width = _rounded_figure(row, "memory_clock_hz"), _rounded_figure(row, "memory_bus_bits")
+    clock_hz, bus_bits = (
+        _rounded_figure(row, "memory_clock_hz"),
+        _rounded_figure(row, "memory_bus_bits"),
+    )
     return {
         "id": 0,
         "name": row.get("gpu") or "unknown",
@@ -97,9 +100,9 @@ def _device(row: _Row) -> _Json:
         "sm_default_clock_rate": _rounded_figure(row, "sm_clock_max_hz"),
         "number_of_sms": _rounded_figure(row, "multiprocessors"),
         "global_memory_size": _rounded_figure(row, "memory_bytes"),
-        "global_memory_bus_peak_clock_rate": clock,
-        "global_memory_bus_width": width,
-        "global_memory_bus_bandwidth": 2 * clock * width // 8,
+        "global_memory_bus_peak_clock_rate": clock_hz,
+        "global_memory_bus_width": bus_bits,
+        "global_memory_bus_bandwidth": 2 * clock_hz * bus_bits // 8,
         "l2_cache_size": _rounded_figure(row, "l2_bytes"),
     }
 

@@ -32,7 +32,7 @@ from cudakit.document.picture import (
 from cudakit.units import Unavailable, format_rate
 
 _WIDTH, _HEIGHT = 2400, 1000
-_PIXELS = 360
+_PLOT_PIXELS = 360
 # Factors by which the axes extend beyond the points and the ridge of the roofline.
 _MARGIN_X, _MARGIN_Y = 2.0, 1.6
 # The width of a letter as a share of a narrow plot, and the height of a line of text in pixels.
@@ -56,9 +56,9 @@ class _Box:
     def is_inside(self) -> bool:
         return self.left_x >= 0 and self.right_x <= 1
 
-    def overlaps(self, other: _Box) -> bool:
-        is_apart = self.right_x <= other.left_x or other.right_x <= self.left_x
-        return not is_apart and abs(self.middle_y - other.middle_y) < _LINE_PIXELS
+    def overlaps(self, other_box: _Box) -> bool:
+        is_apart = self.right_x <= other_box.left_x or other_box.right_x <= self.left_x
+        return not is_apart and abs(self.middle_y - other_box.middle_y) < _LINE_PIXELS
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ class _Picture:
 
     def y_pixels(self, rate: float) -> float:
         """Return the distance of a rate from the top of the plot in pixels."""
-        return _PIXELS * (1 - self.y.share(rate))
+        return _PLOT_PIXELS * (1 - self.y.share(rate))
 
 
 def roofline_section(cases: Sequence[CaseResult]) -> Iterator[Node]:
@@ -145,7 +145,7 @@ def draw_roofline(columns: Sequence[Columns]) -> Plot:
     (cases_with_peak,) = columns
     picture = _picture(cases_with_peak)
     title = "Rate by arithmetic intensity, below the roofline"
-    roofs, cases = (
+    roof_shapes, case_shapes = (
         stretch_shapes(shapes_and_labels, width=_WIDTH, height=_HEIGHT)
         for shapes_and_labels in (_draw_roofs(picture), _draw_cases(picture))
     )
@@ -154,11 +154,11 @@ def draw_roofline(columns: Sequence[Columns]) -> Plot:
         title,
         picture.x,
         picture.y,
-        shapes=(shape("g", roofs, *_draw_labels(picture), cases),),
+        shapes=(shape("g", roof_shapes, *_draw_labels(picture), case_shapes),),
         legend=tuple(_legend(picture)),
         description=f"{title}: {', '.join(cases_with_peak.text['case'][:8])}",
         x_label=f"arithmetic intensity ({picture.unit} per byte)",
-        height=_PIXELS,
+        height=_PLOT_PIXELS,
     )
 
 
@@ -212,18 +212,18 @@ def _roof_labels(picture: _Picture, dots: Sequence[_Box]) -> Iterator[_PointLabe
         names = ", ".join(picture.columns.text["kind"][kind] for kind in kinds_at_peak)
         label = f"{names}: {format_rate(operations_per_s, picture.unit)}"
         height = picture.y_pixels(operations_per_s) - _ROOF_LABEL_GAP
-        ridge = picture.x.share(operations_per_s / bytes_per_s)
+        ridge_share = picture.x.share(operations_per_s / bytes_per_s)
         flat_label, slope_label = (
             _PointLabel(label, 1.0, height, is_left=True, gap=0),
-            _PointLabel(label, ridge, height),
+            _PointLabel(label, ridge_share, height),
         )
         yield (
             slope_label
             if any(map(flat_label.box.overlaps, dots)) and slope_label.box.is_inside
             else flat_label
         )
-    ridge = float(peaks[:, 0].max()) / bytes_per_s
-    slope_middle = (max(picture.x.low, picture.y.low / bytes_per_s) * ridge) ** 0.5
+    ridge_share = float(peaks[:, 0].max()) / bytes_per_s
+    slope_middle = (max(picture.x.low, picture.y.low / bytes_per_s) * ridge_share) ** 0.5
     label = f"memory: {format_rate(bytes_per_s, 'B')}"
     height = picture.y_pixels(slope_middle * bytes_per_s) - _ROOF_LABEL_GAP
     yield _PointLabel(label, picture.x.share(slope_middle), height, is_left=True)
@@ -280,7 +280,7 @@ def _roofline_columns(cases_with_peak: Sequence[tuple[CaseResult, Limit]]) -> Co
     limits = [limit for _, limit in cases_with_peak]
     kinds = [str(case.axes.get("dtype", case.name)) for case in cases]
     names = list(dict.fromkeys(kinds))
-    point_labels = short_labels(cases, omitted_axes=("dtype",), library=False)
+    point_labels = short_labels(cases, omitted_axes=("dtype",), with_library=False)
     libraries = [CUDAKIT, *baseline_libraries(cases)]
     units = {case.operation for case in cases}
     return Columns(

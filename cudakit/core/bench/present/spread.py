@@ -36,8 +36,8 @@ from cudakit.document.picture import (
 )
 from cudakit.units import format_seconds
 
-_TITLES = ("case", "samples", "min", "q1", "median", "q3", "p99", "max", "shape")
-_TIMES = ("minimum_s", "q1_s", "median_s", "q3_s", "p99_s", "maximum_s")
+_COLUMN_TITLES = ("case", "samples", "min", "q1", "median", "q3", "p99", "max", "shape")
+_TIME_FIELDS = ("minimum_s", "q1_s", "median_s", "q3_s", "p99_s", "maximum_s")
 
 # Height of a lane in pixels, and in the units of the lane's drawing.
 _LANE_PIXELS = 44
@@ -141,23 +141,23 @@ def _lane(case: _Case, axis: Axis) -> Lane:
 def _draw_intervals(case: _Case, axis: Axis) -> Iterator[Shape]:
     """Draw the interquartile range and the CI of the median as rectangles."""
     quartiles = np.quantile(case.deviations, _QUARTILES)
-    for kind, interval_ends in (("half", quartiles), ("interval", np.array(case.interval))):
+    for css_class, interval_ends in (("half", quartiles), ("interval", np.array(case.interval))):
         if np.isfinite(interval_ends).all():
             low_x, high_x = to_units(np.clip(axis.shares(interval_ends), 0, 1), WIDTH)
             yield shape(
-                "rect", class_=kind, x=low_x, y=0, width=max(high_x - low_x, 1), height=_HEIGHT
+                "rect", class_=css_class, x=low_x, y=0, width=max(high_x - low_x, 1), height=_HEIGHT
             )
 
 
 def _draw_dots(case: _Case, axis: Axis, is_inside: Array) -> Shape:
     """Draw a dot for each sample within the axis; of more than _MAX_DOTS samples, draw only some."""
     heights = (np.arange(len(is_inside)) + 0.5) / len(is_inside)
-    step = max(-(-int(is_inside.sum()) // _MAX_DOTS), 1)
-    x_shares = axis.shares(case.deviations[is_inside][::step])
+    dot_step = max(-(-int(is_inside.sum()) // _MAX_DOTS), 1)
+    x_shares = axis.shares(case.deviations[is_inside][::dot_step])
     return shape(
         "path",
         class_="scatter s0",
-        d=dots(to_units(x_shares, WIDTH), to_units(heights[is_inside][::step], _HEIGHT)),
+        d=dots(to_units(x_shares, WIDTH), to_units(heights[is_inside][::dot_step], _HEIGHT)),
     )
 
 
@@ -184,13 +184,14 @@ def _spread_table(cases: Sequence[CaseResult]) -> Table:
         if isinstance(case.statistics, Summary)
     ]
     columns = (
-        Column(title, "text" if title in ("case", "shape") else "number") for title in _TITLES
+        Column(title, "text" if title in ("case", "shape") else "number")
+        for title in _COLUMN_TITLES
     )
     return Table(tuple(columns), tuple(rows))
 
 
 def _spread_row(name: str, summary: Summary) -> tuple[Value, ...]:
-    times = (Seconds(getattr(summary, time)) for time in _TIMES)
+    times = (Seconds(getattr(summary, time)) for time in _TIME_FIELDS)
     return (Text(name), Count(summary.n), *times, Text(_describe_shape(summary)))
 
 

@@ -24,10 +24,11 @@ from cudakit.document.picture import (
 )
 
 _WIDTH, _HEIGHT = 2400, 1000
-_PIXELS = 300
-# Ratios above which an axis is logarithmic. X axis: the largest to the smallest value. Axis of rates: the
-# highest rate to the highest rate of the slowest line. Axis of times: the longest to the shortest time.
-_LOG_X, _LOG_RATE, _LOG_TIME = 8, 5, 32
+_PLOT_PIXELS = 300
+# An axis is logarithmic if a ratio exceeds this limit. For the x axis, the ratio is that of the largest to
+# the smallest value; for rates, of the highest rate to the highest rate of the slowest line; for times, of
+# the longest to the shortest time.
+_LOG_X_RATIO, _LOG_RATE_RATIO, _LOG_TIME_RATIO = 8, 5, 32
 # Ratio of the lowest value to the lower end of a logarithmic axis.
 _MARGIN = 1.5
 
@@ -65,12 +66,12 @@ def draw_sweep(columns: Sequence[Columns]) -> Plot:
     names = point_columns.text["line"]
     limits = list(_draw_limits(curves, x, y)) if shows_rate else []
     paths = (path for i, label in enumerate(names) for path in _paths(curves, i, label, x, y))
-    fitted = (
+    fit_text = (
         ""
         if shows_rate or np.isnan(curves.fit).all()
         else "; lines: fixed + per node × number of nodes"
     )
-    title = ", ".join(filter(None, ("Rate" if shows_rate else "Time", panel))) + fitted
+    title = ", ".join(filter(None, ("Rate" if shows_rate else "Time", panel))) + fit_text
     x_title = axis_title(name).replace("=", " = ")
     return Plot(
         "line",
@@ -81,7 +82,7 @@ def draw_sweep(columns: Sequence[Columns]) -> Plot:
         legend=tuple(_legend(curves, names, has_limits=bool(limits))),
         description=f"{title} along {x_title}:  {', '.join(names[:8])}",
         x_label=x_title,
-        height=_PIXELS,
+        height=_PLOT_PIXELS,
     )
 
 
@@ -116,25 +117,25 @@ def _curves(columns: Columns, name: str, *, shows_rate: bool) -> _Curves:
 def _x_axis(values: Array, name: str) -> Axis:
     low, high = float(values.min()), float(values.max())
     unit: Literal["bytes", "count"] = "bytes" if name.endswith("_bytes") else "count"
-    is_logarithmic = low > 0 and high / low >= _LOG_X
+    is_logarithmic = low > 0 and high / low >= _LOG_X_RATIO
     axis = log_axis(low, high, unit) if is_logarithmic else tight_axis(low, high, unit)
     return ticked_at(axis, values, unit)
 
 
 def _y_axis(curves: _Curves, unit: str) -> Axis:
     """Return an axis that starts at 0, or a logarithmic axis if a line would otherwise look flat."""
-    values = np.concatenate((curves.low, curves.high, curves.limit if unit else curves.fit))
-    finite_values = values[np.isfinite(values)]
+    plotted_values = np.concatenate((curves.low, curves.high, curves.limit if unit else curves.fit))
+    finite_values = plotted_values[np.isfinite(plotted_values)]
     low, high = float(finite_values.min()), float(finite_values.max())
     if not unit:
-        is_logarithmic = low > 0 and high / low > _LOG_TIME
+        is_logarithmic = low > 0 and high / low > _LOG_TIME_RATIO
         return (
             log_axis(low / _MARGIN, high, "seconds")
             if is_logarithmic
             else rounded_axis(0, high, "seconds")
         )
     peaks = [curves.y[curves.line == i].max() for i in range(len(curves.classes))]
-    if low > 0 and high > _LOG_RATE * min(peaks):
+    if low > 0 and high > _LOG_RATE_RATIO * min(peaks):
         return log_axis(low / _MARGIN, high * _MARGIN, "rate", amount_unit=unit)
     return rounded_axis(0, high, "rate", amount_unit=unit)
 
@@ -166,8 +167,8 @@ def _colour(classes: str) -> str:
     return classes.split()[0]
 
 
-def _paths(curves: _Curves, number: int, name: str, x: Axis, y: Axis) -> Iterator[Shape]:
-    is_of_line = curves.line == number
+def _paths(curves: _Curves, line_index: int, name: str, x: Axis, y: Axis) -> Iterator[Shape]:
+    is_of_line = curves.line == line_index
     x_units = to_units(x.shares(curves.x[is_of_line]), _WIDTH)
     median_y, low_y, high_y = (
         to_units(1 - y.shares(heights[is_of_line]), _HEIGHT)
@@ -177,7 +178,7 @@ def _paths(curves: _Curves, number: int, name: str, x: Axis, y: Axis) -> Iterato
         f"M{x_unit} {bar_bottom}V{bar_top}"
         for x_unit, bar_bottom, bar_top in zip(x_units, low_y, high_y, strict=True)
     )
-    classes = curves.classes[number]
+    classes = curves.classes[line_index]
     colour = _colour(classes)
     for kind, path in (
         (f"line {classes}", _line(curves, is_of_line, x_units, median_y, y)),
@@ -199,9 +200,9 @@ def _line(
 
 
 def _legend(curves: _Curves, names: tuple[str, ...], *, has_limits: bool) -> list[PlotKey]:
-    items = [
+    legend_keys = [
         PlotKey(name, classes=classes) for name, classes in zip(names, curves.classes, strict=True)
     ]
     if has_limits:
-        return [*items, PlotKey("peak", classes="limit shared")]
-    return items if len(items) > 1 else []
+        return [*legend_keys, PlotKey("peak", classes="limit shared")]
+    return legend_keys if len(legend_keys) > 1 else []

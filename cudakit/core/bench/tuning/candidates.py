@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from cudakit.errors import Unsupported
-from cudakit.gpu.api.gemm import Algorithm, Blas, Gemm, GemmSettings, never
+from cudakit.gpu.api.gemm import Algorithm, Blas, Gemm, GemmSettings, never_over
 
 # Number of algorithms to request from the library's heuristics, which rank only the first ones reliably.
-_RECOMMENDED = 32
+_RECOMMENDED_COUNT = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,28 +27,28 @@ def candidates(
     settings: GemmSettings,
     *,
     seed: int,
-    is_over: Callable[[], bool] = never,
+    is_over: Callable[[], bool] = never_over,
 ) -> Candidates:
     """Return the recommended algorithms in order, then the others in random order, without duplicates.
 
     Listing can take seconds, and ends early when ``is_over()`` is true. Raises Unsupported if the library has
     no algorithm.
     """
-    recommended_algorithms = blas.heuristics(gemm, settings, _RECOMMENDED)
+    recommended_algorithms = blas.heuristics(gemm, settings, _RECOMMENDED_COUNT)
     if not recommended_algorithms:
         raise Unsupported(
             f"{blas.library} has no algorithm for this GEMM in {gemm.dtype}",
             hint="try another --layout, --padding or --workspace",
         )
-    recommended_first = _distinct_by_parameters(recommended_algorithms)
+    recommended_by_parameters = _distinct_by_parameters(recommended_algorithms)
     offered_algorithms = _distinct_by_parameters(blas.algorithms(gemm, settings, is_over))
     other_algorithms = [
         algorithm
         for parameters, algorithm in offered_algorithms.items()
-        if parameters not in recommended_first
+        if parameters not in recommended_by_parameters
     ]
     random.Random(seed).shuffle(other_algorithms)  # noqa: S311 not for cryptography
-    return Candidates((*recommended_first.values(), *other_algorithms), not is_over())
+    return Candidates((*recommended_by_parameters.values(), *other_algorithms), not is_over())
 
 
 def _distinct_by_parameters(algorithms: Iterable[Algorithm]) -> dict[Algorithm, Algorithm]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from cudakit.core.bench.labels import first_few
+from cudakit.core.bench.labels import join_first_names
 from cudakit.core.bench.present.cases import cell
 from cudakit.core.bench.present.facts import describe_method
 from cudakit.core.bench.present.notes import SIMULATED_NOTE
@@ -71,18 +71,18 @@ def describe_gemm(gemm: Gemm) -> str:
 
 def _title(tuned: Tuned) -> str:
     title = f"{'Simulated: ' if tuned.simulated else ''}bench gemm --tune"
-    gpu = tuned.machine.gpu
-    return title if isinstance(gpu, Unavailable) else f"{title}, {gpu}"
+    gpu_name = tuned.machine.gpu
+    return title if isinstance(gpu_name, Unavailable) else f"{title}, {gpu_name}"
 
 
 def _facts(tuned: Tuned) -> Facts:
-    method = describe_method([result.method for result in tuned.gemms])
-    return Facts((("method", Text(method)), ("library", Text(_library(tuned.machine)))))
+    method_text = describe_method([result.method for result in tuned.gemms])
+    return Facts((("method", Text(method_text)), ("library", Text(_library(tuned.machine)))))
 
 
 def _library(machine: TunedMachine) -> str:
-    driver = "" if isinstance(machine.driver, Unavailable) else f", driver {machine.driver}"
-    return f"{machine.library} {machine.library_version}{driver}"
+    driver_text = "" if isinstance(machine.driver, Unavailable) else f", driver {machine.driver}"
+    return f"{machine.library} {machine.library_version}{driver_text}"
 
 
 def _table(results: Sequence[TunedGemm]) -> Table:
@@ -127,31 +127,34 @@ def _count_measured(result: TunedGemm) -> str:
 
 def _missing_gain_notes(tuned: Tuned) -> Iterator[Note]:
     """Yield each reason for a missing gain or CI once, with its GEMMs."""
-    reasons: dict[tuple[str, str], list[str]] = {}
+    gemms_by_reason: dict[tuple[str, str], list[str]] = {}
     for result in tuned.gemms:
-        for figure_name, value in (("gain", result.gain), ("CI of the gain", result.gain_interval)):
-            if isinstance(value, Unavailable) and (figure_name == "gain" or value != result.gain):
-                reasons.setdefault((figure_name, value.reason), []).append(
+        for figure_name, figure in (
+            ("gain", result.gain),
+            ("CI of the gain", result.gain_interval),
+        ):
+            if isinstance(figure, Unavailable) and (figure_name == "gain" or figure != result.gain):
+                gemms_by_reason.setdefault((figure_name, figure.reason), []).append(
                     describe_gemm(result.gemm)
                 )
-    for (figure_name, reason), gemms in reasons.items():
-        yield Note("info", f"No {figure_name} was measured for {first_few(gemms)}: {reason}.")
+    for (figure_name, reason), gemms in gemms_by_reason.items():
+        yield Note(
+            "info", f"No {figure_name} was measured for {join_first_names(gemms)}: {reason}."
+        )
 
 
 def _wrong_value_notes(tuned: Tuned) -> Iterator[Note]:
-    for untuned in tuned.untuned:
-        sentence = f"{describe_gemm(untuned.gemm)} was not tuned: {untuned.reason}."
-        yield Note("error" if untuned.wrong else "warn", sentence)
+    for untuned_gemm in tuned.untuned:
+        sentence = f"{describe_gemm(untuned_gemm.gemm)} was not tuned: {untuned_gemm.reason}."
+        yield Note("error" if untuned_gemm.wrong else "warn", sentence)
     for result in tuned.gemms:
-        gemm = describe_gemm(result.gemm)
+        gemm_text = describe_gemm(result.gemm)
         for algorithm in result.wrong:
-            text = (
-                f"{gemm}: {describe_algorithm(algorithm)} computes wrong values and was excluded."
-            )
+            text = f"{gemm_text}: {describe_algorithm(algorithm)} computes wrong values and was excluded."
             yield Note("warn", text)
         if not result.verification.passed:
             detail = result.verification.detail or "the error exceeds that of rounding"
-            text = f"{gemm}: the library's default algorithm computes wrong values: {detail}."
+            text = f"{gemm_text}: the library's default algorithm computes wrong values: {detail}."
             yield Note("error", text)
 
 
@@ -164,12 +167,12 @@ def _warning_notes(tuned: Tuned) -> Iterator[Note]:
         )
     for sentence in tuned.warnings:
         yield Note("warn", f"{capitalized(sentence)}.")
-    timed_out = [gemm for gemm in tuned.gemms if gemm.stopped == "time"]
-    if timed_out:
+    timed_out_gemms = [gemm for gemm in tuned.gemms if gemm.stopped == "time"]
+    if timed_out_gemms:
         yield Note(
             "warn",
             "The time limit ended the search before all algorithms of "
-            f"{_count_gemms(len(timed_out))} were measured.",
+            f"{_count_gemms(len(timed_out_gemms))} were measured.",
             ("allow more time with --tune-time SEC",),
         )
 
@@ -180,15 +183,17 @@ def _summary_notes(tuned: Tuned, files: Sequence[str]) -> Iterator[Note]:
     faster_count = sum(result.significant for result in tuned.gemms)
     if not tuned.gemms:
         return
-    count = _count_gemms(len(tuned.gemms))
+    gemm_count = _count_gemms(len(tuned.gemms))
     if not faster_count:
-        yield Note("ok", f"No significant gain for {count}: the default algorithm is used.")
+        yield Note("ok", f"No significant gain for {gemm_count}: the default algorithm is used.")
         return
-    file = files[0] if files else "tuned.json"
-    remedies = [f"use the algorithms: cudakit bench gemm ... --tuned {file}"]
+    tuned_file = files[0] if files else "tuned.json"
+    remedies = [f"use the algorithms: cudakit bench gemm ... --tuned {tuned_file}"]
     if not files:
         remedies.insert(0, "save the algorithms: add -o tuned.json")
-    yield Note("ok", f"Found a faster algorithm for {faster_count} of {count}.", tuple(remedies))
+    yield Note(
+        "ok", f"Found a faster algorithm for {faster_count} of {gemm_count}.", tuple(remedies)
+    )
 
 
 def _torch_notes(torch_csv: TorchCsv | None) -> Iterator[Note]:
@@ -199,9 +204,9 @@ def _torch_notes(torch_csv: TorchCsv | None) -> Iterator[Note]:
         "The file for torch is experimental. Check with these variables that torch accepts it.",
         ("PYTORCH_TUNABLEOP_ENABLED=1 PYTORCH_TUNABLEOP_TUNING=0 PYTORCH_TUNABLEOP_VERBOSE=2",),
     )
-    for gemm, reason in torch_csv.left_out:
+    for gemm, reason in torch_csv.omitted_gemms:
         yield Note("warn", f"{describe_gemm(gemm)} was not exported for torch: {reason}.")
 
 
-def _count_gemms(number: int) -> str:
-    return "1 GEMM" if number == 1 else f"{number} GEMMs"
+def _count_gemms(count: int) -> str:
+    return "1 GEMM" if count == 1 else f"{count} GEMMs"

@@ -43,12 +43,12 @@ _HALVING_ROUNDS = 5
 _PART_COUNT = 3
 _FINAL_ROUNDS = 16  # Number of rounds in each part.
 # Shares of the time limit at which screening and halving end.
-_SCREEN_UNTIL, _HALVING_UNTIL = 0.55, 0.7
+_SCREEN_TIME_SHARE, _HALVING_TIME_SHARE = 0.55, 0.7
 # Significance level of dropping a candidate early: slower in 5 of 5 rounds, or in 7 of 8.
 _DROP_LEVEL = 0.05
 # A candidate is dropped if its time divided by the default's is at least this ratio: in its only round, or in
 # each of several rounds.
-_SLOW_IN_ONE, _SLOW_IN_ALL = 1.5, 1.1
+_SLOW_RATIO_IN_ONE, _SLOW_RATIO_IN_ALL = 1.5, 1.1
 
 StopReason: TypeAlias = Literal["complete", "time", "interrupted"]
 
@@ -73,19 +73,19 @@ class Limits:
 class Trials(Protocol):
     """The measurements of candidates, which have numbers; number 0 is the default algorithm."""
 
-    def prepare(self, number: int) -> bool:
+    def prepare(self, candidate: int) -> bool:
         """Prepare a candidate; return False if it cannot run or is several times slower than the default."""
         ...
 
-    def release(self, number: int) -> None:
+    def release(self, candidate: int) -> None:
         """Release the resources of a candidate."""
         ...
 
-    def measure(self, order: Sequence[int]) -> Sequence[float]:
+    def measure(self, ordered_candidates: Sequence[int]) -> Sequence[float]:
         """Measure each candidate once, in this order and in one unit; NaN for an invalid reading."""
         ...
 
-    def verify(self, number: int) -> bool:
+    def verify(self, candidate: int) -> bool:
         """Return whether a candidate computes correct values."""
         ...
 
@@ -111,7 +111,7 @@ class Outcome:
 
 def search(
     trials: Trials,
-    count: int,
+    candidate_count: int,
     limits: Limits,
     *,
     seed: int,
@@ -121,20 +121,20 @@ def search(
 ) -> Outcome:
     """Search for a candidate that is significantly faster than the default, by MIN_GAIN or more.
 
-    ``count`` is the number of candidates; candidates with small numbers are measured first. The time limit
-    starts at ``begin_s``, by default now. ``progress`` is called before each round and may raise
+    ``candidate_count`` is the number of candidates; those with small numbers are measured first. The time
+    limit starts at ``begin_s``, by default now. ``progress`` is called before each round and may raise
     KeyboardInterrupt. After an interrupt the outcome is the default, unless the final has a winner already.
     """
     begin_s = now_s() if begin_s is None else begin_s
     generator = random.Random(seed)  # noqa: S311 not for cryptography
-    state = _Search(trials, limits, generator, now_s, begin_s, progress)
+    search_state = _Search(trials, limits, generator, now_s, begin_s, progress)
     try:
-        state.screen(range(1, count))
-        state.halve()
-        state.run_final()
+        search_state.screen(range(1, candidate_count))
+        search_state.halve()
+        search_state.run_final()
     except KeyboardInterrupt:
-        state.stop_reason = "interrupted"
-    return state.outcome()
+        search_state.stop_reason = "interrupted"
+    return search_state.outcome()
 
 
 @dataclass
@@ -150,29 +150,31 @@ class _Search:
     stop_reason: StopReason = "complete"
     _stage: tuple[str, float] = ("", 0.0)
     _ratios: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
-    _samples: dict[int, int] = field(default_factory=lambda: defaultdict(int))
+    _sample_counts: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     _pool: list[int] = field(default_factory=list)  # The best candidates, the fastest first.
     _reserve: list[int] = field(default_factory=list)  # The best candidates that left the pool.
     _final_comparison: FinalComparison = field(default_factory=FinalComparison)
     _tried_count: int = 1
     _wrong_finalists: list[int] = field(default_factory=list)
 
-    def screen(self, numbers: Sequence[int]) -> None:
+    def screen(self, candidates: Sequence[int]) -> None:
         """Measure all candidates a few times, and keep the best candidates in the pool."""
-        for group_start in range(0, len(numbers), _GROUP_SIZE):
-            if self._is_over(_SCREEN_UNTIL):
+        for group_start in range(0, len(candidates), _GROUP_SIZE):
+            if self._is_over(_SCREEN_TIME_SHARE):
                 self.stop_reason = "time"
                 return
             self._stage = (
-                f"{group_start} of {len(numbers)} algorithms",
-                group_start / len(numbers),
+                f"{group_start} of {len(candidates)} algorithms",
+                group_start / len(candidates),
             )
-            group_numbers = numbers[group_start : group_start + _GROUP_SIZE]
+            group_candidates = candidates[group_start : group_start + _GROUP_SIZE]
             prepared_candidates = [
-                number for number in group_numbers if self._trials.prepare(number)
+                candidate for candidate in group_candidates if self._trials.prepare(candidate)
             ]
             self._tried_count += len(prepared_candidates)
-            survivors = self._measure_rounds(prepared_candidates, _SCREEN_ROUNDS, _SCREEN_UNTIL)
+            survivors = self._measure_rounds(
+                prepared_candidates, _SCREEN_ROUNDS, _SCREEN_TIME_SHARE
+            )
             ranked_candidates = self._rank([*self._pool, *survivors])
             self._pool = ranked_candidates[:_POOL_SIZE]
             self._release(ranked_candidates[_POOL_SIZE:])
@@ -182,7 +184,7 @@ class _Search:
         while len(self._pool) > FINALISTS:
             self._stage = (f"the best {len(self._pool)} algorithms", FINALISTS / len(self._pool))
             ranked_candidates = self._rank(
-                self._measure_rounds(self._pool, _HALVING_ROUNDS, _HALVING_UNTIL)
+                self._measure_rounds(self._pool, _HALVING_ROUNDS, _HALVING_TIME_SHARE)
             )
             kept_count = max(FINALISTS, math.ceil(len(self._pool) / 2))
             self._pool, dropped_candidates = (
@@ -198,8 +200,8 @@ class _Search:
         finalists = self._final_comparison.finalists
         if not finalists:
             return
-        samples_taken = max(self._samples[number] for number in finalists)
-        rounds = min(_FINAL_ROUNDS, (self._limits.iterations - samples_taken) // _PART_COUNT)
+        taken_sample_count = max(self._sample_counts[candidate] for candidate in finalists)
+        rounds = min(_FINAL_ROUNDS, (self._limits.iterations - taken_sample_count) // _PART_COUNT)
         for part_number in range(_PART_COUNT):
             if part_number:
                 self._trials.reallocate()
@@ -214,82 +216,97 @@ class _Search:
     def outcome(self) -> Outcome:
         """Return the outcome. Only the samples of the final decide whether a candidate wins."""
         comparison = self._final_comparison
-        ranked_finalists = comparison.ranked()
-        for number in ranked_finalists:
-            if comparison.is_faster(number):
-                if self._trials.verify(number):
-                    return self._outcome(number, number)
-                self._wrong_finalists.append(number)
+        ranked_finalists = comparison.ranked_finalists()
+        for candidate in ranked_finalists:
+            if comparison.is_faster(candidate):
+                if self._trials.verify(candidate):
+                    return self._outcome(candidate, candidate)
+                self._wrong_finalists.append(candidate)
         correct_finalists = [
-            number for number in ranked_finalists if number not in self._wrong_finalists
+            candidate for candidate in ranked_finalists if candidate not in self._wrong_finalists
         ]
         return self._outcome(DEFAULT_CANDIDATE, correct_finalists[0] if correct_finalists else None)
 
-    def _is_too_slow(self, number: int) -> bool:
+    def _is_too_slow(self, candidate: int) -> bool:
         """Return whether a candidate is, with significance, too slow to win."""
-        ratios = self._ratios[number]
+        ratios = self._ratios[candidate]
         if not ratios:
             return False
-        max_ratio = _SLOW_IN_ONE if len(ratios) == 1 else _SLOW_IN_ALL
+        max_ratio = _SLOW_RATIO_IN_ONE if len(ratios) == 1 else _SLOW_RATIO_IN_ALL
         return min(ratios) > max_ratio or is_median_above(ratios, 1 - MIN_GAIN, _DROP_LEVEL)
 
     def _find_finalists(self) -> list[int]:
         """Return the best candidates that compute correct values."""
         correct_candidates: list[int] = []
-        for number in (*self._pool, *self._reserve):
+        for candidate in (*self._pool, *self._reserve):
             if len(correct_candidates) == FINALISTS:
                 break
-            is_correct = self._trials.verify(number)
-            (correct_candidates if is_correct else self._wrong_finalists).append(number)
+            is_correct = self._trials.verify(candidate)
+            (correct_candidates if is_correct else self._wrong_finalists).append(candidate)
         return correct_candidates
 
-    def _outcome(self, winner: int, fastest: int | None) -> Outcome:
+    def _outcome(self, winner: int, fastest_finalist: int | None) -> Outcome:
         comparison = self._final_comparison
         return Outcome(
             winner=winner,
-            gain=None if fastest is None else comparison.gain(fastest),
-            gain_interval=None if fastest is None else comparison.gain_interval(fastest),
+            gain=None if fastest_finalist is None else comparison.gain(fastest_finalist),
+            gain_interval=None
+            if fastest_finalist is None
+            else comparison.gain_interval(fastest_finalist),
             is_significant=winner != DEFAULT_CANDIDATE,
             tried_count=self._tried_count,
             wrong_finalists=tuple(self._wrong_finalists),
-            rounds=comparison.rounds,
+            rounds=comparison.round_count,
             stop_reason=self.stop_reason,
         )
 
-    def _measure_rounds(self, numbers: Sequence[int], rounds: int, time_share: float) -> list[int]:
+    def _measure_rounds(
+        self, candidates: Sequence[int], rounds: int, time_share: float
+    ) -> list[int]:
         """Measure candidates in rounds, and return the candidates that may still win."""
-        survivors = list(numbers)
+        survivors = list(candidates)
         for _ in range(rounds):
-            measurable = [
-                number for number in survivors if self._samples[number] < self._max_samples
+            measurable_candidates = [
+                candidate
+                for candidate in survivors
+                if self._sample_counts[candidate] < self._max_samples
             ]
-            if not measurable or self._is_over(time_share):
+            if not measurable_candidates or self._is_over(time_share):
                 break
-            for number, ratio in self._measure_round(measurable).items():
-                self._ratios[number].append(ratio)
-            too_slow = {number for number in measurable if self._is_too_slow(number)}
-            self._release(too_slow)
-            survivors = [number for number in survivors if number not in too_slow]
+            for candidate, ratio in self._measure_round(measurable_candidates).items():
+                self._ratios[candidate].append(ratio)
+            slow_candidates = {
+                candidate for candidate in measurable_candidates if self._is_too_slow(candidate)
+            }
+            self._release(slow_candidates)
+            survivors = [candidate for candidate in survivors if candidate not in slow_candidates]
         return survivors
 
-    def _measure_round(self, numbers: Sequence[int]) -> dict[int, float]:
+    def _measure_round(self, candidates: Sequence[int]) -> dict[int, float]:
         """Measure each candidate and the default once, and return the valid ratios."""
         self._progress(*self._stage)
-        order = [DEFAULT_CANDIDATE, *numbers]
-        self._random.shuffle(order)
-        values = dict(zip(order, self._trials.measure(order), strict=True))
-        for number in numbers:
-            self._samples[number] += 1
-        ratios = {number: values[number] / values[DEFAULT_CANDIDATE] for number in numbers}
-        return {number: ratio for number, ratio in ratios.items() if not math.isnan(ratio)}
+        ordered_candidates = [DEFAULT_CANDIDATE, *candidates]
+        self._random.shuffle(ordered_candidates)
+        time_by_candidate = dict(
+            zip(ordered_candidates, self._trials.measure(ordered_candidates), strict=True)
+        )
+        for candidate in candidates:
+            self._sample_counts[candidate] += 1
+        ratios = {
+            candidate: time_by_candidate[candidate] / time_by_candidate[DEFAULT_CANDIDATE]
+            for candidate in candidates
+        }
+        return {candidate: ratio for candidate, ratio in ratios.items() if not math.isnan(ratio)}
 
-    def _release(self, numbers: Iterable[int]) -> None:
-        for number in numbers:
-            self._trials.release(number)
+    def _release(self, candidates: Iterable[int]) -> None:
+        for candidate in candidates:
+            self._trials.release(candidate)
 
-    def _rank(self, numbers: Sequence[int]) -> list[int]:
-        measured_candidates = [number for number in numbers if self._ratios[number]]
-        return sorted(measured_candidates, key=lambda number: median_or_inf(self._ratios[number]))
+    def _rank(self, candidates: Sequence[int]) -> list[int]:
+        measured_candidates = [candidate for candidate in candidates if self._ratios[candidate]]
+        return sorted(
+            measured_candidates, key=lambda candidate: median_or_inf(self._ratios[candidate])
+        )
 
     def _is_over(self, share: float) -> bool:
         return self._now_s() - self._begin_s >= share * self._limits.time_s

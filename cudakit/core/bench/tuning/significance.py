@@ -60,7 +60,7 @@ class FinalComparison:
 
     def __init__(self, finalists: Sequence[int] = ()) -> None:
         self.finalists = tuple(finalists)
-        self.rounds = 0
+        self.round_count = 0
         self._ratios_by_part: list[dict[int, list[float]]] = []
 
     def begin_part(self) -> None:
@@ -69,34 +69,34 @@ class FinalComparison:
 
     def add(self, ratios: dict[int, float]) -> None:
         """Add the ratio of each finalist in one round."""
-        self.rounds += 1
-        for number, ratio in ratios.items():
-            self._ratios_by_part[-1][number].append(ratio)
+        self.round_count += 1
+        for finalist, ratio in ratios.items():
+            self._ratios_by_part[-1][finalist].append(ratio)
 
-    def ranked(self) -> list[int]:
+    def ranked_finalists(self) -> list[int]:
         """Return the finalists, the fastest first."""
         return sorted(self.finalists, key=lambda number: median_or_inf(self._ratios(number)))
 
-    def gain(self, number: int) -> float | None:
+    def gain(self, finalist: int) -> float | None:
         """Return the relative time saved compared with the default; None without samples."""
-        ratios = self._ratios(number)
+        ratios = self._ratios(finalist)
         return 1 - median_or_inf(ratios) if ratios else None
 
-    def gain_interval(self, number: int) -> tuple[float, float] | None:
+    def gain_interval(self, finalist: int) -> tuple[float, float] | None:
         """Return the CI of the gain; None for too few samples."""
-        interval = ratio_interval(self._ratios(number), FALSE_POSITIVE_RATE / len(self.finalists))
+        interval = ratio_interval(self._ratios(finalist), FALSE_POSITIVE_RATE / len(self.finalists))
         return (1 - interval[1], 1 - interval[0]) if interval else None
 
-    def is_faster(self, number: int) -> bool:
+    def is_faster(self, finalist: int) -> bool:
         """Return whether a finalist is significantly faster than the default, by MIN_GAIN or more.
 
         A finalist that is slower in one of three parts has a third of its ratios above 1, and is therefore
         not significantly faster.
         """
-        gain, interval = self.gain(number), self.gain_interval(number)
+        gain, interval = self.gain(finalist), self.gain_interval(finalist)
         if gain is None or interval is None:
             return False
         return interval[0] > 0 and gain >= MIN_GAIN
 
-    def _ratios(self, number: int) -> list[float]:
-        return [ratio for ratios in self._ratios_by_part for ratio in ratios.get(number, ())]
+    def _ratios(self, finalist: int) -> list[float]:
+        return [ratio for ratios in self._ratios_by_part for ratio in ratios.get(finalist, ())]

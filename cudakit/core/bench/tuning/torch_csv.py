@@ -20,11 +20,11 @@ from cudakit.units import Unavailable
 
 # Validators that must be in the file. torch checks that their values are those of its own versions.
 _TORCH_VALIDATOR, _LIBRARY_VALIDATOR = "PT_VERSION", "CUBLASLT_VERSION"
-_TYPES = MappingProxyType(
+_TYPE_NAMES = MappingProxyType(
     {"fp64": "double", "fp32": "float", "tf32": "tf32", "fp16": "Half", "bf16": "BFloat16"}
 )
 _HOW_TO_WRITE = "run torch with PYTORCH_TUNABLEOP_ENABLED=1, which writes such a file"
-_OPERATORS = MappingProxyType({"none": "GemmTunableOp", "bias": "GemmAndBiasTunableOp"})
+_OPERATOR_BY_EPILOGUE = MappingProxyType({"none": "GemmTunableOp", "bias": "GemmAndBiasTunableOp"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class TorchCsv:
     """The lines of a file for torch, and the GEMMs that the format cannot express."""
 
     lines: tuple[str, ...]
-    left_out: tuple[tuple[Gemm, str], ...]  # GEMMs that are not in the file, with the reason.
+    omitted_gemms: tuple[tuple[Gemm, str], ...]  # GEMMs that are not in the file, with the reason.
 
     @property
     def text(self) -> str:
@@ -43,16 +43,16 @@ class TorchCsv:
 def torch_csv(tuned: Tuned, validators: Mapping[str, str]) -> TorchCsv:
     """Return a file for torch with the GEMMs whose tuned algorithm is faster than the default."""
     lines = [f"Validator,{name},{value}" for name, value in validators.items()]
-    left_out: list[tuple[Gemm, str]] = []
+    omitted_gemms: list[tuple[Gemm, str]] = []
     for result in tuned.gemms:
         if not result.significant:
             continue
         reason = next(_unsupported_properties(result), "")
         if reason:
-            left_out.append((result.gemm, reason))
+            omitted_gemms.append((result.gemm, reason))
         else:
-            lines.append(_line(result))
-    return TorchCsv(tuple(lines), tuple(left_out))
+            lines.append(_result_line(result))
+    return TorchCsv(tuple(lines), tuple(omitted_gemms))
 
 
 def check_validators(validators: Mapping[str, str], machine: TunedMachine) -> None:
@@ -90,7 +90,7 @@ def read_validators(path: Path) -> Mapping[str, str]:
     return validators
 
 
-def _line(result: TunedGemm) -> str:
+def _result_line(result: TunedGemm) -> str:
     seconds = result.winner_s
     times = [] if isinstance(seconds, Unavailable) else [f"{seconds * 1e3:.6g}"]
     gemm = result.gemm
@@ -100,8 +100,8 @@ def _line(result: TunedGemm) -> str:
 
 
 def _operator_name(gemm: Gemm) -> str:
-    name = "GemmStridedBatchedTunableOp" if gemm.batch > 1 else _OPERATORS[gemm.epilogue]
-    return f"{name}_{_TYPES[gemm.dtype]}_{gemm.layout.upper()}"
+    name = "GemmStridedBatchedTunableOp" if gemm.batch > 1 else _OPERATOR_BY_EPILOGUE[gemm.epilogue]
+    return f"{name}_{_TYPE_NAMES[gemm.dtype]}_{gemm.layout.upper()}"
 
 
 def _parameters(gemm: Gemm) -> str:
@@ -129,27 +129,29 @@ def algorithm_name(algorithm: Algorithm) -> str:
 def _unsupported_properties(result: TunedGemm) -> Iterator[str]:
     """Yield the properties of a GEMM that torch cannot express."""
     gemm = result.gemm
-    kind = DATA_TYPES[gemm.dtype]
-    if gemm.dtype not in _TYPES:
+    data_type = DATA_TYPES[gemm.dtype]
+    if gemm.dtype not in _TYPE_NAMES:
         yield f"torch's names of GEMMs in {gemm.dtype} contain their scales"
-    if gemm.epilogue not in _OPERATORS:
+    if gemm.epilogue not in _OPERATOR_BY_EPILOGUE:
         yield f"torch's names of GEMMs do not contain the epilogue {gemm.epilogue}"
     if gemm.batch > 1 and gemm.epilogue != "none":
         yield "torch has no batched GEMM with a bias"
     if gemm.padding:
         yield "the GEMM has padding"
-    if gemm.output != kind.outputs[0].name:
+    if gemm.output != data_type.outputs[0].name:
         yield f"the output type is {gemm.output}"
-    if gemm.accumulate != kind.accumulators[0]:
+    if gemm.accumulate != data_type.accumulators[0]:
         yield f"the accumulation type is {gemm.accumulate}"
 
 
 def _version(text: str) -> tuple[int, ...] | None:
     """Parse a version such as 13.1.0, or 130100 as cublasLtGetVersion returns; None for other text."""
     if text.isdecimal() and int(text) >= 10_000:
-        number = int(text)
-        return number // 10_000, number // 100 % 100, number % 100
-    numbers = text.split(".")[:3]
+        encoded_version = int(text)
+        return encoded_version // 10_000, encoded_version // 100 % 100, encoded_version % 100
+    version_numbers = text.split(".")[:3]
     return (
-        tuple(map(int, numbers)) if len(numbers) == 3 and all(map(str.isdecimal, numbers)) else None
+        tuple(map(int, version_numbers))
+        if len(version_numbers) == 3 and all(map(str.isdecimal, version_numbers))
+        else None
     )

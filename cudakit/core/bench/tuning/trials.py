@@ -63,16 +63,16 @@ class AlgorithmTrials:
     ) -> None:
         self.verifications: dict[int, Verification] = {}  # The last verification of each candidate.
         self.errors: dict[int, str] = {}  # Reasons why candidates cannot run.
-        self.rounds: list[dict[int, Reading]] = []
+        self.readings_by_round: list[dict[int, Reading]] = []
         self._timer, self._workload, self._method, self._seed = timer, workload, method, seed
         self._algorithms = algorithms
         self._candidates: dict[int, _Candidate] = {}
-        self._blocked, self._timeouts = method.blocker and method.clock == "device", 0
+        self._is_blocked, self._timeout_count = method.blocker and method.clock == "device", 0
         with ExitStack() as cleanup:
             self._blas = cleanup.enter_context(closing(timer.gpu.blas(workload.library)))
             self._gemm = self._allocate()
             cleanup.callback(lambda: self._gemm.close())
-            self._sets = rotate_buffers(timer, self._gemm, method)
+            self._set_count = rotate_buffers(timer, self._gemm, method)
             cleanup.callback(self._close_candidates)
             self._candidates[DEFAULT_CANDIDATE] = self._load_candidate(DEFAULT_CANDIDATE)
             self._cleanup = cleanup.pop_all()
@@ -83,8 +83,8 @@ class AlgorithmTrials:
         work = self._candidates[DEFAULT_CANDIDATE].work
         return replace(
             self._method,
-            blocker=self._blocked,
-            buffer_sets=self._sets,
+            blocker=self._is_blocked,
+            buffer_sets=self._set_count,
             executions=work.executions if work else 1,
         )
 
@@ -92,45 +92,51 @@ class AlgorithmTrials:
         """Run the default algorithm until the device has settled or ``is_over()``."""
         state = SteadyState(self._method.warmup_s, self._method.warmup_most_s)
         begin_s = self._timer.now_s()
-        while not state.add(self._read(DEFAULT_CANDIDATE), self._timer.now_s() - begin_s):
+        while not state.add(self._take_reading(DEFAULT_CANDIDATE), self._timer.now_s() - begin_s):
             if is_over():
                 return
             progress(min(state.elapsed_s / state.max_s, 1.0))
 
-    def prepare(self, number: int) -> bool:
+    def prepare(self, candidate_number: int) -> bool:
         """Prepare a candidate; return False if it cannot run or is several times slower than the default."""
         try:
-            candidate = self._load_candidate(number)
+            candidate = self._load_candidate(candidate_number)
         except CudakitError as error:
             self._timer.gpu.sync()  # Raises if the device is lost.
-            self.errors[number] = error.message
+            self.errors[candidate_number] = error.message
             return False
         if candidate.estimate_s > _MAX_SLOWDOWN * self._candidates[DEFAULT_CANDIDATE].estimate_s:
             candidate.close()
             return False
-        self._candidates[number] = candidate
+        self._candidates[candidate_number] = candidate
         return True
 
-    def release(self, number: int) -> None:
+    def release(self, candidate_number: int) -> None:
         """Release the resources of a candidate."""
-        self._candidates.pop(number).close()
+        self._candidates.pop(candidate_number).close()
 
-    def measure(self, order: Sequence[int]) -> Sequence[float]:
+    def measure(self, ordered_numbers: Sequence[int]) -> Sequence[float]:
         """Measure each candidate once: in cycles if all clocks are known, else in seconds."""
-        readings = {number: self._read(number) for number in order}
-        self.rounds.append(readings)
+        readings = {
+            candidate_number: self._take_reading(candidate_number)
+            for candidate_number in ordered_numbers
+        }
+        self.readings_by_round.append(readings)
         valid_readings = [reading for reading in readings.values() if reading.valid]
         in_cycles = all(reading.sm_clock_hz for reading in valid_readings)
-        return [_value(readings[number], in_cycles=in_cycles) for number in order]
+        return [
+            _reading_value(readings[candidate_number], in_cycles=in_cycles)
+            for candidate_number in ordered_numbers
+        ]
 
-    def verify(self, number: int) -> bool:
+    def verify(self, candidate_number: int) -> bool:
         """Run a candidate on every buffer set, and return whether the outputs are correct."""
-        plan, stream = self._candidates[number].plan, self._timer.stream
-        for index in range(self._sets):
+        plan, stream = self._candidates[candidate_number].plan, self._timer.stream
+        for index in range(self._set_count):
             self._gemm.enqueue_by(plan, stream, index)
         self._timer.gpu.sync_stream(stream)
-        self.verifications[number] = self._gemm.verify()
-        return self.verifications[number].passed
+        self.verifications[candidate_number] = self._gemm.verify()
+        return self.verifications[candidate_number].passed
 
     def reallocate(self) -> None:
         """Continue with new buffers of the same values."""
@@ -138,12 +144,14 @@ class AlgorithmTrials:
             candidate.drop_work()
         self._gemm.close()
         self._gemm = self._allocate()
-        if self._sets > 1:
-            self._gemm.rotate(self._sets)
+        if self._set_count > 1:
+            self._gemm.rotate(self._set_count)
 
-    def times_s(self, number: int, rounds: int) -> tuple[float, ...]:
-        """Return the times of a candidate in the last ``rounds`` rounds, or in all rounds for 0."""
-        candidate_readings = (readings.get(number) for readings in self.rounds[-rounds:])
+    def times_s(self, candidate_number: int, round_count: int) -> tuple[float, ...]:
+        """Return the times of a candidate in the last ``round_count`` rounds, or in all for 0."""
+        candidate_readings = (
+            readings.get(candidate_number) for readings in self.readings_by_round[-round_count:]
+        )
         return tuple(reading.time_s for reading in candidate_readings if reading and reading.valid)
 
     def close(self) -> None:
@@ -154,16 +162,18 @@ class AlgorithmTrials:
         """Allocate the operands, which all algorithms share."""
         return PreparedGemm(self._timer.gpu, self._workload, self._seed)
 
-    def _load_candidate(self, number: int) -> _Candidate:
+    def _load_candidate(self, candidate_number: int) -> _Candidate:
         """Load the kernel of a candidate by one execution, and estimate its time."""
         workload = self._workload
-        plan = self._blas.prepare(workload.gemm, workload.settings, self._algorithms[number])
+        plan = self._blas.prepare(
+            workload.gemm, workload.settings, self._algorithms[candidate_number]
+        )
 
         def enqueue(stream: Stream, index: int) -> None:
             self._gemm.enqueue_by(plan, stream, index)
 
         try:
-            rotation = BufferRotation(enqueue, self._sets)
+            rotation = BufferRotation(enqueue, self._set_count)
             pilot_work = SampleWork(rotation.run)
             self._timer.time(pilot_work)
             times_s = [self._timer.time(pilot_work).time_s for _ in range(_PILOT_SAMPLES)]
@@ -172,8 +182,8 @@ class AlgorithmTrials:
             raise
         return _Candidate(plan, rotation, min(times_s))
 
-    def _read(self, number: int) -> Reading:
-        candidate = self._candidates[number]
+    def _take_reading(self, candidate_number: int) -> Reading:
+        candidate = self._candidates[candidate_number]
         if candidate.work is None:
             # All candidates have the number of executions of the default, so that their samples are
             # comparable.
@@ -181,10 +191,10 @@ class AlgorithmTrials:
             candidate.work = make_sample_work(
                 self._timer, candidate.rotation, self._method, estimate_s
             )
-        reading = self._timer.time(candidate.work, blocked=self._blocked)
+        reading = self._timer.time(candidate.work, is_blocked=self._is_blocked)
         if not reading.valid:
-            self._timeouts += 1
-            self._blocked = self._timeouts < MAX_TIMEOUTS
+            self._timeout_count += 1
+            self._is_blocked = self._timeout_count < MAX_TIMEOUTS
         return reading
 
     def _close_candidates(self) -> None:
@@ -193,7 +203,7 @@ class AlgorithmTrials:
         self._candidates.clear()
 
 
-def _value(reading: Reading, *, in_cycles: bool) -> float:
+def _reading_value(reading: Reading, *, in_cycles: bool) -> float:
     if not reading.valid:
         return math.nan
     return reading.time_s * (reading.sm_clock_hz or 1.0) if in_cycles else reading.time_s

@@ -33,14 +33,14 @@ from cudakit.units import Unavailable
 # candidates.
 _SAMPLE_S = 2e-3
 # Shares of the time limit of a GEMM at which the listing of algorithms and the warm-up end.
-_LISTED_BY, _WARM_BY = 0.15, 0.3
+_LISTING_TIME_SHARE, _WARMUP_TIME_SHARE = 0.15, 0.3
 
-_UNBLOCKED = (
+_UNBLOCKED_WARNING = (
     "samples include launch gaps, because an environment variable prevents the use of the blocker"
 )
 _NOT_REPORTED = Unavailable("the device does not report this property")
 _NO_FINAL = Unavailable("in the search, no other algorithm was faster than the default")
-_TOO_FEW = Unavailable("too few samples for a confidence interval")
+_TOO_FEW_SAMPLES = Unavailable("too few samples for a confidence interval")
 _NO_SAMPLE = Unavailable("no other algorithm was measured")
 
 
@@ -68,14 +68,14 @@ def tune(
     limits: Limits,
     progress: Progress = no_progress,
     *,
-    earlier_tuned: Tuned | None = None,
+    earlier_tuning: Tuned | None = None,
     run_context: RunContext | None = None,
     now_ns: Callable[[], int] = time.time_ns,
 ) -> Tuned:
-    """Search for the fastest algorithm of each GEMM, unless ``earlier_tuned`` has a complete search for it.
+    """Search for the fastest algorithm of each GEMM, unless ``earlier_tuning`` has a complete search for it.
 
     ``progress`` may raise KeyboardInterrupt: the result then has the searches so far. Raises UsageError for a
-    library other than cublaslt, InputError if a GEMM does not fit in memory or ``earlier_tuned`` is of
+    library other than cublaslt, InputError if a GEMM does not fit in memory or ``earlier_tuning`` is of
     another machine, Unsupported if no GEMM can be tuned, and the errors of the device.
     """
     if spec.library != "cublaslt" or spec.baselines:
@@ -87,12 +87,12 @@ def tune(
     run_context = run_context or RunContext()
     machine = tuning_machine(gpu, run_context)
     lacks_blocker = bool(disabling_variable(run_context.variables))
-    session = _Session(spec, gpu, limits, unblocked=lacks_blocker)
-    cases = dict(zip(spec.gemms, plan_cases(spec, gpu), strict=True))
-    check_fit(tuple(cases.values()), gpu.memory_info().free_bytes)
-    earlier_results = earlier_tuned.results_for(machine) if earlier_tuned else {}
+    session = _Session(spec, gpu, limits, is_unblocked=lacks_blocker)
+    case_by_gemm = dict(zip(spec.gemms, plan_cases(spec, gpu), strict=True))
+    check_fit(tuple(case_by_gemm.values()), gpu.memory_info().free_bytes)
+    earlier_results = earlier_tuning.results_for(machine) if earlier_tuning else {}
     is_complete = session.tune_all(
-        cases,
+        case_by_gemm,
         {key: result for key, result in earlier_results.items() if _is_complete(result)},
         progress,
     )
@@ -104,7 +104,7 @@ def tune(
         time_ns=begin_ns,
         complete=is_complete,
         machine=machine,
-        warnings=(_UNBLOCKED,) if lacks_blocker else (),
+        warnings=(_UNBLOCKED_WARNING,) if lacks_blocker else (),
         gemms=(*results_to_keep.values(), *session.gemms.values()),
         untuned=tuple(session.untuned),
     )
@@ -117,31 +117,36 @@ def _is_complete(result: TunedGemm) -> bool:
 class _Session:
     """The searches of one command, and their results so far."""
 
-    def __init__(self, spec: GemmSpec, gpu: Gpu, limits: Limits, *, unblocked: bool) -> None:
+    def __init__(self, spec: GemmSpec, gpu: Gpu, limits: Limits, *, is_unblocked: bool) -> None:
         self.gemms: dict[object, TunedGemm] = {}
         self.untuned: list[Untuned] = []
         self._unsupported: list[Unsupported] = []
-        self._spec, self._gpu, self._limits, self._unblocked = spec, gpu, limits, unblocked
+        self._spec, self._gpu, self._limits, self._is_unblocked = spec, gpu, limits, is_unblocked
 
     def tune_all(
-        self, cases: Mapping[Gemm, Case], skipped: Iterable[object], progress: Progress
+        self, case_by_gemm: Mapping[Gemm, Case], skipped_keys: Iterable[object], progress: Progress
     ) -> bool:
-        """Tune the GEMMs that are not in ``skipped``; return whether all were tuned."""
-        gemms = [gemm for gemm in cases if (gemm, self._spec.settings) not in skipped]
+        """Tune the GEMMs that are not in ``skipped_keys``; return whether all were tuned."""
+        gemms = [gemm for gemm in case_by_gemm if (gemm, self._spec.settings) not in skipped_keys]
         try:
             with closing(Timer(self._gpu)) as timer:
                 for index, gemm in enumerate(gemms):
                     gemm_progress = sub_progress(progress, index, len(gemms))
-                    gemm_progress_with_title = _prefix_stages(gemm_progress, cases[gemm].title)
+                    gemm_progress_with_title = _prefix_stages(
+                        gemm_progress, case_by_gemm[gemm].title
+                    )
                     if self._tune_gemm(
-                        timer, gemm, self._method(cases[gemm].method), gemm_progress_with_title
+                        timer,
+                        gemm,
+                        self._method(case_by_gemm[gemm].method),
+                        gemm_progress_with_title,
                     ):
                         return False
         except KeyboardInterrupt:
             if not self.gemms:
                 raise
             return False
-        if self._unsupported and not self.gemms and not skipped:
+        if self._unsupported and not self.gemms and not skipped_keys:
             raise self._unsupported[0]
         return True
 
@@ -168,7 +173,7 @@ class _Session:
             return timer.now_s() - begin_s >= share * limits.time_s
 
         with closing(self._gpu.blas(spec.library)) as blas:
-            is_listing_over = partial(is_over, _LISTED_BY)
+            is_listing_over = partial(is_over, _LISTING_TIME_SHARE)
             candidate_list = candidates(
                 blas, gemm, spec.settings, seed=spec.seed, is_over=is_listing_over
             )
@@ -183,7 +188,7 @@ class _Session:
                 return Untuned(
                     gemm, f"the library's default algorithm computes wrong values: {reason}", True
                 )
-            trials.warm_up(partial(is_over, _WARM_BY), partial(progress, "warming up"))
+            trials.warm_up(partial(is_over, _WARMUP_TIME_SHARE), partial(progress, "warming up"))
             outcome = search(
                 trials,
                 len(candidate_list.algorithms),
@@ -205,7 +210,7 @@ class _Session:
             # In virtual time a mean is no more precise than one execution.
             sample_s=0.0 if self._gpu.simulated else _SAMPLE_S,
             warmup_s=0.0 if self._gpu.simulated else method.warmup_s,
-            blocker=method.blocker and not self._unblocked,
+            blocker=method.blocker and not self._is_unblocked,
             seed=self._spec.seed,
             interleaved=("all algorithms",),
         )
@@ -256,7 +261,7 @@ def _tuned_gemm(
 def _gain_interval(outcome: Outcome) -> tuple[float, float] | Unavailable:
     if outcome.gain is None:
         return _NO_FINAL
-    return outcome.gain_interval or _TOO_FEW
+    return outcome.gain_interval or _TOO_FEW_SAMPLES
 
 
 def _median(times_s: tuple[float, ...]) -> float | Unavailable:

@@ -34,13 +34,13 @@ class TunedMachine:
     driver: str | Unavailable = NOT_QUERIED  # version of the driver
     cudakit: str | Unavailable = NOT_QUERIED  # version of cudakit
 
-    def differences_from(self, other: TunedMachine) -> Iterator[str]:
+    def differences_from(self, other_machine: TunedMachine) -> Iterator[str]:
         """Yield the differences that invalidate the algorithms or their ranking."""
         for name, tuned_value, other_value in (
-            ("GPU", self.gpu, other.gpu),
-            ("compute capability", self.compute_capability, other.compute_capability),
-            ("library", self.library, other.library),
-            (f"{self.library} version", self.library_version, other.library_version),
+            ("GPU", self.gpu, other_machine.gpu),
+            ("compute capability", self.compute_capability, other_machine.compute_capability),
+            ("library", self.library, other_machine.library),
+            (f"{self.library} version", self.library_version, other_machine.library_version),
         ):
             if tuned_value != other_value:
                 yield f"{name}: tuned {_format(tuned_value)}, here {_format(other_value)}"
@@ -146,18 +146,18 @@ def load_tuned(path: Path) -> Tuned:
         )
     try:
         # Each item is read separately, so that an error names its position in the file.
-        for name, kind in (("products", TunedGemm), ("untuned", Untuned)):
-            _read_each(kind, document.get(name), name)
+        for name, item_class in (("products", TunedGemm), ("untuned", Untuned)):
+            _read_each(item_class, document.get(name), name)
         return from_plain(Tuned, document)
     except Mismatch as mismatch:
         raise InputError(f"{path} is damaged: {mismatch}", hint=_HINT) from None
 
 
-def _read_each(kind: type[Any], plain_items: object, name: str) -> None:
+def _read_each(item_class: type[Any], plain_items: object, name: str) -> None:
     """Parse each item of a list; raise Mismatch with the position of the first invalid item."""
     for index, plain_item in enumerate(plain_items if isinstance(plain_items, list) else ()):
         position = f"{name}[{index}]"
         try:
-            from_plain(kind, plain_item, position)
+            from_plain(item_class, plain_item, position)
         except InputError as error:
             raise Mismatch(f"{position}: {error.message}") from None

@@ -78,7 +78,7 @@ class PreparedAlloc(PreparedLatency):
         self._kernels = self.cleanup.enter_context(closing(Bandwidth(gpu)))
         self._compare = self.cleanup.enter_context(closing(Compare(gpu)))
 
-    def enqueue(self, stream: Stream, index: int) -> None:  # noqa: ARG002
+    def enqueue(self, stream: Stream, set_index: int) -> None:  # noqa: ARG002
         self._allocator.free(self._allocator.alloc(self._size_bytes, stream), stream)
 
     def verify(self) -> Verification:
@@ -140,7 +140,7 @@ class _VirtualMemory:
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
         self._granularity = gpu.granularity()
-        self._live: dict[Ptr, tuple[Backing, int]] = {}
+        self._mapped_memory: dict[Ptr, tuple[Backing, int]] = {}
 
     def alloc(self, size_bytes: int, stream: Stream) -> Ptr:  # noqa: ARG002
         gpu, mapped_bytes = self._gpu, -(-size_bytes // self._granularity) * self._granularity
@@ -151,11 +151,11 @@ class _VirtualMemory:
             gpu.unreserve(ptr, mapped_bytes)
             raise
         gpu.map(ptr, backing, mapped_bytes)
-        self._live[ptr] = backing, mapped_bytes
+        self._mapped_memory[ptr] = backing, mapped_bytes
         return ptr
 
     def free(self, ptr: Ptr, stream: Stream) -> None:  # noqa: ARG002
-        backing, mapped_bytes = self._live.pop(ptr)
+        backing, mapped_bytes = self._mapped_memory.pop(ptr)
         self._gpu.unmap(ptr, mapped_bytes)
         self._gpu.release(backing)
         self._gpu.unreserve(ptr, mapped_bytes)

@@ -19,7 +19,7 @@ from cudakit.kernels.compare import Compare
 POISON = 0xFF
 _POISONED_WORD = 0xFFFFFFFF
 _WORD_BYTES = 4
-_MAX_SAMPLED = 4096  # Maximum number of values to check with fp64.
+_MAX_SAMPLED_VALUES = 4096  # Maximum number of values to check with fp64.
 # Tolerance: a fused multiply-add is rounded once, by at most half a unit in the last place of fp32.
 _ROUNDING = 2.0**-24
 
@@ -45,9 +45,9 @@ def check_copy(compare: Compare, buffers: Buffers, size_bytes: int, seed: int) -
 
 def check_read(compare: Compare, buffers: Buffers, size_bytes: int, seed: int) -> Verification:  # noqa: ARG001
     """Check that the kernel found the sentinel at the end of the buffer."""
-    missed_words = compare.count_not_equal(buffers.target, SENTINEL, _WORD_BYTES, LEGACY)
-    detail = "the end of the buffer was not read" if missed_words else ""
-    return verification(float(missed_words), 0.0, "a sentinel at the end", detail)
+    missed_word_count = compare.count_not_equal(buffers.target, SENTINEL, _WORD_BYTES, LEGACY)
+    detail = "the end of the buffer was not read" if missed_word_count else ""
+    return verification(float(missed_word_count), 0.0, "a sentinel at the end", detail)
 
 
 def check_write(expected_word: int) -> Check:
@@ -70,12 +70,16 @@ def check_linear(factors: Sequence[float]) -> Check:
         source_values = (
             compare.sample(source, FP32, indices, LEGACY) for source in buffers.sources
         )
-        expected = sum(f * x for f, x in zip(factors, source_values, strict=True))
-        unwritten = word_count - compare.count_not_equal(
+        expected_values = sum(f * x for f, x in zip(factors, source_values, strict=True))
+        unwritten_count = word_count - compare.count_not_equal(
             buffers.target, _POISONED_WORD, size_bytes, LEGACY
         )
-        detail = f"{unwritten} of {word_count} values were never written" if unwritten else ""
-        error = float(np.linalg.norm(values - expected) / np.linalg.norm(expected))
+        detail = (
+            f"{unwritten_count} of {word_count} values were never written"
+            if unwritten_count
+            else ""
+        )
+        error = float(np.linalg.norm(values - expected_values) / np.linalg.norm(expected_values))
         return verification(
             error, _ROUNDING, f"an fp64 computation of {len(indices)} values", detail
         )
@@ -91,6 +95,6 @@ def _compare_words(wrong_count: int, word_count: int, reference: str) -> Verific
 def _sample_indices(word_count: int, seed: int) -> npt.NDArray[np.int64]:
     """Return sorted random indices of words, among them the first and the last of ``word_count`` words."""
     random_indices = np.random.default_rng(seed).integers(
-        0, word_count, min(_MAX_SAMPLED, word_count) - 2
+        0, word_count, min(_MAX_SAMPLED_VALUES, word_count) - 2
     )
     return np.unique(np.concatenate((np.array([0, word_count - 1]), random_indices)))

@@ -20,7 +20,7 @@ from cudakit.core.bench.workload import (
     allocate,
     create_event,
     create_stream,
-    worst,
+    worst_verification,
 )
 from cudakit.core.bench.workloads.checks import POISON, Buffers, check_copy
 from cudakit.errors import CudaError, Unsupported
@@ -32,7 +32,7 @@ Location: TypeAlias = Literal["device", "host", "pageable", "peer"]
 Access: TypeAlias = Literal["direct", "staged"]
 
 # Memory that kernels may be unable to access. Its content is copied to a staging buffer in device memory.
-_INACCESSIBLE = ("pageable", "peer")
+_INACCESSIBLE_LOCATIONS = ("pageable", "peer")
 # The byte that fills the staging buffer before a copy. It is neither POISON nor random, so that a copy that
 # did nothing is found.
 _STAGING_FILL = 0x5A
@@ -56,7 +56,7 @@ _ROUTES: Mapping[str, tuple[tuple[Location, Location], ...]] = {
 
 
 class _LinkedDevice(DeviceInfo, Peers, Protocol):
-    """A device that can be asked for its access to other devices."""
+    """A device that reports whether it can access other devices."""
 
 
 def copy_cases(spec: CopySpec, gpu: _LinkedDevice) -> tuple[Case, ...]:
@@ -117,7 +117,7 @@ def count_buffers(direction: str) -> tuple[int, int]:
     The verification needs a staging buffer in device memory for memory that kernels cannot access.
     """
     locations = _locations(direction)
-    staging_buffers = int(not set(locations).isdisjoint(_INACCESSIBLE))
+    staging_buffers = int(not set(locations).isdisjoint(_INACCESSIBLE_LOCATIONS))
     return (
         locations.count("device") + staging_buffers,
         locations.count("host") + locations.count("pageable"),
@@ -140,9 +140,11 @@ def _method(spec: CopySpec, copy: Copy, cache: Cache) -> Method:
     Copies of pageable memory block the host (CUDA Driver API, "API synchronization behavior"). Copies between
     two devices that the driver stages in host memory may block it.
     """
-    pageable = "pageable" in _locations(copy.direction)
-    method = spec.method(spec.mode or ("host" if pageable else "isolated"), cache, fill="bits")
-    return replace(method, blocker=False) if pageable or copy.access == "staged" else method
+    copies_pageable = "pageable" in _locations(copy.direction)
+    method = spec.method(
+        spec.mode or ("host" if copies_pageable else "isolated"), cache, fill="bits"
+    )
+    return replace(method, blocker=False) if copies_pageable or copy.access == "staged" else method
 
 
 def _locations(direction: str) -> list[Location]:
@@ -161,8 +163,10 @@ class Copy:
 
     @property
     def axes(self) -> Mapping[str, str | int | float]:
-        peer = {} if self.peer is None else {"peer": self.peer, "access": self.access or "staged"}
-        return {"direction": self.direction, **peer, "size_bytes": self.size_bytes}
+        peer_axes = (
+            {} if self.peer is None else {"peer": self.peer, "access": self.access or "staged"}
+        )
+        return {"direction": self.direction, **peer_axes, "size_bytes": self.size_bytes}
 
     def prepare(self, gpu: Gpu, seed: int) -> PreparedCopy:
         return PreparedCopy(gpu, self, seed)
@@ -197,27 +201,30 @@ class PreparedCopy:
         with ExitStack() as cleanup:
             self._compare = cleanup.enter_context(closing(Compare(gpu)))
             self._second_stream = create_stream(gpu, cleanup)
-            self._fork, self._join = create_event(gpu, cleanup), create_event(gpu, cleanup)
+            self._fork_event, self._join_event = (
+                create_event(gpu, cleanup),
+                create_event(gpu, cleanup),
+            )
             self._buffers = CopyBuffers(gpu, copy.size_bytes, cleanup, copy.peer)
             self.rotate(1)
             self._buffers.cleanup = self._cleanup = cleanup.pop_all()
 
-    def rotate(self, sets: int) -> None:
+    def rotate(self, set_count: int) -> None:
         with closing(Fill(self._gpu)) as fill:
-            while len(self._sets) < sets:
-                first_number = len(self._sets) * len(self._locations_of_copies)
+            while len(self._sets) < set_count:
+                first_sequence = len(self._sets) * len(self._locations_of_copies)
                 routes = (
-                    self._make_route(fill, first_number + i, *locations)
+                    self._make_route(fill, first_sequence + i, *locations)
                     for i, locations in enumerate(self._locations_of_copies)
                 )
                 self._sets.append(tuple(routes))
 
-    def enqueue(self, stream: Stream, index: int) -> None:
+    def enqueue(self, stream: Stream, set_index: int) -> None:
         gpu, size_bytes = self._gpu, self._size_bytes
-        route, *concurrent_routes = self._sets[index % len(self._sets)]
+        route, *concurrent_routes = self._sets[set_index % len(self._sets)]
         if concurrent_routes:
-            gpu.record(self._fork, stream)
-            gpu.wait(self._second_stream, self._fork)
+            gpu.record(self._fork_event, stream)
+            gpu.wait(self._second_stream, self._fork_event)
         gpu.copy(route.target.ptr, route.source.ptr, size_bytes, stream)
         for concurrent_route in concurrent_routes:
             gpu.copy(
@@ -227,11 +234,11 @@ class PreparedCopy:
                 self._second_stream,
             )
         if concurrent_routes:
-            gpu.record(self._join, self._second_stream)
-            gpu.wait(stream, self._join)
+            gpu.record(self._join_event, self._second_stream)
+            gpu.wait(stream, self._join_event)
 
     def verify(self) -> Verification:
-        verification = worst(map(self._check, self._routes()))
+        verification = worst_verification(map(self._check, self._routes()))
         self._poison(self._routes())
         return verification
 
@@ -244,13 +251,13 @@ class PreparedCopy:
     def _check(self, route: _Route) -> Verification:
         # Kernels can access at least one of the two buffers, so one staging buffer suffices.
         target, source = (
-            self._buffers.device_readable(buffer.ptr, buffer.location)
+            self._buffers.device_readable_ptr(buffer.ptr, buffer.location)
             for buffer in (route.target, route.source)
         )
         return check_copy(self._compare, Buffers(target, (source,)), self._size_bytes, self._seed)
 
     def _make_route(
-        self, fill: Fill, number: int, source_location: Location, target_location: Location
+        self, fill: Fill, sequence_number: int, source_location: Location, target_location: Location
     ) -> _Route:
         """Allocate both buffers of a copy, fill the source with random bits and the target with POISON."""
         source, target = (
@@ -259,8 +266,8 @@ class PreparedCopy:
         )
         # A kernel generates the random bits in device memory, where every copy has its source or its target.
         device_buffer = source if source_location == "device" else target
-        blocks = -(-self._size_bytes // _RANDOM_BLOCK_BYTES)
-        fill.bits(device_buffer.ptr, blocks, LEGACY, seed=self._seed, sequence=number)
+        block_count = -(-self._size_bytes // _RANDOM_BLOCK_BYTES)
+        fill.bits(device_buffer.ptr, block_count, LEGACY, seed=self._seed, sequence=sequence_number)
         if device_buffer is not source:
             self._gpu.copy(source.ptr, device_buffer.ptr, self._size_bytes, LEGACY)
         self._gpu.sync()
@@ -295,7 +302,7 @@ class CopyBuffers:
     def __init__(self, gpu: Gpu, size_bytes: int, cleanup: ExitStack, peer: int | None) -> None:
         self.cleanup = cleanup
         self._gpu, self._size_bytes, self._peer = gpu, size_bytes, peer
-        self._staging: Ptr | None = None
+        self._staging_ptr: Ptr | None = None
 
     def malloc(self, location: Location) -> Ptr:
         """Allocate a buffer in a location."""
@@ -317,26 +324,26 @@ class CopyBuffers:
         if location in ("host", "pageable"):
             np.frombuffer(gpu.host_view(ptr, size_bytes), np.uint8)[:] = POISON
         elif location == "peer":
-            staging = self._fill_staging(POISON)
-            gpu.copy(ptr, staging, size_bytes, LEGACY)
+            staging_ptr = self._fill_staging(POISON)
+            gpu.copy(ptr, staging_ptr, size_bytes, LEGACY)
         else:
             gpu.fill(ptr, POISON, size_bytes, LEGACY)
 
-    def device_readable(self, ptr: Ptr, location: Location) -> Ptr:
+    def device_readable_ptr(self, ptr: Ptr, location: Location) -> Ptr:
         """Return an address where kernels can read the content of a buffer until the next call.
 
         Kernels can access pinned host memory by its host address (CUDA C++ Programming Guide, "Unified
         Virtual Address Space").
         """
-        if location not in _INACCESSIBLE:
+        if location not in _INACCESSIBLE_LOCATIONS:
             return ptr
-        staging = self._fill_staging(_STAGING_FILL)
-        self._gpu.copy(staging, ptr, self._size_bytes, LEGACY)
-        return staging
+        staging_ptr = self._fill_staging(_STAGING_FILL)
+        self._gpu.copy(staging_ptr, ptr, self._size_bytes, LEGACY)
+        return staging_ptr
 
-    def _fill_staging(self, value: int) -> Ptr:
+    def _fill_staging(self, fill_byte: int) -> Ptr:
         """Enqueue a fill of the staging buffer, and return its address."""
-        if self._staging is None:
-            self._staging = self.malloc("device")
-        self._gpu.fill(self._staging, value, self._size_bytes, LEGACY)
-        return self._staging
+        if self._staging_ptr is None:
+            self._staging_ptr = self.malloc("device")
+        self._gpu.fill(self._staging_ptr, fill_byte, self._size_bytes, LEGACY)
+        return self._staging_ptr

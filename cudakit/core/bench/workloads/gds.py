@@ -35,7 +35,7 @@ _SIMULATED_THREADS = (1, 2)
 _MAX_TRANSFERS = 64
 _BYTES_PER_THREAD = 16 << 20
 _RANDOM_BLOCK_BYTES = 16  # The kernel generates random bits in blocks of this size.
-_PATHS: Mapping[StoragePath, str] = {
+_PATH_TEXTS: Mapping[StoragePath, str] = {
     "direct": "GPUDirect Storage",
     "compatibility": "compatibility mode: through host memory",
     "unknown": "unknown path",
@@ -191,7 +191,7 @@ class CuFileRoute:
         return {
             "library": "cufile",
             "version": self._storage.version,
-            "path": _PATHS[self._storage.path_used()],
+            "path": _PATH_TEXTS[self._storage.path_used()],
         }
 
 
@@ -201,9 +201,9 @@ class PosixRoute:
     def __init__(
         self, gpu: Gpu, transfer: Transfer, buffers: list[Ptr], cleanup: ExitStack
     ) -> None:
-        flags = os.O_RDWR if transfer.direction == "write" else os.O_RDONLY
+        open_flags = os.O_RDWR if transfer.direction == "write" else os.O_RDONLY
         descriptor = os.open(
-            transfer.file.path, flags | (os.O_DIRECT if transfer.file.has_direct_io else 0)
+            transfer.file.path, open_flags | (os.O_DIRECT if transfer.file.has_direct_io else 0)
         )
         cleanup.callback(os.close, descriptor)
         self.routes: list[Route] = [
@@ -294,10 +294,10 @@ class PreparedTransfer:
             "transfers_per_execution": self._transfer_count,
         }
 
-    def rotate(self, sets: int) -> None:
+    def rotate(self, set_count: int) -> None:
         """Do nothing: the L2 state does not matter, because storage is much slower than L2."""
 
-    def enqueue(self, stream: Stream, index: int) -> None:  # noqa: ARG002
+    def enqueue(self, stream: Stream, set_index: int) -> None:  # noqa: ARG002
         """Perform the transfers of one execution, and wait for all."""
         self._last_offsets = self._choose_offsets()
         work_of_threads = list(
@@ -332,9 +332,9 @@ class PreparedTransfer:
     def _transfer_of_thread(self, route: Route, buffer: Ptr, offsets: list[int]) -> None:
         """Perform the transfers of one thread."""
         transfer = self._transfer
-        move = route.read if transfer.direction == "read" else route.write
+        transfer_data = route.read if transfer.direction == "read" else route.write
         for position, offset in enumerate(offsets):
-            move(Ptr(buffer + position * transfer.size_bytes), transfer.size_bytes, offset)
+            transfer_data(Ptr(buffer + position * transfer.size_bytes), transfer.size_bytes, offset)
 
     def _choose_offsets(self) -> list[list[int]]:
         """Return the file offsets of each thread: consecutive parts of the file, or random ones."""
@@ -358,7 +358,7 @@ class PreparedTransfer:
         """Return the bytes that device memory must contain after a transfer at an offset of the file."""
         transfer = self._transfer
         if transfer.direction == "read":
-            return transfer.file.expected(offset, transfer.size_bytes)
+            return transfer.file.expected_bytes(offset, transfer.size_bytes)
         with transfer.file.path.open("rb") as file:
             file.seek(offset)
             return np.frombuffer(file.read(transfer.size_bytes), np.uint8)
@@ -383,8 +383,8 @@ class PreparedTransfer:
             return
         with closing(Fill(self._gpu)) as fill:
             for thread_number, buffer in enumerate(self._buffers):
-                blocks = self._bytes_per_thread // _RANDOM_BLOCK_BYTES
-                fill.bits(buffer, blocks, LEGACY, seed=self._seed, sequence=thread_number)
+                block_count = self._bytes_per_thread // _RANDOM_BLOCK_BYTES
+                fill.bits(buffer, block_count, LEGACY, seed=self._seed, sequence=thread_number)
             self._gpu.sync()
 
     def _poison(self) -> None:

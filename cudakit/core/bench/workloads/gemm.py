@@ -12,7 +12,7 @@ from cudakit.core.bench.case import Case
 from cudakit.core.bench.method import Method, Rule
 from cudakit.core.bench.roofline import Work, matrix_kind
 from cudakit.core.bench.spec import GemmSpec
-from cudakit.core.bench.workload import Axis, Verification, worst
+from cudakit.core.bench.workload import Axis, Verification, worst_verification
 from cudakit.core.bench.workloads.gemm_check import Checker
 from cudakit.core.bench.workloads.gemm_operands import (
     OperandSet,
@@ -65,7 +65,7 @@ def gemm_cases(spec: GemmSpec, gpu: DeviceInfo) -> tuple[Case, ...]:
 
 def _case(spec: GemmSpec, gemm: Gemm, fields: Mapping[str, Field], *, simulated: bool) -> Case:
     kind = matrix_kind(gemm.dtype, fields)
-    shape = {"shape": spec.shapes[gemm]} if gemm in spec.shapes else {}
+    shape_settings = {"shape": spec.shapes[gemm]} if gemm in spec.shapes else {}
     default_workload = GemmWorkload(
         gemm, spec.settings, spec.library, spec.fill, spec.algorithms.get(gemm)
     )
@@ -79,7 +79,7 @@ def _case(spec: GemmSpec, gemm: Gemm, fields: Mapping[str, Field], *, simulated:
             GemmWorkload(gemm, spec.settings, library, spec.fill) for library in spec.baselines
         ),
         operation="OP" if kind == "int8" else "FLOP",
-        settings={**shape, "library": spec.library},
+        settings={**shape_settings, "library": spec.library},
     )
 
 
@@ -94,8 +94,8 @@ def _method(spec: GemmSpec) -> Method:
 
 def _needed_bytes(spec: GemmSpec, gemm: Gemm) -> int:
     """Return the device memory that the case needs: per library, one buffer set and one workspace."""
-    libraries = 1 + len(spec.baselines)
-    return libraries * (operand_bytes(gemm) + spec.settings.workspace_bytes)
+    library_count = 1 + len(spec.baselines)
+    return library_count * (operand_bytes(gemm) + spec.settings.workspace_bytes)
 
 
 def _describe_fitting_gemm(spec: GemmSpec, gemm: Gemm, simulated: bool, usable_bytes: int) -> str:
@@ -117,8 +117,8 @@ def _describe_fitting_gemm(spec: GemmSpec, gemm: Gemm, simulated: bool, usable_b
         fitting_edge = min(fitting_edge, math.isqrt(MAX_SIMULATED_EDGE**2 // gemm.batch))
     if not fitting_edge:
         return "a smaller --batch or --workspace"
-    batch = f" with a batch of {gemm.batch}" if gemm.batch > 1 else ""
-    return f"a shape of {fitting_edge // _EDGE_STEP * _EDGE_STEP or fitting_edge}{batch}"
+    batch_text = f" with a batch of {gemm.batch}" if gemm.batch > 1 else ""
+    return f"a shape of {fitting_edge // _EDGE_STEP * _EDGE_STEP or fitting_edge}{batch_text}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,18 +146,18 @@ class GemmWorkload:
 
 def gemm_axes(gemm: Gemm) -> dict[str, Axis]:
     """Return the axes of a GEMM, without optional axes that have their default value."""
-    kind = DATA_TYPES[gemm.dtype]
+    data_type = DATA_TYPES[gemm.dtype]
     axes: dict[str, Axis] = {name: getattr(gemm, name) for name in _AXES}
-    defaults = {
+    default_values = {
         "batch": 1,
         "padding": 0,
         "epilogue": "none",
-        "output": kind.outputs[0].name,
-        "accumulate": kind.accumulators[0],
+        "output": data_type.outputs[0].name,
+        "accumulate": data_type.accumulators[0],
     }
     return axes | {
         name: getattr(gemm, name)
-        for name, value in defaults.items()
+        for name, value in default_values.items()
         if getattr(gemm, name) != value
     }
 
@@ -209,29 +209,29 @@ class PreparedGemm:
             "algorithm": algorithm,
         }
 
-    def rotate(self, sets: int) -> None:
-        gpu, workload, missing_sets = self._gpu, self._workload, sets - len(self._sets)
+    def rotate(self, set_count: int) -> None:
+        gpu, workload, missing_sets = self._gpu, self._workload, set_count - len(self._sets)
         if missing_sets <= 0:
             return
         operands = make_operands(gpu, workload.gemm, missing_sets, self._cleanup)
         with closing(Fill(gpu)) as fill:
             fill_operands(
-                fill, operands, workload.fill, seed=self._seed, number=len(self._operands)
+                fill, operands, workload.fill, seed=self._seed, set_index=len(self._operands)
             )
             self._checker.poison(operands)
             gpu.sync()
         self._operands.append(operands)
-        self._sets.extend(operands[number] for number in range(len(operands)))
+        self._sets.extend(operands[set_index] for set_index in range(len(operands)))
 
-    def enqueue(self, stream: Stream, index: int) -> None:
-        self.enqueue_by(self._plan, stream, index)
+    def enqueue(self, stream: Stream, set_index: int) -> None:
+        self.enqueue_by(self._plan, stream, set_index)
 
     def enqueue_by(self, plan: GemmPlan, stream: Stream, index: int) -> None:
         """Enqueue a plan of the same GEMM, for example with another algorithm, on a buffer set."""
         plan.enqueue(self._sets[index % len(self._sets)], stream)
 
     def verify(self) -> Verification:
-        verification = worst(map(self._checker.check, self._operands))
+        verification = worst_verification(map(self._checker.check, self._operands))
         for operands in self._operands:
             self._checker.poison(operands)
         self._gpu.sync()

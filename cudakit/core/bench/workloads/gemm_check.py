@@ -28,7 +28,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from cudakit.core.bench.workload import Verification, verification, worst
+from cudakit.core.bench.workload import Verification, verification, worst_verification
 from cudakit.core.bench.workloads.gemm_operands import OperandSets, Slab
 from cudakit.gpu.api import LEGACY, ComputeDevice
 from cudakit.gpu.api.elements import BF16, FP16, FP32, FP64, Element, Floats
@@ -45,7 +45,7 @@ _MAX_MATRICES = 4  # Maximum number of sampled matrices of a batch.
 _MAX_ELEMENTS_READ = 1 << 20
 # The maximum error of a single value, as a multiple of the tolerance times the root mean square of the
 # values.
-_OUTLIER = 16.0
+_OUTLIER_FACTOR = 16.0
 
 # Safety factor for constants near 1 in the bounds, and for the variance of the sample.
 _SAFETY_FACTOR = 2.0
@@ -74,7 +74,7 @@ class Checker:
         self, gpu: ComputeDevice, gemm: Gemm, settings: GemmSettings, *, fill: str, seed: int
     ) -> None:
         self._gemm, self._seed = gemm, seed
-        self._tolerance = tolerance_of(gemm, settings, random=fill not in ("zeros", "ones"))
+        self._tolerance = tolerance_of(gemm, settings, has_zero_mean=fill not in ("zeros", "ones"))
         with ExitStack() as cleanup:
             self._compare = cleanup.enter_context(closing(Compare(gpu)))
             self._poison = cleanup.enter_context(closing(Poison(gpu)))
@@ -88,11 +88,11 @@ class Checker:
         """Check the finished outputs of all buffer sets, and return the worst verification."""
         sample = _Sample(self._gemm, self._compare, sets, self._seed)
         results, sums = sample.computed_values(), sample.sums()
-        expected = epilogue(self._gemm, sums, sample.bias())
+        expected_values = epilogue(self._gemm, sums, sample.bias())
         write_errors = self._describe_write_errors(sets)
-        return worst(
+        return worst_verification(
             self._check_set(sample, write_errors, *arrays)
-            for arrays in zip(results, expected, sums, strict=True)
+            for arrays in zip(results, expected_values, sums, strict=True)
         )
 
     def close(self) -> None:
@@ -104,29 +104,32 @@ class Checker:
         sample: _Sample,
         write_errors: str,
         computed_values: Floats,
-        expected: Floats,
+        expected_values: Floats,
         sums: Floats,
     ) -> Verification:
         rows, columns = len(sample.rows), len(sample.columns)
         reference = f"an fp64 computation of {rows} rows and {columns} columns"
         norm, error = (
-            float(np.linalg.norm(values)) for values in (expected, computed_values - expected)
+            float(np.linalg.norm(values))
+            for values in (expected_values, computed_values - expected_values)
         )
         # A NaN among the values is an infinite error.
         error = error if np.isfinite(error) else inf
         if not norm:
             return verification(error, 0.0, reference, write_errors)
         tolerance = self._tolerance.relative_to_result(float(np.linalg.norm(sums)), norm)
-        detail = write_errors or sample.describe_outlier(computed_values, expected, tolerance)
+        detail = write_errors or sample.describe_outlier(
+            computed_values, expected_values, tolerance
+        )
         return verification(error / norm, tolerance, reference, detail)
 
     def _describe_write_errors(self, sets: OperandSets) -> str:
         """Describe values of D that were never written, or padding that was overwritten; else return ""."""
         matrix, slab = self._gemm.d, sets.d
-        counts = self._poison.count(slab.ptr, matrix, slab.pitch, slab.sets, LEGACY)
+        counts = self._poison.count(slab.ptr, matrix, slab.pitch, slab.set_count, LEGACY)
         if counts.unwritten:
-            values = matrix.rows * matrix.columns * matrix.batch * slab.sets
-            return f"{counts.unwritten} of {values} values were never written"
+            value_count = matrix.rows * matrix.columns * matrix.batch * slab.set_count
+            return f"{counts.unwritten} of {value_count} values were never written"
         if counts.overwritten:
             return f"{counts.overwritten} values outside of D were overwritten"
         return ""
@@ -142,10 +145,10 @@ class _Sample:
         self._gemm, self._compare, self._sets = gemm, compare, sets
         random = np.random.default_rng(seed)
         self._matrices = stratified_sample(gemm.batch, _MAX_MATRICES, random)
-        max_lines = _MAX_ELEMENTS_READ // (gemm.k * len(sets) * len(self._matrices))
-        lines = min(max(max_lines, _MIN_LINES), _MAX_LINES)
+        max_line_count = _MAX_ELEMENTS_READ // (gemm.k * len(sets) * len(self._matrices))
+        line_count = min(max(max_line_count, _MIN_LINES), _MAX_LINES)
         self.rows, self.columns = (
-            stratified_sample(count, lines, random) for count in (gemm.m, gemm.n)
+            stratified_sample(count, line_count, random) for count in (gemm.m, gemm.n)
         )
 
     def computed_values(self) -> Floats:
@@ -174,27 +177,30 @@ class _Sample:
         slab = self._sets.bias
         if slab is None:
             return np.zeros((1, 1, 1, 1))
-        indices = np.arange(slab.sets)[:, None] * slab.pitch + self.rows
+        indices = np.arange(slab.set_count)[:, None] * slab.pitch + self.rows
         values = self._compare.sample(slab.ptr, slab.element, indices.reshape(-1), LEGACY)
-        return values.reshape(slab.sets, 1, -1, 1)
+        return values.reshape(slab.set_count, 1, -1, 1)
 
-    def describe_outlier(self, computed_values: Floats, expected: Floats, tolerance: float) -> str:
+    def describe_outlier(
+        self, computed_values: Floats, expected_values: Floats, tolerance: float
+    ) -> str:
         """Describe the value with the largest error in one buffer set; "" if rounding explains the error.
 
         The arrays have the shape (matrices of a batch, rows, columns).
         """
-        root_mean_square = float(np.sqrt(np.mean(expected**2)))
-        errors = np.abs(computed_values - expected)
+        root_mean_square = float(np.sqrt(np.mean(expected_values**2)))
+        errors = np.abs(computed_values - expected_values)
         index = np.unravel_index(int(np.argmax(errors)), errors.shape)
-        if errors[index] <= _OUTLIER * tolerance * root_mean_square:
+        if errors[index] <= _OUTLIER_FACTOR * tolerance * root_mean_square:
             return ""
         row, column = self.rows[index[1]], self.columns[index[2]]
-        return f"row {row}, column {column} is {computed_values[index]:.6g} instead of {expected[index]:.6g}"
+        computed, reference = computed_values[index], expected_values[index]
+        return f"row {row}, column {column} is {computed:.6g} instead of {reference:.6g}"
 
     def _gather(self, slab: Slab, matrix: Matrix, rows: _Indices, columns: _Indices) -> Floats:
         """Read the intersection of rows and columns of a matrix."""
         indices = (
-            np.arange(slab.sets)[:, None, None, None] * slab.pitch
+            np.arange(slab.set_count)[:, None, None, None] * slab.pitch
             + self._matrices[:, None, None] * matrix.stride
             + columns * matrix.leading
             + rows[:, None]
@@ -226,7 +232,7 @@ def epilogue(gemm: Gemm, sums: Floats, bias: Floats) -> Floats:
     return (
         values
         if output_format is None
-        else np.clip(values, -output_format.largest, output_format.largest)
+        else np.clip(values, -output_format.largest_value, output_format.largest_value)
     )
 
 
@@ -242,18 +248,20 @@ class Tolerance:
         return self.result + self.sums * sums_norm / result_norm
 
 
-def tolerance_of(gemm: Gemm, settings: GemmSettings, *, random: bool) -> Tolerance:
-    """Return the tolerance of a GEMM, 0 for integers; ``random`` is true if the data has mean zero."""
+def tolerance_of(gemm: Gemm, settings: GemmSettings, *, has_zero_mean: bool) -> Tolerance:
+    """Return the tolerance of a GEMM, 0 for integers; ``has_zero_mean`` is true if the data has mean zero."""
     if gemm.accumulate == "int32":
         return Tolerance(0.0, 0.0)
-    factors = _TF32_TRUNCATION if gemm.dtype == "tf32" else 0.0
+    factor_error = _TF32_TRUNCATION if gemm.dtype == "tf32" else 0.0
     output_roundoff = roundoff(gemm.d.element)
     if settings.reduced_precision and gemm.d.element in (FP16, BF16):
         output_roundoff *= _SPLIT_K_FACTOR
     if gemm.epilogue.startswith("gelu"):
         output_roundoff += _GELU_ERROR
     return Tolerance(
-        _SAFETY_FACTOR * _sum_error_bound(gemm, settings, random=random) + factors, output_roundoff
+        _SAFETY_FACTOR * _sum_error_bound(gemm, settings, has_zero_mean=has_zero_mean)
+        + factor_error,
+        output_roundoff,
     )
 
 
@@ -264,18 +272,21 @@ def roundoff(element: Element) -> float:
     return 2.0 ** -(element.format.mantissa_bits + 1) if element.format else 0.0
 
 
-def _sum_error_bound(gemm: Gemm, settings: GemmSettings, *, random: bool) -> float:
+def _sum_error_bound(gemm: Gemm, settings: GemmSettings, *, has_zero_mean: bool) -> float:
     """Return a bound of the relative error of a sum of k products."""
-    terms, u = gemm.k, _ROUNDOFFS[gemm.accumulate]
+    term_count, u = gemm.k, _ROUNDOFFS[gemm.accumulate]
     if gemm.dtype.startswith("fp8"):
-        fp8_terms = min(terms, _FP8_STEP_TERMS) if not settings.fast_accumulate else terms
-        return _sum_error(fp8_terms, 2 * _FP8_ROUNDOFF, random=random) + _sum_error(
-            terms, u, random=random
+        fp8_terms = min(term_count, _FP8_STEP_TERMS) if not settings.fast_accumulate else term_count
+        return _sum_error(fp8_terms, 2 * _FP8_ROUNDOFF, has_zero_mean=has_zero_mean) + _sum_error(
+            term_count, u, has_zero_mean=has_zero_mean
         )
     truncation = 0.0 if gemm.dtype in _WITHOUT_TENSOR_CORES or gemm.accumulate == "fp16" else 2 * u
-    return _sum_error(terms, u, random=random) + terms / _TERMS_PER_STEP * truncation
+    return (
+        _sum_error(term_count, u, has_zero_mean=has_zero_mean)
+        + term_count / _TERMS_PER_STEP * truncation
+    )
 
 
-def _sum_error(terms: int, u: float, *, random: bool) -> float:
+def _sum_error(term_count: int, u: float, *, has_zero_mean: bool) -> float:
     """Return the relative error of a sum with rounding to nearest."""
-    return (sqrt(terms) if random else terms) * u
+    return (sqrt(term_count) if has_zero_mean else term_count) * u

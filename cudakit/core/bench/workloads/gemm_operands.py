@@ -18,7 +18,7 @@ _ALIGNMENT_BYTES = 512
 # The largest integer of ``int`` data: sums of a million products of such integers are exact in fp32.
 _MAX_INTEGER = 4
 # Number of random sequences per buffer set: one for A, B and the bias each.
-_SEQUENCES = 3
+_SEQUENCES_PER_SET = 3
 
 _RANDOM_FILLS: Mapping[str, Callable[..., None]] = {
     "uniform": Fill.uniform,
@@ -45,16 +45,16 @@ class Slab:
     ptr: Ptr
     element: Element
     pitch: int
-    sets: int
+    set_count: int
 
-    def address(self, number: int) -> Ptr:
+    def address(self, set_index: int) -> Ptr:
         """Return the address of the operand of one buffer set."""
-        return Ptr(self.ptr + number * self.pitch * self.element.size_bytes)
+        return Ptr(self.ptr + set_index * self.pitch * self.element.size_bytes)
 
     @property
     def elements(self) -> int:
         """Number of elements, including the padding between buffer sets."""
-        return self.pitch * self.sets
+        return self.pitch * self.set_count
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +66,14 @@ class OperandSets:
     d: Slab
     bias: Slab | None
 
-    def __getitem__(self, number: int) -> OperandSet:
-        bias = self.bias.address(number) if self.bias else Ptr(0)
+    def __getitem__(self, set_index: int) -> OperandSet:
+        bias = self.bias.address(set_index) if self.bias else Ptr(0)
         return OperandSet(
-            self.a.address(number), self.b.address(number), self.d.address(number), bias
+            self.a.address(set_index), self.b.address(set_index), self.d.address(set_index), bias
         )
 
     def __len__(self) -> int:
-        return self.d.sets
+        return self.d.set_count
 
 
 def operand_bytes(gemm: Gemm) -> int:
@@ -81,29 +81,33 @@ def operand_bytes(gemm: Gemm) -> int:
     return sum(count * element.size_bytes for element, count in _operands(gemm))
 
 
-def make_operands(gpu: Memory, gemm: Gemm, sets: int, cleanup: ExitStack) -> OperandSets:
+def make_operands(gpu: Memory, gemm: Gemm, set_count: int, cleanup: ExitStack) -> OperandSets:
     """Allocate buffer sets; ``cleanup`` frees them."""
 
-    def slab(element: Element, elements: int) -> Slab:
-        unit = _ALIGNMENT_BYTES // element.size_bytes
-        pitch = -(-elements // unit) * unit
-        ptr = allocate(gpu, cleanup, pitch * sets * element.size_bytes)
-        return Slab(ptr, element, pitch, sets)
+    def allocate_slab(element: Element, element_count: int) -> Slab:
+        alignment_elements = _ALIGNMENT_BYTES // element.size_bytes
+        pitch = -(-element_count // alignment_elements) * alignment_elements
+        ptr = allocate(gpu, cleanup, pitch * set_count * element.size_bytes)
+        return Slab(ptr, element, pitch, set_count)
 
-    a, b, d, *bias = (slab(*operand) for operand in _operands(gemm))
+    a, b, d, *bias = (allocate_slab(*operand) for operand in _operands(gemm))
     return OperandSets(a, b, d, bias[0] if bias else None)
 
 
-def fill_operands(fill: Fill, sets: OperandSets, kind: str, *, seed: int, number: int) -> None:
-    """Enqueue fills of A, B and bias; ``number`` selects the random sequences of the seed."""
+def fill_operands(
+    fill: Fill, sets: OperandSets, fill_kind: str, *, seed: int, set_index: int
+) -> None:
+    """Enqueue fills of A, B and bias; ``set_index`` selects the random sequences of the seed."""
     for i, slab in enumerate((sets.a, sets.b, sets.bias)):
         if slab is None:
             continue
-        target = (slab.ptr, slab.elements, slab.element, LEGACY)
-        if kind in _CONSTANTS:
-            fill.constant(*target, value=_CONSTANTS[kind])
+        fill_target = (slab.ptr, slab.elements, slab.element, LEGACY)
+        if fill_kind in _CONSTANTS:
+            fill.constant(*fill_target, value=_CONSTANTS[fill_kind])
         else:
-            _RANDOM_FILLS[kind](fill, *target, seed=seed, sequence=_SEQUENCES * number + i)
+            _RANDOM_FILLS[fill_kind](
+                fill, *fill_target, seed=seed, sequence=_SEQUENCES_PER_SET * set_index + i
+            )
 
 
 def _operands(gemm: Gemm) -> list[tuple[Element, int]]:

@@ -23,7 +23,7 @@ _REQUIRED_COLUMNS = _COLUMNS[:3]
 _CUBE_EDGES = tuple(512 << i for i in range(6))  # Values of m = n = k of the preset "cubes".
 # Default values of m = n = k. Simulated devices compute on the CPU, so their default is smaller.
 _DEFAULT_EDGES = (1024, 4096, 8192)
-_DEFAULT_SIMULATED = (256, 384, 512)
+_DEFAULT_SIMULATED_EDGES = (256, 384, 512)
 # Numbers of tokens: 16 sequences that are decoded together, and a prompt of 4096 tokens.
 _TOKEN_COUNTS = (16, 4096)
 
@@ -47,16 +47,16 @@ class _Model:
     intermediate_size: int  # Width of the multilayer perceptron.
     head_count: int  # Number of attention heads.
     key_head_count: int  # Number of key-value heads.
-    gated: bool = True  # Whether the perceptron has a gate matrix.
+    is_gated: bool = True  # Whether the perceptron has a gate matrix.
 
     def layers(self) -> Mapping[str, tuple[int, int]]:
         """Return the number of output and input features of each matrix."""
         head_size = self.hidden_size // self.head_count
-        up_name = "gate and up" if self.gated else "up"
+        up_name = "gate and up" if self.is_gated else "up"
         return {
             "qkv": ((self.head_count + 2 * self.key_head_count) * head_size, self.hidden_size),
             "attention output": (self.hidden_size, self.hidden_size),
-            up_name: (self.intermediate_size * (2 if self.gated else 1), self.hidden_size),
+            up_name: (self.intermediate_size * (2 if self.is_gated else 1), self.hidden_size),
             "down": (self.hidden_size, self.intermediate_size),
         }
 
@@ -68,7 +68,7 @@ _MODELS: Mapping[str, _Model] = MappingProxyType(
         "llama3-8b": _Model(4096, 14336, 32, 8),
         "llama3-70b": _Model(8192, 28672, 64, 8),
         "llama3-405b": _Model(16384, 53248, 128, 8),
-        "gpt3-175b": _Model(12288, 4 * 12288, 96, 96, gated=False),
+        "gpt3-175b": _Model(12288, 4 * 12288, 96, 96, is_gated=False),
     }
 )
 _LLM_MODELS = ("llama3-8b", "llama3-70b")
@@ -100,7 +100,9 @@ def preset(name: str) -> tuple[Shape, ...]:
 
 def default_shapes(*, simulated: bool) -> tuple[Shape, ...]:
     """Return the shapes that are measured if the user names none."""
-    return tuple(Shape(n, n, n) for n in (_DEFAULT_SIMULATED if simulated else _DEFAULT_EDGES))
+    return tuple(
+        Shape(n, n, n) for n in (_DEFAULT_SIMULATED_EDGES if simulated else _DEFAULT_EDGES)
+    )
 
 
 def read_shapes(path: Path) -> tuple[Shape, ...]:
@@ -115,52 +117,60 @@ def read_shapes(path: Path) -> tuple[Shape, ...]:
         columns = _header(path, *rows.pop(0))
     if not rows:
         raise InputError(f"{path} contains no shapes", hint=_FILE_HINT)
-    return tuple(_read_row(path, line, words, columns) for line, words in rows)
+    return tuple(_read_row(path, line_number, words, columns) for line_number, words in rows)
 
 
 def _layers(model: str) -> Iterator[Shape]:
     for token_count in _TOKEN_COUNTS:
-        for layer, (outputs, inputs) in _MODELS[model].layers().items():
-            yield Shape(outputs, token_count, inputs, name=f"{model} {layer}, {token_count} tokens")
+        for layer, (output_features, input_features) in _MODELS[model].layers().items():
+            yield Shape(
+                output_features,
+                token_count,
+                input_features,
+                name=f"{model} {layer}, {token_count} tokens",
+            )
 
 
 def _rows(text: str) -> Iterator[tuple[int, list[str]]]:
     """Yield the line number and the words of each line that is not empty."""
-    for line, line_text in enumerate(text.splitlines(), 1):
+    for line_number, line_text in enumerate(text.splitlines(), 1):
         words = line_text.partition("#")[0].strip()
         if words:
-            yield line, re.split(r"\s*[,;]\s*" if _SEPARATOR.search(words) else r"\s+", words)
+            yield (
+                line_number,
+                re.split(r"\s*[,;]\s*" if _SEPARATOR.search(words) else r"\s+", words),
+            )
 
 
-def _header(path: Path, line: int, words: Sequence[str]) -> tuple[str, ...]:
-    names = tuple(word.lower() for word in words)
-    if missing_columns := [name for name in _REQUIRED_COLUMNS if names.count(name) != 1]:
+def _header(path: Path, line_number: int, words: Sequence[str]) -> tuple[str, ...]:
+    column_names = tuple(word.lower() for word in words)
+    if missing_columns := [name for name in _REQUIRED_COLUMNS if column_names.count(name) != 1]:
         raise InputError(
-            f"{path}:{line}: {_quote(' '.join(words))} is not a shape, and as a header it lacks "
+            f"{path}:{line_number}: {_quote(' '.join(words))} is not a shape, and as a header it lacks "
             f"{', '.join(missing_columns)}",
             hint="write a shape as m n k, or a header such as m,n,k,batch",
         )
-    return names
+    return column_names
 
 
-def _read_row(path: Path, line: int, words: Sequence[str], columns: Sequence[str]) -> Shape:
-    position = f"{path}:{line}: {_quote(' '.join(words))}"
+def _read_row(path: Path, line_number: int, words: Sequence[str], columns: Sequence[str]) -> Shape:
+    position = f"{path}:{line_number}: {_quote(' '.join(words))}"
     row = dict(zip(columns, words, strict=False))
     has_all_columns = len(words) == len(columns) or (
         columns is _COLUMNS and len(words) == len(_REQUIRED_COLUMNS)
     )
-    numbers = [row[name] for name in _COLUMNS if name in row]
-    if not has_all_columns or not all(map(_INTEGER.fullmatch, numbers)):
+    size_texts = [row[name] for name in _COLUMNS if name in row]
+    if not has_all_columns or not all(map(_INTEGER.fullmatch, size_texts)):
         raise InputError(f"{position} is not a shape", hint="write m n k, or m n k batch")
-    return _shape([int(number) for number in numbers], position)
+    return _shape([int(size_text) for size_text in size_texts], position)
 
 
 def _quote(text: str) -> str:
     return repr(text if len(text) <= _MAX_QUOTED else f"{text[:_MAX_QUOTED]}...")
 
 
-def _shape(numbers: Sequence[int], description: str) -> Shape:
-    if min(numbers) < 1:
+def _shape(sizes: Sequence[int], description: str) -> Shape:
+    if min(sizes) < 1:
         raise InputError(f"{description} has a dimension of 0")
-    m, n, k, *batch = numbers
+    m, n, k, *batch = sizes
     return Shape(m, n, k, batch[0] if batch else None)

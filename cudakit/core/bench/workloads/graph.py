@@ -27,7 +27,7 @@ _MODES: Mapping[str, Mode] = {"run": "isolated", "replay": "host", "eager": "hos
 _INTERLEAVED_STEPS = ("replay", "eager")
 # A step keeps up to this number of graphs. To destroy each graph at once would be part of the step's time.
 # One sample in this number contains the destruction of all graphs, which does not affect the median.
-_MAX_KEPT = 64
+_MAX_KEPT_GRAPHS = 64
 _MAX_KEPT_NODES = 1 << 16  # Maximum number of nodes in all graphs that a step keeps.
 
 
@@ -42,18 +42,20 @@ def graph_cases(spec: GraphSpec, gpu: DeviceInfo) -> tuple[Case, ...]:
     return tuple(case for graph in graphs for case in _cases_of(spec, *graph))
 
 
-def _cases_of(spec: GraphSpec, topology: str, kind: str, nodes: int) -> Iterator[Case]:
+def _cases_of(spec: GraphSpec, topology: str, kind: str, node_count: int) -> Iterator[Case]:
     first_step, second_step = _INTERLEAVED_STEPS
     is_paired = set(_INTERLEAVED_STEPS) <= set(spec.steps)
     for step in spec.steps:
         if is_paired and step == second_step:
             continue
         # The names of interleaved workloads must differ.
-        interleaved = GraphStep(second_step, topology, kind, nodes, name=f"graph {second_step}")
+        interleaved_step = GraphStep(
+            second_step, topology, kind, node_count, name=f"graph {second_step}"
+        )
         yield Case(
-            GraphStep(step, topology, kind, nodes),
+            GraphStep(step, topology, kind, node_count),
             spec.method(_MODES.get(step, "call"), "hot"),
-            baselines=(interleaved,) if is_paired and step == first_step else (),
+            baselines=(interleaved_step,) if is_paired and step == first_step else (),
         )
 
 
@@ -93,11 +95,11 @@ class PreparedStep(PreparedLatency):
         super().__init__()
         self.gpu, self.nodes = gpu, nodes
         self.byte = BYTES[0]  # The byte that the nodes write.
-        self.max_kept = max(4, min(_MAX_KEPT, _MAX_KEPT_NODES // nodes.count))
+        self.max_kept_graphs = max(4, min(_MAX_KEPT_GRAPHS, _MAX_KEPT_NODES // nodes.count))
         self.cleanup.enter_context(closing(nodes))
 
-    def enqueue(self, stream: Stream, index: int) -> None:
-        """Enqueue or perform the step once; ``index`` is not used."""
+    def enqueue(self, stream: Stream, set_index: int) -> None:
+        """Enqueue or perform the step once; ``set_index`` is not used."""
         raise NotImplementedError
 
     def finish(self) -> None:
@@ -133,7 +135,7 @@ class PreparedStep(PreparedLatency):
 
 
 class _Eager(PreparedStep):
-    def enqueue(self, stream: Stream, index: int) -> None:  # noqa: ARG002
+    def enqueue(self, stream: Stream, set_index: int) -> None:  # noqa: ARG002
         self.nodes.enqueue(stream)
 
 
@@ -142,7 +144,7 @@ class _Replay(PreparedStep):
         super().__init__(gpu, nodes)
         self._executable = self.instantiate_nodes()
 
-    def enqueue(self, stream: Stream, index: int) -> None:  # noqa: ARG002
+    def enqueue(self, stream: Stream, set_index: int) -> None:  # noqa: ARG002
         self.gpu.graph_launch(self._executable, stream)
 
 
@@ -152,8 +154,8 @@ class _Capture(PreparedStep):
         self._graphs: list[Graph] = []
         self.cleanup.callback(self._destroy_graphs)
 
-    def enqueue(self, stream: Stream, index: int) -> None:  # noqa: ARG002
-        if len(self._graphs) >= self.max_kept:
+    def enqueue(self, stream: Stream, set_index: int) -> None:  # noqa: ARG002
+        if len(self._graphs) >= self.max_kept_graphs:
             self._destroy_graphs()
         self._graphs.append(capture(self.gpu, stream, self.nodes.enqueue))
 
@@ -175,8 +177,8 @@ class _Instantiate(PreparedStep):
         self.cleanup.callback(gpu.destroy_graph, self._graph)
         self.cleanup.callback(self._destroy_executables)
 
-    def enqueue(self, stream: Stream, index: int) -> None:  # noqa: ARG002
-        if len(self._executables) >= self.max_kept:
+    def enqueue(self, stream: Stream, set_index: int) -> None:  # noqa: ARG002
+        if len(self._executables) >= self.max_kept_graphs:
             self._destroy_executables()
         self._executables.append(self.gpu.instantiate(self._graph))
 
@@ -198,7 +200,7 @@ class _Update(PreparedStep):
         for graph in self._graphs.values():
             self.cleanup.callback(gpu.destroy_graph, graph)
 
-    def enqueue(self, stream: Stream, index: int) -> None:  # noqa: ARG002
+    def enqueue(self, stream: Stream, set_index: int) -> None:  # noqa: ARG002
         self.byte = BYTES[self.byte == BYTES[0]]
         self.gpu.graph_update(self._executable, self._graphs[self.byte])
 
@@ -212,7 +214,7 @@ class _FirstUse(PreparedStep):
     def __init__(self, gpu: _GraphDevice, nodes: Nodes, *, uploads: bool) -> None:
         super().__init__(gpu, nodes)
         self._uploads = uploads
-        self._call = gpu.graph_upload if uploads else gpu.graph_launch
+        self._first_use_call = gpu.graph_upload if uploads else gpu.graph_launch
         self._graph = self.capture_nodes()
         self._unused_executables: list[GraphExec] = []
         self._used_executables: list[GraphExec] = []
@@ -220,19 +222,19 @@ class _FirstUse(PreparedStep):
         self.cleanup.callback(self._destroy_executables)
         self._instantiate()
 
-    def enqueue(self, stream: Stream, index: int) -> None:  # noqa: ARG002
+    def enqueue(self, stream: Stream, set_index: int) -> None:  # noqa: ARG002
         if not self._unused_executables:
             self._destroy_executables()
             self._instantiate()
         self._used_executables.append(self._unused_executables.pop())
-        self._call(self._used_executables[-1], stream)
+        self._first_use_call(self._used_executables[-1], stream)
 
     def finish(self) -> None:
         if self._uploads:
             self.run(self._used_executables[-1])
 
     def _instantiate(self) -> None:
-        for _ in range(self.max_kept):
+        for _ in range(self.max_kept_graphs):
             self._unused_executables.append(self.gpu.instantiate(self._graph))
 
     def _destroy_executables(self) -> None:

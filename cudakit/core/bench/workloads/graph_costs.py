@@ -17,10 +17,12 @@ _ONE_SIZE = Unavailable("a fit needs graphs of two sizes")
 
 def graph_costs(cases: Sequence[CaseResult]) -> tuple[GraphCosts, ...]:
     """Return the costs of graphs by topology and node kind; cases of other benches are ignored."""
-    graphs = [case for case in cases if case.axes.keys() >= {"step", "topology", "kind", "nodes"}]
+    graph_cases = [
+        case for case in cases if case.axes.keys() >= {"step", "topology", "kind", "nodes"}
+    ]
     return tuple(
         GraphCosts(topology, kind, tuple(_step_costs(group)), tuple(_break_even_points(group)))
-        for (topology, kind), group in _group_by_graph(graphs)
+        for (topology, kind), group in _group_by_graph(graph_cases)
     )
 
 
@@ -70,16 +72,19 @@ def _step_cost(step: str, cases: Sequence[CaseResult]) -> StepCost:
 
 
 def _break_even_points(cases: Sequence[CaseResult]) -> Iterable[BreakEven]:
-    for nodes in sorted({_nodes(case) for case in cases}):
-        steps = {str(c.axes["step"]): c.median_s for c in cases if _nodes(c) == nodes}
-        yield _break_even_point(nodes, steps)
+    for node_count in sorted({_nodes(case) for case in cases}):
+        step_times = {str(c.axes["step"]): c.median_s for c in cases if _nodes(c) == node_count}
+        yield _break_even_point(node_count, step_times)
 
 
-def _break_even_point(nodes: int, steps: Mapping[str, _Time]) -> BreakEven:
-    made_s = _signed_sum(steps, capture=1, instantiate=1)
-    saved_s = _signed_sum(steps, eager=1, replay=-1)
+def _break_even_point(node_count: int, step_times: Mapping[str, _Time]) -> BreakEven:
+    made_s = _signed_sum(step_times, capture=1, instantiate=1)
+    saved_s = _signed_sum(step_times, eager=1, replay=-1)
     return BreakEven(
-        nodes, made_s, saved_s, _replays_to_break_even(made_s, saved_s, _signed_sum(steps, eager=1))
+        node_count,
+        made_s,
+        saved_s,
+        _replays_to_break_even(made_s, saved_s, _signed_sum(step_times, eager=1)),
     )
 
 
@@ -94,11 +99,11 @@ def _replays_to_break_even(made_s: _Time, saved_s: _Time, eager_s: _Time) -> _Ti
     return made_s / saved_s
 
 
-def _signed_sum(steps: Mapping[str, _Time], **signs: int) -> _Time:
+def _signed_sum(step_times: Mapping[str, _Time], **signs: int) -> _Time:
     """Return the sum of the times of steps, each multiplied by its sign."""
     total_s = 0.0
-    for name, sign in signs.items():
-        time_s = steps.get(name, Unavailable(f"the step {name} was not measured"))
+    for step, sign in signs.items():
+        time_s = step_times.get(step, Unavailable(f"the step {step} was not measured"))
         if isinstance(time_s, Unavailable):
             return time_s
         total_s += sign * time_s

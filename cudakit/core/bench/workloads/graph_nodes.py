@@ -15,8 +15,8 @@ from cudakit.kernels.compare import Compare
 BRANCH_COUNT = 8
 # A node writes one of these bytes to all its memory, so that a fill node can write the same data as a kernel.
 BYTES = (0xF0, 0x0F)
-_WORDS = WIDTH_BYTES // 4
-_REPEAT = 0x01010101  # A byte multiplied by this number is a word of four equal bytes.
+_WORDS_PER_NODE = WIDTH_BYTES // 4
+_REPEATED_BYTE = 0x01010101  # A byte multiplied by this number is a word of four equal bytes.
 
 # A function that enqueues one node, which fills WIDTH_BYTES at an address with a byte.
 _EnqueueNode: TypeAlias = Callable[[Ptr, int, Stream], None]
@@ -34,7 +34,7 @@ class Nodes:
             self._enqueue_node = _KINDS[kind](gpu, cleanup)
             self._compare = cleanup.enter_context(closing(Compare(gpu)))
             self._memory = allocate(gpu, cleanup, self._size_bytes)
-            self._fork = create_event(gpu, cleanup)
+            self._fork_event = create_event(gpu, cleanup)
             self._side_streams = [
                 (create_stream(gpu, cleanup), create_event(gpu, cleanup))
                 for _ in range(branch_count - 1)
@@ -47,22 +47,22 @@ class Nodes:
         gpu = self._gpu
         branch_streams = [stream, *(side_stream for side_stream, _ in self._side_streams)]
         if self._side_streams:
-            gpu.record(self._fork, stream)
+            gpu.record(self._fork_event, stream)
         for side_stream, _ in self._side_streams:
-            gpu.wait(side_stream, self._fork)
-        for number in range(self.count):
-            address = Ptr(self._memory + number * WIDTH_BYTES)
-            self._enqueue_node(address, byte, branch_streams[number % len(branch_streams)])
+            gpu.wait(side_stream, self._fork_event)
+        for node_index in range(self.count):
+            address = Ptr(self._memory + node_index * WIDTH_BYTES)
+            self._enqueue_node(address, byte, branch_streams[node_index % len(branch_streams)])
         for side_stream, join_event in self._side_streams:
             gpu.record(join_event, side_stream)
             gpu.wait(stream, join_event)
 
     def count_missing(self, byte: int = BYTES[0]) -> int:
         """Return the number of nodes that did not write the byte since the previous call."""
-        word = byte * _REPEAT
+        word = byte * _REPEATED_BYTE
         wrong_count = self._compare.count_not_equal(self._memory, word, self._size_bytes, LEGACY)
         self._clear()
-        return -(-wrong_count // _WORDS)
+        return -(-wrong_count // _WORDS_PER_NODE)
 
     def close(self) -> None:
         """Free the memory, and destroy streams, events and kernels."""
@@ -75,7 +75,9 @@ class Nodes:
 
 def _kernel_node(gpu: ComputeDevice, cleanup: ExitStack) -> _EnqueueNode:
     kernels = cleanup.enter_context(closing(Bandwidth(gpu)))
-    return lambda address, byte, stream: kernels.write(address, byte * _REPEAT, WIDTH_BYTES, stream)
+    return lambda address, byte, stream: kernels.write(
+        address, byte * _REPEATED_BYTE, WIDTH_BYTES, stream
+    )
 
 
 def _fill_node(gpu: ComputeDevice, cleanup: ExitStack) -> _EnqueueNode:  # noqa: ARG001

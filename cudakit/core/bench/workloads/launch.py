@@ -18,7 +18,7 @@ from cudakit.kernels.spin import Spin
 _Call: TypeAlias = Callable[[Stream], None]
 
 # Number of times that the host polls pinned memory between two queries of the stream.
-_POLLS = 1000
+_POLLS_PER_QUERY = 1000
 _WORD_BITS = 32
 
 
@@ -39,60 +39,60 @@ class Launch:
         return {"call": self.call}
 
     def prepare(self, gpu: Gpu, seed: int) -> PreparedLaunch:  # noqa: ARG002
-        return PreparedLaunch(gpu, _CALLS[self.call].make)
+        return PreparedLaunch(gpu, _CALLS[self.call].make_call)
 
 
 class PreparedLaunch(PreparedLatency):
     """A driver call, and the resources that the call needs."""
 
     def __init__(
-        self, gpu: ComputeDevice, make: Callable[[ComputeDevice, PreparedLatency], _Call]
+        self, gpu: ComputeDevice, make_call: Callable[[ComputeDevice, PreparedLatency], _Call]
     ) -> None:
         super().__init__()
-        self._call = make(gpu, self)
+        self._call = make_call(gpu, self)
 
-    def enqueue(self, stream: Stream, index: int) -> None:  # noqa: ARG002
+    def enqueue(self, stream: Stream, set_index: int) -> None:  # noqa: ARG002
         self._call(stream)
 
 
 class _LaunchToStart:
     """Launches a kernel, and waits until the host reads the value that the kernel writes to pinned memory."""
 
-    def __init__(self, gpu: ComputeDevice, prepared: PreparedLatency) -> None:
+    def __init__(self, gpu: ComputeDevice, prepared_launch: PreparedLatency) -> None:
         self._gpu = gpu
-        self._kernel = prepared.cleanup.enter_context(closing(Bandwidth(gpu)))
-        self._pinned = gpu.host_malloc(WIDTH_BYTES)
-        prepared.cleanup.callback(gpu.host_free, self._pinned)
-        view = gpu.host_view(self._pinned, WIDTH_BYTES)
+        self._kernel = prepared_launch.cleanup.enter_context(closing(Bandwidth(gpu)))
+        self._pinned_ptr = gpu.host_malloc(WIDTH_BYTES)
+        prepared_launch.cleanup.callback(gpu.host_free, self._pinned_ptr)
+        view = gpu.host_view(self._pinned_ptr, WIDTH_BYTES)
         view[:] = bytes(WIDTH_BYTES)
         self._words = view.cast("I")
-        prepared.cleanup.callback(self._words.release)
-        self._count = 0
+        prepared_launch.cleanup.callback(self._words.release)
+        self._launch_count = 0
 
     def __call__(self, stream: Stream) -> None:
-        self._count = (self._count + 1) % (1 << _WORD_BITS)
-        self._kernel.write(self._pinned, self._count, WIDTH_BYTES, stream)
+        self._launch_count = (self._launch_count + 1) % (1 << _WORD_BITS)
+        self._kernel.write(self._pinned_ptr, self._launch_count, WIDTH_BYTES, stream)
         while not self._has_started() and not self._gpu.query_stream(stream):
             pass
 
     def _has_started(self) -> bool:
-        return any(self._words[0] == self._count for _ in range(_POLLS))
+        return any(self._words[0] == self._launch_count for _ in range(_POLLS_PER_QUERY))
 
 
-def _empty_kernel(gpu: ComputeDevice, prepared: PreparedLatency) -> _Call:
-    return prepared.cleanup.enter_context(closing(Spin(gpu))).empty
+def _empty_kernel(gpu: ComputeDevice, prepared_launch: PreparedLatency) -> _Call:
+    return prepared_launch.cleanup.enter_context(closing(Spin(gpu))).empty
 
 
-def _record(gpu: ComputeDevice, prepared: PreparedLatency) -> _Call:
+def _record(gpu: ComputeDevice, prepared_launch: PreparedLatency) -> _Call:
     event = gpu.event()
-    prepared.cleanup.callback(gpu.destroy_event, event)
+    prepared_launch.cleanup.callback(gpu.destroy_event, event)
     return lambda stream: gpu.record(event, stream)
 
 
 @dataclass(frozen=True, slots=True)
 class _TimedCall:
     mode: Mode
-    make: Callable[[ComputeDevice, PreparedLatency], _Call]
+    make_call: Callable[[ComputeDevice, PreparedLatency], _Call]
 
 
 _CALLS: Mapping[str, _TimedCall] = {

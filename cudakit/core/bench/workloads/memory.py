@@ -12,7 +12,7 @@ from cudakit.core.bench.case import Case
 from cudakit.core.bench.l2_cache import is_cold, l2_size_bytes
 from cudakit.core.bench.roofline import Work
 from cudakit.core.bench.spec import MemorySpec
-from cudakit.core.bench.workload import Verification, allocate, worst
+from cudakit.core.bench.workload import Verification, allocate, worst_verification
 from cudakit.core.bench.workloads.checks import (
     POISON,
     Buffers,
@@ -50,7 +50,7 @@ class _Operation:
     check: Check
 
     @property
-    def buffers(self) -> int:
+    def buffer_count(self) -> int:
         """Number of buffers that the operation reads or writes."""
         return self.source_count + self.target_count
 
@@ -108,14 +108,14 @@ def _default_sizes(l2_bytes: int, *, simulated: bool) -> tuple[int, ...]:
 
 def _case(spec: MemorySpec, name: str, size_bytes: int, l2_bytes: int) -> Case:
     operation = _OPERATIONS[name]
-    bytes_moved = operation.buffers * size_bytes
+    bytes_moved = operation.buffer_count * size_bytes
     is_cold_case = spec.cache != "hot" or is_cold(1, l2_bytes=l2_bytes, footprint_bytes=bytes_moved)
     return Case(
         Memory(name, size_bytes),
         spec.method(spec.mode, spec.cache, fill="uniform"),
         Work(bytes_moved=bytes_moved) if is_cold_case else _IN_CACHE,
         size_bytes,
-        operation.buffers,
+        operation.buffer_count,
     )
 
 
@@ -144,7 +144,7 @@ class PreparedMemory:
         self, gpu: ComputeDevice, operation: _Operation, size_bytes: int, seed: int
     ) -> None:
         self._gpu, self._operation, self._size_bytes, self._seed = gpu, operation, size_bytes, seed
-        self.footprint_bytes = self.bytes_moved = operation.buffers * size_bytes
+        self.footprint_bytes = self.bytes_moved = operation.buffer_count * size_bytes
         self._sets: list[Buffers] = []
         with ExitStack() as cleanup:
             self._kernels = cleanup.enter_context(closing(Bandwidth(gpu)))
@@ -153,19 +153,19 @@ class PreparedMemory:
             self.rotate(1)
             self._cleanup = cleanup.pop_all()
 
-    def rotate(self, sets: int) -> None:
+    def rotate(self, set_count: int) -> None:
         with closing(Fill(self._gpu)) as fill:
-            while len(self._sets) < sets:
+            while len(self._sets) < set_count:
                 self._sets.append(self._make_buffers(fill, len(self._sets)))
             self._gpu.sync()
 
-    def enqueue(self, stream: Stream, index: int) -> None:
-        buffers = self._sets[index % len(self._sets)]
+    def enqueue(self, stream: Stream, set_index: int) -> None:
+        buffers = self._sets[set_index % len(self._sets)]
         self._operation.run(self._kernels, buffers, self._size_bytes, stream)
 
     def verify(self) -> Verification:
         check = self._operation.check
-        verification = worst(
+        verification = worst_verification(
             check(self._compare, buffers, self._size_bytes, self._seed) for buffers in self._sets
         )
         for buffers in self._sets:
@@ -176,16 +176,16 @@ class PreparedMemory:
     def close(self) -> None:
         self._cleanup.close()
 
-    def _make_buffers(self, fill: Fill, number: int) -> Buffers:
+    def _make_buffers(self, fill: Fill, set_index: int) -> Buffers:
         gpu, cleanup = self._gpu, self._cleanup
         target = allocate(gpu, cleanup, self._target_bytes)
         sources = tuple(
             allocate(gpu, cleanup, self._size_bytes) for _ in range(self._operation.source_count)
         )
         for i, source in enumerate(sources):
-            sequence = number * max(self._operation.source_count, 1) + i
-            floats = self._size_bytes // FP32.size_bytes
-            fill.uniform(source, floats, FP32, LEGACY, seed=self._seed, sequence=sequence)
+            sequence = set_index * max(self._operation.source_count, 1) + i
+            float_count = self._size_bytes // FP32.size_bytes
+            fill.uniform(source, float_count, FP32, LEGACY, seed=self._seed, sequence=sequence)
         if not self._operation.target_count:
             self._write_sentinel(sources[0])
         self._poison(target)
@@ -201,8 +201,8 @@ class PreparedMemory:
         gpu, sentinel_ptr = self._gpu, Ptr(source + self._size_bytes - WIDTH_BYTES)
         staging = gpu.host_malloc(WIDTH_BYTES)
         try:
-            words = gpu.host_view(staging, WIDTH_BYTES)
-            words[:] = np.array([SENTINEL, 0, 0, 0], np.uint32).tobytes()
+            sentinel_words = gpu.host_view(staging, WIDTH_BYTES)
+            sentinel_words[:] = np.array([SENTINEL, 0, 0, 0], np.uint32).tobytes()
             gpu.copy(sentinel_ptr, staging, WIDTH_BYTES, LEGACY)
             gpu.sync()
         finally:

@@ -26,7 +26,7 @@ _WORD_BYTES = 4  # Outputs are compared as words of this size.
 # Operations whose send and receive buffers cannot be the same memory.
 _OUT_OF_PLACE_ONLY = ("all-to-all", "send-receive")
 # Number of buffers of a library on one rank: send, receive and expected output.
-_BUFFERS = 3
+_BUFFER_COUNT = 3
 _REFERENCE = "a host computation, all words"
 
 
@@ -37,36 +37,41 @@ def nccl_cases(
     unsupported_baselines: Mapping[str, str] = MappingProxyType({}),
     *,
     simulated: bool,
-    hosts: int = 1,
+    host_count: int = 1,
 ) -> tuple[Case, ...]:
     """Return a case per operation, data type, place and size.
 
     ``versions`` are those of the libraries, ``unsupported_baselines`` the reasons why baselines cannot run.
     Raises Unsupported if no operation can run in the given places.
     """
-    ranks = len(group.channels)
+    rank_count = len(group.channels)
     cases: dict[tuple[object, ...], Case] = {}
     for operation, dtype, place, size_bytes in _combinations(spec, simulated=simulated):
-        collective = make_collective(operation, ELEMENTS[dtype], size_bytes, ranks)
+        collective = make_collective(operation, ELEMENTS[dtype], size_bytes, rank_count)
         workload = CollectiveWorkload(group, collective, place, "nccl", versions["nccl"])
         # Small sizes may round to the same size.
         cases.setdefault(
             tuple(workload.axes.values()),
-            _case(spec, workload, versions, unsupported_baselines, hosts=hosts),
+            _case(spec, workload, versions, unsupported_baselines, host_count=host_count),
         )
     if not cases:
         raise Unsupported(f"{' and '.join(spec.operations)} cannot run in place")
     return tuple(cases.values())
 
 
-def make_collective(operation: str, element: Element, size_bytes: int, ranks: int) -> Collective:
+def make_collective(
+    operation: str, element: Element, size_bytes: int, rank_count: int
+) -> Collective:
     """Return an operation whose largest buffer has at most ``size_bytes``, if that is possible.
 
     Chunks are multiples of 16 bytes, or of 4 bytes and one element if they are smaller.
     """
-    one_element = Collective(operation, element, 1)
-    chunks = max(one_element.send_chunks(ranks), one_element.receive_chunks(ranks))
-    chunk_bytes = size_bytes // chunks
+    smallest = Collective(operation, element, 1)
+    chunk_count = max(
+        smallest.send_chunks(rank_count),
+        smallest.receive_chunks(rank_count),
+    )
+    chunk_bytes = size_bytes // chunk_count
     small_unit_bytes = max(_WORD_BYTES, element.size_bytes)
     unit_bytes = _CHUNK_UNIT_BYTES if chunk_bytes >= _CHUNK_UNIT_BYTES else small_unit_bytes
     rounded_bytes = max(chunk_bytes // unit_bytes * unit_bytes, unit_bytes)
@@ -91,15 +96,15 @@ def _case(
     versions: Mapping[str, str],
     unsupported_baselines: Mapping[str, str],
     *,
-    hosts: int,
+    host_count: int,
 ) -> Case:
-    collective, ranks = workload.collective, workload.ranks
+    collective, rank_count = workload.collective, workload.rank_count
     return Case(
         workload,
         spec.method(spec.mode, spec.cache, fill="small integers"),
-        _make_work(collective, ranks, workload.size_bytes, hosts),
+        _make_work(collective, rank_count, workload.size_bytes, host_count),
         size_bytes=workload.size_bytes,
-        buffers=_BUFFERS * (1 + len(spec.baselines)),
+        buffers=_BUFFER_COUNT * (1 + len(spec.baselines)),
         baselines=tuple(
             replace(
                 workload,
@@ -113,14 +118,14 @@ def _case(
 
 
 def _make_work(
-    collective: Collective, ranks: int, size_bytes: int, hosts: int
+    collective: Collective, rank_count: int, size_bytes: int, host_count: int
 ) -> Work | Unavailable:
     """Return the work of an operation: the bytes over a rank's link (size times bus factor)."""
-    if ranks == 1:
+    if rank_count == 1:
         return Unavailable("one rank sends no data over a link")
-    if hosts > 1:
+    if host_count > 1:
         return Unavailable("the bandwidth of the network between the hosts is unknown")
-    bus_bytes = size_bytes * bus_factor(collective.operation, ranks)
+    bus_bytes = size_bytes * bus_factor(collective.operation, rank_count)
     return Work(link_bytes=bus_bytes, link="peer")
 
 
@@ -137,16 +142,16 @@ class CollectiveWorkload:
     name: str = field(default="nccl")
 
     @property
-    def ranks(self) -> int:
+    def rank_count(self) -> int:
         """Number of ranks."""
         return len(self.group.channels)
 
     @property
     def size_bytes(self) -> int:
         """Size of the largest buffer: the size S of the algorithm bandwidth S / time."""
-        collective, ranks = self.collective, self.ranks
-        chunks = max(collective.send_chunks(ranks), collective.receive_chunks(ranks))
-        return chunks * collective.chunk_bytes
+        collective, rank_count = self.collective, self.rank_count
+        chunk_count = max(collective.send_chunks(rank_count), collective.receive_chunks(rank_count))
+        return chunk_count * collective.chunk_bytes
 
     @property
     def axes(self) -> Mapping[str, Axis]:
@@ -154,7 +159,7 @@ class CollectiveWorkload:
             "operation": self.collective.operation,
             "dtype": self.collective.element.name,
             "place": self.place,
-            "ranks": self.ranks,
+            "ranks": self.rank_count,
             "size_bytes": self.size_bytes,
         }
 
@@ -173,12 +178,13 @@ class PreparedCollective:
         self._group, collective = workload.group, workload.collective
         self.bytes_moved = workload.size_bytes
         self.footprint_bytes = collective.chunk_bytes * (
-            collective.send_chunks(workload.ranks) + collective.receive_chunks(workload.ranks)
+            collective.send_chunks(workload.rank_count)
+            + collective.receive_chunks(workload.rank_count)
         )
         self.settings: Mapping[str, Axis] = {
             "library": workload.library,
             "version": workload.version,
-            BUS_FACTOR: bus_factor(collective.operation, workload.ranks),
+            BUS_FACTOR: bus_factor(collective.operation, workload.rank_count),
         }
         self._id: int | None = self._group.new_id()
         try:
@@ -198,23 +204,23 @@ class PreparedCollective:
             self.close()
             raise
 
-    def rotate(self, sets: int) -> None:
-        self._group.request("rotate", operation_id=self._id, sets=sets)
+    def rotate(self, set_count: int) -> None:
+        self._group.request("rotate", operation_id=self._id, set_count=set_count)
 
-    def enqueue(self, stream: Stream, index: int) -> None:  # noqa: ARG002 every rank has its own stream
+    def enqueue(self, stream: Stream, set_index: int) -> None:  # noqa: ARG002 every rank has its own stream
         if self._id is not None:
-            self._group.enqueue(self._id, index)
+            self._group.enqueue(self._id, set_index)
 
     def verify(self) -> Verification:
         self._group.execute_pending_work()
-        counts = self._group.request("verify", operation_id=self._id)
-        wrong_count, word_count = (sum(column) for column in zip(*counts, strict=True))
+        counts_by_rank = self._group.request("verify", operation_id=self._id)
+        wrong_count, word_count = (sum(column) for column in zip(*counts_by_rank, strict=True))
         detail = ""
         if wrong_count:
-            ranks = ", ".join(
-                str(rank) for rank, (wrong_counts, _) in enumerate(counts) if wrong_counts
+            wrong_rank_text = ", ".join(
+                str(rank) for rank, (wrong_counts, _) in enumerate(counts_by_rank) if wrong_counts
             )
-            detail = f"{wrong_count} of {word_count} words are wrong, on rank {ranks}"
+            detail = f"{wrong_count} of {word_count} words are wrong, on rank {wrong_rank_text}"
         return verification(wrong_count / max(word_count, 1), 0.0, _REFERENCE, detail)
 
     def close(self) -> None:

@@ -181,19 +181,19 @@ class PreparedOperation:
     def settings(self) -> Mapping[str, Axis]:
         """The library, its version, and the call that computes the operation."""
         library = self._library
-        version: dict[str, Axis] = {"version": library.version} if library.version else {}
+        version_setting: dict[str, Axis] = {"version": library.version} if library.version else {}
         call = library.describe(self._shape.operation)
-        return {"library": library.name, **version, "call": call}
+        return {"library": library.name, **version_setting, "call": call}
 
-    def rotate(self, sets: int) -> None:
-        self._add_sets(sets - len(self._calls))
+    def rotate(self, set_count: int) -> None:
+        self._add_sets(set_count - len(self._calls))
 
-    def enqueue(self, stream: Stream, index: int) -> None:
+    def enqueue(self, stream: Stream, set_index: int) -> None:
         if stream != self._stream:
             self._library.set_stream(stream)
             self._stream = stream
         try:
-            self._calls[index % len(self._calls)]()
+            self._calls[set_index % len(self._calls)]()
         except RuntimeError as error:
             # Errors of torch and CuPy are RuntimeErrors, such as CuPy's for cuBLAS in a stream capture.
             call = self._library.describe(self._shape.operation)
@@ -217,18 +217,18 @@ class PreparedOperation:
         self._poison(self._outputs[0])
         self._gpu.sync()
 
-    def _add_sets(self, sets: int) -> None:
+    def _add_sets(self, set_count: int) -> None:
         """Allocate and fill further buffer sets, and bind the calls."""
-        if sets <= 0:
+        if set_count <= 0:
             return
         shape = self._shape
-        inputs = [self._allocate(input_shape, sets) for input_shape in shape.input_shapes]
-        outputs = self._allocate(shape.output_shape, sets)
+        inputs = [self._allocate(input_shape, set_count) for input_shape in shape.input_shapes]
+        outputs = self._allocate(shape.output_shape, set_count)
         with closing(Fill(self._gpu)) as fill:
-            for number, block in enumerate(inputs):
+            for input_index, block in enumerate(inputs):
                 for view in block.views:
                     fill.uniform(
-                        view.ptr, view.size, FP32, LEGACY, seed=self._seed, sequence=number
+                        view.ptr, view.size, FP32, LEGACY, seed=self._seed, sequence=input_index
                     )
             self._poison(outputs)
             self._gpu.sync()

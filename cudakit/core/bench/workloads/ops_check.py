@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from cudakit.core.bench.workload import Verification, verification, worst
+from cudakit.core.bench.workload import Verification, verification, worst_verification
 from cudakit.gpu.api import LEGACY, ComputeDevice, Ptr
 from cudakit.gpu.api.arrays import ArrayView, contiguous_strides
 from cudakit.gpu.api.elements import FP32
@@ -64,20 +64,22 @@ class OperationCheck:
     ) -> None:
         self._gpu, self._operation, self._inputs = gpu, operation, inputs
         self._reference: _Values | None = None  # fp64 result; None before the first check.
-        self._scale = 1.0  # Norm to which errors are relative.
+        self._error_norm = 1.0  # Norm to which errors are relative.
 
     def verify(self, outputs: Sequence[ArrayBlock]) -> Verification:
         """Compare the first output with fp64, and each other output whose bits differ from the first."""
         distinct_outputs: list[npt.NDArray[np.float32]] = []
         for block in outputs:
-            words = self._read(block.ptr, block.size_bytes).reshape(block.array_count, -1)
-            arrays = words[:, : math.prod(block.shape)]
-            first = distinct_outputs[0] if distinct_outputs else arrays[0]
-            is_different = (arrays.view(np.uint32) != first.view(np.uint32)).any(axis=1)
-            distinct_outputs += [] if distinct_outputs else [first]
+            padded_arrays = self._read(block.ptr, block.size_bytes).reshape(block.array_count, -1)
+            arrays = padded_arrays[:, : math.prod(block.shape)]
+            first_output = distinct_outputs[0] if distinct_outputs else arrays[0]
+            is_different = (arrays.view(np.uint32) != first_output.view(np.uint32)).any(axis=1)
+            distinct_outputs += [] if distinct_outputs else [first_output]
             distinct_outputs += list(arrays[is_different])
         shape = outputs[0].shape
-        return worst(self._verify_output(values.reshape(shape)) for values in distinct_outputs)
+        return worst_verification(
+            self._verify_output(values.reshape(shape)) for values in distinct_outputs
+        )
 
     def _verify_output(self, values: npt.NDArray[np.float32]) -> Verification:
         unwritten_count = int(np.isnan(values).sum())
@@ -87,24 +89,24 @@ class OperationCheck:
             else ""
         )
         if self._reference is None:
-            self._reference, self._scale = self._compute()
+            self._reference, self._error_norm = self._compute()
         checked_values = values[self._rows] if self._operation == "matmul" else values
-        error = float(np.linalg.norm(checked_values - self._reference)) / self._scale
+        error = float(np.linalg.norm(checked_values - self._reference)) / self._error_norm
         return verification(error, self._tolerance, self._description, detail)
 
     def _compute(self) -> tuple[_Values, float]:
         """Return the fp64 result of the checked values, and the norm to which errors are relative."""
-        left, *others = map(self._read_input, self._inputs)
+        first_input, *other_inputs = map(self._read_input, self._inputs)
         match self._operation:
             case "add":
-                result = left + others[0]
+                result = first_input + other_inputs[0]
             case "matmul":
-                result = left[self._rows] @ others[0]
+                result = first_input[self._rows] @ other_inputs[0]
             case "softmax":
-                exponentials = np.exp(left - left.max(axis=-1, keepdims=True))
+                exponentials = np.exp(first_input - first_input.max(axis=-1, keepdims=True))
                 result = exponentials / exponentials.sum(axis=-1, keepdims=True)
             case "sum":
-                return np.asarray(left.sum()), float(np.abs(left).sum())
+                return np.asarray(first_input.sum()), float(np.abs(first_input).sum())
         return result, float(np.linalg.norm(result))
 
     @property
@@ -139,13 +141,13 @@ class OperationCheck:
 
     def _read(self, ptr: Ptr, size_bytes: int) -> npt.NDArray[np.float32]:
         """Copy device memory to the host, and wait."""
-        host = self._gpu.host_malloc(size_bytes)
+        host_ptr = self._gpu.host_malloc(size_bytes)
         try:
-            self._gpu.copy(host, ptr, size_bytes, LEGACY)
+            self._gpu.copy(host_ptr, ptr, size_bytes, LEGACY)
             self._gpu.sync()
-            memory = self._gpu.host_view(host, size_bytes)
+            memory = self._gpu.host_view(host_ptr, size_bytes)
             values = np.frombuffer(memory, np.float32).copy()
             memory.release()
         finally:
-            self._gpu.host_free(host)
+            self._gpu.host_free(host_ptr)
         return values

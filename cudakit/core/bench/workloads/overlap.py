@@ -17,11 +17,11 @@ from cudakit.core.bench.timer import MAX_QUEUED
 from cudakit.core.bench.workload import (
     CUDAKIT,
     Axis,
-    Prepared,
+    PreparedWorkload,
     Verification,
     create_event,
     create_stream,
-    worst,
+    worst_verification,
 )
 from cudakit.core.bench.workloads.copy import Copy, count_buffers
 from cudakit.core.bench.workloads.gemm import GemmWorkload
@@ -52,6 +52,9 @@ _MAX_REPETITIONS, _MAX_REPETITIONS_UNBLOCKED = MAX_QUEUED // 7, MAX_QUEUED // 2
 _CONCURRENT_FACTOR = 3
 # Number of executions per timed run, and number of runs, of which the fastest one is the estimate.
 _PILOT_EXECUTIONS, _PILOT_RUNS = 4, 2
+# Maximum duration of a warm-up, relative to its minimum. At the power limit the clock never settles, and the
+# untimed GEMMs before each sample continue the warm-up.
+_MAX_WARMUP_FACTOR = 3
 _COPIES, _GEMMS, _GEMM_FLOP = "copies", "gemms", "gemm_flop"
 _NO_PEAK = Unavailable("the peak of work on two streams is unknown")
 _PAGEABLE = Unavailable("a copy of pageable memory blocks the host, which then launches no GEMM")
@@ -86,7 +89,11 @@ def _case(spec: OverlapSpec, copy: Copy, gemm: GemmWorkload) -> Case:
     return Case(
         replace(workloads[0], name=spec.bench),
         # A copy of pageable memory blocks the host, which then could not end the blocking kernel.
-        replace(method, blocker=method.blocker and not has_pageable_memory),
+        replace(
+            method,
+            blocker=method.blocker and not has_pageable_memory,
+            warmup_most_s=_MAX_WARMUP_FACTOR * method.warmup_s,
+        ),
         _NO_PEAK,
         copy.size_bytes,
         len(workloads) * device_buffers,
@@ -107,7 +114,7 @@ class Repetitions:
         self.max_count = max_count  # Largest value of both numbers.
         self.copies = self.gemms = 0  # Both numbers are 0 until they are chosen.
 
-    def choose(self, gpu: Gpu, copy: Prepared, gemm: Prepared) -> None:
+    def choose(self, gpu: Gpu, copy: PreparedWorkload, gemm: PreparedWorkload) -> None:
         """Time a copy and a GEMM, and choose the numbers, unless they are chosen."""
         if self.copies:
             return
@@ -120,7 +127,7 @@ class Repetitions:
         )
 
 
-def _time_alone(gpu: Gpu, prepared: Prepared) -> float:
+def _time_alone(gpu: Gpu, prepared: PreparedWorkload) -> float:
     """Return the time of one execution on an idle device in seconds."""
     begin, end = gpu.event(), gpu.event()
     times_s = []
@@ -182,7 +189,7 @@ class PreparedOverlap:
             self.fork, self._join = create_event(gpu, cleanup), create_event(gpu, cleanup)
             self.repetitions.choose(gpu, self._copy, self._gemm)
             # Verification poisons the outputs, which the timed runs have written.
-            worst((self._copy.verify(), self._gemm.verify()))
+            worst_verification((self._copy.verify(), self._gemm.verify()))
             self.cleanup = cleanup.pop_all()
 
     @property
@@ -195,10 +202,10 @@ class PreparedOverlap:
             _GEMM_FLOP: self._workload.gemm.gemm.operations,
         }
 
-    def rotate(self, sets: int) -> None:
+    def rotate(self, set_count: int) -> None:
         """Do nothing: the L2 state is hot."""
 
-    def enqueue(self, stream: Stream, index: int) -> None:  # noqa: ARG002 there is one buffer set
+    def enqueue(self, stream: Stream, set_index: int) -> None:  # noqa: ARG002 there is one buffer set
         """Enqueue the copies before the GEMMs, as a program that loads its next input does."""
         if not (self.has_copies and self.has_gemms):
             (self.enqueue_copies if self.has_copies else self.enqueue_gemms)(stream, 1)
@@ -231,7 +238,7 @@ class PreparedOverlap:
     def verify(self) -> Verification:
         """Check the targets of the copies and the results of the GEMMs."""
         is_timed = ((self._copy, self.has_copies), (self._gemm, self.has_gemms))
-        return worst(prepared.verify() for prepared, is_used in is_timed if is_used)
+        return worst_verification(prepared.verify() for prepared, is_used in is_timed if is_used)
 
     def close(self) -> None:
         """Free the memory. A second call does nothing."""

@@ -1,8 +1,8 @@
 """Write a profile in the Trace Event Format with the field names of Kineto, PyTorch's profiler library.
 
 Tools for Kineto's traces, such as Holistic Trace Analysis, read the categories and arguments that
-libkineto/src/output_json.cpp and CuptiActivity.cpp write. In their traces, the process of GPU work is the
-device, and its thread is the stream.
+libkineto/src/output_json.cpp and CuptiActivity.cpp write. In such traces, the device is the process of
+GPU work, and the stream is the thread.
 """
 
 from __future__ import annotations
@@ -40,9 +40,10 @@ from cudakit.trace.kinds import EventKind
 _SCHEMA_VERSION = 1  # version of the schema of Kineto's traces
 _COMPRESSION_LEVEL = 3
 _CHUNK_CHARACTERS = 1 << 18
-# Sibling tracks have numbers from here on: they must differ from those of streams and threads.
+# First number of sibling tracks, which must differ from the numbers of streams and threads.
 _FIRST_SIBLING = 1 << 30
-# If several processes used GPUs, the devices of each process get their own numbers from here on.
+# First number of devices if several processes used GPUs: the devices of each process get different
+# numbers.
 _FIRST_DEVICE = 10_000_000
 _DEVICES_PER_PROCESS = 1000
 _MOST_SMALL_NUMBER = (1 << 31) - 1
@@ -112,7 +113,7 @@ def _texts(activities: Sequence[Activities]) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Numbers:
-    """The numbers of a track in the trace."""
+    """The process number and the thread number of a track in the trace."""
 
     pid: int
     tid: int

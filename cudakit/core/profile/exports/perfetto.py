@@ -219,7 +219,7 @@ class _Process:
     # --- events ------------------------------------------------------------------------------------
 
     def _work_packets(self, rows: Column, uuids: _Uuids) -> bytes:
-        """Return begin and end of GPU work in its order, because Perfetto sorts events by time stably."""
+        """Return begins and ends of GPU work in their order, which Perfetto's stable sort keeps."""
         kinds = self._timeline.work.kind[rows]
         rows_by_kind = [(kind, np.flatnonzero(kinds == kind)) for kind in WorkKind]
         encoded = [
@@ -230,7 +230,7 @@ class _Process:
         return interleaved(np.argsort(np.argsort(kinds, kind="stable")), *encoded)
 
     def _spans_of_kind(self, kind: WorkKind, rows: Column, uuids: _Uuids) -> Bytes2D:
-        """Return begin and end of each piece of work of a kind, next to each other."""
+        """Return the begin and the end event of each piece of work of a kind, next to each other."""
         work = self._timeline.work
         tracks = number_column(_EVENT_TRACK, uuids.work[self._work.track[rows]])
         fields = [

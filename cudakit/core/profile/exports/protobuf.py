@@ -82,7 +82,7 @@ def beside(*columns: Bytes2D) -> Bytes2D:
 
 
 def interleaved(order: Column, *columns: Bytes2D) -> bytes:
-    """Return the rows of all columns as bytes, in an order: an item i is row i of the joined columns."""
+    """Return the rows of all columns as bytes; ``order`` lists row numbers of the joined columns."""
     widths = np.concatenate([np.full(len(column), column.shape[1]) for column in columns])
     place = np.empty(len(order), np.int64)
     ends = np.cumsum(widths[order])

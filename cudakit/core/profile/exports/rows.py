@@ -20,8 +20,8 @@ _COLUMNS = (
     "registers", "shared_bytes", "call_site",
 )  # fmt: skip
 _KERNEL_COLUMNS = 8  # number of columns that only kernels have, from ``grid_x`` on
-# Spreadsheets evaluate a cell that begins with one of these as a formula (OWASP, "CSV Injection"). The last
-# four are the full-width forms.
+# Spreadsheets evaluate a cell that begins with one of these characters as a formula (OWASP, "CSV
+# Injection"). The last four are the full-width forms.
 _FORMULA = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 # In locales with a decimal comma, spreadsheets read the semicolon as the separator of cells.
 _NEEDS_QUOTES = re.compile('[",;]')

@@ -17,7 +17,8 @@ TextOfIndex: TypeAlias = Callable[[int], str]
 def printable(text: str) -> str:
     r"""Return untrusted text in one line, with escape sequences for all characters that cannot be printed.
 
-    They include control characters, bidirectional overrides, and lone surrogates, which UTF-8 cannot encode.
+    Such characters include control characters, bidirectional overrides, and lone surrogates, which UTF-8
+    cannot encode.
     """
     text = text if len(text) <= _MAX_CHARACTERS else f"{text[:_MAX_CHARACTERS]}…"
     if text.isprintable():

@@ -18,7 +18,7 @@ _MAX_TABLE = 1 << 22
 
 @dataclass(frozen=True, slots=True)
 class Track:
-    """A row of a trace viewer, whose spans do not overlap, or nest if it is of a thread."""
+    """A row of a trace viewer. Its spans do not overlap, or they nest if the row is that of a thread."""
 
     name: str
     group: int  # number of the device, or the number of the thread; 0 for ranges of the process
@@ -54,7 +54,7 @@ class HostTracks:
 
 
 def distinct_rows(*columns: Column) -> tuple[Column, Column]:
-    """Return the first index of each distinct row of the columns, and the distinct row of each row."""
+    """Return the first index of each distinct row, and for each row the number of its distinct row."""
     row_numbers, distinct_count = np.zeros(len(columns[0]), np.int64), 1
     for column in columns:
         value_number, value_count = _numbers_of_values(column)
@@ -62,7 +62,7 @@ def distinct_rows(*columns: Column) -> tuple[Column, Column]:
     first = np.empty(distinct_count, np.int64)
     first[row_numbers[::-1]] = np.arange(len(row_numbers))[
         ::-1
-    ]  # numpy performs the assignments in order: the last one of equal indices remains
+    ]  # numpy performs the assignments in order: the last assignment to an index remains
     return first, row_numbers
 
 
@@ -100,7 +100,7 @@ def host_tracks(timeline: Timeline) -> HostTracks:
     thread = np.concatenate([table.thread.astype(np.uint64) for table in tables])
     source = np.repeat(np.arange(len(tables)), [len(table.start_ns) for table in tables])
     row = np.concatenate([np.arange(len(table.start_ns)) for table in tables])
-    # Of spans with the same times, a range contains a call.
+    # If a range and a call have the same times, the range contains the call.
     order = np.lexsort((source, -end, start))
     start, end, thread, source, row = (
         column[order] for column in (start, end, thread, source, row)

@@ -21,7 +21,7 @@ from cudakit.document import (
 from cudakit.trace.kernel_names import short_kernel
 from cudakit.units import capitalized, format_ratio, format_seconds
 
-# Smaller changes than this share of a step are noise of the measurement.
+# Changes below this share of a step are noise of the measurement.
 _NOISE = 0.01
 
 

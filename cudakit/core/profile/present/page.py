@@ -34,8 +34,8 @@ from cudakit.core.profile.timeline import (
 from cudakit.document import Explorer, ExplorerData
 
 _PACKAGE = "cudakit.core.profile.present"
-# Number of devices of each process, of streams of each device, and of rows of the ranges and of the calls of
-# each process that the page draws. Sums count all work.
+# Maximum number of devices of each process, of streams of each device, and of rows of the ranges and of
+# the calls of each process that the page draws. Sums count all work.
 _MAX_DEVICES = 64
 _MAX_STREAMS = 24
 _MAX_HOST_ROWS = 16
@@ -193,7 +193,7 @@ class _Page:
         }
 
     def _tracks_of_work(self, index: int, process: Timeline) -> Column:
-        """Add the tracks of the devices and a row for each, and return the track of each piece of work."""
+        """Add a track and a row for each stream; return the track of each piece of work."""
         work = work_tracks(process)
         names = device_names(process)
         counts = np.bincount(work.track, minlength=len(work.tracks))
@@ -251,7 +251,7 @@ class _Page:
         }
 
     def _measured_time(self) -> tuple[int, int] | None:
-        """Return the time of all steps but the warm-up; None without steps. The page opens on it."""
+        """Return the time of all steps but the warm-up; None without steps. The page shows it first."""
         times = [
             (start, end)
             for steps in self._steps
@@ -267,7 +267,7 @@ class _Page:
     # --- steps and idle time -----------------------------------------------------------------------
 
     def _step_table(self, steps: DeviceSteps) -> PageTable:
-        """Return the steps of a device, and add a row for them."""
+        """Return the steps of a device, and add a row for the steps."""
         row = self._device_row(steps, 0, "range", "steps")
         start = np.array(steps.start_ns, np.int64)
         return {

@@ -45,7 +45,7 @@ def sorted_by_track(work: PageTable) -> PageTable:
 
 
 def places_in(order: Column, numbers: Column) -> Column:
-    """Return the place in an order of each number; -1 for -1."""
+    """Return the place of each number in an order; the place of -1 is -1."""
     places = np.empty(len(order) + 1, np.int64)
     places[order] = np.arange(len(order))
     places[-1] = -1

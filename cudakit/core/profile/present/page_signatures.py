@@ -65,7 +65,8 @@ class Signatures:
 
     def __init__(self, tree: CallTree) -> None:
         self._tree = tree
-        # The number of each signature: node of the tree, name, frame of the call site, and launch.
+        # The number of each signature. A signature is a node of the call tree, a name, the frame of the
+        # call site, and a launch configuration.
         self._signatures: dict[tuple[int, int, int, int], int] = {}
         self._launches: dict[tuple[int, ...], int] = {(0,) * len(_LAUNCH_COLUMNS): 0}
 

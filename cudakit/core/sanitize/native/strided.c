@@ -97,7 +97,7 @@ static size_t lower_bound(const struct strided_list *list, uint64_t lo)
     return begin;
 }
 
-/* Make room for one more item. Return -1 with an exception if memory runs out. */
+/* Reserve memory for one more item. Return -1 with an exception if memory runs out. */
 static int reserve_item(struct strided_list *list)
 {
     if (list->count < list->capacity)

@@ -45,7 +45,7 @@ struct strided_list {
 struct strided_states {
     struct strided_list lists[64];
     uint64_t nonempty_lists;         /* bit i is set if the list with index i has items */
-    size_t count;                    /* number of states in all lists */
+    size_t state_count;              /* number of states in all lists */
     uint64_t created_count;          /* number of states that were ever created */
     struct strided_list overlapping; /* result of the last strided_find_overlapping() */
 };

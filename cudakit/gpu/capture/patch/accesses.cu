@@ -31,14 +31,14 @@ CK_INLINE bool bits_are_set(ck_u64 userdata, ck_u64 key, ck_u32 word, ck_u32 bit
 }
 
 /* Set the summary bits of ``words`` bitmap words, from the one at address ``word`` on. */
-CK_INLINE void summarize(ck_u64 word, ck_u32 words)
+CK_INLINE void set_summary_bits(ck_u64 word, ck_u32 words)
 {
     const ck_u32 low_address = (ck_u32)word;
     set_bits(make_u64(CK_SUMMARY_OF(low_address), (ck_u32)(word >> 32)),
              clipped_mask(CK_SUMMARY_BIT(low_address), words));
 }
 
-/* Return level 0 for an access to whole granules of 4 bytes, level 1 for other accesses. */
+/* Return the page level of an access: 0 if it covers whole granules of 4 bytes, otherwise 1. */
 CK_INLINE ck_u32 level_of(ck_u64 address, ck_u32 bytes)
 {
     return (((ck_u32)address | bytes) & 3) != 0;
@@ -70,14 +70,14 @@ CK_NOINLINE void record_bytes(ck_u64 userdata, ck_u32 mode, ck_u32 pattern, ck_u
     /* Each iteration sets bits of one word of the bitmap, which covers 32 granules. */
 #pragma unroll 1
     for (ck_u64 granule = address >> CK_GRANULE_SHIFT(level); granule < end; granule = (granule | 31) + 1) {
-        const ck_u64 granules_left = end - (granule & ~31ull);
-        const ck_u32 below_end = granules_left < 32 ? (1u << granules_left) - 1 : ~0u;
-        const ck_u32 bits = below_end & ~0u << (granule & 31) & pattern;
+        const ck_u64 remaining_granules = end - (granule & ~31ull);
+        const ck_u32 mask_before_end = remaining_granules < 32 ? (1u << remaining_granules) - 1 : ~0u;
+        const ck_u32 bits = mask_before_end & ~0u << (granule & 31) & pattern;
         const ck_u64 key = key_of(userdata, mode, level, granule);
         if (bits_are_set(userdata, key, word_index(granule), bits))
             continue;
         page_search search = {userdata, key, 0, 0, RETRY_BUDGET};
-        const ck_u64 bitmap = find_or_claim(&search);
+        const ck_u64 bitmap = find_or_claim_page(&search);
         if (bitmap == CK_NO_PAGE)
             mark_launch_lost(userdata);
         else
@@ -126,19 +126,20 @@ CK_INLINE void set_runs(ck_u64 word, ck_u32 level, ck_u32 address, ck_u32 bytes)
      * fewer bytes then has a distant position and does not join the run. */
     const ck_u32 first_bit = ((ck_u32)word << 3 | (address >> shift & 31)) + (granules << 28);
     const ck_u32 distance = first_bit - from_left_lane(first_bit);
-    const ck_u32 active = active_lanes(), this_lane_bit = lane_bit();
-    const bool continues = has_left_lane(active, this_lane_bit) & (distance == granules);
-    const ck_u32 same_lanes = active_lanes_with_same(continues),
-                 run_starts = continues ? active & ~same_lanes : same_lanes;
-    if (continues & ((first_bit & 31) >= granules))
+    const ck_u32 active_lane_mask = active_lanes(), this_lane_bit = lane_bit();
+    const bool continues_run = has_left_lane(active_lane_mask, this_lane_bit) & (distance == granules);
+    const ck_u32 agreeing_lanes = active_lanes_with_same(continues_run),
+                 run_starts = continues_run ? active_lane_mask & ~agreeing_lanes : agreeing_lanes;
+    if (continues_run & ((first_bit & 31) >= granules))
         return; /* an earlier lane of the run sets these bits */
-    const ck_u32 run_granules = granules * (1 + popcount(active & lanes_until_next(run_starts, this_lane_bit)));
+    const ck_u32 run_granules =
+        granules * (1 + popcount(active_lane_mask & lanes_until_next(run_starts, this_lane_bit)));
     const ck_u32 bits = clipped_mask(first_bit, run_granules);
     if (!(bits & ~current_bits))
         return;
     set_bits(word, bits);
-    if (!continues && !(first_bit & 31) && run_granules >= 32)
-        summarize(word, run_granules >> 5);
+    if (!continues_run && !(first_bit & 31) && run_granules >= 32)
+        set_summary_bits(word, run_granules >> 5);
 }
 
 /* Fast path: load only the first entry of the access's key. Return false if this entry is free or belongs to another
@@ -173,7 +174,7 @@ CK_INLINE void search_and_set(ck_u64 userdata, ck_u32 mode, ck_u64 address, ck_u
     const ck_u32 level = level_of(address, bytes);
     page_search search = {userdata, CK_KEY(CK_LAUNCH_OF(userdata), mode, level, address >> CK_PAGE_SHIFT(level)),
                           address, bytes, RETRY_BUDGET};
-    const ck_u64 bitmap = find_or_claim(&search);
+    const ck_u64 bitmap = find_or_claim_page(&search);
     userdata = reload(&search)->userdata, bytes = reload(&search)->bytes;
     const ck_u32 low_address = (ck_u32)reload(&search)->address, same_level = level_of(low_address, bytes);
     const ck_u64 word = word_address(bitmap, same_level, low_address);
@@ -228,7 +229,7 @@ CK_PATCH ck_memory_access(ck_u64 userdata, ck_u64 pc, ck_u64 address, ck_u32 byt
 CK_PATCH ck_copy_async(ck_u64 userdata, ck_u64 pc, ck_u64 source, ck_u32 destination, ck_u32 bytes, ck_u32 zeros)
 {
     (void)pc, (void)destination;
-    if (has_arena(userdata) && opaque(bytes - zeros))
+    if (has_arena(userdata) && make_opaque(bytes - zeros))
         record_access(launch_user_data(userdata), FLAG_READ, source, bytes - zeros);
     return 0;
 }

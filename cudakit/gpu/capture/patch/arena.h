@@ -1,6 +1,6 @@
 /* An arena: device memory to which launches write the addresses of the bytes that they read and write.
  *
- * Both sides include this file: NVRTC in the patch, and the C compiler in the recorder.
+ * The patch, which NVRTC compiles, and the recorder, which the C compiler compiles, include this file.
  *
  *     header | bits of lost launches | entries | pages |
  *     keys of tensor maps | keys of boxes | tensor maps | boxes | chunks
@@ -17,9 +17,9 @@
  * A *box* is one use of a *tensor map*; the host computes the memory that it covers. Each box and each map is written
  * once, in the order of first use. The hash tables of their keys show which of them are already written.
  *
- * The start of an arena is aligned to 16 MiB. The low 24 bits of a launch's user data hold the launch index and
- * the number of entries of the arena, so that the patch computes all offsets without a load. Arenas lie
- * above the first 4 GiB, so that the upper half of the user data shows whether there is one.
+ * The start of an arena is aligned to 16 MiB. The low 24 bits of a launch's user data hold the launch index and the
+ * number of entries of the arena, so that the patch computes all offsets without a load. Arenas lie above the first 4
+ * GiB, so that the upper half of the user data shows whether there is an arena.
  */
 #ifndef CK_ARENA_H
 #define CK_ARENA_H
@@ -103,7 +103,7 @@ typedef struct { /* entry of the hash table; read by one 16-byte load */
 
 typedef struct {
     ck_u64 key;
-    ck_u32 full; /* set by the host: all bits are set, and the bitmap is unused */
+    ck_u32 is_full; /* set by the host if all bits of the bitmap are set; the bitmap is then unused */
     ck_u32 reserved;
 } ck_page;
 
@@ -112,7 +112,7 @@ typedef struct {
 
 typedef struct { /* copy of a tensor map, made when it is first used */
     ck_u64 content[CK_MAP_WORDS];
-    ck_u32 slot; /* slot of its key; boxes refer to the map by this slot */
+    ck_u32 slot; /* slot of the map's key; boxes refer to the map by this slot */
     ck_u32 reserved[3];
 } ck_map;
 
@@ -151,7 +151,7 @@ typedef struct { /* one use of a tensor map */
 #define CK_SUMMARY_BYTES (CK_BITMAP_BYTES / 32)
 #define CK_FIRST_SLOT \
     (CK_CHUNK / CK_BITMAP_BYTES * CK_SUMMARY_BYTES / \
-     CK_BITMAP_BYTES) /* first slot of a chunk that holds a bitmap; the earlier ones hold summaries */
+     CK_BITMAP_BYTES) /* first slot of a chunk that holds a bitmap; the earlier slots hold summaries */
 #define CK_CHUNK_PAGES (CK_CHUNK / CK_BITMAP_BYTES - CK_FIRST_SLOT)
 #define CK_SLOT_OF_PAGE(page) ((page) + (ck_u32)CK_FIRST_SLOT * (1 + (page) / (ck_u32)CK_CHUNK_PAGES))
 #define CK_BITMAP_OFFSET(entries_log2, page) \

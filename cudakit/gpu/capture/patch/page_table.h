@@ -22,7 +22,7 @@ typedef struct {
 /* Return whether the launch has an arena. Arenas lie above the first 4 GiB, so the upper half suffices. */
 CK_INLINE bool has_arena(ck_u64 userdata)
 {
-    return opaque((ck_u32)(userdata >> 32));
+    return make_opaque((ck_u32)(userdata >> 32));
 }
 
 /* Return the user data with the launch index of this kernel. The kernels of a graph receive the same user data. */
@@ -54,9 +54,9 @@ CK_INLINE void mark_launch_lost(ck_u64 userdata)
 
 /* --- pages ----------------------------------------------------------------------------------------- */
 
-/* Adjacent pages have adjacent entries, eight per cache line. The entries of other launches, modes and levels begin at
- * other slots; those of other modes a third of the table away, for any table size. The steps are multiples of a cache
- * line. */
+/* Adjacent pages have adjacent entries, eight per cache line. The entries of other launches, modes and levels begin
+ * at other slots; the entries of other modes begin a third of the table away, for any table size. The steps are
+ * multiples of a cache line. */
 #define SLOT_STEP_OF_LAUNCH 0x9E3779B8u /* 2^32 divided by the golden ratio (Fibonacci hashing) */
 #define SLOT_STEP_OF_MODE 0x555550u  /* 2^24 / 3, which is a third or two thirds of 2^n modulo any smaller 2^n */
 #define SLOT_STEP_OF_LEVEL 0x199998u /* 2^24 / 10, which is far from the multiples of a third */
@@ -72,7 +72,7 @@ CK_INLINE ck_u32 first_probe(ck_u64 key)
 }
 
 /* The probe step depends on the launch and the mode only. If two sequences of adjacent pages collide, all entries of
- * one of them move by the same distance and stay adjacent. The step is odd, so that probing reaches every slot. */
+ * one sequence move by the same distance and stay adjacent. The step is odd, so that probing reaches every slot. */
 CK_INLINE ck_u32 next_probe(ck_u32 probe, ck_u64 key)
 {
     return probe + (((ck_u32)(key >> 32) * 0x85EBCA6Bu) >> 8 | 1);
@@ -84,7 +84,7 @@ CK_INLINE ck_u64 entry_address(ck_u64 userdata, ck_u32 probe)
     return CK_BASE_OF(userdata) + CK_ENTRIES_OFFSET + (ck_u64)index * sizeof(ck_entry);
 }
 
-/* Return the address of the bitmap of a key, found through the L1 cache; 0 or CK_NO_PAGE if there is none. */
+/* Return the address of the bitmap of a key, found through the L1 cache; 0 or CK_NO_PAGE if the key has no bitmap. */
 CK_INLINE ck_u64 find_bitmap(ck_u64 userdata, ck_u64 key)
 {
     ck_u32 probe = first_probe(key);
@@ -129,19 +129,19 @@ CK_INLINE bool spend_retry_budget(page_search *search, ck_u32 cost)
  * Otherwise the claiming lane would continue alone, and the warp would no longer set whole words at once, which the
  * summary needs. A lane that finds its key without a page retries, for a short time only: the thread that assigns the
  * page never waits. Once a launch is lost, it stops probing, because a full table would slow down every access. */
-CK_INLINE ck_u64 find_or_claim(page_search *search)
+CK_INLINE ck_u64 find_or_claim_page(page_search *search)
 {
     ck_u32 probe = first_probe(reload(search)->key);
 #pragma unroll 1
     for (;;) {
         const ck_u64 entry = entry_address(reload(search)->userdata, probe);
-        const ck_entry stored = load_entry_coherent(entry);
-        if (stored.key == reload(search)->key) {
-            if (stored.bitmap)
-                return stored.bitmap;
+        const ck_entry stored_entry = load_entry_coherent(entry);
+        if (stored_entry.key == reload(search)->key) {
+            if (stored_entry.bitmap)
+                return stored_entry.bitmap;
             if (spend_retry_budget(search, 1))
                 break;
-        } else if (stored.key) {
+        } else if (stored_entry.key) {
             if (launch_is_lost(reload(search)->userdata) || spend_retry_budget(search, PROBE_COST))
                 break;
             probe = next_probe(probe, reload(search)->key);

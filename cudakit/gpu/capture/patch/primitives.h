@@ -66,18 +66,21 @@ CK_INLINE void store(ck_u64 address, ck_u32 value)
 }
 CK_INLINE ck_u32 atomic_or(ck_u64 address, ck_u32 bits)
 {
-    ck_u32 old;
-    asm volatile("atom.relaxed.gpu.global.or.b32 %0, [%1], %2;" : "=r"(old) : "l"(address), "r"(bits) : "memory");
-    return old;
+    ck_u32 old_value;
+    asm volatile("atom.relaxed.gpu.global.or.b32 %0, [%1], %2;"
+                 : "=r"(old_value)
+                 : "l"(address), "r"(bits)
+                 : "memory");
+    return old_value;
 }
 CK_INLINE ck_u32 atomic_add(ck_u64 address, ck_u32 value)
 {
-    ck_u32 old;
+    ck_u32 old_value;
     asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], %2;"
-                 : "=r"(old)
+                 : "=r"(old_value)
                  : "l"(address), "r"(value)
                  : "memory");
-    return old;
+    return old_value;
 }
 /* Set bits by a reduction, which returns no value, so that the thread does not wait for memory. */
 CK_INLINE void set_bits(ck_u64 address, ck_u32 bits)
@@ -87,12 +90,12 @@ CK_INLINE void set_bits(ck_u64 address, ck_u32 bits)
 /* Store a value if the word is 0, and return the old value. */
 CK_INLINE ck_u64 atomic_claim(ck_u64 address, ck_u64 value)
 {
-    ck_u64 old;
+    ck_u64 old_value;
     asm volatile("atom.relaxed.gpu.global.cas.b64 %0, [%1], 0, %2;"
-                 : "=l"(old)
+                 : "=l"(old_value)
                  : "l"(address), "l"(value)
                  : "memory");
-    return old;
+    return old_value;
 }
 
 /* Return the grid id of the launch or graph node, which the host gets as gridId of Sanitizer_LaunchData. */
@@ -191,7 +194,7 @@ CK_INLINE ck_u64 make_u64(ck_u32 low, ck_u32 high)
 }
 
 /* Return the value unchanged, but unknown to the compiler. */
-CK_INLINE ck_u32 opaque(ck_u32 value)
+CK_INLINE ck_u32 make_opaque(ck_u32 value)
 {
     asm("" : "+r"(value));
     return value;

@@ -14,17 +14,17 @@ CK_INLINE ck_u64 hash_mix(ck_u64 hash, ck_u64 value)
  * ``is_new`` if this call has claimed the slot; the caller must then write the map or box of the key. */
 CK_INLINE ck_u32 claim_slot(ck_u64 keys, ck_u32 slots, ck_u64 key, bool *is_new)
 {
-    const ck_u32 step = (ck_u32)(key >> 44) | 1;
+    const ck_u32 probe_step = (ck_u32)(key >> 44) | 1;
     ck_u32 slot = (ck_u32)(key >> 20);
     *is_new = false;
-    for (ck_u32 probes = 0; probes < MAX_PROBES; probes++, slot += step) {
+    for (ck_u32 probes = 0; probes < MAX_PROBES; probes++, slot += probe_step) {
         const ck_u64 address = keys + (slot & (slots - 1)) * sizeof(ck_u64);
-        ck_u64 stored = load64(address);
-        if (!stored) {
-            stored = atomic_claim(address, key);
-            *is_new = !stored;
+        ck_u64 stored_key = load64(address);
+        if (!stored_key) {
+            stored_key = atomic_claim(address, key);
+            *is_new = !stored_key;
         }
-        if (!stored || stored == key)
+        if (!stored_key || stored_key == key)
             return slot & (slots - 1);
     }
     return slots;

@@ -41,11 +41,11 @@ class HostGpu(Sim):
         super().host_free(ptr)
         del self.held[ptr]
 
-    def host_register(self, ptr: Ptr, *, threads: int = 1) -> None:
+    def host_register(self, ptr: Ptr, *, thread_count: int = 1) -> None:
         self._count("host_register")
-        super().host_register(ptr, threads=threads)
+        super().host_register(ptr, thread_count=thread_count)
         self.held[ptr] = True
-        self.threads.add(threads)
+        self.threads.add(thread_count)
 
     def host_unregister(self, ptr: Ptr) -> None:
         self._count("host_unregister")

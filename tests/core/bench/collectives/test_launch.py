@@ -43,7 +43,12 @@ def test_variables_of_slurm_give_the_first_node() -> None:
     launch = detect_launch(SLURM)
 
     assert launch
-    assert (launch.launcher, launch.rank, launch.ranks, launch.local_rank) == ("Slurm", 9, 16, 1)
+    assert (launch.launcher, launch.rank, launch.rank_count, launch.local_rank) == (
+        "Slurm",
+        9,
+        16,
+        1,
+    )
     assert launch.host == "gpu07"
     assert launch.port == detect_launch(SLURM | {"SLURM_PROCID": "0"}).port  # type: ignore[union-attr]
 

@@ -115,7 +115,7 @@ def test_connection_of_another_program_is_ignored(stranger: bytes) -> None:
     close(joined, accepted[1][0])
 
 
-@pytest.mark.parametrize("change", [{"job": "other"}, {"ranks": 3}, {"rank": 7}])
+@pytest.mark.parametrize("change", [{"job": "other"}, {"rank_count": 3}, {"rank": 7}])
 def test_rank_of_another_start_is_ignored(change: dict[str, Any]) -> None:
     port = free_port()
     stranger = replace(launch_of(1, 2, port=port), **change)

@@ -15,7 +15,7 @@ from cudakit.gpu.api.gemm import (
     GemmSettings,
     Library,
     Operands,
-    never,
+    never_over,
 )
 from cudakit.gpu.sim import Sim
 from cudakit.units import Unavailable
@@ -70,7 +70,7 @@ class _FaultyBlas:
         return self.blas.heuristics(gemm, settings, max_count)
 
     def algorithms(
-        self, gemm: Gemm, settings: GemmSettings, is_over: Callable[[], bool] = never
+        self, gemm: Gemm, settings: GemmSettings, is_over: Callable[[], bool] = never_over
     ) -> Iterator[Algorithm]:
         return self.blas.algorithms(gemm, settings, is_over)
 

@@ -7,7 +7,7 @@ import pytest
 
 from cudakit.core.bench.tuning.candidates import Candidates, candidates
 from cudakit.errors import Unsupported
-from cudakit.gpu.api.gemm import Algorithm, Gemm, GemmPlan, GemmSettings, Library, never
+from cudakit.gpu.api.gemm import Algorithm, Gemm, GemmPlan, GemmSettings, Library, never_over
 
 GEMM = Gemm(dtype="bf16", m=64, n=64, k=64)
 
@@ -29,7 +29,7 @@ class ListingBlas:
         self,
         gemm: Gemm,  # noqa: ARG002
         settings: GemmSettings,  # noqa: ARG002
-        is_over: Callable[[], bool] = never,
+        is_over: Callable[[], bool] = never_over,
     ) -> Iterator[Algorithm]:
         for algorithm in self.offered:
             if is_over():

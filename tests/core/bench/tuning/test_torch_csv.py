@@ -65,7 +65,7 @@ def test_exported_gemm_has_name_that_torch_uses(gemm: Gemm, begin: str) -> None:
 def test_gemm_without_name_in_torch_is_omitted_with_reason(gemm: Gemm, words: str) -> None:
     exported = torch_csv(tuned(tuned_gemm(gemm=gemm)), VALIDATORS)
 
-    ((left_out, reason),) = exported.left_out
+    ((left_out, reason),) = exported.omitted_gemms
     assert left_out == gemm
     assert words in reason
     assert len(exported.lines) == len(VALIDATORS)
@@ -79,7 +79,7 @@ def test_file_has_validators_and_faster_algorithms_only() -> None:
         "Validator,CUBLASLT_VERSION,130100",
     ]
     assert len(exported.lines) == 3
-    assert exported.left_out == ()
+    assert exported.omitted_gemms == ()
 
 
 def test_unknown_time_is_omitted_from_line() -> None:

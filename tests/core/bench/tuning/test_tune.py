@@ -76,9 +76,9 @@ def test_gemms_with_earlier_result_are_not_searched(sim: Sim) -> None:
     first = tune(spec(GAINS), sim, QUICK)
     stages: list[str] = []
     second_tuning = tune(
-        spec(GAINS, EQUAL), sim, QUICK, lambda stage, _: stages.append(stage), earlier_tuned=first
+        spec(GAINS, EQUAL), sim, QUICK, lambda stage, _: stages.append(stage), earlier_tuning=first
     )
-    other_machine = tune(spec(EQUAL), sim, QUICK, earlier_tuned=first)
+    other_machine = tune(spec(EQUAL), sim, QUICK, earlier_tuning=first)
 
     assert second_tuning.gemms[0] == first.gemms[0]
     assert [tuned_gemm.gemm for tuned_gemm in second_tuning.gemms] == [GAINS, EQUAL]
@@ -89,7 +89,7 @@ def test_gemms_with_earlier_result_are_not_searched(sim: Sim) -> None:
 def test_gemm_with_other_settings_is_searched(sim: Sim) -> None:
     first = tune(spec(GAINS), sim, QUICK)
     settings = GemmSettings(deterministic=True)
-    second = tune(spec(GAINS, settings=settings), sim, QUICK, earlier_tuned=first)
+    second = tune(spec(GAINS, settings=settings), sim, QUICK, earlier_tuning=first)
 
     assert [tuned_gemm.settings for tuned_gemm in second.gemms] == [GemmSettings(), settings]
 
@@ -99,7 +99,7 @@ def test_tuning_of_other_machine_is_rejected(sim: Sim) -> None:
         tuning = tune(spec(EQUAL), other_machine, QUICK)
 
     with pytest.raises(InputError, match="GPU: tuned"):
-        tune(spec(EQUAL), sim, QUICK, earlier_tuned=tuning)
+        tune(spec(EQUAL), sim, QUICK, earlier_tuning=tuning)
 
 
 def interrupted(sim: Sim, calls: int, **options: Any) -> Tuned:
@@ -120,7 +120,7 @@ def test_interrupted_tuning_is_continued_from_result(sim: Sim) -> None:
     assert not tuning.complete
     assert [tuned_gemm.stopped for tuned_gemm in tuning.gemms] == ["complete", "interrupted"]
     assert not tuning.gemms[1].significant
-    continued = tune(spec(EQUAL, GAINS), sim, QUICK, earlier_tuned=tuning)
+    continued = tune(spec(EQUAL, GAINS), sim, QUICK, earlier_tuning=tuning)
     assert [tuned_gemm.stopped for tuned_gemm in continued.gemms] == ["complete", "complete"]
     assert continued.gemms[1].significant
 

@@ -181,7 +181,7 @@ static uint64_t *bitmap_of(const page_source *source, uint32_t page)
 
 static bool is_full(const page_source *source, uint32_t page)
 {
-    return source->pages[page].full;
+    return source->pages[page].is_full;
 }
 
 /* Merge sorted pages of the same key. Return the number of remaining pages. */

@@ -108,7 +108,7 @@ static bool find_full_pages(const arena_memory *arena, page_set *pages)
         uint64_t common_bits = ~0ull;
         for (size_t i = 0; i < CK_SUMMARY_BYTES / sizeof common_bits; i++)
             common_bits &= summary_words[i];
-        pages->pages[page].full = common_bits == ~0ull;
+        pages->pages[page].is_full = common_bits == ~0ull;
     }
     return true;
 }
@@ -134,12 +134,12 @@ static bool copy_bitmaps_of_pages(const arena_memory *arena, page_set *pages)
     const uint32_t page_count = (uint32_t)pages->page_count;
     for (uint32_t begin = 0, end, full_run; begin < page_count; begin = end + full_run) {
         for (end = begin, full_run = 0; end + full_run < page_count && full_run < MIN_FULL_RUN;) {
-            if (pages->pages[end + full_run].full)
+            if (pages->pages[end + full_run].is_full)
                 full_run++;
             else
                 end += full_run + 1, full_run = 0;
         }
-        while (end + full_run < page_count && pages->pages[end + full_run].full)
+        while (end + full_run < page_count && pages->pages[end + full_run].is_full)
             full_run++;
         if (!copy_bitmap_run(arena, pages, begin, end))
             return false;
