@@ -154,7 +154,7 @@ def _load_driver() -> bool:
     except (ImportError, OSError, AttributeError):
         return False
     addresses = [ctypes.cast(function, ctypes.c_void_p).value or 0 for function in functions]
-    use_driver(*addresses, DLPACK_CUDA)  # type: ignore[call-arg] # as many as _DRIVER_FUNCTIONS
+    use_driver(*addresses, DLPACK_CUDA)  # type: ignore[call-arg] # one address for each of _DRIVER_FUNCTIONS
     use_array_class(DeviceArray, "d", CURRENT_STREAM, _dtype_codes())
     return True
 
