@@ -202,8 +202,9 @@ def _is_checked(call_records: Records) -> bool:
 def _pointers_of(call_records: Records) -> _Addresses:
     """Return the pointers among the arguments of a launch, from its TemplatePointers records."""
     is_pointers = call_records["kind"] == EventKind.TEMPLATE_POINTERS
-    pointers: _Addresses = view(call_records[is_pointers], EventKind.TEMPLATE_POINTERS)["pointers"]
-    return pointers[pointers != 0]
+    rows = view(call_records[is_pointers], EventKind.TEMPLATE_POINTERS)["pointers"]
+    pointers: _Addresses = rows[rows != 0]
+    return pointers
 
 
 def _template_of_call(
