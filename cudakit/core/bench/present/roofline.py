@@ -250,7 +250,7 @@ def _draw_cases(picture: _Picture) -> Iterator[Shape]:
 
 
 def _draw_labels(picture: _Picture) -> Iterator[Shape]:
-    """Label the roofs, and the dots of cudakit: to the right or to the left, or not at all without space."""
+    """Label the roofs, and the dots of cudakit: on the right, on the left, or nowhere if both lack space."""
     arrays, point_labels = picture.columns.arrays, picture.columns.text["near"]
     x_shares = picture.x.shares(arrays["operations_per_byte"]).tolist()
     heights = [picture.y_pixels(rate) for rate in arrays["operations_per_s"].tolist()]
