@@ -11,6 +11,7 @@
  * cuLaunchKernel, which can wait for a full queue. */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#include <structmember.h>
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -152,6 +153,8 @@ static struct {
     int (*push_context)(handle context);
     int (*pop_context)(handle *context);
     int (*is_capturing)(handle stream, int *status);
+    int (*allocate)(word *address, size_t size_bytes, handle stream);
+    int (*free)(word address, handle stream);
 } driver;
 
 static array_class classes[CACHED_CLASSES];
@@ -392,6 +395,22 @@ static word find_scratch(const prepared_launch *plan, handle stream)
     return 0;
 }
 
+/* Make a context current. Return false after an error; set `was_current` if the context already was current. */
+static bool enter_context(handle context, bool *was_current)
+{
+    handle current_context = NULL;
+    *was_current = !driver.get_context(&current_context) && current_context == context;
+    return *was_current || !driver.push_context(context);
+}
+
+/* Restore the context that was current before enter_context(). */
+static void leave_context(bool was_current)
+{
+    handle context;
+    if (!was_current)
+        driver.pop_context(&context);
+}
+
 /* Launch the kernel of a plan. Return false if _call must perform the call, or report its error. */
 static bool launch_plan(FastCall *self, const prepared_launch *plan, const operand *operands, handle stream)
 {
@@ -437,16 +456,14 @@ static bool launch_plan(FastCall *self, const prepared_launch *plan, const opera
             return false;
         counter->words[0] += plan->counter_step;
     }
-    handle function = plan->function, context = plan->context, current_context = NULL;
+    handle function = plan->function, context = plan->context;
     unsigned blocks = plan->blocks, threads = plan->threads;
-    int status;
+    int status = -1;
+    bool was_current;
     Py_BEGIN_ALLOW_THREADS;
-    bool is_current = !driver.get_context(&current_context) && current_context == context;
-    status = is_current ? 0 : driver.push_context(context);
-    if (!status) {
+    if (enter_context(context, &was_current)) {
         status = driver.launch(function, blocks, 1, 1, threads, 1, 1, 0, stream, parameters, NULL);
-        if (!is_current)
-            driver.pop_context(&current_context);
+        leave_context(was_current);
     }
     Py_END_ALLOW_THREADS;
     return !status;
@@ -985,6 +1002,72 @@ static PyTypeObject launch_counter_type = {
     .tp_methods = counter_methods,
 };
 
+/* --- memory --- */
+
+/* Device memory that is allocated and freed in the order of one stream. */
+typedef struct {
+    PyObject_HEAD
+    handle context, stream;
+    word address; /* 0 if the memory is not allocated */
+} StreamMemory;
+
+/* Create a StreamMemory object: allocate memory. */
+static PyObject *new_memory(PyTypeObject *type, PyObject *args, PyObject *keywords)
+{
+    unsigned long long context, stream;
+    Py_ssize_t size_bytes;
+    (void)keywords;
+    if (!PyArg_ParseTuple(args, "KnK", &context, &size_bytes, &stream))
+        return NULL;
+    StreamMemory *self = (StreamMemory *)type->tp_alloc(type, 0);
+    if (!self)
+        return NULL;
+    self->context = (handle)(uintptr_t)context;
+    self->stream = (handle)(uintptr_t)stream;
+    word address = 0;
+    bool was_current, is_allocated = false;
+    Py_BEGIN_ALLOW_THREADS;
+    if (driver.allocate && enter_context(self->context, &was_current)) {
+        is_allocated = !driver.allocate(&address, (size_t)size_bytes, self->stream);
+        leave_context(was_current);
+    }
+    Py_END_ALLOW_THREADS;
+    if (!is_allocated) {
+        Py_DECREF(self);
+        return PyErr_NoMemory();
+    }
+    self->address = address;
+    return (PyObject *)self;
+}
+
+/* Free the memory of a StreamMemory object, and the object. A failed free is ignored: the context may be lost. */
+static void delete_memory(PyObject *object)
+{
+    StreamMemory *self = (StreamMemory *)object;
+    bool was_current;
+    if (self->address &&enter_context(self->context, &was_current)) {
+        driver.free(self->address, self->stream);
+        leave_context(was_current);
+    }
+    Py_TYPE(object)->tp_free(object);
+}
+
+static PyMemberDef memory_members[] = {
+    {"ptr", T_ULONGLONG, offsetof(StreamMemory, address), READONLY, PyDoc_STR("The address of the memory.")},
+    {NULL, 0, 0, 0, NULL}};
+
+static PyTypeObject stream_memory_type = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "cudakit.gpu._fast_call.StreamMemory",
+    .tp_doc = PyDoc_STR("StreamMemory(context, size_bytes, stream)\n--\n\n"
+                        "Device memory, which is freed on the stream when the last reference is deleted.\n\n"
+                        "Raises MemoryError if the driver cannot allocate it, or use_driver() was not called."),
+    .tp_basicsize = sizeof(StreamMemory),
+    .tp_flags = Py_TPFLAGS_DEFAULT,
+    .tp_new = new_memory,
+    .tp_dealloc = delete_memory,
+    .tp_members = memory_members,
+};
+
 /* --- the class of callables --- */
 
 PyDoc_STRVAR(configure_doc, "_configure(input_count, output_count, counter=None)\n--\n\n"
@@ -1047,22 +1130,24 @@ static PyTypeObject fast_call_type = {
 
 PyDoc_STRVAR(
     use_driver_doc,
-    "use_driver(launch, get_context, push_context, pop_context, is_capturing, device_type)\n--\n\n"
+    "use_driver(launch, get_context, push_context, pop_context, is_capturing, allocate, free, device_type)\n--\n\n"
     "Set the addresses of the driver's functions, and the device type of DLPack whose arrays are accepted.");
 
 /* Implement use_driver(). */
 static PyObject *use_driver(PyObject *module, PyObject *args)
 {
-    unsigned long long addresses[5];
+    unsigned long long addresses[7];
     (void)module;
-    if (!PyArg_ParseTuple(args, "KKKKKi", &addresses[0], &addresses[1], &addresses[2], &addresses[3],
-                          &addresses[4], &accepted_device_type))
+    if (!PyArg_ParseTuple(args, "KKKKKKKi", &addresses[0], &addresses[1], &addresses[2], &addresses[3],
+                          &addresses[4], &addresses[5], &addresses[6], &accepted_device_type))
         return NULL;
     *(void **)&driver.launch = (void *)(uintptr_t)addresses[0];
     *(void **)&driver.get_context = (void *)(uintptr_t)addresses[1];
     *(void **)&driver.push_context = (void *)(uintptr_t)addresses[2];
     *(void **)&driver.pop_context = (void *)(uintptr_t)addresses[3];
     *(void **)&driver.is_capturing = (void *)(uintptr_t)addresses[4];
+    *(void **)&driver.allocate = (void *)(uintptr_t)addresses[5];
+    *(void **)&driver.free = (void *)(uintptr_t)addresses[6];
     Py_RETURN_NONE;
 }
 
@@ -1123,11 +1208,13 @@ PyMODINIT_FUNC PyInit__fast_call(void)
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (!(*names[i].name = PyUnicode_InternFromString(names[i].text)))
             return NULL;
-    if (PyType_Ready(&fast_call_type) < 0 || PyType_Ready(&launch_counter_type) < 0)
+    if (PyType_Ready(&fast_call_type) < 0 || PyType_Ready(&launch_counter_type) < 0 ||
+        PyType_Ready(&stream_memory_type) < 0)
         return NULL;
     PyObject *module = PyModule_Create(&module_definition);
     if (module && (PyModule_AddObjectRef(module, "FastCall", (PyObject *)&fast_call_type) < 0 ||
-                   PyModule_AddObjectRef(module, "LaunchCounter", (PyObject *)&launch_counter_type) < 0))
+                   PyModule_AddObjectRef(module, "LaunchCounter", (PyObject *)&launch_counter_type) < 0 ||
+                   PyModule_AddObjectRef(module, "StreamMemory", (PyObject *)&stream_memory_type) < 0))
         Py_CLEAR(module);
     return module;
 }

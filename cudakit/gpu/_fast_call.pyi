@@ -10,6 +10,13 @@ class LaunchCounter:
     def replace(self, expected: tuple[int, int, int], words: tuple[int, int, int], /) -> bool: ...
     def freeze(self, expected: tuple[int, int, int], /) -> bool: ...
 
+class StreamMemory:
+    """Device memory, which is freed on the stream when the last reference is deleted."""
+
+    ptr: int
+
+    def __init__(self, context: int, size_bytes: int, stream: int, /) -> None: ...
+
 class FastCall:
     """The class whose Python implementation is ``cudakit.gpu.fast_call.SlowCall``."""
 
@@ -41,6 +48,8 @@ def use_driver(
     push_context: int,
     pop_context: int,
     is_capturing: int,
+    allocate: int,
+    free: int,
     device_type: int,
     /,
 ) -> None: ...

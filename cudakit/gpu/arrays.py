@@ -17,7 +17,7 @@ import numpy as np
 from cudakit.errors import UsageError
 from cudakit.gpu.api import LEGACY, Gpu, Ptr, Stream
 from cudakit.gpu.api.arrays import ArrayView, contiguous_strides
-from cudakit.gpu.device_array import DeviceArray
+from cudakit.gpu.device_array import DeviceArray, use_driver_memory
 from cudakit.gpu.dlpack import DLPACK_DEVICES, view_of_capsule
 from cudakit.gpu.external_streams import stream_of_cupy
 
@@ -47,7 +47,9 @@ def shared_device(ordinal: int) -> Cuda:
     """Return the device of this process that kernels share; it stays open until the process ends."""
     from cudakit.gpu.cuda.device import Cuda
 
-    return Cuda(ordinal, foreign_streams=True)
+    gpu = Cuda(ordinal, foreign_streams=True)
+    use_driver_memory(gpu, int(gpu.context.handle))
+    return gpu
 
 
 def operand_of(array: Any, name: str) -> DeviceOperand:

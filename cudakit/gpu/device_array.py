@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from contextlib import suppress
+from functools import cache
 from typing import Any
 from weakref import finalize
 
@@ -15,6 +16,13 @@ from cudakit.gpu.api import LEGACY, Gpu, Ptr, Stream
 from cudakit.gpu.api.arrays import ArrayView, contiguous_strides
 from cudakit.gpu.api.elements import BF16, decode
 from cudakit.gpu.dlpack import DLPACK_CUDA, capsule_of
+
+try:
+    from cudakit.gpu._fast_call import StreamMemory
+
+    _HAS_EXTENSION = True
+except ImportError:
+    _HAS_EXTENSION = False
 
 _BFLOAT16 = "bfloat16"
 _NO_SYNCHRONIZATION = -1  # a stream argument of __dlpack__
@@ -40,18 +48,28 @@ class DeviceArray:
         # Stream whose enqueued work writes the array, and stream in whose order the memory is freed.
         self.stream = self.allocation_stream = stream
         size_bytes = math.prod(shape) * element_bytes
-        ptr = Ptr(0)
+        # Memory that is freed with the last reference to it; None for an array without elements.
+        self._memory = _allocate(gpu, size_bytes, stream) if size_bytes else None
         # Streams other than the allocation's whose work uses the memory.
         self._other_streams: set[Stream] = set()
-        if size_bytes:
-            ptr = gpu.malloc(size_bytes, stream)
-            self._finalizer = finalize(self, _free, gpu, ptr, stream, self._other_streams)
+        ptr = Ptr(self._memory.ptr if self._memory else 0)
         self.view = ArrayView(ptr, dtype, shape, contiguous_strides(shape, element_bytes))
 
     def record_use(self, stream: Stream) -> None:
         """Record that work on a stream uses the array: the memory of the array is freed after that work."""
-        if stream != self.allocation_stream:
-            self._other_streams.add(stream)
+        if stream == self.allocation_stream or self._memory is None:
+            return
+        if not self._other_streams:
+            # The finalizer keeps the memory until the streams are ordered.
+            finalize(
+                self,
+                _wait_for_streams,
+                self._gpu,
+                self._memory,
+                self._other_streams,
+                self.allocation_stream,
+            )
+        self._other_streams.add(stream)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -194,19 +212,57 @@ def is_captured(gpu: Gpu, stream: Stream) -> bool:
     return stream != LEGACY and gpu.capture_id(stream) is not None
 
 
+@cache
 def _element_bytes(dtype: str) -> int:
     if dtype == _BFLOAT16:
         return 2
     return np.dtype(dtype).itemsize
 
 
-def _free(gpu: Gpu, ptr: Ptr, stream: Stream, other_streams: set[Stream]) -> None:
-    """Free memory after the work of all streams that use it.
+class _FinalizedMemory:
+    """Memory of any device, which is freed on the stream of its allocation with the last reference to it."""
 
-    A closed device, or one with a lost context, has no memory to free.
+    def __init__(self, gpu: Gpu, size_bytes: int, stream: Stream) -> None:
+        self.ptr = gpu.malloc(size_bytes, stream)
+        finalize(self, _free, gpu, self.ptr, stream)
+
+
+def use_driver_memory(gpu: Gpu, context: int) -> None:
+    """Allocate arrays of a real device by the driver, without Python code.
+
+    The streams of the device must have the handles of the driver, and the device must never be closed.
     """
+    if _HAS_EXTENSION:
+        _CONTEXTS[gpu] = context
+
+
+# Addresses of the contexts of ``use_driver_memory``.
+_CONTEXTS: dict[Gpu, int] = {}
+
+
+def _allocate(gpu: Gpu, size_bytes: int, stream: Stream) -> StreamMemory | _FinalizedMemory:
+    """Allocate memory in stream order. Raises CUDA_ERROR_OUT_OF_MEMORY with both sizes."""
+    context = _CONTEXTS.get(gpu)
+    if context is not None:
+        # The method of the device reports the error with its sizes.
+        with suppress(MemoryError):
+            return StreamMemory(context, size_bytes, stream)
+    return _FinalizedMemory(gpu, size_bytes, stream)
+
+
+def _wait_for_streams(
+    gpu: Gpu,
+    memory: object,  # noqa: ARG001 the finalizer keeps the memory
+    other_streams: set[Stream],
+    stream: Stream,
+) -> None:
+    """Make a stream wait for other streams, before the memory is freed on the stream."""
     for other_stream in other_streams:
         with suppress(CudaError):  # the stream may be destroyed, which waits for its work
             order_streams(gpu, other_stream, stream)
+
+
+def _free(gpu: Gpu, ptr: Ptr, stream: Stream) -> None:
+    """Free memory. A closed device, or one with a lost context, has no memory to free."""
     with suppress(CudaError):
         gpu.free(ptr, stream)

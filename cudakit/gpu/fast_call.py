@@ -31,6 +31,8 @@ _DRIVER_FUNCTIONS = (
     "cuCtxPushCurrent_v2",
     "cuCtxPopCurrent_v2",
     "cuStreamIsCapturing",
+    "cuMemAllocAsync",
+    "cuMemFreeAsync",
 )
 
 
@@ -151,10 +153,8 @@ def _load_driver() -> bool:
         functions = [getattr(driver, name) for name in _DRIVER_FUNCTIONS]
     except (ImportError, OSError, AttributeError):
         return False
-    launch, get_context, push_context, pop_context, is_capturing = (
-        ctypes.cast(function, ctypes.c_void_p).value or 0 for function in functions
-    )
-    use_driver(launch, get_context, push_context, pop_context, is_capturing, DLPACK_CUDA)
+    addresses = [ctypes.cast(function, ctypes.c_void_p).value or 0 for function in functions]
+    use_driver(*addresses, DLPACK_CUDA)  # type: ignore[call-arg] # one address for each of _DRIVER_FUNCTIONS
     use_array_class(DeviceArray, "d", CURRENT_STREAM, _dtype_codes())
     return True
 

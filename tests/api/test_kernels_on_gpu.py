@@ -379,6 +379,55 @@ def test_cupy_arrays_give_cupy_arrays() -> None:
     )
 
 
+def test_repeated_calls_of_cupy_follow_its_current_stream_and_device() -> None:
+    cupy = pytest.importorskip("cupy")
+    add, total = cudakit.elementwise("z = x + y"), cudakit.reduction("sum(x)")
+    x, y, out = cupy.arange(1 << 20, dtype="int64"), cupy.ones(1 << 20, "int64"), None
+    for count in range(1, 5):
+        result = add(x, y)
+        assert isinstance(result, cupy.ndarray)
+        assert cupy.array_equal(result, cupy.arange(1, (1 << 20) + 1))
+        out = cupy.empty_like(x) if out is None else out
+        assert add(x, result, out=out) is out
+        assert int(total(out)) == (1 << 20) * ((1 << 20) - 1) + (1 << 20)
+        y *= 1
+        assert count == int(add(cupy.full(3, count - 1), cupy.ones(3, "int64"))[0])
+    with cupy.cuda.Stream(non_blocking=True) as stream:
+        source = cupy.zeros(1 << 24, "int64")
+        for _ in range(20):
+            source += 1  # work that the kernel must follow
+        result = add(source, source)
+        stream.synchronize()
+    assert bool((result == 40).all())
+    strided, transposed = x[::2], x[:12].reshape(3, 4).T
+    for _ in range(3):
+        assert cupy.array_equal(add(strided, strided), 2 * strided)
+        assert cupy.array_equal(add(transposed, transposed), 2 * transposed)
+
+
+def test_repeated_calls_with_arrays_of_cudakit_follow_their_streams(torch: Any) -> None:
+    add = cudakit.elementwise("z = x + y")
+    x = cudakit.to_device(np.arange(1 << 20, dtype=np.float32))
+    total = x
+    for _ in range(5):
+        total = add(total, x)
+    assert (total.copy_to_host() == 6 * np.arange(1 << 20, dtype=np.float32)).all()
+    stream = torch.cuda.Stream()
+    with cudakit.stream(stream):
+        delayed = add(x, x)
+        for _ in range(5):
+            delayed = add(delayed, delayed, out=delayed)
+        assert delayed.stream == stream.cuda_stream
+    both = add(delayed, total)  # on the default stream, after the work of the other one
+    expected = (64 + 6) * np.arange(1 << 20, dtype=np.float32)
+    assert np.allclose(both.copy_to_host(), expected)
+    tensor = torch.ones(1 << 20, device="cuda")
+    for _ in range(3):
+        result = add(tensor, x)
+        assert isinstance(result, torch.Tensor)
+        assert float(result[-1]) == 1 << 20
+
+
 def test_numba_and_jax_arrays_are_accepted() -> None:
     numba_cuda = pytest.importorskip("numba.cuda")
     x = numba_cuda.to_device(np.arange(10.0))

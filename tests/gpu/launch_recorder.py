@@ -9,6 +9,7 @@ from typing import Any
 
 CPU, CUDA = 1, 2  # device types of DLPack
 FUNCTION, CONTEXT, STREAM = 0x1000, 0x2000, 0x3000
+ALLOCATED_ADDRESS = 0x40000
 LAUNCH = ctypes.CFUNCTYPE(
     ctypes.c_int,
     ctypes.c_void_p,
@@ -19,6 +20,10 @@ LAUNCH = ctypes.CFUNCTYPE(
 )
 GET_CONTEXT = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_void_p))
 PUSH_CONTEXT = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
+ALLOCATE = ctypes.CFUNCTYPE(
+    ctypes.c_int, ctypes.POINTER(ctypes.c_uint64), ctypes.c_size_t, ctypes.c_void_p
+)
+FREE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint64, ctypes.c_void_p)
 IS_CAPTURING = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(ctypes.c_int))
 
 
@@ -27,6 +32,8 @@ class Driver:
 
     def __init__(self) -> None:
         self.launches: list[tuple[int, int, int, int, list[int]]] = []
+        # Calls that allocate or free memory: the size or the address, and the stream.
+        self.memory_calls: list[tuple[str, int, int]] = []
         self.status = 0
         self.capturing = 0
         self.functions = (
@@ -35,6 +42,8 @@ class Driver:
             PUSH_CONTEXT(lambda context: 0),  # noqa: ARG005
             GET_CONTEXT(self.get_context),
             IS_CAPTURING(self.is_capturing),
+            ALLOCATE(self.allocate),
+            FREE(self.free),
         )
         self.parameter_count = 0
 
@@ -48,6 +57,15 @@ class Driver:
     def is_capturing(self, stream: int, status: Any) -> int:  # noqa: ARG002
         status[0] = self.capturing
         return 0
+
+    def allocate(self, address: Any, size_bytes: int, stream: int) -> int:
+        address[0] = ALLOCATED_ADDRESS
+        self.memory_calls.append(("allocate", size_bytes, stream))
+        return self.status
+
+    def free(self, address: int, stream: int) -> int:
+        self.memory_calls.append(("free", address, stream))
+        return self.status
 
     def launch(self, function: int, *rest: Any) -> int:
         grid, block, stream, parameters = rest[0], rest[3], rest[7], rest[8]
@@ -69,4 +87,4 @@ def recording_driver() -> Iterator[Driver]:
     try:
         yield driver
     finally:
-        _fast_call.use_driver(0, 0, 0, 0, 0, CUDA)
+        _fast_call.use_driver(0, 0, 0, 0, 0, 0, 0, CUDA)

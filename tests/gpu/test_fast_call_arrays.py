@@ -9,7 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gpu.launch_recorder import CONTEXT, FUNCTION, STREAM, Driver, recording_driver
+from gpu.launch_recorder import (
+    ALLOCATED_ADDRESS,
+    CONTEXT,
+    FUNCTION,
+    STREAM,
+    Driver,
+    recording_driver,
+)
 
 from cudakit.gpu.api import LEGACY, Stream
 from cudakit.gpu.device_array import DeviceArray
@@ -271,3 +278,27 @@ def test_counter_is_advanced_in_python_at_its_end_in_a_capture_and_once_frozen(
     assert fill.python_calls == 4
     assert counter.read() == (0, 0, 0)
     assert driver.launches == []
+
+
+def test_memory_is_freed_on_its_stream_with_the_last_reference(driver: Driver) -> None:
+    memory = fast_call.StreamMemory(CONTEXT, 400, STREAM)
+    other_reference = memory
+    assert memory.ptr == ALLOCATED_ADDRESS
+    del memory
+    assert driver.memory_calls == [("allocate", 400, STREAM)]
+    del other_reference
+
+    assert driver.memory_calls[1:] == [("free", ALLOCATED_ADDRESS, STREAM)]
+
+
+def test_failed_allocation_raises_memory_error_and_frees_nothing(driver: Driver) -> None:
+    driver.status = 2
+
+    with pytest.raises(MemoryError):
+        fast_call.StreamMemory(CONTEXT, 400, STREAM)
+    assert [call[0] for call in driver.memory_calls] == ["allocate"]
+
+
+def test_memory_cannot_be_allocated_without_a_driver() -> None:
+    with pytest.raises(MemoryError):
+        fast_call.StreamMemory(CONTEXT, 400, STREAM)

@@ -14,7 +14,7 @@ import numpy as np
 from cudakit.core.bench.l2_cache import Flush, l2_size_bytes
 from cudakit.core.bench.measurement import Reading
 from cudakit.core.bench.method import Clock
-from cudakit.core.bench.workload import ConcurrentWorkload
+from cudakit.core.bench.workload import WorkloadWithUntimedWork
 from cudakit.errors import CudaError
 from cudakit.gpu.api import ComputeDevice, DeviceInfo, Gpu, Graph, Graphs, Ptr, Stream
 from cudakit.kernels.spin import Spin
@@ -46,8 +46,8 @@ class SampleWork:
     enqueue_before: Enqueue | None = None  # Untimed work before the sample.
     clock: Clock = "device"
     close: Callable[[], None] = _do_nothing
-    # Workload with other work that runs on another stream during the timed work; None for no other work.
-    concurrent: ConcurrentWorkload | None = None
+    # Workload that enqueues untimed work right before and after the sample; None if it has no such work.
+    with_untimed_work: WorkloadWithUntimedWork | None = None
     # Untimed work that makes several devices start the timed work at the same time; None for one device.
     align_devices: Enqueue | None = None
 
@@ -113,15 +113,15 @@ class Timer:
         with self._blocking_kernel.blocking(stream) if is_blocked else nullcontext():
             if work.align_devices:
                 work.align_devices(stream)
-            if work.concurrent:
-                work.concurrent.start_concurrent_work(stream)
+            if work.with_untimed_work:
+                work.with_untimed_work.enqueue_before_sample(stream)
             self._clock.begin(stream)
             gpu.record(self._begin_event, stream)
             work.enqueue(stream)
             gpu.record(self._end_event, stream)
             self._clock.end(stream)
-            if work.concurrent:
-                work.concurrent.join_concurrent_work(stream)
+            if work.with_untimed_work:
+                work.with_untimed_work.enqueue_after_sample(stream)
         self._wait(stream)
         is_valid = not (is_blocked and self._blocking_kernel.timed_out)
         time_s = gpu.elapsed(self._begin_event, self._end_event) / work.executions

@@ -16,7 +16,7 @@ from cudakit.core.bench.method import max_warmup_s
 from cudakit.core.bench.prepare import Progress, WorkloadRun
 from cudakit.core.bench.sample_work import make_sample_work
 from cudakit.core.bench.timer import SampleWork
-from cudakit.core.bench.workload import ConcurrentWorkload, UnsupportedCase
+from cudakit.core.bench.workload import UnsupportedCase, WorkloadWithUntimedWork
 from cudakit.errors import Unsupported
 
 _PILOT_SAMPLES = 3  # Number of samples that estimate the time of one execution.
@@ -39,13 +39,12 @@ def warm_up(runs: Sequence[WorkloadRun], progress: Progress) -> None:
 
 def _make_sample_work(run: WorkloadRun) -> SampleWork:
     try:
-        concurrent = (
-            run.prepared_workload if isinstance(run.prepared_workload, ConcurrentWorkload) else None
-        )
-        pilot_work = SampleWork(run.rotation.run, concurrent=concurrent)
+        workload = run.prepared_workload
+        with_untimed_work = workload if isinstance(workload, WorkloadWithUntimedWork) else None
+        pilot_work = SampleWork(run.rotation.run, with_untimed_work=with_untimed_work)
         estimate_s = min(run.timer.time(pilot_work).time_s for _ in range(_PILOT_SAMPLES))
         work = make_sample_work(run.timer, run.rotation, run.method, estimate_s)
-        return replace(work, concurrent=concurrent)
+        return replace(work, with_untimed_work=with_untimed_work)
     except Unsupported as reason:
         raise UnsupportedCase(run.workload, reason, run.settings) from reason
 

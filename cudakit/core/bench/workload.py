@@ -94,15 +94,15 @@ class ConfiguredWorkload(Protocol):
 
 
 @runtime_checkable
-class ConcurrentWorkload(Protocol):
-    """A prepared workload whose samples are timed while other work runs on another stream."""
+class WorkloadWithUntimedWork(Protocol):
+    """A prepared workload with untimed work next to each sample, such as work on another stream."""
 
-    def start_concurrent_work(self, stream: Stream) -> None:
-        """Start the other work once the earlier work of ``stream`` has finished."""
+    def enqueue_before_sample(self, stream: Stream) -> None:
+        """Enqueue untimed work between the blocking kernel and the sample."""
         ...
 
-    def join_concurrent_work(self, stream: Stream) -> None:
-        """Make later work of ``stream`` wait for the other work."""
+    def enqueue_after_sample(self, stream: Stream) -> None:
+        """Enqueue untimed work after the sample; ``stream`` must then wait for all other streams."""
         ...
 
 

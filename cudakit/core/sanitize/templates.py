@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from cudakit.core.sanitize.races import Coverage, Operation, Race
 from cudakit.core.sanitize.unrecorded import PossibleAccess
-from cudakit.trace.kinds import AccessMode, EventKind, Precision, TemplateCheck
+from cudakit.trace.kinds import EventKind, Precision, TemplateCheck
 from cudakit.trace.layout import RECORD, Records, layout, view
 
 # Number of records behind that of a graph node in which its pointer arguments are searched.
@@ -267,15 +267,15 @@ def _possible_modes(
     """Yield the pointers through which a kernel may access other bytes in another launch, with the mode.
 
     A kernel that accesses contiguous bytes from a pointer on accesses a whole array, so it accesses the same
-    bytes in each launch. A pointer that the kernel did not use may be written in another launch.
+    bytes in each launch. A pointer that the kernel did not use is ignored: it often is an old value in an
+    unused part of a structure.
     """
     accesses = view(rows, EventKind.ACCESS)
     addresses, first_indices = np.unique(pointers, return_index=True)  # arguments may be equal
     for address, index in zip(addresses.tolist(), first_indices.tolist(), strict=True):
         accesses_through_pointer = accesses[pointers[pointer_indices] == address]
-        if not len(accesses_through_pointer):
-            yield index, int(AccessMode.WRITE)
-        elif not _are_contiguous(accesses_through_pointer, address):
+        is_used = len(accesses_through_pointer) > 0
+        if is_used and not _are_contiguous(accesses_through_pointer, address):
             yield index, int(np.bitwise_or.reduce(accesses_through_pointer["mode"]))
 
 

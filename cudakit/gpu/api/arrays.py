@@ -25,6 +25,7 @@ class ArrayView:
         return math.prod(self.shape)
 
 
+@lru_cache(maxsize=4096)
 def contiguous_strides(shape: tuple[int, ...], element_bytes: int) -> tuple[int, ...]:
     """Return the strides in bytes of a C-contiguous array."""
     strides = []

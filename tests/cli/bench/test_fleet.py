@@ -147,7 +147,7 @@ def test_results_of_a_killed_driver_are_reported_and_not_measured_again(
 
     partial_run = cli("bench", "suite", "--results", tmp_path)
     assert partial_run.exit_code == 0
-    assert "GPU 1 was not measured." in partial_run.stdout
+    assert f"Not measured: {first_file.parent.name} GPU 1." in partial_run.stdout
     code, stdout, stderr = run(*arguments)
     assert code == 0, stderr
     assert json.loads(stdout)["complete"]
@@ -158,12 +158,12 @@ def test_results_of_a_killed_driver_are_reported_and_not_measured_again(
 
 def test_interrupt_gives_a_partial_report(cluster: str, tmp_path: Path) -> None:
     process = start("--ray", cluster, "--gpu", "sim:h200x2", "--results", tmp_path)
-    wait_for_files(tmp_path, "*/gpu0.json")
+    (first_file,) = wait_for_files(tmp_path, "*/gpu0.json")
     process.send_signal(signal.SIGINT)
     stdout, stderr = process.communicate(timeout=END_TIMEOUT_S)
 
     assert process.returncode == 130, stderr
-    assert "GPU 1 was not measured." in stdout
+    assert f"Not measured: {first_file.parent.name} GPU 1." in stdout
     assert "Traceback" not in stderr
 
 

@@ -223,7 +223,7 @@ def test_json_of_overlap_has_times_and_shares(cli: Cli) -> None:
     assert (overlap["direction"], overlap["size_bytes"]) == ("d2h", 256 << 10)
     assert overlap["overlap"] == pytest.approx(1.0)
     assert overlap["both_s"] == pytest.approx(max(overlap["copy_s"], overlap["gemm_s"]))
-    assert {case["axes"]["measured"] for case in result["results"]} == {
+    assert {case["axes"]["measurement"] for case in result["results"]} == {
         "copy",
         "gemm",
         "both",

@@ -40,7 +40,7 @@ def test_copy_of_pinned_or_device_memory_overlaps_with_gemm(direction: str) -> N
 
         assert gpu.memory_info().free_bytes == free_bytes
     (overlap,) = result.overlaps
-    assert [case.axes["measured"] for case in result.results] == list(MEASUREMENTS)
+    assert [case.axes["measurement"] for case in result.results] == list(MEASUREMENTS)
     assert all(case.verified for case in result.results)
     assert overlap.overlap == pytest.approx(1.0)
     assert overlap.copy_slowdown == pytest.approx(0.0)
@@ -53,7 +53,7 @@ def test_copy_of_pageable_memory_does_not_overlap_with_later_gemm(direction: str
         result = measure(gpu, direction)
 
     (overlap,) = result.overlaps
-    assert GEMM_DURING_COPY not in [case.axes["measured"] for case in result.results]
+    assert GEMM_DURING_COPY not in [case.axes["measurement"] for case in result.results]
     assert overlap.overlap == pytest.approx(0.0)
     assert overlap.copy_slowdown == pytest.approx(0.0)
     assert isinstance(overlap.gemm_slowdown, Unavailable)
@@ -115,7 +115,7 @@ def test_measurement_fails_if_concurrent_work_ends_first() -> None:
 def test_missing_measurement_makes_figures_unavailable() -> None:
     with closing(Sim()) as gpu:
         results = measure(gpu, "h2d").results
-    without_both = tuple(case for case in results if case.axes["measured"] != "both")
+    without_both = tuple(case for case in results if case.axes["measurement"] != "both")
 
     (overlap,) = copy_overlaps(without_both)
 
@@ -128,7 +128,7 @@ def test_failed_measurement_makes_slowdown_unavailable() -> None:
     with closing(Sim()) as gpu:
         results = measure(gpu, "h2d").results
     failed = tuple(
-        replace(case, median_s=FAILED) if case.axes["measured"] == "copy-during-gemm" else case
+        replace(case, median_s=FAILED) if case.axes["measurement"] == "copy-during-gemm" else case
         for case in results
     )
 

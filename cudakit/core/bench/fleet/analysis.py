@@ -16,7 +16,7 @@ from cudakit.core.bench.fleet.result import (
     PeerComparison,
     Subject,
 )
-from cudakit.core.bench.health import SuiteResult
+from cudakit.core.bench.health import Figure, SuiteResult
 from cudakit.core.bench.labels import join_first_names
 from cudakit.core.bench.warnings import environment_warnings, environments
 from cudakit.units import Unavailable, format_ratio
@@ -129,14 +129,25 @@ def _failures(hosts: Sequence[FleetHost]) -> Iterator[Finding]:
 def _unhealthy_gpus(hosts: Sequence[FleetHost]) -> Iterator[Finding]:
     for host, gpu, suite in _measured_gpus(hosts):
         if suite.health == "fail":
-            names = [figure.name for figure in suite.figures if figure.health == "fail"]
+            names = [
+                _describe_failure(figure) for figure in suite.figures if figure.health == "fail"
+            ]
             yield Finding(
                 "unhealthy",
                 Subject("gpu", host.name, gpu.index),
                 f"the health check fails: {join_first_names(names, 4)}",
-                "look at the suite result of this GPU",
+                "",
                 conditions=suite.causes,
             )
+
+
+def _describe_failure(figure: Figure) -> str:
+    """Return the name of a figure, and its share of the expected value if both are known."""
+    band, value = figure.band, figure.reached
+    if isinstance(value, Unavailable) or isinstance(band, Unavailable) or not value:
+        return figure.name
+    ratio = band.expected / value if band.unit == "s" else value / band.expected
+    return f"{figure.name} ({format_ratio(ratio)} of the expected speed)"
 
 
 def _slow_subjects(
@@ -262,9 +273,9 @@ def _warnings(hosts: Sequence[FleetHost]) -> Iterator[str]:
         if is_missing(gpu)
     ]
     if missing:
-        verb = "was" if len(missing) == 1 else "were"
-        yield f"{join_first_names(missing, 4)} {verb} not measured"
+        yield f"not measured: {join_first_names(missing, 4)}"
     yield from _differing_versions(hosts)
+    yield from _skipped_benches(hosts)
     models = Counter(gpu.model for _, gpu, _ in _measured_gpus(hosts))
     single_models = [
         model or "a GPU of unknown model" for model, count in models.items() if count == 1
@@ -278,6 +289,19 @@ def _warnings(hosts: Sequence[FleetHost]) -> Iterator[str]:
     ]
     if interrupted:
         yield f"the suite was interrupted on {join_first_names(interrupted, 4)}"
+
+
+def _skipped_benches(hosts: Sequence[FleetHost]) -> Iterator[str]:
+    """Yield a sentence for each bench that was not run on some GPUs, for example without its library."""
+    subjects: dict[tuple[str, str], list[str]] = {}
+    for host, gpu, suite in _measured_gpus(hosts):
+        for bench in suite.left_out:
+            subject = Subject("gpu", host.name, gpu.index)
+            subjects.setdefault((bench.what, f"{bench.reason}: {bench.remedy}"), []).append(
+                str(subject)
+            )
+    for (bench_name, reason), names in subjects.items():
+        yield f"{bench_name} was not run on {join_first_names(names, 3)}: {reason}"
 
 
 def _differing_versions(hosts: Sequence[FleetHost]) -> Iterator[str]:

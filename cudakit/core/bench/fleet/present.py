@@ -78,7 +78,8 @@ def present_fleet(result: FleetResult, *, detail: bool = False) -> Document:
 
     The Columns ``comparisons`` are for exports such as CSV.
     """
-    nodes: list[Node] = [_comparison_columns(result.comparisons), _headline(result)]
+    headline = _headline(result)
+    nodes: list[Node] = [_comparison_columns(result.comparisons), headline]
     slower = [finding for finding in result.findings if finding.kind == "slower"]
     if slower:
         nodes.append(_slow_table(slower))
@@ -89,7 +90,7 @@ def present_fleet(result: FleetResult, *, detail: bool = False) -> Document:
     nodes.append(Section("Hosts", (_host_table(result.hosts),)))
     if detail:
         nodes += [_subject_section(host, result.comparisons) for host in result.hosts]
-    return Document(_title(result), tuple(nodes))
+    return Document(_title(result), tuple(nodes), closing_nodes=(headline,))
 
 
 def _title(result: FleetResult) -> str:

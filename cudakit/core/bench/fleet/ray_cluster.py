@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import signal
 import socket
 import subprocess
 import sys
@@ -89,7 +90,7 @@ class RayTask:
         """End the process of the task."""
         try:
             self._ray.cancel(self.generator, force=True)
-        except (self._ray.exceptions.RayError, ValueError, TypeError):
+        except self._ray.exceptions.RayError:
             return  # The task has ended already.
 
 
@@ -186,7 +187,9 @@ def open_cluster(address: str) -> Iterator[RayCluster]:
         if address == LOCAL:
             options |= _local_options(cleanup)
         cleanup.callback(ray.shutdown)
+        handler = signal.getsignal(signal.SIGTERM)
         _connect(ray, address, options)
+        signal.signal(signal.SIGTERM, handler)  # Ray's handler ends the process without a report.
         yield RayCluster(ray)
 
 

@@ -80,9 +80,9 @@ def _case(spec: OverlapSpec, copy: Copy, gemm: GemmWorkload) -> Case:
     )
     workloads = [
         # The names of interleaved workloads differ.
-        OverlapWorkload(copy, gemm, measured, repetitions, f"{spec.bench} {measured}")
-        for measured in MEASUREMENTS
-        if measured != GEMM_DURING_COPY or not has_pageable_memory
+        OverlapWorkload(copy, gemm, measurement, repetitions, f"{spec.bench} {measurement}")
+        for measurement in MEASUREMENTS
+        if measurement != GEMM_DURING_COPY or not has_pageable_memory
     ]
     device_buffers, host_buffers = count_buffers(copy.direction)
     method = spec.method("isolated", "hot", fill="uniform")
@@ -110,8 +110,8 @@ class Repetitions:
     All measurements of a case share the numbers, which the first prepared workload measures.
     """
 
-    def __init__(self, max_count: int) -> None:
-        self.max_count = max_count  # Largest value of both numbers.
+    def __init__(self, max_repetitions: int) -> None:
+        self.max_repetitions = max_repetitions  # Largest number of copies, and of GEMMs.
         self.copies = self.gemms = 0  # Both numbers are 0 until they are chosen.
 
     def choose(self, gpu: Gpu, copy: PreparedWorkload, gemm: PreparedWorkload) -> None:
@@ -123,7 +123,7 @@ class Repetitions:
         # A multiple of the longer time, which the other work then approximates.
         target_s = max(1, round(min_s / longer_s)) * longer_s
         self.copies, self.gemms = (
-            min(round(target_s / time_s), self.max_count) for time_s in (copy_s, gemm_s)
+            min(round(target_s / time_s), self.max_repetitions) for time_s in (copy_s, gemm_s)
         )
 
 
@@ -151,17 +151,17 @@ class OverlapWorkload:
 
     copy: Copy
     gemm: GemmWorkload
-    measured: str  # One of MEASUREMENTS.
+    measurement: str  # One of MEASUREMENTS.
     repetitions: Repetitions = field(compare=False)
     name: str
     library: str = CUDAKIT
 
     @property
     def axes(self) -> Mapping[str, Axis]:
-        return {**self.copy.axes, "measured": self.measured}
+        return {**self.copy.axes, "measurement": self.measurement}
 
     def prepare(self, gpu: Gpu, seed: int) -> PreparedOverlap:
-        if self.measured in _CONCURRENT:
+        if self.measurement in _CONCURRENT:
             return PreparedConcurrent(gpu, self, seed)
         return PreparedOverlap(gpu, self, seed)
 
@@ -169,7 +169,7 @@ class OverlapWorkload:
 class PreparedOverlap:
     """The buffers of copies and of GEMMs. An execution enqueues the copies, the GEMMs or both.
 
-    The class implements ConcurrentWorkload.
+    The class implements WorkloadWithUntimedWork.
     """
 
     footprint_bytes = 0
@@ -180,8 +180,8 @@ class PreparedOverlap:
     def __init__(self, gpu: Gpu, workload: OverlapWorkload, seed: int) -> None:
         self.gpu, self.repetitions = gpu, workload.repetitions
         self._workload = workload
-        self.has_copies = workload.measured in (COPY, BOTH, COPY_DURING_GEMM)
-        self.has_gemms = workload.measured in (GEMM, BOTH, GEMM_DURING_COPY)
+        self.has_copies = workload.measurement in (COPY, BOTH, COPY_DURING_GEMM)
+        self.has_gemms = workload.measurement in (GEMM, BOTH, GEMM_DURING_COPY)
         with ExitStack() as cleanup:
             self._copy = cleanup.enter_context(closing(workload.copy.prepare(gpu, seed)))
             self._gemm = cleanup.enter_context(closing(workload.gemm.prepare(gpu, seed)))
@@ -217,12 +217,12 @@ class PreparedOverlap:
         self.gpu.record(self._join, self.second_stream)
         self.gpu.wait(stream, self._join)
 
-    def start_concurrent_work(self, stream: Stream) -> None:
+    def enqueue_before_sample(self, stream: Stream) -> None:
         """Enqueue untimed GEMMs before timed ones, so that the clock is the same in all measurements."""
         if self.has_gemms:
             self.enqueue_gemms(stream, _CONCURRENT_FACTOR)
 
-    def join_concurrent_work(self, stream: Stream) -> None:
+    def enqueue_after_sample(self, stream: Stream) -> None:
         """Do nothing: no other stream has work."""
 
     def enqueue_copies(self, stream: Stream, factor: int) -> None:
@@ -253,52 +253,55 @@ class PreparedConcurrent(PreparedOverlap):
         self._timed_end, self._concurrent_end = gpu.event(), gpu.event()
         for event in (self._timed_end, self._concurrent_end):
             self.cleanup.callback(gpu.destroy_event, event)
-        self._has_sample = (
-            False  # Whether the two events belong to a sample that is not yet checked.
+        # Whether the two events belong to a sample that is not yet checked.
+        self._has_unchecked_sample = False
+        self._uncovered_sample_count = (
+            0  # Number of samples in which the concurrent work ended first.
         )
-        self._uncovered_count = 0  # Number of samples in which the concurrent work ended first.
 
-    def start_concurrent_work(self, stream: Stream) -> None:
+    def enqueue_before_sample(self, stream: Stream) -> None:
         """Start the other work on the second stream, once the earlier work of ``stream`` has finished."""
         self._check_last_sample()
-        super().start_concurrent_work(stream)
+        super().enqueue_before_sample(stream)
         self.gpu.record(self.fork, stream)
         self.gpu.wait(self.second_stream, self.fork)
         enqueue = self.enqueue_gemms if self.has_copies else self.enqueue_copies
         enqueue(self.second_stream, _CONCURRENT_FACTOR)
         self.gpu.record(self._concurrent_end, self.second_stream)
 
-    def join_concurrent_work(self, stream: Stream) -> None:
+    def enqueue_after_sample(self, stream: Stream) -> None:
         """Make later work of ``stream`` wait for the second stream."""
         self.gpu.record(self._timed_end, stream)
         self.gpu.wait(stream, self._concurrent_end)
-        self._has_sample = True
+        self._has_unchecked_sample = True
 
     def verify(self) -> Verification:
         """Check the values, and that the concurrent work of no sample ended before the timed work."""
         verification = super().verify()
         self._check_last_sample()
-        if not verification.passed or not self._uncovered_count:
+        if not verification.passed or not self._uncovered_sample_count:
             return verification
         names = ("GEMMs", "copies") if self.has_copies else ("copies", "GEMMs")
-        detail = f"the {names[0]} ended before the {names[1]} in {self._uncovered_count} samples"
+        detail = (
+            f"the {names[0]} ended before the {names[1]} in {self._uncovered_sample_count} samples"
+        )
         return replace(verification, passed=False, detail=detail)
 
     def _check_last_sample(self) -> None:
         """Count the last sample, which has finished, if its concurrent work ended before its timed work."""
-        if self._has_sample:
-            self._has_sample = False
+        if self._has_unchecked_sample:
+            self._has_unchecked_sample = False
             is_covered = self.gpu.elapsed(self._timed_end, self._concurrent_end) >= 0
-            self._uncovered_count += not is_covered
+            self._uncovered_sample_count += not is_covered
 
 
 def copy_overlaps(cases: Sequence[CaseResult]) -> tuple[CopyOverlap, ...]:
     """Return the overlap of each direction and size; cases of other benches are ignored."""
     groups: dict[tuple[Axis, Axis], dict[Axis, CaseResult]] = {}
     for case in cases:
-        if "measured" in case.axes:
+        if "measurement" in case.axes:
             key = (case.axes["direction"], case.axes["size_bytes"])
-            groups.setdefault(key, {})[case.axes["measured"]] = case
+            groups.setdefault(key, {})[case.axes["measurement"]] = case
     return tuple(
         _overlap(str(direction), int(size_bytes), case_by_measurement)
         for (direction, size_bytes), case_by_measurement in groups.items()
@@ -309,10 +312,10 @@ def _overlap(
     direction: str, size_bytes: int, case_by_measurement: Mapping[Axis, CaseResult]
 ) -> CopyOverlap:
     copy_s, gemm_s, both_s, copy_during_gemm_s, gemm_during_copy_s = (
-        case_by_measurement[measured].median_s
-        if measured in case_by_measurement
-        else _reason_not_measured(direction, measured)
-        for measured in MEASUREMENTS
+        case_by_measurement[measurement].median_s
+        if measurement in case_by_measurement
+        else _reason_not_measured(direction, measurement)
+        for measurement in MEASUREMENTS
     )
     settings = next(iter(case_by_measurement.values())).settings
     copies, gemms, gemm_flop = (
@@ -365,7 +368,7 @@ def _slowdown(
     return concurrent_s if isinstance(concurrent_s, Unavailable) else concurrent_s / alone_s - 1
 
 
-def _reason_not_measured(direction: str, measured: Axis) -> Unavailable:
-    if measured == GEMM_DURING_COPY and is_pageable(direction):
+def _reason_not_measured(direction: str, measurement: Axis) -> Unavailable:
+    if measurement == GEMM_DURING_COPY and is_pageable(direction):
         return _PAGEABLE
-    return Unavailable(f"the measurement {measured} was not finished")
+    return Unavailable(f"the measurement {measurement} was not finished")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from cudakit.core.bench.fleet.analysis import NOT_MEASURED, analyze
 from cudakit.core.bench.fleet.result import FleetGpu, FleetHost, HostFacts, Subject
-from cudakit.core.bench.health import assess
+from cudakit.core.bench.health import SkippedBench, assess
 
 
 def slow_figures(*hosts: FleetHost) -> dict[str, list[str]]:
@@ -177,7 +177,7 @@ def test_missing_gpu_makes_the_result_incomplete() -> None:
 
     assert not fleet_result.complete
     assert fleet_result.findings == ()
-    assert "node-a GPU 3 was not measured" in fleet_result.warnings
+    assert "not measured: node-a GPU 3" in fleet_result.warnings
 
 
 def test_interrupted_suite_makes_the_result_incomplete() -> None:
@@ -208,3 +208,22 @@ def test_gpu_without_cases_is_not_compared() -> None:
     fleet_result = analyze([replace(host, gpus=(host.gpus[0], replace(host.gpus[1], suite=empty)))])
 
     assert fleet_result.comparisons == ()
+
+
+def test_bench_that_a_host_skipped_is_a_warning() -> None:
+    host = fleet_host(gpu_count=2)
+    skipped = SkippedBench("gemm", "cublaslt is not installed", "pip install 'cudakit[bench]'")
+    suite = replace(suite_of(host.gpus[1]), left_out=(skipped,))
+    fleet_result = analyze([replace(host, gpus=(host.gpus[0], replace(host.gpus[1], suite=suite)))])
+
+    assert fleet_result.warnings == (
+        "gemm was not run on node-a GPU 1: cublaslt is not installed: pip install 'cudakit[bench]'",
+    )
+
+
+def test_unhealthy_gpu_is_described_with_share_of_the_expected_speed() -> None:
+    host = fleet_host(gpu_count=4, gpus={i: {"gemm_rate": 600e12} for i in range(4)})
+    findings = analyze([host]).findings
+
+    assert [finding.kind for finding in findings] == ["unhealthy"] * 4
+    assert findings[0].text == "the health check fails: gemm bf16 (75.7% of the expected speed)"
