@@ -141,7 +141,7 @@ class _Session:
 
     def _build_snapshot(self, torch_snapshot: dict[str, Any] | None) -> dict[str, Any]:
         offset_ns = time.time_ns() - time.monotonic_ns()
-        return build_snapshot(self._memory, unix_offset_ns=offset_ns, torch=torch_snapshot)
+        return build_snapshot(self._memory, unix_offset_ns=offset_ns, torch_snapshot=torch_snapshot)
 
     def _drain_recorder(self) -> Any:
         """Return a context manager; in its block, all recorded events have been passed to ``_feed``."""

@@ -54,12 +54,12 @@ class MemoryMonitor:
         self._unwritten_ooms: list[tuple[int, int, dict[str, Any]]] = []
         self._unix_offset_ns = time.time_ns() - time.monotonic_ns()
 
-    def consume(self, batch: Batch) -> None:
+    def on_batch(self, batch: Batch) -> None:
         """Apply the records of a batch; those of simulated devices are ignored."""
         if not batch.simulated:
             self._memory_of(batch.process, batch.chain).feed(batch)
 
-    def notify(self, message: AgentMessage) -> bool:
+    def on_message(self, message: AgentMessage) -> bool:
         """Handle a message of an agent about memory; return False for other messages."""
         if message.kind is AgentMessageKind.MEMORY:
             self._paths[message.process].append(message.text)
@@ -107,7 +107,7 @@ class MemoryMonitor:
         from cudakit.core.memory.record.snapshot_file import build_snapshot
 
         memory = self._memory_by_trace[process, trace_number]
-        snapshot = build_snapshot(memory, unix_offset_ns=self._unix_offset_ns, torch=None)
+        snapshot = build_snapshot(memory, unix_offset_ns=self._unix_offset_ns, torch_snapshot=None)
         self._unwritten_ooms.append((process, trace_number, snapshot))
         if self._paths[process]:
             self._write_ooms()
@@ -168,7 +168,9 @@ class MemoryMonitor:
         torch_snapshot = self._read_torch_snapshot(path) if has_torch else None
         if has_torch and torch_snapshot is None:
             return None
-        snapshot = build_snapshot(memory, unix_offset_ns=self._unix_offset_ns, torch=torch_snapshot)
+        snapshot = build_snapshot(
+            memory, unix_offset_ns=self._unix_offset_ns, torch_snapshot=torch_snapshot
+        )
         return snapshot if self._write_file(snapshot, Path(path)) else None
 
     def _write_file(self, snapshot: dict[str, Any], path: Path) -> bool:

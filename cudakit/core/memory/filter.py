@@ -47,7 +47,7 @@ def filter_trace(
         )
         keep_event &= np.where(recorded_pools >= 0, recorded_pools, derived_pools) == pool_id
         keep_segment &= trace.segments.pool == pool_id
-    return _select(trace, keep_event, keep_segment)
+    return _select_events(trace, keep_event, keep_segment)
 
 
 def _pool_text(pool: tuple[int, int]) -> str:
@@ -61,21 +61,21 @@ def pytorch_trace(snapshot: Snapshot, trace: DeviceTrace) -> DeviceTrace:
     if not other_pools:
         return trace
     keep_event = ~np.isin(trace.events.pool, other_pools)
-    return _select(trace, keep_event, ~np.isin(trace.segments.pool, other_pools))
+    return _select_events(trace, keep_event, ~np.isin(trace.segments.pool, other_pools))
 
 
-def _select(
+def _select_events(
     trace: DeviceTrace,
     keep_event: np.typing.NDArray[np.bool_],
     keep_segment: np.typing.NDArray[np.bool_],
 ) -> DeviceTrace:
     """Return a trace with the selected segments, in which all other events become Action.UNKNOWN."""
-    action = np.where(
+    actions = np.where(
         keep_event | (trace.events.action >= Action.SNAPSHOT), trace.events.action, Action.UNKNOWN
     ).astype(np.uint8)
     return replace(
         trace,
-        events=replace(trace.events, action=action),
+        events=replace(trace.events, action=actions),
         segments=take(trace.segments, keep_segment),
         blocks=_take_blocks(trace.blocks, keep_segment),
     )

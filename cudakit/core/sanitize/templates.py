@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from cudakit.core.sanitize.races import Coverage, Operation, Race
 from cudakit.core.sanitize.unrecorded import PossibleAccess
-from cudakit.trace.kinds import AccessMode, EventKind, Precision, TemplateCheck
+from cudakit.trace.kinds import EventKind, Precision, TemplateCheck
 from cudakit.trace.layout import RECORD, Records, layout, view
 
 # Number of records behind that of a graph node in which its pointer arguments are searched.
@@ -145,7 +145,7 @@ class TemplateAccesses:
         self._set_from_template(seq)
         if not len(pointers):
             pointers = template.pointers
-        if template.possible_modes:
+        if template.possible_modes and not _is_checked(call_records):
             self.possible_accesses[seq] = template.possible_accesses(pointers)
         accesses = template.accesses_for(pointers)
         for field_name in _CALL_FIELDS:
@@ -193,10 +193,17 @@ def _template_ids(records: Records, kinds: npt.NDArray[np.uint16]) -> npt.NDArra
     return template_ids
 
 
+def _is_checked(call_records: Records) -> bool:
+    """Return whether the template of a launch was checked while unordered work used the same allocations."""
+    kind = EventKind(int(call_records["kind"][0]))
+    return bool(view(call_records[:1], kind)["is_checked"][0])
+
+
 def _pointers_of(call_records: Records) -> _Addresses:
-    """Return the pointers among the arguments of a launch: its assumed accesses begin at them."""
-    accesses = view(call_records[call_records["kind"] == EventKind.ACCESS], EventKind.ACCESS)
-    pointers: _Addresses = accesses["lo"]
+    """Return the pointers among the arguments of a launch, from its TemplatePointers records."""
+    is_pointers = call_records["kind"] == EventKind.TEMPLATE_POINTERS
+    rows = view(call_records[is_pointers], EventKind.TEMPLATE_POINTERS)["pointers"]
+    pointers: _Addresses = rows[rows != 0]
     return pointers
 
 
@@ -210,9 +217,7 @@ def _template_of_call(
     kinds = call_records["kind"]
     rows = call_records[kinds == EventKind.ACCESS]
     rows = rows[view(rows, EventKind.ACCESS)["precision"] < Precision.ASSUMED]
-    pointers: _Addresses = view(
-        call_records[kinds == EventKind.TEMPLATE_POINTER], EventKind.TEMPLATE_POINTER
-    )["pointer"].copy()
+    pointers = _pointers_of(call_records)
     accessed_records = call_records[kinds == EventKind.ACCESSED]
     if kinds[0] == EventKind.GRAPH_LAUNCH:
         return _graph_template(call_records, rows, accessed_records, node_pointers)
@@ -267,15 +272,15 @@ def _possible_modes(
     """Yield the pointers through which a kernel may access other bytes in another launch, with the mode.
 
     A kernel that accesses contiguous bytes from a pointer on accesses a whole array, so it accesses the same
-    bytes in each launch. A pointer that the kernel did not use may be written in another launch.
+    bytes in each launch. A pointer that the kernel did not use is ignored: it often is an old value in an
+    unused part of a structure.
     """
     accesses = view(rows, EventKind.ACCESS)
     addresses, first_indices = np.unique(pointers, return_index=True)  # arguments may be equal
     for address, index in zip(addresses.tolist(), first_indices.tolist(), strict=True):
         accesses_through_pointer = accesses[pointers[pointer_indices] == address]
-        if not len(accesses_through_pointer):
-            yield index, int(AccessMode.WRITE)
-        elif not _are_contiguous(accesses_through_pointer, address):
+        is_used = len(accesses_through_pointer) > 0
+        if is_used and not _are_contiguous(accesses_through_pointer, address):
             yield index, int(np.bitwise_or.reduce(accesses_through_pointer["mode"]))
 
 

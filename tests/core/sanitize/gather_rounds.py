@@ -1,6 +1,7 @@
 """A trace of 50 rounds: one stream gathers rows of a table by an index, another stream writes other rows.
 
-In one round the wait between the streams can be missing, and the index can contain a row that is written.
+In one round the wait between the streams can be missing, and the index can contain a row that is written. The
+waits of all rounds can be missing, too.
 """
 
 from __future__ import annotations
@@ -33,9 +34,11 @@ STRINGS = ["", "gather", "scale"]
 READ_OR_WRITE = AccessMode.READ | AccessMode.WRITE
 
 
-def gather_rounds(*, changed_round: int, without_wait: bool, with_other_index: bool) -> Records:
+def gather_rounds(
+    *, changed_round: int, without_wait: bool, with_other_index: bool, has_waits: bool = True
+) -> Records:
     """Return the records of the trace with exact accesses; rounds are counted from 0."""
-    calls = _calls(changed_round, without_wait, with_other_index)
+    calls = _calls(changed_round, without_wait, with_other_index, has_waits)
     events = [Event(body, seq=seq, context=1) for seq, call in enumerate(calls, 1) for body in call]
     return pack(events, STRINGS.index)
 
@@ -46,7 +49,7 @@ def templates_batch(records: Records) -> Batch:
 
 
 def _calls(
-    changed_round: int, without_wait: bool, with_other_index: bool
+    changed_round: int, without_wait: bool, with_other_index: bool, has_waits: bool
 ) -> Iterator[list[EventBody]]:
     """Yield the events of each call."""
     yield [StreamCreate(GATHERS, StreamFlag.NON_BLOCKING)]
@@ -57,7 +60,7 @@ def _calls(
         row = WRITTEN if is_changed and with_other_index else TABLE + 4096
         yield _launch(GATHERS, "gather", TABLE, Access(row, row + 64, AccessMode.READ))
         yield [EventRecord(GATHERS, 1)]
-        if not (is_changed and without_wait):
+        if has_waits and not (is_changed and without_wait):
             yield [StreamWait(WRITES, 1)]
         written_rows = Access(WRITTEN, WRITTEN + 4096, READ_OR_WRITE)
         yield _launch(WRITES, "scale", WRITTEN, written_rows)

@@ -150,8 +150,8 @@ def test_scattered_accesses_through_a_pointer_are_possible_elsewhere(scattered: 
     assert possible == {2: [PossibleAccess(BEGIN, READ)]}
 
 
-def test_pointer_without_accesses_may_be_written() -> None:
-    assert template_launch(exact(BEGIN, BEGIN + 64)) == {2: [PossibleAccess(BEGIN + 0x1000, WRITE)]}
+def test_unused_pointer_leaves_no_possible_access() -> None:
+    assert template_launch(exact(BEGIN, BEGIN + 64)) == {}
 
 
 def test_random_accesses_conflict_as_brute_force_says() -> None:
@@ -185,6 +185,26 @@ def test_changed_index_and_missing_wait_are_never_silent(
     if not without_wait:
         assert not result.races
         assert not result.unverified
+
+
+@pytest.mark.parametrize("changed_round", [0, 36, ROUNDS - 1])
+def test_changed_index_of_streams_that_never_wait_is_never_silent(changed_round: int) -> None:
+    records = gather_rounds(
+        changed_round=changed_round, without_wait=False, with_other_index=True, has_waits=False
+    )
+    exact_result = race_logs.analyze([replace(templates_batch(records), records=records)])
+    result = race_logs.analyze([templates_batch(records)])
+
+    assert len(exact_result.races) == 1
+    assert len(result.races) + len(result.unverified) >= 1
+
+
+def test_streams_that_never_wait_and_use_other_rows_have_no_race() -> None:
+    records = gather_rounds(
+        changed_round=0, without_wait=False, with_other_index=False, has_waits=False
+    )
+    result = race_logs.analyze([templates_batch(records)])
+    assert not result.races
 
 
 def test_unverified_launch_is_a_finding_with_advice(

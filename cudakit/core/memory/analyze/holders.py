@@ -73,13 +73,16 @@ def _facets(
         ("user_metadata", trace.events.user_metadata, snapshot.texts),
         ("category", trace.events.category, snapshot.texts),
     ):
-        key = np.zeros(len(live_allocations), np.int32)
-        key[has_event] = ids[source_events[has_event]]
+        keys = np.zeros(len(live_allocations), np.int32)
+        keys[has_event] = ids[source_events[has_event]]
         if _NO_COMPILE_CONTEXT in texts:
-            key[key == texts.index(_NO_COMPILE_CONTEXT)] = 0
+            keys[keys == texts.index(_NO_COMPILE_CONTEXT)] = 0
         yield (
             name,
-            tuple(Group(texts[t.key], t.bytes, t.count, t.share) for t in totals(key, block_sizes)),
+            tuple(
+                Group(texts[total.key], total.bytes, total.count, total.share)
+                for total in totals(keys, block_sizes)
+            ),
         )
 
 
@@ -101,11 +104,14 @@ def totals(keys: npt.NDArray[np.integer], amounts: Ints) -> Iterator[Total]:
     count_by_key = np.bincount(shifted_keys)
     # Sums of bytes stay below 2**53, where float64 is exact.
     bytes_by_key = np.bincount(shifted_keys, weights=amounts).astype(np.int64)
-    total = max(int(bytes_by_key.sum()), 1)
+    total_bytes = max(int(bytes_by_key.sum()), 1)
     present_keys = np.flatnonzero(count_by_key)
     for key in present_keys[np.argsort(-bytes_by_key[present_keys], kind="stable")].tolist():
         yield Total(
-            key - 1, int(bytes_by_key[key]), int(count_by_key[key]), int(bytes_by_key[key]) / total
+            key - 1,
+            int(bytes_by_key[key]),
+            int(count_by_key[key]),
+            int(bytes_by_key[key]) / total_bytes,
         )
 
 
@@ -113,17 +119,22 @@ def churn_by_stack(
     snapshot: Snapshot, trace: DeviceTrace, stacks: StackTable, allocations: Allocations
 ) -> tuple[Churn, ...]:
     """Return all allocations of the trace by call stack, most bytes first."""
-    allocated = np.flatnonzero(allocations.begin >= 0)
-    stack = allocations.stack[allocated]
-    begin_event, end_event = allocations.begin[allocated], allocations.end[allocated]
-    has_ended = end_event < len(trace.events)
-    time = trace.events.time_us
-    lifetime = np.zeros(len(allocated), np.int64)
-    lifetime[has_ended] = time[end_event[has_ended]] - time[begin_event[has_ended]]
+    allocated_indices = np.flatnonzero(allocations.begin >= 0)
+    stack_ids = allocations.stack[allocated_indices]
+    begin_events, end_events = (
+        allocations.begin[allocated_indices],
+        allocations.end[allocated_indices],
+    )
+    has_ended = end_events < len(trace.events)
+    event_times = trace.events.time_us
+    lifetimes_us = np.zeros(len(allocated_indices), np.int64)
+    lifetimes_us[has_ended] = (
+        event_times[end_events[has_ended]] - event_times[begin_events[has_ended]]
+    )
     n_stacks = len(snapshot.stacks)
-    lifetimes = np.bincount(stack, weights=lifetime, minlength=n_stacks)
-    n_ended = np.bincount(stack, weights=has_ended, minlength=n_stacks)
-    has_lifetime = (n_ended > 0) & snapshot.has_times
+    lifetime_sums = np.bincount(stack_ids, weights=lifetimes_us, minlength=n_stacks)
+    ended_counts = np.bincount(stack_ids, weights=has_ended, minlength=n_stacks)
+    has_lifetime = (ended_counts > 0) & snapshot.has_times
     return tuple(
         Churn(
             bytes=total.bytes,
@@ -131,12 +142,12 @@ def churn_by_stack(
             share=total.share,
             mean_size_bytes=total.bytes // total.count,
             mean_lifetime_us=(
-                float(lifetimes[total.key] / n_ended[total.key])
+                float(lifetime_sums[total.key] / ended_counts[total.key])
                 if has_lifetime[total.key]
                 else None
             ),
             stack=stacks.frames(total.key),
             site=stacks.site_index(total.key),
         )
-        for total in totals(stack, allocations.requested[allocated])
+        for total in totals(stack_ids, allocations.requested[allocated_indices])
     )

@@ -43,9 +43,9 @@ def growing_stacks(allocations: Allocations, bounds: Ints, end_moment: int) -> G
     if len(bounds) < _MIN_STEPS:
         no_ids, no_rows = np.zeros(0, np.int64), np.zeros((0, len(bounds)), np.int64)
         return GrowingStacks(no_ids, no_rows, no_rows, no_ids, np.arange(len(bounds)))
-    sample = evenly_spaced(len(bounds), _MAX_STEPS)
-    ids, live_bytes, live_counts = live_totals_at(
-        allocations, np.append(bounds[sample], end_moment)
+    sampled_indices = evenly_spaced(len(bounds), _MAX_STEPS)
+    stack_ids, live_bytes, live_counts = live_totals_at(
+        allocations, np.append(bounds[sampled_indices], end_moment)
     )
     live_bytes, live_counts, bytes_at_end = (
         live_bytes[:, :-1],
@@ -56,11 +56,11 @@ def growing_stacks(allocations: Allocations, bounds: Ints, end_moment: int) -> G
         2 * bytes_at_end > live_bytes[:, 0] + live_bytes[:, -1]
     )
     return GrowingStacks(
-        ids[is_growing_stack],
+        stack_ids[is_growing_stack],
         live_bytes[is_growing_stack],
         live_counts[is_growing_stack],
         bytes_at_end[is_growing_stack],
-        sample,
+        sampled_indices,
     )
 
 
@@ -68,13 +68,13 @@ def find_leaks(
     stacks: StackTable, allocations: Allocations, bounds: Ints, n_events: int
 ) -> tuple[Leak, ...]:
     """Return the growing call stacks, the fastest growth first."""
-    growing_stack_data = growing_stacks(allocations, bounds, n_events)
+    growing = growing_stacks(allocations, bounds, n_events)
     leaks = [
-        _leak(stacks, stack, live_bytes, count, growing_stack_data.steps)
+        _leak(stacks, stack, live_bytes, count, growing.steps)
         for stack, live_bytes, count in zip(
-            growing_stack_data.ids.tolist(),
-            growing_stack_data.live_bytes,
-            growing_stack_data.counts,
+            growing.ids.tolist(),
+            growing.live_bytes,
+            growing.counts,
             strict=True,
         )
     ]

@@ -31,41 +31,51 @@ class Loop:
 
 def find_loop(snapshot: Snapshot, stacks: Ids, min_iterations: int) -> Loop | None:
     """Return the outermost loop with enough iterations in a sequence of call stacks; None: no such loop."""
-    index = np.flatnonzero(stacks)  # stack 0 is empty
-    distinct_stacks, row = np.unique(stacks[index], return_inverse=True)
+    allocation_indices = np.flatnonzero(stacks)  # stack 0 is empty
+    distinct_stacks, stack_rows = np.unique(stacks[allocation_indices], return_inverse=True)
     if len(distinct_stacks) > _MAX_STACKS:
         return None
-    row = row.reshape(-1)  # the row in ``frames`` of each allocation
+    stack_rows = stack_rows.reshape(-1)  # the row in ``frames`` of each allocation
     # Frame ids of each call stack by depth: column 0 is the outermost frame; -1 is beyond the innermost one.
     frames = _frames_by_depth(snapshot, distinct_stacks.tolist())
     for depth in range(frames.shape[1]):
-        count_by_stack = np.bincount(row, minlength=len(frames))
-        function, lines = _busiest_function(snapshot, frames[:, depth], count_by_stack)
-        if not function or _is_inner(function):
+        count_by_stack = np.bincount(stack_rows, minlength=len(frames))
+        function, line_by_stack = _busiest_function(snapshot, frames[:, depth], count_by_stack)
+        if not function or _is_inner_function(function):
             return None
-        line = lines[row]
-        is_in_function = line >= 0
+        allocation_lines = line_by_stack[stack_rows]
+        is_in_function = allocation_lines >= 0
         if not is_in_function.any():  # only a damaged file has a frame with a negative line
             return None
-        index, row, line = index[is_in_function], row[is_in_function], line[is_in_function]
-        iteration_starts = _iteration_starts(line)
+        allocation_indices, stack_rows, allocation_lines = (
+            allocation_indices[is_in_function],
+            stack_rows[is_in_function],
+            allocation_lines[is_in_function],
+        )
+        iteration_starts = _iteration_starts(allocation_lines)
         if len(iteration_starts) >= min_iterations:
             name, path = function
             return Loop(
-                f"{name} ({path.replace(chr(92), '/').rpartition('/')[2]})", index[iteration_starts]
+                f"{name} ({path.replace(chr(92), '/').rpartition('/')[2]})",
+                allocation_indices[iteration_starts],
             )
-        frame = frames[row, depth]
-        is_busiest = frame == np.bincount(frame).argmax()
-        index, row = index[is_busiest], row[is_busiest]
+        allocation_frames = frames[stack_rows, depth]
+        is_in_busiest_frame = allocation_frames == np.bincount(allocation_frames).argmax()
+        allocation_indices, stack_rows = (
+            allocation_indices[is_in_busiest_frame],
+            stack_rows[is_in_busiest_frame],
+        )
     return None
 
 
 def _frames_by_depth(snapshot: Snapshot, stacks: list[int]) -> Ids:
-    paths = [snapshot.stacks[stack][::-1][:_MAX_DEPTH] for stack in stacks]
-    table = np.full((len(paths), max(map(len, paths), default=0)), -1, np.int32)
-    for path_row, path in zip(table, paths, strict=True):
-        path_row[: len(path)] = path
-    return table
+    outer_first_stacks = [snapshot.stacks[stack][::-1][:_MAX_DEPTH] for stack in stacks]
+    frame_table = np.full(
+        (len(outer_first_stacks), max(map(len, outer_first_stacks), default=0)), -1, np.int32
+    )
+    for path_row, outer_first_stack in zip(frame_table, outer_first_stacks, strict=True):
+        path_row[: len(outer_first_stack)] = outer_first_stack
+    return frame_table
 
 
 def _busiest_function(
@@ -81,20 +91,24 @@ def _busiest_function(
     count_by_function: dict[tuple[str, str], float] = {}
     used_frames = np.flatnonzero(count_by_frame).tolist()
     for frame in used_frames:
-        key = snapshot.frames[frame].name, snapshot.frames[frame].filename
-        count_by_function[key] = count_by_function.get(key, 0) + float(count_by_frame[frame])
-    function = max(count_by_function, key=lambda key: count_by_function[key], default=None)
-    line_of = np.full(n_frames + 1, -1, np.int64)  # the last item is for frame -1
+        function_key = snapshot.frames[frame].name, snapshot.frames[frame].filename
+        count_by_function[function_key] = count_by_function.get(function_key, 0) + float(
+            count_by_frame[frame]
+        )
+    function = max(
+        count_by_function, key=lambda function_key: count_by_function[function_key], default=None
+    )
+    line_by_frame = np.full(n_frames + 1, -1, np.int64)  # the last item is for frame -1
     for frame in used_frames:
         if (snapshot.frames[frame].name, snapshot.frames[frame].filename) == function:
-            line_of[frame] = snapshot.frames[frame].line
-    return function, line_of[frames]
+            line_by_frame[frame] = snapshot.frames[frame].line
+    return function, line_by_frame[frames]
 
 
 def is_inside_one_call(snapshot: Snapshot, stacks: Ids) -> bool:
     """Return whether all these call stacks are in one call of a network, a backward pass or an optimizer."""
-    paths = [snapshot.stacks[stack][::-1] for stack in np.unique(stacks).tolist()]
-    for frames in zip(*paths, strict=False):
+    outer_first_stacks = [snapshot.stacks[stack][::-1] for stack in np.unique(stacks).tolist()]
+    for frames in zip(*outer_first_stacks, strict=False):
         if len(set(frames)) > 1:
             return False
         if is_inner_call(snapshot.frames[frames[0]]):
@@ -104,25 +118,25 @@ def is_inside_one_call(snapshot: Snapshot, stacks: Ids) -> bool:
 
 def is_inner_call(frame: Frame) -> bool:
     """Return whether a frame is a call of a network, of the backward pass or of an optimizer."""
-    return _is_inner((frame.name, frame.filename))
+    return _is_inner_function((frame.name, frame.filename))
 
 
-def _is_inner(function: tuple[str, str]) -> bool:
+def _is_inner_function(function: tuple[str, str]) -> bool:
     name, path = function
-    return name in _INNER_CALLS or any(part in path for part in _INNER_FILES)
+    return name in _INNER_CALLS or any(path_part in path for path_part in _INNER_FILES)
 
 
-def _iteration_starts(line: Ints) -> Ints:
+def _iteration_starts(lines: Ints) -> Ints:
     """Return the indices at which an iteration starts.
 
     A nested loop jumps back too, but not as far up: only the jumps to the uppermost line count.
     """
-    jumps = np.flatnonzero(np.diff(line) < 0) + 1
-    if not len(jumps):
-        return jumps
-    targets, jump_counts = np.unique(line[jumps], return_counts=True)
-    frequent_targets = targets[jump_counts >= min(2, int(jump_counts.max()))]
-    jumps = jumps[line[jumps] == frequent_targets.min()]
+    jump_indices = np.flatnonzero(np.diff(lines) < 0) + 1
+    if not len(jump_indices):
+        return jump_indices
+    target_lines, jump_counts = np.unique(lines[jump_indices], return_counts=True)
+    frequent_targets = target_lines[jump_counts >= min(2, int(jump_counts.max()))]
+    jump_indices = jump_indices[lines[jump_indices] == frequent_targets.min()]
     # The first iteration starts at its first line, without a jump.
-    first_line_indices = np.flatnonzero(line[: jumps[0]] == line[jumps[0]])
-    return np.append(first_line_indices[:1], jumps)
+    first_line_indices = np.flatnonzero(lines[: jump_indices[0]] == lines[jump_indices[0]])
+    return np.append(first_line_indices[:1], jump_indices)

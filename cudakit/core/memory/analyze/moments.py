@@ -61,16 +61,18 @@ def peak_of(snapshot: Snapshot, trace: DeviceTrace, trace_replay: Replay) -> Pea
 
 def timeline(snapshot: Snapshot, trace: DeviceTrace, curves: Curves) -> Timeline:
     """Return the maximum of each curve in spans of equally many events."""
-    moments = len(curves.reserved)
-    span_count = min(moments, _MAX_SPANS)
+    moment_count = len(curves.reserved)
+    span_count = min(moment_count, _MAX_SPANS)
     # The last moment has its own span, so that the curves end with the final values.
-    span_starts = np.unique(np.append((np.arange(span_count) * moments) // span_count, moments - 1))
-    event = span_starts - 1
+    span_starts = np.unique(
+        np.append((np.arange(span_count) * moment_count) // span_count, moment_count - 1)
+    )
+    span_events = span_starts - 1
     times = None
     if snapshot.has_times and len(trace.events):
-        times = tuple(trace.events.time_us[np.maximum(event, 0)].tolist())
+        times = tuple(trace.events.time_us[np.maximum(span_events, 0)].tolist())
     return Timeline(
-        event=tuple(event.tolist()),
+        event=tuple(span_events.tolist()),
         time_us=times,
         requested_bytes=_span_maxima(curves.requested, span_starts),
         allocated_bytes=_span_maxima(curves.allocated, span_starts),

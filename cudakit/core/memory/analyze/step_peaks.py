@@ -16,12 +16,12 @@ from cudakit.core.memory.result import DiffRow, StepPeak, Steps
 from cudakit.core.memory.snapshot import DeviceTrace, Ints, Mask, Snapshot
 
 # Maximum number of compared steps: the median slope is taken over all pairs of steps.
-_MAX_COMPARED = 256
-_MAX_LISTED = 1000
+_MAX_COMPARED_STEPS = 256
+_MAX_LISTED_STEPS = 1000
 # A smaller rise of the peaks, as a share of the last peak, counts as noise.
 _MIN_RISE = 0.1
 # Minimum share of the steps in the second half whose peak exceeds all earlier peaks.
-_MIN_RECORDS = 0.2
+_MIN_RECORD_SHARE = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,34 +34,40 @@ class StepHistory:
 
     source: str  # source of the steps, as in ``Steps``
     bounds: Ints  # the moments between steps
-    first: Ints  # the moment at which each step starts
-    peak: Ints  # requested bytes at the peak of each step
-    requested: Ints  # requested bytes at every moment of the trace
+    first_moments: Ints  # the moment at which each step starts
+    peak_bytes: Ints  # requested bytes at the peak of each step
+    requested_bytes: Ints  # requested bytes at every moment of the trace
 
     def __len__(self) -> int:
-        return len(self.first)
+        return len(self.first_moments)
 
     def number_at(self, moment: int) -> int:
         """Return the number of the step that contains a moment; -1: before the first step."""
-        return int(np.searchsorted(self.first, moment, side="right")) - 1
+        return int(np.searchsorted(self.first_moments, moment, side="right")) - 1
 
-    def end(self, step: int) -> int:
+    def end_moment(self, step: int) -> int:
         """Return the moment at which a step ends."""
-        return int(self.first[step + 1]) if step + 1 < len(self) else len(self.requested)
+        return (
+            int(self.first_moments[step + 1]) if step + 1 < len(self) else len(self.requested_bytes)
+        )
 
     def peak_moment(self, step: int) -> int:
         """Return the moment of the peak of a step."""
-        first_moment = int(self.first[step])
-        return first_moment + int(self.requested[first_moment : self.end(step)].argmax())
+        first_moment = int(self.first_moments[step])
+        return first_moment + int(
+            self.requested_bytes[first_moment : self.end_moment(step)].argmax()
+        )
 
 
 def step_history(snapshot: Snapshot, trace: DeviceTrace, trace_replay: Replay) -> StepHistory:
     """Return the steps of a trace, which are none if the trace shows no steps."""
     source, bounds = step_moments(snapshot, trace)
-    requested = trace_replay.curves.requested
+    requested_bytes = trace_replay.curves.requested
     first_moments = np.unique(bounds[bounds < trace_replay.n_events])
-    peak = np.maximum.reduceat(requested, first_moments) if len(first_moments) else first_moments
-    return StepHistory(source, bounds, first_moments, peak, requested)
+    peak_bytes = (
+        np.maximum.reduceat(requested_bytes, first_moments) if len(first_moments) else first_moments
+    )
+    return StepHistory(source, bounds, first_moments, peak_bytes, requested_bytes)
 
 
 def is_rising(peaks: Ints) -> bool:
@@ -74,31 +80,32 @@ def is_rising(peaks: Ints) -> bool:
     half_count, highest_so_far = len(peaks) // 2, np.maximum.accumulate(peaks)
     is_record = peaks[half_count:] > np.maximum(highest_so_far[half_count - 1 : -1], 1)
     rise_bytes = int(peaks[half_count:].max() - highest_so_far[half_count - 1])
-    last_jump = int(peaks[-1] - highest_so_far[-2])
+    last_rise_bytes = int(peaks[-1] - highest_so_far[-2])
     return bool(
-        np.count_nonzero(is_record) >= max(2, _MIN_RECORDS * len(is_record))
+        np.count_nonzero(is_record) >= max(2, _MIN_RECORD_SHARE * len(is_record))
         and rise_bytes >= _MIN_RISE * peaks[-1]
-        and last_jump <= 0.7 * (peaks[-1] - peaks.min())
+        and last_rise_bytes <= 0.7 * (peaks[-1] - peaks.min())
         and peaks[-1] >= 0.9 * peaks.max()
     )
 
 
-def theil_sen(step: Ints, value: Ints) -> float:
+def theil_sen(steps: Ints, values: Ints) -> float:
     """Return the median slope over all pairs of points (Sen 1968), which is robust against outliers."""
-    first_index, second_index = np.triu_indices(len(step), 1)
+    first_index, second_index = np.triu_indices(len(steps), 1)
     return float(
         np.median(
-            (value[second_index] - value[first_index]) / (step[second_index] - step[first_index])
+            (values[second_index] - values[first_index])
+            / (steps[second_index] - steps[first_index])
         )
     )
 
 
-def evenly_spaced(item_count: int, count: int) -> Ints:
-    """Return at most ``count`` indices below ``item_count``, evenly spaced, with the first and the last."""
+def evenly_spaced(item_count: int, max_count: int) -> Ints:
+    """Return up to ``max_count`` indices below ``item_count``, evenly spaced, with the first and the last."""
     if item_count == 0:
         return np.zeros(0, np.int64)
     return np.unique(
-        np.linspace(0, item_count - 1, min(item_count, count)).round().astype(np.int64)
+        np.linspace(0, item_count - 1, min(item_count, max_count)).round().astype(np.int64)
     )
 
 
@@ -107,34 +114,38 @@ def steps_of(
     snapshot: Snapshot,
     trace: DeviceTrace,
     stacks: StackTable,
-    replayed: Replay,
+    trace_replay: Replay,
 ) -> Steps:
     """Return the peak of each step, and the memory that grew between the first and the last step."""
-    compared_steps = evenly_spaced(len(history), _MAX_COMPARED)
-    slope = theil_sen(compared_steps, history.peak[compared_steps]) if len(history) > 1 else 0.0
-    listed_steps = evenly_spaced(len(history), _MAX_LISTED).tolist()
+    compared_steps = evenly_spaced(len(history), _MAX_COMPARED_STEPS)
+    slope = (
+        theil_sen(compared_steps, history.peak_bytes[compared_steps]) if len(history) > 1 else 0.0
+    )
+    listed_steps = evenly_spaced(len(history), _MAX_LISTED_STEPS).tolist()
     return Steps(
         source=history.source,
         count=len(history.bounds),
-        peaks=tuple(_step_peak(history, snapshot, trace, replayed, step) for step in listed_steps),
-        rising=is_rising(history.peak),
+        peaks=tuple(
+            _step_peak(history, snapshot, trace, trace_replay, step) for step in listed_steps
+        ),
+        rising=is_rising(history.peak_bytes),
         growth_bytes_per_step=round(slope),
-        site_growth=_growth_of_sites(stacks, replayed.allocations, history),
+        site_growth=_growth_of_sites(stacks, trace_replay.allocations, history),
     )
 
 
 def _step_peak(
     history: StepHistory, snapshot: Snapshot, trace: DeviceTrace, trace_replay: Replay, step: int
 ) -> StepPeak:
-    first_moment, end_moment = int(history.first[step]), history.end(step)
+    first_moment, end_moment = int(history.first_moments[step]), history.end_moment(step)
     return StepPeak(
         step=step,
         first_event=first_moment,
         last_event=min(end_moment, trace_replay.n_events) - 1,
         peak_event=history.peak_moment(step) - 1,
         time_us=time_of(snapshot, trace, first_moment),
-        requested_bytes=int(history.peak[step]),
-        start_bytes=int(history.requested[first_moment]),
+        requested_bytes=int(history.peak_bytes[step]),
+        start_bytes=int(history.requested_bytes[first_moment]),
         reserved_bytes=int(trace_replay.curves.reserved[first_moment:end_moment].max()),
     )
 
@@ -156,25 +167,27 @@ def growth_between(
     totals_by_moment = []
     for moment in (moment_before, moment_after):
         live_allocations = live_at(allocations, moment)
-        stack = allocations.stack[live_allocations]
-        size = np.bincount(
-            stack, weights=allocations.requested[live_allocations], minlength=n_stacks
+        stack_ids = allocations.stack[live_allocations]
+        bytes_by_stack = np.bincount(
+            stack_ids, weights=allocations.requested[live_allocations], minlength=n_stacks
         )
-        totals_by_moment.append((size.astype(np.int64), np.bincount(stack, minlength=n_stacks)))
+        totals_by_moment.append(
+            (bytes_by_stack.astype(np.int64), np.bincount(stack_ids, minlength=n_stacks))
+        )
     (bytes_before, count_before), (bytes_after, count_after) = totals_by_moment
     change_bytes = bytes_after - bytes_before
     changed_stacks = np.flatnonzero(change_bytes)
     return tuple(
         DiffRow(
-            change_bytes=int(change_bytes[stack]),
-            before_bytes=int(bytes_before[stack]),
-            after_bytes=int(bytes_after[stack]),
-            before_count=int(count_before[stack]),
-            after_count=int(count_after[stack]),
-            stack=stacks.frames(stack),
-            site=stacks.site_index(stack),
+            change_bytes=int(change_bytes[stack_ids]),
+            before_bytes=int(bytes_before[stack_ids]),
+            after_bytes=int(bytes_after[stack_ids]),
+            before_count=int(count_before[stack_ids]),
+            after_count=int(count_after[stack_ids]),
+            stack=stacks.frames(stack_ids),
+            site=stacks.site_index(stack_ids),
         )
-        for stack in changed_stacks[
+        for stack_ids in changed_stacks[
             np.argsort(-change_bytes[changed_stacks], kind="stable")
         ].tolist()
     )
@@ -182,32 +195,32 @@ def growth_between(
 
 def live_totals_at(allocations: Allocations, moments: Ints) -> tuple[Ints, Ints, Ints]:
     """Return stack ids, and their live bytes and counts as arrays of (stacks, moments)."""
-    ids, row = np.unique(allocations.stack, return_inverse=True)
-    row = row.reshape(-1)
+    ids, rows = np.unique(allocations.stack, return_inverse=True)
+    rows = rows.reshape(-1)
     # Live at a moment: begin < moment <= end. Add at the first such moment, subtract after the last.
     first_live_moment = np.searchsorted(moments, allocations.begin, side="right")
     first_dead_moment = np.searchsorted(moments, allocations.end, side="right")
     shape = len(ids), len(moments) + 1
-    live_bytes, live_count = np.zeros(np.prod(shape)), np.zeros(np.prod(shape))
+    live_bytes, live_counts = np.zeros(np.prod(shape)), np.zeros(np.prod(shape))
     for moment_index, sign in ((first_live_moment, 1), (first_dead_moment, -1)):
-        cell_index = row * shape[1] + moment_index
+        cell_index = rows * shape[1] + moment_index
         live_bytes += sign * np.bincount(
             cell_index, weights=allocations.size, minlength=len(live_bytes)
         )
-        live_count += sign * np.bincount(cell_index, minlength=len(live_count))
+        live_counts += sign * np.bincount(cell_index, minlength=len(live_counts))
     return (
         ids.astype(np.int64),
         np.cumsum(live_bytes.reshape(shape), axis=1)[:, :-1].astype(np.int64),
-        np.cumsum(live_count.reshape(shape), axis=1)[:, :-1].astype(np.int64),
+        np.cumsum(live_counts.reshape(shape), axis=1)[:, :-1].astype(np.int64),
     )
 
 
 def is_growing(live_bytes: Ints) -> Mask:
     """Return which rows of (stacks, moments) never shrink and grow in most intervals, also the later ones."""
-    change = np.diff(live_bytes, axis=1)
-    second_half = change[:, change.shape[1] // 2 :]
-    never_shrinks = (change >= 0).all(axis=1)
-    mostly_grows = (change > 0).mean(axis=1) >= 0.5
-    still_grows = (second_half > 0).mean(axis=1) >= 0.5
+    changes = np.diff(live_bytes, axis=1)
+    later_changes = changes[:, changes.shape[1] // 2 :]
+    never_shrinks = (changes >= 0).all(axis=1)
+    mostly_grows = (changes > 0).mean(axis=1) >= 0.5
+    still_grows = (later_changes > 0).mean(axis=1) >= 0.5
     is_growing_row: Mask = never_shrinks & mostly_grows & still_grows
     return is_growing_row

@@ -26,13 +26,13 @@ def step_moments(snapshot: Snapshot, trace: DeviceTrace) -> tuple[str, Ints]:
     name, moments = step_bounds(snapshot, trace)
     if len(moments) >= _MIN_STEPS:
         return f"annotation {name}", moments
-    markers = np.flatnonzero(trace.events.action == Action.SNAPSHOT)
-    if len(markers) >= _MIN_STEPS:
-        return "snapshot markers", markers
-    event = np.flatnonzero(trace.events.action == Action.ALLOC)
-    loop = find_loop(snapshot, trace.events.stack[event], _MIN_STEPS)
+    marker_events = np.flatnonzero(trace.events.action == Action.SNAPSHOT)
+    if len(marker_events) >= _MIN_STEPS:
+        return "snapshot markers", marker_events
+    alloc_events = np.flatnonzero(trace.events.action == Action.ALLOC)
+    loop = find_loop(snapshot, trace.events.stack[alloc_events], _MIN_STEPS)
     if loop is not None:
-        return f"loop in {loop.name}", event[loop.starts]
+        return f"loop in {loop.name}", alloc_events[loop.starts]
     moments = _period_starts(snapshot, trace)
     if len(moments) >= _MIN_STEPS:
         return "repeating allocations", moments
@@ -41,54 +41,60 @@ def step_moments(snapshot: Snapshot, trace: DeviceTrace) -> tuple[str, Ints]:
 
 def _period_starts(snapshot: Snapshot, trace: DeviceTrace) -> Ints:
     """Return the moment at which each period of the sequence of allocation stacks starts."""
-    event = np.flatnonzero(trace.events.action == Action.ALLOC)[-_MAX_ALLOCATIONS:]
-    stack = trace.events.stack[event]
-    period = _period(stack)
-    if period == 0 or _is_one_forward_pass(snapshot, trace, event, period):
+    alloc_events = np.flatnonzero(trace.events.action == Action.ALLOC)[-_MAX_ALLOCATIONS:]
+    alloc_stacks = trace.events.stack[alloc_events]
+    period = _period(alloc_stacks)
+    if period == 0 or _is_one_forward_pass(snapshot, trace, alloc_events, period):
         return np.zeros(0, np.int64)
     # Periods are counted back from the end, because the beginning is warm-up.
-    period_starts = np.arange(len(event) - 1, -1, -period)[::-1]
-    return event[period_starts] + 1
+    period_starts = np.arange(len(alloc_events) - 1, -1, -period)[::-1]
+    return alloc_events[period_starts] + 1
 
 
-def _is_one_forward_pass(snapshot: Snapshot, trace: DeviceTrace, event: Ints, period: int) -> bool:
+def _is_one_forward_pass(
+    snapshot: Snapshot, trace: DeviceTrace, alloc_events: Ints, period: int
+) -> bool:
     """Return whether the allocations repeat in the layers of a network, which keep them, and not in steps."""
-    actions = trace.events.action[event[0] : event[-1]]
-    n_freed = np.count_nonzero(np.isin(actions, (Action.FREE_COMPLETED, Action.FREE)))
-    keeps_all = bool(n_freed < 0.1 * len(event))
-    return keeps_all and is_inside_one_call(snapshot, trace.events.stack[event[-period:]])
+    actions = trace.events.action[alloc_events[0] : alloc_events[-1]]
+    freed_count = np.count_nonzero(np.isin(actions, (Action.FREE_COMPLETED, Action.FREE)))
+    keeps_allocations = bool(freed_count < 0.1 * len(alloc_events))
+    return keeps_allocations and is_inside_one_call(
+        snapshot, trace.events.stack[alloc_events[-period:]]
+    )
 
 
-def _period(stack: Ids) -> int:
+def _period(stacks: Ids) -> int:
     """Return the shortest period of a sequence; 0 if there is none.
 
     A period of 1 does not count: a single stack that repeats is a loop that fills a list, not a step.
     """
-    n_allocations = len(stack)
-    if n_allocations < 2 * _MIN_STEPS or int(stack.min()) == int(stack.max()):
+    allocation_count = len(stacks)
+    if allocation_count < 2 * _MIN_STEPS or int(stacks.min()) == int(stacks.max()):
         return 0
     # A random sign per stack: in the autocorrelation equal stacks add up, and others cancel out.
-    signs = np.random.default_rng(0).choice((-1.0, 1.0), int(stack.max()) + 1)[stack]
-    spectrum = np.fft.rfft(signs - signs.mean(), 2 * n_allocations)
-    correlation = np.fft.irfft(np.abs(spectrum) ** 2)[: n_allocations // _MIN_STEPS]
+    signs = np.random.default_rng(0).choice((-1.0, 1.0), int(stacks.max()) + 1)[stacks]
+    spectrum = np.fft.rfft(signs - signs.mean(), 2 * allocation_count)
+    correlation = np.fft.irfft(np.abs(spectrum) ** 2)[: allocation_count // _MIN_STEPS]
     for lag in np.argsort(-correlation[1:], kind="stable")[:32] + 1:
-        if _repeats_at_lag(stack, int(lag)):
-            period = _shortest_period(stack, int(lag))
+        if _repeats_at_lag(stacks, int(lag)):
+            period = _shortest_period(stacks, int(lag))
             return period if period > 1 else 0
     return 0
 
 
-def _repeats_at_lag(stack: Ids, lag: int) -> bool:
-    after_warm_up = stack[len(stack) // 4 :]
+def _repeats_at_lag(stacks: Ids, lag: int) -> bool:
+    after_warm_up = stacks[len(stacks) // 4 :]
     if lag >= len(after_warm_up):
         return False
     return float(np.mean(after_warm_up[lag:] == after_warm_up[:-lag])) >= _MIN_REPEATING_SHARE
 
 
-def _shortest_period(stack: Ids, lag: int) -> int:
+def _shortest_period(stacks: Ids, lag: int) -> int:
     """Return the shortest divisor of a lag that is a period."""
-    divisors = (d for d in range(2, min(lag, 64) + 1) if lag % d == 0)
-    shorter_periods = [lag // d for d in divisors if _repeats_at_lag(stack, lag // d)]
+    divisors = (divisor for divisor in range(2, min(lag, 64) + 1) if lag % divisor == 0)
+    shorter_periods = [
+        lag // divisor for divisor in divisors if _repeats_at_lag(stacks, lag // divisor)
+    ]
     return min(shorter_periods, default=lag)
 
 
@@ -98,18 +104,18 @@ def active_annotation(snapshot: Snapshot, trace: DeviceTrace) -> tuple[Ids, tupl
     An end closes the innermost open range of its name, because ranges can overlap or lack an end.
     """
     names = {"": 0}
-    ranges = _OpenRanges()
-    times, innermost = [], []
+    open_ranges = _OpenRanges()
+    times, innermost_names = [], []
     for annotation in _annotations_of(snapshot, trace):
-        ranges.apply(annotation)
+        open_ranges.apply(annotation)
         times.append(annotation.time_us)
-        innermost.append(names.setdefault(ranges.innermost(), len(names)))
+        innermost_names.append(names.setdefault(open_ranges.innermost_name(), len(names)))
     if not times or not snapshot.has_times:
         return np.zeros(len(trace.events), np.int32), ("",)
-    index = np.searchsorted(
+    range_index = np.searchsorted(
         np.array(times, np.int64), non_decreasing(trace.events.time_us), side="right"
     )
-    return np.array([0, *innermost], np.int32)[index], tuple(names)
+    return np.array([0, *innermost_names], np.int32)[range_index], tuple(names)
 
 
 def open_ranges_at(snapshot: Snapshot, trace: DeviceTrace, event: int) -> tuple[str, ...]:
@@ -117,12 +123,12 @@ def open_ranges_at(snapshot: Snapshot, trace: DeviceTrace, event: int) -> tuple[
     if event < 0 or not snapshot.has_times:
         return ()
     time_us = non_decreasing(trace.events.time_us)[event]
-    ranges = _OpenRanges()
+    open_ranges = _OpenRanges()
     for annotation in _annotations_of(snapshot, trace):
         if annotation.time_us > time_us:
             break
-        ranges.apply(annotation)
-    return ranges.names()
+        open_ranges.apply(annotation)
+    return open_ranges.names()
 
 
 def last_mark_at(snapshot: Snapshot, trace: DeviceTrace, event: int) -> str:
@@ -130,7 +136,9 @@ def last_mark_at(snapshot: Snapshot, trace: DeviceTrace, event: int) -> str:
     if event < 0 or not snapshot.has_times:
         return ""
     time_us = non_decreasing(trace.events.time_us)[event]
-    marks = [m for m in snapshot.marks if m.device == trace.device and m.time_us <= time_us]
+    marks = [
+        mark for mark in snapshot.marks if mark.device == trace.device and mark.time_us <= time_us
+    ]
     marks.sort(key=lambda mark: mark.time_us)
     return marks[-1].name if marks else ""
 
@@ -163,9 +171,9 @@ def _group_numbered_ranges(annotations: list[Annotation]) -> dict[str, list[Anno
     ranges_by_name: defaultdict[str, list[Annotation]] = defaultdict(list)
     numbers_by_name: defaultdict[str, list[int]] = defaultdict(list)
     for annotation in annotations:
-        text = annotation.name.rstrip(_DIGITS)
-        if digits := annotation.name[len(text) :]:
-            name = f"{text.rstrip(_SEPARATORS)}#"
+        prefix = annotation.name.rstrip(_DIGITS)
+        if digits := annotation.name[len(prefix) :]:
+            name = f"{prefix.rstrip(_SEPARATORS)}#"
             ranges_by_name[name].append(annotation)
             if annotation.is_start:
                 numbers_by_name[name].append(int(digits[-_MAX_DIGITS:]))
@@ -179,10 +187,10 @@ def _group_numbered_ranges(annotations: list[Annotation]) -> dict[str, list[Anno
 def _group_outermost_ranges(annotations: list[Annotation]) -> dict[str, list[Annotation]]:
     """Group the outermost ranges by name."""
     ranges_by_name: defaultdict[str, list[Annotation]] = defaultdict(list)
-    ranges = _OpenRanges()
+    open_ranges = _OpenRanges()
     for annotation in annotations:
-        name_before = ranges.outermost()
-        ranges.apply(annotation)
+        name_before = open_ranges.outermost_name()
+        open_ranges.apply(annotation)
         if name_before in ("", annotation.name):
             ranges_by_name[annotation.name].append(annotation)
     return ranges_by_name
@@ -199,7 +207,7 @@ class _OpenRanges:
     """The open ranges, by age; each operation takes constant (amortized) time."""
 
     def __init__(self) -> None:
-        self._started = 0
+        self._started_count = 0
         self._name_by_number: dict[int, str] = {}  # names of the open ranges
         # numbers of the open ranges with each name
         self._numbers_by_name: defaultdict[str, list[int]] = defaultdict(list)
@@ -209,10 +217,10 @@ class _OpenRanges:
     def apply(self, annotation: Annotation) -> None:
         """Apply a start or an end: an end closes the innermost open range with its name, if there is one."""
         if annotation.is_start:
-            self._name_by_number[self._started] = annotation.name
-            self._numbers_by_name[annotation.name].append(self._started)
-            self._numbers_by_age.append(self._started)
-            self._started += 1
+            self._name_by_number[self._started_count] = annotation.name
+            self._numbers_by_name[annotation.name].append(self._started_count)
+            self._numbers_by_age.append(self._started_count)
+            self._started_count += 1
         elif self._numbers_by_name[annotation.name]:
             del self._name_by_number[self._numbers_by_name[annotation.name].pop()]
 
@@ -220,13 +228,13 @@ class _OpenRanges:
         """Return the names of all open ranges, the oldest first."""
         return tuple(self._name_by_number.values())
 
-    def innermost(self) -> str:
+    def innermost_name(self) -> str:
         """Return the name of the youngest open range; "" if none is open."""
         while self._numbers_by_age and self._numbers_by_age[-1] not in self._name_by_number:
             self._numbers_by_age.pop()
         return self._name_by_number[self._numbers_by_age[-1]] if self._numbers_by_age else ""
 
-    def outermost(self) -> str:
+    def outermost_name(self) -> str:
         """Return the name of the oldest open range; "" if none is open."""
         while self._numbers_by_age and self._numbers_by_age[0] not in self._name_by_number:
             self._numbers_by_age.popleft()
@@ -246,5 +254,7 @@ def non_decreasing(time_us: Ints) -> Ints:
 
 
 def _annotations_of(snapshot: Snapshot, trace: DeviceTrace) -> list[Annotation]:
-    annotations = [a for a in snapshot.annotations if a.device == trace.device]
+    annotations = [
+        annotation for annotation in snapshot.annotations if annotation.device == trace.device
+    ]
     return sorted(annotations, key=lambda annotation: annotation.time_us)

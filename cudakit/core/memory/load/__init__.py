@@ -29,16 +29,19 @@ def load(path: str, memory_bytes: int | None = None) -> Snapshot:
     ``memory_bytes`` is the available memory; None is unlimited. Raises SnapshotError, with the reason in one
     line, for any other file, and for a file that needs too much time or memory (see ``limits``).
     """
-    file = source.read(path, memory_bytes)
-    budget = Budget(file.file_bytes, len(file.content), memory_bytes)
+    source_file = source.read(path, memory_bytes)
+    budget = Budget(source_file.file_bytes, len(source_file.content), memory_bytes)
     try:
-        file_format, tree = _parse_tree(file.content, budget)
+        file_format, tree = _parse_tree(source_file.content, budget)
         return schema.build(
-            tree, source=file.name, file_format=file_format, size_bytes=len(file.content)
+            tree,
+            source=source_file.name,
+            file_format=file_format,
+            size_bytes=len(source_file.content),
         )
     except SnapshotError as error:
         raise SnapshotError(
-            f"{file.name}: {error.message}", hint=error.hint or source.HINT_DUMP
+            f"{source_file.name}: {error.message}", hint=error.hint or source.HINT_DUMP
         ) from None
 
 
@@ -60,9 +63,9 @@ _OBJECT_BYTES = {b"{": 232, b"[": 64, b",": 40, b":": 16}
 
 
 def _json_tree(content: bytes, budget: Budget) -> Tree:
-    characters = len(content) if content.isascii() else 4 * len(content)
-    objects = sum(content.count(character) * size for character, size in _OBJECT_BYTES.items())
-    budget.check_objects(characters + objects)
+    character_bytes = len(content) if content.isascii() else 4 * len(content)
+    object_bytes = sum(content.count(character) * size for character, size in _OBJECT_BYTES.items())
+    budget.check_objects(character_bytes + object_bytes)
     try:
         return ObjectTree(json.loads(content), budget)
     except RecursionError:

@@ -35,7 +35,7 @@ _MAX_TRACE_BYTES = 1 << 60
 
 Warnings: TypeAlias = tuple[str, ...]
 
-_ACTIONS = {
+_ACTION_BY_NAME = {
     "alloc": Action.ALLOC,
     "free_requested": Action.FREE_REQUESTED,
     "free_completed": Action.FREE_COMPLETED,
@@ -69,7 +69,7 @@ def read_events(
     do not change. Raises SnapshotError if an entry is not a dictionary, and if the total size is impossible.
     """
     tree.budget.spend_rows(len(entries))
-    action = tables.codes(tree.column(entries, "action"), _ACTIONS, Action.UNKNOWN)
+    action = tables.codes(tree.column(entries, "action"), _ACTION_BY_NAME, Action.UNKNOWN)
     address, has_address = tree.integers(tree.column(entries, "addr"))
     device_free, has_device_free = tree.integers(tree.column(entries, "device_free"))
     size, has_size = tree.integers(tree.column(entries, "size"))
@@ -95,7 +95,8 @@ def read_events(
     return [
         (
             replace(
-                take(events, rows.entries), stream=rows.streams.number(raw_streams[rows.entries])
+                take(events, rows.entries),
+                stream=rows.streams.number_streams(raw_streams[rows.entries]),
             ),
             _event_warnings(is_invalid[rows.entries], action[rows.entries]),
         )
@@ -110,9 +111,9 @@ def is_range(address: Ints, size: Ints) -> Mask:
 
 
 def _check_total(size: Ints) -> None:
-    if (total := float(size.sum(dtype=np.float64))) > _MAX_TRACE_BYTES:
+    if (total_bytes := float(size.sum(dtype=np.float64))) > _MAX_TRACE_BYTES:
         raise SnapshotError(
-            f"the sizes in a trace add up to {total:.0e} bytes: the file is damaged"
+            f"the sizes in a trace add up to {total_bytes:.0e} bytes: the file is damaged"
         )
 
 
@@ -128,8 +129,8 @@ def _event_warnings(is_invalid: Mask, action: Codes) -> Warnings:
 # Limit of the total size of all blocks: no machine has so much memory, and float64 is exact up to this limit.
 _MAX_STATE_BYTES = 1 << 53
 
-_KINDS = {"small": SegmentKind.SMALL, "large": SegmentKind.LARGE}
-_STATES = {
+_SEGMENT_KIND_BY_NAME = {"small": SegmentKind.SMALL, "large": SegmentKind.LARGE}
+_BLOCK_STATE_BY_NAME = {
     "active_allocated": BlockState.ALLOCATED,
     "active_pending_free": BlockState.PENDING_FREE,
     "active_awaiting_free": BlockState.PENDING_FREE,  # the name in torch's documentation
@@ -167,7 +168,9 @@ def read_final_states(
         address=address.view(np.uint64),
         size=size,
         stream=np.zeros(len(handles), np.int32),
-        kind=tables.codes(tree.column(handles, "segment_type"), _KINDS, SegmentKind.UNKNOWN),
+        kind=tables.codes(
+            tree.column(handles, "segment_type"), _SEGMENT_KIND_BY_NAME, SegmentKind.UNKNOWN
+        ),
         pool=tables.pool_ids(tree.column(handles, "segment_pool_id")),
         expandable=tree.integers(tree.column(handles, "is_expandable"))[0] != 0,
         stack=tables.stack_ids(tree.column(handles, "frames")),
@@ -175,48 +178,52 @@ def read_final_states(
     blocks, has_unknown_state = _read_blocks(tree, tables, segments, tree.column(handles, "blocks"))
     states = []
     for rows in devices:
-        first, end = np.searchsorted(device, [rows.device, rows.device + 1]).tolist()
-        its_blocks = slice(*np.searchsorted(blocks.segment, [first, end]).tolist())
+        first_segment, end_segment = np.searchsorted(
+            device, [rows.device, rows.device + 1]
+        ).tolist()
+        block_slice = slice(*np.searchsorted(blocks.segment, [first_segment, end_segment]).tolist())
         states.append(
             (
                 replace(
-                    take(segments, slice(first, end)),
-                    stream=rows.streams.number(raw_streams[first:end]),
+                    take(segments, slice(first_segment, end_segment)),
+                    stream=rows.streams.number_streams(raw_streams[first_segment:end_segment]),
                 ),
-                replace(take(blocks, its_blocks), segment=blocks.segment[its_blocks] - first),
-                _block_warnings(has_unknown_state[its_blocks]),
+                replace(
+                    take(blocks, block_slice), segment=blocks.segment[block_slice] - first_segment
+                ),
+                _block_warnings(has_unknown_state[block_slice]),
             )
         )
     return states
 
 
 def _read_blocks(
-    tree: Tree, tables: Tables, segments: Segments, lists: Handles
+    tree: Tree, tables: Tables, segments: Segments, block_lists: Handles
 ) -> tuple[Blocks, Mask]:
     """Return the blocks of all segments, and which of them have an unknown state."""
-    counts, handles = tree.children(lists)
+    block_counts, handles = tree.children(block_lists)
     tree.budget.spend_rows(len(handles))
-    segment = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
+    segment = np.repeat(np.arange(len(block_counts), dtype=np.int32), block_counts)
     size = _checked_sizes(tree, handles, "size", subject="block")
     address = _block_addresses(tree, handles, segments, segment, size)
     _check_range(address.view(np.int64), size, subject="block")
     order = np.lexsort((address, segment))
     handles, address, size = handles[order], address[order], size[order]
-    history = _last_history_entry(tree, tree.column(handles, "history"))
+    last_history_entries = _last_history_entry(tree, tree.column(handles, "history"))
     states = tree.column(handles, "state")
-    state = tables.codes(states, _STATES, BlockState.INACTIVE)
+    state = tables.codes(states, _BLOCK_STATE_BY_NAME, BlockState.INACTIVE)
     frames = tree.column(handles, "frames")
     blocks = Blocks(
         segment=segment,
         address=address,
         size=size,
-        requested=_requested_sizes(tree, handles, history, size, state),
+        requested=_requested_sizes(tree, handles, last_history_entries, size, state),
         state=state,
         stack=tables.stack_ids(
-            np.where(frames == 0, _optional_column(tree, history, "frames"), frames)
+            np.where(frames == 0, _optional_column(tree, last_history_entries, "frames"), frames)
         ),
     )
-    return blocks, tables.codes(states, _STATES, _UNKNOWN_STATE) == _UNKNOWN_STATE
+    return blocks, tables.codes(states, _BLOCK_STATE_BY_NAME, _UNKNOWN_STATE) == _UNKNOWN_STATE
 
 
 def _requested_sizes(
@@ -229,8 +236,8 @@ def _requested_sizes(
 
 
 def _block_warnings(has_unknown_state: Mask) -> Warnings:
-    if n := int(np.count_nonzero(has_unknown_state)):
-        return (f"{n:,} blocks with an unknown state count as free",)
+    if unknown_count := int(np.count_nonzero(has_unknown_state)):
+        return (f"{unknown_count:,} blocks with an unknown state count as free",)
     return ()
 
 
@@ -244,10 +251,10 @@ def _last_history_entry(tree: Tree, histories: Handles) -> Handles:
 
 
 def _optional_column(tree: Tree, handles: Handles, key: str) -> Handles:
-    values = np.zeros(len(handles), np.uint64)
-    present = handles != 0
-    values[present] = tree.column(handles[present], key)
-    return values
+    column_values = np.zeros(len(handles), np.uint64)
+    is_present = handles != 0
+    column_values[is_present] = tree.column(handles[is_present], key)
+    return column_values
 
 
 def _block_addresses(
@@ -267,20 +274,22 @@ def _checked_sizes(tree: Tree, handles: Handles, key: str, *, subject: str) -> I
         raise SnapshotError(
             f"a {subject} has no {key}: the file is damaged, or not a memory snapshot"
         )
-    invalid = (size < 0) | (size > MAX_BYTES)
-    if invalid.any():
+    is_invalid = (size < 0) | (size > MAX_BYTES)
+    if is_invalid.any():
         raise SnapshotError(
-            f"a {subject} has a {key} of {size[invalid][0]} bytes: the file is damaged"
+            f"a {subject} has a {key} of {size[is_invalid][0]} bytes: the file is damaged"
         )
-    if (total := float(size.sum(dtype=np.float64))) > _MAX_STATE_BYTES:
-        raise SnapshotError(f"the {subject}s add up to {total:.0e} bytes: the file is damaged")
+    if (total_bytes := float(size.sum(dtype=np.float64))) > _MAX_STATE_BYTES:
+        raise SnapshotError(
+            f"the {subject}s add up to {total_bytes:.0e} bytes: the file is damaged"
+        )
     return size
 
 
 def _check_range(address: Ints, size: Ints, *, subject: str) -> None:
-    invalid = ~is_range(address, size)
-    if invalid.any():
-        first = int(address.view(np.uint64)[invalid][0])
+    is_invalid = ~is_range(address, size)
+    if is_invalid.any():
+        first_address = int(address.view(np.uint64)[is_invalid][0])
         raise SnapshotError(
-            f"a {subject} at {first:#x} is outside any address space: the file is damaged"
+            f"a {subject} at {first_address:#x} is outside any address space: the file is damaged"
         )

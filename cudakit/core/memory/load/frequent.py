@@ -15,38 +15,42 @@ from collections.abc import Iterator
 from typing import Any
 
 # Opcodes that push a value of the memo: BINGET, LONG_BINGET.
-_GET = rb"h.|j.{4}"
+_GET_PATTERN = rb"h.|j.{4}"
 # Opcodes that push a value of the memo, or an integer of at most 64 bits: also BININT1, BININT, BININT2,
 # LONG1.
-_PUSH = rb"%b|K.|J.{4}|M..|\x8a(?:%b)" % (
-    _GET,
-    b"|".join(b"\\x%02x.{%d}" % (n, n) for n in range(1, 10)),
+_PUSH_PATTERN = rb"%b|K.|J.{4}|M..|\x8a(?:%b)" % (
+    _GET_PATTERN,
+    b"|".join(b"\\x%02x.{%d}" % (length, length) for length in range(1, 10)),
 )
 # An ASCII text of at most 40 characters: SHORT_BINUNICODE.
-_TEXT = rb"\x8c(?:%b)" % b"|".join(b"\\x%02x[\0-\x7f]{%d}" % (n, n) for n in range(41))
-_NEW_TEXT = rb"(?:%b)\x94" % _TEXT  # a text, which MEMOIZE stores in the memo
+_TEXT_PATTERN = rb"\x8c(?:%b)" % b"|".join(
+    b"\\x%02x[\0-\x7f]{%d}" % (length, length) for length in range(41)
+)
+_NEW_TEXT_PATTERN = rb"(?:%b)\x94" % _TEXT_PATTERN  # a text, which MEMOIZE stores in the memo
 # A new list of memo values, such as the frames of an event: EMPTY_LIST, MEMOIZE, MARK, values, APPENDS.
-_LIST = rb"\]\x94\((?:%b){0,1024}+e" % _GET
+_LIST_PATTERN = rb"\]\x94\((?:%b){0,1024}+e" % _GET_PATTERN
 # A new dictionary, such as an event: EMPTY_DICT, MEMOIZE, MARK, keys and values, SETITEMS. The values
 # [N\x88\x89] are None, True and False.
-_DICT = rb"\}\x94\((?:(?:%b|%b)(?:%b|%b|%b|[N\x88\x89])){1,128}+u" % (
-    _GET,
-    _NEW_TEXT,
-    _PUSH,
-    _NEW_TEXT,
-    _LIST,
+_DICT_PATTERN = rb"\}\x94\((?:(?:%b|%b)(?:%b|%b|%b|[N\x88\x89])){1,128}+u" % (
+    _GET_PATTERN,
+    _NEW_TEXT_PATTERN,
+    _PUSH_PATTERN,
+    _NEW_TEXT_PATTERN,
+    _LIST_PATTERN,
 )
 _MEMOIZE = b"\x94"
 
-PUSH = re.compile(_PUSH, re.DOTALL)
+PUSH = re.compile(_PUSH_PATTERN, re.DOTALL)
 # Consecutive pushes. The limit bounds the work that is repeated for a missing memo entry.
-PUSHES = re.compile(rb"(?:%b){1,256}+" % _PUSH, re.DOTALL)
+PUSHES = re.compile(rb"(?:%b){1,256}+" % _PUSH_PATTERN, re.DOTALL)
 PUSH_OPCODES = frozenset(b"hjKJM\x8a")
 # Consecutive dictionaries. The limit bounds the memory for a copy of their opcodes.
-_DICTS = re.compile(rb"(?:%b){1,4096}+" % _DICT, re.DOTALL)
+_DICTS = re.compile(rb"(?:%b){1,4096}+" % _DICT_PATTERN, re.DOTALL)
 
 # The opcodes of _DICTS up to the next MEMOIZE.
-_NEXT_MEMOIZE = re.compile(rb"(?:%b|%b|[]}(euN\x88\x89])*+(\x94|\Z)" % (_PUSH, _TEXT), re.DOTALL)
+_NEXT_MEMOIZE = re.compile(
+    rb"(?:%b|%b|[]}(euN\x88\x89])*+(\x94|\Z)" % (_PUSH_PATTERN, _TEXT_PATTERN), re.DOTALL
+)
 
 _LONG1, _BININT, _UNSIGNED_INTEGERS = 0x8A, ord("J"), b"KM"
 _MAX_STORED_VALUES = 1 << 14
@@ -61,7 +65,7 @@ class Memo(dict[int, Any]):
 
     def __init__(self) -> None:
         # Number of values in the memo.
-        self.count = 0
+        self.value_count = 0
         self._unpickler = _MemoUnpickler()
         self._is_unpickler_usable = True
         # Number of values in the unpickler's memo. The values in its dictionaries are fetched at their first
@@ -79,10 +83,10 @@ class Memo(dict[int, Any]):
     def put(self, index: int, value: Any) -> bool:
         """Store a value under an index; return whether it replaced another value."""
         is_replaced = index < self._unpickler_count or index in self
-        if index != self.count:
+        if index != self.value_count:
             self._is_unpickler_usable = False
         self[index] = value
-        self.count += not is_replaced
+        self.value_count += not is_replaced
         if self._is_unpickler_usable:
             self._new_values.append(value)
         return is_replaced
@@ -98,8 +102,8 @@ class Memo(dict[int, Any]):
             stack.append({})
             return position + 1
         stack += dicts
-        self.count += _NEXT_MEMOIZE.findall(match[0]).count(_MEMOIZE)
-        self._unpickler_count = self.count
+        self.value_count += _NEXT_MEMOIZE.findall(match[0]).count(_MEMOIZE)
+        self._unpickler_count = self.value_count
         return match.end()
 
     def _read_dicts(self, opcodes: bytes) -> list[dict[str, Any]]:
@@ -116,8 +120,12 @@ class Memo(dict[int, Any]):
         except (pickle.UnpicklingError, TypeError):  # a missing memo value; a key that is not text
             # The unpickler failed in the middle of the opcodes, and its memo contains some of their values.
             self._is_unpickler_usable = False
-            values = self._unpickler.memo.copy()
-            self.update((i, values[i]) for i in range(self._unpickler_count) if i not in self)
+            memo_values = self._unpickler.memo.copy()
+            self.update(
+                (index, memo_values[index])
+                for index in range(self._unpickler_count)
+                if index not in self
+            )
             return []
         return dicts
 
@@ -172,17 +180,17 @@ class PushedValues(dict[bytes, Any]):
     def __init__(self, memo: Memo) -> None:
         self._memo = memo
 
-    def __missing__(self, push: bytes) -> Any:
-        opcode = push[0]
+    def __missing__(self, push_opcode: bytes) -> Any:
+        opcode = push_opcode[0]
         value: Any
         if opcode == _LONG1:
-            value = int.from_bytes(push[2:], "little", signed=True)
+            value = int.from_bytes(push_opcode[2:], "little", signed=True)
         elif opcode == _BININT:
-            value = int.from_bytes(push[1:], "little", signed=True)
+            value = int.from_bytes(push_opcode[1:], "little", signed=True)
         else:
-            value = int.from_bytes(push[1:], "little")
+            value = int.from_bytes(push_opcode[1:], "little")
             if opcode not in _UNSIGNED_INTEGERS:
                 value = self._memo[value]
         if len(self) < _MAX_STORED_VALUES:
-            self[push] = value
+            self[push_opcode] = value
         return value

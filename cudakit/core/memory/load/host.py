@@ -40,24 +40,24 @@ def read_host_state(
     """Return the host segments; each is one block."""
     tree.budget.spend_rows(len(handles))
     handles, address, size, warnings = _valid_segments(tree, handles)
-    state, state_warnings = _states(tree, handles)
-    stack = tables.stack_ids(tree.column(handles, "frames"))
+    states, state_warnings = _block_states(tree, handles)
+    stack_ids = tables.stack_ids(tree.column(handles, "frames"))
     segments = Segments(
         address=address.view(np.uint64),
         size=size,
-        stream=streams.number(tree.integers(tree.column(handles, "stream"))[0]),
+        stream=streams.number_streams(tree.integers(tree.column(handles, "stream"))[0]),
         kind=np.full(len(size), SegmentKind.UNKNOWN, np.uint8),
-        pool=tables.pool_ids(_first_present(tree, handles, _POOL_KEYS)),
+        pool=tables.pool_ids(_first_present_handles(tree, handles, _POOL_KEYS)),
         expandable=np.zeros(len(size), np.bool_),
-        stack=stack,
+        stack=stack_ids,
     )
     blocks = Blocks(
         segment=np.arange(len(size), dtype=np.int32),
         address=segments.address,
         size=size,
-        requested=np.where(state == BlockState.INACTIVE, 0, size),
-        state=state,
-        stack=stack,
+        requested=np.where(states == BlockState.INACTIVE, 0, size),
+        state=states,
+        stack=stack_ids,
     )
     return segments, blocks, warnings + state_warnings
 
@@ -67,39 +67,39 @@ def _valid_segments(tree: Tree, handles: Handles) -> tuple[Handles, Ints, Ints, 
     address, has_address = _integers(tree, handles, _ADDRESS_KEYS)
     size, has_size = _integers(tree, handles, _SIZE_KEYS)
     usable_rows = np.flatnonzero(has_address & has_size & is_range(address, size))
-    by_address = usable_rows[np.argsort(address[usable_rows].view(np.uint64), kind="stable")]
-    skipped_count = len(handles) - len(by_address)
+    sorted_rows = usable_rows[np.argsort(address[usable_rows].view(np.uint64), kind="stable")]
+    skipped_count = len(handles) - len(sorted_rows)
     warning = f"{skipped_count:,} host segments without a valid address or size were skipped"
     return (
-        handles[by_address],
-        address[by_address],
-        size[by_address],
+        handles[sorted_rows],
+        address[sorted_rows],
+        size[sorted_rows],
         (warning,) if skipped_count else (),
     )
 
 
-def _states(tree: Tree, handles: Handles) -> tuple[Codes, Warnings]:
-    in_use, has_use = _integers(tree, handles, _IN_USE_KEYS)
-    active, has_active = _integers(tree, handles, _ACTIVE_KEYS)
+def _block_states(tree: Tree, handles: Handles) -> tuple[Codes, Warnings]:
+    in_use_flags, has_use = _integers(tree, handles, _IN_USE_KEYS)
+    active_flags, has_active = _integers(tree, handles, _ACTIVE_KEYS)
     has_state = has_use | has_active
-    state = np.select(
-        [(in_use != 0) | ~has_state, active != 0],
+    states = np.select(
+        [(in_use_flags != 0) | ~has_state, active_flags != 0],
         [BlockState.ALLOCATED, BlockState.PENDING_FREE],
         BlockState.INACTIVE,
     )
-    n_without_state = int(np.count_nonzero(~has_state))
-    warning = f"{n_without_state:,} host segments without a state count as in use"
-    return state.astype(np.uint8), (warning,) if n_without_state else ()
+    stateless_count = int(np.count_nonzero(~has_state))
+    warning = f"{stateless_count:,} host segments without a state count as in use"
+    return states.astype(np.uint8), (warning,) if stateless_count else ()
 
 
 def _integers(tree: Tree, handles: Handles, keys: tuple[str, ...]) -> tuple[Ints, Mask]:
-    return tree.integers(_first_present(tree, handles, keys))
+    return tree.integers(_first_present_handles(tree, handles, keys))
 
 
-def _first_present(tree: Tree, handles: Handles, keys: tuple[str, ...]) -> Handles:
+def _first_present_handles(tree: Tree, handles: Handles, keys: tuple[str, ...]) -> Handles:
     """Return the value of the first key that is present."""
-    first_nonzero = np.zeros(len(handles), np.uint64)
+    first_handles = np.zeros(len(handles), np.uint64)
     for key in reversed(keys):
         values = tree.column(handles, key)
-        first_nonzero = np.where(values != 0, values, first_nonzero)
-    return first_nonzero
+        first_handles = np.where(values != 0, values, first_handles)
+    return first_handles

@@ -27,47 +27,47 @@ class Budget:
     def __init__(
         self, file_bytes: int, content_bytes: int, memory_bytes: int | None = None
     ) -> None:
-        self._rows = min(10_000 + content_bytes // 8, 1_000_000 + file_bytes // 4)
-        self._items = min(10_000 + content_bytes, 2_000_000 + file_bytes // 2)
-        self._frames = min(10_000 + content_bytes, 500_000 + file_bytes // 8)
-        self._characters = min(_MIB + 200 * content_bytes, 64 * _MIB + 20 * file_bytes)
-        self._sizes = f"{file_bytes:,} bytes"
+        self._remaining_rows = min(10_000 + content_bytes // 8, 1_000_000 + file_bytes // 4)
+        self._remaining_items = min(10_000 + content_bytes, 2_000_000 + file_bytes // 2)
+        self._remaining_frames = min(10_000 + content_bytes, 500_000 + file_bytes // 8)
+        self._remaining_characters = min(_MIB + 200 * content_bytes, 64 * _MIB + 20 * file_bytes)
+        self._size_text = f"{file_bytes:,} bytes"
         if content_bytes != file_bytes:
-            self._sizes += f" ({content_bytes:,} decompressed)"
-        memory = memory_share(memory_bytes)
+            self._size_text += f" ({content_bytes:,} decompressed)"
+        max_memory_bytes = memory_share(memory_bytes)
         # Python objects of an uncompressed snapshot take at most 20 bytes per byte.
-        self._object_bytes = min(768 * _MIB + 64 * file_bytes, memory)
+        self._max_object_bytes = min(768 * _MIB + 64 * file_bytes, max_memory_bytes)
         # Trees of real snapshots take at most 2.2 bytes per byte.
-        self.tree_bytes = min(256 * _MIB + 3 * content_bytes, memory)
+        self.tree_bytes = min(256 * _MIB + 3 * content_bytes, max_memory_bytes)
 
     def spend_rows(self, count: int) -> None:
         """Count rows of the tables of a snapshot."""
-        self._rows -= count
-        if self._rows < 0:
+        self._remaining_rows -= count
+        if self._remaining_rows < 0:
             raise self._expansion_error()
 
     def spend_items(self, count: int) -> None:
         """Count items that are read from lists."""
-        self._items -= count
-        if self._items < 0:
+        self._remaining_items -= count
+        if self._remaining_items < 0:
             raise self._expansion_error()
 
-    def spend_stacks(self, frames: int, characters: int) -> None:
+    def spend_stacks(self, frame_count: int, character_count: int) -> None:
         """Count the frames and the characters of the distinct call stacks of a device."""
-        self._frames -= frames
-        self._characters -= characters
-        if self._frames < 0 or self._characters < 0:
+        self._remaining_frames -= frame_count
+        self._remaining_characters -= character_count
+        if self._remaining_frames < 0 or self._remaining_characters < 0:
             raise self._expansion_error()
 
     def check_objects(self, estimated_bytes: int) -> None:
         """Check an estimate of the memory that the Python objects of the content take."""
-        if estimated_bytes > self._object_bytes:
-            raise memory_error(self._object_bytes)
+        if estimated_bytes > self._max_object_bytes:
+            raise memory_error(self._max_object_bytes)
 
     def _expansion_error(self) -> SnapshotError:
         return SnapshotError(
             "the file describes more events, blocks or call stacks than a snapshot of its size"
-            f" ({self._sizes}) can contain",
+            f" ({self._size_text}) can contain",
             hint="write the snapshot again; a compressed file that you trust can be decompressed first",
         )
 

@@ -31,7 +31,7 @@ class Machine:
     def __init__(self, data: bytes) -> None:
         self._data = data
         self._position = 0
-        self._opcode_at = 0
+        self._opcode_position = 0
         self._stack: list[Any] = []
         self._metastack: list[list[Any]] = []
         self._memo = Memo()
@@ -39,13 +39,13 @@ class Machine:
 
     def run(self) -> Any:
         """Return the value of the pickle. Raises PickleRejected."""
-        data, handlers = self._data, _STEPS
+        data, handlers = self._data, _OPCODE_HANDLERS
         try:
             while True:
-                self._opcode_at = position = self._run_frequent()
+                self._opcode_position = position = self._run_frequent()
                 self._position = position + 1
                 if data[position] == _STOP:
-                    return self._top()
+                    return self._top_value()
                 handlers[data[position]](self)
         except IndexError:
             raise self._rejection("truncated") from None
@@ -72,7 +72,7 @@ class Machine:
             elif opcode == _EMPTY_DICT:
                 position = memo.push_dicts(data, position, stack)
             elif opcode == _MEMOIZE and stack:
-                if memo.put(memo.count, stack[-1]):
+                if memo.put(memo.value_count, stack[-1]):
                     self._pushed_values.clear()
                 position += 1
             elif opcode == _MARK:
@@ -88,21 +88,21 @@ class Machine:
         return position
 
     def _rejection(self, reason: str) -> PickleRejected:
-        return PickleRejected(reason, self._opcode_at)
+        return PickleRejected(reason, self._opcode_position)
 
     # Methods that read the arguments of opcodes.
 
     def read_bytes(self, count: int) -> bytes:
-        start = self._position
+        start_position = self._position
         self._position += count
         if self._position > len(self._data):
             raise self._rejection("truncated")
-        return self._data[start : self._position]
+        return self._data[start_position : self._position]
 
     def read_byte(self) -> int:
-        at = self._position
-        self._position = at + 1
-        return self._data[at]
+        position = self._position
+        self._position = position + 1
+        return self._data[position]
 
     def read_unsigned(self, width: int) -> int:
         return int.from_bytes(self.read_bytes(width), "little")
@@ -112,19 +112,23 @@ class Machine:
 
     def read_text(self, width: int) -> str:
         encoded_text = self.read_counted(width)
-        text: str = encoded_text.decode() if encoded_text.isascii() else self._convert(encoded_text)
+        text: str = (
+            encoded_text.decode()
+            if encoded_text.isascii()
+            else self._convert_argument(encoded_text)
+        )
         return text
 
     def read_line(self) -> Any:
-        start, end = self._position, self._data.find(b"\n", self._position)
+        start_position, end = self._position, self._data.find(b"\n", self._position)
         if end < 0:
             raise self._rejection("truncated")
         self._position = end + 1
-        return self._convert(self._data[start:end])
+        return self._convert_argument(self._data[start_position:end])
 
-    def _convert(self, argument_bytes: bytes) -> Any:
+    def _convert_argument(self, argument_bytes: bytes) -> Any:
         try:
-            return convert_argument(self._data[self._opcode_at], argument_bytes)
+            return convert_argument(self._data[self._opcode_position], argument_bytes)
         except ValueError:
             raise self._rejection("argument") from None
 
@@ -133,13 +137,13 @@ class Machine:
     def push(self, value: Any) -> None:
         self._stack.append(value)
 
-    def _top(self) -> Any:
+    def _top_value(self) -> Any:
         if not self._stack:
             raise self._rejection("stack")
         return self._stack[-1]
 
     def duplicate(self) -> None:
-        self.push(self._top())
+        self.push(self._top_value())
 
     def mark(self) -> None:
         self._metastack.append(self._stack)
@@ -158,17 +162,17 @@ class Machine:
         return popped_items
 
     def _pop_last(self, count: int) -> list[Any]:
-        start = len(self._stack) - count
-        if start < 0:
+        start_index = len(self._stack) - count
+        if start_index < 0:
             raise self._rejection("stack")
-        popped_items = self._stack[start:]
-        del self._stack[start:]
+        popped_items = self._stack[start_index:]
+        del self._stack[start_index:]
         return popped_items
 
     # Opcodes that store and push memo values.
 
     def put(self, index: int) -> None:
-        value = self._top()
+        value = self._top_value()
         # A file of N bytes stores at most N values.
         if index >= self._position:
             raise self._rejection("memo_index")
@@ -176,7 +180,7 @@ class Machine:
             self._pushed_values.clear()
 
     def memoize(self) -> None:
-        self.put(self._memo.count)
+        self.put(self._memo.value_count)
 
     def get(self, index: int) -> None:
         try:
@@ -190,21 +194,21 @@ class Machine:
         self.push(self.pop_mark() if count is None else self._pop_last(count))
 
     def make_dict(self) -> None:
-        result: dict[str, Any] = {}
-        self._set(result, self.pop_mark())
-        self.push(result)
+        new_dict: dict[str, Any] = {}
+        self._set_values(new_dict, self.pop_mark())
+        self.push(new_dict)
 
     def append(self) -> None:
-        self._append(self._pop_last(1))
+        self._append_items(self._pop_last(1))
 
     def appends(self) -> None:
-        self._append(self.pop_mark())
+        self._append_items(self.pop_mark())
 
-    def _append(self, items: list[Any]) -> None:
-        target = self._top()
-        if not isinstance(target, list):
+    def _append_items(self, items: list[Any]) -> None:
+        container = self._top_value()
+        if not isinstance(container, list):
             raise self._rejection("target")
-        target += items
+        container += items
 
     def set_item(self) -> None:
         self._set_top(self._pop_last(2))
@@ -213,20 +217,20 @@ class Machine:
         self._set_top(self.pop_mark())
 
     def _set_top(self, pairs: list[Any]) -> None:
-        target = self._top()
-        if not isinstance(target, dict):
+        container = self._top_value()
+        if not isinstance(container, dict):
             raise self._rejection("target")
-        self._set(target, pairs)
+        self._set_values(container, pairs)
 
-    def _set(self, target: dict[str, Any], pairs: list[Any]) -> None:
+    def _set_values(self, container: dict[str, Any], pairs: list[Any]) -> None:
         if len(pairs) % 2:
             raise self._rejection("pairs")
         keys, values = pairs[::2], pairs[1::2]
         if set(map(type, keys)) <= {str}:
-            target.update(zip(keys, values, strict=True))
+            container.update(zip(keys, values, strict=True))
         else:
             items = zip(keys, values, strict=True)
-            target.update((key, value) for key, value in items if isinstance(key, str))
+            container.update((key, value) for key, value in items if isinstance(key, str))
 
     # Opcodes of the protocol version and of frames.
 
@@ -243,9 +247,9 @@ class Machine:
         raise self._rejection("opcode")
 
 
-_Step: TypeAlias = Callable[[Machine], object]
+_OpcodeHandler: TypeAlias = Callable[[Machine], object]
 
-_OPCODES: dict[bytes, _Step] = {
+_HANDLER_BY_OPCODE: dict[bytes, _OpcodeHandler] = {
     b"N": lambda m: m.push(None),
     b"\x88": lambda m: m.push(True),
     b"\x89": lambda m: m.push(False),
@@ -296,6 +300,6 @@ _OPCODES: dict[bytes, _Step] = {
     b"\x95": Machine.frame,
 }
 
-_STEPS: tuple[_Step, ...] = tuple(
-    _OPCODES.get(bytes([opcode]), Machine.reject_opcode) for opcode in range(256)
+_OPCODE_HANDLERS: tuple[_OpcodeHandler, ...] = tuple(
+    _HANDLER_BY_OPCODE.get(bytes([opcode]), Machine.reject_opcode) for opcode in range(256)
 )

@@ -19,8 +19,8 @@ from cudakit.core.memory.load.tree import Handles, check_subtree, keys_error, ki
 from cudakit.core.memory.snapshot import Ids, Ints, Mask
 
 # Return values of ``PickledTree.kind``.
-_LIST = "a list"
-_DICTIONARY = "a dictionary"
+_LIST_KIND = "a list"
+_DICTIONARY_KIND = "a dictionary"
 
 
 class NativeTree:
@@ -40,51 +40,51 @@ class NativeTree:
         return self._nodes.root
 
     def plain_object(self, handle: int) -> Any:
-        if self._nodes.kind(handle) in (_LIST, _DICTIONARY):
-            check_subtree(handle, self._nodes.length, self._items)
-        return self._object(handle)
+        if self._nodes.kind(handle) in (_LIST_KIND, _DICTIONARY_KIND):
+            check_subtree(handle, self._nodes.length, self._child_handles)
+        return self._plain_value(handle)
 
     def texts(self, handles: Handles) -> list[str]:
         return self._nodes.texts(_aligned(handles))
 
-    def _items(self, handle: int) -> list[int]:
-        kind = self._nodes.kind(handle)
-        if kind == _LIST:
+    def _child_handles(self, handle: int) -> list[int]:
+        node_kind = self._nodes.kind(handle)
+        if node_kind == _LIST_KIND:
             items = np.empty(self._nodes.length(handle), np.uint64)
             self._nodes.gather(np.array([handle], np.uint64), items)
             return list(items.tolist())
-        return list(self._nodes.members(handle).values()) if kind == _DICTIONARY else []
+        return list(self._nodes.members(handle).values()) if node_kind == _DICTIONARY_KIND else []
 
-    def _object(self, handle: int) -> Any:
-        kind = self._nodes.kind(handle)
-        if kind == _LIST:
-            return [self._object(item) for item in self._items(handle)]
-        if kind == _DICTIONARY:
+    def _plain_value(self, handle: int) -> Any:
+        node_kind = self._nodes.kind(handle)
+        if node_kind == _LIST_KIND:
+            return [self._plain_value(child) for child in self._child_handles(handle)]
+        if node_kind == _DICTIONARY_KIND:
             members = self._nodes.members(handle)
-            return {key: self._object(value) for key, value in members.items()}
+            return {key: self._plain_value(value) for key, value in members.items()}
         return self._nodes.scalar(handle)
 
     def members(self, handle: int) -> dict[str, int]:
-        with _kind_errors(_DICTIONARY):
+        with _raise_kind_errors(_DICTIONARY_KIND):
             return self._nodes.members(handle)
 
     def is_list(self, handle: int) -> bool:
-        return self._nodes.kind(handle) == _LIST
+        return self._nodes.kind(handle) == _LIST_KIND
 
     def children(self, lists: Handles) -> tuple[Ints, Handles]:
         lists = _aligned(lists)
         counts = np.empty(len(lists), np.int64)
-        with _kind_errors(_LIST):
+        with _raise_kind_errors(_LIST_KIND):
             self._nodes.lengths(lists, counts)
-        total = int(counts.sum())
-        self.budget.spend_items(total)
-        items = np.empty(total, np.uint64)
+        item_count = int(counts.sum())
+        self.budget.spend_items(item_count)
+        items = np.empty(item_count, np.uint64)
         self._nodes.gather(lists, items)
         return counts, items
 
     def column(self, dicts: Handles, key: str) -> Handles:
         values = np.empty(len(dicts), np.uint64)
-        with _kind_errors(_DICTIONARY):
+        with _raise_kind_errors(_DICTIONARY_KIND):
             self._nodes.column(_aligned(dicts), values, key)
         return values
 
@@ -105,7 +105,7 @@ def _aligned(handles: Handles) -> Handles:
 
 
 @contextmanager
-def _kind_errors(kind: str) -> Iterator[None]:
+def _raise_kind_errors(kind: str) -> Iterator[None]:
     """Raise SnapshotError if a node is not of a kind."""
     try:
         yield
@@ -116,7 +116,7 @@ def _kind_errors(kind: str) -> Iterator[None]:
 
 def _convert_for_native(opcode: int, argument_bytes: bytes) -> bool | float | str | bytes:
     """Return an argument's value; integers as bytes in two's complement, as ``push_object`` expects."""
-    value = convert_argument(opcode, argument_bytes)
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
-    return value
+    argument = convert_argument(opcode, argument_bytes)
+    if isinstance(argument, int) and not isinstance(argument, bool):
+        return argument.to_bytes(argument.bit_length() // 8 + 1, "little", signed=True)
+    return argument

@@ -45,7 +45,7 @@ def read(content: bytes, budget: Budget | None = None, *, native: bool | None = 
     anything else.
     """
     budget = budget or Budget(len(content), len(content))
-    native_tree = None if native is False else _native_tree(required=native is True)
+    native_tree = None if native is False else _native_tree(is_required=native is True)
     try:
         if native_tree is not None:
             return native_tree(content, budget)
@@ -60,14 +60,14 @@ def read(content: bytes, budget: Budget | None = None, *, native: bool | None = 
 
 def has_compiled_reader() -> bool:
     """Return whether the package was installed with the compiled reader."""
-    return _native_tree(required=False) is not None
+    return _native_tree(is_required=False) is not None
 
 
-def _native_tree(*, required: bool) -> type[NativeTree] | None:
+def _native_tree(*, is_required: bool) -> type[NativeTree] | None:
     try:
         from cudakit.core.memory.load.native import NativeTree
     except ImportError:
-        if required:
+        if is_required:
             raise
         return None
     return NativeTree
@@ -89,18 +89,18 @@ _OBJECT_BYTES = {
 
 
 def _estimated_object_bytes(content: bytes) -> int:
-    containers = sum(content.count(opcode) * size for opcode, size in _OBJECT_BYTES.items())
-    return containers + 4 * len(content)
+    container_bytes = sum(content.count(opcode) * size for opcode, size in _OBJECT_BYTES.items())
+    return container_bytes + 4 * len(content)
 
 
 def _read_objects(content: bytes) -> Any:
     # The garbage collector would visit all dictionaries repeatedly, and find no garbage.
-    was_enabled = gc.isenabled()
+    gc_was_enabled = gc.isenabled()
     gc.disable()
     try:
         return Machine(content).run()
     finally:
-        if was_enabled:
+        if gc_was_enabled:
             gc.enable()
 
 
@@ -110,12 +110,12 @@ def _rejection(content: bytes, reason: str, offset: int) -> SnapshotError:
             f"the file is truncated after {len(content):,} bytes: copying or writing it did not finish",
             hint=_HINT_COPY,
         )
-    name = _opcode_name(content[offset])
+    opcode_name = _opcode_name(content[offset])
     if reason == "opcode":
-        return SnapshotError(f"byte {offset:,}: {_opcode_error(name)}", hint=HINT_DUMP)
+        return SnapshotError(f"byte {offset:,}: {_opcode_error(opcode_name)}", hint=HINT_DUMP)
     suffix = "" if content.startswith(b"\x80") else ", or not a pickle"
     return SnapshotError(
-        f"byte {offset:,}: opcode {name} {_DAMAGE_REASONS[reason]}: the file is damaged{suffix}",
+        f"byte {offset:,}: opcode {opcode_name} {_DAMAGE_REASONS[reason]}: the file is damaged{suffix}",
         hint=_HINT_COPY if not suffix else HINT_DUMP,
     )
 
@@ -124,8 +124,8 @@ def _opcode_name(opcode: int) -> str:
     # Only errors need this table, and building it takes milliseconds.
     from pickletools import opcodes
 
-    names = {entry.code: entry.name for entry in opcodes}
-    return names.get(chr(opcode), f"{opcode:#04x}")
+    opcode_names = {opcode_info.code: opcode_info.name for opcode_info in opcodes}
+    return opcode_names.get(chr(opcode), f"{opcode:#04x}")
 
 
 def _opcode_error(name: str) -> str:

@@ -41,7 +41,7 @@ from cudakit.torch_rules.settings import flag_of_device
 _MAX_DEVICES = 128
 # The key of NVTX marks; core/memory/record/snapshot_file.py writes it.
 _MARKS_KEY = "cudakit_marks"
-_PARTS = ("segments", "device_traces", "host_segments", "host_traces")
+_SNAPSHOT_KEYS = ("segments", "device_traces", "host_segments", "host_traces")
 
 
 def build(tree: Tree, *, source: str, file_format: str, size_bytes: int) -> Snapshot:
@@ -88,7 +88,7 @@ def _snapshot_parts(tree: Tree) -> dict[str, int]:
             )
         return handle_by_key
     handle_by_key = tree.members(tree.root)
-    if not any(name in handle_by_key for name in _PARTS):
+    if not any(name in handle_by_key for name in _SNAPSHOT_KEYS):
         keys = ", ".join(sorted(handle_by_key)[:4]) or "none"
         raise SnapshotError(
             f"the file is not a memory snapshot: its dictionary has other keys ({keys[:80]})"
@@ -110,33 +110,33 @@ def _device_traces(
     segments = _list_part(tree, handle_by_key, "segments")
     devices = [
         DeviceRows(ordinal, _entries_of(counts, ordinal), StreamNumbers())
-        for ordinal in _ordinals(counts, segment_devices(tree, segments))
+        for ordinal in _device_ordinals(counts, segment_devices(tree, segments))
     ]
     events = read_events(tree, tables, entries, devices)
-    states = read_final_states(tree, tables, segments, devices)
+    final_states = read_final_states(tree, tables, segments, devices)
     return [
-        _device_trace(rows, its_events, state, flag_of_device(overflow, rows.device))
-        for rows, its_events, state in zip(devices, events, states, strict=True)
+        _device_trace(rows, device_events, final_state, flag_of_device(overflow, rows.device))
+        for rows, device_events, final_state in zip(devices, events, final_states, strict=True)
     ]
 
 
 def _device_trace(
     rows: DeviceRows,
     events: tuple[Events, Warnings],
-    state: tuple[Segments, Blocks, Warnings],
+    final_state: tuple[Segments, Blocks, Warnings],
     overflowed: bool | None = None,
 ) -> DeviceTrace:
-    (trace_events, event_warnings), (segments, blocks, state_warnings) = events, state
+    (trace_events, event_warnings), (segments, blocks, state_warnings) = events, final_state
     warnings = event_warnings + state_warnings
     return DeviceTrace(
-        rows.device, trace_events, segments, blocks, rows.streams.raw, overflowed, warnings
+        rows.device, trace_events, segments, blocks, rows.streams.raw_streams, overflowed, warnings
     )
 
 
-def _ordinals(counts: Ints, segment_device: Ints) -> list[int]:
+def _device_ordinals(counts: Ints, segment_device: Ints) -> list[int]:
     """Return the devices that have events or segments; [0] if no device has any."""
-    used = {*np.flatnonzero(counts).tolist(), *np.unique(segment_device).tolist()}
-    ordinals = sorted(used) or [0]
+    used_ordinals = {*np.flatnonzero(counts).tolist(), *np.unique(segment_device).tolist()}
+    ordinals = sorted(used_ordinals) or [0]
     for ordinal in (ordinals[0], ordinals[-1]):
         if not 0 <= ordinal < _MAX_DEVICES:
             raise SnapshotError(
@@ -178,8 +178,8 @@ def _annotations(
     devices, _ = _parse_numbers(tree, tree.column(handles, "device"))
     texts = tuple(tables.texts)
     return tuple(
-        Annotation(texts[name], start == 1, device, time)
-        for name, start, device, time in zip(
+        Annotation(texts[name_id], is_start == 1, device, time_us)
+        for name_id, is_start, device, time_us in zip(
             names, stages.tolist(), devices.tolist(), times.tolist(), strict=True
         )
     )
@@ -195,16 +195,16 @@ def _marks(tree: Tree, tables: Tables, handle_by_key: Mapping[str, int]) -> tupl
     devices, _ = tree.integers(tree.column(handles, "device"))
     texts = tuple(tables.texts)
     rows = zip(names, devices.tolist(), times.tolist(), strict=True)
-    return tuple(Mark(texts[name], device, time) for name, device, time in rows)
+    return tuple(Mark(texts[name_id], device, time_us) for name_id, device, time_us in rows)
 
 
 def _parse_numbers(tree: Tree, handles: Handles) -> tuple[Ints, Mask]:
     """Return integers, also those that torch's C++ writer stores as text, and which nodes are integers."""
     numbers, is_integer = tree.integers(handles)
-    rows = np.flatnonzero(~is_integer & (handles != 0)).tolist()
-    for row, text in zip(rows, tree.texts(handles[rows]), strict=True):
+    row_indices = np.flatnonzero(~is_integer & (handles != 0)).tolist()
+    for row_index, text in zip(row_indices, tree.texts(handles[row_indices]), strict=True):
         if len(text) < 19 and text.isdecimal():
-            numbers[row], is_integer[row] = int(text), True
+            numbers[row_index], is_integer[row_index] = int(text), True
     return numbers, is_integer
 
 
@@ -247,7 +247,9 @@ def _is_setting(value: object) -> bool:
     if isinstance(value, list):
         return all(map(_is_scalar, value))
     if isinstance(value, dict):
-        return all(_is_number(n) and len(name) <= _MAX_KEY_DIGITS for name, n in value.items())
+        return all(
+            _is_number(number) and len(name) <= _MAX_KEY_DIGITS for name, number in value.items()
+        )
     return _is_scalar(value)
 
 

@@ -14,10 +14,10 @@ from typing import IO
 from cudakit.core.memory.load.limits import memory_share
 from cudakit.errors import SnapshotError, read_error
 
-_GZIP = b"\x1f\x8b"
-_ZSTD = b"\x28\xb5\x2f\xfd"
-_ZIP = b"PK\x03\x04"
-_CHUNK = 1 << 20
+_GZIP_MAGIC = b"\x1f\x8b"
+_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+_ZIP_MAGIC = b"PK\x03\x04"
+_CHUNK_BYTES = 1 << 20
 
 # Pickles of snapshots compress about 12-fold, and their JSON about 48-fold. Files that expand further are
 # rejected, so that memory is proportional to the file size. The check starts after a fixed number of bytes,
@@ -43,51 +43,53 @@ def read(path: str, memory_bytes: int | None = None) -> Source:
     ``memory_bytes`` is the available memory; None is unlimited. Raises SnapshotError if the file cannot be
     read, is empty, is a zip archive, or is larger than half of the available memory.
     """
-    limit = memory_share(memory_bytes)
+    max_bytes = memory_share(memory_bytes)
     name = "standard input" if path == "-" else path
     compressed_bytes = (
-        _read_stream(sys.stdin.buffer, name, limit)
+        _read_stream(sys.stdin.buffer, name, max_bytes)
         if path == "-"
-        else _read_file(Path(path), limit)
+        else _read_file(Path(path), max_bytes)
     )
     if not compressed_bytes:
         raise SnapshotError(f"{name} is empty", hint=HINT_DUMP)
-    if compressed_bytes.startswith(_ZIP):
+    if compressed_bytes.startswith(_ZIP_MAGIC):
         raise SnapshotError(
             f"{name} is a zip archive (as torch.save writes), not a memory snapshot",
             hint=HINT_DUMP,
         )
-    content = _unpack(compressed_bytes, name, limit)
+    content = _unpack(compressed_bytes, name, max_bytes)
     if not content:
         raise SnapshotError(f"{name} is empty after decompression", hint=HINT_DUMP)
     return Source(name, content, len(compressed_bytes))
 
 
-def _read_file(path: Path, limit: int) -> bytes:
+def _read_file(path: Path, max_bytes: int) -> bytes:
     try:
-        status = path.stat()
-        _reject_special_file(path, status.st_mode)
-        if stat.S_ISREG(status.st_mode) and status.st_size > limit:
-            raise _size_error(str(path), limit)
+        file_status = path.stat()
+        _reject_special_file(path, file_status.st_mode)
+        if stat.S_ISREG(file_status.st_mode) and file_status.st_size > max_bytes:
+            raise _size_error(str(path), max_bytes)
         with path.open("rb") as stream:
-            return stream.read() if status.st_size else _read_stream(stream, str(path), limit)
+            return (
+                stream.read() if file_status.st_size else _read_stream(stream, str(path), max_bytes)
+            )
     except (OSError, ValueError) as error:
         raise read_error(path, error, error_type=SnapshotError) from None
 
 
-def _read_stream(stream: IO[bytes], name: str, limit: int) -> bytes:
+def _read_stream(stream: IO[bytes], name: str, max_bytes: int) -> bytes:
     """Read a stream, which can be endless, up to the limit."""
     content = io.BytesIO()
-    while chunk := stream.read(_CHUNK):
+    while chunk := stream.read(_CHUNK_BYTES):
         content.write(chunk)
-        if content.tell() > limit:
-            raise _size_error(name, limit)
+        if content.tell() > max_bytes:
+            raise _size_error(name, max_bytes)
     return content.getvalue()
 
 
-def _size_error(name: str, limit: int) -> SnapshotError:
+def _size_error(name: str, max_bytes: int) -> SnapshotError:
     return SnapshotError(
-        f"{name} is larger than {limit >> 20:,} MiB, half of the available memory",
+        f"{name} is larger than {max_bytes >> 20:,} MiB, half of the available memory",
         hint="use a machine with more memory, or take the snapshot again with fewer events (max_entries)",
     )
 
@@ -103,13 +105,13 @@ def _reject_special_file(path: Path, mode: int) -> None:
         )
 
 
-def _unpack(compressed_bytes: bytes, name: str, limit: int) -> bytes:
-    if compressed_bytes.startswith(_GZIP):
-        compressed = io.BytesIO(compressed_bytes)
-        return _expand(gzip.GzipFile(fileobj=compressed), compressed, name, limit)
-    if compressed_bytes.startswith(_ZSTD):
-        compressed = io.BytesIO(compressed_bytes)
-        return _expand(_open_zstd(compressed), compressed, name, limit)
+def _unpack(compressed_bytes: bytes, name: str, max_bytes: int) -> bytes:
+    if compressed_bytes.startswith(_GZIP_MAGIC):
+        compressed_file = io.BytesIO(compressed_bytes)
+        return _expand(gzip.GzipFile(fileobj=compressed_file), compressed_file, name, max_bytes)
+    if compressed_bytes.startswith(_ZSTD_MAGIC):
+        compressed_file = io.BytesIO(compressed_bytes)
+        return _expand(_open_zstd(compressed_file), compressed_file, name, max_bytes)
     return compressed_bytes
 
 
@@ -119,26 +121,26 @@ def _open_zstd(compressed_file: io.BufferedIOBase) -> io.BufferedIOBase:
         from compression import zstd
     else:
         from backports import zstd
-    file: io.BufferedIOBase = zstd.ZstdFile(compressed_file)
-    return file
+    zstd_file: io.BufferedIOBase = zstd.ZstdFile(compressed_file)
+    return zstd_file
 
 
 def _expand(
-    reader: io.BufferedIOBase, compressed: io.BufferedIOBase, name: str, limit: int
+    reader: io.BufferedIOBase, compressed_file: io.BufferedIOBase, name: str, max_bytes: int
 ) -> bytes:
-    """Return all bytes of ``reader``. Raises SnapshotError beyond ``limit``, and if they expand too far."""
+    """Return all bytes of ``reader``. Raises SnapshotError if they exceed ``max_bytes`` or expand too far."""
     content = io.BytesIO()
     try:
-        while chunk := reader.read(_CHUNK):
+        while chunk := reader.read(_CHUNK_BYTES):
             content.write(chunk)
-            if content.tell() > max(_MIN_CHECKED_BYTES, _MAX_EXPANSION * compressed.tell()):
+            if content.tell() > max(_MIN_CHECKED_BYTES, _MAX_EXPANSION * compressed_file.tell()):
                 raise SnapshotError(
                     f"{name} expands to more than {_MAX_EXPANSION} times its size; "
                     "no snapshot compresses that well",
                     hint="if you trust the file, decompress it first",
                 )
-            if content.tell() > limit:
-                raise _size_error(f"{name}, decompressed,", limit)
+            if content.tell() > max_bytes:
+                raise _size_error(f"{name}, decompressed,", max_bytes)
     except (EOFError, OSError, zlib.error) as error:
         raise _damaged_error(name, error) from None
     except Exception as error:

@@ -88,7 +88,7 @@ class Tree(Protocol):
 
 
 # The value of a key that a dictionary lacks.
-_MISSING: Any = object()
+_MISSING_VALUE: Any = object()
 
 
 class ObjectTree:
@@ -110,11 +110,11 @@ class ObjectTree:
 
     def plain_object(self, handle: int) -> Any:
         root = self._objects[handle]
-        check_subtree(root, _length, _items)
+        check_subtree(root, _node_length, _child_nodes)
         return root
 
     def texts(self, handles: Handles) -> list[str]:
-        return [item if isinstance(item, str) else "" for item in self._rows(handles)]
+        return [node if isinstance(node, str) else "" for node in self._rows(handles)]
 
     def members(self, handle: int) -> dict[str, int]:
         node = self._objects[handle]
@@ -122,8 +122,12 @@ class ObjectTree:
             raise kind_error("a dictionary", _kind_name(node))
         if len(node) > MAX_KEYS:
             raise keys_error()
-        texts = {key: value for key, value in node.items() if isinstance(key, str)}
-        return dict(zip(texts, self._add(list(texts.values())).tolist(), strict=True))
+        value_by_text = {key: value for key, value in node.items() if isinstance(key, str)}
+        return dict(
+            zip(
+                value_by_text, self._add_objects(list(value_by_text.values())).tolist(), strict=True
+            )
+        )
 
     def is_list(self, handle: int) -> bool:
         return isinstance(self._objects[handle], (list, tuple))
@@ -137,18 +141,18 @@ class ObjectTree:
         _check_types(rows, {list, tuple}, "a list")
         counts = np.fromiter(map(len, rows), np.int64, len(rows))
         self.budget.spend_items(int(counts.sum()))
-        return counts, self._add(list(chain.from_iterable(rows)))
+        return counts, self._add_objects(list(chain.from_iterable(rows)))
 
     def column(self, dicts: Handles, key: str) -> Handles:
         rows = self._rows(dicts)
         _check_types(rows, {dict}, "a dictionary")
-        values = [node.get(key, _MISSING) for node in rows]
-        n_missing = values.count(_MISSING)
-        if n_missing == len(values):
+        values = [node.get(key, _MISSING_VALUE) for node in rows]
+        missing_count = values.count(_MISSING_VALUE)
+        if missing_count == len(values):
             return np.zeros(len(values), np.uint64)
-        handles = self._add(values)
-        if n_missing:
-            is_missing = (value is _MISSING for value in values)
+        handles = self._add_objects(values)
+        if missing_count:
+            is_missing = (value is _MISSING_VALUE for value in values)
             handles[np.fromiter(is_missing, np.bool_, len(values))] = 0
         else:
             self._store_rows(handles, values)
@@ -159,30 +163,32 @@ class ObjectTree:
         if set(map(type, rows)) <= {int, bool} and handles.all():
             with suppress(OverflowError):
                 return np.array(rows, np.int64), np.ones(len(rows), np.bool_)
-        is_integer = [isinstance(item, int) and -(1 << 63) <= item < 1 << 64 for item in rows]
+        is_integer = [isinstance(node, int) and -(1 << 63) <= node < 1 << 64 for node in rows]
         values = (
-            item & 0xFFFF_FFFF_FFFF_FFFF if is_valid else 0
-            for item, is_valid in zip(rows, is_integer, strict=True)
+            node & 0xFFFF_FFFF_FFFF_FFFF if is_valid else 0
+            for node, is_valid in zip(rows, is_integer, strict=True)
         )
         wrapped_values = np.fromiter(values, np.uint64, len(rows)).view(np.int64)
         return wrapped_values, np.array(is_integer, np.bool_)
 
     def intern(self, handles: Handles) -> tuple[Ids, Handles]:
-        contents = _ContentKeys()
+        content_keys = _ContentKeys()
         rows = self._rows(handles)
         # Rows often share objects: the content of each object is computed once.
         addresses = list(map(id, rows))
-        number_of = {
-            address: contents.number(node)
+        number_by_address = {
+            address: content_keys.number_of_content(node)
             for address, node in dict(zip(addresses, rows, strict=True)).items()
         }
-        numbers = np.fromiter(map(number_of.__getitem__, addresses), np.int64, len(rows))
+        numbers = np.fromiter(map(number_by_address.__getitem__, addresses), np.int64, len(rows))
         numbers[handles == 0] = -1
-        _, first, inverse = np.unique(numbers, return_index=True, return_inverse=True)
+        _, first_indices, inverse = np.unique(numbers, return_index=True, return_inverse=True)
         # np.unique sorts by number; ids count in the order of the first nodes.
-        id_of_unique = np.empty(len(first), np.int32)
-        id_of_unique[np.argsort(first)] = np.arange(len(first), dtype=np.int32)
-        return id_of_unique[inverse], handles[np.sort(first)]
+        id_by_unique_index = np.empty(len(first_indices), np.int32)
+        id_by_unique_index[np.argsort(first_indices)] = np.arange(
+            len(first_indices), dtype=np.int32
+        )
+        return id_by_unique_index[inverse], handles[np.sort(first_indices)]
 
     def _rows(self, handles: Handles) -> list[Any]:
         """Return the nodes of handles; None for handle 0."""
@@ -197,16 +203,16 @@ class ObjectTree:
         if len(self._recent_rows) > _MAX_RECENT_ROWS:
             del self._recent_rows[next(iter(self._recent_rows))]
 
-    def _add(self, objects: list[Any]) -> Handles:
-        start = len(self._objects)
+    def _add_objects(self, objects: list[Any]) -> Handles:
+        first_handle = len(self._objects)
         self._objects.extend(objects)
-        return np.arange(start, start + len(objects), dtype=np.uint64)
+        return np.arange(first_handle, first_handle + len(objects), dtype=np.uint64)
 
 
-def _check_types(rows: list[Any], types: set[type], expected: str) -> None:
-    if not set(map(type, rows)) <= types:
+def _check_types(nodes: list[Any], types: set[type], expected_name: str) -> None:
+    if not set(map(type, nodes)) <= types:
         raise kind_error(
-            expected, _kind_name(next(node for node in rows if type(node) not in types))
+            expected_name, _kind_name(next(node for node in nodes if type(node) not in types))
         )
 
 
@@ -214,20 +220,20 @@ class _ContentKeys:
     """Numbers that are equal for objects of equal content. Visits each container once per depth."""
 
     def __init__(self) -> None:
-        self._numbers: dict[object, int] = {}
-        self._visited: dict[tuple[int, int], int] = {}
+        self._number_by_key: dict[object, int] = {}
+        self._number_by_container: dict[tuple[int, int], int] = {}
         # The number of each list, by depth and by the addresses of its items, which a file cannot choose.
-        self._lists: tuple[dict[tuple[int, ...], int], ...] = tuple(
+        self._number_by_list: tuple[dict[tuple[int, ...], int], ...] = tuple(
             {} for _ in range(_INTERN_DEPTH)
         )
 
-    def number(self, node: object, depth: int = 0) -> int:
+    def number_of_content(self, node: object, depth: int = 0) -> int:
         """Return the number of an object's content."""
         if type(node) is list and depth < _INTERN_DEPTH:
-            addresses, lists = tuple(map(id, node)), self._lists[depth]
-            number = lists.get(addresses)
+            addresses, number_by_addresses = tuple(map(id, node)), self._number_by_list[depth]
+            number = number_by_addresses.get(addresses)
             if number is None:
-                number = lists[addresses] = self._number_of_container(node, depth)
+                number = number_by_addresses[addresses] = self._number_of_container(node, depth)
             return number
         if not isinstance(node, (list, tuple, dict)):
             return self._number_of_key(_scalar_key(node))
@@ -237,23 +243,27 @@ class _ContentKeys:
 
     def _number_of_container(self, node: Any, depth: int) -> int:
         # Below _INTERN_DEPTH nodes are compared by identity, so a number is valid for one depth only.
-        number = self._visited.get((id(node), depth))
+        number = self._number_by_container.get((id(node), depth))
         if number is None:
             number = self._number_of_key(self._container_key(node, depth))
-            self._visited[id(node), depth] = number
+            self._number_by_container[id(node), depth] = number
         return number
 
     def _number_of_key(self, key: object) -> int:
-        return self._numbers.setdefault(key, len(self._numbers))
+        return self._number_by_key.setdefault(key, len(self._number_by_key))
 
     def _container_key(self, node: Any, depth: int) -> object:
         # Keys are bytes, because Python's hash of bytes is keyed: a file can choose numbers so that the
         # hashes of tuples collide.
         if isinstance(node, dict):
-            texts = sorted(key for key in node if isinstance(key, str))
-            numbers = (self.number(part, depth + 1) for key in texts for part in (key, node[key]))
+            text_keys = sorted(key for key in node if isinstance(key, str))
+            numbers = (
+                self.number_of_content(key_or_value, depth + 1)
+                for key in text_keys
+                for key_or_value in (key, node[key])
+            )
             return ("dictionary", array("Q", numbers).tobytes())
-        return array("Q", (self.number(item, depth + 1) for item in node)).tobytes()
+        return array("Q", (self.number_of_content(child, depth + 1) for child in node)).tobytes()
 
 
 def _scalar_key(node: object) -> object:
@@ -269,19 +279,19 @@ def _scalar_key(node: object) -> object:
 
 def check_subtree(root: _T, length: Callable[[_T], int], items: Callable[[_T], list[_T]]) -> None:
     """Raise SnapshotError if a subtree has more than 10,000 items, or more than 100 levels."""
-    level, remaining = [root], MAX_PLAIN_ITEMS
+    level_nodes, remaining_items = [root], MAX_PLAIN_ITEMS
     for _ in range(100):
-        next_level: list[_T] = []
-        for node in level:
-            remaining -= length(node)
-            if remaining < 0:
+        next_level_nodes: list[_T] = []
+        for node in level_nodes:
+            remaining_items -= length(node)
+            if remaining_items < 0:
                 raise SnapshotError(
                     f"the settings of the file have more than {MAX_PLAIN_ITEMS:,} values"
                 )
-            next_level += items(node)
-        if not next_level:
+            next_level_nodes += items(node)
+        if not next_level_nodes:
             return
-        level = next_level
+        level_nodes = next_level_nodes
     raise SnapshotError("the file is nested deeper than 100 levels; no memory snapshot is")
 
 
@@ -290,24 +300,35 @@ def keys_error() -> SnapshotError:
     return SnapshotError(f"a dictionary has more than {MAX_KEYS:,} keys; none of a snapshot has")
 
 
-def kind_error(expected: str, actual: str) -> SnapshotError:
+def kind_error(expected_name: str, actual_kind: str) -> SnapshotError:
     """Return the error for a node of the wrong kind."""
-    names = {"int": "an integer", "float": "a number", "bool": "True or False", "NoneType": "None"}
+    name_by_type = {
+        "int": "an integer",
+        "float": "a number",
+        "bool": "True or False",
+        "NoneType": "None",
+    }
     return SnapshotError(
-        f"the file has {names.get(actual, actual)} where a memory snapshot has {expected}"
+        f"the file has {name_by_type.get(actual_kind, actual_kind)}"
+        f" where a memory snapshot has {expected_name}"
     )
 
 
 def _kind_name(node: object) -> str:
-    names: dict[type, str] = {dict: "a dictionary", list: "a list", tuple: "a list", str: "text"}
-    return names.get(type(node), type(node).__name__)
+    name_by_type: dict[type, str] = {
+        dict: "a dictionary",
+        list: "a list",
+        tuple: "a list",
+        str: "text",
+    }
+    return name_by_type.get(type(node), type(node).__name__)
 
 
-def _length(node: object) -> int:
+def _node_length(node: object) -> int:
     return len(node) if isinstance(node, (list, tuple, dict)) else 0
 
 
-def _items(node: object) -> list[Any]:
+def _child_nodes(node: object) -> list[Any]:
     if isinstance(node, dict):
         return list(node.values())
     return list(node) if isinstance(node, (list, tuple)) else []

@@ -42,16 +42,16 @@ def brief(result: MemoryResult) -> tuple[Note, ...]:
         notes = [*summary.answer(device), *summary.reliability(device)]
         return (*notes[:3], *_warnings(notes[3:]))
     return tuple(
-        replace(note, text=f"{_source(device, note)}: {note.text}")
+        replace(note, text=f"{_note_source(device, note)}: {note.text}")
         for device in result.devices
         for note in (next(summary.answer(device)), *_warnings(summary.reliability(device)))
     )
 
 
-def _source(device: DeviceMemory, note: Note) -> str:
+def _note_source(device: DeviceMemory, note: Note) -> str:
     """Return the file of a note, with the device unless the note itself names the device."""
-    name = device_name(device)
-    return device.file if f" {name} " in note.text else f"{device.file} {name}"
+    device_text = device_name(device)
+    return device.file if f" {device_text} " in note.text else f"{device.file} {device_text}"
 
 
 def _warnings(notes: Iterable[Note]) -> list[Note]:

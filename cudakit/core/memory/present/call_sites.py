@@ -17,11 +17,11 @@ def memory_in_use(device: DeviceMemory, top: int) -> Iterator[Table]:
     If each call site has one call stack, the tables would be the same: only the call stacks are listed.
     """
     if len(device.lines) != len(device.holders):
-        yield _lines(device, top)
-    yield _holders(device, top)
+        yield _site_table(device, top)
+    yield _stack_table(device, top)
 
 
-def _lines(device: DeviceMemory, top: int) -> Table:
+def _site_table(device: DeviceMemory, top: int) -> Table:
     """List the call sites that hold most memory."""
     return limited_table(
         (
@@ -36,7 +36,7 @@ def _lines(device: DeviceMemory, top: int) -> Table:
     )
 
 
-def _holders(device: DeviceMemory, top: int) -> Table:
+def _stack_table(device: DeviceMemory, top: int) -> Table:
     """List the call stacks that hold most memory."""
     return limited_table(
         (
@@ -50,22 +50,22 @@ def _holders(device: DeviceMemory, top: int) -> Table:
     )
 
 
-_PLURALS = {"category": "categories", "user metadata": "user metadata"}
+_FACET_PLURALS = {"category": "categories", "user metadata": "user metadata"}
 
 
 def facet_table(facet: Facet, top: int) -> Table:
     """List the values of a facet, such as annotations, that hold most memory."""
-    name = facet.name.replace("_", " ")
+    facet_name = facet.name.replace("_", " ")
     return limited_table(
         (
             ("bytes", "number", lambda group: Bytes(group.bytes)),
             ("share", "bar", lambda group: Ratio(group.share)),
             ("blocks", "number", lambda group: Count(group.count)),
-            (name, "text", lambda group: Text(group.name or "(none)")),
+            (facet_name, "text", lambda group: Text(group.name or "(none)")),
         ),
         facet.groups,
         top,
-        (name, _PLURALS.get(name, f"{name}s")),
+        (facet_name, _FACET_PLURALS.get(facet_name, f"{facet_name}s")),
     )
 
 
@@ -85,10 +85,10 @@ def leaks(device: DeviceMemory, top: int) -> Iterator[Node]:
     if device.leaks:
         yield Note("warn", f"{growth_sentence(device)} {compared_sentence}")
     elif device.steps.rising:
-        rises = f"{rising_sentence(device)} (section Peak per step)"
+        rise_text = f"{rising_sentence(device)} (section Peak per step)"
         yield Note(
             "info",
-            f"No call stack holds more memory after each step, but {rises}. {compared_sentence}",
+            f"No call stack holds more memory after each step, but {rise_text}. {compared_sentence}",
         )
     else:
         yield Note("ok", f"No call stack grows from step to step. {compared_sentence}")

@@ -40,7 +40,7 @@ def report(result: DiffResult, *, top: int = 10) -> Document:
         (
             device_name(device),
             (
-                _answer(device),
+                _answer_note(device),
                 _totals_table(device),
                 page.difference(device),
                 *_moment_sections(device, top),
@@ -51,26 +51,29 @@ def report(result: DiffResult, *, top: int = 10) -> Document:
     return Document(f"GPU memory: {result.before.name} → {result.after.name}", device_nodes)
 
 
-def _answer(device: DeviceDiff) -> Note:
-    changes = "; ".join(
-        f"{_change_text(moment)} at the {name}"
-        for name, moment in (("peak", device.peak), ("end", device.end))
+def _answer_note(device: DeviceDiff) -> Note:
+    change_texts = "; ".join(
+        f"{_change_text(moment)} at the {moment_name}"
+        for moment_name, moment in (("peak", device.peak), ("end", device.end))
     )
-    level: Literal["ok", "warn"] = "warn" if any(map(_grew, (device.peak, device.end))) else "ok"
+    level: Literal["ok", "warn"] = (
+        "warn" if any(map(_has_grown, (device.peak, device.end))) else "ok"
+    )
     rows = [*device.peak.grown, *device.peak.appeared]
     largest_row = max(rows, key=lambda row: row.change_bytes, default=None)
     if largest_row is None or not largest_row.stack:
-        return Note(level, f"Requested memory: {changes}.")
-    name, size = (
+        return Note(level, f"Requested memory: {change_texts}.")
+    moment_name, size_text = (
         site_name(largest_row.stack[largest_row.site]),
         format_bytes(largest_row.change_bytes),
     )
     return Note(
-        level, f"Requested memory: {changes}. Largest increase at the peak: {name}, {size}."
+        level,
+        f"Requested memory: {change_texts}. Largest increase at the peak: {moment_name}, {size_text}.",
     )
 
 
-def _grew(moment: MomentDiff) -> bool:
+def _has_grown(moment: MomentDiff) -> bool:
     return moment.after.state.requested_bytes > moment.before.state.requested_bytes
 
 
@@ -80,32 +83,32 @@ def _change_text(moment: MomentDiff) -> str:
     if bytes_before == bytes_after:
         return f"unchanged ({format_bytes(bytes_after)})"
     direction = "more" if bytes_after > bytes_before else "less"
-    change = format_bytes(abs(bytes_after - bytes_before))
+    size_text = format_bytes(abs(bytes_after - bytes_before))
     if not bytes_before:
-        return f"{change} {direction}"
+        return f"{size_text} {direction}"
     if bytes_after / bytes_before > _MAX_PERCENT_RATIO:
-        return f"{change} {direction} ({_factor_text(bytes_before, bytes_after)} as much)"
-    return f"{change} ({format_ratio(abs(bytes_after / bytes_before - 1))}) {direction}"
+        return f"{size_text} {direction} ({_factor_text(bytes_before, bytes_after)} as much)"
+    return f"{size_text} ({format_ratio(abs(bytes_after / bytes_before - 1))}) {direction}"
 
 
-def _factor_text(before: int, after: int) -> str:
-    return f"{round(after / before):,} times"
+def _factor_text(bytes_before: int, bytes_after: int) -> str:
+    return f"{round(bytes_after / bytes_before):,} times"
 
 
 def _totals_table(device: DeviceDiff) -> Table:
     rows = [
         (
-            f"{amount} at {name}",
+            f"{amount_name} at {moment_name}",
             *(
-                getattr(moment_of_side.state, f"{amount}_bytes")
+                getattr(moment_of_side.state, f"{amount_name}_bytes")
                 for moment_of_side in moments_of_sides
             ),
         )
-        for name, moments_of_sides in (
+        for moment_name, moments_of_sides in (
             ("peak", (device.peak.before, device.peak.after)),
             ("end", (device.end.before, device.end.after)),
         )
-        for amount in ("requested", "reserved")
+        for amount_name in ("requested", "reserved")
     ]
     return table(
         (
@@ -119,28 +122,28 @@ def _totals_table(device: DeviceDiff) -> Table:
     )
 
 
-def _growth_value(before: int, after: int) -> Value:
-    if not before:
+def _growth_value(bytes_before: int, bytes_after: int) -> Value:
+    if not bytes_before:
         return Unavailable("no memory was in use before")
-    if after / before > _MAX_PERCENT_RATIO:
-        return Text(_factor_text(before, after))
-    return Ratio(after / before - 1)
+    if bytes_after / bytes_before > _MAX_PERCENT_RATIO:
+        return Text(_factor_text(bytes_before, bytes_after))
+    return Ratio(bytes_after / bytes_before - 1)
 
 
 def _moment_sections(device: DeviceDiff, top: int) -> Iterator[Section]:
-    for name, moment in (("peak", device.peak), ("end", device.end)):
+    for moment_name, moment in (("peak", device.peak), ("end", device.end)):
         nodes = tuple(_change_tables(moment, top))
-        unchanged = Note("ok", "No call stack changed.")
-        yield Section(f"Changes at the {name}", nodes or (unchanged,))
+        unchanged_note = Note("ok", "No call stack changed.")
+        yield Section(f"Changes at the {moment_name}", nodes or (unchanged_note,))
 
 
 def _change_tables(moment: MomentDiff, top: int) -> Iterator[Node]:
-    for kind in ("grown", "appeared", "shrunk", "vanished"):
-        rows: tuple[DiffRow, ...] = getattr(moment, kind)
+    for change_kind in ("grown", "appeared", "shrunk", "vanished"):
+        rows: tuple[DiffRow, ...] = getattr(moment, change_kind)
         if rows:
             yield limited_table(
                 (
-                    (kind, "number", lambda row: Change(row.change_bytes)),
+                    (change_kind, "number", lambda row: Change(row.change_bytes)),
                     ("before", "number", lambda row: Bytes(row.before_bytes)),
                     ("after", "number", lambda row: Bytes(row.after_bytes)),
                     ("blocks after", "number", lambda row: Count(row.after_count)),

@@ -11,19 +11,22 @@ from cudakit.core.memory.result import DeviceMemory, DiffRow, Leak, Oom
 from cudakit.core.memory.verdict import replays_sentence
 from cudakit.units import format_bytes, format_count, format_ratio
 
-_MAX_ITEMS = 3
+_MAX_EVIDENCE_LINES = 3
 
 
 def evidence(device: DeviceMemory) -> tuple[str, ...]:
     """Return the figures that support the cause: sizes, replays, growth, or the largest call sites."""
     if device.ooms:
-        return tuple(_failure(device.ooms[-1]))
+        return tuple(_failure_evidence(device.ooms[-1]))
     if device.leaks:
-        return tuple(_growth(leak, device.steps.count) for leak in device.leaks[:_MAX_ITEMS])
+        return tuple(
+            _growth_evidence(leak, device.steps.count)
+            for leak in device.leaks[:_MAX_EVIDENCE_LINES]
+        )
     if device.steps.rising:
-        return tuple(map(_rise, device.steps.site_growth[:_MAX_ITEMS]))
+        return tuple(map(_rise_evidence, device.steps.site_growth[:_MAX_EVIDENCE_LINES]))
     # The sentence of the cause names the largest call site already.
-    lines = device.lines[1:_MAX_ITEMS]
+    lines = device.lines[1:_MAX_EVIDENCE_LINES]
     return tuple(
         f"next {moment_name(device)}: {NO_STACK if line.frame is None else site_name(line.frame)},"
         f" {format_bytes(line.bytes)} ({format_ratio(line.share)})"
@@ -41,7 +44,7 @@ def recommended_settings(device: DeviceMemory) -> str:
     return ""
 
 
-def _failure(oom: Oom) -> Iterator[str]:
+def _failure_evidence(oom: Oom) -> Iterator[str]:
     yield (
         f"requested {format_bytes(oom.size_bytes)}; free on the device"
         f" {format_bytes(oom.device_free_bytes)}; free in segments {format_bytes(oom.free_bytes)}; largest"
@@ -58,17 +61,17 @@ def _failure(oom: Oom) -> Iterator[str]:
         )
 
 
-def _growth(leak: Leak, steps: int) -> str:
-    site = site_name(leak.stack[leak.site]) if leak.stack else NO_STACK
+def _growth_evidence(leak: Leak, step_count: int) -> str:
+    site_text = site_name(leak.stack[leak.site]) if leak.stack else NO_STACK
     return (
-        f"{site}: from {format_bytes(leak.growth[0])} to {format_bytes(leak.growth[-1])} over"
-        f" {format_count(steps)} moments between steps, {format_bytes(leak.bytes_per_step)} per step"
+        f"{site_text}: from {format_bytes(leak.growth[0])} to {format_bytes(leak.growth[-1])} over"
+        f" {format_count(step_count)} moments between steps, {format_bytes(leak.bytes_per_step)} per step"
     )
 
 
-def _rise(row: DiffRow) -> str:
-    site = site_name(row.stack[row.site]) if row.stack else NO_STACK
+def _rise_evidence(row: DiffRow) -> str:
+    site_text = site_name(row.stack[row.site]) if row.stack else NO_STACK
     return (
-        f"{site}: {format_bytes(row.before_bytes)} at the peak of the first step,"
+        f"{site_text}: {format_bytes(row.before_bytes)} at the peak of the first step,"
         f" {format_bytes(row.after_bytes)} at the peak of the last one"
     )

@@ -50,12 +50,17 @@ def timeline(result: MemoryResult) -> Document:
 def _allocation_columns(devices: list[DeviceMemory]) -> Columns:
     """Return the allocations of all devices of one snapshot, which share the tables of texts."""
     snapshot = devices[0].snapshot
-    sites = StackTable(snapshot).site_frames
+    site_frames = StackTable(snapshot).site_frames
     frame_texts = tuple(map(frame_text, snapshot.frames))
-    stacks = tuple(" < ".join(frame_texts[i] for i in stack) for stack in snapshot.stacks)
-    rows = [_allocation_rows(device, sites) for device in devices]
-    arrays = {name: _concatenate([row[name] for row in rows]) for name in rows[0]}
-    _check_characters(snapshot, (stacks, arrays["stack"]), (frame_texts, arrays["line"]))
+    stack_texts = tuple(
+        " < ".join(frame_texts[frame_index] for frame_index in stack) for stack in snapshot.stacks
+    )
+    columns_by_device = [_allocation_rows(device, site_frames) for device in devices]
+    arrays = {
+        name: _concatenate([device_columns[name] for device_columns in columns_by_device])
+        for name in columns_by_device[0]
+    }
+    _check_characters(snapshot, (stack_texts, arrays["stack"]), (frame_texts, arrays["line"]))
     return Columns(
         "allocations",
         arrays,
@@ -63,12 +68,12 @@ def _allocation_columns(devices: list[DeviceMemory]) -> Columns:
             "file": (devices[0].file,),
             "pool": tuple(f"{a},{b}" for a, b in snapshot.pools),
             "line": frame_texts,
-            "stack": stacks,
+            "stack": stack_texts,
         },
     )
 
 
-def _allocation_rows(device: DeviceMemory, sites: Ids) -> dict[str, npt.NDArray[Any]]:
+def _allocation_rows(device: DeviceMemory, site_frames: Ids) -> dict[str, npt.NDArray[Any]]:
     allocations, n_events = device.replay.allocations, len(device.trace.events)
     return {
         "file": np.zeros(len(allocations), np.int32),
@@ -84,7 +89,7 @@ def _allocation_rows(device: DeviceMemory, sites: Ids) -> dict[str, npt.NDArray[
         "end_us": _event_times(device, allocations.end),
         "stream": allocations.stream,
         "pool": allocations.pool,
-        "line": sites[allocations.stack],
+        "line": site_frames[allocations.stack],
         "stack": allocations.stack,
     }
 
@@ -94,14 +99,14 @@ def _check_characters(snapshot: Snapshot, *columns: tuple[tuple[str, ...], Ids])
 
     Rows share their texts, so that a small file can describe an export of terabytes.
     """
-    limit = _MIN_CHARACTERS + _CHARACTERS_PER_BYTE * snapshot.size_bytes
-    total = 0
+    max_characters = _MIN_CHARACTERS + _CHARACTERS_PER_BYTE * snapshot.size_bytes
+    character_count = 0
     for texts, ids in columns:
-        lengths = np.fromiter(map(len, texts), np.int64, len(texts))
-        total += int(lengths[ids[ids >= 0]].sum())
-    if total > limit:
+        text_lengths = np.fromiter(map(len, texts), np.int64, len(texts))
+        character_count += int(text_lengths[ids[ids >= 0]].sum())
+    if character_count > max_characters:
         raise UsageError(
-            f"the call stacks of this export would have {total:.1e} characters",
+            f"the call stacks of this export would have {character_count:.1e} characters",
             hint="choose another output format, such as html or json",
         )
 
@@ -112,18 +117,20 @@ def frame_text(frame: Frame) -> str:
     return f"{location} {frame.name}".strip()
 
 
-def _masked_outside_trace(event: Ints, n_events: int) -> Ints:
+def _masked_outside_trace(events: Ints, n_events: int) -> Ints:
     """Mask event indices before and after the trace."""
-    return np.ma.masked_array(event, (event < 0) | (event >= n_events))
+    return np.ma.masked_array(events, (events < 0) | (events >= n_events))
 
 
-def _event_times(device: DeviceMemory, event: Ints) -> Ints:
+def _event_times(device: DeviceMemory, events: Ints) -> Ints:
     """Return the times of events; masked outside the trace and in files without times."""
     times = device.trace.events.time_us
     n_events = len(times)
     has_times = device.snapshot.has_times and n_events > 0
-    time = times[np.clip(event, 0, n_events - 1)] if has_times else np.zeros(len(event), np.int64)
-    return np.ma.masked_array(time, (event < 0) | (event >= n_events) | (not has_times))
+    event_times = (
+        times[np.clip(events, 0, n_events - 1)] if has_times else np.zeros(len(events), np.int64)
+    )
+    return np.ma.masked_array(event_times, (events < 0) | (events >= n_events) | (not has_times))
 
 
 def _join_columns(columns_to_join: list[Columns]) -> Columns:
@@ -132,17 +139,17 @@ def _join_columns(columns_to_join: list[Columns]) -> Columns:
     arrays: dict[str, list[npt.NDArray[np.generic]]] = {
         name: [] for name in columns_to_join[0].arrays
     }
-    text: dict[str, tuple[str, ...]] = dict.fromkeys(columns_to_join[0].text, ())
+    texts_by_name: dict[str, tuple[str, ...]] = dict.fromkeys(columns_to_join[0].text, ())
     for part_columns in columns_to_join:
         for name, array in part_columns.arrays.items():
-            offset = len(text.get(name, ()))
-            arrays[name].append(np.where(array < 0, -1, array + offset) if offset else array)
-        for name, values in part_columns.text.items():
-            text[name] += values
+            id_offset = len(texts_by_name.get(name, ()))
+            arrays[name].append(np.where(array < 0, -1, array + id_offset) if id_offset else array)
+        for name, texts in part_columns.text.items():
+            texts_by_name[name] += texts
     return Columns(
         columns_to_join[0].name,
         {name: _concatenate(columns) for name, columns in arrays.items()},
-        text,
+        texts_by_name,
     )
 
 
@@ -156,11 +163,11 @@ def _call_tree(device: DeviceMemory) -> Tree:
     """Merge the call stacks of all holders into a tree."""
     root = _CallNode(device_name(device))
     for holder in device.holders:
-        root.add(_labels(holder), holder.bytes)
-    return root.tree()
+        root.add_bytes(_frame_labels(holder), holder.bytes)
+    return root.to_tree()
 
 
-def _labels(holder: Holder) -> list[str]:
+def _frame_labels(holder: Holder) -> list[str]:
     if not holder.stack:
         return ["no stack recorded"]
     return [frame_text(frame) for frame in reversed(holder.stack)]
@@ -174,23 +181,23 @@ class _CallNode:
         self.bytes = 0
         self.children: dict[str, _CallNode] = {}
 
-    def add(self, labels: list[str], size: int) -> None:
+    def add_bytes(self, labels: list[str], size: int) -> None:
         node = self
         node.bytes += size
         for label in labels:
             node = node.children.setdefault(label, _CallNode(label))
             node.bytes += size
 
-    def tree(self) -> Tree:
+    def to_tree(self) -> Tree:
         """Return the tree, built without recursion: stacks can be deeper than Python's recursion limit."""
         nodes = [self]
-        frozen: dict[int, Tree] = {}
+        tree_by_id: dict[int, Tree] = {}
         for node in nodes:
             nodes.extend(node.children.values())
         for node in reversed(nodes):
-            children = tuple(frozen[id(child)] for child in node.children.values())
-            frozen[id(node)] = Tree(node.label, node.bytes, children)
-        return frozen[id(self)]
+            children = tuple(tree_by_id[id(child)] for child in node.children.values())
+            tree_by_id[id(node)] = Tree(node.label, node.bytes, children)
+        return tree_by_id[id(self)]
 
 
 def _timeline_nodes(device: DeviceMemory) -> Iterator[Chart | Columns]:
@@ -198,11 +205,11 @@ def _timeline_nodes(device: DeviceMemory) -> Iterator[Chart | Columns]:
     n_events = len(trace.events)
     if not n_events:
         return
-    clock = _event_clock(device)
+    time_by_event = _event_clock(device)
     name = device_name(device)
     yield Chart(
         title=f"{name} memory",
-        x=clock / 1e6,
+        x=time_by_event / 1e6,
         series=tuple(
             Series(f"{name} {label}", curve[1:])
             for label, curve in (
@@ -213,10 +220,11 @@ def _timeline_nodes(device: DeviceMemory) -> Iterator[Chart | Columns]:
         ),
         x_unit="seconds",
         markers=tuple(
-            Marker(float(clock[oom.event]) / 1e6, "out of memory", "error") for oom in device.ooms
+            Marker(float(time_by_event[oom.event]) / 1e6, "out of memory", "error")
+            for oom in device.ooms
         ),
     )
-    yield _allocation_slices(device, clock)
+    yield _allocation_slices(device, time_by_event)
 
 
 def _event_clock(device: DeviceMemory) -> Ints:
@@ -228,23 +236,24 @@ def _event_clock(device: DeviceMemory) -> Ints:
     return times - times[:1]
 
 
-def _allocation_slices(device: DeviceMemory, clock: Ints) -> Columns:
+def _allocation_slices(device: DeviceMemory, time_by_event: Ints) -> Columns:
     allocations, snapshot = device.replay.allocations, device.snapshot
-    n_events = len(clock)
+    n_events = len(time_by_event)
     is_large = allocations.size >= max(int(device.peak.active_bytes * _MIN_SLICE_SHARE), 1)
-    start_time = clock[np.clip(allocations.begin[is_large], 0, n_events - 1)]
-    end_time = clock[np.clip(allocations.end[is_large], 0, n_events - 1)]
-    names, name_of_row = _site_names(snapshot, allocations.stack[is_large])
+    start_times = time_by_event[np.clip(allocations.begin[is_large], 0, n_events - 1)]
+    end_times = time_by_event[np.clip(allocations.end[is_large], 0, n_events - 1)]
+    names, name_index_by_row = _site_names(snapshot, allocations.stack[is_large])
     streams = tuple(
-        f"{device_name(device)} stream {number}" for number in range(len(device.trace.streams))
+        f"{device_name(device)} stream {stream_number}"
+        for stream_number in range(len(device.trace.streams))
     )
     return Columns(
         f"{device_name(device)} allocations",
         {
-            "start_us": start_time,
-            "duration_us": end_time - start_time,
+            "start_us": start_times,
+            "duration_us": end_times - start_times,
             "track": allocations.stream[is_large],
-            "name": name_of_row,
+            "name": name_index_by_row,
             "address": allocations.address[is_large],
             "requested_bytes": allocations.requested[is_large],
             "size_bytes": allocations.size[is_large],
@@ -253,16 +262,16 @@ def _allocation_slices(device: DeviceMemory, clock: Ints) -> Columns:
     )
 
 
-def _site_names(snapshot: Snapshot, stack: Ids) -> tuple[tuple[str, ...], Ids]:
+def _site_names(snapshot: Snapshot, stack_ids: Ids) -> tuple[tuple[str, ...], Ids]:
     """Return the texts of the call sites of stacks, and the index of each stack's text."""
-    table = StackTable(snapshot)
-    used_stacks, stack_index = np.unique(stack, return_inverse=True)
-    sites = [snapshot.stacks[number] for number in used_stacks.tolist()]
+    stack_table = StackTable(snapshot)
+    used_stacks, stack_index = np.unique(stack_ids, return_inverse=True)
+    used_frames = [snapshot.stacks[stack_id] for stack_id in used_stacks.tolist()]
     names = tuple(
-        frame_text(snapshot.frames[frames[table.site_index(number)]])
+        frame_text(snapshot.frames[frames[stack_table.site_index(stack_id)]])
         if frames
         else "no stack recorded"
-        for number, frames in zip(used_stacks.tolist(), sites, strict=True)
+        for stack_id, frames in zip(used_stacks.tolist(), used_frames, strict=True)
     )
     _check_characters(snapshot, (names, stack_index.astype(np.int32)))
     return names, stack_index.astype(np.int32)

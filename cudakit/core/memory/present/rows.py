@@ -12,7 +12,7 @@ from cudakit.core.memory.result import DeviceDiff, DeviceMemory, FileFacts
 from cudakit.document import Column, Frame, Node, Section, Stack, Table, Text, Value
 
 _T = TypeVar("_T")
-_Kind: TypeAlias = Literal["number", "text", "stack", "bar"]  # kind of a Column
+_ColumnKind: TypeAlias = Literal["number", "text", "stack", "bar"]  # kind of a Column
 
 NO_STACK = "no stack recorded (C++ thread, or before the trace)"
 
@@ -32,9 +32,9 @@ def moment_name(device: DeviceMemory) -> str:
 
 def steps_source(device: DeviceMemory) -> str:
     """Return what marks the steps of a program, such as the loop in a function."""
-    kind, _, name = device.steps.source.partition(" ")
-    if kind == "annotation":
-        return f"the annotation '{name}', where # is a number"
+    source_kind, _, source_name = device.steps.source.partition(" ")
+    if source_kind == "annotation":
+        return f"the annotation '{source_name}', where # is a number"
     return f"the {device.steps.source}"
 
 
@@ -70,20 +70,22 @@ def distinct_stacks(stacks: Sequence[Value]) -> list[Value]:
     first differing frame is searched from the innermost frame outwards.
     """
     stacks_by_text: defaultdict[tuple[Frame, str | None], list[int]] = defaultdict(list)
-    for number, stack in enumerate(stacks):
+    for row_number, stack in enumerate(stacks):
         if isinstance(stack, Stack):
-            innermost = stack.frames[0].name if stack.site else None
-            stacks_by_text[stack.frames[stack.site], innermost].append(number)
-    result = list(stacks)
+            innermost_function = stack.frames[0].name if stack.site else None
+            stacks_by_text[stack.frames[stack.site], innermost_function].append(row_number)
+    marked_stacks = list(stacks)
     for row_numbers in stacks_by_text.values():
         similar_stacks = [
             stack
             for stack in (stacks[row_number] for row_number in row_numbers)
             if isinstance(stack, Stack)
         ]
-        for number, stack in zip(row_numbers, similar_stacks, strict=True):
-            result[number] = replace(stack, distinct_index=_first_difference(stack, similar_stacks))
-    return result
+        for row_number, stack in zip(row_numbers, similar_stacks, strict=True):
+            marked_stacks[row_number] = replace(
+                stack, distinct_index=_first_difference(stack, similar_stacks)
+            )
+    return marked_stacks
 
 
 def _first_difference(stack: Stack, similar_stacks: Sequence[Stack]) -> int | None:
@@ -100,27 +102,30 @@ def _first_difference(stack: Stack, similar_stacks: Sequence[Stack]) -> int | No
 
 
 def table(
-    columns: Sequence[tuple[str, _Kind, Callable[[_T], Value]]],
+    columns: Sequence[tuple[str, _ColumnKind, Callable[[_T], Value]]],
     items: Iterable[_T],
     caption: str = "",
 ) -> Table:
     """Return a table with a row per item; a column has a title, a kind, and a function of an item."""
     listed_items = list(items)
     cells = [
-        distinct_stacks([value(item) for item in listed_items])
+        distinct_stacks([value_of(item) for item in listed_items])
         if kind == "stack"
-        else [value(item) for item in listed_items]
-        for _, kind, value in columns
+        else [value_of(item) for item in listed_items]
+        for _, kind, value_of in columns
     ]
     return Table(
         tuple(Column(title, kind) for title, kind, _ in columns),
-        tuple(tuple(column[row] for column in cells) for row in range(len(listed_items))),
+        tuple(
+            tuple(cell_column[row_index] for cell_column in cells)
+            for row_index in range(len(listed_items))
+        ),
         caption,
     )
 
 
 def limited_table(
-    columns: Sequence[tuple[str, _Kind, Callable[[_T], Value]]],
+    columns: Sequence[tuple[str, _ColumnKind, Callable[[_T], Value]]],
     items: Sequence[_T],
     top: int,
     names: tuple[str, str] = ("call stack", "call stacks"),
@@ -129,10 +134,10 @@ def limited_table(
 ) -> Table:
     """Return a table of the first ``top`` items, 0 for all; the caption counts the rest."""
     listed_items = items if top == 0 else items[:top]
-    n_omitted, (singular, plural) = len(items) - len(listed_items), names
+    omitted_count, (singular, plural) = len(items) - len(listed_items), names
     omitted_note = (
-        f"{n_omitted:,} more {singular if n_omitted == 1 else plural}: --top 0 shows all."
-        if n_omitted
+        f"{omitted_count:,} more {singular if omitted_count == 1 else plural}: --top 0 shows all."
+        if omitted_count
         else ""
     )
     return table(columns, listed_items, " ".join(filter(None, (omitted_note, caption))))

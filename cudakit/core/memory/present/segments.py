@@ -11,7 +11,7 @@ from cudakit.core.memory.result import DeviceMemory, SegmentGroup
 from cudakit.document import Bytes, Count, Facts, Node, Table, Text
 from cudakit.units import format_bytes, format_ratio
 
-_MAX_LISTED = 5  # maximum number of segments that a terminal shows
+_MAX_LISTED_SEGMENTS = 5  # maximum number of segments that a terminal shows
 
 
 def segments(device: DeviceMemory, top: int) -> Table:
@@ -20,7 +20,7 @@ def segments(device: DeviceMemory, top: int) -> Table:
         (
             ("pool", "text", lambda group: Text(pool_name(group.pool))),
             ("stream", "number", lambda group: Count(group.stream)),
-            ("kind", "text", _kind),
+            ("kind", "text", _segment_kind),
             ("segments", "number", lambda group: Count(group.segments)),
             ("reserved", "number", lambda group: Bytes(group.reserved_bytes)),
             ("in use", "number", lambda group: Bytes(group.used_bytes)),
@@ -33,7 +33,7 @@ def segments(device: DeviceMemory, top: int) -> Table:
     )
 
 
-def _kind(group: SegmentGroup) -> Text:
+def _segment_kind(group: SegmentGroup) -> Text:
     return Text(f"{group.kind}, expandable" if group.expandable else group.kind)
 
 
@@ -81,17 +81,17 @@ def emptiest_segments(device: DeviceMemory) -> Table:
     """Return the segments at the end with the most free memory; the page draws all segments."""
     layout = device.layout
     free_by_segment, used_by_segment = layout.free_by_segment(), layout.used_by_segment()
-    blocks = np.bincount(layout.block_segment, minlength=len(free_by_segment))
+    block_counts = np.bincount(layout.block_segment, minlength=len(free_by_segment))
     return table(
         (
             ("segment", "text", lambda i: Text(f"0x{int(layout.segments.address[i]):x}")),
             ("size", "number", lambda i: Bytes(int(layout.segments.size[i]))),
             ("in use", "number", lambda i: Bytes(int(used_by_segment[i]))),
             ("free", "number", lambda i: Bytes(int(free_by_segment[i]))),
-            ("blocks in use", "number", lambda i: Count(int(blocks[i]))),
+            ("blocks in use", "number", lambda i: Count(int(block_counts[i]))),
         ),
-        np.argsort(-free_by_segment, kind="stable")[:_MAX_LISTED].tolist(),
-        f"The {_MAX_LISTED} segments with the most free memory are listed."
-        if len(free_by_segment) > _MAX_LISTED
+        np.argsort(-free_by_segment, kind="stable")[:_MAX_LISTED_SEGMENTS].tolist(),
+        f"The {_MAX_LISTED_SEGMENTS} segments with the most free memory are listed."
+        if len(free_by_segment) > _MAX_LISTED_SEGMENTS
         else "",
     )

@@ -26,9 +26,11 @@ def step_peaks(device: DeviceMemory, top: int) -> Iterator[Node]:
         ),
         x_label="step",
     )
-    listed_peaks = peaks if top == 0 else [peaks[i] for i in evenly_spaced(len(peaks), max(top, 2))]
-    n_omitted = len(peaks) - len(listed_peaks)
-    steps = "step" if n_omitted == 1 else "steps"
+    listed_peaks = (
+        peaks if top == 0 else [peaks[index] for index in evenly_spaced(len(peaks), max(top, 2))]
+    )
+    omitted_count = len(peaks) - len(listed_peaks)
+    step_noun = "step" if omitted_count == 1 else "steps"
     yield table(
         (
             ("step", "number", lambda peak: Count(peak.step)),
@@ -39,7 +41,11 @@ def step_peaks(device: DeviceMemory, top: int) -> Iterator[Node]:
             ("event of the peak", "number", lambda peak: Count(peak.peak_event)),
         ),
         listed_peaks,
-        (f"{format_count(n_omitted)} more {steps}: --top 0 shows all. " if n_omitted else "")
+        (
+            f"{format_count(omitted_count)} more {step_noun}: --top 0 shows all. "
+            if omitted_count
+            else ""
+        )
         + f"Requested memory; steps are found by {steps_source(device)}. Change: since the first step.",
     )
     if device.steps.site_growth:

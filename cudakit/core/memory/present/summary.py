@@ -40,17 +40,17 @@ from cudakit.units import format_bytes, format_count, format_ratio
 
 def answer(device: DeviceMemory) -> Iterator[Note]:
     """Yield three notes: the state, the cause, and the action."""
-    yield _state(device)
-    yield Note("info", _cause(device), evidence=evidence(device))
-    yield Note("info", f"Action: {_action(device)}", settings=recommended_settings(device))
+    yield _state_note(device)
+    yield Note("info", _cause_note(device), evidence=evidence(device))
+    yield Note("info", f"Action: {_action_note(device)}", settings=recommended_settings(device))
 
 
-def _state(device: DeviceMemory) -> Note:
+def _state_note(device: DeviceMemory) -> Note:
     if device.ooms:
-        oom, n_earlier = device.ooms[-1], len(device.ooms) - 1
-        suffix = (
-            f" ({n_earlier:,} earlier allocation{'s' * (n_earlier > 1)} failed too.)"
-            if n_earlier
+        oom, earlier_count = device.ooms[-1], len(device.ooms) - 1
+        earlier_text = (
+            f" ({earlier_count:,} earlier allocation{'s' * (earlier_count > 1)} failed too.)"
+            if earlier_count
             else ""
         )
         return Note(
@@ -59,27 +59,31 @@ def _state(device: DeviceMemory) -> Note:
             f" {format_count(oom.event)}{in_annotation(oom)} ({pool_name(oom.pool)} pool,"
             f" stream {oom.stream}): {format_bytes(oom.state.active_bytes)} in use,"
             f" {format_bytes(oom.state.reserved_bytes)} reserved,"
-            f" {format_bytes(oom.device_free_bytes)}{_of_device(oom)}.{suffix}",
+            f" {format_bytes(oom.device_free_bytes)}{_device_share_text(oom)}.{earlier_text}",
         )
     if device.leaks:
         return Note("warn", growth_sentence(device))
     peak = device.peak
     if not device.events:
-        requested = format_bytes(device.end.requested_bytes)
-        reserved = format_bytes(device.end.reserved_bytes)
+        requested_text = format_bytes(device.end.requested_bytes)
+        reserved_text = format_bytes(device.end.reserved_bytes)
         return Note(
             "info",
-            f"Without a trace, only the end is known: {requested} requested, {reserved} reserved.",
+            f"Without a trace, only the end is known: {requested_text} requested, {reserved_text} reserved.",
         )
-    sizes = (
+    size_text = (
         f"peak {format_bytes(peak.requested_bytes)} requested{in_annotation(peak)},"
         f" {format_bytes(peak.highest_reserved_bytes)} reserved"
     )
     if device.steps.rising:
-        return Note("warn", f"No allocation failed, but {rising_sentence(device)}: {sizes}.")
+        return Note("warn", f"No allocation failed, but {rising_sentence(device)}: {size_text}.")
     if device.steps.source == "none":
-        return Note("ok", f"No allocation failed: {sizes}. Growth between steps was not checked.")
-    return Note("ok", f"No allocation failed, and no call stack grows from step to step: {sizes}.")
+        return Note(
+            "ok", f"No allocation failed: {size_text}. Growth between steps was not checked."
+        )
+    return Note(
+        "ok", f"No allocation failed, and no call stack grows from step to step: {size_text}."
+    )
 
 
 _MAX_SHOWN_RANGES = 3
@@ -91,9 +95,11 @@ def in_annotation(event: Oom | Peak) -> str:
 
     For example: `` in annotation 'step 7 / backward' after mark 'warm-up ended'``.
     """
-    names = [_shortened(name) for name in event.ranges[-_MAX_SHOWN_RANGES:]]
-    outer_names = ["…"] if len(event.ranges) > len(names) else []
-    annotation_text = f" in annotation '{' / '.join(outer_names + names)}'" if names else ""
+    inner_names = [_shortened(name) for name in event.ranges[-_MAX_SHOWN_RANGES:]]
+    outer_names = ["…"] if len(event.ranges) > len(inner_names) else []
+    annotation_text = (
+        f" in annotation '{' / '.join(outer_names + inner_names)}'" if inner_names else ""
+    )
     mark_text = f" after mark '{_shortened(event.last_mark)}'" if event.last_mark else ""
     return annotation_text + mark_text
 
@@ -102,7 +108,7 @@ def _shortened(name: str) -> str:
     return name if len(name) <= _MAX_NAME_LENGTH else f"{name[: _MAX_NAME_LENGTH - 1]}…"
 
 
-def _of_device(oom: Oom) -> str:
+def _device_share_text(oom: Oom) -> str:
     if oom.device_total_bytes is None:
         return " free on the device"
     return f" free on the device ({format_bytes(oom.device_total_bytes)} in total)"
@@ -133,28 +139,28 @@ def _cause_name(cause: Cause) -> str:
 
 def _cause_line(cause: Cause) -> str:
     """Return a cause in one line: its name, then its sentence, which may end with the name in parentheses."""
-    name = _cause_name(cause)
-    return f"{name}: {cause.sentence.removesuffix(f' ({name})')}"
+    cause_name = _cause_name(cause)
+    return f"{cause_name}: {cause.sentence.removesuffix(f' ({cause_name})')}"
 
 
-def _cause(device: DeviceMemory) -> str:
+def _cause_note(device: DeviceMemory) -> str:
     if device.ooms:
         cause = device.ooms[-1].causes[0]
-        name = _cause_name(cause)
-        return f"Cause ({name}): {cause.sentence.removesuffix(f' ({name})')}."
+        cause_name = _cause_name(cause)
+        return f"Cause ({cause_name}): {cause.sentence.removesuffix(f' ({cause_name})')}."
     if device.leaks:
         leak = device.leaks[0]
-        site = site_name(leak.stack[leak.site]) if leak.stack else NO_STACK
-        return f"Largest growth: {site}, {format_bytes(leak.bytes)} at the last step."
+        site_text = site_name(leak.stack[leak.site]) if leak.stack else NO_STACK
+        return f"Largest growth: {site_text}, {format_bytes(leak.bytes)} at the last step."
     if not device.lines:
         return f"No memory is in use {moment_name(device)}."
     largest_line = device.lines[0]
-    site = NO_STACK if largest_line.frame is None else site_name(largest_line.frame)
-    size, share = format_bytes(largest_line.bytes), format_ratio(largest_line.share)
-    return f"Largest call site {moment_name(device)}: {site}, {size} ({share})."
+    site_text = NO_STACK if largest_line.frame is None else site_name(largest_line.frame)
+    size_text, share_text = format_bytes(largest_line.bytes), format_ratio(largest_line.share)
+    return f"Largest call site {moment_name(device)}: {site_text}, {size_text} ({share_text})."
 
 
-def _action(device: DeviceMemory) -> str:
+def _action_note(device: DeviceMemory) -> str:
     calls = device.snapshot.calls
     if device.ooms:
         return f"{device.ooms[-1].remedies[0]}."
@@ -192,23 +198,23 @@ def reliability(device: DeviceMemory) -> Iterator[Note]:
 def _exact_sentence(device: DeviceMemory) -> str:
     if not device.events:
         return f"{device_name(device)}: state at the end, without a trace."
-    beginning = "with no" if device.health.begins_complete else "with"
+    preposition = "with no" if device.health.begins_complete else "with"
     return (
-        f"{device_name(device)}: {device.events:,} events, starting {beginning} memory in use; trace and"
+        f"{device_name(device)}: {device.events:,} events, starting {preposition} memory in use; trace and"
         " final state agree."
     )
 
 
 def _inexact_sentence(device: DeviceMemory) -> str:
     contradictions = device.health.contradictions
-    kinds = ", ".join(
+    contradiction_texts = ", ".join(
         f"{getattr(contradictions, field.name):,} {field.name.replace('_', ' ')}"
         for field in fields(contradictions)
         if getattr(contradictions, field.name)
     )
     return (
         f"{device_name(device)}: the trace of {device.events:,} events and the final state disagree"
-        f" {device.inconsistencies:,} times ({kinds or 'invalid entries were skipped'})."
+        f" {device.inconsistencies:,} times ({contradiction_texts or 'invalid entries were skipped'})."
     )
 
 
@@ -244,10 +250,10 @@ def failures(device: DeviceMemory, top: int) -> Iterator[Node]:
             remedies=tuple(map(_cause_line, oom.causes)),
         )
         yield Note("info", "Actions, the most useful first:", remedies=oom.remedies)
-        yield from _replays(oom, is_last=oom is device.ooms[-1])
+        yield from _replay_table(oom, is_last=oom is device.ooms[-1])
 
 
-def _replays(oom: Oom, *, is_last: bool) -> Iterator[Node]:
+def _replay_table(oom: Oom, *, is_last: bool) -> Iterator[Node]:
     """Show the result of the replays with each change; only the last failure is replayed."""
     if not oom.replays:
         if is_last and oom.causes[0].id == "fragmentation":
@@ -293,20 +299,20 @@ def overview(devices: Sequence[DeviceMemory]) -> Table:
             ("events", "number", lambda device: Count(device.events)),
         ),
         devices,
-        _outlier(devices),
+        _outlier_sentence(devices),
     )
 
 
-def _outlier(devices: Sequence[DeviceMemory]) -> str:
+def _outlier_sentence(devices: Sequence[DeviceMemory]) -> str:
     """Return a sentence on the rank with a much higher peak, a sign of unbalanced work; "" if none has."""
-    peaks = sorted(device.peak.requested_bytes for device in devices)
-    median = peaks[len(peaks) // 2]
+    sorted_peaks = sorted(device.peak.requested_bytes for device in devices)
+    median_peak = sorted_peaks[len(sorted_peaks) // 2]
     highest_device = max(devices, key=lambda device: device.peak.requested_bytes)
-    relative_excess = highest_device.peak.requested_bytes / median - 1 if median else 0.0
+    relative_excess = highest_device.peak.requested_bytes / median_peak - 1 if median_peak else 0.0
     if len(devices) < 3 or relative_excess < _MIN_OUTLIER_EXCESS:
         return ""
-    name = f"{highest_device.file} {device_name(highest_device)}"
-    return f"The peak of {name} is {relative_excess:.0%} above the median peak."
+    device_text = f"{highest_device.file} {device_name(highest_device)}"
+    return f"The peak of {device_text} is {relative_excess:.0%} above the median peak."
 
 
 # --- totals ----------------------------------------------------------------------------------------
@@ -344,8 +350,8 @@ def totals(device: DeviceMemory) -> Table:
             Column("maximum", "number"),
         ),
         rows=tuple(
-            (Text(name), *(value(state) for _, state in states), highest_bytes)
-            for name, value, highest_bytes in rows
+            (Text(row_title), *(value_at(state) for _, state in states), highest_bytes)
+            for row_title, value_at, highest_bytes in rows
         ),
         caption=_totals_caption(device),
     )
@@ -355,8 +361,8 @@ def _totals_caption(device: DeviceMemory) -> str:
     peak = device.peak
     caption = "The peak is the moment with the most requested memory"
     if device.events:
-        after = f"after event {peak.event:,}" if peak.event >= 0 else "before the first event"
-        caption += f", {after}{in_annotation(peak)}; the last event is {device.events - 1:,}"
+        moment_text = f"after event {peak.event:,}" if peak.event >= 0 else "before the first event"
+        caption += f", {moment_text}{in_annotation(peak)}; the last event is {device.events - 1:,}"
     caption += "."
     if device.end.pending_free_bytes or device.at.state.pending_free_bytes:
         caption += (

@@ -27,10 +27,10 @@ _NUMBER_PATTERN = re.compile(r"\d+")
 _SIGN_BIT = 1 << 63
 
 # Field numbers of profile.proto.
-_SAMPLE, _LOCATION, _FUNCTION, _STRING = 2, 4, 5, 6
+_SAMPLE_FIELD, _LOCATION_FIELD, _FUNCTION_FIELD, _STRING_FIELD = 2, 4, 5, 6
 _SAMPLE_LOCATIONS, _SAMPLE_VALUES, _SAMPLE_LABELS = 1, 2, 3
 _LABEL_KEY, _LABEL_TEXT = 1, 2
-_ID = 1  # the id of a location or of a function
+_ID_FIELD = 1  # the id of a location or of a function
 _LOCATION_LINES, _LINE_FUNCTION, _LINE_NUMBER = 4, 1, 2
 _FUNCTION_NAME, _FUNCTION_FILE = 2, 4
 
@@ -46,10 +46,10 @@ class Sample:
     labels: Mapping[str, str] = field(default_factory=dict)
 
 
-def read_profile(compressed: bytes) -> list[Sample]:
+def read_profile(compressed_profile: bytes) -> list[Sample]:
     """Return the samples of a profile, gzip-compressed or not. Raises InputError if it is damaged."""
     try:
-        return _samples(_decompress(compressed))
+        return _parse_samples(_decompress(compressed_profile))
     except (LookupError, ValueError, zlib.error) as error:
         raise InputError(f"the memory profile of JAX cannot be read: {error}") from error
 
@@ -64,24 +64,26 @@ def arrays_of_message(text: str) -> tuple[int, Arrays]:
     try:
         message = json.loads(text)
         samples = read_profile(b64decode(message["profile"]))
-        devices = {int(number): int(device) for number, device in message["devices"].items()}
+        cuda_by_jax_device = {
+            int(jax_device): int(device) for jax_device, device in message["devices"].items()
+        }
         addresses: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
         for device, address, size_bytes in message["buffers"]:
             addresses[int(device), int(size_bytes)].append(int(address))
-        return int(message["time_ns"]), _arrays(samples, devices, addresses)
+        return int(message["time_ns"]), _addressed_arrays(samples, cuda_by_jax_device, addresses)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(f"the memory profile of JAX cannot be read: {error}") from error
 
 
-def _arrays(
+def _addressed_arrays(
     samples: Sequence[Sample],
-    devices: Mapping[int, int],
+    cuda_by_jax_device: Mapping[int, int],
     addresses: Mapping[tuple[int, int], list[int]],
 ) -> Arrays:
     arrays: Arrays = {}
     for sample in samples:
-        numbers = _NUMBER_PATTERN.findall(sample.labels.get("device", ""))
-        device = devices.get(int(numbers[-1])) if numbers else None
+        number_texts = _NUMBER_PATTERN.findall(sample.labels.get("device", ""))
+        device = cuda_by_jax_device.get(int(number_texts[-1])) if number_texts else None
         if device is None or not sample.count:
             continue  # the sample is an executable, or an array in host memory
         size_bytes = sample.total_bytes // sample.count
@@ -98,54 +100,65 @@ def _decompress(content: bytes) -> bytes:
     if content[:2] != b"\x1f\x8b":
         return content
     decompressor = zlib.decompressobj(wbits=31)
-    result = decompressor.decompress(content, _MAX_BYTES)
+    uncompressed = decompressor.decompress(content, _MAX_BYTES)
     if not decompressor.eof:
         raise ValueError("it is truncated, or too large")
-    return result
+    return uncompressed
 
 
-def _samples(content: bytes) -> list[Sample]:
+def _parse_samples(content: bytes) -> list[Sample]:
     messages_by_number: defaultdict[int, list[bytes]] = defaultdict(list)
-    for number, value in _fields(content):
-        if isinstance(value, bytes):
-            messages_by_number[number].append(value)
-    strings = [value.decode(errors="replace") for value in messages_by_number[_STRING]]
+    for field_number, field_value in _parse_fields(content):
+        if isinstance(field_value, bytes):
+            messages_by_number[field_number].append(field_value)
+    strings = [
+        field_value.decode(errors="replace") for field_value in messages_by_number[_STRING_FIELD]
+    ]
     functions = {}
-    for message in messages_by_number[_FUNCTION]:
-        values = _integers(message)
-        name, file = values.get(_FUNCTION_NAME, 0), values.get(_FUNCTION_FILE, 0)
-        functions[values[_ID]] = (strings[name], strings[file])
-    frames = dict(_frames(message, functions) for message in messages_by_number[_LOCATION])
-    return [_sample(message, frames, strings) for message in messages_by_number[_SAMPLE]]
+    for message in messages_by_number[_FUNCTION_FIELD]:
+        integer_fields = _integer_fields(message)
+        name_index, file_index = (
+            integer_fields.get(_FUNCTION_NAME, 0),
+            integer_fields.get(_FUNCTION_FILE, 0),
+        )
+        functions[integer_fields[_ID_FIELD]] = (strings[name_index], strings[file_index])
+    frames = dict(
+        _parse_frames(message, functions) for message in messages_by_number[_LOCATION_FIELD]
+    )
+    return [
+        _parse_sample(message, frames, strings) for message in messages_by_number[_SAMPLE_FIELD]
+    ]
 
 
-def _frames(
+def _parse_frames(
     location_message: bytes, functions: Mapping[int, tuple[str, str]]
 ) -> tuple[int, tuple[Frame, ...]]:
     """Return the number of a location, and its frames: more than one if functions are inlined."""
     frames = []
-    for number, value in _fields(location_message):
-        if number == _LOCATION_LINES and isinstance(value, bytes):
-            line = _integers(value)
+    for field_number, field_value in _parse_fields(location_message):
+        if field_number == _LOCATION_LINES and isinstance(field_value, bytes):
+            line = _integer_fields(field_value)
             function, file = functions[line[_LINE_FUNCTION]]
             frames.append(Frame(function, file, max(_as_signed(line.get(_LINE_NUMBER, 0)), 0)))
-    return _integers(location_message)[_ID], tuple(frames)
+    return _integer_fields(location_message)[_ID_FIELD], tuple(frames)
 
 
-def _sample(
+def _parse_sample(
     message: bytes, frames: Mapping[int, tuple[Frame, ...]], strings: Sequence[str]
 ) -> Sample:
     locations: list[int] = []
-    values: list[int] = []
+    sample_values: list[int] = []
     labels = {}
-    for number, value in _fields(message):
-        if number == _SAMPLE_LABELS and isinstance(value, bytes):
-            label = _integers(value)
+    for field_number, field_value in _parse_fields(message):
+        if field_number == _SAMPLE_LABELS and isinstance(field_value, bytes):
+            label = _integer_fields(field_value)
             labels[strings[label[_LABEL_KEY]]] = strings[label.get(_LABEL_TEXT, 0)]
-        elif number in (_SAMPLE_LOCATIONS, _SAMPLE_VALUES):
-            numbers_of_field = locations if number == _SAMPLE_LOCATIONS else values
-            numbers_of_field += _read_packed(value) if isinstance(value, bytes) else [value]
-    count, total_bytes = (*map(_as_signed, values), 0, 0)[:2]
+        elif field_number in (_SAMPLE_LOCATIONS, _SAMPLE_VALUES):
+            numbers_of_field = locations if field_number == _SAMPLE_LOCATIONS else sample_values
+            numbers_of_field += (
+                _read_packed(field_value) if isinstance(field_value, bytes) else [field_value]
+            )
+    count, total_bytes = (*map(_as_signed, sample_values), 0, 0)[:2]
     stack = tuple(frame for location in locations for frame in frames[location])
     return Sample(max(count, 0), max(total_bytes, 0), stack, labels)
 
@@ -153,56 +166,60 @@ def _sample(
 # --- the wire format of protocol buffers
 
 
-def _fields(content: bytes) -> Iterator[tuple[int, int | bytes]]:
+def _parse_fields(content: bytes) -> Iterator[tuple[int, int | bytes]]:
     """Yield the number and the value of each field. Raises IndexError or ValueError for damaged content."""
     offset = 0
     while offset < len(content):
-        key, offset = _varint(content, offset)
-        number, wire_type = key >> 3, key & 7
+        key, offset = _read_varint(content, offset)
+        field_number, wire_type = key >> 3, key & 7
         if wire_type == 0:
-            value, offset = _varint(content, offset)
-            yield number, value
+            field_value, offset = _read_varint(content, offset)
+            yield field_number, field_value
             continue
         if wire_type == 2:
-            size, offset = _varint(content, offset)
+            size, offset = _read_varint(content, offset)
         elif wire_type in (1, 5):
             size = 8 if wire_type == 1 else 4
         else:
             raise ValueError(f"wire type {wire_type}")
         if offset + size > len(content):
             raise IndexError("a field ends beyond its message")
-        yield number, content[offset : offset + size]
+        yield field_number, content[offset : offset + size]
         offset += size
 
 
-def _integers(message: bytes) -> dict[int, int]:
+def _integer_fields(message: bytes) -> dict[int, int]:
     """Return the integer fields of a message, by field number."""
-    return {number: value for number, value in _fields(message) if isinstance(value, int)}
+    return {
+        field_number: field_value
+        for field_number, field_value in _parse_fields(message)
+        if isinstance(field_value, int)
+    }
 
 
 def _read_packed(content: bytes) -> list[int]:
     """Return the numbers of a packed repeated field."""
-    values, offset = [], 0
+    numbers, offset = [], 0
     while offset < len(content):
-        value, offset = _varint(content, offset)
-        values.append(value)
-    return values
+        number, offset = _read_varint(content, offset)
+        numbers.append(number)
+    return numbers
 
 
-def _varint(content: bytes, offset: int) -> tuple[int, int]:
+def _read_varint(content: bytes, offset: int) -> tuple[int, int]:
     """Return the variable-length integer at a position, and the position after the integer."""
-    value = shift = 0
+    number = shift = 0
     while True:
         byte = content[offset]
         offset += 1
-        value |= (byte & 0x7F) << shift
+        number |= (byte & 0x7F) << shift
         if byte < 0x80:
-            return value & (2 * _SIGN_BIT - 1), offset
+            return number & (2 * _SIGN_BIT - 1), offset
         shift += 7
         if shift > 63:
             raise ValueError("a number has more than 64 bits")
 
 
-def _as_signed(value: int) -> int:
+def _as_signed(unsigned: int) -> int:
     """Return the signed number with the same 64 bits as an unsigned one."""
-    return value - 2 * _SIGN_BIT if value >= _SIGN_BIT else value
+    return unsigned - 2 * _SIGN_BIT if unsigned >= _SIGN_BIT else unsigned

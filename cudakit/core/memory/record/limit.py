@@ -10,7 +10,7 @@ from cudakit.core.memory.record.pools import POOL_NAMES
 from cudakit.trace.trace_file import Frame, Stack
 
 # The sign of the change of reserved memory by the action of an event.
-_SIGNS = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
+_SIGN_BY_ACTION = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +31,14 @@ def find_limit_passed(snapshot: dict[str, Any], limit_bytes: int) -> list[LimitP
 
     Reserved memory is the sum of the segments of all allocators in the process, without the CUDA context.
     """
-    results = (
-        _first_above(device, trace, _reserved(snapshot, device), limit_bytes)
+    passed_limits = (
+        _first_above(device, trace, _reserved_at_end(snapshot, device), limit_bytes)
         for device, trace in enumerate(snapshot["device_traces"])
     )
-    return [result for result in results if result]
+    return [limit_passed for limit_passed in passed_limits if limit_passed]
 
 
-def _reserved(snapshot: dict[str, Any], device: int) -> int:
+def _reserved_at_end(snapshot: dict[str, Any], device: int) -> int:
     """Return the number of bytes of a device that are reserved at the end of the trace."""
     return sum(
         segment["total_size"] for segment in snapshot["segments"] if segment["device"] == device
@@ -48,31 +48,33 @@ def _reserved(snapshot: dict[str, Any], device: int) -> int:
 def _first_above(
     device: int, trace: Sequence[dict[str, Any]], reserved_at_end: int, limit_bytes: int
 ) -> LimitPassed | None:
-    changes = [_SIGNS.get(entry["action"], 0) * entry["size"] for entry in trace]
-    reserved = reserved_at_end - sum(changes)
+    changes_bytes = [_SIGN_BY_ACTION.get(entry["action"], 0) * entry["size"] for entry in trace]
+    reserved_bytes = reserved_at_end - sum(changes_bytes)
     first_passed: LimitPassed | None = None
-    peak = reserved
-    if reserved > limit_bytes:
-        first_passed = LimitPassed(device, reserved, peak, 0, "", ())
-    for entry, change in zip(trace, changes, strict=True):
-        reserved += change
-        peak = max(peak, reserved)
-        if reserved > limit_bytes and first_passed is None:
+    peak_bytes = reserved_bytes
+    if reserved_bytes > limit_bytes:
+        first_passed = LimitPassed(device, reserved_bytes, peak_bytes, 0, "", ())
+    for entry, change_bytes in zip(trace, changes_bytes, strict=True):
+        reserved_bytes += change_bytes
+        peak_bytes = max(peak_bytes, reserved_bytes)
+        if reserved_bytes > limit_bytes and first_passed is None:
             pool = POOL_NAMES.get(entry.get("pool_id", (0, 0)), "PyTorch")
-            first_passed = LimitPassed(device, reserved, 0, change, pool, _stack(entry))
+            first_passed = LimitPassed(
+                device, reserved_bytes, 0, change_bytes, pool, _stack_of_entry(entry)
+            )
     if first_passed is None:
         return None
     return LimitPassed(
         device,
         first_passed.reserved_bytes,
-        peak,
+        peak_bytes,
         first_passed.size_bytes,
         first_passed.pool,
         first_passed.stack,
     )
 
 
-def _stack(entry: dict[str, Any]) -> Stack:
+def _stack_of_entry(entry: dict[str, Any]) -> Stack:
     return tuple(
         Frame(frame["name"], frame["filename"], frame["line"])
         for frame in entry.get("frames") or ()

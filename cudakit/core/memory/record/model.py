@@ -23,7 +23,7 @@ Action: TypeAlias = Literal[
 # The device number of pinned host memory.
 HOST = -1
 # Sizes are rounded up to this multiple, as by CuPy (ALLOCATION_UNIT_SIZE) and PyTorch (kMinBlockSize).
-_ROUND_BYTES = 512
+_ROUNDING_BYTES = 512
 
 
 class BlockInUse(NamedTuple):
@@ -86,7 +86,9 @@ class MemoryModel:
     def __init__(self, *, max_entries: int) -> None:
         self.max_entries = max_entries
         self.entries: dict[int, deque[Entry]] = {}
-        self.overflowed: set[int] = set()  # numbers of the devices whose oldest events were dropped
+        self.overflowed_devices: set[int] = (
+            set()
+        )  # numbers of the devices whose oldest events were dropped
         self._segments: dict[int, Segment] = {}  # segments in use by address
         self._addresses: list[int] = []  # addresses of the segments in use, ascending
 
@@ -103,7 +105,7 @@ class MemoryModel:
     def forget_entries(self) -> None:
         """Drop all recorded events; the segments and blocks in use stay."""
         self.entries.clear()
-        self.overflowed.clear()
+        self.overflowed_devices.clear()
 
     # --- allocations from the driver
 
@@ -177,7 +179,7 @@ class MemoryModel:
         segment.pool = pool
         block_bytes = min(rounded_bytes, segment.end - address)
         segment.blocks[address] = BlockInUse(block_bytes, requested_bytes, pool, stack)
-        self._append("alloc", segment, address, requested_bytes, stack, time_ns)
+        self._append_entry("alloc", segment, address, requested_bytes, stack, time_ns)
 
     def pool_free(self, *, address: int, pool: str, stack: Stack, time_ns: int) -> None:
         """Remove a block of a pool; an unrecorded block or a block of another pool is ignored."""
@@ -209,7 +211,7 @@ class MemoryModel:
             begin_ns=time_ns,
             pool=pool,
         )
-        self._append("oom", empty_segment, free_bytes, size_bytes, stack, time_ns)
+        self._append_entry("oom", empty_segment, free_bytes, size_bytes, stack, time_ns)
 
     def replace_blocks(
         self, pool: str, blocks: Mapping[tuple[int, int], tuple[int, Stack]], time_ns: int
@@ -245,15 +247,15 @@ class MemoryModel:
         return segment if segment and address < segment.end else None
 
     def _add_segment(self, segment: Segment) -> None:
-        for overlapping in self._overlapping(segment.address, segment.end):
+        for overlapping_segment in self._overlapping_segments(segment.address, segment.end):
             # The free of the overlapping segment was not recorded.
-            self._remove_segment(overlapping, (), segment.begin_ns)
+            self._remove_segment(overlapping_segment, (), segment.begin_ns)
         self._segments[segment.address] = segment
         insort(self._addresses, segment.address)
         address, stack, time_ns = segment.address, segment.stack, segment.begin_ns
-        self._append("segment_alloc", segment, address, segment.size_bytes, stack, time_ns)
+        self._append_entry("segment_alloc", segment, address, segment.size_bytes, stack, time_ns)
         requested_bytes = segment.requested_bytes
-        self._append(
+        self._append_entry(
             "alloc", segment, address, requested_bytes, stack, time_ns, is_segment_as_block=True
         )
 
@@ -262,15 +264,15 @@ class MemoryModel:
             self._free_block(segment, address, stack, time_ns)
         address, requested_bytes = segment.address, segment.requested_bytes
         for action in ("free_requested", "free_completed"):
-            self._append(
+            self._append_entry(
                 action, segment, address, requested_bytes, stack, time_ns, is_segment_as_block=True
             )
-        self._append("segment_free", segment, address, segment.size_bytes, stack, time_ns)
+        self._append_entry("segment_free", segment, address, segment.size_bytes, stack, time_ns)
         segment.end_ns = time_ns
         del self._segments[segment.address]
         del self._addresses[bisect_right(self._addresses, segment.address) - 1]
 
-    def _overlapping(self, begin: int, end: int) -> list[Segment]:
+    def _overlapping_segments(self, begin: int, end: int) -> list[Segment]:
         """Return the segments in use that overlap the addresses from ``begin`` up to ``end``."""
         first_index = bisect_right(self._addresses, begin) - 1
         end_index = bisect_right(self._addresses, end - 1)
@@ -282,9 +284,9 @@ class MemoryModel:
     def _free_block(self, segment: Segment, address: int, stack: Stack, time_ns: int) -> None:
         block = segment.blocks.pop(address)
         for action in ("free_requested", "free_completed"):
-            self._append(action, segment, address, block.requested_bytes, stack, time_ns)
+            self._append_entry(action, segment, address, block.requested_bytes, stack, time_ns)
 
-    def _append(
+    def _append_entry(
         self,
         action: Action,
         segment: Segment,
@@ -299,11 +301,11 @@ class MemoryModel:
         if entries is None:
             entries = self.entries[segment.device] = deque(maxlen=self.max_entries)
         if len(entries) == self.max_entries:
-            self.overflowed.add(segment.device)
+            self.overflowed_devices.add(segment.device)
         entries.append(
             Entry(action, address, size_bytes, time_ns, stack, segment, is_segment_as_block)
         )
 
 
 def _rounded_size(size_bytes: int) -> int:
-    return -(-size_bytes // _ROUND_BYTES) * _ROUND_BYTES
+    return -(-size_bytes // _ROUNDING_BYTES) * _ROUNDING_BYTES

@@ -11,10 +11,12 @@ DRIVER = "driver"
 MANAGED = "managed memory"
 JAX = "jax"
 
-_NAMES = (DRIVER, MANAGED, "cupy", "numba", "rmm", JAX)
+_POOL_NAMES = (DRIVER, MANAGED, "cupy", "numba", "rmm", JAX)
 # The first pool id of cudakit. PyTorch counts its pools from 1: (n, 0) is the pool of a CUDA graph,
 # and (0, n) is a MemPool.
-_FIRST_ID = 1 << 20
+_FIRST_POOL_ID = 1 << 20
 
-POOL_IDS: dict[str, PoolId] = {name: (0, _FIRST_ID + index) for index, name in enumerate(_NAMES)}
+POOL_IDS: dict[str, PoolId] = {
+    name: (0, _FIRST_POOL_ID + index) for index, name in enumerate(_POOL_NAMES)
+}
 POOL_NAMES: dict[PoolId, str] = {pool_id: name for name, pool_id in POOL_IDS.items()}

@@ -28,7 +28,7 @@ BACKWARD_RANGE = "backward pass"
 END_MARK = "end of the program"
 
 # Kinds of trace records that change the memory or its ranges.
-_KINDS = (
+_EVENT_KINDS = (
     EventKind.ALLOC,
     EventKind.FREE,
     EventKind.RANGE_PUSH,
@@ -93,26 +93,26 @@ class ProcessMemory:
 
     def feed(self, batch: Batch) -> None:
         """Apply the records of a batch."""
-        records = batch.records[np.isin(batch.records["kind"], _KINDS)]
+        records = batch.records[np.isin(batch.records["kind"], _EVENT_KINDS)]
         kinds = records["kind"].tolist()
-        rows = {kind: iter(_rows(records, kind)) for kind in set(kinds)}
+        rows_by_kind = {kind: iter(_rows_of_kind(records, kind)) for kind in set(kinds)}
         for kind in kinds:
             if self.has_ended:
                 return
-            fields = next(rows[kind])
+            fields = next(rows_by_kind[kind])
             site = fields["site"]
             # Only a damaged trace refers to a missing call stack.
             stack = batch.stacks[site] if site < len(batch.stacks) else ()
             if kind == EventKind.ALLOC:
-                self._alloc(fields, stack, batch.strings)
+                self._apply_alloc(fields, stack, batch.strings)
             elif kind == EventKind.FREE:
-                self._free(fields, stack, batch.strings)
+                self._apply_free(fields, stack, batch.strings)
             elif kind == EventKind.OUT_OF_MEMORY:
-                self._fail(fields, stack, batch.strings)
+                self._apply_failed_alloc(fields, stack, batch.strings)
             else:
-                self._annotate(EventKind(kind), fields, stack, batch.strings)
+                self._apply_range(EventKind(kind), fields, stack, batch.strings)
 
-    def _alloc(self, fields: Mapping[str, int], stack: Stack, strings: Sequence[str]) -> None:
+    def _apply_alloc(self, fields: Mapping[str, int], stack: Stack, strings: Sequence[str]) -> None:
         pool = strings[fields["pool"]]
         if fields["layer"] == AllocationLayer.POOL:
             self.model.pool_alloc(
@@ -136,7 +136,7 @@ class ProcessMemory:
                 time_ns=fields["time_ns"],
             )
 
-    def _free(self, fields: Mapping[str, int], stack: Stack, strings: Sequence[str]) -> None:
+    def _apply_free(self, fields: Mapping[str, int], stack: Stack, strings: Sequence[str]) -> None:
         address, time_ns = fields["address"], fields["time_ns"]
         if fields["layer"] == AllocationLayer.POOL:
             pool = strings[fields["pool"]]
@@ -144,7 +144,9 @@ class ProcessMemory:
         else:
             self.model.driver_free(address=address, stack=stack, time_ns=time_ns)
 
-    def _fail(self, fields: Mapping[str, int], stack: Stack, strings: Sequence[str]) -> None:
+    def _apply_failed_alloc(
+        self, fields: Mapping[str, int], stack: Stack, strings: Sequence[str]
+    ) -> None:
         self.model.out_of_memory(
             device=fields["device"],
             size_bytes=fields["size_bytes"],
@@ -157,19 +159,19 @@ class ProcessMemory:
             self.has_run_out_of_memory = True
             self.on_out_of_memory()
 
-    def _annotate(
+    def _apply_range(
         self, kind: EventKind, fields: Mapping[str, int], stack: Stack, strings: Sequence[str]
     ) -> None:
         domain, time_ns = strings[fields["domain"]], fields["time_ns"]
         if kind == EventKind.MARK:
-            self._mark(strings[fields["name"]], domain, time_ns)
+            self._apply_mark(strings[fields["name"]], domain, time_ns)
             return
         # Autograd's threads have copies of the ranges of the thread that called ``backward()``.
         if fields.get("is_copy") or domain in LIBRARY_DOMAINS:
             return
-        number = fields.get("number", 0)
+        range_number = fields.get("number", 0)
         # Ranges of a thread nest by domain; a range of the process nests in no other range.
-        nesting_key = number or (fields["thread"], domain)
+        nesting_key = range_number or (fields["thread"], domain)
         open_ranges = self._open_ranges.setdefault(nesting_key, [])
         if kind == EventKind.RANGE_PUSH:
             new_range = NamedRange(strings[fields["name"]], domain, stack, time_ns)
@@ -180,16 +182,18 @@ class ProcessMemory:
             if not open_ranges:
                 del self._open_ranges[nesting_key]
 
-    def _mark(self, name: str, domain: str, time_ns: int) -> None:
+    def _apply_mark(self, name: str, domain: str, time_ns: int) -> None:
         if domain == OWN_DOMAIN:
             self.has_ended = name == END_MARK
         elif domain not in LIBRARY_DOMAINS:
             self.marks.append(NamedMark(name, time_ns))
 
 
-def _rows(records: Records, kind: int) -> list[dict[str, int]]:
+def _rows_of_kind(records: Records, kind: int) -> list[dict[str, int]]:
     """Return a dictionary of the used fields of each record of one kind, in the order of the records."""
     rows = view(records[records["kind"] == kind], EventKind(kind))
-    names = [name for name in rows.dtype.names or () if name not in _UNUSED_FIELDS]
-    columns = [rows[name].tolist() for name in names]
-    return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
+    field_names = [name for name in rows.dtype.names or () if name not in _UNUSED_FIELDS]
+    columns = [rows[name].tolist() for name in field_names]
+    return [
+        dict(zip(field_names, row_values, strict=True)) for row_values in zip(*columns, strict=True)
+    ]

@@ -32,30 +32,30 @@ _FrameDict: TypeAlias = dict[str, Any]
 # The key of NVTX marks; core/memory/load/schema.py reads it.
 MARKS_KEY = "cudakit_marks"
 
-_BEGINS = ("segment_alloc", "segment_map")
+_RANGE_BEGIN_ACTIONS = ("segment_alloc", "segment_map")
 _RANGE_END_ACTIONS = ("segment_free", "segment_unmap")
 # The innermost frame of the call stacks of autograd's threads; core/sanitize/names.py has the same name.
 _BACKWARD_FRAME = {"name": "backward pass (autograd thread)", "filename": "", "line": 0}
 
 
 def build_snapshot(
-    memory: ProcessMemory, *, unix_offset_ns: int, torch: Snapshot | None
+    memory: ProcessMemory, *, unix_offset_ns: int, torch_snapshot: Snapshot | None
 ) -> Snapshot:
     """Return the snapshot of a process, with all recorded memory.
 
-    ``torch`` is PyTorch's snapshot of this process, which the function changes, or None. The sum of
+    ``torch_snapshot`` is PyTorch's snapshot of this process, which the function changes, or None. The sum of
     ``unix_offset_ns`` and a time of the trace is Unix time.
     """
     writer = _Writer(memory, unix_offset_ns)
-    result = torch if torch is not None else _empty_snapshot()
-    if torch is not None:
-        _attribute_backward_passes(result, writer)
-    torch_ranges = _TorchRanges(result)
-    writer.add_devices(result, torch_ranges)
-    writer.add_pinned(result, torch_ranges)
-    writer.add_ranges(result)
-    writer.add_marks(result)
-    return result
+    snapshot = torch_snapshot if torch_snapshot is not None else _empty_snapshot()
+    if torch_snapshot is not None:
+        _attribute_backward_passes(snapshot, writer)
+    torch_ranges = _TorchRanges(snapshot)
+    writer.add_devices(snapshot, torch_ranges)
+    writer.add_pinned(snapshot, torch_ranges)
+    writer.add_ranges(snapshot)
+    writer.add_marks(snapshot)
+    return snapshot
 
 
 def read_snapshot(path: Path) -> Snapshot:
@@ -65,7 +65,7 @@ def read_snapshot(path: Path) -> Snapshot:
     contains anything but builtin types.
     """
     # The garbage collector would run often while millions of containers are created, and double the time.
-    was_enabled = gc.isenabled()
+    gc_was_enabled = gc.isenabled()
     gc.disable()
     try:
         content = path.read_bytes()
@@ -74,7 +74,7 @@ def read_snapshot(path: Path) -> Snapshot:
     except (OSError, zlib.error, pickle.UnpicklingError, EOFError, ValueError) as error:
         raise SnapshotError(f"cannot read {path}: {error}") from error
     finally:
-        if was_enabled:
+        if gc_was_enabled:
             gc.enable()
     if not isinstance(snapshot, dict) or not isinstance(snapshot.get("segments"), list):
         raise SnapshotError(f"{path} is not a snapshot of PyTorch")
@@ -132,7 +132,7 @@ class _Writer:
         self.unix_offset_ns = unix_offset_ns
         self._frames: dict[int, list[_FrameDict]] = {}  # frames by the id() of a call stack
 
-    def add_devices(self, result: Snapshot, torch_ranges: _TorchRanges) -> None:
+    def add_devices(self, snapshot: Snapshot, torch_ranges: _TorchRanges) -> None:
         """Add the segments and events that do not belong to PyTorch's allocator."""
         model = self.memory.model
         segments = [segment for segment in model.segments if segment.device != HOST]
@@ -141,36 +141,47 @@ class _Writer:
             for driver_segment in segments
             if not self._is_of_torch(driver_segment, torch_ranges)
         ]
-        result["segments"] = sorted(
-            [*result["segments"], *map(self._segment, other_segments)], key=itemgetter("address")
+        snapshot["segments"] = sorted(
+            [*snapshot["segments"], *map(self._segment_entry, other_segments)],
+            key=itemgetter("address"),
         )
-        traces = result.setdefault("device_traces", [])
+        traces = snapshot.setdefault("device_traces", [])
         devices = [device for device in model.entries if device != HOST]
         while len(traces) <= max(
             [*devices, *(driver_segment.device for driver_segment in other_segments)], default=-1
         ):
             traces.append([])
-        overflowed = [len(trace) >= MAX_EVENTS for trace in traces]
+        overflow_flags = [len(trace) >= MAX_EVENTS for trace in traces]
         for device in devices:
-            recorded_entries = self._entries(model, device, torch_ranges)
-            recorded_overflow = device in model.overflowed and bool(recorded_entries)
-            traces[device], overflowed[device] = _merge_traces(
-                traces[device], recorded_entries, overflows=(overflowed[device], recorded_overflow)
+            recorded_entries = self._trace_entries(model, device, torch_ranges)
+            has_overflowed = device in model.overflowed_devices and bool(recorded_entries)
+            traces[device], overflow_flags[device] = _merge_traces(
+                traces[device],
+                recorded_entries,
+                overflow_flags=(overflow_flags[device], has_overflowed),
             )
-        result["trace_alloc_overflowed"] = overflowed
+        snapshot["trace_alloc_overflowed"] = overflow_flags
 
-    def add_pinned(self, result: Snapshot, torch_ranges: _TorchRanges) -> None:
+    def add_pinned(self, snapshot: Snapshot, torch_ranges: _TorchRanges) -> None:
         """Add pinned host memory, unless PyTorch's own snapshot contains it."""
         model = self.memory.model
-        if result.get("host_traces") or result.get("host_segments") or HOST not in model.entries:
+        if (
+            snapshot.get("host_traces")
+            or snapshot.get("host_segments")
+            or HOST not in model.entries
+        ):
             return
         pinned_segments = [segment for segment in model.segments if segment.device == HOST]
-        result["host_segments"] = [self._host_segment(segment) for segment in pinned_segments]
-        result["host_traces"] = self._entries(model, HOST, torch_ranges)
+        snapshot["host_segments"] = [
+            self._host_segment_entry(segment) for segment in pinned_segments
+        ]
+        snapshot["host_traces"] = self._trace_entries(model, HOST, torch_ranges)
 
-    def add_ranges(self, result: Snapshot) -> None:
+    def add_ranges(self, snapshot: Snapshot) -> None:
         """Add named ranges as annotations of every device that has a trace."""
-        devices = [number for number, trace in enumerate(result["device_traces"]) if trace]
+        devices = [
+            device_number for device_number, trace in enumerate(snapshot["device_traces"]) if trace
+        ]
         annotations = [
             {
                 "name": named_range.name,
@@ -186,23 +197,25 @@ class _Writer:
             if time_ns is not None
             for device in devices
         ]
-        all_annotations = result.setdefault("external_annotations", [])
+        all_annotations = snapshot.setdefault("external_annotations", [])
         all_annotations += annotations
         if annotations and all(
             isinstance(annotation.get("time_us"), int) for annotation in all_annotations
         ):
             all_annotations.sort(key=itemgetter("time_us"))
 
-    def add_marks(self, result: Snapshot) -> None:
+    def add_marks(self, snapshot: Snapshot) -> None:
         """Add the marks to every device that has a trace, under a key that PyTorch does not have."""
-        devices = [number for number, trace in enumerate(result["device_traces"]) if trace]
+        devices = [
+            device_number for device_number, trace in enumerate(snapshot["device_traces"]) if trace
+        ]
         marks = [
             {"name": mark.name, "device": device, "time_us": self.unix_us(mark.time_ns)}
             for mark in self.memory.marks
             for device in devices
         ]
         if marks:
-            result[MARKS_KEY] = marks
+            snapshot[MARKS_KEY] = marks
 
     def frames(self, stack: Stack) -> list[_FrameDict]:
         """Return a call stack, innermost frame first. Equal stacks share their frames."""
@@ -219,9 +232,9 @@ class _Writer:
 
     def _is_of_torch(self, segment: Segment, torch_ranges: _TorchRanges) -> bool:
         end_us = None if segment.end_ns is None else self.unix_us(segment.end_ns)
-        return torch_ranges.includes(segment, self.unix_us(segment.begin_ns), end_us)
+        return torch_ranges.includes_segment(segment, self.unix_us(segment.begin_ns), end_us)
 
-    def _entries(
+    def _trace_entries(
         self, model: MemoryModel, device: int, torch_ranges: _TorchRanges
     ) -> list[dict[str, Any]]:
         """Return the events of a device without those of PyTorch's segments."""
@@ -233,11 +246,11 @@ class _Writer:
                 is_of_torch[id(segment)] = self._is_of_torch(segment, torch_ranges)
             is_dropped = entry.is_segment_as_block and not segment.is_undivided
             if not is_of_torch[id(segment)] and not is_dropped:
-                entries.append(self._entry(entry))
+                entries.append(self._trace_entry(entry))
         entries.sort(key=itemgetter("time_us"))
         return entries
 
-    def _entry(self, entry: Entry) -> dict[str, Any]:
+    def _trace_entry(self, entry: Entry) -> dict[str, Any]:
         return {
             "action": entry.action,
             "device_free" if entry.action == "oom" else "addr": entry.address,
@@ -250,8 +263,8 @@ class _Writer:
             "frames": self.frames(entry.stack),
         }
 
-    def _segment(self, segment: Segment) -> dict[str, Any]:
-        blocks = list(self._blocks(segment))
+    def _segment_entry(self, segment: Segment) -> dict[str, Any]:
+        blocks = list(self._block_entries(segment))
         blocks_in_use = [block for block in blocks if block["state"] == "active_allocated"]
         used_bytes = sum(block["size"] for block in blocks_in_use)
         return {
@@ -269,26 +282,28 @@ class _Writer:
             "blocks": blocks,
         }
 
-    def _blocks(self, segment: Segment) -> Iterable[dict[str, Any]]:
+    def _block_entries(self, segment: Segment) -> Iterable[dict[str, Any]]:
         """Yield the blocks of a segment by address, with the free ranges between them."""
         if segment.is_undivided:
             size = segment.size_bytes
-            yield _block(segment.address, size, segment.requested_bytes, self.frames(segment.stack))
+            yield _block_entry(
+                segment.address, size, segment.requested_bytes, self.frames(segment.stack)
+            )
             return
         end_address = segment.address
         blocks = sorted(segment.blocks.items())
         next_addresses = [*(address for address, _ in blocks[1:]), segment.end]
         for (address, block), next_address in zip(blocks, next_addresses, strict=False):
             if address > end_address:
-                yield _block(end_address, address - end_address, 0, [])
+                yield _block_entry(end_address, address - end_address, 0, [])
             # A pool may round less than the model: JAX and RMM round to 256 bytes.
             size = min(block.size_bytes, next_address - address)
-            yield _block(address, size, block.requested_bytes, self.frames(block.stack))
+            yield _block_entry(address, size, block.requested_bytes, self.frames(block.stack))
             end_address = address + size
         if segment.end > end_address:
-            yield _block(end_address, segment.end - end_address, 0, [])
+            yield _block_entry(end_address, segment.end - end_address, 0, [])
 
-    def _host_segment(self, segment: Segment) -> dict[str, Any]:
+    def _host_segment_entry(self, segment: Segment) -> dict[str, Any]:
         return {
             "address": segment.address,
             "size": segment.size_bytes,
@@ -300,7 +315,7 @@ class _Writer:
         }
 
 
-def _block(
+def _block_entry(
     address: int, size_bytes: int, requested_bytes: int, frames: list[_FrameDict]
 ) -> dict[str, Any]:
     """Return a block in the format of a snapshot; the block is free if ``requested_bytes`` is 0."""
@@ -317,7 +332,7 @@ def _merge_traces(
     torch_entries: list[dict[str, Any]],
     recorded_entries: list[dict[str, Any]],
     *,
-    overflows: tuple[bool, bool],
+    overflow_flags: tuple[bool, bool],
 ) -> tuple[list[dict[str, Any]], bool]:
     """Merge two traces by time, and return whether old events are missing.
 
@@ -325,14 +340,16 @@ def _merge_traces(
     must be complete from its first event.
     """
     if not torch_entries or not all("time_us" in entry for entry in torch_entries):
-        return [*torch_entries, *recorded_entries], any(overflows)
-    traces = zip((torch_entries, recorded_entries), overflows, strict=True)
-    begin_us = max((trace[0]["time_us"] for trace, overflowed in traces if overflowed), default=0)
+        return [*torch_entries, *recorded_entries], any(overflow_flags)
+    traces = zip((torch_entries, recorded_entries), overflow_flags, strict=True)
+    begin_us = max(
+        (trace[0]["time_us"] for trace, has_overflowed in traces if has_overflowed), default=0
+    )
     complete_traces = (
         [entry for entry in trace if entry["time_us"] >= begin_us]
         for trace in (torch_entries, recorded_entries)
     )
-    return list(merge(*complete_traces, key=itemgetter("time_us"))), any(overflows)
+    return list(merge(*complete_traces, key=itemgetter("time_us"))), any(overflow_flags)
 
 
 # --- memory of PyTorch
@@ -363,20 +380,20 @@ class _TorchRanges:
             if (address, _NEVER) not in ranges_of_trace:
                 ranges.append(_TorchRange(address, address + size, -_NEVER, _NEVER))
         self._ranges = sorted(ranges, key=lambda torch_range: torch_range.begin)
-        self._begins = [torch_range.begin for torch_range in self._ranges]
-        self._longest = max(
+        self._begin_addresses = [torch_range.begin for torch_range in self._ranges]
+        self._longest_bytes = max(
             (torch_range.end - torch_range.begin for torch_range in ranges), default=0
         )
 
-    def includes(self, segment: Segment, begin_us: float, end_us: float | None) -> bool:
+    def includes_segment(self, segment: Segment, begin_us: float, end_us: float | None) -> bool:
         """Return whether PyTorch's allocator made a driver allocation, given as a segment and its times.
 
         The two clocks differ by microseconds, and PyTorch records a segment some time after the driver. So
         the two intervals in time must overlap by half of the shorter one.
         """
         end_us = _NEVER if end_us is None else end_us
-        first_index = bisect_left(self._begins, segment.address - self._longest)
-        end_index = bisect_right(self._begins, segment.end - 1)
+        first_index = bisect_left(self._begin_addresses, segment.address - self._longest_bytes)
+        end_index = bisect_right(self._begin_addresses, segment.end - 1)
         return any(
             torch_range.end > segment.address and _overlap(torch_range, begin_us, end_us)
             for torch_range in self._ranges[first_index:end_index]
@@ -401,7 +418,7 @@ def _ranges_of_trace(trace: Sequence[Mapping[str, Any]]) -> list[_TorchRange]:
     for entry in trace:
         action, address = entry["action"], entry.get("addr", 0)
         time_us = entry.get("time_us", 0)
-        if action in _BEGINS:
+        if action in _RANGE_BEGIN_ACTIONS:
             open_ranges[address] = (entry["size"], time_us)
         elif action in _RANGE_END_ACTIONS:
             size, begin_us = open_ranges.pop(address, (entry["size"], -_NEVER))
@@ -417,14 +434,14 @@ def _attribute_backward_passes(snapshot: Snapshot, writer: _Writer) -> None:
     Autograd's threads have no Python frames. Memory that was allocated while two
     backward passes ran gets no call stack.
     """
-    passes = _BackwardPasses(writer)
-    if passes.is_empty:
+    backward_passes = _BackwardPasses(writer)
+    if backward_passes.is_empty:
         return
     for device, trace in enumerate(snapshot.get("device_traces", [])):
         frames_by_address: dict[int, list[_FrameDict]] = {}
         for entry in trace:
             if not entry.get("frames") and "time_us" in entry:
-                entry["frames"] = passes.frames_at(entry["time_us"])
+                entry["frames"] = backward_passes.frames_at(entry["time_us"])
             if entry["action"] == "alloc":
                 frames_by_address[entry["addr"]] = entry.get("frames") or []
         for segment in snapshot["segments"]:
@@ -437,37 +454,39 @@ class _BackwardPasses:
     """The backward passes of a process, for queries by time."""
 
     def __init__(self, writer: _Writer) -> None:
-        passes = [
+        backward_ranges = [
             backward_pass
             for backward_pass in writer.memory.ranges
             if backward_pass.is_backward_pass
         ]
         begins_and_ends = sorted(
-            (time_us, change, index)
-            for index, backward_pass in enumerate(passes)
-            for time_us, change in _bounds(backward_pass, writer)
+            (time_us, count_change, index)
+            for index, backward_pass in enumerate(backward_ranges)
+            for time_us, count_change in _begin_and_end(backward_pass, writer)
         )
-        self._times: list[int] = []
+        self._change_times: list[int] = []
         # Item i is the call stack from _times[i] until _times[i + 1].
         self._frames: list[list[_FrameDict]] = []
         active_passes: set[int] = set()
-        for time_us, change, index in begins_and_ends:
-            active_passes.add(index) if change > 0 else active_passes.discard(index)
-            stack = passes[next(iter(active_passes))].stack if len(active_passes) == 1 else ()
-            self._times.append(time_us)
+        for time_us, count_change, index in begins_and_ends:
+            active_passes.add(index) if count_change > 0 else active_passes.discard(index)
+            stack = (
+                backward_ranges[next(iter(active_passes))].stack if len(active_passes) == 1 else ()
+            )
+            self._change_times.append(time_us)
             self._frames.append([_BACKWARD_FRAME, *writer.frames(stack)] if stack else [])
 
     @property
     def is_empty(self) -> bool:
-        return not self._times
+        return not self._change_times
 
     def frames_at(self, time_us: int) -> list[_FrameDict]:
         """Return the call stack of the only backward pass at a time; empty without one."""
-        index = bisect_right(self._times, time_us) - 1
+        index = bisect_right(self._change_times, time_us) - 1
         return list(self._frames[index]) if index >= 0 else []
 
 
-def _bounds(backward_pass: NamedRange, writer: _Writer) -> Iterable[tuple[int, int]]:
+def _begin_and_end(backward_pass: NamedRange, writer: _Writer) -> Iterable[tuple[int, int]]:
     """Yield the Unix times in microseconds at which a pass begins (with 1) and ends (with -1)."""
     yield writer.unix_us(backward_pass.begin_ns), 1
     if backward_pass.end_ns is not None:

@@ -54,9 +54,9 @@ class Replay:
 def replay(snapshot: Snapshot, trace: DeviceTrace) -> Replay:
     """Reconstruct the history of a device from its trace and final state."""
     segments = segment_history(trace)
-    rows = allocation_lifetime_steps(trace.events)
+    lifetime_steps = allocation_lifetime_steps(trace.events)
     matched_lifetimes = match_final_blocks(
-        rows, split_into_lifetimes(rows), trace.blocks, len(trace.events)
+        lifetime_steps, split_into_lifetimes(lifetime_steps), trace.blocks, len(trace.events)
     )
     allocations = allocations_of(snapshot, trace, segments, matched_lifetimes)
     allocations = with_unsplit_sizes(snapshot, segments.plain_segments, allocations)

@@ -49,35 +49,37 @@ def allocations_of(
     events, blocks = trace.events, trace.blocks
     has_event = matched_lifetimes.source >= 0
     has_final_block = matched_lifetimes.block >= 0
-    source = matched_lifetimes.source[has_event]
-    block = matched_lifetimes.block[has_final_block]
-    stream = np.zeros(len(matched_lifetimes.address), np.int32)
-    stack = np.zeros(len(matched_lifetimes.address), np.int32)
-    stream[has_final_block] = trace.segments.stream[blocks.segment[block]]
-    stream[has_event] = events.stream[source]
+    source_events = matched_lifetimes.source[has_event]
+    final_blocks = matched_lifetimes.block[has_final_block]
+    stream_ids = np.zeros(len(matched_lifetimes.address), np.int32)
+    stack_ids = np.zeros(len(matched_lifetimes.address), np.int32)
+    stream_ids[has_final_block] = trace.segments.stream[blocks.segment[final_blocks]]
+    stream_ids[has_event] = events.stream[source_events]
     # For an allocation from before the trace, the trace has only the free and the call stack of the free.
-    is_allocation = events.action[source] == Action.ALLOC
-    stack[has_event] = np.where(is_allocation, events.stack[source], 0)
+    is_allocation = events.action[source_events] == Action.ALLOC
+    stack_ids[has_event] = np.where(is_allocation, events.stack[source_events], 0)
     # With context="state" only the final blocks have stacks.
-    final_stack = blocks.stack[block]
-    stack[has_final_block] = np.where(
-        (stack[has_final_block] == 0) | (final_stack != 0), final_stack, stack[has_final_block]
+    final_stack_ids = blocks.stack[final_blocks]
+    stack_ids[has_final_block] = np.where(
+        (stack_ids[has_final_block] == 0) | (final_stack_ids != 0),
+        final_stack_ids,
+        stack_ids[has_final_block],
     )
-    requested = matched_lifetimes.requested.copy()
-    requested[has_final_block] = blocks.requested[block]
-    size = rounded_array(requested, recorded_divisions(snapshot.settings))
-    size[has_final_block] = blocks.size[block]
+    requested_bytes = matched_lifetimes.requested.copy()
+    requested_bytes[has_final_block] = blocks.requested[final_blocks]
+    block_bytes = rounded_array(requested_bytes, recorded_divisions(snapshot.settings))
+    block_bytes[has_final_block] = blocks.size[final_blocks]
     return Allocations(
         address=matched_lifetimes.address,
-        requested=requested,
-        size=size,
+        requested=requested_bytes,
+        size=block_bytes,
         size_known=has_final_block,
         begin=matched_lifetimes.begin,
         free_requested=matched_lifetimes.free_requested,
         end=matched_lifetimes.end,
-        stream=stream,
+        stream=stream_ids,
         pool=_pools(trace, segments, matched_lifetimes),
-        stack=stack,
+        stack=stack_ids,
         source=matched_lifetimes.source,
         live_block=matched_lifetimes.block,
     )
@@ -88,11 +90,13 @@ def _pools(
 ) -> Ids:
     """Return the pool of each allocation: recorded by its event (torch 2.12), else by its segment."""
     has_event = matched_lifetimes.source >= 0
-    event = np.where(has_event, matched_lifetimes.source, len(trace.events))
-    pool = segments.pool_at(matched_lifetimes.address, event)
-    recorded_pool = trace.events.pool[matched_lifetimes.source[has_event]]
-    pool[np.flatnonzero(has_event)[recorded_pool >= 0]] = recorded_pool[recorded_pool >= 0]
-    return pool
+    events = np.where(has_event, matched_lifetimes.source, len(trace.events))
+    pool_ids = segments.pool_at(matched_lifetimes.address, events)
+    recorded_pool_ids = trace.events.pool[matched_lifetimes.source[has_event]]
+    pool_ids[np.flatnonzero(has_event)[recorded_pool_ids >= 0]] = recorded_pool_ids[
+        recorded_pool_ids >= 0
+    ]
+    return pool_ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,21 +112,27 @@ class Curves:
 def curves_of(segments: SegmentHistory, allocations: Allocations) -> Curves:
     """Return the curves of all allocations and segments."""
     n_events = len(segments.reserved) - 1
-    begin, request, end = allocations.begin, allocations.free_requested, allocations.end
+    begin_events, request_events, end_events = (
+        allocations.begin,
+        allocations.free_requested,
+        allocations.end,
+    )
     return Curves(
-        requested=_sum_of_intervals(n_events, begin, end, allocations.requested),
-        allocated=_sum_of_intervals(n_events, begin, request, allocations.size),
-        active=_sum_of_intervals(n_events, begin, end, allocations.size),
+        requested=_sum_of_intervals(n_events, begin_events, end_events, allocations.requested),
+        allocated=_sum_of_intervals(n_events, begin_events, request_events, allocations.size),
+        active=_sum_of_intervals(n_events, begin_events, end_events, allocations.size),
         reserved=segments.reserved,
     )
 
 
-def _sum_of_intervals(n_events: int, begin: Ints, end: Ints, size_bytes: Ints) -> Ints:
+def _sum_of_intervals(
+    n_events: int, begin_events: Ints, end_events: Ints, size_bytes: Ints
+) -> Ints:
     """Return the sum of the amounts whose interval contains each moment.
 
-    An interval includes the moments from after event ``begin`` to before event ``end``.
+    An interval includes the moments from after event ``begin_events`` to before event ``end_events``.
     """
-    change_bytes = np.bincount(begin + 1, weights=size_bytes, minlength=n_events + 2)
-    change_bytes -= np.bincount(end + 1, weights=size_bytes, minlength=n_events + 2)
+    change_bytes = np.bincount(begin_events + 1, weights=size_bytes, minlength=n_events + 2)
+    change_bytes -= np.bincount(end_events + 1, weights=size_bytes, minlength=n_events + 2)
     # Sums of bytes stay below 2**53, where float64 is exact.
     return np.cumsum(change_bytes[: n_events + 1]).astype(np.int64)

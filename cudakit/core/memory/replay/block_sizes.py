@@ -35,11 +35,13 @@ def with_unsplit_sizes(
     )
     if allocations.size_known[large_indices].all():
         return allocations
-    blocks = take(allocations, large_indices)
-    unsplit = _unsplit_sizes(blocks, segments, max_split=recorded_max_split(snapshot.settings))
-    size = allocations.size.copy()
-    size[large_indices] = np.where(blocks.size_known, blocks.size, unsplit)
-    return replace(allocations, size=size)
+    large_blocks = take(allocations, large_indices)
+    unsplit_sizes = _unsplit_sizes(
+        large_blocks, segments, max_split_bytes=recorded_max_split(snapshot.settings)
+    )
+    sizes = allocations.size.copy()
+    sizes[large_indices] = np.where(large_blocks.size_known, large_blocks.size, unsplit_sizes)
+    return replace(allocations, size=sizes)
 
 
 def _in_segments(address: Addresses, segments: SegmentLifetimes) -> Mask:
@@ -52,50 +54,54 @@ def _in_segments(address: Addresses, segments: SegmentLifetimes) -> Mask:
     return (index >= 0) & (address < highest_end[np.maximum(index, 0)])
 
 
-def _unsplit_sizes(blocks: Allocations, segments: SegmentLifetimes, *, max_split: int) -> Ints:
+def _unsplit_sizes(
+    blocks: Allocations, segments: SegmentLifetimes, *, max_split_bytes: int
+) -> Ints:
     """Return the sizes of large blocks, including remainders that were not split off.
 
     The allocator splits a free block of the large pool only if more than 1 MiB remains, and always merges
     adjacent free blocks. So a gap of up to 1 MiB between a new block and the next block in use, or the end of
-    the segment, belongs to the new block. Blocks of ``max_split`` bytes or more are never split. A block from
-    before the trace keeps its rounded size if no other block shows its end.
+    the segment, belongs to the new block. Blocks of at least ``max_split_bytes`` are never split. A block
+    from before the trace keeps its rounded size if no other block shows its end.
     """
     # Start addresses of blocks in use, and end addresses of segments, ascending.
     boundaries: list[int] = []
-    size = blocks.size.tolist()
-    address = blocks.address.tolist()
+    sizes = blocks.size.tolist()
+    addresses = blocks.address.tolist()
     segment_ends = (segments.address + segments.size.astype(np.uint64)).tolist()
     n_blocks = len(blocks)
-    for item, is_begin in _begins_and_ends(blocks, segments):
-        boundary = address[item] if item < n_blocks else segment_ends[item - n_blocks]
+    for item_index, is_begin in _begins_and_ends(blocks, segments):
+        boundary = (
+            addresses[item_index] if item_index < n_blocks else segment_ends[item_index - n_blocks]
+        )
         index = bisect_left(boundaries, boundary)
         if not is_begin:
             if index < len(boundaries) and boundaries[index] == boundary:
                 del boundaries[index]
             continue
-        if item < n_blocks:
-            block_end = boundary + size[item]
+        if item_index < n_blocks:
+            block_end = boundary + sizes[item_index]
             next_index = bisect_left(boundaries, block_end, index)
             if next_index < len(boundaries):
-                gap = boundaries[next_index] - block_end
-                if 0 < gap <= MAX_SMALL_BYTES or size[item] >= max_split:
-                    size[item] += gap
+                gap_bytes = boundaries[next_index] - block_end
+                if 0 < gap_bytes <= MAX_SMALL_BYTES or sizes[item_index] >= max_split_bytes:
+                    sizes[item_index] += gap_bytes
         boundaries.insert(index, boundary)
-    return _extend_blocks_before_trace(blocks, np.array(size, np.int64))
+    return _extend_blocks_before_trace(blocks, np.array(sizes, np.int64))
 
 
-def _extend_blocks_before_trace(blocks: Allocations, size: Ints) -> Ints:
+def _extend_blocks_before_trace(blocks: Allocations, sizes: Ints) -> Ints:
     """Extend each block from before the trace to a block allocated later, up to 1 MiB behind its end."""
     address_order = np.argsort(blocks.address, kind="stable")
     address, begin_event = blocks.address[address_order], blocks.begin[address_order]
     for block in np.flatnonzero(blocks.begin == BEFORE_TRACE).tolist():
-        stop = int(blocks.address[block]) + int(size[block])
-        window = np.array([stop, stop + MAX_SMALL_BYTES + 1], np.uint64)
+        end_address = int(blocks.address[block]) + int(sizes[block])
+        window = np.array([end_address, end_address + MAX_SMALL_BYTES + 1], np.uint64)
         first_index, end_index = np.searchsorted(address, window).tolist()
         later_blocks = np.flatnonzero(begin_event[first_index:end_index] < blocks.end[block])
         if len(later_blocks):
-            size[block] += int(address[first_index + later_blocks[0]]) - stop
-    return size
+            sizes[block] += int(address[first_index + later_blocks[0]]) - end_address
+    return sizes
 
 
 def _begins_and_ends(blocks: Allocations, segments: SegmentLifetimes) -> Iterator[tuple[int, bool]]:
@@ -103,14 +109,16 @@ def _begins_and_ends(blocks: Allocations, segments: SegmentLifetimes) -> Iterato
 
     Indices of segments follow those of blocks.
     """
-    begin = np.concatenate((blocks.begin, segments.begin))
-    end = np.concatenate((blocks.end, segments.end))
-    n_lifetimes = len(begin)
+    begin_events = np.concatenate((blocks.begin, segments.begin))
+    end_events = np.concatenate((blocks.end, segments.end))
+    lifetime_count = len(begin_events)
     # Keys are twice the event index, plus 1 for begins: at one event, ends come before begins. For equal
     # keys, segments come before blocks.
-    key = np.concatenate((2 * begin + 1, 2 * end))
-    is_block = np.arange(n_lifetimes) < len(blocks)
-    event_order = np.lexsort((np.concatenate((is_block, is_block)), key))
+    sort_keys = np.concatenate((2 * begin_events + 1, 2 * end_events))
+    is_block = np.arange(lifetime_count) < len(blocks)
+    event_order = np.lexsort((np.concatenate((is_block, is_block)), sort_keys))
     return zip(
-        (event_order % n_lifetimes).tolist(), (event_order < n_lifetimes).tolist(), strict=True
+        (event_order % lifetime_count).tolist(),
+        (event_order < lifetime_count).tolist(),
+        strict=True,
     )

@@ -49,22 +49,22 @@ def layout_at(history: SegmentHistory, allocations: Allocations, moment: int) ->
     """Return the layout at a moment, without allocations outside segments (in inexact traces)."""
     segments = history.at(moment)
     live_allocations = live_at(allocations, moment)
-    address, size = allocations.address[live_allocations], allocations.size[live_allocations]
-    segment, offset, is_inside = _positions_in_segments(segments, address, size)
-    live_allocations, segment, offset, size = (
+    addresses, sizes = allocations.address[live_allocations], allocations.size[live_allocations]
+    segment_indices, offsets, is_inside = _positions_in_segments(segments, addresses, sizes)
+    live_allocations, segment_indices, offsets, sizes = (
         live_allocations[is_inside],
-        segment[is_inside],
-        offset[is_inside],
-        size[is_inside],
+        segment_indices[is_inside],
+        offsets[is_inside],
+        sizes[is_inside],
     )
-    segments = _with_kinds(segments, segment, size)
-    free_segment, free_offset, free_size = _free_blocks(segments, segment, offset, size)
+    segments = _with_kinds(segments, segment_indices, sizes)
+    free_segment, free_offset, free_size = _free_blocks(segments, segment_indices, offsets, sizes)
     return Layout(
         segments=segments,
         allocation=live_allocations,
-        block_segment=segment,
-        block_offset=offset,
-        block_size=size,
+        block_segment=segment_indices,
+        block_offset=offsets,
+        block_size=sizes,
         block_requested=allocations.requested[live_allocations],
         block_pending=allocations.free_requested[live_allocations] < moment,
         free_segment=free_segment,
@@ -78,8 +78,8 @@ def _positions_in_segments(
 ) -> tuple[Ints, Ints, Mask]:
     """Return the segment of each block, its offset in bytes, and whether it lies inside the segment."""
     if not len(segments):
-        zeros = np.zeros(len(address), np.int64)
-        return zeros, zeros, np.zeros(len(address), np.bool_)
+        zero_offsets = np.zeros(len(address), np.int64)
+        return zero_offsets, zero_offsets, np.zeros(len(address), np.bool_)
     segment = np.maximum(np.searchsorted(segments.address, address, side="right") - 1, 0)
     # Offsets are unsigned: an address below the first segment wraps to a large offset.
     offset = address - segments.address[segment]
@@ -90,11 +90,11 @@ def _positions_in_segments(
 
 def _with_kinds(segments: SegmentLifetimes, segment: Ints, size: Ints) -> SegmentLifetimes:
     """Set unknown kinds of expandable segments according to the sizes of their blocks."""
-    kind = segments.kind.copy()
-    is_unknown = segments.expandable[segment] & (kind[segment] == SegmentKind.UNKNOWN)
+    kinds = segments.kind.copy()
+    is_unknown = segments.expandable[segment] & (kinds[segment] == SegmentKind.UNKNOWN)
     is_small = size[is_unknown] <= MAX_SMALL_BYTES
-    kind[segment[is_unknown]] = np.where(is_small, SegmentKind.SMALL, SegmentKind.LARGE)
-    return replace(segments, kind=kind)
+    kinds[segment[is_unknown]] = np.where(is_small, SegmentKind.SMALL, SegmentKind.LARGE)
+    return replace(segments, kind=kinds)
 
 
 def _free_blocks(

@@ -46,7 +46,7 @@ class Failure:
     @property
     def earlier_peaks(self) -> Ints:
         """The peaks of the steps that ended before the failure."""
-        return self.steps.peak[: max(self.steps.number_at(self.event), 0)]
+        return self.steps.peak_bytes[: max(self.steps.number_at(self.event), 0)]
 
     @property
     def available_bytes(self) -> int:

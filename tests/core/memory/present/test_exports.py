@@ -78,8 +78,8 @@ def test_timeline_export_has_counters_and_large_allocations(
 
 def test_flame_graph_accepts_deep_stacks() -> None:
     call = exports._CallNode("root")
-    call.add([f"f{i}" for i in range(5000)], 7)
-    tree = call.tree()
+    call.add_bytes([f"f{i}" for i in range(5000)], 7)
+    tree = call.to_tree()
     depth = 0
     while tree.children:
         tree, depth = tree.children[0], depth + 1

@@ -116,7 +116,7 @@ def test_only_the_last_events_are_kept_but_all_memory_in_use() -> None:
         driver(model, BASE + index * MIB, MIB)
 
     assert len(model.entries[0]) == 4
-    assert model.overflowed == {0}
+    assert model.overflowed_devices == {0}
     assert len(in_use(model)) == 5
 
 

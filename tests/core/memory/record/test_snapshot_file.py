@@ -72,7 +72,7 @@ def driver_alloc(memory: ProcessMemory, address: int, size: int, time_ms: int) -
 
 
 def built(memory: ProcessMemory, torch: dict[str, Any] | None = None) -> dict[str, Any]:
-    return build_snapshot(memory, unix_offset_ns=0, torch=torch)
+    return build_snapshot(memory, unix_offset_ns=0, torch_snapshot=torch)
 
 
 @pytest.fixture

@@ -35,15 +35,15 @@ uint32_t hash_bytes(const uint64_t key[2], const void *data, uint64_t size)
     uint64_t v[4] = {key[0] ^ 0x736f6d6570736575, key[1] ^ 0x646f72616e646f6d, key[0] ^ 0x6c7967656e657261,
                      key[1] ^ 0x7465646279746573};
     const uint8_t *bytes = data;
-    uint64_t left = size, word;
-    for (; left >= 8; left -= 8, bytes += 8) {
+    uint64_t bytes_left = size, word;
+    for (; bytes_left >= 8; bytes_left -= 8, bytes += 8) {
         memcpy(&word, bytes, 8);
         v[3] ^= word;
         sip_round(v);
         v[0] ^= word;
     }
     word = size << 56;
-    for (uint64_t i = 0; i < left; i++)
+    for (uint64_t i = 0; i < bytes_left; i++)
         word |= (uint64_t)bytes[i] << (8 * i);
     v[3] ^= word;
     sip_round(v);
@@ -63,15 +63,15 @@ static void table_place(Table *table, uint64_t slot)
 
 static bool table_grow(Table *table)
 {
-    Table larger = {NULL, table->size ? table->size * 2 : 64, table->used};
-    larger.slots = PyMem_RawCalloc(larger.size, sizeof(uint64_t));
-    if (!larger.slots)
+    Table larger_table = {NULL, table->size ? table->size * 2 : 64, table->used};
+    larger_table.slots = PyMem_RawCalloc(larger_table.size, sizeof(uint64_t));
+    if (!larger_table.slots)
         return false;
     for (uint64_t i = 0; i < table->size; i++)
         if (table->slots[i])
-            table_place(&larger, table->slots[i]);
+            table_place(&larger_table, table->slots[i]);
     PyMem_RawFree(table->slots);
-    *table = larger;
+    *table = larger_table;
     return true;
 }
 

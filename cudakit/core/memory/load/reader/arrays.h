@@ -21,8 +21,8 @@ bool grow(Vector *vector, uint64_t needed, size_t item_bytes);
 
 static inline bool reserve(Vector *vector, uint64_t extra, size_t item_bytes)
 {
-    uint64_t needed = vector->used + extra;
-    return needed <= vector->capacity || grow(vector, needed, item_bytes);
+    uint64_t needed_capacity = vector->used + extra;
+    return needed_capacity <= vector->capacity || grow(vector, needed_capacity, item_bytes);
 }
 
 static inline bool append_word(Vector *words, uint64_t word)

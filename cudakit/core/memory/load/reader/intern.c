@@ -61,15 +61,15 @@ static bool add_key_slots(Interner *in, uint32_t shape)
     uint32_t length = shape_at(in->tree, shape)->length;
     if (!length || !reserve(&in->key_slots, length, sizeof(KeySlot)))
         return !length;
-    KeySlot *found = ITEMS(KeySlot, in->key_slots) + in->key_slots.used, *kept = found;
+    KeySlot *sorted_slots = ITEMS(KeySlot, in->key_slots) + in->key_slots.used, *last_kept = sorted_slots;
     for (const Shape *at; (at = shape_at(in->tree, shape))->length; shape = at->parent)
-        found[at->length - 1] = (uint64_t)at->key << 32 | (at->length - 1);
-    qsort(found, length, sizeof(KeySlot), compare_key_slots);
+        sorted_slots[at->length - 1] = (uint64_t)at->key << 32 | (at->length - 1);
+    qsort(sorted_slots, length, sizeof(KeySlot), compare_key_slots);
     for (uint32_t i = 1; i < length; i++) {
-        kept += found[i] >> 32 != *kept >> 32;
-        *kept = found[i];
+        last_kept += sorted_slots[i] >> 32 != *last_kept >> 32;
+        *last_kept = sorted_slots[i];
     }
-    in->key_slots.used += (uint64_t)(kept - found) + 1;
+    in->key_slots.used += (uint64_t)(last_kept - sorted_slots) + 1;
     return true;
 }
 
@@ -81,8 +81,9 @@ static uint32_t id_of_draft(Interner *in, uint64_t from)
     uint32_t hash = hash_bytes(in->tree->hash_key, draft, size);
     uint64_t position = hash;
     for (uint32_t i; (i = table_next(&in->table, hash, &position)) != NOT_FOUND;) {
-        Range existing = ITEMS(Range, in->contents)[i];
-        if (existing.length == length && !memcmp(ITEMS(Value, in->parts) + existing.start, draft, size))
+        Range existing_content = ITEMS(Range, in->contents)[i];
+        if (existing_content.length == length &&
+            !memcmp(ITEMS(Value, in->parts) + existing_content.start, draft, size))
             return i;
     }
     if (!reserve(&in->contents, 1, sizeof(Range)) || !reserve(&in->parts, length, sizeof(Value)) ||
@@ -102,8 +103,8 @@ static inline Value content_of(Interner *in, Value node, int depth)
     if (TAG(node) < LIST || depth == INTERN_DEPTH)
         return node;
     const uint32_t *numbers = in->numbers[TAG(node) == DICT][depth];
-    uint32_t number = numbers ? numbers[PAYLOAD(node)] : 0;
-    return number ? MAKE(CONTENT_ID, number - 1) : new_content(in, node, depth);
+    uint32_t content_number = numbers ? numbers[PAYLOAD(node)] : 0;
+    return content_number ? MAKE(CONTENT_ID, content_number - 1) : new_content(in, node, depth);
 }
 
 static inline bool draft_part(Interner *in, Value node, int depth)
@@ -130,8 +131,8 @@ static bool draft_dict(Interner *in, const Dict *dict, int depth)
         keys->length = in->key_slots.used - keys->start;
     }
     for (uint64_t i = 0; i < keys->length; i++) {
-        KeySlot pair = ITEMS(KeySlot, in->key_slots)[keys->start + i];
-        if (!append_word(&in->draft, pair >> 32) || !draft_part(in, dict->values[(uint32_t)pair], depth))
+        KeySlot key_slot = ITEMS(KeySlot, in->key_slots)[keys->start + i];
+        if (!append_word(&in->draft, key_slot >> 32) || !draft_part(in, dict->values[(uint32_t)key_slot], depth))
             return false;
     }
     return true;
@@ -143,20 +144,20 @@ static Value new_content(Interner *in, Value node, int depth)
 {
     bool is_dict = TAG(node) == DICT;
     uint32_t **numbers = &in->numbers[is_dict][depth];
-    const Vector *all = is_dict ? &in->tree->dicts : &in->tree->lists;
+    const Vector *all_containers = is_dict ? &in->tree->dicts : &in->tree->lists;
     if (!*numbers)
-        *numbers = PyMem_RawCalloc(all->used, sizeof **numbers);
-    uint64_t from = in->draft.used;
+        *numbers = PyMem_RawCalloc(all_containers->used, sizeof **numbers);
+    uint64_t draft_start = in->draft.used;
     if (!*numbers || !append_word(&in->draft, is_dict))
         return 0;
-    bool drafted = is_dict ? draft_dict(in, dict_at(in->tree, node), depth + 1)
-                           : draft_list(in, list_at(in->tree, node), depth + 1);
-    uint32_t number = drafted ? id_of_draft(in, from) : NOT_FOUND;
-    if (number == NOT_FOUND)
+    bool is_drafted = is_dict ? draft_dict(in, dict_at(in->tree, node), depth + 1)
+                              : draft_list(in, list_at(in->tree, node), depth + 1);
+    uint32_t content_number = is_drafted ? id_of_draft(in, draft_start) : NOT_FOUND;
+    if (content_number == NOT_FOUND)
         return 0;
-    in->draft.used = from;
-    (*numbers)[PAYLOAD(node)] = number + 1;
-    return MAKE(CONTENT_ID, number);
+    in->draft.used = draft_start;
+    (*numbers)[PAYLOAD(node)] = content_number + 1;
+    return MAKE(CONTENT_ID, content_number);
 }
 
 /* Returns the id of a content: its index in `contents`, to which a new content is appended. Returns NOT_FOUND if no
@@ -168,8 +169,8 @@ static uint32_t id_of(Table *table, Vector *contents, const uint64_t hash_key[2]
     for (uint32_t i; (i = table_next(table, hash, &position)) != NOT_FOUND;)
         if (ITEMS(Value, *contents)[i] == content)
             return i;
-    bool added = contents->used <= INT32_MAX && table_add(table, hash, contents->used);
-    return added && append_word(contents, content) ? (uint32_t)contents->used - 1 : NOT_FOUND;
+    bool is_added = contents->used <= INT32_MAX && table_add(table, hash, contents->used);
+    return is_added && append_word(contents, content) ? (uint32_t)contents->used - 1 : NOT_FOUND;
 }
 
 /* Fills the ids, and the first node of each id. */
@@ -177,22 +178,22 @@ static bool number_nodes(Query *query, Interner *in, Table *table, Vector *conte
 {
     uint32_t *ids = query->out;
     Value *nodes = query->out2;
-    Value previous = 0;
+    Value previous_handle = 0;
     for (uint64_t i = 0; i < query->count; i++) {
         Value handle = query->handles[i];
-        if (i && handle == previous) {
+        if (i && handle == previous_handle) {
             ids[i] = ids[i - 1];
             continue;
         }
-        previous = handle;
+        previous_handle = handle;
         if (!is_node(query->tree, handle))
             return reject(query, "handle", handle);
         Value content = content_of(in, handle, 0);
-        uint64_t before = contents->used;
+        uint64_t content_count = contents->used;
         ids[i] = content || !handle ? id_of(table, contents, in->tree->hash_key, content) : NOT_FOUND;
         if (ids[i] == NOT_FOUND)
             return reject(query, "memory", 0);
-        if (contents->used > before)
+        if (contents->used > content_count)
             nodes[ids[i]] = handle;
     }
     return true;
@@ -204,9 +205,9 @@ bool intern_nodes(Query *query)
     Table table = {0};
     Vector contents = {0}; /* Value: contents, by id */
     in.shapes = PyMem_RawCalloc(query->tree->shapes.used, sizeof(Range));
-    bool good = in.shapes ? number_nodes(query, &in, &table, &contents) : reject(query, "memory", 0);
+    bool is_complete = in.shapes ? number_nodes(query, &in, &table, &contents) : reject(query, "memory", 0);
     free_interner(&in);
     PyMem_RawFree(table.slots);
     PyMem_RawFree(contents.data);
-    return good;
+    return is_complete;
 }

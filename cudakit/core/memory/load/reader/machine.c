@@ -87,15 +87,15 @@ static bool memo_put(Machine *m, uint64_t index)
     if (index >= m->at)
         return fail(m, "memo_index");
     if (index >= m->memo.used) {
-        uint64_t extra = index + 1 - m->memo.used;
-        if (!reserve(&m->memo, extra, sizeof(Value)))
+        uint64_t missing_items = index + 1 - m->memo.used;
+        if (!reserve(&m->memo, missing_items, sizeof(Value)))
             return out_of_memory(m);
-        memset(ITEMS(Value, m->memo) + m->memo.used, 0, extra * sizeof(Value));
-        m->memo.used += extra;
+        memset(ITEMS(Value, m->memo) + m->memo.used, 0, missing_items * sizeof(Value));
+        m->memo.used += missing_items;
     }
-    Value *entry = &ITEMS(Value, m->memo)[index];
-    m->memoized += !*entry;
-    *entry = *stack_at(m, m->stack.used - 1);
+    Value *memo_entry = &ITEMS(Value, m->memo)[index];
+    m->memoized += !*memo_entry;
+    *memo_entry = *stack_at(m, m->stack.used - 1);
     return true;
 }
 
@@ -111,15 +111,15 @@ static bool memo_get_run(Machine *m)
 {
     const uint8_t *at = m->data + m->at, *end = m->data + m->size;
     const Value *memo = m->memo.data;
-    Value *top = stack_at(m, m->stack.used), *limit = stack_at(m, m->stack.capacity);
-    uint64_t known = m->memo.used;
-    while (top < limit && end - at > 4) {
+    Value *top = stack_at(m, m->stack.used), *stack_limit = stack_at(m, m->stack.capacity);
+    uint64_t memo_size = m->memo.used;
+    while (top < stack_limit && end - at > 4) {
         uint64_t index = at[1], width = 1;
         if (*at == OP_LONG_BINGET)
             index = little_endian(at + 1, 4), width = 4;
         else if (*at != OP_BINGET)
             break;
-        if (index >= known || !memo[index])
+        if (index >= memo_size || !memo[index])
             break;
         *top++ = memo[index];
         at += 1 + width;
@@ -162,16 +162,16 @@ static bool push_dict(Machine *m)
 /* Moves the values from a stack position on into the list below them. */
 static bool append_from(Machine *m, uint64_t position)
 {
-    Value target = *stack_at(m, position - 1);
-    if (TAG(target) != LIST)
+    Value container = *stack_at(m, position - 1);
+    if (TAG(container) != LIST)
         return fail(m, "target");
-    List *list = list_at(m->tree, target);
-    uint64_t extra = m->stack.used - position;
-    if (!grow_items(m->tree, &list->items, &list->capacity, list->length, extra))
+    List *list = list_at(m->tree, container);
+    uint64_t new_items = m->stack.used - position;
+    if (!grow_items(m->tree, &list->items, &list->capacity, list->length, new_items))
         return out_of_memory(m);
-    if (extra)
-        memcpy(list->items + list->length, stack_at(m, position), extra * sizeof(Value));
-    list->length += (uint32_t)extra;
+    if (new_items)
+        memcpy(list->items + list->length, stack_at(m, position), new_items * sizeof(Value));
+    list->length += (uint32_t)new_items;
     m->stack.used = position;
     return true;
 }
@@ -182,17 +182,17 @@ static bool append_from(Machine *m, uint64_t position)
 static bool set_from(Machine *m, uint64_t position)
 {
     Tree *tree = m->tree;
-    Value target = *stack_at(m, position - 1);
-    uint64_t count = m->stack.used - position;
-    if (TAG(target) != DICT)
+    Value container = *stack_at(m, position - 1);
+    uint64_t value_count = m->stack.used - position;
+    if (TAG(container) != DICT)
         return fail(m, "target");
-    if (count % 2)
+    if (value_count % 2)
         return fail(m, "pairs");
-    Dict *dict = dict_at(tree, target);
+    Dict *dict = dict_at(tree, container);
     uint32_t length = shape_at(tree, dict->shape)->length;
-    if (!grow_items(tree, &dict->values, &dict->capacity, length, count / 2))
+    if (!grow_items(tree, &dict->values, &dict->capacity, length, value_count / 2))
         return out_of_memory(m);
-    for (const Value *pair = stack_at(m, position), *end = pair + count; pair < end; pair += 2) {
+    for (const Value *pair = stack_at(m, position), *end = pair + value_count; pair < end; pair += 2) {
         if (TAG(pair[0]) != TEXT)
             continue;
         uint32_t shape = shape_with_key(tree, dict->shape, (uint32_t)PAYLOAD(pair[0]));
@@ -224,12 +224,12 @@ static bool fill_from_mark(Machine *m, FillFunction fill)
  * fills it. */
 static bool make_from(Machine *m, uint64_t position, bool (*push_empty)(Machine *), FillFunction fill)
 {
-    uint64_t count = m->stack.used - position;
+    uint64_t value_count = m->stack.used - position;
     if (!push_empty(m))
         return false;
-    Value made = *stack_at(m, position + count);
-    memmove(stack_at(m, position + 1), stack_at(m, position), count * sizeof(Value));
-    *stack_at(m, position) = made;
+    Value container = *stack_at(m, position + value_count);
+    memmove(stack_at(m, position + 1), stack_at(m, position), value_count * sizeof(Value));
+    *stack_at(m, position) = container;
     return fill(m, position + 1);
 }
 
@@ -317,16 +317,16 @@ static bool step(Machine *m, uint8_t opcode)
 
 static bool check_memory(Machine *m)
 {
-    uint64_t words = m->stack.capacity + m->marks.capacity + m->memo.capacity;
-    bool fits = tree_bytes(m->tree) + words * sizeof(uint64_t) <= m->tree->memory_limit;
-    return fits || fail(m, "memory_limit");
+    uint64_t word_count = m->stack.capacity + m->marks.capacity + m->memo.capacity;
+    bool is_within_limit = tree_bytes(m->tree) + word_count * sizeof(uint64_t) <= m->tree->memory_limit;
+    return is_within_limit || fail(m, "memory_limit");
 }
 
 static bool execute(Machine *m)
 {
-    for (uint64_t count = 1;; count++) {
+    for (uint64_t opcode_count = 1;; opcode_count++) {
         m->opcode_at = m->at;
-        if (count % CHECK_INTERVAL == 0 && !check_memory(m))
+        if (opcode_count % CHECK_INTERVAL == 0 && !check_memory(m))
             return false;
         if (!skip_bytes(m, 1))
             return false;
@@ -346,14 +346,14 @@ bool run_machine(Machine *m)
 {
     Tree *tree = m->tree;
     m->thread = PyEval_SaveThread();
-    bool good = reserve(&tree->shapes, 1, sizeof(Shape)) || out_of_memory(m);
-    if (good) {
+    bool is_running = reserve(&tree->shapes, 1, sizeof(Shape)) || out_of_memory(m);
+    if (is_running) {
         *shape_at(tree, (uint32_t)tree->shapes.used++) = (Shape){0};
-        good = execute(m);
+        is_running = execute(m);
     }
     PyMem_RawFree(m->stack.data);
     PyMem_RawFree(m->marks.data);
     PyMem_RawFree(m->memo.data);
     PyEval_RestoreThread(m->thread);
-    return good;
+    return is_running;
 }

@@ -17,14 +17,14 @@ static PyObject *new_text(const Tree *tree, Value blob)
 static PyObject *new_large_integer(const Tree *tree, Span span)
 {
     Py_ssize_t size = (Py_ssize_t)span.size;
-    PyObject *convert = PyObject_GetAttrString((PyObject *)&PyLong_Type, "from_bytes");
+    PyObject *from_bytes = PyObject_GetAttrString((PyObject *)&PyLong_Type, "from_bytes");
     PyObject *args = Py_BuildValue("(y#s)", bytes_of(tree, span), size, "little");
-    PyObject *named = Py_BuildValue("{sO}", "signed", Py_True);
-    PyObject *made = convert && args && named ? PyObject_Call(convert, args, named) : NULL;
-    Py_XDECREF(convert);
+    PyObject *keyword_args = Py_BuildValue("{sO}", "signed", Py_True);
+    PyObject *integer = from_bytes && args && keyword_args ? PyObject_Call(from_bytes, args, keyword_args) : NULL;
+    Py_XDECREF(from_bytes);
     Py_XDECREF(args);
-    Py_XDECREF(named);
-    return made;
+    Py_XDECREF(keyword_args);
+    return integer;
 }
 
 /* Returns a scalar as a Python object; None for other nodes. */
@@ -52,28 +52,28 @@ static PyObject *new_members(const Tree *tree, const Dict *dict)
 {
     uint32_t length = shape_at(tree, dict->shape)->length;
     uint32_t *keys = PyMem_Calloc(length + (size_t)1, sizeof(uint32_t));
-    PyObject *made = keys ? PyDict_New() : PyErr_NoMemory();
+    PyObject *members = keys ? PyDict_New() : PyErr_NoMemory();
     for (uint32_t shape = dict->shape; keys && shape; shape = shape_at(tree, shape)->parent)
         keys[shape_at(tree, shape)->length - 1] = shape_at(tree, shape)->key;
-    for (uint32_t i = 0; made && i < length; i++) {
+    for (uint32_t i = 0; members && i < length; i++) {
         PyObject *key = new_text(tree, keys[i]);
         PyObject *handle = PyLong_FromUnsignedLongLong(dict->values[i]);
-        if (!key || !handle || PyDict_SetItem(made, key, handle) < 0)
-            Py_CLEAR(made);
+        if (!key || !handle || PyDict_SetItem(members, key, handle) < 0)
+            Py_CLEAR(members);
         Py_XDECREF(key);
         Py_XDECREF(handle);
     }
     PyMem_Free(keys);
-    return made;
+    return members;
 }
 
 static const char *kind_name(Value node)
 {
-    static const char *const names[] = {
+    static const char *const kind_names[] = {
         "NoneType", "bool", "int", "int", "float", "text", "bytes", "a list", "a dictionary",
     };
     // NOLINTNEXTLINE(clang-analyzer-security.ArrayBound): handles have no other tag
-    return node == MAKE(CONSTANT, IS_NONE) ? "NoneType" : names[TAG(node)];
+    return node == MAKE(CONSTANT, IS_NONE) ? "NoneType" : kind_names[TAG(node)];
 }
 
 static PyObject *raise_value_error(PyObject *words)
@@ -106,15 +106,15 @@ static bool parse_handle(const Tree *tree, PyObject *argument, Value *handle)
 static PyObject *tree_kind(PyObject *self, PyObject *argument)
 {
     Value handle;
-    bool good = parse_handle((Tree *)self, argument, &handle);
-    return good ? PyUnicode_FromString(kind_name(handle)) : NULL;
+    bool is_valid = parse_handle((Tree *)self, argument, &handle);
+    return is_valid ? PyUnicode_FromString(kind_name(handle)) : NULL;
 }
 
 static PyObject *tree_scalar(PyObject *self, PyObject *argument)
 {
     Value handle;
-    bool good = parse_handle((Tree *)self, argument, &handle);
-    return good ? new_scalar((Tree *)self, handle) : NULL;
+    bool is_valid = parse_handle((Tree *)self, argument, &handle);
+    return is_valid ? new_scalar((Tree *)self, handle) : NULL;
 }
 
 static PyObject *tree_members(PyObject *self, PyObject *argument)
@@ -155,8 +155,8 @@ typedef struct {
 
 static bool check_array(const Py_buffer *array, uint64_t count, uint64_t item_bytes)
 {
-    bool aligned = !array->len || (uintptr_t)array->buf % item_bytes == 0;
-    if (!aligned || (uint64_t)array->len / item_bytes < count)
+    bool is_aligned = !array->len || (uintptr_t)array->buf % item_bytes == 0;
+    if (!is_aligned || (uint64_t)array->len / item_bytes < count)
         PyErr_SetString(PyExc_TypeError, "an array is too short or not aligned");
     return !PyErr_Occurred();
 }
@@ -176,20 +176,20 @@ static PyObject *run_query(Query *query, Arrays *arrays, bool (*run)(Query *), u
     query->out = arrays->out.buf;
     query->out_bytes = (uint64_t)arrays->out.len;
     query->out2 = arrays->out2.buf;
-    bool good = check_array(&arrays->handles, query->count, sizeof(Value)) &&
-                (!out_item_bytes || check_array(&arrays->out, query->count, out_item_bytes)) &&
-                (!out2_item_bytes || check_array(&arrays->out2, query->count, out2_item_bytes));
-    if (good) {
+    bool is_valid = check_array(&arrays->handles, query->count, sizeof(Value)) &&
+                    (!out_item_bytes || check_array(&arrays->out, query->count, out_item_bytes)) &&
+                    (!out2_item_bytes || check_array(&arrays->out2, query->count, out2_item_bytes));
+    if (is_valid) {
         Py_BEGIN_ALLOW_THREADS
-        good = run(query);
+        is_valid = run(query);
         Py_END_ALLOW_THREADS
-        if (!good)
+        if (!is_valid)
             raise_rejection(query);
     }
     release(&arrays->handles);
     release(&arrays->out);
     release(&arrays->out2);
-    return good ? Py_NewRef(Py_None) : NULL;
+    return is_valid ? Py_NewRef(Py_None) : NULL;
 }
 
 static PyObject *parse_and_run(PyObject *self, PyObject *args, const char *format, bool (*run)(Query *),
@@ -210,9 +210,9 @@ static int append_text(const Tree *tree, Value handle, PyObject *texts)
         return 0;
     }
     PyObject *text = TAG(handle) == TEXT ? new_text(tree, handle) : PyUnicode_FromStringAndSize("", 0);
-    int appended = text && PyList_Append(texts, text) == 0;
+    int is_appended = text && PyList_Append(texts, text) == 0;
     Py_XDECREF(text);
-    return appended;
+    return is_appended;
 }
 
 static PyObject *tree_texts(PyObject *self, PyObject *argument)
@@ -221,8 +221,8 @@ static PyObject *tree_texts(PyObject *self, PyObject *argument)
     if (PyObject_GetBuffer(argument, &handles, PyBUF_SIMPLE))
         return NULL;
     PyObject *texts = check_array(&handles, 0, sizeof(Value)) ? PyList_New(0) : NULL;
-    uint64_t count = (uint64_t)handles.len / sizeof(Value);
-    for (uint64_t i = 0; texts && i < count; i++)
+    uint64_t handle_count = (uint64_t)handles.len / sizeof(Value);
+    for (uint64_t i = 0; texts && i < handle_count; i++)
         if (!append_text((Tree *)self, ((const Value *)handles.buf)[i], texts))
             Py_CLEAR(texts);
     PyBuffer_Release(&handles);
@@ -296,23 +296,23 @@ static bool read_pickle(Tree *tree, PyObject *convert)
         .size = (uint64_t)tree->file.len,
         .convert = convert,
     };
-    bool good = run_machine(&m);
-    if (!good && !strcmp(m.failure, "memory"))
+    bool is_accepted = run_machine(&m);
+    if (!is_accepted && !strcmp(m.failure, "memory"))
         PyErr_NoMemory();
-    else if (!good && strcmp(m.failure, "raised"))
+    else if (!is_accepted && strcmp(m.failure, "raised"))
         raise_value_error(Py_BuildValue("(sK)", m.failure, (unsigned long long)m.opcode_at));
-    return good;
+    return is_accepted;
 }
 
 static PyObject *tree_new(PyTypeObject *type, PyObject *args, PyObject *named)
 {
-    static char *names[] = {"buffer", "seed", "convert", "memory_limit", "max_keys", NULL};
+    static char *argument_names[] = {"buffer", "seed", "convert", "memory_limit", "max_keys", NULL};
     PyObject *buffer, *convert;
     const char *seed;
     Py_ssize_t seed_bytes;
     unsigned long long memory_limit, max_keys;
-    if (!PyArg_ParseTupleAndKeywords(args, named, "Oy#OKK:PickledTree", names, &buffer, &seed, &seed_bytes,
-                                     &convert, &memory_limit, &max_keys))
+    if (!PyArg_ParseTupleAndKeywords(args, named, "Oy#OKK:PickledTree", argument_names, &buffer, &seed,
+                                     &seed_bytes, &convert, &memory_limit, &max_keys))
         return NULL;
     Tree *tree = (Tree *)type->tp_alloc(type, 0);
     if (!tree)

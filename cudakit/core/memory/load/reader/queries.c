@@ -16,19 +16,19 @@ bool read_lengths(Query *query)
 
 bool gather_items(Query *query)
 {
-    Value *out = query->out;
-    uint64_t space = query->out_bytes / sizeof(Value);
+    Value *items = query->out;
+    uint64_t item_capacity = query->out_bytes / sizeof(Value);
     for (uint64_t i = 0; i < query->count; i++) {
         Value handle = query->handles[i];
         if (handle &&!expect_tag(query, handle, LIST))
             return false;
         List list = handle ? *list_at(query->tree, handle) : (List){0};
-        if (list.length > space)
+        if (list.length > item_capacity)
             return reject(query, "space", handle);
         if (list.length)
-            memcpy(out, list.items, list.length * sizeof(Value));
-        out += list.length;
-        space -= list.length;
+            memcpy(items, list.items, list.length * sizeof(Value));
+        items += list.length;
+        item_capacity -= list.length;
     }
     return true;
 }
@@ -47,7 +47,7 @@ static uint32_t slot_of(const Tree *tree, uint32_t shape, uint32_t key)
 bool look_up_key(Query *query)
 {
     const Tree *tree = query->tree;
-    Value *found = query->out;
+    Value *found_values = query->out;
     uint32_t *slots = PyMem_RawCalloc(tree->shapes.used,
                                       sizeof(uint32_t)); /* result of slot_of + 1, by shape; 0: not searched yet */
     uint64_t i = 0;
@@ -61,7 +61,7 @@ bool look_up_key(Query *query)
         if (!slots[dict.shape])
             slots[dict.shape] = slot_of(tree, dict.shape, query->key) + 1;
         uint32_t slot = slots[dict.shape] - 1;
-        found[i] = slot ? dict.values[slot - 1] : 0;
+        found_values[i] = slot ? dict.values[slot - 1] : 0;
     }
     PyMem_RawFree(slots);
     return i == query->count;
@@ -87,12 +87,12 @@ static bool read_integer(const Tree *tree, Value handle, int64_t *number)
 bool read_integers(Query *query)
 {
     int64_t *numbers = query->out;
-    uint8_t *known = query->out2;
+    uint8_t *is_integer = query->out2;
     for (uint64_t i = 0; i < query->count; i++) {
         Value handle = query->handles[i];
         if (!is_node(query->tree, handle))
             return reject(query, "handle", handle);
-        known[i] = read_integer(query->tree, handle, &numbers[i]);
+        is_integer[i] = read_integer(query->tree, handle, &numbers[i]);
     }
     return true;
 }

@@ -31,8 +31,8 @@ static bool push_blob(Machine *m, int tag, Span span)
 /* Returns whether the last byte only repeats the sign, so that the number is the same without it. */
 static bool repeats_sign(const uint8_t *bytes, uint64_t size)
 {
-    bool negative = size > 1 && bytes[size - 2] & 0x80;
-    return size && bytes[size - 1] == (negative ? 0xff : 0);
+    bool is_negative = size > 1 && bytes[size - 2] & 0x80;
+    return size && bytes[size - 1] == (is_negative ? 0xff : 0);
 }
 
 static bool push_integer(Machine *m, Span span)
@@ -79,7 +79,7 @@ static bool push_stored(Machine *m, int tag, const void *bytes, uint64_t size)
 static bool push_object(Machine *m, PyObject *object)
 {
     Py_ssize_t size;
-    char packed[8];
+    char packed_float[8];
     if (PyBool_Check(object))
         return push(m, MAKE(CONSTANT, object == Py_True ? IS_TRUE : IS_FALSE));
     if (PyBytes_Check(object)) {
@@ -87,8 +87,8 @@ static bool push_object(Machine *m, PyObject *object)
         return push_stored(m, BIG_INT, PyBytes_AS_STRING(object), (uint64_t)size);
     }
     if (PyFloat_Check(object)) {
-        bool done = PyFloat_Pack8(PyFloat_AS_DOUBLE(object), packed, 0) == 0;
-        return done ? push_stored(m, FLOAT, packed, sizeof packed) : fail(m, "raised");
+        bool is_pushed = PyFloat_Pack8(PyFloat_AS_DOUBLE(object), packed_float, 0) == 0;
+        return is_pushed ? push_stored(m, FLOAT, packed_float, sizeof packed_float) : fail(m, "raised");
     }
     const char *text = PyUnicode_AsUTF8AndSize(object, &size);
     return text ? push_stored(m, TEXT, text, (uint64_t)size) : fail(m, "raised");
@@ -99,14 +99,14 @@ static bool push_converted(Machine *m, Span span)
     PyEval_RestoreThread(m->thread);
     PyObject *object = PyObject_CallFunction(m->convert, "iy#", m->data[m->opcode_at], m->data + span.offset,
                                              (Py_ssize_t)span.size);
-    bool pushed = object ? push_object(m, object) : fail(m, "raised");
+    bool is_pushed = object ? push_object(m, object) : fail(m, "raised");
     if (!object && PyErr_ExceptionMatches(PyExc_ValueError)) {
         PyErr_Clear();
         fail(m, "argument");
     }
     Py_XDECREF(object);
     m->thread = PyEval_SaveThread();
-    return pushed;
+    return is_pushed;
 }
 
 bool push_line_argument(Machine *m)

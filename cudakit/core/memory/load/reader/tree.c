@@ -14,8 +14,8 @@ uint32_t find_blob(const Tree *tree, const void *bytes, uint64_t size, uint32_t 
 {
     uint64_t position = hash;
     for (uint32_t i; (i = table_next(&tree->blob_table, hash, &position)) != NOT_FOUND;) {
-        Span existing = blob_at(tree, i);
-        if (existing.size == size && !memcmp(bytes_of(tree, existing), bytes, size))
+        Span existing_span = blob_at(tree, i);
+        if (existing_span.size == size && !memcmp(bytes_of(tree, existing_span), bytes, size))
             return i;
     }
     return NOT_FOUND;
@@ -48,19 +48,19 @@ bool store_converted(Tree *tree, const void *bytes, uint64_t size, Span *span)
 
 uint32_t shape_with_key(Tree *tree, uint32_t parent, uint32_t key)
 {
-    Shape *from = shape_at(tree, parent), *guess = shape_at(tree, from->last_child);
-    if (from->last_child && guess->key == key)
-        return from->last_child;
+    Shape *parent_shape = shape_at(tree, parent), *last_child = shape_at(tree, parent_shape->last_child);
+    if (parent_shape->last_child && last_child->key == key)
+        return parent_shape->last_child;
     uint32_t pair[2] = {parent, key}, hash = hash_bytes(tree->hash_key, pair, sizeof pair);
     uint64_t position = hash;
     for (uint32_t i; (i = table_next(&tree->shape_table, hash, &position)) != NOT_FOUND;)
         if (shape_at(tree, i)->parent == parent && shape_at(tree, i)->key == key)
-            return from->last_child = i;
+            return parent_shape->last_child = i;
     if (!reserve(&tree->shapes, 1, sizeof(Shape)) || !table_add(&tree->shape_table, hash, tree->shapes.used))
         return NOT_FOUND;
-    uint32_t made = (uint32_t)tree->shapes.used++;
-    *shape_at(tree, made) = (Shape){parent, key, shape_at(tree, parent)->length + 1, 0};
-    return shape_at(tree, parent)->last_child = made;
+    uint32_t new_index = (uint32_t)tree->shapes.used++;
+    *shape_at(tree, new_index) = (Shape){parent, key, shape_at(tree, parent)->length + 1, 0};
+    return shape_at(tree, parent)->last_child = new_index;
 }
 
 /* Takes items from the current chunk, or starts a new chunk and abandons the rest of the old one. */
@@ -87,27 +87,27 @@ static Value *allocate_items(Tree *tree, uint64_t count)
  * that the capacity doubles. */
 bool grow_items(Tree *tree, Value **items, uint32_t *capacity, uint32_t length, uint64_t extra)
 {
-    uint64_t needed = length + extra, wanted = 2 * (uint64_t)*capacity;
-    if (needed <= *capacity)
+    uint64_t needed_capacity = length + extra, new_capacity = 2 * (uint64_t)*capacity;
+    if (needed_capacity <= *capacity)
         return true;
-    if (wanted < needed)
-        wanted = needed;
-    Value *larger = wanted < NOT_FOUND ? allocate_items(tree, wanted) : NULL;
-    if (!larger)
+    if (new_capacity < needed_capacity)
+        new_capacity = needed_capacity;
+    Value *new_items = new_capacity < NOT_FOUND ? allocate_items(tree, new_capacity) : NULL;
+    if (!new_items)
         return false;
     if (length)
-        memcpy(larger, *items, length * sizeof(Value));
-    *items = larger;
-    *capacity = (uint32_t)wanted;
+        memcpy(new_items, *items, length * sizeof(Value));
+    *items = new_items;
+    *capacity = (uint32_t)new_capacity;
     return true;
 }
 
 uint64_t tree_bytes(const Tree *tree)
 {
-    uint64_t arrays = tree->blobs.capacity * sizeof(Span) + tree->converted.capacity +
-                      tree->lists.capacity * sizeof(List) + tree->dicts.capacity * sizeof(Dict) +
-                      tree->shapes.capacity * sizeof(Shape);
-    return arrays + (tree->blob_table.size + tree->shape_table.size) * sizeof(uint64_t) + tree->chunk_bytes;
+    uint64_t array_bytes = tree->blobs.capacity * sizeof(Span) + tree->converted.capacity +
+                           tree->lists.capacity * sizeof(List) + tree->dicts.capacity * sizeof(Dict) +
+                           tree->shapes.capacity * sizeof(Shape);
+    return array_bytes + (tree->blob_table.size + tree->shape_table.size) * sizeof(uint64_t) + tree->chunk_bytes;
 }
 
 void tree_free(Tree *tree)
