@@ -17,7 +17,7 @@ import numpy.typing as npt
 from cudakit.core.sanitize.races import Coverage, Operation, Race
 from cudakit.core.sanitize.unrecorded import PossibleAccess
 from cudakit.trace.kinds import EventKind, Precision, TemplateCheck
-from cudakit.trace.layout import RECORD, Records, layout, view
+from cudakit.trace.layout import RECORD, Records, concatenate_records, layout, view
 
 # Number of records behind that of a graph node in which its pointer arguments are searched.
 _MAX_NODE_ACCESSES: Final = 512
@@ -103,7 +103,7 @@ class TemplateAccesses:
                     self._accesses_of(call_records, int(template_ids[template_position]), coverage),
                 ]
         record_parts.append(records[next_index:])
-        return np.concatenate(record_parts)
+        return concatenate_records(record_parts)
 
     def mark_races(self, races: Iterable[Race]) -> list[Race]:
         """Return the races, with a mark on each operation whose accesses are from a template."""
