@@ -37,8 +37,10 @@ static void simplify_to(footprint *accesses, size_t range_count)
     qsort(accesses->ranges, accesses->range_count, sizeof *accesses->ranges, compare_ranges);
     join_ranges(accesses, 0);
     for (uint64_t gap_bytes = 256; accesses->range_count > range_count && gap_bytes <= UINT64_C(1) << 48;
-         gap_bytes *= 4)
+         gap_bytes *= 4) {
         join_ranges(accesses, gap_bytes);
+        accesses->has_gaps = true;
+    }
 }
 
 void footprint_add(footprint *accesses, footprint_range range)
@@ -46,6 +48,14 @@ void footprint_add(footprint *accesses, footprint_range range)
     if (accesses->range_count == FOOTPRINT_CAPACITY)
         simplify_to(accesses, FOOTPRINT_CAPACITY / 2); /* a launch has at most 512 pointers */
     accesses->ranges[accesses->range_count++] = range;
+}
+
+bool footprint_is_contiguous(const footprint *accesses)
+{
+    bool is_contiguous = !accesses->has_gaps;
+    for (size_t i = 0; is_contiguous && i < accesses->range_count; i++)
+        is_contiguous = accesses->ranges[i].pointer_index != NO_POINTER && !accesses->ranges[i].begin;
+    return is_contiguous;
 }
 
 void footprint_simplify(footprint *accesses)
