@@ -21,9 +21,9 @@ from cudakit.core.bench.labels import join_first_names
 from cudakit.core.bench.warnings import environment_warnings, environments
 from cudakit.units import Unavailable, format_ratio
 
-# A rate below 93 % of its peers is slow: GPUs of one host differ by up to 5 % and more, see ``health``.
+# A rate below 93 % of the rates of other GPUs is slow: even GPUs of one host differ by 5 %, see ``health``.
 RATE_TOLERANCE = 0.07
-# Latencies also depend on what else the host does.
+# The tolerance of times is larger, because latencies also depend on other work of the host.
 TIME_TOLERANCE = 0.3
 
 NOT_MEASURED = Unavailable("not measured")
