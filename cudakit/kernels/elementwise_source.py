@@ -194,9 +194,12 @@ extern "C" __global__ void KERNEL_NAME(const Layout layout, {parameter_list}) {{
         distance = f"d{index}" if self._is_interleaved else f"(i64)sizeof({storage})"
         element, value = f"*({storage}*)(p{index} + k * {distance})", f"v{index}.elements[k]"
         transfer = f"{element} = {value};" if is_store else f"{value} = {element};"
+        condition = "k * spacing < remaining"
+        if self._is_interleaved:
+            condition = f"!IS_PARTIAL || {condition}"
         lines = [
             "    #pragma unroll",
-            f"    for (int k = 0; k < WIDTH; ++k) if (!IS_PARTIAL || k * spacing < remaining) {transfer}",
+            f"    for (int k = 0; k < WIDTH; ++k) if ({condition}) {transfer}",
         ]
         if self._is_interleaved:
             return lines

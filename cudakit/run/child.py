@@ -31,8 +31,8 @@ class Child:
     def poll(self) -> int | None:
         """Return the status if the program has ended. If a terminal stopped it, stop this process, too."""
         while self.status is None:
-            process, wait_status = os.waitpid(self.process, os.WNOHANG | os.WUNTRACED)
-            if not process:
+            pid, wait_status = os.waitpid(self.process, os.WNOHANG | os.WUNTRACED)
+            if not pid:
                 break
             if not os.WIFSTOPPED(wait_status):
                 self.status = os.waitstatus_to_exitcode(wait_status)

@@ -108,8 +108,8 @@ def _is_script(word: str, environment: Mapping[str, str]) -> bool:
 
 
 def _executable(word: str, environment: Mapping[str, str]) -> str:
-    if on_path := _on_path(word, environment):
-        return on_path
+    if executable_path := _on_path(word, environment):
+        return executable_path
     path = Path(word)
     if os.sep not in word or not path.exists():
         kind = "script" if path.suffix == ".py" else "command"

@@ -56,15 +56,17 @@ def child_environment(
     environment: Mapping[str, str], settings: Settings, spool: Path
 ) -> dict[str, str]:
     """Return an environment in which every Python process starts the agent."""
-    child = _without_agent(environment)
-    paths = [str(AGENT), *filter(None, [child.get("PYTHONPATH")])]
-    child["PYTHONPATH"] = os.pathsep.join(paths)
-    child["CUDAKIT_AGENT"] = json.dumps(_agent_settings(settings, spool))
+    child_variables = _without_agent(environment)
+    paths = [str(AGENT), *filter(None, [child_variables.get("PYTHONPATH")])]
+    child_variables["PYTHONPATH"] = os.pathsep.join(paths)
+    child_variables["CUDAKIT_AGENT"] = json.dumps(_agent_settings(settings, spool))
     if settings.sanitize or settings.profile:
-        child["CUDAKIT_SPOOL"] = str(spool)
+        child_variables["CUDAKIT_SPOOL"] = str(spool)
     if settings.profile:
-        child["CUDAKIT_SPOOL_EVENTS"] = "profile"  # gpu/sim/recorder.py reads the variable
-    return child
+        child_variables["CUDAKIT_SPOOL_EVENTS"] = (
+            "profile"  # gpu/sim/recorder.py reads the variable
+        )
+    return child_variables
 
 
 def _agent_settings(settings: Settings, spool: Path) -> dict[str, Any]:

@@ -18,8 +18,8 @@ from typing import Any
 # Code of a signal that the kernel sent, for example its terminal driver (asm-generic/siginfo.h).
 _SI_KERNEL = 0x80
 # Signals that a terminal can send.
-_FROM_TERMINALS = frozenset({Signals.SIGINT, Signals.SIGQUIT, Signals.SIGTSTP, Signals.SIGWINCH})
-_RELAYED = _FROM_TERMINALS | {
+_TERMINAL_SIGNALS = frozenset({Signals.SIGINT, Signals.SIGQUIT, Signals.SIGTSTP, Signals.SIGWINCH})
+_RELAYED_SIGNALS = _TERMINAL_SIGNALS | {
     Signals.SIGTERM,
     Signals.SIGHUP,
     Signals.SIGUSR1,
@@ -37,16 +37,16 @@ class SignalRelay:
 
     def __init__(self) -> None:
         self.mask: set[Signals] = set()
-        self._handled = {
+        self._handled_signals = {
             signal_number
-            for signal_number in _RELAYED
+            for signal_number in _RELAYED_SIGNALS
             if signal.getsignal(signal_number) is not signal.SIG_IGN
         }
         self._handlers: dict[Signals, Any] = {}
-        self._from_other_threads: deque[Signals] = deque()
+        self._signals_of_other_threads: deque[Signals] = deque()
 
     def __enter__(self) -> SignalRelay:
-        awaited_signals = self._handled | {Signals.SIGCHLD}
+        awaited_signals = self._handled_signals | {Signals.SIGCHLD}
         self._handlers = {
             signal_number: signal.signal(signal_number, self._receive)
             for signal_number in awaited_signals
@@ -64,16 +64,16 @@ class SignalRelay:
         for signal_number, handler in self._handlers.items():
             signal.signal(signal_number, handler)
 
-    def pending(self, seconds: float) -> Iterator[Signals]:
+    def wait_for_signals(self, seconds: float) -> Iterator[Signals]:
         """Yield the signals to relay. Return when a child changes state, or after a number of seconds."""
-        while self._from_other_threads:
-            signal_number = self._from_other_threads.popleft()
-            if signal_number in self._handled and not (
-                signal_number in _FROM_TERMINALS and _is_in_foreground()
+        while self._signals_of_other_threads:
+            signal_number = self._signals_of_other_threads.popleft()
+            if signal_number in self._handled_signals and not (
+                signal_number in _TERMINAL_SIGNALS and _is_in_foreground()
             ):
                 yield signal_number
         deadline = time.monotonic() + seconds
-        awaited_signals = self._handled | {Signals.SIGCHLD}
+        awaited_signals = self._handled_signals | {Signals.SIGCHLD}
         while info := signal.sigtimedwait(awaited_signals, max(deadline - time.monotonic(), 0)):
             if info.si_signo == Signals.SIGCHLD:
                 return
@@ -83,7 +83,7 @@ class SignalRelay:
     def _receive(self, signal_number: int, _: FrameType | None) -> None:
         # The operating system delivered the signal to a library's thread, which does not block the signal.
         # The sender of such a signal is unknown.
-        self._from_other_threads.append(Signals(signal_number))
+        self._signals_of_other_threads.append(Signals(signal_number))
 
 
 def _is_in_foreground() -> bool:

@@ -51,8 +51,8 @@ def cut(text: str, max_length: int) -> str:
     """Cut the middle out of a text that is too long, because kernel names differ at both ends."""
     if len(text) <= max_length:
         return text
-    head = (max_length - 1) // 2
-    return f"{text[:head]}…{text[len(text) - (max_length - 1 - head) :]}"
+    head_length = (max_length - 1) // 2
+    return f"{text[:head_length]}…{text[len(text) - (max_length - 1 - head_length) :]}"
 
 
 def _without_signature(text: str) -> str:
@@ -81,11 +81,11 @@ def _shorten_template(text: str, levels: int, max_types: int) -> str:
     type_indices = [
         index for index, argument in enumerate(arguments) if not _NUMBER.fullmatch(argument)
     ]
-    end = type_indices[max_types] if len(type_indices) > max_types else len(arguments)
+    shown_end = type_indices[max_types] if len(type_indices) > max_types else len(arguments)
     shown_arguments = [
-        _shorten_argument(argument, levels - 1, max_types) for argument in arguments[:end]
+        _shorten_argument(argument, levels - 1, max_types) for argument in arguments[:shown_end]
     ]
-    ellipsis = ["…"] if end < len(arguments) else []
+    ellipsis = ["…"] if shown_end < len(arguments) else []
     return f"{name}<{', '.join(shown_arguments + ellipsis)}>{after_arguments}"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import IntEnum, IntFlag
+from typing import Final
 
 
 class EventKind(IntEnum):
@@ -47,7 +48,7 @@ class EventKind(IntEnum):
     COMMUNICATOR = 38
     COLLECTIVE = 39
     TEMPLATE = 42
-    TEMPLATE_POINTER = 43
+    TEMPLATE_POINTERS = 43
 
 
 class AllocationLayer(IntEnum):
@@ -179,6 +180,24 @@ class NcclDatatype(IntEnum):
     BFLOAT16 = 10
     FLOAT8_E4M3 = 11
     FLOAT8_E5M2 = 12
+
+
+# The bytes of one element of each type. The type without a name in NCCL's events is ncclUint8.
+ELEMENT_BYTES: Final = {
+    NcclDatatype.UNKNOWN: 1,
+    NcclDatatype.INT8: 1,
+    NcclDatatype.UINT8: 1,
+    NcclDatatype.INT32: 4,
+    NcclDatatype.UINT32: 4,
+    NcclDatatype.INT64: 8,
+    NcclDatatype.UINT64: 8,
+    NcclDatatype.FLOAT16: 2,
+    NcclDatatype.FLOAT32: 4,
+    NcclDatatype.FLOAT64: 8,
+    NcclDatatype.BFLOAT16: 2,
+    NcclDatatype.FLOAT8_E4M3: 1,
+    NcclDatatype.FLOAT8_E5M2: 1,
+}
 
 
 class MemoryKind(IntEnum):

@@ -73,12 +73,14 @@ def take_records(
     return np.ascontiguousarray(records).view(_OPAQUE_RECORD).take(indices).view(RECORD)
 
 
-def concatenate_records(parts: Sequence[Records]) -> Records:
+def concatenate_records(record_arrays: Sequence[Records]) -> Records:
     """Return several arrays of records as one; a single array is returned unchanged."""
-    if len(parts) == 1:
-        return parts[0]
-    opaque_parts = [np.ascontiguousarray(record_part).view(_OPAQUE_RECORD) for record_part in parts]
-    return np.concatenate(opaque_parts).view(RECORD)
+    if len(record_arrays) == 1:
+        return record_arrays[0]
+    opaque_arrays = [
+        np.ascontiguousarray(record_array).view(_OPAQUE_RECORD) for record_array in record_arrays
+    ]
+    return np.concatenate(opaque_arrays).view(RECORD)
 
 
 def find_invalid(records: Records, string_count: int) -> str:

@@ -101,8 +101,8 @@ def delete_abandoned(parent: Path) -> None:
     """Delete the abandoned spools of this user in a directory. Never raises."""
     for directory in parent.glob(f"{PREFIX}*"):
         try:
-            is_users_own = directory.stat(follow_symlinks=False).st_uid == os.getuid()
+            belongs_to_user = directory.stat(follow_symlinks=False).st_uid == os.getuid()
         except OSError:
             continue
-        if is_users_own and directory.is_dir() and is_abandoned(directory):
+        if belongs_to_user and directory.is_dir() and is_abandoned(directory):
             shutil.rmtree(directory, ignore_errors=True)

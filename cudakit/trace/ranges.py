@@ -56,7 +56,7 @@ class RangeTracker:
         # Ranges of each thread, outermost first.
         self._thread_ranges: dict[int, list[_Range]] = {}
         # The innermost open range of each thread, computed when a record of the thread needs it.
-        self._innermost: dict[int, OpenRange | None] = {}
+        self._innermost_by_thread: dict[int, OpenRange | None] = {}
 
     def follow(self, records: Records) -> OpenRanges | None:
         """Return the innermost range that is open at each record; None if no record has an open range."""
@@ -80,7 +80,7 @@ class RangeTracker:
 
     def _innermost_ranges(self, threads: Iterator[int]) -> Iterator[OpenRange | None]:
         """Yield the innermost open range of each thread."""
-        computed_ranges = self._innermost
+        computed_ranges = self._innermost_by_thread
         for thread in threads:
             if thread not in computed_ranges:
                 computed_ranges[thread] = self._nested_ranges(thread)
@@ -97,17 +97,17 @@ class RangeTracker:
         if range_number:
             if len(self._process_ranges) < _MAX_OPEN_RANGES:
                 self._process_ranges[range_number] = new_range
-            self._innermost.clear()
+            self._innermost_by_thread.clear()
             return
         thread_ranges = self._thread_ranges.setdefault(thread, [])
         if len(thread_ranges) < _MAX_OPEN_RANGES:
             thread_ranges.append(new_range)
-        self._innermost.pop(thread, None)
+        self._innermost_by_thread.pop(thread, None)
 
     def _pop(self, thread: int, domain: int, range_number: int) -> None:
         if range_number:
             self._process_ranges.pop(range_number, None)
-            self._innermost.clear()
+            self._innermost_by_thread.clear()
             return
         thread_ranges = self._thread_ranges.get(thread, [])
         for index in reversed(range(len(thread_ranges))):
@@ -116,7 +116,7 @@ class RangeTracker:
                 break
         if not thread_ranges:
             self._thread_ranges.pop(thread, None)
-        self._innermost.pop(thread, None)
+        self._innermost_by_thread.pop(thread, None)
 
 
 def _rows(changes: Records) -> Iterator[tuple[Any, ...]]:

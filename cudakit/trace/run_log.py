@@ -85,7 +85,9 @@ class LogWriter:
         trace.string_count, trace.stack_count = len(batch.strings), len(batch.stacks)
         for begin in range(0, len(batch.records), _ITEMS_PER_BLOCK):
             records = np.ascontiguousarray(batch.records[begin : begin + _ITEMS_PER_BLOCK])
-            self._write_block(b"rcds", trace.number, len(records), _columns(records).tobytes())
+            self._write_block(
+                b"rcds", trace.number, len(records), _transpose_records(records).tobytes()
+            )
 
     def finish(self, outcome: Outcome) -> None:
         """Write the last block."""
@@ -112,14 +114,18 @@ class LogWriter:
             block_items = table_items[begin : begin + _ITEMS_PER_BLOCK]
             self._write_json(tag, trace, block_items, count=len(block_items))
 
-    def _write_json(self, tag: bytes, trace: int, content: object, *, count: int = 1) -> None:
-        self._write_block(tag, trace, count, json.dumps(content, separators=(",", ":")).encode())
+    def _write_json(
+        self, tag: bytes, trace_number: int, content: object, *, count: int = 1
+    ) -> None:
+        self._write_block(
+            tag, trace_number, count, json.dumps(content, separators=(",", ":")).encode()
+        )
 
-    def _write_block(self, tag: bytes, trace: int, item_count: int, content: bytes) -> None:
-        compressed = zlib.compress(content, _COMPRESSION_LEVEL)
-        header = _BLOCK.pack(tag, trace, item_count, len(content), len(compressed))
-        checksum = zlib.crc32(compressed, zlib.crc32(header))
-        self._file.write(header + _CHECKSUM.pack(checksum) + compressed)
+    def _write_block(self, tag: bytes, trace_number: int, item_count: int, content: bytes) -> None:
+        compressed_content = zlib.compress(content, _COMPRESSION_LEVEL)
+        header = _BLOCK.pack(tag, trace_number, item_count, len(content), len(compressed_content))
+        checksum = zlib.crc32(compressed_content, zlib.crc32(header))
+        self._file.write(header + _CHECKSUM.pack(checksum) + compressed_content)
 
 
 @dataclass(slots=True)
@@ -189,20 +195,20 @@ class LogReader:
 
     def _read_blocks(self) -> Iterator[Batch]:
         """Read the blocks of the current format, and yield a batch for each block of records."""
-        is_done = False
+        has_outcome = False
         while header := self._file.read(_BLOCK.size):
-            if len(header) < _BLOCK.size or is_done:
+            if len(header) < _BLOCK.size or has_outcome:
                 raise self._damage_error(
-                    "data after its end" if is_done else "the file is truncated"
+                    "data after its end" if has_outcome else "the file is truncated"
                 )
-            tag, trace, item_count, size_bytes, compressed_bytes = _BLOCK.unpack(header)
+            tag, trace_number, item_count, size_bytes, compressed_bytes = _BLOCK.unpack(header)
             content = self._read_content(header, size_bytes, compressed_bytes)
             if tag == b"rcds":
-                yield self._decode_records(trace, item_count, content)
+                yield self._decode_records(trace_number, item_count, content)
             else:
-                self._decode_json(tag, trace, item_count, content)
-            is_done = tag == b"done"
-        if not is_done:
+                self._decode_json(tag, trace_number, item_count, content)
+            has_outcome = tag == b"done"
+        if not has_outcome:
             raise self._damage_error("the file is truncated")
 
     def _read_content(self, header: bytes, size_bytes: int, compressed_bytes: int) -> bytes:
@@ -210,15 +216,15 @@ class LogReader:
         if max(size_bytes, compressed_bytes) > _MAX_BLOCK_BYTES:
             raise self._damage_error("a block is too large")
         checksum = self._file.read(_CHECKSUM.size)
-        compressed = self._file.read(compressed_bytes)
-        if len(checksum) < _CHECKSUM.size or len(compressed) < compressed_bytes:
+        compressed_content = self._file.read(compressed_bytes)
+        if len(checksum) < _CHECKSUM.size or len(compressed_content) < compressed_bytes:
             raise self._damage_error("the file is truncated")
-        if checksum != _CHECKSUM.pack(zlib.crc32(compressed, zlib.crc32(header))):
+        if checksum != _CHECKSUM.pack(zlib.crc32(compressed_content, zlib.crc32(header))):
             raise self._damage_error("a checksum is wrong")
         try:
             # The limit is one byte above the expected size, so that a longer content is detected without
             # decompressing all of it.
-            content = zlib.decompressobj().decompress(compressed, size_bytes + 1)
+            content = zlib.decompressobj().decompress(compressed_content, size_bytes + 1)
         except zlib.error as error:
             raise self._damage_error("a block cannot be decompressed") from error
         if len(content) != size_bytes:
@@ -277,7 +283,7 @@ class LogReader:
 
     def _transposed_batch(self, trace: _ReadTrace, columns: _Columns) -> Batch:
         """Return the batch of records that are stored transposed. Raises InputError if they are invalid."""
-        records = _records(columns)
+        records = _records_of_columns(columns)
         if reason := find_invalid(records, len(trace.strings)):
             raise self._damage_error(reason)
         return Batch(
@@ -319,7 +325,7 @@ class _ReadTrace:
         _check_count(stacks, count)
 
 
-def _columns(records: Records) -> _Columns:
+def _transpose_records(records: Records) -> _Columns:
     """Return the bytes of records, transposed: a row for each byte of a record."""
     columns = np.empty((RECORD_BYTES, len(records)), np.uint8)
     words = records.view(np.uint64).reshape(len(records), _RECORD_WORDS)
@@ -330,7 +336,7 @@ def _columns(records: Records) -> _Columns:
     return columns
 
 
-def _records(columns: _Columns) -> Records:
+def _records_of_columns(columns: _Columns) -> Records:
     """Return the records whose bytes are transposed.
 
     Goes through words of 8 bytes, because numpy transposes single bytes six times as slowly.

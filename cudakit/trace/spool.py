@@ -72,11 +72,11 @@ class Spool:
         for name, files in self._list_files().items():
             chain = self._chains.get(name)
             if chain is not None and chain.is_replaced(files):
-                yield from self._without_errors(chain, chain.remaining_batches())
+                yield from self._read_until_damaged(chain, chain.remaining_batches())
                 chain = None
             if chain is None:
                 chain = self._chains[name] = self._new_chain(name)
-            yield from self._without_errors(chain, chain.batches(files))
+            yield from self._read_until_damaged(chain, chain.batches(files))
 
     def close(self) -> None:
         """Close all open files."""
@@ -88,9 +88,9 @@ class Spool:
         chains: defaultdict[str, dict[int, os.DirEntry[str]]] = defaultdict(dict)
         with os.scandir(self._directory) as directory_entries:
             for file in directory_entries:
-                match = _FILE_NAME.fullmatch(file.name)
-                if match and file.is_file(follow_symlinks=False):
-                    chains[match[1]][int(match[3])] = file
+                name_match = _FILE_NAME.fullmatch(file.name)
+                if name_match and file.is_file(follow_symlinks=False):
+                    chains[name_match[1]][int(name_match[3])] = file
         return chains
 
     def _new_chain(self, name: str) -> _Chain:
@@ -98,7 +98,7 @@ class Spool:
         self._chain_counts[process] += 1
         return _Chain(process, self._chain_counts[process] - 1, discard=self._discard)
 
-    def _without_errors(self, chain: _Chain, batches: Iterator[Batch]) -> Iterator[Batch]:
+    def _read_until_damaged(self, chain: _Chain, batches: Iterator[Batch]) -> Iterator[Batch]:
         """Yield the batches of a chain; if the chain is damaged, store the error and stop reading it."""
         try:
             yield from batches
@@ -214,7 +214,7 @@ class SpoolWriter:
         self._file_number = 0
         self._is_closed = False
         self._failure: OSError | None = None
-        self._lost_events = 0  # number of events that this process has lost
+        self._lost_event_count = 0  # number of events that this process has lost
 
     def write(self, event: Event) -> None:
         """Append an event and write it to the file."""
@@ -225,8 +225,8 @@ class SpoolWriter:
         except OSError as error:
             self._failure = error
         if self._failure:
-            self._lost_events += 1
-            report_loss(self._directory, self._lost_events, self._failure)
+            self._lost_event_count += 1
+            report_loss(self._directory, self._lost_event_count, self._failure)
 
     def stack(self, stack: Stack) -> int:
         """Return the index of a call stack (innermost frame first) in the stack table; 0 after a failure."""
@@ -266,7 +266,7 @@ class SpoolWriter:
     def _begin_chain(self) -> None:
         """Begin a chain of this process, under the first name that no other chain uses."""
         self._process = os.getpid()
-        self._file_number = self._lost_events = 0
+        self._file_number = self._lost_event_count = 0
         for trace_number in count():
             self._chain_name = (
                 f"{self._process}.{trace_number}" if trace_number else f"{self._process}"

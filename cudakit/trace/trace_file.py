@@ -312,7 +312,10 @@ def _unpack_stacks(content: bytes, stack_count: int, strings: Sequence[str]) -> 
     for _ in range(stack_count):
         (depth,) = _COUNT.unpack_from(content, offset)
         offset += _COUNT.size
-        end = offset + depth * _FRAME.size
-        frames = (_FRAME.unpack_from(content, start) for start in range(offset, end, _FRAME.size))
+        end_offset = offset + depth * _FRAME.size
+        frames = (
+            _FRAME.unpack_from(content, offset_of_frame)
+            for offset_of_frame in range(offset, end_offset, _FRAME.size)
+        )
         yield tuple(Frame(strings[name], strings[file], line) for name, file, line in frames)
-        offset = end
+        offset = end_offset

@@ -59,12 +59,12 @@ class Runner:
         )
         paths = SearchPaths.of_this_process()
 
-        def notify(message: AgentMessage) -> None:
-            if not monitor.notify(message):
+        def on_message(message: AgentMessage) -> None:
+            if not monitor.on_message(message):
                 notes.append(message.text)
 
-        def consume(batch: Any) -> bool:
-            monitor.consume(batch)
+        def on_batch(batch: Any) -> bool:
+            monitor.on_batch(batch)
             return False
 
         done = supervised(
@@ -76,8 +76,8 @@ class Runner:
                 recorder=str(find_recorder(paths)),
                 frames={tag: str(path) for tag, path in find_frame_readers(paths).items()},
             ),
-            consume=consume,
-            notify=notify,
+            on_batch=on_batch,
+            on_message=on_message,
             **{"PYTHONPATH": str(STAND_IN), "FAKE_CUDA": str(self.library), **env},
         )
         assert (done.status, done.stderr) == (0, "")

@@ -51,9 +51,9 @@ def supervised(
     cwd: Path,
     stdin: str = "",
     settings: Settings = RECORDING,
-    consume: Callable[[Batch], bool] = lambda _: False,
-    notify: Callable[[AgentMessage], None] = lambda _: None,
-    stopping: Callable[[], None] = lambda: None,
+    on_batch: Callable[[Batch], bool] = lambda _: False,
+    on_message: Callable[[AgentMessage], None] = lambda _: None,
+    on_stop: Callable[[], None] = lambda: None,
     seconds_to_end: float = 5.0,
     **more: str,
 ) -> Outcome:
@@ -65,9 +65,9 @@ def supervised(
             status = supervise(
                 resolve(words, python=sys.executable),
                 settings=settings,
-                consume=consume,
-                notify=notify,
-                stopping=stopping,
+                on_batch=on_batch,
+                on_message=on_message,
+                on_stop=on_stop,
                 environment=environment(more),
                 seconds_to_end=seconds_to_end,
             )

@@ -22,7 +22,7 @@ from cudakit.run.command import resolve
 from cudakit.run.protocol import Settings
 from cudakit.run.supervise import supervise
 command = resolve(sys.argv[1:], python=sys.executable)
-sys.exit(end_like_program(supervise(command, settings=Settings(), consume=lambda _: False)))
+sys.exit(end_like_program(supervise(command, settings=Settings(), on_batch=lambda _: False)))
 """
 
 WAITS = "import time; print('ready', flush=True); time.sleep(60)"
@@ -130,7 +130,7 @@ with SignalRelay() as relay:
     print("ready", flush=True)
     if sys.argv[1:]:
         os.kill(os.getpid(), int(sys.argv[1]))
-    for number in relay.pending(0.5):
+    for number in relay.wait_for_signals(0.5):
         print("passes on", number.name, flush=True)
 """
 

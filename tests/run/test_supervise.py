@@ -61,12 +61,12 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 
 
 def test_records_reach_the_consumer(tmp_path: Path) -> None:
-    consume = Counted()
+    on_batch = Counted()
 
-    completed = supervised(["-c", RECORDS + "fill(20)"], cwd=tmp_path, consume=consume)
+    completed = supervised(["-c", RECORDS + "fill(20)"], cwd=tmp_path, on_batch=on_batch)
 
     assert (completed.status, completed.stderr) == (0, "")
-    assert list(consume.fills.values()) == [20]
+    assert list(on_batch.fills.values()) == [20]
 
 
 @pytest.mark.parametrize(
@@ -80,21 +80,21 @@ def test_records_reach_the_consumer(tmp_path: Path) -> None:
     ],
 )
 def test_records_survive_every_end_of_the_program(tmp_path: Path, end: str, status: int) -> None:
-    consume = Counted()
+    on_batch = Counted()
 
-    completed = supervised(["-c", RECORDS + f"fill(20); {end}"], cwd=tmp_path, consume=consume)
+    completed = supervised(["-c", RECORDS + f"fill(20); {end}"], cwd=tmp_path, on_batch=on_batch)
 
     assert completed.status == status
-    assert consume.total == 20
+    assert on_batch.total == 20
 
 
 def test_records_reach_the_consumer_while_the_program_runs(tmp_path: Path) -> None:
-    consume = Counted()
+    on_batch = Counted()
     script = RECORDS + "fill(1); print(time.monotonic()); sys.stdout.flush(); time.sleep(0.4)"
 
-    completed = supervised(["-c", script], cwd=tmp_path, consume=consume)
+    completed = supervised(["-c", script], cwd=tmp_path, on_batch=on_batch)
 
-    assert consume.seen_s[-1] - float(completed.stdout) < 0.3
+    assert on_batch.seen_s[-1] - float(completed.stdout) < 0.3
 
 
 FORKS = "pid = os.fork(); fill(3); pid and os.waitpid(pid, 0)"
@@ -108,25 +108,25 @@ subprocess.run([sys.executable, "-P", "-c", "from cudakit.gpu.sim import Sim; g 
 
 @pytest.mark.parametrize("follow", [True, False])
 def test_child_processes_are_recorded_unless_follow_is_off(tmp_path: Path, *, follow: bool) -> None:
-    consume = Counted()
+    on_batch = Counted()
 
     completed = supervised(
         ["-c", RECORDS + STARTS],
         cwd=tmp_path,
-        consume=consume,
+        on_batch=on_batch,
         settings=Settings(sanitize=True, follow=follow),
     )
 
     assert (completed.status, completed.stderr) == (0, "")
-    assert sorted(consume.fills.values()) == ([1, 3] if follow else [3])
+    assert sorted(on_batch.fills.values()) == ([1, 3] if follow else [3])
 
 
 def test_forked_process_is_recorded(tmp_path: Path) -> None:
-    consume = Counted()
+    on_batch = Counted()
 
-    supervised(["-c", RECORDS + FORKS], cwd=tmp_path, consume=consume)
+    supervised(["-c", RECORDS + FORKS], cwd=tmp_path, on_batch=on_batch)
 
-    assert sorted(consume.fills.values()) == [3, 3]
+    assert sorted(on_batch.fills.values()) == [3, 3]
 
 
 @pytest.mark.parametrize("pythonpath", ["", "/mine"])
@@ -149,8 +149,8 @@ def test_consumer_stops_the_program(tmp_path: Path) -> None:
     completed = supervised(
         ["-c", script],
         cwd=tmp_path,
-        consume=Counted(limit=5),
-        stopping=lambda: stops.append(True),
+        on_batch=Counted(limit=5),
+        on_stop=lambda: stops.append(True),
     )
 
     assert (completed.status, stops) == (-signal.SIGTERM, [True])
@@ -159,15 +159,15 @@ def test_consumer_stops_the_program(tmp_path: Path) -> None:
 def test_program_that_ended_before_the_stop_was_not_stopped(tmp_path: Path) -> None:
     stops: list[bool] = []
 
-    def consume(batch: Batch) -> bool:
+    def on_batch(batch: Batch) -> bool:
         os.waitid(os.P_PID, batch.process, os.WEXITED | os.WNOWAIT)
         return True
 
     completed = supervised(
         ["-c", RECORDS + "fill(5)"],
         cwd=tmp_path,
-        consume=consume,
-        stopping=lambda: stops.append(True),
+        on_batch=on_batch,
+        on_stop=lambda: stops.append(True),
     )
 
     assert (completed.status, stops) == (0, [])
@@ -177,26 +177,26 @@ def test_program_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     script = RECORDS + "signal.signal(signal.SIGTERM, signal.SIG_IGN); fill(5); time.sleep(60)"
 
     completed = supervised(
-        ["-c", script], cwd=tmp_path, consume=Counted(limit=5), seconds_to_end=0.2
+        ["-c", script], cwd=tmp_path, on_batch=Counted(limit=5), seconds_to_end=0.2
     )
 
     assert completed.status == -signal.SIGKILL
 
 
 def test_failing_consumer_does_not_harm_the_program(tmp_path: Path) -> None:
-    def consume(_: Batch) -> bool:
+    def on_batch(_: Batch) -> bool:
         raise ZeroDivisionError
 
     marker = tmp_path / "done"
     script = RECORDS + f"fill(1); time.sleep(0.2); open({str(marker)!r}, 'w').close()"
 
     with pytest.raises(ZeroDivisionError):
-        supervised(["-c", script], cwd=tmp_path, consume=consume)
+        supervised(["-c", script], cwd=tmp_path, on_batch=on_batch)
     assert marker.exists()
 
 
 def test_supervisor_does_not_wait_for_surviving_children(tmp_path: Path) -> None:
-    consume, started = Counted(), tmp_path / "pid"
+    on_batch, started = Counted(), tmp_path / "pid"
     script = RECORDS + (
         "fill(2)\n"
         "if child := os.fork():\n"
@@ -205,10 +205,10 @@ def test_supervisor_does_not_wait_for_surviving_children(tmp_path: Path) -> None
         "    while True: fill(1); time.sleep(0.001)\n"
     )
 
-    supervised(["-c", script], cwd=tmp_path, consume=consume)
+    supervised(["-c", script], cwd=tmp_path, on_batch=on_batch)
 
     os.kill(int(started.read_text()), signal.SIGKILL)  # raises if the process has ended
-    assert consume.total >= 2
+    assert on_batch.total >= 2
 
 
 def test_program_without_gpu_work_writes_nothing_to_the_spool(
@@ -239,7 +239,7 @@ def test_damaged_spool_is_reported_or_ignored(tmp_path: Path, code: str, reason:
     messages: list[AgentMessage] = []
     script = f"import os; spool = os.environ['CUDAKIT_SPOOL']; {code}"
 
-    completed = supervised(["-c", script], cwd=tmp_path, notify=messages.append)
+    completed = supervised(["-c", script], cwd=tmp_path, on_message=messages.append)
 
     assert completed.status == 0
     assert [message.kind for message in messages] == [AgentMessageKind.INCOMPLETE] * bool(reason)
@@ -252,7 +252,7 @@ from pathlib import Path
 from cudakit.run.command import resolve
 from cudakit.run.protocol import Settings
 from cudakit.run.supervise import supervise
-supervise(resolve(["-c", sys.argv[1]]), settings=Settings(sanitize=True), consume=lambda _: False)
+supervise(resolve(["-c", sys.argv[1]]), settings=Settings(sanitize=True), on_batch=lambda _: False)
 """
 
 
@@ -309,7 +309,7 @@ def test_program_that_cannot_be_executed_is_refused(
     path.chmod(0o755 if error is CommandNotFound else 0o644)
 
     with pytest.raises(error):
-        supervise(Command(str(path), (str(path),)), settings=RECORDING, consume=lambda _: False)
+        supervise(Command(str(path), (str(path),)), settings=RECORDING, on_batch=lambda _: False)
 
 
 def test_signal_handlers_are_restored(tmp_path: Path) -> None:
@@ -328,7 +328,7 @@ def test_all_files_are_closed(tmp_path: Path) -> None:
         return len(os.listdir("/proc/self/fd"))
 
     earlier = open_files()
-    supervised(["-c", RECORDS + "fill(2)"], cwd=tmp_path, consume=Counted())
+    supervised(["-c", RECORDS + "fill(2)"], cwd=tmp_path, on_batch=Counted())
 
     assert open_files() == earlier
 

@@ -54,12 +54,12 @@ class MemoryMonitor:
         self._unwritten_ooms: list[tuple[int, int, dict[str, Any]]] = []
         self._unix_offset_ns = time.time_ns() - time.monotonic_ns()
 
-    def consume(self, batch: Batch) -> None:
+    def on_batch(self, batch: Batch) -> None:
         """Apply the records of a batch; those of simulated devices are ignored."""
         if not batch.simulated:
             self._memory_of(batch.process, batch.chain).feed(batch)
 
-    def notify(self, message: AgentMessage) -> bool:
+    def on_message(self, message: AgentMessage) -> bool:
         """Handle a message of an agent about memory; return False for other messages."""
         if message.kind is AgentMessageKind.MEMORY:
             self._paths[message.process].append(message.text)

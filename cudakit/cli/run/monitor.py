@@ -50,7 +50,7 @@ class Monitor:
         shows_possible = show is Confidence.POSSIBLE
         self._detector = RaceDetector(strict_threads=strict_threads, report_possible=shows_possible)
 
-    def consume(self, batch: Batch) -> bool:
+    def on_batch(self, batch: Batch) -> bool:
         """Consume a batch of records; return True to stop the program."""
         if self._failure is None:
             try:
@@ -63,7 +63,7 @@ class Monitor:
         """Record that the program was still running when it was stopped."""
         self.is_stopped = True
 
-    def notify(self, message: AgentMessage) -> None:
+    def on_message(self, message: AgentMessage) -> None:
         """Consume a message of an agent."""
         is_failure = message.kind is AgentMessageKind.INCOMPLETE or (
             message.kind is AgentMessageKind.UNRECORDED and not self._accept_unrecorded
@@ -96,7 +96,7 @@ class Monitor:
     def result(
         self, *, exit_status: int | None = None, require_gpu: bool = False
     ) -> SanitizeResult:
-        """Return the result so far. Raises the first exception of ``consume``.
+        """Return the result so far. Raises the first exception of ``on_batch``.
 
         With ``require_gpu``, a result without work of a real device is incomplete.
         """

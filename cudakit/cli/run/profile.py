@@ -23,7 +23,7 @@ class ProfileMonitor:
         self._collector = ActivityCollector()
         self._failure: Exception | None = None
 
-    def consume(self, batch: Batch) -> None:
+    def on_batch(self, batch: Batch) -> None:
         """Keep the records of a batch."""
         if self._failure is None:
             try:
@@ -32,7 +32,7 @@ class ProfileMonitor:
                 self._failure = failure
 
     def activities(self) -> list[Activities]:
-        """Return the activities of each process. Raises the first exception of ``consume``."""
+        """Return the activities of each process. Raises the first exception of ``on_batch``."""
         if self._failure:
             raise self._failure
         return self._collector.activities()

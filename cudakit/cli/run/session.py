@@ -151,25 +151,25 @@ class _PreparedRun:
     log: LogFile | None
     new_baseline: BaselineFile
 
-    def consume(self, batch: Batch) -> bool:
+    def on_batch(self, batch: Batch) -> bool:
         """Write a batch of records to the log, and analyze it; return True to stop the program."""
         if self.log:
             self.log.add(batch)
         if self.memory:
-            self.memory.consume(batch)
+            self.memory.on_batch(batch)
         if self.profile:
-            self.profile.consume(batch)
-        return self.settings.sanitize and self.monitor.consume(batch)
+            self.profile.on_batch(batch)
+        return self.settings.sanitize and self.monitor.on_batch(batch)
 
-    def notify(self, message: AgentMessage) -> None:
+    def on_message(self, message: AgentMessage) -> None:
         """Handle a message of an agent."""
-        if self.memory and self.memory.notify(message):
+        if self.memory and self.memory.on_message(message):
             return
         is_recorded = self.settings.sanitize or self.settings.profile
         if message.kind is AgentMessageKind.INCOMPLETE and not is_recorded:
             self.monitor.add_note(message.text)
         else:
-            self.monitor.notify(message)
+            self.monitor.on_message(message)
 
 
 def run_program(spec: RunSpec) -> int:
@@ -183,9 +183,9 @@ def run_program(spec: RunSpec) -> int:
             status = supervise(
                 prepared_run.command,
                 settings=prepared_run.settings,
-                consume=prepared_run.consume,
-                notify=prepared_run.notify,
-                stopping=monitor.record_stop,
+                on_batch=prepared_run.on_batch,
+                on_message=prepared_run.on_message,
+                on_stop=monitor.record_stop,
             )
             exit_code = _report_findings(spec, prepared_run, shell_status(status))
     except Exception as error:

@@ -16,7 +16,7 @@ from cudakit.trace.spool import Batch
 from cudakit.trace.trace_file import Stack
 
 # Kinds of events whose records are kept.
-_KINDS = (
+_PROFILE_EVENT_KINDS = (
     EventKind.API_CALL,
     EventKind.KERNEL_RUN,
     EventKind.COPY_RUN,
@@ -99,7 +99,7 @@ class ActivityCollector:
             self._simulated.add(batch.process)
         strings, sites = tables.renumber(batch)
         kinds = batch.records["kind"]
-        for kind in _KINDS:
+        for kind in _PROFILE_EVENT_KINDS:
             is_kind = kinds == kind
             if not is_kind.any():
                 continue
@@ -117,7 +117,7 @@ class ActivityCollector:
                 process in self._simulated,
                 tuple(tables.strings),
                 tuple(tables.stacks),
-                {kind: self._join_records(process, kind) for kind in _KINDS},
+                {kind: self._join_records(process, kind) for kind in _PROFILE_EVENT_KINDS},
             )
             for process, tables in sorted(self._tables.items())
         ]
@@ -144,24 +144,26 @@ class _Tables:
     def renumber(self, batch: Batch) -> tuple[_Index, _Index]:
         """Return the index in these tables of each string and of each stack of a batch."""
         return (
-            _extended(self._string_indices, batch.chain, batch.strings, self.strings),
-            _extended(self._stack_indices, batch.chain, batch.stacks, self.stacks),
+            _extend_indices(self._string_indices, batch.chain, batch.strings, self.strings),
+            _extend_indices(self._stack_indices, batch.chain, batch.stacks, self.stacks),
         )
 
 
 _Item = TypeVar("_Item", str, Stack)
 
 
-def _extended(
+def _extend_indices(
     indices_of_trace: dict[int, _Index],
     chain: int,
     items: Sequence[_Item],
-    numbers: dict[_Item, int],
+    index_by_item: dict[_Item, int],
 ) -> _Index:
     """Return the index of each string or stack of a trace; only new ones are looked up."""
     indices = indices_of_trace.get(chain, np.empty(0, np.uint32))
     if len(items) > len(indices):
-        new_numbers = [numbers.setdefault(item, len(numbers)) for item in items[len(indices) :]]
-        indices = np.concatenate([indices, np.array(new_numbers, np.uint32)])
+        new_indices = [
+            index_by_item.setdefault(item, len(index_by_item)) for item in items[len(indices) :]
+        ]
+        indices = np.concatenate([indices, np.array(new_indices, np.uint32)])
         indices_of_trace[chain] = indices
     return indices

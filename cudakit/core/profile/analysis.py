@@ -132,9 +132,9 @@ class _Process:
         self._steps: HostSteps = find_steps(process, spec.range_name)
         calls, work = process.calls, process.work
         self._call_cause = call_causes(process)
-        launching = np.unique(calls.thread[work.call[work.call >= 0]]).tolist()
+        launching_threads = np.unique(calls.thread[work.call[work.call >= 0]]).tolist()
         self._threads: dict[int, ThreadTime] = {
-            thread: divide_thread(process, self._call_cause, thread) for thread in launching
+            thread: divide_thread(process, self._call_cause, thread) for thread in launching_threads
         }
         self._ranges, self._range_path = self._work_ranges()
 
@@ -145,15 +145,15 @@ class _Process:
 
     def _work_ranges(self) -> tuple[OpenRanges, Times]:
         """Return the NVTX ranges that were open at the launch of each piece of work."""
-        calls, call = self._timeline.calls, self._timeline.work.call
-        path = np.zeros(len(call), np.int64)
-        has_call = call >= 0
-        ranges, path[has_call] = open_ranges(
+        calls, call_of_work = self._timeline.calls, self._timeline.work.call
+        range_path = np.zeros(len(call_of_work), np.int64)
+        has_call = call_of_work >= 0
+        ranges, range_path[has_call] = open_ranges(
             self._timeline.activities,
-            calls.thread[call[has_call]],
-            calls.start_ns[call[has_call]],
+            calls.thread[call_of_work[has_call]],
+            calls.start_ns[call_of_work[has_call]],
         )
-        return ranges, path
+        return ranges, range_path
 
     def _device(self, device: int) -> tuple[Device, Gaps]:
         work = self._timeline.work
@@ -170,24 +170,24 @@ class _Process:
             last_ns,
             self._origin_ns,
         )
-        rows_measured = rows[steps.contains(work.start_ns[rows])] if steps.count else rows
+        measured_rows = rows[steps.contains(work.start_ns[rows])] if steps.count else rows
         name, limits = self._device_facts(device)
         table = tables.WorkTable(
             self._timeline,
-            rows_measured,
-            self._range_path[rows_measured],
+            measured_rows,
+            self._range_path[measured_rows],
             self._ranges,
             limits,
             self._demangle,
         )
-        kernels = table.of_kind(WorkKind.KERNEL)
+        kernels = table.positions_of_kind(WorkKind.KERNEL)
         is_collective = is_collective_kernel(table, kernels)
         kernel_time = table.intervals(kernels)
         compute_time = table.intervals(kernels[~is_collective])
         collective_time = table.intervals(kernels[is_collective])
-        copy_time = table.intervals(table.of_kind(WorkKind.COPY))
+        copy_time = table.intervals(table.positions_of_kind(WorkKind.COPY))
         window_start, window_end = self._window(first_ns, last_ns)
-        analyzed_devices = Device(
+        device_result = Device(
             process=self._timeline.process,
             rank=self._timeline.activities.rank,
             device=device,
@@ -218,7 +218,7 @@ class _Process:
             memsets=tables.memsets(table),
             graph_kernels=tables.graph_kernels(table),
         )
-        return analyzed_devices, division.gaps
+        return device_result, division.gaps
 
     def _device_facts(self, device: int) -> tuple[str, DeviceLimits]:
         """Return the name and the limits of a device, if they were recorded."""
@@ -252,8 +252,8 @@ class _Process:
         )
 
     def _step_rows(self, steps: DeviceSteps, division: _Division) -> Steps:
-        begin = steps.begin_ns[: _MAX_STEPS + 1].tolist()
-        columns = (steps.number.tolist(), steps.is_measured.tolist(), begin, begin[1:])
+        begins = steps.begin_ns[: _MAX_STEPS + 1].tolist()
+        columns = (steps.number.tolist(), steps.is_measured.tolist(), begins, begins[1:])
         rows = tuple(
             Step(
                 number=number + 1,
@@ -277,17 +277,17 @@ class _Process:
 
 def _mark_start_up(gaps: Gaps, first_step_ns: int) -> None:
     """Count data loading before the first step as other host work, such as importing modules."""
-    is_before = gaps.end_ns <= first_step_ns
-    loading = gaps.by_cause_ns[is_before, IdleCause.DATA_LOADING]
-    gaps.by_cause_ns[is_before, IdleCause.OTHER_HOST] += loading
-    gaps.by_cause_ns[is_before, IdleCause.DATA_LOADING] = 0
+    is_before_first_step = gaps.end_ns <= first_step_ns
+    loading_ns = gaps.by_cause_ns[is_before_first_step, IdleCause.DATA_LOADING]
+    gaps.by_cause_ns[is_before_first_step, IdleCause.OTHER_HOST] += loading_ns
+    gaps.by_cause_ns[is_before_first_step, IdleCause.DATA_LOADING] = 0
 
 
 @dataclass(frozen=True, slots=True)
 class _Division:
     """Divides the time of a device into busy and idle time."""
 
-    busy: IntervalSet
+    busy_intervals: IntervalSet
     gaps: Gaps
     first_ns: int  # start of the first work
     last_ns: int  # end of the last work
@@ -314,12 +314,14 @@ class _Division:
             idle_ns_by_cause += gaps.by_cause_ns[first_gap:end_gap].sum(axis=0)
         idle_ns_by_cause[IdleCause.NOT_STARTED] = max(self.first_ns - starts[0], 0)
         idle_ns_by_cause[IdleCause.ENDED] = max(ends[-1] - self.last_ns, 0)
-        idle = {f"{cause.name.lower()}_ns": int(idle_ns_by_cause[cause]) for cause in IdleCause}
-        busy = self.busy.covered_within(np.array(starts), np.array(ends))
+        idle_fields = {
+            f"{cause.name.lower()}_ns": int(idle_ns_by_cause[cause]) for cause in IdleCause
+        }
+        busy_lengths = self.busy_intervals.covered_within(np.array(starts), np.array(ends))
         return TimeDivision(
             start_ns=starts[0] - self.origin_ns,
             end_ns=ends[-1] - self.origin_ns,
             length_ns=sum(ends) - sum(starts),
-            busy_ns=int(busy.sum()),
-            idle=IdleTime(**idle),
+            busy_ns=int(busy_lengths.sum()),
+            idle=IdleTime(**idle_fields),
         )

@@ -9,7 +9,7 @@ from cudakit.trace.trace_file import Frame, Stack
 
 NO_STACK = "no call stack recorded"
 
-_LIBRARY = re.compile(
+_LIBRARY_FILE_PATTERN = re.compile(
     r"""(?:^|/)(?:site-packages|dist-packages)/       # installed packages
     | /lib/python3[.\d]*/                             # the standard library
     | /cudakit/(?:api|core|gpu|run)/                  # cudakit itself, also outside site-packages
@@ -26,9 +26,11 @@ def call_site_index(stack: Sequence[Frame]) -> int:
     Frames of files are preferred to frames of generated code, which has no file and may belong to a
     library.
     """
-    in_program = [index for index, frame in enumerate(stack) if not _LIBRARY.search(frame.file)]
-    in_files = (index for index in in_program if not stack[index].file.startswith("<"))
-    return next(in_files, in_program[0] if in_program else 0)
+    program_indices = [
+        index for index, frame in enumerate(stack) if not _LIBRARY_FILE_PATTERN.search(frame.file)
+    ]
+    file_indices = (index for index in program_indices if not stack[index].file.startswith("<"))
+    return next(file_indices, program_indices[0] if program_indices else 0)
 
 
 def frame_text(frame: Frame) -> str:

@@ -17,24 +17,10 @@ from cudakit.core.profile.intervals import IntervalSet, Times
 from cudakit.core.profile.result import Collective
 from cudakit.core.profile.tables import WorkTable, groups
 from cudakit.core.profile.timeline import Timeline
-from cudakit.trace.kinds import CollectiveFunction, EventKind, NcclDatatype
+from cudakit.trace.kinds import ELEMENT_BYTES, CollectiveFunction, EventKind, NcclDatatype
 
-_ELEMENT_BYTES = {
-    NcclDatatype.INT8: 1,
-    NcclDatatype.UINT8: 1,
-    NcclDatatype.INT32: 4,
-    NcclDatatype.UINT32: 4,
-    NcclDatatype.INT64: 8,
-    NcclDatatype.UINT64: 8,
-    NcclDatatype.FLOAT16: 2,
-    NcclDatatype.FLOAT32: 4,
-    NcclDatatype.FLOAT64: 8,
-    NcclDatatype.BFLOAT16: 2,
-    NcclDatatype.FLOAT8_E4M3: 1,
-    NcclDatatype.FLOAT8_E5M2: 1,
-}
 # Functions whose element count is that of one rank; their size is the sum over all ranks.
-_COUNTED_BY_RANK = (CollectiveFunction.ALL_GATHER, CollectiveFunction.REDUCE_SCATTER)
+_FUNCTIONS_COUNTED_BY_RANK = (CollectiveFunction.ALL_GATHER, CollectiveFunction.REDUCE_SCATTER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +36,12 @@ def is_collective_kernel(table: WorkTable, positions: Times) -> Times:
     """Return a mask of the kernels that are collectives: NCCL names them ncclDevKernel_* or ncclKernel_*."""
     names = table.timeline.names
     name = table.timeline.work.name[table.rows[positions]]
-    values, index = np.unique(name, return_inverse=True)
+    distinct_names, distinct_indices = np.unique(name, return_inverse=True)
     is_nccl = np.array(
-        [names[value].startswith(("ncclDev", "ncclKernel")) for value in values], bool
+        [names[name_index].startswith(("ncclDev", "ncclKernel")) for name_index in distinct_names],
+        bool,
     )
-    result: Times = is_nccl[index] if len(values) else np.empty(0, bool)
+    result: Times = is_nccl[distinct_indices] if len(distinct_names) else np.empty(0, bool)
     return result
 
 
@@ -65,23 +52,23 @@ def collectives(
     sizes = _sizes_of_kernels(table, positions)
     name = table.timeline.work.name[table.rows[positions]]
     keys = np.stack([name, sizes.size_bytes, sizes.rank_count], axis=1)
-    _, key = np.unique(keys, axis=0, return_inverse=True)
-    rows = []
-    for _, index in groups(key.reshape(-1)):
+    _, key_numbers = np.unique(keys, axis=0, return_inverse=True)
+    collective_rows = []
+    for _, index in groups(key_numbers.reshape(-1)):
         kernel_positions = positions[index]
-        overlapped = compute_time.covered_within(
+        overlapped_ns = compute_time.covered_within(
             table.start_ns[kernel_positions], table.end_ns[kernel_positions]
         )
         stack, site = table.stack(kernel_positions)
         total_ns = int(table.duration_ns[kernel_positions].sum())
         size_bytes, bus_bytes = int(sizes.size_bytes[index[0]]), float(sizes.bus_bytes[index].sum())
         has_rate = size_bytes > 0 and total_ns > 0
-        rows.append(
+        collective_rows.append(
             Collective(
                 name=table.demangle(table.timeline.names[name[index[0]]]),
                 calls=len(kernel_positions),
                 total_ns=total_ns,
-                overlapped_ns=int(overlapped.sum()),
+                overlapped_ns=int(overlapped_ns.sum()),
                 stack=stack,
                 site=site,
                 ranks=int(sizes.rank_count[index[0]]) or None,
@@ -92,7 +79,7 @@ def collectives(
                 bus_bytes_per_s=bus_bytes / total_ns * 1e9 if has_rate else None,
             )
         )
-    return tuple(sorted(rows, key=lambda row: -row.total_ns))
+    return tuple(sorted(collective_rows, key=lambda row: -row.total_ns))
 
 
 def _sizes_of_kernels(table: WorkTable, positions: Times) -> _Sizes:
@@ -126,13 +113,13 @@ def _operations_by_correlation(timeline: Timeline) -> dict[int, tuple[int, float
     sizes: dict[int, tuple[int, float, int]] = {}
     calls_without_size = set()
     columns = ("seq", "function", "datatype", "element_count", "communicator")
-    for seq, function, datatype, count, communicator in zip(
+    for seq, function, datatype, element_count, communicator in zip(
         *(operations[column].tolist() for column in columns), strict=True
     ):
         correlation = correlation_of_call.get(seq, 0)
         rank_count = rank_counts.get(communicator, 0)
         size_bytes = _size_bytes(
-            CollectiveFunction(function), NcclDatatype(datatype), count, rank_count
+            CollectiveFunction(function), NcclDatatype(datatype), element_count, rank_count
         )
         if not size_bytes or not correlation:
             calls_without_size.add(correlation)
@@ -152,23 +139,26 @@ def _operations_by_correlation(timeline: Timeline) -> dict[int, tuple[int, float
 def _rank_counts(timeline: Timeline) -> dict[int, int]:
     """Return the number of ranks of each communicator for which NCCL reports the number."""
     records = timeline.activities.of(EventKind.COMMUNICATOR)
-    pairs = zip(records["communicator"].tolist(), records["rank_count"].tolist(), strict=True)
-    return {communicator: count for communicator, count in pairs if count}
+    number_and_count = zip(
+        records["communicator"].tolist(), records["rank_count"].tolist(), strict=True
+    )
+    return {communicator: rank_count for communicator, rank_count in number_and_count if rank_count}
 
 
 def _size_bytes(
     function: CollectiveFunction, datatype: NcclDatatype, element_count: int, rank_count: int
 ) -> int:
     """Return the size of an operation as nccl-tests count it; 0 if it is unknown."""
-    if function is CollectiveFunction.UNKNOWN or not rank_count:
+    is_unknown = function is CollectiveFunction.UNKNOWN or datatype is NcclDatatype.UNKNOWN
+    if is_unknown or not rank_count:
         return 0
-    size_bytes = element_count * _ELEMENT_BYTES.get(datatype, 0)
-    return size_bytes * rank_count if function in _COUNTED_BY_RANK else size_bytes
+    size_bytes = element_count * ELEMENT_BYTES[datatype]
+    return size_bytes * rank_count if function in _FUNCTIONS_COUNTED_BY_RANK else size_bytes
 
 
 def _bus_factor(function: CollectiveFunction, rank_count: int) -> float:
     if function is CollectiveFunction.ALL_REDUCE:
         return 2 * (rank_count - 1) / rank_count
-    if function in _COUNTED_BY_RANK:
+    if function in _FUNCTIONS_COUNTED_BY_RANK:
         return (rank_count - 1) / rank_count
     return 1.0

@@ -59,12 +59,12 @@ class ProfileDiff:
 
 def compare(before: ProfileResult, after: ProfileResult) -> ProfileDiff:
     """Return the changes; devices of the profiles are matched in their order."""
-    pairs = list(zip(before.devices, after.devices, strict=False))
-    unmatched = abs(len(before.devices) - len(after.devices))
-    return ProfileDiff(tuple(_compare(*pair) for pair in pairs), unmatched)
+    device_pairs = list(zip(before.devices, after.devices, strict=False))
+    unmatched_count = abs(len(before.devices) - len(after.devices))
+    return ProfileDiff(tuple(_compare_devices(*pair) for pair in device_pairs), unmatched_count)
 
 
-def _compare(before: Device, after: Device) -> DeviceChange:
+def _compare_devices(before: Device, after: Device) -> DeviceChange:
     per_step = bool(before.steps.measured and after.steps.measured)
     before_steps = before.steps.measured if per_step else 1
     after_steps = after.steps.measured if per_step else 1
@@ -73,12 +73,14 @@ def _compare(before: Device, after: Device) -> DeviceChange:
         return Change(name, time(before) / before_steps, time(after) / after_steps)
 
     def changes(rows: Callable[[Device], Iterable[tuple[str, int]]]) -> tuple[Change, ...]:
-        times: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+        times_by_name: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
         for name, time in rows(before):
-            times[name][0] += time / before_steps
+            times_by_name[name][0] += time / before_steps
         for name, time in rows(after):
-            times[name][1] += time / after_steps
-        changes = [Change(name, *pair) for name, pair in times.items() if pair[0] != pair[1]]
+            times_by_name[name][1] += time / after_steps
+        changes = [
+            Change(name, *pair) for name, pair in times_by_name.items() if pair[0] != pair[1]
+        ]
         return tuple(sorted(changes, key=lambda row: (-abs(row.change_ns), row.name)))
 
     step = (

@@ -65,8 +65,8 @@ def _finding(
     call_site: tuple[tuple[Frame, ...], int] = ((), 0),
 ) -> Iterator[Finding]:
     """Yield a finding if its saving is large enough."""
-    length = device.measured.length_ns
-    share = saving_ns / length if length else 0.0
+    measured_ns = device.measured.length_ns
+    share = saving_ns / measured_ns if measured_ns else 0.0
     if share >= _MIN_SHARE:
         stack, site = call_site
         yield Finding(
@@ -95,8 +95,8 @@ def _per_step(device: Device, count: int, noun: str = "times") -> str:
     """Return a count per step, ``once per step``; without steps, the count in the measured time."""
     steps = device.steps.measured
     per_step = count / max(steps, 1)
-    is_whole = per_step >= 10 or per_step == int(per_step)
-    number_text = f"{per_step:,.0f}" if is_whole else f"{per_step:.1f}"
+    is_shown_as_integer = per_step >= 10 or per_step == int(per_step)
+    number_text = f"{per_step:,.0f}" if is_shown_as_integer else f"{per_step:.1f}"
     count_text = "once" if (number_text, noun) == ("1", "times") else f"{number_text} {noun}"
     return f"{count_text} per step" if steps else count_text
 
@@ -116,21 +116,21 @@ def _at_site(stack: tuple[Frame, ...], site: int) -> str:
 
 
 def _launch_bound(device: Device) -> Iterator[Finding]:
-    kernels = sum(kernel.calls for kernel in device.kernels)
-    collectives = sum(collective.calls for collective in device.collectives)
-    if kernels == collectives:
+    kernel_count = sum(kernel.calls for kernel in device.kernels)
+    collective_count = sum(collective.calls for collective in device.collectives)
+    if kernel_count == collective_count:
         return iter(())
-    idle = device.measured.idle.launch_ns
+    idle_ns = device.measured.idle.launch_ns
     # The time of a collective includes the wait for other ranks.
-    total = sum(kernel.total_ns for kernel in device.kernels)
-    total -= sum(collective.total_ns for collective in device.collectives)
-    mean = total / (kernels - collectives)
+    total_ns = sum(kernel.total_ns for kernel in device.kernels)
+    total_ns -= sum(collective.total_ns for collective in device.collectives)
+    mean_ns = total_ns / (kernel_count - collective_count)
     return _finding(
         device,
         "launch-bound",
-        f"Launch-bound: the GPU waits {_share_text(device, idle)} of the time for the next launch "
-        f"({_per_step(device, kernels, 'kernels')}, {_time_text(mean)} each on average).",
-        idle - min(kernels * _GRAPH_NODE_NS, idle),
+        f"Launch-bound: the GPU waits {_share_text(device, idle_ns)} of the time for the next launch "
+        f"({_per_step(device, kernel_count, 'kernels')}, {_time_text(mean_ns)} each on average).",
+        idle_ns - min(kernel_count * _GRAPH_NODE_NS, idle_ns),
         "idle time of cause launch, minus 1 us for each kernel, the time between two nodes of a graph",
         (
             "launch the step as one CUDA graph: torch.cuda.graph or cudakit.graph",
@@ -142,25 +142,28 @@ def _launch_bound(device: Device) -> Iterator[Finding]:
 
 def _host_waits(device: Device) -> Iterator[Finding]:
     """Yield a finding for each call site whose waits leave the GPU without work."""
-    by_stack: defaultdict[tuple[Frame, ...], list[HostWait]] = defaultdict(list)
-    copying = {copies.stack[copies.site :] for copies in _pageable_to_device(device)}
+    waits_by_stack: defaultdict[tuple[Frame, ...], list[HostWait]] = defaultdict(list)
+    copying_stacks = {copies.stack[copies.site :] for copies in _pageable_to_device(device)}
     for wait in device.waits:
         # Copies of pageable memory have a separate finding.
-        is_copy = "Memcpy" in wait.function and wait.stack[wait.site :] in copying
+        is_copy = "Memcpy" in wait.function and wait.stack[wait.site :] in copying_stacks
         if wait.kind == "wait" and not is_copy:
-            by_stack[wait.stack[wait.site :]].append(wait)
-    for stack, waits in by_stack.items():
-        idle, blocked = sum(wait.idle_ns for wait in waits), sum(wait.blocked_ns for wait in waits)
-        calls = sum(wait.calls for wait in waits)
-        if idle < _MIN_WAIT_SHARE * device.measured.length_ns:
+            waits_by_stack[wait.stack[wait.site :]].append(wait)
+    for stack, waits in waits_by_stack.items():
+        idle_ns, blocked_ns = (
+            sum(wait.idle_ns for wait in waits),
+            sum(wait.blocked_ns for wait in waits),
+        )
+        call_count = sum(wait.calls for wait in waits)
+        if idle_ns < _MIN_WAIT_SHARE * device.measured.length_ns:
             continue
         yield from _finding(
             device,
             "host-wait",
             f"The host waits for the GPU{_at_site(stack, 0)} ({waits[0].function}, "
-            f"{_per_step(device, calls)}). "
-            f"This leaves the GPU idle for {_share_text(device, idle)} of the time.",
-            min(blocked, idle + device.measured.idle.launch_ns),
+            f"{_per_step(device, call_count)}). "
+            f"This leaves the GPU idle for {_share_text(device, idle_ns)} of the time.",
+            min(blocked_ns, idle_ns + device.measured.idle.launch_ns),
             "time of the host in these waits, at most the idle time that the waits and launching cause",
             (
                 "do not read results of the GPU in every step (.item(), .cpu(), nonzero, print): "
@@ -182,15 +185,19 @@ def _pageable_to_device(device: Device) -> list[Copies]:
 def _data_loading(device: Device) -> Iterator[Finding]:
     if not device.steps.measured:  # the host may compile, and is slow only once
         return iter(())
-    idle = device.measured.idle.data_loading_ns
-    to_device = [copies for copies in device.copies if copies.direction is Direction.HOST_TO_DEVICE]
-    call_site = (to_device[0].stack, to_device[0].site) if to_device else ((), 0)
+    idle_ns = device.measured.idle.data_loading_ns
+    copies_to_device = [
+        copies for copies in device.copies if copies.direction is Direction.HOST_TO_DEVICE
+    ]
+    call_site = (
+        (copies_to_device[0].stack, copies_to_device[0].site) if copies_to_device else ((), 0)
+    )
     return _finding(
         device,
         "data-loading",
-        f"The GPU waits {_share_text(device, idle)} of the time for input data, copied"
+        f"The GPU waits {_share_text(device, idle_ns)} of the time for input data, copied"
         f"{_at_site(*call_site) or ' by the program'}.",
-        idle,
+        idle_ns,
         "idle time of cause data loading",
         (
             "load in parallel: DataLoader(num_workers=N, persistent_workers=True, prefetch_factor=4)",
@@ -202,20 +209,20 @@ def _data_loading(device: Device) -> Iterator[Finding]:
 
 def _allocation(device: Device) -> Iterator[Finding]:
     rows = [wait for wait in device.waits if wait.kind == "allocation"]
-    calls = sum(row.calls for row in rows)
-    if device.steps.measured and calls < device.steps.measured:
+    call_count = sum(row.calls for row in rows)
+    if device.steps.measured and call_count < device.steps.measured:
         return iter(())
     if not rows or not device.steps.measured:
         return iter(())
-    blocked, idle = sum(row.blocked_ns for row in rows), device.measured.idle.allocation_ns
+    blocked_ns, idle_ns = sum(row.blocked_ns for row in rows), device.measured.idle.allocation_ns
     largest_wait = max(rows, key=lambda row: (row.idle_ns, row.blocked_ns))
     return _finding(
         device,
         "allocation",
-        f"The driver allocates or frees memory {_per_step(device, calls)}, most"
+        f"The driver allocates or frees memory {_per_step(device, call_count)}, most"
         f"{_at_site(largest_wait.stack, largest_wait.site) or ' often'} ({largest_wait.function}). "
-        f"This leaves the GPU idle for {_share_text(device, idle)} of the time.",
-        min(blocked, idle + device.measured.idle.launch_ns),
+        f"This leaves the GPU idle for {_share_text(device, idle_ns)} of the time.",
+        min(blocked_ns, idle_ns + device.measured.idle.launch_ns),
         "time of the host in these calls, at most the idle time that the calls and launching cause",
         (
             "use a caching allocator: that of PyTorch or CuPy, or cudakit.CachingAllocator",
@@ -232,15 +239,15 @@ def _pageable_copies(device: Device) -> Iterator[Finding]:
     for copies in device.copies:
         if copies.host == "pageable" and copies.total_ns:
             rate, source = _pinned_rate(device, copies)
-            saved = copies.total_ns - copies.size_bytes / rate * 1e9
-            exposed = 1 - min(copies.overlapped_ns / copies.total_ns, 1)
+            saved_ns = copies.total_ns - copies.size_bytes / rate * 1e9
+            exposed_share = 1 - min(copies.overlapped_ns / copies.total_ns, 1)
             direction = copies.direction.name.capitalize().replace("_", "-")
             yield from _finding(
                 device,
                 "pageable-copies",
                 f"{direction} copies of pageable memory{_at_site(copies.stack, copies.site)} reach "
                 f"{(copies.bytes_per_s or 0) / 1e9:.1f} GB/s and block the host.",
-                saved * exposed,
+                saved_ns * exposed_share,
                 f"time of the copies without overlap, minus their time at {rate / 1e9:.0f} GB/s ({source})",
                 (
                     "pin the host memory: DataLoader(pin_memory=True) or tensor.pin_memory()",
@@ -265,23 +272,23 @@ def _pinned_rate(device: Device, pageable: Copies) -> tuple[float, str]:
 
 
 def _serial_streams(device: Device) -> Iterator[Finding]:
-    length = device.measured.length_ns
+    measured_ns = device.measured.length_ns
     streams = [
         stream
         for stream in device.streams
-        if stream.small_ns >= _MIN_STREAM_SHARE * length
+        if stream.small_ns >= _MIN_STREAM_SHARE * measured_ns
         and stream.small_ns >= 0.8 * stream.busy_ns
         and stream.alone_ns >= 0.95 * stream.busy_ns
     ]
     if len(streams) < 2:
         return iter(())
-    total = sum(stream.small_ns for stream in streams)
+    total_ns = sum(stream.small_ns for stream in streams)
     return _finding(
         device,
         "serial-streams",
         f"{len(streams)} streams never run at the same time, although their kernels use at most half of the "
-        f"multiprocessors ({_share_text(device, total)} of the time).",
-        total - max(stream.small_ns for stream in streams),
+        f"multiprocessors ({_share_text(device, total_ns)} of the time).",
+        total_ns - max(stream.small_ns for stream in streams),
         "time of the small kernels of all these streams, minus that of the longest stream",
         (
             "if the streams do not depend on each other, remove the waits between them: events, "
@@ -291,20 +298,20 @@ def _serial_streams(device: Device) -> Iterator[Finding]:
 
 
 def _small_gemms(device: Device) -> Iterator[Finding]:
-    kernels_total = sum(kernel.calls for kernel in device.kernels)
+    kernel_count = sum(kernel.calls for kernel in device.kernels)
     for kernel in device.kernels:
         if not _is_small_gemm(device, kernel):
             continue
-        batch = kernel.consecutive
-        waves = math.ceil(batch * kernel.blocks / device.multiprocessors)
-        idle = device.measured.idle.launch_ns * kernel.calls / kernels_total
+        batch_size = kernel.consecutive
+        waves = math.ceil(batch_size * kernel.blocks / device.multiprocessors)
+        idle_ns = device.measured.idle.launch_ns * kernel.calls / kernel_count
         yield from _finding(
             device,
             "small-gemms",
             f"Small GEMMs{_at_site(kernel.stack, kernel.site)} run one after the other: "
-            f"{batch:,.0f} in a row, each with {kernel.blocks:,} thread blocks for "
+            f"{batch_size:,.0f} in a row, each with {kernel.blocks:,} thread blocks for "
             f"{device.multiprocessors} multiprocessors ({_time_text(kernel.median_ns)} median).",
-            (kernel.total_ns + idle) * (1 - waves / batch),
+            (kernel.total_ns + idle_ns) * (1 - waves / batch_size),
             "their time and their part of the launch idle time, times the share of waves that batching saves",
             ("if they do not depend on each other, run them as one batched GEMM: torch.bmm",),
             call_site=(kernel.stack, kernel.site),

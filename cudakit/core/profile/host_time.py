@@ -37,11 +37,11 @@ class IdleCause(IntEnum):
 # dispatcher of a framework need 5 to 200 microseconds between two launches.
 LONG_STRETCH_NS: Final = 1_000_000
 
-_ALLOCATIONS = re.compile(
+_ALLOCATION_FUNCTIONS = re.compile(
     r"^(?:cuda|cu)(?:Malloc|Free|HostAlloc|HostRegister|HostUnregister|MemAlloc|MemFree|MemHost|"
     r"MemCreate|MemRelease|MemMap|MemUnmap|MemSetAccess|MemAddress)(?!.*Async)"
 )
-_WAITS = re.compile(r"Synchronize")
+_WAIT_FUNCTIONS = re.compile(r"Synchronize")
 # Copies whose functions return after the copy has completed.
 _BLOCKING_COPIES = re.compile(r"^(?:cudaMemcpy|cuMemcpy)(?!.*Async)")
 _DATA_LOADER_FILES = re.compile(r"torch/utils/data/|/tensorflow/python/data/|/nvidia/dali/")
@@ -57,12 +57,12 @@ class ThreadTime:
         Times  # call stack of the API call, or of the next call after a stretch; 0 if there is none
     )
     # The segments of each cause except LAUNCH: all other time is launching.
-    _by_cause: Mapping[IdleCause, IntervalSet]
+    _segments_by_cause: Mapping[IdleCause, IntervalSet]
 
     def time_by_cause(self, start_ns: Times, end_ns: Times) -> Times:
         """Return the length of each cause (columns) in each interval (rows)."""
         lengths = np.zeros((len(start_ns), len(IdleCause)), np.int64)
-        for cause, segments in self._by_cause.items():
+        for cause, segments in self._segments_by_cause.items():
             lengths[:, cause] = segments.covered_within(start_ns, end_ns)
         lengths[:, IdleCause.LAUNCH] = end_ns - start_ns - lengths.sum(axis=1)
         return lengths
@@ -85,9 +85,9 @@ def call_causes(timeline: Timeline) -> Times:
 
 
 def _function_cause(function: str) -> IdleCause:
-    if _ALLOCATIONS.search(function):
+    if _ALLOCATION_FUNCTIONS.search(function):
         return IdleCause.ALLOCATION
-    is_wait = _WAITS.search(function) or _BLOCKING_COPIES.search(function)
+    is_wait = _WAIT_FUNCTIONS.search(function) or _BLOCKING_COPIES.search(function)
     return IdleCause.HOST_WAIT if is_wait else IdleCause.LAUNCH
 
 
@@ -104,39 +104,39 @@ def _pageable_copies(timeline: Timeline) -> Times:
 def divide_thread(timeline: Timeline, cause_of_call: Times, thread: int) -> ThreadTime:
     """Return the segments of one thread."""
     calls = timeline.calls
-    row = np.flatnonzero(calls.thread == thread)
-    start, end = calls.start_ns[row], calls.end_ns[row]
+    call_rows = np.flatnonzero(calls.thread == thread)
+    start, end = calls.start_ns[call_rows], calls.end_ns[call_rows]
     # Calls of one thread do not overlap, except in damaged traces: there the earlier call counts.
     previous_end = np.concatenate([[np.iinfo(np.int64).min], np.maximum.accumulate(end)[:-1]])
     is_outer = end > np.maximum(start, previous_end)
-    row, end = row[is_outer], end[is_outer]
+    call_rows, end = call_rows[is_outer], end[is_outer]
     start = np.maximum(start, previous_end[: len(start)])[is_outer]
     # Segment 0 is before the first call; then each call is followed by a stretch.
-    segment_start = np.empty(2 * len(row) + 1, np.int64)
+    segment_start = np.empty(2 * len(call_rows) + 1, np.int64)
     segment_start[0] = np.iinfo(np.int64).min // 4
     segment_start[1::2], segment_start[2::2] = start, end
     cause = np.full(len(segment_start), IdleCause.OTHER_HOST, np.int64)
-    cause[1::2] = cause_of_call[row]
-    cause[2:-1:2] = _stretch_causes(timeline, row, start[1:] - end[:-1])
+    cause[1::2] = cause_of_call[call_rows]
+    cause[2:-1:2] = _stretch_causes(timeline, call_rows, start[1:] - end[:-1])
     site = np.zeros(len(segment_start), np.int64)
-    site[1::2] = calls.site[row]
-    site[0:-1:2] = calls.site[row]  # a stretch has the site of the call after it
+    site[1::2] = calls.site[call_rows]
+    site[0:-1:2] = calls.site[call_rows]  # a stretch has the site of the call after it
     segment_end = np.append(segment_start[1:], np.iinfo(np.int64).max // 4)
-    by_cause = {}
-    for value in np.unique(cause).tolist():
-        if value != IdleCause.LAUNCH:
-            has_cause = cause == value
-            by_cause[IdleCause(value)] = IntervalSet(
+    segments_by_cause = {}
+    for cause_number in np.unique(cause).tolist():
+        if cause_number != IdleCause.LAUNCH:
+            has_cause = cause == cause_number
+            segments_by_cause[IdleCause(cause_number)] = IntervalSet(
                 segment_start[has_cause], segment_end[has_cause]
             )
-    return ThreadTime(segment_start, cause, site, by_cause)
+    return ThreadTime(segment_start, cause, site, segments_by_cause)
 
 
 def _stretch_causes(timeline: Timeline, call_row: Times, length_ns: Times) -> Times:
     """Return the cause of each stretch between the calls of one thread."""
     cause = np.full(len(length_ns), IdleCause.LAUNCH, np.int64)
-    is_long = length_ns >= LONG_STRETCH_NS
-    if not is_long.any():
+    is_long_stretch = length_ns >= LONG_STRETCH_NS
+    if not is_long_stretch.any():
         return cause
     calls, work = timeline.calls, timeline.work
     is_copy_to_device = np.zeros(len(calls.start_ns), bool)
@@ -144,19 +144,21 @@ def _stretch_causes(timeline: Timeline, call_row: Times, length_ns: Times) -> Ti
     has_work[work.call[work.call >= 0]] = True
     copies = timeline.activities.of(EventKind.COPY_RUN)
     rows = np.flatnonzero((work.kind == WorkKind.COPY) & (work.call >= 0))
-    to_device = copies["direction"][work.record[rows]] == Direction.HOST_TO_DEVICE
-    is_copy_to_device[work.call[rows[to_device]]] = True
+    is_to_device = copies["direction"][work.record[rows]] == Direction.HOST_TO_DEVICE
+    is_copy_to_device[work.call[rows[is_to_device]]] = True
     # The first call at or after each call of the thread that enqueued work.
-    position = np.where(has_work[call_row], np.arange(len(call_row)), len(call_row))
-    next_position = np.minimum.accumulate(position[::-1])[::-1][1:]
-    next_row = call_row[np.minimum(next_position, len(call_row) - 1)]
-    loads_data = is_copy_to_device[next_row] & (next_position < len(call_row))
-    loads_data |= _in_data_loader(timeline.stacks)[calls.site[call_row[1:]]]
-    cause[is_long] = np.where(loads_data, IdleCause.DATA_LOADING, IdleCause.OTHER_HOST)[is_long]
+    work_positions = np.where(has_work[call_row], np.arange(len(call_row)), len(call_row))
+    next_positions = np.minimum.accumulate(work_positions[::-1])[::-1][1:]
+    next_call_rows = call_row[np.minimum(next_positions, len(call_row) - 1)]
+    loads_data = is_copy_to_device[next_call_rows] & (next_positions < len(call_row))
+    loads_data |= _is_in_data_loader(timeline.stacks)[calls.site[call_row[1:]]]
+    cause[is_long_stretch] = np.where(loads_data, IdleCause.DATA_LOADING, IdleCause.OTHER_HOST)[
+        is_long_stretch
+    ]
     return cause
 
 
-def _in_data_loader(stacks: Sequence[object]) -> Times:
+def _is_in_data_loader(stacks: Sequence[object]) -> Times:
     """Return, for each call stack, whether one of its frames is that of a data loader."""
     return np.array(
         [any(_DATA_LOADER_FILES.search(frame.file) for frame in stack) for stack in stacks],  # type: ignore[attr-defined]

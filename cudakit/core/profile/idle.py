@@ -16,7 +16,7 @@ from cudakit.core.profile.host_time import IdleCause, ThreadTime
 from cudakit.core.profile.intervals import IntervalSet, Times, union
 from cudakit.core.profile.timeline import Timeline
 
-_DRAINING = (IdleCause.HOST_WAIT, IdleCause.ALLOCATION)
+_QUEUE_DRAINING_CAUSES = (IdleCause.HOST_WAIT, IdleCause.ALLOCATION)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,18 +55,18 @@ def find_gaps(timeline: Timeline, device_rows: Times, threads: dict[int, ThreadT
     ends_gap = np.flatnonzero(work.start_ns[device_rows][1:] > latest_end)
     start, next_work = latest_end[ends_gap], device_rows[1:][ends_gap]
     end = work.start_ns[next_work]
-    by_cause = np.zeros((len(start), len(IdleCause)), np.int64)
+    by_cause_ns = np.zeros((len(start), len(IdleCause)), np.int64)
     site = np.zeros(len(start), np.int64)
     call = work.call[next_work]
-    by_cause[call < 0, IdleCause.UNKNOWN] = (end - start)[call < 0]
+    by_cause_ns[call < 0, IdleCause.UNKNOWN] = (end - start)[call < 0]
     for thread, thread_time in threads.items():
-        gap = np.flatnonzero(call >= 0)
-        gap = gap[calls.thread[call[gap]] == np.uint64(thread)]
-        if len(gap):
-            by_cause[gap], site[gap] = _divide_gaps(
-                thread_time, start[gap], end[gap], calls.end_ns[call[gap]]
+        gap_indices = np.flatnonzero(call >= 0)
+        gap_indices = gap_indices[calls.thread[call[gap_indices]] == np.uint64(thread)]
+        if len(gap_indices):
+            by_cause_ns[gap_indices], site[gap_indices] = _divide_gaps(
+                thread_time, start[gap_indices], end[gap_indices], calls.end_ns[call[gap_indices]]
             )
-    return Gaps(start, end, by_cause, site, next_work)
+    return Gaps(start, end, by_cause_ns, site, next_work)
 
 
 def _divide_gaps(
@@ -74,19 +74,19 @@ def _divide_gaps(
 ) -> tuple[Times, Times]:
     """Return the causes and the call sites of gaps; each gap's next work was enqueued by ``call_end_ns``."""
     launch_end = np.clip(call_end_ns, start, end)
-    by_cause = thread_time.time_by_cause(start, launch_end)
+    by_cause_ns = thread_time.time_by_cause(start, launch_end)
     # If the thread enqueued the work before the gap began, the work waited on the device.
     was_queued = call_end_ns <= start
-    by_cause[was_queued, IdleCause.DEPENDENCY] += (end - launch_end)[was_queued]
-    by_cause[~was_queued, IdleCause.LAUNCH] += (end - launch_end)[~was_queued]
+    by_cause_ns[was_queued, IdleCause.DEPENDENCY] += (end - launch_end)[was_queued]
+    by_cause_ns[~was_queued, IdleCause.LAUNCH] += (end - launch_end)[~was_queued]
     # If a gap began while the host waited, the wait emptied the queue. Then the time of the next launches
     # counts as wait, too, and is no sign of slow launching.
-    segment = thread_time.segment_indices(start)
-    cause_at_start = thread_time.cause[segment]
+    segments = thread_time.segment_indices(start)
+    cause_at_start = thread_time.cause[segments]
     site = np.zeros(len(start), np.int64)
-    for cause in _DRAINING:
+    for cause in _QUEUE_DRAINING_CAUSES:
         is_drained = (cause_at_start == cause) & ~was_queued
-        by_cause[is_drained, cause] += by_cause[is_drained, IdleCause.LAUNCH]
-        by_cause[is_drained, IdleCause.LAUNCH] = 0
-        site[is_drained] = thread_time.site[segment[is_drained]]
-    return by_cause, site
+        by_cause_ns[is_drained, cause] += by_cause_ns[is_drained, IdleCause.LAUNCH]
+        by_cause_ns[is_drained, IdleCause.LAUNCH] = 0
+        site[is_drained] = thread_time.site[segments[is_drained]]
+    return by_cause_ns, site

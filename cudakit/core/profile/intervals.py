@@ -44,8 +44,8 @@ class IntervalSet:
             return np.zeros(len(time_ns), np.int64)
         index = np.searchsorted(self.start_ns, time_ns, side="right")
         # The interval that begins before the time may end after it.
-        excess = np.where(index > 0, np.maximum(self.end_ns[index - 1] - time_ns, 0), 0)
-        result: Times = self._lengths[index] - excess
+        excess_ns = np.where(index > 0, np.maximum(self.end_ns[index - 1] - time_ns, 0), 0)
+        result: Times = self._lengths[index] - excess_ns
         return result
 
     def covered_within(self, start_ns: Times, end_ns: Times) -> Times:
@@ -73,10 +73,10 @@ def union(start_ns: Times, end_ns: Times) -> IntervalSet:
     order = np.argsort(start, kind="stable")
     start, end = start[order], end[order]
     latest_end = np.maximum.accumulate(end)
-    begins = np.concatenate([[True], start[1:] > latest_end[:-1]])
-    first = np.flatnonzero(begins)
-    last = np.append(first[1:], len(start)) - 1
-    return IntervalSet(start[first], latest_end[last])
+    begins_group = np.concatenate([[True], start[1:] > latest_end[:-1]])
+    group_begins = np.flatnonzero(begins_group)
+    group_ends = np.append(group_begins[1:], len(start)) - 1
+    return IntervalSet(start[group_begins], latest_end[group_ends])
 
 
 def intersection(first: IntervalSet, second: IntervalSet) -> IntervalSet:
@@ -94,8 +94,8 @@ def intersection(first: IntervalSet, second: IntervalSet) -> IntervalSet:
 
 def gaps(busy: IntervalSet, start_ns: int, end_ns: int) -> IntervalSet:
     """Return the intervals between two times that a set does not contain."""
-    inside = busy.clipped(start_ns, end_ns)
-    start = np.concatenate([[start_ns], inside.end_ns])
-    end = np.concatenate([inside.start_ns, [end_ns]])
+    busy_inside = busy.clipped(start_ns, end_ns)
+    start = np.concatenate([[start_ns], busy_inside.end_ns])
+    end = np.concatenate([busy_inside.start_ns, [end_ns]])
     is_nonempty = end > start
     return IntervalSet(start[is_nonempty], end[is_nonempty])

@@ -82,11 +82,11 @@ def _rate_of_similar_size(limits: MeasuredLimits, size_bytes: float) -> float:
 
 
 def _compare_launches(device: Device, limits: MeasuredLimits) -> Iterator[LaunchLimit]:
-    launches = sum(kernel.calls for kernel in device.kernels) - device.graph_kernels
-    if not limits.launch_s or launches <= 0 or not device.measured.length_ns:
+    launch_count = sum(kernel.calls for kernel in device.kernels) - device.graph_kernels
+    if not limits.launch_s or launch_count <= 0 or not device.measured.length_ns:
         return
     limit_ns = limits.launch_s * 1e9
-    interval_ns = device.measured.length_ns / launches
+    interval_ns = device.measured.length_ns / launch_count
     short_kernels = [kernel for kernel in device.kernels if kernel.median_ns <= limit_ns]
     yield LaunchLimit(
         process=device.process,

@@ -76,8 +76,8 @@ def load_result(path: Path) -> ProfileResult:
         raise InputError(f"{path} contains no profile", hint=_HINT)
     schema = document.get("schema")
     if schema != ProfileResult.schema:
-        name = "no schema" if schema is None else f"the schema {str(schema)[:60]!r}"
-        raise InputError(f"{path} has {name}; expected {ProfileResult.schema!r}", hint=_HINT)
+        schema_text = "no schema" if schema is None else f"the schema {str(schema)[:60]!r}"
+        raise InputError(f"{path} has {schema_text}; expected {ProfileResult.schema!r}", hint=_HINT)
     try:
         result = from_plain(ProfileResult, document)
     except Mismatch as mismatch:

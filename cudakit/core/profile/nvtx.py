@@ -59,7 +59,7 @@ def open_ranges(activities: Activities, thread: Times, time_ns: Times) -> tuple[
     Ranges of the process (``nvtxRangeStart``) contain the ranges of all threads.
     """
     ranges = OpenRanges()
-    process_changes, thread_changes = _changes(activities, ranges)
+    process_changes, thread_changes = _collect_changes(activities, ranges)
     process_path = process_changes.paths_at(time_ns)
     thread_path = np.zeros(len(time_ns), np.int64)
     for number, changes in thread_changes.items():
@@ -78,20 +78,22 @@ def open_ranges(activities: Activities, thread: Times, time_ns: Times) -> tuple[
     return ranges, np.array(numbers, np.int64)[pair_of_time]
 
 
-def _changes(activities: Activities, ranges: OpenRanges) -> tuple[_Changes, dict[int, _Changes]]:
+def _collect_changes(
+    activities: Activities, ranges: OpenRanges
+) -> tuple[_Changes, dict[int, _Changes]]:
     """Return the changes of the ranges of the process, and those of each thread."""
     process_ranges: dict[int, RangeKey] = {}
     thread_ranges: defaultdict[int, list[RangeKey]] = defaultdict(list)
     process_changes = _Changes()
     thread_changes: defaultdict[int, _Changes] = defaultdict(_Changes)
-    for time, is_pop, name, domain, thread, number in _events(activities):
+    for time, is_pop, name, domain, thread, number in _read_events(activities):
         stack = thread_ranges[thread]
         if number and is_pop:
             process_ranges.pop(number, None)
         elif number and len(process_ranges) < _MAX_OPEN_RANGES:
             process_ranges[number] = RangeKey(name, domain)
         elif not number and is_pop:
-            _pop(stack, domain)
+            _remove_innermost(stack, domain)
         elif not number and len(stack) < _MAX_OPEN_RANGES:
             stack.append(RangeKey(name, domain))
         changes = process_changes if number else thread_changes[thread]
@@ -101,7 +103,7 @@ def _changes(activities: Activities, ranges: OpenRanges) -> tuple[_Changes, dict
     return process_changes, thread_changes
 
 
-def _pop(stack: list[RangeKey], domain: int) -> None:
+def _remove_innermost(stack: list[RangeKey], domain: int) -> None:
     """Remove the innermost range of a domain."""
     for index in reversed(range(len(stack))):
         if stack[index].domain == domain:
@@ -109,7 +111,7 @@ def _pop(stack: list[RangeKey], domain: int) -> None:
             return
 
 
-def _events(activities: Activities) -> Any:
+def _read_events(activities: Activities) -> Any:
     """Return the columns of all begins and ends of ranges, sorted by time."""
     pushes, pops = activities.of(EventKind.RANGE_PUSH), activities.of(EventKind.RANGE_POP)
     time = np.concatenate([pushes["time_ns"], pops["time_ns"]])

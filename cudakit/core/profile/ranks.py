@@ -26,23 +26,30 @@ def match_collectives(timelines: Sequence[Timeline]) -> Straggler | None:
     ranks = [rank for rank in ranks if rank[2]]
     if len(ranks) < 2:
         return None
-    counts = [{name: len(starts) for name, starts in by_name.items()} for _, _, by_name in ranks]
-    if any(collective_count != counts[0] for collective_count in counts):
+    counts_by_rank = [
+        {name: len(starts) for name, starts in starts_by_name.items()}
+        for _, _, starts_by_name in ranks
+    ]
+    if any(collective_count != counts_by_rank[0] for collective_count in counts_by_rank):
         return None
-    matched = np.concatenate(
-        [np.stack([by_name[name] for _, _, by_name in ranks]) for name in counts[0]], axis=1
+    start_times = np.concatenate(
+        [
+            np.stack([starts_by_name[name] for _, _, starts_by_name in ranks])
+            for name in counts_by_rank[0]
+        ],
+        axis=1,
     )
-    last = matched.argmax(axis=0)
-    waited = (matched.max(axis=0) - matched).sum(axis=0)
-    last_counts = np.bincount(last, minlength=len(ranks))
-    straggler = int(last_counts.argmax())
-    process, device, _ = ranks[straggler]
+    last_ranks = start_times.argmax(axis=0)
+    waited_ns = (start_times.max(axis=0) - start_times).sum(axis=0)
+    last_counts = np.bincount(last_ranks, minlength=len(ranks))
+    straggler_index = int(last_counts.argmax())
+    process, device, _ = ranks[straggler_index]
     return Straggler(
-        matched=matched.shape[1],
+        matched=start_times.shape[1],
         process=process,
         device=device,
-        last_count=int(last_counts[straggler]),
-        waited_ns=int(waited[last == straggler].sum()),
+        last_count=int(last_counts[straggler_index]),
+        waited_ns=int(waited_ns[last_ranks == straggler_index].sum()),
     )
 
 
@@ -52,7 +59,7 @@ def _collective_starts(timeline: Timeline, device: int) -> dict[str, Times]:
     rows = np.flatnonzero((work.device == device) & (work.kind == WorkKind.KERNEL))
     names, index = np.unique(work.name[rows], return_inverse=True)
     return {
-        timeline.names[name]: work.start_ns[rows[index == number]]
-        for number, name in enumerate(names.tolist())
+        timeline.names[name]: work.start_ns[rows[index == name_index]]
+        for name_index, name in enumerate(names.tolist())
         if timeline.names[name].startswith(("ncclDev", "ncclKernel"))
     }

@@ -34,7 +34,7 @@ _MIN_REPETITIONS: Final = 4
 # Largest deviation of a repetition from the median number of launches: some steps also log or copy results.
 _MAX_DEVIATION: Final = 0.1
 # Share of the launches between the first and the last repetition that must be in repetitions of usual length.
-_MIN_EQUAL: Final = 0.8
+_MIN_USUAL_SHARE: Final = 0.8
 # Share of all launches that the repetitions of usual length must contain.
 _MIN_COVERAGE: Final = 0.5
 # Number of signatures that are tried as the beginning of a step.
@@ -98,21 +98,21 @@ def steps_of_device(timeline: Timeline, rows: Times, steps: HostSteps) -> Device
     rows_with_call = rows[work.call[rows] >= 0]
     if not len(steps.begin_ns) or not len(rows_with_call):
         return DeviceSteps(np.empty(0, np.int64), np.empty(0, np.int64))
-    launched = calls.start_ns[work.call[rows_with_call]]
-    step = np.searchsorted(steps.begin_ns, launched, side="right") - 1
-    is_inside = (step >= 0) & (launched < steps.end_ns)
+    launch_times = calls.start_ns[work.call[rows_with_call]]
+    step = np.searchsorted(steps.begin_ns, launch_times, side="right") - 1
+    is_inside = (step >= 0) & (launch_times < steps.end_ns)
     rows_inside, step = rows_with_call[is_inside], step[is_inside]
     is_main = work.stream[rows_inside] == _main_stream(timeline, rows)
     if not is_main.any():
         return DeviceSteps(np.empty(0, np.int64), np.empty(0, np.int64))
     # Work is sorted by start, so the first row of a step is its earliest work.
-    number, first = np.unique(step[is_main], return_index=True)
-    begin = work.start_ns[rows_inside[is_main][first]]
-    begin = np.maximum.accumulate(begin)
-    end = max(int(work.end_ns[rows_inside].max()), int(begin[-1]))
-    boundaries = np.append(begin, end)
+    number, first_indices = np.unique(step[is_main], return_index=True)
+    begins = work.start_ns[rows_inside[is_main][first_indices]]
+    begins = np.maximum.accumulate(begins)
+    end = max(int(work.end_ns[rows_inside].max()), int(begins[-1]))
+    boundaries = np.append(begins, end)
     is_nonempty = np.diff(boundaries) > 0
-    boundaries = np.append(begin[is_nonempty], end)
+    boundaries = np.append(begins[is_nonempty], end)
     durations = np.diff(boundaries)
     warm_up = _warm_up_count(durations)
     return DeviceSteps(boundaries, number[is_nonempty], warm_up, _is_measured(durations, warm_up))
@@ -123,11 +123,11 @@ def _is_measured(durations: Times, warm_up: int) -> Times:
 
     In such steps a program saves a checkpoint or evaluates a model, for example.
     """
-    usual = np.arange(len(durations)) >= warm_up
-    is_slow = usual & (durations > _SLOW_FACTOR * np.median(durations[usual]))
-    if is_slow.sum() > _MAX_SLOW_SHARE * usual.sum():
-        return usual
-    result: Times = usual & ~is_slow
+    is_after_warm_up = np.arange(len(durations)) >= warm_up
+    is_slow = is_after_warm_up & (durations > _SLOW_FACTOR * np.median(durations[is_after_warm_up]))
+    if is_slow.sum() > _MAX_SLOW_SHARE * is_after_warm_up.sum():
+        return is_after_warm_up
+    result: Times = is_after_warm_up & ~is_slow
     return result
 
 
@@ -163,22 +163,22 @@ def _steps_of_ranges(timeline: Timeline, range_name: str | None) -> HostSteps | 
     ranges = timeline.ranges
     used_names = np.unique(ranges.name)
     labels = {name: timeline.names[name] for name in used_names.tolist()}
-    groups: dict[str, list[int]] = {}
+    names_by_label: dict[str, list[int]] = {}
     for name, label in labels.items():
         if range_name is not None:
             is_step = range_name in (label, without_numbers(label))
         else:
             is_step = bool(_STEP_NAME.search(label)) and not _NOT_A_STEP.search(label)
         if is_step:
-            groups.setdefault(without_numbers(label), []).append(name)
+            names_by_label.setdefault(without_numbers(label), []).append(name)
     best_steps: HostSteps | None = None
-    best_time = 0
-    for label, names in groups.items():
+    best_ns = 0
+    for label, names in names_by_label.items():
         rows = np.flatnonzero(np.isin(ranges.name, names))
         rows = rows[_is_outermost(ranges.start_ns[rows], ranges.end_ns[rows])]
-        time = int((ranges.end_ns[rows] - ranges.start_ns[rows]).sum())
-        if len(rows) >= (1 if range_name else 2) and time > best_time:
-            best_time = time
+        time_ns = int((ranges.end_ns[rows] - ranges.start_ns[rows]).sum())
+        if len(rows) >= (1 if range_name else 2) and time_ns > best_ns:
+            best_ns = time_ns
             best_steps = HostSteps(
                 "range", label, ranges.start_ns[rows], int(ranges.end_ns[rows].max())
             )
@@ -196,17 +196,17 @@ def _steps_of_marks(timeline: Timeline) -> HostSteps | None:
     activities = timeline.activities
     marks = activities.of(EventKind.MARK)
     strings = activities.strings
-    numbers = [strings.index(text) if text in strings else -1 for text in _OPTIMIZER_MARK]
-    time = np.sort(
-        marks["time_ns"][(marks["name"] == numbers[0]) & (marks["domain"] == numbers[1])]
+    text_indices = [strings.index(text) if text in strings else -1 for text in _OPTIMIZER_MARK]
+    mark_times = np.sort(
+        marks["time_ns"][(marks["name"] == text_indices[0]) & (marks["domain"] == text_indices[1])]
     )
     work = timeline.work
     launches = timeline.calls.start_ns[work.call[work.call >= 0]]
-    if len(time) < 2 or not len(launches):
+    if len(mark_times) < 2 or not len(launches):
         return None
     # The first step begins with the first launch before its mark; the last mark ends the last step.
-    begin = np.concatenate([[min(int(launches.min()), int(time[0]))], time[:-1]])
-    return HostSteps("mark", _OPTIMIZER_MARK[0], begin, int(time[-1]))
+    begins = np.concatenate([[min(int(launches.min()), int(mark_times[0]))], mark_times[:-1]])
+    return HostSteps("mark", _OPTIMIZER_MARK[0], begins, int(mark_times[-1]))
 
 
 # --- repetition ------------------------------------------------------------------------------------
@@ -226,8 +226,8 @@ def _steps_by_repetition(timeline: Timeline) -> HostSteps | None:
     rows = rows[np.lexsort((rows, calls.start_ns[work.call[rows]]))]
     if len(rows) < 2 * _MIN_REPETITIONS:
         return None
-    pairs = work.name[rows].astype(np.int64) << 32 | work.site[rows].astype(np.int64)
-    _, signature = np.unique(pairs, return_inverse=True)
+    name_site_pairs = work.name[rows].astype(np.int64) << 32 | work.site[rows].astype(np.int64)
+    _, signature = np.unique(name_site_pairs, return_inverse=True)
     begin = _regular_positions(signature)
     if begin is None:
         return None
@@ -242,38 +242,38 @@ def _first_of_graph_launches(timeline: Timeline) -> Times:
     """Return one row of work for each launch of a graph."""
     work = timeline.work
     rows = np.flatnonzero((work.call >= 0) & (work.graph_node != 0))
-    _, first = np.unique(work.call[rows], return_index=True)
-    result: Times = rows[first]
+    _, first_indices = np.unique(work.call[rows], return_index=True)
+    result: Times = rows[first_indices]
     return result
 
 
 def _regular_positions(signature: Times) -> Times | None:
     """Return the positions of the chosen signature among the launches; None if none is suitable."""
     counts = np.bincount(signature)
-    by_count = np.argsort(-counts, kind="stable")
-    candidates = by_count[counts[by_count] >= _MIN_REPETITIONS]
+    signatures_by_count = np.argsort(-counts, kind="stable")
+    candidates = signatures_by_count[counts[signatures_by_count] >= _MIN_REPETITIONS]
     order = np.argsort(signature, kind="stable")
-    first = np.concatenate([[0], np.cumsum(counts)])
+    first_indices = np.concatenate([[0], np.cumsum(counts)])
     best_positions: Times | None = None
     for candidate in candidates[:: max(len(candidates) // _MAX_CANDIDATES, 1)].tolist():
-        position = order[first[candidate] : first[candidate + 1]]
-        if best_positions is not None and len(position) < len(best_positions):
+        positions = order[first_indices[candidate] : first_indices[candidate + 1]]
+        if best_positions is not None and len(positions) < len(best_positions):
             break
-        is_earlier = best_positions is None or position[0] < best_positions[0]
-        if is_earlier and _is_regular(position, len(signature)):
-            best_positions = position
+        is_earlier = best_positions is None or positions[0] < best_positions[0]
+        if is_earlier and _is_regular(positions, len(signature)):
+            best_positions = positions
     return best_positions
 
 
-def _is_regular(position: Times, launches: int) -> bool:
+def _is_regular(positions: Times, launches: int) -> bool:
     """Return whether positions are at regular distances, and cover most launches."""
-    distance = np.diff(position)
-    median = float(np.median(distance))
-    is_usual = np.abs(distance - median) <= _MAX_DEVIATION * median
-    in_usual = int(distance[is_usual].sum())
+    distances = np.diff(positions)
+    median = float(np.median(distances))
+    is_usual = np.abs(distances - median) <= _MAX_DEVIATION * median
+    usual_launch_count = int(distances[is_usual].sum())
     # A single kernel that is repeated is no step.
     return (
         median >= 2
-        and in_usual >= _MIN_EQUAL * (position[-1] - position[0])
-        and (in_usual >= _MIN_COVERAGE * launches)
+        and usual_launch_count >= _MIN_USUAL_SHARE * (positions[-1] - positions[0])
+        and (usual_launch_count >= _MIN_COVERAGE * launches)
     )

@@ -66,7 +66,7 @@ class WorkTable:
         """The summed time of all work."""
         return int(self.duration_ns.sum())
 
-    def of_kind(self, kind: WorkKind) -> Times:
+    def positions_of_kind(self, kind: WorkKind) -> Times:
         """Return the positions in ``rows`` of one kind of work."""
         return np.flatnonzero(self.timeline.work.kind[self.rows] == kind)
 
@@ -83,10 +83,12 @@ class WorkTable:
     def stack(self, positions: Times) -> tuple[tuple[Frame, ...], int]:
         """Return the call stack that launched the most GPU time at these positions, and its call site."""
         sites = self.timeline.work.site[self.rows[positions]]
-        values, index = np.unique(sites, return_inverse=True)
-        if not len(values):
+        distinct_sites, index = np.unique(sites, return_inverse=True)
+        if not len(distinct_sites):
             return (), 0
-        site = int(values[np.argmax(np.bincount(index, weights=self.duration_ns[positions]))])
+        site = int(
+            distinct_sites[np.argmax(np.bincount(index, weights=self.duration_ns[positions]))]
+        )
         return stack_of(self.timeline, site)
 
 
@@ -107,9 +109,9 @@ def groups(keys: Times) -> list[tuple[int, Times]]:
         return []
     order = np.argsort(keys, kind="stable")
     sorted_keys = keys[order]
-    first_work = np.flatnonzero(np.concatenate([[True], sorted_keys[1:] != sorted_keys[:-1]]))
-    position_groups = np.split(order, first_work[1:])
-    return list(zip(sorted_keys[first_work].tolist(), position_groups, strict=True))
+    group_begins = np.flatnonzero(np.concatenate([[True], sorted_keys[1:] != sorted_keys[:-1]]))
+    position_groups = np.split(order, group_begins[1:])
+    return list(zip(sorted_keys[group_begins].tolist(), position_groups, strict=True))
 
 
 def _share(part_ns: int, total_ns: int) -> float:
@@ -121,7 +123,7 @@ def _share(part_ns: int, total_ns: int) -> float:
 
 def kernels(table: WorkTable) -> tuple[Kernel, ...]:
     """Return the kernels, the one with the most time first."""
-    positions = table.of_kind(WorkKind.KERNEL)
+    positions = table.positions_of_kind(WorkKind.KERNEL)
     work = table.timeline.work
     begins_run = _begins_run(table)
     rows = [
@@ -132,23 +134,23 @@ def kernels(table: WorkTable) -> tuple[Kernel, ...]:
 
 
 def _kernel(table: WorkTable, name: int, positions: Times, runs: int) -> Kernel:
-    duration = table.duration_ns[positions]
-    total = int(duration.sum())
+    durations = table.duration_ns[positions]
+    total_ns = int(durations.sum())
     stack, site = table.stack(positions)
     sites = np.unique(table.timeline.work.site[table.rows[positions]])
     return Kernel(
         name=table.demangle(table.timeline.names[name]),
         calls=len(positions),
-        total_ns=total,
-        mean_ns=total // len(positions),
-        median_ns=int(np.median(duration)),
-        share=_share(total, table.total_ns),
+        total_ns=total_ns,
+        mean_ns=total_ns // len(positions),
+        median_ns=int(np.median(durations)),
+        share=_share(total_ns, table.total_ns),
         stack=stack,
         site=site,
         sites=len(sites),
         blocks=int(np.median(blocks(table, positions))),
         consecutive=len(positions) / max(runs, 1),
-        grid=_grid(table, int(positions[np.argmax(duration)]))
+        grid=_grid(table, int(positions[np.argmax(durations)]))
         if table.limits.are_recorded
         else None,
     )
@@ -172,13 +174,13 @@ def _grid(table: WorkTable, position: int) -> Grid:
 
 def graph_kernels(table: WorkTable) -> int:
     """Return the number of kernels that CUDA graphs launched."""
-    positions = table.of_kind(WorkKind.KERNEL)
+    positions = table.positions_of_kind(WorkKind.KERNEL)
     return int((table.timeline.work.graph_node[table.rows[positions]] != 0).sum())
 
 
 def memsets(table: WorkTable) -> Memsets | None:
     """Return the sum of all memsets; None if there are none."""
-    positions = table.of_kind(WorkKind.MEMSET)
+    positions = table.positions_of_kind(WorkKind.MEMSET)
     if not len(positions):
         return None
     size_bytes = int(table.timeline.work.size_bytes[table.rows[positions]].astype(object).sum())
@@ -189,15 +191,17 @@ def _begins_run(table: WorkTable) -> Times:
     """Return a mask of the work whose predecessor in its stream is not a run of the same kernel."""
     work, names = table.timeline.work, table.timeline.names
     stream, name = work.stream[table.rows], work.name[table.rows]
-    values, index = np.unique(name, return_inverse=True)
+    distinct_names, index = np.unique(name, return_inverse=True)
     # A GEMM that is split along K has a second kernel, which counts as a part of the GEMM.
-    is_part = np.array([bool(_SPLIT_K.search(names[value])) for value in values.tolist()], bool)
-    begins = np.ones(len(name), bool)
+    is_reduction = np.array(
+        [bool(_SPLIT_K.search(names[name_index])) for name_index in distinct_names.tolist()], bool
+    )
+    begins_run = np.ones(len(name), bool)
     order = np.argsort(stream, kind="stable")
-    order = order[~is_part[index[order]]]
+    order = order[~is_reduction[index[order]]]
     stream, name = stream[order], name[order]
-    begins[order[1:]] = (stream[1:] != stream[:-1]) | (name[1:] != name[:-1])
-    return begins
+    begins_run[order[1:]] = (stream[1:] != stream[:-1]) | (name[1:] != name[:-1])
+    return begins_run
 
 
 def blocks(table: WorkTable, positions: Times) -> Times:
@@ -214,26 +218,26 @@ def lines(table: WorkTable) -> tuple[Line, ...]:
     """Return the lines of the program, the one with the most own time first."""
     work = table.timeline.work
     own_ns: defaultdict[TraceFrame, int] = defaultdict(int)
-    cumulative: defaultdict[TraceFrame, int] = defaultdict(int)
-    calls: defaultdict[TraceFrame, int] = defaultdict(int)
+    cumulative_ns: defaultdict[TraceFrame, int] = defaultdict(int)
+    call_counts: defaultdict[TraceFrame, int] = defaultdict(int)
     for site, positions in groups(work.site[table.rows]):
         stack = table.timeline.stacks[site]
         if not stack:
             continue
-        time = int(table.duration_ns[positions].sum())
-        own_ns[stack[call_site_index(stack)]] += time
+        time_ns = int(table.duration_ns[positions].sum())
+        own_ns[stack[call_site_index(stack)]] += time_ns
         for frame in set(stack[call_site_index(stack) :]):
-            cumulative[frame] += time
-            calls[frame] += len(positions)
+            cumulative_ns[frame] += time_ns
+            call_counts[frame] += len(positions)
     rows = (
         Line(
             Frame(frame.function, frame.file, frame.line),
             own_ns[frame],
-            time,
-            calls[frame],
-            _share(time, table.total_ns),
+            time_ns,
+            call_counts[frame],
+            _share(time_ns, table.total_ns),
         )
-        for frame, time in cumulative.items()
+        for frame, time_ns in cumulative_ns.items()
     )
     return tuple(
         sorted(rows, key=lambda row: (-row.own_ns, -row.cumulative_ns, row.frame.filename))
@@ -246,7 +250,7 @@ def named_ranges(table: WorkTable) -> tuple[NamedRange, ...]:
     Ranges whose names differ only in numbers are summed in one row.
     """
     strings = table.timeline.activities.strings
-    time: defaultdict[tuple[str, str], int] = defaultdict(int)
+    time_ns: defaultdict[tuple[str, str], int] = defaultdict(int)
     work_counts: defaultdict[tuple[str, str], int] = defaultdict(int)
     for path, positions in groups(table.range_path):
         keys = {
@@ -255,11 +259,13 @@ def named_ranges(table: WorkTable) -> tuple[NamedRange, ...]:
             if strings[key.domain] not in LIBRARY_DOMAINS
         }
         for key in keys:
-            time[key] += int(table.duration_ns[positions].sum())
+            time_ns[key] += int(table.duration_ns[positions].sum())
             work_counts[key] += len(positions)
     rows = (
-        NamedRange(name, domain, work_counts[name, domain], total, _share(total, table.total_ns))
-        for (name, domain), total in time.items()
+        NamedRange(
+            name, domain, work_counts[name, domain], total_ns, _share(total_ns, table.total_ns)
+        )
+        for (name, domain), total_ns in time_ns.items()
     )
     return tuple(sorted(rows, key=lambda row: (-row.total_ns, row.name)))
 
@@ -269,13 +275,13 @@ def named_ranges(table: WorkTable) -> tuple[NamedRange, ...]:
 
 def copies(table: WorkTable, kernel_time: IntervalSet) -> tuple[Copies, ...]:
     """Return the copies by direction and kind of host memory, those with the most time first."""
-    positions = table.of_kind(WorkKind.COPY)
+    positions = table.positions_of_kind(WorkKind.COPY)
     direction = table.field_values(positions, EventKind.COPY_RUN, "direction").astype(np.int64)
-    host = _host_memory(table, positions, direction)
+    host_memory = _host_memory(table, positions, direction)
     is_peer = table.field_values(positions, EventKind.COPY_RUN, "peer_device") >= 0
     rows = [
         _copies(table, positions[index], kernel_time)
-        for _, index in groups(direction * 100 + host * 10 + is_peer)
+        for _, index in groups(direction * 100 + host_memory * 10 + is_peer)
     ]
     return tuple(sorted(rows, key=lambda row: -row.total_ns))
 
@@ -296,32 +302,32 @@ def _host_memory(table: WorkTable, positions: Times, direction: Times) -> Times:
 
 def _copies(table: WorkTable, positions: Times, kernel_time: IntervalSet) -> Copies:
     size_bytes = int(table.timeline.work.size_bytes[table.rows[positions]].astype(object).sum())
-    total = int(table.duration_ns[positions].sum())
-    overlapped = kernel_time.covered_within(table.start_ns[positions], table.end_ns[positions])
+    total_ns = int(table.duration_ns[positions].sum())
+    overlapped_ns = kernel_time.covered_within(table.start_ns[positions], table.end_ns[positions])
     direction = Direction(
         int(table.field_values(positions[:1], EventKind.COPY_RUN, "direction")[0])
     )
-    host = MemoryKind(int(_host_memory(table, positions[:1], np.array([direction]))[0]))
-    peer = int(table.field_values(positions[:1], EventKind.COPY_RUN, "peer_device")[0]) >= 0
+    host_memory = MemoryKind(int(_host_memory(table, positions[:1], np.array([direction]))[0]))
+    is_peer = int(table.field_values(positions[:1], EventKind.COPY_RUN, "peer_device")[0]) >= 0
     uses_host = direction in (Direction.HOST_TO_DEVICE, Direction.DEVICE_TO_HOST)
     stack, site = table.stack(positions)
     return Copies(
         direction=direction,
-        host=_HOST_MEMORY.get(host, "unknown") if uses_host else "none",  # type: ignore[arg-type]
-        peer=peer,
+        host=_HOST_MEMORY.get(host_memory, "unknown") if uses_host else "none",  # type: ignore[arg-type]
+        peer=is_peer,
         calls=len(positions),
         size_bytes=size_bytes,
-        total_ns=total,
-        bytes_per_s=size_bytes / total * 1e9 if total else None,
-        overlapped_ns=int(overlapped.sum()),
+        total_ns=total_ns,
+        bytes_per_s=size_bytes / total_ns * 1e9 if total_ns else None,
+        overlapped_ns=int(overlapped_ns.sum()),
         stack=stack,
         site=site,
     )
 
 
-def overlap(first_work: IntervalSet, second_work: IntervalSet) -> int:
+def overlap(first_set: IntervalSet, second_set: IntervalSet) -> int:
     """Return the time in nanoseconds that two sets of intervals have in common."""
-    return intersection(first_work, second_work).total_ns
+    return intersection(first_set, second_set).total_ns
 
 
 # --- streams ---------------------------------------------------------------------------------------
@@ -349,8 +355,8 @@ def streams(table: WorkTable) -> tuple[StreamWork, ...]:
 
 def _exclusive_times(interval_sets: Sequence[IntervalSet]) -> list[int]:
     """Return the time of each set of intervals in which no other set has an interval."""
-    counts = [len(intervals) for intervals in interval_sets]
-    set_number = np.repeat(np.arange(len(interval_sets)), counts)
+    interval_counts = [len(intervals) for intervals in interval_sets]
+    set_number = np.repeat(np.arange(len(interval_sets)), interval_counts)
     times = np.concatenate(
         [
             *(intervals.start_ns for intervals in interval_sets),
@@ -359,7 +365,7 @@ def _exclusive_times(interval_sets: Sequence[IntervalSet]) -> list[int]:
     )
     order = np.argsort(times, kind="stable")
     times = times[order]
-    open_set_count = np.cumsum(np.repeat([1, -1], sum(counts))[order])
+    open_set_count = np.cumsum(np.repeat([1, -1], sum(interval_counts))[order])
     # While only one set has an open interval, the sum of the numbers of open sets is the number of that set.
     open_set_numbers = np.cumsum(np.concatenate([set_number, -set_number])[order])
     is_alone = open_set_count[:-1] == 1

@@ -183,9 +183,9 @@ def _rows_by_number(numbers: Column, searched_numbers: Column) -> Column:
     if not len(numbers):
         return np.full(len(searched_numbers), -1, np.int64)
     order = np.argsort(numbers, kind="stable")
-    place = np.minimum(np.searchsorted(numbers[order], searched_numbers), len(numbers) - 1)
-    row = order[place]
-    return np.where((numbers[row] == searched_numbers) & (searched_numbers != 0), row, -1)
+    places = np.minimum(np.searchsorted(numbers[order], searched_numbers), len(numbers) - 1)
+    rows = order[places]
+    return np.where((numbers[rows] == searched_numbers) & (searched_numbers != 0), rows, -1)
 
 
 def _values_at_rows_or_zero(values: Column, row: Column) -> Column:
@@ -209,7 +209,7 @@ def _gpu_work(activities: Activities, calls: HostCalls, names: _Names) -> GpuWor
     def join_field(field: str) -> Column:
         return np.concatenate([table[field] for table in tables.values()])
 
-    counts = [len(table) for table in tables.values()]
+    record_counts = [len(table) for table in tables.values()]
     times = [_times(table) for table in tables.values()]
     start = np.concatenate([start for start, _ in times])
     order = np.argsort(start, kind="stable")
@@ -222,8 +222,8 @@ def _gpu_work(activities: Activities, calls: HostCalls, names: _Names) -> GpuWor
     correlation, graph_node = join_field("correlation")[order], join_field("graph_node")[order]
     call = _rows_by_number(calls.correlation, correlation)
     return GpuWork(
-        kind=np.repeat(np.array(list(tables), np.uint8), counts)[order],
-        record=np.concatenate([np.arange(count) for count in counts])[order],
+        kind=np.repeat(np.array(list(tables), np.uint8), record_counts)[order],
+        record=np.concatenate([np.arange(record_count) for record_count in record_counts])[order],
         start_ns=start[order],
         end_ns=np.concatenate([end for _, end in times])[order],
         device=join_field("device")[order],

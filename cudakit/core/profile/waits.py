@@ -33,26 +33,28 @@ def host_waits(
     gaps on the device, which runs later. Without the functions, all times count.
     """
     calls = timeline.calls
-    is_inside = np.ones(len(calls.start_ns), bool)
+    is_call_measured = np.ones(len(calls.start_ns), bool)
     if is_measured_on_host:
-        is_inside = is_measured_on_host(calls.start_ns)
-    gap_is_inside = np.ones(len(gaps.start_ns), bool)
+        is_call_measured = is_measured_on_host(calls.start_ns)
+    is_gap_measured = np.ones(len(gaps.start_ns), bool)
     if is_measured_on_device:
-        gap_is_inside = is_measured_on_device(gaps.start_ns)
+        is_gap_measured = is_measured_on_device(gaps.start_ns)
     rows: list[HostWait] = []
     for cause, kind in _KINDS.items():
-        call_rows = np.flatnonzero(is_inside & (cause_of_call == cause))
-        idle = _idle_by_site(gaps, gap_is_inside, cause)
+        call_rows = np.flatnonzero(is_call_measured & (cause_of_call == cause))
+        idle_ns_by_site = _idle_by_site(gaps, is_gap_measured, cause)
         for site, index in groups(calls.site[call_rows]):
-            of_site = call_rows[index]
+            rows_of_site = call_rows[index]
             stack, site_index = stack_of(timeline, site)
             rows.append(
                 HostWait(
                     kind=kind,
-                    function=_most_frequent_function(timeline, of_site),
-                    calls=len(of_site),
-                    blocked_ns=int((calls.end_ns[of_site] - calls.start_ns[of_site]).sum()),
-                    idle_ns=idle.get(site, 0),
+                    function=_most_frequent_function(timeline, rows_of_site),
+                    calls=len(rows_of_site),
+                    blocked_ns=int(
+                        (calls.end_ns[rows_of_site] - calls.start_ns[rows_of_site]).sum()
+                    ),
+                    idle_ns=idle_ns_by_site.get(site, 0),
                     stack=stack,
                     site=site_index,
                 )
@@ -60,9 +62,9 @@ def host_waits(
     return tuple(sorted(rows, key=lambda row: (-row.idle_ns, -row.blocked_ns)))
 
 
-def _idle_by_site(gaps: Gaps, is_inside: Times, cause: IdleCause) -> dict[int, int]:
+def _idle_by_site(gaps: Gaps, is_gap_measured: Times, cause: IdleCause) -> dict[int, int]:
     """Return the idle time of a cause by the call stack of the call in which the gaps began."""
-    rows = np.flatnonzero(is_inside & (gaps.site != 0) & (gaps.by_cause_ns[:, cause] > 0))
+    rows = np.flatnonzero(is_gap_measured & (gaps.site != 0) & (gaps.by_cause_ns[:, cause] > 0))
     return {
         site: int(gaps.by_cause_ns[rows[index], cause].sum())
         for site, index in groups(gaps.site[rows])

@@ -88,7 +88,7 @@ class History:
     def await_torch(self, after_torch_import: "Callable[[Callable[[], None]], None]") -> None:
         """Begin recording when torch initializes CUDA."""
         atexit.register(self._at_exit)
-        after_torch_import(self._torch_imported)
+        after_torch_import(self._on_torch_import)
 
     def run_first_at_exit(self) -> None:
         """Save snapshots before the exit handlers of libraries in the program, which free memory.
@@ -101,53 +101,53 @@ class History:
         atexit.unregister(self._at_exit)
         atexit.register(self._at_exit)
 
-    def _torch_imported(self) -> None:
+    def _on_torch_import(self) -> None:
         self._torch = sys.modules["torch"]
         self.run_first_at_exit()
         # torch calls the function when it initializes CUDA, or immediately if CUDA is initialized.
-        self._spool.attempt(lambda: self._torch.cuda._lazy_call(self._initialized))
+        self._spool.attempt(lambda: self._torch.cuda._lazy_call(self._on_cuda_initialized))
 
-    def _initialized(self) -> None:
+    def _on_cuda_initialized(self) -> None:
         self._recording_pid = os.getpid()
-        self._spool.attempt(self._record)
-        self._spool.attempt(self._observe)
+        self._spool.attempt(self._start_recording)
+        self._spool.attempt(self._register_observer)
 
-    def _record(self) -> None:
+    def _start_recording(self) -> None:
         memory = self._torch.cuda.memory
         memory._record_memory_history(stacks="python", max_entries=_MAX_EVENTS)
 
-    def _observe(self) -> None:
-        names = [name for name in _OBSERVER_FUNCTIONS if hasattr(self._torch._C, name)]
-        if not names:
+    def _register_observer(self) -> None:
+        function_names = [name for name in _OBSERVER_FUNCTIONS if hasattr(self._torch._C, name)]
+        if not function_names:
             raise AttributeError("this version of torch has no out-of-memory observer")
-        getattr(self._torch._C, names[0])(self._out_of_memory)
+        getattr(self._torch._C, function_names[0])(self._on_out_of_memory)
 
-    def _out_of_memory(self, *_: int) -> None:
+    def _on_out_of_memory(self, *_: int) -> None:
         if self._out_of_memory_pid != os.getpid():
             self._out_of_memory_pid = os.getpid()
-            self._spool.attempt(lambda: self._save("-oom"))
+            self._spool.attempt(lambda: self._save_snapshot("-oom"))
 
     def _at_exit(self) -> None:
         if self._recording_pid == os.getpid():
-            self._spool.attempt(lambda: self._save(""))
+            self._spool.attempt(lambda: self._save_snapshot(""))
         if self._recorder:
             self._recorder.mark("end of the program")
 
-    def _save(self, suffix: str) -> None:
+    def _save_snapshot(self, suffix: str) -> None:
         stem, extension = _split_name(self._path)
         path = f"{stem}{suffix}{extension}"
         # A random name and mode "x": another user could place a symbolic link at a predictable name.
-        partial = f"{path}.{os.urandom(8).hex()}.part"
+        partial_path = f"{path}.{os.urandom(8).hex()}.part"
         try:
-            self._write(partial, compressed=path.endswith(".gz"))
-            os.replace(partial, path)
+            self._write_snapshot(partial_path, is_compressed=path.endswith(".gz"))
+            os.replace(partial_path, path)
         except BaseException:
-            if os.path.exists(partial):
-                os.unlink(partial)
+            if os.path.exists(partial_path):
+                os.unlink(partial_path)
             raise
         self._spool.report("snapshots", path)
 
-    def _write(self, path: str, *, compressed: bool) -> None:
+    def _write_snapshot(self, path: str, *, is_compressed: bool) -> None:
         """Write a snapshot with the memory and the limit of each device in its settings."""
         import gzip
         import pickle
@@ -156,21 +156,21 @@ class History:
         settings = snapshot.setdefault("allocator_settings", {})
         self._spool.attempt(lambda: settings.update(_device_memory(self._torch)))
         # Level 6 is the default of the gzip program. A higher one takes several times longer.
-        with gzip.open(path, "xb", 6) if compressed else open(path, "xb") as file:
+        with gzip.open(path, "xb", 6) if is_compressed else open(path, "xb") as file:
             pickle.dump(snapshot, file)
 
     def _claim_path(self) -> None:
         """Choose and report a path for this process that no other process of the run uses."""
         rank = os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or ""
-        process = f"-rank{int(rank):03d}" if rank.isdecimal() else ""
-        if not process and os.getpid() != self._main_pid:
-            process = f"-{os.getpid()}"
-        if not self._claim(process):
-            process = f"{process}-{os.getpid()}"
-        self._path = f"{self._stem}{process}{self._suffix}"
+        process_suffix = f"-rank{int(rank):03d}" if rank.isdecimal() else ""
+        if not process_suffix and os.getpid() != self._main_pid:
+            process_suffix = f"-{os.getpid()}"
+        if not self._claim_name(process_suffix):
+            process_suffix = f"{process_suffix}-{os.getpid()}"
+        self._path = f"{self._stem}{process_suffix}{self._suffix}"
         self._spool.report("memory", self._path)
 
-    def _claim(self, name: str) -> bool:
+    def _claim_name(self, name: str) -> bool:
         """Return whether this process is the first of the run to use a name."""
         try:
             os.close(os.open(f"{self._spool.directory}/taken{name}", os.O_CREAT | os.O_EXCL))

@@ -26,10 +26,10 @@ _RESOURCE_TRACKER = "multiprocessing.resource_tracker"
 
 def start(directory: str) -> None:
     """Start the recording that the environment requests; ``directory`` is the agent's entry in PYTHONPATH."""
-    text = os.environ.get(SETTINGS)
-    if not text or any(_RESOURCE_TRACKER in word for word in sys.orig_argv):
+    settings_text = os.environ.get(SETTINGS)
+    if not settings_text or any(_RESOURCE_TRACKER in argument for argument in sys.orig_argv):
         return
-    settings = parse(text)
+    settings = parse(settings_text)
     spool = Spool(settings["spool"])
     if not settings["follow"]:
         spool.attempt(lambda: remove_from_environment(directory))
@@ -106,10 +106,10 @@ def record(settings: "dict[str, Any]", spool: "Spool") -> "Any":
     Raises RuntimeError if CUDA cannot be recorded and races are to be found. A recording of memory alone
     continues with the hooks of memory pools.
     """
-    recorder = _extension("_recorder", settings["recorder"])
+    recorder = _load_extension("_recorder", settings["recorder"])
     walker_address = _frame_walker_address(settings, spool)
     patches = [
-        (int(capability_number), _content(path))
+        (int(capability_number), _read_content(path))
         for capability_number, path in settings["patches"].items()
     ]
     memory_only = not settings["sanitize"]
@@ -156,24 +156,27 @@ def profile(settings: "dict[str, Any]", recorder: "Any", spool: "Spool") -> None
     other_tool = recorder.profile(settings["cupti"], **settings["profile"])
     if other_tool:
         raise RuntimeError(f"CUDA_INJECTION64_PATH attaches another tool: {other_tool}")
-    torch = _load_torch_import()
-    torch.after_import(
+    torch_import = _load_torch_import()
+    torch_import.after_import(
         "multiprocessing.util", lambda: spool.attempt(lambda: finish_with_worker(recorder))
     )
-    torch.after_torch_import(lambda: spool.attempt(lambda: torch.mark_steps(recorder)))
-    torch.after_torch_import(
+    torch_import.after_torch_import(
+        lambda: spool.attempt(lambda: torch_import.mark_steps(recorder))
+    )
+    torch_import.after_torch_import(
         lambda: spool.attempt(
-            lambda: torch.watch_profiler(lambda text: spool.report("failed", text))
+            lambda: torch_import.watch_profiler(lambda text: spool.report("failed", text))
         )
     )
 
 
 def finish_with_worker(recorder: "Any") -> None:
     """End the profile of a forked worker of multiprocessing, which runs no exit handlers of ``atexit``."""
-    util = sys.modules["multiprocessing.util"]
-    last = -1000  # priority: the handlers of the program and of multiprocessing run before
-    util.register_after_fork(
-        recorder, lambda _: util.Finalize(None, recorder.finish, exitpriority=last)
+    multiprocessing_util = sys.modules["multiprocessing.util"]
+    last_priority = -1000  # priority: the handlers of the program and of multiprocessing run before
+    multiprocessing_util.register_after_fork(
+        recorder,
+        lambda _: multiprocessing_util.Finalize(None, recorder.finish, exitpriority=last_priority),
     )
 
 
@@ -185,9 +188,9 @@ def _refuse_loaded_cuda(library: str) -> None:
 
 def attribute_backward(recorder: "Any", spool: "Spool", *, ranges: bool) -> None:
     """Set the call stacks of autograd's threads to that of ``backward()``, after torch is imported."""
-    torch = _load_torch_import()
-    torch.after_torch_import(
-        lambda: spool.attempt(lambda: torch.attribute_backward(recorder, ranges=ranges))
+    torch_import = _load_torch_import()
+    torch_import.after_torch_import(
+        lambda: spool.attempt(lambda: torch_import.attribute_backward(recorder, ranges=ranges))
     )
 
 
@@ -212,14 +215,14 @@ def delete_if_abandoned(directory: str) -> None:
 
 def record_memory(settings: "dict[str, Any]", spool: "Spool", recorder: "Any" = None) -> None:
     """Record the memory of torch and, with the native recorder, of other libraries in the program."""
-    memory = _module("_cudakit_memory", "memory.py")
+    memory = _load_module("_cudakit_memory", "memory.py")
     torch_import = _load_torch_import()
     history = memory.History(settings["memory"], spool, settings["supervisor"], recorder)
     history.await_torch(torch_import.after_torch_import)
     for name in ("cupy", "numba.cuda.cudadrv.driver", "rmm", "jax"):
         torch_import.after_import(name, history.run_first_at_exit)
     if recorder:
-        hooks = _module("_cudakit_pool_hooks", "../../gpu/capture/pool_hooks.py").PoolHooks(
+        hooks = _load_module("_cudakit_pool_hooks", "../../gpu/capture/pool_hooks.py").PoolHooks(
             recorder,
             spool.attempt,
             lambda text: spool.report("jax", text),
@@ -229,10 +232,10 @@ def record_memory(settings: "dict[str, Any]", spool: "Spool", recorder: "Any" = 
 
 
 def _load_torch_import() -> "Any":
-    return _module("_cudakit_torch_import", "../../gpu/capture/torch_import.py")
+    return _load_module("_cudakit_torch_import", "../../gpu/capture/torch_import.py")
 
 
-def _module(name: str, path: str) -> "Any":
+def _load_module(name: str, path: str) -> "Any":
     """Load a module of cudakit by its path, relative to this file."""
     path = os.path.join(os.path.dirname(__file__), path)
     spec = spec_from_file_location(name, path)
@@ -257,24 +260,24 @@ def _frame_walker_address(settings: "dict[str, Any]", spool: "Spool") -> int:
     """
     walker_addresses: list[int] = []
 
-    def load(path: str) -> None:
-        frames = _extension("_frames", path)
-        walker_addresses.append(frames.walker)
+    def load_frame_reader(path: str) -> None:
+        frame_reader = _load_extension("_frames", path)
+        walker_addresses.append(frame_reader.walker)
         if settings["sanitize"]:
-            frames.watch_program_calls()
+            frame_reader.watch_program_calls()
 
     path = settings["frames"].get(sys.implementation.cache_tag or "")
     if path:
-        spool.attempt(lambda: load(path))
+        spool.attempt(lambda: load_frame_reader(path))
     return walker_addresses[0] if walker_addresses else 0
 
 
-def _content(path: str) -> bytes:
+def _read_content(path: str) -> bytes:
     with open(path, "rb") as file:
         return file.read()
 
 
-def _extension(name: str, path: str) -> "ModuleType":
+def _load_extension(name: str, path: str) -> "ModuleType":
     loader = ExtensionFileLoader(name, path)
     module = module_from_spec(ModuleSpec(name, loader, origin=path))
     loader.exec_module(module)

@@ -268,20 +268,22 @@ def flows(
     ranks, root = range(len(buffers)), buffers[0].root
     for rank, own in enumerate(buffers):
         for i in range(size):
-            everywhere = [(other, buffers[other].send + i) for other in ranks]
+            everywhere = [(other, buffers[other].send_address + i) for other in ranks]
             match function:
                 case CollectiveFunction.ALL_REDUCE:
-                    yield (rank, own.receive + i), everywhere
+                    yield (rank, own.receive_address + i), everywhere
                 case CollectiveFunction.REDUCE if rank == root:
-                    yield (rank, own.receive + i), everywhere
+                    yield (rank, own.receive_address + i), everywhere
                 case CollectiveFunction.BROADCAST:
-                    yield (rank, own.receive + i), [everywhere[root]]
+                    yield (rank, own.receive_address + i), [everywhere[root]]
                 case CollectiveFunction.ALL_GATHER:
                     for other in ranks:
-                        yield (rank, own.receive + other * size + i), [everywhere[other]]
+                        yield (rank, own.receive_address + other * size + i), [everywhere[other]]
                 case CollectiveFunction.REDUCE_SCATTER:
-                    parts = [(other, buffers[other].send + rank * size + i) for other in ranks]
-                    yield (rank, own.receive + i), parts
+                    parts = [
+                        (other, buffers[other].send_address + rank * size + i) for other in ranks
+                    ]
+                    yield (rank, own.receive_address + i), parts
 
 
 @given(

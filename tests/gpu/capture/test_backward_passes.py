@@ -461,7 +461,7 @@ def test_agent_attributes_work_of_autograd_threads(library: Path, tmp_path: Path
         frames={tag: str(path) for tag, path in find_frame_readers(search_paths).items()},
     )
 
-    def consume(batch: Batch) -> bool:
+    def on_batch(batch: Batch) -> bool:
         batches.append(batch)
         return False
 
@@ -472,8 +472,8 @@ def test_agent_attributes_work_of_autograd_threads(library: Path, tmp_path: Path
         ["train.py"],
         cwd=tmp_path,
         settings=settings,
-        consume=consume,
-        notify=notices.append,
+        on_batch=on_batch,
+        on_message=notices.append,
         PYTHONPATH=str(STAND_IN),
     )
 

@@ -80,7 +80,7 @@ def run(
         ["s.py"],
         cwd=snapshot_path,
         settings=Settings(memory=Path(file), follow=follow),
-        notify=messages.append,
+        on_message=messages.append,
         **{"PYTHONPATH": str(snapshot_path / "lib"), **variables},
     )
     return completed, [

@@ -91,7 +91,7 @@ def frames(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def run(code: str, settings: Settings, cwd: Path) -> tuple[Outcome, list[AgentMessage]]:
     messages: list[AgentMessage] = []
-    completed = supervised(["-c", code], cwd=cwd, settings=settings, notify=messages.append)
+    completed = supervised(["-c", code], cwd=cwd, settings=settings, on_message=messages.append)
     return completed, messages
 
 

@@ -63,26 +63,26 @@ _CATEGORIES = {
 
 def write_chrome_trace(activities: Sequence[Activities], file: BinaryIO) -> None:
     """Write the profiles of processes as one Chrome trace in JSON, in pieces of bounded size."""
-    _write(activities, file)
+    _write_texts(activities, file)
 
 
 def write_compressed_chrome_trace(activities: Sequence[Activities], file: BinaryIO) -> None:
     """Write the Chrome trace compressed by gzip."""
     with gzip.GzipFile(
         filename="", mode="wb", compresslevel=_COMPRESSION_LEVEL, fileobj=file, mtime=0
-    ) as compressed:
-        _write(activities, compressed)
+    ) as compressed_file:
+        _write_texts(activities, compressed_file)
 
 
-def _write(activities: Sequence[Activities], file: BinaryIO | gzip.GzipFile) -> None:
+def _write_texts(activities: Sequence[Activities], file: BinaryIO | gzip.GzipFile) -> None:
     pending_texts: list[str] = []
-    size = 0
+    pending_characters = 0
     for text in _texts(activities):
         pending_texts.append(text)
-        size += len(text)
-        if size >= _CHUNK_CHARACTERS:
+        pending_characters += len(text)
+        if pending_characters >= _CHUNK_CHARACTERS:
             file.write("".join(pending_texts).encode())
-            pending_texts, size = [], 0
+            pending_texts, pending_characters = [], 0
     file.write("".join(pending_texts).encode())
 
 
@@ -112,7 +112,7 @@ def _texts(activities: Sequence[Activities]) -> Iterator[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Numbers:
+class _TrackNumbers:
     """The process number and the thread number of a track in the trace."""
 
     pid: int
@@ -142,9 +142,9 @@ class _Process:
             for index, track in enumerate(self._host_tracks.tracks)
         ]
 
-    def _track_numbers(self, pid: int, track: Track, index: int) -> _Numbers:
+    def _track_numbers(self, pid: int, track: Track, index: int) -> _TrackNumbers:
         is_sibling = track.lane > 0 or track.number > _MOST_SMALL_NUMBER
-        return _Numbers(pid, _FIRST_SIBLING + index if is_sibling else track.number)
+        return _TrackNumbers(pid, _FIRST_SIBLING + index if is_sibling else track.number)
 
     def device_properties(self) -> Iterator[str]:
         """Yield the properties of each device as JSON objects."""
@@ -168,14 +168,14 @@ class _Process:
 
     def _track_names(self) -> Iterator[str]:
         process = self._timeline.process
-        simulated = " (simulated)" if self._timeline.simulated else ""
+        simulated_suffix = " (simulated)" if self._timeline.simulated else ""
         yield _metadata("process_name", process, 0, f'"name":"process {process}"')
         yield _metadata("process_labels", process, 0, '"labels":"CPU"')
         yield _metadata("process_sort_index", process, 0, f'"sort_index":{process}')
-        of_process = f" of process {process}" if self._first_device else ""
+        process_suffix = f" of process {process}" if self._first_device else ""
         for device, name in device_names(self._timeline).items():
             pid = self._first_device + device
-            label = quoted(f"{name}{of_process}{simulated}")
+            label = quoted(f"{name}{process_suffix}{simulated_suffix}")
             yield _metadata("process_name", pid, 0, f'"name":{label}')
             yield _metadata("process_labels", pid, 0, f'"labels":"GPU {device}"')
             yield _metadata("process_sort_index", pid, 0, f'"sort_index":{5_000_000 + pid}')
@@ -192,16 +192,18 @@ class _Process:
         template = f'{{"ph":"X",%s,"pid":%d,"tid":%d,{_TIMES}%s}}'
         pids, tids = _number_columns(self._host_numbers)
         for block in blocks(len(host.row)):
-            heads = np.empty(len(host.row[block]), object)
-            arguments = np.empty(len(heads), object)
+            head_texts = np.empty(len(host.row[block]), object)
+            arguments = np.empty(len(head_texts), object)
             for source in HostSource:
                 is_of_source = host.source[block] == source
                 if is_of_source.any():
                     rows = host.row[block][is_of_source]
-                    heads[is_of_source], arguments[is_of_source] = self._host_texts(source, rows)
+                    head_texts[is_of_source], arguments[is_of_source] = self._host_texts(
+                        source, rows
+                    )
             track = host.track[block]
             columns = (
-                heads.tolist(),
+                head_texts.tolist(),
                 pids[track].tolist(),
                 tids[track].tolist(),
                 *self._time_columns(host.start_ns[block], host.end_ns[block]),
@@ -221,11 +223,15 @@ class _Process:
     def _call_texts(self, rows: Column) -> tuple[list[str], list[str]]:
         calls = self._timeline.calls
         functions = calls.name[rows].tolist()
-        heads = [f'"cat":"{self._category(name)}","name":{self._names(name)}' for name in functions]
+        head_texts = [
+            f'"cat":"{self._category(name)}","name":{self._names(name)}' for name in functions
+        ]
         template = ',"args":{"External id":%d,"correlation":%d,"Call site":%s}'
         correlation = calls.correlation[rows].tolist()
         sites = map(self._sites, calls.site[rows].tolist())
-        return heads, list(map(template.__mod__, zip(correlation, correlation, sites, strict=True)))
+        return head_texts, list(
+            map(template.__mod__, zip(correlation, correlation, sites, strict=True))
+        )
 
     def _category(self, name: int) -> str:
         return "cuda_runtime" if self._timeline.names[name].startswith("cuda") else "cuda_driver"
@@ -297,26 +303,33 @@ class _Process:
         is_call = host.source == HostSource.CALL
         track_of_call[host.row[is_call]] = host.track[is_call]
         has_call_rows = np.flatnonzero(work.call >= 0)
-        _, first = np.unique(work.call[has_call_rows], return_index=True)
-        rows = has_call_rows[first]
-        start = '{"ph":"s","cat":"ac2g","name":"ac2g","id":%d,"pid":%d,"tid":%d,"ts":%d.%03d1}'
-        finish = (
+        _, first_indices = np.unique(work.call[has_call_rows], return_index=True)
+        rows = has_call_rows[first_indices]
+        start_template = (
+            '{"ph":"s","cat":"ac2g","name":"ac2g","id":%d,"pid":%d,"tid":%d,"ts":%d.%03d1}'
+        )
+        finish_template = (
             '{"ph":"f","bp":"e","cat":"ac2g","name":"ac2g","id":%d,"pid":%d,"tid":%d,"ts":%d.%03d1}'
         )
         for block in blocks(len(rows)):
             work_rows = rows[block]
             call_rows = work.call[work_rows]
             ids = (self._flow_offset + work.correlation[work_rows].astype(np.int64)).tolist()
-            ends = (
-                (start, self._host_numbers, track_of_call[call_rows], calls.start_ns[call_rows]),
+            arrow_ends = (
                 (
-                    finish,
+                    start_template,
+                    self._host_numbers,
+                    track_of_call[call_rows],
+                    calls.start_ns[call_rows],
+                ),
+                (
+                    finish_template,
                     self._work_numbers,
                     self._work_tracks.track[work_rows],
                     work.start_ns[work_rows],
                 ),
             )
-            for template, numbers, track, time in ends:
+            for template, numbers, track, time in arrow_ends:
                 pids, tids = _number_columns(numbers)
                 times = self._time_columns(time, time)[:2]
                 columns = (ids, pids[track].tolist(), tids[track].tolist(), *times)
@@ -338,7 +351,7 @@ def _copy_columns(work: GpuWork, rows: Column) -> list[Iterable[object]]:
     return [size_bytes, bandwidths]
 
 
-def _number_columns(numbers: Sequence[_Numbers]) -> tuple[Column, Column]:
+def _number_columns(numbers: Sequence[_TrackNumbers]) -> tuple[Column, Column]:
     return (
         np.array([number.pid for number in numbers], np.int64),
         np.array([number.tid for number in numbers], np.int64),

@@ -69,7 +69,7 @@ _CATEGORIES, _NAMES, _ANNOTATION_NAMES, _STRINGS = 1, 2, 3, 29  # fields of Inte
 
 # Number of spans that are encoded at once, which bounds the memory of the export.
 _BLOCK_SPANS = 1 << 16
-_SEQUENCE = 1
+_SEQUENCE_NUMBER = 1
 _CATEGORY_NAMES = ("kernel", "gpu_memcpy", "gpu_memset", "user_annotation", "cuda_api", "cuda_sync")
 _FIRST_HOST_CATEGORY = 3  # number of categories of GPU work
 _ANNOTATIONS = ("stream", "correlation", "call site", "call stack", "grid", "block", "bytes")
@@ -79,35 +79,38 @@ def write_perfetto_trace(activities: Sequence[Activities], file: BinaryIO) -> No
     """Write the profiles of processes as one Perfetto trace, in pieces of bounded size."""
     timelines = [timeline(process) for process in activities]
     base_ns = first_time(timelines)
-    interned = _Interned()
+    interned_texts = _InternedTexts()
     uuids = count(1)
-    file.write(_state_cleared())
+    file.write(_first_packet())
     for index, process in enumerate(timelines):
         for packets in _Process(
-            process, base_ns, interned, uuids, flow_offset=index << 32
+            process, base_ns, interned_texts, uuids, flow_offset=index << 32
         ).packets():
             file.write(packets)
 
 
 def _packet(*fields: bytes) -> bytes:
-    content = b"".join((number_field(_SEQUENCE_ID, _SEQUENCE), *fields))
+    content = b"".join((number_field(_SEQUENCE_ID, _SEQUENCE_NUMBER), *fields))
     return bytes_field(_TRACE_PACKET, content)
 
 
-def _state_cleared() -> bytes:
+def _first_packet() -> bytes:
     """Return the first packet, which defines the names of categories and annotations."""
-    data = b"".join(
-        bytes_field(kind, number_field(1, number) + text_field(2, name))
-        for kind, names in ((_CATEGORIES, _CATEGORY_NAMES), (_ANNOTATION_NAMES, _ANNOTATIONS))
+    interned_data = b"".join(
+        bytes_field(field_number, number_field(1, number) + text_field(2, name))
+        for field_number, names in (
+            (_CATEGORIES, _CATEGORY_NAMES),
+            (_ANNOTATION_NAMES, _ANNOTATIONS),
+        )
         for number, name in enumerate(names, 1)
     )
     return _packet(
         number_field(_SEQUENCE_FLAGS, _STATE_CLEARED | _NEEDS_STATE),
-        bytes_field(_INTERNED_DATA, data),
+        bytes_field(_INTERNED_DATA, interned_data),
     )
 
 
-class _Interned:
+class _InternedTexts:
     """The numbers of interned names and strings, and the packets that define them."""
 
     def __init__(self) -> None:
@@ -152,7 +155,7 @@ class _Process:
         self,
         process: Timeline,
         base_ns: int,
-        interned: _Interned,
+        interned: _InternedTexts,
         uuids: count[int],
         *,
         flow_offset: int,
@@ -190,31 +193,33 @@ class _Process:
         pid = self._timeline.process
         packets: list[bytes] = []
 
-        def describe(*fields: bytes, parent: int = 0) -> int:
+        def describe_track(*fields: bytes, parent: int = 0) -> int:
             uuid = next(self._next_uuid)
             parent_field = number_field(5, parent) if parent else b""
             content = b"".join((number_field(1, uuid), parent_field, *fields))
             packets.append(_packet(bytes_field(_TRACK_DESCRIPTOR, content)))
             return uuid
 
-        process = describe(
+        process_uuid = describe_track(
             bytes_field(3, number_field(1, pid) + text_field(6, f"process {pid}")),
             text_field(2, f"process {pid}"),
         )
-        simulated = " (simulated)" if self._timeline.simulated else ""
-        devices = {
-            device: describe(text_field(2, printable(f"{name} of process {pid}{simulated}")))
+        simulated_suffix = " (simulated)" if self._timeline.simulated else ""
+        device_uuids = {
+            device: describe_track(
+                text_field(2, printable(f"{name} of process {pid}{simulated_suffix}"))
+            )
             for device, name in device_names(self._timeline).items()
         }
-        work = [
-            describe(text_field(2, printable(track.name)), parent=devices[track.group])
+        work_uuids = [
+            describe_track(text_field(2, printable(track.name)), parent=device_uuids[track.group])
             for track in self._work.tracks
         ]
-        host = [
-            describe(text_field(2, printable(track.name)), parent=process)
+        host_uuids = [
+            describe_track(text_field(2, printable(track.name)), parent=process_uuid)
             for track in self._host.tracks
         ]
-        return _Uuids(np.array(work, np.uint64), np.array(host, np.uint64)), packets
+        return _Uuids(np.array(work_uuids, np.uint64), np.array(host_uuids, np.uint64)), packets
 
     # --- events ------------------------------------------------------------------------------------
 
@@ -222,12 +227,12 @@ class _Process:
         """Return begins and ends of GPU work in their order, which Perfetto's stable sort keeps."""
         kinds = self._timeline.work.kind[rows]
         rows_by_kind = [(kind, np.flatnonzero(kinds == kind)) for kind in WorkKind]
-        encoded = [
+        encoded_spans = [
             self._spans_of_kind(kind, rows[is_of_source], uuids)
             for kind, is_of_source in rows_by_kind
             if len(is_of_source)
         ]
-        return interleaved(np.argsort(np.argsort(kinds, kind="stable")), *encoded)
+        return interleaved(np.argsort(np.argsort(kinds, kind="stable")), *encoded_spans)
 
     def _spans_of_kind(self, kind: WorkKind, rows: Column, uuids: _Uuids) -> Bytes2D:
         """Return the begin and the end event of each piece of work of a kind, next to each other."""
@@ -259,9 +264,9 @@ class _Process:
 
     def _dimensions(self, sizes: Column) -> Column:
         """Return the interned text of the sizes of a grid or of a thread block, such as "8 × 1 × 1"."""
-        first, number = distinct_rows(*(sizes[:, axis] for axis in range(3)))
-        texts = [" × ".join(map(str, row)) for row in sizes[first].tolist()]
-        return self._interned.numbers(_STRINGS, texts)[number]
+        first_indices, row_numbers = distinct_rows(*(sizes[:, axis] for axis in range(3)))
+        texts = [" × ".join(map(str, row)) for row in sizes[first_indices].tolist()]
+        return self._interned.numbers(_STRINGS, texts)[row_numbers]
 
     def _host_packets(self, uuids: _Uuids) -> Iterator[bytes]:
         """Yield the events of ranges and API calls, for each track in the order of their nesting."""
@@ -290,7 +295,7 @@ class _Process:
         correlation = np.zeros(len(rows), np.uint64)
         site = np.zeros(len(rows), np.int64)
         # A span that started no work gets the number of an arrow that no work has, so that no arrow is drawn.
-        flow = np.uint64(1 << 63) + rows.astype(np.uint64)
+        flow_ids = np.uint64(1 << 63) + rows.astype(np.uint64)
         for source in HostSource:
             is_of_source = host.source[rows] == source
             table_rows = host.row[rows][is_of_source]
@@ -300,7 +305,7 @@ class _Process:
                 site[is_of_source] = timeline.calls.site[table_rows]
                 has_arrow = np.zeros(len(rows), np.bool_)
                 has_arrow[is_of_source] = is_launch[table_rows]
-                flow = np.where(has_arrow, self._flow_offset + correlation, flow)
+                flow_ids = np.where(has_arrow, self._flow_offset + correlation, flow_ids)
         category = host.source[rows].astype(np.uint64) + _FIRST_HOST_CATEGORY + 1
         return self._events(
             _BEGIN,
@@ -310,7 +315,7 @@ class _Process:
             number_column(_EVENT_NAME, names),
             _annotation("correlation", correlation),
             _text_annotation("call site", self._sites[site]),
-            fixed64_column(_EVENT_FLOW, flow),
+            fixed64_column(_EVENT_FLOW, flow_ids),
         )
 
     def _mark_packets(self, uuids: _Uuids) -> Iterator[bytes]:
@@ -337,7 +342,8 @@ class _Process:
         return message_column(
             _TRACE_PACKET,
             constant(
-                number_field(_SEQUENCE_ID, _SEQUENCE) + number_field(_SEQUENCE_FLAGS, _NEEDS_STATE)
+                number_field(_SEQUENCE_ID, _SEQUENCE_NUMBER)
+                + number_field(_SEQUENCE_FLAGS, _NEEDS_STATE)
             ),
             number_column(_TIMESTAMP, times - self._base_ns),
             message_column(_TRACK_EVENT, constant(number_field(_EVENT_TYPE, event_type)), *fields),
@@ -371,9 +377,11 @@ def _nesting_order(track: Column, start: Column, end: Column) -> Column:
     time, ends of earlier spans come first, the innermost first; then begins, the outermost first. The end of
     a span without duration follows its begin directly.
     """
-    number = np.arange(len(start))
+    span_number = np.arange(len(start))
     is_empty = start == end
     times = np.concatenate([start, end])
-    is_late = np.concatenate([np.ones(len(start), np.bool_), is_empty])
-    place = np.concatenate([2 * number, np.where(is_empty, 2 * number + 1, -number)])
-    return np.lexsort((place, is_late, times, np.concatenate([track, track])))
+    is_begin_or_empty = np.concatenate([np.ones(len(start), np.bool_), is_empty])
+    sort_place = np.concatenate(
+        [2 * span_number, np.where(is_empty, 2 * span_number + 1, -span_number)]
+    )
+    return np.lexsort((sort_place, is_begin_or_empty, times, np.concatenate([track, track])))

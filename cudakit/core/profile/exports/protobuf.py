@@ -23,12 +23,12 @@ _LENGTH: Final = 2
 
 def varint(number: int) -> bytes:
     """Return a number as a varint."""
-    encoded = bytearray()
+    encoded_bytes = bytearray()
     while number > 0x7F:
-        encoded.append(0x80 | number & 0x7F)
+        encoded_bytes.append(0x80 | number & 0x7F)
         number >>= 7
-    encoded.append(number)
-    return bytes(encoded)
+    encoded_bytes.append(number)
+    return bytes(encoded_bytes)
 
 
 def number_field(field: int, number: int) -> bytes:

@@ -22,7 +22,7 @@ _COLUMNS = (
 _KERNEL_COLUMNS = 8  # number of columns that only kernels have, from ``grid_x`` on
 # Spreadsheets evaluate a cell that begins with one of these characters as a formula (OWASP, "CSV
 # Injection"). The last four are the full-width forms.
-_FORMULA = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+_FORMULA_CHARACTERS = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 # In locales with a decimal comma, spreadsheets read the semicolon as the separator of cells.
 _NEEDS_QUOTES = re.compile('[",;]')
 
@@ -81,6 +81,6 @@ def _numbers(column: Column) -> list[str]:
 def _cell(text: str) -> str:
     """Return text as a cell: no formula, no control characters, quoted if it has separators."""
     cell = printable(text)
-    if cell.startswith(_FORMULA):
+    if cell.startswith(_FORMULA_CHARACTERS):
         cell = "'" + cell
     return '"' + cell.replace('"', '""') + '"' if _NEEDS_QUOTES.search(cell) else cell

@@ -50,14 +50,14 @@ def stack_times(process: Timeline) -> Iterator[tuple[int, int, int]]:
     work = process.work
     if not len(work.start_ns):
         return
-    first, number = distinct_rows(work.site, work.name)
+    first_indices, row_numbers = distinct_rows(work.site, work.name)
     durations = work.end_ns - work.start_ns
     # Sums of integers as floating-point numbers are exact below 2**53 ns, which is 104 days.
-    totals = np.bincount(number, durations, len(first)).astype(np.int64)
-    order = np.argsort(first)
+    totals = np.bincount(row_numbers, durations, len(first_indices)).astype(np.int64)
+    order = np.argsort(first_indices)
     yield from zip(
-        work.site[first][order].tolist(),
-        work.name[first][order].tolist(),
+        work.site[first_indices][order].tolist(),
+        work.name[first_indices][order].tolist(),
         totals[order].tolist(),
         strict=True,
     )
@@ -82,12 +82,12 @@ def write_speedscope(activities: Sequence[Activities], file: BinaryIO) -> None:
 
 
 def _speedscope_frame(frame: Frame) -> dict[str, object]:
-    described: dict[str, object] = {"name": printable(frame.function) or "?"}
+    frame_object: dict[str, object] = {"name": printable(frame.function) or "?"}
     if frame.file:
-        described["file"] = printable(frame.file)
+        frame_object["file"] = printable(frame.file)
     if frame.line:
-        described["line"] = frame.line
-    return described
+        frame_object["line"] = frame.line
+    return frame_object
 
 
 def _profile(process: Timeline, frames: dict[Frame, int]) -> dict[str, object]:

@@ -13,7 +13,7 @@ from cudakit.core.profile.timeline import Column, Spans, Timeline
 from cudakit.trace.kinds import EventKind
 
 # Distinct values below this limit are found with a table, which is faster than sorting.
-_MAX_TABLE = 1 << 22
+_MAX_TABLE_VALUE = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,21 +59,21 @@ def distinct_rows(*columns: Column) -> tuple[Column, Column]:
     for column in columns:
         value_number, value_count = _numbers_of_values(column)
         row_numbers, distinct_count = _numbers_of_values(row_numbers * value_count + value_number)
-    first = np.empty(distinct_count, np.int64)
-    first[row_numbers[::-1]] = np.arange(len(row_numbers))[
+    first_rows = np.empty(distinct_count, np.int64)
+    first_rows[row_numbers[::-1]] = np.arange(len(row_numbers))[
         ::-1
     ]  # numpy performs the assignments in order: the last assignment to an index remains
-    return first, row_numbers
+    return first_rows, row_numbers
 
 
 def _numbers_of_values(column: Column) -> tuple[Column, int]:
     """Return the index of each value among the sorted distinct values, and the number of distinct values."""
-    if len(column) and column.min() >= 0 and column.max() < _MAX_TABLE:
+    if len(column) and column.min() >= 0 and column.max() < _MAX_TABLE_VALUE:
         is_present = np.zeros(int(column.max()) + 1, np.bool_)
         is_present[column] = True
         return (np.cumsum(is_present) - 1)[column], int(is_present.sum())
-    values, number = np.unique(column, return_inverse=True)
-    return number.reshape(-1), len(values)
+    values, value_numbers = np.unique(column, return_inverse=True)
+    return value_numbers.reshape(-1), len(values)
 
 
 def work_tracks(timeline: Timeline) -> WorkTracks:
@@ -81,9 +81,12 @@ def work_tracks(timeline: Timeline) -> WorkTracks:
     work = timeline.work
     _, stream = distinct_rows(work.device, work.stream)
     lane = flat_lanes(stream, work.start_ns, work.end_ns)
-    first, track = distinct_rows(work.device, work.stream, lane)
+    first_rows, track = distinct_rows(work.device, work.stream, lane)
     rows = zip(
-        work.device[first].tolist(), work.stream[first].tolist(), lane[first].tolist(), strict=True
+        work.device[first_rows].tolist(),
+        work.stream[first_rows].tolist(),
+        lane[first_rows].tolist(),
+        strict=True,
     )
     tracks = [
         Track(_with_lane(f"stream {stream}", lane), device, stream, lane)
@@ -107,10 +110,10 @@ def host_tracks(timeline: Timeline) -> HostTracks:
     )
     _, thread_number = distinct_rows(thread)
     lane = nested_lanes(thread_number, start, end)
-    first, track = distinct_rows(thread, lane)
+    first_rows, track = distinct_rows(thread, lane)
     tracks = [
         Track(_with_lane(_thread_name(thread), lane), thread, thread, lane)
-        for thread, lane in zip(thread[first].tolist(), lane[first].tolist(), strict=True)
+        for thread, lane in zip(thread[first_rows].tolist(), lane[first_rows].tolist(), strict=True)
     ]
     return HostTracks(tracks, track, source.astype(np.uint8), row, start, end)
 

@@ -22,7 +22,7 @@ from cudakit.trace.kernel_names import short_kernel
 from cudakit.units import capitalized, format_ratio, format_seconds
 
 # Changes below this share of a step are noise of the measurement.
-_NOISE = 0.01
+_MIN_SHOWN_CHANGE = 0.01
 
 
 def report(diff: ProfileDiff, *, top: int = 10) -> Document:
@@ -45,27 +45,33 @@ def report(diff: ProfileDiff, *, top: int = 10) -> Document:
 
 def _title(device: DeviceChange) -> str:
     step = device.step
-    times = f"{format_seconds(step.before_ns / 1e9)} → {format_seconds(step.after_ns / 1e9)}"
+    times_text = f"{format_seconds(step.before_ns / 1e9)} → {format_seconds(step.after_ns / 1e9)}"
     growth = step.growth
     if growth is None:
-        return f"{capitalized(step.name)}: {times}"
+        return f"{capitalized(step.name)}: {times_text}"
     direction = "slower" if growth > 0 else "faster"
-    change = f"{format_ratio(abs(growth))} {direction}" if abs(growth) >= _NOISE else "unchanged"
-    return f"{capitalized(step.name)} {change}: {times}"
+    change_text = (
+        f"{format_ratio(abs(growth))} {direction}"
+        if abs(growth) >= _MIN_SHOWN_CHANGE
+        else "unchanged"
+    )
+    return f"{capitalized(step.name)} {change_text}: {times_text}"
 
 
 def _nodes(device: DeviceChange, top: int) -> Iterator[Node]:
-    causes = [
+    idle_changes = [
         Change(f"idle: {CAUSES[row.name][0]}", row.before_ns, row.after_ns) for row in device.idle
     ]
-    unit = "Times are per step." if device.per_step else "Times are totals: no steps to compare."
-    yield _table("time", [device.step, device.busy, *causes], unit)
+    unit_text = (
+        "Times are per step." if device.per_step else "Times are totals: no steps to compare."
+    )
+    yield _table("time", [device.step, device.busy, *idle_changes], unit_text)
     kernels = tuple(replace(row, name=short_kernel(row.name)) for row in device.kernels)
     for title, rows in (("Kernels", kernels), ("Lines", device.lines)):
         if rows:
             shown_rows = rows[:top] if top else rows
-            omitted = len(rows) - len(shown_rows)
-            caption = f"{omitted:,} more changed: --top 0 shows all." if omitted else ""
+            omitted_count = len(rows) - len(shown_rows)
+            caption = f"{omitted_count:,} more changed: --top 0 shows all." if omitted_count else ""
             yield Section(title, (_table(title.lower().removesuffix("s"), shown_rows, caption),))
 
 

@@ -114,23 +114,23 @@ class _Page:
 
     def data(self) -> ExplorerData:
         """Return all arrays, and the texts and numbers that JSON can hold."""
-        calls, ranges, works = [], [], []
+        call_tables, range_tables, work_tables = [], [], []
         for index, process in enumerate(self._timelines):
             names = np.array([self._name_number(name) for name in process.names], np.int64)
             nodes = np.array([self._tree.leaf(stack) for stack in process.stacks], np.int64)
-            works.append(self._work(index, process, names, nodes))
-            ranges.append(self._spans(index, "range", process.ranges, names))
-            calls.append(self._spans(index, "call", process.calls, names))
-            calls[-1]["node"] = self._nodes_of_calls(process, nodes)
-        ranges += map(self._step_table, self._steps)
+            work_tables.append(self._work_table(index, process, names, nodes))
+            range_tables.append(self._span_table(index, "range", process.ranges, names))
+            call_tables.append(self._span_table(index, "call", process.calls, names))
+            call_tables[-1]["node"] = self._call_nodes(process, nodes)
+        range_tables += map(self._step_table, self._steps)
         idle = self._idle_table()
-        first_calls = np.cumsum([0, *(len(table["start"]) for table in calls)])
-        for table, first_call in zip(works, first_calls[:-1].tolist(), strict=True):
-            table["call"] = np.where(table["call"] >= 0, table["call"] + first_call, -1)
-        call_order, call_table = sorted_table(_CALL_COLUMNS, calls)
-        _, work_table = sorted_table(_WORK_COLUMNS, works)
+        first_call_rows = np.cumsum([0, *(len(table["start"]) for table in call_tables)])
+        for table, first_call_row in zip(work_tables, first_call_rows[:-1].tolist(), strict=True):
+            table["call"] = np.where(table["call"] >= 0, table["call"] + first_call_row, -1)
+        call_order, call_table = sorted_table(_CALL_COLUMNS, call_tables)
+        _, work_table = sorted_table(_WORK_COLUMNS, work_tables)
         work_table["call"] = places_in(call_order, work_table["call"]) + 1
-        _, range_table = sorted_table(_RANGE_COLUMNS, ranges)
+        _, range_table = sorted_table(_RANGE_COLUMNS, range_tables)
         row_order = sorted(range(len(self._rows)), key=lambda number: self._rows[number].place)
         tracks = np.array(self._tracks, np.int64).reshape(-1, 3)
         track_table = {"row": tracks[:, 0], "device": tracks[:, 1], "stream": tracks[:, 2]}
@@ -179,12 +179,12 @@ class _Page:
 
     # --- GPU work ----------------------------------------------------------------------------------
 
-    def _work(self, index: int, process: Timeline, names: Column, nodes: Column) -> PageTable:
+    def _work_table(self, index: int, process: Timeline, names: Column, nodes: Column) -> PageTable:
         work = process.work
         return {
             "start": work.start_ns - self._base_ns,
             "duration": work.end_ns - work.start_ns,
-            "track": self._tracks_of_work(index, process),
+            "track": self._add_tracks(index, process),
             "kind": work.kind,
             "signature": self._signatures.of_work(process, names, nodes),
             "size": work.size_bytes.astype(np.int64) & ((1 << 53) - 1),
@@ -192,19 +192,21 @@ class _Page:
             "call": work.call,
         }
 
-    def _tracks_of_work(self, index: int, process: Timeline) -> Column:
+    def _add_tracks(self, index: int, process: Timeline) -> Column:
         """Add a track and a row for each stream; return the track of each piece of work."""
         work = work_tracks(process)
         names = device_names(process)
-        counts = np.bincount(work.track, minlength=len(work.tracks))
+        work_counts = np.bincount(work.track, minlength=len(work.tracks))
         row_of_track = np.full(len(work.tracks), -1, np.int64)
         tracks_of_device: dict[int, list[int]] = {}
         for number, track in enumerate(work.tracks):
             tracks_of_device.setdefault(track.group, []).append(number)
         for device, tracks in list(tracks_of_device.items())[:_MAX_DEVICES]:
             group = self._device_name(process, names[device])
-            most_used = sorted(tracks, key=lambda number: -int(counts[number]))[:_MAX_STREAMS]
-            for number in most_used:
+            most_used_tracks = sorted(tracks, key=lambda number: -int(work_counts[number]))[
+                :_MAX_STREAMS
+            ]
+            for number in most_used_tracks:
                 place = (index, 0, device, 2, number)
                 label = work.tracks[number].name
                 row_of_track[number] = self._append_row(place, "work", label, group)
@@ -217,7 +219,7 @@ class _Page:
 
     # --- the host ----------------------------------------------------------------------------------
 
-    def _nodes_of_calls(self, process: Timeline, nodes: Column) -> Column:
+    def _call_nodes(self, process: Timeline, nodes: Column) -> Column:
         """Return the node of each call's stack; 0 if the work that it launched has the same stack.
 
         Most calls launch work, so that most nodes are 0, which keeps the page small.
@@ -228,20 +230,20 @@ class _Page:
         has_same_stack[work.call[has_call]] = work.site[has_call] == calls.site[work.call[has_call]]
         return np.where(has_same_stack, 0, nodes[calls.site])
 
-    def _spans(self, index: int, source: str, spans: Spans, names: Column) -> PageTable:
+    def _span_table(self, index: int, source: str, spans: Spans, names: Column) -> PageTable:
         """Return the ranges or calls of a process, and add a row for each thread and depth."""
         _, thread = distinct_rows(spans.thread)
         lane = flat_lanes(thread, spans.start_ns, spans.end_ns)
-        first, track = distinct_rows(thread, lane)
-        counts = np.bincount(track, minlength=len(first))
-        row_of_track = np.full(len(first), -1, np.int64)
+        first_spans, track = distinct_rows(thread, lane)
+        span_counts = np.bincount(track, minlength=len(first_spans))
+        row_of_track = np.full(len(first_spans), -1, np.int64)
         process = self._timelines[index].process
-        for number in np.argsort(-counts, kind="stable")[:_MAX_HOST_ROWS].tolist():
-            span = first[number]
-            thread_number = int(spans.thread[span])
+        for number in np.argsort(-span_counts, kind="stable")[:_MAX_HOST_ROWS].tolist():
+            first_span = first_spans[number]
+            thread_number = int(spans.thread[first_span])
             label = f"thread {thread_number}" if thread_number else "process"
             label += " · ranges" if source == "range" else " · CUDA API"
-            place = (index, 1, thread_number, int(source == "call"), int(lane[span]))
+            place = (index, 1, thread_number, int(source == "call"), int(lane[first_span]))
             row_of_track[number] = self._append_row(place, source, label, f"process {process}")
         return {
             "start": spans.start_ns - self._base_ns,

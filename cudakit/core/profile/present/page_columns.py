@@ -21,9 +21,9 @@ def cut_text(text: str) -> str:
 
 def sorted_table(columns: Iterable[str], tables: Sequence[PageTable]) -> tuple[Column, PageTable]:
     """Join tables and sort the rows by start. Return the order of the rows, and the table."""
-    empty = np.empty(0, np.int64)
+    empty_column = np.empty(0, np.int64)
     joined_columns = {
-        name: np.concatenate([empty, *(table[name] for table in tables)]).astype(np.int64)
+        name: np.concatenate([empty_column, *(table[name] for table in tables)]).astype(np.int64)
         for name in columns
     }
     order = np.argsort(joined_columns["start"], kind="stable")
@@ -40,8 +40,8 @@ def sorted_by_track(work: PageTable) -> PageTable:
     work = {name: column[order] for name, column in work.items()}
     previous_end = np.roll(work["start"] + work["duration"], 1)
     begins_track = np.diff(work["track"], prepend=-1) != 0
-    gap = work.pop("start") - np.where(begins_track, 0, previous_end)
-    return work | {"gap": gap, "call": np.diff(work["call"], prepend=0)}
+    gap_before = work.pop("start") - np.where(begins_track, 0, previous_end)
+    return work | {"gap": gap_before, "call": np.diff(work["call"], prepend=0)}
 
 
 def places_in(order: Column, numbers: Column) -> Column:

@@ -77,13 +77,15 @@ class Signatures:
         """
         work = process.work
         columns = (work.site, work.name, self._launches_of_work(process))
-        first, number = distinct_rows(*columns)
+        first_rows, row_numbers = distinct_rows(*columns)
         signatures = []
-        for site, name, launch in zip(*(column[first].tolist() for column in columns), strict=True):
-            leaf = self._tree.child(int(nodes[site]), Frame(process.names[name], "", 0))
-            signature = (leaf, int(names[name]), self._call_site(process.stacks[site]), launch)
+        for site, name, launch in zip(
+            *(column[first_rows].tolist() for column in columns), strict=True
+        ):
+            leaf_node = self._tree.child(int(nodes[site]), Frame(process.names[name], "", 0))
+            signature = (leaf_node, int(names[name]), self._call_site(process.stacks[site]), launch)
             signatures.append(self._signatures.setdefault(signature, len(self._signatures)))
-        return np.array(signatures, np.int64)[number]
+        return np.array(signatures, np.int64)[row_numbers]
 
     def _call_site(self, stack: Sequence[Frame]) -> int:
         """Return the number of the frame of a stack's call site; 0 for an empty stack."""
@@ -100,11 +102,11 @@ class Signatures:
             kernels["registers"],
             kernels["shared_bytes"],
         ]
-        first, number = distinct_rows(*columns)
-        rows = zip(*(column[first].tolist() for column in columns), strict=True)
+        first_rows, row_numbers = distinct_rows(*columns)
+        rows = zip(*(column[first_rows].tolist() for column in columns), strict=True)
         launches = [self._launches.setdefault(row, len(self._launches)) for row in rows]
         launch_of_work = np.zeros(len(is_kernel), np.int64)
-        launch_of_work[is_kernel] = np.array(launches, np.int64)[number]
+        launch_of_work[is_kernel] = np.array(launches, np.int64)[row_numbers]
         return launch_of_work
 
     def arrays(self) -> dict[str, Array]:

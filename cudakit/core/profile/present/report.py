@@ -93,9 +93,14 @@ def page(
     first_table = next(
         (i for i, node in enumerate(document.nodes) if not isinstance(node, Note)), 0
     )
-    before, after = document.nodes[:first_table], document.nodes[first_table:]
+    notes_before_tables, tables_and_notes = (
+        document.nodes[:first_table],
+        document.nodes[first_table:],
+    )
     steps = [_drawn_steps(device) for device in result.devices if device.steps.steps]
-    return replace(document, nodes=(*before, explorer(activities, idle, steps), *after))
+    return replace(
+        document, nodes=(*notes_before_tables, explorer(activities, idle, steps), *tables_and_notes)
+    )
 
 
 def _drawn_steps(device: Device) -> DeviceSteps:
@@ -128,15 +133,13 @@ def brief(result: ProfileResult) -> tuple[str | Note, ...]:
 
 def title(result: ProfileResult) -> str:
     """Return the verdict: ``GPU busy 43% of the time, 12.3 ms a step``."""
-    simulated = "Simulated: " if result.simulated else ""
+    simulated_prefix = "Simulated: " if result.simulated else ""
     devices = result.devices
     if len(devices) == 1:
-        return (
-            f"{simulated}GPU busy {_busy_text(devices[0].measured)} of {_measured_time(devices[0])}"
-        )
+        return f"{simulated_prefix}GPU busy {_busy_text(devices[0].measured)} of {_measured_time(devices[0])}"
     shares = [device.measured.busy_share for device in devices]
     return (
-        f"{simulated}{len(devices)} GPUs busy {format_ratio(min(shares))} to "
+        f"{simulated_prefix}{len(devices)} GPUs busy {format_ratio(min(shares))} to "
         f"{format_ratio(max(shares))} of the time"
     )
 
@@ -157,19 +160,20 @@ def _answers(result: ProfileResult) -> Iterator[Note]:
     device = max(result.devices, key=lambda device: device.work_ns)
     device_prefix = f"{device_name(device, result)}: " if len(result.devices) > 1 else ""
     if causes := _largest_causes(device.measured):
-        idle = format_ratio(1 - device.measured.busy_share)
-        yield Note("info", f"{device_prefix}Idle {idle}: {', '.join(causes)}.")
+        idle_text = format_ratio(1 - device.measured.busy_share)
+        yield Note("info", f"{device_prefix}Idle {idle_text}: {', '.join(causes)}.")
     largest_line = max(device.lines, key=lambda line: line.own_ns, default=None)
     kernel = device.kernels[0] if device.kernels else None
     # The table of lines is incomplete if most work has no call stack.
     if largest_line and (kernel is None or 2 * largest_line.own_ns >= kernel.total_ns):
-        share = format_ratio(share_of(largest_line.own_ns, device.work_ns))
+        share_text = format_ratio(share_of(largest_line.own_ns, device.work_ns))
         name = f"{call_site_text((largest_line.frame,), 0)} in {largest_line.frame.name}"
-        yield Note("info", f"{device_prefix}Most GPU time: {name}, {share}.")
+        yield Note("info", f"{device_prefix}Most GPU time: {name}, {share_text}.")
     elif kernel:
-        share = format_ratio(kernel.share)
+        share_text = format_ratio(kernel.share)
         yield Note(
-            "info", f"{device_prefix}Most GPU time: kernel {short_kernel(kernel.name)}, {share}."
+            "info",
+            f"{device_prefix}Most GPU time: kernel {short_kernel(kernel.name)}, {share_text}.",
         )
 
 
@@ -202,9 +206,11 @@ def _finding_note(
         if (device.process, device.device) == (finding.process, finding.device)
     )
     share, steps = finding.saving_share, device.steps.measured
-    time = f"{duration_text(finding.saving_ns / max(steps, 1))}{' per step' if steps else ''}"
+    saving_text = (
+        f"{duration_text(finding.saving_ns / max(steps, 1))}{' per step' if steps else ''}"
+    )
     saving = (
-        f" Could save up to {format_ratio(share)} ({time})."
+        f" Could save up to {format_ratio(share)} ({saving_text})."
         if share is not None
         else " No saving is estimated, because events are missing."
     )
@@ -222,7 +228,11 @@ def _finding_note(
 
 def _other_devices_text(other_findings: Sequence[Finding]) -> str:
     """Return the number of other devices that have the same finding, and the range of savings, as text."""
-    shares = [other.saving_share for other in other_findings if other.saving_share is not None]
+    shares = [
+        other_finding.saving_share
+        for other_finding in other_findings
+        if other_finding.saving_share is not None
+    ]
     if len(other_findings) == 1:
         return f"The same on 1 other GPU ({format_ratio(shares[0])})"
     smallest_share, largest_share = format_ratio(min(shares)), format_ratio(max(shares))

@@ -115,21 +115,21 @@ def _steps_sentence(steps: Steps) -> str:
         "mark": f"the mark '{steps.name}'",
         "repetition": "a repeated sequence of launches",
     }[steps.source]
-    left_out = []
+    left_out_texts = []
     if steps.warm_up:
         name = (
             "The first step is" if steps.warm_up == 1 else f"The first {steps.warm_up:,} steps are"
         )
-        left_out.append(f" {name} warm-up and left out.")
+        left_out_texts.append(f" {name} warm-up and left out.")
     if steps.slow:
         slow_ns = sum(step.time.length_ns for step in steps.steps if step.is_slow)
         name = "step is" if steps.slow == 1 else "steps are"
-        left_out.append(
+        left_out_texts.append(
             f" {steps.slow:,} later {name} more than 3 times slower than the median and left out "
             f"({duration_text(slow_ns)})."
         )
-    measured = count_text("step", steps.measured)
-    return capitalized(f"{measured} measured, found by {source}.{''.join(left_out)}")
+    measured_text = count_text("step", steps.measured)
+    return capitalized(f"{measured_text} measured, found by {source}.{''.join(left_out_texts)}")
 
 
 def _kernel_table(device: Device, top: int) -> Table:
@@ -182,7 +182,7 @@ def _copy_table(device: Device, top: int) -> Table:
         (
             "rate",
             "number",
-            lambda row: _rate(row.bytes_per_s),
+            lambda row: _rate_text(row.bytes_per_s),
         ),
         ("overlap", "number", lambda row: Ratio(share_of(row.overlapped_ns, row.total_ns))),
         ("line", "text", lambda row: Text(call_site_text(row.stack, row.site))),
@@ -196,7 +196,7 @@ def _copy_table(device: Device, top: int) -> Table:
     )
 
 
-def _rate(bytes_per_s: float | None) -> Value:
+def _rate_text(bytes_per_s: float | None) -> Value:
     return Rate(bytes_per_s, "B") if bytes_per_s else Text("-")
 
 
@@ -214,7 +214,7 @@ def _collective_table(device: Device, top: int) -> Table:
         ("calls", "number", lambda row: Count(row.calls)),
         ("size", "number", lambda row: Bytes(row.size_bytes) if row.size_bytes else Text("-")),
         ("mean", "number", lambda row: Seconds(row.total_ns / row.calls / 1e9)),
-        ("busbw", "number", lambda row: _rate(row.bus_bytes_per_s)),
+        ("busbw", "number", lambda row: _rate_text(row.bus_bytes_per_s)),
         ("overlap", "number", lambda row: Ratio(share_of(row.overlapped_ns, row.total_ns))),
         ("line", "text", lambda row: Text(call_site_text(row.stack, row.site))),
     )
@@ -280,13 +280,13 @@ def limit_tables(result: ProfileResult) -> Iterator[Node]:
 
 
 def _limit_caption(result: ProfileResult) -> str:
-    short = sum(launches.short_kernels for launches in result.launch_limits)
+    short_kernel_count = sum(launches.short_kernels for launches in result.launch_limits)
     sentences = []
-    if short:
+    if short_kernel_count:
         share = max(launches.short_kernels_share for launches in result.launch_limits)
         sentences.append(
-            f"{count_text('kernel run', short)} ({format_ratio(share)} of the GPU time) took no longer than "
-            "the launch of an empty kernel: only fewer launches make them faster."
+            f"{count_text('kernel run', short_kernel_count)} ({format_ratio(share)} of the GPU time) "
+            "took no longer than the launch of an empty kernel: only fewer launches make them faster."
         )
     sentences.append(
         "Bytes and FLOPs of kernels are not recorded: their rates cannot be compared with limits."
@@ -327,18 +327,18 @@ def make_table(columns: Columns[_T], items: Iterable[_T], caption: str = "") -> 
     """Return a table with a row for each item."""
     return Table(
         tuple(Column(title, kind) for title, kind, _ in columns),
-        tuple(tuple(value(item) for _, _, value in columns) for item in items),
+        tuple(tuple(value_of(item) for _, _, value_of in columns) for item in items),
         caption,
     )
 
 
 def limited_table(
-    columns: Columns[_T], items: Sequence[_T], top: int, names: tuple[str, str], caption: str = ""
+    columns: Columns[_T], items: Sequence[_T], top: int, nouns: tuple[str, str], caption: str = ""
 ) -> Table:
     """Return a table of the first ``top`` items, 0 for all; the caption counts the rest."""
     shown_items = items[:top] if top else items
     omitted_count = len(items) - len(shown_items)
-    singular, plural = names
+    singular, plural = nouns
     omitted_text = (
         f"{omitted_count:,} more {singular if omitted_count == 1 else plural}: --top 0 shows all."
         if omitted_count

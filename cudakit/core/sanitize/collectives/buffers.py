@@ -9,24 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Final, NamedTuple
 
 from cudakit.core.sanitize.clocks import READ, WRITE
-from cudakit.trace.kinds import CollectiveFunction, NcclDatatype
-
-# Bytes of one element of each type. NCCL's events have no name for ncclUint8.
-ELEMENT_BYTES: Final = {
-    NcclDatatype.UNKNOWN: 1,
-    NcclDatatype.INT8: 1,
-    NcclDatatype.UINT8: 1,
-    NcclDatatype.INT32: 4,
-    NcclDatatype.UINT32: 4,
-    NcclDatatype.INT64: 8,
-    NcclDatatype.UINT64: 8,
-    NcclDatatype.FLOAT16: 2,
-    NcclDatatype.FLOAT32: 4,
-    NcclDatatype.FLOAT64: 8,
-    NcclDatatype.BFLOAT16: 2,
-    NcclDatatype.FLOAT8_E4M3: 1,
-    NcclDatatype.FLOAT8_E5M2: 1,
-}
+from cudakit.trace.kinds import CollectiveFunction
 
 
 class Membership(NamedTuple):

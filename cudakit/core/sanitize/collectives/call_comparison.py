@@ -14,9 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeAlias
 
-from cudakit.core.sanitize.collectives.buffers import ELEMENT_BYTES
 from cudakit.core.sanitize.result import DifferenceKind
-from cudakit.trace.kinds import CollectiveFunction, NcclDatatype
+from cudakit.trace.kinds import ELEMENT_BYTES, CollectiveFunction, NcclDatatype
 
 _ROOTED_FUNCTIONS: Final = (CollectiveFunction.BROADCAST, CollectiveFunction.REDUCE)
 _POINT_TO_POINT_FUNCTIONS: Final = (CollectiveFunction.SEND, CollectiveFunction.RECEIVE)

@@ -7,14 +7,14 @@ from dataclasses import replace
 from typing import Final
 
 from cudakit.core.sanitize.clocks import EXACT, Call
-from cudakit.core.sanitize.collectives.buffers import ELEMENT_BYTES, Buffers, Membership
+from cudakit.core.sanitize.collectives.buffers import Buffers, Membership
 from cudakit.core.sanitize.collectives.peers import CollectiveStart, PeerOrder
 from cudakit.core.sanitize.graphs import GraphTracker
 from cudakit.core.sanitize.ordering import StreamOrder
 from cudakit.core.sanitize.races import CollectiveOperation, Coverage
 from cudakit.core.sanitize.record_batch import access_record
 from cudakit.core.sanitize.shadow_memory import Shadow
-from cudakit.trace.kinds import CollectiveFunction, NcclDatatype
+from cudakit.trace.kinds import ELEMENT_BYTES, CollectiveFunction, NcclDatatype
 from cudakit.trace.layout import ADDRESS_END
 
 UNKNOWN_RANKS: Final = "collective of a communicator with an unknown number of ranks"

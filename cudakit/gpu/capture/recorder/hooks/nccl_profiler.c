@@ -127,6 +127,15 @@ static collective point_to_point_operation(uint8_t function, uint8_t datatype, c
                         .root = peer};
 }
 
+/* The operation of a Coll event or of a P2P event of any version from 2 on. */
+#define COLLECTIVE_OF(event) \
+    ((collective){function_by_name((event)->coll.function), datatype_by_name((event)->coll.datatype), \
+                  (uintptr_t)(event)->coll.send, (uintptr_t)(event)->coll.receive, (event)->coll.count, \
+                  (event)->coll.root})
+#define POINT_TO_POINT_OF(event) \
+    point_to_point_operation(function_by_name((event)->p2p.function), datatype_by_name((event)->p2p.datatype), \
+                             (event)->p2p.buffer, (event)->p2p.count, (event)->p2p.peer)
+
 /* --- events -------------------------------------------------------------------------------------- */
 
 /* The plan whose buffers this thread reports. NCCL reports all buffers of a plan between the begin and the end of its
@@ -176,19 +185,12 @@ static int start_event_v2(void *context, void **handle, const void *descriptor)
     if (event->type == NCCL_GROUP) {
         begin_report(context, handle);
     } else if (event->type == NCCL_COLL) {
-        const collective operation = {function_by_name(event->coll.function),
-                                      datatype_by_name(event->coll.datatype),
-                                      (uintptr_t)event->coll.send,
-                                      (uintptr_t)event->coll.receive,
-                                      event->coll.count,
-                                      event->coll.root};
+        const collective operation = COLLECTIVE_OF(event);
         communicator_set_hash_and_rank(communicator_number_of(context), event->coll.communicator_hash,
                                        event->rank);
         collective_add_to_plan(reported_plan, 0, &operation);
     } else if (event->type == NCCL_P2P) {
-        const collective operation =
-            point_to_point_operation(function_by_name(event->p2p.function), datatype_by_name(event->p2p.datatype),
-                                     event->p2p.buffer, event->p2p.count, event->p2p.peer);
+        const collective operation = POINT_TO_POINT_OF(event);
         communicator_set_hash_and_rank(communicator_number_of(context), event->p2p.communicator_hash, event->rank);
         collective_add_to_plan(reported_plan, 0, &operation);
     }
@@ -204,17 +206,10 @@ static int start_event_v4(void *context, void **handle, const void *descriptor)
     if (event->type == NCCL_GROUP) {
         begin_report(context, handle);
     } else if (event->type == NCCL_COLL) {
-        const collective operation = {function_by_name(event->coll.function),
-                                      datatype_by_name(event->coll.datatype),
-                                      (uintptr_t)event->coll.send,
-                                      (uintptr_t)event->coll.receive,
-                                      event->coll.count,
-                                      event->coll.root};
+        const collective operation = COLLECTIVE_OF(event);
         collective_add_to_plan(reported_plan, 0, &operation);
     } else if (event->type == NCCL_P2P) {
-        const collective operation =
-            point_to_point_operation(function_by_name(event->p2p.function), datatype_by_name(event->p2p.datatype),
-                                     event->p2p.buffer, event->p2p.count, event->p2p.peer);
+        const collective operation = POINT_TO_POINT_OF(event);
         collective_add_to_plan(reported_plan, 0, &operation);
     }
     return 0;
@@ -253,19 +248,12 @@ static int start_event_v5(void *context, void **handle, const void *descriptor)
         break;
     case NCCL_GROUP: begin_report(context, handle); break;
     case NCCL_COLL: {
-        const collective operation = {function_by_name(event->coll.function),
-                                      datatype_by_name(event->coll.datatype),
-                                      (uintptr_t)event->coll.send,
-                                      (uintptr_t)event->coll.receive,
-                                      event->coll.count,
-                                      event->coll.root};
+        const collective operation = COLLECTIVE_OF(event);
         collective_add_to_plan(reported_plan, id_of_handle(event->parent, TAG_CALL), &operation);
         break;
     }
     case NCCL_P2P: {
-        const collective operation =
-            point_to_point_operation(function_by_name(event->p2p.function), datatype_by_name(event->p2p.datatype),
-                                     event->p2p.buffer, event->p2p.count, event->p2p.peer);
+        const collective operation = POINT_TO_POINT_OF(event);
         collective_add_to_plan(reported_plan, id_of_handle(event->parent, TAG_CALL), &operation);
         break;
     }
