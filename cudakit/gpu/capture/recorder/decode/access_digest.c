@@ -97,7 +97,8 @@ static size_t count_pointers_to(const access_digest *digest, uint64_t address)
     return low;
 }
 
-/* Add pieces without a pointer behind their first byte. ``kind`` is a hash of mode and node. Takes the lock. */
+/* Add accessed pieces of memory, in whose bytes after the first no pointer lies. ``kind`` is a hash of mode and node.
+ * Takes the lock. */
 static void add_pieces(access_digest *digest, uint64_t kind, uint64_t lo, uint64_t bytes, uint64_t stride,
                        uint64_t count)
 {
