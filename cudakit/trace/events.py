@@ -36,6 +36,7 @@ U32 = Annotated[int, "<u4"]
 U64 = Annotated[int, "<u8"]
 I64 = Annotated[int, "<i8"]
 Dim3: TypeAlias = Annotated[tuple[int, int, int], "3<u4"]
+Pointers: TypeAlias = Annotated[tuple[int, int, int, int, int, int, int], "7<u8"]
 Text = Annotated[str, "<u4"]  # stored in a record as an index of the string table
 
 
@@ -74,7 +75,9 @@ class Launch:
     accesses later, and after the last of them an ``Accessed`` with the same ``seq``.
 
     If ``template_id`` is not 0, the accesses are those of this ``Template``. If it is relative, the
-    template's launch had other pointers, and the assumed accesses have the pointers of this launch.
+    template's launch had other pointers, and ``TemplatePointers`` have the pointers of this launch. If
+    ``is_checked`` is true, a recorded launch had the accesses of the template while work that was not ordered
+    used the same allocations.
     """
 
     kind: ClassVar[EventKind] = EventKind.LAUNCH
@@ -85,6 +88,7 @@ class Launch:
     pending: Annotated[bool, "?"] = False
     template_id: U32 = 0
     is_relative: Annotated[bool, "?"] = False
+    is_checked: Annotated[bool, "?"] = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,6 +276,7 @@ class GraphLaunch:
     executable: U32
     pending: U32 = 0  # number of ``Accessed`` events that follow: one for each kernel node
     template_id: U32 = 0  # ``Template`` that has the accesses of the kernel nodes; 0 if none has
+    is_checked: Annotated[bool, "?"] = False  # as for ``Launch``
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,11 +354,15 @@ class Template:
 
 
 @dataclass(frozen=True, slots=True)
-class TemplatePointer:
-    """A pointer among the arguments of the launch whose accesses become a template, in argument order."""
+class TemplatePointers:
+    """Pointers among the arguments of a launch, in their order; 0 behind the last one.
 
-    kind: ClassVar[EventKind] = EventKind.TEMPLATE_POINTER
-    pointer: U64
+    The launch is one whose accesses become a template, or one that uses a template of a launch with other
+    pointers.
+    """
+
+    kind: ClassVar[EventKind] = EventKind.TEMPLATE_POINTERS
+    pointers: Pointers
 
 
 @dataclass(frozen=True, slots=True)
@@ -517,7 +526,7 @@ EventBody: TypeAlias = (
     Alloc | Free | Launch | Access | Copy | Fill | StreamCreate | StreamDestroy | EventRecord
     | StreamWait | EventSync | EventQueryOk | StreamSync | StreamQueryOk | ContextSync | HostCall
     | CaptureBegin | CaptureEnd | GraphNode | GraphEdge | GraphLaunch | Memop | RangePush | RangePop
-    | Mark | Gap | Accessed | Template | TemplatePointer | Arenas | OutOfMemory | ApiCall | KernelRun
+    | Mark | Gap | Accessed | Template | TemplatePointers | Arenas | OutOfMemory | ApiCall | KernelRun
     | CopyRun | FillRun | GraphNodeSite | ProfileWindow | DeviceInfo | Communicator | Collective
 )  # fmt: skip
 

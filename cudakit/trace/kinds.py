@@ -48,7 +48,7 @@ class EventKind(IntEnum):
     COMMUNICATOR = 38
     COLLECTIVE = 39
     TEMPLATE = 42
-    TEMPLATE_POINTER = 43
+    TEMPLATE_POINTERS = 43
 
 
 class AllocationLayer(IntEnum):

@@ -353,7 +353,8 @@ def unverified_pair(process: int, current_side: Side, previous_side: Side) -> Un
     return UnverifiedPair(
         sentence=(
             f"{current_side.operation} on {current_side.stream} is not ordered after "
-            f"{previous_side.operation} on {previous_side.stream}, which was not recorded and may have accessed the same bytes"
+            f"{previous_side.operation} on {previous_side.stream}, which was not recorded "
+            "and may have accessed the same bytes"
         ),
         current=current_side,
         previous=previous_side,

@@ -145,7 +145,7 @@ class TemplateAccesses:
         self._set_from_template(seq)
         if not len(pointers):
             pointers = template.pointers
-        if template.possible_modes:
+        if template.possible_modes and not _is_checked(call_records):
             self.possible_accesses[seq] = template.possible_accesses(pointers)
         accesses = template.accesses_for(pointers)
         for field_name in _CALL_FIELDS:
@@ -193,10 +193,17 @@ def _template_ids(records: Records, kinds: npt.NDArray[np.uint16]) -> npt.NDArra
     return template_ids
 
 
+def _is_checked(call_records: Records) -> bool:
+    """Return whether the template of a launch was checked while unordered work used the same allocations."""
+    kind = EventKind(int(call_records["kind"][0]))
+    return bool(view(call_records[:1], kind)["is_checked"][0])
+
+
 def _pointers_of(call_records: Records) -> _Addresses:
-    """Return the pointers among the arguments of a launch: its assumed accesses begin at them."""
-    accesses = view(call_records[call_records["kind"] == EventKind.ACCESS], EventKind.ACCESS)
-    pointers: _Addresses = accesses["lo"]
+    """Return the pointers among the arguments of a launch, from its TemplatePointers records."""
+    is_pointers = call_records["kind"] == EventKind.TEMPLATE_POINTERS
+    rows = view(call_records[is_pointers], EventKind.TEMPLATE_POINTERS)["pointers"]
+    pointers: _Addresses = rows[rows != 0]
     return pointers
 
 
@@ -210,9 +217,7 @@ def _template_of_call(
     kinds = call_records["kind"]
     rows = call_records[kinds == EventKind.ACCESS]
     rows = rows[view(rows, EventKind.ACCESS)["precision"] < Precision.ASSUMED]
-    pointers: _Addresses = view(
-        call_records[kinds == EventKind.TEMPLATE_POINTER], EventKind.TEMPLATE_POINTER
-    )["pointer"].copy()
+    pointers = _pointers_of(call_records)
     accessed_records = call_records[kinds == EventKind.ACCESSED]
     if kinds[0] == EventKind.GRAPH_LAUNCH:
         return _graph_template(call_records, rows, accessed_records, node_pointers)

@@ -8,7 +8,7 @@ never removed from modules, and that a log has no arguments that are not pointer
 from __future__ import annotations
 
 import itertools
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -16,13 +16,21 @@ from typing import TypeAlias
 
 import numpy as np
 
-from cudakit.trace.kinds import AllocationKind, AllocationLayer, EventKind, Precision, TemplateCheck
+from cudakit.trace.kinds import (
+    AccessMode,
+    AllocationKind,
+    AllocationLayer,
+    EventKind,
+    Precision,
+    TemplateCheck,
+)
 from cudakit.trace.layout import RECORD, Records, layout, view
 
 EQUAL_LAUNCHES = 2
 CHANGES_WITHOUT_EFFECT = 2
-FIRST_CHECK, MAX_CHECK_INTERVAL = 4, 4096
+FIRST_CHECK, MAX_CHECK_INTERVAL, MAX_SHARED_CHECK_INTERVAL = 4, 4096, 512
 MAX_RANGES = 8192
+SIMPLE_FOOTPRINT = 32  # number of ranges of a template's footprint at which joining stops
 
 Operation: TypeAlias = tuple[int, int]  # stream, and number of the operation in the stream
 Clock: TypeAlias = defaultdict[int, int]  # last operation that happens before, by stream
@@ -73,14 +81,52 @@ def _join(clock: Clock, other: dict[int, int]) -> None:
         clock[stream] = max(clock[stream], number)
 
 
+@dataclass(frozen=True)
+class ByteAccess:
+    """An access to all bytes of a range; an assumed one is that of an operation with unknown accesses."""
+
+    operation: Operation
+    is_write: bool = True
+    is_assumed: bool = False
+
+
+@dataclass
+class Interval:
+    """Bytes, and the accesses that later work may be unordered with."""
+
+    lo: int
+    hi: int
+    accesses: list[ByteAccess]
+    is_contested: bool = False
+
+
 @dataclass
 class Memory:
-    """An allocation, and the last operations that may access it."""
+    """An allocation, and the last operations that may access it.
+
+    ``intervals`` has its bytes if operations on it were not ordered.
+    """
 
     lo: int
     hi: int
     last_work: Operation | None = None
     is_contested: bool = False
+    intervals: list[Interval] = field(default_factory=list)
+
+    def intervals_in(self, lo: int, hi: int) -> list[Interval]:
+        """Return the intervals of some bytes, which are divided at their ends."""
+        lo, hi = max(lo, self.lo), min(hi, self.hi)
+        if lo >= hi:
+            return []
+        for cut in (lo, hi):
+            i = bisect_right(self.intervals, cut, key=lambda part: part.lo) - 1
+            old = self.intervals[i]
+            if old.lo < cut < old.hi:
+                rest = Interval(cut, old.hi, list(old.accesses), old.is_contested)
+                self.intervals.insert(i + 1, rest)
+                old.hi = cut
+        begin = bisect_left(self.intervals, lo, key=lambda part: part.lo)
+        return self.intervals[begin : bisect_left(self.intervals, hi, key=lambda part: part.lo)]
 
 
 @dataclass
@@ -97,6 +143,16 @@ class Signature:
     pointer_changes: int = 0
     distance_changes: int = 0
     is_untrusted: bool = False
+    footprint: list[tuple[int | None, int, int, bool]] | None = None  # of the last recorded launch
+    is_checked_in_shared_memory: bool = False
+
+    def ranges(self, pointers: tuple[int, ...]) -> list[tuple[int, int, bool]]:
+        """Return the bytes that a launch is expected to access, and whether it writes them."""
+        return [
+            (base + begin, base + end, is_write)
+            for index, begin, end, is_write in self.footprint or ()
+            for base in [0 if index is None else pointers[index]]
+        ]
 
     def applies(self, pointers: tuple[int, ...]) -> bool:
         """Return whether the template applies to a launch with these pointers."""
@@ -175,17 +231,31 @@ class Policy:
         """Apply a copy, a fill, an allocation or a free."""
         stream, context = int(head["stream"]), int(head["context"])
         if kind is EventKind.COPY:
+            operation = self._order.enqueue(stream, context)
             rows = view(call[call["kind"] == kind], kind)
-            addresses = [*rows["source"].tolist(), *rows["destination"].tolist()]
-            self._add_work(addresses, self._order.enqueue(stream, context))
+            for side, is_write in (("source", False), ("destination", True)):
+                begins = rows[side].tolist()
+                size = int(head["size_bytes"]) + (int(head["rows"]) - 1) * int(
+                    head[f"{side}_pitch_bytes"]
+                )
+                access = ByteAccess(operation, is_write)
+                self._access(min(begins), max(begins) + size, access)
         elif kind is EventKind.FILL:
-            self._add_work([int(head["address"])], self._order.enqueue(stream, context))
+            size = int(head["size_bytes"]) + (int(head["rows"]) - 1) * int(head["pitch_bytes"])
+            lo = int(head["address"])
+            self._access(lo, lo + size, ByteAccess(self._order.enqueue(stream, context)))
         elif head["layer"] == AllocationLayer.DRIVER:
             if kind is EventKind.ALLOC:
                 self._allocate(head, stream, context)
             else:
                 freed = int(head["address"])
                 self._allocations = [m for m in self._allocations if m.lo != freed]
+
+    def _access(self, lo: int, hi: int, access: ByteAccess) -> None:
+        for memory in self._allocations:
+            if memory.lo < hi and lo < memory.hi:
+                self._begin_work(memory, access.operation)
+                self._add_access(memory, lo, hi, access)
 
     def _allocate(self, head: np.void, stream: int, context: int) -> None:
         lo = int(head["address"])
@@ -194,39 +264,74 @@ class Policy:
         self._allocations.append(memory)
         self._allocations.sort(key=lambda item: item.lo)
         if head["allocation_kind"] == AllocationKind.STREAM_ORDERED:
-            self._add_work([lo], self._order.enqueue(stream, context))
+            self._access(lo, memory.hi, ByteAccess(self._order.enqueue(stream, context)))
 
     def _find(self, address: int) -> Memory | None:
         index = bisect_right(self._allocations, address, key=lambda item: item.lo) - 1
         memory = self._allocations[index] if index >= 0 else None
         return memory if memory and address < memory.hi else None
 
-    def _add_work(self, addresses: list[int], operation: Operation) -> list[Memory]:
-        """Add an operation to the allocations that addresses reach; return these allocations."""
+    def _reached(self, addresses: list[int], operation: Operation) -> list[Memory]:
+        """Begin an operation on the allocations that addresses reach, and return these allocations."""
         reached = list({id(m): m for address in addresses if (m := self._find(address))}.values())
         for memory in reached:
-            last = memory.last_work
-            is_ordered = last is None or self._order.is_before(last, operation)
-            memory.is_contested |= not is_ordered
-            memory.last_work = operation
+            self._begin_work(memory, operation)
         return reached
+
+    def _begin_work(self, memory: Memory, operation: Operation) -> None:
+        last = memory.last_work
+        if memory.intervals or last is None or self._order.is_before(last, operation):
+            return
+        memory.intervals = [Interval(memory.lo, memory.hi, [ByteAccess(last, is_assumed=True)])]
+
+    def _add_access(self, memory: Memory, lo: int, hi: int, access: ByteAccess) -> None:
+        memory.last_work = access.operation
+        for part in memory.intervals_in(lo, hi) if memory.intervals else ():
+            for earlier in part.accesses:
+                if self._is_conflict(earlier, access):
+                    part.is_contested |= not (earlier.is_assumed or access.is_assumed)
+            part.accesses = [
+                earlier
+                for earlier in part.accesses
+                if not self._order.is_before(earlier.operation, access.operation)
+                or (earlier.is_write and not access.is_write)
+            ]
+            part.accesses.append(access)
+
+    def _is_conflict(self, earlier: ByteAccess, later: ByteAccess) -> bool:
+        is_before = self._order.is_before(earlier.operation, later.operation)
+        return (earlier.is_write or later.is_write) and not is_before
+
+    def _is_ordered(self, lo: int, hi: int, access: ByteAccess) -> bool:
+        """Return whether an access to bytes of one allocation is ordered after all conflicting ones."""
+        memory = self._find(lo)
+        if memory is None or hi > memory.hi:
+            return False
+        parts = memory.intervals_in(lo, hi) if memory.intervals else []
+        return not memory.is_contested and not any(
+            part.is_contested or any(self._is_conflict(e, access) for e in part.accesses)
+            for part in parts
+        )
 
     # --- launches
 
     def _launch(self, call: Records, head: np.void) -> Records:
         pointers = _assumed_pointers(call)
         operation = self._order.enqueue(int(head["stream"]), int(head["context"]))
-        reached = self._add_work(pointers, operation)
+        reached = self._reached(pointers, operation)
         alignments = tuple(pointer & 255 for pointer in pointers)
         shape = int(head["name"]), *head["grid"].tolist(), *head["block"].tolist()
-        return self._decide(call, (shape, alignments), tuple(pointers), reached)
+        return self._decide(call, (shape, alignments), tuple(pointers), reached, operation)
 
     def _launch_graph(self, call: Records, head: np.void) -> Records:
         graph = int(head["graph"])
         operation = self._order.enqueue(int(head["stream"]), int(head["context"]))
-        reached = self._add_work(self._graph_pointers[graph], operation)
+        reached = self._reached(self._graph_pointers[graph], operation)
         key = "graph", graph, int(head["executable"]), self._graph_versions[graph]
-        return self._decide(call, key, (), reached) if self._is_path(graph) else call
+        if not self._is_path(graph):
+            self._add_launch(Signature(), (), reached, operation)
+            return call
+        return self._decide(call, key, (), reached, operation)
 
     def _add_nodes(self, call: Records) -> None:
         nodes = view(call[call["kind"] == EventKind.GRAPH_NODE], EventKind.GRAPH_NODE)
@@ -247,18 +352,57 @@ class Policy:
         key: object,
         pointers: tuple[int, ...],
         reached: list[Memory],
+        operation: Operation,
     ) -> Records:
         signature = self._signatures.setdefault(key, Signature())
-        is_contested = any(memory.is_contested for memory in reached)
-        if signature.applies(pointers) and not is_contested and not self._is_check_due(signature):
+        applies = signature.applies(pointers)
+        is_shared = any(memory.intervals for memory in reached)
+        is_contested = any(memory.is_contested for memory in reached) or (
+            is_shared
+            and not (
+                signature.footprint is not None
+                and all(
+                    self._is_ordered(lo, hi, ByteAccess(operation, is_write))
+                    for lo, hi, is_write in signature.ranges(pointers)
+                )
+            )
+        )
+        uses_template = (
+            applies
+            and not is_contested
+            and (signature.is_checked_in_shared_memory or not is_shared)
+            and not self._is_check_due(signature, is_shared)
+        )
+        self._add_launch(signature, pointers, reached, operation)
+        if uses_template:
             signature.uses += 1
-            return _with_template(call, signature.template, pointers != signature.template_pointers)
-        return self._compare(call, signature, pointers, reached)
+            return _with_template(call, signature, pointers)
+        is_shared &= not is_contested and applies
+        return self._compare(call, signature, pointers, reached, is_shared)
 
-    def _is_check_due(self, signature: Signature) -> bool:
+    def _add_launch(
+        self,
+        signature: Signature,
+        pointers: tuple[int, ...],
+        reached: list[Memory],
+        operation: Operation,
+    ) -> None:
+        """Add the accesses of a launch, which are unknown if no launch of the signature was recorded."""
+        for memory in reached:
+            if not memory.intervals or signature.footprint is None:
+                access = ByteAccess(operation, is_assumed=True)
+                self._add_access(memory, memory.lo, memory.hi, access)
+        for lo, hi, is_write in signature.ranges(pointers):
+            accessed = self._find(lo)
+            if accessed and accessed.intervals:
+                access = ByteAccess(operation, is_write)
+                self._add_access(accessed, lo, hi, access)
+
+    def _is_check_due(self, signature: Signature, is_shared: bool) -> bool:
         if signature.uses < signature.next_check:
             return False
-        signature.next_check = signature.uses + self._check_interval(signature.uses)
+        limit = MAX_SHARED_CHECK_INTERVAL if is_shared else MAX_CHECK_INTERVAL
+        signature.next_check = signature.uses + self._check_interval(signature.uses, limit)
         return True
 
     def _compare(
@@ -267,6 +411,7 @@ class Policy:
         signature: Signature,
         pointers: tuple[int, ...],
         reached: list[Memory],
+        is_shared: bool,
     ) -> Records:
         """Compare the accesses of a recorded launch; return its records, with a Template if there is one."""
         accessed = view(call[call["kind"] == EventKind.ACCESSED], EventKind.ACCESSED)
@@ -278,7 +423,10 @@ class Policy:
             not pointers or (base is not None and self._find(base) is self._find(lo))
             for (_, base, *_), lo, _ in pieces
         )
-        if signature.is_untrusted or not len(accessed) or not accessed["exact"].all():
+        if not len(accessed) or not accessed["exact"].all():
+            return call
+        signature.footprint = _footprint(pieces)
+        if signature.is_untrusted:
             return call
         digest = _digest(pieces)
         is_equal = (
@@ -289,8 +437,9 @@ class Policy:
         check, template = TemplateCheck.NONE, 0
         if signature.applies(pointers):
             check = TemplateCheck.EQUAL if is_equal else TemplateCheck.DIFFERENT
+        signature.is_checked_in_shared_memory |= is_equal and is_shared
         if is_equal:
-            template = self._learn(signature, pointers, len(pieces))
+            template = self._learn(signature, pointers, len(accesses))
         else:
             signature.is_untrusted, signature.template = True, 0
         signature.digest, signature.pointers = digest, pointers
@@ -307,7 +456,12 @@ class Policy:
             outside.is_contested |= outside.lo < hi and lo < outside.hi
         return lo >= hi
 
-    def _learn(self, signature: Signature, pointers: tuple[int, ...], range_count: int) -> int:
+    def _learn(
+        self,
+        signature: Signature,
+        pointers: tuple[int, ...],
+        range_count: int,
+    ) -> int:
         """Count a launch with equal accesses; return its new template, or 0."""
         if signature.equal_count:
             last = signature.pointers
@@ -318,11 +472,11 @@ class Policy:
             return 0
         self._last_template += 1
         signature.template, signature.template_pointers = self._last_template, pointers
-        signature.next_check = self._check_interval(0)
+        signature.next_check = self._check_interval(0, MAX_CHECK_INTERVAL)
         return self._last_template
 
-    def _check_interval(self, uses: int) -> int:
-        interval = min(max(uses, FIRST_CHECK), MAX_CHECK_INTERVAL)
+    def _check_interval(self, uses: int, limit: int) -> int:
+        interval = min(max(uses, FIRST_CHECK), limit)
         return interval // 2 + self._random_below(interval) + 1
 
     def _random_below(self, limit: int) -> int:
@@ -363,10 +517,31 @@ def _digest(pieces: list[tuple[_Piece, int, int]]) -> object:
     return {key: _joined(parts) for key, parts in ranges.items()}
 
 
-def _joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
+def _footprint(
+    pieces: list[tuple[_Piece, int, int]],
+) -> list[tuple[int | None, int, int, bool]]:
+    """Return the bytes of pieces relative to their pointers, and whether they are written."""
+    ranges: defaultdict[tuple[int | None, int, bool], list[tuple[int, int]]] = defaultdict(list)
+    for (index, base, mode, _), begin, end in pieces:
+        key = index if base is not None else None, base or 0, mode != AccessMode.READ
+        ranges[key].append((begin - (base or 0), end - (base or 0)))
+    gap = 0
+    while True:
+        footprint = [
+            (index, begin, end, is_write)
+            for (index, _, is_write), parts in ranges.items()
+            for begin, end in _joined(parts, gap)
+        ]
+        if len(footprint) <= SIMPLE_FOOTPRINT or gap > 1 << 48:
+            return footprint
+        gap = max(gap * 4, 256)
+
+
+def _joined(ranges: list[tuple[int, int]], gap: int = 0) -> list[tuple[int, int]]:
+    """Return the ranges in order; ranges at most ``gap`` bytes apart are joined."""
     joined: list[tuple[int, int]] = []
     for begin, end in sorted(ranges):
-        if joined and begin <= joined[-1][1]:
+        if joined and begin <= joined[-1][1] + gap:
             joined[-1] = joined[-1][0], max(end, joined[-1][1])
         else:
             joined.append((begin, end))
@@ -386,30 +561,40 @@ def _assumed_pointers(call: Records) -> list[int]:
     return pointers
 
 
-def _with_template(call: Records, template: int, is_relative: bool) -> Records:
+def _with_template(call: Records, signature: Signature, pointers: tuple[int, ...]) -> Records:
     """Return the records of a launch that names a template instead of accesses."""
-    is_assumed = call["kind"] == EventKind.ACCESS
-    is_assumed &= view(call, EventKind.ACCESS)["precision"] >= Precision.ASSUMED
     launch = call[:1].copy()
     body = launch.view(layout(EventKind(int(launch["kind"][0]))))
     body["pending"] = 0
-    body["template_id"] = template
-    if not is_relative:
+    body["template_id"] = signature.template
+    body["is_checked"] = signature.is_checked_in_shared_memory
+    if pointers == signature.template_pointers:
         return launch
     body["is_relative"] = True
-    return np.concatenate([launch, call[is_assumed]])
+    return np.concatenate([launch, _pointer_records(launch, pointers)])
 
 
 def _template_records(
     launch: Records, template: int, check: TemplateCheck, pointers: tuple[int, ...]
 ) -> Records:
     """Return a Template record and, for a new template, the records of its pointers."""
-    records = np.zeros(1 + len(pointers) * bool(template), RECORD)
+    record = _records_of_call(launch, 1, EventKind.TEMPLATE)
+    body = record.view(layout(EventKind.TEMPLATE))
+    body["template_id"], body["check"] = template, check
+    return np.concatenate([record, _pointer_records(launch, pointers if template else ())])
+
+
+def _pointer_records(launch: Records, pointers: tuple[int, ...]) -> Records:
+    records = _records_of_call(launch, -(-len(pointers) // 7), EventKind.TEMPLATE_POINTERS)
+    padded = [*pointers, *([0] * (7 * len(records) - len(pointers)))]
+    body = records.view(layout(EventKind.TEMPLATE_POINTERS))
+    body["pointers"] = np.array(padded, np.uint64).reshape(-1, 7)
+    return records
+
+
+def _records_of_call(launch: Records, count: int, kind: EventKind) -> Records:
+    records = np.zeros(count, RECORD)
     for name in ("seq", "time_ns", "thread", "stream", "context", "site", "device"):
         records[name] = launch[name]
-    records["kind"] = EventKind.TEMPLATE_POINTER
-    records["kind"][0] = EventKind.TEMPLATE
-    body = records[:1].view(layout(EventKind.TEMPLATE))
-    body["template_id"], body["check"] = template, check
-    records[1:].view(layout(EventKind.TEMPLATE_POINTER))["pointer"] = pointers[: len(records) - 1]
+    records["kind"] = kind
     return records

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from cudakit.gpu.capture.device_patch import (
     build_patch,
     device_capabilities,
 )
-from cudakit.gpu.capture.installed import SearchPaths
+from cudakit.gpu.capture.installed import SearchPaths, find_assemblers
 from cudakit.gpu.capture.preflight import RecorderFiles
 from cudakit.gpu.compile import compile_cuda
 from cudakit.gpu.compile_cache import CompileCache
@@ -46,10 +45,10 @@ def nvrtc() -> None:
 
 @pytest.fixture
 def real_ptxas() -> Path:
-    ptxas = shutil.which("ptxas")
-    if not ptxas:
-        pytest.skip("there is no ptxas in PATH")
-    return Path(ptxas)
+    assemblers = find_assemblers(SearchPaths.of_this_process())
+    if not assemblers:
+        pytest.skip("there is no ptxas")
+    return assemblers[0].path
 
 
 def build(capability: Capability, paths: SearchPaths) -> bytes:
@@ -161,7 +160,9 @@ def test_lost_device_makes_capabilities_unavailable() -> None:
 
 
 @pytest.mark.usefixtures("nvrtc")
-@pytest.mark.parametrize("capability", [(8, 0), (9, 0), (10, 0)])
+@pytest.mark.parametrize(
+    "capability", [(8, 0), (8, 6), (8, 7), (8, 9), (9, 0), (10, 0), (10, 3), (12, 0), (12, 1)]
+)
 @pytest.mark.parametrize("options", [(), ("-DCK_NO_CALLS",)])
 def test_patch_is_assembled_for_each_architecture(
     real_ptxas: Path, tmp_path: Path, capability: tuple[int, int], options: tuple[str, ...]

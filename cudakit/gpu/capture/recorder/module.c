@@ -434,7 +434,7 @@ static PyObject *with_call_site(PyObject *self, PyObject *args)
     X(record, memory.address) X(record, memory.size_bytes) X(record, memory.allocation_kind) X(record, memory.layer) \
     X(record, memory.pool) X(record, memory.requested_bytes) \
     X(record, launch.name) X(record, launch.grid) X(record, launch.block) X(record, launch.pending) \
-    X(record, launch.template_id) X(record, launch.is_relative) X(record, template_pointer.pointer) \
+    X(record, launch.template_id) X(record, launch.is_relative) X(record, launch.is_checked) X(record, template_pointers.pointers) \
     X(record, access.lo) X(record, access.hi) X(record, access.mode) X(record, access.precision) \
     X(record, access.stride_bytes) X(record, access.count) X(record, access.node) \
     X(record, copy.destination) X(record, copy.source) X(record, copy.size_bytes) X(record, copy.rows) \
@@ -447,7 +447,7 @@ static PyObject *with_call_site(PyObject *self, PyObject *args)
     X(record, node.graph) X(record, node.node) X(record, node.node_type) X(record, node.name) \
     X(record, edge.graph) X(record, edge.before) X(record, edge.after) \
     X(record, graph_launch.graph) X(record, graph_launch.executable) X(record, graph_launch.pending) \
-    X(record, graph_launch.template_id) X(record, access_template.template_id) X(record, access_template.check) \
+    X(record, graph_launch.template_id) X(record, graph_launch.is_checked) X(record, access_template.template_id) X(record, access_template.check) \
     X(record, accessed.node) X(record, accessed.exact) \
     X(record, arenas.size_bytes) \
     X(record, out_of_memory.size_bytes) X(record, out_of_memory.free_bytes) X(record, out_of_memory.pool) \

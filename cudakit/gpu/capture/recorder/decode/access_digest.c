@@ -4,6 +4,7 @@
 
 #include "decode/byte_set_hash.h"
 #include "model/allocations.h"
+#include "patch/arena.h"
 #include "recorder.h"
 
 /* Of a set with more pieces, the memory between the pieces counts as accessed when the set is compared with the
@@ -20,7 +21,7 @@ void digest_begin(access_digest *digest, const uint64_t *pointers, size_t pointe
                   const reached_range *reached, size_t reached_count)
 {
     digest->hash = 0;
-    digest->range_count = digest->reached_index = 0;
+    digest->range_count = digest->reached_index = digest->footprint.range_count = 0;
     digest->is_inside = true;
     digest->reached = reached;
     digest->reached_count = reached_count;
@@ -97,19 +98,27 @@ static size_t count_pointers_to(const access_digest *digest, uint64_t address)
     return low;
 }
 
-/* Add accessed pieces of memory, in whose bytes after the first no pointer lies. ``kind`` is a hash of mode and node.
- * Takes the lock. */
-static void add_pieces(access_digest *digest, uint64_t kind, uint64_t lo, uint64_t bytes, uint64_t stride,
+/* The kernel that accesses bytes, and how. */
+typedef struct {
+    uint64_t hash; /* hash of mode and node */
+    bool is_write;
+} access_kind;
+
+/* Add accessed pieces of memory, in whose bytes after the first no pointer lies. Takes the lock. */
+static void add_pieces(access_digest *digest, access_kind kind, uint64_t lo, uint64_t bytes, uint64_t stride,
                        uint64_t count)
 {
     const size_t pointers_below = count_pointers_to(digest, lo);
     const indexed_pointer *pointer = pointers_below ? digest->pointers + pointers_below - 1 : NULL;
-    const uint64_t pointer_kind = mix(kind, pointer ? pointer->index + 1 : 0);
-    const uint64_t hash = byte_set_hash(pointer ? lo - pointer->address : lo, bytes, stride, count);
+    const uint64_t pointer_kind = mix(kind.hash, pointer ? pointer->index + 1 : 0);
+    const uint64_t begin = pointer ? lo - pointer->address : lo;
+    const uint64_t hash = byte_set_hash(begin, bytes, stride, count);
     const reached_range *reached = find_reached(digest, lo);
     const bool are_reached = pieces_are_reached(digest, lo, bytes, stride, count);
     digest->hash = byte_set_hash_of_union(digest->hash, byte_set_hash_of_kind(hash, pointer_kind));
     digest->range_count++;
+    footprint_add(&digest->footprint, (footprint_range){begin, begin + (count - 1) * stride + bytes,
+                                                        pointer ? pointer->index : NO_POINTER, kind.is_write});
     digest->is_inside = digest->is_inside && are_reached &&
                         (!digest->pointer_count || (pointer && pointer->address >= reached->lo));
 }
@@ -117,7 +126,8 @@ static void add_pieces(access_digest *digest, uint64_t kind, uint64_t lo, uint64
 void digest_add(access_digest *digest, uint32_t node, uint32_t mode, uint64_t lo, uint64_t bytes, uint64_t stride,
                 uint64_t count)
 {
-    const uint64_t kind = mix(mix(1, node), mode), end = lo + (count - 1) * stride + bytes;
+    const access_kind kind = {mix(mix(1, node), mode), mode != CK_READ};
+    const uint64_t end = lo + (count - 1) * stride + bytes;
     uint64_t piece = 0,
              begin = lo; /* the rest of piece number ``piece`` from ``begin`` on, and all pieces behind it */
     for (size_t next = count_pointers_to(digest, lo); piece < count; next++) {

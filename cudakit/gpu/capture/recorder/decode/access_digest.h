@@ -9,6 +9,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "decode/footprint.h"
 #include "model/kernels.h"
 
 /* An allocation that a launch reaches, from its first address up to its end. */
@@ -23,9 +24,10 @@ typedef struct {
 } indexed_pointer;
 
 typedef struct {
-    uint64_t hash;      /* hash of the bytes */
-    size_t range_count; /* number of ranges; ranges are divided at the pointers that they contain */
-    bool is_inside;     /* whether the launch reaches all bytes, through a pointer into the same allocation */
+    uint64_t hash;       /* hash of the bytes */
+    size_t range_count;  /* number of ranges; ranges are divided at the pointers that they contain */
+    bool is_inside;      /* whether the launch reaches all bytes, through a pointer into the same allocation */
+    footprint footprint; /* the accessed bytes as few ranges, after footprint_simplify() */
     indexed_pointer pointers[MAX_ACCESSES]; /* sorted by address */
     size_t pointer_count;
     const reached_range *reached; /* the allocations that the launch reaches */

@@ -124,6 +124,18 @@ static void begin_group(emitter *writer)
                  writer->arena->reached_ranges + memory->first_range, memory->range_count);
 }
 
+/* Append the pointers of a group whose accesses become a template. */
+static void append_pointers(emitter *writer, const launch_group *group)
+{
+    static record pointer_records[MAX_ACCESSES]; /* protected by the reader lock */
+    const reached_memory *memory = &group->reached_memory;
+    const record *launch_record = &writer->launches[writer->next_launch].template_record;
+    const size_t record_count = kernels_write_pointers(writer->arena->pointers + memory->first_pointer,
+                                                       memory->pointer_count, launch_record, pointer_records);
+    for (size_t i = 0; i < record_count; i++)
+        *append_record(writer, launch_record, KIND_TEMPLATE_POINTERS) = pointer_records[i];
+}
+
 /* Compare the accesses of the current group, whose last launch is the current one, with its template. Append a
  * TEMPLATE record if the accesses become the template, or differ from it. The record precedes the last ACCESSED
  * record of the call, so that the analysis has the template before it continues with later calls. */
@@ -133,18 +145,17 @@ static void compare_group_with_template(emitter *writer, bool is_exact)
     const record *launch_record = &writer->launches[writer->next_launch].template_record;
     if (writer->exact_launch_count + is_exact != group->expected_launch_count)
         return;
+    footprint_simplify(&group_digest.footprint);
     pthread_mutex_lock(&recorder_lock);
-    const template_result result =
-        templates_compare(&group->signature, group_digest.hash, group_digest.range_count, group_digest.is_inside);
+    const template_result result = templates_compare(&group->signature, &group_digest);
     pthread_mutex_unlock(&recorder_lock);
     if (!result.new_template_id && result.check_result == TEMPLATE_CHECK_NONE)
         return;
     record *rec = append_record(writer, launch_record, KIND_TEMPLATE);
     rec->access_template.template_id = result.new_template_id;
     rec->access_template.check = result.check_result;
-    for (uint32_t i = 0; result.new_template_id && i < group->reached_memory.pointer_count; i++)
-        append_record(writer, launch_record, KIND_TEMPLATE_POINTER)->template_pointer.pointer =
-            writer->arena->pointers[group->reached_memory.first_pointer + i];
+    if (result.new_template_id)
+        append_pointers(writer, group);
 }
 
 /* Return whether no later launch of the current group has a record. */

@@ -7,6 +7,7 @@
 #include "containers.h"
 #include "decode/emit_accesses.h"
 #include "exact/arena_pool.h"
+#include "exact/launch_order.h"
 #include "exact/module_switch.h"
 #include "exact/patching.h"
 #include "model/collectives.h"
@@ -174,22 +175,20 @@ launch_template exact_choose_template(const record *launch_record, const Sanitiz
     *signature = (launch_signature){0};
     if (!templates_are_enabled())
         return (launch_template){0};
-    const stream_operation operation = order_enqueue(launch_record->stream, launch_record->context);
-    bool is_contested = !operation.slot;
-    for (size_t i = 0; i < arguments->allocation_count; i++) {
-        allocation_add_work(arguments->allocations[i], operation);
-        is_contested = is_contested || arguments->allocations[i]->is_contested;
-    }
     const uint32_t module = patching_module_id(launch->module);
     const launch_hashes hashes = {template_key(launch_record, launch, arguments), arguments->scalar_hash,
                                   arguments->pointer_hash, arguments->distance_hash};
+    *signature = templates_find_signature(&hashes);
+    const launch_memory memory = {order_enqueue(launch_record->stream, launch_record->context),
+                                  arguments->allocations, arguments->allocation_count, arguments->pointers,
+                                  templates_footprint(signature)};
     const launch_template chosen_template =
-        templates_choose(&hashes, is_contested, module_has_patch(module), signature);
+        templates_choose(signature, launch_begin_work(&memory), module_has_patch(module));
+    launch_add_accesses(&memory);
     if (!signature->is_check)
         module_count_launch(module, !chosen_template.id);
-    if (!chosen_template.id)
-        return chosen_template;
-    release_reserved_space(launch->context);
+    if (chosen_template.id)
+        release_reserved_space(launch->context);
     return chosen_template;
 }
 
@@ -281,14 +280,23 @@ static void record_graph_gap(void)
     record_gap("graph launch inferred from arguments: arena full");
 }
 
-/* Add a graph launch to the work on the allocation that contains an address. Return whether the allocation is
- * contested. */
-static bool add_graph_work(uint64_t address, stream_operation operation)
+/* Return the allocations that contain the addresses, and set ``count`` to their number. The array is valid while the lock is
+ * held. */
+static allocation *const *find_allocations(const uint64_t *addresses, size_t address_count, size_t *count)
 {
-    allocation *reached_allocation = allocations_find(address);
-    if (reached_allocation)
-        allocation_add_work(reached_allocation, operation);
-    return reached_allocation && reached_allocation->is_contested;
+    static allocation **found_allocations;
+    static size_t capacity;
+    allocation **new_array = array_reserve(found_allocations, &capacity, address_count, sizeof *new_array, 256);
+    *count = 0;
+    if (!new_array)
+        return found_allocations;
+    found_allocations = new_array;
+    for (size_t i = 0; i < address_count; i++) {
+        allocation *container = allocations_find(addresses[i]);
+        if (container && (!*count || found_allocations[*count - 1] != container))
+            found_allocations[(*count)++] = container;
+    }
+    return found_allocations;
 }
 
 /* Return the key of a graph's signature; it is 0 if there can be no template. Graphs have no arguments. */
@@ -298,40 +306,49 @@ static launch_hashes graph_hashes(uint32_t graph, uint32_t executable, uint32_t 
     return (launch_hashes){key, 0, 0, 0};
 }
 
+/* Return whether the bytes of a range are in one allocation, and none of them are contested. */
+static bool is_uncontested(const footprint_range *range)
+{
+    const allocation *container = allocations_find(range->begin);
+    return container && range->end <= container->hi &&
+           !allocation_has_contested_bytes(container, range->begin, range->end);
+}
+
 /* Return whether a launch of a graph probably has a template and is not contested. */
 static bool graph_has_template(uint32_t graph, uint32_t executable)
 {
     uint32_t version;
     size_t address_count;
-    const uint64_t *addresses = graphs_reached_addresses(graph, &address_count, &version);
-    bool is_contested = !version;
-    for (size_t i = 0; i < address_count && !is_contested; i++) {
-        const allocation *reached_allocation = allocations_find(addresses[i]);
-        is_contested = reached_allocation && reached_allocation->is_contested;
-    }
+    graphs_reached_addresses(graph, &address_count, &version);
     const launch_hashes hashes = graph_hashes(graph, executable, version);
-    return !is_contested && template_exists(&hashes);
+    const launch_signature signature = templates_find_signature(&hashes);
+    const launch_footprint accessed = templates_footprint(&signature);
+    bool has_template = version && templates_apply_to(&signature);
+    for (size_t i = 0; has_template && i < accessed.range_count; i++)
+        has_template = is_uncontested(accessed.ranges + i);
+    return has_template;
 }
 
-uint32_t exact_choose_graph_template(const record *launch_record, launch_signature *signature)
+launch_template exact_choose_graph_template(const record *launch_record, launch_signature *signature)
 {
     uint32_t version;
     size_t address_count;
     *signature = (launch_signature){0};
     if (!templates_are_enabled())
-        return 0;
+        return (launch_template){0};
     const uint32_t graph = launch_record->graph_launch.graph, executable = launch_record->graph_launch.executable;
     const uint64_t *addresses = graphs_reached_addresses(graph, &address_count, &version);
-    const stream_operation operation = order_enqueue(launch_record->stream, launch_record->context);
-    bool is_contested = !operation.slot;
-    for (size_t i = 0; i < address_count; i++)
-        is_contested = add_graph_work(addresses[i], operation) || is_contested;
-    const bool can_be_recorded = !modules_include_unpatched();
     const launch_hashes hashes = graph_hashes(graph, executable, version);
-    uint32_t template_id = templates_choose(&hashes, is_contested, can_be_recorded, signature).id;
-    if (!template_id && !can_be_recorded)
-        template_id = templates_use_instead(signature).id;
-    return template_id;
+    *signature = templates_find_signature(&hashes);
+    launch_memory memory = {.operation = order_enqueue(launch_record->stream, launch_record->context),
+                            .footprint = templates_footprint(signature)};
+    memory.allocations = find_allocations(addresses, address_count, &memory.allocation_count);
+    const bool can_be_recorded = !modules_include_unpatched();
+    launch_template chosen_template = templates_choose(signature, launch_begin_work(&memory), can_be_recorded);
+    if (!chosen_template.id && !can_be_recorded)
+        chosen_template = templates_use_instead(signature);
+    launch_add_accesses(&memory);
+    return chosen_template;
 }
 
 /* Store the allocations that a graph reaches. */

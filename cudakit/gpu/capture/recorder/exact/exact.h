@@ -38,7 +38,7 @@ bool exact_lacks_patch(const Sanitizer_LaunchData *launch);
 bool exact_restore_patch(const Sanitizer_LaunchData *launch);
 
 /* Do the same as exact_choose_template() for the launch of a graph. */
-uint32_t exact_choose_graph_template(const record *launch_record, launch_signature *signature);
+launch_template exact_choose_graph_template(const record *launch_record, launch_signature *signature);
 
 /* Handle the end of this thread's last launch of a kernel or a graph: it is enqueued on its stream, or it failed.
  * Takes the lock. */

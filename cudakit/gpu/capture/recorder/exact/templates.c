@@ -1,6 +1,7 @@
 #include "exact/templates.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "containers.h"
 #include "recorder.h"
@@ -17,18 +18,25 @@
 /* Number of uses of a template before its first verification, and maximum number of uses between two verifications. */
 #define FIRST_CHECK_INTERVAL 4
 #define MAX_CHECK_INTERVAL 4096
+/* The maximum for launches that share allocations with unordered work. */
+#define MAX_SHARED_CHECK_INTERVAL 512
 
 typedef struct {
-    launch_hashes last_hashes;       /* hashes of the arguments of the last recorded launch */
-    uint64_t digest;                 /* hash of the accesses of the last recorded launch */
-    uint64_t pointer_hash;           /* hash of the pointers of the launch whose accesses are the template */
-    uint64_t distance_hash;          /* hash of the distances between these pointers */
-    uint32_t template_id;            /* 0: no template */
-    uint32_t equal_count;            /* number of recorded launches in a row with the same digest */
-    uint32_t use_count;              /* number of launches that used the template */
-    uint32_t next_check_use_count;   /* value of use_count at which the template is verified */
-    bool is_untrusted;               /* whether launches with equal arguments accessed different bytes */
+    launch_hashes last_hashes;      /* hashes of the arguments of the last recorded launch */
+    uint64_t digest;                /* hash of the accesses of the last recorded launch */
+    uint64_t pointer_hash;          /* hash of the pointers of the launch whose accesses are the template */
+    uint64_t distance_hash;         /* hash of the distances between these pointers */
+    uint32_t template_id;           /* 0: no template */
+    uint32_t footprint_range_count; /* number of ranges in ``footprint`` */
+    footprint_range *footprint;     /* the bytes that the last recorded launch accessed; NULL: none was recorded */
+    uint32_t equal_count;           /* number of recorded launches in a row with the same digest */
+    uint32_t use_count;             /* number of launches that used the template */
+    uint32_t next_check_use_count;  /* value of use_count at which the template is verified */
+    bool is_untrusted;              /* whether launches with equal arguments accessed different bytes */
     bool accesses_depend_on_scalars; /* whether accesses depend on arguments that are not pointers */
+    /* Whether the template was verified by a launch on memory that unordered work uses as well, and whether such a launch
+     * was not recorded. */
+    bool is_checked_in_shared_memory, is_used_in_shared_memory;
     /* Number of changes between recorded launches that did not change the accesses, for each kind of argument. */
     uint8_t scalar_change_count, pointer_change_count, distance_change_count;
 } signature_state;
@@ -52,6 +60,8 @@ bool templates_are_enabled(void)
 
 static void forget_all_templates(void)
 {
+    for (size_t i = 1; i <= state_count; i++)
+        free(states[i].footprint);
     hash_table_clear(&state_indices);
     state_count = 0;
     template_range_count = 0;
@@ -104,11 +114,11 @@ static uint32_t random_below(uint32_t limit)
 }
 
 /* Return the number of uses of a template until its next check: about the number of uses so far, up to the maximum. */
-static uint32_t check_interval(uint32_t use_count)
+static uint32_t check_interval(uint32_t use_count, uint32_t max_interval)
 {
     uint32_t interval_uses = use_count < FIRST_CHECK_INTERVAL ? FIRST_CHECK_INTERVAL : use_count;
-    if (interval_uses > MAX_CHECK_INTERVAL)
-        interval_uses = MAX_CHECK_INTERVAL;
+    if (interval_uses > max_interval)
+        interval_uses = max_interval;
     return interval_uses / 2 + random_below(interval_uses) + 1;
 }
 
@@ -126,55 +136,95 @@ static bool template_applies(const signature_state *state, const launch_hashes *
 
 static launch_template template_of(const signature_state *state, const launch_hashes *hashes)
 {
-    return (launch_template){state->template_id, state->pointer_hash != hashes->pointer_hash};
+    return (launch_template){state->template_id, state->pointer_hash != hashes->pointer_hash,
+                             state->is_checked_in_shared_memory};
 }
 
-launch_template templates_choose(const launch_hashes *hashes, bool is_contested, bool can_be_recorded,
-                                 launch_signature *signature)
+launch_signature templates_find_signature(const launch_hashes *hashes)
 {
-    *signature = (launch_signature){0};
-    if (!templates_enabled || !hashes->key)
-        return (launch_template){0};
-    uint32_t index = state_index(hashes->key);
+    uint32_t index = templates_enabled && hashes->key ? state_index(hashes->key) : 0;
     if (index && states[index].accesses_depend_on_scalars)
         index = state_index(key_with_scalars(hashes));
-    *signature = (launch_signature){*hashes, index, current_generation, false};
-    signature_state *state = states + index;
-    if (!index || is_contested || !template_applies(state, hashes))
-        return (launch_template){0};
-    if (can_be_recorded && state->use_count >= state->next_check_use_count) {
-        signature->is_check = true;
-        state->next_check_use_count = state->use_count + check_interval(state->use_count);
-        return (launch_template){0};
-    }
-    state->use_count++;
-    return template_of(state, hashes);
+    return (launch_signature){.hashes = *hashes, .state_index = index, .generation = current_generation};
 }
 
-bool template_exists(const launch_hashes *hashes)
+/* Return the state of a signature, or NULL if it has none or was forgotten. */
+static signature_state *state_of(const launch_signature *signature)
 {
-    const uint32_t index = hash_table_get(&state_indices, hashes->key);
-    return index && template_applies(states + index, hashes);
+    const bool exists = signature->state_index && signature->generation == current_generation;
+    return exists ? states + signature->state_index : NULL;
+}
+
+bool templates_apply_to(const launch_signature *signature)
+{
+    const signature_state *state = state_of(signature);
+    return state && template_applies(state, &signature->hashes);
+}
+
+launch_footprint templates_footprint(const launch_signature *signature)
+{
+    const signature_state *state = state_of(signature);
+    return state ? (launch_footprint){state->footprint, state->footprint_range_count}
+                 : (launch_footprint){NULL, 0};
+}
+
+/* Return whether a template is due for verification, and set when it is due the next time. */
+static bool is_check_due(signature_state *state, bool is_shared)
+{
+    if (state->use_count < state->next_check_use_count)
+        return false;
+    state->next_check_use_count =
+        state->use_count +
+        check_interval(state->use_count, is_shared ? MAX_SHARED_CHECK_INTERVAL : MAX_CHECK_INTERVAL);
+    return true;
+}
+
+launch_template templates_choose(launch_signature *signature, memory_order order, bool can_be_recorded)
+{
+    signature_state *state = state_of(signature);
+    if (!state || order == MEMORY_CONTESTED || !template_applies(state, &signature->hashes))
+        return (launch_template){0};
+    signature->is_shared = order == MEMORY_SHARED;
+    if (signature->is_shared && !state->is_checked_in_shared_memory)
+        return (launch_template){0};
+    if (can_be_recorded && is_check_due(state, signature->is_shared)) {
+        signature->is_check = true;
+        return (launch_template){0};
+    }
+    state->is_used_in_shared_memory = state->is_used_in_shared_memory || signature->is_shared;
+    state->use_count++;
+    return template_of(state, &signature->hashes);
 }
 
 launch_template templates_use_instead(const launch_signature *signature)
 {
-    if (!signature->state_index || signature->generation != current_generation ||
-        !template_applies(states + signature->state_index, &signature->hashes))
-        return (launch_template){0};
-    return template_of(states + signature->state_index, &signature->hashes);
+    const signature_state *state = state_of(signature);
+    return state && template_applies(state, &signature->hashes) ? template_of(state, &signature->hashes)
+                                                                : (launch_template){0};
+}
+
+/* Set the footprint of a signature to the accesses of its last recorded launch. Without memory, it has none. */
+static void set_footprint(signature_state *state, const footprint *accesses)
+{
+    const size_t bytes = accesses->range_count * sizeof *state->footprint;
+    free(state->footprint);
+    state->footprint = malloc(bytes + 1);
+    state->footprint_range_count = state->footprint ? (uint32_t)accesses->range_count : 0;
+    if (state->footprint)
+        memcpy(state->footprint, accesses->ranges, bytes);
 }
 
 /* Make the accesses of a launch the template of its signature, and return its id; 0 if the analysis has no memory. */
-static uint32_t add_template(signature_state *state, const launch_hashes *hashes, size_t range_count)
+static uint32_t add_template(signature_state *state, const launch_hashes *hashes, const access_digest *accesses)
 {
-    if (range_count > MAX_RANGES_OF_TEMPLATE || template_range_count + range_count > MAX_TEMPLATE_RANGES)
+    if (accesses->range_count > MAX_RANGES_OF_TEMPLATE ||
+        template_range_count + accesses->range_count > MAX_TEMPLATE_RANGES)
         return 0;
-    template_range_count += (uint32_t)range_count;
+    template_range_count += (uint32_t)accesses->range_count;
     state->pointer_hash = hashes->pointer_hash;
     state->distance_hash = hashes->distance_hash;
     state->use_count = 0;
-    state->next_check_use_count = check_interval(0);
+    state->next_check_use_count = check_interval(0, MAX_CHECK_INTERVAL);
     return state->template_id = ++last_template_id;
 }
 
@@ -194,38 +244,43 @@ static void count_equal_launch(signature_state *state, const launch_hashes *hash
     }
 }
 
-/* Remove the template of a signature, because a launch accessed other bytes than the launch before. */
-static void reject_template(signature_state *state, const launch_hashes *hashes)
+/* Handle a launch that accessed other bytes than the launch before. If another launch with the same arguments used the
+ * template next to unordered work, the accesses of that launch may have been wrong. */
+static void reject_template(signature_state *state, const launch_hashes *hashes, bool is_inside)
 {
-    if (state->last_hashes.scalar_hash != hashes->scalar_hash)
+    if (is_inside && state->last_hashes.scalar_hash != hashes->scalar_hash)
         state->accesses_depend_on_scalars = true;
     else
         state->is_untrusted = true;
+    if (state->template_id && state->is_used_in_shared_memory)
+        record_gap("launches whose template became outdated, on memory that unordered work uses as well");
     state->template_id = 0;
 }
 
-template_result templates_compare(const launch_signature *signature, uint64_t digest, size_t range_count,
-                                  bool is_inside)
+template_result templates_compare(const launch_signature *signature, const access_digest *accesses)
 {
     template_result result = {TEMPLATE_CHECK_NONE, 0};
-    if (!signature->state_index || signature->generation != current_generation)
-        return result;
-    signature_state *state = states + signature->state_index;
+    signature_state *state = state_of(signature);
     const launch_hashes *hashes = &signature->hashes;
-    const bool is_equal = is_inside && (!state->equal_count || state->digest == digest);
-    if (state->is_untrusted || state->accesses_depend_on_scalars)
+    if (state && state->is_untrusted && state->digest != accesses->hash) {
+        set_footprint(state, &accesses->footprint);
+        state->digest = accesses->hash;
+    }
+    if (!state || state->is_untrusted || state->accesses_depend_on_scalars)
         return result;
+    const bool is_equal = accesses->is_inside && (!state->equal_count || state->digest == accesses->hash);
     if (template_applies(state, hashes))
         result.check_result = is_equal ? TEMPLATE_CHECK_EQUAL : TEMPLATE_CHECK_DIFFERENT;
     if (is_equal)
         count_equal_launch(state, hashes);
-    else if (is_inside)
-        reject_template(state, hashes);
     else
-        state->is_untrusted = true, state->template_id = 0;
+        reject_template(state, hashes, accesses->is_inside);
+    state->is_checked_in_shared_memory = state->is_checked_in_shared_memory || (is_equal && signature->is_shared);
     if (is_equal && state->equal_count >= MIN_EQUAL_LAUNCHES && !state->template_id)
-        result.new_template_id = add_template(state, hashes, range_count);
-    state->digest = digest;
+        result.new_template_id = add_template(state, hashes, accesses);
+    if (!state->footprint || state->digest != accesses->hash)
+        set_footprint(state, &accesses->footprint);
+    state->digest = accesses->hash;
     state->last_hashes = *hashes;
     return result;
 }

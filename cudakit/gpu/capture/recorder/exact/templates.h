@@ -20,6 +20,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "decode/access_digest.h"
+
 /* The arguments of a launch by which templates are chosen. */
 typedef struct {
     uint64_t key;           /* hash of kernel, grid, block and positions of equal pointers; 0: no template */
@@ -34,27 +36,46 @@ typedef struct {
     uint32_t state_index; /* index of the signature's state; 0: the accesses of the launch are not compared */
     uint32_t generation;  /* number of times that all templates had been forgotten before the launch */
     bool is_check;        /* whether the launch is recorded only to verify its template */
+    bool is_shared;       /* whether the order of the launch and earlier work is MEMORY_SHARED */
 } launch_signature;
 
 /* A template that applies to a launch. */
 typedef struct {
     uint32_t id;      /* 0: the launch must be recorded */
     bool is_relative; /* whether the template comes from a launch with other pointers */
+    bool is_checked;  /* whether the template was checked by a launch whose order was MEMORY_SHARED */
 } launch_template;
+
+/* The bytes that the last recorded launch of a signature accessed. */
+typedef struct {
+    const footprint_range *ranges;
+    size_t range_count;
+} launch_footprint;
+
+/* The order of a launch and earlier work on the memory that it reaches. */
+typedef enum {
+    MEMORY_ORDERED,  /* the launch is ordered after all earlier work on the allocations */
+    MEMORY_SHARED,   /* it is ordered after all earlier accesses to the bytes of its footprint */
+    MEMORY_CONTESTED /* unordered work may access the same bytes */
+} memory_order;
 
 /* Use templates from now on. */
 void templates_enable(void);
 /* Return whether templates are used. */
 bool templates_are_enabled(void);
 
-/* Return the template of a launch, or one with id 0 if the launch must be recorded; set ``signature``. If
- * ``is_contested`` is true, unordered operations may access the memory of the launch. Without ``can_be_recorded``, the
- * template of the launch is not verified. */
-launch_template templates_choose(const launch_hashes *hashes, bool is_contested, bool can_be_recorded,
-                                 launch_signature *signature);
+/* Return the signature of a launch. */
+launch_signature templates_find_signature(const launch_hashes *hashes);
 
-/* Return whether a launch with these arguments has a template. */
-bool template_exists(const launch_hashes *hashes);
+/* Return whether a template applies to a launch. */
+bool templates_apply_to(const launch_signature *signature);
+
+/* Return the bytes that the last recorded launch of a signature accessed; ``ranges`` is NULL if no launch was recorded. */
+launch_footprint templates_footprint(const launch_signature *signature);
+
+/* Return the template of a launch, or one with id 0 if the launch must be recorded. Without ``can_be_recorded``, the
+ * template of the launch is not verified. */
+launch_template templates_choose(launch_signature *signature, memory_order order, bool can_be_recorded);
 
 /* Return the template of a launch that should be recorded, but cannot be recorded. */
 launch_template templates_use_instead(const launch_signature *signature);
@@ -65,10 +86,8 @@ typedef struct {
     uint32_t new_template_id; /* id of the new template that the accesses become; 0: none */
 } template_result;
 
-/* Compare the accesses of a recorded launch with those of earlier launches: ``digest`` is a hash of the ``range_count``
- * accessed ranges. ``is_inside`` is true if all ranges are in allocations that the pointers of the launch reach. */
-template_result templates_compare(const launch_signature *signature, uint64_t digest, size_t range_count,
-                                  bool is_inside);
+/* Compare the accesses of a recorded launch with those of earlier launches. The reader lock is held as well. */
+template_result templates_compare(const launch_signature *signature, const access_digest *accesses);
 
 /* Forget all templates and signatures, in the child of a fork. */
 void templates_clear(void);

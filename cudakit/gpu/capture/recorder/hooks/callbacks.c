@@ -28,17 +28,34 @@ static bool is_split_launch(const Sanitizer_LaunchData *launch)
     return launch->splitLaunchPart > 0;
 }
 
-/* Find the pointers among the arguments of this thread's launch. The lock is held. */
-static size_t find_pointer_arguments(const record *launch_record, record *accesses, launch_arguments *arguments)
+/* Find the arguments of this thread's launch. The lock is held. */
+static void find_arguments(launch_arguments *arguments)
 {
-    return kernels_find_pointers(this_thread.parameter_layout, this_thread.parameters, this_thread.extra,
-                                 launch_record, accesses, MAX_ACCESSES, arguments);
+    kernels_find_arguments(this_thread.parameter_layout, this_thread.parameters, this_thread.extra, arguments);
+}
+
+/* Write the records of a launch: the pointers of a launch that uses a template of a launch with other pointers, and the
+ * assumed accesses of a launch without template. Launches of NCCL that are pending have neither, because their arguments are
+ * pointers to NCCL's own memory. The lock is held. */
+static void write_launch(const record *launch_record, const launch_arguments *arguments, bool has_accesses)
+{
+    static record records[1 + MAX_ACCESSES]; /* protected by the lock */
+    size_t record_count = 0;
+    if (launch_record->launch.is_relative)
+        record_count =
+            kernels_write_pointers(arguments->pointers, arguments->pointer_count, launch_record, records + 1);
+    else if (!launch_record->launch.template_id && has_accesses)
+        record_count = kernels_write_accesses(arguments, launch_record, records + 1);
+    records[0] = *launch_record;
+    spool_records(records, 1 + record_count);
+    if (has_accesses && arguments->pointer_count == MAX_ACCESSES)
+        record_gap("kernel with more than 512 pointer arguments");
 }
 
 static void on_launch(const Sanitizer_LaunchData *launch)
 {
-    static record launch_records[1 + MAX_ACCESSES]; /* protected by the lock */
-    static launch_arguments arguments;              /* protected by the lock */
+    static launch_arguments arguments; /* protected by the lock */
+    bool has_accesses = true;
     launch_signature signature;
     if (launch->splitLaunchPart > 1) {
         set_user_data(launch, this_thread.user_data);
@@ -46,13 +63,13 @@ static void on_launch(const Sanitizer_LaunchData *launch)
     }
     record rec = record_begin_and_lock(KIND_LAUNCH, launch->context, launch->hStream);
     rec.device = (int16_t)launch->device;
-    size_t access_count = find_pointer_arguments(&rec, launch_records + 1, &arguments);
+    find_arguments(&arguments);
     rec.launch.name = kernels_name_id(launch->function, launch->functionName);
     memcpy(rec.launch.grid, &launch->gridDim_x, sizeof rec.launch.grid);
     memcpy(rec.launch.block, &launch->blockDim_x, sizeof rec.launch.block);
     if (is_nccl_kernel(launch->functionName)) {
         rec.launch.pending = collectives_assign_launch(&rec);
-        access_count = rec.launch.pending ? 0 : access_count; /* the arguments are pointers to NCCL's own memory */
+        has_accesses = !rec.launch.pending;
         this_thread.user_data = 0;
     } else {
         launch_template chosen_template = exact_choose_template(&rec, launch, &arguments, &signature);
@@ -61,20 +78,15 @@ static void on_launch(const Sanitizer_LaunchData *launch)
             const bool is_restored = exact_restore_patch(launch);
             pthread_mutex_lock(&recorder_lock);
             chosen_template = is_restored ? chosen_template : templates_use_instead(&signature);
-            access_count =
-                find_pointer_arguments(&rec, launch_records + 1,
-                                       &arguments); /* allocations may have changed while the lock was released */
+            find_arguments(&arguments); /* allocations may have changed while the lock was released */
         }
         rec.launch.template_id = chosen_template.id;
         rec.launch.is_relative = chosen_template.is_relative;
+        rec.launch.is_checked = chosen_template.is_checked;
         this_thread.user_data = chosen_template.id ? 0 : exact_assign_launch(&rec, launch, &signature, &arguments);
         rec.launch.pending = this_thread.user_data != 0;
     }
-    launch_records[0] = rec;
-    /* A launch with the same pointers as its template is written without ACCESS records. */
-    spool_records(launch_records, rec.launch.template_id && !rec.launch.is_relative ? 1 : 1 + access_count);
-    if (access_count == MAX_ACCESSES)
-        record_gap("kernel with more than 512 pointer arguments");
+    write_launch(&rec, &arguments, has_accesses);
     bool context_is_patched = patching_is_active(launch->context);
     pthread_mutex_unlock(&recorder_lock);
     if (context_is_patched && !set_user_data(launch, this_thread.user_data) && this_thread.user_data)
@@ -113,6 +125,24 @@ static uint64_t value_or_default(uint64_t value, uint64_t fallback)
     return value ? value : fallback;
 }
 
+/* Return the number of bytes from the first to the last of several rows. */
+static uint64_t bytes_of_rows(uint64_t row_count, uint64_t row_bytes, uint64_t pitch_bytes)
+{
+    return (row_count - 1) * pitch_bytes + row_bytes;
+}
+
+/* Add a copy to the work on the memory that it accesses. The last slice begins ``source_bytes`` and ``destination_bytes``
+ * behind the first. The lock is held. */
+static void add_copy_accesses(const record *rec, const Sanitizer_MemcpyData *copy, uint64_t source_bytes,
+                              uint64_t destination_bytes)
+{
+    const stream_operation operation = order_enqueue(rec->stream, rec->context);
+    source_bytes += bytes_of_rows(rec->copy.rows, rec->copy.size_bytes, rec->copy.source_pitch_bytes);
+    destination_bytes += bytes_of_rows(rec->copy.rows, rec->copy.size_bytes, rec->copy.destination_pitch_bytes);
+    allocations_add_access(copy->srcAddress, copy->srcAddress + source_bytes, false, operation);
+    allocations_add_access(copy->dstAddress, copy->dstAddress + destination_bytes, true, operation);
+}
+
 static void on_copy(const Sanitizer_MemcpyData *copy)
 {
     CUcontext context = copy->apiContext ? copy->apiContext : copy->dstContext;
@@ -131,9 +161,9 @@ static void on_copy(const Sanitizer_MemcpyData *copy)
     rec.copy.direction = DIRECTION_OF[copy->direction];
     rec.copy.host = host_memory_of_copy(rec.copy.direction, copy);
     rec.copy.asynchronous = copy->isAsync != 0;
-    const stream_operation operation = order_enqueue(rec.stream, rec.context);
-    allocations_add_work(copy->srcAddress, operation);
-    allocations_add_work(copy->dstAddress, operation);
+    if (templates_are_enabled())
+        add_copy_accesses(&rec, copy, (slice_count - 1) * source_slice_bytes,
+                          (slice_count - 1) * destination_slice_bytes);
     for (uint64_t i = 0; i < slice_count; i++) {
         rec.copy.source = copy->srcAddress + i * source_slice_bytes;
         rec.copy.destination = copy->dstAddress + i * destination_slice_bytes;
@@ -152,7 +182,10 @@ static void on_memset(const Sanitizer_MemsetData *fill)
     rec.fill.rows = value_or_default(fill->height, 1);
     rec.fill.pitch_bytes = rec.fill.rows > 1 ? fill->pitch : 0;
     rec.fill.asynchronous = fill->isAsync != 0;
-    allocations_add_work(fill->address, order_enqueue(rec.stream, rec.context));
+    if (templates_are_enabled())
+        allocations_add_access(
+            fill->address, fill->address + bytes_of_rows(rec.fill.rows, rec.fill.size_bytes, rec.fill.pitch_bytes),
+            true, order_enqueue(rec.stream, rec.context));
     record_append_and_unlock(&rec);
 }
 
@@ -263,7 +296,9 @@ static void on_graph_launch(const Sanitizer_GraphLaunchData *data)
     rec.graph_launch.graph =
         executable_graph(data->graphExec, &rec.graph_launch.executable, &this_thread.expected_kernel_count);
     this_thread.launched_graph_id = rec.graph_launch.graph;
-    rec.graph_launch.template_id = exact_choose_graph_template(&rec, &signature);
+    const launch_template chosen_template = exact_choose_graph_template(&rec, &signature);
+    rec.graph_launch.template_id = chosen_template.id;
+    rec.graph_launch.is_checked = chosen_template.is_checked;
     if (rec.graph_launch.template_id)
         exact_skip_graph(data->context);
     else

@@ -35,8 +35,10 @@ static void remove_index_range(size_t index, size_t removed_count)
 {
     if (!removed_count)
         return; /* ``allocations`` may still be NULL */
-    for (size_t i = index; i < index + removed_count; i++)
+    for (size_t i = index; i < index + removed_count; i++) {
         device_bytes -= device_bytes_of(allocations + i);
+        history_free(allocations[i].history);
+    }
     memmove(allocations + index, allocations + index + removed_count,
             (allocation_count - index - removed_count) * sizeof *allocations);
     allocation_count -= removed_count;
@@ -67,6 +69,7 @@ int allocations_remove(uint64_t address, allocation *removed)
     if (index == allocation_count || allocations[index].lo != address)
         return 0;
     *removed = allocations[index];
+    removed->history = NULL; /* it is freed with the allocation */
     remove_index_range(index, 1);
     return 1;
 }
@@ -79,19 +82,59 @@ allocation *allocations_find(uint64_t address)
     return candidate->lo <= address ? candidate : NULL;
 }
 
-void allocation_add_work(allocation *accessed, stream_operation operation)
+/* Return an access that stands for all operations on an allocation so far, of which the last one may have accessed all
+ * bytes. */
+static byte_access access_of_earlier_work(const allocation *accessed)
 {
-    const bool is_ordered =
-        operation.slot && (!accessed->last_work.slot || order_happens_before(accessed->last_work, operation));
-    accessed->is_contested = accessed->is_contested || !is_ordered;
-    accessed->last_work = operation;
+    return (byte_access){.operation = accessed->last_work, .is_write = true, .is_assumed = true};
+}
+
+void allocation_begin_work(allocation *accessed, stream_operation operation)
+{
+    if (!operation.slot)
+        accessed->is_contested = true;
+    if (accessed->history || accessed->is_contested || !accessed->last_work.slot ||
+        order_happens_before(accessed->last_work, operation))
+        return;
+    accessed->history = history_create(accessed->lo, accessed->hi, access_of_earlier_work(accessed));
+    accessed->is_contested = !accessed->history;
+}
+
+bool allocation_is_ordered(const allocation *accessed, uint64_t lo, uint64_t hi, byte_access access)
+{
+    return !accessed->is_contested &&
+           (!accessed->history || history_is_ordered(accessed->history, lo, hi, access));
+}
+
+bool allocation_has_contested_bytes(const allocation *accessed, uint64_t lo, uint64_t hi)
+{
+    return accessed->is_contested || (accessed->history && history_has_contested_bytes(accessed->history, lo, hi));
+}
+
+void allocation_add_access(allocation *accessed, uint64_t lo, uint64_t hi, byte_access access)
+{
+    if (accessed->history)
+        history_add(accessed->history, lo, hi, access);
+    accessed->last_work = access.operation;
 }
 
 void allocations_add_work(uint64_t address, stream_operation operation)
 {
-    allocation *accessed_allocation = allocations_find(address);
-    if (accessed_allocation)
-        allocation_add_work(accessed_allocation, operation);
+    allocation *accessed = allocations_find(address);
+    if (!accessed)
+        return;
+    allocation_begin_work(accessed, operation);
+    allocation_add_access(accessed, accessed->lo, accessed->hi,
+                          (byte_access){.operation = operation, .is_write = true, .is_assumed = true});
+}
+
+void allocations_add_access(uint64_t lo, uint64_t hi, bool is_write, stream_operation operation)
+{
+    for (size_t i = find_first_ending_after(lo); i < allocation_count && allocations[i].lo < hi; i++) {
+        allocation_begin_work(allocations + i, operation);
+        allocation_add_access(allocations + i, lo, hi,
+                              (byte_access){.operation = operation, .is_write = is_write});
+    }
 }
 
 void allocations_mark_contested(uint64_t begin, uint64_t end)
@@ -107,6 +150,8 @@ uint64_t allocations_device_bytes(void)
 
 void allocations_clear(void)
 {
+    for (size_t i = 0; i < allocation_count; i++)
+        history_free(allocations[i].history);
     free(allocations);
     allocations = NULL;
     allocation_count = allocation_capacity = 0;

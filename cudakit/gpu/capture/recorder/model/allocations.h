@@ -5,14 +5,17 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "model/stream_order.h"
+#include "model/access_history.h"
 
 typedef struct {
-    uint64_t lo, hi;     /* first address, and first address behind the end */
-    uint8_t memory_kind; /* ALLOCATION_*: the kind of memory */
+    uint64_t lo, hi;             /* first address, and first address behind the end */
+    uint8_t memory_kind;         /* ALLOCATION_*: the kind of memory */
+    uint32_t last_launch_number; /* number of the last launch whose arguments reach the allocation */
 
     stream_operation last_work; /* the last operation that may access the allocation */
-    bool is_contested;          /* operations that are not ordered may access the allocation */
+    access_history
+        *history;      /* earlier accesses by byte range, if unordered operations may access the allocation */
+    bool is_contested; /* the order of some operations on the allocation is unknown */
 } allocation;
 
 /* Add an allocation. Return 0, or -1 if no memory is left. Allocations that it overlaps are removed: their free was
@@ -25,12 +28,25 @@ int allocations_remove(uint64_t address, allocation *removed);
 /* Return the allocation that contains an address, or NULL. */
 allocation *allocations_find(uint64_t address);
 
-/* Add an operation that may access an allocation. The allocation becomes contested, for as long as it lives, if its
- * last operation does not happen before this one. */
-void allocation_add_work(allocation *accessed, stream_operation operation);
+/* Begin an operation that may access an allocation. If the last operation on the allocation does not happen before this
+ * one, accesses to the allocation are tracked by byte range, for as long as it lives. */
+void allocation_begin_work(allocation *accessed, stream_operation operation);
+
+/* Return whether an access to some bytes of an allocation is ordered after all earlier accesses that it conflicts with,
+ * and none of these bytes are contested. */
+bool allocation_is_ordered(const allocation *accessed, uint64_t lo, uint64_t hi, byte_access access);
+
+/* Return whether some bytes of an allocation are contested. */
+bool allocation_has_contested_bytes(const allocation *accessed, uint64_t lo, uint64_t hi);
+
+/* Add an access to some bytes of an allocation. */
+void allocation_add_access(allocation *accessed, uint64_t lo, uint64_t hi, byte_access access);
 
 /* Add an operation that may access the allocation that contains an address, if there is one. */
 void allocations_add_work(uint64_t address, stream_operation operation);
+
+/* Add an operation that accesses the bytes from ``lo`` up to ``hi``. */
+void allocations_add_access(uint64_t lo, uint64_t hi, bool is_write, stream_operation operation);
 
 /* Mark the allocations that have bytes from ``begin`` up to ``end`` as contested. */
 void allocations_mark_contested(uint64_t begin, uint64_t end);

@@ -78,12 +78,13 @@ static void write_copy_operand(node_writer *writer, const memcpy3d_operand *oper
 
 static void write_accesses(node_writer *writer, const graph_node *node)
 {
+    static launch_arguments arguments; /* protected by the lock */
     const memset_node_params *fill = &node->fill;
     allocation freed_allocation;
     switch (node->type) {
     case NODE_KERNEL:
-        writer->access_count = kernels_find_pointers(node->layout, node->kernel.kernelParams, node->kernel.extra,
-                                                     &writer->node_record, writer->accesses, MAX_ACCESSES, NULL);
+        kernels_find_arguments(node->layout, node->kernel.kernelParams, node->kernel.extra, &arguments);
+        writer->access_count = kernels_write_accesses(&arguments, &writer->node_record, writer->accesses);
         for (size_t i = 0; i < writer->access_count; i++)
             writer->accesses[i].access.node = writer->node_record.node.node;
         break;

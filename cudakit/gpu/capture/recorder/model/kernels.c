@@ -147,14 +147,6 @@ static const char *packed_buffer(void **extra)
     return NULL;
 }
 
-static record *find_access_of_pointer(uint64_t pointer, record *accesses, size_t count)
-{
-    for (size_t i = 0; i < count; i++)
-        if (accesses[i].access.lo == pointer)
-            return accesses + i;
-    return NULL;
-}
-
 int kernels_read_words(const struct kernel_layout *layout, void **parameters, void **extra, size_t first_word,
                        unsigned long long *words, size_t count)
 {
@@ -181,20 +173,52 @@ static uint64_t mix_hash(uint64_t hash, uint64_t value)
     return hash ^ hash >> 32;
 }
 
-/* Add an argument that is a pointer: the word at index ``word``, and the pointer at index ``index``. */
-static void add_pointer(launch_arguments *arguments, size_t word, size_t index, uint64_t pointer,
-                        allocation *pointed_allocation)
+/* A hash table of the pointers of the current launch: their indices plus 1. The table has more slots than pointers. */
+#define POINTER_SLOTS 1024
+static struct {
+    uint32_t launch_number; /* number of the launch that filled the slot; the slots of other launches are free */
+    uint32_t index;
+} pointer_slots[POINTER_SLOTS]; /* protected by the lock */
+static uint32_t current_launch_number;
+
+/* Return the index of a pointer among the pointers of the launch; a new pointer is added. */
+static size_t pointer_index(launch_arguments *arguments, uint64_t pointer)
 {
-    arguments->pattern_hash = mix_hash(arguments->pattern_hash, word << 32 | index << 8 | (pointer & 255));
-    if (index < arguments->pointer_count)
+    size_t slot = (size_t)(pointer * 0x9E3779B97F4A7C15ull >> 40) % POINTER_SLOTS;
+    for (; pointer_slots[slot].launch_number == current_launch_number; slot = (slot + 1) % POINTER_SLOTS)
+        if (arguments->pointers[pointer_slots[slot].index] == pointer)
+            return pointer_slots[slot].index;
+    pointer_slots[slot].launch_number = current_launch_number;
+    pointer_slots[slot].index = (uint32_t)arguments->pointer_count;
+    arguments->pointers[arguments->pointer_count] = pointer;
+    return arguments->pointer_count++;
+}
+
+/* Add an allocation that the launch reaches, unless it has been added. */
+static void add_allocation(launch_arguments *arguments, allocation *reached)
+{
+    if (reached->last_launch_number == current_launch_number)
         return;
-    arguments->pointers[arguments->pointer_count++] = pointer;
+    reached->last_launch_number = current_launch_number;
+    arguments->allocations[arguments->allocation_count++] = reached;
+}
+
+/* Add an argument that is a pointer: the word at index ``word_index``. */
+static void add_pointer(launch_arguments *arguments, size_t word_index, uint64_t pointer, uint8_t certainty,
+                        allocation *reached)
+{
+    const size_t old_count = arguments->pointer_count, index = pointer_index(arguments, pointer);
+    arguments->pattern_hash = mix_hash(arguments->pattern_hash, word_index << 32 | index << 8 | (pointer & 255));
+    if (index < old_count) {
+        if (certainty < arguments->certainties[index])
+            arguments->certainties[index] = certainty;
+        return;
+    }
+    arguments->allocation_ends[index] = reached->hi;
+    arguments->certainties[index] = certainty;
     arguments->pointer_hash = mix_hash(arguments->pointer_hash, pointer);
     arguments->distance_hash = mix_hash(arguments->distance_hash, pointer - arguments->pointers[0]);
-    for (size_t i = arguments->allocation_count; i-- > 0;)
-        if (arguments->allocations[i] == pointed_allocation)
-            return;
-    arguments->allocations[arguments->allocation_count++] = pointed_allocation;
+    add_allocation(arguments, reached);
 }
 
 static const char *parameter_bytes(const char *buffer, void **parameters, uint16_t parameter, uint16_t offset)
@@ -219,53 +243,69 @@ static void add_other_bytes(launch_arguments *arguments, const struct kernel_lay
     }
 }
 
-size_t kernels_find_pointers(const struct kernel_layout *layout, void **parameters, void **extra,
-                             const record *launch_record, record *accesses, size_t access_limit,
-                             launch_arguments *arguments)
+/* Begin the arguments of the next launch. The arrays are not cleared, because they are large. */
+static void begin_arguments(launch_arguments *arguments)
+{
+    current_launch_number++;
+    arguments->pointer_count = arguments->allocation_count = 0;
+    arguments->pointer_hash = arguments->distance_hash = arguments->pattern_hash = arguments->scalar_hash = 0;
+    arguments->is_complete = false;
+}
+
+void kernels_find_arguments(const struct kernel_layout *layout, void **parameters, void **extra,
+                            launch_arguments *arguments)
 {
     const char *buffer = parameters ? NULL : packed_buffer(extra);
-    const bool has_parameters = layout && (parameters || buffer);
-    size_t access_count = 0;
-    if (arguments) { /* the arrays are not cleared, because they are large */
-        arguments->pointer_count = arguments->allocation_count = 0;
-        arguments->pointer_hash = arguments->distance_hash = arguments->pattern_hash = arguments->scalar_hash = 0;
-        arguments->is_complete = has_parameters;
-    }
-    if (!has_parameters)
-        return 0;
-    for (size_t i = 0; i < layout->word_count && access_count < access_limit; i++) {
+    begin_arguments(arguments);
+    if (!layout || (!parameters && !buffer))
+        return;
+    for (size_t i = 0; i < layout->word_count && arguments->pointer_count < MAX_ACCESSES; i++) {
         const parameter_word *word = layout->words + i;
-        const char *word_source =
-            buffer ? buffer + word->offset_in_buffer
-                   : (const char *)parameters[word->parameter_index] + word->offset_in_parameter;
-        uint64_t word_value;
-        memcpy(&word_value, word_source, sizeof word_value);
-        allocation *pointed_allocation = allocations_find(word_value);
-        record *existing_access =
-            pointed_allocation ? find_access_of_pointer(word_value, accesses, access_count) : NULL;
-        if (pointed_allocation && arguments)
-            add_pointer(arguments, i, existing_access ? (size_t)(existing_access - accesses) : access_count,
-                        word_value, pointed_allocation);
-        else if (arguments)
-            arguments->scalar_hash = mix_hash(mix_hash(arguments->scalar_hash, i), word_value);
-        if (existing_access && word->certainty < existing_access->access.precision)
-            existing_access->access.precision = word->certainty;
-        if (!pointed_allocation || existing_access)
-            continue;
-        record *access = accesses + access_count++;
-        *access = *launch_record;
-        access->kind = KIND_ACCESS;
-        memset(access->kind_fields, 0, sizeof access->kind_fields);
-        access->access.lo = word_value;
-        access->access.hi = pointed_allocation->hi;
-        access->access.mode = MODE_READ | MODE_WRITE;
-        access->access.precision = word->certainty;
+        const char *source = buffer ? buffer + word->offset_in_buffer
+                                    : (const char *)parameters[word->parameter_index] + word->offset_in_parameter;
+        uint64_t value;
+        memcpy(&value, source, sizeof value);
+        allocation *reached = allocations_find(value);
+        if (reached)
+            add_pointer(arguments, i, value, word->certainty, reached);
+        else
+            arguments->scalar_hash = mix_hash(mix_hash(arguments->scalar_hash, i), value);
     }
-    if (arguments && access_count == access_limit)
-        arguments->is_complete = false;
-    else if (arguments)
+    arguments->is_complete = arguments->pointer_count < MAX_ACCESSES;
+    if (arguments->is_complete)
         add_other_bytes(arguments, layout, buffer, parameters);
-    return access_count;
+}
+
+/* Return a record of the same call without the fields of its kind. */
+static record record_of_call(const record *launch_record, uint16_t kind)
+{
+    record rec = *launch_record;
+    rec.kind = kind;
+    memset(rec.kind_fields, 0, sizeof rec.kind_fields);
+    return rec;
+}
+
+size_t kernels_write_accesses(const launch_arguments *arguments, const record *launch_record, record *accesses)
+{
+    for (size_t i = 0; i < arguments->pointer_count; i++) {
+        accesses[i] = record_of_call(launch_record, KIND_ACCESS);
+        accesses[i].access.lo = arguments->pointers[i];
+        accesses[i].access.hi = arguments->allocation_ends[i];
+        accesses[i].access.mode = MODE_READ | MODE_WRITE;
+        accesses[i].access.precision = arguments->certainties[i];
+    }
+    return arguments->pointer_count;
+}
+
+size_t kernels_write_pointers(const uint64_t *pointers, size_t pointer_count, const record *launch_record,
+                              record *pointer_records)
+{
+    const size_t record_count = (pointer_count + POINTERS_PER_RECORD - 1) / POINTERS_PER_RECORD;
+    for (size_t i = 0; i < record_count; i++)
+        pointer_records[i] = record_of_call(launch_record, KIND_TEMPLATE_POINTERS);
+    for (size_t i = 0; i < pointer_count; i++)
+        pointer_records[i / POINTERS_PER_RECORD].template_pointers.pointers[i % POINTERS_PER_RECORD] = pointers[i];
+    return record_count;
 }
 
 uint32_t kernels_name_id(CUfunction function, const char *name)

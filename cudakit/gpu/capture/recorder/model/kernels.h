@@ -17,6 +17,8 @@ struct kernel_layout;
 /* The arguments of a launch: different pointers in the order of the arguments, and the memory that they reach. */
 typedef struct {
     uint64_t pointers[MAX_ACCESSES];
+    uint64_t allocation_ends[MAX_ACCESSES]; /* first address behind the allocation that a pointer reaches */
+    uint8_t certainties[MAX_ACCESSES];      /* PRECISION_* of the access through a pointer */
     size_t pointer_count;
     allocation *allocations[MAX_ACCESSES]; /* valid while the lock is held */
     size_t allocation_count;
@@ -34,15 +36,17 @@ const struct kernel_layout *kernels_layout(CUfunction function);
 /* Return the name of a kernel, or NULL. Calls CUDA: the lock is not held. */
 const char *kernels_name(CUfunction function);
 
-/* Find the kernel arguments that point into live allocations. The lock is held.
- *
- * Writes one ACCESS record per pointer to ``accesses``, based on ``launch_record``, and returns the number of
- * records. ``parameters`` is the array passed to cuLaunchKernel, ``extra`` its packed form; one of them is NULL.
- * ``arguments``, which may be NULL, is set to the arguments.
- */
-size_t kernels_find_pointers(const struct kernel_layout *layout, void **parameters, void **extra,
-                             const record *launch_record, record *accesses, size_t limit,
-                             launch_arguments *arguments);
+/* Find the kernel arguments that point into live allocations, at most MAX_ACCESSES. ``parameters`` is the array passed to
+ * cuLaunchKernel, ``extra`` its packed form; one of them is NULL. The lock is held. */
+void kernels_find_arguments(const struct kernel_layout *layout, void **parameters, void **extra,
+                            launch_arguments *arguments);
+
+/* Write one ACCESS record for each pointer, based on ``launch_record``, and return the number of records. */
+size_t kernels_write_accesses(const launch_arguments *arguments, const record *launch_record, record *accesses);
+
+/* Write the pointers to TEMPLATE_POINTERS records, based on ``launch_record``, and return the number of records. */
+size_t kernels_write_pointers(const uint64_t *pointers, size_t pointer_count, const record *launch_record,
+                              record *pointer_records);
 
 /* Read ``count`` consecutive 8-byte words of the parameters. ``first_word`` counts the words of all parameters.
  * Return 1 on success, 0 if the words belong to several parameters (``words`` is then zeroed), -1 if there are no such

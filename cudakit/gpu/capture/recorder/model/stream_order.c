@@ -149,6 +149,11 @@ void order_host_waited_for_context(uint32_t context)
             clock_join(&host_clock, stream_clocks + slot);
 }
 
+bool order_host_waited_for(stream_operation operation)
+{
+    return operation.slot && operation.number <= host_clock.last_operations[operation.slot];
+}
+
 bool order_host_waited_for_all_work(void)
 {
     bool is_all_complete = slot_count < MAX_STREAMS;

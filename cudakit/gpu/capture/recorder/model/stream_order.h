@@ -12,8 +12,8 @@
 
 /* An operation of a stream. */
 typedef struct {
-    uint32_t slot;   /* index of the stream's vector clock, from 1; 0: the operation's order is unknown */
-    uint64_t number; /* number of the operation in its stream, from 1 */
+    uint64_t slot : 16;   /* index of the stream's vector clock, from 1; 0: the operation's order is unknown */
+    uint64_t number : 48; /* number of the operation in its stream, from 1 */
 } stream_operation;
 
 /* Add an operation to a stream, and return the operation. ``stream`` and ``context`` are ids. The slot of the
@@ -35,6 +35,9 @@ void order_stream_waits(uint32_t stream, uint32_t context, uint32_t event);
 void order_host_waited_for_event(uint32_t event);
 void order_host_waited_for_stream(uint32_t stream, uint32_t context);
 void order_host_waited_for_context(uint32_t context);
+
+/* Return whether the host has waited for an operation. */
+bool order_host_waited_for(stream_operation operation);
 
 /* Return whether the host has waited for all work of all streams. */
 bool order_host_waited_for_all_work(void);

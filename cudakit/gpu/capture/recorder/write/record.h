@@ -42,7 +42,7 @@ enum {
     KIND_COMMUNICATOR = 38,
     KIND_COLLECTIVE = 39,
     KIND_TEMPLATE = 42,
-    KIND_TEMPLATE_POINTER = 43,
+    KIND_TEMPLATE_POINTERS = 43,
 };
 
 enum {
@@ -77,6 +77,7 @@ enum {
 };
 enum { FLAG_WAIT = 1, FLAG_WRITE = 2 };
 enum { TEMPLATE_CHECK_NONE = 0, TEMPLATE_CHECK_EQUAL = 1, TEMPLATE_CHECK_DIFFERENT = 2 };
+enum { POINTERS_PER_RECORD = 7 };
 enum { PHASE_BEGIN = 1, PHASE_END = 2 };
 enum {
     COLLECTIVE_UNKNOWN,
@@ -111,6 +112,7 @@ typedef struct {
             uint8_t pending;
             uint32_t template_id; /* template that replaces the accesses; 0: none */
             uint8_t is_relative;  /* the template is of a launch with other pointers */
+            uint8_t is_checked;   /* the template was checked while unordered work used the same allocations */
         } launch;
         struct {
             uint64_t lo, hi;
@@ -145,6 +147,7 @@ typedef struct {
         } edge;
         struct {
             uint32_t graph, executable, pending, template_id;
+            uint8_t is_checked; /* the template was checked while unordered work used the same allocations */
         } graph_launch;
         struct {
             uint64_t address;
@@ -179,8 +182,8 @@ typedef struct {
             uint8_t check;
         } access_template;
         struct {
-            uint64_t pointer;
-        } template_pointer;
+            uint64_t pointers[POINTERS_PER_RECORD]; /* the unused ones are 0 */
+        } template_pointers;
         struct {
             uint64_t size_bytes;
         } arenas;

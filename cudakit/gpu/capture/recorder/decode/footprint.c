@@ -1,0 +1,54 @@
+#include "decode/footprint.h"
+
+#include <stdlib.h>
+
+/* Number of ranges at which joining stops. One range for reads and one for writes of each pointer remain in any case. */
+#define SIMPLE_RANGE_COUNT 32
+
+static int compare_ranges(const void *left, const void *right)
+{
+    const footprint_range *a = left, *b = right;
+    if (a->is_write != b->is_write)
+        return a->is_write ? 1 : -1;
+    if (a->pointer_index != b->pointer_index)
+        return a->pointer_index < b->pointer_index ? -1 : 1;
+    return a->begin < b->begin ? -1 : a->begin > b->begin;
+}
+
+/* Join sorted ranges of the same pointer that are at most ``gap_bytes`` apart. */
+static void join_ranges(footprint *accesses, uint64_t gap_bytes)
+{
+    size_t kept_count = 0;
+    for (size_t i = 0; i < accesses->range_count; i++) {
+        const footprint_range range = accesses->ranges[i];
+        footprint_range *last = kept_count ? accesses->ranges + kept_count - 1 : NULL;
+        if (last && last->is_write == range.is_write && last->pointer_index == range.pointer_index &&
+            range.begin <= last->end + gap_bytes)
+            last->end = range.end > last->end ? range.end : last->end;
+        else
+            accesses->ranges[kept_count++] = range;
+    }
+    accesses->range_count = kept_count;
+}
+
+/* Join ranges until at most ``range_count`` remain, or all ranges of each pointer are joined. */
+static void simplify_to(footprint *accesses, size_t range_count)
+{
+    qsort(accesses->ranges, accesses->range_count, sizeof *accesses->ranges, compare_ranges);
+    join_ranges(accesses, 0);
+    for (uint64_t gap_bytes = 256; accesses->range_count > range_count && gap_bytes <= UINT64_C(1) << 48;
+         gap_bytes *= 4)
+        join_ranges(accesses, gap_bytes);
+}
+
+void footprint_add(footprint *accesses, footprint_range range)
+{
+    if (accesses->range_count == FOOTPRINT_CAPACITY)
+        simplify_to(accesses, FOOTPRINT_CAPACITY / 2); /* a launch has at most 512 pointers */
+    accesses->ranges[accesses->range_count++] = range;
+}
+
+void footprint_simplify(footprint *accesses)
+{
+    simplify_to(accesses, SIMPLE_RANGE_COUNT);
+}

@@ -1,0 +1,33 @@
+/* The memory that launches of a template access, as few byte ranges relative to the pointers of the launch. The ranges may
+ * contain bytes that are not accessed. */
+#ifndef CK_FOOTPRINT_H
+#define CK_FOOTPRINT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* The bytes from ``begin`` up to ``end``, relative to the pointer with this index among the arguments of the launch. */
+typedef struct {
+    uint64_t begin, end;
+    uint32_t pointer_index; /* NO_POINTER: ``begin`` and ``end`` are addresses */
+    bool is_write;
+} footprint_range;
+
+#define NO_POINTER UINT32_MAX
+
+/* Ranges that are added beyond this number are joined with others. */
+#define FOOTPRINT_CAPACITY 2048
+
+typedef struct {
+    size_t range_count;
+    footprint_range ranges[FOOTPRINT_CAPACITY];
+} footprint;
+
+/* Add a range. */
+void footprint_add(footprint *accesses, footprint_range range);
+
+/* Join ranges of the same pointer, those with the smallest gaps first, until few ranges remain. */
+void footprint_simplify(footprint *accesses);
+
+#endif

@@ -1,0 +1,53 @@
+#include "exact/launch_order.h"
+
+/* Return the address range of a range of the footprint in this launch. */
+static footprint_range range_of_launch(const launch_memory *memory, const footprint_range *range)
+{
+    const uint64_t base = range->pointer_index == NO_POINTER ? 0 : memory->pointers[range->pointer_index];
+    return (footprint_range){base + range->begin, base + range->end, NO_POINTER, range->is_write};
+}
+
+/* Return whether the launch is ordered after all earlier accesses to the bytes of its footprint. */
+static bool footprint_is_ordered(const launch_memory *memory)
+{
+    bool is_ordered = true;
+    for (size_t i = 0; is_ordered && i < memory->footprint.range_count; i++) {
+        const footprint_range range = range_of_launch(memory, memory->footprint.ranges + i);
+        const allocation *accessed = allocations_find(range.begin);
+        const byte_access access = {.operation = memory->operation, .is_write = range.is_write};
+        is_ordered = accessed && range.end <= accessed->hi &&
+                     allocation_is_ordered(accessed, range.begin, range.end, access);
+    }
+    return is_ordered;
+}
+
+memory_order launch_begin_work(const launch_memory *memory)
+{
+    bool is_contested = !memory->operation.slot, is_shared = false;
+    for (size_t i = 0; i < memory->allocation_count; i++) {
+        allocation_begin_work(memory->allocations[i], memory->operation);
+        is_contested = is_contested || memory->allocations[i]->is_contested;
+        is_shared = is_shared || memory->allocations[i]->history;
+    }
+    if (is_contested || (is_shared && (!memory->footprint.ranges || !footprint_is_ordered(memory))))
+        return MEMORY_CONTESTED;
+    return is_shared ? MEMORY_SHARED : MEMORY_ORDERED;
+}
+
+void launch_add_accesses(const launch_memory *memory)
+{
+    for (size_t i = 0; i < memory->allocation_count; i++) {
+        allocation *accessed = memory->allocations[i];
+        if (!accessed->history || !memory->footprint.ranges)
+            allocation_add_access(
+                accessed, accessed->lo, accessed->hi,
+                (byte_access){.operation = memory->operation, .is_write = true, .is_assumed = true});
+    }
+    for (size_t i = 0; i < memory->footprint.range_count; i++) {
+        const footprint_range range = range_of_launch(memory, memory->footprint.ranges + i);
+        allocation *accessed = allocations_find(range.begin);
+        if (accessed && accessed->history)
+            allocation_add_access(accessed, range.begin, range.end,
+                                  (byte_access){.operation = memory->operation, .is_write = range.is_write});
+    }
+}

@@ -1,0 +1,28 @@
+/* Whether a launch is ordered after all earlier work on the memory that it accesses. Callers hold the lock. */
+#ifndef CK_LAUNCH_ORDER_H
+#define CK_LAUNCH_ORDER_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "exact/templates.h"
+#include "model/allocations.h"
+
+/* The memory that a launch may access. */
+typedef struct {
+    stream_operation operation;
+    allocation *const *allocations; /* the allocations that the launch reaches */
+    size_t allocation_count;
+    const uint64_t *pointers; /* different pointers in the order of the arguments */
+    launch_footprint
+        footprint; /* the bytes that it is expected to access, because an earlier launch accessed them */
+} launch_memory;
+
+/* Begin a launch, and return the order of the launch and earlier work on its memory. */
+memory_order launch_begin_work(const launch_memory *memory);
+
+/* Add the accesses of a launch to the work on its memory. */
+void launch_add_accesses(const launch_memory *memory);
+
+#endif

@@ -1,0 +1,39 @@
+/* The earlier accesses to an allocation that several streams use, by byte range.
+ *
+ * Each interval of bytes has the accesses that later work may be unordered with: an access is dropped when a later access
+ * is ordered after it and conflicts with everything that it conflicts with. Two accesses conflict if at least one of
+ * them writes. Callers hold the lock. */
+#ifndef CK_ACCESS_HISTORY_H
+#define CK_ACCESS_HISTORY_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "model/stream_order.h"
+
+/* An access of an operation to all bytes of a range. */
+typedef struct {
+    stream_operation operation;
+    bool is_write;
+    bool is_assumed; /* the operation may access the bytes, but its accesses are unknown */
+} byte_access;
+
+typedef struct access_history access_history;
+
+/* Return the history of an allocation whose last operation may have accessed all of its bytes, from ``lo`` up to ``hi``.
+ * Return NULL if no memory is left. */
+access_history *history_create(uint64_t lo, uint64_t hi, byte_access last_access);
+void history_free(access_history *history);
+
+/* Return whether an access to the bytes from ``lo`` up to ``hi`` is ordered after all earlier accesses that it conflicts
+ * with, and none of the bytes are contested. */
+bool history_is_ordered(const access_history *history, uint64_t lo, uint64_t hi, byte_access access);
+
+/* Return whether some of the bytes from ``lo`` up to ``hi`` are contested. */
+bool history_has_contested_bytes(const access_history *history, uint64_t lo, uint64_t hi);
+
+/* Add an access. If it is unordered with an earlier access that it conflicts with, and neither of them is assumed, these
+ * bytes count as contested from now on. */
+void history_add(access_history *history, uint64_t lo, uint64_t hi, byte_access access);
+
+#endif
