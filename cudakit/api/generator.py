@@ -112,7 +112,7 @@ class Generator:
 
     @property
     def position(self) -> int:
-        """The number of the next Philox block, which is the low half of the counter of Philox.
+        """The number of the next block of Philox: the low half of the 128-bit counter of Philox.
 
         After a CUDA graph captured a call, the position is in device memory, and the property waits for the
         device.

@@ -156,9 +156,9 @@ class Timing:
     def seconds(self) -> float:
         """Time from the begin to the end of the block in its stream. The first read waits for the GPU."""
         if math.isnan(self._seconds):
-            begin, end = self._events
-            self._gpu.sync_event(end)
-            self._seconds = self._gpu.elapsed(begin, end)
+            begin_event, end_event = self._events
+            self._gpu.sync_event(end_event)
+            self._seconds = self._gpu.elapsed(begin_event, end_event)
             for event in self._events:
                 self._gpu.destroy_event(event)
             if self._closes_gpu:

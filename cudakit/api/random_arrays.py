@@ -94,7 +94,7 @@ class DeviceFiller:
         return fill(out=out, stream=stream)
 
     def fill_output(self, fill: _PreparedFill, request: DrawRequest, output: Output) -> None:
-        """Enqueue the kernel for an output, and prepare equal calls of a real device."""
+        """Enqueue the kernel for an output, and prepare the fast path for equal calls."""
         gpu, counter = self._kernels.gpu, self.counter
         draw = request.make_draw(output, request.arguments)
         kernels = self._kernels.get_kernels()

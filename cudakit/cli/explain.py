@@ -55,7 +55,11 @@ def explain_terms(
     with open_outputs(output) as outputs:
         meanings = [f"{topic.name}: {topic.meaning}" for topic in explanation.topics]
         outputs.write(
-            Report(result=result, document=lambda: report(explanation), brief=lambda: meanings)
+            Report(
+                result=result,
+                document=lambda: report(explanation),
+                brief_sentences=lambda: meanings,
+            )
         )
     return ExitCode.OK
 

@@ -149,7 +149,7 @@ def _as_message(text: str) -> str:
 
 
 def _similar_options(error: click.NoSuchOption) -> list[str]:
-    """Return those suggestions of click that are similar even without the leading dashes."""
+    """Return the suggestions of click that resemble the option even without the leading dashes."""
     from difflib import get_close_matches
 
     option_by_name = {option.lstrip("-"): option for option in error.possibilities or ()}

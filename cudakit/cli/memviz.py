@@ -237,7 +237,7 @@ def _show(
 ) -> int:
     from cudakit.api.memory import new_allocator
     from cudakit.core.memory.analyze import analyze
-    from cudakit.core.memory.present import brief, report, summary_report
+    from cudakit.core.memory.present import brief_sentences, report, summary_report
 
     with open_outputs(options) as outputs:
         result = analyze(_load_snapshots(files, quiet=options.quiet), spec, new_allocator)
@@ -251,7 +251,7 @@ def _show(
                     summary_report(result) if summary_only else report(result, top=top)
                 ),
                 exports=exports,
-                brief=lambda: brief(result),
+                brief_sentences=lambda: brief_sentences(result),
             )
         )
     _note_slow_reader(result.files, options)
@@ -297,7 +297,7 @@ def _replay(
         raise click.UsageError("--what-if shows all rows of its tables; remove --top")
     from cudakit.api.memory import replay_snapshots
     from cudakit.core.memory.whatif import WhatIfSpec
-    from cudakit.core.memory.whatif.present import brief, report
+    from cudakit.core.memory.whatif.present import brief_sentences, report
 
     with open_outputs(options, COMMON_FORMATS) as outputs:
         what_if_spec = WhatIfSpec(settings=settings, limit_bytes=limit_bytes, device=spec.device)
@@ -305,7 +305,11 @@ def _replay(
         with progress_line(quiet=options.quiet) as progress:
             result: WhatIfResult = replay_snapshots(snapshots, what_if_spec, progress)
         outputs.write(
-            Report(result=result, document=lambda: report(result), brief=lambda: brief(result))
+            Report(
+                result=result,
+                document=lambda: report(result),
+                brief_sentences=lambda: brief_sentences(result),
+            )
         )
     _note_slow_reader(result.files, options)
     return ExitCode.OK

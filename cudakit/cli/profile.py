@@ -190,7 +190,7 @@ class Profile:
             if activities
             else {},
             writers=writers,
-            brief=lambda: present.brief(self.result),
+            brief_sentences=lambda: present.brief_sentences(self.result),
         )
 
 

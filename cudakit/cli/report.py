@@ -39,8 +39,8 @@ class Report:
     exports: Mapping[str, Callable[[], Text]] = field(default_factory=dict)
     writers: Mapping[str, Callable[[BinaryIO], None]] = field(default_factory=dict)
     # A function that returns the verdict and the findings as sentences, or as Notes, which have a symbol. The
-    # default is ``brief(document)``.
-    brief: Callable[[], Sequence[str | Note]] | None = None
+    # default is ``brief_sentences(document)``.
+    brief_sentences: Callable[[], Sequence[str | Note]] | None = None
 
     def text(self, suffix: str, target: Output) -> Text:
         """Return the report in a format, with the width and the colors of its target."""
@@ -70,11 +70,11 @@ class Report:
 
     def lines(self, *, with_rows: bool = False) -> tuple[str, ...]:
         """Return the verdict and the findings, one line each; ``with_rows`` adds the main table."""
-        if self.brief:
-            return tuple(map(_brief_line, self.brief()))
+        if self.brief_sentences:
+            return tuple(map(_brief_line, self.brief_sentences()))
         document = self.document()
         rows = main_rows(document) if with_rows else ()
-        return tuple(map(_brief_line, (*brief(document), *rows)))
+        return tuple(map(_brief_line, (*brief_sentences(document), *rows)))
 
 
 def _brief_line(sentence: str | Note) -> str:
@@ -111,7 +111,7 @@ def main_rows(document: Document) -> Iterator[str]:
             )
 
 
-def brief(document: Document) -> tuple[str | Note, ...]:
+def brief_sentences(document: Document) -> tuple[str | Note, ...]:
     """Return title, warnings and errors of a document, and the ok notes outside of sections."""
     from cudakit.document import Note, walk
 

@@ -608,8 +608,8 @@ static int read_operands(FastCall *self, const call_arguments *arguments, operan
     return *first_array < 0 ? -1 : word_count;
 }
 
-/* Find the handle of a call's stream: by default the current stream of the first array's library. Return false for
- * streams that are no int and have no attribute cuda_stream. */
+/* Find the handle of a call's stream: by default the current stream of the first array's library. The stream may be an
+ * int, a stream of CuPy for an array of CuPy, or an object with the attribute cuda_stream. Return false for others. */
 static bool find_stream(PyObject *object, const operand *first_array, handle *stream)
 {
     const array_class *class = first_array->class;
@@ -629,7 +629,8 @@ static bool find_stream(PyObject *object, const operand *first_array, handle *st
         Py_XDECREF(current_stream);
         Py_XDECREF(device_index);
     } else {
-        handle_object = PyLong_CheckExact(object) ? Py_NewRef(object) : PyObject_GetAttr(object, name_cuda_stream);
+        PyObject *name = class->kind == 'c' ? name_ptr : name_cuda_stream;
+        handle_object = PyLong_Check(object) ? Py_NewRef(object) : PyObject_GetAttr(object, name);
     }
     *stream = handle_object && PyLong_Check(handle_object) ? PyLong_AsVoidPtr(handle_object) : (handle)-1;
     Py_XDECREF(handle_object);

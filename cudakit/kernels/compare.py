@@ -94,7 +94,9 @@ class Compare:
             self._kernels.launch_over("cudakit_gather", len(indices), args, stream)
             gpu.copy(scratch.host_ptr, values_address, element_bytes * len(indices), stream)
             gpu.sync_stream(stream)
-            bits: npt.NDArray[Any] = np.frombuffer(bytes(scratch.view), element.bits, len(indices))
+            bits: npt.NDArray[Any] = np.frombuffer(
+                bytes(scratch.view), element.storage_dtype, len(indices)
+            )
         return decode(bits, element)
 
     def close(self) -> None:

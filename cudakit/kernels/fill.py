@@ -347,4 +347,4 @@ def _constant(
 
 
 def _write(launch: Launch, destination: Ptr, element: Element, values: npt.NDArray[Any]) -> None:
-    launch.write(destination, element.bits, len(values))[:] = encode(values, element)
+    launch.write(destination, element.storage_dtype, len(values))[:] = encode(values, element)

@@ -21,7 +21,7 @@ _MAX_BLOCKS = 2048
 class _FloatFormat(NamedTuple):
     """The bits of a floating-point format: an element with all exponent bits is infinite or NaN."""
 
-    bits: str  # Name of the numpy type of the bits.
+    storage_dtype: str  # Name of the unsigned numpy dtype that holds the bits.
     cuda_type: str
     exponent_mask: int
     mantissa_mask: int
@@ -102,7 +102,7 @@ class NonFiniteKernels:
         ``data`` has ``count`` elements at an address that is a multiple of the element's size.
         """
         args: tuple[Argument, ...] = (counters, data, np.uint64(count))
-        vector_count = -(-count * np.dtype(_FORMATS[dtype].bits).itemsize // _VECTOR_BYTES)
+        vector_count = -(-count * np.dtype(_FORMATS[dtype].storage_dtype).itemsize // _VECTOR_BYTES)
         block_count = min(-(-vector_count // _THREADS), _MAX_BLOCKS)
         name = f"cudakit_nonfinite_{dtype}"
         if block_count:
@@ -118,7 +118,7 @@ def _register_host_kernel(name: str, float_format: _FloatFormat) -> None:
 
     @host_kernel(f"cudakit_nonfinite_{name}")
     def count_on_host(launch: Launch, counters: Ptr, data: Ptr, count: np.uint64) -> None:
-        bits: Any = launch.read(data, float_format.bits, int(count))
+        bits: Any = launch.read(data, float_format.storage_dtype, int(count))
         is_special = (
             bits & bits.dtype.type(float_format.exponent_mask) == float_format.exponent_mask
         )

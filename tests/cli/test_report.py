@@ -7,7 +7,7 @@ import pytest
 
 from cudakit.cli.options import OutputOptions, Target
 from cudakit.cli.output import Output
-from cudakit.cli.report import Report, brief, format_of, main_rows, open_outputs
+from cudakit.cli.report import Report, brief_sentences, format_of, main_rows, open_outputs
 from cudakit.document import Column, Count, Document, Note, Section, Table, Text
 from cudakit.errors import UsageError
 from cudakit.units import Unavailable
@@ -46,7 +46,7 @@ def written(output_options: OutputOptions, report: Report = REPORT) -> str:
 
 
 def test_brief_has_title_and_important_notes() -> None:
-    title, *notes = brief(DOCUMENT)
+    title, *notes = brief_sentences(DOCUMENT)
 
     assert title == "Title"
     assert [note.text for note in notes if isinstance(note, Note)] == [
@@ -83,7 +83,7 @@ def test_quiet_marks_notes_in_ascii_if_the_terminal_has_no_symbols() -> None:
 
 
 def test_lines_of_a_report_are_printable() -> None:
-    report = Report(result=None, document=lambda: DOCUMENT, brief=lambda: ["a\n\x1b[2J"])
+    report = Report(result=None, document=lambda: DOCUMENT, brief_sentences=lambda: ["a\n\x1b[2J"])
 
     assert written(options(quiet=True), report) == "a \\x1b[2J\n"
 

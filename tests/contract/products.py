@@ -97,7 +97,9 @@ class Problem:
     def check(self, content: bytes, *, reduced: bool = False) -> None:
         """Assert that D is the expected result, and that padding and guard area are unchanged."""
         result_matrix = self.gemm.d
-        bits = np.frombuffer(content[: result_matrix.size_bytes], result_matrix.element.bits)
+        bits = np.frombuffer(
+            content[: result_matrix.size_bytes], result_matrix.element.storage_dtype
+        )
         positions = element_indices(result_matrix)
         differences = np.abs(decode(bits[positions], result_matrix.element) - self.expected())
         assert np.all(differences <= self.tolerance(reduced=reduced)), (
@@ -162,7 +164,7 @@ def _put(bench: Workbench, content: npt.NDArray[Any]) -> Ptr:
 
 
 def _random(matrix: Matrix, random: np.random.Generator) -> Bits:
-    bits = np.full(matrix.size_bytes, 0xFF, np.uint8).view(matrix.element.bits)
+    bits = np.full(matrix.size_bytes, 0xFF, np.uint8).view(matrix.element.storage_dtype)
     positions = element_indices(matrix)
     bits[positions] = encode(_values(matrix.element, positions.shape, random), matrix.element)
     return bits

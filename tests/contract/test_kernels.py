@@ -61,7 +61,7 @@ def filled(
     content = bench.read_bytes(device_memory, size_bytes + 16)
     bench.gpu.free(device_memory)
     assert content[size_bytes:] == b"\xee" * 16
-    return np.frombuffer(content, element.bits, count)
+    return np.frombuffer(content, element.storage_dtype, count)
 
 
 # --- fill

@@ -67,7 +67,7 @@ def test_writes_between_columns_and_matrices_are_counted(
 
 @pytest.mark.parametrize("element", ELEMENTS.values(), ids=ELEMENTS)
 def test_poison_value_never_occurs_as_a_result(element: Element) -> None:
-    bits = np.frombuffer(bytes([poison_byte(element)]) * element.size_bytes, element.bits)
+    bits = np.frombuffer(bytes([poison_byte(element)]) * element.size_bytes, element.storage_dtype)
     (value,) = decode(bits, element)
 
     assert np.isnan(value) or value <= -(2.0 ** (8 * element.size_bytes - 1)) * 0.99

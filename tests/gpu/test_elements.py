@@ -76,7 +76,7 @@ def test_exact_values_round_trip(element: Element) -> None:
 
     bits = encode(values, element)
 
-    assert bits.dtype == element.bits
+    assert bits.dtype == element.storage_dtype
     assert bits.nbytes == len(values) * element.size_bytes
     assert decode(bits, element).tolist() == values
 
@@ -88,5 +88,5 @@ def test_integers_are_rounded_and_clamped() -> None:
 
 def test_all_ones_byte_pattern_is_nan_in_every_floating_format() -> None:
     for element in (FP64, FP32, FP16, BF16, FP8_E4M3, FP8_E5M2):
-        poison = np.full(element.size_bytes, 0xFF, np.uint8).view(element.bits)
+        poison = np.full(element.size_bytes, 0xFF, np.uint8).view(element.storage_dtype)
         assert np.isnan(decode(poison, element)).all(), element.name

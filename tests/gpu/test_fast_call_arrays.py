@@ -113,6 +113,9 @@ def test_cupy_arrays_are_launched_on_the_current_stream_of_cupy(driver: Driver) 
 
     assert add.python_calls == 1
     assert driver.launches == [(FUNCTION, 7, 256, CUPY_STREAM, [0x4000, 0x5000, 0x6000])]
+    add(x, y, out=out, stream=CupyStream(STREAM))
+    assert add.python_calls == 1
+    assert driver.launches[1][3] == STREAM
 
 
 @pytest.mark.parametrize(

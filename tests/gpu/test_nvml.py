@@ -452,7 +452,7 @@ def test_process_has_command_owner_and_memory(tmp_path: Path) -> None:
 
     reader = nvml._reader(nvml.view().devices[0])
     assert not isinstance(reader, Unavailable)
-    process_list = processes(reader, proc=tmp_path)
+    process_list = processes(reader, proc_directory=tmp_path)
     assert isinstance(process_list, tuple)
     assert [
         (process.pid, process.kind, process.used_bytes, process.name) for process in process_list
@@ -466,7 +466,7 @@ def test_process_of_other_namespace_is_listed_without_command(tmp_path: Path) ->
     reader = nvml._reader(nvml.view().devices[0])
     assert not isinstance(reader, Unavailable)
 
-    (process,) = processes(reader, proc=tmp_path) or ()
+    (process,) = processes(reader, proc_directory=tmp_path) or ()
     assert process.kind == "graphics"
     assert "another container" in str(process.name)
     assert "does not report memory" in str(process.used_bytes)
@@ -484,7 +484,7 @@ def listed_with(utilization: object, proc: Path) -> tuple[Process, ...]:
     nvml = opened(FakeNvml([device]))
     reader = nvml._reader(nvml.view().devices[0])
     assert not isinstance(reader, Unavailable)
-    listed_processes = processes(reader, proc=proc)
+    listed_processes = processes(reader, proc_directory=proc)
     assert isinstance(listed_processes, tuple)
     return listed_processes
 

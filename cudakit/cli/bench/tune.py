@@ -111,7 +111,7 @@ def tune_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def use_tuned(spec: GemmSpec, path: str, gpu: str) -> GemmSpec:
-    """Return a Spec that uses the algorithms of ``--tuned``."""
+    """Return a Spec that uses the algorithms in the file of ``--tuned``."""
     _check_library(spec)
     return replace(spec, algorithms=tuned_algorithms(path, gpu, spec.gemms, spec.settings))
 

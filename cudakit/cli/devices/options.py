@@ -1,4 +1,4 @@
-"""The options of ``cudakit devices``, parsed."""
+"""The parsed options of ``cudakit devices``."""
 
 from __future__ import annotations
 

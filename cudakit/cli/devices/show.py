@@ -27,7 +27,7 @@ def list_fields(outputs: Outputs) -> None:
         Report(
             result=FieldsList(fields),
             document=lambda: field_list(fields),
-            brief=lambda: [f"{field.name}: {field.description}" for field in fields],
+            brief_sentences=lambda: [f"{field.name}: {field.description}" for field in fields],
         )
     )
 

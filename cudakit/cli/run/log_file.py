@@ -35,9 +35,9 @@ class LogFile:
                 self._failure = error
 
     def finish(self, result: SanitizeResult, *, quiet: bool) -> None:
-        """Complete the file with the outcome of a race check, and print its path.
+        """Complete the file with the outcome of a race check, and print the path of the file.
 
-        Raises EnvironmentUnusable if it cannot be written.
+        Raises EnvironmentUnusable if the file cannot be written.
         """
         field_names = (field.name for field in fields(Outcome))
         self.complete(
@@ -46,7 +46,7 @@ class LogFile:
         )
 
     def complete(self, outcome: Outcome, *, quiet: bool) -> None:
-        """Complete the file, and print its path. Raises EnvironmentUnusable if it cannot be written."""
+        """Complete the file, and print its path. Raises EnvironmentUnusable if the file cannot be written."""
         if self._failure:
             reason = f"cannot write {self._path}: {self._failure.strerror}"
             hint = "free space on the disk, or write to another directory"

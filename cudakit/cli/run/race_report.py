@@ -70,7 +70,7 @@ class BaselineFile:
 
 def race_report(result: SanitizeResult) -> Report:
     """Return the report of races in every format; without GPU work the text is a line per reason."""
-    from cudakit.core.sanitize.present import brief, report
+    from cudakit.core.sanitize.present import brief_sentences, report
     from cudakit.core.sanitize.present.coverage import is_empty, nothing_recorded
     from cudakit.render import html, sarif
 
@@ -90,5 +90,5 @@ def race_report(result: SanitizeResult) -> Report:
         result=result,
         document=lambda: report(result),
         exports=exports,
-        brief=lambda: brief(result),
+        brief_sentences=lambda: brief_sentences(result),
     )

@@ -348,7 +348,7 @@ def _report_profile(
 
 
 def _report_memory(spec: RunSpec, prepared_run: _PreparedRun) -> bool:
-    """Write the memory snapshots and name them; return whether a process passed the limit."""
+    """Write the memory snapshots, and return whether a process passed the memory limit."""
     if prepared_run.memory is None:
         return False
     files = prepared_run.memory.finish()

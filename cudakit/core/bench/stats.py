@@ -27,7 +27,8 @@ _NORMAL_QUANTILE = 1.96  # The 97.5 % quantile of the normal distribution.
 # Minimum number of samples for two peaks, and the minimum share of samples in a peak: fewer are often chance.
 _MIN_FOR_PEAKS = 30
 _MIN_PEAK_SHARE = 0.1
-# A valley contains less than this share of the lower peak, by at least this many standard deviations.
+# The valley between two peaks has less than this share of the samples of the lower peak, and the # difference
+# is at least this number of standard deviations.
 _MAX_VALLEY_SHARE = 0.5
 _VALLEY_DEVIATIONS = 3.0
 # Peaks that are closer than this number of clock steps may be one time, rounded up or down.

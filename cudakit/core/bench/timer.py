@@ -238,16 +238,16 @@ class _SmClock:
         self._stamp_bytes = gpu.host_view(self._first_stamps, len(self._zero_bytes))
 
     def begin(self, stream: Stream) -> None:
-        """Enqueue the first reading. Call ``take_hz`` of the previous measurement before this method."""
+        """Enqueue the first clock reading. Call ``take_hz`` of the previous measurement first."""
         self._stamp_bytes[:] = self._zero_bytes
         self._kernel.stamp(self._first_stamps, self._multiprocessors, stream)
 
     def end(self, stream: Stream) -> None:
-        """Enqueue the second reading."""
+        """Enqueue the second clock reading of the measurement."""
         self._kernel.stamp(self._last_stamps, self._multiprocessors, stream)
 
     def take_hz(self) -> float | None:
-        """Return the clock after both readings; None if too little time passed between them."""
+        """Return the SM clock between the two readings; None if too little time passed between them."""
         counters = self._stamp_bytes.cast("Q")
         first_reading_size = len(counters) // 2
         return clock_hz(counters[:first_reading_size], counters[first_reading_size:])

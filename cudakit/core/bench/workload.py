@@ -13,7 +13,7 @@ from cudakit.gpu.api import Event, Gpu, Memory, Ptr, Stream, Streams
 # The value of a parameter of a case.
 Axis: TypeAlias = str | int | float
 
-# The value of ``library`` for workloads that are no baseline.
+# The value of the field ``library`` for workloads that are no baseline.
 CUDAKIT = "cudakit"
 
 

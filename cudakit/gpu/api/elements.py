@@ -23,22 +23,22 @@ class Format:
 
 @dataclass(frozen=True, slots=True)
 class Element:
-    """An element type: ``code`` identifies it in kernels, ``bits`` is the numpy dtype for storage."""
+    """An element type: ``code`` identifies it in kernels, ``storage_dtype`` is its numpy dtype in memory."""
 
     name: str
     code: int
-    bits: np.dtype[Any]
+    storage_dtype: np.dtype[Any]
     format: Format | None = None
 
     @property
     def size_bytes(self) -> int:
         """The size of an element."""
-        return self.bits.itemsize
+        return self.storage_dtype.itemsize
 
     @property
     def is_integer(self) -> bool:
         """Whether the elements are integers."""
-        return self.format is None and self.bits.kind == "i"
+        return self.format is None and self.storage_dtype.kind == "i"
 
 
 # Binary16 is defined in IEEE 754-2019; bfloat16 is the upper half of binary32; both fp8
@@ -64,13 +64,15 @@ def encode(values: npt.ArrayLike, element: Element) -> Bits:
     """
     fp64_values = np.asarray(values, np.float64)
     if element.format is not None:
-        return _round_to_format(fp64_values.astype(np.float32), element.format, element.bits)
-    if element.is_integer:
-        integer_limits = np.iinfo(element.bits)
-        return np.rint(np.clip(fp64_values, integer_limits.min, integer_limits.max)).astype(
-            element.bits
+        return _round_to_format(
+            fp64_values.astype(np.float32), element.format, element.storage_dtype
         )
-    return fp64_values.astype(element.bits)
+    if element.is_integer:
+        integer_limits = np.iinfo(element.storage_dtype)
+        return np.rint(np.clip(fp64_values, integer_limits.min, integer_limits.max)).astype(
+            element.storage_dtype
+        )
+    return fp64_values.astype(element.storage_dtype)
 
 
 def decode(bits: Bits, element: Element) -> Floats:

@@ -22,7 +22,7 @@ MPS_DIRECTORY = "/tmp/nvidia-mps"  # noqa: S108 the default of CUDA_MPS_PIPE_DIR
 class Host:
     """The operating system and CPU. Unknown text fields are ""."""
 
-    cpu: str = ""  # model name
+    cpu: str = ""  # model name of the CPU
     system: str = ""  # name of the operating system: "Linux"
     kernel: str = ""  # release of the kernel: "6.8.0-60-generic"
     distribution: str = ""  # name of the distribution: "Ubuntu 24.04.3 LTS"

@@ -54,7 +54,6 @@ class CuFile:
         self._cufile = _import_cufile()
         self._registered_ptrs: list[Ptr] = []
         self._is_open = False
-        self._has_statistics = self._start_statistics()
         if not _KERNEL_MODULES.exists():
             raise Unsupported(
                 f"cuFile does not start without {_KERNEL_MODULES}, which kernels without modules lack"
@@ -64,6 +63,7 @@ class CuFile:
         except EnvironmentUnusable as error:
             raise Unsupported(f"cuFile does not start here: {error.message}") from error
         self._is_open = True
+        self._has_statistics = self._start_statistics()
 
     @property
     def version(self) -> str:
@@ -130,13 +130,13 @@ class CuFile:
             self._cufile.get_stats_l3(statistics.ptr)
             gpu_statistics = [statistics.per_gpu_stats[i] for i in range(int(statistics.num_gpus))]
             direct_count = sum(
-                int(gpu[f"n_{path}_{direction}"])
+                int(getattr(gpu, f"n_{path}_{direction}"))
                 for gpu in gpu_statistics
                 for path in ("p2p", "nvfs")
                 for direction in ("reads", "writes")
             )
             posix_count = sum(
-                int(gpu["n_posix_reads"]) + int(gpu["n_posix_writes"]) for gpu in gpu_statistics
+                int(gpu.n_posix_reads) + int(gpu.n_posix_writes) for gpu in gpu_statistics
             )
         except Exception:  # noqa: BLE001  # the layout differs between versions
             return None

@@ -30,7 +30,9 @@ _NO_SAMPLES = (0, 6)
 _START_TIME_INDEX = 22 - 3
 
 
-def processes(reader: Reader, *, proc: Path = Path("/proc")) -> tuple[Process, ...] | Unavailable:
+def processes(
+    reader: Reader, *, proc_directory: Path = Path("/proc")
+) -> tuple[Process, ...] | Unavailable:
     """Return the processes, sorted by kind and pid; Unavailable if NVML reports no kind of process."""
     kinds_and_processes: list[tuple[str, Any]] = []
     errors: list[Unavailable] = []
@@ -44,7 +46,8 @@ def processes(reader: Reader, *, proc: Path = Path("/proc")) -> tuple[Process, .
         return errors[0]
     utilization = _sm_utilization(reader) if kinds_and_processes else {}
     running_processes = (
-        _process(kind, process, utilization, proc) for kind, process in kinds_and_processes
+        _process(kind, process, utilization, proc_directory)
+        for kind, process in kinds_and_processes
     )
     return tuple(sorted(running_processes, key=lambda process: (process.kind, process.pid)))
 
@@ -77,9 +80,9 @@ def _sm_utilization(reader: Reader) -> Mapping[int, int] | Unavailable:
 
 
 def _process(
-    kind: str, nvml_process: Any, utilization: Mapping[int, int] | Unavailable, proc: Path
+    kind: str, nvml_process: Any, utilization: Mapping[int, int] | Unavailable, proc_directory: Path
 ) -> Process:
-    directory = proc / str(nvml_process.pid)
+    directory = proc_directory / str(nvml_process.pid)
     used_bytes = nvml_process.usedGpuMemory
     return Process(
         pid=nvml_process.pid,
@@ -90,7 +93,7 @@ def _process(
         sm_percent=utilization
         if isinstance(utilization, Unavailable)
         else utilization.get(nvml_process.pid, 0),
-        runtime_s=_runtime(directory, proc),
+        runtime_s=_runtime(directory, proc_directory),
     )
 
 
@@ -113,7 +116,7 @@ def _user_name(directory: Path) -> str | Unavailable:
         return str(uid)
 
 
-def _runtime(directory: Path, proc: Path) -> float | Unavailable:
+def _runtime(directory: Path, proc_directory: Path) -> float | Unavailable:
     """Return the seconds since a process started."""
     try:
         # The command is in parentheses, and may contain spaces and parentheses.
@@ -121,6 +124,6 @@ def _runtime(directory: Path, proc: Path) -> float | Unavailable:
             directory.joinpath("stat").read_text(errors="replace").rpartition(")")[2]
         )
         start_s = int(fields_after_command.split()[_START_TIME_INDEX]) / os.sysconf("SC_CLK_TCK")
-        return float(proc.joinpath("uptime").read_text().split()[0]) - start_s
+        return float(proc_directory.joinpath("uptime").read_text().split()[0]) - start_s
     except (OSError, ValueError, IndexError):
         return _OTHER_NAMESPACE

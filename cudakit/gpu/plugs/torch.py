@@ -7,7 +7,7 @@ from typing import Any
 
 from cudakit.errors import EnvironmentUnusable, MissingDependency, UsageError
 
-# The sources of segments (``upstream``), with the driver function of each.
+# The driver function that allocates the segments of a pool, by the value of ``upstream``.
 UPSTREAMS = {
     "driver": "cuMemAlloc, which PyTorch uses by default",
     "managed": "cuMemAllocManaged: migrates between host and device, may exceed the device's memory",

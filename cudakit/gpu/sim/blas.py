@@ -222,7 +222,7 @@ class SimGemm:
         gemm = self._gemm
         launch.write(self._workspace, np.uint8, self._workspace_bytes)
         bias_bits: Bits | None = (
-            launch.read(bias, gemm.bias.bits, gemm.m) if gemm.has_bias else None
+            launch.read(bias, gemm.bias.storage_dtype, gemm.m) if gemm.has_bias else None
         )
         factors = _read_matrix(launch, a, gemm.a), _read_matrix(launch, b, gemm.b)
         result = launch.write(d, *_column_layout(gemm.d), step_bytes=_step_bytes(gemm.d))
@@ -236,7 +236,7 @@ def _read_matrix(launch: Launch, address: Ptr, matrix: Matrix) -> Bits:
 
 def _column_layout(matrix: Matrix) -> tuple[np.dtype[Any], int]:
     """Return a dtype whose element is one column of a matrix, and the number of columns in the batch."""
-    column = np.dtype([("column", matrix.element.bits, (matrix.rows,))], align=True)
+    column = np.dtype([("column", matrix.element.storage_dtype, (matrix.rows,))], align=True)
     return column, matrix.columns * matrix.batch
 
 

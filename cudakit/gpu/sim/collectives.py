@@ -238,7 +238,9 @@ def _compute_output(collective: Collective, inputs: Sequence[bytes], rank: int) 
     assert collective.operation in REDUCTIONS  # noqa: S101 an unknown operation is a bug
     element = collective.element
     with np.errstate(over="ignore"):  # Repeated sums in place may exceed the largest value.
-        summed_values = sum(decode(np.frombuffer(data, element.bits), element) for data in inputs)
+        summed_values = sum(
+            decode(np.frombuffer(data, element.storage_dtype), element) for data in inputs
+        )
         return encode(summed_values, element).tobytes()
 
 

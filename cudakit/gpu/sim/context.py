@@ -62,7 +62,7 @@ class Context:
         self._spool = None if sink else attach_to_spool(os.environ)
         if self._spool:
             sink, site = self._spool.sink, self._spool.site
-            atexit.register(self._finish_at_exit)
+            atexit.register(self._finish_work_at_exit)
         is_profiled = os.environ.get(EVENTS_VARIABLE) == PROFILE_EVENTS
         self.recorder = Recorder(None if is_profiled else sink)
         self.cuda_view = _cuda_view(model)
@@ -164,9 +164,9 @@ class Context:
             self.schedule.wait_for_all()
             self._end_recording()
             self.closed = True
-        atexit.unregister(self._finish_at_exit)
+        atexit.unregister(self._finish_work_at_exit)
 
-    def _finish_at_exit(self) -> None:
+    def _finish_work_at_exit(self) -> None:
         """Complete and record the work of a device that the program did not close."""
         with suppress(Exception):  # no caller is left to receive errors of kernels
             self.schedule.wait_for_all()

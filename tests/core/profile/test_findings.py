@@ -6,7 +6,7 @@ import pytest
 from core.profile.synthetic import MS, US, Program, activities_of
 
 from cudakit.core.profile.analysis import analyze
-from cudakit.core.profile.present.report import brief
+from cudakit.core.profile.present.report import brief_sentences
 from cudakit.core.profile.result import Finding, ProfileResult
 from cudakit.document import Note
 from cudakit.trace.kinds import Direction, MemoryKind
@@ -237,6 +237,8 @@ def test_findings_of_several_devices_at_one_line_are_one_note() -> None:
                 slower.host(30 * US)
     result = analyze(activities_of(slow, slower)).result
     assert len(result.findings) == 2
-    (note,) = (line for line in brief(result) if isinstance(line, Note) and line.level == "warn")
+    (note,) = (
+        line for line in brief_sentences(result) if isinstance(line, Note) and line.level == "warn"
+    )
     assert note.text.startswith("process 200 cuda:0: Launch-bound")
     assert "The same on 1 other GPU" in note.text

@@ -107,7 +107,7 @@ class Bench:
         self.gpu.sync_stream(self.stream)
         octets = bytes(self.gpu.host_view(pinned, matrix.size_bytes))
         self.gpu.host_free(pinned)
-        bits = np.frombuffer(octets, matrix.element.bits)
+        bits = np.frombuffer(octets, matrix.element.storage_dtype)
         columns = bits.reshape(matrix.batch, matrix.columns, matrix.leading)
         return decode(columns[:, :, : matrix.rows], matrix.element).transpose(0, 2, 1)
 

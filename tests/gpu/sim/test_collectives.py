@@ -47,13 +47,15 @@ def perform(
     receive_bytes = collective.receive_chunks(ranks) * collective.chunk_bytes
     host = gpu.host_malloc(max(send_bytes, receive_bytes))
     send, receive = gpu.malloc(send_bytes), gpu.malloc(receive_bytes)
-    np.frombuffer(gpu.host_view(host, send_bytes), element.bits)[:] = encode(values, element)
+    np.frombuffer(gpu.host_view(host, send_bytes), element.storage_dtype)[:] = encode(
+        values, element
+    )
     gpu.copy(send, host, send_bytes, LEGACY)
     gpu.fill(receive, 0, receive_bytes, LEGACY)
     communicator.enqueue(collective, send, receive, LEGACY)
     gpu.copy(host, receive, receive_bytes, LEGACY)
     communicator.synchronize(LEGACY)
-    bits = np.frombuffer(bytes(gpu.host_view(host, receive_bytes)), element.bits)
+    bits = np.frombuffer(bytes(gpu.host_view(host, receive_bytes)), element.storage_dtype)
     return list(map(float, decode(bits, element)))
 
 

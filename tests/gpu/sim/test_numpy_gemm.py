@@ -112,7 +112,11 @@ def test_nan_is_preserved(dtype: str) -> None:
     gemm = Gemm(dtype=dtype, m=1, n=1, k=1)
     for output in (gemm.output, DATA_TYPES[dtype].outputs[-1].name):
         gemm = Gemm(dtype=dtype, m=1, n=1, k=1, output=output)
-        row = np.full((1, 1), 0xFF, np.uint8).repeat(element.size_bytes, 1).view(element.bits)
+        row = (
+            np.full((1, 1), 0xFF, np.uint8)
+            .repeat(element.size_bytes, 1)
+            .view(element.storage_dtype)
+        )
         column = encode([[1.0]], gemm.b.element)
         assert np.isnan(decode(multiply(gemm, row, column), gemm.d.element)[0, 0])
 

@@ -83,13 +83,13 @@ class RankGroup:
         self.failure = ""  # The reason why the group ended; "" while it works.
         self._answers, self._timeout_s = answers, timeout_s
         self._request_number = 0
-        self._last_id = 0
+        self._last_object_id = 0
         self._pending_work: list[Execution] = []  # Executions that no request contains yet.
 
     def new_id(self) -> int:
         """Return an unused id for an operation or a graph."""
-        self._last_id += 1
-        return self._last_id
+        self._last_object_id += 1
+        return self._last_object_id
 
     def connect(self, library: str, host: str) -> list[str]:
         """Connect all ranks by a library; return its version on each rank."""

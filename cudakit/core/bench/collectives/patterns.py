@@ -78,10 +78,10 @@ def expected_chunks(collective: Collective, rank: int, rank_count: int, seed: in
 def exact_limit(element: Element) -> int:
     """Return the largest integer up to which an element type represents all integers exactly."""
     if element.is_integer:
-        return int(np.iinfo(element.bits).max)
+        return int(np.iinfo(element.storage_dtype).max)
     if element.format is not None:
         return int(2 ** (element.format.mantissa_bits + 1))
-    return int(2 ** (np.finfo(element.bits).nmant + 1))
+    return int(2 ** (np.finfo(element.storage_dtype).nmant + 1))
 
 
 def _input_chunk(

@@ -368,7 +368,7 @@ class RankOperation:
         size_bytes = self._collective.chunk_bytes
         first_period = pattern.elements(min(self._collective.count, PERIOD))
         staging_view = gpu.host_view(self._staging_buffer, first_period.nbytes)
-        np.frombuffer(staging_view, element.bits)[:] = first_period
+        np.frombuffer(staging_view, element.storage_dtype)[:] = first_period
         gpu.copy(ptr, self._staging_buffer, first_period.nbytes, LEGACY)
         written_bytes = first_period.nbytes
         while written_bytes < size_bytes:

@@ -21,9 +21,9 @@ from cudakit.core.bench.labels import join_first_names
 from cudakit.core.bench.warnings import environment_warnings, environments
 from cudakit.units import Unavailable, format_ratio
 
-# A rate below 93 % of its peers is slow: GPUs of one host differ by up to 5 % and more, see ``health``.
+# A rate below 93 % of the rates of other GPUs is slow: even GPUs of one host differ by 5 %, see ``health``.
 RATE_TOLERANCE = 0.07
-# Latencies also depend on what else the host does.
+# The tolerance of times is larger, because latencies also depend on other work of the host.
 TIME_TOLERANCE = 0.3
 
 NOT_MEASURED = Unavailable("not measured")
@@ -158,18 +158,20 @@ def _slow_subjects(
     A slow figure is not repeated for the GPUs and links of a host that has it, or for the links of such a
     GPU.
     """
-    slow_figures = [comparison for comparison in comparisons if comparison.is_slow]
-    slow_keys = {(slow.subject, slow.figure) for slow in slow_figures}
+    slow_comparisons = [comparison for comparison in comparisons if comparison.is_slow]
+    slow_keys = {(comparison.subject, comparison.figure) for comparison in slow_comparisons}
     by_subject: dict[Subject, list[PeerComparison]] = {}
-    for slow in slow_figures:
-        if not any((outer, slow.figure) in slow_keys for outer in _outer_subjects(slow.subject)):
-            by_subject.setdefault(slow.subject, []).append(slow)
+    for comparison in slow_comparisons:
+        outer_subjects = _outer_subjects(comparison.subject)
+        if not any((subject, comparison.figure) in slow_keys for subject in outer_subjects):
+            by_subject.setdefault(comparison.subject, []).append(comparison)
     conditions = _unusual_conditions(hosts)
     findings = []
-    for subject, slow_of_subject in by_subject.items():
-        slowest_first = sorted(slow_of_subject, key=lambda slow: slow.of_peers)
+    for subject, comparisons_of_subject in by_subject.items():
+        slowest_first = sorted(comparisons_of_subject, key=lambda comparison: comparison.of_peers)
         names = [
-            f"{slow.figure} ({format_ratio(slow.of_peers)} of its peers)" for slow in slowest_first
+            f"{comparison.figure} ({format_ratio(comparison.of_peers)} of its peers)"
+            for comparison in slowest_first
         ]
         findings.append(
             Finding(

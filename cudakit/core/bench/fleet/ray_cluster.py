@@ -138,7 +138,7 @@ class RayCluster:
         return RayTask(self._ray, remote_function.remote(*arguments))
 
     def wait(self, tasks: Sequence[RayTask], timeout_s: float) -> list[RayTask]:
-        """Return the tasks whose next text has arrived, or that ended, within a time."""
+        """Wait until a task sent text or ended, or until the timeout; return all such tasks."""
         ready, _ = self._ray.wait(
             [task.generator for task in tasks],
             num_returns=len(tasks),

@@ -189,7 +189,7 @@ def _chart(name: str, lines: Sequence[_Line]) -> Chart:
         series=tuple(
             Series(
                 line.name,
-                _heights(line, name, positions, percent_of_peak=shows_percent_of_peak),
+                _curve_heights(line, name, positions, percent_of_peak=shows_percent_of_peak),
                 step=False,
             )
             for line in lines
@@ -199,7 +199,9 @@ def _chart(name: str, lines: Sequence[_Line]) -> Chart:
     )
 
 
-def _heights(line: _Line, name: str, positions: list[float], *, percent_of_peak: bool) -> Array:
+def _curve_heights(
+    line: _Line, name: str, positions: list[float], *, percent_of_peak: bool
+) -> Array:
     """Return the height of a line at each position, NaN where the line has no point."""
     heights = {
         _position(case, name): number(case.ratio_to_limit if percent_of_peak else case.median_s)

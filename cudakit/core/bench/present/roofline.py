@@ -193,7 +193,7 @@ def _draw_roofs(picture: _Picture) -> Iterator[Shape]:
     """Draw each roof: bandwidth times intensity left of the ridge, the arithmetic peak right of it."""
     x, y = picture.x, picture.y
     for operations_per_s, bytes_per_s in np.unique(picture.peaks, axis=0).tolist():
-        # The part below the plot is not drawn.
+        # The part of the roof that is below the plot is not drawn.
         roof_start = max(x.low, y.low / bytes_per_s)
         corners = np.array([roof_start, operations_per_s / bytes_per_s, x.high])
         heights = np.minimum(corners * bytes_per_s, operations_per_s)
@@ -250,7 +250,7 @@ def _draw_cases(picture: _Picture) -> Iterator[Shape]:
 
 
 def _draw_labels(picture: _Picture) -> Iterator[Shape]:
-    """Label the roofs, and the dots of cudakit: to the right or to the left, or not at all without space."""
+    """Label the roofs, and the dots of cudakit: on the right, on the left, or nowhere if both lack space."""
     arrays, point_labels = picture.columns.arrays, picture.columns.text["near"]
     x_shares = picture.x.shares(arrays["operations_per_byte"]).tolist()
     heights = [picture.y_pixels(rate) for rate in arrays["operations_per_s"].tolist()]

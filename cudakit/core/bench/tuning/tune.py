@@ -20,7 +20,7 @@ from cudakit.core.bench.timer import Timer, disabling_variable
 from cudakit.core.bench.tuning.candidates import Candidates, candidates
 from cudakit.core.bench.tuning.search import DEFAULT_CANDIDATE, Limits, Outcome, search
 from cudakit.core.bench.tuning.trials import AlgorithmTrials
-from cudakit.core.bench.tuning.tuned import Tuned, TunedGemm, TunedMachine, Untuned
+from cudakit.core.bench.tuning.tuned import Tuned, TunedGemm, TunedMachine, UntunedGemm
 from cudakit.core.bench.workloads.gemm import GemmWorkload
 from cudakit.errors import Unsupported, UsageError
 from cudakit.gpu.api import Gpu
@@ -119,7 +119,7 @@ class _Session:
 
     def __init__(self, spec: GemmSpec, gpu: Gpu, limits: Limits, *, is_unblocked: bool) -> None:
         self.gemms: dict[object, TunedGemm] = {}
-        self.untuned: list[Untuned] = []
+        self.untuned: list[UntunedGemm] = []
         self._unsupported: list[Unsupported] = []
         self._spec, self._gpu, self._limits, self._is_unblocked = spec, gpu, limits, is_unblocked
 
@@ -156,9 +156,9 @@ class _Session:
             result = self._search(timer, gemm, method, progress)
         except Unsupported as reason:
             self._unsupported.append(reason)
-            self.untuned.append(Untuned(gemm, reason.message, wrong=False))
+            self.untuned.append(UntunedGemm(gemm, reason.message, wrong=False))
             return False
-        if isinstance(result, Untuned):
+        if isinstance(result, UntunedGemm):
             self.untuned.append(result)
             return False
         self.gemms[result.key] = result
@@ -166,7 +166,7 @@ class _Session:
 
     def _search(
         self, timer: Timer, gemm: Gemm, method: Method, progress: Progress
-    ) -> TunedGemm | Untuned:
+    ) -> TunedGemm | UntunedGemm:
         spec, limits, begin_s = self._spec, self._limits, timer.now_s()
 
         def is_over(share: float) -> bool:
@@ -185,7 +185,7 @@ class _Session:
                     trials.verifications[DEFAULT_CANDIDATE].detail
                     or "the error exceeds that of rounding"
                 )
-                return Untuned(
+                return UntunedGemm(
                     gemm, f"the library's default algorithm computes wrong values: {reason}", True
                 )
             trials.warm_up(partial(is_over, _WARMUP_TIME_SHARE), partial(progress, "warming up"))

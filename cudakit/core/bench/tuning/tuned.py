@@ -82,7 +82,7 @@ class TunedGemm:
 
 
 @dataclass(frozen=True, slots=True)
-class Untuned:
+class UntunedGemm:
     """A GEMM that could not be tuned."""
 
     gemm: Gemm  # the GEMM
@@ -101,7 +101,7 @@ class Tuned:
     machine: TunedMachine  # GPU and versions of the search
     warnings: tuple[str, ...]  # Reasons to doubt the results.
     gemms: tuple[TunedGemm, ...] = field(metadata={"json": "products"})
-    untuned: tuple[Untuned, ...] = ()  # GEMMs that were not tuned, with reasons
+    untuned: tuple[UntunedGemm, ...] = ()  # GEMMs that were not tuned, with reasons
 
     def results_for(self, machine: TunedMachine) -> Mapping[Key, TunedGemm]:
         """Return the results by key. Raises InputError if they were measured on another machine."""
@@ -146,7 +146,7 @@ def load_tuned(path: Path) -> Tuned:
         )
     try:
         # Each item is read separately, so that an error names its position in the file.
-        for name, item_class in (("products", TunedGemm), ("untuned", Untuned)):
+        for name, item_class in (("products", TunedGemm), ("untuned", UntunedGemm)):
             _read_each(item_class, document.get(name), name)
         return from_plain(Tuned, document)
     except Mismatch as mismatch:

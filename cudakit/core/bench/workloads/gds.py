@@ -152,10 +152,10 @@ class Route(Protocol):
     """Transfers data of one thread between the file and device memory."""
 
     def read(self, ptr: Ptr, size_bytes: int, file_offset: int) -> None:
-        """Read to device memory, and wait."""
+        """Read a part of the file to device memory, and wait for the end of the transfer."""
 
     def write(self, ptr: Ptr, size_bytes: int, file_offset: int) -> None:
-        """Write device memory to the file, and wait."""
+        """Write device memory to the file, and wait for the end of the transfer."""
 
 
 class RouteFactory(Protocol):

@@ -226,12 +226,12 @@ class PreparedOverlap:
         """Do nothing: no other stream has work."""
 
     def enqueue_copies(self, stream: Stream, factor: int) -> None:
-        """Enqueue ``factor`` times the copies of one execution."""
+        """Enqueue the copies of ``factor`` executions."""
         for _ in range(factor * self.repetitions.copies):
             self._copy.enqueue(stream, 0)
 
     def enqueue_gemms(self, stream: Stream, factor: int) -> None:
-        """Enqueue ``factor`` times the GEMMs of one execution."""
+        """Enqueue the GEMMs of ``factor`` executions."""
         for _ in range(factor * self.repetitions.gemms):
             self._gemm.enqueue(stream, 0)
 

@@ -19,7 +19,7 @@ def report(result: MemoryResult, *, top: int = 10) -> Document:
         (f"{device.file}: {device_name(device)}", _sections(device, top)) for device in devices
     )
     title = f"GPU memory of {files_name(result.files)}"
-    closing_notes = _answers(result) if len(devices) == 1 else brief(result)
+    closing_notes = _answers(result) if len(devices) == 1 else brief_sentences(result)
     return Document(title, (*overview, *device_nodes), closing_nodes=closing_notes)
 
 
@@ -35,7 +35,7 @@ def _answers(result: MemoryResult) -> tuple[Node, ...]:
     )
 
 
-def brief(result: MemoryResult) -> tuple[Note, ...]:
+def brief_sentences(result: MemoryResult) -> tuple[Note, ...]:
     """Return the answer and the warnings; of several devices, only the findings, with file and device."""
     if len(result.devices) == 1:
         (device,) = result.devices

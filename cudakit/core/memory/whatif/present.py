@@ -33,7 +33,7 @@ def report(result: WhatIfResult) -> Document:
     return Document(f"GPU memory of {files_name(result.files)} under other settings", device_nodes)
 
 
-def brief(result: WhatIfResult) -> tuple[Note, ...]:
+def brief_sentences(result: WhatIfResult) -> tuple[Note, ...]:
     """Return the headline and the warnings of each device; of several devices, with file and device."""
     has_several = len(result.devices) > 1
     return tuple(

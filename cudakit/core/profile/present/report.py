@@ -116,7 +116,7 @@ def _drawn_steps(device: Device) -> DeviceSteps:
     )
 
 
-def brief(result: ProfileResult) -> tuple[str | Note, ...]:
+def brief_sentences(result: ProfileResult) -> tuple[str | Note, ...]:
     """Return the answer, the limits of the recording and the findings."""
     if not result.devices:
         return (capitalized(NO_WORK), *_limits_of_recording(result))

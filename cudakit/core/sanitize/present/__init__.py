@@ -53,7 +53,7 @@ def _library_section(sections: Sequence[Section]) -> Section:
     return Section("Races inside libraries", (note, *sections), is_folded=True)
 
 
-def brief(result: SanitizeResult) -> tuple[str | Note, ...]:
+def brief_sentences(result: SanitizeResult) -> tuple[str | Note, ...]:
     """Return the verdict, the reasons why the recording is incomplete, the races and the notes."""
     is_empty = coverage.is_empty(result) and not result.races
     verdict = coverage.nothing_recorded(result) if is_empty else title(result)

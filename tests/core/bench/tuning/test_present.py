@@ -7,7 +7,7 @@ from core.bench.tuning.tunings import DEFAULT, FASTER, GEMM, tuned, tuned_gemm, 
 
 from cudakit.core.bench.tuning.present import describe_gemm, present_tuned
 from cudakit.core.bench.tuning.torch_csv import TorchCsv
-from cudakit.core.bench.tuning.tuned import Tuned, Untuned
+from cudakit.core.bench.tuning.tuned import Tuned, UntunedGemm
 from cudakit.core.bench.workload import Verification
 from cudakit.document import Document, Note, Table
 from cudakit.gpu.api.gemm import Gemm
@@ -65,8 +65,12 @@ def tunings_with_notes() -> Iterator[tuple[Tuned, str, str]]:
     yield tuned(tuned_gemm(wrong=(DEFAULT,))), "warn", "computes wrong values and was excluded"
     yield tuned(tuned_gemm(), warnings=("gaps count",)), "warn", "Gaps count."
     yield tuned(tuned_gemm(), simulated=True), "info", "Simulated"
-    yield tuned(untuned=(Untuned(GEMM, "no such type", False),)), "warn", "not tuned: no such type"
-    yield tuned(untuned=(Untuned(GEMM, "it is wrong", True),)), "error", "it is wrong"
+    yield (
+        tuned(untuned=(UntunedGemm(GEMM, "no such type", False),)),
+        "warn",
+        "not tuned: no such type",
+    )
+    yield tuned(untuned=(UntunedGemm(GEMM, "it is wrong", True),)), "error", "it is wrong"
     wrong = Verification(False, 1.0, 0.1, "fp64", "3 values were never written")
     yield tuned(untuned_gemm(verification=wrong)), "error", "3 values were never written"
 

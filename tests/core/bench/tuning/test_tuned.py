@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from core.bench.tuning.tunings import FASTER, GEMM, MACHINE, tuned, tuned_gemm, untuned_gemm
 
-from cudakit.core.bench.tuning.tuned import Tuned, Untuned, load_tuned
+from cudakit.core.bench.tuning.tuned import Tuned, UntunedGemm, load_tuned
 from cudakit.errors import InputError
 from cudakit.gpu.api.gemm import Gemm, GemmSettings
 from cudakit.render import json
@@ -57,7 +57,7 @@ def test_algorithm_is_not_used_with_other_settings() -> None:
 
 
 TUNED = tuned(
-    tuned_gemm(), untuned_gemm(shape="llama3-8b qkv"), untuned=(Untuned(GEMM, "why", True),)
+    tuned_gemm(), untuned_gemm(shape="llama3-8b qkv"), untuned=(UntunedGemm(GEMM, "why", True),)
 )
 
 

@@ -19,7 +19,7 @@ from core.sanitize.sample_races import (
 from core.sanitize.test_different_calls import call_batch, collective, differences
 
 from cudakit.core.sanitize.hints import remedies, smallest_fix
-from cudakit.core.sanitize.present import brief, report, title
+from cudakit.core.sanitize.present import brief_sentences, report, title
 from cudakit.core.sanitize.races import (
     CollectiveOperation,
     Confidence,
@@ -115,7 +115,7 @@ def test_report_of_different_calls(golden: Callable[[str, str], None]) -> None:
 
 def test_verdict_names_different_calls() -> None:
     assert title(differing()) == "No races found, 1 collective called differently by ranks"
-    assert len(brief(differing())) > len(brief(result_of(Report())))
+    assert len(brief_sentences(differing())) > len(brief_sentences(result_of(Report())))
 
 
 def test_different_calls_are_results_in_sarif() -> None:

@@ -17,7 +17,7 @@ from core.sanitize.sample_races import (
 )
 from core.sanitize.sample_races import report_of as add_to_report
 
-from cudakit.core.sanitize.present import brief, report, title
+from cudakit.core.sanitize.present import brief_sentences, report, title
 from cudakit.core.sanitize.races import Confidence, NamedRange
 from cudakit.core.sanitize.report import Report
 from cudakit.core.sanitize.result import SanitizeResult
@@ -77,7 +77,10 @@ def test_json_has_the_owner_and_the_library() -> None:
 
 def test_brief_report_has_races_that_count() -> None:
     counts = [
-        sum(isinstance(line, Note) and line.finding is not None for line in brief(shown_result))
+        sum(
+            isinstance(line, Note) and line.finding is not None
+            for line in brief_sentences(shown_result)
+        )
         for shown_result in (result(), result(internal=True))
     ]
 

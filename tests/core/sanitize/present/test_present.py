@@ -25,7 +25,7 @@ from core.sanitize.sample_races import (
     result_of,
 )
 
-from cudakit.core.sanitize.present import brief, report, title
+from cudakit.core.sanitize.present import brief_sentences, report, title
 from cudakit.core.sanitize.present.races import race_note
 from cudakit.core.sanitize.races import (
     Confidence,
@@ -140,7 +140,9 @@ def test_result_without_gpu_work_gives_the_reason() -> None:
     empty = Report().result(exit_status=0, coverage={}, no_gpu_work="no CUDA device")
 
     assert read(empty).endswith("! No CUDA device\n")
-    assert brief(empty) == ("No GPU work was recorded, so nothing was checked (no CUDA device)",)
+    assert brief_sentences(empty) == (
+        "No GPU work was recorded, so nothing was checked (no CUDA device)",
+    )
 
 
 @pytest.mark.parametrize(
