@@ -173,7 +173,8 @@ def _fragmentation_verdict(request: FailedRequest) -> Verdict:
     return Verdict(
         "fragmentation",
         f"{format_bytes(request.own_free_bytes)} is free in the segments that can serve the request"
-        f"{device_text}, but the largest free block is {format_bytes(request.own_largest_bytes)} (fragmentation)",
+        f"{device_text}, but the largest free block is {format_bytes(request.own_largest_bytes)}"
+        " (fragmentation)",
     )
 
 
