@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from cudakit.core.sanitize.result import SanitizeResult
     from cudakit.trace.spool import Batch
 
-_NAME = "cudakit-sanitizer"
+_PLUGIN_NAME = "cudakit-sanitizer"
 _MARKER = "cuda_sanitize"
-_REQUIRE_GPU = "--cuda-sanitize-require-gpu"
-_SUPPRESS = "cuda_sanitize_suppress"
+_REQUIRE_GPU_OPTION = "--cuda-sanitize-require-gpu"
+_SUPPRESS_OPTION = "cuda_sanitize_suppress"
 # The nouns of the counts in the summary, in singular and plural.
-_NOUNS = {
+_COUNT_NOUNS = {
     "tests": ("test", "tests"),
     "raced": ("test with races", "tests with races"),
     "launches": ("kernel launch", "kernel launches"),
@@ -54,7 +54,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="if CUDA cannot be recorded: refuse to run (default), or run without checking and report that",
     )
     group.addoption(
-        _REQUIRE_GPU,
+        _REQUIRE_GPU_OPTION,
         action="store_true",
         help="fail the run if no work of a real GPU was recorded in the checked tests",
     )
@@ -70,7 +70,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="print the GPU time of each test",
     )
     parser.addini(
-        _SUPPRESS,
+        _SUPPRESS_OPTION,
         "races that do not fail a test: patterns as for cudakit run --suppress",
         type="linelist",
     )
@@ -79,7 +79,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Start recording for ``--cuda-sanitize``, before pytest imports test modules, which may use CUDA."""
     config.addinivalue_line("markers", f"{_MARKER}: fail this test if its CUDA streams race")
-    config.pluginmanager.register(_Summary(), f"{_NAME}-summary")
+    config.pluginmanager.register(_Summary(), f"{_PLUGIN_NAME}-summary")
     if config.getoption("--cuda-sanitize") and not _distributes_tests(config):
         _start_recording(config, every_test=True)
     if config.getoption("--cuda-profile"):
@@ -90,7 +90,11 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """Start recording if a test has the marker. No fixture has run yet, so none has used CUDA."""
     config = session.config
     is_marked = any(item.get_closest_marker(_MARKER) for item in session.items)
-    if is_marked and not config.pluginmanager.has_plugin(_NAME) and not _distributes_tests(config):
+    if (
+        is_marked
+        and not config.pluginmanager.has_plugin(_PLUGIN_NAME)
+        and not _distributes_tests(config)
+    ):
         _start_recording(config, every_test=False)
 
 
@@ -108,7 +112,7 @@ def _start_recording(config: pytest.Config, *, every_test: bool) -> None:
     except CudakitError as error:
         hint = f"\nhint: {error.hint}" if error.hint else ""
         raise pytest.UsageError(f"{error.message}{hint}") from error
-    config.pluginmanager.register(sanitizer, _NAME)
+    config.pluginmanager.register(sanitizer, _PLUGIN_NAME)
 
 
 def _start_profile(config: pytest.Config) -> None:
@@ -141,13 +145,15 @@ class _Profile:
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         from cudakit.units import format_count, format_seconds
 
-        times = self._times.finish()
+        test_times = self._times.finish()
         terminalreporter.section("GPU time", sep="-")
-        for used in times:
-            seconds = format_seconds(used.busy_ns / 1e9)
-            launches = f"{format_count(used.launches)} launches"
-            terminalreporter.write_line(f"{seconds:>10}  {launches:>14}  {used.test}")
-        if not times:
+        for test_time in test_times:
+            seconds_text = format_seconds(test_time.busy_ns / 1e9)
+            launches_text = f"{format_count(test_time.launches)} launches"
+            terminalreporter.write_line(
+                f"{seconds_text:>10}  {launches_text:>14}  {test_time.test}"
+            )
+        if not test_times:
             terminalreporter.write_line("no GPU work was recorded")
 
 
@@ -158,7 +164,7 @@ class _TestsByCall:
         self._last_calls: list[int] = []
         self._tests: list[str] = []
 
-    def add(self, last_call: int, test: str) -> None:
+    def add_test(self, last_call: int, test: str) -> None:
         """Record that a test made the calls after the last recorded call, up to the call ``last_call``."""
         if self._tests and self._tests[-1] == test:
             self._last_calls[-1] = max(self._last_calls[-1], last_call)
@@ -166,9 +172,9 @@ class _TestsByCall:
             self._last_calls.append(last_call)
             self._tests.append(test)
 
-    def test_of(self, seq: int) -> str:
+    def test_of(self, call_number: int) -> str:
         """Return the id of the test that made a call, or an empty string if no test was running."""
-        return self._tests[min(bisect_left(self._last_calls, seq), len(self._tests) - 1)]
+        return self._tests[min(bisect_left(self._last_calls, call_number), len(self._tests) - 1)]
 
 
 class _Sanitizer:
@@ -180,7 +186,7 @@ class _Sanitizer:
         from cudakit.gpu.capture.recording import begin
 
         self._checks_every_test = every_test
-        self._suppressions = suppressions(config.getini(_SUPPRESS), origin=_SUPPRESS)
+        self._suppressions = suppressions(config.getini(_SUPPRESS_OPTION), origin=_SUPPRESS_OPTION)
         self._detector = RaceDetector()
         self._report_outside_tests = self._report = self._new_report()
         self._test = ""  # id of the running test; empty if it is not checked
@@ -218,7 +224,7 @@ class _Sanitizer:
             self._report, self._test = self._report_outside_tests, ""
 
     def summary(self) -> dict[str, int]:
-        """Return the counts of the summary by the keys of ``_NOUNS``, and whether a real GPU did any work."""
+        """Return the counts of the summary by the keys of ``_COUNT_NOUNS``, and whether a real GPU worked."""
         from cudakit.core.sanitize.report import findings
 
         with self._all_work_checked():
@@ -249,14 +255,14 @@ class _Sanitizer:
     def _check_phase(self, item: pytest.Item, phase: str) -> Wrapper:
         """Fail the test if it has a race in this phase. If it fails anyway, add the race to its report."""
         try:
-            result = yield
+            hook_result = yield
         except BaseException:
-            if text := self._race_message():
-                item.add_report_section(phase, "races", text)
+            if race_message := self._race_message():
+                item.add_report_section(phase, "races", race_message)
             raise
-        if text := self._race_message():
-            pytest.fail(text, pytrace=False)
-        return result
+        if race_message := self._race_message():
+            pytest.fail(race_message, pytrace=False)
+        return hook_result
 
     def _race_message(self) -> str:
         """Return the message for the races since the last call, or an empty string."""
@@ -297,7 +303,7 @@ class _Sanitizer:
 
     def _feed(self, batch: Batch) -> None:
         tests_by_call = self._tests_by_call[batch.process, batch.chain]
-        tests_by_call.add(int(batch.records["seq"].max()), self._test)
+        tests_by_call.add_test(int(batch.records["seq"].max()), self._test)
         self._add_shared_races(tests_by_call, self._detector.feed(batch, self._report))
 
     def _add_shared_races(self, tests_by_call: _TestsByCall, races: Iterable[Race]) -> None:
@@ -318,31 +324,31 @@ class _Summary:
         self._counts: Counter[str] = Counter()
         # These are dicts instead of sets, because dicts keep the order of their keys.
         self._notes: dict[str, None] = {}
-        self._incomplete: dict[str, None] = {}
+        self._incomplete_reasons: dict[str, None] = {}
 
     @pytest.hookimpl(trylast=True)  # after pytest-xdist has collected the output of its workers
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        if sanitizer := session.config.pluginmanager.get_plugin(_NAME):
+        if sanitizer := session.config.pluginmanager.get_plugin(_PLUGIN_NAME):
             summary = {
                 "counts": sanitizer.summary(),
                 "notes": sanitizer.notes,
                 "incomplete": sanitizer.incomplete,
             }
             if hasattr(session.config, "workeroutput"):
-                session.config.workeroutput[_NAME] = summary
-            self._add(summary)
+                session.config.workeroutput[_PLUGIN_NAME] = summary
+            self._add_counts(summary)
         if self._errors(session.config) and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
         # A crashed worker has no output.
-        self._add(getattr(node, "workeroutput", {}).get(_NAME, {}))
+        self._add_counts(getattr(node, "workeroutput", {}).get(_PLUGIN_NAME, {}))
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         if self._counts["tests"]:
             terminalreporter.section("CUDA races", sep="-")
-            counts = {name: self._counts[name] for name in _NOUNS if self._counts[name]}
+            counts = {name: self._counts[name] for name in _COUNT_NOUNS if self._counts[name]}
             counts_with_nouns = (_count_with_noun(name, count) for name, count in counts.items())
             terminalreporter.write_line(f"checked: {', '.join(counts_with_nouns)}")
             if not counts.keys() & {"launches", "copies", "fills"}:
@@ -354,16 +360,16 @@ class _Summary:
 
     def _errors(self, config: pytest.Config) -> list[str]:
         """Return the reasons to fail the run."""
-        errors = list(self._incomplete)
-        if config.getoption(_REQUIRE_GPU) and not self._counts["real_gpu"]:
-            errors.append(f"no work of a real GPU was recorded ({_REQUIRE_GPU})")
+        errors = list(self._incomplete_reasons)
+        if config.getoption(_REQUIRE_GPU_OPTION) and not self._counts["real_gpu"]:
+            errors.append(f"no work of a real GPU was recorded ({_REQUIRE_GPU_OPTION})")
         return errors
 
-    def _add(self, summary: dict[str, Any]) -> None:
+    def _add_counts(self, summary: dict[str, Any]) -> None:
         self._counts.update(summary.get("counts", {}))
         self._notes |= dict.fromkeys(summary.get("notes", ()))
-        self._incomplete |= dict.fromkeys(summary.get("incomplete", ()))
+        self._incomplete_reasons |= dict.fromkeys(summary.get("incomplete", ()))
 
 
 def _count_with_noun(name: str, count: int) -> str:
-    return f"{count:,} {_NOUNS[name][count != 1]}"
+    return f"{count:,} {_COUNT_NOUNS[name][count != 1]}"

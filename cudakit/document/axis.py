@@ -21,10 +21,10 @@ LogUnit: TypeAlias = Literal["bytes", "seconds", "count", "rate"]
 # The intended number of ticks, and the number of labels that fit in 700 pixels.
 _TICK_COUNT = 5
 _MAX_LABELS = 12
-_MINUTE, _HOUR, _DAY = 60, 3600, 86400
+_MINUTE_SECONDS, _HOUR_SECONDS, _DAY_SECONDS = 60, 3600, 86400
 _CLOCK_STEPS: Final = (
-    *(_MINUTE * minutes for minutes in (1, 2, 5, 10, 15, 30)),
-    *(_HOUR * hours for hours in (1, 2, 3, 6, 12, 24)),
+    *(_MINUTE_SECONDS * minutes for minutes in (1, 2, 5, 10, 15, 30)),
+    *(_HOUR_SECONDS * hours for hours in (1, 2, 3, 6, 12, 24)),
 )
 
 
@@ -61,8 +61,8 @@ class Axis:
 def tight_axis(low: float, high: float, unit: Unit) -> Axis:
     """Return an axis from exactly ``low`` to ``high``, such as a time axis."""
     if not _is_range(low, high):
-        margin = max(0.5, abs(low) * 1e-9)
-        low, high = low - margin, high + margin
+        half_width = max(0.5, abs(low) * 1e-9)
+        low, high = low - half_width, high + half_width
     return Axis(low, high, _ticks(low, high, unit))
 
 
@@ -74,9 +74,9 @@ def rounded_axis(low: float, high: float, unit: Unit, *, amount_unit: str = "") 
     low, high = min(low, 0.0), max(high, 0.0)
     if not _is_range(low, high):
         low, high = 0.0, 1.0
-    step = _step(high - low, unit)
-    low, high = math.floor(low / step) * step, math.ceil(high / step) * step
-    return Axis(low, high, _ticks(low, high, unit, step, amount_unit))
+    tick_step = _tick_step(high - low, unit)
+    low, high = math.floor(low / tick_step) * tick_step, math.ceil(high / tick_step) * tick_step
+    return Axis(low, high, _ticks(low, high, unit, tick_step, amount_unit))
 
 
 def log_axis(low: float, high: float, unit: LogUnit, *, amount_unit: str = "") -> Axis:
@@ -87,9 +87,16 @@ def log_axis(low: float, high: float, unit: LogUnit, *, amount_unit: str = "") -
     """
     if high < 2 * low:
         low, high = low / 2, high * 2
-    values = _binary_ticks(low, high) if unit == "bytes" else _decimal_ticks(low, high)
-    label = partial(_rate_label, amount_unit=amount_unit) if unit == "rate" else _LOG_LABELS[unit]
-    return Axis(low, high, tuple(Tick(value, label(value)) for value in values), logarithmic=True)
+    tick_values = _binary_ticks(low, high) if unit == "bytes" else _decimal_ticks(low, high)
+    label_of = (
+        partial(_rate_label, amount_unit=amount_unit) if unit == "rate" else _LOG_LABELS[unit]
+    )
+    return Axis(
+        low,
+        high,
+        tuple(Tick(tick_value, label_of(tick_value)) for tick_value in tick_values),
+        logarithmic=True,
+    )
 
 
 def ticked_at(axis: Axis, values: Array, unit: Literal["bytes", "count"]) -> Axis:
@@ -100,22 +107,27 @@ def ticked_at(axis: Axis, values: Array, unit: Literal["bytes", "count"]) -> Axi
         len(tick_values) > 1 and np.diff(tick_shares).min() < 1 / _MAX_LABELS
     ):
         return axis
-    label = _LOG_LABELS[unit]
-    return replace(axis, ticks=tuple(Tick(value, label(value)) for value in tick_values.tolist()))
+    label_of = _LOG_LABELS[unit]
+    return replace(
+        axis,
+        ticks=tuple(Tick(tick_value, label_of(tick_value)) for tick_value in tick_values.tolist()),
+    )
 
 
 def _binary_ticks(low: float, high: float) -> list[float]:
     first_index, last_index = math.ceil(math.log2(low) - 1e-9), math.floor(math.log2(high) + 1e-9)
-    step = max(math.ceil((last_index - first_index) / (2 * _TICK_COUNT)), 1)
-    return [2.0**power for power in range(first_index, last_index + 1, step)]
+    power_step = max(math.ceil((last_index - first_index) / (2 * _TICK_COUNT)), 1)
+    return [2.0**power for power in range(first_index, last_index + 1, power_step)]
 
 
 def _decimal_ticks(low: float, high: float) -> list[float]:
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     for factors in ((1,), (1, 3), (1, 2, 5), range(1, 10)):
-        values = [factor * 10.0**power for power in powers for factor in factors]
+        tick_values = [factor * 10.0**power for power in powers for factor in factors]
         values_in_range = [
-            value for value in values if low * (1 - 1e-9) <= value <= high * (1 + 1e-9)
+            tick_value
+            for tick_value in tick_values
+            if low * (1 - 1e-9) <= tick_value <= high * (1 + 1e-9)
         ]
         if len(values_in_range) >= _TICK_COUNT - 1:
             break
@@ -130,21 +142,24 @@ def _is_range(low: float, high: float) -> bool:
 def _ticks(
     low: float, high: float, unit: Unit, step: float | None = None, amount_unit: str = ""
 ) -> tuple[Tick, ...]:
-    step = step or _step(high - low, unit)
+    step = step or _tick_step(high - low, unit)
     # The tolerance keeps a tick at the end of the axis despite rounding errors.
     first_index, last_index = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-    label = _labels(unit, step, amount_unit)
-    return tuple(Tick(i * step, label(i * step)) for i in range(first_index, last_index + 1))
+    label_of = _label_function(unit, step, amount_unit)
+    return tuple(
+        Tick(tick_index * step, label_of(tick_index * step))
+        for tick_index in range(first_index, last_index + 1)
+    )
 
 
-def _step(span: float, unit: Unit) -> float:
+def _tick_step(span: float, unit: Unit) -> float:
     rough_step = span / _TICK_COUNT
     match unit:
         case "bytes":
             return 2.0 ** max(math.ceil(math.log2(rough_step)), 0)
         case "count":
             return max(_decimal_step(rough_step), 1.0)
-        case "seconds" if rough_step > _MINUTE / 2:
+        case "seconds" if rough_step > _MINUTE_SECONDS / 2:
             return _clock_step(rough_step)
         case _:
             return _decimal_step(rough_step)
@@ -159,12 +174,12 @@ def _decimal_step(rough_step: float) -> float:
 
 
 def _clock_step(rough_step: float) -> float:
-    if rough_step > _DAY:
-        return _decimal_step(rough_step / _DAY) * _DAY
+    if rough_step > _DAY_SECONDS:
+        return _decimal_step(rough_step / _DAY_SECONDS) * _DAY_SECONDS
     return _CLOCK_STEPS[bisect_left(_CLOCK_STEPS, rough_step)]
 
 
-def _labels(unit: Unit, step: float, amount_unit: str) -> Callable[[float], str]:
+def _label_function(unit: Unit, step: float, amount_unit: str) -> Callable[[float], str]:
     match unit:
         case "bytes":
             return _bytes_label
@@ -179,15 +194,24 @@ def _labels(unit: Unit, step: float, amount_unit: str) -> Callable[[float], str]
 
 
 def _bytes_label(value: float) -> str:
-    number, unit = format_bytes(round(value)).split(" ")
-    return f"{number.rstrip('0').rstrip('.') if '.' in number else number} {unit}"
+    number_text, unit = format_bytes(round(value)).split(" ")
+    return f"{number_text.rstrip('0').rstrip('.') if '.' in number_text else number_text} {unit}"
 
 
 def _seconds_labels(step: float) -> Callable[[float], str]:
     """Return the labels of ticks that are ``step`` seconds apart, all in one unit."""
-    units = (_DAY, "d"), (_HOUR, "h"), (_MINUTE, "min"), (1, "s"), (1e-3, "ms"), (1e-6, "us")
-    size, name = next((unit for unit in units if step >= unit[0] * (1 - 1e-9)), (1e-9, "ns"))
-    return lambda value: f"{_plain_number(value / size)} {name}"
+    units = (
+        (_DAY_SECONDS, "d"),
+        (_HOUR_SECONDS, "h"),
+        (_MINUTE_SECONDS, "min"),
+        (1, "s"),
+        (1e-3, "ms"),
+        (1e-6, "us"),
+    )
+    unit_seconds, unit_name = next(
+        (unit for unit in units if step >= unit[0] * (1 - 1e-9)), (1e-9, "ns")
+    )
+    return lambda value: f"{_plain_number(value / unit_seconds)} {unit_name}"
 
 
 def _rate_label(value: float, amount_unit: str = "") -> str:

@@ -21,8 +21,8 @@ LONGEST_LABEL = 2000
 _LONGEST_NAME = 14
 
 # Number of colors and of dash patterns of curves in the style sheet.
-_COLORS = 7
-_DASHES = 3
+_COLOR_COUNT = 7
+_DASH_COUNT = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,8 +168,8 @@ def series_class(index: int, dash: int | None = None) -> str:
 
     By default the first series are solid, and those after the last color are dashed.
     """
-    dash = index // _COLORS if dash is None else dash
-    return f"s{index % _COLORS} dash{dash % _DASHES}"
+    dash = index // _COLOR_COUNT if dash is None else dash
+    return f"s{index % _COLOR_COUNT} dash{dash % _DASH_COUNT}"
 
 
 def to_units(shares: Array, extent: int) -> list[int]:

@@ -10,7 +10,7 @@ from typing import Any
 from cudakit.errors import CudaError, MissingDependency
 from cudakit.gpu.compile_cache import CompileCache, Label, cache_key
 
-_KERNEL = re.compile(r"__global__\s+void\s+(?:__launch_bounds__\s*\([^)]*\)\s*)?(\w+)\s*\(")
+_KERNEL_PATTERN = re.compile(r"__global__\s+void\s+(?:__launch_bounds__\s*\([^)]*\)\s*)?(\w+)\s*\(")
 
 
 def compile_cuda(
@@ -35,24 +35,27 @@ def compile_cuda(
     if image is None:
         image = nvrtc.compile(source, image_kind, options)
         compiler = "NVRTC {}.{}".format(*nvrtc.version)
-        cache.keep(key, image, Label(", ".join(_KERNEL.findall(source)), target, compiler))
+        cache.keep(key, image, Label(", ".join(_KERNEL_PATTERN.findall(source)), target, compiler))
     return image
 
 
-def choose_target(capability: tuple[int, int], supported: Sequence[int]) -> tuple[str, str]:
+def choose_target(
+    capability: tuple[int, int], supported_architectures: Sequence[int]
+) -> tuple[str, str]:
     """Return the target architecture for NVRTC, and "CUBIN" or "PTX".
 
     Raises CudaError if the device is older than all supported architectures.
     """
     architecture = capability[0] * 10 + capability[1]
-    if architecture in supported:
+    if architecture in supported_architectures:
         return f"sm_{architecture}", "CUBIN"
-    older_architectures = [arch for arch in supported if arch < architecture]
+    older_architectures = [arch for arch in supported_architectures if arch < architecture]
     if not older_architectures:
         raise CudaError(
             5,
             "NVRTC_ERROR_INVALID_OPTION",
-            f"this NVRTC supports sm_{min(supported)} and newer, the device is sm_{architecture}",
+            f"this NVRTC supports sm_{min(supported_architectures)} and newer,"
+            f" the device is sm_{architecture}",
             hint="install an older nvidia-cuda-nvrtc",
         )
     return f"compute_{max(older_architectures)}", "PTX"
@@ -73,7 +76,7 @@ class Nvrtc:
     def compile(
         self,
         source: str,
-        kind: str,
+        image_kind: str,
         options: Sequence[str],
         *,
         name: str = "kernels.cu",
@@ -94,28 +97,28 @@ class Nvrtc:
             )
         )
         try:
-            result = nvrtc.nvrtcCompileProgram(
+            compile_result = nvrtc.nvrtcCompileProgram(
                 program, len(options), [option.encode() for option in options]
             )
-            _check_nvrtc(result, lambda: f"with {' '.join(options)}\n{self._log(program)}")
-            image = bytes(_check_nvrtc(getattr(nvrtc, f"nvrtcGet{kind}Size")(program)))
-            _check_nvrtc(getattr(nvrtc, f"nvrtcGet{kind}")(program, image))
+            _check_nvrtc(compile_result, lambda: f"with {' '.join(options)}\n{self._log(program)}")
+            image = bytes(_check_nvrtc(getattr(nvrtc, f"nvrtcGet{image_kind}Size")(program)))
+            _check_nvrtc(getattr(nvrtc, f"nvrtcGet{image_kind}")(program, image))
         finally:
             nvrtc.nvrtcDestroyProgram(program)
         return image
 
     def _log(self, program: Any) -> str:
-        log = bytes(_check_nvrtc(self._nvrtc.nvrtcGetProgramLogSize(program)))
-        _check_nvrtc(self._nvrtc.nvrtcGetProgramLog(program, log))
-        return log.rstrip(b"\0").decode(errors="replace").rstrip()
+        log_bytes = bytes(_check_nvrtc(self._nvrtc.nvrtcGetProgramLogSize(program)))
+        _check_nvrtc(self._nvrtc.nvrtcGetProgramLog(program, log_bytes))
+        return log_bytes.rstrip(b"\0").decode(errors="replace").rstrip()
 
 
 def _check_nvrtc(result: tuple[Any, ...], detail: Callable[[], str] | None = None) -> Any:
     status, *values = result
     if status:
         explanation = "the CUDA C++ source does not compile" if detail else "an NVRTC call failed"
-        text = f"{explanation} {detail()}" if detail else explanation
-        raise CudaError(int(status), status.name, text)
+        message = f"{explanation} {detail()}" if detail else explanation
+        raise CudaError(int(status), status.name, message)
     return values[0] if len(values) == 1 else tuple(values)
 
 

@@ -19,10 +19,10 @@ from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
 
-_FORMAT = "cudakit compiled kernels 2"  # format version, part of each key
+_FORMAT_VERSION = "cudakit compiled kernels 2"  # format version, part of each key
 _DIGEST_BYTES = 32
-_SUFFIX = ".image"
-_TEMPORARY = "tmp"
+_IMAGE_SUFFIX = ".image"
+_TEMPORARY_PREFIX = "tmp"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class CompileCache:
         """Return an image; None if it is missing or damaged, or if another user can have written it."""
         try:
             with self._open_directory() as directory:
-                return _read(directory, _file_name(key))[1]
+                return _read_image(directory, _file_name(key))[1]
         except (OSError, ValueError):
             return None
 
@@ -79,52 +79,54 @@ class CompileCache:
         empty cache.
         """
         images: list[CachedImage] = []
-        unusable = 0
+        unusable_count = 0
         try:
             with self._open_directory() as directory:
-                for name in _names(directory):
+                for name in _image_names(directory):
                     try:
-                        label, _ = _read(directory, name)
-                        status = os.stat(name, dir_fd=directory)
-                        images.append(CachedImage(label, status.st_size, status.st_mtime_ns))
+                        label, _ = _read_image(directory, name)
+                        file_status = os.stat(name, dir_fd=directory)
+                        images.append(
+                            CachedImage(label, file_status.st_size, file_status.st_mtime_ns)
+                        )
                     except (OSError, ValueError):
-                        unusable += 1
+                        unusable_count += 1
         except FileNotFoundError:
             pass
-        return sorted(images, key=lambda image: -image.written_ns), unusable
+        return sorted(images, key=lambda image: -image.written_ns), unusable_count
 
     def clear(self) -> tuple[int, int]:
         """Delete all images, and files that an interrupted write left; return their number and size in bytes.
 
         Raises PermissionError if another user can have written in the directory.
         """
-        count = size_bytes = 0
+        deleted_count = deleted_bytes = 0
         try:
             with self._open_directory() as directory:
                 for name in os.listdir(directory):
-                    if name.endswith(_SUFFIX) or name.startswith(_TEMPORARY):
+                    if name.endswith(_IMAGE_SUFFIX) or name.startswith(_TEMPORARY_PREFIX):
                         with suppress(FileNotFoundError):
-                            size_bytes += os.stat(
+                            deleted_bytes += os.stat(
                                 name, dir_fd=directory, follow_symlinks=False
                             ).st_size
                             os.unlink(name, dir_fd=directory)
-                            count += 1
+                            deleted_count += 1
         except FileNotFoundError:
             pass
-        return count, size_bytes
+        return deleted_count, deleted_bytes
 
     def _delete_oldest(self, directory: int) -> None:
         files = []
-        for name in _names(directory):
+        for name in _image_names(directory):
             with suppress(FileNotFoundError):
-                status = os.stat(name, dir_fd=directory, follow_symlinks=False)
-                files.append((status.st_mtime_ns, status.st_size, name))
+                file_status = os.stat(name, dir_fd=directory, follow_symlinks=False)
+                files.append((file_status.st_mtime_ns, file_status.st_size, name))
         files.sort(reverse=True)
         total_bytes = 0
-        for number, (_, size_bytes, name) in enumerate(files):
+        for position, (_, size_bytes, name) in enumerate(files):
             total_bytes += size_bytes
             # The newest image stays, however large it is.
-            if number >= self.max_images or (number and total_bytes > self.max_bytes):
+            if position >= self.max_images or (position and total_bytes > self.max_bytes):
                 with suppress(FileNotFoundError):
                     os.unlink(name, dir_fd=directory)
 
@@ -140,7 +142,7 @@ class CompileCache:
             os.close(directory)
 
 
-def _read(directory: int, name: str) -> tuple[Label, bytes]:
+def _read_image(directory: int, name: str) -> tuple[Label, bytes]:
     """Return the label and the image of a file.
 
     Raises ValueError if the file is damaged, OSError if it is missing or another user can have written it.
@@ -157,21 +159,21 @@ def _read(directory: int, name: str) -> tuple[Label, bytes]:
     return Label(fields["kernels"], fields["target"], fields["compiler"]), image
 
 
-def _names(directory: int) -> list[str]:
-    return [name for name in os.listdir(directory) if name.endswith(_SUFFIX)]
+def _image_names(directory: int) -> list[str]:
+    return [name for name in os.listdir(directory) if name.endswith(_IMAGE_SUFFIX)]
 
 
 def _file_name(key: str) -> str:
-    return f"{key}{_SUFFIX}"
+    return f"{key}{_IMAGE_SUFFIX}"
 
 
 def _check_owner(file: int, file_type: int) -> None:
     """Raise PermissionError unless an open file has the expected type, and only this user can write it."""
-    status = os.fstat(file)
-    is_private = status.st_uid == os.geteuid() and not status.st_mode & (
+    file_status = os.fstat(file)
+    is_private = file_status.st_uid == os.geteuid() and not file_status.st_mode & (
         stat.S_IWGRP | stat.S_IWOTH
     )
-    if stat.S_IFMT(status.st_mode) != file_type or not is_private:
+    if stat.S_IFMT(file_status.st_mode) != file_type or not is_private:
         raise PermissionError("another user can have written this")
 
 
@@ -184,21 +186,21 @@ def _make_private_directories(path: Path) -> None:
 
 
 def _write_atomically(directory: int, name: str, content: bytes) -> None:
-    partial = f"{_TEMPORARY}{os.getpid()}-{os.urandom(8).hex()}"
+    partial_name = f"{_TEMPORARY_PREFIX}{os.getpid()}-{os.urandom(8).hex()}"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    handle = os.open(partial, flags, 0o600, dir_fd=directory)
+    descriptor = os.open(partial_name, flags, 0o600, dir_fd=directory)
     try:
-        with open(handle, "wb") as file:
+        with open(descriptor, "wb") as file:
             file.write(content)
-        os.replace(partial, name, src_dir_fd=directory, dst_dir_fd=directory)
+        os.replace(partial_name, name, src_dir_fd=directory, dst_dir_fd=directory)
     except BaseException:
-        os.unlink(partial, dir_fd=directory)
+        os.unlink(partial_name, dir_fd=directory)
         raise
 
 
 def cache_key(compiler: str, target: str, options: Sequence[str], source: str) -> str:
     """Return the cache key of a compilation."""
-    key_parts = (_FORMAT, compiler, target, *options, source)
+    key_parts = (_FORMAT_VERSION, compiler, target, *options, source)
     return sha256(
         b"".join(_length_prefixed(key_part.encode()) for key_part in key_parts)
     ).hexdigest()

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from functools import cache
 
 # The C++ runtime. It is usually present, because numpy's extension modules link it.
-_LIBRARY = "libstdc++.so.6"
+_CPP_RUNTIME = "libstdc++.so.6"
 
 # Maximum length of a name to demangle; kernel names are shorter in practice.
-_MAX_LENGTH = 64 * 1024
+_MAX_NAME_LENGTH = 64 * 1024
 
 
 def demangle(name: str) -> str:
@@ -18,7 +18,7 @@ def demangle(name: str) -> str:
 
     Uses ``__cxa_demangle`` of the C++ runtime (Itanium C++ ABI, section 3.4); without it, returns the name.
     """
-    if not name.startswith("_Z") or len(name) > _MAX_LENGTH:
+    if not name.startswith("_Z") or len(name) > _MAX_NAME_LENGTH:
         return name
     return _demangler()(name)
 
@@ -26,22 +26,22 @@ def demangle(name: str) -> str:
 @cache
 def _demangler() -> Callable[[str], str]:
     try:
-        library = ctypes.CDLL(_LIBRARY)
+        library = ctypes.CDLL(_CPP_RUNTIME)
     except OSError:
         return str
-    function = library.__cxa_demangle
-    function.restype = ctypes.c_void_p
-    function.argtypes = [ctypes.c_char_p, *[ctypes.c_void_p] * 3]
-    free = ctypes.CDLL(None).free
-    free.argtypes = [ctypes.c_void_p]
+    cxa_demangle = library.__cxa_demangle
+    cxa_demangle.restype = ctypes.c_void_p
+    cxa_demangle.argtypes = [ctypes.c_char_p, *[ctypes.c_void_p] * 3]
+    free_memory = ctypes.CDLL(None).free
+    free_memory.argtypes = [ctypes.c_void_p]
 
     def demangle_with_library(name: str) -> str:
-        demangled = function(name.encode("utf-8", "surrogateescape"), None, None, None)
+        demangled = cxa_demangle(name.encode("utf-8", "surrogateescape"), None, None, None)
         if demangled is None:
             return name
         try:
             return ctypes.string_at(demangled).decode("utf-8", "surrogateescape")
         finally:
-            free(demangled)
+            free_memory(demangled)
 
     return demangle_with_library

@@ -100,10 +100,10 @@ class RealMachine:
 
 def record(machine: Machine) -> Record:
     """Return a record of the current state of a machine."""
-    view = machine.nvml(links=True)
-    devices = view.devices if isinstance(view, NvmlView) else ()
+    nvml_view = machine.nvml(links=True)
+    devices = nvml_view.devices if isinstance(nvml_view, NvmlView) else ()
     return Record(
-        nvml=view,
+        nvml=nvml_view,
         cuda=machine.cuda(),
         telemetry=tuple(map(machine.telemetry, devices)),
         activity=tuple(map(machine.activity, devices)),
@@ -179,8 +179,8 @@ def _select_fields(
 
 def dumps(record: Record) -> str:
     """Return a Record as JSON."""
-    values = to_plain(record, inline_reasons=True)
-    return json.dumps(values, indent=1, ensure_ascii=False) + "\n"
+    plain_record = to_plain(record, inline_reasons=True)
+    return json.dumps(plain_record, indent=1, ensure_ascii=False) + "\n"
 
 
 def loads(text: str, *, name: str = "record") -> Record:

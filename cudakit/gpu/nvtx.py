@@ -104,10 +104,10 @@ def range(
     >>> step(batch)
     6
     """
-    target = attached_domain(domain)
-    if target is None:
+    nvtx_domain = attached_domain(domain)
+    if nvtx_domain is None:
         return _NO_RANGE
-    return Range(target, target.get_event_attributes(name, color, category, payload))
+    return Range(nvtx_domain, nvtx_domain.get_event_attributes(name, color, category, payload))
 
 
 def push_range(
@@ -124,16 +124,16 @@ def push_range(
     >>> cudakit.push_range("epoch", payload=3)
     >>> cudakit.pop_range()
     """
-    target = attached_domain(domain)
-    if target is not None:
-        target.push_range(target.get_event_attributes(name, color, category, payload))
+    nvtx_domain = attached_domain(domain)
+    if nvtx_domain is not None:
+        nvtx_domain.push_range(nvtx_domain.get_event_attributes(name, color, category, payload))
 
 
 def pop_range(*, domain: str = "cudakit") -> None:
     """End the innermost range of this thread that ``push_range`` began."""
-    target = attached_domain(domain)
-    if target is not None:
-        target.pop_range()
+    nvtx_domain = attached_domain(domain)
+    if nvtx_domain is not None:
+        nvtx_domain.pop_range()
 
 
 def mark(
@@ -149,9 +149,9 @@ def mark(
     >>> import cudakit
     >>> cudakit.mark("checkpoint written")
     """
-    target = attached_domain(domain)
-    if target is not None:
-        target.mark(target.get_event_attributes(name, color, category, payload))
+    nvtx_domain = attached_domain(domain)
+    if nvtx_domain is not None:
+        nvtx_domain.mark(nvtx_domain.get_event_attributes(name, color, category, payload))
 
 
 def _check_is_plain_function(function: Callable[..., Any]) -> None:

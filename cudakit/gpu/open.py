@@ -13,8 +13,8 @@ def open_gpu(name: str = "auto", ordinal: int = 0) -> Gpu:
     ``ordinal`` is the CUDA device index. ``auto`` never falls back to simulation. Raises EnvironmentUnusable
     without a GPU, UsageError for an unknown name or model.
     """
-    kind, _, model = name.partition(":")
-    if kind == "sim":
+    device_kind, _, model = name.partition(":")
+    if device_kind == "sim":
         from cudakit.gpu.sim import Sim
 
         return Sim(model or DEFAULT_MODEL, ordinal=ordinal)

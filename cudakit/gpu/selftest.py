@@ -23,10 +23,10 @@ from cudakit.gpu.probe import INJECTION_VARIABLES, last_line, without_variables
 from cudakit.units import Unavailable, format_bytes
 
 DEFAULT_SECONDS = 120
-_STEPS = ("context", "compile", "kernel", "copy")
+_STEP_NAMES = ("context", "compile", "kernel", "copy")
 _VALUE_COUNT = 1 << 20  # number of values, computed by a thread each: several waves on every device
 _SEED = 0x9E3779B9
-_ROUNDS = 64  # iterations of the loop in SOURCE
+_HASH_ROUNDS = 64  # iterations of the loop in SOURCE
 SOURCE = """
 extern "C" __global__ void hash_values(unsigned *out, unsigned count, unsigned seed) {
     unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
@@ -45,11 +45,11 @@ def run_self_test(
 
     A crash or a timeout after ``seconds`` fails the current step. ``command`` replaces the child's command.
     """
-    path = os.pathsep.join(filter(None, sys.path))
+    module_path = os.pathsep.join(filter(None, sys.path))
     try:
-        result = subprocess.run(  # noqa: S603 runs a function of cudakit with this interpreter
+        child_result = subprocess.run(  # noqa: S603 runs a function of cudakit with this interpreter
             [*command] or [sys.executable, "-c", "from cudakit.gpu.selftest import child; child()"],
-            env={**without_variables(os.environ, *INJECTION_VARIABLES), "PYTHONPATH": path},
+            env={**without_variables(os.environ, *INJECTION_VARIABLES), "PYTHONPATH": module_path},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -58,21 +58,27 @@ def run_self_test(
             check=False,
         )
     except subprocess.TimeoutExpired as timeout:
-        output = timeout.stdout or ""
-        return _parse_steps(output if isinstance(output, str) else output.decode(), "timed out")
+        child_output = timeout.stdout or ""
+        return _parse_steps(
+            child_output if isinstance(child_output, str) else child_output.decode(), "timed out"
+        )
     except OSError as error:
         return Unavailable(f"cannot start the process that tests the GPU: {error}")
     return _parse_steps(
-        result.stdout, f"crashed: exit code {result.returncode}{last_line(result.stderr)}"
+        child_result.stdout,
+        f"crashed: exit code {child_result.returncode}{last_line(child_result.stderr)}",
     )
 
 
 def _parse_steps(text: str, exit_reason: str) -> tuple[SelfTestStep, ...]:
     """Parse the child's output, a line per step; ``exit_reason`` explains missing steps."""
     steps = tuple(SelfTestStep(**json.loads(line)) for line in text.splitlines())
-    if len(steps) == len(_STEPS) or (steps and steps[-1].error):
+    if len(steps) == len(_STEP_NAMES) or (steps and steps[-1].error):
         return steps
-    return (*steps, SelfTestStep(_STEPS[len(steps)], f"step {_STEPS[len(steps)]!r} {exit_reason}"))
+    return (
+        *steps,
+        SelfTestStep(_STEP_NAMES[len(steps)], f"step {_STEP_NAMES[len(steps)]!r} {exit_reason}"),
+    )
 
 
 # --- in the child process ----------------------------------------------------------------------------------
@@ -82,11 +88,11 @@ def child() -> None:
     """Run the steps, and write the result of each as a line of JSON."""
     pipe = os.dup(1)
     os.dup2(2, 1)  # redirect output of libraries to stderr
-    with open(pipe, "w", encoding="utf-8") as stream:
+    with open(pipe, "w", encoding="utf-8") as result_stream:
         for step in run_steps(_open_all_devices):
-            fields = {name: getattr(step, name) for name in ("name", "error", "hint")}
-            stream.write(json.dumps({**fields, "details": dict(step.details)}) + "\n")
-            stream.flush()
+            step_fields = {name: getattr(step, name) for name in ("name", "error", "hint")}
+            result_stream.write(json.dumps({**step_fields, "details": dict(step.details)}) + "\n")
+            result_stream.flush()
 
 
 def _open_all_devices() -> list[Gpu]:
@@ -94,8 +100,8 @@ def _open_all_devices() -> list[Gpu]:
     from cudakit.gpu.open import open_gpu
 
     first_gpu = open_gpu("cuda", 0)
-    count = int(check(cu.cuDeviceGetCount()))
-    return [first_gpu, *(open_gpu("cuda", ordinal) for ordinal in range(1, count))]
+    device_count = int(check(cu.cuDeviceGetCount()))
+    return [first_gpu, *(open_gpu("cuda", ordinal) for ordinal in range(1, device_count))]
 
 
 def run_steps(open_all: Callable[[], list[Gpu]]) -> Iterator[SelfTestStep]:
@@ -118,7 +124,7 @@ def run_steps(open_all: Callable[[], list[Gpu]]) -> Iterator[SelfTestStep]:
     def copy() -> Iterator[str]:
         yield from map(_round_trip, gpus)
 
-    for name, step in zip(_STEPS, (open_contexts, compile_for, run, copy), strict=True):
+    for name, step in zip(_STEP_NAMES, (open_contexts, compile_for, run, copy), strict=True):
         result = _run_step(name, step)
         yield result
         if result.error:
@@ -145,16 +151,28 @@ class _WrongValuesError(Exception):
 
 
 def _run_kernel(gpu: Gpu, image: bytes) -> str:
-    threads = 256
-    size = _VALUE_COUNT * 4
-    module, device_memory, host_memory = gpu.load(image), gpu.malloc(size), gpu.host_malloc(size)
+    threads_per_block = 256
+    size_bytes = _VALUE_COUNT * 4
+    module, device_memory, host_memory = (
+        gpu.load(image),
+        gpu.malloc(size_bytes),
+        gpu.host_malloc(size_bytes),
+    )
     stream = gpu.stream()
     arguments = (device_memory, np.uint32(_VALUE_COUNT), np.uint32(_SEED))
     kernel = gpu.kernel(module, "hash_values")
-    gpu.launch(kernel, (_VALUE_COUNT // threads, 1, 1), (threads, 1, 1), arguments, stream)
-    gpu.copy(host_memory, device_memory, size, stream)
+    gpu.launch(
+        kernel,
+        (_VALUE_COUNT // threads_per_block, 1, 1),
+        (threads_per_block, 1, 1),
+        arguments,
+        stream,
+    )
+    gpu.copy(host_memory, device_memory, size_bytes, stream)
     gpu.sync_stream(stream)
-    _compare(_host_words(gpu, host_memory, size), _expected_values(), "the kernel computed")
+    _compare_values(
+        _host_words(gpu, host_memory, size_bytes), _expected_values(), "the kernel computed"
+    )
     gpu.free(device_memory)
     gpu.host_free(host_memory)
     return f"{_VALUE_COUNT:,} values compared"
@@ -162,25 +180,25 @@ def _run_kernel(gpu: Gpu, image: bytes) -> str:
 
 def _round_trip(gpu: Gpu) -> str:
     """Copy from the host to the device, within the device, and back."""
-    expected = np.random.default_rng(_SEED).integers(0, 1 << 32, _VALUE_COUNT, dtype=np.uint32)
-    size = expected.nbytes
-    device_source, device_target = gpu.malloc(size), gpu.malloc(size)
-    host_source, host_target = gpu.host_malloc(size), gpu.host_malloc(size)
+    source_words = np.random.default_rng(_SEED).integers(0, 1 << 32, _VALUE_COUNT, dtype=np.uint32)
+    size_bytes = source_words.nbytes
+    device_source, device_target = gpu.malloc(size_bytes), gpu.malloc(size_bytes)
+    host_source, host_target = gpu.host_malloc(size_bytes), gpu.host_malloc(size_bytes)
     stream = gpu.stream()
-    _host_words(gpu, host_source, size)[:] = expected
+    _host_words(gpu, host_source, size_bytes)[:] = source_words
     for target, source in (
         (device_source, host_source),
         (device_target, device_source),
         (host_target, device_target),
     ):
-        gpu.copy(target, source, size, stream)
+        gpu.copy(target, source, size_bytes, stream)
     gpu.sync_stream(stream)
-    _compare(_host_words(gpu, host_target, size), expected, "the copies returned")
+    _compare_values(_host_words(gpu, host_target, size_bytes), source_words, "the copies returned")
     for ptr in (device_source, device_target):
         gpu.free(ptr)
     for ptr in (host_source, host_target):
         gpu.host_free(ptr)
-    return f"{format_bytes(size)} compared"
+    return f"{format_bytes(size_bytes)} compared"
 
 
 def _host_words(gpu: Gpu, ptr: Ptr, size: int) -> npt.NDArray[Any]:
@@ -189,18 +207,21 @@ def _host_words(gpu: Gpu, ptr: Ptr, size: int) -> npt.NDArray[Any]:
 
 def _expected_values() -> npt.NDArray[Any]:
     """Compute the kernel's results on the host, in wrapping 32-bit arithmetic."""
-    values = np.arange(_VALUE_COUNT, dtype=np.uint32) ^ np.uint32(_SEED)
-    for _ in range(_ROUNDS):
-        values = values * np.uint32(1664525) + np.uint32(1013904223)
-        values ^= values >> np.uint32(13)
-    return values
+    expected_words = np.arange(_VALUE_COUNT, dtype=np.uint32) ^ np.uint32(_SEED)
+    for _ in range(_HASH_ROUNDS):
+        expected_words = expected_words * np.uint32(1664525) + np.uint32(1013904223)
+        expected_words ^= expected_words >> np.uint32(13)
+    return expected_words
 
 
-def _compare(actual: npt.NDArray[Any], expected: npt.NDArray[Any], origin: str) -> None:
-    mismatches = np.flatnonzero(actual != expected)
+def _compare_values(
+    actual_values: npt.NDArray[Any], expected_values: npt.NDArray[Any], origin: str
+) -> None:
+    mismatches = np.flatnonzero(actual_values != expected_values)
     if mismatches.size:
-        index = int(mismatches[0])
+        first_mismatch = int(mismatches[0])
         raise _WrongValuesError(
-            f"{origin} {mismatches.size:,} wrong values of {expected.size:,}; "
-            f"index {index}: {int(actual[index]):#010x}, expected {int(expected[index]):#010x}"
+            f"{origin} {mismatches.size:,} wrong values of {expected_values.size:,}; "
+            f"index {first_mismatch}: {int(actual_values[first_mismatch]):#010x},"
+            f" expected {int(expected_values[first_mismatch]):#010x}"
         )

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from cudakit.document import Document, Tree, walk
 from cudakit.errors import UsageError
-from cudakit.render.columns import chunks
+from cudakit.render.columns import join_in_chunks
 from cudakit.render.escape import escape_invisible
 
 _Frame = TypeVar("_Frame")
@@ -23,7 +23,9 @@ def render(document: Document) -> Iterator[str]:
     ``:``, and invisible characters are escaped. Raises UsageError if the document has no Tree.
     """
     tree, *_ = trees(document)
-    return chunks(f"{';'.join(path)} {size_bytes}\n" for path, size_bytes in stacks(tree, _label))
+    return join_in_chunks(
+        f"{';'.join(path)} {size_bytes}\n" for path, size_bytes in stacks(tree, _escaped_label)
+    )
 
 
 def trees(document: Document) -> tuple[Tree, ...]:
@@ -37,22 +39,22 @@ def trees(document: Document) -> tuple[Tree, ...]:
     return nodes
 
 
-def stacks(tree: Tree, frame: Callable[[str], _Frame]) -> Iterator[tuple[list[_Frame], int]]:
+def stacks(tree: Tree, frame_of: Callable[[str], _Frame]) -> Iterator[tuple[list[_Frame], int]]:
     """Walk a tree in pre-order; yield the path from the root to each node, and the bytes of the node alone.
 
-    ``frame`` makes an item of the path from a label; the yielded list is reused after each step. A node
+    ``frame_of`` makes an item of the path from a label; the yielded list is reused after each step. A node
     is left out if its children have all of its bytes, or more.
     """
     path: list[_Frame] = []
     pending_nodes = [(tree, 0)]
     while pending_nodes:
         node, depth = pending_nodes.pop()
-        path[depth:] = [frame(node.label)]
+        path[depth:] = [frame_of(node.label)]
         own_bytes = node.size_bytes - sum(child.size_bytes for child in node.children)
         if own_bytes > 0:
             yield path, own_bytes
         pending_nodes += [(child, depth + 1) for child in reversed(node.children)]
 
 
-def _label(label: str) -> str:
+def _escaped_label(label: str) -> str:
     return escape_invisible(label).replace(";", ":").strip() or "?"

@@ -14,16 +14,16 @@ Texts: TypeAlias = Callable[[Array], list[str]]
 _CHUNK_CHARACTERS = 64 * 1024
 
 
-def chunks(texts: Iterable[str]) -> Iterator[str]:
+def join_in_chunks(texts: Iterable[str]) -> Iterator[str]:
     """Join texts into chunks of about 64 KiB."""
     pending_texts: list[str] = []
-    size = 0
+    character_count = 0
     for text in texts:
         pending_texts.append(text)
-        size += len(text)
-        if size >= _CHUNK_CHARACTERS:
+        character_count += len(text)
+        if character_count >= _CHUNK_CHARACTERS:
             yield "".join(pending_texts)
-            pending_texts, size = [], 0
+            pending_texts, character_count = [], 0
     yield "".join(pending_texts)
 
 
@@ -32,15 +32,15 @@ def is_address(name: str, array: Array) -> bool:
     return array.dtype.kind == "u" and (name == "address" or name.endswith("_address"))
 
 
-def decoder(texts: Iterable[str], *, unknown: str) -> Texts:
-    """Return a function from an array of ids to their texts; ``unknown`` is the text of any other id."""
-    table = np.array([*texts, unknown], dtype=object)
-    last_index = len(table) - 1
+def text_decoder(texts: Iterable[str], *, unknown_text: str) -> Texts:
+    """Return a function from an array of ids to their texts; ``unknown_text`` is the text of any other id."""
+    text_by_index = np.array([*texts, unknown_text], dtype=object)
+    last_index = len(text_by_index) - 1
 
     def decode(ids: Array) -> list[str]:
-        index = ids.astype(np.int64)
-        texts: list[str] = table[
-            np.where((index >= 0) & (index < last_index), index, last_index)
+        text_indices = ids.astype(np.int64)
+        texts: list[str] = text_by_index[
+            np.where((text_indices >= 0) & (text_indices < last_index), text_indices, last_index)
         ].tolist()
         return texts
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from cudakit.document import Array, Columns, Document, walk
 from cudakit.errors import UsageError
-from cudakit.render.columns import Texts, decoder, is_address
+from cudakit.render.columns import Texts, is_address, text_decoder
 from cudakit.render.escape import escape_invisible
 
 # Rows per chunk: about 64 KiB of text if each row has a stack.
@@ -16,7 +16,7 @@ _CHUNK_ROWS = 512
 
 # Spreadsheets evaluate a cell that begins with one of these as a formula (OWASP, "CSV Injection"). The last
 # four characters are the full-width forms of the first four.
-_FORMULA = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+_FORMULA_STARTS = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 # In locales with a decimal comma, spreadsheets read the semicolon as the separator of cells.
 _NEEDS_QUOTES = re.compile('[",;]')
 
@@ -39,27 +39,30 @@ def render(document: Document) -> Iterator[str]:
     lengths = {name: len(array) for name, array in columns.arrays.items()}
     if len(set(lengths.values())) > 1:
         raise ValueError(f"the arrays of {columns.name!r} differ in length: {lengths}")
-    return _chunks(columns, rows=max(lengths.values(), default=0))
+    return _csv_chunks(columns, rows=max(lengths.values(), default=0))
 
 
-def _chunks(columns: Columns, *, rows: int) -> Iterator[str]:
+def _csv_chunks(columns: Columns, *, rows: int) -> Iterator[str]:
     yield ",".join(map(_text_cell, columns.arrays)) + "\r\n"
-    writers = [
-        (array, _cells(name, array, columns.text.get(name)))
+    arrays_with_writers = [
+        (array, _cell_writer(name, array, columns.text.get(name)))
         for name, array in columns.arrays.items()
     ]
-    for start in range(0, rows, _CHUNK_ROWS):
-        cells_by_column = [cells(array[start : start + _CHUNK_ROWS]) for array, cells in writers]
+    for first_row in range(0, rows, _CHUNK_ROWS):
+        cells_by_column = [
+            cells_of(array[first_row : first_row + _CHUNK_ROWS])
+            for array, cells_of in arrays_with_writers
+        ]
         # Readers skip empty lines, so an empty cell alone in its line is quoted.
         yield "".join(
             [(",".join(row) or '""') + "\r\n" for row in zip(*cells_by_column, strict=True)]
         )
 
 
-def _cells(name: str, array: Array, texts: tuple[str, ...] | None) -> Texts:
+def _cell_writer(name: str, array: Array, texts: tuple[str, ...] | None) -> Texts:
     """Return the function that formats the items of one column."""
     if texts is not None:
-        return decoder(map(_text_cell, texts), unknown="")
+        return text_decoder(map(_text_cell, texts), unknown_text="")
     if is_address(name, array):
         return _address_cells
     kind = array.dtype.kind
@@ -92,6 +95,6 @@ def _text_cells(array: Array) -> list[str]:
 def _text_cell(text: str) -> str:
     """Format text as a cell: no formula, no invisible characters, quoted if it has separators."""
     cell = escape_invisible(text)
-    if cell.startswith(_FORMULA):
+    if cell.startswith(_FORMULA_STARTS):
         cell = "'" + cell
     return '"' + cell.replace('"', '""') + '"' if _NEEDS_QUOTES.search(cell) else cell

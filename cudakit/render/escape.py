@@ -11,7 +11,9 @@ def escape_invisible(text: str) -> str:
     """
     if text.isprintable():
         return text
-    return "".join(c if c.isprintable() else escape_sequence(c) for c in text)
+    return "".join(
+        character if character.isprintable() else escape_sequence(character) for character in text
+    )
 
 
 def escape_sequence(character: str) -> str:

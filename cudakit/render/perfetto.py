@@ -19,7 +19,7 @@ import numpy as np
 
 from cudakit.document import Array, Chart, Columns, Document, walk
 from cudakit.errors import UsageError
-from cudakit.render.columns import Texts, chunks, decoder, is_address
+from cudakit.render.columns import Texts, is_address, join_in_chunks, text_decoder
 from cudakit.render.escape import escape_invisible
 
 _BLOCK_ROWS = 1024
@@ -56,7 +56,7 @@ def render(document: Document) -> Iterator[str]:
             f"{document.title!r} has nothing on a time axis to write as a trace",
             hint="choose another output format, such as json",
         )
-    return chunks(_file(_objects(document.title, charts, slice_nodes)))
+    return join_in_chunks(_file(_objects(document.title, charts, slice_nodes)))
 
 
 def _has_slices(columns: Columns) -> bool:
@@ -265,7 +265,7 @@ def _encoder(name: str, columns: Columns) -> Texts:
     names = columns.text.get(name)
     if names is not None:
         unknown_value = '""' if name == "name" else "null"
-        return decoder(map(_quote, names), unknown=unknown_value)
+        return text_decoder(map(_quote, names), unknown_text=unknown_value)
     array = columns.arrays[name]
     if is_address(name, array):
         return _addresses

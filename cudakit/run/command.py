@@ -208,7 +208,7 @@ def _options(arguments: Sequence[str]) -> list[str]:
         elif not word.startswith("-") or word == "-" or _append_options(word, options):
             break
         elif options[-1] in "WX" and word.endswith(options[-1]):
-            next(words, None)  # skip the value of the option
+            next(words, None)  # skip the argument of the option of Python
     return options
 
 

@@ -47,14 +47,14 @@ def layout(kind: EventKind) -> np.dtype[np.void]:
     names = [name for name, _ in _COMMON]
     formats = [type_code for _, type_code in _COMMON]
     offsets = [RECORD.fields[name][1] for name in names] if RECORD.fields else []
-    end = _COMMON_BYTES
+    end_offset = _COMMON_BYTES
     for name, type_code in _body_fields(kind):
         dtype = np.dtype(type_code)
-        end += -end % dtype.base.alignment
+        end_offset += -end_offset % dtype.base.alignment
         names.append(name)
         formats.append(type_code)
-        offsets.append(end)
-        end += dtype.itemsize
+        offsets.append(end_offset)
+        end_offset += dtype.itemsize
     return np.dtype(
         {"names": names, "formats": formats, "offsets": offsets, "itemsize": RECORD_BYTES}
     )
@@ -96,10 +96,10 @@ def find_invalid(records: Records, string_count: int) -> str:
         kind = EventKind(kind_number)
         rows, is_kind = records.view(layout(kind)), kinds == kind  # `view` would copy the records
         for name, minimum, maximum in _bounds(kind):
-            values = rows[name][is_kind]
+            field_values = rows[name][is_kind]
             if (
-                values.max() > (string_count - 1 if maximum is None else maximum)
-                or values.min() < minimum
+                field_values.max() > (string_count - 1 if maximum is None else maximum)
+                or field_values.min() < minimum
             ):
                 return f"invalid {name} in a record of kind {kind.name}"
         if kind is EventKind.ACCESS and (

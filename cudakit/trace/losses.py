@@ -62,7 +62,7 @@ class Losses:
         self._file.close()
 
 
-def report_loss(directory: Path, count: int, error: OSError) -> None:
+def report_loss(directory: Path, lost_count: int, error: OSError) -> None:
     """Write the number of events that this process has lost to its slot of the file. Never raises."""
     process = os.getpid()
     try:
@@ -74,7 +74,7 @@ def report_loss(directory: Path, count: int, error: OSError) -> None:
             offset = slot % _SLOT_COUNT * _SLOT.size
             (slot_process, *_) = _SLOT.unpack(os.pread(file, _SLOT.size, offset))
             if slot_process in (0, process):
-                os.pwrite(file, _SLOT.pack(process, count, error.errno or 0), offset)
+                os.pwrite(file, _SLOT.pack(process, lost_count, error.errno or 0), offset)
                 return
     except (OSError, struct.error):
         return

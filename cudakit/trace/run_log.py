@@ -90,7 +90,7 @@ class LogWriter:
             )
 
     def finish(self, outcome: Outcome) -> None:
-        """Write the last block."""
+        """Write the last block of the log."""
         self._write_json(b"done", 0, asdict(outcome))
 
     def _trace(self, batch: Batch) -> _WrittenTrace:
@@ -112,13 +112,13 @@ class LogWriter:
     ) -> None:
         for begin in range(0, len(table_items), _ITEMS_PER_BLOCK):
             block_items = table_items[begin : begin + _ITEMS_PER_BLOCK]
-            self._write_json(tag, trace, block_items, count=len(block_items))
+            self._write_json(tag, trace, block_items, item_count=len(block_items))
 
     def _write_json(
-        self, tag: bytes, trace_number: int, content: object, *, count: int = 1
+        self, tag: bytes, trace_number: int, content: object, *, item_count: int = 1
     ) -> None:
         self._write_block(
-            tag, trace_number, count, json.dumps(content, separators=(",", ":")).encode()
+            tag, trace_number, item_count, json.dumps(content, separators=(",", ":")).encode()
         )
 
     def _write_block(self, tag: bytes, trace_number: int, item_count: int, content: bytes) -> None:
@@ -313,16 +313,18 @@ class _ReadTrace:
         self.strings = list(strings)
         self.stacks = list(stacks)
 
-    def add_strings(self, strings: Sequence[str], count: int) -> None:
+    def add_strings(self, strings: Sequence[str], stored_count: int) -> None:
         self.strings += map(str, strings)
-        _check_count(strings, count)
+        _check_count(strings, stored_count)
 
-    def add_stacks(self, stacks: Sequence[Sequence[tuple[str, str, int]]], count: int) -> None:
+    def add_stacks(
+        self, stacks: Sequence[Sequence[tuple[str, str, int]]], stored_count: int
+    ) -> None:
         self.stacks += [
             tuple(Frame(str(function), str(file), int(line)) for function, file, line in stack)
             for stack in stacks
         ]
-        _check_count(stacks, count)
+        _check_count(stacks, stored_count)
 
 
 def _transpose_records(records: Records) -> _Columns:

@@ -170,7 +170,7 @@ class _Chain:
         if self._file_number == 0:
             self._first_inode = file.inode()
         self._path = file.path
-        self._reader = TraceReader(Path(file.path), previous=self._last_reader)
+        self._reader = TraceReader(Path(file.path), previous_reader=self._last_reader)
         self._last_reader = self._reader
         return self._reader
 

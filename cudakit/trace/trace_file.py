@@ -177,7 +177,7 @@ class TraceReader:
     Raises InputError if the file is not a trace, or has another version.
     """
 
-    def __init__(self, path: Path, *, previous: TraceReader | None = None) -> None:
+    def __init__(self, path: Path, *, previous_reader: TraceReader | None = None) -> None:
         self._path = path
         # The file is unbuffered, because a buffer would read beyond the end of the written part.
         self._file = path.open("rb", buffering=0)
@@ -186,8 +186,8 @@ class TraceReader:
         except InputError:
             self._file.close()
             raise
-        self.strings: list[str] = previous.strings if previous else [""]
-        self.stacks: list[Stack] = previous.stacks if previous else [()]
+        self.strings: list[str] = previous_reader.strings if previous_reader else [""]
+        self.stacks: list[Stack] = previous_reader.stacks if previous_reader else [()]
         self._unread_records = 0  # number of records in the current block that were not read yet
         self._position = self._written_end = _HEADER.size
         self._window = b""  # bytes of the file from `_window_start` on, read with one call

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -256,6 +257,30 @@ def test_launches_advance_the_counter(driver: Driver) -> None:
     ]
     assert counter.read() == (20, 20, (1 << 64) - 1)
     assert not counter.replace((19, 20, 0), (0, 0, 0))
+
+
+def test_launches_of_several_threads_have_different_positions(driver: Driver) -> None:
+    counter = fast_call.LaunchCounter()
+    fill = Filler(driver, counter)
+    (out,) = cupy_arrays(0x1000)
+    fill(out=out)
+
+    def launch_and_advance() -> None:
+        for _ in range(100):
+            fill(out=out)
+            while not counter.replace(words := counter.read(), (words[0] + 1, *words[1:])):
+                pass
+
+    threads = [Thread(target=launch_and_advance) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    positions = [launch[4][1] for launch in driver.launches]
+    assert fill.python_calls == 1
+    assert len(set(positions)) == len(positions) == 400
+    assert counter.read()[0] == 400 * (5 + 1)
 
 
 def test_counter_is_advanced_in_python_at_its_end_in_a_capture_and_once_frozen(

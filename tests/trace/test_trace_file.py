@@ -190,7 +190,7 @@ def test_trace_continues_in_another_file_with_the_same_indices(tmp_path: Path) -
         for site in sites:
             writer.write(Event(Launch(stream=1, name="k"), site=site))
 
-    with TraceReader(first) as reader, TraceReader(second, previous=reader) as second_reader:
+    with TraceReader(first) as reader, TraceReader(second, previous_reader=reader) as second_reader:
         unread_events(reader)
         events_read = unread_events(second_reader)
 

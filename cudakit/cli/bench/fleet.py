@@ -35,8 +35,8 @@ FLEET_FORMATS = (*COMMON_FORMATS, "csv")
 
 
 @dataclass(frozen=True, slots=True)
-class Fleet:
-    """The options of a fleet."""
+class FleetRequest:
+    """The options of ``bench suite`` that concern a fleet."""
 
     ray: str  # Address of the Ray cluster; "" if only the results directory is read.
     directory: str  # Results directory; "" for a new one.
@@ -45,7 +45,7 @@ class Fleet:
     gpu: str  # Value of --gpu.
 
 
-def measure_and_report(fleet: Fleet, output: OutputOptions) -> int:
+def measure_and_report(fleet: FleetRequest, output: OutputOptions) -> int:
     """Measure the GPUs of a cluster or read their results, write the report, and return the exit code."""
     from cudakit.core.bench.fleet.analysis import analyze
     from cudakit.core.bench.fleet.records import FleetRecords
@@ -67,7 +67,7 @@ def measure_and_report(fleet: Fleet, output: OutputOptions) -> int:
     return ExitCode.FINDINGS if result.findings else ExitCode.OK
 
 
-def _measure(fleet: Fleet, records: FleetRecords, *, quiet: bool) -> bool:
+def _measure(fleet: FleetRequest, records: FleetRecords, *, quiet: bool) -> bool:
     """Measure the GPUs that have no result yet; return False after Ctrl-C."""
     from cudakit.core.bench.fleet.measure import (
         FleetOptions,

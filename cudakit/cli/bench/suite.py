@@ -6,7 +6,7 @@ from functools import partial
 
 import click
 
-from cudakit.cli.bench.fleet import Fleet, measure_and_report
+from cudakit.cli.bench.fleet import FleetRequest, measure_and_report
 from cudakit.cli.bench.measure import FORMATS, exit_code, measure
 from cudakit.cli.failure import ExitCode
 from cudakit.cli.options import (
@@ -77,7 +77,9 @@ def suite(
     cudakit bench suite --results nightly
     """
     if ray or results:
-        fleet = Fleet(ray=ray, directory=results, timeout_s=ray_timeout, quick=quick, gpu=gpu)
+        fleet = FleetRequest(
+            ray=ray, directory=results, timeout_s=ray_timeout, quick=quick, gpu=gpu
+        )
         return measure_and_report(fleet, output)
 
     from cudakit.core.bench.suite import SuiteSpec, check_health

@@ -100,9 +100,9 @@ class _Dataclass(Protocol):
 _Arrays = TypeVar("_Arrays", bound=_Dataclass)
 
 
-def take(arrays: _Arrays, index: npt.NDArray[Any] | slice) -> _Arrays:
+def take(arrays: _Arrays, selection: npt.NDArray[Any] | slice) -> _Arrays:
     """Select items of every array of a dataclass, by indices, a mask or a range."""
-    return type(arrays)(*(getattr(arrays, field.name)[index] for field in fields(arrays)))
+    return type(arrays)(*(getattr(arrays, field.name)[selection] for field in fields(arrays)))
 
 
 def concatenate_arrays(first_arrays: _Arrays, second_arrays: _Arrays) -> _Arrays:

@@ -91,10 +91,10 @@ def _time_text(time_ns: float) -> str:
     return format_seconds(time_ns / 1e9)
 
 
-def _per_step(device: Device, count: int, noun: str = "times") -> str:
+def _per_step(device: Device, event_count: int, noun: str = "times") -> str:
     """Return a count per step, ``once per step``; without steps, the count in the measured time."""
     steps = device.steps.measured
-    per_step = count / max(steps, 1)
+    per_step = event_count / max(steps, 1)
     is_shown_as_integer = per_step >= 10 or per_step == int(per_step)
     number_text = f"{per_step:,.0f}" if is_shown_as_integer else f"{per_step:.1f}"
     count_text = "once" if (number_text, noun) == ("1", "times") else f"{number_text} {noun}"

@@ -79,13 +79,17 @@ def union(start_ns: Times, end_ns: Times) -> IntervalSet:
     return IntervalSet(start[group_begins], latest_end[group_ends])
 
 
-def intersection(first: IntervalSet, second: IntervalSet) -> IntervalSet:
+def intersection(first_set: IntervalSet, second_set: IntervalSet) -> IntervalSet:
     """Return the instants that both sets contain."""
-    if not len(first) or not len(second):
+    if not len(first_set) or not len(second_set):
         return EMPTY
     # Every instant at which the number of covering sets changes, with the change.
-    times = np.concatenate([first.start_ns, first.end_ns, second.start_ns, second.end_ns])
-    change = np.repeat([1, -1, 1, -1], [len(first), len(first), len(second), len(second)])
+    times = np.concatenate(
+        [first_set.start_ns, first_set.end_ns, second_set.start_ns, second_set.end_ns]
+    )
+    change = np.repeat(
+        [1, -1, 1, -1], [len(first_set), len(first_set), len(second_set), len(second_set)]
+    )
     order = np.lexsort((change, times))
     times, depth = times[order], np.cumsum(change[order])
     is_common = depth[:-1] == 2

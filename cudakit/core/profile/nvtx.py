@@ -47,7 +47,7 @@ class _Changes:
     path: list[int] = field(default_factory=list)
 
     def paths_at(self, time_ns: Times) -> Times:
-        """Return the number of the combination that is open at each time."""
+        """Return the number of the combination of ranges that is open at each time."""
         index = np.searchsorted(np.array(self.time_ns, np.int64), time_ns, side="right")
         result: Times = np.array([0, *self.path], np.int64)[index]
         return result
@@ -62,8 +62,8 @@ def open_ranges(activities: Activities, thread: Times, time_ns: Times) -> tuple[
     process_changes, thread_changes = _collect_changes(activities, ranges)
     process_path = process_changes.paths_at(time_ns)
     thread_path = np.zeros(len(time_ns), np.int64)
-    for number, changes in thread_changes.items():
-        rows = np.flatnonzero(thread == np.uint64(number))
+    for thread_number, changes in thread_changes.items():
+        rows = np.flatnonzero(thread == np.uint64(thread_number))
         thread_path[rows] = changes.paths_at(time_ns[rows])
     if not process_changes.path:
         return ranges, thread_path
@@ -71,11 +71,11 @@ def open_ranges(activities: Activities, thread: Times, time_ns: Times) -> tuple[
     path_pairs, pair_of_time = np.unique(
         process_path * path_count + thread_path, return_inverse=True
     )
-    numbers = [
+    path_numbers = [
         ranges.number(ranges.paths[path_pair // path_count] + ranges.paths[path_pair % path_count])
         for path_pair in path_pairs.tolist()
     ]
-    return ranges, np.array(numbers, np.int64)[pair_of_time]
+    return ranges, np.array(path_numbers, np.int64)[pair_of_time]
 
 
 def _collect_changes(
@@ -86,18 +86,18 @@ def _collect_changes(
     thread_ranges: defaultdict[int, list[RangeKey]] = defaultdict(list)
     process_changes = _Changes()
     thread_changes: defaultdict[int, _Changes] = defaultdict(_Changes)
-    for time, is_pop, name, domain, thread, number in _read_events(activities):
+    for time, is_pop, name, domain, thread, range_number in _read_events(activities):
         stack = thread_ranges[thread]
-        if number and is_pop:
-            process_ranges.pop(number, None)
-        elif number and len(process_ranges) < _MAX_OPEN_RANGES:
-            process_ranges[number] = RangeKey(name, domain)
-        elif not number and is_pop:
+        if range_number and is_pop:
+            process_ranges.pop(range_number, None)
+        elif range_number and len(process_ranges) < _MAX_OPEN_RANGES:
+            process_ranges[range_number] = RangeKey(name, domain)
+        elif not range_number and is_pop:
             _remove_innermost(stack, domain)
-        elif not number and len(stack) < _MAX_OPEN_RANGES:
+        elif not range_number and len(stack) < _MAX_OPEN_RANGES:
             stack.append(RangeKey(name, domain))
-        changes = process_changes if number else thread_changes[thread]
-        path = tuple(process_ranges.values()) if number else tuple(stack)
+        changes = process_changes if range_number else thread_changes[thread]
+        path = tuple(process_ranges.values()) if range_number else tuple(stack)
         changes.time_ns.append(time)
         changes.path.append(ranges.number(path))
     return process_changes, thread_changes

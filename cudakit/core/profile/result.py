@@ -50,7 +50,7 @@ class TimeDivision:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step on a device."""
+    """One step of the program, as a device performed it."""
 
     number: int  # number of the step, from 1
     is_warm_up: bool

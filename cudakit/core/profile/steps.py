@@ -106,7 +106,7 @@ def steps_of_device(timeline: Timeline, rows: Times, steps: HostSteps) -> Device
     if not is_main.any():
         return DeviceSteps(np.empty(0, np.int64), np.empty(0, np.int64))
     # Work is sorted by start, so the first row of a step is its earliest work.
-    number, first_indices = np.unique(step[is_main], return_index=True)
+    step_numbers, first_indices = np.unique(step[is_main], return_index=True)
     begins = work.start_ns[rows_inside[is_main][first_indices]]
     begins = np.maximum.accumulate(begins)
     end = max(int(work.end_ns[rows_inside].max()), int(begins[-1]))
@@ -115,7 +115,9 @@ def steps_of_device(timeline: Timeline, rows: Times, steps: HostSteps) -> Device
     boundaries = np.append(begins[is_nonempty], end)
     durations = np.diff(boundaries)
     warm_up = _warm_up_count(durations)
-    return DeviceSteps(boundaries, number[is_nonempty], warm_up, _is_measured(durations, warm_up))
+    return DeviceSteps(
+        boundaries, step_numbers[is_nonempty], warm_up, _is_measured(durations, warm_up)
+    )
 
 
 def _is_measured(durations: Times, warm_up: int) -> Times:
@@ -228,14 +230,14 @@ def _steps_by_repetition(timeline: Timeline) -> HostSteps | None:
         return None
     name_site_pairs = work.name[rows].astype(np.int64) << 32 | work.site[rows].astype(np.int64)
     _, signature = np.unique(name_site_pairs, return_inverse=True)
-    begin = _regular_positions(signature)
-    if begin is None:
+    step_begins = _regular_positions(signature)
+    if step_begins is None:
         return None
     times = calls.start_ns[work.call[rows]]
     # The last repetition ends after the usual number of launches, or with the last call of the program.
-    end = begin[-1] + int(np.median(np.diff(begin)))
+    end = step_begins[-1] + int(np.median(np.diff(step_begins)))
     end_ns = int(times[end]) if end < len(times) else int(calls.end_ns.max()) + 1
-    return HostSteps("repetition", "", times[begin], end_ns)
+    return HostSteps("repetition", "", times[step_begins], end_ns)
 
 
 def _first_of_graph_launches(timeline: Timeline) -> Times:
@@ -249,11 +251,11 @@ def _first_of_graph_launches(timeline: Timeline) -> Times:
 
 def _regular_positions(signature: Times) -> Times | None:
     """Return the positions of the chosen signature among the launches; None if none is suitable."""
-    counts = np.bincount(signature)
-    signatures_by_count = np.argsort(-counts, kind="stable")
-    candidates = signatures_by_count[counts[signatures_by_count] >= _MIN_REPETITIONS]
+    signature_counts = np.bincount(signature)
+    signatures_by_count = np.argsort(-signature_counts, kind="stable")
+    candidates = signatures_by_count[signature_counts[signatures_by_count] >= _MIN_REPETITIONS]
     order = np.argsort(signature, kind="stable")
-    first_indices = np.concatenate([[0], np.cumsum(counts)])
+    first_indices = np.concatenate([[0], np.cumsum(signature_counts)])
     best_positions: Times | None = None
     for candidate in candidates[:: max(len(candidates) // _MAX_CANDIDATES, 1)].tolist():
         positions = order[first_indices[candidate] : first_indices[candidate + 1]]

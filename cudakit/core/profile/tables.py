@@ -159,15 +159,15 @@ def _kernel(table: WorkTable, name: int, positions: Times, runs: int) -> Kernel:
 def _grid(table: WorkTable, position: int) -> Grid:
     """Return how the grid of one run of a kernel fills the device."""
     positions = np.array([position])
-    values = {
+    grid_values = {
         name: table.field_values(positions, EventKind.KERNEL_RUN, name)[0]
         for name in ("block", "registers", "shared_bytes")
     }
     launch = LaunchConfiguration(
         blocks=int(blocks(table, positions)[0]),
-        threads_per_block=math.prod(values["block"].tolist()),
-        registers_per_thread=int(values["registers"]),
-        shared_bytes_per_block=int(values["shared_bytes"]),
+        threads_per_block=math.prod(grid_values["block"].tolist()),
+        registers_per_thread=int(grid_values["registers"]),
+        shared_bytes_per_block=int(grid_values["shared_bytes"]),
     )
     return grid_fill(launch, table.limits)
 

@@ -178,21 +178,23 @@ def _host_calls(activities: Activities) -> HostCalls:
     )
 
 
-def _rows_by_number(numbers: Column, searched_numbers: Column) -> Column:
-    """Return the first row of ``numbers`` with each searched number; -1 if there is none, and for 0."""
-    if not len(numbers):
+def _rows_by_number(numbers_of_rows: Column, searched_numbers: Column) -> Column:
+    """Return the first row that has each searched number; -1 if no row has it, and for 0."""
+    if not len(numbers_of_rows):
         return np.full(len(searched_numbers), -1, np.int64)
-    order = np.argsort(numbers, kind="stable")
-    places = np.minimum(np.searchsorted(numbers[order], searched_numbers), len(numbers) - 1)
+    order = np.argsort(numbers_of_rows, kind="stable")
+    places = np.minimum(
+        np.searchsorted(numbers_of_rows[order], searched_numbers), len(numbers_of_rows) - 1
+    )
     rows = order[places]
-    return np.where((numbers[rows] == searched_numbers) & (searched_numbers != 0), rows, -1)
+    return np.where((numbers_of_rows[rows] == searched_numbers) & (searched_numbers != 0), rows, -1)
 
 
-def _values_at_rows_or_zero(values: Column, row: Column) -> Column:
+def _values_at_rows_or_zero(column_values: Column, row: Column) -> Column:
     """Return the value of each row; 0 for row -1."""
-    if not len(values):
-        return np.zeros(len(row), values.dtype)
-    return np.where(row >= 0, values[np.maximum(row, 0)], 0)
+    if not len(column_values):
+        return np.zeros(len(row), column_values.dtype)
+    return np.where(row >= 0, column_values[np.maximum(row, 0)], 0)
 
 
 # --- GPU work --------------------------------------------------------------------------------------
@@ -262,8 +264,8 @@ def _copy_names(copies: Records, names: _Names) -> Column:
     return np.array(indices, np.int64)[key_of_copy.reshape(-1)]
 
 
-def _memory_name(number: int) -> str:
-    return MemoryKind(number).name.replace("_", " ").title()
+def _memory_name(kind_number: int) -> str:
+    return MemoryKind(kind_number).name.replace("_", " ").title()
 
 
 def _memset_names(memsets: Records, names: _Names) -> Column:
@@ -301,7 +303,9 @@ def _ranges(activities: Activities) -> Spans:
         if len(records):
             last_ns = max(last_ns, int(_times(records)[1].max()))
     libraries = {
-        number for number, text in enumerate(activities.strings) if text in LIBRARY_DOMAINS
+        domain_number
+        for domain_number, text in enumerate(activities.strings)
+        if text in LIBRARY_DOMAINS
     }
     return _spans(_paired_ranges(rows, last_ns, libraries))
 

@@ -99,7 +99,7 @@ def load_baseline(path: str) -> Baseline:
 def format_baseline(
     races: Iterable[FoundRace], use: BaselineUse | None = None, *, root: Path
 ) -> str:
-    """Return a baseline as JSON: these races, and the races of an earlier baseline that occurred again.
+    """Return a baseline as JSON: the new races, and the races of an earlier baseline that occurred again.
 
     The order depends on the races alone, so that a file under version control changes only with the
     races.

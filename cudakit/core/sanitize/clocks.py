@@ -138,22 +138,22 @@ class MemoryAccess:
     precision: int  # value of a Precision
 
 
-def are_equivalent(first: MemoryAccess | None, second: MemoryAccess | None) -> bool:
+def are_equivalent(first_access: MemoryAccess | None, second_access: MemoryAccess | None) -> bool:
     """Return whether two accesses race with the same accesses, and are reported in the same way.
 
     ``native/access.c`` has the same rule.
     """
-    if first is second:
+    if first_access is second_access:
         return True
-    if first is None or second is None:
+    if first_access is None or second_access is None:
         return False
-    if first.tick == NEVER:
+    if first_access.tick == NEVER:
         return False  # the next allocation of the memory is ordered after this free, not after another one
     return (
-        (first.slot, first.tick, first.mode, first.precision)
-        == (second.slot, second.tick, second.mode, second.precision)
-        and (first.call.kind, first.call.name, first.call.site)
-        == (second.call.kind, second.call.name, second.call.site)
-        and (first.call.program_call, first.call.node)
-        == (second.call.program_call, second.call.node)
+        (first_access.slot, first_access.tick, first_access.mode, first_access.precision)
+        == (second_access.slot, second_access.tick, second_access.mode, second_access.precision)
+        and (first_access.call.kind, first_access.call.name, first_access.call.site)
+        == (second_access.call.kind, second_access.call.name, second_access.call.site)
+        and (first_access.call.program_call, first_access.call.node)
+        == (second_access.call.program_call, second_access.call.node)
     )

@@ -51,39 +51,39 @@ class RaceDescriber:
 
     def describe(self, conflict: Conflict, strings: Sequence[str]) -> Race:
         """Return the race of a conflict. Call it before later work is enqueued."""
-        previous, current = conflict.previous_access, conflict.current_access
+        previous_access, current_access = conflict.previous_access, conflict.current_access
         pool_block = self._pools.find(conflict.lo)
         return Race(
-            kind=_race_kind(previous, current, pool_block),
+            kind=_race_kind(previous_access, current_access, pool_block),
             confidence=conflict.confidence,
             lo=conflict.lo,
             hi=conflict.hi,
-            current=_operation(current, strings),
-            previous=_operation(previous, strings),
+            current=_operation(current_access, strings),
+            previous=_operation(previous_access, strings),
             allocation=pool_block or self._memory.find(conflict.lo),
             last_sync=self._stream_order.last_sync(
-                current.call.stream, previous.call.stream, previous.slot
+                current_access.call.stream, previous_access.call.stream, previous_access.slot
             ),
             is_approximate=conflict.is_approximate,
         )
 
 
 def _race_kind(
-    previous: MemoryAccess, current: MemoryAccess, pool_block: Allocation | None
+    previous_access: MemoryAccess, current_access: MemoryAccess, pool_block: Allocation | None
 ) -> RaceKind:
-    if EventKind.FREE in (previous.call.kind, current.call.kind):
+    if EventKind.FREE in (previous_access.call.kind, current_access.call.kind):
         return RaceKind.USE_AFTER_FREE
-    if previous.call.kind == EventKind.ALLOC:
+    if previous_access.call.kind == EventKind.ALLOC:
         return RaceKind.USE_BEFORE_ALLOCATION
-    if 0 in (previous.call.stream, current.call.stream):
+    if 0 in (previous_access.call.stream, current_access.call.stream):
         return RaceKind.HOST
-    if pool_block is not None and previous.call.seq < pool_block.seq:
+    if pool_block is not None and previous_access.call.seq < pool_block.seq:
         return RaceKind.REUSE
-    if not _counts_as_write(previous, current):
+    if not _counts_as_write(previous_access, current_access):
         return RaceKind.WRITE_AFTER_READ
     return (
         RaceKind.WRITE_AFTER_WRITE
-        if _counts_as_write(current, previous)
+        if _counts_as_write(current_access, previous_access)
         else RaceKind.READ_AFTER_WRITE
     )
 
@@ -295,9 +295,17 @@ class Engine:
         )
 
     def _report_unverified(self, conflict: Conflict) -> None:
-        previous, current = conflict.previous_access.call, conflict.current_access.call
-        sides = previous.name, previous.site, current.kind, current.name, current.site
-        if sides not in self._unverified and not are_peer_kernels(previous, current, self._strings):
+        previous_call, current_call = conflict.previous_access.call, conflict.current_access.call
+        sides = (
+            previous_call.name,
+            previous_call.site,
+            current_call.kind,
+            current_call.name,
+            current_call.site,
+        )
+        if sides not in self._unverified and not are_peer_kernels(
+            previous_call, current_call, self._strings
+        ):
             self._unverified[sides] = self._describer.describe(conflict, self._strings)
 
     def _update_coverage(self, batch: RecordBatch) -> None:
@@ -363,8 +371,8 @@ class Engine:
         state_count += shadow.strided_state_count
         return state_count + len(self._syncs) + len(self._unrecorded)
 
-    def _add_gap(self, _: Call, description: int, count: int) -> None:
-        self.gaps[self._strings[description]] += count
+    def _add_gap(self, _: Call, description: int, event_count: int) -> None:
+        self.gaps[self._strings[description]] += event_count
 
     def _set_arena_size(self, call: Call, size_bytes: int) -> None:
         self._arena_bytes[call.device] = size_bytes

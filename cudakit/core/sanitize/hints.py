@@ -119,27 +119,27 @@ class RacingStreams:
     unreachable_name: str = ""  # a stream that the program has no access to; "" if there is none
 
     @classmethod
-    def of_sides(cls, current: Side, previous: Side) -> RacingStreams:
+    def of_sides(cls, current_side: Side, previous_side: Side) -> RacingStreams:
         """Return the streams of one occurrence of a race."""
-        return cls((short_stream_name(previous),), (short_stream_name(current),))
+        return cls((short_stream_name(previous_side),), (short_stream_name(current_side),))
 
 
 def remedies(
     kind: RaceKind,
-    current: Side,
-    previous: Side,
+    current_side: Side,
+    previous_side: Side,
     allocation_frames: Iterable[Frame] = (),
     streams: RacingStreams | None = None,
 ) -> tuple[str, ...]:
     """Return the fix for each framework that the kernels, call stacks or allocation frames belong to."""
-    streams = streams or RacingStreams.of_sides(current, previous)
-    frames = [*allocation_frames, *current.stack, *previous.stack]
-    kernels = [side.kernel for side in (current, previous) if side.kernel is not None]
+    streams = streams or RacingStreams.of_sides(current_side, previous_side)
+    frames = [*allocation_frames, *current_side.stack, *previous_side.stack]
+    kernels = [side.kernel for side in (current_side, previous_side) if side.kernel is not None]
     return tuple(
-        f"{framework.name}: {code}{_explain_streams(code, current, previous, streams)}"
+        f"{framework.name}: {code}{_explain_streams(code, current_side, previous_side, streams)}"
         for framework in FRAMEWORKS
         if _is_involved(framework, frames, kernels)
-        for code in (_fix_for(framework, kind, current, previous, streams),)
+        for code in (_fix_for(framework, kind, current_side, previous_side, streams),)
     )
 
 
@@ -151,13 +151,17 @@ def _has_work_handle(side: Side) -> bool:
 
 
 def _fix_for(
-    framework: Framework, kind: RaceKind, current: Side, previous: Side, streams: RacingStreams
+    framework: Framework,
+    kind: RaceKind,
+    current_side: Side,
+    previous_side: Side,
+    streams: RacingStreams,
 ) -> str:
-    if framework.name == "torch" and _has_work_handle(previous):
+    if framework.name == "torch" and _has_work_handle(previous_side):
         return "work.wait(), with the work that the call with async_op=True returned"
     if streams.unreachable_name:
         return framework.device_wait_fix
-    if kind is RaceKind.HOST or current.stream_number == HOST:
+    if kind is RaceKind.HOST or current_side.stream_number == HOST:
         return framework.host_wait_fix
     is_reused = kind in (RaceKind.REUSE, RaceKind.USE_AFTER_FREE)
     return framework.lifetime_fix if is_reused else framework.order_fix
@@ -169,12 +173,16 @@ def _is_involved(framework: Framework, frames: Iterable[Frame], kernels: Iterabl
     )
 
 
-def _explain_streams(code: str, current: Side, previous: Side, streams: RacingStreams) -> str:
+def _explain_streams(
+    code: str, current_side: Side, previous_side: Side, streams: RacingStreams
+) -> str:
     """Return the meaning of the streams in the code of a fix: ``, where a is stream 7``."""
     # The memory is used after its free, so it must stay allocated until the stream of the later
     # operation ends its use.
-    user_streams = streams.later_names if previous.operation == "free" else streams.earlier_names
-    if short_stream_name(previous) == short_stream_name(current):
+    user_streams = (
+        streams.later_names if previous_side.operation == "free" else streams.earlier_names
+    )
+    if short_stream_name(previous_side) == short_stream_name(current_side):
         meaning_by_letter = {
             "a": "the stream of the earlier operation",
             "b": "the stream of the later operation",
@@ -197,18 +205,18 @@ def _uses_stream(code: str, stream_letter: str) -> bool:
     return re.search(rf"\b{stream_letter}[.,)]", code) is not None
 
 
-def race_sentence(kind: RaceKind, current: Side, previous: Side, size_bytes: int) -> str:
+def race_sentence(kind: RaceKind, current_side: Side, previous_side: Side, size_bytes: int) -> str:
     """Return the race in one sentence: the operations, the kind of access and the size of the memory."""
     later_subject, earlier_subject, size = (
-        _subject_text(current),
-        _subject_text(previous),
+        _subject_text(current_side),
+        _subject_text(previous_side),
         format_bytes(size_bytes),
     )
-    use_verb = _RECEIVES_POINTER if current.known >= Precision.ASSUMED else "uses"
+    use_verb = _RECEIVES_POINTER if current_side.known >= Precision.ASSUMED else "uses"
     match kind:
         case RaceKind.USE_BEFORE_ALLOCATION:
             return f"{later_subject} {use_verb} {size} while {earlier_subject} may still be pending"
-        case RaceKind.USE_AFTER_FREE if current.operation == "free":
+        case RaceKind.USE_AFTER_FREE if current_side.operation == "free":
             return f"{later_subject} releases {size} that {earlier_subject} may still be using"
         case RaceKind.USE_AFTER_FREE:
             return f"{later_subject} {use_verb} {size} that {earlier_subject} has freed"
@@ -217,7 +225,10 @@ def race_sentence(kind: RaceKind, current: Side, previous: Side, size_bytes: int
                 f"{later_subject} {use_verb} {size} of a reused block, "
                 f"while {earlier_subject} may still be using the block's previous contents"
             )
-    verb, participle = _access_verb(kind, current, previous), _access_participle(kind, previous)
+    verb, participle = (
+        _access_verb(kind, current_side, previous_side),
+        _access_participle(kind, previous_side),
+    )
     return f"{later_subject} {verb} {size} that {earlier_subject} may still be {participle}"
 
 
@@ -226,41 +237,41 @@ _NOT_CHECKED_SUFFIX: Final = " (not checked)"
 
 
 def smallest_fix(
-    kind: RaceKind, current: Side, previous: Side, streams: RacingStreams | None = None
+    kind: RaceKind, current_side: Side, previous_side: Side, streams: RacingStreams | None = None
 ) -> str:
     """Return the smallest fix in terms of CUDA. ``streams`` are those of all occurrences of the race."""
-    streams = streams or RacingStreams.of_sides(current, previous)
-    earlier_work, later_work = operation_at(previous), operation_at(current)
-    if _are_in_one_graph(current, previous):
+    streams = streams or RacingStreams.of_sides(current_side, previous_side)
+    earlier_work, later_work = operation_at(previous_side), operation_at(current_side)
+    if _are_in_one_graph(current_side, previous_side):
         return (
             f"during capture, record an event after {earlier_work} and make the stream of {later_work} wait "
-            f"for it: no edge of the graph orders node {current.node} after node {previous.node}"
+            f"for it: no edge of the graph orders node {current_side.node} after node {previous_side.node}"
         )
-    if previous.stream_number == HOST:
+    if previous_side.stream_number == HOST:
         return (
             f"synchronize the host threads: {earlier_work} must finish before {later_work} is enqueued"
             f"{_NOT_CHECKED_SUFFIX}"
         )
-    if kind is RaceKind.USE_AFTER_FREE and previous.operation == "free":
+    if kind is RaceKind.USE_AFTER_FREE and previous_side.operation == "free":
         return (
             f"free the memory after its last use: move {earlier_work} after {later_work}"
             f"{_NOT_CHECKED_SUFFIX}"
         )
-    earlier_work, later_work = _enqueued_work(previous), _enqueued_work(current)
-    if _has_work_handle(previous):
+    earlier_work, later_work = _enqueued_work(previous_side), _enqueued_work(current_side)
+    if _has_work_handle(previous_side):
         return f"wait for the work of {earlier_work} before {later_work}"
     if streams.unreachable_name:
         return (
             f"make the host wait for the whole device after {earlier_work} and before {later_work}: "
             f"the program has no access to {streams.unreachable_name}, which a library created"
         )
-    if kind is RaceKind.HOST or current.stream_number == HOST:
-        verb = "frees" if current.operation == "free" else "uses"
+    if kind is RaceKind.HOST or current_side.stream_number == HOST:
+        verb = "frees" if current_side.operation == "free" else "uses"
         event_noun = "an event" if len(streams.earlier_names) == 1 else "events"
         return (
             f"make the host wait for {_join_names(streams.earlier_names)}, or for {event_noun} "
             f"recorded there after {earlier_work}, before the host {verb} the memory"
-            f"{_at_call_site(call_site(current.stack))}"
+            f"{_at_call_site(call_site(current_side.stack))}"
         )
     order_fix = _order_fix(streams, earlier_work, later_work)
     if kind is RaceKind.USE_AFTER_FREE:
@@ -290,20 +301,20 @@ def _order_fix(streams: RacingStreams, earlier_work: str, later_work: str) -> st
     return f"{record_clause} make {later_streams} wait for {recorded_events} before {later_work}"
 
 
-def is_wait(kind: RaceKind, previous: Side) -> bool:
+def is_wait(kind: RaceKind, previous_side: Side) -> bool:
     """Return whether ``smallest_fix`` adds a wait.
 
     With this wait, an analysis of the same work finds no such race. The wait ends, because it is for
     work that was enqueued before the wait. If the fix moves a free or orders
     threads of the host, the work changes.
     """
-    moves_free = kind is RaceKind.USE_AFTER_FREE and previous.operation == "free"
-    return previous.stream_number != HOST and not moves_free
+    moves_free = kind is RaceKind.USE_AFTER_FREE and previous_side.operation == "free"
+    return previous_side.stream_number != HOST and not moves_free
 
 
-def _are_in_one_graph(current: Side, previous: Side) -> bool:
+def _are_in_one_graph(current_side: Side, previous_side: Side) -> bool:
     """Return whether both operations are nodes of one graph launch: launches of one graph never overlap."""
-    return bool(current.graph) and current.graph == previous.graph
+    return bool(current_side.graph) and current_side.graph == previous_side.graph
 
 
 def _enqueued_work(side: Side) -> str:
@@ -332,14 +343,14 @@ def advice_on_library(library: str) -> str:
 
 
 def why_not_covered(
-    kind: SyncKind, current: Side, previous: Side, recorded_at: str, waited_at: str
+    kind: SyncKind, current_side: Side, previous_side: Side, recorded_at: str, waited_at: str
 ) -> str:
     """Return why the last synchronization was too early.
 
     ``recorded_at`` is the call site of the event record, ``waited_at`` the call site of the wait.
     """
-    earlier_stream, later_stream = short_stream_name(previous), short_stream_name(current)
-    time_clause = f"before {operation_at(previous)} was enqueued"
+    earlier_stream, later_stream = short_stream_name(previous_side), short_stream_name(current_side)
+    time_clause = f"before {operation_at(previous_side)} was enqueued"
     earlier_work = f"{earlier_stream}{_at_call_site(waited_at)}"
     match kind:
         case SyncKind.EVENT:
@@ -387,19 +398,21 @@ def _is_kernel(side: Side) -> bool:
 _RECEIVES_POINTER: Final = "receives a pointer to"
 
 
-def _access_verb(kind: RaceKind, current: Side, previous: Side) -> str:
-    if current.known >= Precision.ASSUMED:
+def _access_verb(kind: RaceKind, current_side: Side, previous_side: Side) -> str:
+    if current_side.known >= Precision.ASSUMED:
         return _RECEIVES_POINTER
-    if kind is RaceKind.READ_AFTER_WRITE or not current.writes:
+    if kind is RaceKind.READ_AFTER_WRITE or not current_side.writes:
         return "reads"
-    overwrites = kind is RaceKind.WRITE_AFTER_READ or not previous.writes
+    overwrites = kind is RaceKind.WRITE_AFTER_READ or not previous_side.writes
     return "overwrites" if overwrites else "writes"
 
 
-def _access_participle(kind: RaceKind, previous: Side) -> str:
-    if previous.known >= Precision.ASSUMED:
+def _access_participle(kind: RaceKind, previous_side: Side) -> str:
+    if previous_side.known >= Precision.ASSUMED:
         return "using"
-    return "writing" if kind is not RaceKind.WRITE_AFTER_READ and previous.writes else "reading"
+    return (
+        "writing" if kind is not RaceKind.WRITE_AFTER_READ and previous_side.writes else "reading"
+    )
 
 
 def _at_call_site(call_site: str) -> str:

@@ -69,12 +69,12 @@ _KNOWN_RACES: Sequence[_KnownRace] = (
 )
 
 
-def known_issue(current: Side, previous: Side) -> KnownIssue | None:
+def known_issue(current_side: Side, previous_side: Side) -> KnownIssue | None:
     """Return the known issue of a library that a race looks like, or None."""
     for race in _KNOWN_RACES:
         first_pattern, second_pattern = race.sides
-        if (first_pattern.matches(previous) and second_pattern.matches(current)) or (
-            first_pattern.matches(current) and second_pattern.matches(previous)
+        if (first_pattern.matches(previous_side) and second_pattern.matches(current_side)) or (
+            first_pattern.matches(current_side) and second_pattern.matches(previous_side)
         ):
             return race.issue
     return None

@@ -17,19 +17,19 @@ Demangle: TypeAlias = Callable[[str], str]
 HOST = 0  # the stream number of the host
 
 
-def stream_name(number: int, flag: StreamFlag | None) -> str:
+def stream_name(stream_number: int, flag: StreamFlag | None) -> str:
     """Return the name of a stream in CUDA's terms, without numbers that differ between runs."""
     match flag:
-        case _ if number == HOST:
+        case _ if stream_number == HOST:
             return "the host"
         case StreamFlag.LEGACY:
             return "the legacy default stream"
         case StreamFlag.PER_THREAD:
-            return f"per-thread default stream {number}"
+            return f"per-thread default stream {stream_number}"
         case StreamFlag.NON_BLOCKING:
-            return f"stream {number} (non-blocking)"
+            return f"stream {stream_number} (non-blocking)"
         case _:
-            return f"stream {number}"
+            return f"stream {stream_number}"
 
 
 _COLLECTIVE_NAMES = {

@@ -213,7 +213,7 @@ class StreamWork:
         host_memory: int,
         asynchronous: bool,
     ) -> None:
-        """Add the read and the write of a copy, and apply the waits of the host."""
+        """Add the read and the write of a copy, before and after which the host may wait."""
         self._coverage.copies += 1
         if self._stream_order.stream(call).graph:
             return

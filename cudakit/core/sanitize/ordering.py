@@ -55,7 +55,7 @@ class Stream(Timeline):
 
     def __init__(
         self,
-        number: int,
+        stream_number: int,
         flag: StreamFlag,
         context: ContextStreams,
         *,
@@ -64,7 +64,7 @@ class Stream(Timeline):
         tick: int,
     ) -> None:
         super().__init__(slot, width, tick)
-        self.number = number
+        self.number = stream_number
         self.flag = flag
         self.context = context
         self.first_tick = tick  # earlier ticks belong to a destroyed stream with the same slot
@@ -105,8 +105,8 @@ class StreamOrder:
     def __iter__(self) -> Iterator[Stream]:
         return iter(self._streams.values())
 
-    def has_stream(self, number: int) -> bool:
-        return number in self._streams
+    def has_stream(self, stream_number: int) -> bool:
+        return stream_number in self._streams
 
     def stream(self, call: Call) -> Stream:
         """Return the stream of a call. A stream whose creation was not recorded counts as blocking."""
@@ -125,13 +125,13 @@ class StreamOrder:
             self._update_clock(stream, call)
         return stream
 
-    def create_stream(self, number: int, flag: StreamFlag, context: int) -> Stream:
+    def create_stream(self, stream_number: int, flag: StreamFlag, context: int) -> Stream:
         """Add a stream."""
         slot, tick = self._free_slots.pop() if self._free_slots else (self._new_slot(), 1)
         context_streams = self._contexts.setdefault(context, ContextStreams())
         width = self._clock_width
-        stream = Stream(number, flag, context_streams, slot=slot, width=width, tick=tick)
-        self._streams[number] = stream
+        stream = Stream(stream_number, flag, context_streams, slot=slot, width=width, tick=tick)
+        self._streams[stream_number] = stream
         context_streams.add(stream)
         return stream
 

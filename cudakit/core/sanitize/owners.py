@@ -59,12 +59,12 @@ def library_entry(frames: Sequence[Frame]) -> Frame | None:
 
 def is_one_program_call(race: Race) -> bool:
     """Return whether both operations of a race were enqueued during one program call."""
-    current, previous = race.current, race.previous
-    if current.graph and current.seq == previous.seq:
+    current_side, previous_side = race.current, race.previous
+    if current_side.graph and current_side.seq == previous_side.seq:
         # One launch enqueues all nodes of a graph, so the program calls that captured the nodes are
         # compared.
-        return current.capturing_call == previous.capturing_call != 0
-    return current.program_call == previous.program_call != 0
+        return current_side.capturing_call == previous_side.capturing_call != 0
+    return current_side.program_call == previous_side.program_call != 0
 
 
 # PyTorch creates 32 streams when it needs the first one (c10/cuda/CUDAStream.cpp, kStreamsPerPool).

@@ -55,27 +55,29 @@ class RaceDecoder:
 
     def decode(self, race: Race) -> FoundRace:
         """Return a race in the form of the report, with one occurrence."""
-        current, previous = self.side(race.current), self.side(race.previous)
+        current_side, previous_side = self.side(race.current), self.side(race.previous)
         memory = self._memory(race.allocation)
         size_bytes = race.hi - race.lo
         return FoundRace(
             kind=race.kind,
             confidence=race.confidence,
-            sentence=race_sentence(race.kind, current, previous, size_bytes),
+            sentence=race_sentence(race.kind, current_side, previous_side, size_bytes),
             address=race.lo,
             size_bytes=size_bytes,
             offset_bytes=race.lo - memory.address if memory else None,
             count=1,
-            current=current,
-            previous=previous,
-            hint=smallest_fix(race.kind, current, previous),
-            hint_checked=is_wait(race.kind, previous),
-            remedies=remedies(race.kind, current, previous, memory.stack if memory else ()),
+            current=current_side,
+            previous=previous_side,
+            hint=smallest_fix(race.kind, current_side, previous_side),
+            hint_checked=is_wait(race.kind, previous_side),
+            remedies=remedies(
+                race.kind, current_side, previous_side, memory.stack if memory else ()
+            ),
             memory=memory,
-            last_sync=self._last_sync(race.last_sync, current, previous),
+            last_sync=self._last_sync(race.last_sync, current_side, previous_side),
             approximate=race.is_approximate,
             process=self.process,
-            known_issue=known_issue(current, previous),
+            known_issue=known_issue(current_side, previous_side),
         )
 
     def with_streams(
@@ -151,14 +153,20 @@ class RaceDecoder:
             site=call_site_index(stack),
         )
 
-    def _last_sync(self, sync: Sync | None, current: Side, previous: Side) -> LastSync | None:
+    def _last_sync(
+        self, sync: Sync | None, current_side: Side, previous_side: Side
+    ) -> LastSync | None:
         if sync is None:
             return None
         record_stack, wait_stack = self.stacks(sync.recorded_site), self.stacks(sync.waited_site)
         return LastSync(
             kind=sync.kind,
             sentence=why_not_covered(
-                sync.kind, current, previous, call_site(record_stack), call_site(wait_stack)
+                sync.kind,
+                current_side,
+                previous_side,
+                call_site(record_stack),
+                call_site(wait_stack),
             ),
             recorded_seq=sync.recorded_seq,
             recorded_stack=record_stack,

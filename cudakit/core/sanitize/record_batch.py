@@ -137,8 +137,8 @@ def access_fields(rows: AccessRows) -> Iterator[tuple[int, int, int, int, int, i
     """Yield lo, hi, mode, precision, stride in bytes, and number of elements of each access."""
     for kind, *fields in _ACCESS_RECORD.iter_unpack(rows):
         if kind == EventKind.ACCESS:
-            lo, hi, mode, precision, stride, count, _node = fields
-            yield lo, hi, mode, precision, stride, count
+            lo, hi, mode, precision, stride, element_count, _node = fields
+            yield lo, hi, mode, precision, stride, element_count
 
 
 def access_record(lo: int, hi: int, mode: int, precision: int, node: int) -> bytes:
@@ -223,12 +223,12 @@ def _record_precisions(
 
 
 def _reduce_by_call(
-    reduction: np.ufunc, values: npt.NDArray[Any], calls: npt.NDArray[np.intp]
+    reduction: np.ufunc, record_values: npt.NDArray[Any], calls: npt.NDArray[np.intp]
 ) -> npt.NDArray[Any]:
     """Reduce the values of all records of a call to one value for each call."""
     if not len(calls):
-        return values[:0]
-    return reduction.reduceat(values.view(np.uint8), calls, dtype=np.int64)
+        return record_values[:0]
+    return reduction.reduceat(record_values.view(np.uint8), calls, dtype=np.int64)
 
 
 def _calls(

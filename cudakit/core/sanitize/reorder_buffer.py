@@ -37,8 +37,8 @@ class _SortedRecords:
     def count_before(self, seq: int) -> int:
         return int(np.searchsorted(self.seqs, np.uint64(seq)))
 
-    def slice(self, begin: int, end: int) -> _SortedRecords:
-        return _SortedRecords(self.records[begin:end], self.seqs[begin:end])
+    def slice(self, begin_row: int, end_row: int) -> _SortedRecords:
+        return _SortedRecords(self.records[begin_row:end_row], self.seqs[begin_row:end_row])
 
 
 class PendingLaunches:
@@ -65,8 +65,8 @@ class PendingLaunches:
             np.append(self._missing_counts, missing_counts),
         )
         if np.any(seqs[1:] < seqs[:-1]):
-            order = np.argsort(seqs)
-            seqs, missing_counts = seqs[order], missing_counts[order]
+            seq_order = np.argsort(seqs)
+            seqs, missing_counts = seqs[seq_order], missing_counts[seq_order]
         self._seqs, self._missing_counts = seqs, missing_counts
 
     def subtract(self, accessed_seqs: _CallNumbers) -> None:
@@ -79,16 +79,16 @@ class PendingLaunches:
 
     def give_up(self, last_call: int) -> int:
         """Remove the launches up to ``last_call``. Return the number of incomplete launches among them."""
-        end = int(np.searchsorted(self._seqs, np.uint64(last_call), side="right"))
-        incomplete_count = int(np.count_nonzero(self._missing_counts[:end] > 0))
-        self._remove_first(end)
+        end_index = int(np.searchsorted(self._seqs, np.uint64(last_call), side="right"))
+        incomplete_count = int(np.count_nonzero(self._missing_counts[:end_index] > 0))
+        self._remove_first(end_index)
         return incomplete_count
 
-    def _remove_first(self, count: int) -> None:
-        """Remove the first ``count`` launches, and the complete ones that follow them."""
-        is_incomplete = self._missing_counts[count:] > 0
+    def _remove_first(self, launch_count: int) -> None:
+        """Remove the first ``launch_count`` launches, and the complete ones that follow them."""
+        is_incomplete = self._missing_counts[launch_count:] > 0
         begin = (
-            count + int(np.argmax(is_incomplete))
+            launch_count + int(np.argmax(is_incomplete))
             if is_incomplete.any()
             else len(self._missing_counts)
         )
@@ -146,7 +146,7 @@ class ReorderBuffer:
         return self._release_complete()
 
     def _drop_late_accesses(self, records: Records) -> Records:
-        """Drop late accesses of launches that were given up."""
+        """Drop accesses that arrive after the analysis has given up waiting for their launch."""
         if not self._given_up_before_seq or not len(records):
             return records
         if (seqs := records["seq"]).min() >= self._given_up_before_seq:

@@ -70,9 +70,9 @@ class _Occurrences:
         if is_of_program or _is_better_example(race, self.example):
             self.example, self.decoder = decoder.decode(race), decoder
 
-    def found_race(self, count: int) -> FoundRace:
+    def found_race(self, occurrence_count: int) -> FoundRace:
         """Return the race as the report shows it, with all its streams and processes."""
-        race = replace(self.example, count=count, processes=tuple(sorted(self.streams)))
+        race = replace(self.example, count=occurrence_count, processes=tuple(sorted(self.streams)))
         if self.ownership.owner is RaceOwner.LIBRARY:
             return replace(
                 race,
@@ -167,15 +167,18 @@ class Report:
         stream_use = stream_use or StreamUse()
         decoder = RaceDecoder(process, stack, streams, self._demangle, stream_use)
         for race in races:
-            current, previous = decoder.side(race.current), decoder.side(race.previous)
-            ownership = RaceOwnership(current.stack, previous.stack)
+            current_side, previous_side = decoder.side(race.current), decoder.side(race.previous)
+            ownership = RaceOwnership(current_side.stack, previous_side.stack)
             ownership.add(race, stream_use)
             is_counted = self._internal or ownership.owner is RaceOwner.PROGRAM
-            is_suppressed = any(item.covers(current, previous) for item in self._suppressions)
+            is_suppressed = any(
+                suppression.covers(current_side, previous_side)
+                for suppression in self._suppressions
+            )
             if is_counted and not is_suppressed:
                 _, *sides = self._key(decoder, race)
                 self._unverified.setdefault(
-                    tuple(sides), unverified_pair(process, current, previous)
+                    tuple(sides), unverified_pair(process, current_side, previous_side)
                 )
 
     def result(
@@ -288,18 +291,23 @@ class Report:
 
     def _suppressed_counts(self) -> Iterable[Suppressed]:
         for suppression_index, suppression in enumerate(self._suppressions):
-            counts = [
+            occurrence_counts = [
                 self._occurrence_counts[key]
                 for key, index in self._suppression_indices.items()
                 if index == suppression_index
             ]
-            yield Suppressed(suppression.pattern, suppression.origin, len(counts), sum(counts))
+            yield Suppressed(
+                suppression.pattern,
+                suppression.origin,
+                len(occurrence_counts),
+                sum(occurrence_counts),
+            )
 
     def _baseline_use(self) -> BaselineUse | None:
         if self._baseline is None:
             return None
-        count = sum(self._occurrence_counts[key] for key in self._known_races)
-        return self._baseline.use(self._known_races.values(), count)
+        occurrence_count = sum(self._occurrence_counts[key] for key in self._known_races)
+        return self._baseline.use(self._known_races.values(), occurrence_count)
 
 
 def _sort_key(found_race: FoundRace) -> tuple[int, ...]:
@@ -340,15 +348,16 @@ def _confidence_rank(found_race: FoundRace) -> int:
     return _CONFIDENCE_ORDER.index(found_race.confidence)
 
 
-def unverified_pair(process: int, current: Side, previous: Side) -> UnverifiedPair:
+def unverified_pair(process: int, current_side: Side, previous_side: Side) -> UnverifiedPair:
     """Return a pair whose earlier operation was not recorded, with its description."""
     return UnverifiedPair(
         sentence=(
-            f"{current.operation} on {current.stream} is not ordered after {previous.operation} on"
-            f" {previous.stream}, which was not recorded and may have accessed the same bytes"
+            f"{current_side.operation} on {current_side.stream} is not ordered after "
+            f"{previous_side.operation} on {previous_side.stream}, which was not recorded "
+            "and may have accessed the same bytes"
         ),
-        current=current,
-        previous=previous,
+        current=current_side,
+        previous=previous_side,
         process=process,
         hint="rerun with --accesses exact, which records every launch",
     )

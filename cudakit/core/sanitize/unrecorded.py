@@ -100,12 +100,12 @@ class UnrecordedLaunches:
                 access = MemoryAccess(position.slot, position.tick, call, lo, hi, mode, EXACT)
                 self._report(possible, access)
 
-    def check(self, access: MemoryAccess, clock: Clock, stride: int, count: int) -> None:
+    def check(self, access: MemoryAccess, clock: Clock, stride: int, element_count: int) -> None:
         """Check one access."""
         unordered = self._unordered_ranges(clock)
         if not unordered or access.precision >= ASSUMED or access.lo >= access.hi:
             return
-        rows = strided_range(access.lo, access.hi, stride, count)
+        rows = strided_range(access.lo, access.hi, stride, element_count)
         for possible in unordered:
             if _modes_conflict(access.mode, possible.mode) and rows.bytes_shared_with_range(
                 possible.lo, possible.hi

@@ -67,7 +67,9 @@ class RecorderFiles:
             "library": str(self.library),
             "recorder": str(self.recorder),
             "frames": {tag: str(path) for tag, path in self.frames.items()},
-            "patches": {str(number): str(path) for number, path in self.patches.items()},
+            "patches": {
+                str(architecture): str(path) for architecture, path in self.patches.items()
+            },
             "templates": self.templates,
         }
 

@@ -65,9 +65,9 @@ class _Aggregate:
         self.alignment = max(self.alignment, alignment)
         return offset
 
-    def add(self, name: str, size: int, alignment: int, *, count: int = 1) -> None:
-        """Add a named member, which is an array if ``count`` is not 1."""
-        self.fields[name] = self.reserve_space(size * count, alignment)
+    def add(self, name: str, size: int, alignment: int, *, element_count: int = 1) -> None:
+        """Add a named member, which is an array if ``element_count`` is not 1."""
+        self.fields[name] = self.reserve_space(size * element_count, alignment)
 
     def add_unnamed(self, member: _Aggregate) -> None:
         """Add an unnamed struct or union, whose members become fields of the outer struct."""
@@ -130,7 +130,9 @@ class Header:
                 case [name]:
                     aggregate.add(name, *self._size_and_alignment(type_name))
                 case [name, "[", count, "]"] if count.isdecimal():
-                    aggregate.add(name, *self._size_and_alignment(type_name), count=int(count))
+                    aggregate.add(
+                        name, *self._size_and_alignment(type_name), element_count=int(count)
+                    )
                 case _:
                     raise ValueError(f"cannot parse the declaration {' '.join(words)!r}")
 
@@ -161,9 +163,9 @@ def _struct_bodies(text: str) -> Iterator[tuple[str, str]]:
                 break
 
 
-def _take_until(tokens: list[str], end: str) -> list[str]:
-    """Remove and return the tokens before the next ``end``; also remove ``end``."""
-    index = tokens.index(end) if end in tokens else len(tokens)
+def _take_until(tokens: list[str], end_token: str) -> list[str]:
+    """Remove and return the tokens before the next ``end_token``; also remove ``end_token``."""
+    index = tokens.index(end_token) if end_token in tokens else len(tokens)
     tokens_before_end = tokens[:index]
     del tokens[: index + 1]
     return tokens_before_end

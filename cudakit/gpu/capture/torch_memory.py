@@ -32,7 +32,7 @@ class TorchHistory:
         getattr(cuda, "_lazy_call", _call)(self._start_recording)
 
     def stop(self) -> dict[str, Any] | None:
-        """Stop recording, and return the snapshot; None if PyTorch did not use CUDA."""
+        """Stop recording PyTorch's memory, and return its snapshot; None if PyTorch did not use CUDA."""
         self._has_ended = True  # disables the observer, which PyTorch cannot remove
         if not self._is_recording:
             return None

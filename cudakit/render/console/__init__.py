@@ -31,12 +31,12 @@ from cudakit.render.console.text import ascii_drawing, ascii_symbols, escape, wr
 from cudakit.render.values import SYMBOLS
 from cudakit.units import Unavailable
 
-_INDENT = 2
+_INDENT_WIDTH = 2
 _ARROW = "→ "
 
 _PartT = TypeVar("_PartT")
 # The kinds of parts of a document whose texts a report shows. Names in call stacks are not among them.
-_WITH_TEXTS = (
+_PARTS_WITH_TEXTS = (
     *(Document, Section, Note, Facts, Table, doc.Column, Chart, doc.Series, doc.Marker, View),
     *(doc.Text, Unavailable),
 )
@@ -60,8 +60,12 @@ def render(
     """
     if ascii_only:
         document = _with_ascii_symbols(document)
-    title = [Text(line, theme.TITLE) for line in wrap(escape(document.title), width)]
-    lines = [*title, Text("━" * width, theme.FAINT), *_stack_nodes(document.nodes, width, level=1)]
+    title_lines = [Text(line, theme.TITLE) for line in wrap(escape(document.title), width)]
+    lines = [
+        *title_lines,
+        Text("━" * width, theme.FAINT),
+        *_stack_nodes(document.nodes, width, level=1),
+    ]
     if height is not None and len(lines) > height:
         closing_lines = _stack_nodes(document.closing_nodes, width, level=1)
         lines += [Text(), Text("─" * width, theme.FAINT), *closing_lines] if closing_lines else []
@@ -79,13 +83,13 @@ def _with_ascii_symbols(part: _PartT) -> _PartT:
         ascii_part = ascii_symbols(part)
     elif isinstance(part, tuple):
         ascii_part = tuple(map(_with_ascii_symbols, part))
-    elif isinstance(part, _WITH_TEXTS):
-        texts = {
+    elif isinstance(part, _PARTS_WITH_TEXTS):
+        ascii_fields = {
             field.name: _with_ascii_symbols(getattr(part, field.name)) for field in fields(part)
         }
-        ascii_part = replace(part, **texts)
-    result: _PartT = ascii_part
-    return result
+        ascii_part = replace(part, **ascii_fields)
+    ascii_result: _PartT = ascii_part
+    return ascii_result
 
 
 def _stack_nodes(nodes: Sequence[Node], width: int, *, level: int) -> list[Text]:
@@ -93,31 +97,31 @@ def _stack_nodes(nodes: Sequence[Node], width: int, *, level: int) -> list[Text]
     lines: list[Text] = []
     previous_node: Node | None = None
     for node in nodes:
-        block = _draw_node(node, width, level=level)
-        if not block:
+        node_lines = _draw_node(node, width, level=level)
+        if not node_lines:
             continue
         if previous_node is not None and not (
             isinstance(node, Note) and isinstance(previous_node, Note)
         ):
             lines.append(Text())
-        lines += block
+        lines += node_lines
         previous_node = node
     return lines
 
 
 def _draw_node(node: Node, width: int, *, level: int) -> list[Text]:
-    available_width = width - _INDENT
+    available_width = width - _INDENT_WIDTH
     match node:
         case Section():
-            return _section(node, width, level=level)
+            return _section_lines(node, width, level=level)
         case Note():
             return _note_lines(node, width)
         case Facts():
-            return _indent(facts_lines(node, available_width))
+            return _indented_lines(facts_lines(node, available_width))
         case Table():
-            return _indent(table_lines(node, available_width))
+            return _indented_lines(table_lines(node, available_width))
         case Chart():
-            return _indent(_chart_lines(node, available_width))
+            return _indented_lines(_chart_lines(node, available_width))
         case View():
             return _draw_node(node.fallback, width, level=level)
         case Columns() | Tree() | Explorer():
@@ -133,37 +137,37 @@ def _chart_lines(chart: Chart, width: int) -> list[Text]:
 
 def _note_lines(note: Note, width: int) -> list[Text]:
     """Return the lines of a note, with its symbol in the margin."""
-    symbol = (SYMBOLS[note.level].ljust(_INDENT), theme.LEVELS[note.level])
+    symbol = (SYMBOLS[note.level].ljust(_INDENT_WIDTH), theme.LEVELS[note.level])
     style = theme.HEADER if note.level == "error" else theme.PLAIN
-    first_line, *other_lines = wrap(escape(note.text), width - _INDENT)
+    first_line, *other_lines = wrap(escape(note.text), width - _INDENT_WIDTH)
     lines = [Text.assemble(symbol, (first_line, style))]
-    lines += [Text(" " * _INDENT + line, style) for line in other_lines]
+    lines += [Text(" " * _INDENT_WIDTH + line, style) for line in other_lines]
     for remedy in note.remedies:
         lines += _remedy_lines(escape(remedy), width)
     return lines
 
 
 def _remedy_lines(remedy: str, width: int) -> list[Text]:
-    first_line, *other_lines = wrap(remedy, width - _INDENT - len(_ARROW))
-    margin = " " * _INDENT
+    first_line, *other_lines = wrap(remedy, width - _INDENT_WIDTH - len(_ARROW))
+    margin = " " * _INDENT_WIDTH
     lines = [Text.assemble(margin, (_ARROW, theme.INFO), first_line)]
     return lines + [Text(margin + " " * len(_ARROW) + line) for line in other_lines]
 
 
-def _section(section: Section, width: int, *, level: int) -> list[Text]:
+def _section_lines(section: Section, width: int, *, level: int) -> list[Text]:
     """Return a heading and the nodes of a section; nothing for an empty section."""
-    body = _stack_nodes(section.nodes, width, level=level + 1)
-    return [*_heading(section.title, width, level=level), *body] if body else []
+    body_lines = _stack_nodes(section.nodes, width, level=level + 1)
+    return [*_heading_lines(section.title, width, level=level), *body_lines] if body_lines else []
 
 
-def _heading(title: str, width: int, *, level: int) -> list[Text]:
+def _heading_lines(title: str, width: int, *, level: int) -> list[Text]:
     """Return the lines of a heading; that of an outer section ends with a rule."""
     if level > 1:
         return [Text(line, theme.HEADING) for line in wrap(escape(title), width)]
-    *full_lines, last = wrap(escape(title), width - 6)
-    rule = "─" * max(width - cell_len(last) - 4, 0)
+    *full_lines, last_line = wrap(escape(title), width - 6)
+    rule = "─" * max(width - cell_len(last_line) - 4, 0)
     lines = [Text(line, theme.HEADING) for line in full_lines]
-    lines.append(Text.assemble((last, theme.HEADING), (f" {rule}", theme.FAINT)))
+    lines.append(Text.assemble((last_line, theme.HEADING), (f" {rule}", theme.FAINT)))
     margins = ["── "] + ["   "] * len(full_lines)
     return [
         Text(margin, theme.FAINT).append_text(line)
@@ -171,8 +175,8 @@ def _heading(title: str, width: int, *, level: int) -> list[Text]:
     ]
 
 
-def _indent(lines: list[Text]) -> list[Text]:
-    return [Text(" " * _INDENT).append_text(line) for line in lines]
+def _indented_lines(lines: list[Text]) -> list[Text]:
+    return [Text(" " * _INDENT_WIDTH).append_text(line) for line in lines]
 
 
 def _colorize(lines: Sequence[Text]) -> str:

@@ -15,13 +15,13 @@ from cudakit.render.console.curves import (
     Plane,
     columns_of,
     curves,
-    legend,
-    picture,
+    legend_lines,
+    picture_rows,
 )
 from cudakit.render.console.text import cut, escape, format_value, pad, wrap
 from cudakit.render.values import x_value, y_value
 
-_ROWS = 8
+_CHART_ROWS = 8
 _MIN_COLUMNS = 8
 _POINTERS = {"info": "▲", "warn": "!", "error": "✗"}
 _MAX_MARKER_LINES = 3
@@ -39,43 +39,47 @@ def chart_lines(chart: Chart, width: int) -> list[Text]:
 
 def _plot_lines(chart: Chart, width: int) -> list[Text]:
     """Return the lines of a chart that has at least one series and one x."""
-    low, high = _extremes(chart.series[:MAX_CURVES])
-    labels = _y_labels(chart, low, high)
-    gutter = max(map(cell_len, labels.values())) + 1
-    plane = Plane(low, high, max(width - gutter - 1, _MIN_COLUMNS), _ROWS)
+    low, high = _y_range(chart.series[:MAX_CURVES])
+    label_by_row = _y_labels(chart, low, high)
+    gutter_width = max(map(cell_len, label_by_row.values())) + 1
+    plane = Plane(low, high, max(width - gutter_width - 1, _MIN_COLUMNS), _CHART_ROWS)
     drawn_curves = curves(chart, plane)
     rows = [
-        Text.assemble((_edge(labels.get(row, ""), gutter), theme.FAINT), line)
-        for row, line in enumerate(picture(drawn_curves, plane))
+        Text.assemble((_left_edge(label_by_row.get(row, ""), gutter_width), theme.FAINT), line)
+        for row, line in enumerate(picture_rows(drawn_curves, plane))
     ]
-    axis = Text(f"{labels[_ROWS].rjust(gutter - 1)} ┼{'─' * plane.columns}", theme.FAINT)
+    axis_line = Text(
+        f"{label_by_row[_CHART_ROWS].rjust(gutter_width - 1)} ┼{'─' * plane.columns}", theme.FAINT
+    )
     labels_below = [
-        _x_range(chart, plane.columns),
+        _x_axis_line(chart, plane.columns),
         *_marker_lines(chart.markers, chart.x, plane.columns),
     ]
-    margin = " " * (gutter + 1)
+    margin = " " * (gutter_width + 1)
     label_lines = [Text(margin).append_text(line) for line in labels_below]
-    return [*rows, axis, *label_lines, *legend(chart, drawn_curves, width)]
+    return [*rows, axis_line, *label_lines, *legend_lines(chart, drawn_curves, width)]
 
 
-def _extremes(series: Sequence[Series]) -> tuple[float, float]:
+def _y_range(series: Sequence[Series]) -> tuple[float, float]:
     """Return the range of the y axis, which always contains 0."""
-    values = [np.asarray(curve.y, np.float64) for curve in series]
-    values = [y[np.isfinite(y)] for y in values]
-    return min(y.min(initial=0) for y in values), max(y.max(initial=0) for y in values)
+    values_by_series = [np.asarray(curve.y, np.float64) for curve in series]
+    values_by_series = [y[np.isfinite(y)] for y in values_by_series]
+    return min(y.min(initial=0) for y in values_by_series), max(
+        y.max(initial=0) for y in values_by_series
+    )
 
 
 def _y_labels(chart: Chart, low: float, high: float) -> dict[int, str]:
     """Return the labels of the upper edges of the first and the middle row, and of the axis, by row."""
-    value_by_row = {0: high, _ROWS // 2: (low + high) / 2, _ROWS: low}
+    value_by_row = {0: high, _CHART_ROWS // 2: (low + high) / 2, _CHART_ROWS: low}
     return {row: format_value(y_value(chart, height)) for row, height in value_by_row.items()}
 
 
-def _edge(label: str, gutter: int) -> str:
+def _left_edge(label: str, gutter: int) -> str:
     return label.rjust(gutter - 1) + (" ┤" if label else " │")
 
 
-def _x_range(chart: Chart, columns: int) -> Text:
+def _x_axis_line(chart: Chart, columns: int) -> Text:
     end_labels = [format_value(x_value(chart, float(x))) for x in (chart.x[0], chart.x[-1])]
     first_label, last_label = (cut(end_label, columns // 2 - 1) for end_label in end_labels)
     free_columns = max(columns - cell_len(first_label) - cell_len(last_label) - 2, 0)
@@ -90,23 +94,23 @@ def _x_range(chart: Chart, columns: int) -> Text:
 def _marker_lines(markers: Sequence[Marker], x: Array, columns: int) -> list[Text]:
     """Return lines with each marker below its x position; overlapping labels use further lines."""
     lines: list[Text] = []
-    n_omitted = 0
+    omitted_count = 0
     ordered_markers = sorted(markers, key=lambda marker: marker.x)
     marker_columns = columns_of(
         np.array([marker.x for marker in ordered_markers]), x, columns=columns
     )
     for marker, column in zip(ordered_markers, marker_columns.tolist(), strict=True):
-        start, text = _place_marker(marker, column, columns)
-        line = next((line for line in lines if _is_free(line, start)), None)
+        start_column, text = _place_marker(marker, column, columns)
+        line = next((line for line in lines if _is_free(line, start_column)), None)
         if line is None and len(lines) == _MAX_MARKER_LINES:
-            n_omitted += 1
+            omitted_count += 1
             continue
         if line is None:
             lines.append(line := Text())
-        line.pad_right(start - line.cell_len)
+        line.pad_right(start_column - line.cell_len)
         line.append_text(text)
-    if n_omitted:
-        lines.append(Text(f"… {n_omitted:,} more markers", theme.FAINT))
+    if omitted_count:
+        lines.append(Text(f"… {omitted_count:,} more markers", theme.FAINT))
     return lines
 
 
@@ -120,5 +124,5 @@ def _place_marker(marker: Marker, column: int, columns: int) -> tuple[int, Text]
     return column - 1 - cell_len(label), Text(f"{label} {pointer}", style)
 
 
-def _is_free(line: Text, start: int) -> bool:
-    return line.cell_len + _MARKER_GAP <= start
+def _is_free(line: Text, start_column: int) -> bool:
+    return line.cell_len + _MARKER_GAP <= start_column

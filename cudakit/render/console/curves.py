@@ -24,7 +24,7 @@ MAX_CURVES = 3
 _LEGEND_GAP = "   "
 
 # The glyphs of each curve, from the lowest to the highest position in a cell: heavy, medium and light dots.
-_LINES = ("⣤⠶⠛", "⣀⠤⠒⠉", "⡀⠄⠂⠁")
+_CURVE_GLYPHS = ("⣤⠶⠛", "⣀⠤⠒⠉", "⡀⠄⠂⠁")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Plane:
     columns: int
     rows: int
 
-    def scaled(self, y: Array) -> Heights:
+    def scaled_heights(self, y: Array) -> Heights:
         """Return y values as heights from 0 to 1."""
         heights: Heights = (np.asarray(y, np.float64) - self.low) / ((self.high - self.low) or 1)
         return heights
@@ -65,43 +65,49 @@ class Curve:
 
 def curves(chart: Chart, plane: Plane) -> list[Curve]:
     """Return the first MAX_CURVES series as curves; a series with the same cells as another has no pen."""
-    result: list[Curve] = []
+    drawn_curves: list[Curve] = []
     for series in chart.series[:MAX_CURVES]:
         maxima = column_maxima(chart.x, series.y, columns=plane.columns, step=series.step)
-        heights = plane.scaled(maxima)
-        coinciding = _coinciding_curve(heights, result, plane)
-        result.append(
-            Curve(series, heights, coinciding_name=coinciding.series.name if coinciding else "")
+        heights = plane.scaled_heights(maxima)
+        coinciding_curve = _coinciding_curve(heights, drawn_curves, plane)
+        drawn_curves.append(
+            Curve(
+                series,
+                heights,
+                coinciding_name=coinciding_curve.series.name if coinciding_curve else "",
+            )
         )
-    pens = map(Pen, _LINES, theme.SERIES)
-    return [curve if curve.coinciding_name else replace(curve, pen=next(pens)) for curve in result]
+    pens = map(Pen, _CURVE_GLYPHS, theme.SERIES)
+    return [
+        curve if curve.coinciding_name else replace(curve, pen=next(pens)) for curve in drawn_curves
+    ]
 
 
-def picture(drawn_curves: Sequence[Curve], plane: Plane) -> list[Text]:
+def picture_rows(drawn_curves: Sequence[Curve], plane: Plane) -> list[Text]:
     """Return the rows of the picture, from the top down; a lower curve hides a higher one."""
     cells = [[(" ", _EMPTY_PEN)] * plane.columns for _ in range(plane.rows)]
     for column in range(plane.columns):
-        tops = [
+        curve_tops = [
             (float(curve.heights[column]) * plane.rows, curve.pen)
             for curve in reversed(drawn_curves)
             if not (curve.coinciding_name or math.isnan(curve.heights[column]))
         ]
-        for height, pen in sorted(tops, key=lambda top: -top[0]):
+        for height, pen in sorted(curve_tops, key=lambda top: -top[0]):
             row = min(max(math.ceil(height) - 1, 0), plane.rows - 1)
-            level = math.ceil((height - row) * len(pen.glyphs)) - 1
-            glyph = pen.glyphs[min(max(level, 0), len(pen.glyphs) - 1)]
+            glyph_index = math.ceil((height - row) * len(pen.glyphs)) - 1
+            glyph = pen.glyphs[min(max(glyph_index, 0), len(pen.glyphs) - 1)]
             cells[row][column] = (glyph, pen)
-    return [_line(row) for row in reversed(cells)]
+    return [_row_text(row) for row in reversed(cells)]
 
 
-def _line(cells: Sequence[tuple[str, Pen]]) -> Text:
+def _row_text(cells: Sequence[tuple[str, Pen]]) -> Text:
     line = Text()
-    for style, run in groupby(cells, key=lambda cell: cell[1].style):
-        line.append("".join(glyph for glyph, _ in run), style)
+    for style, run_cells in groupby(cells, key=lambda cell: cell[1].style):
+        line.append("".join(glyph for glyph, _ in run_cells), style)
     return line
 
 
-def legend(chart: Chart, drawn_curves: Sequence[Curve], width: int) -> list[Text]:
+def legend_lines(chart: Chart, drawn_curves: Sequence[Curve], width: int) -> list[Text]:
     """Return lines with the name and the highest value of each curve."""
     lines: list[Text] = []
     for entry in [
@@ -111,7 +117,7 @@ def legend(chart: Chart, drawn_curves: Sequence[Curve], width: int) -> list[Text
             lines[-1].append(_LEGEND_GAP).append_text(entry)
         else:
             lines.append(entry)
-    remarks = _remarks(chart, drawn_curves)
+    remarks = _hiding_remarks(chart, drawn_curves)
     undrawn_names = ", ".join(escape(series.name) for series in chart.series[MAX_CURVES:])
     remarks += [f"Not drawn: {undrawn_names}."] if undrawn_names else []
     return lines + [Text(line, theme.FAINT) for text in remarks for line in wrap(text, width)]
@@ -129,19 +135,19 @@ def _coinciding_curve(
 
 
 def _legend_entry(chart: Chart, curve: Curve, width: int) -> Text:
-    highest_value = f"  max {_highest(chart, curve)}"
+    highest_value = f"  max {_highest_text(chart, curve)}"
     name = cut(escape(curve.series.name), max(width - len(highest_value) - 2, 8))
     glyphs = curve.pen.glyphs
     sample = (glyphs[len(glyphs) // 2], curve.pen.style)
     return Text.assemble(sample, f" {name}", (highest_value, theme.FAINT))
 
 
-def _remarks(chart: Chart, curves: Sequence[Curve]) -> list[str]:
+def _hiding_remarks(chart: Chart, curves: Sequence[Curve]) -> list[str]:
     """Return a sentence for each drawn curve that hides other curves."""
     hidden_names: dict[str, list[str]] = {}
     for curve in curves:
         if curve.coinciding_name:
-            name = f"{escape(curve.series.name)} (max {_highest(chart, curve)})"
+            name = f"{escape(curve.series.name)} (max {_highest_text(chart, curve)})"
             hidden_names.setdefault(escape(curve.coinciding_name), []).append(name)
     return [
         f"{' and '.join(names)} {'are' if len(names) > 1 else 'is'} too close to {drawn_name} to be drawn."
@@ -149,7 +155,7 @@ def _remarks(chart: Chart, curves: Sequence[Curve]) -> list[str]:
     ]
 
 
-def _highest(chart: Chart, curve: Curve) -> str:
+def _highest_text(chart: Chart, curve: Curve) -> str:
     values = np.asarray(curve.series.y, np.float64)
     values = values[np.isfinite(values)]
     return format_value(y_value(chart, float(values.max()) if len(values) else float("nan")))
@@ -166,9 +172,9 @@ def column_maxima(x: Array, y: Array, *, columns: int, step: bool) -> Heights:
     x, y = x[is_finite], np.where(np.isfinite(y[is_finite]), y[is_finite], np.nan)
     if len(x) == 0:
         return np.full(columns, np.nan)
-    edges = x[0] + (x[-1] - x[0]) * np.arange(columns) / columns
-    last_sample = np.maximum(np.searchsorted(x, edges, side="right") - 1, 0)
-    heights: Heights = y[last_sample] if step else np.interp(edges, x, y)
+    column_edges = x[0] + (x[-1] - x[0]) * np.arange(columns) / columns
+    last_sample_indices = np.maximum(np.searchsorted(x, column_edges, side="right") - 1, 0)
+    heights: Heights = y[last_sample_indices] if step else np.interp(column_edges, x, y)
     np.fmax.at(heights, columns_of(x, x, columns=columns), y)
     return heights
 

@@ -21,7 +21,7 @@ from cudakit.render.values import (
 )
 
 # Paths of library code. Library frames between frames of the program are left out.
-_LIBRARY = ("site-packages/", "dist-packages/", "/lib/python3", "<frozen ")
+_LIBRARY_PATH_PARTS = ("site-packages/", "dist-packages/", "/lib/python3", "<frozen ")
 _CALLED_FROM = " ← "
 _MIN_LEAF_WIDTH = 12  # minimum number of cells: shorter function names are ambiguous
 _MAX_CALLERS = 12  # maximum number of callers: more than fit on a line
@@ -34,7 +34,7 @@ def format_stack(stack: Stack, *, with_callers: bool) -> str:
     """
     if not stack.frames:
         return NO_STACK
-    longest_form = next(_forms(stack, 0))
+    longest_form = next(_stack_forms(stack, 0))
     if distinct_caller(stack):
         return longest_form
     return _CALLED_FROM.join((longest_form, *(callers(stack) if with_callers else ())))
@@ -54,7 +54,7 @@ def stack_line(stack: Stack, *, width: int, with_callers: bool) -> Text:
     """Format a stack in ``width`` columns: call site, innermost frame, and the callers that fit."""
     if not stack.frames:
         return _cut_line(Text(NO_STACK, theme.FAINT), width)
-    forms = list(_forms(stack, width))
+    forms = list(_stack_forms(stack, width))
     fitting_form = next((form for form in forms if cell_len(form) <= width), forms[-1])
     line = _cut_line(Text(fitting_form), width)
     for caller in callers(stack) if with_callers and not distinct_caller(stack) else ():
@@ -90,37 +90,37 @@ def _first_fitting(forms: Sequence[str], width: int) -> Text:
     return _cut_line(Text(fitting_form), width)
 
 
-def _forms(stack: Stack, width: int) -> Iterator[str]:
+def _stack_forms(stack: Stack, width: int) -> Iterator[str]:
     """Yield forms of a stack on one line, from long to short; an ellipsis marks omitted parts.
 
     The innermost frame is cut if that makes the call site fit into ``width`` columns.
     """
-    site_text, short_site = _frame_forms(site(stack))
+    site_text, short_site_text = _frame_forms(site(stack))
     if caller := distinct_caller(stack):
-        caller_text, short_caller = _frame_forms(caller)
+        caller_text, short_caller_text = _frame_forms(caller)
         is_direct = stack.distinct_index == max(stack.site, 0) + 1
         arrow = _CALLED_FROM if is_direct else f"{_CALLED_FROM}… "
         for leaf_form in dict.fromkeys((*_leaf_forms(stack, with_line=True), "")):
             yield f"{site_text}{leaf_form}{arrow}{caller_text}"
-        yield f"{short_site}{_CALLED_FROM}{short_caller}"
-        yield f"{short_site}{_CALLED_FROM}…/{escape(format_place(caller)).rpartition('/')[2]}"
+        yield f"{short_site_text}{_CALLED_FROM}{short_caller_text}"
+        yield f"{short_site_text}{_CALLED_FROM}…/{escape(format_place(caller)).rpartition('/')[2]}"
         return
     leaf_forms = _leaf_forms(stack, with_line=stack.distinct_index is not None) or ("",)
     yield from (site_text + leaf_form for leaf_form in leaf_forms)
-    yield from (short_site + leaf_form for leaf_form in leaf_forms[1:])
+    yield from (short_site_text + leaf_form for leaf_form in leaf_forms[1:])
     is_cuttable = stack.distinct_index is None  # a cut line number would be wrong
-    leaf_width = width - cell_len(short_site)
+    leaf_width = width - cell_len(short_site_text)
     if is_cuttable and _MIN_LEAF_WIDTH <= leaf_width < cell_len(leaf_forms[-1]):
-        yield cut(short_site + leaf_forms[-1], width)
+        yield cut(short_site_text + leaf_forms[-1], width)
     yield site_text
-    yield short_site
+    yield short_site_text
 
 
 def _frame_forms(frame: Frame) -> tuple[str, str]:
     """Return two texts of a frame: one with the full path, one with the file name only."""
-    file = frame.filename.replace("\\", "/").rpartition("/")[2]
+    file_name = frame.filename.replace("\\", "/").rpartition("/")[2]
     full_text = escape(format_frame(frame))
-    short_text = escape(format_frame(Frame(frame.name, file, frame.line)))
+    short_text = escape(format_frame(Frame(frame.name, file_name, frame.line)))
     return full_text, short_text if short_text == full_text else f"…/{short_text}"
 
 
@@ -134,11 +134,11 @@ def _leaf_forms(stack: Stack, *, with_line: bool) -> tuple[str, ...]:
         return ()
     full_text, short_text = _frame_forms(frame)
     # The shortest form of a frame that distinguishes two stacks keeps the line, because the line differs.
-    shortest = f"… {escape(frame.name)}"
+    shortest_text = f"… {escape(frame.name)}"
     if with_line and frame.line:
         short_place = escape(format_place(Frame("", frame.filename.rpartition("/")[2], frame.line)))
-        shortest = f"…/{short_place}"
-    return tuple(f" ({form})" for form in dict.fromkeys((full_text, short_text, shortest)))
+        shortest_text = f"…/{short_place}"
+    return tuple(f" ({form})" for form in dict.fromkeys((full_text, short_text, shortest_text)))
 
 
 def _cut_line(line: Text, width: int) -> Text:
@@ -147,4 +147,4 @@ def _cut_line(line: Text, width: int) -> Text:
 
 
 def _is_library(frame: Frame) -> bool:
-    return any(path_part in frame.filename for path_part in _LIBRARY)
+    return any(path_part in frame.filename for path_part in _LIBRARY_PATH_PARTS)

@@ -26,12 +26,12 @@ from cudakit.render.console.text import (
 )
 
 _CALLERS_MIN_WIDTH = 116  # number of columns of a terminal of 120 columns without its margins
-_GAP = 2
+_COLUMN_GAP = 2
 
-_Kind: TypeAlias = Literal["number", "text", "stack", "bar"]
+_ColumnKind: TypeAlias = Literal["number", "text", "stack", "bar"]
 # The order in which columns shrink: first headers wrap, then stacks lose their callers, then bars shrink to
 # their number, then stacks are cut after the call site, and finally text wraps.
-_SHRINK_ORDER: tuple[tuple[_Kind, Literal["width_without_callers", "min_width"]], ...] = (
+_SHRINK_ORDER: tuple[tuple[_ColumnKind, Literal["width_without_callers", "min_width"]], ...] = (
     ("number", "min_width"),
     ("stack", "width_without_callers"),
     ("bar", "min_width"),
@@ -40,7 +40,7 @@ _SHRINK_ORDER: tuple[tuple[_Kind, Literal["width_without_callers", "min_width"]]
 )
 # The order in which columns are hidden if their minimum widths do not fit: optional columns first, then by
 # kind, and of each kind the rightmost first.
-_HIDE_ORDER: tuple[_Kind, ...] = ("bar", "number", "text", "stack")
+_HIDE_ORDER: tuple[_ColumnKind, ...] = ("bar", "number", "text", "stack")
 
 # Widths of bars, numbers, stacks and texts, in cells of the terminal.
 _BAR_WIDTH = 10
@@ -49,28 +49,31 @@ _MIN_BAR_WIDTH = 1
 _MIN_STACK_WIDTH = 24
 _MIN_TEXT_WIDTH = 12
 _MAX_WORD_WIDTH = 20
-_MAX_LINES = 3
+_MAX_CELL_LINES = 3
 _SENTENCE_END = re.compile(r"(?<=\.) ")
-_EIGHTHS = " ▏▎▍▌▋▊▉█"
+_BAR_GLYPHS = " ▏▎▍▌▋▊▉█"
 
 
 def table_lines(table: Table, width: int) -> list[Text]:
     """Return the lines of a table; columns that do not fit are named below it."""
-    widths = _widths(table, width)
-    rule = Text("─" * (sum(widths.values()) + _GAP * (len(widths) - 1)), theme.FAINT)
-    lines = [*_header(table.columns, widths), rule]
-    repeated_lines = _repeated_stack_lines(table, widths, width)
-    for number, row in enumerate(table.rows):
-        row_lines = _row(table.columns, row, widths, width, repeated_lines)
-        lines += _make_faint(row_lines) if number in table.faint_rows else row_lines
+    width_by_column = _width_by_column(table, width)
+    rule = Text(
+        "─" * (sum(width_by_column.values()) + _COLUMN_GAP * (len(width_by_column) - 1)),
+        theme.FAINT,
+    )
+    lines = [*_table_header_lines(table.columns, width_by_column), rule]
+    repeated_lines = _repeated_stack_lines(table, width_by_column, width)
+    for row_number, row in enumerate(table.rows):
+        row_lines = _row_lines(table.columns, row, width_by_column, width, repeated_lines)
+        lines += _make_faint(row_lines) if row_number in table.faint_rows else row_lines
     if not table.rows:
         lines.append(Text("(none)", theme.FAINT))
     if table.total_row is not None:
-        lines += [rule, *_total_lines(table.columns, table.total_row, widths, width)]
-    return lines + _lines_below(table, widths, width)
+        lines += [rule, *_total_lines(table.columns, table.total_row, width_by_column, width)]
+    return lines + _lines_below(table, width_by_column, width)
 
 
-def _widths(table: Table, width: int) -> dict[int, int]:
+def _width_by_column(table: Table, width: int) -> dict[int, int]:
     rows = table.rows if table.total_row is None else (*table.rows, table.total_row)
     column_widths = [
         _measure_column(
@@ -81,16 +84,16 @@ def _widths(table: Table, width: int) -> dict[int, int]:
     return _fit_widths(column_widths, width)
 
 
-def _header(columns: Sequence[Column], widths: Mapping[int, int]) -> list[Text]:
+def _table_header_lines(columns: Sequence[Column], widths: Mapping[int, int]) -> list[Text]:
     cells = {index: _header_lines(columns[index], width) for index, width in widths.items()}
     height = max(map(len, cells.values()), default=0)
-    bottom_aligned = {
+    bottom_aligned_cells = {
         index: [Text()] * (height - len(lines)) + lines for index, lines in cells.items()
     }
-    return _join_cells(columns, bottom_aligned, widths)
+    return _join_cells(columns, bottom_aligned_cells, widths)
 
 
-def _row(
+def _row_lines(
     columns: Sequence[Column],
     row: Sequence[Value],
     widths: Mapping[int, int],
@@ -133,7 +136,7 @@ def _total_lines(
     total_cells = [
         replace(column, kind="number") if column.kind == "bar" else column for column in columns
     ]
-    lines = _row(total_cells, row, widths, width)
+    lines = _row_lines(total_cells, row, widths, width)
     for line in lines:
         line.stylize_before(theme.TOTAL)
     return lines
@@ -155,17 +158,17 @@ def _join_cells(
             pad(
                 cells[index][line_number].copy() if line_number < len(cells[index]) else Text(),
                 width,
-                right=_is_right_aligned(columns[index], width),
+                is_right_aligned=_is_right_aligned(columns[index], width),
             )
             for index, width in widths.items()
         ]
-        lines.append(Text(" " * _GAP).join(line_parts))
+        lines.append(Text(" " * _COLUMN_GAP).join(line_parts))
     return lines
 
 
 def _lines_below(table: Table, widths: Mapping[int, int], width: int) -> list[Text]:
     hidden_names = [
-        escape(column.name) for i, column in enumerate(table.columns) if i not in widths
+        escape(column.name) for index, column in enumerate(table.columns) if index not in widths
     ]
     sentences = (
         [f"Columns hidden at this width: {', '.join(hidden_names)}."] if hidden_names else []
@@ -191,7 +194,7 @@ def _visible_caption(caption: str, hidden_names: Sequence[str]) -> str:
 class _ColumnWidths:
     """The widths of a column in cells."""
 
-    kind: _Kind
+    kind: _ColumnKind
     is_optional: bool  # whether the column is hidden before other columns
     natural_width: int  # width in which every cell fits on one line
     # width in which every cell fits on one line if stacks omit their callers
@@ -202,15 +205,15 @@ class _ColumnWidths:
 def _fit_widths(column_widths: Sequence[_ColumnWidths], width: int) -> dict[int, int]:
     """Return the width of each column that fits, by index; a column left out has no entry."""
     visible_indices = _visible_columns(column_widths, width)
-    available_width = width - _GAP * (len(visible_indices) - 1)
+    available_width = width - _COLUMN_GAP * (len(visible_indices) - 1)
     widths = {
         index: min(column_widths[index].natural_width, available_width) for index in visible_indices
     }
     for kind, min_width in _SHRINK_ORDER:
-        members = [index for index in visible_indices if column_widths[index].kind == kind]
+        indices_of_kind = [index for index in visible_indices if column_widths[index].kind == kind]
         _shrink(
             widths,
-            {index: getattr(column_widths[index], min_width) for index in members},
+            {index: getattr(column_widths[index], min_width) for index in indices_of_kind},
             available_width,
         )
     return widths
@@ -225,7 +228,14 @@ def _visible_columns(column_widths: Sequence[_ColumnWidths], width: int) -> list
     visible_indices = list(range(len(column_widths)))
     hide_order = sorted(visible_indices, key=lambda index: _hide_rank(column_widths[index], index))
     for index in hide_order[:-1]:
-        if sum(column_widths[i].min_width + _GAP for i in visible_indices) - _GAP <= width:
+        if (
+            sum(
+                column_widths[visible_index].min_width + _COLUMN_GAP
+                for visible_index in visible_indices
+            )
+            - _COLUMN_GAP
+            <= width
+        ):
             break
         visible_indices.remove(index)
     return visible_indices
@@ -234,10 +244,12 @@ def _visible_columns(column_widths: Sequence[_ColumnWidths], width: int) -> list
 def _shrink(widths: dict[int, int], min_widths: dict[int, int], available_width: int) -> None:
     """Shrink the widest of the columns in ``min_widths`` until all columns fit or none can shrink."""
     while sum(widths.values()) > available_width:
-        shrinkable = [index for index, min_width in min_widths.items() if widths[index] > min_width]
-        if not shrinkable:
+        shrinkable_indices = [
+            index for index, min_width in min_widths.items() if widths[index] > min_width
+        ]
+        if not shrinkable_indices:
             return
-        widths[max(shrinkable, key=widths.__getitem__)] -= 1
+        widths[max(shrinkable_indices, key=widths.__getitem__)] -= 1
 
 
 # --- cells
@@ -250,8 +262,8 @@ def _measure_column(column: Column, cells: Sequence[Value], *, with_callers: boo
     content_width = max(
         (_natural_width(column, cell, with_callers=with_callers) for cell in cells), default=0
     )
-    natural = max(content_width, cell_len(header), 1)
-    enough_width = max(
+    natural_width = max(content_width, cell_len(header), 1)
+    width_without_callers = max(
         (_natural_width(column, cell, with_callers=False) for cell in cells), default=0
     )
     min_width = {
@@ -263,9 +275,11 @@ def _measure_column(column: Column, cells: Sequence[Value], *, with_callers: boo
     return _ColumnWidths(
         column.kind,
         column.is_optional,
-        natural,
-        width_without_callers=max(enough_width, min(natural, min_width[column.kind])),
-        min_width=min(natural, min_width[column.kind]),
+        natural_width,
+        width_without_callers=max(
+            width_without_callers, min(natural_width, min_width[column.kind])
+        ),
+        min_width=min(natural_width, min_width[column.kind]),
     )
 
 
@@ -275,14 +289,14 @@ def _cell_lines(
     """Return the lines of a cell; only text, and stacks in ``repeated_lines``, can have several lines."""
     match column.kind, cell:
         case "bar", Ratio(ratio) if math.isfinite(ratio):
-            return [_bar(ratio, width)]
+            return [_bar_text(ratio, width)]
         case "stack", Stack() | Frame():
             line = _stack_cell_line(cell, width, with_callers=with_callers)
             if line.plain in repeated_lines:
                 return two_stack_lines(_as_stack(cell), width=width)
             return [line]
         case "text" | "stack", _:
-            lines = wrap(format_value(cell), width, max_lines=_MAX_LINES)
+            lines = wrap(format_value(cell), width, max_lines=_MAX_CELL_LINES)
             return [Text(line, style_of(cell)) for line in lines]
         case _:
             line = style_value(cell)
@@ -294,7 +308,8 @@ def _header_lines(column: Column, width: int) -> list[Text]:
     """Return the lines of the name of a column."""
     name = escape(column.name)
     return [
-        Text(cut(line, width), theme.HEADER) for line in wrap(name, width, max_lines=_MAX_LINES)
+        Text(cut(line, width), theme.HEADER)
+        for line in wrap(name, width, max_lines=_MAX_CELL_LINES)
     ]
 
 
@@ -304,7 +319,7 @@ def _bar_glyphs(ratio: float, width: int) -> str:
     if ratio > 0:
         eighths = max(eighths, 1)
     full_cells, remaining_eighths = divmod(eighths, 8)
-    return "█" * full_cells + _EIGHTHS[remaining_eighths].strip()
+    return "█" * full_cells + _BAR_GLYPHS[remaining_eighths].strip()
 
 
 def _natural_width(column: Column, cell: Value, *, with_callers: bool) -> int:
@@ -321,7 +336,7 @@ def _longest_word(texts: Iterable[str]) -> int:
     return max((cell_len(word) for text in texts for word in text.split()), default=0)
 
 
-def _bar(ratio: float, width: int) -> Text:
+def _bar_text(ratio: float, width: int) -> Text:
     figure_text = format_value(Ratio(ratio)).rjust(_FIGURE_WIDTH)
     bar_width = width - len(figure_text) - 1
     if bar_width < _MIN_BAR_WIDTH:

@@ -17,12 +17,12 @@ from cudakit.units import Unavailable
 
 # Maximum length of a text in characters. Sentences of reports are shorter; a longer name would fill the
 # terminal.
-LIMIT = 600
+MAX_TEXT_LENGTH = 600
 
 # Minimum width of a cell in which a number and its unit always stay on one line.
 _LEAST_PROSE_WIDTH = 40
 # A unit after a number, with the punctuation that may follow.
-_UNIT = re.compile(r"(?:[KMGTPE]i)?B[.,;:)]*|(?:[mun]?s|min|%)[.,;:)]*")
+_UNIT_PATTERN = re.compile(r"(?:[KMGTPE]i)?B[.,;:)]*|(?:[mun]?s|min|%)[.,;:)]*")
 
 # The end of a part of a name such as nvmlDeviceGetName, max_split_size_mb or a:b.
 _PART_OF_NAME = re.compile(r"[_:](?=[^_:])|[a-z0-9](?=[A-Z])")
@@ -52,10 +52,10 @@ _ASCII_DRAWING = str.maketrans(
     }
 )
 # The ellipsis of a text that the layout cut, and the two characters before it, where "..." has space.
-_CUT_END = re.compile(r"[!-~]{2}…(?=\s|\)|$)", re.MULTILINE)
+_CUT_END_PATTERN = re.compile(r"[!-~]{2}…(?=\s|\)|$)", re.MULTILINE)
 
 
-def escape(text: str, *, limit: int = LIMIT) -> str:
+def escape(text: str, *, limit: int = MAX_TEXT_LENGTH) -> str:
     """Escape line ends and invisible characters, and cut the text to ``limit`` characters."""
     visible_head = escape_invisible(text[: limit + 1])
     return shorten(
@@ -107,7 +107,7 @@ def _words(text: str, width: int) -> Iterator[str]:
         return
     number = ""
     for word in text.split():
-        if number and _UNIT.fullmatch(word):
+        if number and _UNIT_PATTERN.fullmatch(word):
             yield f"{number} {word}"
             number = ""
             continue
@@ -159,10 +159,10 @@ def style_of(value: Value) -> str:
             return theme.PLAIN
 
 
-def pad(line: Text, width: int, *, right: bool = False) -> Text:
-    """Pad a line with spaces to ``width`` cells; ``right`` aligns it to the right."""
+def pad(line: Text, width: int, *, is_right_aligned: bool = False) -> Text:
+    """Pad a line with spaces to ``width`` cells; ``is_right_aligned`` aligns it to the right."""
     missing_cells = max(width - line.cell_len, 0)
-    if right:
+    if is_right_aligned:
         line.pad_left(missing_cells)
     else:
         line.pad_right(missing_cells)
@@ -188,4 +188,4 @@ def ascii_drawing(text: str) -> str:
 
     The ellipsis at the end of a cut text becomes ``...`` over its last two characters; others become ``*``.
     """
-    return _CUT_END.sub("...", text).translate(_ASCII_DRAWING)
+    return _CUT_END_PATTERN.sub("...", text).translate(_ASCII_DRAWING)

@@ -24,11 +24,11 @@ def render(document: Document, *, footer: str = "") -> str:
     The content-security policy allows only the stylesheet and the scripts of the page, by their hashes (CSP
     Level 3, section 2.3.1), so that no text of the document can load, run or restyle anything.
     """
-    style = files("cudakit.render").joinpath("assets/page.css").read_text(encoding="utf-8")
+    style_sheet = files("cudakit.render").joinpath("assets/page.css").read_text(encoding="utf-8")
     scripts = [joined_script(name, package) for name, package in sorted(set(_scripts(document)))]
     page = element(
         "html",
-        _head(document.title, style, scripts),
+        _head(document.title, style_sheet, scripts),
         _NEWLINE,
         _body(document, scripts, footer),
         lang="en",
@@ -48,7 +48,9 @@ def _scripts(document: Document) -> Iterator[tuple[str, str]]:
 def _head(title: str, style: str, scripts: Sequence[str]) -> Markup:
     head_elements = (
         element("meta", charset="utf-8"),
-        element("meta", http_equiv="Content-Security-Policy", content=_policy(style, scripts)),
+        element(
+            "meta", http_equiv="Content-Security-Policy", content=_content_policy(style, scripts)
+        ),
         element("meta", name="viewport", content="width=device-width, initial-scale=1"),
         element("meta", name="referrer", content="no-referrer"),
         # Without this link, a browser requests an icon from the server.
@@ -56,12 +58,16 @@ def _head(title: str, style: str, scripts: Sequence[str]) -> Markup:
         element("title", title),
         element("style", Markup(style)),
     )
-    return element("head", *(line for part in head_elements for line in (_NEWLINE, part)), _NEWLINE)
+    return element(
+        "head",
+        *(line for head_element in head_elements for line in (_NEWLINE, head_element)),
+        _NEWLINE,
+    )
 
 
-def _policy(style: str, scripts: Sequence[str]) -> str:
-    sources = "".join(f" '{_digest(script)}'" for script in scripts)
-    script_policy = f"script-src{sources}; " if scripts else ""
+def _content_policy(style: str, scripts: Sequence[str]) -> str:
+    script_sources = "".join(f" '{_digest(script)}'" for script in scripts)
+    script_policy = f"script-src{script_sources}; " if scripts else ""
     return (
         f"default-src 'none'; style-src '{_digest(style)}'; {script_policy}img-src data:; "
         "base-uri 'none'; form-action 'none'"
@@ -77,7 +83,11 @@ def _body(document: Document, scripts: Sequence[str], footer: str) -> Markup:
     content = element(
         "main",
         element("h1", document.title),
-        *(line for part in draw_nodes(document.nodes, place) for line in (_NEWLINE, part)),
+        *(
+            line
+            for node_element in draw_nodes(document.nodes, place)
+            for line in (_NEWLINE, node_element)
+        ),
         _NEWLINE,
         element("footer", footer) if footer else None,
         class_="interactive"
@@ -99,8 +109,8 @@ def _body(document: Document, scripts: Sequence[str], footer: str) -> Markup:
 def _table_of_contents(document: Document) -> Markup | None:
     """Return links to the sections, or None for fewer than two; ``draw_nodes`` sets the anchors."""
     links = [
-        element("li", element("a", escape(node.title, limit=80), href=f"#part-{i}"))
-        for i, node in enumerate(document.nodes)
+        element("li", element("a", escape(node.title, limit=80), href=f"#part-{index}"))
+        for index, node in enumerate(document.nodes)
         if isinstance(node, Section) and not is_empty(node)
     ]
     if len(links) < 2:

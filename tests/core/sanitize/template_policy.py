@@ -21,6 +21,7 @@ from cudakit.trace.kinds import (
     AllocationKind,
     AllocationLayer,
     EventKind,
+    NodeType,
     Precision,
     TemplateCheck,
 )
@@ -146,14 +147,6 @@ class Signature:
     footprint: list[tuple[int | None, int, int, bool]] | None = None  # of the last recorded launch
     is_checked_in_shared_memory: bool = False
 
-    def ranges(self, pointers: tuple[int, ...]) -> list[tuple[int, int, bool]]:
-        """Return the bytes that a launch is expected to access, and whether it writes them."""
-        return [
-            (base + begin, base + end, is_write)
-            for index, begin, end, is_write in self.footprint or ()
-            for base in [0 if index is None else pointers[index]]
-        ]
-
     def applies(self, pointers: tuple[int, ...]) -> bool:
         """Return whether the template applies to a launch with these pointers."""
         if not self.template:
@@ -167,6 +160,19 @@ class Signature:
             )
         )
 
+    def ranges(self, pointers: tuple[int, ...]) -> list[tuple[int, int, bool]] | None:
+        """Return the bytes that a launch is expected to access, and whether it writes them.
+
+        Return None if no launch was recorded.
+        """
+        if self.footprint is None:
+            return None
+        return [
+            (base + begin, base + end, is_write)
+            for index, begin, end, is_write in self.footprint
+            for base in [0 if index is None else pointers[index]]
+        ]
+
 
 def _distances(pointers: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(pointer - pointers[0] for pointer in pointers)
@@ -179,8 +185,11 @@ class Policy:
     _order: StreamOrder = field(default_factory=StreamOrder)
     _allocations: list[Memory] = field(default_factory=list)  # sorted by address
     _signatures: dict[object, Signature] = field(default_factory=dict)
-    _graph_pointers: defaultdict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
-    _graph_versions: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))
+    # The name and the accesses of each node, by graph and node.
+    _graph_nodes: defaultdict[int, dict[int, tuple[int, ...]]] = field(
+        default_factory=lambda: defaultdict(dict)
+    )
+    _graphs_with_copies: set[int] = field(default_factory=set)
     _graph_edges: defaultdict[int, list[tuple[int, int]]] = field(
         default_factory=lambda: defaultdict(list)
     )
@@ -326,25 +335,32 @@ class Policy:
     def _launch_graph(self, call: Records, head: np.void) -> Records:
         graph = int(head["graph"])
         operation = self._order.enqueue(int(head["stream"]), int(head["context"]))
-        reached = self._reached(self._graph_pointers[graph], operation)
-        key = "graph", graph, int(head["executable"]), self._graph_versions[graph]
+        nodes = sorted(self._graph_nodes[graph].items())
+        reached = self._reached([begin for _, node in nodes for begin in node[1::2]], operation)
+        key = "graph", int(head["context"]), tuple(nodes)
         if not self._is_path(graph):
-            self._add_launch(Signature(), (), reached, operation)
+            self._add_launch(None, reached, operation)
             return call
-        return self._decide(call, key, (), reached, operation)
+        return self._decide(
+            call, key, (), reached, operation, has_footprint=graph not in self._graphs_with_copies
+        )
 
     def _add_nodes(self, call: Records) -> None:
         nodes = view(call[call["kind"] == EventKind.GRAPH_NODE], EventKind.GRAPH_NODE)
-        graph = int(nodes["graph"][0])
         accesses = view(call[call["kind"] == EventKind.ACCESS], EventKind.ACCESS)
-        self._graph_pointers[graph] += accesses["lo"].tolist()
-        self._graph_versions[graph] += len(nodes)
+        for node in nodes:
+            graph, of_node = int(node["graph"]), accesses[accesses["node"] == node["node"]]
+            bounds = [int(bound) for access in of_node for bound in (access["lo"], access["hi"])]
+            self._graph_nodes[graph][int(node["node"])] = (int(node["name"]), *bounds)
+            if node["node_type"] in (NodeType.COPY, NodeType.FILL):
+                self._graphs_with_copies.add(graph)
 
     def _is_path(self, graph: int) -> bool:
         """Return whether the edges of a graph order all nodes one after the other."""
         edges = self._graph_edges[graph]
         starts, ends = ({edge[side] for edge in edges} for side in (0, 1))
-        return len(edges) + 1 == self._graph_versions[graph] == len(starts) + 1 == len(ends) + 1
+        node_count = len(self._graph_nodes[graph])
+        return len(edges) + 1 == node_count == len(starts) + 1 == len(ends) + 1
 
     def _decide(
         self,
@@ -353,17 +369,20 @@ class Policy:
         pointers: tuple[int, ...],
         reached: list[Memory],
         operation: Operation,
+        *,
+        has_footprint: bool = True,
     ) -> Records:
         signature = self._signatures.setdefault(key, Signature())
         applies = signature.applies(pointers)
+        expected = signature.ranges(pointers) if has_footprint else None
         is_shared = any(memory.intervals for memory in reached)
         is_contested = any(memory.is_contested for memory in reached) or (
             is_shared
             and not (
-                signature.footprint is not None
+                expected is not None
                 and all(
                     self._is_ordered(lo, hi, ByteAccess(operation, is_write))
-                    for lo, hi, is_write in signature.ranges(pointers)
+                    for lo, hi, is_write in expected
                 )
             )
         )
@@ -373,7 +392,7 @@ class Policy:
             and (signature.is_checked_in_shared_memory or not is_shared)
             and not self._is_check_due(signature, is_shared)
         )
-        self._add_launch(signature, pointers, reached, operation)
+        self._add_launch(expected, reached, operation)
         if uses_template:
             signature.uses += 1
             return _with_template(call, signature, pointers)
@@ -382,17 +401,16 @@ class Policy:
 
     def _add_launch(
         self,
-        signature: Signature,
-        pointers: tuple[int, ...],
+        expected: list[tuple[int, int, bool]] | None,
         reached: list[Memory],
         operation: Operation,
     ) -> None:
-        """Add the accesses of a launch, which are unknown if no launch of the signature was recorded."""
+        """Add the accesses of a launch: those that are expected, or unknown ones."""
         for memory in reached:
-            if not memory.intervals or signature.footprint is None:
+            if not memory.intervals or expected is None:
                 access = ByteAccess(operation, is_assumed=True)
                 self._add_access(memory, memory.lo, memory.hi, access)
-        for lo, hi, is_write in signature.ranges(pointers):
+        for lo, hi, is_write in expected or ():
             accessed = self._find(lo)
             if accessed and accessed.intervals:
                 access = ByteAccess(operation, is_write)

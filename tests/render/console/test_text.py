@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from cudakit.render.console.text import LIMIT, cut, escape, wrap
+from cudakit.render.console.text import MAX_TEXT_LENGTH, cut, escape, wrap
 
 WORDS = st.lists(st.text("ab漢🙂", min_size=1, max_size=12), max_size=12).map(" ".join)
 
@@ -36,7 +36,7 @@ def test_invisible_characters_are_escaped(written: str, shown: str) -> None:
 def test_megabyte_of_text_is_cut_quickly() -> None:
     start = time.perf_counter()
     assert escape("\x1b" * 1_000_000, limit=10) == r"\x1b\x1b\…"
-    assert len(escape("x" * 1_000_000)) == LIMIT
+    assert len(escape("x" * 1_000_000)) == MAX_TEXT_LENGTH
     assert time.perf_counter() - start < 0.1
 
 

@@ -160,14 +160,16 @@ def _slow_subjects(
     """
     slow_comparisons = [comparison for comparison in comparisons if comparison.is_slow]
     slow_keys = {(comparison.subject, comparison.figure) for comparison in slow_comparisons}
-    by_subject: dict[Subject, list[PeerComparison]] = {}
+    comparisons_by_subject: dict[Subject, list[PeerComparison]] = {}
     for comparison in slow_comparisons:
-        outer_subjects = _outer_subjects(comparison.subject)
-        if not any((subject, comparison.figure) in slow_keys for subject in outer_subjects):
-            by_subject.setdefault(comparison.subject, []).append(comparison)
+        outer_keys = {
+            (subject, comparison.figure) for subject in _outer_subjects(comparison.subject)
+        }
+        if slow_keys.isdisjoint(outer_keys):
+            comparisons_by_subject.setdefault(comparison.subject, []).append(comparison)
     conditions = _unusual_conditions(hosts)
     findings = []
-    for subject, comparisons_of_subject in by_subject.items():
+    for subject, comparisons_of_subject in comparisons_by_subject.items():
         slowest_first = sorted(comparisons_of_subject, key=lambda comparison: comparison.of_peers)
         names = [
             f"{comparison.figure} ({format_ratio(comparison.of_peers)} of its peers)"
@@ -220,22 +222,22 @@ def _unusual_conditions(
             *(text for name, text in rare_facts if not any(name in text for text in warnings)),
         )
     for host in hosts:
-        of_gpus = [conditions[key] for key in conditions if key[0] == host.name]
-        shared = set(of_gpus[0]).intersection(*of_gpus) if of_gpus else ()
-        conditions[host.name, None] = tuple(text for text in (of_gpus or [()])[0] if text in shared)
+        gpu_conditions = [conditions[key] for key in conditions if key[0] == host.name] or [()]
+        conditions[host.name, None] = tuple(
+            text for text in gpu_conditions[0] if all(text in texts for texts in gpu_conditions)
+        )
     return conditions
 
 
 def _rare_facts(
     environment: Environment, all_environments: Sequence[Environment]
 ) -> Iterator[tuple[str, str]]:
-    """Yield the name of each fact that more than half of all environments have otherwise, and a sentence."""
+    """Yield the name of each fact that differs from the fact of most environments, and a sentence."""
     facts_of_all = [_comparable_facts(candidate) for candidate in all_environments]
     for name, fact in _comparable_facts(environment).items():
-        common_fact, count = Counter(facts.get(name, "") for facts in facts_of_all).most_common(1)[
-            0
-        ]
-        if fact != common_fact and common_fact and 2 * count > len(facts_of_all):
+        counts = Counter(facts.get(name, "") for facts in facts_of_all)
+        common_fact, gpu_count = counts.most_common(1)[0]
+        if fact != common_fact and common_fact and 2 * gpu_count > len(facts_of_all):
             yield name, f"the {name} is {fact}, that of most peers {common_fact}"
 
 
@@ -266,14 +268,14 @@ def _fact_text(fact: object) -> str:
 
 
 def _warnings(hosts: Sequence[FleetHost]) -> Iterator[str]:
-    missing = [
+    missing_gpus = [
         str(Subject("gpu", host.name, gpu.index))
         for host in hosts
         for gpu in host.gpus
         if is_missing(gpu)
     ]
-    if missing:
-        yield f"not measured: {join_first_names(missing, 4)}"
+    if missing_gpus:
+        yield f"not measured: {join_first_names(missing_gpus, 4)}"
     yield from _differing_versions(hosts)
     yield from _skipped_benches(hosts)
     models = Counter(gpu.model for _, gpu, _ in _measured_gpus(hosts))
@@ -282,13 +284,13 @@ def _warnings(hosts: Sequence[FleetHost]) -> Iterator[str]:
     ]
     if single_models:
         yield f"no peers: there is only one {join_first_names(single_models)}"
-    interrupted = [
+    interrupted_gpus = [
         str(Subject("gpu", host.name, gpu.index))
         for host, gpu, suite in _measured_gpus(hosts)
         if not suite.bench.complete
     ]
-    if interrupted:
-        yield f"the suite was interrupted on {join_first_names(interrupted, 4)}"
+    if interrupted_gpus:
+        yield f"the suite was interrupted on {join_first_names(interrupted_gpus, 4)}"
 
 
 def _skipped_benches(hosts: Sequence[FleetHost]) -> Iterator[str]:
@@ -314,8 +316,8 @@ def _differing_versions(hosts: Sequence[FleetHost]) -> Iterator[str]:
                 hosts_by_version.setdefault(version, []).append(host.name)
         if len(hosts_by_version) > 1:
             texts = [
-                f"{version} on {join_first_names(on, 3)}"
-                for version, on in hosts_by_version.items()
+                f"{version} on {join_first_names(host_names, 3)}"
+                for version, host_names in hosts_by_version.items()
             ]
             yield f"the hosts have different versions of {name}: {'; '.join(texts)}"
 

@@ -23,7 +23,7 @@ from cudakit.core.bench.fleet.ray_cluster import (
 from cudakit.core.bench.fleet.records import FleetRecords, parse_facts
 from cudakit.core.bench.fleet.result import HostFacts
 from cudakit.core.bench.prepare import Progress
-from cudakit.errors import EnvironmentUnusable
+from cudakit.errors import EnvironmentUnusable, InputError
 
 # Time between two checks of the time limits, and of Ctrl-C.
 _POLL_S = 0.5
@@ -33,7 +33,7 @@ _QUICK_LIMIT_S, _FULL_LIMIT_S = 600.0, 3600.0
 
 @dataclass(frozen=True, slots=True)
 class FleetOptions:
-    """What to measure, and how long to wait."""
+    """The suite to run on each GPU, and the time limit for hosts."""
 
     simulated: bool  # Whether each host simulates its GPUs.
     quick: bool  # Whether the suite is a quick one.
@@ -114,12 +114,13 @@ class _HostRun:
 
 def _describe_progress(runs: Sequence[_HostRun]) -> tuple[str, float]:
     """Return a stage, such as "3 of 8 GPUs measured", and the completed fraction."""
-    count = sum(run.gpu_count for run in runs)
-    left = sum(len(run.waiting_gpus) + (run.gpu is not None) for run in runs)
-    unanswered = [run.host.name for run in runs if run.task and run.facts is None]
-    if unanswered:
-        return f"waiting for {len(unanswered)} of {len(runs)} hosts", 0.0
-    return f"{count - left} of {count} GPUs measured", (count - left) / max(count, 1)
+    waiting_hosts = [run.host for run in runs if run.task and run.facts is None]
+    if waiting_hosts:
+        return f"waiting for {len(waiting_hosts)} of {len(runs)} hosts", 0.0
+    gpu_count = sum(run.gpu_count for run in runs)
+    remaining_count = sum(len(run.waiting_gpus) + (run.gpu is not None) for run in runs)
+    measured_count = gpu_count - remaining_count
+    return f"{measured_count} of {gpu_count} GPUs measured", measured_count / max(gpu_count, 1)
 
 
 class _Fleet:
@@ -167,6 +168,9 @@ class _Fleet:
                 self._measure_next(run)
         except TaskFailure as failure:
             self._handle_failure(run, failure)
+        except (InputError, ValueError) as error:
+            reason = f"the version of cudakit there differs: {error}"
+            self._handle_failure(run, TaskFailure("import", reason))
 
     def _handle_facts(self, run: _HostRun, facts: HostFacts) -> None:
         run.facts = replace(

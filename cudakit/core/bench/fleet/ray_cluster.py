@@ -25,14 +25,14 @@ LOCAL, AUTO = "local", "auto"
 EXTRA = "cudakit[fleet]"
 # Number of times that Ray repeats a task whose process or host died.
 _MAX_RETRIES = 1
-# A local cluster starts a worker process per CPU: two measure simulated GPUs at the same time.
-_LOCAL_CPUS = 2
+# A local cluster starts a worker process per CPU. The tasks need no CPU of Ray, and one at a time runs.
+_LOCAL_CPUS = 1
 _LOCAL_STORE_BYTES = 80 << 20  # Ray needs at least 75 MiB.
 # The path of Ray's sockets has about 65 characters more, and a socket address holds 107 (unix(7)).
 _MAX_DIRECTORY_LENGTH = 40
 _CONNECT_TIMEOUT_S = 3.0
 _ANSWER_TIMEOUT_S = 20.0
-# A program that connects to a cluster, or prints the reason why that is impossible and exits with 1.
+# This program connects to a cluster; if it cannot, it prints Ray's reason and exits with 1.
 _CONNECT_PROGRAM = """
 import sys, ray
 try:
@@ -138,13 +138,22 @@ class RayCluster:
         return RayTask(self._ray, remote_function.remote(*arguments))
 
     def wait(self, tasks: Sequence[RayTask], timeout_s: float) -> list[RayTask]:
-        """Wait until a task sent text or ended, or until the timeout; return all such tasks."""
-        ready, _ = self._ray.wait(
-            [task.generator for task in tasks],
-            num_returns=len(tasks),
-            timeout=timeout_s,
-            fetch_local=False,
-        )
+        """Wait until a task sent text or ended, or until the timeout; return all such tasks.
+
+        Raises EnvironmentUnusable if the connection to the cluster is lost.
+        """
+        try:
+            ready, _ = self._ray.wait(
+                [task.generator for task in tasks],
+                num_returns=len(tasks),
+                timeout=timeout_s,
+                fetch_local=False,
+            )
+        except self._ray.exceptions.RayError as error:
+            raise EnvironmentUnusable(
+                f"the connection to the Ray cluster was lost: {' '.join(str(error).split())}",
+                hint="cudakit bench suite --results DIR reports the results so far",
+            ) from error
         return [task for task in tasks if any(task.generator is item for item in ready)]
 
 
@@ -152,15 +161,15 @@ def distinct_names(hosts: Sequence[tuple[str, str, str]]) -> list[str]:
     """Return a distinct name per host from host name, address and node id, as short as possible."""
     names = [name for name, _, _ in hosts]
     with_address = [f"{name}-{address}" for name, address, _ in hosts]
-    result = []
+    distinct = []
     for i, (name, _, node_id) in enumerate(hosts):
         if names.count(name) == 1:
-            result.append(name)
+            distinct.append(name)
         elif with_address.count(with_address[i]) == 1:
-            result.append(with_address[i])
+            distinct.append(with_address[i])
         else:
-            result.append(f"{name}-{node_id[:8]}")
-    return result
+            distinct.append(f"{name}-{node_id[:8]}")
+    return distinct
 
 
 # --- connecting ------------------------------------------------------------------------------------
@@ -240,7 +249,7 @@ def _check_answer(address: str) -> None:
     if address != AUTO:
         _check_port(address)
     try:
-        done = subprocess.run(  # noqa: S603 our own program
+        process = subprocess.run(  # noqa: S603 our own program
             [sys.executable, "-P", "-c", _CONNECT_PROGRAM, address],
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -253,8 +262,8 @@ def _check_answer(address: str) -> None:
             f"the Ray cluster {address} does not answer within {_ANSWER_TIMEOUT_S:.0f} s",
             hint=_ADDRESS_HINT,
         ) from None
-    if done.returncode:
-        raise _connection_error(address, done.stdout or "the process that connects to it died")
+    if process.returncode:
+        raise _connection_error(address, process.stdout or "the process that connects to it died")
 
 
 def _connection_error(address: str, reason: str) -> EnvironmentUnusable:
@@ -303,11 +312,11 @@ def _failure(exceptions: Any, error: Exception) -> TaskFailure:
     if isinstance(error, exceptions.RayTaskError):
         cause = getattr(error, "cause", None)
         reason = f"{type(cause).__name__}: {cause}" if cause else text.strip().splitlines()[-1]
-        return TaskFailure("exception", f"the suite failed: {' '.join(reason.split())}")
+        return TaskFailure("exception", f"the task failed: {' '.join(reason.split())}")
     if isinstance(error, exceptions.OutOfMemoryError):
-        return TaskFailure("process", "Ray ended the process because the host is out of memory")
+        return TaskFailure("process", "Ray ended the process: the host is out of memory")
     return TaskFailure(
         "process",
-        f"the process of the suite died, and died again {_MAX_RETRIES} time later",
+        f"the process died {1 + _MAX_RETRIES} times",
         hint="see the logs of Ray on the host, in /tmp/ray/session_latest/logs",
     )

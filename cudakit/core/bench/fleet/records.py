@@ -74,7 +74,7 @@ class FleetRecords:
         return (suite.quick, suite.simulated, suite.bench.complete) == (quick, simulated, True)
 
     def read(self) -> tuple[FleetHost, ...]:
-        """Return the hosts by name. Raises InputError for a directory without results or damaged files."""
+        """Return the hosts by name. Raises InputError for a directory without results."""
         try:
             folders = sorted(path for path in self.directory.iterdir() if path.is_dir())
         except FileNotFoundError:
@@ -97,7 +97,7 @@ class FleetRecords:
         }
         has_facts = (folder / _HOST_FILE).exists()
         if files or has_facts:
-            facts = _read_facts(folder / _HOST_FILE) if has_facts else HostFacts(folder.name)
+            facts = _read_facts(folder) if has_facts else HostFacts(folder.name)
             # The GPUs of a host that failed have no errors of their own.
             indices = sorted({*range(0 if facts.error else facts.gpu_count), *files})
             gpus = tuple(
@@ -142,12 +142,24 @@ def parse_facts(document: object, source: str) -> HostFacts:
         raise InputError(f"{source} is damaged: {mismatch}", hint=_HINT) from None
 
 
-def _read_facts(path: Path) -> HostFacts:
-    return parse_facts(read_json(path, hint=_HINT), str(path))
+def _read_facts(folder: Path) -> HostFacts:
+    """Return the facts of a host; if the file is damaged, they have an error."""
+    path = folder / _HOST_FILE
+    try:
+        return parse_facts(read_json(path, hint=_HINT), str(path))
+    except InputError as error:
+        return HostFacts(folder.name, error=error.message, hint=error.hint)
 
 
 def _read_gpu(index: int, path: Path) -> FleetGpu:
-    """Return the GPU of a file, whose document is a suite result or an error."""
+    """Return the GPU of a file, whose document is a suite result or an error; a damaged file is an error."""
+    try:
+        return _parse_gpu(index, path)
+    except InputError as error:
+        return FleetGpu(index, "", "", "", error.message, error.hint, NOT_MEASURED)
+
+
+def _parse_gpu(index: int, path: Path) -> FleetGpu:
     document = read_json(path, hint=_HINT)
     error = document.get("error") if isinstance(document, dict) else None
     if isinstance(error, dict) and isinstance(document, dict) and "schema" not in document:

@@ -44,54 +44,58 @@ class Lifetimes:
     is_oldest: Mask  # whether the lifetime is the first one at its address
 
 
-def sorted_by_address(event: Ints, address: Addresses, step: Codes, size: Ints) -> LifetimeSteps:
+def sorted_by_address(
+    events: Ints, addresses: Addresses, steps: Codes, sizes: Ints
+) -> LifetimeSteps:
     """Sort steps of lifetimes, which are in order of time, by address; keep the order of time per address."""
-    address_order = _address_order(address)
+    address_order = _address_order(addresses)
     return LifetimeSteps(
-        event[address_order], address[address_order], step[address_order], size[address_order]
+        events[address_order], addresses[address_order], steps[address_order], sizes[address_order]
     )
 
 
 def split_into_lifetimes(steps: LifetimeSteps) -> Lifetimes:
     """Group events into lifetimes. A step that cannot follow the previous step starts a new lifetime."""
-    n_steps = len(steps.event)
-    new_address = np.ones(n_steps, np.bool_)
-    new_address[1:] = steps.address[1:] != steps.address[:-1]
-    is_first_step = new_address.copy()
+    step_count = len(steps.event)
+    is_new_address = np.ones(step_count, np.bool_)
+    is_new_address[1:] = steps.address[1:] != steps.address[:-1]
+    is_first_step = is_new_address.copy()
     is_first_step[1:] |= steps.step[1:] <= steps.step[:-1]
-    first_step = np.flatnonzero(is_first_step)
-    last_step = np.append(first_step[1:], n_steps)[: len(first_step)] - 1
-    lifetime = np.cumsum(is_first_step) - 1
-    is_oldest = new_address[first_step]
+    first_steps = np.flatnonzero(is_first_step)
+    last_steps = np.append(first_steps[1:], step_count)[: len(first_steps)] - 1
+    lifetime_indices = np.cumsum(is_first_step) - 1
+    is_oldest = is_new_address[first_steps]
     return Lifetimes(
-        first=first_step,
-        last=last_step,
-        begin=_events_of_step(steps, lifetime, BEGIN, len(first_step)),
-        request=_events_of_step(steps, lifetime, REQUEST, len(first_step)),
-        complete=_events_of_step(steps, lifetime, COMPLETE, len(first_step)),
-        is_newest=np.append(is_oldest[1:], True)[: len(first_step)],
+        first=first_steps,
+        last=last_steps,
+        begin=_events_of_step(steps, lifetime_indices, BEGIN, len(first_steps)),
+        request=_events_of_step(steps, lifetime_indices, REQUEST, len(first_steps)),
+        complete=_events_of_step(steps, lifetime_indices, COMPLETE, len(first_steps)),
+        is_newest=np.append(is_oldest[1:], True)[: len(first_steps)],
         is_oldest=is_oldest,
     )
 
 
-def _events_of_step(steps: LifetimeSteps, lifetime: Ints, step: int, n_lifetimes: int) -> Ints:
+def _events_of_step(
+    steps: LifetimeSteps, lifetime_indices: Ints, step: int, n_lifetimes: int
+) -> Ints:
     """Return the event of one kind of step in each lifetime; -1: not recorded."""
-    event = np.full(n_lifetimes, -1, np.int64)
+    events = np.full(n_lifetimes, -1, np.int64)
     is_step = steps.step == step
-    event[lifetime[is_step]] = steps.event[is_step]
-    return event
+    events[lifetime_indices[is_step]] = steps.event[is_step]
+    return events
 
 
-def _address_order(address: Addresses) -> npt.NDArray[np.intp]:
-    if not len(address):
+def _address_order(addresses: Addresses) -> npt.NDArray[np.intp]:
+    if not len(addresses):
         return np.zeros(0, np.intp)
     # Addresses of a device share their upper bits, and blocks are multiples of 512 bytes. If the remaining
     # bits fit in 32 bits, sorting is faster.
-    lowest_address, highest_address = address.min(), address.max()
-    offset = address - lowest_address
-    if int(highest_address - lowest_address) < 1 << 41 and not (offset & np.uint64(511)).any():
-        return np.argsort((offset >> np.uint64(9)).astype(np.uint32), kind="stable")
-    return np.argsort(address, kind="stable")
+    lowest_address, highest_address = addresses.min(), addresses.max()
+    offsets = addresses - lowest_address
+    if int(highest_address - lowest_address) < 1 << 41 and not (offsets & np.uint64(511)).any():
+        return np.argsort((offsets >> np.uint64(9)).astype(np.uint32), kind="stable")
+    return np.argsort(addresses, kind="stable")
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,20 +124,22 @@ def allocation_lifetime_steps(events: Events) -> LifetimeSteps:
     A FREE event is two steps: the request to free and the completion of the free.
     """
     is_free = events.action == Action.FREE
-    step = np.full(len(events), NO_STEP, np.uint8)
-    step[events.action == Action.ALLOC] = BEGIN
-    step[(events.action == Action.FREE_REQUESTED) | is_free] = REQUEST
-    step[events.action == Action.FREE_COMPLETED] = COMPLETE
-    event = np.flatnonzero(step != NO_STEP)
-    step = step[event]
+    step_codes = np.full(len(events), NO_STEP, np.uint8)
+    step_codes[events.action == Action.ALLOC] = BEGIN
+    step_codes[(events.action == Action.FREE_REQUESTED) | is_free] = REQUEST
+    step_codes[events.action == Action.FREE_COMPLETED] = COMPLETE
+    step_events = np.flatnonzero(step_codes != NO_STEP)
+    step_codes = step_codes[step_events]
     if is_free.any():
-        repeated_indices = np.repeat(np.arange(len(event)), 1 + is_free[event])
+        repeated_indices = np.repeat(np.arange(len(step_events)), 1 + is_free[step_events])
         is_repeat = np.append(False, repeated_indices[1:] == repeated_indices[:-1])
-        event, step = (
-            event[repeated_indices],
-            np.where(is_repeat, np.uint8(COMPLETE), step[repeated_indices]),
+        step_events, step_codes = (
+            step_events[repeated_indices],
+            np.where(is_repeat, np.uint8(COMPLETE), step_codes[repeated_indices]),
         )
-    return sorted_by_address(event, events.address[event], step, events.size[event])
+    return sorted_by_address(
+        step_events, events.address[step_events], step_codes, events.size[step_events]
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,113 +164,130 @@ def match_final_blocks(
     steps: LifetimeSteps, lifetimes: Lifetimes, blocks: Blocks, n_events: int
 ) -> MatchedLifetimes:
     """Match the lifetimes of a trace of n events with the blocks of the final state."""
-    address = steps.address[lifetimes.first]
+    addresses = steps.address[lifetimes.first]
     live_blocks = np.flatnonzero(blocks.state != BlockState.INACTIVE)
     live_blocks = live_blocks[np.argsort(blocks.address[live_blocks], kind="stable")]
-    block, is_matched = _final_blocks(address, lifetimes, blocks, live_blocks)
-    unfinished = lifetimes.complete < 0
-    missing_at_end = lifetimes.is_newest & unfinished & (block < 0)
-    is_overwritten = ~lifetimes.is_newest & unfinished
-    begin, n_missing_allocs = _begins(steps, lifetimes)
-    end = np.where(unfinished, n_events, lifetimes.complete)
-    end[is_overwritten] = steps.event[lifetimes.last[is_overwritten] + 1]
-    end[missing_at_end] = max(n_events - 1, 0)
-    request, n_missing_requests = _request_events(lifetimes, blocks, block, end, n_events)
-    requested = steps.size[lifetimes.first]
+    block_indices, is_matched = _final_blocks(addresses, lifetimes, blocks, live_blocks)
+    is_unfinished = lifetimes.complete < 0
+    is_missing_at_end = lifetimes.is_newest & is_unfinished & (block_indices < 0)
+    is_overwritten = ~lifetimes.is_newest & is_unfinished
+    begin_events, lost_alloc_count = _begin_events(steps, lifetimes)
+    end_events = np.where(is_unfinished, n_events, lifetimes.complete)
+    end_events[is_overwritten] = steps.event[lifetimes.last[is_overwritten] + 1]
+    end_events[is_missing_at_end] = max(n_events - 1, 0)
+    request_events, lost_request_count = _request_events(
+        lifetimes, blocks, block_indices, end_events, n_events
+    )
+    requested_bytes = steps.size[lifetimes.first]
     # A live block without a lifetime was allocated before the trace. If its address has earlier lifetimes in
     # the trace, its allocation was lost instead.
-    unmatched_blocks = np.setdiff1d(live_blocks, block[is_matched])
-    unmatched_begin, reallocated = _begins_of_unmatched(
-        address, lifetimes, blocks, unmatched_blocks
+    unmatched_blocks = np.setdiff1d(live_blocks, block_indices[is_matched])
+    unmatched_begin, is_reallocated = _begins_of_unmatched(
+        addresses, lifetimes, blocks, unmatched_blocks
     )
-    has_block = block >= 0
-    size_mismatches = np.count_nonzero(requested[has_block] != blocks.requested[block[has_block]])
-    size_mismatches += _size_disagreements(steps)
-    unmatched_pending = blocks.state[unmatched_blocks] == BlockState.PENDING_FREE
+    has_block = block_indices >= 0
+    mismatch_count = np.count_nonzero(
+        requested_bytes[has_block] != blocks.requested[block_indices[has_block]]
+    )
+    mismatch_count += _size_disagreements(steps)
+    is_unmatched_pending = blocks.state[unmatched_blocks] == BlockState.PENDING_FREE
     return MatchedLifetimes(
-        address=np.concatenate((address, blocks.address[unmatched_blocks])),
-        requested=np.concatenate((requested, blocks.requested[unmatched_blocks])),
-        begin=np.concatenate((begin, unmatched_begin)),
+        address=np.concatenate((addresses, blocks.address[unmatched_blocks])),
+        requested=np.concatenate((requested_bytes, blocks.requested[unmatched_blocks])),
+        begin=np.concatenate((begin_events, unmatched_begin)),
         free_requested=np.concatenate(
-            (request, np.where(unmatched_pending, unmatched_begin, n_events))
+            (request_events, np.where(is_unmatched_pending, unmatched_begin, n_events))
         ),
-        end=np.concatenate((end, np.full(len(unmatched_blocks), n_events))),
+        end=np.concatenate((end_events, np.full(len(unmatched_blocks), n_events))),
         source=np.concatenate((steps.event[lifetimes.first], np.full(len(unmatched_blocks), -1))),
-        block=np.concatenate((block, unmatched_blocks)),
+        block=np.concatenate((block_indices, unmatched_blocks)),
         counts=Contradictions(
-            lost_allocations=n_missing_allocs + reallocated,
-            lost_frees=int(np.count_nonzero(missing_at_end | is_overwritten)),
-            lost_requests=n_missing_requests,
-            sizes=int(size_mismatches),
+            lost_allocations=lost_alloc_count + is_reallocated,
+            lost_frees=int(np.count_nonzero(is_missing_at_end | is_overwritten)),
+            lost_requests=lost_request_count,
+            sizes=int(mismatch_count),
         ),
     )
 
 
 def _final_blocks(
-    address: Addresses, lifetimes: Lifetimes, blocks: Blocks, live_blocks: npt.NDArray[np.intp]
+    addresses: Addresses, lifetimes: Lifetimes, blocks: Blocks, live_blocks: npt.NDArray[np.intp]
 ) -> tuple[Ints, Mask]:
     """Return the final block of each lifetime (-1: none), and a mask of the lifetimes that have one."""
-    block = np.full(len(address), -1, np.int64)
+    block_indices = np.full(len(addresses), -1, np.int64)
     if not len(live_blocks):
-        return block, np.zeros(len(address), np.bool_)
-    index = np.minimum(np.searchsorted(blocks.address[live_blocks], address), len(live_blocks) - 1)
+        return block_indices, np.zeros(len(addresses), np.bool_)
+    nearest_indices = np.minimum(
+        np.searchsorted(blocks.address[live_blocks], addresses), len(live_blocks) - 1
+    )
     is_matched = (
         lifetimes.is_newest
         & (lifetimes.complete < 0)
-        & (blocks.address[live_blocks][index] == address)
+        & (blocks.address[live_blocks][nearest_indices] == addresses)
     )
-    block[is_matched] = live_blocks[index[is_matched]]
-    return block, is_matched
+    block_indices[is_matched] = live_blocks[nearest_indices[is_matched]]
+    return block_indices, is_matched
 
 
-def _begins(steps: LifetimeSteps, lifetimes: Lifetimes) -> tuple[Ints, int]:
+def _begin_events(steps: LifetimeSteps, lifetimes: Lifetimes) -> tuple[Ints, int]:
     """Return the first event of each lifetime, and the number of lost allocations."""
     has_lost_alloc = (lifetimes.begin < 0) & ~lifetimes.is_oldest
-    begin = lifetimes.begin.copy()  # -1 is BEFORE_TRACE
+    begin_events = lifetimes.begin.copy()  # -1 is BEFORE_TRACE
     # The allocation came after the last free of the address; the earliest possible event is assumed.
-    begin[has_lost_alloc] = steps.event[lifetimes.first[has_lost_alloc] - 1]
-    return begin, int(np.count_nonzero(has_lost_alloc))
+    begin_events[has_lost_alloc] = steps.event[lifetimes.first[has_lost_alloc] - 1]
+    return begin_events, int(np.count_nonzero(has_lost_alloc))
 
 
 def _request_events(
-    lifetimes: Lifetimes, blocks: Blocks, block: Ints, end: Ints, n_events: int
+    lifetimes: Lifetimes, blocks: Blocks, block_indices: Ints, end_events: Ints, n_events: int
 ) -> tuple[Ints, int]:
     """Return the event of each free request, and the number of missing requests."""
     is_missing = lifetimes.request < 0
     # The first free of an address may have been requested before the trace.
-    before_trace = (
+    is_before_trace = (
         is_missing & (lifetimes.begin < 0) & lifetimes.is_oldest & (lifetimes.complete >= 0)
     )
-    not_completed = is_missing & (lifetimes.complete < 0)
-    request = np.where(is_missing, np.where(before_trace, BEFORE_TRACE, end), lifetimes.request)
-    has_block = block >= 0
-    state = np.full(len(block), BlockState.INACTIVE, np.uint8)
-    state[has_block] = blocks.state[block[has_block]]
-    is_pending = not_completed & (state == BlockState.PENDING_FREE)
-    allocated_again = ~is_missing & (state == BlockState.ALLOCATED)
-    request[not_completed] = end[not_completed]
-    request[is_pending] = n_events - 1
-    request[allocated_again] = n_events
-    has_lost_request = (is_missing & ~before_trace & ~not_completed) | is_pending | allocated_again
-    return request, int(np.count_nonzero(has_lost_request))
+    is_incomplete = is_missing & (lifetimes.complete < 0)
+    request_events = np.where(
+        is_missing, np.where(is_before_trace, BEFORE_TRACE, end_events), lifetimes.request
+    )
+    has_block = block_indices >= 0
+    block_states = np.full(len(block_indices), BlockState.INACTIVE, np.uint8)
+    block_states[has_block] = blocks.state[block_indices[has_block]]
+    is_pending = is_incomplete & (block_states == BlockState.PENDING_FREE)
+    is_allocated_again = ~is_missing & (block_states == BlockState.ALLOCATED)
+    request_events[is_incomplete] = end_events[is_incomplete]
+    request_events[is_pending] = n_events - 1
+    request_events[is_allocated_again] = n_events
+    has_lost_request = (
+        (is_missing & ~is_before_trace & ~is_incomplete) | is_pending | is_allocated_again
+    )
+    return request_events, int(np.count_nonzero(has_lost_request))
 
 
 def _begins_of_unmatched(
-    address: Addresses, lifetimes: Lifetimes, blocks: Blocks, unmatched: npt.NDArray[np.intp]
+    lifetime_addresses: Addresses,
+    lifetimes: Lifetimes,
+    blocks: Blocks,
+    unmatched_blocks: npt.NDArray[np.intp],
 ) -> tuple[Ints, int]:
-    begin = np.full(len(unmatched), BEFORE_TRACE, np.int64)
+    begin_events = np.full(len(unmatched_blocks), BEFORE_TRACE, np.int64)
     newest_lifetimes = np.flatnonzero(lifetimes.is_newest)
-    if not len(newest_lifetimes) or not len(unmatched):
-        return begin, 0
-    addresses = blocks.address[unmatched]
-    index = np.minimum(
-        np.searchsorted(address[newest_lifetimes], addresses), len(newest_lifetimes) - 1
+    if not len(newest_lifetimes) or not len(unmatched_blocks):
+        return begin_events, 0
+    addresses = blocks.address[unmatched_blocks]
+    nearest_indices = np.minimum(
+        np.searchsorted(lifetime_addresses[newest_lifetimes], addresses), len(newest_lifetimes) - 1
     )
-    reallocated = address[newest_lifetimes][index] == addresses
-    begin[reallocated] = lifetimes.complete[newest_lifetimes[index[reallocated]]]
-    return begin, int(np.count_nonzero(reallocated))
+    is_reallocated = lifetime_addresses[newest_lifetimes][nearest_indices] == addresses
+    begin_events[is_reallocated] = lifetimes.complete[
+        newest_lifetimes[nearest_indices[is_reallocated]]
+    ]
+    return begin_events, int(np.count_nonzero(is_reallocated))
 
 
 def _size_disagreements(steps: LifetimeSteps) -> int:
-    same_lifetime = (steps.address[1:] == steps.address[:-1]) & (steps.step[1:] > steps.step[:-1])
-    return int(np.count_nonzero(same_lifetime & (steps.size[1:] != steps.size[:-1])))
+    is_same_lifetime = (steps.address[1:] == steps.address[:-1]) & (
+        steps.step[1:] > steps.step[:-1]
+    )
+    return int(np.count_nonzero(is_same_lifetime & (steps.size[1:] != steps.size[:-1])))

@@ -19,10 +19,10 @@ from cudakit.torch_rules.sizes import LARGE_SEGMENT, SMALL_SEGMENT
 
 # Expandable segments are mapped in pages of these sizes (c10/cuda/CUDACachingAllocator.cpp). A request of the
 # small pool maps at most one page.
-_SMALL_PAGE = SMALL_SEGMENT
-_LARGE_PAGE = LARGE_SEGMENT
+_SMALL_PAGE_BYTES = SMALL_SEGMENT
+_LARGE_PAGE_BYTES = LARGE_SEGMENT
 
-_ADDRESS_SPACE = 1 << 64
+_ADDRESS_SPACE_BYTES = 1 << 64
 UNKNOWN_POOL = -1  # pool of a range whose event does not record a pool
 
 
@@ -39,14 +39,17 @@ class MappedRange:
     end: int
 
     @property
-    def stop(self) -> int:
+    def end_address(self) -> int:
         """The address after the last byte of the range."""
         return self.address + self.size
 
-    def within(self, start: int, stop: int) -> MappedRange:
+    def within(self, begin_address: int, end_address: int) -> MappedRange:
         """Return the part of the range between two addresses."""
-        start, stop = max(start, self.address), min(stop, self.stop)
-        return replace(self, address=start, size=stop - start)
+        begin_address, end_address = (
+            max(begin_address, self.address),
+            min(end_address, self.end_address),
+        )
+        return replace(self, address=begin_address, size=end_address - begin_address)
 
 
 def mapped_ranges(trace: DeviceTrace) -> tuple[list[MappedRange], int]:
@@ -57,101 +60,109 @@ def mapped_ranges(trace: DeviceTrace) -> tuple[list[MappedRange], int]:
     events, n_events = trace.events, len(trace.events)
     backward_walk = _BackwardWalk(_final_ranges(trace))
     is_map = events.action == Action.SEGMENT_MAP
-    changes = np.flatnonzero(is_map | (events.action == Action.SEGMENT_UNMAP))[::-1]
+    change_events = np.flatnonzero(is_map | (events.action == Action.SEGMENT_UNMAP))[::-1]
     for event, is_mapping, address, size, stream, pool in zip(
-        changes.tolist(),
-        is_map[changes].tolist(),
-        events.address[changes].tolist(),
-        events.size[changes].tolist(),
-        events.stream[changes].tolist(),
-        events.pool[changes].tolist(),
+        change_events.tolist(),
+        is_map[change_events].tolist(),
+        events.address[change_events].tolist(),
+        events.size[change_events].tolist(),
+        events.stream[change_events].tolist(),
+        events.pool[change_events].tolist(),
         strict=True,
     ):
         if is_mapping:
-            kind = SegmentKind.SMALL if size == _SMALL_PAGE else SegmentKind.LARGE
+            kind = SegmentKind.SMALL if size == _SMALL_PAGE_BYTES else SegmentKind.LARGE
             backward_walk.undo_map(
                 _mapped_range(address, size, stream, pool, kind, event, n_events)
             )
         else:
-            kind = SegmentKind.SMALL if size < _LARGE_PAGE else SegmentKind.UNKNOWN
+            kind = SegmentKind.SMALL if size < _LARGE_PAGE_BYTES else SegmentKind.UNKNOWN
             backward_walk.undo_unmap(
                 _mapped_range(address, size, stream, pool, kind, BEFORE_TRACE, event)
             )
-    return backward_walk.lifetimes(), backward_walk.contradictions
+    return backward_walk.lifetimes(), backward_walk.contradiction_count
 
 
 def _final_ranges(trace: DeviceTrace) -> Iterator[MappedRange]:
     segments, n_events = trace.segments, len(trace.events)
     is_expandable = segments.expandable & (segments.size > 0)
-    names = ("address", "size", "stream", "pool", "kind")
-    columns = (getattr(segments, name)[is_expandable].tolist() for name in names)
+    column_names = ("address", "size", "stream", "pool", "kind")
+    columns = (getattr(segments, name)[is_expandable].tolist() for name in column_names)
     return (_mapped_range(*row, BEFORE_TRACE, n_events) for row in zip(*columns, strict=True))
 
 
 def _mapped_range(address: int, size: int, *attributes: int) -> MappedRange:
     # In a damaged file a range may extend beyond the address space.
-    return MappedRange(address, min(size, _ADDRESS_SPACE - address), *attributes)
+    return MappedRange(address, min(size, _ADDRESS_SPACE_BYTES - address), *attributes)
 
 
 class _BackwardWalk:
     """The mapped ranges at the current moment of the backward walk, and the lifetimes found so far."""
 
     def __init__(self, final_ranges: Iterable[MappedRange]) -> None:
-        self.contradictions = 0
-        self._completed: list[MappedRange] = []
-        self._mapped: list[MappedRange] = []  # sorted by address, without overlap
-        self._starts: list[int] = []
+        self.contradiction_count = 0
+        self._ended_ranges: list[MappedRange] = []
+        self._mapped_ranges: list[MappedRange] = []  # sorted by address, without overlap
+        self._start_addresses: list[int] = []
         for final_range in final_ranges:
             self.undo_unmap(final_range)
 
-    def undo_map(self, mapping: MappedRange) -> None:
+    def undo_map(self, mapped_range: MappedRange) -> None:
         """Undo a mapping: the lifetimes of its parts began with this event."""
-        mapped_parts = self._remove(mapping.address, mapping.stop)
-        self.contradictions += sum(mapped_part.size for mapped_part in mapped_parts) != mapping.size
+        mapped_parts = self._remove_parts(mapped_range.address, mapped_range.end_address)
+        self.contradiction_count += (
+            sum(mapped_part.size for mapped_part in mapped_parts) != mapped_range.size
+        )
         for mapped_part in mapped_parts:
             has_kind = mapped_part.kind != SegmentKind.UNKNOWN
-            self._completed.append(
+            self._ended_ranges.append(
                 replace(
                     mapped_part,
-                    pool=mapped_part.pool if mapped_part.pool != UNKNOWN_POOL else mapping.pool,
-                    kind=mapped_part.kind if has_kind else mapping.kind,
-                    begin=mapping.begin,
+                    pool=mapped_part.pool
+                    if mapped_part.pool != UNKNOWN_POOL
+                    else mapped_range.pool,
+                    kind=mapped_part.kind if has_kind else mapped_range.kind,
+                    begin=mapped_range.begin,
                 )
             )
 
-    def undo_unmap(self, mapped: MappedRange) -> None:
+    def undo_unmap(self, unmapped_range: MappedRange) -> None:
         """Undo an unmapping. Parts that are mapped already must have begun after this event."""
-        overlapping = self._remove(mapped.address, mapped.stop)
-        self.contradictions += bool(overlapping)
-        self._completed += [replace(mapped_part, begin=mapped.end) for mapped_part in overlapping]
-        if mapped.size:
-            self._insert(mapped)
+        overlapping_parts = self._remove_parts(unmapped_range.address, unmapped_range.end_address)
+        self.contradiction_count += bool(overlapping_parts)
+        self._ended_ranges += [
+            replace(mapped_part, begin=unmapped_range.end) for mapped_part in overlapping_parts
+        ]
+        if unmapped_range.size:
+            self._insert_range(unmapped_range)
 
     def lifetimes(self) -> list[MappedRange]:
         """Return all lifetimes; ranges that are still mapped began before the trace."""
-        return [*self._completed, *self._mapped]
+        return [*self._ended_ranges, *self._mapped_ranges]
 
-    def _remove(self, start: int, stop: int) -> list[MappedRange]:
+    def _remove_parts(self, begin_address: int, end_address: int) -> list[MappedRange]:
         """Remove and return the parts in a range, splitting ranges that extend beyond it."""
-        if stop <= start:
+        if end_address <= begin_address:
             return []
-        first_index = max(bisect_right(self._starts, start) - 1, 0)
-        end_index = bisect_left(self._starts, stop)
-        overlapping = [
+        first_index = max(bisect_right(self._start_addresses, begin_address) - 1, 0)
+        end_index = bisect_left(self._start_addresses, end_address)
+        overlapping_ranges = [
             mapped_range
-            for mapped_range in self._mapped[first_index:end_index]
-            if mapped_range.stop > start
+            for mapped_range in self._mapped_ranges[first_index:end_index]
+            if mapped_range.end_address > begin_address
         ]
-        first_index = end_index - len(overlapping)
-        del self._mapped[first_index:end_index], self._starts[first_index:end_index]
-        for mapped_range in overlapping:
-            if mapped_range.address < start:
-                self._insert(mapped_range.within(mapped_range.address, start))
-            if mapped_range.stop > stop:
-                self._insert(mapped_range.within(stop, mapped_range.stop))
-        return [mapped_range.within(start, stop) for mapped_range in overlapping]
+        first_index = end_index - len(overlapping_ranges)
+        del self._mapped_ranges[first_index:end_index], self._start_addresses[first_index:end_index]
+        for mapped_range in overlapping_ranges:
+            if mapped_range.address < begin_address:
+                self._insert_range(mapped_range.within(mapped_range.address, begin_address))
+            if mapped_range.end_address > end_address:
+                self._insert_range(mapped_range.within(end_address, mapped_range.end_address))
+        return [
+            mapped_range.within(begin_address, end_address) for mapped_range in overlapping_ranges
+        ]
 
-    def _insert(self, mapped_range: MappedRange) -> None:
-        index = bisect_left(self._starts, mapped_range.address)
-        self._starts.insert(index, mapped_range.address)
-        self._mapped.insert(index, mapped_range)
+    def _insert_range(self, mapped_range: MappedRange) -> None:
+        index = bisect_left(self._start_addresses, mapped_range.address)
+        self._start_addresses.insert(index, mapped_range.address)
+        self._mapped_ranges.insert(index, mapped_range)

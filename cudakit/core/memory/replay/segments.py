@@ -77,91 +77,101 @@ class SegmentHistory:
         """Return the expandable segments at a moment: adjacent mapped ranges, joined."""
         return _join_ranges(self.mapped_ranges.at(moment))
 
-    def pool_at(self, address: Addresses, event: Ints) -> Ids:
+    def pool_at(self, addresses: Addresses, events: Ints) -> Ids:
         """Return the pool of the segment that contains each address at an event.
 
         The pool of a segment that is not in the final state is unknown and counts as the default pool.
         """
         final_segments = self.final_segments
         if not len(final_segments):
-            return np.zeros(len(address), np.int32)
-        index = np.maximum(np.searchsorted(final_segments.address, address, side="right") - 1, 0)
-        is_inside = (
-            (address >= final_segments.address[index])
-            & (
-                address - final_segments.address[index]
-                < final_segments.size[index].astype(np.uint64)
-            )
-            & (event >= self.final_begin[index])
+            return np.zeros(len(addresses), np.int32)
+        segment_indices = np.maximum(
+            np.searchsorted(final_segments.address, addresses, side="right") - 1, 0
         )
-        return np.where(is_inside, final_segments.pool[index], 0).astype(np.int32)
+        is_inside = (
+            (addresses >= final_segments.address[segment_indices])
+            & (
+                addresses - final_segments.address[segment_indices]
+                < final_segments.size[segment_indices].astype(np.uint64)
+            )
+            & (events >= self.final_begin[segment_indices])
+        )
+        return np.where(is_inside, final_segments.pool[segment_indices], 0).astype(np.int32)
 
 
 def segment_history(trace: DeviceTrace) -> SegmentHistory:
     """Return the lifetimes of all segments of a trace."""
     steps = _segment_lifetime_steps(trace)
     lifetimes = split_into_lifetimes(steps)
-    final_index = _final_segment_of(trace.segments, steps, lifetimes)
-    final_begin = np.full(len(trace.segments), BEFORE_TRACE, np.int64)
-    final_begin[final_index[final_index >= 0]] = lifetimes.begin[final_index >= 0]
-    ranges, contradictions = mapped_ranges(trace)
+    final_indices = _final_segment_of(trace.segments, steps, lifetimes)
+    final_begin_events = np.full(len(trace.segments), BEFORE_TRACE, np.int64)
+    final_begin_events[final_indices[final_indices >= 0]] = lifetimes.begin[final_indices >= 0]
+    range_lifetimes, contradictions = mapped_ranges(trace)
     return SegmentHistory(
         final_segments=trace.segments,
-        final_begin=final_begin,
-        plain_segments=_plain_segments(trace, steps, lifetimes, final_index),
-        mapped_ranges=_lifetimes_of(ranges),
+        final_begin=final_begin_events,
+        plain_segments=_plain_segments(trace, steps, lifetimes, final_indices),
+        mapped_ranges=_lifetimes_of(range_lifetimes),
         reserved=_reserved_curve(trace),
         contradictions=contradictions
-        + _contradictions(trace.segments, steps, lifetimes, final_index),
+        + _contradiction_count(trace.segments, steps, lifetimes, final_indices),
     )
 
 
 def _segment_lifetime_steps(trace: DeviceTrace) -> LifetimeSteps:
     events = trace.events
-    step = np.full(len(events), NO_STEP, np.uint8)
-    step[events.action == Action.SEGMENT_ALLOC] = BEGIN
-    step[events.action == Action.SEGMENT_FREE] = COMPLETE
-    event = np.flatnonzero(step != NO_STEP)
-    return sorted_by_address(event, events.address[event], step[event], events.size[event])
+    step_codes = np.full(len(events), NO_STEP, np.uint8)
+    step_codes[events.action == Action.SEGMENT_ALLOC] = BEGIN
+    step_codes[events.action == Action.SEGMENT_FREE] = COMPLETE
+    step_events = np.flatnonzero(step_codes != NO_STEP)
+    return sorted_by_address(
+        step_events, events.address[step_events], step_codes[step_events], events.size[step_events]
+    )
 
 
 def _final_segment_of(segments: Segments, steps: LifetimeSteps, lifetimes: Lifetimes) -> Ints:
     """Return the final segment of each lifetime; -1 if the segment was released."""
     plain_segments = np.flatnonzero(~segments.expandable)
-    address = segments.address[plain_segments]
-    final_index = np.full(len(lifetimes.first), -1, np.int64)
+    final_addresses = segments.address[plain_segments]
+    final_indices = np.full(len(lifetimes.first), -1, np.int64)
     if len(plain_segments):
         addresses = steps.address[lifetimes.first]
-        index = np.minimum(np.searchsorted(address, addresses), len(plain_segments) - 1)
-        is_alive = lifetimes.is_newest & (lifetimes.complete < 0) & (address[index] == addresses)
-        final_index[is_alive] = plain_segments[index[is_alive]]
-    return final_index
+        nearest_indices = np.minimum(
+            np.searchsorted(final_addresses, addresses), len(plain_segments) - 1
+        )
+        is_alive = (
+            lifetimes.is_newest
+            & (lifetimes.complete < 0)
+            & (final_addresses[nearest_indices] == addresses)
+        )
+        final_indices[is_alive] = plain_segments[nearest_indices[is_alive]]
+    return final_indices
 
 
 def _plain_segments(
-    trace: DeviceTrace, steps: LifetimeSteps, lifetimes: Lifetimes, final_index: Ints
+    trace: DeviceTrace, steps: LifetimeSteps, lifetimes: Lifetimes, final_indices: Ints
 ) -> SegmentLifetimes:
     """Return the lifetimes of all segments that are not expandable."""
     events, segments, n_events = trace.events, trace.segments, len(trace.events)
-    source = steps.event[lifetimes.first]
-    size = steps.size[lifetimes.first]
-    lasts_to_end = final_index >= 0
-    pool = np.where(events.pool[source] >= 0, events.pool[source], 0)
-    pool[lasts_to_end] = segments.pool[final_index[lasts_to_end]]
+    source_events = steps.event[lifetimes.first]
+    sizes = steps.size[lifetimes.first]
+    lasts_to_end = final_indices >= 0
+    pool_ids = np.where(events.pool[source_events] >= 0, events.pool[source_events], 0)
+    pool_ids[lasts_to_end] = segments.pool[final_indices[lasts_to_end]]
     # Only the small pool has segments of this size.
-    kind = np.where(size == SMALL_SEGMENT, SegmentKind.SMALL, SegmentKind.LARGE)
-    kind[lasts_to_end] = segments.kind[final_index[lasts_to_end]]
+    kinds = np.where(sizes == SMALL_SEGMENT, SegmentKind.SMALL, SegmentKind.LARGE)
+    kinds[lasts_to_end] = segments.kind[final_indices[lasts_to_end]]
     traced_segments = SegmentLifetimes(
         address=steps.address[lifetimes.first],
-        size=size,
-        stream=events.stream[source],
-        pool=pool.astype(np.int32),
-        kind=kind.astype(np.uint8),
-        expandable=np.zeros(len(size), np.bool_),
+        size=sizes,
+        stream=events.stream[source_events],
+        pool=pool_ids.astype(np.int32),
+        kind=kinds.astype(np.uint8),
+        expandable=np.zeros(len(sizes), np.bool_),
         begin=lifetimes.begin,
         end=np.where(lifetimes.complete >= 0, lifetimes.complete, n_events),
     )
-    untraced_segments = np.setdiff1d(np.flatnonzero(~segments.expandable), final_index)
+    untraced_segments = np.setdiff1d(np.flatnonzero(~segments.expandable), final_indices)
     return _merged_by_address(
         traced_segments, take(_final_lifetimes(segments, n_events), untraced_segments)
     )
@@ -181,8 +191,8 @@ def _final_lifetimes(segments: Segments, n_events: int) -> SegmentLifetimes:
     )
 
 
-def _contradictions(
-    segments: Segments, steps: LifetimeSteps, lifetimes: Lifetimes, final_index: Ints
+def _contradiction_count(
+    segments: Segments, steps: LifetimeSteps, lifetimes: Lifetimes, final_indices: Ints
 ) -> int:
     """Count segments that are allocated or freed twice, or that differ from the final state."""
     is_repeated = ((lifetimes.begin < 0) & ~lifetimes.is_oldest) | (
@@ -190,25 +200,27 @@ def _contradictions(
     )
     exists_at_end = np.isin(steps.address[lifetimes.first], segments.address[~segments.expandable])
     differs_at_end = lifetimes.is_newest & (exists_at_end != (lifetimes.complete < 0))
-    resized = (lifetimes.begin >= 0) & (lifetimes.complete >= 0)
-    resized &= steps.size[lifetimes.first] != steps.size[lifetimes.last]
-    lasts_to_end = final_index >= 0
-    resized[lasts_to_end] = (
-        steps.size[lifetimes.first[lasts_to_end]] != segments.size[final_index[lasts_to_end]]
+    is_resized = (lifetimes.begin >= 0) & (lifetimes.complete >= 0)
+    is_resized &= steps.size[lifetimes.first] != steps.size[lifetimes.last]
+    lasts_to_end = final_indices >= 0
+    is_resized[lasts_to_end] = (
+        steps.size[lifetimes.first[lasts_to_end]] != segments.size[final_indices[lasts_to_end]]
     )
-    return int(sum(np.count_nonzero(mask) for mask in (is_repeated, differs_at_end, resized)))
+    return int(sum(np.count_nonzero(mask) for mask in (is_repeated, differs_at_end, is_resized)))
 
 
 def _reserved_curve(trace: DeviceTrace) -> Ints:
     """Return the reserved bytes at every moment, computed back from the final state."""
-    action, size = trace.events.action, trace.events.size
-    grows = (action == Action.SEGMENT_ALLOC) | (action == Action.SEGMENT_MAP)
-    shrinks = (action == Action.SEGMENT_FREE) | (action == Action.SEGMENT_UNMAP)
-    n_events = len(action)
-    reserved = np.zeros(n_events + 1, np.int64)
-    np.cumsum(np.where(grows, size, 0) - np.where(shrinks, size, 0), out=reserved[1:])
-    reserved += int(trace.segments.size.sum()) - reserved[n_events]
-    return reserved
+    actions, sizes = trace.events.action, trace.events.size
+    is_growth = (actions == Action.SEGMENT_ALLOC) | (actions == Action.SEGMENT_MAP)
+    is_shrinkage = (actions == Action.SEGMENT_FREE) | (actions == Action.SEGMENT_UNMAP)
+    n_events = len(actions)
+    reserved_bytes = np.zeros(n_events + 1, np.int64)
+    np.cumsum(
+        np.where(is_growth, sizes, 0) - np.where(is_shrinkage, sizes, 0), out=reserved_bytes[1:]
+    )
+    reserved_bytes += int(trace.segments.size.sum()) - reserved_bytes[n_events]
+    return reserved_bytes
 
 
 def _lifetimes_of(ranges: list[MappedRange]) -> SegmentLifetimes:
@@ -229,13 +241,13 @@ def _join_ranges(ranges: SegmentLifetimes) -> SegmentLifetimes:
     ranges = take(ranges, np.argsort(ranges.address, kind="stable"))
     if not len(ranges):
         return ranges
-    stop = ranges.address + ranges.size.astype(np.uint64)
-    first_indices = np.flatnonzero(np.append(True, ~_continues_previous(ranges, stop)))
+    end_addresses = ranges.address + ranges.size.astype(np.uint64)
+    first_indices = np.flatnonzero(np.append(True, ~_continues_previous(ranges, end_addresses)))
     last_indices = np.append(first_indices[1:], len(ranges)) - 1
     joined_ranges = take(ranges, first_indices)
     return replace(
         joined_ranges,
-        size=(stop[last_indices] - joined_ranges.address).astype(np.int64),
+        size=(end_addresses[last_indices] - joined_ranges.address).astype(np.int64),
         # One known pool or kind applies to the joined range: the codes of an unknown pool and kind are the
         # lowest and the highest.
         pool=np.maximum(np.maximum.reduceat(ranges.pool, first_indices), 0),
@@ -243,16 +255,18 @@ def _join_ranges(ranges: SegmentLifetimes) -> SegmentLifetimes:
     )
 
 
-def _continues_previous(ranges: SegmentLifetimes, stop: Addresses) -> Mask:
+def _continues_previous(ranges: SegmentLifetimes, end_addresses: Addresses) -> Mask:
     """Return for each range but the first whether it is joined with the previous range."""
-    pool, kind = ranges.pool, ranges.kind
-    same_pool = pool[1:] == pool[:-1]
-    same_pool |= (pool[1:] == UNKNOWN_POOL) | (pool[:-1] == UNKNOWN_POOL)
-    same_kind = kind[1:] == kind[:-1]
-    same_kind |= (kind[1:] == SegmentKind.UNKNOWN) | (kind[:-1] == SegmentKind.UNKNOWN)
-    is_adjacent = (ranges.address[1:] == stop[:-1]) & (ranges.stream[1:] == ranges.stream[:-1])
-    continues: Mask = is_adjacent & same_pool & same_kind
-    return continues
+    pool_ids, kinds = ranges.pool, ranges.kind
+    has_same_pool = pool_ids[1:] == pool_ids[:-1]
+    has_same_pool |= (pool_ids[1:] == UNKNOWN_POOL) | (pool_ids[:-1] == UNKNOWN_POOL)
+    has_same_kind = kinds[1:] == kinds[:-1]
+    has_same_kind |= (kinds[1:] == SegmentKind.UNKNOWN) | (kinds[:-1] == SegmentKind.UNKNOWN)
+    is_adjacent = (ranges.address[1:] == end_addresses[:-1]) & (
+        ranges.stream[1:] == ranges.stream[:-1]
+    )
+    is_continuation: Mask = is_adjacent & has_same_pool & has_same_kind
+    return is_continuation
 
 
 def _merged_by_address(

@@ -38,7 +38,7 @@ def find_ooms(
     snapshot: Snapshot,
     trace: DeviceTrace,
     stacks: StackTable,
-    replayed: Replay,
+    trace_replay: Replay,
     steps: StepHistory,
     new_allocator: NewAllocator | None,
 ) -> tuple[Oom, ...]:
@@ -47,24 +47,29 @@ def find_ooms(
     Only the latest MAX_WITH_HISTORY failures have causes that need the earlier events. If ``new_allocator``
     is given and the last failure is a request to PyTorch, the remedies of this failure are replayed.
     """
-    events = np.flatnonzero(trace.events.action == Action.OOM)
-    if len(events) > MAX_OOMS:
-        events = np.concatenate((events[:1], events[1 - MAX_OOMS :]))
+    oom_events = np.flatnonzero(trace.events.action == Action.OOM)
+    if len(oom_events) > MAX_OOMS:
+        oom_events = np.concatenate((oom_events[:1], oom_events[1 - MAX_OOMS :]))
     ooms = []
-    for event in events.tolist():
+    for event in oom_events.tolist():
         failure = failure_at(
-            event, snapshot=snapshot, trace=trace, replayed=replayed, steps=steps, stacks=stacks
+            event,
+            snapshot=snapshot,
+            trace=trace,
+            trace_replay=trace_replay,
+            steps=steps,
+            stacks=stacks,
         )
         replays: tuple[ReplayedRemedy, ...] = ()
-        is_pytorch = snapshot.pools[max(int(trace.events.pool[event]), 0)] not in POOL_NAMES
-        if new_allocator is not None and event == events[-1] and is_pytorch:
+        is_pytorch_pool = snapshot.pools[max(int(trace.events.pool[event]), 0)] not in POOL_NAMES
+        if new_allocator is not None and event == oom_events[-1] and is_pytorch_pool:
             replays = replay_changes(failure, snapshot, trace, new_allocator)
-        causes = causes_of(failure, with_history=event in events[-MAX_WITH_HISTORY:])
-        ooms.append(_explain(failure, causes, snapshot, trace, replays))
+        causes = causes_of(failure, with_history=event in oom_events[-MAX_WITH_HISTORY:])
+        ooms.append(_explained_oom(failure, causes, snapshot, trace, replays))
     return tuple(ooms)
 
 
-def _explain(
+def _explained_oom(
     failure: Failure,
     causes: tuple[Cause, ...],
     snapshot: Snapshot,
@@ -79,7 +84,7 @@ def _explain(
         time_us=time_of(snapshot, trace, failure.event),
         size_bytes=request.size_bytes,
         device_free_bytes=request.device_free_bytes,
-        state=state_at(failure.replayed, failure.layout, failure.event),
+        state=state_at(failure.trace_replay, failure.layout, failure.event),
         largest_hole_bytes=int(failure.layout.free_size.max(initial=0)),
         free_bytes=request.free_bytes,
         short_bytes=request.short_bytes,
@@ -94,7 +99,7 @@ def _explain(
         pool=failure.pool,
         ranges=open_ranges_at(snapshot, trace, failure.event),
         last_mark=last_mark_at(snapshot, trace, failure.event),
-        device_total_bytes=failure.device_total,
+        device_total_bytes=failure.device_total_bytes,
         causes=causes,
         replays=replays,
     )
@@ -114,13 +119,13 @@ def _with_recommendations(
         for remedy_replay in replays
         if remedy_replay.helps and remedy_replay.cause == first_cause.id
     ]
-    settings = [
+    setting_replays = [
         remedy_replay for remedy_replay in helpful_replays if remedy_replay.settings is not None
     ]
     if verdict == "pool":
-        settings = []
+        setting_replays = []
     recommended_replays = [
-        *settings[:1],
+        *setting_replays[:1],
         *(remedy_replay for remedy_replay in helpful_replays if remedy_replay.settings is None),
     ]
     return tuple(
@@ -142,40 +147,42 @@ def _remedies(
     for remedy_replay in replays:
         if not remedy_replay.recommended:
             continue
-        result = (
+        replay_result = (
             " (replayed: the request fits, peak reserved"
             f" {format_bytes(remedy_replay.peak_reserved_bytes)})"
         )
         if remedy_replay.cause != "fragmentation":
-            first_remedy += result
+            first_remedy += replay_result
         elif remedy_replay.settings is not None:
             confirmed_remedies.append(
-                f"set {calls.settings_variable}={remedy_replay.settings}{result}"
+                f"set {calls.settings_variable}={remedy_replay.settings}{replay_result}"
             )
         else:
-            confirmed_remedies.append(f"change the program: {remedy_replay.change}{result}")
+            confirmed_remedies.append(f"change the program: {remedy_replay.change}{replay_result}")
     return (*confirmed_remedies, first_remedy, *(cause.remedy for cause in causes[1:]))
 
 
 def replays_sentence(oom: Oom) -> str:
     """Return the result of the replays in one sentence; "" if nothing was replayed."""
-    settings = [
+    setting_replays = [
         remedy_replay for remedy_replay in oom.replays if remedy_replay.settings is not None
     ]
-    if not settings:
+    if not setting_replays:
         return ""
-    helpful_changes = [remedy_replay.change for remedy_replay in settings if remedy_replay.helps]
+    helpful_changes = [
+        remedy_replay.change for remedy_replay in setting_replays if remedy_replay.helps
+    ]
     if not helpful_changes:
         return (
-            f"No allocator setting helps: {format_count(len(settings))} were replayed, and the request"
+            f"No allocator setting helps: {format_count(len(setting_replays))} were replayed, and the request"
             " fails with each."
         )
     if oom.causes[0].id == "fragmentation":
-        if any(remedy_replay.recommended for remedy_replay in settings):
+        if any(remedy_replay.recommended for remedy_replay in setting_replays):
             return ""
         return (
             f"{' or '.join(helpful_changes[:2])} would have let this request succeed, but no setting moves"
             " free memory to another stream or pool."
         )
-    helpful = " or ".join(helpful_changes[:2])
-    return f"{helpful} would have let this request succeed, but would only delay the failure."
+    helpful_text = " or ".join(helpful_changes[:2])
+    return f"{helpful_text} would have let this request succeed, but would only delay the failure."

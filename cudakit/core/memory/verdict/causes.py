@@ -28,7 +28,7 @@ from cudakit.core.memory.verdict.program_causes import (
 
 CauseFunction = Callable[[Failure], Cause | None]
 # The order of causes: a cause comes before its consequences. The last three causes have weak evidence.
-CAUSES: Final[tuple[CauseFunction, ...]] = (
+CAUSE_FUNCTIONS: Final[tuple[CauseFunction, ...]] = (
     request_too_large,
     retained,
     growth,
@@ -41,10 +41,10 @@ CAUSES: Final[tuple[CauseFunction, ...]] = (
     capacity,
 )
 # Causes that are compared with the free memory that the request could not use.
-_COMPARED_WITH_FREE: Final = (retained, growth, one_off_peak)
+_COMPARED_WITH_FREE_MEMORY: Final = (retained, growth, one_off_peak)
 
 # Causes that need the events before the failure, and take longer to find.
-_FROM_HISTORY: Final = (retained, growth, one_off_peak, accumulated_blocks, first_phase)
+_NEEDS_HISTORY: Final = (retained, growth, one_off_peak, accumulated_blocks, first_phase)
 
 
 def causes_of(failure: Failure, *, with_history: bool) -> tuple[Cause, ...]:
@@ -52,23 +52,27 @@ def causes_of(failure: Failure, *, with_history: bool) -> tuple[Cause, ...]:
 
     If ``with_history`` is false, the causes that need the events before the failure are not searched.
     """
-    functions = [function for function in CAUSES if with_history or function not in _FROM_HISTORY]
-    causes = {function: cause for function in functions if (cause := function(failure)) is not None}
-    if growth in causes:
-        causes.pop(one_off_peak, None)
-    unusable = causes.get(fragmentation)
-    is_main = (
-        unusable is not None
-        and unusable.sufficient
-        and unusable.bytes >= LARGE_FREE_SHARE * failure.request.reserved_bytes
+    functions = [
+        function for function in CAUSE_FUNCTIONS if with_history or function not in _NEEDS_HISTORY
+    ]
+    cause_by_function = {
+        function: cause for function in functions if (cause := function(failure)) is not None
+    }
+    if growth in cause_by_function:
+        cause_by_function.pop(one_off_peak, None)
+    unusable_memory = cause_by_function.get(fragmentation)
+    is_main_cause = (
+        unusable_memory is not None
+        and unusable_memory.sufficient
+        and unusable_memory.bytes >= LARGE_FREE_SHARE * failure.request.reserved_bytes
         and all(
-            unusable.bytes > cause.bytes
-            for function, cause in causes.items()
-            if function in _COMPARED_WITH_FREE
+            unusable_memory.bytes > cause.bytes
+            for function, cause in cause_by_function.items()
+            if function in _COMPARED_WITH_FREE_MEMORY
         )
     )
-    ordered_causes = [unusable] if is_main and unusable is not None else []
-    ordered_causes += sorted(causes.values(), key=lambda cause: not cause.sufficient)
+    ordered_causes = [unusable_memory] if is_main_cause and unusable_memory is not None else []
+    ordered_causes += sorted(cause_by_function.values(), key=lambda cause: not cause.sufficient)
     cause_by_id: dict[str, Cause] = {}
     for cause in ordered_causes:
         cause_by_id.setdefault(cause.id, cause)

@@ -21,15 +21,20 @@ _CONTEXT_BYTES, _CONTEXT_SHARE = 1536 * MIB, 0.04
 
 def request_too_large(failure: Failure) -> Cause | None:
     """Return evidence that the request alone is larger than all memory that the process could have."""
-    size, available_bytes = failure.request.size_bytes, failure.available_bytes
-    if size <= available_bytes:
+    request_bytes, available_bytes = failure.request.size_bytes, failure.available_bytes
+    if request_bytes <= available_bytes:
         return None
-    owner = "the device has" if failure.device_total else "this process could have had at most"
+    limit_clause = (
+        "the device has" if failure.device_total_bytes else "this process could have had at most"
+    )
     return Cause(
         "request_too_large",
-        size - available_bytes,
+        request_bytes - available_bytes,
         sufficient=True,
-        sentence=f"the request alone is {format_bytes(size)}, and {owner} {format_bytes(available_bytes)}",
+        sentence=(
+            f"the request alone is {format_bytes(request_bytes)},"
+            f" and {limit_clause} {format_bytes(available_bytes)}"
+        ),
         remedy="compute this result in parts, or with less precision",
         stack=failure.stacks.frames(failure.stack),
         site=failure.stacks.site_index(failure.stack),
@@ -41,40 +46,40 @@ def process_limit(failure: Failure) -> Cause | None:
     request = failure.request
     if not request.is_limited:
         return None
-    limit = "a limit of this process"
+    limit_text = "a limit of this process"
     if failure.memory_fraction is not None:
-        limit += f" ({failure.memory_fraction:.3g} of the device)"
+        limit_text += f" ({failure.memory_fraction:.3g} of the device)"
     return Cause(
         "process_limit",
         request.device_free_bytes,
         sufficient=True,
         sentence=(
-            f"{limit} refused a new segment of {format_bytes(request.needed_bytes)}:"
+            f"{limit_text} refused a new segment of {format_bytes(request.needed_bytes)}:"
             f" {format_bytes(request.reserved_bytes)} was reserved, and"
             f" {format_bytes(request.device_free_bytes)} of the device was free"
         ),
-        remedy=_raise_limit(failure),
+        remedy=_limit_remedy(failure),
     )
 
 
-def _raise_limit(failure: Failure) -> str:
+def _limit_remedy(failure: Failure) -> str:
     """Return the remedy for a limit: a new fraction, or a factor if the device size is unknown."""
     request = failure.request
     needed_bytes = request.reserved_bytes + request.needed_bytes
     # Without a recorded fraction the limit is unknown, but it was at least the highest reserved memory.
-    allowed_bytes = max(int(failure.replayed.curves.reserved[: failure.event + 1].max()), 1)
-    if failure.device_total:
-        fraction = min(-(-1000 * needed_bytes // failure.device_total) / 1000, 1.0)
-        amount = (
+    allowed_bytes = max(int(failure.trace_replay.curves.reserved[: failure.event + 1].max()), 1)
+    if failure.device_total_bytes:
+        fraction = min(-(-1000 * needed_bytes // failure.device_total_bytes) / 1000, 1.0)
+        new_limit_text = (
             f"to a fraction of at least {fraction:.3f} ({format_bytes(needed_bytes)} of the device)"
         )
     else:
         factor = max(-(-100 * needed_bytes // allowed_bytes) / 100, 1.01)
-        amount = (
+        new_limit_text = (
             f"to at least {factor:.2f} times the present fraction: {format_bytes(needed_bytes)} is needed;"
             f" the highest reserved memory was {format_bytes(allowed_bytes)}"
         )
-    return f"raise the limit with {request.calls.set_limit} {amount}"
+    return f"raise the limit with {request.calls.set_limit} {new_limit_text}"
 
 
 def other_processes(failure: Failure) -> Cause | None:
@@ -88,7 +93,7 @@ def other_processes(failure: Failure) -> Cause | None:
         sufficient=outside_bytes + request.device_free_bytes >= request.needed_bytes,
         sentence=(
             f"{format_bytes(outside_bytes)} of the device is in use outside this"
-            f" allocator{_libraries(failure)};"
+            f" allocator{_outside_holders_text(failure)};"
             f" {format_bytes(request.reserved_bytes)} is reserved here and"
             f" {format_bytes(request.device_free_bytes)} is free"
         ),
@@ -104,17 +109,19 @@ def is_shared(failure: Failure) -> bool:
     return failure.outside_bytes >= max(_CONTEXT_BYTES, _CONTEXT_SHARE * failure.available_bytes)
 
 
-def _libraries(failure: Failure) -> str:
+def _outside_holders_text(failure: Failure) -> str:
     """Return a part of a sentence: the libraries and processes that hold memory outside the allocator."""
     if not failure.libraries:
         return ", by other processes or other libraries of this process"
-    unattributed = failure.outside_bytes - sum(size for _, size in failure.libraries)
-    holders = [
+    unattributed_bytes = failure.outside_bytes - sum(size for _, size in failure.libraries)
+    holder_texts = [
         f"{format_bytes(size)} by {name} in this process" for name, size in failure.libraries
     ]
-    if unattributed > 0:
-        holders.append(f"{format_bytes(unattributed)} by other processes and CUDA contexts")
-    return f" ({', '.join(holders)})"
+    if unattributed_bytes > 0:
+        holder_texts.append(
+            f"{format_bytes(unattributed_bytes)} by other processes and CUDA contexts"
+        )
+    return f" ({', '.join(holder_texts)})"
 
 
 _UNUSABLE_REMEDIES: Final = {
@@ -127,9 +134,13 @@ _UNUSABLE_REMEDIES: Final = {
 def fragmentation(failure: Failure) -> Cause | None:
     """Return evidence that segments have free memory that the request cannot use."""
     request, verdict = failure.request, verdict_of(failure.request)
-    unusable = request.free_bytes + (request.pending_bytes if verdict.code == "pending" else 0)
+    unusable_bytes = request.free_bytes + (
+        request.pending_bytes if verdict.code == "pending" else 0
+    )
     is_sufficient = verdict.code not in ("limit", "capacity")
-    if not unusable or not (is_sufficient or unusable >= LARGE_FREE_SHARE * request.reserved_bytes):
+    if not unusable_bytes or not (
+        is_sufficient or unusable_bytes >= LARGE_FREE_SHARE * request.reserved_bytes
+    ):
         return None
     reason = verdict.reason
     if not is_sufficient:
@@ -142,5 +153,5 @@ def fragmentation(failure: Failure) -> Cause | None:
         verdict.code, _UNUSABLE_REMEDIES["fragmentation"]
     )
     return Cause(
-        "fragmentation", unusable, sufficient=is_sufficient, sentence=reason, remedy=remedy
+        "fragmentation", unusable_bytes, sufficient=is_sufficient, sentence=reason, remedy=remedy
     )

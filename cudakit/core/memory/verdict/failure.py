@@ -28,20 +28,20 @@ class Failure:
     stream: int  # stream number
     pool: tuple[int, int]  # id of the pool of the request
     stack: int  # index of the call stack of the request
-    device_total: int | None  # memory of the device; None if not recorded
+    device_total_bytes: int | None  # memory of the device; None if not recorded
     # Names of other libraries of this process, and the bytes that they have reserved; most bytes first.
     libraries: tuple[tuple[str, int], ...]
     # Limit of the process as a fraction of the device; None if not recorded.
     memory_fraction: float | None
     layout: Layout  # segments and blocks before the request
-    replayed: Replay
+    trace_replay: Replay
     steps: StepHistory
     stacks: StackTable
 
     @property
     def needed_bytes(self) -> int:
         """Sum of the requested bytes in use at the failure and the failed request."""
-        return int(self.replayed.curves.requested[self.event]) + self.request.size_bytes
+        return int(self.trace_replay.curves.requested[self.event]) + self.request.size_bytes
 
     @property
     def earlier_peaks(self) -> Ints:
@@ -57,8 +57,8 @@ class Failure:
         )
         return (
             reachable_bytes
-            if self.device_total is None
-            else max(self.device_total, reachable_bytes)
+            if self.device_total_bytes is None
+            else max(self.device_total_bytes, reachable_bytes)
         )
 
     @property
@@ -72,53 +72,55 @@ def failure_at(
     *,
     snapshot: Snapshot,
     trace: DeviceTrace,
-    replayed: Replay,
+    trace_replay: Replay,
     steps: StepHistory,
     stacks: StackTable,
 ) -> Failure:
     """Return the failed allocation of an OOM event."""
-    layout = replayed.layout_at(event)
-    is_library = np.isin(layout.segments.pool, _library_pools(snapshot))
+    layout = trace_replay.layout_at(event)
+    is_library = np.isin(layout.segments.pool, _library_pool_ids(snapshot))
     is_usable = _usable_segments(trace, layout, event)
     pool = int(trace.events.pool[event])
     if pool < 0:  # before torch 2.12
         pool = int(layout.segments.pool[is_usable].max(initial=0))
-    total = of_device(snapshot.settings, "device_total_bytes", trace.device)
-    fraction = of_device(snapshot.settings, "memory_fraction", trace.device)
+    total_bytes = setting_of_device(snapshot.settings, "device_total_bytes", trace.device)
+    memory_fraction = setting_of_device(snapshot.settings, "memory_fraction", trace.device)
     return Failure(
         request=_failed_request(snapshot, trace, layout, is_usable, is_library, event),
         event=event,
         stream=int(trace.events.stream[event]),
         pool=snapshot.pools[pool],
         stack=int(trace.events.stack[event]),
-        device_total=int(total) if total else None,
-        libraries=_libraries(snapshot, layout, is_library),
-        memory_fraction=fraction,
+        device_total_bytes=int(total_bytes) if total_bytes else None,
+        libraries=_library_sizes(snapshot, layout, is_library),
+        memory_fraction=memory_fraction,
         layout=layout,
-        replayed=replayed,
+        trace_replay=trace_replay,
         steps=steps,
         stacks=stacks,
     )
 
 
-def of_device(settings: Mapping[str, Any], name: str, device: int) -> float | None:
+def setting_of_device(settings: Mapping[str, Any], setting_name: str, device: int) -> float | None:
     """Return the value of a device from a recorded setting with a value per device; None: not recorded."""
-    recorded_value = settings.get(name)
+    recorded_value = settings.get(setting_name)
     if not isinstance(recorded_value, list) or not 0 <= device < len(recorded_value):
         return None
-    value = recorded_value[device]
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return value if is_number and 0 < value < 1 << 62 else None
+    device_value = recorded_value[device]
+    is_number = isinstance(device_value, int | float) and not isinstance(device_value, bool)
+    return device_value if is_number and 0 < device_value < 1 << 62 else None
 
 
-def _library_pools(snapshot: Snapshot) -> list[int]:
+def _library_pool_ids(snapshot: Snapshot) -> list[int]:
     """Return the indices of the pools of libraries other than PyTorch, which run --memory records."""
     return [index for index, pool in enumerate(snapshot.pools) if pool in POOL_NAMES]
 
 
-def _libraries(snapshot: Snapshot, layout: Layout, is_library: Mask) -> tuple[tuple[str, int], ...]:
-    pools, sizes = layout.segments.pool[is_library], layout.segments.size[is_library]
-    bytes_by_pool = np.bincount(pools, weights=sizes)
+def _library_sizes(
+    snapshot: Snapshot, layout: Layout, is_library: Mask
+) -> tuple[tuple[str, int], ...]:
+    pool_ids, sizes = layout.segments.pool[is_library], layout.segments.size[is_library]
+    bytes_by_pool = np.bincount(pool_ids, weights=sizes)
     pools_by_size = np.argsort(-bytes_by_pool, kind="stable").tolist()
     return tuple(
         (POOL_NAMES[snapshot.pools[pool]], int(bytes_by_pool[pool]))
@@ -164,19 +166,23 @@ def _failed_request(
 def _usable_segments(trace: DeviceTrace, layout: Layout, event: int) -> Mask:
     """Return a mask of the segments that can serve the request: its stream, pool and size class."""
     events, segments = trace.events, layout.segments
-    size, pool = int(events.size[event]), int(events.pool[event])
-    kind = SegmentKind.SMALL if size <= MAX_SMALL_BYTES else SegmentKind.LARGE
-    fits_kind = (segments.kind == kind) | (segments.kind == SegmentKind.UNKNOWN)
-    is_usable: Mask = fits_kind & (segments.stream == events.stream[event])
+    request_bytes, pool_id = int(events.size[event]), int(events.pool[event])
+    segment_kind = SegmentKind.SMALL if request_bytes <= MAX_SMALL_BYTES else SegmentKind.LARGE
+    has_fitting_kind = (segments.kind == segment_kind) | (segments.kind == SegmentKind.UNKNOWN)
+    is_usable: Mask = has_fitting_kind & (segments.stream == events.stream[event])
     is_private: Mask = segments.pool != 0
-    if pool >= 0:
-        is_usable &= segments.pool == pool
+    if pool_id >= 0:
+        is_usable &= segments.pool == pool_id
         return is_usable
     # Before torch 2.12 events do not name the pool. If a free block of the default pool is large enough, the
     # request was made in a private pool.
     is_in_default_pool = is_usable & ~is_private
-    default_fits = _largest_size(layout.free_size[is_in_default_pool[layout.free_segment]]) >= size
-    return is_usable & is_private if default_fits and is_private.any() else is_in_default_pool
+    fits_in_default_pool = (
+        _largest_size(layout.free_size[is_in_default_pool[layout.free_segment]]) >= request_bytes
+    )
+    return (
+        is_usable & is_private if fits_in_default_pool and is_private.any() else is_in_default_pool
+    )
 
 
 def _largest_after_pending(layout: Layout, is_usable_segment: Mask) -> int:
@@ -185,19 +191,23 @@ def _largest_after_pending(layout: Layout, is_usable_segment: Mask) -> int:
     This includes blocks that were free already: PyTorch does not search those again after it has waited for
     pending frees (pytorch issue 189504).
     """
-    blocks = layout.block_pending & is_usable_segment[layout.block_segment]
+    is_pending_block = layout.block_pending & is_usable_segment[layout.block_segment]
     is_usable = is_usable_segment[layout.free_segment]
-    segment = np.concatenate((layout.block_segment[blocks], layout.free_segment[is_usable]))
-    offset = np.concatenate((layout.block_offset[blocks], layout.free_offset[is_usable]))
-    range_bytes = np.concatenate((layout.block_size[blocks], layout.free_size[is_usable]))
-    address_order = np.lexsort((offset, segment))
-    segment, offset, range_bytes = (
-        segment[address_order],
-        offset[address_order],
+    segment_indices = np.concatenate(
+        (layout.block_segment[is_pending_block], layout.free_segment[is_usable])
+    )
+    offsets = np.concatenate((layout.block_offset[is_pending_block], layout.free_offset[is_usable]))
+    range_bytes = np.concatenate((layout.block_size[is_pending_block], layout.free_size[is_usable]))
+    address_order = np.lexsort((offsets, segment_indices))
+    segment_indices, offsets, range_bytes = (
+        segment_indices[address_order],
+        offsets[address_order],
         range_bytes[address_order],
     )
     is_adjacent = np.zeros(len(address_order), np.bool_)
-    is_adjacent[1:] = (segment[1:] == segment[:-1]) & (offset[1:] == (offset + range_bytes)[:-1])
+    is_adjacent[1:] = (segment_indices[1:] == segment_indices[:-1]) & (
+        offsets[1:] == (offsets + range_bytes)[:-1]
+    )
     return _largest_size(np.bincount(np.cumsum(~is_adjacent), weights=range_bytes))
 
 

@@ -18,51 +18,47 @@ from cudakit.document import Frame
 from cudakit.units import format_bytes, format_count
 
 # A cause below this share of the memory in use is noise.
-_MIN_SHARE = 0.02
+_MIN_CAUSE_SHARE = 0.02
 # Minimum excess of a step with a one-off peak over the highest earlier step, as a share of that step.
-_MIN_EXCESS = 0.15
+_MIN_EXCESS_SHARE = 0.15
 # In a trace without steps: minimum share of the needed memory for a phase (the first run of a statement), and
 # for the memory in use before the phase.
 _MIN_PHASE_SHARE = 0.1
 # Minimum number of live blocks of a call site that is reported to accumulate blocks.
-_MIN_ACCUMULATED = 8
+_MIN_ACCUMULATED_BLOCKS = 8
 
 
 def retained(failure: Failure) -> Cause | None:
     """Return evidence that blocks of some call sites accumulate from step to step."""
-    growing_stack_data = growing_stacks(
-        failure.replayed.allocations, failure.steps.bounds, failure.event
-    )
-    if not len(growing_stack_data.ids):
+    growing = growing_stacks(failure.trace_replay.allocations, failure.steps.bounds, failure.event)
+    if not len(growing.ids):
         return None
-    added_blocks = growing_stack_data.counts[:, -1] - growing_stack_data.counts[:, 0]
-    accumulates = (added_blocks >= 2) & is_growing(growing_stack_data.counts)
-    accumulates &= ~_calls_any(failure.stacks, growing_stack_data.ids, _STATE_CALLS)
-    ids = growing_stack_data.ids[accumulates]
-    grown_bytes = (growing_stack_data.bytes_at_end - growing_stack_data.live_bytes[:, 0])[
-        accumulates
-    ]
-    total = int(grown_bytes.sum()) + _free_in_private_pools(failure, ids)
-    if total < _MIN_SHARE * failure.request.active_bytes or not len(ids):
+    added_blocks = growing.counts[:, -1] - growing.counts[:, 0]
+    is_accumulating = (added_blocks >= 2) & is_growing(growing.counts)
+    is_accumulating &= ~_calls_any(failure.stacks, growing.ids, _STATE_CALLS)
+    stack_ids = growing.ids[is_accumulating]
+    grown_bytes = (growing.bytes_at_end - growing.live_bytes[:, 0])[is_accumulating]
+    total_bytes = int(grown_bytes.sum()) + _free_in_private_pools(failure, stack_ids)
+    if total_bytes < _MIN_CAUSE_SHARE * failure.request.active_bytes or not len(stack_ids):
         return None
     largest_stack = int(grown_bytes.argmax())
-    n_steps = int(growing_stack_data.steps[-1] - growing_stack_data.steps[0])
-    block_count = int(added_blocks[accumulates].sum())
+    step_count = int(growing.steps[-1] - growing.steps[0])
+    block_count = int(added_blocks[is_accumulating].sum())
     return Cause(
         "retained",
-        total,
-        sufficient=total >= failure.request.short_bytes,
+        total_bytes,
+        sufficient=total_bytes >= failure.request.short_bytes,
         sentence=(
-            f"{format_bytes(total)} in {format_count(block_count)} blocks accumulated over"
-            f" {format_count(n_steps)} steps and was not freed, most of it allocated at"
-            f" {_site_text(failure.stacks, int(ids[largest_stack]))}"
+            f"{format_bytes(total_bytes)} in {format_count(block_count)} blocks accumulated over"
+            f" {format_count(step_count)} steps and was not freed, most of it allocated at"
+            f" {_site_text(failure.stacks, int(stack_ids[largest_stack]))}"
         ),
         remedy=(
             "delete the references to earlier steps (in lists, losses with their graphs, caught exceptions):"
             " detach the tensors that you keep, or keep numbers instead"
         ),
-        stack=failure.stacks.frames(int(ids[largest_stack])),
-        site=failure.stacks.site_index(int(ids[largest_stack])),
+        stack=failure.stacks.frames(int(stack_ids[largest_stack])),
+        site=failure.stacks.site_index(int(stack_ids[largest_stack])),
     )
 
 
@@ -73,7 +69,7 @@ def growth(failure: Failure) -> Cause | None:
         return None
     moment_before = failure.steps.peak_moment(len(peaks) // 4)
     rows = growth_between(
-        failure.stacks, failure.replayed.allocations, moment_before, failure.event
+        failure.stacks, failure.trace_replay.allocations, moment_before, failure.event
     )
     larger_rows = [
         (_larger_bytes(row), row) for row in rows if row.before_count and row.after_count
@@ -84,7 +80,7 @@ def growth(failure: Failure) -> Cause | None:
         for _, row in larger_rows
         if row.after_count > row.before_count
     )
-    if growth_by_size < max(growth_by_count, _MIN_SHARE * failure.needed_bytes):
+    if growth_by_size < max(growth_by_count, _MIN_CAUSE_SHARE * failure.needed_bytes):
         return None
     _, row = max(larger_rows, key=lambda pair: pair[0])
     growth_bytes = int(peaks[-1] - peaks[0])
@@ -112,16 +108,16 @@ def one_off_peak(failure: Failure) -> Cause | None:
     earlier_peaks = failure.earlier_peaks
     if not len(earlier_peaks):
         return None
-    highest_before = int(earlier_peaks.max())
-    excess_bytes = failure.needed_bytes - highest_before
+    highest_earlier_peak = int(earlier_peaks.max())
+    excess_bytes = failure.needed_bytes - highest_earlier_peak
     if (
-        excess_bytes < _MIN_EXCESS * highest_before
-        or excess_bytes < _MIN_SHARE * failure.request.active_bytes
+        excess_bytes < _MIN_EXCESS_SHARE * highest_earlier_peak
+        or excess_bytes < _MIN_CAUSE_SHARE * failure.request.active_bytes
     ):
         return None
     moment_before = failure.steps.peak_moment(int(earlier_peaks.argmax()))
     rows = growth_between(
-        failure.stacks, failure.replayed.allocations, moment_before, failure.event
+        failure.stacks, failure.trace_replay.allocations, moment_before, failure.event
     )
     stack, site = failure.stacks.frames(failure.stack), failure.stacks.site_index(failure.stack)
     if rows and rows[0].change_bytes > failure.request.size_bytes:
@@ -133,7 +129,8 @@ def one_off_peak(failure: Failure) -> Cause | None:
         sentence=(
             f"this step needs at least {format_bytes(failure.needed_bytes)}, and the {len(earlier_peaks):,}"
             f" {'step' if len(earlier_peaks) == 1 else 'steps'} before it needed at most"
-            f" {format_bytes(highest_before)}; most of the difference is from {_frames_text(stack, site)}"
+            f" {format_bytes(highest_earlier_peak)}; most of the difference is from"
+            f" {_frames_text(stack, site)}"
         ),
         remedy="do this phase in smaller parts: a smaller batch, chunks, or without gradients",
         stack=stack,
@@ -143,18 +140,18 @@ def one_off_peak(failure: Failure) -> Cause | None:
 
 def accumulated_blocks(failure: Failure) -> Cause | None:
     """Return evidence that a call site accumulates blocks until the failure, in a trace without steps."""
-    allocations, event = failure.replayed.allocations, failure.event
+    allocations, event = failure.trace_replay.allocations, failure.event
     if len(failure.steps):
         return None
     is_in_trace = (allocations.begin >= 0) & (allocations.begin < event)
     n_stacks = len(failure.stacks.snapshot.stacks)
     is_live = is_in_trace & (allocations.end >= event)
-    live_blocks = np.bincount(allocations.stack[is_live], minlength=n_stacks)
-    never_freed = live_blocks == np.bincount(allocations.stack[is_in_trace], minlength=n_stacks)
+    live_counts = np.bincount(allocations.stack[is_live], minlength=n_stacks)
+    is_never_freed = live_counts == np.bincount(allocations.stack[is_in_trace], minlength=n_stacks)
     live_bytes = np.bincount(
         allocations.stack[is_live], weights=allocations.size[is_live], minlength=n_stacks
     )
-    candidate_stacks = np.flatnonzero(never_freed & (live_blocks >= _MIN_ACCUMULATED))
+    candidate_stacks = np.flatnonzero(is_never_freed & (live_counts >= _MIN_ACCUMULATED_BLOCKS))
     # Layers keep their activations until the backward pass; stack 0 is empty.
     is_expected = _calls_any(failure.stacks, candidate_stacks, _STATE_CALLS | {"_call_impl"})
     is_expected |= candidate_stacks == 0
@@ -167,13 +164,13 @@ def accumulated_blocks(failure: Failure) -> Cause | None:
         or latest_event < 0.75 * event
     ):
         return None
-    total = int(live_bytes[stack])
+    total_bytes = int(live_bytes[stack])
     return Cause(
         "retained",
-        total,
-        sufficient=total >= failure.request.short_bytes,
+        total_bytes,
+        sufficient=total_bytes >= failure.request.short_bytes,
         sentence=(
-            f"{format_bytes(total)} in {int(live_blocks[stack]):,} blocks accumulated at"
+            f"{format_bytes(total_bytes)} in {int(live_counts[stack]):,} blocks accumulated at"
             f" {_site_text(failure.stacks, stack)}, and none was freed"
         ),
         remedy="free these blocks earlier, or keep them in host memory",
@@ -187,27 +184,29 @@ def first_phase(failure: Failure) -> Cause | None:
     if len(failure.earlier_peaks) or not failure.stack:
         return None
     live_allocations = failure.layout.allocation
-    allocations, snapshot = failure.replayed.allocations, failure.stacks.snapshot
-    size = np.bincount(
+    allocations, snapshot = failure.trace_replay.allocations, failure.stacks.snapshot
+    bytes_by_stack = np.bincount(
         allocations.stack[live_allocations],
         weights=allocations.size[live_allocations],
         minlength=len(snapshot.stacks),
     )
     # Frames of each call stack, outermost first. Stack 0 is empty: the statements of its blocks are unknown.
-    paths = {
-        stack: snapshot.stacks[stack][::-1] for stack in np.flatnonzero(size).tolist() if stack
+    outer_first_stacks = {
+        stack: snapshot.stacks[stack][::-1]
+        for stack in np.flatnonzero(bytes_by_stack).tolist()
+        if stack
     }
-    bytes_with_stack = sum(int(size[stack]) for stack in paths)
+    bytes_with_stack = sum(int(bytes_by_stack[stack]) for stack in outer_first_stacks)
     min_phase_bytes = _MIN_PHASE_SHARE * failure.needed_bytes
     for depth, frame in enumerate(snapshot.stacks[failure.stack][::-1]):
-        paths = {
-            stack: path
-            for stack, path in paths.items()
-            if depth < len(path) and path[depth] == frame
+        outer_first_stacks = {
+            stack: frame_ids
+            for stack, frame_ids in outer_first_stacks.items()
+            if depth < len(frame_ids) and frame_ids[depth] == frame
         }
         if is_inner_call(snapshot.frames[frame]):
             return None  # the layers of a network are not phases of the program
-        bytes_in_phase = sum(int(size[stack]) for stack in paths)
+        bytes_in_phase = sum(int(bytes_by_stack[stack]) for stack in outer_first_stacks)
         bytes_before = bytes_with_stack - bytes_in_phase
         if bytes_before >= min_phase_bytes:
             return _phase_cause(
@@ -263,30 +262,32 @@ def capacity(failure: Failure) -> Cause | None:
 _STATE_CALLS = frozenset({"_init_group", "_apply", "load_state_dict", "_load_from_state_dict"})
 
 
-def _calls_any(stacks: StackTable, ids: Ints, names: frozenset[str]) -> Mask:
+def _calls_any(stacks: StackTable, stack_ids: Ints, function_names: frozenset[str]) -> Mask:
     """Return which call stacks contain one of these functions of PyTorch."""
     frames = stacks.snapshot.frames
     return np.array(
         [
             any(
-                frames[frame].name in names and "torch/" in frames[frame].filename
+                frames[frame].name in function_names and "torch/" in frames[frame].filename
                 for frame in stacks.snapshot.stacks[stack]
             )
-            for stack in ids.tolist()
+            for stack in stack_ids.tolist()
         ],
         np.bool_,
     )
 
 
-def _free_in_private_pools(failure: Failure, ids: Ints) -> int:
+def _free_in_private_pools(failure: Failure, stack_ids: Ints) -> int:
     """Return the free bytes of the private pools that hold blocks of these call stacks.
 
     The pool of a CUDA graph is released with the graph, which lives as long as the blocks.
     """
     layout = failure.layout
-    is_of_stacks = np.isin(failure.replayed.allocations.stack[layout.allocation], ids)
-    pools = np.unique(layout.segments.pool[layout.block_segment[is_of_stacks]])
-    is_freed_with_blocks = np.isin(layout.segments.pool[layout.free_segment], pools[pools != 0])
+    is_of_stacks = np.isin(failure.trace_replay.allocations.stack[layout.allocation], stack_ids)
+    pool_ids = np.unique(layout.segments.pool[layout.block_segment[is_of_stacks]])
+    is_freed_with_blocks = np.isin(
+        layout.segments.pool[layout.free_segment], pool_ids[pool_ids != 0]
+    )
     return int(layout.free_size[is_freed_with_blocks].sum())
 
 

@@ -41,7 +41,7 @@ from cudakit.torch_rules.sizes import MIB
 from cudakit.units import format_bytes
 
 # A failed request takes as long as about 20 events, because the allocator releases its cache and retries.
-_MAX_FAILURES: Final = 1_000
+_MAX_REPLAYED_FAILURES: Final = 1_000
 # PyTorch rejects max_split_size_mb up to 20.
 _MIN_SPLIT_MB: Final = 21
 
@@ -93,8 +93,8 @@ def _replay_changes(
     new_allocator: NewAllocator,
     limits: ReplayLimits,
 ) -> tuple[ReplayedRemedy, ...]:
-    for n_events in limits.event_counts:
-        recording = _recording_before(failure, snapshot, trace, n_events)
+    for event_count in limits.event_counts:
+        recording = _recording_before(failure, snapshot, trace, event_count)
         settings = settings_of(recording)
         program = _until_failure(
             program_of(recording, garbage_collects=settings.garbage_collection_threshold > 0)
@@ -102,17 +102,20 @@ def _replay_changes(
         if len(program.allocations_before) > limits.max_blocks_before:
             break
         limit_bytes = _limit_bytes(failure, recording, program, settings)
-        retry = partial(_retry, recording, program, new_allocator, limit_bytes, limits)
-        if not retry(Change("recorded settings", None, settings)).succeeded:
+        replay_change = partial(
+            _replay_with_change, recording, program, new_allocator, limit_bytes, limits
+        )
+        if not replay_change(Change("recorded settings", None, settings)).succeeded:
             return tuple(
-                _replay_change(change, retry) for change in _changes(failure, program, settings)
+                _replayed_remedy(change, replay_change)
+                for change in _changes_to_replay(failure, program, settings)
             )
-        if n_events >= failure.event:
+        if event_count >= failure.event:
             break
     return ()
 
 
-def _retry(
+def _replay_with_change(
     recording: Recording,
     program: Program,
     new_allocator: NewAllocator,
@@ -131,9 +134,11 @@ def _retry(
     )
 
 
-def _replay_change(change: Change, retry: Callable[[Change], ReplayedRequest]) -> ReplayedRemedy:
+def _replayed_remedy(
+    change: Change, replay_change: Callable[[Change], ReplayedRequest]
+) -> ReplayedRemedy:
     try:
-        change_replay = retry(change)
+        change_replay = replay_change(change)
     except CudakitError:  # the allocator lacks the setting
         change_replay = ReplayedRequest(succeeded=False, peak_reserved_bytes=0)
     return ReplayedRemedy(
@@ -147,24 +152,24 @@ def _replay_change(change: Change, retry: Callable[[Change], ReplayedRequest]) -
 
 
 def _recording_before(
-    failure: Failure, snapshot: Snapshot, trace: DeviceTrace, n_events: int
+    failure: Failure, snapshot: Snapshot, trace: DeviceTrace, event_count: int
 ) -> Recording:
     earlier_failures = np.flatnonzero(trace.events.action[: failure.event] == Action.OOM)
-    first_event = max(failure.event - n_events, 0)
-    if len(earlier_failures) > _MAX_FAILURES:
-        first_event = max(first_event, int(earlier_failures[-_MAX_FAILURES]))
+    first_event = max(failure.event - event_count, 0)
+    if len(earlier_failures) > _MAX_REPLAYED_FAILURES:
+        first_event = max(first_event, int(earlier_failures[-_MAX_REPLAYED_FAILURES]))
     if first_event == 0:
-        return Recording(snapshot, trace, failure.replayed)
+        return Recording(snapshot, trace, failure.trace_replay)
     events: Events = take(trace.events, np.arange(first_event, len(trace.events)))
     return recording_of(snapshot, replace(trace, events=events))
 
 
 def _until_failure(program: Program) -> Program:
     """Return a program that ends with its last failed request."""
-    failed_step = max(
-        i for i, (_, step, _) in enumerate(program.steps) if step == Step.FAILED_ALLOC
+    failed_index = max(
+        index for index, (_, step, _) in enumerate(program.steps) if step == Step.FAILED_ALLOC
     )
-    return replace(program, steps=program.steps[: failed_step + 1])
+    return replace(program, steps=program.steps[: failed_index + 1])
 
 
 def _limit_bytes(
@@ -174,19 +179,19 @@ def _limit_bytes(
     library_bytes = sum(size for _, size in failure.libraries)
     if not failure.request.is_limited:
         return failure.request.reserved_bytes + library_bytes + failure.request.device_free_bytes
-    if failure.device_total and failure.memory_fraction:
-        return int(failure.memory_fraction * failure.device_total) + library_bytes
-    limit = limit_of(recording, program, settings)
-    return None if limit is None else limit.bytes
+    if failure.device_total_bytes and failure.memory_fraction:
+        return int(failure.memory_fraction * failure.device_total_bytes) + library_bytes
+    recorded_limit = limit_of(recording, program, settings)
+    return None if recorded_limit is None else recorded_limit.bytes
 
 
-def _changes(failure: Failure, program: Program, settings: Settings) -> Iterator[Change]:
+def _changes_to_replay(failure: Failure, program: Program, settings: Settings) -> Iterator[Change]:
     """Yield the changes to replay: more memory, then settings, then other streams and pools."""
     yield from _larger_limits(failure, settings)
-    for text, field, value in _setting_changes(failure, settings):
-        changed_settings = with_changes(settings, {field: value})
+    for change_text, setting_name, setting_value in _setting_changes(failure, settings):
+        changed_settings = with_changes(settings, {setting_name: setting_value})
         if changed_settings != settings:
-            yield Change(text, changed_settings.as_text(), changed_settings)
+            yield Change(change_text, changed_settings.as_text(), changed_settings)
     if any(stream != NO_WAIT for stream in program.wait_streams):
         yield Change("frees that do not wait for other streams", None, settings, _without_waits)
     if any(stream != program.requests[0][1] for _, stream, _ in program.requests):
@@ -200,15 +205,15 @@ def _larger_limits(failure: Failure, settings: Settings) -> Iterator[Change]:
     # The replay also allocates the memory of other libraries.
     library_bytes = sum(size for _, size in failure.libraries)
     if request.is_limited:
-        highest_reserved = int(failure.replayed.curves.reserved[: failure.event + 1].max())
-        limit = max(request.reserved_bytes + request.needed_bytes, highest_reserved)
-        text = f"a limit of {format_bytes(limit)}"
-        limit_bytes = limit + library_bytes
-        yield Change(text, None, settings, cause="process_limit", limit_bytes=limit_bytes)
+        highest_reserved = int(failure.trace_replay.curves.reserved[: failure.event + 1].max())
+        needed_limit = max(request.reserved_bytes + request.needed_bytes, highest_reserved)
+        change_text = f"a limit of {format_bytes(needed_limit)}"
+        limit_bytes = needed_limit + library_bytes
+        yield Change(change_text, None, settings, cause="process_limit", limit_bytes=limit_bytes)
     elif is_shared(failure):
-        text = f"the {format_bytes(failure.outside_bytes)} outside this allocator"
+        change_text = f"the {format_bytes(failure.outside_bytes)} outside this allocator"
         limit_bytes = failure.available_bytes + library_bytes
-        yield Change(text, None, settings, cause="other_processes", limit_bytes=limit_bytes)
+        yield Change(change_text, None, settings, cause="other_processes", limit_bytes=limit_bytes)
 
 
 def _setting_changes(failure: Failure, settings: Settings) -> Iterator[tuple[str, str, object]]:

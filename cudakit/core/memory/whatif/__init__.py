@@ -30,8 +30,8 @@ from cudakit.core.memory.whatif.verdict import best_of, differences, headline, r
 from cudakit.errors import SnapshotError, UsageError
 from cudakit.torch_rules.settings import Settings, parse_config
 
-_OPTION = "--what-if"
-_AS_RECORDED = "replayed, as recorded"  # the name of the replay with the recorded settings
+_OPTION_NAME = "--what-if"
+_RECORDED_REPLAY_NAME = "replayed, as recorded"  # the name of the replay with the recorded settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,19 +61,19 @@ def what_if(
     """
     trials = tuple(_trials(spec, new_allocator))
     traces = _traces_to_replay(snapshots, spec.device)
-    count, replay_numbers = len(traces) * (len(trials) + 1), itertools.count()
+    replay_count, replay_numbers = len(traces) * (len(trials) + 1), itertools.count()
 
-    def report_start(name: str) -> None:
+    def report_replay_start(name: str) -> None:
         if progress is not None:
-            progress(f"replaying with {name}", min(next(replay_numbers) / count, 1.0))
+            progress(f"replaying with {name}", min(next(replay_numbers) / replay_count, 1.0))
 
     return WhatIfResult(
         schema=SCHEMA,
         files=tuple(map(file_facts, snapshots)),
         devices=tuple(
-            _DeviceReplays(recording_of(*snapshot_and_trace), new_allocator, report_start).result(
-                trials, spec.limit_bytes
-            )
+            _DeviceReplays(
+                recording_of(*snapshot_and_trace), new_allocator, report_replay_start
+            ).result(trials, spec.limit_bytes)
             for snapshot_and_trace in traces
         ),
     )
@@ -109,25 +109,29 @@ def _traces_to_replay(
 
 
 def _trials(spec: WhatIfSpec, new_allocator: NewAllocator) -> Iterator[_Trial]:
-    for text in spec.settings:
-        settings = parse_config(text, variable=_OPTION)
+    for settings_text in spec.settings:
+        settings = parse_config(settings_text, variable=_OPTION_NAME)
         if settings.memory_fraction < 1 and spec.limit_bytes is None:
             raise UsageError(
-                f"{_OPTION} {text}: a snapshot does not record the size of the device's memory",
+                f"{_OPTION_NAME} {settings_text}: a snapshot does not record the size of the device's memory",
                 hint="add it, for example --what-if-limit 80GiB",
             )
         # An empty replay raises Unsupported for settings that the allocator lacks, before the long work.
         replay(EMPTY_PROGRAM, settings, new_allocator, limit_bytes=spec.limit_bytes)
-        yield text.strip() or DEFAULTS, settings
+        yield settings_text.strip() or DEFAULTS, settings
 
 
 class _DeviceReplays:
     """All replays of one device."""
 
     def __init__(
-        self, recording: Recording, new_allocator: NewAllocator, begin: Callable[[str], None]
+        self, recording: Recording, new_allocator: NewAllocator, report_begin: Callable[[str], None]
     ) -> None:
-        self._recording, self._new_allocator, self._begin = recording, new_allocator, begin
+        self._recording, self._new_allocator, self._report_begin = (
+            recording,
+            new_allocator,
+            report_begin,
+        )
         self._settings = settings_of(recording)
         garbage_collects = self._settings.garbage_collection_threshold > 0
         self._program = program_of(recording, garbage_collects=garbage_collects)
@@ -136,7 +140,7 @@ class _DeviceReplays:
         recording, settings = self._recording, self._settings
         recorded_limit = limit_of(recording, self._program, settings)
         recorded_outcome = outcome_of(recording, self._program, settings)
-        outcome, initial_totals = self._replay(_AS_RECORDED, settings, recorded_limit)
+        outcome, initial_totals = self._replay(_RECORDED_REPLAY_NAME, settings, recorded_limit)
         limit, baseline = recorded_limit, outcome
         if limit_bytes is not None:
             limit = Limit(limit_bytes, "given")
@@ -161,7 +165,7 @@ class _DeviceReplays:
     def _replay(
         self, name: str, settings: Settings, limit: Limit | None
     ) -> tuple[Outcome, MemoryTotals]:
-        self._begin("recorded settings" if name == _AS_RECORDED else name)
+        self._report_begin("recorded settings" if name == _RECORDED_REPLAY_NAME else name)
         return replay(
             self._program,
             settings,

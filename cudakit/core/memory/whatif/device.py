@@ -27,37 +27,37 @@ class ReplayDevice:
     """
 
     def __init__(self, limit_bytes: int | None, addresses: Iterable[tuple[int, int]] = ()) -> None:
-        self._limit = _UNLIMITED_BYTES if limit_bytes is None else limit_bytes
+        self._limit_bytes = _UNLIMITED_BYTES if limit_bytes is None else limit_bytes
         self._used_bytes = 0
         self.refusals = 0  # number of requests that exceeded the limit
-        self._sizes: dict[int, int] = {}
-        self._sorted: list[int] = []  # the addresses in _sizes
+        self._size_by_address: dict[int, int] = {}
+        self._sorted_addresses: list[int] = []  # the addresses in _sizes
         self._next_address = _FIRST_NEW_ADDRESS
         self._recorded_addresses: defaultdict[int, deque[int]] = defaultdict(deque)
         for address, size in addresses:
             self._recorded_addresses[size].append(address)
-        self._events = 0
+        self._last_event = 0
         # stream of each event, and position in the stream
-        self._positions: dict[int, tuple[int, int]] = {}
+        self._position_by_event: dict[int, tuple[int, int]] = {}
         self._event_counts: defaultdict[int, int] = defaultdict(int)
-        self._completed: defaultdict[int, int] = defaultdict(int)
+        self._completed_counts: defaultdict[int, int] = defaultdict(int)
         self.pages = self
 
     # --- memory
 
     def malloc(self, size_bytes: int, stream: int) -> int:  # noqa: ARG002
-        self._use(size_bytes)
-        ptr = self._address(size_bytes)
-        self._sizes[ptr] = size_bytes
-        insort(self._sorted, ptr)
+        self._use_bytes(size_bytes)
+        ptr = self._next_segment_address(size_bytes)
+        self._size_by_address[ptr] = size_bytes
+        insort(self._sorted_addresses, ptr)
         return ptr
 
     def free(self, ptr: int) -> None:
-        self._used_bytes -= self._sizes.pop(ptr)
-        self._sorted.remove(ptr)
+        self._used_bytes -= self._size_by_address.pop(ptr)
+        self._sorted_addresses.remove(ptr)
 
     def memory_info(self) -> MemoryInfo:
-        return MemoryInfo(self._limit - self._used_bytes, self._limit)
+        return MemoryInfo(self._limit_bytes - self._used_bytes, self._limit_bytes)
 
     def granularity(self) -> int:
         return SEGMENT_STEP
@@ -69,52 +69,52 @@ class ReplayDevice:
         pass
 
     def map(self, ptr: int, page_bytes: int, count: int) -> None:  # noqa: ARG002
-        self._use(page_bytes * count)
+        self._use_bytes(page_bytes * count)
 
     def unmap(self, ptr: int, size_bytes: int) -> None:  # noqa: ARG002
         self._used_bytes -= size_bytes
 
     # --- streams
 
-    def complete(self, stream: int, position: int) -> None:
+    def complete_events(self, stream: int, position: int) -> None:
         """Complete the events of a stream up to a position."""
-        self._completed[stream] = max(self._completed[stream], position)
+        self._completed_counts[stream] = max(self._completed_counts[stream], position)
 
     def recorded_count(self, stream: int) -> int:
         """Return the number of events recorded on a stream."""
         return self._event_counts[stream]
 
     def event(self) -> Event:
-        self._events += 1
-        return Event(self._events)
+        self._last_event += 1
+        return Event(self._last_event)
 
     def destroy_event(self, event: Event) -> None:
-        self._positions.pop(event, None)
+        self._position_by_event.pop(event, None)
 
     def record(self, event: Event, stream: int) -> None:
         self._event_counts[stream] += 1
-        self._positions[event] = stream, self._event_counts[stream]
+        self._position_by_event[event] = stream, self._event_counts[stream]
 
     def query_event(self, event: Event) -> bool:
-        stream, position = self._positions[event]
-        return position <= self._completed[stream]
+        stream, position = self._position_by_event[event]
+        return position <= self._completed_counts[stream]
 
     def sync_event(self, event: Event) -> None:
-        self.complete(*self._positions[event])
+        self.complete_events(*self._position_by_event[event])
 
     def sync_stream(self, stream: int) -> None:
         pass
 
     def sync(self) -> None:
-        self._completed.update(self._event_counts)
+        self._completed_counts.update(self._event_counts)
 
-    def _use(self, size_bytes: int) -> None:
-        if self._used_bytes + size_bytes > self._limit:
+    def _use_bytes(self, size_bytes: int) -> None:
+        if self._used_bytes + size_bytes > self._limit_bytes:
             self.refusals += 1
             raise CudaError(_OUT_OF_MEMORY, "CUDA_ERROR_OUT_OF_MEMORY", "the limit of the replay")
         self._used_bytes += size_bytes
 
-    def _address(self, size_bytes: int) -> int:
+    def _next_segment_address(self, size_bytes: int) -> int:
         recorded_addresses = self._recorded_addresses[size_bytes]
         while recorded_addresses:
             if self._is_free(ptr := recorded_addresses.popleft(), size_bytes):
@@ -122,13 +122,15 @@ class ReplayDevice:
         return self._new_address(size_bytes)
 
     def _is_free(self, ptr: int, size_bytes: int) -> bool:
-        next_index = bisect_right(self._sorted, ptr)
-        previous_range = self._sorted[next_index - 1] if next_index else None
+        next_index = bisect_right(self._sorted_addresses, ptr)
+        previous_address = self._sorted_addresses[next_index - 1] if next_index else None
         starts_after_previous = (
-            previous_range is None or previous_range + self._sizes[previous_range] <= ptr
+            previous_address is None
+            or previous_address + self._size_by_address[previous_address] <= ptr
         )
         return starts_after_previous and (
-            next_index == len(self._sorted) or ptr + size_bytes <= self._sorted[next_index]
+            next_index == len(self._sorted_addresses)
+            or ptr + size_bytes <= self._sorted_addresses[next_index]
         )
 
     def _new_address(self, size_bytes: int) -> int:

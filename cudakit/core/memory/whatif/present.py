@@ -41,7 +41,7 @@ def brief_sentences(result: WhatIfResult) -> tuple[Note, ...]:
         if has_several
         else note
         for device in result.devices
-        for note in (_headline(device), *_shortages(device), _reliability(device))
+        for note in (_headline(device), *_shortage_notes(device), _reliability_notes(device))
     )
 
 
@@ -51,30 +51,30 @@ def _headline(device: DeviceWhatIf) -> Note:
 
 def _sections(device: DeviceWhatIf) -> Iterator[Node]:
     yield _headline(device)
-    yield from _shortages(device)
-    yield _reliability(device)
+    yield from _shortage_notes(device)
+    yield _reliability_notes(device)
     if device.limit is not None:
         yield Note("info", _limit_sentence(device))
-    outcomes = _rows(device)
+    outcomes = _row_outcomes(device)
     yield Section("Reserved memory", (_reserved_table(device, outcomes),))
     yield Section("Driver calls and failures", (_driver_table(outcomes),))
 
 
-def _rows(device: DeviceWhatIf) -> tuple[Outcome, ...]:
+def _row_outcomes(device: DeviceWhatIf) -> tuple[Outcome, ...]:
     baseline = () if device.baseline == device.replayed else (device.baseline,)
     return (device.recorded, device.replayed, *baseline, *device.tried)
 
 
-def _shortages(device: DeviceWhatIf) -> Iterator[Note]:
-    names: dict[str, list[str]] = {}
+def _shortage_notes(device: DeviceWhatIf) -> Iterator[Note]:
+    names_by_shortage: dict[str, list[str]] = {}
     for outcome in (device.baseline, *device.tried):
         if outcome.shortage is not None:
-            names.setdefault(shortage_text(outcome), []).append(outcome.name)
-    for shortage, settings in names.items():
-        replays = "this replay" if len(settings) == 1 else "these replays"
+            names_by_shortage.setdefault(shortage_text(outcome), []).append(outcome.name)
+    for shortage, settings in names_by_shortage.items():
+        replays_noun = "this replay" if len(settings) == 1 else "these replays"
         yield Note(
             "warn",
-            f"{_join_names(settings)}: out of memory {shortage}; the figures of {replays} end there.",
+            f"{_join_names(settings)}: out of memory {shortage}; the figures of {replays_noun} end there.",
         )
 
 
@@ -82,23 +82,24 @@ def _join_names(names: Sequence[str]) -> str:
     return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
-def _reliability(device: DeviceWhatIf) -> Note:
+def _reliability_notes(device: DeviceWhatIf) -> Note:
     if not device.differences:
         is_user_limit = device.limit is not None and device.limit.source == "given"
-        limit = " and without the limit" if is_user_limit else ""
+        limit_clause = " and without the limit" if is_user_limit else ""
         return Note(
-            "ok", f"The replay with the recorded settings{limit} reproduces every recorded figure."
+            "ok",
+            f"The replay with the recorded settings{limit_clause} reproduces every recorded figure.",
         )
-    differences = "; ".join(_difference(difference) for difference in device.differences)
+    differences_text = "; ".join(_difference_text(difference) for difference in device.differences)
     causes = device.reasons or ("the reason is unknown",)
     return Note(
         "warn",
-        f"The replay with the recorded settings differs from the recording: {differences}.",
+        f"The replay with the recorded settings differs from the recording: {differences_text}.",
         causes,
     )
 
 
-def _difference(difference: Difference) -> str:
+def _difference_text(difference: Difference) -> str:
     is_count = not difference.figure.startswith(("peak", "end"))
     format_value = format_count if is_count else format_bytes
     recorded_text, replayed_text = (
@@ -112,16 +113,16 @@ def _limit_sentence(device: DeviceWhatIf) -> str:
     limit = device.limit
     if limit is None:
         return ""
-    size = format_bytes(limit.bytes)
+    size_text = format_bytes(limit.bytes)
     if limit.source == "given":
-        return f"Memory limit of the replays: {size} (--what-if-limit)."
+        return f"Memory limit of the replays: {size_text} (--what-if-limit)."
     if limit.source == "device full":
         return (
-            f"Memory limit of the replays: {size}, what the process could use when the request failed: its"
-            " reserved memory and the free memory of the device."
+            f"Memory limit of the replays: {size_text}, what the process could use when the request failed:"
+            " its reserved memory and the free memory of the device."
         )
     return (
-        f"Memory limit of the replays: {size}, the most that was reserved in the recording;"
+        f"Memory limit of the replays: {size_text}, the most that was reserved in the recording;"
         " --what-if-limit sets another."
     )
 
@@ -132,15 +133,15 @@ def _reserved_table(device: DeviceWhatIf, outcomes: tuple[Outcome, ...]) -> Tabl
     ended_outcomes = [outcome for outcome in device.tried if outcome.shortage is None]
     compared_ids = {id(outcome) for outcome in ended_outcomes if device.baseline.shortage is None}
 
-    def change(outcome: Outcome) -> Value:
+    def change_value(outcome: Outcome) -> Value:
         increase_bytes = outcome.peak.reserved_bytes - baseline_bytes
         return Change(increase_bytes) if id(outcome) in compared_ids else Text("")
 
     return table(
         (
-            _SETTINGS,
+            _SETTINGS_COLUMN,
             ("peak", "number", lambda outcome: Bytes(outcome.peak.reserved_bytes)),
-            ("change", "number", change),
+            ("change", "number", change_value),
             ("end", "number", lambda outcome: Bytes(outcome.end.reserved_bytes)),
             ("free in segments", "number", lambda outcome: Bytes(outcome.fragmentation_bytes)),
             ("free share", "number", lambda outcome: Ratio(outcome.fragmentation)),
@@ -154,10 +155,10 @@ def _reserved_table(device: DeviceWhatIf, outcomes: tuple[Outcome, ...]) -> Tabl
 def _driver_table(outcomes: tuple[Outcome, ...]) -> Table:
     return table(
         (
-            _SETTINGS,
+            _SETTINGS_COLUMN,
             ("allocations", "number", lambda outcome: Count(outcome.device_allocations)),
             ("frees", "number", lambda outcome: Count(outcome.device_frees)),
-            ("retries", "number", _retries),
+            ("retries", "number", _retries_value),
             ("out of memory", "number", lambda outcome: Count(outcome.ooms)),
         ),
         outcomes,
@@ -165,7 +166,7 @@ def _driver_table(outcomes: tuple[Outcome, ...]) -> Table:
     )
 
 
-def _retries(outcome: Outcome) -> Value:
+def _retries_value(outcome: Outcome) -> Value:
     if outcome.retries is None:
         return Unavailable("the file does not record who released memory")
     return Count(outcome.retries)
@@ -183,4 +184,4 @@ def _settings_name(outcome: Outcome) -> Text:
     return Text(_ROW_NAMES.get(outcome.name, outcome.name))
 
 
-_SETTINGS: Final = ("settings", "text", _settings_name)
+_SETTINGS_COLUMN: Final = ("settings", "text", _settings_name)

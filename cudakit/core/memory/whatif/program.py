@@ -30,11 +30,11 @@ class Recording:
     trace: DeviceTrace
     history: Replay
 
-    def has(self, action: Action) -> bool:
+    def has_action(self, action: Action) -> bool:
         """Return whether an action occurs in the trace."""
         return bool((self.trace.events.action == action).any())
 
-    def count(self, *actions: Action) -> int:
+    def count_actions(self, *actions: Action) -> int:
         """Return the number of events with one of these actions."""
         return int(np.isin(self.trace.events.action, actions).sum())
 
@@ -114,8 +114,8 @@ def program_of(recording: Recording, *, garbage_collects: bool) -> Program:
     ordered_steps = [
         *_lifetime_steps(allocations, wait_streams, releases, n_events),
         *(
-            (event, 0, Step.FAILED_ALLOC, len(allocations) + i)
-            for i, event in enumerate(failed_requests)
+            (event, 0, Step.FAILED_ALLOC, len(allocations) + index)
+            for index, event in enumerate(failed_requests)
         ),
         *_release_steps(allocations, releases),
     ]
@@ -141,7 +141,7 @@ def program_of(recording: Recording, *, garbage_collects: bool) -> Program:
                 allocations.free_requested[allocations_before] == BEFORE_TRACE
             ].tolist()
         ),
-        steps=tuple((event, step, number) for event, _, step, number in ordered_steps),
+        steps=tuple((event, step, target) for event, _, step, target in ordered_steps),
         releases=releases,
         peak_event=recording.history.peak_moment() - 1,
         frees_have_stacks=frees_have_stacks,
@@ -163,20 +163,20 @@ def _wait_streams(allocations: Allocations, events: Events) -> tuple[int, ...]:
     request_order = np.lexsort(
         (allocations.end[waited_frees], allocations.free_requested[waited_frees])
     )
-    last_ends: list[int] = []  # the latest completion of each stream, ascending
+    last_completions: list[int] = []  # the latest completion of each stream, ascending
     stream_numbers: list[int] = []  # stream numbers in the same order
-    for index in waited_frees[request_order].tolist():
-        end_event = int(allocations.end[index])
-        insert_position = bisect_right(last_ends, end_event) - 1
+    for allocation_index in waited_frees[request_order].tolist():
+        end_event = int(allocations.end[allocation_index])
+        insert_position = bisect_right(last_completions, end_event) - 1
         stream_number = (
             stream_numbers.pop(insert_position) if insert_position >= 0 else len(stream_numbers)
         )
         if insert_position >= 0:
-            del last_ends[insert_position]
-        insert_position = bisect_right(last_ends, end_event)
-        last_ends.insert(insert_position, end_event)
+            del last_completions[insert_position]
+        insert_position = bisect_right(last_completions, end_event)
+        last_completions.insert(insert_position, end_event)
         stream_numbers.insert(insert_position, stream_number)
-        wait_streams[index] = stream_number
+        wait_streams[allocation_index] = stream_number
     return tuple(wait_streams.tolist())
 
 
@@ -184,18 +184,18 @@ def _waited_frees(allocations: Allocations, events: Events) -> npt.NDArray[np.in
     """Return the allocations whose free did not complete in the same call."""
     n_events = len(events)
     freed_allocations = np.flatnonzero(allocations.free_requested < n_events)
-    request, end_event = (
+    request_events, end_events = (
         allocations.free_requested[freed_allocations],
         allocations.end[freed_allocations],
     )
-    completed_later = (end_event - request > 1) | (end_event == n_events)
+    is_completed_later = (end_events - request_events > 1) | (end_events == n_events)
     # If the next request completed the free, the completion has the stack of that request.
     stacks = (
-        events.stack[np.clip(request, 0, n_events - 1)],
-        events.stack[np.clip(end_event, 0, n_events - 1)],
+        events.stack[np.clip(request_events, 0, n_events - 1)],
+        events.stack[np.clip(end_events, 0, n_events - 1)],
     )
     waited_frees: npt.NDArray[np.intp] = freed_allocations[
-        completed_later | (stacks[0] != stacks[1]) | (request == BEFORE_TRACE)
+        is_completed_later | (stacks[0] != stacks[1]) | (request_events == BEFORE_TRACE)
     ]
     return waited_frees
 
@@ -212,10 +212,10 @@ def _frees_have_stacks(allocations: Allocations, events: Events) -> bool:
 def _completes_pending(
     allocations: Allocations, wait_streams: tuple[int, ...], n_events: int
 ) -> Mask:
-    mask = np.zeros(n_events, np.bool_)
+    is_completion = np.zeros(n_events, np.bool_)
     has_waited = np.array(wait_streams, np.int64) != NO_WAIT
-    mask[allocations.end[has_waited & (allocations.end < n_events)]] = True
-    return mask
+    is_completion[allocations.end[has_waited & (allocations.end < n_events)]] = True
+    return is_completion
 
 
 def _lifetime_steps(
@@ -225,27 +225,27 @@ def _lifetime_steps(
     n_events: int,
 ) -> Iterator[tuple[int, int, Step, int]]:
     # A request that waited for pending frees found no free block before: complete these frees after it.
-    later_request = {
+    request_by_event = {
         event: release.request
         for release in releases
         if release.request is not None
         for event in range(release.first_event, release.end_event)
     }
     end_events = allocations.end.tolist()
-    for index, (begin_event, free_event) in enumerate(
+    for allocation_index, (begin_event, free_event) in enumerate(
         zip(allocations.begin.tolist(), allocations.free_requested.tolist(), strict=True)
     ):
         if begin_event != BEFORE_TRACE:
-            yield begin_event, 0, Step.ALLOC, index
+            yield begin_event, 0, Step.ALLOC, allocation_index
         if BEFORE_TRACE < free_event < n_events:
-            yield free_event, 1 if begin_event == free_event else 0, Step.FREE, index
-        if wait_streams[index] != NO_WAIT and end_events[index] < n_events:
-            end_event = end_events[index]
+            yield free_event, 1 if begin_event == free_event else 0, Step.FREE, allocation_index
+        if wait_streams[allocation_index] != NO_WAIT and end_events[allocation_index] < n_events:
+            end_event = end_events[allocation_index]
             yield (
-                later_request.get(end_event, end_event),
-                1 if end_event in later_request else 0,
+                request_by_event.get(end_event, end_event),
+                1 if end_event in request_by_event else 0,
                 Step.COMPLETE_FREE,
-                index,
+                allocation_index,
             )
 
 

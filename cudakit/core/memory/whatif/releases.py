@@ -50,19 +50,21 @@ def releases_of(
     """
     is_release = np.isin(events.action, _RELEASE_ACTIONS)
     cause_is_known = frees_have_stacks or garbage_collects
-    known_to_fit = 0 if cause_is_known else int(curves.reserved.max())
+    bytes_known_to_fit = 0 if cause_is_known else int(curves.reserved.max())
     releases: list[Release] = []
     for first_event, end_event in _ranges_of(is_release | completes_pending):
         request = _request_after(events, end_event)
-        request_begins = end_event
+        first_request_event = end_event
         if request is not None:
-            request_begins = _first_of_request(
-                events, curves, is_release, (first_event, end_event, request), known_to_fit
+            first_request_event = _first_of_request(
+                events, curves, is_release, (first_event, end_event, request), bytes_known_to_fit
             )
-            if request_begins < end_event:
-                releases.append(_release(events, is_release, request_begins, end_event, request))
-        if is_release[first_event:request_begins].any():
-            releases.append(_release(events, is_release, first_event, request_begins, None))
+            if first_request_event < end_event:
+                releases.append(
+                    _release(events, is_release, first_request_event, end_event, request)
+                )
+        if is_release[first_event:first_request_event].any():
+            releases.append(_release(events, is_release, first_event, first_request_event, None))
     return tuple(releases)
 
 
@@ -86,7 +88,7 @@ def _first_of_request(
     curves: Curves,
     is_release: Mask,
     release_and_request: tuple[int, int, int],
-    known_to_fit: int,
+    bytes_known_to_fit: int,
 ) -> int:
     """Return the first event in which the request released memory; ``end_event`` if there is none.
 
@@ -97,30 +99,35 @@ def _first_of_request(
     release_events = np.flatnonzero(is_release[first_event:end_event]) + first_event
     if not len(release_events):
         return first_event if has_failed else end_event
-    stack = events.stack[request]
+    request_stack = events.stack[request]
     is_private = events.pool[release_events] > 0
     releases_by_program = release_events[
-        (events.stack[release_events] != stack) | _is_before_default(is_private)
+        (events.stack[release_events] != request_stack) | _is_before_default(is_private)
     ]
-    first_of_request = int(releases_by_program[-1]) + 1 if len(releases_by_program) else first_event
-    if has_failed or first_of_request == end_event:
-        return first_of_request
+    first_request_event = (
+        int(releases_by_program[-1]) + 1 if len(releases_by_program) else first_event
+    )
+    if has_failed or first_request_event == end_event:
+        return first_request_event
     new_bytes = int(curves.reserved[request] - curves.reserved[end_event])
     has_fitted_before = (
-        new_bytes > 0 and int(curves.reserved[first_of_request]) + new_bytes <= known_to_fit
+        new_bytes > 0
+        and int(curves.reserved[first_request_event]) + new_bytes <= bytes_known_to_fit
     )
     # Segments of a deleted MemPool have the stacks of their allocations, because no call released them.
-    is_of_deleted_pool = bool(is_private[release_events >= first_of_request].all())
-    unknown_stack = stack == 0 and known_to_fit > 0
+    is_of_deleted_pool = bool(is_private[release_events >= first_request_event].all())
+    is_unknown_stack = request_stack == 0 and bytes_known_to_fit > 0
     return (
-        end_event if unknown_stack or has_fitted_before or is_of_deleted_pool else first_of_request
+        end_event
+        if is_unknown_stack or has_fitted_before or is_of_deleted_pool
+        else first_request_event
     )
 
 
 def _is_before_default(is_private: Mask) -> Mask:
     """Mark private pools released before the default pool; a request releases the default pool first."""
-    default_follows = np.logical_or.accumulate(~is_private[::-1])[::-1]
-    mask: Mask = is_private & default_follows
+    is_followed_by_default = np.logical_or.accumulate(~is_private[::-1])[::-1]
+    mask: Mask = is_private & is_followed_by_default
     return mask
 
 
@@ -128,7 +135,7 @@ def _release(
     events: Events, is_release: Mask, first_event: int, end_event: int, request: int | None
 ) -> Release:
     release_events = np.flatnonzero(is_release[first_event:end_event]) + first_event
-    pools = np.maximum(events.pool[release_events], 0)  # -1: older files do not record the pool
+    pool_ids = np.maximum(events.pool[release_events], 0)  # -1: older files do not record the pool
     return Release(
-        first_event, end_event, request, frozenset(pools.tolist()), bool(len(release_events))
+        first_event, end_event, request, frozenset(pool_ids.tolist()), bool(len(release_events))
     )

@@ -60,11 +60,11 @@ def replay(
     the memory in use when the trace starts. Raises Unsupported for settings that the allocator lacks.
     """
     device = ReplayDevice(limit_bytes, addresses)
-    replay = _Replay(program, device, new_allocator(device, settings, search_again))
-    initial_totals, shortage = replay.run()
+    running_replay = _Replay(program, device, new_allocator(device, settings, search_again))
+    initial_totals, shortage = running_replay.run()
     if limit_bytes is not None and settings.memory_fraction < 1:
         limit_bytes = int(limit_bytes * settings.memory_fraction)
-    return replay.outcome(name, settings, limit_bytes, shortage), initial_totals
+    return running_replay.outcome(name, settings, limit_bytes, shortage), initial_totals
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +93,8 @@ def replay_request(
     ``max_searched_blocks``. A search visits the free blocks: at most one between two blocks in use.
     """
     device = ReplayDevice(limit_bytes, addresses)
-    replay = _Replay(program, device, new_allocator(device, settings, search_again))
-    return replay.last_request(max_searched_blocks)
+    running_replay = _Replay(program, device, new_allocator(device, settings, search_again))
+    return running_replay.run_to_last_request(max_searched_blocks)
 
 
 class ReplayTooLong(Exception):
@@ -115,13 +115,13 @@ class _Replay:
         self._program = program
         self._device = device
         self._allocator = allocator
-        self._pool = 0  # pool of the current request
-        self._pools: dict[int, PoolId] = {}
+        self._current_pool = 0  # pool of the current request
+        self._pool_handles: dict[int, PoolId] = {}
         self._released_pools: set[int] = set()
         self._live_ptrs: dict[int, int] = {}
-        self._waiting: dict[int, int] = {}  # position of each pending free in its stream
-        self._ooms = 0
-        self._refusals = 0  # number of refusals of the device up to the previous step
+        self._wait_positions: dict[int, int] = {}  # position of each pending free in its stream
+        self._oom_count = 0
+        self._previous_refusals = 0  # number of refusals of the device up to the previous step
         self._searched_blocks = 0
         self._totals_at_peak: MemoryTotals | None = None  # totals at the peak of the recording
 
@@ -134,30 +134,30 @@ class _Replay:
         except _OutOfMemory as out_of_memory:
             shortage = out_of_memory.shortage
             if shortage.event < 0:
-                initial_totals = self._totals("current")
+                initial_totals = self._read_totals("current")
         self._allocator.process_events()
         return initial_totals, shortage
 
-    def last_request(self, max_searched_blocks: int) -> ReplayedRequest:
+    def run_to_last_request(self, max_searched_blocks: int) -> ReplayedRequest:
         """Run all steps; return whether the last one, a failed request, succeeded."""
-        *steps, (_, _, last_number) = self._program.steps
+        *steps, (_, _, last_target) = self._program.steps
         try:
             self._allocate_initial()
-            for event, step, number in steps:
-                self._run_step(event, step, number)
+            for event, step, target in steps:
+                self._run_step(event, step, target)
                 self._limit_searches(step, max_searched_blocks)
-            ooms = self._ooms
-            self._failed_alloc(last_number)
-            succeeded = self._ooms == ooms
+            previous_ooms = self._oom_count
+            self._run_failed_alloc(last_target)
+            succeeded = self._oom_count == previous_ooms
         except _OutOfMemory:
             succeeded = False
-        return ReplayedRequest(succeeded, self._totals("peak").reserved_bytes)
+        return ReplayedRequest(succeeded, self._read_totals("peak").reserved_bytes)
 
     def _limit_searches(self, step: Step, max_searched_blocks: int) -> None:
         """Raise ReplayTooLong if the steps so far searched too many blocks for memory to release."""
-        searches = self._device.refusals - self._refusals + (step == Step.EMPTY_CACHE)
-        self._refusals = self._device.refusals
-        self._searched_blocks += searches * len(self._live_ptrs)
+        search_count = self._device.refusals - self._previous_refusals + (step == Step.EMPTY_CACHE)
+        self._previous_refusals = self._device.refusals
+        self._searched_blocks += search_count * len(self._live_ptrs)
         if self._searched_blocks > max_searched_blocks:
             raise ReplayTooLong
 
@@ -165,105 +165,109 @@ class _Replay:
         self, name: str, settings: Settings, limit_bytes: int | None, shortage: Shortage | None
     ) -> Outcome:
         statistics = self._allocator.statistics()
-        totals_at_peak = self._totals_at_peak or self._totals("current")
+        totals_at_peak = self._totals_at_peak or self._read_totals("current")
         free_bytes = totals_at_peak.reserved_bytes - totals_at_peak.active_bytes
         return Outcome(
             name=name,
             settings=settings.as_text(),
             limit_bytes=limit_bytes,
-            peak=self._totals("peak"),
-            end=self._totals("current"),
+            peak=self._read_totals("peak"),
+            end=self._read_totals("current"),
             fragmentation_bytes=free_bytes,
             fragmentation=free_bytes / max(totals_at_peak.reserved_bytes, 1),
             device_allocations=statistics["num_device_alloc"],
             device_frees=statistics["num_device_free"],
             retries=statistics["num_alloc_retries"],
-            ooms=self._ooms,
+            ooms=self._oom_count,
             shortage=shortage,
         )
 
     def _allocate_initial(self) -> MemoryTotals:
         """Allocate the memory from before the trace; then reset counts and peaks."""
-        for number in self._program.allocations_before:
-            self._alloc(BEFORE_TRACE, number)
-        for number in self._program.pending_frees_before:
-            self._free(number)
+        for allocation in self._program.allocations_before:
+            self._run_alloc(BEFORE_TRACE, allocation)
+        for allocation in self._program.pending_frees_before:
+            self._run_free(allocation)
         self._allocator.reset_peaks()
         self._allocator.reset_sums()
         if self._program.peak_event < 0:
-            self._totals_at_peak = self._totals("current")
-        return self._totals("current")
+            self._totals_at_peak = self._read_totals("current")
+        return self._read_totals("current")
 
     def _run_steps(self) -> None:
-        for event, step, number in self._program.steps:
-            self._run_step(event, step, number)
+        for event, step, target in self._program.steps:
+            self._run_step(event, step, target)
             if event == self._program.peak_event:
-                self._totals_at_peak = self._totals("current")
+                self._totals_at_peak = self._read_totals("current")
 
-    def _run_step(self, event: int, step: Step, number: int) -> None:
+    def _run_step(self, event: int, step: Step, target: int) -> None:
         match step:
             case Step.ALLOC:
-                self._alloc(event, number)
+                self._run_alloc(event, target)
             case Step.FREE:
-                self._free(number)
+                self._run_free(target)
             case Step.COMPLETE_FREE:
-                self._complete_free(number)
+                self._complete_free(target)
             case Step.FAILED_ALLOC:
-                self._failed_alloc(number)
+                self._run_failed_alloc(target)
             case Step.RELEASE_POOL:
-                self._release_pool(number)
-            case Step.EMPTY_POOL if number in self._pools:
-                self._allocator.empty_pool(self._pools[number])
+                self._release_pool(target)
+            case Step.EMPTY_POOL if target in self._pool_handles:
+                self._allocator.empty_pool(self._pool_handles[target])
             case Step.EMPTY_CACHE:
                 self._allocator.empty_cache()
 
-    def _alloc(self, event: int, number: int) -> None:
+    def _run_alloc(self, event: int, allocation: int) -> None:
         try:
-            self._live_ptrs[number] = self._request(number)
+            self._live_ptrs[allocation] = self._alloc_request(allocation)
         except MemoryError:
-            self._ooms += 1
-            raise _OutOfMemory(Shortage(event, self._program.requests[number][0])) from None
+            self._oom_count += 1
+            raise _OutOfMemory(Shortage(event, self._program.requests[allocation][0])) from None
 
-    def _free(self, number: int) -> None:
-        ptr, wait_stream = self._live_ptrs.pop(number), self._program.wait_streams[number]
+    def _run_free(self, allocation: int) -> None:
+        ptr, wait_stream = self._live_ptrs.pop(allocation), self._program.wait_streams[allocation]
         if wait_stream == NO_WAIT or not ptr:
             self._allocator.free(ptr)
             return
         self._allocator.free(ptr, _FIRST_WAIT_STREAM + wait_stream)
-        self._waiting[number] = self._device.recorded_count(_FIRST_WAIT_STREAM + wait_stream)
+        self._wait_positions[allocation] = self._device.recorded_count(
+            _FIRST_WAIT_STREAM + wait_stream
+        )
 
-    def _complete_free(self, number: int) -> None:
-        wait_stream = _FIRST_WAIT_STREAM + self._program.wait_streams[number]
-        self._device.complete(wait_stream, self._waiting.pop(number, 0))
+    def _complete_free(self, allocation: int) -> None:
+        wait_stream = _FIRST_WAIT_STREAM + self._program.wait_streams[allocation]
+        self._device.complete_events(wait_stream, self._wait_positions.pop(allocation, 0))
         self._allocator.process_events()
 
-    def _failed_alloc(self, number: int) -> None:
+    def _run_failed_alloc(self, request_index: int) -> None:
         """Repeat a request that failed in the recording. If it succeeds, free it: its lifetime is unknown."""
         try:
-            ptr = self._request(number)
+            ptr = self._alloc_request(request_index)
         except MemoryError:
-            self._ooms += 1
+            self._oom_count += 1
         else:
             self._allocator.free(ptr)
 
     def _release_pool(self, pool: int) -> None:
-        if pool in self._pools and pool not in self._released_pools:
+        if pool in self._pool_handles and pool not in self._released_pools:
             self._released_pools.add(pool)
-            self._allocator.end_allocate_to_pool(self._pools[pool])
-            self._allocator.release_pool(self._pools[pool])
+            self._allocator.end_allocate_to_pool(self._pool_handles[pool])
+            self._allocator.release_pool(self._pool_handles[pool])
 
-    def _request(self, number: int) -> int:
-        size, stream, pool = self._program.requests[number]
-        if pool and pool not in self._pools:
-            self._pools[pool] = handle = self._allocator.graph_pool_handle()
+    def _alloc_request(self, request_index: int) -> int:
+        size, stream, pool = self._program.requests[request_index]
+        if pool and pool not in self._pool_handles:
+            self._pool_handles[pool] = handle = self._allocator.graph_pool_handle()
             self._allocator.begin_allocate_to_pool(handle, partial(self._is_current_pool, pool))
-        self._pool = pool
+        self._current_pool = pool
         return self._allocator.alloc(size, _FIRST_STREAM + stream)
 
     def _is_current_pool(self, pool: int, stream: int) -> bool:  # noqa: ARG002
-        return self._pool == pool
+        return self._current_pool == pool
 
-    def _totals(self, current_or_peak: str) -> MemoryTotals:
+    def _read_totals(self, current_or_peak: str) -> MemoryTotals:
         statistics = self._allocator.statistics()
-        names = ("reserved", "allocated", "requested", "active")
-        return MemoryTotals(*(statistics[f"{name}_bytes.all.{current_or_peak}"] for name in names))
+        total_names = ("reserved", "allocated", "requested", "active")
+        return MemoryTotals(
+            *(statistics[f"{name}_bytes.all.{current_or_peak}"] for name in total_names)
+        )

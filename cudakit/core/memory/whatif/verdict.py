@@ -55,7 +55,9 @@ def reasons(recording: Recording, initial_totals: MemoryTotals) -> Iterator[str]
         yield "the trace does not record which pending frees a request waited for before it released memory"
     if settings.get("cudakit_cache_limit", -1) not in (-1, None):
         yield "the cache was limited in the recorded program, and is not limited in the replay"
-    has_releases = recording.has(Action.SEGMENT_FREE) or recording.has(Action.SEGMENT_UNMAP)
+    has_releases = recording.has_action(Action.SEGMENT_FREE) or recording.has_action(
+        Action.SEGMENT_UNMAP
+    )
     if (
         has_releases
         and not (recording.trace.events.pool >= 0).any()
@@ -73,13 +75,17 @@ def best_of(baseline: Outcome, trial_outcomes: Sequence[Outcome]) -> int | None:
 
     None if no settings are better than the baseline.
     """
-    ranks = {index: _rank(outcome) for index, outcome in enumerate(trial_outcomes)}
-    best_index = min(ranks, key=lambda index: ranks[index], default=None)
+    rank_by_index = {index: _rank(outcome) for index, outcome in enumerate(trial_outcomes)}
+    best_index = min(rank_by_index, key=lambda index: rank_by_index[index], default=None)
     if best_index is None:
         return None
     # If memory ran out, only fewer failures help, not less reserved memory.
-    n_criteria = 2 if baseline.ooms or baseline.shortage else 3
-    return best_index if ranks[best_index][:n_criteria] < _rank(baseline)[:n_criteria] else None
+    criteria_count = 2 if baseline.ooms or baseline.shortage else 3
+    return (
+        best_index
+        if rank_by_index[best_index][:criteria_count] < _rank(baseline)[:criteria_count]
+        else None
+    )
 
 
 def _rank(outcome: Outcome) -> tuple[bool, int, int]:
@@ -92,51 +98,51 @@ def _rank(outcome: Outcome) -> tuple[bool, int, int]:
 def headline(baseline: Outcome, trial_outcomes: Sequence[Outcome], best_index: int | None) -> str:
     """Return the result in one sentence without a period."""
     if best_index is None:
-        return _no_help(baseline, trial_outcomes)
+        return _no_help_sentence(baseline, trial_outcomes)
     best_outcome = trial_outcomes[best_index]
     if baseline.shortage is not None or best_outcome.ooms < baseline.ooms:
-        return f"{_subject(best_outcome)} would have {_benefit(baseline, best_outcome)}"
+        return f"{_settings_subject(best_outcome)} would have {_benefit_sentence(baseline, best_outcome)}"
     saved_bytes = baseline.peak.reserved_bytes - best_outcome.peak.reserved_bytes
     saved_text = f"{format_bytes(saved_bytes)} ({saved_bytes / baseline.peak.reserved_bytes:.0%})"
-    return f"{_subject(best_outcome)} would have reserved {saved_text} less at the peak"
+    return f"{_settings_subject(best_outcome)} would have reserved {saved_text} less at the peak"
 
 
-def _benefit(baseline: Outcome, best_outcome: Outcome) -> str:
+def _benefit_sentence(baseline: Outcome, best_outcome: Outcome) -> str:
     if best_outcome.ooms:
-        return f"had {_failures(best_outcome.ooms)} instead of {format_count(baseline.ooms)}"
-    peak = format_bytes(best_outcome.peak.reserved_bytes)
+        return f"had {_failures_text(best_outcome.ooms)} instead of {format_count(baseline.ooms)}"
+    peak_text = format_bytes(best_outcome.peak.reserved_bytes)
     if baseline.shortage is not None:
-        return f"let the program run to the end, with {peak} reserved at the peak"
+        return f"let the program run to the end, with {peak_text} reserved at the peak"
     noun = "request" if baseline.ooms == 1 else "requests"
-    return f"let the failed {noun} succeed, with {peak} reserved at the peak"
+    return f"let the failed {noun} succeed, with {peak_text} reserved at the peak"
 
 
-def _no_help(baseline: Outcome, trial_outcomes: Sequence[Outcome]) -> str:
+def _no_help_sentence(baseline: Outcome, trial_outcomes: Sequence[Outcome]) -> str:
     is_single = len(trial_outcomes) == 1
-    subject = (
-        f"{_subject(trial_outcomes[0])} would not have"
+    subject_text = (
+        f"{_settings_subject(trial_outcomes[0])} would not have"
         if is_single
         else "None of these settings would have"
     )
     if baseline.shortage is not None:
-        return f"{subject} let the program run to the end, and neither would the recorded settings"
+        return f"{subject_text} let the program run to the end, and neither would the recorded settings"
     if baseline.ooms:
-        requests = "request" if baseline.ooms == 1 else "requests"
-        return f"{subject} let the failed {requests} succeed"
-    worse = [outcome for outcome in trial_outcomes if _rank(outcome) > _rank(baseline)]
-    if len(trial_outcomes) == 1 and worse:
+        request_noun = "request" if baseline.ooms == 1 else "requests"
+        return f"{subject_text} let the failed {request_noun} succeed"
+    worse_outcomes = [outcome for outcome in trial_outcomes if _rank(outcome) > _rank(baseline)]
+    if len(trial_outcomes) == 1 and worse_outcomes:
         return _worse_sentence(baseline, trial_outcomes[0])
-    return f"{subject} reserved less at the peak than {format_bytes(baseline.peak.reserved_bytes)}"
+    return f"{subject_text} reserved less at the peak than {format_bytes(baseline.peak.reserved_bytes)}"
 
 
 def _worse_sentence(baseline: Outcome, outcome: Outcome) -> str:
     if outcome.shortage is not None:
-        return f"{_subject(outcome)} would have run out of memory {shortage_text(outcome)}"
-    increase = outcome.peak.reserved_bytes - baseline.peak.reserved_bytes
-    return f"{_subject(outcome)} would have reserved {format_bytes(increase)} more at the peak"
+        return f"{_settings_subject(outcome)} would have run out of memory {shortage_text(outcome)}"
+    increase_bytes = outcome.peak.reserved_bytes - baseline.peak.reserved_bytes
+    return f"{_settings_subject(outcome)} would have reserved {format_bytes(increase_bytes)} more at the peak"
 
 
-def _subject(outcome: Outcome) -> str:
+def _settings_subject(outcome: Outcome) -> str:
     """Return the name of the settings as the first words of a sentence."""
     return "The defaults" if outcome.name == DEFAULTS else outcome.name
 
@@ -145,11 +151,11 @@ def shortage_text(outcome: Outcome) -> str:
     """Describe the event at which a replay ran out of memory."""
     if outcome.shortage is None:
         return "never"
-    size = format_bytes(outcome.shortage.size_bytes)
+    size_text = format_bytes(outcome.shortage.size_bytes)
     if outcome.shortage.event < 0:
-        return f"before the trace starts (request of {size})"
-    return f"at event {format_count(outcome.shortage.event)} (request of {size})"
+        return f"before the trace starts (request of {size_text})"
+    return f"at event {format_count(outcome.shortage.event)} (request of {size_text})"
 
 
-def _failures(count: int) -> str:
+def _failures_text(count: int) -> str:
     return "1 failed request" if count == 1 else f"{format_count(count)} failed requests"

@@ -180,10 +180,14 @@ class _Process:
             yield _metadata("process_labels", pid, 0, f'"labels":"GPU {device}"')
             yield _metadata("process_sort_index", pid, 0, f'"sort_index":{5_000_000 + pid}')
         tracks = (*self._work_tracks.tracks, *self._host_tracks.tracks)
-        numbers = (*self._work_numbers, *self._host_numbers)
-        for index, (track, number) in enumerate(zip(tracks, numbers, strict=True)):
-            yield _metadata("thread_name", number.pid, number.tid, f'"name":{quoted(track.name)}')
-            yield _metadata("thread_sort_index", number.pid, number.tid, f'"sort_index":{index}')
+        track_numbers = (*self._work_numbers, *self._host_numbers)
+        for index, (track, track_number) in enumerate(zip(tracks, track_numbers, strict=True)):
+            yield _metadata(
+                "thread_name", track_number.pid, track_number.tid, f'"name":{quoted(track.name)}'
+            )
+            yield _metadata(
+                "thread_sort_index", track_number.pid, track_number.tid, f'"sort_index":{index}'
+            )
 
     # --- the host ----------------------------------------------------------------------------------
 
@@ -329,8 +333,8 @@ class _Process:
                     work.start_ns[work_rows],
                 ),
             )
-            for template, numbers, track, time in arrow_ends:
-                pids, tids = _number_columns(numbers)
+            for template, track_numbers, track, time in arrow_ends:
+                pids, tids = _number_columns(track_numbers)
                 times = self._time_columns(time, time)[:2]
                 columns = (ids, pids[track].tolist(), tids[track].tolist(), *times)
                 yield from map(template.__mod__, zip(*columns, strict=True))
@@ -351,10 +355,10 @@ def _copy_columns(work: GpuWork, rows: Column) -> list[Iterable[object]]:
     return [size_bytes, bandwidths]
 
 
-def _number_columns(numbers: Sequence[_TrackNumbers]) -> tuple[Column, Column]:
+def _number_columns(track_numbers: Sequence[_TrackNumbers]) -> tuple[Column, Column]:
     return (
-        np.array([number.pid for number in numbers], np.int64),
-        np.array([number.tid for number in numbers], np.int64),
+        np.array([track_number.pid for track_number in track_numbers], np.int64),
+        np.array([track_number.tid for track_number in track_numbers], np.int64),
     )
 
 

@@ -97,12 +97,12 @@ def _packet(*fields: bytes) -> bytes:
 def _first_packet() -> bytes:
     """Return the first packet, which defines the names of categories and annotations."""
     interned_data = b"".join(
-        bytes_field(field_number, number_field(1, number) + text_field(2, name))
+        bytes_field(field_number, number_field(1, text_number) + text_field(2, name))
         for field_number, names in (
             (_CATEGORIES, _CATEGORY_NAMES),
             (_ANNOTATION_NAMES, _ANNOTATIONS),
         )
-        for number, name in enumerate(names, 1)
+        for text_number, name in enumerate(names, 1)
     )
     return _packet(
         number_field(_SEQUENCE_FLAGS, _STATE_CLEARED | _NEEDS_STATE),
@@ -122,21 +122,23 @@ class _InternedTexts:
         return np.array([self._number(kind, printable(text)) for text in texts], np.uint64)
 
     def _number(self, kind: int, text: str) -> int:
-        number = self._numbers.get((kind, text))
-        if number is None:
-            number = self._numbers[kind, text] = len(self._numbers) + 1
+        text_number = self._numbers.get((kind, text))
+        if text_number is None:
+            text_number = self._numbers[kind, text] = len(self._numbers) + 1
             self._new_packets.append(
-                bytes_field(kind, number_field(1, number) + text_field(2, text))
+                bytes_field(kind, number_field(1, text_number) + text_field(2, text))
             )
-        return number
+        return text_number
 
     def packets(self) -> Iterator[bytes]:
         """Yield the packets that define the numbers that are new since the last call."""
         new_packets, self._new_packets = self._new_packets, []
-        for first in range(0, len(new_packets), 1000):
+        for first_packet in range(0, len(new_packets), 1000):
             yield _packet(
                 number_field(_SEQUENCE_FLAGS, _NEEDS_STATE),
-                bytes_field(_INTERNED_DATA, b"".join(new_packets[first : first + 1000])),
+                bytes_field(
+                    _INTERNED_DATA, b"".join(new_packets[first_packet : first_packet + 1000])
+                ),
             )
 
 
@@ -350,24 +352,29 @@ class _Process:
         )
 
 
-def _annotation(name: str, values: Column) -> Bytes2D:
+def _annotation(name: str, annotation_values: Column) -> Bytes2D:
     """Return a DebugAnnotation with a number."""
-    number = _ANNOTATIONS.index(name) + 1
+    name_number = _ANNOTATIONS.index(name) + 1
     return message_column(
-        _EVENT_ANNOTATION, constant(number_field(1, number)), number_column(3, values)
+        _EVENT_ANNOTATION,
+        constant(number_field(1, name_number)),
+        number_column(3, annotation_values),
     )
 
 
-def _text_annotation(name: str, numbers: Column) -> Bytes2D:
+def _text_annotation(name: str, text_numbers: Column) -> Bytes2D:
     """Return a DebugAnnotation with an interned string."""
-    number = _ANNOTATIONS.index(name) + 1
+    name_number = _ANNOTATIONS.index(name) + 1
     return message_column(
-        _EVENT_ANNOTATION, constant(number_field(1, number)), number_column(17, numbers)
+        _EVENT_ANNOTATION, constant(number_field(1, name_number)), number_column(17, text_numbers)
     )
 
 
 def _row_blocks(rows: Column) -> Iterator[Column]:
-    return (rows[first : first + _BLOCK_SPANS] for first in range(0, len(rows), _BLOCK_SPANS))
+    return (
+        rows[first_row : first_row + _BLOCK_SPANS]
+        for first_row in range(0, len(rows), _BLOCK_SPANS)
+    )
 
 
 def _nesting_order(track: Column, start: Column, end: Column) -> Column:

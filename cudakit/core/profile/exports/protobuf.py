@@ -47,24 +47,24 @@ def text_field(field: int, text: str) -> bytes:
 
 
 def constant(content: bytes) -> Bytes2D:
-    """Return one row, which stands for the same bytes in every message."""
+    """Return a column with one row, whose bytes are the same in every message."""
     return np.frombuffer(content, np.uint8).reshape(1, -1)
 
 
 def number_column(field: int, numbers: Column) -> Bytes2D:
     """Return a field with a different number in each message."""
-    values = numbers.astype(np.uint64)
-    width = max((int(values.max(initial=0)).bit_length() + 6) // 7, 1)
+    unsigned_numbers = numbers.astype(np.uint64)
+    width = max((int(unsigned_numbers.max(initial=0)).bit_length() + 6) // 7, 1)
     shifts = np.arange(width, dtype=np.uint64) * np.uint64(7)
-    digits = (values[:, None] >> shifts & np.uint64(0x7F)).astype(np.uint8)
+    digits = (unsigned_numbers[:, None] >> shifts & np.uint64(0x7F)).astype(np.uint8)
     digits[:, :-1] |= 0x80
     return beside(constant(varint(field << 3 | _VARINT)), digits)
 
 
 def fixed64_column(field: int, numbers: Column) -> Bytes2D:
     """Return a field with a different number of 8 bytes in each message."""
-    values = np.ascontiguousarray(numbers, "<u8").view(np.uint8).reshape(len(numbers), 8)
-    return beside(constant(varint(field << 3 | _FIXED64)), values)
+    number_bytes = np.ascontiguousarray(numbers, "<u8").view(np.uint8).reshape(len(numbers), 8)
+    return beside(constant(varint(field << 3 | _FIXED64)), number_bytes)
 
 
 def message_column(field: int, *columns: Bytes2D) -> Bytes2D:
@@ -88,9 +88,9 @@ def interleaved(order: Column, *columns: Bytes2D) -> bytes:
     ends = np.cumsum(widths[order])
     place[order] = ends - widths[order]
     encoded = np.empty(int(ends[-1]) if len(ends) else 0, np.uint8)
-    first = 0
+    first_row = 0
     for column in columns:
-        rows = place[first : first + len(column)]
+        rows = place[first_row : first_row + len(column)]
         encoded[rows[:, None] + np.arange(column.shape[1])] = column
-        first += len(column)
+        first_row += len(column)
     return encoded.tobytes()

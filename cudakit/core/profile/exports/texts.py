@@ -46,11 +46,13 @@ def cached(text_of: Callable[[int], str]) -> TextOfIndex:
     return text
 
 
-def quoted_items(items: Sequence[str]) -> TextOfIndex:
+def quoted_items(item_texts: Sequence[str]) -> TextOfIndex:
     """Return a function from an index of a sequence to the item as a JSON string."""
-    return cached(lambda index: quoted(items[index]))
+    return cached(lambda index: quoted(item_texts[index]))
 
 
-def blocks(count: int) -> Iterator[slice]:
-    """Yield slices that divide ``count`` rows into blocks."""
-    return (slice(first, first + BLOCK_ROWS) for first in range(0, count, BLOCK_ROWS))
+def blocks(row_count: int) -> Iterator[slice]:
+    """Yield slices that divide ``row_count`` rows into blocks."""
+    return (
+        slice(first_row, first_row + BLOCK_ROWS) for first_row in range(0, row_count, BLOCK_ROWS)
+    )

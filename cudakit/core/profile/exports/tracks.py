@@ -72,8 +72,8 @@ def _numbers_of_values(column: Column) -> tuple[Column, int]:
         is_present = np.zeros(int(column.max()) + 1, np.bool_)
         is_present[column] = True
         return (np.cumsum(is_present) - 1)[column], int(is_present.sum())
-    values, value_numbers = np.unique(column, return_inverse=True)
-    return value_numbers.reshape(-1), len(values)
+    distinct_values, value_numbers = np.unique(column, return_inverse=True)
+    return value_numbers.reshape(-1), len(distinct_values)
 
 
 def work_tracks(timeline: Timeline) -> WorkTracks:

@@ -139,15 +139,15 @@ class _Page:
             table["row"] = places_in(np.array(row_order, np.int64), table["row"]) + 1
         tables["work"] = sorted_by_track(work_table)
         arrays = {
-            f"{name}_{column}": as_small_as_possible(values)
+            f"{name}_{column}": as_small_as_possible(column_values)
             for name, table in tables.items()
-            for column, values in table.items()
+            for column, column_values in table.items()
         }
         return ExplorerData({**arrays, **self._signatures.arrays()}, self._facts(row_order))
 
     def _facts(self, row_order: Iterable[int]) -> Mapping[str, Any]:
         ends = [end for process in self._timelines if (end := process.last_ns()) is not None]
-        rows = [self._rows[number] for number in row_order]
+        rows = [self._rows[fact_number] for fact_number in row_order]
         return {
             "duration_ns": max(ends, default=self._base_ns) - self._base_ns,
             "measured_ns": self._measured_time(),
@@ -179,12 +179,14 @@ class _Page:
 
     # --- GPU work ----------------------------------------------------------------------------------
 
-    def _work_table(self, index: int, process: Timeline, names: Column, nodes: Column) -> PageTable:
+    def _work_table(
+        self, process_index: int, process: Timeline, names: Column, nodes: Column
+    ) -> PageTable:
         work = process.work
         return {
             "start": work.start_ns - self._base_ns,
             "duration": work.end_ns - work.start_ns,
-            "track": self._add_tracks(index, process),
+            "track": self._add_tracks(process_index, process),
             "kind": work.kind,
             "signature": self._signatures.of_work(process, names, nodes),
             "size": work.size_bytes.astype(np.int64) & ((1 << 53) - 1),
@@ -199,17 +201,17 @@ class _Page:
         work_counts = np.bincount(work.track, minlength=len(work.tracks))
         row_of_track = np.full(len(work.tracks), -1, np.int64)
         tracks_of_device: dict[int, list[int]] = {}
-        for number, track in enumerate(work.tracks):
-            tracks_of_device.setdefault(track.group, []).append(number)
+        for track_number, track in enumerate(work.tracks):
+            tracks_of_device.setdefault(track.group, []).append(track_number)
         for device, tracks in list(tracks_of_device.items())[:_MAX_DEVICES]:
             group = self._device_name(process, names[device])
-            most_used_tracks = sorted(tracks, key=lambda number: -int(work_counts[number]))[
-                :_MAX_STREAMS
-            ]
-            for number in most_used_tracks:
-                place = (index, 0, device, 2, number)
-                label = work.tracks[number].name
-                row_of_track[number] = self._append_row(place, "work", label, group)
+            most_used_tracks = sorted(
+                tracks, key=lambda track_number: -int(work_counts[track_number])
+            )[:_MAX_STREAMS]
+            for track_number in most_used_tracks:
+                place = (index, 0, device, 2, track_number)
+                label = work.tracks[track_number].name
+                row_of_track[track_number] = self._append_row(place, "work", label, group)
         first_track = len(self._tracks)
         self._tracks += [
             (row, track.group + (index << 16), track.number)
@@ -238,13 +240,13 @@ class _Page:
         span_counts = np.bincount(track, minlength=len(first_spans))
         row_of_track = np.full(len(first_spans), -1, np.int64)
         process = self._timelines[index].process
-        for number in np.argsort(-span_counts, kind="stable")[:_MAX_HOST_ROWS].tolist():
-            first_span = first_spans[number]
+        for span_number in np.argsort(-span_counts, kind="stable")[:_MAX_HOST_ROWS].tolist():
+            first_span = first_spans[span_number]
             thread_number = int(spans.thread[first_span])
             label = f"thread {thread_number}" if thread_number else "process"
             label += " · ranges" if source == "range" else " · CUDA API"
             place = (index, 1, thread_number, int(source == "call"), int(lane[first_span]))
-            row_of_track[number] = self._append_row(place, source, label, f"process {process}")
+            row_of_track[span_number] = self._append_row(place, source, label, f"process {process}")
         return {
             "start": spans.start_ns - self._base_ns,
             "duration": spans.end_ns - spans.start_ns,
@@ -299,9 +301,12 @@ class _Page:
                     "start": idle.start_ns - self._base_ns,
                     "duration": idle.end_ns - idle.start_ns,
                     "row": np.full(len(causes), row),
-                    **{f"cause{number}": causes[:, number] for number in range(causes.shape[1])},
+                    **{
+                        f"cause{cause_number}": causes[:, cause_number]
+                        for cause_number in range(causes.shape[1])
+                    },
                 }
             )
-        causes_columns = (f"cause{number}" for number in range(len(self._idle.causes)))
+        causes_columns = (f"cause{cause_number}" for cause_number in range(len(self._idle.causes)))
         _, table = sorted_table(("start", "duration", "row", *causes_columns), tables)
         return table

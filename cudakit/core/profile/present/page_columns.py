@@ -44,12 +44,12 @@ def sorted_by_track(work: PageTable) -> PageTable:
     return work | {"gap": gap_before, "call": np.diff(work["call"], prepend=0)}
 
 
-def places_in(order: Column, numbers: Column) -> Column:
+def places_in(order: Column, searched_numbers: Column) -> Column:
     """Return the place of each number in an order; the place of -1 is -1."""
     places = np.empty(len(order) + 1, np.int64)
     places[order] = np.arange(len(order))
     places[-1] = -1
-    return places[numbers]
+    return places[searched_numbers]
 
 
 def as_small_as_possible(column: Column) -> Column:

@@ -323,21 +323,25 @@ def grid_table(device: Device, top: int) -> Iterator[Node]:
 # --- building tables -------------------------------------------------------------------------------
 
 
-def make_table(columns: Columns[_T], items: Iterable[_T], caption: str = "") -> Table:
+def make_table(columns: Columns[_T], row_items: Iterable[_T], caption: str = "") -> Table:
     """Return a table with a row for each item."""
     return Table(
         tuple(Column(title, kind) for title, kind, _ in columns),
-        tuple(tuple(value_of(item) for _, _, value_of in columns) for item in items),
+        tuple(tuple(value_of(row_item) for _, _, value_of in columns) for row_item in row_items),
         caption,
     )
 
 
 def limited_table(
-    columns: Columns[_T], items: Sequence[_T], top: int, nouns: tuple[str, str], caption: str = ""
+    columns: Columns[_T],
+    row_items: Sequence[_T],
+    top: int,
+    nouns: tuple[str, str],
+    caption: str = "",
 ) -> Table:
     """Return a table of the first ``top`` items, 0 for all; the caption counts the rest."""
-    shown_items = items[:top] if top else items
-    omitted_count = len(items) - len(shown_items)
+    shown_items = row_items[:top] if top else row_items
+    omitted_count = len(row_items) - len(shown_items)
     singular, plural = nouns
     omitted_text = (
         f"{omitted_count:,} more {singular if omitted_count == 1 else plural}: --top 0 shows all."
@@ -357,6 +361,6 @@ def duration_text(time_ns: float) -> str:
     return format_seconds(time_ns / 1e9)
 
 
-def count_text(name: str, count: int) -> str:
+def count_text(name: str, noun_count: int) -> str:
     """Return a count with its noun: ``2 steps``."""
-    return f"{format_count(count)} {name if count == 1 else f'{name}s'}"
+    return f"{format_count(noun_count)} {name if noun_count == 1 else f'{name}s'}"

@@ -18,11 +18,11 @@ def report(result: SanitizeResult, *, top: int = 20) -> Document:
     sections = [
         races.race_section(
             race,
-            number,
+            race_number,
             processes=result.processes,
             is_counted=result.is_counted(race),
         )
-        for number, race in enumerate(shown_races, start=1)
+        for race_number, race in enumerate(shown_races, start=1)
     ]
     counted_race_count = sum(map(result.is_counted, shown_races))
     nodes: list[Node] = [

@@ -79,13 +79,13 @@ def _access_notes(coverage: Coverage) -> Iterator[Note]:
         return
     graph_node_text = " (including graph nodes)" if launch_count > coverage.launches else ""
     access_counts = ", ".join(
-        f"{format_count(count)} {precision}"
-        for precision, count in (
+        f"{format_count(launch_count)} {precision}"
+        for precision, launch_count in (
             ("exact", coverage.launches_exact),
             ("assumed from pointer arguments", coverage.launches_assumed),
             ("unknown", coverage.launches_unknown),
         )
-        if count
+        if launch_count
     )
     yield Note(
         "info",
@@ -115,9 +115,9 @@ def _template_text(coverage: Coverage) -> str:
     )
 
 
-def _unknown_launch_notes(count: int) -> Iterator[Note]:
-    if count:
-        launches_text = _count_with_noun("kernel launch", count)
+def _unknown_launch_notes(launch_count: int) -> Iterator[Note]:
+    if launch_count:
+        launches_text = _count_with_noun("kernel launch", launch_count)
         yield Note("warn", f"The arguments of {launches_text} were not recorded")
 
 
@@ -133,9 +133,11 @@ def _call_site_notes(coverage: Coverage) -> Iterator[Note]:
 def _gap_notes(result: SanitizeResult) -> Iterator[Note]:
     """Yield one note on all events that were not analyzed, the first kinds by name."""
     gaps = list(result.gaps.items())
-    gap_texts = [f"{event} ({_occurrences(count)})" for event, count in gaps[:_MAX_LISTED_GAPS]]
+    gap_texts = [
+        f"{event} ({_occurrences(event_count)})" for event, event_count in gaps[:_MAX_LISTED_GAPS]
+    ]
     if other_gaps := gaps[_MAX_LISTED_GAPS:]:
-        occurrences_text = _occurrences(sum(count for _, count in other_gaps))
+        occurrences_text = _occurrences(sum(event_count for _, event_count in other_gaps))
         gap_texts.append(
             f"{_count_with_noun('other kind', len(other_gaps))} of events ({occurrences_text})"
         )
@@ -167,14 +169,14 @@ def _baseline_notes(result: SanitizeResult) -> Iterator[Note]:
         yield Note("info", note_text)
 
 
-def _possible_race_note(count: int) -> Note:
-    conflicts_text = _count_with_noun("possible conflict", count)
-    verb = "is" if count == 1 else "are"
+def _possible_race_note(race_count: int) -> Note:
+    conflicts_text = _count_with_noun("possible conflict", race_count)
+    verb = "is" if race_count == 1 else "are"
     return Note(
         "info",
         f"{conflicts_text} {verb} not shown: the accesses of the kernels are not known exactly",
         remedies=(
-            "show them with --show possible" if count > 1 else "show it with --show possible",
+            "show them with --show possible" if race_count > 1 else "show it with --show possible",
         ),
     )
 
@@ -196,5 +198,5 @@ def _count_with_noun(name: str, count: int) -> str:
     return f"{format_count(count)} {name if count == 1 else plural.get(name, f'{name}s')}"
 
 
-def _occurrences(count: int) -> str:
-    return "once" if count == 1 else f"{format_count(count)} times"
+def _occurrences(occurrence_count: int) -> str:
+    return "once" if occurrence_count == 1 else f"{format_count(occurrence_count)} times"

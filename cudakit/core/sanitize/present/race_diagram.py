@@ -36,11 +36,11 @@ class Step:
     awaited_step: Step | None = None
 
 
-def diagram(race: FoundRace, number: int) -> tuple[Node, ...]:
+def diagram(race: FoundRace, race_number: int) -> tuple[Node, ...]:
     """Return the calls as Columns, and the View that draws them."""
     steps = sorted(_steps(race), key=lambda step: step.seq or math.inf)
     lanes = _lanes(steps, race)
-    name = f"race-{number}"
+    name = f"race-{race_number}"
     return (
         _columns(name, steps, lanes),
         View("race", (name,), race_diagram, fallback=_table(steps, lanes)),
@@ -265,16 +265,16 @@ def _draw_box(call: _Call) -> Shape:
     )
 
 
-def _draw_arrow(start: _Call, end: _Call) -> Shape:
+def _draw_arrow(start_call: _Call, end_call: _Call) -> Shape:
     """Draw an arrow between two calls, through the space between their lanes."""
-    is_downward = end.lane >= start.lane
+    is_downward = end_call.lane >= start_call.lane
     return shape(
         "line",
-        class_=_MISSING_SYNC_CLASS if end.is_operation else _SYNC_CLASS,
-        x1=start.middle,
-        y1=start.top + _BOX_HEIGHT if is_downward else start.top,
-        x2=end.middle,
-        y2=end.top if is_downward else end.top + _BOX_HEIGHT,
+        class_=_MISSING_SYNC_CLASS if end_call.is_operation else _SYNC_CLASS,
+        x1=start_call.middle,
+        y1=start_call.top + _BOX_HEIGHT if is_downward else start_call.top,
+        x2=end_call.middle,
+        y2=end_call.top if is_downward else end_call.top + _BOX_HEIGHT,
     )
 
 

@@ -103,23 +103,23 @@ _LEVELS: Final[Mapping[Confidence, Literal["error", "warn", "info"]]] = {
 
 
 def race_section(
-    race: FoundRace, number: int, *, processes: Sequence[Process] = (), is_counted: bool = True
+    race: FoundRace, race_number: int, *, processes: Sequence[Process] = (), is_counted: bool = True
 ) -> Section:
-    """Return the section of one race, the ``number``-th of the report; ``processes`` are those of the run.
+    """Return the section of one race of the report. ``processes`` are the processes of the run.
 
-    A race that does not count is not drawn, and does not have the level of an error.
+    A race that does not count as a finding has no drawing, and is not shown as an error.
     """
     note = race_note(race, is_counted=is_counted)
-    drawing = diagram(race, number) if is_counted else ()
+    drawing = diagram(race, race_number) if is_counted else ()
     facts = Facts(tuple(_facts(race, processes)))
-    return Section(_heading(race, number), (note, *drawing, facts))
+    return Section(_heading(race, race_number), (note, *drawing, facts))
 
 
-def _heading(race: FoundRace, number: int) -> str:
+def _heading(race: FoundRace, race_number: int) -> str:
     occurrences_text = f", found {format_count(race.count)} times" if race.count > 1 else ""
     library_text = f" in {race.library}" if race.library else ""
     kind = _HEADINGS.get(race.kind, race.kind.value)
-    return f"{number}. {kind}{library_text}, {race.confidence.value}{occurrences_text}"
+    return f"{race_number}. {kind}{library_text}, {race.confidence.value}{occurrences_text}"
 
 
 def race_note(race: FoundRace, *, is_counted: bool = True) -> Note:
@@ -129,7 +129,8 @@ def race_note(race: FoundRace, *, is_counted: bool = True) -> Note:
     """
     sides_by_order = (("later", race.current), ("earlier", race.previous))
     locations = [
-        (f"{order}: {_operation_text(side)}", _stack(side)) for order, side in sides_by_order
+        (f"{order_word}: {_operation_text(side)}", _stack(side))
+        for order_word, side in sides_by_order
     ]
     if race.memory:
         locations.append(("allocated", Stack(race.memory.stack, race.memory.site)))
@@ -149,7 +150,8 @@ def unverified_note(pair: UnverifiedPair) -> Note:
     """Return the sentence of two operations that may race, and the finding for structured formats."""
     sides_by_order = (("later", pair.current), ("earlier", pair.previous))
     locations = [
-        (f"{order}: {_operation_text(side)}", _stack(side)) for order, side in sides_by_order
+        (f"{order_word}: {_operation_text(side)}", _stack(side))
+        for order_word, side in sides_by_order
     ]
     finding = Finding("unverified-launch", UNVERIFIED_MEANING, tuple(locations))
     return Note("error", capitalized(pair.sentence), (pair.hint,), finding)
@@ -162,10 +164,10 @@ _MAX_SOURCE_LETTERS: Final = 200
 
 def _source_lines(race: FoundRace) -> Iterator[str]:
     """Yield the source line of the call site of each side, if the file is on this computer."""
-    for order, side in (("earlier", race.previous), ("later", race.current)):
+    for order_word, side in (("earlier", race.previous), ("later", race.current)):
         frame = side.stack[side.site] if side.stack else None
         if frame and (line := _source_line(Path(frame.filename), frame.line)):
-            yield f"{order}, {frame.filename}:{frame.line}: {line}"
+            yield f"{order_word}, {frame.filename}:{frame.line}: {line}"
 
 
 def _source_line(file: Path, line_number: int) -> str:
@@ -190,9 +192,12 @@ def _facts(race: FoundRace, processes: Sequence[Process]) -> Iterator[tuple[str,
     if issue := race.known_issue:
         yield "known issue", Text(f"{issue.title}: {issue.reference}")
     on_two_devices = race.current.device != race.previous.device
-    for order, side in (("earlier", race.previous), ("later", race.current)):
+    for order_word, side in (("earlier", race.previous), ("later", race.current)):
         device = f" of cuda:{side.device}" if on_two_devices else ""
-        yield order, Text(f"{_operation_text(side)}{device}; {describe_access(side, race.memory)}")
+        yield (
+            order_word,
+            Text(f"{_operation_text(side)}{device}; {describe_access(side, race.memory)}"),
+        )
         # A race inside a library is shown with the frames of the library.
         innermost_index = int(is_backward(side.stack))
         yield "called at", Stack(side.stack, innermost_index) if race.library else _stack(side)

@@ -123,12 +123,17 @@ def test_incomplete_or_damaged_result_is_not_reused(tmp_path: Path) -> None:
         ("host.json", '{"schema": "cudakit.fleet-host/1", "name": 3}', "host.json is damaged"),
     ],
 )
-def test_damaged_file_is_named(tmp_path: Path, name: str, text: str, message: str) -> None:
+def test_damaged_file_is_an_error_of_its_gpu_or_host(
+    tmp_path: Path, name: str, text: str, message: str
+) -> None:
     (tmp_path / "node-a").mkdir()
     (tmp_path / "node-a" / name).write_text(text)
 
-    with pytest.raises(InputError, match=message):
-        FleetRecords(tmp_path).read()
+    (host,) = FleetRecords(tmp_path).read()
+    (error,) = {host.facts.error, *(gpu.error for gpu in host.gpus)} - {""}
+
+    assert message in error
+    assert (len(host.gpus) == 1) == (name == "gpu0.json")
 
 
 def test_directory_without_results_is_refused(tmp_path: Path) -> None:

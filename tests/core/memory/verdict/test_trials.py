@@ -101,7 +101,7 @@ def replayed_remedies(snapshot: Snapshot, limits: ReplayLimits) -> tuple[Replaye
         int(np.flatnonzero(trace.events.action == Action.OOM)[-1]),
         snapshot=snapshot,
         trace=trace,
-        replayed=history,
+        trace_replay=history,
         steps=step_history(snapshot, trace, history),
         stacks=StackTable(snapshot),
     )

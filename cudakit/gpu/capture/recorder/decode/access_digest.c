@@ -104,7 +104,7 @@ typedef struct {
     bool is_write;
 } access_kind;
 
-/* Add pieces without a pointer behind their first byte. Takes the lock. */
+/* Add accessed pieces of memory, in whose bytes after the first no pointer lies. Takes the lock. */
 static void add_pieces(access_digest *digest, access_kind kind, uint64_t lo, uint64_t bytes, uint64_t stride,
                        uint64_t count)
 {

@@ -3,7 +3,8 @@
 #include <stdbool.h>
 
 #define PRIME ((UINT64_C(1) << 61) - 1)
-#define X UINT64_C(0x13E3779B97F4A7C5) /* the point: an arbitrary number below the prime */
+/* The point at which the polynomials of the hash are evaluated: any number below the prime. */
+#define X UINT64_C(0x13E3779B97F4A7C5)
 
 static uint64_t add(uint64_t left, uint64_t right)
 {

@@ -65,7 +65,7 @@ bool im2col_run_compute(const tensor_map *map, const int32_t coordinates[MAX_RAN
     return true;
 }
 
-/* --- merging ----------------------------------------------------------------------------------- */
+/* --- merging of runs ---------------------------------------------------------------------------- */
 
 #define RETURN_IF_DIFFERENT(a, b) \
     if ((a) != (b)) \

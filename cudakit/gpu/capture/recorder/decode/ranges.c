@@ -4,7 +4,7 @@
 #include <string.h>
 
 #define WORDS (CK_BITMAP_BYTES / 8) /* 64-bit words of a bitmap */
-#define QUARTERS 4                  /* level-1 pages per level-0 page */
+#define QUARTERS 4                  /* number of level-1 pages in a level-0 page */
 
 /* --- sorting pages ---------------------------------------------------------------------------- */
 

@@ -17,7 +17,7 @@ typedef struct {
 /* The clock of each stream, by slot. The clock of a stream includes the stream's last operation. */
 static vector_clock stream_clocks[MAX_STREAMS + 1];
 static uint32_t slot_contexts[MAX_STREAMS + 1]; /* context id of each stream, by slot */
-static uint32_t slot_count;                     /* slots in use: 1 to slot_count */
+static uint32_t slot_count;                     /* number of slots in use; their numbers are 1 to slot_count */
 static hash_table slot_by_stream;               /* slot of each stream id */
 static vector_clock host_clock;                 /* operations that the host has waited for */
 

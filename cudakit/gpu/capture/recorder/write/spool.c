@@ -69,7 +69,7 @@ void spool_open(const char *path)
     reader_is_gone = false;
 }
 
-/* Replace the segment by another one, or by none (NULL). */
+/* Replace the mapped segment of the spool by a new one; NULL: by none. */
 static void set_segment(char *new_segment, size_t bytes)
 {
     pthread_mutex_lock(&mapping_lock);
