@@ -16,12 +16,13 @@ typedef struct {
 
 #define NO_POINTER UINT32_MAX
 
-/* Ranges that are added beyond this number are joined with others. */
+/* Maximum number of ranges. */
 #define FOOTPRINT_CAPACITY 2048
 
 typedef struct {
     bool has_gaps; /* whether there may be bytes in the ranges that are not accessed */
     size_t range_count;
+    bool is_incomplete; /* there were too many ranges */
     footprint_range ranges[FOOTPRINT_CAPACITY];
 } footprint;
 
