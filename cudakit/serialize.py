@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 _Reasons: TypeAlias = dict[str, str]  # the reasons why values are unavailable, by path
-_REASONS = "unavailable"  # the key under which a record has the reasons
+_REASONS_KEY = "unavailable"  # the key under which a record has the reasons
 
 # --- from dataclasses to plain values --------------------------------------------------------------
 
@@ -69,11 +69,11 @@ def _plain_record(record: Any, inline_reasons: bool) -> dict[str, object]:
     plain_members: dict[str, object] = {}
     reasons: _Reasons | None = None if inline_reasons else {}
     for name, value in _json_members(record):
-        if name in plain_members or name == _REASONS:
+        if name in plain_members or name == _REASONS_KEY:
             raise TypeError(f"{type(record).__name__}: the JSON key {name!r} is taken")
         plain_members[name] = _plain_value(value, name, reasons)
     if reasons:
-        plain_members[_REASONS] = reasons
+        plain_members[_REASONS_KEY] = reasons
     return plain_members
 
 
@@ -101,7 +101,7 @@ def _plain_value(value: object, path: str, reasons: _Reasons | None) -> object:
             return float(value) if math.isfinite(value) else None
         case Unavailable(reason):
             if reasons is None:
-                return {_REASONS: reason}
+                return {_REASONS_KEY: reason}
             reasons[path] = reason
             return None
         case _ if _is_numpy_value(value):
@@ -109,7 +109,9 @@ def _plain_value(value: object, path: str, reasons: _Reasons | None) -> object:
         case Mapping():
             return _plain_mapping(value, path, reasons)
         case list() | tuple():
-            return [_plain_value(item, f"{path}[{i}]", reasons) for i, item in enumerate(value)]
+            return [
+                _plain_value(item, f"{path}[{index}]", reasons) for index, item in enumerate(value)
+            ]
         case _ if _is_record(value):
             return _plain_record(value, reasons is None)
     raise TypeError(f"{path}: JSON has no form for {type(value).__name__}")
@@ -172,15 +174,15 @@ def from_plain(
     """
     if not isinstance(plain_value, dict):
         raise _mismatch(location, "an object", plain_value)
-    members = _hinted_fields(kind)
-    known_keys = {_json_name(field) for field, _ in members} | {_REASONS}
+    hinted_fields = _hinted_fields(kind)
+    known_keys = {_json_name(field) for field, _ in hinted_fields} | {_REASONS_KEY}
     unknown_keys = sorted(plain_value.keys() - known_keys) if strict else ()
     if unknown_keys:
         raise Mismatch(f"{location or 'the file'} has an unknown key {unknown_keys[0]!r}")
-    reasons = plain_value.get(_REASONS)
+    reasons = plain_value.get(_REASONS_KEY)
     reader = _Reader(reasons if isinstance(reasons, dict) else {}, strict)
     return kind(
-        **{f.name: reader.read_member(f, hint, plain_value, location) for f, hint in members}
+        **{f.name: reader.read_member(f, hint, plain_value, location) for f, hint in hinted_fields}
     )
 
 
@@ -216,14 +218,14 @@ class _Reader:
         name = _json_name(field)
         path = f"{location}.{name}" if location else str(name)
         if name is not None and name in plain_value:
-            return self._value(hint, plain_value[name], path, name)
+            return self._read_value(hint, plain_value[name], path, name)
         if field.default is not MISSING:
             return field.default
         if field.default_factory is not MISSING:
             return field.default_factory()
         raise Mismatch(f"{path} is missing")
 
-    def _value(self, hint: Any, plain_value: object, location: str, path: str) -> object:
+    def _read_value(self, hint: Any, plain_value: object, location: str, path: str) -> object:
         origin, arguments = get_origin(hint), get_args(hint)
         if origin in (Union, types.UnionType):
             return self._read_union(arguments, plain_value, location, path)
@@ -247,15 +249,15 @@ class _Reader:
         if (
             Unavailable in kinds
             and isinstance(plain_value, dict)
-            and plain_value.keys() == {_REASONS}
+            and plain_value.keys() == {_REASONS_KEY}
         ):
-            return Unavailable(_read_scalar(str, plain_value[_REASONS], location))
+            return Unavailable(_read_scalar(str, plain_value[_REASONS_KEY], location))
         problems = []
         # The type of the value is tried first, so that an integer stays an int if int and float are allowed.
         for kind in sorted(kinds, key=lambda kind: kind is not type(plain_value)):
             if kind not in (Unavailable, types.NoneType):
                 try:
-                    return self._value(kind, plain_value, location, path)
+                    return self._read_value(kind, plain_value, location, path)
                 except Mismatch as problem:
                     problems.append(problem)
         # The type whose problem has the longest path fits the value best, so its problem is reported.
@@ -284,8 +286,8 @@ class _Reader:
         if len(kinds) != len(plain_value):
             raise _mismatch(location, f"a list of {len(kinds)}", plain_value)
         return tuple(
-            self._value(kind, item, f"{location}[{i}]", f"{path}[{i}]")
-            for i, (kind, item) in enumerate(zip(kinds, plain_value, strict=True))
+            self._read_value(kind, item, f"{location}[{index}]", f"{path}[{index}]")
+            for index, (kind, item) in enumerate(zip(kinds, plain_value, strict=True))
         )
 
     def _read_mapping(
@@ -294,7 +296,7 @@ class _Reader:
         if not isinstance(plain_value, dict):
             raise _mismatch(location, "an object", plain_value)
         return {
-            name: self._value(kind, item, f"{location}.{name}", f"{path}.{name}")
+            name: self._read_value(kind, item, f"{location}.{name}", f"{path}.{name}")
             for name, item in plain_value.items()
         }
 
@@ -323,6 +325,6 @@ _TYPE_NAMES = {float: "a number", int: "a whole number", str: "a text", bool: "t
 
 
 def _mismatch(location: str, expected: str, actual: object) -> Mismatch:
-    text = "null" if actual is None else repr(actual)
-    shortened = text if len(text) <= 60 else f"{text[:57]}..."
-    return Mismatch(f"{location or 'the file'} should be {expected}, not {shortened}")
+    actual_text = "null" if actual is None else repr(actual)
+    shortened_text = actual_text if len(actual_text) <= 60 else f"{actual_text[:57]}..."
+    return Mismatch(f"{location or 'the file'} should be {expected}, not {shortened_text}")

@@ -13,25 +13,27 @@ class Unavailable:
     reason: str
 
 
-_BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
+_BINARY_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 # The pattern accepts at most 40 digits, which is more than any size of memory has, and less than int() and
 # float() accept.
-_SIZE = re.compile(r"\s*([0-9]{1,40}(?:\.[0-9]{1,40})?)\s*([KMGTPE]?)(i?)(B?)\s*", re.IGNORECASE)
+_SIZE_PATTERN = re.compile(
+    r"\s*([0-9]{1,40}(?:\.[0-9]{1,40})?)\s*([KMGTPE]?)(i?)(B?)\s*", re.IGNORECASE
+)
 
 
 def format_bytes(size_bytes: int) -> str:
     """Format a size in binary units with three significant digits: ``1.50 MiB``."""
     magnitude = float(abs(size_bytes))
     sign = "-" if size_bytes < 0 else ""
-    for unit in _BINARY:
-        if magnitude < 1024 or unit == _BINARY[-1]:
+    for unit in _BINARY_UNITS:
+        if magnitude < 1024 or unit == _BINARY_UNITS[-1]:
             break
         magnitude /= 1024
     if unit == "B":
         return f"{sign}{int(magnitude)} B"
     # 1023.996 KiB would be shown as 1024 KiB, so it is shown as 1.00 MiB.
-    if round(magnitude) >= 1024 and unit != _BINARY[-1]:
-        magnitude, unit = 1.0, _BINARY[_BINARY.index(unit) + 1]
+    if round(magnitude) >= 1024 and unit != _BINARY_UNITS[-1]:
+        magnitude, unit = 1.0, _BINARY_UNITS[_BINARY_UNITS.index(unit) + 1]
     decimals = 2 if magnitude < 10 else 1 if magnitude < 100 else 0
     return f"{sign}{magnitude:.{decimals}f} {unit}"
 
@@ -41,12 +43,16 @@ def parse_bytes(text: str) -> int:
 
     Raises ValueError for other text.
     """
-    match = _SIZE.fullmatch(text)
+    match = _SIZE_PATTERN.fullmatch(text)
     if match is None:
         raise ValueError(f"{text!r} is not a size; write for example 512MiB or 10GiB")
-    number, prefix = match.group(1), match.group(2).upper()
-    exponent = "KMGTPE".index(prefix) + 1 if prefix else 0
-    return int(float(number) * 1024**exponent) if "." in number else int(number) * 1024**exponent
+    number_text, unit_letter = match.group(1), match.group(2).upper()
+    exponent = "KMGTPE".index(unit_letter) + 1 if unit_letter else 0
+    return (
+        int(float(number_text) * 1024**exponent)
+        if "." in number_text
+        else int(number_text) * 1024**exponent
+    )
 
 
 def format_seconds(seconds: float, *, pad: bool = False) -> str:

@@ -14,7 +14,9 @@ from cudakit.serialize import to_plain
 
 # Characters that are escaped: UTF-8 cannot encode lone surrogates. JSON does not escape C1 control
 # characters, which terminals obey, and format characters such as bidirectional controls, which hide text.
-_UNSAFE = re.compile("[\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]")
+_UNSAFE_CHARACTERS = re.compile(
+    "[\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]"
+)
 
 # Number of indented levels: with four, each row of a list in a list of devices is a line.
 _INDENTED_LEVELS = 4
@@ -26,17 +28,17 @@ def render(result: object) -> str:
     ``serialize.to_plain`` defines the form of each value. The text is valid UTF-8. Raises TypeError for
     values without a JSON form.
     """
-    return _text(to_plain(result))
+    return _json_text(to_plain(result))
 
 
 def render_line(result: object) -> str:
     """Return a Result as JSON on one line, for streams of results (NDJSON)."""
-    return _text(to_plain(result), indented_levels=0)
+    return _json_text(to_plain(result), indented_levels=0)
 
 
 def render_error(error: CudakitError) -> str:
     """Return an error as JSON: ``{"error": {"kind", "message", "hint", "exit_code"}}``."""
-    return _text(
+    return _json_text(
         {
             "error": {
                 "kind": type(error).__name__,
@@ -48,9 +50,9 @@ def render_error(error: CudakitError) -> str:
     )
 
 
-def _text(plain_value: object, *, indented_levels: int = _INDENTED_LEVELS) -> str:
+def _json_text(plain_value: object, *, indented_levels: int = _INDENTED_LEVELS) -> str:
     text = "".join(_indented_pieces(plain_value, 0, indented_levels))
-    return _UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text) + "\n"
+    return _UNSAFE_CHARACTERS.sub(lambda match: f"\\u{ord(match[0]):04x}", text) + "\n"
 
 
 def _indented_pieces(plain_value: object, depth: int, levels: int) -> Iterator[str]:
@@ -61,8 +63,8 @@ def _indented_pieces(plain_value: object, depth: int, levels: int) -> Iterator[s
     members = _members_of(plain_value)
     opening_bracket, closing_bracket = "{}" if isinstance(plain_value, dict) else "[]"
     margin = "  " * depth
-    for index, (name, item) in enumerate(members):
-        yield f"{',' if index else opening_bracket}\n{margin}  {name}"
+    for index, (key_text, item) in enumerate(members):
+        yield f"{',' if index else opening_bracket}\n{margin}  {key_text}"
         yield from _indented_pieces(item, depth + 1, levels)
     yield f"\n{margin}{closing_bracket}"
 

@@ -16,8 +16,8 @@ from cudakit.render.escape import escape_invisible, shorten
 TEXT_LIMIT = 2000
 TITLE_LIMIT = 300
 
-_VOID = frozenset({"br", "link", "meta"})
-_SHAPES = frozenset({"circle", "line", "path", "rect"})
+_VOID_TAGS = frozenset({"br", "link", "meta"})
+_SHAPE_TAGS = frozenset({"circle", "line", "path", "rect"})
 
 
 class Markup(str):
@@ -37,18 +37,18 @@ def element(tag: str, *children: Child, **attributes: Attribute) -> Markup:
     is left out, True has no value. Raises ValueError for attributes that the content-security policy of the
     page forbids: ``style``, event handlers and external links.
     """
-    opening_tag = tag + "".join(_attribute(key, value) for key, value in attributes.items())
-    if tag in _VOID:
+    opening_tag = tag + "".join(_attribute_text(key, value) for key, value in attributes.items())
+    if tag in _VOID_TAGS:
         return Markup(f"<{opening_tag}>")
     content = join(children)
-    if tag in _SHAPES and not content:
+    if tag in _SHAPE_TAGS and not content:
         return Markup(f"<{opening_tag}/>")
     return Markup(f"<{opening_tag}>{content}</{tag}>")
 
 
 def join(children: Iterable[Child]) -> Markup:
     """Return elements and texts as one Markup."""
-    return Markup("".join(_child(child) for child in children if child is not None))
+    return Markup("".join(_child_markup(child) for child in children if child is not None))
 
 
 def escape(text: str, *, limit: int = TEXT_LIMIT) -> Markup:
@@ -56,11 +56,11 @@ def escape(text: str, *, limit: int = TEXT_LIMIT) -> Markup:
     return Markup(html.escape(shorten(escape_invisible(text[: limit + 1]), limit)))
 
 
-def _child(child: str) -> str:
+def _child_markup(child: str) -> str:
     return child if isinstance(child, Markup) else escape(child)
 
 
-def _attribute(key: str, value: Attribute) -> str:
+def _attribute_text(key: str, value: Attribute) -> str:
     name = key.rstrip("_").replace("_", "-")
     if value is None or value is False:
         return ""
@@ -69,10 +69,10 @@ def _attribute(key: str, value: Attribute) -> str:
     text = str(value) if isinstance(value, str | int) else f"{value:.6g}"
     if name == "style" or name.startswith("on") or (name == "href" and not _is_local_link(text)):
         raise ValueError(f'{name}="{text}" violates the page\'s content-security policy')
-    return f' {name}="{escape(text, limit=_limit(name))}"'
+    return f' {name}="{escape(text, limit=_length_limit(name))}"'
 
 
-def _limit(attribute: str) -> int:
+def _length_limit(attribute: str) -> int:
     # The data of a path is long, and contains no text of a user.
     return 1 << 30 if attribute == "d" else TITLE_LIMIT
 

@@ -56,38 +56,38 @@ def render(document: Document) -> Iterator[str]:
             f"{document.title!r} has nothing on a time axis to write as a trace",
             hint="choose another output format, such as json",
         )
-    return join_in_chunks(_file(_objects(document.title, charts, slice_nodes)))
+    return join_in_chunks(_file_texts(_event_objects(document.title, charts, slice_nodes)))
 
 
 def _has_slices(columns: Columns) -> bool:
     return columns.arrays.keys() >= _SLICE_ARRAYS and "name" in columns.text
 
 
-def _file(json_objects: Iterable[str]) -> Iterator[str]:
+def _file_texts(json_objects: Iterable[str]) -> Iterator[str]:
     yield '{"displayTimeUnit":"ms","traceEvents":['
-    for number, text in enumerate(json_objects):
-        yield f",\n{text}" if number else f"\n{text}"
+    for index, text in enumerate(json_objects):
+        yield f",\n{text}" if index else f"\n{text}"
     yield "\n]}\n"
 
 
-def _objects(title: str, charts: list[Chart], slice_nodes: list[Columns]) -> Iterator[str]:
-    yield _metadata("process_name", "name", title, tid=_PID)
+def _event_objects(title: str, charts: list[Chart], slice_nodes: list[Columns]) -> Iterator[str]:
+    yield _metadata_object("process_name", "name", title, tid=_PID)
     sources: list[Iterator[_Event]] = []
     for chart in charts:
-        sources += _markers(chart), *_counters(chart)
+        sources += _marker_events(chart), *_counter_tracks(chart)
     first_tid = _FIRST_TID
     for columns in slice_nodes:
         slices = _slices(columns, first_tid=first_tid)
         sources.append(_slice_events(slices))
         for tid, name in enumerate(slices.lane_names, first_tid):
-            yield _metadata("thread_name", "name", name, tid=tid)
-            yield _metadata("thread_sort_index", "sort_index", tid, tid=tid)
+            yield _metadata_object("thread_name", "name", name, tid=tid)
+            yield _metadata_object("thread_sort_index", "sort_index", tid, tid=tid)
         first_tid += len(slices.lane_names)
     for _, text in merge(*sources, key=itemgetter(0)):
         yield text
 
 
-def _metadata(kind: str, key: str, value: str | int, *, tid: int) -> str:
+def _metadata_object(kind: str, key: str, value: str | int, *, tid: int) -> str:
     text = _quote(value) if isinstance(value, str) else value
     return f'{{"ph":"M","pid":{_PID},"tid":{tid},"name":"{kind}","args":{{"{key}":{text}}}}}'
 
@@ -95,39 +95,39 @@ def _metadata(kind: str, key: str, value: str | int, *, tid: int) -> str:
 # --- charts ---------------------------------------------------------------------------------------
 
 
-def _markers(chart: Chart) -> Iterator[_Event]:
+def _marker_events(chart: Chart) -> Iterator[_Event]:
     for marker in sorted(chart.markers, key=lambda marker: marker.x):
         if not math.isfinite(marker.x):
             continue
-        time_ns = _nanoseconds(np.array([marker.x]), _per_x(chart))
+        time_ns = _nanoseconds(np.array([marker.x]), _ns_per_x(chart))
         label = _quote(marker.label)
         yield (
             int(time_ns[0]),
-            f'{{"ph":"i","ts":{_times(time_ns)[0]},"pid":{_PID},"tid":{_PID},"s":"p",'
+            f'{{"ph":"i","ts":{_time_texts(time_ns)[0]},"pid":{_PID},"tid":{_PID},"s":"p",'
             f'"name":{label},"args":{{"level":"{marker.level}"}}}}',
         )
 
 
-def _counters(chart: Chart) -> Iterator[Iterator[_Event]]:
+def _counter_tracks(chart: Chart) -> Iterator[Iterator[_Event]]:
     for series in chart.series:
         name = f"{chart.title} · {series.name}" if chart.title else series.name
         finite_indices = np.flatnonzero(np.isfinite(chart.x) & np.isfinite(series.y))
-        time_ns = _nanoseconds(chart.x[finite_indices], _per_x(chart))
+        time_ns = _nanoseconds(chart.x[finite_indices], _ns_per_x(chart))
         time_order = np.argsort(time_ns, kind="stable")
         time_ns, y = time_ns[time_order], series.y[finite_indices][time_order]
         changed_indices = np.flatnonzero(np.append(True, y[1:] != y[:-1])[: len(y)])
         yield _counter_events(name, chart.y_unit, time_ns[changed_indices], y[changed_indices])
 
 
-def _per_x(chart: Chart) -> int:
+def _ns_per_x(chart: Chart) -> int:
     return 1_000_000_000 if chart.x_unit == "seconds" else 1_000
 
 
 def _counter_events(name: str, unit: str, time_ns: Array, y: Array) -> Iterator[_Event]:
     event_prefix = f'{{"ph":"C","ts":%s,"pid":{_PID},"name":{_quote(name).replace("%", "%%")}'
     template = f'{event_prefix},"args":{{"{unit}":%s}}}}'
-    for block in _blocks(len(y)):
-        texts = zip(_times(time_ns[block]), _numbers(y[block]), strict=True)
+    for block in _row_blocks(len(y)):
+        texts = zip(_time_texts(time_ns[block]), _number_texts(y[block]), strict=True)
         yield from zip(time_ns[block].tolist(), map(template.__mod__, texts), strict=True)
 
 
@@ -148,44 +148,56 @@ class _Slices:
 
 def _slices(columns: Columns, *, first_tid: int) -> _Slices:
     arrays = columns.arrays
-    row = np.flatnonzero(np.isfinite(arrays["start_us"]) & np.isfinite(arrays["duration_us"]))
-    start_ns = _nanoseconds(arrays["start_us"][row], 1_000)
-    duration_ns = np.maximum(_nanoseconds(arrays["duration_us"][row], 1_000), 0)
+    row_indices = np.flatnonzero(
+        np.isfinite(arrays["start_us"]) & np.isfinite(arrays["duration_us"])
+    )
+    start_ns = _nanoseconds(arrays["start_us"][row_indices], 1_000)
+    duration_ns = np.maximum(_nanoseconds(arrays["duration_us"][row_indices], 1_000), 0)
     slice_order = np.lexsort((duration_ns, start_ns))
-    row, start_ns, duration_ns = row[slice_order], start_ns[slice_order], duration_ns[slice_order]
-    ids, track = np.unique(arrays["track"][row], return_inverse=True)
-    lane = _lanes(track, start_ns, start_ns + duration_ns, tracks=len(ids))
-    lanes = np.zeros(len(ids), dtype=np.int64)
-    np.maximum.at(lanes, track, lane + 1)
-    tid = first_tid + (np.cumsum(lanes) - lanes)[track] + lane
-    names = _lane_names(_track_names(columns, ids), lanes.tolist())
-    return _Slices(columns, row, start_ns, duration_ns, tid, tuple(names))
+    row_indices, start_ns, duration_ns = (
+        row_indices[slice_order],
+        start_ns[slice_order],
+        duration_ns[slice_order],
+    )
+    track_ids, track_indices = np.unique(arrays["track"][row_indices], return_inverse=True)
+    slice_lanes = _lane_by_slice(
+        track_indices, start_ns, start_ns + duration_ns, track_count=len(track_ids)
+    )
+    lane_counts = np.zeros(len(track_ids), dtype=np.int64)
+    np.maximum.at(lane_counts, track_indices, slice_lanes + 1)
+    slice_tids = first_tid + (np.cumsum(lane_counts) - lane_counts)[track_indices] + slice_lanes
+    lane_names = _lane_names(_track_names(columns, track_ids), lane_counts.tolist())
+    return _Slices(columns, row_indices, start_ns, duration_ns, slice_tids, tuple(lane_names))
 
 
-def _lanes(track: Array, start_ns: Array, end_ns: Array, *, tracks: int) -> Array:
+def _lane_by_slice(
+    track_indices: Array, start_ns: Array, end_ns: Array, *, track_count: int
+) -> Array:
     """Return for each span the lowest lane of its track that is free at its start.
 
     This greedy coloring of intervals needs as many lanes as spans overlap at most.
     """
-    busy: list[list[tuple[int, int]]] = [
-        [] for _ in range(tracks)
+    busy_lanes: list[list[tuple[int, int]]] = [
+        [] for _ in range(track_count)
     ]  # a heap of (end, lane) for each track
-    free_lanes: list[list[int]] = [[] for _ in range(tracks)]  # a heap of free lanes for each track
-    lanes = np.empty(len(track), dtype=np.int64)
-    for block in _blocks(len(track)):
+    free_lanes: list[list[int]] = [
+        [] for _ in range(track_count)
+    ]  # a heap of free lanes for each track
+    lanes = np.empty(len(track_indices), dtype=np.int64)
+    for block in _row_blocks(len(track_indices)):
         lane_of_slice = []
         slices_of_block = zip(
-            *(array[block].tolist() for array in (track, start_ns, end_ns)), strict=True
+            *(array[block].tolist() for array in (track_indices, start_ns, end_ns)), strict=True
         )
         for track_index, slice_start, slice_end in slices_of_block:
-            while busy[track_index] and busy[track_index][0][0] <= slice_start:
-                heappush(free_lanes[track_index], heappop(busy[track_index])[1])
+            while busy_lanes[track_index] and busy_lanes[track_index][0][0] <= slice_start:
+                heappush(free_lanes[track_index], heappop(busy_lanes[track_index])[1])
             lane = (
                 heappop(free_lanes[track_index])
                 if free_lanes[track_index]
-                else len(busy[track_index])
+                else len(busy_lanes[track_index])
             )
-            heappush(busy[track_index], (slice_end, lane))
+            heappush(busy_lanes[track_index], (slice_end, lane))
             lane_of_slice.append(lane)
         lanes[block] = lane_of_slice
     return lanes
@@ -204,22 +216,22 @@ def _lane_names(tracks: list[str], lanes: list[int]) -> Iterator[str]:
         if count == 1:
             yield name
         else:
-            yield from (f"{name} · lane {number}" for number in range(1, count + 1))
+            yield from (f"{name} · lane {lane_number}" for lane_number in range(1, count + 1))
 
 
 def _slice_events(slices: _Slices) -> Iterator[_Event]:
     columns = slices.columns
     argument_names = [name for name in columns.arrays if name not in _SLICE_ARRAYS]
-    encoders = {name: _encoder(name, columns) for name in ("name", *argument_names)}
+    encoders = {name: _item_encoder(name, columns) for name in ("name", *argument_names)}
     keys = ",".join(f"{_quote(name).replace('%', '%%')}:%s" for name in argument_names)
     template = f'{{"ph":"X","ts":%s,"dur":%s,"pid":{_PID},"tid":%d,"name":%s,"args":{{{keys}}}}}'
-    for block in _blocks(len(slices.row)):
-        row, start_ns = slices.row[block], slices.start_ns[block]
+    for block in _row_blocks(len(slices.row)):
+        block_rows, start_ns = slices.row[block], slices.start_ns[block]
         texts = zip(
-            _times(start_ns),
-            _durations(slices.duration_ns[block]),
+            _time_texts(start_ns),
+            _duration_texts(slices.duration_ns[block]),
             slices.tid[block].tolist(),
-            *(encode(columns.arrays[name][row]) for name, encode in encoders.items()),
+            *(encode(columns.arrays[name][block_rows]) for name, encode in encoders.items()),
             strict=True,
         )
         yield from zip(start_ns.tolist(), map(template.__mod__, texts), strict=True)
@@ -228,7 +240,7 @@ def _slice_events(slices: _Slices) -> Iterator[_Event]:
 # --- values ---------------------------------------------------------------------------------------
 
 
-def _blocks(count: int) -> Iterator[slice]:
+def _row_blocks(count: int) -> Iterator[slice]:
     return (slice(start, start + _BLOCK_ROWS) for start in range(0, count, _BLOCK_ROWS))
 
 
@@ -237,16 +249,16 @@ def _nanoseconds(times: Array, ns_per_unit: int) -> Array:
     if times.dtype.kind == "f":
         rounded_ns = np.rint(times.astype(np.float64) * ns_per_unit)
         return np.clip(rounded_ns, -_LIMIT_NS, _LIMIT_NS).astype(np.int64)
-    limit = _LIMIT_NS // ns_per_unit
-    return np.clip(times.astype(np.int64), -limit, limit) * ns_per_unit
+    max_time = _LIMIT_NS // ns_per_unit
+    return np.clip(times.astype(np.int64), -max_time, max_time) * ns_per_unit
 
 
-def _times(time_ns: Array) -> list[str]:
+def _time_texts(time_ns: Array) -> list[str]:
     # Add a tenth of a nanosecond: Perfetto multiplies a double by 1000 and truncates 1.001 us to 1000 ns.
-    return [text + "1" if "." in text else text for text in _durations(time_ns)]
+    return [text + "1" if "." in text else text for text in _duration_texts(time_ns)]
 
 
-def _durations(span_ns: Array) -> list[str]:
+def _duration_texts(span_ns: Array) -> list[str]:
     """Format nanoseconds as microseconds, with three decimals unless they are integers."""
     whole_us, remainder_ns = np.divmod(np.abs(span_ns), 1_000)
     if not remainder_ns.any():
@@ -260,7 +272,7 @@ def _durations(span_ns: Array) -> list[str]:
     ]
 
 
-def _encoder(name: str, columns: Columns) -> Texts:
+def _item_encoder(name: str, columns: Columns) -> Texts:
     """Return the function that formats the items of an array as JSON."""
     names = columns.text.get(name)
     if names is not None:
@@ -268,15 +280,15 @@ def _encoder(name: str, columns: Columns) -> Texts:
         return text_decoder(map(_quote, names), unknown_text=unknown_value)
     array = columns.arrays[name]
     if is_address(name, array):
-        return _addresses
-    return _numbers if array.dtype.kind in "biuf" else _texts
+        return _address_texts
+    return _number_texts if array.dtype.kind in "biuf" else _quoted_texts
 
 
-def _addresses(array: Array) -> list[str]:
+def _address_texts(array: Array) -> list[str]:
     return [f'"{item:#x}"' for item in array.tolist()]
 
 
-def _numbers(array: Array) -> list[str]:
+def _number_texts(array: Array) -> list[str]:
     if array.dtype.kind == "b":
         return ["true" if item else "false" for item in array.tolist()]
     if array.dtype.kind == "f":
@@ -284,7 +296,7 @@ def _numbers(array: Array) -> list[str]:
     return list(map(str, array.tolist()))
 
 
-def _texts(array: Array) -> list[str]:
+def _quoted_texts(array: Array) -> list[str]:
     return [_quote(str(item)) for item in array.tolist()]
 
 

@@ -17,8 +17,8 @@ from cudakit.render.escape import escape_invisible
 from cudakit.render.values import site
 
 _SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
-_ROOT = "SRCROOT"
-_BRACKET: Final = re.compile(r"(\\*)([\[\]])")
+_ROOT_ID = "SRCROOT"
+_BRACKET_PATTERN: Final = re.compile(r"(\\*)([\[\]])")
 _LEVELS: Final = {"error": "error", "warn": "warning", "info": "note", "ok": "note"}
 
 _Object: TypeAlias = dict[str, Any]
@@ -35,20 +35,20 @@ def render(document: Document, *, root: str = "") -> str:
     results = [(note, note.finding) for note in notes if note.finding is not None]
     rules = {finding.rule: finding for _, finding in results}
     run = {
-        "tool": {"driver": {"name": "cudakit", "rules": list(map(_rule, rules.values()))}},
+        "tool": {"driver": {"name": "cudakit", "rules": list(map(_rule_object, rules.values()))}},
         # executionSuccessful is true if the tool itself succeeded, whatever its results are (section
         # 3.20.14).
         "invocations": [
             {
                 "executionSuccessful": True,
                 "toolExecutionNotifications": [
-                    _notification(note) for note in notes if note.finding is None
+                    _notification_object(note) for note in notes if note.finding is None
                 ],
             }
         ],
-        **({"originalUriBaseIds": {_ROOT: {"uri": _folder(root)}}} if root else {}),
+        **({"originalUriBaseIds": {_ROOT_ID: {"uri": _folder_uri(root)}}} if root else {}),
         "results": [
-            _result(note, finding, list(rules).index(finding.rule), root)
+            _result_object(note, finding, list(rules).index(finding.rule), root)
             for note, finding in results
         ],
     }
@@ -56,51 +56,55 @@ def render(document: Document, *, root: str = "") -> str:
     return json.dumps(_escape_texts(log), indent=2) + "\n"
 
 
-def _rule(finding: Finding) -> _Object:
-    return {"id": finding.rule, "shortDescription": _text(finding.meaning)}
+def _rule_object(finding: Finding) -> _Object:
+    return {"id": finding.rule, "shortDescription": _plain_text(finding.meaning)}
 
 
-def _notification(note: Note) -> _Object:
-    return {"level": _LEVELS[note.level], "message": _message(note)}
+def _notification_object(note: Note) -> _Object:
+    return {"level": _LEVELS[note.level], "message": _message_object(note)}
 
 
-def _result(note: Note, finding: Finding, rule: int, root: str) -> _Object:
+def _result_object(note: Note, finding: Finding, rule: int, root: str) -> _Object:
     labelled_stacks = [(label, stack) for label, stack in finding.places if stack.frames]
     result: _Object = {
         "ruleId": finding.rule,
         "ruleIndex": rule,
         "level": _LEVELS[note.level],
-        "message": _message(note),
+        "message": _message_object(note),
         "occurrenceCount": finding.count,
     }
     if labelled_stacks:
-        result["locations"] = [_location(site(labelled_stacks[0][1]), root)]
+        result["locations"] = [_location_object(site(labelled_stacks[0][1]), root)]
         result["relatedLocations"] = [
-            {"id": number, **_location(site(stack), root), "message": _text(label)}
-            for number, (label, stack) in enumerate(labelled_stacks, start=1)
+            {
+                "id": stack_number,
+                **_location_object(site(stack), root),
+                "message": _plain_text(label),
+            }
+            for stack_number, (label, stack) in enumerate(labelled_stacks, start=1)
         ]
         result["codeFlows"] = [
-            {"threadFlows": [_thread(label, stack, root) for label, stack in labelled_stacks]}
+            {"threadFlows": [_thread_flow(label, stack, root) for label, stack in labelled_stacks]}
         ]
     return result
 
 
-def _message(note: Note) -> _Object:
-    return _text("\n".join((note.text, *note.remedies)))
+def _message_object(note: Note) -> _Object:
+    return _plain_text("\n".join((note.text, *note.remedies)))
 
 
-def _text(text: str) -> _Object:
+def _plain_text(text: str) -> _Object:
     """Return a plain text message without links: section 3.11.6 makes links of text in brackets."""
-    return {"text": _BRACKET.sub(r"\1\1\\\2", text)}
+    return {"text": _BRACKET_PATTERN.sub(r"\1\1\\\2", text)}
 
 
-def _thread(label: str, stack: Stack, root: str) -> _Object:
+def _thread_flow(label: str, stack: Stack, root: str) -> _Object:
     """Return a stack as a thread flow (SARIF, section 3.37)."""
-    steps = [{"location": _location(frame, root)} for frame in reversed(stack.frames)]
-    return {"message": _text(label), "locations": steps}
+    locations = [{"location": _location_object(frame, root)} for frame in reversed(stack.frames)]
+    return {"message": _plain_text(label), "locations": locations}
 
 
-def _location(frame: Frame, root: str) -> _Object:
+def _location_object(frame: Frame, root: str) -> _Object:
     """Return the location of a frame; generated code has only a name."""
     location: _Object = {}
     if frame.name:
@@ -111,22 +115,22 @@ def _location(frame: Frame, root: str) -> _Object:
 
 
 def _physical_location(frame: Frame, root: str) -> _Object:
-    physical: _Object = {"artifactLocation": _artifact(frame.filename, root)}
+    physical_location: _Object = {"artifactLocation": _artifact_object(frame.filename, root)}
     if frame.line > 0:
-        physical["region"] = {"startLine": frame.line}
-    return physical
+        physical_location["region"] = {"startLine": frame.line}
+    return physical_location
 
 
-def _artifact(filename: str, root: str) -> _Object:
+def _artifact_object(filename: str, root: str) -> _Object:
     path = PurePosixPath(filename)
     if root and path.is_relative_to(root):
-        return {"uri": _quote_path(str(path.relative_to(root))), "uriBaseId": _ROOT}
+        return {"uri": _quote_path(str(path.relative_to(root))), "uriBaseId": _ROOT_ID}
     if path.is_absolute():
         return {"uri": f"file://{_quote_path(filename)}"}
     return {"uri": _quote_path(filename)}
 
 
-def _folder(root: str) -> str:
+def _folder_uri(root: str) -> str:
     # The URI of a base directory ends with a slash (section 3.14.14).
     return f"file://{_quote_path(root.rstrip('/'))}/"
 

@@ -9,7 +9,7 @@ from cudakit.render.collapsed import stacks, trees
 from cudakit.render.escape import escape_invisible
 
 # Identifies the file format (speedscope, src/lib/file-format-spec.ts); no program downloads it.
-_FORMAT = "https://www.speedscope.app/file-format-schema.json"
+_FORMAT_URL = "https://www.speedscope.app/file-format-schema.json"
 
 
 def render(document: Document) -> str:
@@ -18,11 +18,11 @@ def render(document: Document) -> str:
     The weight of a node is its size minus the sum of its children. Profiles share frames with the same label.
     Raises UsageError if the document has no Tree.
     """
-    frames: dict[str, int] = {}
-    profiles = [_profile(tree, frames) for tree in trees(document)]
+    index_by_label: dict[str, int] = {}
+    profiles = [_profile(tree, index_by_label) for tree in trees(document)]
     content = {
-        "$schema": _FORMAT,
-        "shared": {"frames": [{"name": escape_invisible(name)} for name in frames]},
+        "$schema": _FORMAT_URL,
+        "shared": {"frames": [{"name": escape_invisible(name)} for name in index_by_label]},
         "profiles": profiles,
         "name": escape_invisible(document.title),
         "activeProfileIndex": 0,
@@ -31,11 +31,13 @@ def render(document: Document) -> str:
     return json.dumps(content, ensure_ascii=False, separators=(",", ":")) + "\n"
 
 
-def _profile(tree: Tree, frames: dict[str, int]) -> dict[str, object]:
-    """Return a sampled profile; add its labels to ``frames``, which maps labels to indices."""
+def _profile(tree: Tree, index_by_label: dict[str, int]) -> dict[str, object]:
+    """Return a sampled profile; add its labels to ``index_by_label``, which maps labels to indices."""
     samples: list[list[int]] = []
     weights: list[int] = []
-    for path, size_bytes in stacks(tree, lambda label: frames.setdefault(label, len(frames))):
+    for path, size_bytes in stacks(
+        tree, lambda label: index_by_label.setdefault(label, len(index_by_label))
+    ):
         samples.append(path.copy())
         weights.append(size_bytes)
     return {

@@ -33,7 +33,7 @@ NO_STACK = "no stack recorded"
 LEVELS = {"ok": "OK", "info": "Note", "warn": "Warning", "error": "Error"}
 SYMBOLS = {"ok": "✓", "info": "i", "warn": "!", "error": "✗"}
 
-_INSTALLED = ("site-packages/", "dist-packages/")
+_INSTALL_FOLDERS = ("site-packages/", "dist-packages/")
 _UNKNOWN_FILE = ("", "??")
 
 
@@ -49,7 +49,7 @@ def format_value(value: Value) -> str:
         case Unavailable():
             return NOT_AVAILABLE
         case _:
-            return _amount(value) if math.isfinite(value.value) else NOT_AVAILABLE
+            return _amount_text(value) if math.isfinite(value.value) else NOT_AVAILABLE
 
 
 def site(stack: Stack) -> Frame:
@@ -88,21 +88,21 @@ def format_place(frame: Frame) -> str:
     """Format the file and line of a frame, ``loop/train.py:15``; empty if the file is unknown."""
     if frame.filename in _UNKNOWN_FILE:
         return ""
-    line = f":{frame.line}" if frame.line > 0 else ""
-    return _shorten_path(frame.filename) + line
+    line_text = f":{frame.line}" if frame.line > 0 else ""
+    return _shorten_path(frame.filename) + line_text
 
 
 def _shorten_path(path: str) -> str:
     """Shorten a path to the part after site-packages, or else to its last two components."""
     normal_path = path.replace("\\", "/")
-    for folder in _INSTALLED:
+    for folder in _INSTALL_FOLDERS:
         _, separator, path_in_folder = normal_path.rpartition(folder)
         if separator:
             return path_in_folder
     return "/".join(normal_path.rsplit("/", 2)[-2:])
 
 
-def _amount(value: Bytes | Change | Seconds | Rate | Ratio | Count) -> str:
+def _amount_text(value: Bytes | Change | Seconds | Rate | Ratio | Count) -> str:
     match value:
         case Bytes(size_bytes, derived):
             return ("~" if derived else "") + format_bytes(size_bytes)

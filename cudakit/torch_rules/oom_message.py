@@ -16,7 +16,7 @@ from cudakit.units import format_bytes, format_ratio
 
 _UNITS = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 _MAX_PROCESSES = 4
-_WIDTH = 80
+_LINE_WIDTH = 80
 _MAX_STREAM_POOLS = 6
 _ROW_FORMAT = "{:>10} {:>10} {:>13} {:>10}  {}"
 
@@ -34,25 +34,25 @@ def message_of(report: OomReport) -> str:
     return " ".join(_sentences(report))
 
 
-def _sentences(r: OomReport) -> Iterator[str]:
-    yield f"Tried to allocate {torch_size(r.segment_bytes)}."
+def _sentences(report: OomReport) -> Iterator[str]:
+    yield f"Tried to allocate {torch_size(report.segment_bytes)}."
     yield (
-        f"GPU {r.device} has a total capacity of {torch_size(r.device_total_bytes)} of which"
-        f" {torch_size(r.device_free_bytes)} is free."
+        f"GPU {report.device} has a total capacity of {torch_size(report.device_total_bytes)} of which"
+        f" {torch_size(report.device_free_bytes)} is free."
     )
-    yield from _in_use(r)
-    if r.limit_bytes is not None:
-        yield f"{torch_size(r.limit_bytes)} allowed;"
+    yield from _memory_use_texts(report)
+    if report.limit_bytes is not None:
+        yield f"{torch_size(report.limit_bytes)} allowed;"
     yield "Of the allocated memory"
-    yield f"{torch_size(r.allocated_bytes + r.private_free_bytes)} is allocated by this allocator,"
-    if r.private_free_bytes:
-        yield f"with {torch_size(r.private_free_bytes)} allocated in private pools (e.g., CUDA Graphs),"
-    if r.pending_bytes:
-        yield f"{torch_size(r.pending_bytes)} was freed but is in use by other streams,"
-    yield f"and {torch_size(r.unallocated_bytes)} is reserved by this allocator but unallocated."
+    yield f"{torch_size(report.allocated_bytes + report.private_free_bytes)} is allocated by this allocator,"
+    if report.private_free_bytes:
+        yield f"with {torch_size(report.private_free_bytes)} allocated in private pools (e.g., CUDA Graphs),"
+    if report.pending_bytes:
+        yield f"{torch_size(report.pending_bytes)} was freed but is in use by other streams,"
+    yield f"and {torch_size(report.unallocated_bytes)} is reserved by this allocator but unallocated."
 
 
-def _in_use(report: OomReport) -> Iterator[str]:
+def _memory_use_texts(report: OomReport) -> Iterator[str]:
     """Yield the memory use of each process; of this process from NVML if possible, else from the driver."""
     processes = report.used_by_process()
     own_bytes = processes.pop(os.getpid(), None)
@@ -81,7 +81,7 @@ def details(report: OomReport) -> str:
         lines += _pin_lines(pin)
     lines.append("Possible remedies:")
     for remedy in remedies(report):
-        lines += wrap(remedy, _WIDTH, initial_indent="  - ", subsequent_indent="    ")
+        lines += wrap(remedy, _LINE_WIDTH, initial_indent="  - ", subsequent_indent="    ")
     return "\n".join(lines)
 
 
@@ -106,19 +106,21 @@ def _sum_line(stream_pools: tuple[StreamPool, ...], served_requests: str) -> str
 
 
 def _requests_served(stream_pool: StreamPool) -> str:
-    pool = (
+    pool_text = (
         ""
         if stream_pool.pool == DEFAULT_POOL
         else f", pool {stream_pool.pool[0]},{stream_pool.pool[1]}"
     )
-    return f"{'small' if stream_pool.is_small else 'large'}, stream {stream_pool.stream:#x}{pool}"
+    return (
+        f"{'small' if stream_pool.is_small else 'large'}, stream {stream_pool.stream:#x}{pool_text}"
+    )
 
 
 def _pin_lines(pin: Pin) -> Iterator[str]:
-    share = format_ratio(min(pin.segment_free_bytes / pin.segment_bytes, 0.999))  # never 100%
+    share_text = format_ratio(min(pin.segment_free_bytes / pin.segment_bytes, 0.999))  # never 100%
     yield (
         f"  {format_bytes(pin.size_bytes)} at {pin.address:#x} keeps a segment of"
-        f" {format_bytes(pin.segment_bytes)}, {share} free"
+        f" {format_bytes(pin.segment_bytes)}, {share_text} free"
     )
     if pin.frames:
         frame = pin.frames[0]

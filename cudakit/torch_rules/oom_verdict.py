@@ -165,15 +165,16 @@ def _pending_verdict(request: FailedRequest) -> Verdict:
 
 def _fragmentation_verdict(request: FailedRequest) -> Verdict:
     reports_device_memory = not request.is_limited and request.own_free_bytes < request.size_bytes
-    device = (
+    device_text = (
         f" and {format_bytes(request.device_free_bytes)} on the device"
         if reports_device_memory
         else ""
     )
     return Verdict(
         "fragmentation",
-        f"{format_bytes(request.own_free_bytes)} is free in the segments that can serve the request{device},"
-        f" but the largest free block is {format_bytes(request.own_largest_bytes)} (fragmentation)",
+        f"{format_bytes(request.own_free_bytes)} is free in the segments that can serve the request"
+        f"{device_text}, but the largest free block is {format_bytes(request.own_largest_bytes)}"
+        " (fragmentation)",
     )
 
 

@@ -20,9 +20,11 @@ from cudakit.torch_rules.setting_rules import (
 from cudakit.torch_rules.setting_text import Entry, Token
 from cudakit.torch_rules.sizes import MIB
 
-_INTEGER = re.compile(r"[+-]?[0-9]{1,400}")  # Limited, because Python cannot parse 5000 digits.
-_SHORT_INTEGER = re.compile(r"\+?[0-9]{1,40}")
-_NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+_INTEGER_PATTERN = re.compile(
+    r"[+-]?[0-9]{1,400}"
+)  # Limited, because Python cannot parse 5000 digits.
+_SHORT_INTEGER_PATTERN = re.compile(r"\+?[0-9]{1,40}")
+_NUMBER_PATTERN = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 _DIVISIONS_FORMAT = "divisions as one number (4) or by intervals in MiB ([256:1,512:2,>:4])"
 _RESERVE_FORMAT = "a share of the device's memory above 0, up to 1.125 (0.5), or GiB (40G)"
 
@@ -56,7 +58,7 @@ def _read_count(entry: Entry) -> int:
 
 
 def _read_number(entry: Entry) -> float:
-    if _NUMBER.fullmatch(entry.word("a number")) is None:
+    if _NUMBER_PATTERN.fullmatch(entry.word("a number")) is None:
         raise entry.value_error("a number")
     return float(entry.value.text)
 
@@ -122,7 +124,7 @@ def _write_number(value: float) -> str:
 
 def _write_divisions(slots: tuple[int, ...]) -> str:
     """Format divisions: one number if all slots are equal, else a list without equal slots at both ends."""
-    changed_slots = [slot for slot, (a, b) in enumerate(pairwise(slots)) if a != b]
+    changed_slots = [slot for slot, (left, right) in enumerate(pairwise(slots)) if left != right]
     if not changed_slots and slots[0]:
         return f"{slots[0]:d}"
     first_slot, last_slot = (changed_slots[0], changed_slots[-1]) if changed_slots else (0, 0)
@@ -141,24 +143,28 @@ def _write_reserves(reserves: tuple[tuple[str, Reserve], ...]) -> str:
 
 
 def _parse_whole(entry: Entry, expected: str, maximum: int) -> int:
-    if _INTEGER.fullmatch(entry.word(expected)) is None:
+    if _INTEGER_PATTERN.fullmatch(entry.word(expected)) is None:
         raise entry.value_error(expected)
-    value = int(entry.value.text)
-    if not 0 <= value <= maximum:
+    number = int(entry.value.text)
+    if not 0 <= number <= maximum:
         raise entry.value_error(f"{expected}, 0 to {maximum}", hint="omit it for the default")
-    return value
+    return number
 
 
 def _parse_divisions(entry: Entry, token: Token, *, minimum: int) -> int:
-    value = int(token.text) if _SHORT_INTEGER.fullmatch(token.text) else -1
-    if value < minimum or value >= 1 << 63 or (value and not is_power_of_two(value)):
+    divisions = int(token.text) if _SHORT_INTEGER_PATTERN.fullmatch(token.text) else -1
+    if (
+        divisions < minimum
+        or divisions >= 1 << 63
+        or (divisions and not is_power_of_two(divisions))
+    ):
         raise entry.value_error("powers of two" if minimum else "powers of two or 0", token)
-    return value
+    return divisions
 
 
 def _parse_slot(interval: Token, last_slot: int) -> int:
     """Return the slot of an interval. Raises InputError unless it follows the slot ``last_slot``."""
-    interval_mib = int(interval.text) if _SHORT_INTEGER.fullmatch(interval.text) else -1
+    interval_mib = int(interval.text) if _SHORT_INTEGER_PATTERN.fullmatch(interval.text) else -1
     if not is_power_of_two(interval_mib) or interval_mib > 1 << (DIVISION_SLOTS - 1):
         raise interval.error(
             f"an interval begins at a power of two of MiB, 1 to {1 << (DIVISION_SLOTS - 1)},"
@@ -182,11 +188,11 @@ def _check_open_interval(interval: Token, last_slot: int, *, is_last: bool) -> N
 
 def _parse_reserve(entry: Entry, token: Token) -> Reserve:
     is_gib = token.text[-1] in "Gg"
-    number = token.text[:-1] if is_gib else token.text
-    if _NUMBER.fullmatch(number) is None:
+    number_text = token.text[:-1] if is_gib else token.text
+    if _NUMBER_PATTERN.fullmatch(number_text) is None:
         raise entry.value_error(_RESERVE_FORMAT, token)
     try:
-        return Reserve(value=float(number), unit="GiB" if is_gib else "share")
+        return Reserve(value=float(number_text), unit="GiB" if is_gib else "share")
     except InputError:
         raise entry.value_error(_RESERVE_FORMAT, token) from None
 
@@ -253,7 +259,7 @@ KEYS: Mapping[str, Key] = MappingProxyType(
 )
 
 # Other spellings that PyTorch accepts on every device (CUDAAllocatorConfig::parseArgs).
-SPELLINGS: Mapping[str, str] = MappingProxyType(
+KEY_BY_SPELLING: Mapping[str, str] = MappingProxyType(
     {
         "pinned_use_hip_host_register": "pinned_use_cuda_host_register",
         "release_lock_on_hipmalloc": "release_lock_on_cudamalloc",
@@ -261,4 +267,4 @@ SPELLINGS: Mapping[str, str] = MappingProxyType(
 )
 
 # Keys that PyTorch once accepted and now rejects.
-DROPPED = frozenset({"roundup_bypass_threshold_mb"})
+DROPPED_KEYS = frozenset({"roundup_bypass_threshold_mb"})

@@ -73,7 +73,7 @@ class Rule:
     expected: str
 
 
-def shown(field: str, value: object) -> str:
+def shown_value(field: str, value: object) -> str:
     """Return the value of a setting for a message: in MiB if whole, else its shortened repr."""
     # Python cannot convert a number of 5000 digits to text.
     if isinstance(value, int) and value.bit_length() > 80:
@@ -94,7 +94,9 @@ def is_power_of_two(value: int) -> bool:
 def is_class_name(name: object) -> bool:
     """Return whether a name is valid for a class of streams in a configuration."""
     return (
-        isinstance(name, str) and name != "" and not any(c in ",:[]" or c.isspace() for c in name)
+        isinstance(name, str)
+        and name != ""
+        and not any(character in ",:[]" or character.isspace() for character in name)
     )
 
 
@@ -117,7 +119,12 @@ def _are_divisions(value: object) -> bool:
     return (
         isinstance(value, tuple)
         and len(value) == DIVISION_SLOTS
-        and all(_is_int(n) and (n == 0 or is_power_of_two(n)) and n < 1 << 63 for n in value)
+        and all(
+            _is_int(division)
+            and (division == 0 or is_power_of_two(division))
+            and division < 1 << 63
+            for division in value
+        )
     )
 
 
@@ -126,14 +133,16 @@ def _is_register_threads(value: object) -> bool:
 
 
 def _are_reserves(value: object) -> bool:
-    if not isinstance(value, tuple) or not all(isinstance(p, tuple) and len(p) == 2 for p in value):
+    if not isinstance(value, tuple) or not all(
+        isinstance(pair, tuple) and len(pair) == 2 for pair in value
+    ):
         return False
     return len({name for name, _ in value if is_class_name(name)}) == len(value) and all(
         isinstance(reserve, Reserve) for _, reserve in value
     )
 
 
-_BOOLEAN = Rule(lambda value: isinstance(value, bool), "True or False")
+_BOOLEAN_RULE = Rule(lambda value: isinstance(value, bool), "True or False")
 _RESERVES_RULE = Rule(
     _are_reserves,
     "pairs of a class of streams and a Reserve, each class once, named without ',', ':', '[', ']', space",
@@ -157,22 +166,22 @@ RULES: Mapping[str, Rule] = MappingProxyType(
             lambda value: isinstance(value, float) and 0.0 <= value <= 1.0,
             "a float from 0.0 to 1.0",
         ),
-        "throw_on_cudamalloc_oom": _BOOLEAN,
-        "release_lock_on_cudamalloc": _BOOLEAN,
-        "graph_capture_record_stream_reuse": _BOOLEAN,
-        "expandable_segments": _BOOLEAN,
+        "throw_on_cudamalloc_oom": _BOOLEAN_RULE,
+        "release_lock_on_cudamalloc": _BOOLEAN_RULE,
+        "graph_capture_record_stream_reuse": _BOOLEAN_RULE,
+        "expandable_segments": _BOOLEAN_RULE,
         "expandable_segments_reserve": Rule(
             lambda value: value is None or isinstance(value, Reserve), "a Reserve or None"
         ),
         "expandable_segments_reserve_by_class": _RESERVES_RULE,
-        "pinned_use_background_threads": _BOOLEAN,
-        "pinned_use_cuda_host_register": _BOOLEAN,
+        "pinned_use_background_threads": _BOOLEAN_RULE,
+        "pinned_use_cuda_host_register": _BOOLEAN_RULE,
         "pinned_num_register_threads": Rule(
             _is_register_threads, f"a power of two, at most {MAX_REGISTER_THREADS}"
         ),
         "pinned_max_round_threshold_bytes": _or_none(_whole_mib(0)),
         "pinned_max_cached_size_bytes": _or_none(_whole_mib(0)),
         "pinned_reserve_segment_size_bytes": _whole_mib(0),
-        "pinned_free_catch_all": _BOOLEAN,
+        "pinned_free_catch_all": _BOOLEAN_RULE,
     }
 )

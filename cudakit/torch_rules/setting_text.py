@@ -16,9 +16,9 @@ from dataclasses import dataclass
 
 from cudakit.errors import InputError
 
-_TOKEN = re.compile(r"[,:\[\]]|[^,:\[\]]+")
-_SPACE = " \t\n\v\f\r"  # isspace of C
-_MAX_SHOWN = 40
+_TOKEN_PATTERN = re.compile(r"[,:\[\]]|[^,:\[\]]+")
+_SPACE_CHARACTERS = " \t\n\v\f\r"  # isspace of C
+_MAX_SHOWN_LENGTH = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,11 @@ class Token:
         """Return the token for an error message: on one line, shortened."""
         if not self.text:
             return "the end"
-        return repr(self.text if len(self.text) <= _MAX_SHOWN else f"{self.text[:_MAX_SHOWN]}...")
+        return repr(
+            self.text
+            if len(self.text) <= _MAX_SHOWN_LENGTH
+            else f"{self.text[:_MAX_SHOWN_LENGTH]}..."
+        )
 
     def error(self, reason: str, *, hint: str = "") -> InputError:
         """Return an error with the position of this token; characters count from 1."""
@@ -73,10 +77,12 @@ def read_entries(variable: str, text: str) -> Iterator[Entry]:
 
 
 def _tokens(variable: str, text: str) -> Iterator[Token]:
-    for match in _TOKEN.finditer(text):
-        token_text = match.group().lstrip(_SPACE)
+    for match in _TOKEN_PATTERN.finditer(text):
+        token_text = match.group().lstrip(_SPACE_CHARACTERS)
         if token_text:
-            yield Token(variable, match.end() - len(token_text), token_text.rstrip(_SPACE))
+            yield Token(
+                variable, match.end() - len(token_text), token_text.rstrip(_SPACE_CHARACTERS)
+            )
 
 
 class _Cursor:
@@ -107,7 +113,10 @@ class _Cursor:
     def word(self, expected: str) -> Token:
         if self.current.text in ("", ",", ":", "[", "]"):
             raise self.current.error(f"expected {expected}, found {self.current.shown}")
-        space_index = next((i for i, c in enumerate(self.current.text) if c.isspace()), None)
+        space_index = next(
+            (index for index, character in enumerate(self.current.text) if character.isspace()),
+            None,
+        )
         if space_index is not None:
             space_token = Token(
                 self.current.variable,

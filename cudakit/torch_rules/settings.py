@@ -9,13 +9,13 @@ from difflib import get_close_matches
 from typing import Any, Literal, TypeAlias
 
 from cudakit.errors import InputError
-from cudakit.torch_rules.setting_keys import DROPPED, KEYS, SPELLINGS, Key
+from cudakit.torch_rules.setting_keys import DROPPED_KEYS, KEY_BY_SPELLING, KEYS, Key
 from cudakit.torch_rules.setting_rules import (
     DIVISION_SLOTS,
     RULES,
     Reserve,
     SettingRefused,
-    shown,
+    shown_value,
 )
 from cudakit.torch_rules.setting_text import Entry, Token, read_entries
 from cudakit.torch_rules.sizes import MIB, UNLIMITED
@@ -87,7 +87,7 @@ class Settings:
         for field, rule in RULES.items():
             value = getattr(self, field)
             if not rule.holds(value):
-                raise SettingRefused(field, shown(field, value), rule.expected)
+                raise SettingRefused(field, shown_value(field, value), rule.expected)
         self._check_against_segments()
         self._check_against_backend()
 
@@ -99,7 +99,7 @@ class Settings:
 
     def as_text(self) -> str:
         """Return the non-default settings as a string that PyTorch and ``parse_config`` read."""
-        changed_settings = self._changed()
+        changed_settings = self._changed_fields()
         return ",".join(
             f"{name}:{key.write(getattr(self, key.field))}"
             for name, key in KEYS.items()
@@ -113,10 +113,10 @@ class Settings:
         string under PYTORCH_CUDA_ALLOC_CONF is ``as_text``, which also has settings that PyTorch omits
         (torch/csrc/cuda/Module.cpp, torch_cuda_memorySnapshot).
         """
-        limit = self.max_split_size_bytes
+        max_split_bytes = self.max_split_size_bytes
         return {
             "PYTORCH_CUDA_ALLOC_CONF": self.as_text(),
-            "max_split_size": -1 if limit is None else limit,
+            "max_split_size": -1 if max_split_bytes is None else max_split_bytes,
             "garbage_collection_threshold": self.garbage_collection_threshold,
             "expandable_segments": self.expandable_segments,
             "pinned_num_register_threads": self.pinned_num_register_threads,
@@ -124,7 +124,8 @@ class Settings:
             "pinned_use_cuda_host_register": self.pinned_use_cuda_host_register,
             "graph_capture_record_stream_reuse": self.graph_capture_record_stream_reuse,
             "roundup_power2_divisions": {
-                str(1 << slot): n for slot, n in enumerate(self.roundup_power2_divisions)
+                str(1 << slot): divisions
+                for slot, divisions in enumerate(self.roundup_power2_divisions)
             },
         }
 
@@ -139,7 +140,7 @@ class Settings:
         all_settings["max_non_split_rounding"] = self.slack_bytes
         torch_settings = self.as_torch()
         return torch_settings | {
-            k: value for k, value in all_settings.items() if k not in torch_settings
+            name: value for name, value in all_settings.items() if name not in torch_settings
         }
 
     def _recorded_value(self, key: Key) -> RecordedValue:
@@ -148,27 +149,27 @@ class Settings:
             return -1
         return value if isinstance(value, bool | int | float | str) else str(key.write(value))
 
-    def _changed(self) -> set[str]:
-        return {f.name for f in fields(self) if getattr(self, f.name) != f.default}
+    def _changed_fields(self) -> set[str]:
+        return {field.name for field in fields(self) if getattr(self, field.name) != field.default}
 
     def _check_against_segments(self) -> None:
         minimum = self.large_segment_size_bytes
         for field in ("max_split_size_bytes", "max_non_split_rounding_bytes"):
             value = getattr(self, field)
             if value is not None and value < minimum:
-                size = shown("large_segment_size_bytes", minimum)
-                expected = f"at least the size of a large segment, {size}"
-                raise SettingRefused(field, shown(field, value), expected)
+                size_text = shown_value("large_segment_size_bytes", minimum)
+                expected = f"at least the size of a large segment, {size_text}"
+                raise SettingRefused(field, shown_value(field, value), expected)
 
     def _check_against_backend(self) -> None:
         if self.backend == "native":
             return
-        changed_settings = self._changed()
+        changed_settings = self._changed_fields()
         for key in KEYS.values():
             if key.native and key.field in changed_settings:
-                value = shown(key.field, getattr(self, key.field))
+                value_text = shown_value(key.field, getattr(self, key.field))
                 expected = f"left out: with backend {self.backend} it does nothing"
-                raise SettingRefused(key.field, value, expected)
+                raise SettingRefused(key.field, value_text, expected)
 
 
 # The environment variables of PyTorch in their order of precedence: the old name comes first
@@ -199,11 +200,12 @@ def effective(environment: Mapping[str, str]) -> Settings:
     if not defined_variables:
         return Settings()
     used_variable, *unused_variables = defined_variables
-    if ignored := [
+    if ignored_variables := [
         name for name in unused_variables if environment[name] != environment[used_variable]
     ]:
         warnings.warn(
-            f"{' and '.join([used_variable, *ignored])} are set; this allocator uses {used_variable}",
+            f"{' and '.join([used_variable, *ignored_variables])} are set;"
+            f" this allocator uses {used_variable}",
             SettingsWarning,
             stacklevel=2,
         )
@@ -237,19 +239,19 @@ def parse_config(text: str, *, variable: str = "PYTORCH_CUDA_ALLOC_CONF") -> Set
     _check_backend(entries, values)
     try:
         return Settings(**values)  # type: ignore[arg-type]  # Key.read returns the type of its field
-    except SettingRefused as invalid:
-        entry = entries[invalid.field]
+    except SettingRefused as refusal:
+        entry = entries[refusal.field]
         raise entry.value.error(
-            f"{entry.key.text} is {invalid.value_text}; it must be {invalid.valid_values}"
+            f"{entry.key.text} is {refusal.value_text}; it must be {refusal.valid_values}"
         ) from None
 
 
 def _key_name(key: Token) -> str:
     """Return the name under which PyTorch documents a key."""
-    name = SPELLINGS.get(key.text, key.text)
+    name = KEY_BY_SPELLING.get(key.text, key.text)
     if name in KEYS:
         return name
-    if name in DROPPED:
+    if name in DROPPED_KEYS:
         raise key.error(f"PyTorch removed {name} and rejects it", hint="leave it out")
     similar_names = get_close_matches(name[:80], KEYS, n=1)
     suggestion = f"; did you mean {similar_names[0]!r}?" if similar_names else ""
@@ -324,14 +326,21 @@ def recorded_divisions(recorded_values: Mapping[str, Any]) -> list[int]:
     divisions = recorded_values.get("roundup_power2_divisions")
     if not isinstance(divisions, Mapping):
         return []
-    slots = sorted((int(key), n) for key, n in divisions.items() if str(key).isdecimal())
-    return [n if isinstance(n, int) and 0 <= n <= 1 << 20 else 0 for _, n in slots]
+    slots = sorted(
+        (int(key), division) for key, division in divisions.items() if str(key).isdecimal()
+    )
+    return [
+        division if isinstance(division, int) and 0 <= division <= 1 << 20 else 0
+        for _, division in slots
+    ]
 
 
 def recorded_max_split(recorded_values: Mapping[str, Any]) -> int:
     """Return the size from which blocks are never split; UNLIMITED if there is no limit."""
-    size = recorded_values.get("max_split_size")
-    return size if isinstance(size, int) and size > 0 else UNLIMITED
+    max_split_bytes = recorded_values.get("max_split_size")
+    return (
+        max_split_bytes if isinstance(max_split_bytes, int) and max_split_bytes > 0 else UNLIMITED
+    )
 
 
 def flag_of_device(flag: object, ordinal: int) -> bool | None:

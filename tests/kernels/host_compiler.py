@@ -72,9 +72,9 @@ _REPLACEMENTS = (
 )
 
 
-def compile_random_kernels(folder: Path) -> ctypes.CDLL:
-    """Compile the source of the random kernels as a library for the CPU."""
-    text = _PREFIX + SOURCE
+def compile_random_kernels(folder: Path, kernel_source: str = SOURCE) -> ctypes.CDLL:
+    """Compile a source of the random kernels as a library for the CPU."""
+    text = _PREFIX + kernel_source
     for pattern, replacement in _REPLACEMENTS:
         text, replaced = re.subn(pattern, replacement, text)
         assert replaced == 1, pattern
@@ -85,14 +85,18 @@ def compile_random_kernels(folder: Path) -> ctypes.CDLL:
     return ctypes.CDLL(str(library))
 
 
-def fill(library: ctypes.CDLL, draw: Draw, start: Counter, *, offset: int = 0) -> npt.NDArray[Any]:
-    """Return the elements that a kernel writes to an address ``offset`` elements after an aligned one."""
+def fill(
+    library: ctypes.CDLL, draw: Draw, start: Counter, *, offset: int = 0, stored_counter: int = 0
+) -> npt.NDArray[Any]:
+    """Return the elements that a kernel writes to an address ``offset`` elements after an aligned one.
+
+    ``stored_counter`` is the address of the counter for kernels of STORED_COUNTER_SOURCE.
+    """
     elements = np.zeros(draw.count + offset + 4, draw.storage)
     kernel = getattr(library, f"cudakit_random_{draw.kernel}")
     address = elements.ctypes.data + offset * elements.itemsize
     counter = (start.position, start.sequence, start.seed)
-    no_stored_counter = 0
-    values = (address, draw.count, *counter, no_stored_counter)
+    values = (address, draw.count, *counter, stored_counter)
     words = [ctypes.c_uint64(value) for value in values]
     kernel(*words, *map(_argument, draw.parameters))
     assert not elements[:offset].any()

@@ -28,6 +28,7 @@ from cudakit.kernels.random import (
     permutation_draw,
     uniform_draw,
 )
+from cudakit.kernels.random_source import STORED_COUNTER_SOURCE
 from cudakit.kernels.random_values import Counter
 
 START = Counter(position=2**32 - 100, sequence=3, seed=0x0123456789ABCDEF)
@@ -96,6 +97,21 @@ def test_normal_transform_equals_numpy_for_a_million_values(library: ctypes.CDLL
     for dtype in ("float32", "float64"):
         draw = normal_draw(1_000_000, dtype, 0, 1)
         assert host_compiler.fill(library, draw, START).tobytes() == drawn(draw).tobytes()
+
+
+@needs_compiler
+def test_kernels_with_a_stored_counter_equal_numpy_and_advance_it(tmp_path: Path) -> None:
+    library = host_compiler.compile_random_kernels(tmp_path, STORED_COUNTER_SOURCE)
+    counter = (ctypes.c_uint64 * 3)()
+    address, words = ctypes.addressof(counter), map(ctypes.c_uint64, START)
+    library.cudakit_random_store_counter(ctypes.c_void_p(address), *words)
+    assert tuple(counter) == START
+
+    for draw in every_draw(1000):
+        numbers = host_compiler.fill(library, draw, Counter(0, 0, 0), stored_counter=address)
+        assert np.array_equal(numbers, drawn(draw)), draw
+    library.cudakit_random_advance_counter(ctypes.c_void_p(address), ctypes.c_uint64(77))
+    assert tuple(counter) == START._replace(position=START.position + 77)
 
 
 # --- distributions

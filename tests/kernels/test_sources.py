@@ -8,6 +8,7 @@ from gpu.test_compile import needs_nvrtc
 from cudakit.gpu import selftest
 from cudakit.gpu.compile import compile_cuda
 from cudakit.kernels import bandwidth, compare, fill, nonfinite, poison, random, spin, timestamp
+from cudakit.kernels.random_source import STORED_COUNTER_SOURCE
 
 MODULES = (bandwidth, compare, fill, nonfinite, poison, random, spin, timestamp, selftest)
 # The oldest architecture that NVRTC 13 supports, and one of each later generation.
@@ -19,3 +20,8 @@ CAPABILITIES = [(7, 5), (8, 0), (8, 9), (9, 0), (10, 0), (12, 0)]
 def test_every_kernel_compiles_for_every_generation(capability: tuple[int, int]) -> None:
     for module in MODULES:
         assert compile_cuda(module.SOURCE, capability).startswith(b"\x7fELF"), module.__name__
+
+
+@needs_nvrtc
+def test_random_kernels_with_a_stored_counter_compile() -> None:
+    assert compile_cuda(STORED_COUNTER_SOURCE, (9, 0)).startswith(b"\x7fELF")

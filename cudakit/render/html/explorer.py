@@ -22,16 +22,16 @@ from cudakit.render.markup import Markup, element
 
 # The default level of zlib: level 9 takes several times as long for 1 % fewer bytes.
 _COMPRESSION_LEVEL = 6
-_TYPES = {"u1": np.uint8, "i4": np.int32, "u4": np.uint32, "u8": np.uint64, "i8": np.int64}
+_ARRAY_TYPES = {"u1": np.uint8, "i4": np.int32, "u4": np.uint32, "u8": np.uint64, "i8": np.int64}
 
-_IMPORT = re.compile(r'^import (\{[^}]*\}) from "\./([a-z_]+)\.js";$', re.MULTILINE)
-_EXPORT = re.compile(r"^export ((?:async )?function\*?|class|const) (\w+)", re.MULTILINE)
+_IMPORT_PATTERN = re.compile(r'^import (\{[^}]*\}) from "\./([a-z_]+)\.js";$', re.MULTILINE)
+_EXPORT_PATTERN = re.compile(r"^export ((?:async )?function\*?|class|const) (\w+)", re.MULTILINE)
 
 
 def explorer(node: Explorer) -> Markup:
     """Return the HTML element that the script ``KIND.js`` fills. The element contains all data as text."""
     data = node.data()
-    descriptions, text = pack(data.arrays)
+    descriptions, packed_text = pack(data.arrays)
     facts = json.dumps({"arrays": descriptions, "facts": data.facts}, ensure_ascii=True)
     # The text "</script" would end the element. JSON allows "\u003c" instead of "<".
     facts = facts.replace("<", "\\u003c")
@@ -47,7 +47,7 @@ def explorer(node: Explorer) -> Markup:
             element("p", "The interactive views need JavaScript; the tables below do not."),
         ),
         element("script", Markup(facts), type="application/json", class_="explorer-facts"),
-        element("script", Markup(text), type="text/plain", class_="explorer-data"),
+        element("script", Markup(packed_text), type="text/plain", class_="explorer-data"),
         class_="explorer",
         data_kind=node.kind,
     )
@@ -64,11 +64,13 @@ def pack(arrays: Mapping[str, Array]) -> tuple[list[dict[str, Any]], str]:
     descriptions, planes = [], []
     for name, array in arrays.items():
         values, is_sum = _differences(np.asarray(array))
-        kind = _kind(values)
-        descriptions.append({"name": name, "type": kind, "length": len(values), "sum": is_sum})
-        little_endian = values.astype(np.dtype(_TYPES[kind]).newbyteorder("<"))
+        type_name = _smallest_type(values)
+        descriptions.append({"name": name, "type": type_name, "length": len(values), "sum": is_sum})
+        little_endian_values = values.astype(np.dtype(_ARRAY_TYPES[type_name]).newbyteorder("<"))
         planes.append(
-            little_endian.view(np.uint8).reshape(len(values), little_endian.itemsize).T.tobytes()
+            little_endian_values.view(np.uint8)
+            .reshape(len(values), little_endian_values.itemsize)
+            .T.tobytes()
         )
     return descriptions, b64encode(zlib.compress(b"".join(planes), _COMPRESSION_LEVEL)).decode(
         "ascii"
@@ -83,8 +85,8 @@ def _differences(values: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], bool]:
     return (differences, True) if differences[1:].min() >= 0 else (values, False)
 
 
-def _kind(values: npt.NDArray[Any]) -> str:
-    """Return the name in ``_TYPES`` of the smallest type that holds all values."""
+def _smallest_type(values: npt.NDArray[Any]) -> str:
+    """Return the name in ``_ARRAY_TYPES`` of the smallest type that holds all values."""
     if values.dtype in (np.uint8, np.bool_):
         return "u1"
     low, high = int(values.min(initial=0)), int(values.max(initial=0))
@@ -103,23 +105,25 @@ def joined_script(name: str, package: str) -> str:
     exported names. A module may import names, and export functions, classes and constants.
     """
     modules: dict[str, str] = {}
-    _collect(name, package, modules)
+    _collect_modules(name, package, modules)
     # In a JavaScript block, the names of a script do not collide with those of the other scripts of a page.
     return '"use strict";\n{\n' + "".join(modules.values()) + "}\n"
 
 
-def _collect(name: str, package: str, modules: dict[str, str]) -> None:
+def _collect_modules(name: str, package: str, modules: dict[str, str]) -> None:
     """Add a module and the modules that it imports to ``modules``, as JavaScript functions."""
     if name in modules:
         return
-    file = files("cudakit.render").joinpath(f"assets/{name}.js")
-    if not file.is_file():
-        file = files(package).joinpath(f"assets/{name}.js")
-    text = file.read_text(encoding="utf-8")
-    for _, imported_name in _IMPORT.findall(text):
-        _collect(imported_name, package, modules)
-    exported_names = ", ".join(match[1] for match in _EXPORT.findall(text))
-    body = _EXPORT.sub(r"\1 \2", _IMPORT.sub(r"const \1 = module_\2;", text))
+    script_file = files("cudakit.render").joinpath(f"assets/{name}.js")
+    if not script_file.is_file():
+        script_file = files(package).joinpath(f"assets/{name}.js")
+    script_text = script_file.read_text(encoding="utf-8")
+    for _, imported_name in _IMPORT_PATTERN.findall(script_text):
+        _collect_modules(imported_name, package, modules)
+    exported_names = ", ".join(match[1] for match in _EXPORT_PATTERN.findall(script_text))
+    module_body = _EXPORT_PATTERN.sub(
+        r"\1 \2", _IMPORT_PATTERN.sub(r"const \1 = module_\2;", script_text)
+    )
     modules[name] = (
-        f"const module_{name} = (() => {{\n{body}return {{ {exported_names} }};\n}})();\n"
+        f"const module_{name} = (() => {{\n{module_body}return {{ {exported_names} }};\n}})();\n"
     )

@@ -52,9 +52,9 @@ def draw_nodes(nodes: Sequence[Node], place: Place) -> Iterator[Markup]:
 
     Raises ValueError if a View names Columns that the document does not have.
     """
-    for i, node in enumerate(nodes):
+    for index, node in enumerate(nodes):
         if not is_empty(node):
-            yield _draw_node(node, Place(place.level, f"{place.anchor}-{i}", place.columns))
+            yield _draw_node(node, Place(place.level, f"{place.anchor}-{index}", place.columns))
 
 
 def columns_of(document: Document) -> dict[str, Columns]:
@@ -76,54 +76,58 @@ def is_empty(node: Node) -> bool:
 def _draw_node(node: Node, place: Place) -> Markup:
     match node:
         case Section():
-            return _section(node, place)
+            return _section_element(node, place)
         case Note():
-            return _note(node)
+            return _note_element(node)
         case Facts():
-            return _facts(node)
+            return _facts_element(node)
         case Table():
             return table(node)
         case Chart():
             return chart(node)
         case View():
-            return _view(node, place)
+            return _view_element(node, place)
         case Explorer():
             return explorer(node)
         case Columns() | Tree():
             return Markup()
 
 
-def _section(section: Section, place: Place) -> Markup:
+def _section_element(section: Section, place: Place) -> Markup:
     inner_place = Place(min(place.level + 1, _DEEPEST_HEADING), place.anchor, place.columns)
     heading = element(f"h{place.level}", section.title)
     content = (
-        *(line for part in draw_nodes(section.nodes, inner_place) for line in (Markup("\n"), part)),
+        *(
+            line
+            for node_element in draw_nodes(section.nodes, inner_place)
+            for line in (Markup("\n"), node_element)
+        ),
         Markup("\n"),
     )
     if section.is_folded:
-        folded = element("details", element("summary", heading), *content, class_="folded")
-        return element("section", folded, id=place.anchor)
+        folded_element = element("details", element("summary", heading), *content, class_="folded")
+        return element("section", folded_element, id=place.anchor)
     return element("section", heading, *content, id=place.anchor)
 
 
-def _note(note: Note) -> Markup:
+def _note_element(note: Note) -> Markup:
     badge = element("span", SYMBOLS[note.level], class_="badge", aria_hidden="true")
     level = element("strong", LEVELS[note.level])
     hints = (element("span", remedy, class_="hint") for remedy in note.remedies)
-    items = [element("li", line) for line in note.evidence]
+    evidence_items = [element("li", line) for line in note.evidence]
     sentence = element(
         "div",
         level,
         " ",
         element("span", note.text),
         *hints,
-        element("ul", *items, class_="evidence") if items else None,
-        _settings(note.settings),
+        element("ul", *evidence_items, class_="evidence") if evidence_items else None,
+        _settings_element(note.settings),
     )
     return element("div", badge, sentence, class_=f"note {note.level}")
 
 
-def _settings(settings: str) -> Markup | None:
+def _settings_element(settings: str) -> Markup | None:
     """Return settings with a button that copies them; the script copy_settings.js shows the button."""
     if not settings:
         return None
@@ -131,7 +135,7 @@ def _settings(settings: str) -> Markup | None:
     return element("div", element("code", settings), button, class_="settings")
 
 
-def _facts(facts: Facts) -> Markup:
+def _facts_element(facts: Facts) -> Markup:
     """Return labelled values: short ones as cards, and one below the other if one of them is long."""
     previous_labels = (None, *(label for label, _ in facts.rows[:-1]))
     pairs = (
@@ -156,7 +160,7 @@ def _is_long(value: Value) -> bool:
             return False
 
 
-def _view(view: View, place: Place) -> Markup:
+def _view_element(view: View, place: Place) -> Markup:
     missing_names = [name for name in view.columns if name not in place.columns]
     if missing_names:
         raise ValueError(f"the view {view.kind!r} names missing Columns: {missing_names}")

@@ -18,60 +18,65 @@ _NEWLINE = Markup("\n")
 
 def table(node: Table) -> Markup:
     """Return a table; a table wider than the page scrolls separately."""
-    table_head = element("thead", element("tr", *map(_heading, node.columns)))
+    table_head = element("thead", element("tr", *map(_heading_cell, node.columns)))
     rows = (
         line
-        for number, row in enumerate(node.rows)
-        for line in (_NEWLINE, _row(node.columns, row, is_faint=number in node.faint_rows))
+        for row_number, row in enumerate(node.rows)
+        for line in (
+            _NEWLINE,
+            _row_element(node.columns, row, is_faint=row_number in node.faint_rows),
+        )
     )
-    total = node.total_row
-    grid = element(
+    total_row = node.total_row
+    table_element = element(
         "table",
         table_head,
         element("tbody", *rows) if node.rows else None,
-        element("tfoot", _row(node.columns, total)) if total else None,
+        element("tfoot", _row_element(node.columns, total_row)) if total_row else None,
     )
     is_wide = any(column.kind == "stack" for column in node.columns)
     frame = element(
         "div",
-        grid,
+        table_element,
         class_="scroll wide" if is_wide else "scroll",
         # Only an element with focus can be scrolled with the keyboard.
         tabindex=0,
         role="region",
-        aria_label=_name(node),
+        aria_label=_table_name(node),
     )
     empty_note = None if node.rows else element("p", "nothing to list", class_="muted")
     caption = element("p", node.caption, class_="caption") if node.caption else None
     return join((frame, empty_note, caption))
 
 
-def _name(node: Table) -> str:
+def _table_name(node: Table) -> str:
     return "Table of " + ", ".join(column.name for column in node.columns if column.name)
 
 
-def _heading(column: Column) -> Markup:
+def _heading_cell(column: Column) -> Markup:
     return element("th", column.name, scope="col", class_=column.kind)
 
 
-def _row(columns: Sequence[Column], values: Sequence[Value], *, is_faint: bool = False) -> Markup:
-    return element("tr", *map(_cell, columns, values), class_="muted" if is_faint else None)
+def _row_element(
+    columns: Sequence[Column], values: Sequence[Value], *, is_faint: bool = False
+) -> Markup:
+    return element("tr", *map(_table_cell, columns, values), class_="muted" if is_faint else None)
 
 
-def _cell(column: Column, value: Value) -> Markup:
+def _table_cell(column: Column, value: Value) -> Markup:
     is_bar = column.kind == "bar" and isinstance(value, Ratio) and math.isfinite(value.value)
-    content = _bar(value) if is_bar and isinstance(value, Ratio) else cell(value)
+    content = _bar_element(value) if is_bar and isinstance(value, Ratio) else cell(value)
     return element("td", content, class_=column.kind)
 
 
-def _bar(ratio: Ratio) -> Markup:
-    length = round(min(max(ratio.value, 0.0), 1.0) * _BAR_WIDTH, 1)
+def _bar_element(ratio: Ratio) -> Markup:
+    bar_length = round(min(max(ratio.value, 0.0), 1.0) * _BAR_WIDTH, 1)
     # A nonzero share is always visible.
-    length = max(length, 1.0) if ratio.value > 0 else length
+    bar_length = max(bar_length, 1.0) if ratio.value > 0 else bar_length
     bar = element(
         "svg",
         element("rect", class_="track", width=_BAR_WIDTH, height=8, rx=2),
-        element("rect", class_="fill", width=length, height=8, rx=2),
+        element("rect", class_="fill", width=bar_length, height=8, rx=2),
         width=_BAR_WIDTH,
         height=8,
         aria_hidden="true",
@@ -83,9 +88,9 @@ def cell(value: Value) -> Markup:
     """Return a value for a table cell; a stack is its call site, which unfolds to all frames."""
     match value:
         case Stack():
-            return _stack(value)
+            return _stack_element(value)
         case Frame():
-            return _frame(value)
+            return _frame_element(value)
         case Unavailable(reason):
             return element("span", format_value(value), class_="muted", title=reason)
         case _:
@@ -103,38 +108,45 @@ def fact(value: Value) -> Markup:
             return cell(value)
 
 
-def _stack(stack: Stack) -> Markup:
+def _stack_element(stack: Stack) -> Markup:
     if not stack.frames:
         return element("span", NO_STACK, class_="muted")
     call_site = site(stack)
     if len(stack.frames) == 1:
-        return _frame(call_site)
+        return _frame_element(call_site)
     frames = (
-        element("li", _frame(frame, full_path=True), class_="site" if frame is call_site else None)
+        element(
+            "li",
+            _frame_element(frame, full_path=True),
+            class_="site" if frame is call_site else None,
+        )
         for frame in stack.frames[:_MAX_FRAMES]
     )
-    n_hidden = len(stack.frames) - _MAX_FRAMES
+    hidden_count = len(stack.frames) - _MAX_FRAMES
     hidden_frames = (
-        element("li", f"{n_hidden:,} more frames", class_="muted") if n_hidden > 0 else None
+        element("li", f"{hidden_count:,} more frames", class_="muted") if hidden_count > 0 else None
     )
     return element(
         "details",
-        element("summary", _frame(call_site), *_leaf(stack)),
+        element("summary", _frame_element(call_site), *_leaf_text(stack)),
         element("ol", *frames, hidden_frames),
         class_="stack",
     )
 
 
-def _leaf(stack: Stack) -> tuple[Markup | str, ...]:
+def _leaf_text(stack: Stack) -> tuple[Markup | str, ...]:
     """Return the innermost frame if it is not the call site, and the caller that distinguishes the stack."""
     leaf_frame, caller = leaf(stack), distinct_caller(stack)
     arrows_and_frames = ((" → ", leaf_frame), (" ← … ", caller))
     return tuple(
-        part for arrow, frame in arrows_and_frames if frame for part in (arrow, _frame(frame))
+        part
+        for arrow, frame in arrows_and_frames
+        if frame
+        for part in (arrow, _frame_element(frame))
     )
 
 
-def _frame(frame: Frame, *, full_path: bool = False) -> Markup:
+def _frame_element(frame: Frame, *, full_path: bool = False) -> Markup:
     """Return the function, file and line of a frame; ``full_path`` selects the full path."""
     location = f"{frame.filename}:{frame.line}" if full_path and frame.line else format_place(frame)
     function = element("span", frame.name or "?", class_="function")

@@ -13,33 +13,35 @@ from cudakit.render.svg.plot import plot
 from cudakit.render.values import format_y
 
 # Coordinates are half pixels of a page of 1,200 pixels.
-_WIDTH = 2400
-_HEIGHT = 1000
+_COORDINATE_WIDTH = 2400
+_COORDINATE_HEIGHT = 1000
 
 # The difference of two larger values may overflow to infinity. Measured values are much smaller.
-_LARGEST = 1e300
+_LARGEST_VALUE = 1e300
 
 
 def chart(node: Chart) -> Markup:
     """Return the series as curves over a common x axis. NaN interrupts a curve."""
-    heights = [_finite(series.y) for series in node.series]
-    x_range = _range(_finite(node.x))
-    y_range = _range(np.concatenate(heights) if heights else node.x)
+    heights = [_finite_values(series.y) for series in node.series]
+    x_range = _finite_range(_finite_values(node.x))
+    y_range = _finite_range(np.concatenate(heights) if heights else node.x)
     if x_range is None or y_range is None:
         return element("p", f"{node.title or 'Chart'}: no data", class_="muted")
     x, y = tight_axis(*x_range, node.x_unit), rounded_axis(*y_range, node.y_unit)
     paths = [
-        shape("path", class_=f"line {series_class(i)}", d=_curve(series, node, x, y))
-        for i, series in enumerate(node.series)
+        shape(
+            "path", class_=f"line {series_class(series_index)}", d=_curve_path(series, node, x, y)
+        )
+        for series_index, series in enumerate(node.series)
     ]
-    keys = [_key(series, node) for series in node.series]
+    keys = [_legend_key(series, node) for series in node.series]
     curve_names = ", ".join(f"{key.name} ({key.remark})" for key in keys[:8])
     drawing = Plot(
         "line",
         node.title,
         x,
         y,
-        shapes=(stretch_shapes(paths, width=_WIDTH, height=_HEIGHT),),
+        shapes=(stretch_shapes(paths, width=_COORDINATE_WIDTH, height=_COORDINATE_HEIGHT),),
         legend=tuple(keys) if len(keys) > 1 else (),
         description=f"line chart: {curve_names}",
         x_label=node.x_label,
@@ -47,40 +49,40 @@ def chart(node: Chart) -> Markup:
     return plot(drawing, node.markers)
 
 
-def _curve(series: Series, node: Chart, x: Axis, y: Axis) -> str:
+def _curve_path(series: Series, node: Chart, x: Axis, y: Axis) -> str:
     """Return the path of a curve. Values that are not finite interrupt the curve."""
-    order = np.argsort(node.x, kind="stable")
-    points_x, points_y = _finite(node.x)[order], _finite(series.y)[order]
+    x_order = np.argsort(node.x, kind="stable")
+    points_x, points_y = _finite_values(node.x)[x_order], _finite_values(series.y)[x_order]
     is_finite = np.isfinite(points_x) & np.isfinite(points_y)
     # A point starts a new line if values before it are missing.
-    gaps = np.cumsum(~is_finite)[is_finite]
-    starts = np.diff(gaps, prepend=-1) != 0
-    x_positions = _round(x.shares(points_x[is_finite]) * _WIDTH)
-    y_positions = _round((1 - y.shares(points_y[is_finite])) * _HEIGHT)
-    join = "H{0}V{1}" if series.step else "L{0} {1}"
+    gap_counts = np.cumsum(~is_finite)[is_finite]
+    is_line_start = np.diff(gap_counts, prepend=-1) != 0
+    x_positions = _rounded_positions(x.shares(points_x[is_finite]) * _COORDINATE_WIDTH)
+    y_positions = _rounded_positions((1 - y.shares(points_y[is_finite])) * _COORDINATE_HEIGHT)
+    join_format = "H{0}V{1}" if series.step else "L{0} {1}"
     return "".join(
-        ("M{0} {1}" if is_start else join).format(left, top)
-        for left, top, is_start in zip(x_positions, y_positions, starts, strict=True)
+        ("M{0} {1}" if is_start else join_format).format(left, top)
+        for left, top, is_start in zip(x_positions, y_positions, is_line_start, strict=True)
     )
 
 
-def _finite(values: Array) -> npt.NDArray[np.float64]:
+def _finite_values(values: Array) -> npt.NDArray[np.float64]:
     """Return values as floats; those that cannot be drawn become NaN."""
     floats = np.asarray(values, dtype=np.float64)
-    drawable = np.abs(floats) <= _LARGEST
-    return floats if drawable.all() else np.where(drawable, floats, np.nan)
+    is_drawable = np.abs(floats) <= _LARGEST_VALUE
+    return floats if is_drawable.all() else np.where(is_drawable, floats, np.nan)
 
 
-def _round(positions: Array) -> list[int]:
+def _rounded_positions(positions: Array) -> list[int]:
     rounded_positions: list[int] = np.rint(positions).astype(np.int64).tolist()
     return rounded_positions
 
 
-def _range(values: Array) -> tuple[float, float] | None:
+def _finite_range(values: Array) -> tuple[float, float] | None:
     finite_values = values[np.isfinite(values)]
     return (float(finite_values.min()), float(finite_values.max())) if finite_values.size else None
 
 
-def _key(series: Series, node: Chart) -> PlotKey:
-    y_range = _range(_finite(series.y))
+def _legend_key(series: Series, node: Chart) -> PlotKey:
+    y_range = _finite_range(_finite_values(series.y))
     return PlotKey(series.name, f"max {format_y(node, y_range[1])}" if y_range else "no data")

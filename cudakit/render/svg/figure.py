@@ -25,14 +25,14 @@ def figure(node: Figure) -> Markup:
 def _draw_part(part: Legend | Drawing | Caption) -> Markup:
     match part:
         case Legend(keys, width):
-            return element("ul", *(_key(key, width) for key in keys), class_="legend")
+            return element("ul", *(_legend_item(key, width) for key in keys), class_="legend")
         case Drawing():
             return _drawing(part)
         case Caption(text):
             return element("p", text, class_="caption")
 
 
-def _key(key: Key, width: int) -> Markup:
+def _legend_item(key: Key, width: int) -> Markup:
     sample = element(
         "svg", draw_shape(key.sample), class_="key", width=width, height=12, aria_hidden="true"
     )

@@ -121,12 +121,12 @@ def _x_labels(axis: Axis, bottom: int, label: str) -> Markup:
         for tick in axis.ticks
         for label_x in (percent(axis.share(tick.value)),)
     )
-    name = (
+    axis_name = (
         element("text", escape(label, limit=_MAX_LABEL), class_="tick end", x="100%", y=bottom + 37)
         if label
         else None
     )
-    return join((*ticks, name))
+    return join((*ticks, axis_name))
 
 
 def _legend(node: Plot) -> Markup | None:
@@ -138,17 +138,21 @@ def _legend(node: Plot) -> Markup | None:
             "li",
             element(
                 "svg",
-                element("path", class_=f"{kind} {item.classes or series_class(i)}", d=_KEYS[kind]),
-                element("path", class_="scatter hole", d=_DOT) if item.hollow else None,
+                element(
+                    "path",
+                    class_=f"{kind} {plot_key.classes or series_class(series_index)}",
+                    d=_KEYS[kind],
+                ),
+                element("path", class_="scatter hole", d=_DOT) if plot_key.hollow else None,
                 class_="key",
                 width=24,
                 height=10,
                 aria_hidden="true",
             ),
-            element("span", item.name),
-            element("span", item.remark, class_="muted") if item.remark else None,
+            element("span", plot_key.name),
+            element("span", plot_key.remark, class_="muted") if plot_key.remark else None,
         )
-        for i, item in enumerate(node.legend)
+        for series_index, plot_key in enumerate(node.legend)
     )
     return element("ul", *keys, class_="legend")
 
@@ -179,9 +183,11 @@ def _place_markers(markers: Sequence[Marker], axis: Axis) -> list[_PlacedMarker]
 
 def _place_marker(marker: Marker, axis: Axis) -> _PlacedMarker:
     share = min(max(axis.share(marker.x), 0.0), 1.0)
-    width = _LETTER_SHARE * (min(len(marker.label), _MAX_LABEL) + 3)
-    extends_left = share + width > 1
-    return _PlacedMarker(marker, share, share - width if extends_left else share + width)
+    width_share = _LETTER_SHARE * (min(len(marker.label), _MAX_LABEL) + 3)
+    extends_left = share + width_share > 1
+    return _PlacedMarker(
+        marker, share, share - width_share if extends_left else share + width_share
+    )
 
 
 def _draw_marker(placed_marker: _PlacedMarker, markers_height: int, bottom: int) -> Markup:
@@ -189,10 +195,10 @@ def _draw_marker(placed_marker: _PlacedMarker, markers_height: int, bottom: int)
     line_top = (
         placed_marker.line * _MARKER_LINE_HEIGHT + 4 if placed_marker.has_label else markers_height
     )
-    words = f"{_SYMBOLS[marker.level]} {marker.label}"
+    label_text = f"{_SYMBOLS[marker.level]} {marker.label}"
     label = element(
         "text",
-        escape(words, limit=_MAX_LABEL),
+        escape(label_text, limit=_MAX_LABEL),
         class_="end" if placed_marker.extends_left else None,
         x=marker_x,
         dx=-5 if placed_marker.extends_left else 5,
@@ -200,7 +206,7 @@ def _draw_marker(placed_marker: _PlacedMarker, markers_height: int, bottom: int)
     )
     return element(
         "g",
-        element("title", words),
+        element("title", label_text),
         element("line", x1=marker_x, x2=marker_x, y1=line_top, y2=bottom),
         label if placed_marker.has_label else None,
         class_=f"marker {marker.level}",
@@ -208,7 +214,7 @@ def _draw_marker(placed_marker: _PlacedMarker, markers_height: int, bottom: int)
 
 
 def _omitted_markers(markers: Sequence[Marker]) -> Markup | None:
-    n_omitted = len(markers) - _MAX_MARKERS
-    if n_omitted <= 0:
+    omitted_count = len(markers) - _MAX_MARKERS
+    if omitted_count <= 0:
         return None
-    return element("p", f"{n_omitted:,} more markers are not drawn.", class_="caption")
+    return element("p", f"{omitted_count:,} more markers are not drawn.", class_="caption")

@@ -21,6 +21,7 @@ from cudakit.trace.kinds import (
     AllocationKind,
     AllocationLayer,
     EventKind,
+    NodeType,
     Precision,
     TemplateCheck,
 )
@@ -30,6 +31,8 @@ EQUAL_LAUNCHES = 2
 CHANGES_WITHOUT_EFFECT = 2
 FIRST_CHECK, MAX_CHECK_INTERVAL, MAX_SHARED_CHECK_INTERVAL = 4, 4096, 512
 MAX_RANGES = 8192
+# Gaps in bytes between the ranges of a footprint that are joined: always, and of addresses at most.
+MIN_GAP, MAX_ADDRESS_GAP = 256, 512
 SIMPLE_FOOTPRINT = 32  # number of ranges of a template's footprint at which joining stops
 
 Operation: TypeAlias = tuple[int, int]  # stream, and number of the operation in the stream
@@ -143,16 +146,10 @@ class Signature:
     pointer_changes: int = 0
     distance_changes: int = 0
     is_untrusted: bool = False
-    footprint: list[tuple[int | None, int, int, bool]] | None = None  # of the last recorded launch
+    footprint: list[tuple[int | None, int, int, bool]] | None = (
+        None  # accesses of the last recorded launch
+    )
     is_checked_in_shared_memory: bool = False
-
-    def ranges(self, pointers: tuple[int, ...]) -> list[tuple[int, int, bool]]:
-        """Return the bytes that a launch is expected to access, and whether it writes them."""
-        return [
-            (base + begin, base + end, is_write)
-            for index, begin, end, is_write in self.footprint or ()
-            for base in [0 if index is None else pointers[index]]
-        ]
 
     def applies(self, pointers: tuple[int, ...]) -> bool:
         """Return whether the template applies to a launch with these pointers."""
@@ -167,6 +164,19 @@ class Signature:
             )
         )
 
+    def ranges(self, pointers: tuple[int, ...]) -> list[tuple[int, int, bool]] | None:
+        """Return the bytes that a launch is expected to access, and whether it writes them.
+
+        Return None if no launch was recorded.
+        """
+        if self.footprint is None:
+            return None
+        return [
+            (base + begin, base + end, is_write)
+            for index, begin, end, is_write in self.footprint
+            for base in [0 if index is None else pointers[index]]
+        ]
+
 
 def _distances(pointers: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(pointer - pointers[0] for pointer in pointers)
@@ -179,8 +189,11 @@ class Policy:
     _order: StreamOrder = field(default_factory=StreamOrder)
     _allocations: list[Memory] = field(default_factory=list)  # sorted by address
     _signatures: dict[object, Signature] = field(default_factory=dict)
-    _graph_pointers: defaultdict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
-    _graph_versions: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))
+    # The name and the accesses of each node, by graph and node.
+    _graph_nodes: defaultdict[int, dict[int, tuple[int, ...]]] = field(
+        default_factory=lambda: defaultdict(dict)
+    )
+    _graphs_with_copies: set[int] = field(default_factory=set)
     _graph_edges: defaultdict[int, list[tuple[int, int]]] = field(
         default_factory=lambda: defaultdict(list)
     )
@@ -303,14 +316,15 @@ class Policy:
         return (earlier.is_write or later.is_write) and not is_before
 
     def _is_ordered(self, lo: int, hi: int, access: ByteAccess) -> bool:
-        """Return whether an access to bytes of one allocation is ordered after all conflicting ones."""
-        memory = self._find(lo)
-        if memory is None or hi > memory.hi:
-            return False
-        parts = memory.intervals_in(lo, hi) if memory.intervals else []
-        return not memory.is_contested and not any(
-            part.is_contested or any(self._is_conflict(e, access) for e in part.accesses)
-            for part in parts
+        """Return whether an access is ordered after all conflicting ones, and no byte is contested."""
+        return not any(
+            memory.is_contested
+            or any(
+                part.is_contested or any(self._is_conflict(e, access) for e in part.accesses)
+                for part in (memory.intervals_in(lo, hi) if memory.intervals else ())
+            )
+            for memory in self._allocations
+            if memory.lo < hi and lo < memory.hi
         )
 
     # --- launches
@@ -326,25 +340,35 @@ class Policy:
     def _launch_graph(self, call: Records, head: np.void) -> Records:
         graph = int(head["graph"])
         operation = self._order.enqueue(int(head["stream"]), int(head["context"]))
-        reached = self._reached(self._graph_pointers[graph], operation)
-        key = "graph", graph, int(head["executable"]), self._graph_versions[graph]
+        nodes = sorted(self._graph_nodes[graph].items())
+        reached = self._reached([begin for _, node in nodes for begin in node[1::2]], operation)
+        key = "graph", int(head["context"]), tuple(nodes)
         if not self._is_path(graph):
-            self._add_launch(Signature(), (), reached, operation)
+            self._add_launch(None, reached, operation)
             return call
-        return self._decide(call, key, (), reached, operation)
+        return self._decide(
+            call, key, (), reached, operation, has_footprint=graph not in self._graphs_with_copies
+        )
 
     def _add_nodes(self, call: Records) -> None:
         nodes = view(call[call["kind"] == EventKind.GRAPH_NODE], EventKind.GRAPH_NODE)
-        graph = int(nodes["graph"][0])
         accesses = view(call[call["kind"] == EventKind.ACCESS], EventKind.ACCESS)
-        self._graph_pointers[graph] += accesses["lo"].tolist()
-        self._graph_versions[graph] += len(nodes)
+        for node in nodes:
+            graph = int(node["graph"])
+            node_accesses = accesses[accesses["node"] == node["node"]]
+            bounds = [
+                int(bound) for access in node_accesses for bound in (access["lo"], access["hi"])
+            ]
+            self._graph_nodes[graph][int(node["node"])] = (int(node["name"]), *bounds)
+            if node["node_type"] in (NodeType.COPY, NodeType.FILL):
+                self._graphs_with_copies.add(graph)
 
     def _is_path(self, graph: int) -> bool:
         """Return whether the edges of a graph order all nodes one after the other."""
         edges = self._graph_edges[graph]
         starts, ends = ({edge[side] for edge in edges} for side in (0, 1))
-        return len(edges) + 1 == self._graph_versions[graph] == len(starts) + 1 == len(ends) + 1
+        node_count = len(self._graph_nodes[graph])
+        return len(edges) + 1 == node_count == len(starts) + 1 == len(ends) + 1
 
     def _decide(
         self,
@@ -353,17 +377,20 @@ class Policy:
         pointers: tuple[int, ...],
         reached: list[Memory],
         operation: Operation,
+        *,
+        has_footprint: bool = True,
     ) -> Records:
         signature = self._signatures.setdefault(key, Signature())
         applies = signature.applies(pointers)
+        expected = signature.ranges(pointers) if has_footprint else None
         is_shared = any(memory.intervals for memory in reached)
         is_contested = any(memory.is_contested for memory in reached) or (
             is_shared
             and not (
-                signature.footprint is not None
+                expected is not None
                 and all(
                     self._is_ordered(lo, hi, ByteAccess(operation, is_write))
-                    for lo, hi, is_write in signature.ranges(pointers)
+                    for lo, hi, is_write in expected
                 )
             )
         )
@@ -373,7 +400,7 @@ class Policy:
             and (signature.is_checked_in_shared_memory or not is_shared)
             and not self._is_check_due(signature, is_shared)
         )
-        self._add_launch(signature, pointers, reached, operation)
+        self._add_launch(expected, reached, operation)
         if uses_template:
             signature.uses += 1
             return _with_template(call, signature, pointers)
@@ -382,21 +409,19 @@ class Policy:
 
     def _add_launch(
         self,
-        signature: Signature,
-        pointers: tuple[int, ...],
+        expected: list[tuple[int, int, bool]] | None,
         reached: list[Memory],
         operation: Operation,
     ) -> None:
-        """Add the accesses of a launch, which are unknown if no launch of the signature was recorded."""
+        """Add the accesses of a launch: those that are expected, or unknown ones."""
         for memory in reached:
-            if not memory.intervals or signature.footprint is None:
+            if not memory.intervals or expected is None:
                 access = ByteAccess(operation, is_assumed=True)
                 self._add_access(memory, memory.lo, memory.hi, access)
-        for lo, hi, is_write in signature.ranges(pointers):
-            accessed = self._find(lo)
-            if accessed and accessed.intervals:
-                access = ByteAccess(operation, is_write)
-                self._add_access(accessed, lo, hi, access)
+        for lo, hi, is_write in expected or ():
+            for memory in self._allocations:
+                if memory.intervals and memory.lo < hi and lo < memory.hi:
+                    self._add_access(memory, lo, hi, ByteAccess(operation, is_write))
 
     def _is_check_due(self, signature: Signature, is_shared: bool) -> bool:
         if signature.uses < signature.next_check:
@@ -525,12 +550,13 @@ def _footprint(
     for (index, base, mode, _), begin, end in pieces:
         key = index if base is not None else None, base or 0, mode != AccessMode.READ
         ranges[key].append((begin - (base or 0), end - (base or 0)))
+    ranges = defaultdict(list, {key: _joined(parts, MIN_GAP) for key, parts in ranges.items()})
     gap = 0
     while True:
         footprint = [
             (index, begin, end, is_write)
             for (index, _, is_write), parts in ranges.items()
-            for begin, end in _joined(parts, gap)
+            for begin, end in _joined(parts, min(gap, MAX_ADDRESS_GAP) if index is None else gap)
         ]
         if len(footprint) <= SIMPLE_FOOTPRINT or gap > 1 << 48:
             return footprint

@@ -341,6 +341,33 @@ for _ in range(5):
     assert gaps(events) == {}
 
 
+def test_graph_with_changed_nodes_has_template_if_parameters_repeat(
+    library: Path, tmp_path: Path
+) -> None:
+    """A graph whose node alternates between two buffers, as those of XLA, has a template for each of them."""
+    program = """
+one = graph(plain)
+cuda.instantiate(ctypes.byref(one), EXECUTABLE)
+def kernel_at(pointer):
+    changed = kernel_node(plain)
+    array = pointers(pointer, 0, 0)
+    held.append((changed, array))
+    changed.kernel[5] = ctypes.addressof(array)
+    return changed
+both = [kernel_at(0x100000), kernel_at(0x100400)]
+for i in range(8):
+    changed = both[i % 2]
+    call = (P * 3)(EXECUTABLE.value, one.node[0], ctypes.addressof(changed) + Node.kernel.offset)
+    cuda.call_driver(692, call)  # cuGraphExecKernelNodeSetParams_v2
+    launch_graph(one, write(0x100000 + i % 2 * 0x400))
+    wait()
+    recorder.read()
+"""
+    events = run(tmp_path, library, GRAPHS + program)
+    assert graph_templates(events) == [0, 0, 0, 0, 1, 2, 1, 2]
+    assert gaps(events) == {}
+
+
 # --- the rules in Python ------------------------------------------------------------------------------
 
 NEVER_IDLE = """

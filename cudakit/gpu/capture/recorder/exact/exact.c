@@ -280,6 +280,9 @@ static void record_graph_gap(void)
     record_gap("graph launch inferred from arguments: arena full");
 }
 
+/* Distinguishes the keys of graphs from those of kernels. */
+#define GRAPH_SIGNATURE 1
+
 /* Return the allocations that contain the addresses, and set ``count`` to their number. The array is valid while the lock is
  * held. */
 static allocation *const *find_allocations(const uint64_t *addresses, size_t address_count, size_t *count)
@@ -299,50 +302,40 @@ static allocation *const *find_allocations(const uint64_t *addresses, size_t add
     return found_allocations;
 }
 
-/* Return the key of a graph's signature; it is 0 if there can be no template. Graphs have no arguments. */
-static launch_hashes graph_hashes(uint32_t graph, uint32_t executable, uint32_t version)
+/* Return the key of a graph's signature; it is 0 if there can be no template. Graphs have no arguments: launches of graphs
+ * whose nodes have the same parameters have the same signature. */
+static launch_hashes graph_hashes(const graph_memory *memory, uint32_t context)
 {
-    const uint64_t key = version ? mix_hash(mix_hash((uint64_t)graph << 32 | executable, version), 1) | 1 : 0;
+    const uint64_t key =
+        memory->content_hash ? mix_hash(mix_hash(memory->content_hash, context), GRAPH_SIGNATURE) | 1 : 0;
     return (launch_hashes){key, 0, 0, 0};
 }
 
-/* Return whether the bytes of a range are in one allocation, and none of them are contested. */
-static bool is_uncontested(const footprint_range *range)
-{
-    const allocation *container = allocations_find(range->begin);
-    return container && range->end <= container->hi &&
-           !allocation_has_contested_bytes(container, range->begin, range->end);
-}
-
 /* Return whether a launch of a graph probably has a template and is not contested. */
-static bool graph_has_template(uint32_t graph, uint32_t executable)
+static bool graph_has_template(uint32_t graph, uint32_t context)
 {
-    uint32_t version;
-    size_t address_count;
-    graphs_reached_addresses(graph, &address_count, &version);
-    const launch_hashes hashes = graph_hashes(graph, executable, version);
+    const graph_memory reached = graphs_memory(graph);
+    const launch_hashes hashes = graph_hashes(&reached, context);
     const launch_signature signature = templates_find_signature(&hashes);
     const launch_footprint accessed = templates_footprint(&signature);
-    bool has_template = version && templates_apply_to(&signature);
+    bool has_template = templates_apply_to(&signature);
     for (size_t i = 0; has_template && i < accessed.range_count; i++)
-        has_template = is_uncontested(accessed.ranges + i);
+        has_template = !allocations_have_contested_bytes(accessed.ranges[i].begin, accessed.ranges[i].end);
     return has_template;
 }
 
 launch_template exact_choose_graph_template(const record *launch_record, launch_signature *signature)
 {
-    uint32_t version;
-    size_t address_count;
     *signature = (launch_signature){0};
     if (!templates_are_enabled())
         return (launch_template){0};
-    const uint32_t graph = launch_record->graph_launch.graph, executable = launch_record->graph_launch.executable;
-    const uint64_t *addresses = graphs_reached_addresses(graph, &address_count, &version);
-    const launch_hashes hashes = graph_hashes(graph, executable, version);
+    const graph_memory reached = graphs_memory(launch_record->graph_launch.graph);
+    const launch_hashes hashes = graph_hashes(&reached, launch_record->context);
     *signature = templates_find_signature(&hashes);
-    launch_memory memory = {.operation = order_enqueue(launch_record->stream, launch_record->context),
-                            .footprint = templates_footprint(signature)};
-    memory.allocations = find_allocations(addresses, address_count, &memory.allocation_count);
+    launch_memory memory = {.operation = order_enqueue(launch_record->stream, launch_record->context)};
+    memory.allocations = find_allocations(reached.addresses, reached.address_count, &memory.allocation_count);
+    if (!reached.has_copies) /* the footprint has the accesses of kernels only */
+        memory.footprint = templates_footprint(signature);
     const bool can_be_recorded = !modules_include_unpatched();
     launch_template chosen_template = templates_choose(signature, launch_begin_work(&memory), can_be_recorded);
     if (!chosen_template.id && !can_be_recorded)
@@ -354,13 +347,11 @@ launch_template exact_choose_graph_template(const record *launch_record, launch_
 /* Store the allocations that a graph reaches. */
 static reached_memory store_graph_reach(launch_arena *arena, uint32_t graph)
 {
-    uint32_t version;
-    size_t address_count;
     reached_memory memory = {(uint32_t)arena->reached_range_count, 0, 0, 0};
-    const uint64_t *addresses = graphs_reached_addresses(graph, &address_count, &version);
+    const graph_memory reached = graphs_memory(graph);
     const allocation *last_allocation = NULL;
-    for (size_t i = 0; i < address_count; i++) {
-        const allocation *reached_allocation = allocations_find(addresses[i]);
+    for (size_t i = 0; i < reached.address_count; i++) {
+        const allocation *reached_allocation = allocations_find(reached.addresses[i]);
         if (reached_allocation && reached_allocation != last_allocation)
             store_reached_range(arena, last_allocation = reached_allocation, &memory);
     }
@@ -535,7 +526,7 @@ void exact_prepare_graph(CUcontext context, CUgraphExec executable)
         return;
     pthread_mutex_lock(&recorder_lock);
     const uint32_t graph = executable_graph(executable, &executable_id, &kernel_count);
-    const bool must_restore = modules_include_unpatched() && !graph_has_template(graph, executable_id);
+    const bool must_restore = modules_include_unpatched() && !graph_has_template(graph, context_id(context));
     uint64_t launch_index_count = kernel_count && executable_id < MAX_EXECUTABLES
                                       ? count_needed_launch_indices(executable_id, kernel_count)
                                       : 0;

@@ -39,6 +39,7 @@ typedef struct {
     record node_record;
     record *accesses; /* ACCESS records of the node */
     size_t access_count;
+    uint64_t argument_hash; /* hash of the arguments of a kernel; 0 if they are unknown */
 } node_writer;
 
 static void write_access(node_writer *writer, uint64_t lo, size_t row_bytes, size_t pitch, size_t row_count,
@@ -85,6 +86,7 @@ static void write_accesses(node_writer *writer, const graph_node *node)
     case NODE_KERNEL:
         kernels_find_arguments(node->layout, node->kernel.kernelParams, node->kernel.extra, &arguments);
         writer->access_count = kernels_write_accesses(&arguments, &writer->node_record, writer->accesses);
+        writer->argument_hash = kernels_hash_arguments(&arguments);
         for (size_t i = 0; i < writer->access_count; i++)
             writer->accesses[i].access.node = writer->node_record.node.node;
         break;
@@ -181,10 +183,21 @@ const tma_store *node_tensor_maps(uint32_t graph, uint32_t executable, uint32_t 
 
 /* --- reached memory -------------------------------------------------------------------------------- */
 
+/* The memory that one node of a graph reaches. */
 typedef struct {
-    uint64_t *addresses;
+    uint64_t *addresses; /* begin of each access or allocation */
+    size_t address_count;
+    uint64_t content_hash; /* hash of the node's parameters */
+} node_reach;
+
+typedef struct {
+    node_reach *nodes; /* by node id */
+    size_t node_count, node_capacity;
+    uint64_t *addresses; /* those of all nodes, unless ``is_outdated`` */
     size_t address_count, address_capacity;
-    uint32_t write_count;    /* number of times that a node was written or changed */
+    uint64_t content_hash;   /* sum of the hashes of all nodes */
+    bool is_outdated;        /* a node changed after ``addresses`` was computed */
+    bool has_copies;         /* the graph has copies or memsets */
     bool is_always_recorded; /* launches of the graph have no template */
 } graph_reach;
 
@@ -209,6 +222,9 @@ void graphs_forget_reach(uint32_t graph)
     graph_reach *reach = graph && graph < graph_reach_count ? graph_reaches + graph : NULL;
     if (!reach)
         return;
+    for (size_t i = 0; i < reach->node_count; i++)
+        free(reach->nodes[i].addresses);
+    free(reach->nodes);
     free(reach->addresses);
     *reach = (graph_reach){.is_always_recorded = true};
 }
@@ -220,33 +236,69 @@ void graphs_always_record(uint32_t graph)
         reach->is_always_recorded = true;
 }
 
-/* Add the addresses of a node's accesses to the memory that the graph reaches. */
-static void add_to_reach(uint32_t graph, const graph_node *node, const record *accesses, size_t access_count)
+/* Return the memory that a node reaches, which is empty for a new node. Return NULL if no memory is left. */
+static node_reach *node_reach_get(graph_reach *reach, uint32_t node_id)
 {
-    graph_reach *reach = graph_reach_get(graph);
-    if (!reach)
-        return;
-    uint64_t *addresses = array_reserve(reach->addresses, &reach->address_capacity,
-                                        reach->address_count + access_count, sizeof *addresses, 64);
-    /* Each launch of a graph with allocation nodes may get other memory. */
-    if (access_count == MAX_ACCESSES || node->type == NODE_MEM_ALLOC || node->type == NODE_MEM_FREE)
-        reach->is_always_recorded = true;
-    if (access_count && !addresses) {
-        graphs_forget_reach(graph);
-        return;
-    }
-    reach->addresses = addresses;
-    for (size_t i = 0; i < access_count; i++)
-        reach->addresses[reach->address_count++] = accesses[i].access.lo;
-    reach->write_count++;
+    node_reach *nodes = array_reserve(reach->nodes, &reach->node_capacity, node_id + 1u, sizeof *nodes, 16);
+    if (!nodes)
+        return NULL;
+    reach->nodes = nodes;
+    for (; reach->node_count <= node_id; reach->node_count++)
+        nodes[reach->node_count] = (node_reach){0};
+    return nodes + node_id;
 }
 
-const uint64_t *graphs_reached_addresses(uint32_t graph, size_t *count, uint32_t *version)
+/* Set the memory that a node of a graph reaches to the addresses of its accesses. ``content_hash`` is a hash of its
+ * parameters, or 0 if they are unknown. */
+static void set_node_reach(const record *node_record, const graph_node *node, const record *accesses,
+                           size_t access_count, uint64_t content_hash)
 {
-    const graph_reach *reach = graph && graph < graph_reach_count ? graph_reaches + graph : NULL;
-    *count = reach ? reach->address_count : 0;
-    *version = reach && !reach->is_always_recorded ? reach->write_count : 0;
-    return reach ? reach->addresses : NULL;
+    graph_reach *reach = graph_reach_get(node_record->node.graph);
+    node_reach *changed = reach ? node_reach_get(reach, node_record->node.node) : NULL;
+    uint64_t *addresses = malloc((access_count + 1) * sizeof *addresses);
+    if (!changed || !addresses) {
+        free(addresses);
+        graphs_forget_reach(node_record->node.graph);
+        return;
+    }
+    for (size_t i = 0; i < access_count; i++)
+        addresses[i] = accesses[i].access.lo;
+    free(changed->addresses);
+    reach->content_hash += content_hash - changed->content_hash;
+    reach->is_outdated = true;
+    reach->has_copies = reach->has_copies || node->type == NODE_MEMCPY || node->type == NODE_MEMSET;
+    /* Each launch of a graph with allocation nodes may get other memory. */
+    reach->is_always_recorded =
+        reach->is_always_recorded || !content_hash || node->type == NODE_MEM_ALLOC || node->type == NODE_MEM_FREE;
+    *changed = (node_reach){addresses, access_count, content_hash};
+}
+
+/* Compute the addresses of all nodes. Return false if no memory is left. */
+static bool update_addresses(graph_reach *reach)
+{
+    size_t address_count = 0;
+    for (size_t i = 0; i < reach->node_count; i++)
+        address_count += reach->nodes[i].address_count;
+    uint64_t *addresses =
+        array_reserve(reach->addresses, &reach->address_capacity, address_count + 1, sizeof *addresses, 64);
+    if (!addresses)
+        return false;
+    reach->addresses = addresses;
+    reach->address_count = 0;
+    for (size_t i = 0; i < reach->node_count; i++)
+        for (size_t j = 0; j < reach->nodes[i].address_count; j++)
+            addresses[reach->address_count++] = reach->nodes[i].addresses[j];
+    reach->is_outdated = false;
+    return true;
+}
+
+graph_memory graphs_memory(uint32_t graph)
+{
+    graph_reach *reach = graph && graph < graph_reach_count ? graph_reaches + graph : NULL;
+    if (!reach || (reach->is_outdated && !update_addresses(reach)))
+        return (graph_memory){0};
+    return (graph_memory){reach->addresses, reach->address_count,
+                          reach->is_always_recorded ? 0 : reach->content_hash | 1, reach->has_copies};
 }
 
 /* --- writing graphs ------------------------------------------------------------------------------ */
@@ -255,6 +307,30 @@ const uint64_t *graphs_reached_addresses(uint32_t graph, size_t *count, uint32_t
 static bool has_changeable_accesses(const graph_node *node)
 {
     return node->type == NODE_KERNEL || node->type == NODE_MEMCPY || node->type == NODE_MEMSET;
+}
+
+static uint64_t mix_hash(uint64_t hash, uint64_t value)
+{
+    hash = (hash ^ value) * 0x9E3779B97F4A7C15ull;
+    return hash ^ hash >> 32;
+}
+
+/* Return a hash of a node's parameters, or 0 if some of them are unknown. Two nodes with the same hash access the same
+ * memory, unless their kernel chooses addresses by the content of memory. */
+static uint64_t content_hash_of(const node_writer *writer, const graph_node *node)
+{
+    const kernel_node_params *kernel = &node->kernel;
+    uint64_t hash = mix_hash(mix_hash(1, writer->node_record.node.node), (uint64_t)node->type);
+    if (writer->access_count == MAX_ACCESSES || (node->type == NODE_KERNEL && !writer->argument_hash))
+        return 0;
+    if (node->type == NODE_KERNEL) {
+        hash = mix_hash(mix_hash(hash, writer->node_record.node.name), writer->argument_hash);
+        for (int i = 0; i < 3; i++)
+            hash = mix_hash(mix_hash(hash, kernel->grid[i]), kernel->block[i]);
+    }
+    for (size_t i = 0; node->type != NODE_KERNEL && i < writer->access_count; i++)
+        hash = mix_hash(mix_hash(hash, writer->accesses[i].access.lo), writer->accesses[i].access.hi);
+    return hash | 1;
 }
 
 static void write_node(uint32_t graph, uint32_t node_id, const graph_node *node, uint32_t site, record *buffer)
@@ -267,7 +343,7 @@ static void write_node(uint32_t graph, uint32_t node_id, const graph_node *node,
     rec.node.node = node_id;
     rec.node.node_type = node->type < (int)sizeof TRACE_NODE_TYPE ? TRACE_NODE_TYPE[node->type] : NODE_TYPE_EMPTY;
     rec.node.name = node->name ? spool_text(node->name) : 0;
-    node_writer writer = {rec, buffer + 1, 0};
+    node_writer writer = {rec, buffer + 1, 0, 0};
     buffer[0] = rec;
     if (node->type == NODE_KERNEL && is_nccl_kernel(node->name)) {
         record_append(&rec);
@@ -276,7 +352,7 @@ static void write_node(uint32_t graph, uint32_t node_id, const graph_node *node,
         return;
     }
     write_accesses(&writer, node);
-    add_to_reach(graph, node, buffer + 1, writer.access_count);
+    set_node_reach(&rec, node, buffer + 1, writer.access_count, content_hash_of(&writer, node));
     spool_records(buffer, 1 + writer.access_count);
 }
 

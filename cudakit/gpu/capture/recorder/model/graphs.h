@@ -79,9 +79,17 @@ const tma_store *node_tensor_maps(uint32_t graph, uint32_t executable, uint32_t 
 bool graphs_node_changed(CUgraphExec executable, CUgraphNode node, const graph_node *changed);
 bool graphs_child_graph_changed(CUgraphExec executable, CUgraphNode node, CUgraph child);
 
-/* Return the addresses that the nodes of a graph reach, and set ``count`` to their number. ``version`` is the number of
- * times that nodes were written or changed; 0: launches of the graph must always be recorded. The lock is held. */
-const uint64_t *graphs_reached_addresses(uint32_t graph, size_t *count, uint32_t *version);
+/* The memory that the nodes of a graph reach. */
+typedef struct {
+    const uint64_t
+        *addresses; /* addresses in the allocations that the nodes reach; valid while the lock is held */
+    size_t address_count;
+    uint64_t content_hash; /* hash of the parameters of all nodes; 0: launches must always be recorded */
+    bool has_copies;       /* whether the graph has copies or memsets */
+} graph_memory;
+
+/* Return the memory that a graph reaches. The lock is held. */
+graph_memory graphs_memory(uint32_t graph);
 
 /* Always record the launches of a graph. The lock is held. */
 void graphs_always_record(uint32_t graph);

@@ -276,6 +276,12 @@ void kernels_find_arguments(const struct kernel_layout *layout, void **parameter
         add_other_bytes(arguments, layout, buffer, parameters);
 }
 
+uint64_t kernels_hash_arguments(const launch_arguments *arguments)
+{
+    const uint64_t hash = mix_hash(arguments->pattern_hash, arguments->scalar_hash);
+    return arguments->is_complete ? mix_hash(hash, arguments->pointer_hash) | 1 : 0;
+}
+
 /* Return a record of the same call without the fields of its kind. */
 static record record_of_call(const record *launch_record, uint16_t kind)
 {

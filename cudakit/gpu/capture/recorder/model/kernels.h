@@ -41,6 +41,9 @@ const char *kernels_name(CUfunction function);
 void kernels_find_arguments(const struct kernel_layout *layout, void **parameters, void **extra,
                             launch_arguments *arguments);
 
+/* Return a hash of all arguments; 0 if some are unknown. */
+uint64_t kernels_hash_arguments(const launch_arguments *arguments);
+
 /* Write one ACCESS record for each pointer, based on ``launch_record``, and return the number of records. */
 size_t kernels_write_accesses(const launch_arguments *arguments, const record *launch_record, record *accesses);
 
