@@ -31,6 +31,8 @@ EQUAL_LAUNCHES = 2
 CHANGES_WITHOUT_EFFECT = 2
 FIRST_CHECK, MAX_CHECK_INTERVAL, MAX_SHARED_CHECK_INTERVAL = 4, 4096, 512
 MAX_RANGES = 8192
+# Gaps in bytes between the ranges of a footprint that are joined: always, and of addresses at most.
+MIN_GAP, MAX_ADDRESS_GAP = 256, 512
 SIMPLE_FOOTPRINT = 32  # number of ranges of a template's footprint at which joining stops
 
 Operation: TypeAlias = tuple[int, int]  # stream, and number of the operation in the stream
@@ -144,7 +146,9 @@ class Signature:
     pointer_changes: int = 0
     distance_changes: int = 0
     is_untrusted: bool = False
-    footprint: list[tuple[int | None, int, int, bool]] | None = None  # of the last recorded launch
+    footprint: list[tuple[int | None, int, int, bool]] | None = (
+        None  # accesses of the last recorded launch
+    )
     is_checked_in_shared_memory: bool = False
 
     def applies(self, pointers: tuple[int, ...]) -> bool:
@@ -312,14 +316,15 @@ class Policy:
         return (earlier.is_write or later.is_write) and not is_before
 
     def _is_ordered(self, lo: int, hi: int, access: ByteAccess) -> bool:
-        """Return whether an access to bytes of one allocation is ordered after all conflicting ones."""
-        memory = self._find(lo)
-        if memory is None or hi > memory.hi:
-            return False
-        parts = memory.intervals_in(lo, hi) if memory.intervals else []
-        return not memory.is_contested and not any(
-            part.is_contested or any(self._is_conflict(e, access) for e in part.accesses)
-            for part in parts
+        """Return whether an access is ordered after all conflicting ones, and no byte is contested."""
+        return not any(
+            memory.is_contested
+            or any(
+                part.is_contested or any(self._is_conflict(e, access) for e in part.accesses)
+                for part in (memory.intervals_in(lo, hi) if memory.intervals else ())
+            )
+            for memory in self._allocations
+            if memory.lo < hi and lo < memory.hi
         )
 
     # --- launches
@@ -349,8 +354,11 @@ class Policy:
         nodes = view(call[call["kind"] == EventKind.GRAPH_NODE], EventKind.GRAPH_NODE)
         accesses = view(call[call["kind"] == EventKind.ACCESS], EventKind.ACCESS)
         for node in nodes:
-            graph, of_node = int(node["graph"]), accesses[accesses["node"] == node["node"]]
-            bounds = [int(bound) for access in of_node for bound in (access["lo"], access["hi"])]
+            graph = int(node["graph"])
+            node_accesses = accesses[accesses["node"] == node["node"]]
+            bounds = [
+                int(bound) for access in node_accesses for bound in (access["lo"], access["hi"])
+            ]
             self._graph_nodes[graph][int(node["node"])] = (int(node["name"]), *bounds)
             if node["node_type"] in (NodeType.COPY, NodeType.FILL):
                 self._graphs_with_copies.add(graph)
@@ -411,10 +419,9 @@ class Policy:
                 access = ByteAccess(operation, is_assumed=True)
                 self._add_access(memory, memory.lo, memory.hi, access)
         for lo, hi, is_write in expected or ():
-            accessed = self._find(lo)
-            if accessed and accessed.intervals:
-                access = ByteAccess(operation, is_write)
-                self._add_access(accessed, lo, hi, access)
+            for memory in self._allocations:
+                if memory.intervals and memory.lo < hi and lo < memory.hi:
+                    self._add_access(memory, lo, hi, ByteAccess(operation, is_write))
 
     def _is_check_due(self, signature: Signature, is_shared: bool) -> bool:
         if signature.uses < signature.next_check:
@@ -543,12 +550,13 @@ def _footprint(
     for (index, base, mode, _), begin, end in pieces:
         key = index if base is not None else None, base or 0, mode != AccessMode.READ
         ranges[key].append((begin - (base or 0), end - (base or 0)))
+    ranges = defaultdict(list, {key: _joined(parts, MIN_GAP) for key, parts in ranges.items()})
     gap = 0
     while True:
         footprint = [
             (index, begin, end, is_write)
             for (index, _, is_write), parts in ranges.items()
-            for begin, end in _joined(parts, gap)
+            for begin, end in _joined(parts, min(gap, MAX_ADDRESS_GAP) if index is None else gap)
         ]
         if len(footprint) <= SIMPLE_FOOTPRINT or gap > 1 << 48:
             return footprint

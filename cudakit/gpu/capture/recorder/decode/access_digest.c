@@ -23,6 +23,7 @@ void digest_begin(access_digest *digest, const uint64_t *pointers, size_t pointe
     digest->hash = 0;
     digest->range_count = digest->reached_index = digest->footprint.range_count = 0;
     digest->is_inside = true;
+    digest->footprint.is_incomplete = false;
     digest->reached = reached;
     digest->reached_count = reached_count;
     digest->pointer_count = pointer_count;

@@ -15,6 +15,11 @@ static int compare_ranges(const void *left, const void *right)
     return a->begin < b->begin ? -1 : a->begin > b->begin;
 }
 
+/* Ranges with smaller gaps are joined when they are added. */
+#define MIN_GAP_BYTES 256
+/* Larger gaps between addresses are kept, because they may contain other allocations. */
+#define MAX_ADDRESS_GAP_BYTES 512
+
 /* Join sorted ranges of the same pointer that are at most ``gap_bytes`` apart. */
 static void join_ranges(footprint *accesses, uint64_t gap_bytes)
 {
@@ -22,8 +27,11 @@ static void join_ranges(footprint *accesses, uint64_t gap_bytes)
     for (size_t i = 0; i < accesses->range_count; i++) {
         const footprint_range range = accesses->ranges[i];
         footprint_range *last = kept_count ? accesses->ranges + kept_count - 1 : NULL;
+        const uint64_t gap_limit = range.pointer_index == NO_POINTER && gap_bytes > MAX_ADDRESS_GAP_BYTES
+                                       ? MAX_ADDRESS_GAP_BYTES
+                                       : gap_bytes;
         if (last && last->is_write == range.is_write && last->pointer_index == range.pointer_index &&
-            range.begin <= last->end + gap_bytes)
+            range.begin <= last->end + gap_limit)
             last->end = range.end > last->end ? range.end : last->end;
         else
             accesses->ranges[kept_count++] = range;
@@ -31,7 +39,7 @@ static void join_ranges(footprint *accesses, uint64_t gap_bytes)
     accesses->range_count = kept_count;
 }
 
-/* Join ranges until at most ``range_count`` remain, or all ranges of each pointer are joined. */
+/* Join ranges until at most ``range_count`` remain, or no more ranges can be joined. */
 static void simplify_to(footprint *accesses, size_t range_count)
 {
     qsort(accesses->ranges, accesses->range_count, sizeof *accesses->ranges, compare_ranges);
@@ -41,10 +49,30 @@ static void simplify_to(footprint *accesses, size_t range_count)
         join_ranges(accesses, gap_bytes);
 }
 
+/* Return the last added range if a new range begins in it or shortly behind it, so that both become one range; else NULL.
+ * Most launches access bytes in ascending order. */
+static footprint_range *extended_range(footprint *accesses, footprint_range range)
+{
+    footprint_range *last = accesses->range_count ? accesses->ranges + accesses->range_count - 1 : NULL;
+    const bool is_extended = last && last->is_write == range.is_write &&
+                             last->pointer_index == range.pointer_index && range.begin >= last->begin &&
+                             range.begin <= last->end + MIN_GAP_BYTES;
+    return is_extended ? last : NULL;
+}
+
 void footprint_add(footprint *accesses, footprint_range range)
 {
+    footprint_range *last = extended_range(accesses, range);
+    if (last) {
+        last->end = range.end > last->end ? range.end : last->end;
+        return;
+    }
     if (accesses->range_count == FOOTPRINT_CAPACITY)
-        simplify_to(accesses, FOOTPRINT_CAPACITY / 2); /* a launch has at most 512 pointers */
+        simplify_to(accesses, FOOTPRINT_CAPACITY / 2);
+    if (accesses->range_count == FOOTPRINT_CAPACITY) { /* only ranges of addresses, which cannot be joined */
+        accesses->is_incomplete = true;
+        return;
+    }
     accesses->ranges[accesses->range_count++] = range;
 }
 

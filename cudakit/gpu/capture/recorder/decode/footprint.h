@@ -16,11 +16,12 @@ typedef struct {
 
 #define NO_POINTER UINT32_MAX
 
-/* Ranges that are added beyond this number are joined with others. */
+/* Maximum number of ranges. */
 #define FOOTPRINT_CAPACITY 2048
 
 typedef struct {
     size_t range_count;
+    bool is_incomplete; /* there were too many ranges */
     footprint_range ranges[FOOTPRINT_CAPACITY];
 } footprint;
 

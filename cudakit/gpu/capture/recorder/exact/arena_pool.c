@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "decode/emit_accesses.h"
+#include "exact/decode_thread.h"
 #include "exact/patching.h"
 #include "model/graphs.h"
 #include "recorder.h"
@@ -22,7 +23,6 @@
 
 static arena_pool *pools[MAX_POOLS];
 static size_t pool_count;
-static arena_copy host_copy; /* protected by the reader lock */
 
 arena_pool *pool_find(CUcontext context)
 {
@@ -136,24 +136,54 @@ static bool is_arena_complete(const launch_arena *arena)
            arena_streams_are_complete(&arena->streams, &top);
 }
 
-/* Write the accesses in an arena to the trace and clear the arena for reuse. The reader lock is held. */
-static void read_arena(arena_pool *pool, launch_arena *arena)
+#define SWAP(left, right) \
+    do { \
+        __typeof__(left) swapped_value = (left); \
+        (left) = (right); \
+        (right) = swapped_value; \
+    } while (0)
+
+/* Exchange the lists of launches of an arena with the empty ones of a job. */
+static void swap_launches(launch_arena *arena, launch_arena *job)
 {
-    bool is_copied = arena->memory.device_memory && arena_copy_all(&arena->memory, &host_copy);
+    SWAP(arena->launches, job->launches);
+    SWAP(arena->launch_count, job->launch_count);
+    SWAP(arena->launch_capacity, job->launch_capacity);
+    SWAP(arena->groups, job->groups);
+    SWAP(arena->group_count, job->group_count);
+    SWAP(arena->group_capacity, job->group_capacity);
+    SWAP(arena->reached_ranges, job->reached_ranges);
+    SWAP(arena->reached_range_count, job->reached_range_count);
+    SWAP(arena->reached_range_capacity, job->reached_range_capacity);
+    SWAP(arena->pointers, job->pointers);
+    SWAP(arena->pointer_count, job->pointer_count);
+    SWAP(arena->pointer_capacity, job->pointer_capacity);
+    SWAP(arena->tma_stores, job->tma_stores);
+}
+
+/* Copy an arena to the host, have the copy converted to records, and clear the arena for reuse. If an earlier copy is still
+ * being converted, return without reading, unless ``must_wait`` is true; then all records are written when the function
+ * returns. The reader lock is held. */
+static void read_arena(arena_pool *pool, launch_arena *arena, bool must_wait)
+{
+    decode_job *job = decode_acquire(must_wait);
+    if (!job)
+        return;
+    const bool is_copied = arena->memory.device_memory && arena_copy_all(&arena->memory, &job->copy);
     pthread_mutex_lock(&recorder_lock);
     if (is_copied && !arena->is_attribution_lost)
-        space_store_needed(arena, &host_copy);
+        space_store_needed(arena, &job->copy);
+    swap_launches(arena, &job->launches);
     pthread_mutex_unlock(&recorder_lock);
     if (!is_copied)
-        memset(&host_copy.top, 0, sizeof host_copy.top), host_copy.pages.page_count = 0;
-    const arena_launches launches = {arena->launches,    arena->launch_count,   arena->groups,
-                                     arena->group_count, arena->reached_ranges, arena->pointers};
-    emit_accesses(&host_copy, &launches, &arena->tma_stores, arena->is_attribution_lost || !is_copied);
-    if (!is_copied || !arena_clear(&arena->memory, &host_copy.top.header))
+        memset(&job->copy.top, 0, sizeof job->copy.top), job->copy.pages.page_count = 0;
+    job->is_attribution_lost = arena->is_attribution_lost || !is_copied;
+    if (!is_copied || !arena_clear(&arena->memory, &job->copy.top.header))
         arena_free(&arena->memory); /* the arena gets new memory before its next use */
     reset_arena(arena);
     pool->wait_timed_out = false;
     pool->last_read_ns = monotonic_now_ns();
+    decode_submit(job, must_wait);
 }
 
 static void read_arena_if_complete(arena_pool *pool, launch_arena *arena)
@@ -161,7 +191,7 @@ static void read_arena_if_complete(arena_pool *pool, launch_arena *arena)
     arena_streams_enqueue_markers(&arena->streams, &arena->memory,
                                   NULL); /* enqueue markers on streams that have none yet */
     if (is_arena_complete(arena))
-        read_arena(pool, arena);
+        read_arena(pool, arena, false);
 }
 
 static void read_retired_arenas(arena_pool *pool)
@@ -365,7 +395,7 @@ static void finish_arena(arena_pool *pool, launch_arena *arena)
         }
         sleep_briefly();
     }
-    read_arena(pool, arena);
+    read_arena(pool, arena, true);
 }
 
 static void finish_pool(arena_pool *pool)
@@ -387,6 +417,7 @@ void pool_read(void)
     for (size_t i = 0; i < pool_count; i++)
         if (pools[i]->context && !pools[i]->is_disabled)
             finish_pool(pools[i]);
+    decode_wait();
     reader_lock_release();
 }
 
@@ -426,6 +457,7 @@ void pool_finish(CUcontext context)
             pool->context = NULL;
         pthread_mutex_unlock(&recorder_lock);
     }
+    decode_wait();
     reader_lock_release();
 }
 
@@ -433,6 +465,6 @@ void pool_clear(void)
 {
     reader_lock_reset();
     space_clear();
-    memset(&host_copy, 0, sizeof host_copy); /* another thread may have been writing to it during the fork */
+    decode_clear();
     pool_count = 0;
 }

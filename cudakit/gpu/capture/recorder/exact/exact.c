@@ -311,14 +311,6 @@ static launch_hashes graph_hashes(const graph_memory *memory, uint32_t context)
     return (launch_hashes){key, 0, 0, 0};
 }
 
-/* Return whether the bytes of a range are in one allocation, and none of them are contested. */
-static bool is_uncontested(const footprint_range *range)
-{
-    const allocation *container = allocations_find(range->begin);
-    return container && range->end <= container->hi &&
-           !allocation_has_contested_bytes(container, range->begin, range->end);
-}
-
 /* Return whether a launch of a graph probably has a template and is not contested. */
 static bool graph_has_template(uint32_t graph, uint32_t context)
 {
@@ -328,7 +320,7 @@ static bool graph_has_template(uint32_t graph, uint32_t context)
     const launch_footprint accessed = templates_footprint(&signature);
     bool has_template = templates_apply_to(&signature);
     for (size_t i = 0; has_template && i < accessed.range_count; i++)
-        has_template = is_uncontested(accessed.ranges + i);
+        has_template = !allocations_have_contested_bytes(accessed.ranges[i].begin, accessed.ranges[i].end);
     return has_template;
 }
 

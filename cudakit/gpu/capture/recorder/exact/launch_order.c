@@ -13,10 +13,8 @@ static bool footprint_is_ordered(const launch_memory *memory)
     bool is_ordered = true;
     for (size_t i = 0; is_ordered && i < memory->footprint.range_count; i++) {
         const footprint_range range = range_of_launch(memory, memory->footprint.ranges + i);
-        const allocation *accessed = allocations_find(range.begin);
         const byte_access access = {.operation = memory->operation, .is_write = range.is_write};
-        is_ordered = accessed && range.end <= accessed->hi &&
-                     allocation_is_ordered(accessed, range.begin, range.end, access);
+        is_ordered = allocations_are_ordered(range.begin, range.end, access);
     }
     return is_ordered;
 }
@@ -45,9 +43,7 @@ void launch_add_accesses(const launch_memory *memory)
     }
     for (size_t i = 0; i < memory->footprint.range_count; i++) {
         const footprint_range range = range_of_launch(memory, memory->footprint.ranges + i);
-        allocation *accessed = allocations_find(range.begin);
-        if (accessed && accessed->history)
-            allocation_add_access(accessed, range.begin, range.end,
-                                  (byte_access){.operation = memory->operation, .is_write = range.is_write});
+        allocations_add_tracked_access(range.begin, range.end,
+                                       (byte_access){.operation = memory->operation, .is_write = range.is_write});
     }
 }

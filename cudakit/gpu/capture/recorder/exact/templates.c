@@ -203,12 +203,13 @@ launch_template templates_use_instead(const launch_signature *signature)
                                                                 : (launch_template){0};
 }
 
-/* Set the footprint of a signature to the accesses of its last recorded launch. Without memory, it has none. */
+/* Set the footprint of a signature to the accesses of its last recorded launch. If they have too many ranges, or no memory
+ * is left, the signature has no footprint. */
 static void set_footprint(signature_state *state, const footprint *accesses)
 {
     const size_t bytes = accesses->range_count * sizeof *state->footprint;
     free(state->footprint);
-    state->footprint = malloc(bytes + 1);
+    state->footprint = accesses->is_incomplete ? NULL : malloc(bytes + 1);
     state->footprint_range_count = state->footprint ? (uint32_t)accesses->range_count : 0;
     if (state->footprint)
         memcpy(state->footprint, accesses->ranges, bytes);

@@ -100,15 +100,31 @@ void allocation_begin_work(allocation *accessed, stream_operation operation)
     accessed->is_contested = !accessed->history;
 }
 
-bool allocation_is_ordered(const allocation *accessed, uint64_t lo, uint64_t hi, byte_access access)
+bool allocations_are_ordered(uint64_t lo, uint64_t hi, byte_access access)
 {
-    return !accessed->is_contested &&
-           (!accessed->history || history_is_ordered(accessed->history, lo, hi, access));
+    bool are_ordered = true;
+    for (size_t i = find_first_ending_after(lo); are_ordered && i < allocation_count && allocations[i].lo < hi;
+         i++)
+        are_ordered = !allocations[i].is_contested &&
+                      (!allocations[i].history || history_is_ordered(allocations[i].history, lo, hi, access));
+    return are_ordered;
 }
 
-bool allocation_has_contested_bytes(const allocation *accessed, uint64_t lo, uint64_t hi)
+bool allocations_have_contested_bytes(uint64_t lo, uint64_t hi)
 {
-    return accessed->is_contested || (accessed->history && history_has_contested_bytes(accessed->history, lo, hi));
+    bool is_contested = false;
+    for (size_t i = find_first_ending_after(lo); !is_contested && i < allocation_count && allocations[i].lo < hi;
+         i++)
+        is_contested = allocations[i].is_contested ||
+                       (allocations[i].history && history_has_contested_bytes(allocations[i].history, lo, hi));
+    return is_contested;
+}
+
+void allocations_add_tracked_access(uint64_t lo, uint64_t hi, byte_access access)
+{
+    for (size_t i = find_first_ending_after(lo); i < allocation_count && allocations[i].lo < hi; i++)
+        if (allocations[i].history)
+            allocation_add_access(allocations + i, lo, hi, access);
 }
 
 void allocation_add_access(allocation *accessed, uint64_t lo, uint64_t hi, byte_access access)

@@ -32,12 +32,15 @@ allocation *allocations_find(uint64_t address);
  * one, accesses to the allocation are tracked by byte range, for as long as it lives. */
 void allocation_begin_work(allocation *accessed, stream_operation operation);
 
-/* Return whether an access to some bytes of an allocation is ordered after all earlier accesses that it conflicts with,
- * and none of these bytes are contested. */
-bool allocation_is_ordered(const allocation *accessed, uint64_t lo, uint64_t hi, byte_access access);
+/* Return whether an access to the bytes from ``lo`` up to ``hi`` is ordered after all earlier accesses that it conflicts with,
+ * and none of these bytes are contested. The bytes may be in several allocations. */
+bool allocations_are_ordered(uint64_t lo, uint64_t hi, byte_access access);
 
-/* Return whether some bytes of an allocation are contested. */
-bool allocation_has_contested_bytes(const allocation *accessed, uint64_t lo, uint64_t hi);
+/* Return whether some of the bytes from ``lo`` up to ``hi`` are contested. */
+bool allocations_have_contested_bytes(uint64_t lo, uint64_t hi);
+
+/* Add an access to the bytes from ``lo`` up to ``hi`` of those allocations whose accesses are tracked by byte range. */
+void allocations_add_tracked_access(uint64_t lo, uint64_t hi, byte_access access);
 
 /* Add an access to some bytes of an allocation. */
 void allocation_add_access(allocation *accessed, uint64_t lo, uint64_t hi, byte_access access);
