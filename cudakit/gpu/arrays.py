@@ -17,7 +17,7 @@ import numpy as np
 from cudakit.errors import UsageError
 from cudakit.gpu.api import LEGACY, Gpu, Ptr, Stream
 from cudakit.gpu.api.arrays import ArrayView, contiguous_strides
-from cudakit.gpu.device_array import DeviceArray, use_driver_memory
+from cudakit.gpu.device_array import DeviceArray, is_captured, use_driver_memory
 from cudakit.gpu.dlpack import DLPACK_DEVICES, view_of_capsule
 from cudakit.gpu.external_streams import stream_of_cupy
 
@@ -93,7 +93,7 @@ def new_array(
 ) -> Any:
     """Return an uninitialized array of a library, for use on a stream.
 
-    If ``is_current_stream`` is true, the stream is the current one of the library, which need not be set.
+    If ``is_current_stream`` is true, the stream already is the current stream of the library.
     """
     ordinal = int(getattr(gpu, "ordinal", 0))
     if library == "torch":
@@ -106,7 +106,7 @@ def new_array(
             return cupy.empty(shape, dtype)
         with cupy.cuda.Device(ordinal), stream_of_cupy(cupy, stream):
             return cupy.empty(shape, dtype)
-    if gpu.capture_id(stream) is not None:
+    if is_captured(gpu, stream):
         raise UsageError(
             "an output cannot be allocated while the stream is captured", hint="pass out="
         )

@@ -214,6 +214,7 @@ def is_captured(gpu: Gpu, stream: Stream) -> bool:
 
 @cache
 def _element_bytes(dtype: str) -> int:
+    """Return the size of an element in bytes."""
     if dtype == _BFLOAT16:
         return 2
     return np.dtype(dtype).itemsize

@@ -172,16 +172,16 @@ def interpreter(program: str) -> tuple[str, ...]:
         return (program,)
     try:
         with Path(program).open("rb") as file:
-            line = file.readline(_MAX_SHEBANG_BYTES)
+            shebang_line = file.readline(_MAX_SHEBANG_BYTES)
     except OSError:
         return ()
-    words = _split_shebang(line) if line.startswith(b"#!") else []
+    words = _split_shebang(shebang_line) if shebang_line.startswith(b"#!") else []
     return tuple(words) if words and _PYTHON_NAME.fullmatch(os.path.basename(words[0])) else ()
 
 
-def _split_shebang(line: bytes) -> list[str]:
+def _split_shebang(shebang_line: bytes) -> list[str]:
     """Split a line like ``#!/usr/bin/env -S python3 -I`` into words, without env and its options."""
-    words = line[2:].decode(errors="replace").split()
+    words = shebang_line[2:].decode(errors="replace").split()
     if words and os.path.basename(words[0]) == "env":
         words = [word for word in words[1:] if word != "-S" and "=" not in word]
     return words

@@ -134,8 +134,8 @@ class AgentMessages:
                 and len(process) <= _PID_DIGITS
                 and suffix in set(AgentMessageKind)
             ):
-                for line in self._new_lines(name):
-                    yield AgentMessage(int(process), AgentMessageKind(suffix), line)
+                for message_line in self._new_lines(name):
+                    yield AgentMessage(int(process), AgentMessageKind(suffix), message_line)
 
     def _new_lines(self, name: str) -> Iterator[str]:
         path = self._directory / name

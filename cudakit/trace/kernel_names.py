@@ -31,10 +31,10 @@ def short_kernel(name: str, *, max_length: int = MAX_KERNEL_NAME_LENGTH) -> str:
     Drops the parameters, the namespaces of template arguments, and template arguments until the name fits.
     A lambda or local type is replaced by the function that contains it.
     """
-    text = _OPERATOR.sub("operator", _ABI_TAG.sub("", name))
-    if not _is_balanced(text):
-        return cut(text, max_length)
-    *enclosing_scopes, last_scope = _scopes(_without_signature(text))
+    kernel_name = _OPERATOR.sub("operator", _ABI_TAG.sub("", name))
+    if not _is_balanced(kernel_name):
+        return cut(kernel_name, max_length)
+    *enclosing_scopes, last_scope = _scopes(_without_signature(kernel_name))
     for levels, max_types, is_qualified in _DETAIL_LEVELS:
         short_name = "::".join(
             (
@@ -55,11 +55,11 @@ def cut(text: str, max_length: int) -> str:
     return f"{text[:head_length]}…{text[len(text) - (max_length - 1 - head_length) :]}"
 
 
-def _without_signature(text: str) -> str:
+def _without_signature(kernel_name: str) -> str:
     """Remove the result type and the parameters: ``void f<int>(int)`` becomes ``f<int>``."""
-    if _AFTER_PARAMETERS.search(text):
-        text = text[: _positions_outside_brackets(text, "(")[-1]]
-    return text[max(_positions_outside_brackets(text, " "), default=-1) + 1 :]
+    if _AFTER_PARAMETERS.search(kernel_name):
+        kernel_name = kernel_name[: _positions_outside_brackets(kernel_name, "(")[-1]]
+    return kernel_name[max(_positions_outside_brackets(kernel_name, " "), default=-1) + 1 :]
 
 
 def _scopes(text: str) -> list[str]:

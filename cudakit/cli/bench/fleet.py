@@ -88,7 +88,7 @@ def _measure(fleet: FleetRequest, records: FleetRecords, *, quiet: bool) -> bool
     )
     if options.simulated:
         open_machine(fleet.gpu)  # Raises UsageError for an unknown model.
-    # Ray prints its messages about processes that died on standard output, which is the report's.
+    # Ray prints its messages about dead processes on standard output, which must contain only the report.
     with (
         open(os.devnull, "w", encoding="utf-8") as ignored,
         redirect_stdout(ignored),

@@ -71,7 +71,7 @@ def report(result: BenchResult | SuiteResult) -> Report:
 
 @contextmanager
 def opened_gpu(gpu: str, *, quiet: bool) -> Iterator[tuple[Gpu, Progress, RunContext]]:
-    """Open a device with a progress line and its run context; Ctrl-C interrupts between samples."""
+    """Open a device, show a progress line, and gather the run context; Ctrl-C interrupts between samples."""
     from cudakit.gpu.machine import open_machine
     from cudakit.gpu.open import open_gpu
     from cudakit.gpu.run_context import gather

@@ -154,7 +154,7 @@ class SuiteResult:
     bench: BenchResult  # The measurement, of schema cudakit.bench/1.
 
 
-def assess(
+def assess_health(
     result: BenchResult, *, quick: bool, left_out: Iterable[SkippedBench] = (), fields: Fields
 ) -> SuiteResult:
     """Assess a measurement. ``fields`` are NVML fields that may show causes of bad figures."""

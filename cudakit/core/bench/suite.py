@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from cudakit.core.bench.case import Case
-from cudakit.core.bench.health import SkippedBench, SuiteResult, assess
+from cudakit.core.bench.health import SkippedBench, SuiteResult, assess_health
 from cudakit.core.bench.method import Rule
 from cudakit.core.bench.pipeline import no_progress, run
 from cudakit.core.bench.plan import plan_cases
@@ -75,7 +75,9 @@ def check_health(
     result = run(spec, gpu, progress, run_context=run_context, cases=cases)
     nvml_fields: Fields = run_context.nvml_device.fields if run_context.nvml_device else {}
     telemetry = gpu.telemetry(("pcie_width",)).fields
-    return assess(result, quick=spec.quick, left_out=left_out, fields={**nvml_fields, **telemetry})
+    return assess_health(
+        result, quick=spec.quick, left_out=left_out, fields={**nvml_fields, **telemetry}
+    )
 
 
 def missing_libraries(gpu: Gpu) -> tuple[SkippedBench, ...]:

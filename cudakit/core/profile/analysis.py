@@ -113,10 +113,10 @@ def _lost_events(activities: Sequence[Activities]) -> dict[str, int]:
     lost_events: Counter[str] = Counter()
     for process in activities:
         rows = process.of(EventKind.GAP)
-        for reason, count in zip(rows["reason"].tolist(), rows["count"].tolist(), strict=True):
+        for reason, lost_count in zip(rows["reason"].tolist(), rows["count"].tolist(), strict=True):
             reason_text = process.strings[reason]
             if not reason_text.startswith(_UNKNOWN_COLLECTIVE):
-                lost_events[reason_text] += count
+                lost_events[reason_text] += lost_count
     return dict(lost_events)
 
 
@@ -256,12 +256,14 @@ class _Process:
         columns = (steps.number.tolist(), steps.is_measured.tolist(), begins, begins[1:])
         rows = tuple(
             Step(
-                number=number + 1,
+                number=step_number + 1,
                 is_warm_up=index < steps.warm_up,
                 is_slow=index >= steps.warm_up and not is_measured,
                 time=division.divide_interval(start, end),
             )
-            for index, (number, is_measured, start, end) in enumerate(zip(*columns, strict=False))
+            for index, (step_number, is_measured, start, end) in enumerate(
+                zip(*columns, strict=False)
+            )
         )
         durations = np.diff(steps.begin_ns)[steps.is_measured] if steps.count else np.empty(0)
         return Steps(

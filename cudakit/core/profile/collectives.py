@@ -51,8 +51,8 @@ def collectives(
     """Return the collectives by kernel and size; ``positions`` has all collective kernels."""
     sizes = _sizes_of_kernels(table, positions)
     name = table.timeline.work.name[table.rows[positions]]
-    keys = np.stack([name, sizes.size_bytes, sizes.rank_count], axis=1)
-    _, key_numbers = np.unique(keys, axis=0, return_inverse=True)
+    size_keys = np.stack([name, sizes.size_bytes, sizes.rank_count], axis=1)
+    _, key_numbers = np.unique(size_keys, axis=0, return_inverse=True)
     collective_rows = []
     for _, index in groups(key_numbers.reshape(-1)):
         kernel_positions = positions[index]

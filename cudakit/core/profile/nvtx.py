@@ -29,14 +29,14 @@ class OpenRanges:
     """The combinations of ranges that were open, the outermost range first; combination 0 is empty."""
 
     paths: list[tuple[RangeKey, ...]] = field(default_factory=lambda: [()])
-    _numbers: dict[tuple[RangeKey, ...], int] = field(default_factory=lambda: {(): 0})
+    _path_numbers: dict[tuple[RangeKey, ...], int] = field(default_factory=lambda: {(): 0})
 
-    def number(self, path: tuple[RangeKey, ...]) -> int:
+    def path_number(self, path: tuple[RangeKey, ...]) -> int:
         """Return the number of a combination of ranges."""
-        if path not in self._numbers:
-            self._numbers[path] = len(self.paths)
+        if path not in self._path_numbers:
+            self._path_numbers[path] = len(self.paths)
             self.paths.append(path)
-        return self._numbers[path]
+        return self._path_numbers[path]
 
 
 @dataclass(slots=True)
@@ -72,7 +72,9 @@ def open_ranges(activities: Activities, thread: Times, time_ns: Times) -> tuple[
         process_path * path_count + thread_path, return_inverse=True
     )
     path_numbers = [
-        ranges.number(ranges.paths[path_pair // path_count] + ranges.paths[path_pair % path_count])
+        ranges.path_number(
+            ranges.paths[path_pair // path_count] + ranges.paths[path_pair % path_count]
+        )
         for path_pair in path_pairs.tolist()
     ]
     return ranges, np.array(path_numbers, np.int64)[pair_of_time]
@@ -99,7 +101,7 @@ def _collect_changes(
         changes = process_changes if range_number else thread_changes[thread]
         path = tuple(process_ranges.values()) if range_number else tuple(stack)
         changes.time_ns.append(time)
-        changes.path.append(ranges.number(path))
+        changes.path.append(ranges.path_number(path))
     return process_changes, thread_changes
 
 

@@ -103,12 +103,12 @@ def stack_of(timeline: Timeline, site: int) -> tuple[tuple[Frame, ...], int]:
     return document_frames(stack), call_site_index(stack)
 
 
-def groups(keys: Times) -> list[tuple[int, Times]]:
+def groups(row_keys: Times) -> list[tuple[int, Times]]:
     """Return each key with the positions that have this key."""
-    if not len(keys):
+    if not len(row_keys):
         return []
-    order = np.argsort(keys, kind="stable")
-    sorted_keys = keys[order]
+    order = np.argsort(row_keys, kind="stable")
+    sorted_keys = row_keys[order]
     group_begins = np.flatnonzero(np.concatenate([[True], sorted_keys[1:] != sorted_keys[:-1]]))
     position_groups = np.split(order, group_begins[1:])
     return list(zip(sorted_keys[group_begins].tolist(), position_groups, strict=True))
@@ -253,14 +253,14 @@ def named_ranges(table: WorkTable) -> tuple[NamedRange, ...]:
     time_ns: defaultdict[tuple[str, str], int] = defaultdict(int)
     work_counts: defaultdict[tuple[str, str], int] = defaultdict(int)
     for path, positions in groups(table.range_path):
-        keys = {
-            (without_numbers(strings[key.name]), strings[key.domain])
-            for key in table.ranges.paths[path]
-            if strings[key.domain] not in LIBRARY_DOMAINS
+        range_keys = {
+            (without_numbers(strings[range_key.name]), strings[range_key.domain])
+            for range_key in table.ranges.paths[path]
+            if strings[range_key.domain] not in LIBRARY_DOMAINS
         }
-        for key in keys:
-            time_ns[key] += int(table.duration_ns[positions].sum())
-            work_counts[key] += len(positions)
+        for range_key in range_keys:
+            time_ns[range_key] += int(table.duration_ns[positions].sum())
+            work_counts[range_key] += len(positions)
     rows = (
         NamedRange(
             name, domain, work_counts[name, domain], total_ns, _share(total_ns, table.total_ns)

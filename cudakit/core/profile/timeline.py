@@ -252,8 +252,10 @@ def _copy_names(copies: Records, names: _Names) -> Column:
     """Return the name of each copy, such as "Memcpy HtoD (Pageable -> Device)", as Kineto names it."""
     columns = ("direction", "source_memory", "destination_memory")
     is_peer = copies["peer_device"] >= 0
-    keys = np.stack([*(copies[column].astype(np.int64) for column in columns), is_peer], axis=1)
-    unique_keys, key_of_copy = np.unique(keys, axis=0, return_inverse=True)
+    copy_keys = np.stack(
+        [*(copies[column].astype(np.int64) for column in columns), is_peer], axis=1
+    )
+    unique_keys, key_of_copy = np.unique(copy_keys, axis=0, return_inverse=True)
     indices = [
         names.index(
             f"Memcpy {'PtoP' if peer else _DIRECTION_NAMES[Direction(direction)]} "
@@ -319,8 +321,8 @@ def _paired_ranges(rows: Any, last_ns: int, libraries: Set[int]) -> list[tuple[i
     paired_ranges = []
     for time, is_pop, name, thread, domain, range_number in rows:
         # A range of the process has a number, and any thread may end it.
-        key = (_PROCESS, range_number) if range_number else (thread, domain)
-        ranges = open_ranges[key]
+        range_key = (_PROCESS, range_number) if range_number else (thread, domain)
+        ranges = open_ranges[range_key]
         if not is_pop:
             if len(ranges) < _MAX_OPEN_RANGES:
                 ranges.append((time, 0 if range_number else thread, name))

@@ -184,7 +184,7 @@ class Engine:
         self._collectives = CollectiveTracker(
             stream_order, shadow, self._graphs, self.coverage, self.gaps
         )
-        self._work = StreamWork(
+        self._stream_work = StreamWork(
             stream_order,
             shadow,
             self._memory.driver_allocations,
@@ -197,7 +197,7 @@ class Engine:
             EventKind.GRAPH_LAUNCH: self._graphs.add_launch_accesses,
         }
         # The function that adds the accesses of the last launch, graph node or graph launch.
-        self._add_accesses: _AccessHandler = self._work.add_accesses
+        self._add_accesses: _AccessHandler = self._stream_work.add_accesses
         self._ranges = RangeTracker()
         self._last_seq = 0
         # LaunchPrecision of the last call; None if it was not a launch.
@@ -260,7 +260,7 @@ class Engine:
         """Call the handler of each call in the batch, with the accesses that follow the call."""
         handlers, access_handlers = self._handlers, self._access_handlers
         calls = batch.rows
-        graphs, add_launch = self._graphs, self._work.add_launch
+        graphs, add_launch = self._graphs, self._stream_work.add_launch
         possible_accesses = self._possible_accesses
         self._update_coverage(batch)
         if batch.leading_rows is not None:
@@ -381,7 +381,7 @@ class Engine:
 
     def _all_handlers(self) -> dict[int, Callable[..., Any]]:
         """Return for each event kind the function that gets its call and the fields of its body."""
-        work, memory, syncs, graphs = self._work, self._memory, self._syncs, self._graphs
+        work, memory, syncs, graphs = self._stream_work, self._memory, self._syncs, self._graphs
         return {
             EventKind.ALLOC: memory.add_allocation,
             EventKind.FREE: memory.add_free,

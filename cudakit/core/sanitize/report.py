@@ -233,26 +233,26 @@ class Report:
         if race.confidence not in self._shown_confidences:
             self._hidden_count += 1
             return False
-        key = self._key(decoder, race)
-        if key not in self._occurrence_counts:
-            self._add_new(key, decoder.decode(race), decoder)
-        self._occurrence_counts[key] += 1
-        if key in self._suppression_indices or key in self._known_races:
+        race_key = self._key(decoder, race)
+        if race_key not in self._occurrence_counts:
+            self._add_new(race_key, decoder.decode(race), decoder)
+        self._occurrence_counts[race_key] += 1
+        if race_key in self._suppression_indices or race_key in self._known_races:
             return False
         self._occurrences_by_process[decoder.process] += 1
-        self._races[key].add(race, decoder)
+        self._races[race_key].add(race, decoder)
         return True
 
-    def _add_new(self, key: _Key, found_race: FoundRace, decoder: RaceDecoder) -> None:
+    def _add_new(self, race_key: _Key, found_race: FoundRace, decoder: RaceDecoder) -> None:
         """Store a new race, the index of the suppression that covers it, or the same race of the baseline."""
         for suppression_index, suppression in enumerate(self._suppressions):
             if suppression.covers(found_race.current, found_race.previous):
-                self._suppression_indices[key] = suppression_index
+                self._suppression_indices[race_key] = suppression_index
                 return
         if self._baseline and (known_race := self._baseline.find(found_race)):
-            self._known_races[key] = known_race
+            self._known_races[race_key] = known_race
         else:
-            self._races[key] = _Occurrences.from_example(found_race, decoder)
+            self._races[race_key] = _Occurrences.from_example(found_race, decoder)
 
     def _key(self, decoder: RaceDecoder, race: Race) -> _Key:
         sides = (race.current, race.previous)
@@ -285,15 +285,15 @@ class Report:
 
     def _races_with_counts(self) -> Iterable[FoundRace]:
         return (
-            occurrences.found_race(self._occurrence_counts[key])
-            for key, occurrences in self._races.items()
+            occurrences.found_race(self._occurrence_counts[race_key])
+            for race_key, occurrences in self._races.items()
         )
 
     def _suppressed_counts(self) -> Iterable[Suppressed]:
         for suppression_index, suppression in enumerate(self._suppressions):
             occurrence_counts = [
-                self._occurrence_counts[key]
-                for key, index in self._suppression_indices.items()
+                self._occurrence_counts[race_key]
+                for race_key, index in self._suppression_indices.items()
                 if index == suppression_index
             ]
             yield Suppressed(
@@ -306,7 +306,7 @@ class Report:
     def _baseline_use(self) -> BaselineUse | None:
         if self._baseline is None:
             return None
-        occurrence_count = sum(self._occurrence_counts[key] for key in self._known_races)
+        occurrence_count = sum(self._occurrence_counts[race_key] for race_key in self._known_races)
         return self._baseline.use(self._known_races.values(), occurrence_count)
 
 
@@ -392,8 +392,8 @@ def _race_text(race: FoundRace) -> str:
     lines += _operation_lines("later", race.current) + _operation_lines("earlier", race.previous)
     if memory := race.memory:
         size, allocation_size = format_bytes(race.size_bytes), format_bytes(memory.size_bytes)
-        line = f"memory:  {size} at offset {race.offset_bytes or 0:,} B of {allocation_size}"
-        lines += _with_stack(line, memory)
+        memory_line = f"memory:  {size} at offset {race.offset_bytes or 0:,} B of {allocation_size}"
+        lines += _with_stack(memory_line, memory)
     if race.last_sync:
         lines.append(f"  sync:    {race.last_sync.sentence}")
     if issue := race.known_issue:
@@ -406,9 +406,9 @@ def _operation_lines(label: str, side: Side) -> list[str]:
     return _with_stack(f"{label + ':':8} {side.operation} on {side.stream}{in_ranges}", side)
 
 
-def _with_stack(line: str, source: Side | Memory) -> list[str]:
+def _with_stack(first_line: str, source: Side | Memory) -> list[str]:
     """Return a line followed by the frames of the program, from the call site to the first library frame."""
     program_frames = tuple(takewhile(is_program_frame, source.stack[source.site :]))
     frames = program_frames or source.stack[:1]
     locations = (f"{frame.filename}:{frame.line} {frame.name}" for frame in frames[:_MAX_FRAMES])
-    return [f"  {line}", *(f"           {location}" for location in locations)]
+    return [f"  {first_line}", *(f"           {location}" for location in locations)]

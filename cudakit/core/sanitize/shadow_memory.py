@@ -68,8 +68,10 @@ class Shadow(Protocol):
     def pointer_state_count(self) -> int: ...
     @property
     def strided_state_count(self) -> int: ...
-    def add(self, access: MemoryAccess, clock: Clock, stride: int = 0, count: int = 0) -> None:
-        """Check an access for races, and store it. If ``count`` is greater than 1, the access is strided."""
+    def add(
+        self, access: MemoryAccess, clock: Clock, stride: int = 0, element_count: int = 0
+    ) -> None:
+        """Check an access for races, and store it. An access with several elements is strided."""
 
     def add_all(self, rows: AccessRows, call: Call, position: ClockPosition) -> None:
         """Check and store the accesses of a launch."""
@@ -137,22 +139,26 @@ class PythonShadow:
     def strided_state_count(self) -> int:
         return len(self._strided_states)
 
-    def add(self, access: MemoryAccess, clock: Clock, stride: int = 0, count: int = 0) -> None:
+    def add(
+        self, access: MemoryAccess, clock: Clock, stride: int = 0, element_count: int = 0
+    ) -> None:
         if access.precision == UNCERTAIN and not self._finds_possible:
             return
         if access.precision >= ASSUMED:
             self._add_pointer(access, clock)
-        elif count > 1:
-            self._add_strided(access, clock, strided_range(access.lo, access.hi, stride, count))
+        elif element_count > 1:
+            self._add_strided(
+                access, clock, strided_range(access.lo, access.hi, stride, element_count)
+            )
         elif access.lo < access.hi:
             self._add_range(access, clock)
         self.checker.report()
 
     def add_all(self, rows: AccessRows, call: Call, position: ClockPosition) -> None:
         slot, tick, clock = position.slot, position.tick, position.clock
-        for lo, hi, mode, precision, stride, count in access_fields(rows):
+        for lo, hi, mode, precision, stride, element_count in access_fields(rows):
             access = MemoryAccess(slot, tick, call, lo, hi, mode, precision)
-            self.add(access, clock, stride, count)
+            self.add(access, clock, stride, element_count)
 
     def add_free(self, access: MemoryAccess, clock: Clock) -> None:
         self.add(access, clock)

@@ -123,8 +123,8 @@ class StridedStates:
                 self._remove(ranges[: len(ranges) // 2])
             state = self.states_by_range[strided] = AccessState()
             length_class = (strided.hi - strided.lo).bit_length()
-            item = strided.lo, self._created_count, strided
-            insort(self._sorted.setdefault(length_class, []), item)
+            sorted_item = strided.lo, self._created_count, strided
+            insort(self._sorted.setdefault(length_class, []), sorted_item)
             self._created_count += 1
         return state
 
@@ -163,11 +163,13 @@ class StridedStates:
     def _ranges_between(self, lo: int, hi: int) -> list[StridedRange]:
         """List the ranges that begin below ``hi`` and end above ``lo``, the oldest first."""
         numbered_ranges: list[tuple[int, StridedRange]] = []
-        for length_class, items in self._sorted.items():
-            begin = bisect_left(items, lo - (1 << length_class), key=itemgetter(0))
-            end = bisect_left(items, hi, key=itemgetter(0))
+        for length_class, sorted_items in self._sorted.items():
+            begin = bisect_left(sorted_items, lo - (1 << length_class), key=itemgetter(0))
+            end = bisect_left(sorted_items, hi, key=itemgetter(0))
             numbered_ranges += [
-                (number, strided) for _, number, strided in items[begin:end] if strided.hi > lo
+                (creation_number, strided)
+                for _, creation_number, strided in sorted_items[begin:end]
+                if strided.hi > lo
             ]
         return [strided for _, strided in sorted(numbered_ranges, key=itemgetter(0))]
 
@@ -177,5 +179,7 @@ class StridedStates:
             return
         for strided in removed:
             del self.states_by_range[strided]
-        for length_class, items in self._sorted.items():
-            self._sorted[length_class] = [item for item in items if item[2] not in removed]
+        for length_class, sorted_items in self._sorted.items():
+            self._sorted[length_class] = [
+                sorted_item for sorted_item in sorted_items if sorted_item[2] not in removed
+            ]

@@ -98,10 +98,10 @@ def _patterns_in_file(name: str) -> Iterator[Suppression]:
         raise UsageError(
             f"{name} is not valid UTF-8", hint="use a text file with one pattern per line"
         ) from error
-    for number, line in enumerate(lines, start=1):
+    for line_number, line in enumerate(lines, start=1):
         pattern = _COMMENT.sub("", line).strip()
         if pattern:
-            yield parse_pattern(pattern, origin=f"{name}:{number}")
+            yield parse_pattern(pattern, origin=f"{name}:{line_number}")
 
 
 def _kernel_names(side: Side) -> Iterator[str]:

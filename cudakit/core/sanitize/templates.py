@@ -165,8 +165,8 @@ class TemplateAccesses:
                 accesses["precision"] >= Precision.ASSUMED
             )
             if is_pointer.any():
-                key = int(node["graph"]), int(node["node"])
-                self._node_pointers[key] = accesses["lo"][is_pointer].tolist()
+                node_key = int(node["graph"]), int(node["node"])
+                self._node_pointers[node_key] = accesses["lo"][is_pointer].tolist()
 
     def _set_from_template(self, seq: int) -> None:
         index = seq >> 3
@@ -304,9 +304,11 @@ def _split_at_pointers(rows: Records, sorted_pointers: _Addresses) -> Records:
         if not len(inner_pointers):
             row_parts.append(row)
             continue
-        count = max(int(access["count"][0]), 1)
+        piece_count = max(int(access["count"][0]), 1)
         stride = int(access["stride_bytes"][0])
-        pieces = _Pieces(int(lo), int(hi) - int(lo) - (count - 1) * stride, stride, count)
+        pieces = _Pieces(
+            int(lo), int(hi) - int(lo) - (piece_count - 1) * stride, stride, piece_count
+        )
         parts = list(_parts_between(pieces, [*inner_pointers.tolist(), int(hi)]))
         split_rows = np.repeat(row, len(parts))
         split_accesses = split_rows.view(layout(EventKind.ACCESS))
@@ -331,9 +333,11 @@ class _Pieces:
     def hi(self) -> int:
         return self.lo + (self.count - 1) * self.stride + self.size_bytes
 
-    def without(self, count: int) -> _Pieces:
-        """Return all pieces but the first ``count``."""
-        return replace(self, lo=self.lo + count * self.stride, count=self.count - count)
+    def without(self, dropped_count: int) -> _Pieces:
+        """Return all pieces but the first ``dropped_count``."""
+        return replace(
+            self, lo=self.lo + dropped_count * self.stride, count=self.count - dropped_count
+        )
 
 
 def _parts_between(pieces: _Pieces, limits: list[int]) -> Iterator[_Pieces]:

@@ -115,15 +115,15 @@ class UnrecordedLaunches:
     def clear(self, lo: int, hi: int) -> None:
         """Forget the launches that may access the bytes from ``lo`` up to ``hi``, which were freed."""
         for ranges in self._ranges_by_slot.values():
-            for key in [key for key in ranges if lo <= key[0] < hi]:
-                del ranges[key]
+            for range_key in [range_key for range_key in ranges if lo <= range_key[0] < hi]:
+                del ranges[range_key]
 
     def prune(self, past_clock: Clock) -> None:
         """Forget the launches that all future work happens after."""
         for slot, ranges in self._ranges_by_slot.items():
             self._ranges_by_slot[slot] = {
-                key: possible
-                for key, possible in ranges.items()
+                range_key: possible
+                for range_key, possible in ranges.items()
                 if possible.tick > past_clock[slot]
             }
         self._ranges_by_slot = {
@@ -200,9 +200,11 @@ class CheckedShadow:
     def strided_state_count(self) -> int:
         return self._shadow.strided_state_count
 
-    def add(self, access: MemoryAccess, clock: Clock, stride: int = 0, count: int = 0) -> None:
-        self._unrecorded.check(access, clock, stride, count)
-        self._shadow.add(access, clock, stride, count)
+    def add(
+        self, access: MemoryAccess, clock: Clock, stride: int = 0, element_count: int = 0
+    ) -> None:
+        self._unrecorded.check(access, clock, stride, element_count)
+        self._shadow.add(access, clock, stride, element_count)
 
     def add_all(self, rows: AccessRows, call: Call, position: ClockPosition) -> None:
         self._unrecorded.check_rows(rows, call, position)

@@ -186,9 +186,12 @@ def _cache_key(
 ) -> str:
     tools = f"NVRTC {_version_text(compiler_version)} ptxas {_version_text(assembler.version)}"
     versions = f"{tools} PTX {_PTX_VERSION}"
-    text = "\0".join(text for _, text in _sources())
+    source_text = "\0".join(source_text for _, source_text in _sources())
     return cache_key(
-        f"{versions} -astoolspatch", f"sm_{capability_number}", (*_COMPILER_OPTIONS, *options), text
+        f"{versions} -astoolspatch",
+        f"sm_{capability_number}",
+        (*_COMPILER_OPTIONS, *options),
+        source_text,
     )
 
 

@@ -146,8 +146,8 @@ def unique_directories(paths: Iterable[Path]) -> Iterator[Path]:
 def _library_version(library: Path) -> tuple[int, ...]:
     """Return the version of the toolkit or wheel that contains the library; () if it is unknown."""
     for directory in library.resolve().parents[1:4]:
-        if text := _toolkit_version(directory) or _wheel_version(directory):
-            return tuple(int(number_text) for number_text in re.findall(r"\d+", text))
+        if version_text := _toolkit_version(directory) or _wheel_version(directory):
+            return tuple(int(number_text) for number_text in re.findall(r"\d+", version_text))
     return ()
 
 

@@ -78,11 +78,11 @@ class _Aggregate:
 class Header:
     """A C header with typedefs of structs whose members are numbers, pointers, enums and structs."""
 
-    def __init__(self, text: str) -> None:
-        text = _COMMENT.sub(" ", text)
-        self._structs = dict(_struct_bodies(text))
-        self._enums = frozenset(_ENUM.findall(text))
-        self._handles = frozenset(_HANDLE.findall(text))
+    def __init__(self, header_text: str) -> None:
+        header_text = _COMMENT.sub(" ", header_text)
+        self._structs = dict(_struct_bodies(header_text))
+        self._enums = frozenset(_ENUM.findall(header_text))
+        self._handles = frozenset(_HANDLE.findall(header_text))
 
     def layout(self, name: str) -> Layout | None:
         """Compute the layout of a struct; None if the header does not define it.
@@ -151,15 +151,15 @@ class Header:
         return _TYPE_BYTES[type_name], _TYPE_BYTES[type_name]
 
 
-def _struct_bodies(text: str) -> Iterator[tuple[str, str]]:
+def _struct_bodies(header_text: str) -> Iterator[tuple[str, str]]:
     """Yield the name of each struct and the text between its braces."""
-    for struct_match in _STRUCT.finditer(text):
+    for struct_match in _STRUCT.finditer(header_text):
         depth = 1
-        for brace in _BRACE.finditer(text, struct_match.end()):
+        for brace in _BRACE.finditer(header_text, struct_match.end()):
             depth += 1 if brace[0] == "{" else -1
             if not depth:
-                if name_match := _STRUCT_NAME.match(text, brace.end()):
-                    yield name_match[1], text[struct_match.end() : brace.start()]
+                if name_match := _STRUCT_NAME.match(header_text, brace.end()):
+                    yield name_match[1], header_text[struct_match.end() : brace.start()]
                 break
 
 

@@ -22,7 +22,7 @@ LIBRARY_OVERRIDE = "CUDAKIT_NCCL_LIBRARY"
 UNIQUE_ID_BYTES = 128
 
 _SONAME = "libnccl.so.2"
-# The wheels nvidia-nccl-cu12 and nvidia-nccl-cu13, which torch and JAX load NCCL from, install it here.
+# Path of NCCL in the wheels nvidia-nccl-cu12 and nvidia-nccl-cu13, from which torch and JAX load NCCL.
 _PATH_IN_PACKAGES = Path("nvidia", "nccl", "lib", _SONAME)
 _RTLD_NOLOAD = 0x4  # Flag of dlopen in glibc.
 

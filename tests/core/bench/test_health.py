@@ -9,7 +9,7 @@ from core.bench.example_results import FAILED_VERIFICATION, gemm, launch, machin
 from cudakit.core.bench.health import (
     Band,
     SuiteResult,
-    assess,
+    assess_health,
     band,
     figure,
     figure_name,
@@ -25,7 +25,7 @@ REASON = Unavailable("cublaslt does not offer it on this GPU")
 
 def suite(*cases: CaseResult, **changes: Any) -> SuiteResult:
     simulated = all(case_of.environment.simulated for case_of in cases)
-    return assess(
+    return assess_health(
         result(*cases, bench="suite", simulated=simulated), quick=True, fields={}, **changes
     )
 

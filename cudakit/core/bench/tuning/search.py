@@ -313,5 +313,5 @@ class _Search:
 
     @property
     def _max_samples(self) -> int:
-        """Maximum number of samples of a candidate before the final, which uses the other half."""
+        """Maximum number of samples of a candidate before the final; the final takes as many again."""
         return self._limits.iterations // 2

@@ -132,7 +132,7 @@ class OperationShape:
 
 @dataclass(frozen=True, slots=True)
 class OperationWorkload:
-    """An operation by one library."""
+    """An operation on arrays, as one library performs it."""
 
     shape: OperationShape
     timing: str  # "host-call", "eager" or "graph"

@@ -16,8 +16,9 @@ from cudakit.gpu.api.elements import FP32
 from cudakit.gpu.api.operations import Operation
 
 _ROUNDING = 2.0**-24  # Relative error of one rounding to fp32.
-# Tolerances in roundings. add is rounded once. softmax: a subtraction, an exponential, a sum and a division.
-# sum: relative to the sum of absolute values, to which rounding errors of partial sums contribute little.
+# Tolerances as numbers of roundings. add rounds once; softmax rounds a subtraction, an exponential, a sum and
+# a division. The tolerance of sum is relative to the sum of absolute values, so that the rounding errors of
+# partial sums contribute little.
 _ADD_ROUNDINGS, _SOFTMAX_ROUNDINGS, _SUM_ROUNDINGS = 1, 16, 4
 # matmul: rounding errors of a sum of k products grow as the square root of k (N. Higham and T. Mary, "A new
 # approach to probabilistic rounding error analysis", 2019). tf32 would exceed the tolerance a hundredfold.

@@ -47,8 +47,8 @@ _MIN_S, _SIMULATED_MIN_S = 5e-3, 20e-6
 # _CONCURRENT_FACTOR times both kinds of untimed work must fit in the launch queue of the device.
 _MAX_REPETITIONS, _MAX_REPETITIONS_UNBLOCKED = MAX_QUEUED // 7, MAX_QUEUED // 2
 # The work beside the timed work lasts this number of times as long, in case it slows the timed work down.
-# As many GEMMs run before GEMMs are timed: a GPU at its power limit lowers its clock during GEMMs and raises
-# it during copies, so the clock would depend on the previous sample.
+# The same number of GEMMs runs before GEMMs are timed: a GPU at its power limit lowers its clock during GEMMs
+# and raises it during copies, so the clock would depend on the previous sample.
 _CONCURRENT_FACTOR = 3
 # Number of executions per timed run, and number of runs, of which the fastest one is the estimate.
 _PILOT_EXECUTIONS, _PILOT_RUNS = 4, 2
@@ -115,7 +115,7 @@ class Repetitions:
         self.copies = self.gemms = 0  # Both numbers are 0 until they are chosen.
 
     def choose(self, gpu: Gpu, copy: PreparedWorkload, gemm: PreparedWorkload) -> None:
-        """Time a copy and a GEMM, and choose the numbers, unless they are chosen."""
+        """Choose the numbers of copies and GEMMs from their times, if a previous call has not."""
         if self.copies:
             return
         copy_s, gemm_s = _time_alone(gpu, copy), _time_alone(gpu, gemm)

@@ -114,17 +114,17 @@ class _InternedTexts:
     """The numbers of interned names and strings, and the packets that define them."""
 
     def __init__(self) -> None:
-        self._numbers: dict[tuple[int, str], int] = {}
+        self._number_by_text: dict[tuple[int, str], int] = {}
         self._new_packets: list[bytes] = []
 
-    def numbers(self, kind: int, texts: Sequence[str]) -> Column:
+    def text_numbers(self, kind: int, texts: Sequence[str]) -> Column:
         """Return the number of each text; kinds are fields of InternedData."""
-        return np.array([self._number(kind, printable(text)) for text in texts], np.uint64)
+        return np.array([self._text_number(kind, printable(text)) for text in texts], np.uint64)
 
-    def _number(self, kind: int, text: str) -> int:
-        text_number = self._numbers.get((kind, text))
+    def _text_number(self, kind: int, text: str) -> int:
+        text_number = self._number_by_text.get((kind, text))
         if text_number is None:
-            text_number = self._numbers[kind, text] = len(self._numbers) + 1
+            text_number = self._number_by_text[kind, text] = len(self._number_by_text) + 1
             self._new_packets.append(
                 bytes_field(kind, number_field(1, text_number) + text_field(2, text))
             )
@@ -175,10 +175,10 @@ class _Process:
         """Yield the packets of the process."""
         uuids, descriptors = self._descriptors()
         yield from descriptors
-        self._names = self._interned.numbers(_NAMES, self._timeline.names)
+        self._names = self._interned.text_numbers(_NAMES, self._timeline.names)
         stacks = self._timeline.stacks
-        self._sites = self._interned.numbers(_STRINGS, [call_site(stack) for stack in stacks])
-        self._stacks = self._interned.numbers(
+        self._sites = self._interned.text_numbers(_STRINGS, [call_site(stack) for stack in stacks])
+        self._stacks = self._interned.text_numbers(
             _STRINGS, [" ▸ ".join(call_path(stack)) for stack in stacks]
         )
         yield from self._interned.packets()
@@ -268,7 +268,7 @@ class _Process:
         """Return the interned text of the sizes of a grid or of a thread block, such as "8 × 1 × 1"."""
         first_indices, row_numbers = distinct_rows(*(sizes[:, axis] for axis in range(3)))
         texts = [" × ".join(map(str, row)) for row in sizes[first_indices].tolist()]
-        return self._interned.numbers(_STRINGS, texts)[row_numbers]
+        return self._interned.text_numbers(_STRINGS, texts)[row_numbers]
 
     def _host_packets(self, uuids: _Uuids) -> Iterator[bytes]:
         """Yield the events of ranges and API calls, for each track in the order of their nesting."""

@@ -21,13 +21,13 @@ _FIXED64: Final = 1
 _LENGTH: Final = 2
 
 
-def varint(number: int) -> bytes:
+def varint(encoded_number: int) -> bytes:
     """Return a number as a varint."""
     encoded_bytes = bytearray()
-    while number > 0x7F:
-        encoded_bytes.append(0x80 | number & 0x7F)
-        number >>= 7
-    encoded_bytes.append(number)
+    while encoded_number > 0x7F:
+        encoded_bytes.append(0x80 | encoded_number & 0x7F)
+        encoded_number >>= 7
+    encoded_bytes.append(encoded_number)
     return bytes(encoded_bytes)
 
 

@@ -43,15 +43,15 @@ def _rows(process: Timeline) -> Iterator[str]:
     for block in blocks(len(work.start_ns)):
         columns = (
             [str(process.process)] * len(work.start_ns[block]),
-            _numbers(work.device[block]),
-            _numbers(work.stream[block]),
+            _number_texts(work.device[block]),
+            _number_texts(work.stream[block]),
             [kind_names[kind] for kind in work.kind[block].tolist()],
             map(names, work.name[block].tolist()),
-            _numbers(work.start_ns[block]),
-            _numbers(work.end_ns[block] - work.start_ns[block]),
-            _numbers(work.correlation[block]),
-            _numbers(work.graph_node[block]),
-            _numbers(work.size_bytes[block]),
+            _number_texts(work.start_ns[block]),
+            _number_texts(work.end_ns[block] - work.start_ns[block]),
+            _number_texts(work.correlation[block]),
+            _number_texts(work.graph_node[block]),
+            _number_texts(work.size_bytes[block]),
             _kernel_cells(process, work.kind[block], work.record[block]),
             map(sites, work.site[block].tolist()),
         )
@@ -69,18 +69,18 @@ def _kernel_cells(process: Timeline, kind: Column, record: Column) -> list[str]:
         kernels["registers"],
         kernels["shared_bytes"],
     )
-    cells[is_kernel] = [",".join(row) for row in zip(*map(_numbers, columns), strict=True)]
+    cells[is_kernel] = [",".join(row) for row in zip(*map(_number_texts, columns), strict=True)]
     texts: list[str] = cells.tolist()
     return texts
 
 
-def _numbers(column: Column) -> list[str]:
+def _number_texts(column: Column) -> list[str]:
     return list(map(str, column.tolist()))
 
 
-def _cell(text: str) -> str:
+def _cell(cell_text: str) -> str:
     """Return text as a cell: no formula, no control characters, quoted if it has separators."""
-    cell = printable(text)
+    cell = printable(cell_text)
     if cell.startswith(_FORMULA_CHARACTERS):
         cell = "'" + cell
     return '"' + cell.replace('"', '""') + '"' if _NEEDS_QUOTES.search(cell) else cell

@@ -117,7 +117,7 @@ class _Page:
         call_tables, range_tables, work_tables = [], [], []
         for index, process in enumerate(self._timelines):
             names = np.array([self._name_number(name) for name in process.names], np.int64)
-            nodes = np.array([self._tree.leaf(stack) for stack in process.stacks], np.int64)
+            nodes = np.array([self._tree.add_stack(stack) for stack in process.stacks], np.int64)
             work_tables.append(self._work_table(index, process, names, nodes))
             range_tables.append(self._span_table(index, "range", process.ranges, names))
             call_tables.append(self._span_table(index, "call", process.calls, names))

@@ -40,20 +40,20 @@ class CallTree:
 
     def frame(self, frame: Frame) -> int:
         """Return the number of a frame."""
-        key = (cut_text(frame.function), cut_text(frame.file), frame.line)
-        return self.frames.setdefault(key, len(self.frames))
+        frame_key = (cut_text(frame.function), cut_text(frame.file), frame.line)
+        return self.frames.setdefault(frame_key, len(self.frames))
 
     def child(self, parent: int, frame: Frame) -> int:
         """Return the node of a call below a node."""
-        key = (parent, self.frame(frame))
-        if key not in self._children:
-            self._children[key] = len(self.parents)
+        child_key = (parent, self.frame(frame))
+        if child_key not in self._children:
+            self._children[child_key] = len(self.parents)
             self.parents.append(parent)
-            self.node_frames.append(key[1])
-        return self._children[key]
+            self.node_frames.append(child_key[1])
+        return self._children[child_key]
 
-    def leaf(self, stack: Sequence[Frame]) -> int:
-        """Return the node of a stack's innermost frame."""
+    def add_stack(self, stack: Sequence[Frame]) -> int:
+        """Add the frames of a stack, and return the node of its innermost frame."""
         node = 0
         for frame in reversed(stack):
             node = self.child(node, frame)

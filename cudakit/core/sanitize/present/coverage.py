@@ -189,13 +189,13 @@ def _join_words(phrases: Sequence[str]) -> str:
     return " and ".join(filter(None, (", ".join(phrases[:-1]), *phrases[-1:])))
 
 
-def _count_with_noun(name: str, count: int) -> str:
+def _count_with_noun(noun: str, noun_count: int) -> str:
     plural = {
         "copy": "copies",
         "kernel launch": "kernel launches",
         "graph launch": "graph launches",
     }
-    return f"{format_count(count)} {name if count == 1 else plural.get(name, f'{name}s')}"
+    return f"{format_count(noun_count)} {noun if noun_count == 1 else plural.get(noun, f'{noun}s')}"
 
 
 def _occurrences(occurrence_count: int) -> str:

@@ -9,7 +9,7 @@ from core.bench.example_results import gemm, launch, machine, result, samples_ne
 
 from cudakit.core.bench.fleet.analysis import NOT_MEASURED
 from cudakit.core.bench.fleet.result import FleetGpu, FleetHost, HostFacts, HostLink
-from cudakit.core.bench.health import SuiteResult, assess
+from cudakit.core.bench.health import SuiteResult, assess_health
 from cudakit.core.bench.method import Method
 from cudakit.core.bench.result import CaseResult
 from cudakit.core.bench.summarize import case_result
@@ -54,7 +54,7 @@ def gpu_cases(
 
 
 def fleet_gpu(index: int, *cases: CaseResult) -> FleetGpu:
-    suite = assess(result(*cases, bench="suite"), quick=True, fields={})
+    suite = assess_health(result(*cases, bench="suite"), quick=True, fields={})
     return FleetGpu(index, "NVIDIA H200", f"GPU-{index}", f"0000:0{index}:00.0", "", "", suite)
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from cudakit.core.bench.fleet.analysis import NOT_MEASURED, analyze
 from cudakit.core.bench.fleet.result import FleetGpu, FleetHost, HostFacts, Subject
-from cudakit.core.bench.health import SkippedBench, assess
+from cudakit.core.bench.health import SkippedBench, assess_health
 
 
 def slow_figures(*hosts: FleetHost) -> dict[str, list[str]]:
@@ -204,7 +204,7 @@ def test_different_versions_are_one_warning_per_program() -> None:
 
 def test_gpu_without_cases_is_not_compared() -> None:
     host = fleet_host(gpu_count=2)
-    empty = assess(result(bench="suite"), quick=True, fields={})
+    empty = assess_health(result(bench="suite"), quick=True, fields={})
     fleet_result = analyze([replace(host, gpus=(host.gpus[0], replace(host.gpus[1], suite=empty)))])
 
     assert fleet_result.comparisons == ()

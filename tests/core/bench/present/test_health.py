@@ -5,7 +5,7 @@ from typing import Any
 
 from core.bench.example_results import FAILED_VERIFICATION, gemm, launch, machine, result
 
-from cudakit.core.bench.health import SkippedBench, SuiteResult, assess
+from cudakit.core.bench.health import SkippedBench, SuiteResult, assess_health
 from cudakit.core.bench.present.health import present_health
 from cudakit.core.bench.present.nvbench import nvbench
 from cudakit.core.bench.result import CaseResult
@@ -22,7 +22,7 @@ GEMM_NOT_RUN = SkippedBench(
 def suite(*cases: CaseResult, **options: Any) -> SuiteResult:
     simulated = bool(cases) and cases[0].environment.simulated
     bench_result = result(*cases, bench="suite", simulated=simulated)
-    return assess(bench_result, quick=True, fields={}, **options)
+    return assess_health(bench_result, quick=True, fields={}, **options)
 
 
 def headline(suite_result: SuiteResult) -> Note:
