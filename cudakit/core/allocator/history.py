@@ -51,8 +51,8 @@ class Level(IntEnum):
 
     NONE = 0
     STATE = 1  # Stacks of the allocations of live blocks.
-    ALLOC = 2  # The stacks of ``STATE``, and those of allocations in the trace.
-    ALL = 3  # The stacks of ``ALLOC``, and those of frees.
+    ALLOC = 2  # The stacks of ``STATE``, and the stacks of allocations in the trace.
+    ALL = 3  # The stacks of ``ALLOC``, and the stacks of frees.
 
 
 _LEVELS: dict[str | None, Level] = {

@@ -184,7 +184,7 @@ class PrivatePools:
         self.routes.append(Route(self.add_holder(pool_id), matches))
 
     def end_route(self, pool_id: PoolId) -> None:
-        """Stop routing requests to a pool, which stays held. Raises PoolError if none are routed to it."""
+        """Stop routing requests to a pool, which stays held. Raises PoolError if no route leads to it."""
         for route in self.routes:
             if route.pool.id == pool_id:
                 self.routes.remove(route)

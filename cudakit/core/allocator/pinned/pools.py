@@ -148,7 +148,7 @@ class Holders(Protocol):
     """The methods of the device's private pools that the allocator of pinned memory calls."""
 
     def pool_id_of_request(self, stream: int | None) -> PoolId:
-        """Return the pool of a request of this thread, on a stream or without one."""
+        """Return the pool id of this thread's request; ``stream`` is None if the request has no stream."""
         ...
 
     def is_held(self, pool_id: PoolId) -> bool: ...

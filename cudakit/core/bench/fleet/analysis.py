@@ -282,7 +282,7 @@ def _warnings(hosts: Sequence[FleetHost]) -> Iterator[str]:
     single_models = [
         model or "a GPU of unknown model" for model, count in models.items() if count == 1
     ]
-    if single_models:
+    if single_models and len(models) > 1:  # A single GPU has a note of its own.
         yield f"no peers: there is only one {join_first_names(single_models)}"
     interrupted_gpus = [
         str(Subject("gpu", host.name, gpu.index))

@@ -61,13 +61,13 @@ class StepHistory:
 
 def step_history(snapshot: Snapshot, trace: DeviceTrace, trace_replay: Replay) -> StepHistory:
     """Return the steps of a trace, which are none if the trace shows no steps."""
-    source, bounds = step_moments(snapshot, trace)
+    source, step_bounds = step_moments(snapshot, trace)
     requested_bytes = trace_replay.curves.requested
-    first_moments = np.unique(bounds[bounds < trace_replay.n_events])
+    first_moments = np.unique(step_bounds[step_bounds < trace_replay.n_events])
     peak_bytes = (
         np.maximum.reduceat(requested_bytes, first_moments) if len(first_moments) else first_moments
     )
-    return StepHistory(source, bounds, first_moments, peak_bytes, requested_bytes)
+    return StepHistory(source, step_bounds, first_moments, peak_bytes, requested_bytes)
 
 
 def is_rising(peaks: Ints) -> bool:

@@ -50,6 +50,7 @@ typedef struct {
     uint32_t cbid;         /* callback id of the current driver call; 0 if its callbacks are not subscribed */
 
     /* Fields of a kernel launch: arguments of cuLaunchKernel */
+    CUfunction entered_function;
     void **parameters, **extra;
     const struct kernel_layout *parameter_layout;
     uint64_t user_data;       /* value that the device patch receives */

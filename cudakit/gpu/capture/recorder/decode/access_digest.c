@@ -22,6 +22,7 @@ void digest_begin(access_digest *digest, const uint64_t *pointers, size_t pointe
 {
     digest->hash = 0;
     digest->range_count = digest->reached_index = digest->footprint.range_count = 0;
+    digest->footprint.has_gaps = false;
     digest->is_inside = true;
     digest->footprint.is_incomplete = false;
     digest->reached = reached;
@@ -118,6 +119,7 @@ static void add_pieces(access_digest *digest, access_kind kind, uint64_t lo, uin
     const bool are_reached = pieces_are_reached(digest, lo, bytes, stride, count);
     digest->hash = byte_set_hash_of_union(digest->hash, byte_set_hash_of_kind(hash, pointer_kind));
     digest->range_count++;
+    digest->footprint.has_gaps = digest->footprint.has_gaps || (count > 1 && stride > bytes);
     footprint_add(&digest->footprint, (footprint_range){begin, begin + (count - 1) * stride + bytes,
                                                         pointer ? pointer->index : NO_POINTER, kind.is_write});
     digest->is_inside = digest->is_inside && are_reached &&

@@ -45,8 +45,10 @@ static void simplify_to(footprint *accesses, size_t range_count)
     qsort(accesses->ranges, accesses->range_count, sizeof *accesses->ranges, compare_ranges);
     join_ranges(accesses, 0);
     for (uint64_t gap_bytes = 256; accesses->range_count > range_count && gap_bytes <= UINT64_C(1) << 48;
-         gap_bytes *= 4)
+         gap_bytes *= 4) {
         join_ranges(accesses, gap_bytes);
+        accesses->has_gaps = true;
+    }
 }
 
 /* Return the last added range if a new range begins in it or shortly behind it, so that both become one range; else NULL.
@@ -74,6 +76,14 @@ void footprint_add(footprint *accesses, footprint_range range)
         return;
     }
     accesses->ranges[accesses->range_count++] = range;
+}
+
+bool footprint_is_contiguous(const footprint *accesses)
+{
+    bool is_contiguous = !accesses->has_gaps;
+    for (size_t i = 0; is_contiguous && i < accesses->range_count; i++)
+        is_contiguous = accesses->ranges[i].pointer_index != NO_POINTER && !accesses->ranges[i].begin;
+    return is_contiguous;
 }
 
 void footprint_simplify(footprint *accesses)

@@ -20,6 +20,15 @@
 void exact_prepare(CUcontext context, CUfunction function, uint64_t threads);
 void exact_prepare_graph(CUcontext context, CUgraphExec executable);
 
+/* The properties of a launch by which templates are chosen, besides its arguments. */
+typedef struct {
+    uint32_t module, name, context; /* ids of the module, of the kernel's name, and of the context */
+    uint32_t grid[3], block[3], cluster[3];
+} launch_shape;
+
+/* Return the hashes by which the template of a launch is chosen. The key is 0 if there can be no template. */
+launch_hashes exact_hash_launch(const launch_shape *shape, const launch_arguments *arguments);
+
 /* Assign a launch index to a kernel launch and return its user data, or 0 if its accesses will not be recorded.
  * ``signature`` and ``arguments`` are those by which its accesses are compared. The lock is held. The arena is not
  * replaced before exact_launch_ended(). */
@@ -33,9 +42,6 @@ launch_template exact_choose_template(const record *launch_record, const Sanitiz
 
 /* Return whether the patch of a kernel's module is removed. The lock is held. */
 bool exact_lacks_patch(const Sanitizer_LaunchData *launch);
-
-/* Restore the patch of a kernel's module. Return false on failure. Calls CUDA: the lock is not held. */
-bool exact_restore_patch(const Sanitizer_LaunchData *launch);
 
 /* Do the same as exact_choose_template() for the launch of a graph. */
 launch_template exact_choose_graph_template(const record *launch_record, launch_signature *signature);

@@ -28,7 +28,7 @@ typedef struct {
 
 static patched_module *modules; /* by module id */
 static size_t module_count, module_capacity;
-static bool review_is_requested; /* read and written with atomic operations */
+static bool review_is_requested, restoring_is_requested; /* read and written with atomic operations */
 /* These variables are protected by the patching lock. */
 static uint32_t removed_patch_count; /* number of modules whose patch is removed; read with atomic operations */
 static int64_t last_review_ns, next_verification_ns, verification_interval_ns;
@@ -142,6 +142,11 @@ void modules_restore_all_patches(void)
 
 /* --- reviews ------------------------------------------------------------------------------------- */
 
+void modules_request_restoring(void)
+{
+    __atomic_store_n(&restoring_is_requested, true, __ATOMIC_RELAXED);
+}
+
 void modules_request_review(void)
 {
     __atomic_store_n(&review_is_requested, true, __ATOMIC_RELAXED);
@@ -194,6 +199,8 @@ static bool device_is_idle(void)
 
 void modules_review(void)
 {
+    if (__atomic_exchange_n(&restoring_is_requested, false, __ATOMIC_RELAXED))
+        modules_restore_all_patches();
     if (!__atomic_load_n(&review_is_requested, __ATOMIC_RELAXED))
         return;
     __atomic_store_n(&review_is_requested, false, __ATOMIC_RELAXED);

@@ -4,6 +4,8 @@
 #include <string.h>
 
 #include "exact/exact.h"
+#include "exact/module_switch.h"
+#include "exact/patch_restoring.h"
 #include "exact/patching.h"
 #include "model/allocations.h"
 #include "model/collectives.h"
@@ -73,17 +75,21 @@ static void on_launch(const Sanitizer_LaunchData *launch)
         this_thread.user_data = 0;
     } else {
         launch_template chosen_template = exact_choose_template(&rec, launch, &arguments, &signature);
-        if (!chosen_template.id && exact_lacks_patch(launch)) {
-            pthread_mutex_unlock(&recorder_lock);
-            const bool is_restored = exact_restore_patch(launch);
-            pthread_mutex_lock(&recorder_lock);
-            chosen_template = is_restored ? chosen_template : templates_use_instead(&signature);
-            find_arguments(&arguments); /* allocations may have changed while the lock was released */
+        const bool lacks_patch = !chosen_template.id && exact_lacks_patch(launch);
+        if (lacks_patch) {
+            chosen_template = templates_use_instead(&signature);
+            modules_request_restoring();
+            if (!chosen_template.id)
+                record_gap("launch inferred from arguments: its instrumentation was removed");
         }
         rec.launch.template_id = chosen_template.id;
         rec.launch.is_relative = chosen_template.is_relative;
-        rec.launch.is_checked = chosen_template.is_checked;
-        this_thread.user_data = chosen_template.id ? 0 : exact_assign_launch(&rec, launch, &signature, &arguments);
+        rec.launch.is_checked = chosen_template.is_checked && !lacks_patch;
+        rec.launch.is_unordered = lacks_patch && chosen_template.id;
+        this_thread.user_data =
+            chosen_template.id || lacks_patch ? 0 : exact_assign_launch(&rec, launch, &signature, &arguments);
+        if (templates_are_enabled())
+            patch_restoring_add_kernel(&rec, launch);
         rec.launch.pending = this_thread.user_data != 0;
     }
     write_launch(&rec, &arguments, has_accesses);
