@@ -81,6 +81,7 @@ class DeviceCounter:
 
     def __init__(self, gpu: Gpu, kernels: RandomKernels) -> None:
         self._gpu, self._kernels = gpu, kernels
+        kernels.load_stored_kernels()
         self.address = gpu.malloc(COUNTER_BYTES)
         self._lock = Lock()  # held between the two kernels of a draw
         # Counter that the host stored last. Launches change only the position.

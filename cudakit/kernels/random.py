@@ -166,6 +166,13 @@ class RandomKernels:
         args = address, np.uint64(draw.blocks)
         self._kernels.launch("cudakit_random_advance_counter", args, stream)
 
+    def load_stored_kernels(self) -> None:
+        """Load the kernels that read the counter from device memory.
+
+        During a stream capture, the caller must allow calls that are not part of the graph (``relaxed``).
+        """
+        _ = self._stored_kernels
+
     def store_counter(self, address: Ptr, counter: Counter, stream: Stream) -> None:
         """Enqueue a kernel that writes a counter of COUNTER_BYTES bytes to device memory."""
         words = map(np.uint64, (counter.position, counter.sequence, counter.seed))
