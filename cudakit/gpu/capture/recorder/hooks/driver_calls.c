@@ -283,6 +283,7 @@ void on_driver_call(uint32_t cbid, const Sanitizer_CallbackData *data)
     if (cbid == CBID_cuGraphLaunch || cbid == CBID_cuGraphLaunch_ptsz)
         this_thread.in_graph_launch = false;
     this_thread.cbid = 0;
+    this_thread.entered_function = NULL;
     this_thread.parameters = this_thread.extra = NULL;
     this_thread.parameter_layout = NULL;
     this_thread.source_height = this_thread.destination_height = 0;
