@@ -50,7 +50,7 @@ static const reached_range *find_reached(access_digest *digest, uint64_t address
 }
 
 /* Return whether the launch reaches a piece. Otherwise mark the allocations that have bytes of it as contested. Takes
- * the lock. */
+ * the recorder lock. */
 static bool piece_is_reached(access_digest *digest, uint64_t lo, uint64_t hi)
 {
     const reached_range *reached;
@@ -65,7 +65,7 @@ static bool piece_is_reached(access_digest *digest, uint64_t lo, uint64_t hi)
     return false;
 }
 
-/* Do the same for several pieces, of which few or none are between two allocations. Takes the lock. */
+/* Do the same for several pieces, of which few or none are between two allocations. Takes the recorder lock. */
 static bool pieces_are_reached(access_digest *digest, uint64_t lo, uint64_t bytes, uint64_t stride, uint64_t count)
 {
     const uint64_t hi = lo + (count - 1) * stride + bytes;
@@ -106,7 +106,7 @@ typedef struct {
     bool is_write;
 } access_kind;
 
-/* Add accessed pieces of memory, in whose bytes after the first no pointer lies. Takes the lock. */
+/* Add accessed pieces of memory, in whose bytes after the first no pointer lies. Takes the recorder lock. */
 static void add_pieces(access_digest *digest, access_kind kind, uint64_t lo, uint64_t bytes, uint64_t stride,
                        uint64_t count)
 {

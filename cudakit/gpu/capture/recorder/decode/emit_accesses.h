@@ -40,7 +40,7 @@ typedef struct {
  * If some accesses of a launch are missing, the others are written, but its ACCESSED record is not exact. */
 void emit_accesses(arena_copy *copy, const arena_launches *arena, tma_store_set *stores, bool attribution_lost);
 
-/* Write an ACCESSED record for a launch whose accesses are unknown. The lock is held. */
+/* Write an ACCESSED record for a launch whose accesses are unknown. The recorder lock is held. */
 void emit_unknown_accesses(const record *launch_record);
 
 #endif

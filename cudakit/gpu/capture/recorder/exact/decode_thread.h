@@ -1,7 +1,8 @@
-/* Converts copies of arenas to records, with --accesses auto in a thread of the recorder, so that the program does not wait.
+/* Converts copies of arenas to records, with --accesses auto in a thread of the recorder, so that the program does not
+ * wait.
  *
- * At most one copy is converted at a time. The thread makes no CUDA calls. The functions may be called with the reader lock
- * held, but not with the lock. */
+ * At most one copy is converted at a time. The thread makes no CUDA calls. The functions may be called with the reader
+ * lock held, but not with the recorder lock. */
 #ifndef CK_DECODE_THREAD_H
 #define CK_DECODE_THREAD_H
 

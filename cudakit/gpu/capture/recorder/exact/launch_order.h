@@ -1,4 +1,4 @@
-/* Whether a launch is ordered after all earlier work on the memory that it accesses. Callers hold the lock. */
+/* Whether a launch is ordered after all earlier work on the memory that it accesses. Callers hold the recorder lock. */
 #ifndef CK_LAUNCH_ORDER_H
 #define CK_LAUNCH_ORDER_H
 

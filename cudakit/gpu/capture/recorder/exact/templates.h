@@ -12,7 +12,7 @@
  * operation can race with the launch. Other launches are recorded to verify their template: often at first, then
  * rarely. A signature whose accesses change, or that accesses memory outside of the allocations, is always recorded.
  *
- * tests/core/sanitize/template_policy.py has the same rules. Callers hold the lock. */
+ * tests/core/sanitize/template_policy.py has the same rules. Callers hold the recorder lock. */
 #ifndef CK_TEMPLATES_H
 #define CK_TEMPLATES_H
 
@@ -70,7 +70,8 @@ launch_signature templates_find_signature(const launch_hashes *hashes);
 /* Return whether a template applies to a launch. */
 bool templates_apply_to(const launch_signature *signature);
 
-/* Return the bytes that the last recorded launch of a signature accessed; ``ranges`` is NULL if no launch was recorded. */
+/* Return the bytes that the last recorded launch of a signature accessed; ``ranges`` is NULL if no launch was
+ * recorded. */
 launch_footprint templates_footprint(const launch_signature *signature);
 
 /* Return the template of a launch, or one with id 0 if the launch must be recorded. Without ``can_be_recorded``, the

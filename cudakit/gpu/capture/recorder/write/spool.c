@@ -333,7 +333,7 @@ static void store_string(const char *text, size_t length, uint64_t key, uint32_t
 
 uint32_t spool_text(const char *text)
 {
-    static char payload[sizeof(uint32_t) + TEXT_LIMIT]; /* protected by the lock */
+    static char payload[sizeof(uint32_t) + TEXT_LIMIT]; /* protected by the recorder lock */
     uint32_t length = text ? (uint32_t)strnlen(text, TEXT_LIMIT) : 0;
     if (!length)
         return 0;
