@@ -84,7 +84,7 @@ typedef struct {
 typedef struct {
     arena_stream *streams;
     size_t stream_count, stream_capacity;
-    uint32_t marker_count; /* markers in use */
+    uint32_t marker_count; /* number of markers in use */
 } arena_streams;
 
 /* Return the launches of a stream in an arena, which are 0 for a new stream. Return NULL if no memory is left. The

@@ -45,9 +45,9 @@ typedef struct {
     uint64_t free_bytes;           /* device memory that was free at the last query */
     bool wait_timed_out;           /* the last wait for a free arena timed out, and no arena was read since then */
     launch_arena arenas[ARENAS];
-    launch_arena *
-        current; /* the arena to which launches write; NULL if no arena is free. Changed only with the recorder lock and
-                              the reader lock held */
+    /* The arena to which launches write; NULL if no arena is free. A thread that changes it holds the recorder lock and
+     * the reader lock. */
+    launch_arena *current;
     uint32_t launches_since_poll;
     int64_t last_poll_ns, last_read_ns; /* time of the last poll, and of the last read of an arena */
 } arena_pool;

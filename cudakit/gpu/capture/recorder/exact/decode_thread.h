@@ -21,13 +21,14 @@ typedef struct {
  * true. */
 decode_job *decode_acquire(bool must_wait);
 
-/* Convert the copy of an acquired job: in the thread, or before this function returns if ``must_wait`` is true. */
+/* Convert the copy of an acquired job: in the decode thread, or before this function returns if ``must_wait`` is true.
+ * */
 void decode_submit(decode_job *job, bool must_wait);
 
-/* Wait until the last copy is converted. */
+/* Wait until the decode thread has converted the last copy of an arena. */
 void decode_wait(void);
 
-/* Forget the thread and its job, in the child of a fork. */
+/* Forget the decode thread and its job, in the child of a fork. */
 void decode_clear(void);
 
 #endif

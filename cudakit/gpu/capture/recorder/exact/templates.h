@@ -55,7 +55,7 @@ typedef struct {
 /* The order of a launch and earlier work on the memory that it reaches. */
 typedef enum {
     MEMORY_ORDERED,  /* the launch is ordered after all earlier work on the allocations */
-    MEMORY_SHARED,   /* it is ordered after all earlier accesses to the bytes of its footprint */
+    MEMORY_SHARED,   /* the launch is ordered after all earlier accesses to the bytes of its footprint */
     MEMORY_CONTESTED /* unordered work may access the same bytes */
 } memory_order;
 
@@ -87,7 +87,8 @@ typedef struct {
     uint32_t new_template_id; /* id of the new template that the accesses become; 0: none */
 } template_result;
 
-/* Compare the accesses of a recorded launch with those of earlier launches. The reader lock is held as well. */
+/* Compare the accesses of a recorded launch with those of earlier launches. The recorder lock and the reader lock are
+ * held. */
 template_result templates_compare(const launch_signature *signature, const access_digest *accesses);
 
 /* Forget all templates and signatures, in the child of a fork. */

@@ -127,7 +127,7 @@ static collective point_to_point_operation(uint8_t function, uint8_t datatype, c
                         .root = peer};
 }
 
-/* The operation of a Coll event or of a P2P event of any version from 2 on. */
+/* Make the operation of a Coll event, or of a P2P event, of version 2 or newer of the interface. */
 #define COLLECTIVE_OF(event) \
     ((collective){function_by_name((event)->coll.function), datatype_by_name((event)->coll.datatype), \
                   (uintptr_t)(event)->coll.send, (uintptr_t)(event)->coll.receive, (event)->coll.count, \

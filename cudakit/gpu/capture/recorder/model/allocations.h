@@ -28,8 +28,8 @@ int allocations_remove(uint64_t address, allocation *removed);
 /* Return the allocation that contains an address, or NULL. */
 allocation *allocations_find(uint64_t address);
 
-/* Begin an operation that may access an allocation. If the last operation on the allocation does not happen before this
- * one, accesses to the allocation are tracked by byte range, for as long as it lives. */
+/* Begin an operation that may access an allocation. If the last operation on the allocation does not happen before the
+ * new operation, accesses to the allocation are tracked by byte range until it is freed. */
 void allocation_begin_work(allocation *accessed, stream_operation operation);
 
 /* Return whether an access to the bytes from ``lo`` up to ``hi`` is ordered after all earlier accesses that it

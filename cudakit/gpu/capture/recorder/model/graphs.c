@@ -185,7 +185,7 @@ const tma_store *node_tensor_maps(uint32_t graph, uint32_t executable, uint32_t 
 
 /* The memory that one node of a graph reaches. */
 typedef struct {
-    uint64_t *addresses; /* begin of each access or allocation */
+    uint64_t *addresses; /* addresses at which the accesses and allocations begin */
     size_t address_count;
     uint64_t content_hash; /* hash of the node's parameters */
 } node_reach;
@@ -193,7 +193,7 @@ typedef struct {
 typedef struct {
     node_reach *nodes; /* by node id */
     size_t node_count, node_capacity;
-    uint64_t *addresses; /* those of all nodes, unless ``is_outdated`` */
+    uint64_t *addresses; /* addresses of all nodes; invalid if ``is_outdated`` */
     size_t address_count, address_capacity;
     uint64_t content_hash;   /* sum of the hashes of all nodes */
     bool is_outdated;        /* a node changed after ``addresses`` was computed */

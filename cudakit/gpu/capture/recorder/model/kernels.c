@@ -282,7 +282,7 @@ uint64_t kernels_hash_arguments(const launch_arguments *arguments)
     return arguments->is_complete ? mix_hash(hash, arguments->pointer_hash) | 1 : 0;
 }
 
-/* Return a record of the same call without the fields of its kind. */
+/* Return a record of this kind with the common fields of the launch record. */
 static record record_of_call(const record *launch_record, uint16_t kind)
 {
     record rec = *launch_record;

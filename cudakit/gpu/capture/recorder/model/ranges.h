@@ -36,8 +36,8 @@ void range_mark(const char *name, const char *domain);
  * such a thread, write copies of these ranges for it. The recorder lock is held. */
 void ranges_copy_to_backward_thread(void);
 
-/* End all copies of ranges: the backward pass has ended, or a second one begins. With two passes, it is unknown for
- * which pass a thread works. The recorder lock is held. */
+/* End all copies of ranges: the backward pass has ended, or a second backward pass begins. With two passes, it is
+ * unknown for which pass a thread works. The recorder lock is held. */
 void ranges_end_copies(void);
 
 /* Forget the names and the copies of ranges: a forked process has its own trace. */
