@@ -26,7 +26,7 @@ SOURCE = random_source.SOURCE
 
 FLOATS = ("float64", "float32", "float16", "bfloat16")
 INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
-# Enough CUDA blocks to fill all GPUs; with more, each thread would start for too few numbers.
+# Maximum number of CUDA blocks: enough to fill all GPUs. With more, each thread would write too few numbers.
 _MAX_BLOCKS = 2048
 # Number of draws whose parameters are cached, because programs repeat calls.
 _CACHED_DRAWS = 1024
@@ -56,7 +56,7 @@ class Draw:
 
     @cached_property
     def threads(self) -> int:
-        """The number of threads that would each write the elements of one iteration."""
+        """The number of threads that write all elements if each thread runs one iteration of its loop."""
         method, _, dtype = self.kernel.partition("_")
         if method == "uniform":
             return -(-self.count // random_values.elements_per_block(dtype))
