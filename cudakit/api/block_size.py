@@ -43,7 +43,7 @@ def choose_threads(
     if not plan.blocks:
         return DEFAULT_THREADS
     device = _device_name(gpu)
-    # Grids share a measurement if their numbers of blocks have the same number of bits.
+    # Grids whose numbers of blocks have equally many bits share one measured block size.
     key = cache_key("cudakit block size", device, (), f"{plan.name} {plan.blocks.bit_length()}")
     cache = user_cache(os.environ)
     stored_threads = cache.get(key) if cache else None

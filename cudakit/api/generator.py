@@ -272,7 +272,7 @@ class Generator:
         self._counter.change(partial(advance_counter, blocks))
 
     def jump(self, count: int = 1) -> None:
-        """Skip ``count`` sequences of 2^64 blocks each, or go back if negative; the position stays.
+        """Skip ``count`` sequences of 2^64 Philox blocks, backwards if negative; keep the position.
 
         Raises UsageError if the seed has no such sequence.
         """
@@ -286,8 +286,8 @@ class Generator:
     def spawn(self, count: int) -> list[Generator]:
         """Return new generators on the same device, with seeds that derive from this generator.
 
-        The seed, the sequence and the number of earlier generators determine each seed; positions do not
-        matter.
+        Each new seed depends on the seed and the sequence of this generator, and on the number of generators
+        that it spawned before, but not on its position.
 
         >>> first, second = cudakit.Generator(1, device="numpy").spawn(2)
         >>> first.seed != second.seed
@@ -344,7 +344,7 @@ def _shared_kernels(device: int | str) -> SharedKernels:
 
 
 def _open_filler(device: int | str | Gpu | None, counter: GeneratorCounter) -> ArrayFiller:
-    """Return the filler for a device argument of ``Generator``."""
+    """Return the filler of arrays for the argument ``device`` of ``Generator``."""
     if isinstance(device, str) and device == "numpy":
         return HostFiller(counter)
     if device is None:

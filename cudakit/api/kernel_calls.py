@@ -194,7 +194,7 @@ def bind_arguments(
 
 
 def bind_outputs(names: Sequence[str], out: object) -> dict[str, object]:
-    """Return the arrays of ``out`` by name. Raises UsageError if ``out`` has another number of arrays."""
+    """Return the arrays of ``out`` by name. Raises UsageError unless ``out`` has one array per name."""
     if out is None:
         return {}
     arrays = out if isinstance(out, tuple | list) else (out,)

@@ -253,7 +253,7 @@ class Reduction(FastCall):
         kernels = self._kernels.kernels_of(call.gpu)
         call.launch(kernels, plan, arguments_of(plan, operands, scratch))
         call.set_stream((out,))
-        if call.gpu.capture_id(call.stream) is None:  # a capture has scratch memory of its own
+        if call.gpu.capture_id(call.stream) is None:  # a captured launch has its own scratch memory
             call.prepare_fast_call(
                 self,
                 kernels,
@@ -297,7 +297,7 @@ def reduction(
 
 
 def _layout_key(value: Operand) -> object:
-    """Return the properties of an operand on which a plan depends."""
+    """Return the properties of an operand on which the launch plan depends."""
     if isinstance(value, ArrayView):
         return (value.dtype, value.shape, value.strides, value.ptr % 16, value.read_only)
     return value.dtype if isinstance(value, np.generic) else type(value)
@@ -312,7 +312,7 @@ def _open_by_name(name: str) -> Gpu:
 
 
 def open_device(device: int | str | Gpu | None) -> Gpu:
-    """Return the device for an argument of a public function."""
+    """Return the device for the argument ``device`` of a public function."""
     if isinstance(device, str):
         return _open_by_name(device)
     if device is None:

@@ -16,7 +16,7 @@ from cudakit.gpu.device_array import DeviceArray, order_streams
 from cudakit.kernels.nonfinite import COUNTER_BYTES, NonFiniteKernels
 
 _ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
-# The dtype of the two parts of a complex element.
+# The dtype of the real and the imaginary part, by the dtype of a complex array.
 _PART_DTYPES = {"complex64": "float32", "complex128": "float64"}
 
 _Array = TypeVar("_Array")
@@ -133,7 +133,7 @@ class LossScaler:
 
 
 class _Counter:
-    """The kernels of one device, and the memory in which they count if the host waits."""
+    """The counting kernels of one device, and memory for the counts of calls that wait for the device."""
 
     def __init__(self, gpu: Gpu) -> None:
         self.gpu = gpu

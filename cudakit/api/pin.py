@@ -21,7 +21,7 @@ _COPY_HINT = "pass a contiguous numpy array, a bytearray, an mmap or a CPU tenso
 class PinnedMemory:
     """Pinned host memory, which ``cudakit.pin`` returns.
 
-    ``close``, leaving a ``with`` block, or garbage collection unpins it.
+    ``close``, leaving a ``with`` block, or garbage collection unpins the memory.
     """
 
     def __init__(

@@ -93,9 +93,9 @@ class GpuTime:
 class TestTimes:
     """Profiles this process, and divides the GPU work among tests, for ``pytest --cuda-profile``.
 
-    Work of real devices belongs to the test in which the host launched it; this is known at the end,
-    because CUPTI delivers its records late. Work of simulated devices, whose time is virtual, belongs to the
-    test that was running when it was recorded.
+    Work of real devices belongs to the test in which the host launched it. The work is attributed when the
+    profile ends, because CUPTI delivers its records late. Work of simulated devices, whose time is virtual,
+    belongs to the test that was running when it was recorded.
     """
 
     def __init__(self) -> None:
@@ -189,7 +189,7 @@ def timed(stream: object = None, *, gpu: Gpu | None = None) -> Iterator[Timing]:
 
 
 def _current_stream(stream: object) -> tuple[Gpu, Stream]:
-    """Return a stream of another library, or cudakit's current one, and its device."""
+    """Return the device of a stream, and the stream; None is cudakit's current stream."""
     from cudakit.gpu.cuda import current
     from cudakit.gpu.cuda.device import Cuda
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 Shape: TypeAlias = int | Sequence[int]
 
-# Maximum number of methods with different arguments whose launches a generator keeps prepared.
+# Maximum number of prepared launches of a generator: one for each method and combination of arguments.
 _MAX_FILLS = 64
 
 
@@ -47,7 +47,7 @@ class Output:
 
 
 class DrawRequest(NamedTuple):
-    """A method of a generator with its arguments, without the array."""
+    """A call of a generator's method: its arguments without the array to fill."""
 
     default_dtype: str
     dtype: str | None  # dtype that the caller requires; None: any for ``out``, else the default

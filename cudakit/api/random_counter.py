@@ -69,7 +69,7 @@ class GeneratorCounter:
                 with gpu.relaxed():
                     device_counter = DeviceCounter(gpu, kernels)
                     is_frozen = False
-                    while not is_frozen:  # until no other thread changed the counter meanwhile
+                    while not is_frozen:  # repeat if another thread changed the counter
                         counter = Counter(*self.words.read())
                         device_counter.store(counter)
                         is_frozen = self.words.freeze(counter)
@@ -81,6 +81,7 @@ class DeviceCounter:
 
     def __init__(self, gpu: Gpu, kernels: RandomKernels) -> None:
         self._gpu, self._kernels = gpu, kernels
+        kernels.load_stored_kernels()
         self.address = gpu.malloc(COUNTER_BYTES)
         self._lock = Lock()  # held between the two kernels of a draw
         # Counter that the host stored last. Launches change only the position.
@@ -111,7 +112,7 @@ class DeviceCounter:
 
     @contextmanager
     def _temporary_stream(self) -> Iterator[Stream]:
-        """Return a new stream and wait for its work, because a capture can forbid the default stream."""
+        """Yield a new stream, because a capture can forbid the default stream; wait for its work."""
         stream = self._gpu.stream(blocking=False)
         try:
             yield stream

@@ -26,7 +26,7 @@ from cudakit.trace.spool import Batch
 
 
 class MemoryRecording:
-    """The recording of a ``with`` block: its path, written files, and notes on missing memory."""
+    """The recording of a ``with`` block: its path, the written files, and notes on unrecorded memory."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -91,8 +91,8 @@ def warm(*, arch: tuple[str, ...], output: OutputOptions) -> int:
 
     Then the first benchmark, or the first run in a container image, does not wait for the compiler.
 
-    This needs NVRTC, and for the race detector ptxas, but no GPU. The exit code is 1 if a source cannot
-    be compiled.
+    The command needs NVRTC, and for the race detector ptxas, but no GPU. The exit code is 1 if a source
+    cannot be compiled.
 
     \b
     cudakit cache warm

@@ -70,7 +70,7 @@ def _print_error(error: BaseException, json_to: Callable[[], Output] | None) -> 
     if _is_interrupt(error):
         click.echo(err=True)
         # CPython ends ``python -m`` by the signal if the interrupt was raised inside an exec (such as the
-        # creation of a dataclass), even if it was caught. The next exec resets that (pythonrun.c,
+        # creation of a dataclass), even if it was caught. The next exec resets this state (pythonrun.c,
         # run_eval_code_obj).
         exec("")  # noqa: S102
         return ExitCode.INTERRUPTED

@@ -183,7 +183,7 @@ class Outputs:
     def close(self) -> None:
         """Complete the files, and name them on standard error."""
         self._open_files.close()
-        # A JSON document on standard error must be alone there.
+        # Standard error must contain nothing else if the JSON document is written to it.
         is_json_on_stderr = self._options.json and self._terminal is standard_error
         if not (self._options.quiet or is_json_on_stderr):
             for _, file in self._files:

@@ -179,7 +179,7 @@ def _clock_step(rough_step: float) -> float:
     return _CLOCK_STEPS[bisect_left(_CLOCK_STEPS, rough_step)]
 
 
-def _label_function(unit: Unit, step: float, amount_unit: str) -> Callable[[float], str]:
+def _label_function(unit: Unit, tick_step: float, amount_unit: str) -> Callable[[float], str]:
     match unit:
         case "bytes":
             return _bytes_label
@@ -190,7 +190,7 @@ def _label_function(unit: Unit, step: float, amount_unit: str) -> Callable[[floa
         case "rate":
             return partial(_rate_label, amount_unit=amount_unit)
         case "seconds":
-            return _seconds_labels(step)
+            return _seconds_labels(tick_step)
 
 
 def _bytes_label(value: float) -> str:

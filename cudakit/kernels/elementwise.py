@@ -71,8 +71,8 @@ class ElementwiseProgram:
         """Return the launch for operands and output arrays; its operands are inputs, then outputs, in order.
 
         ``outputs`` has an array for each output that the expression does not read. Raises UsageError for
-        operands and arrays that do not fit, such as an output of another shape or one that is read-only.
-        The plan holds for other addresses that have the same remainder modulo 16.
+        operands and arrays that do not fit, such as an output of another shape or one that is read-only. The
+        plan is also valid for arrays at other addresses with the same remainders modulo 16.
         """
         program = self.program
         arrays = arrays_of(inputs)

@@ -26,7 +26,7 @@ SOURCE = random_source.SOURCE
 
 FLOATS = ("float64", "float32", "float16", "bfloat16")
 INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
-# Enough CUDA blocks to fill all GPUs; with more, each thread would start for too few numbers.
+# Maximum number of CUDA blocks: enough to fill all GPUs. With more, each thread would write too few numbers.
 _MAX_BLOCKS = 2048
 # Number of draws whose parameters are cached, because programs repeat calls.
 _CACHED_DRAWS = 1024
@@ -56,7 +56,7 @@ class Draw:
 
     @cached_property
     def threads(self) -> int:
-        """The number of threads that would each write the elements of one iteration."""
+        """The number of threads that write all elements if each thread runs one iteration of its loop."""
         method, _, dtype = self.kernel.partition("_")
         if method == "uniform":
             return -(-self.count // random_values.elements_per_block(dtype))
@@ -165,6 +165,13 @@ class RandomKernels:
         _launch(self._stored_kernels, destination, draw, Counter(0, 0, 0), address, stream)
         args = address, np.uint64(draw.blocks)
         self._kernels.launch("cudakit_random_advance_counter", args, stream)
+
+    def load_stored_kernels(self) -> None:
+        """Load the kernels that read the counter from device memory.
+
+        During a stream capture, the caller must allow calls that are not part of the graph (``relaxed``).
+        """
+        _ = self._stored_kernels
 
     def store_counter(self, address: Ptr, counter: Counter, stream: Stream) -> None:
         """Enqueue a kernel that writes a counter of COUNTER_BYTES bytes to device memory."""

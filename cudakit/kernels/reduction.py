@@ -94,7 +94,7 @@ class ReductionProgram:
         """Return the launch for operands and an output; its operands are the inputs, then the output.
 
         Raises UsageError for arrays that do not fit, and for the minimum or maximum of no elements. The plan
-        holds for other addresses that have the same remainder modulo 16.
+        is also valid for arrays at other addresses with the same remainders modulo 16.
         """
         arrays, types = arrays_of(inputs), self._infer_types(inputs)
         output_layout, reduced_layout = self._check_output(inputs, output, types)

@@ -274,10 +274,10 @@ def _duration_texts(span_ns: Array) -> list[str]:
 
 def _item_encoder(name: str, columns: Columns) -> Texts:
     """Return the function that formats the items of an array as JSON."""
-    names = columns.text.get(name)
-    if names is not None:
+    text_by_id = columns.text.get(name)
+    if text_by_id is not None:
         unknown_value = '""' if name == "name" else "null"
-        return text_decoder(map(_quote, names), unknown_text=unknown_value)
+        return text_decoder(map(_quote, text_by_id), unknown_text=unknown_value)
     array = columns.arrays[name]
     if is_address(name, array):
         return _address_texts

@@ -376,6 +376,21 @@ def test_output_that_does_not_fit_is_reported_and_unchanged() -> None:
     np.testing.assert_array_equal(integers.copy_to_host(), np.full(4, 7))
 
 
+def test_captured_call_uses_arrays_of_the_default_stream() -> None:
+    sim = Sim()
+    x, out = (cudakit.to_device(np.full(4, value), sim) for value in (1.0, 0.0))
+    add_one, stream = cudakit.elementwise("z = x + 1"), sim.stream()
+    sim.capture_begin(stream)
+    add_one(x, out=out, stream=stream)
+    with pytest.raises(cudakit.UsageError, match="cannot be allocated while the stream is"):
+        add_one(x, stream=stream)
+    executable = sim.instantiate(sim.capture_end(stream))
+
+    assert out.copy_to_host(stream).tolist() == [0.0] * 4
+    sim.graph_launch(executable, stream)
+    assert out.copy_to_host(stream).tolist() == [2.0] * 4
+
+
 def test_arrays_of_two_devices_are_refused() -> None:
     x, y = cudakit.to_device([1.0], Sim()), cudakit.to_device([1.0], Sim())
 

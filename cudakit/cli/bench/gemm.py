@@ -123,7 +123,7 @@ def gemm(*, gpu: str, output: OutputOptions, tuning: TuneOptions, **options: Any
 
 
 def gemm_spec(*, effort: Effort, **options: Any) -> GemmSpec:
-    """Return the Spec of the options. Raises InputError for invalid options."""
+    """Return the Spec for the options of the command line. Raises InputError for invalid options."""
     from cudakit.core.bench.spec import GemmSpec
 
     is_simulated = _is_simulated()

@@ -13,6 +13,7 @@ from cudakit.cli.options import (
     FILE,
     Command,
     OutputOptions,
+    Value,
     gpu_option,
     option,
     option_group,
@@ -24,6 +25,7 @@ _FLEET = option_group(
     "Fleet",
     option(
         "--ray",
+        type=Value(("auto", "local")),
         metavar="ADDRESS|auto|local",
         default="",
         help="Measure every GPU of a Ray cluster: at HOST:PORT, the one that runs on this machine (auto), or "

@@ -182,7 +182,8 @@ class Writer:
         if not self._lines_above:
             return ""
         height = os.get_terminal_size(self.target.stream.fileno()).lines
-        # Lines that have scrolled away cannot be overwritten; a height of 0 is unknown.
+        # Lines that have scrolled away cannot be overwritten. A height of 0 means that the height of the
+        # terminal is unknown.
         has_scrolled = 0 < height <= self._lines_above
         return (_CURSOR_HOME if has_scrolled else f"\x1b[{self._lines_above}F") + _CLEAR_TO_END
 

@@ -33,8 +33,9 @@ class MemoryFiles:
 class MemoryMonitor:
     """Collects the memory of all processes of a program, and writes one snapshot for each.
 
-    ``path`` is that of the process that cudakit started; the agents choose the names for others.
-    ``limit_bytes`` is the limit of memory that a process may reserve on one device, None for no limit.
+    ``path`` is the snapshot of the process that cudakit started; the agents of other processes choose the
+    names of their snapshots. ``limit_bytes`` is the limit of memory that a process may reserve on one device,
+    None for no limit.
     """
 
     def __init__(

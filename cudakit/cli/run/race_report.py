@@ -54,7 +54,7 @@ def open_baseline(path: str | None, output: OutputOptions) -> Iterator[BaselineF
 
 @dataclass(frozen=True, slots=True)
 class BaselineFile:
-    """The open file of ``--write-baseline``, or None."""
+    """The file of ``--write-baseline``; ``file`` is None without the option."""
 
     file: BinaryIO | None
 

@@ -252,7 +252,7 @@ def _formats(spec: RunSpec) -> Sequence[str]:
 
 
 def _add_profile(settings: Settings, spec: RunSpec, command: Command, monitor: Monitor) -> Settings:
-    """Return the settings with those of the profile, if the program can be profiled."""
+    """Add the settings of a profile to the recorder settings, if the program can be profiled."""
     profile_ready = check_profile(
         command.python,
         has_device=_has_device,

@@ -47,12 +47,12 @@ TraceEvent: TypeAlias = "tuple[str, int, int, int, int, RawStack | None, PoolId,
 
 
 class Level(IntEnum):
-    """The events for which call stacks are gathered; each level includes those before it."""
+    """The events for which call stacks are gathered; each level includes the events of lower levels."""
 
     NONE = 0
     STATE = 1  # Stacks of the allocations of live blocks.
-    ALLOC = 2  # The stacks of ``STATE``, and those of allocations in the trace.
-    ALL = 3  # The stacks of ``ALLOC``, and those of frees.
+    ALLOC = 2  # The stacks of ``STATE``, and the stacks of allocations in the trace.
+    ALL = 3  # The stacks of ``ALLOC``, and the stacks of frees.
 
 
 _LEVELS: dict[str | None, Level] = {
@@ -144,7 +144,7 @@ class History:
         skip_actions: Collection[str],
         clear: bool,
     ) -> None:
-        """Start or stop to record events. Raises UsageError for an invalid setting."""
+        """Start or stop recording events. Raises UsageError for an invalid setting."""
         if recorded_events is None:
             self.is_enabled, self.level = False, Level.NONE
             return

@@ -75,7 +75,7 @@ class PrivatePools:
         self._stats = stats
         self._free_blocks_type = free_blocks_type
         self._pools: dict[PoolId, PrivatePool] = {}
-        # Last issued number of a graph's pool (True) and of a user's pool (False).
+        # The last number issued as a pool id: to a pool of a graph (True), or of a user (False).
         self._last_issued_numbers = {True: 0, False: 0}
         self.routes: list[Route] = []  # The oldest route is first.
         # Pools whose holder was garbage-collected, and whether to release their cached memory.
@@ -184,7 +184,7 @@ class PrivatePools:
         self.routes.append(Route(self.add_holder(pool_id), matches))
 
     def end_route(self, pool_id: PoolId) -> None:
-        """Stop routing requests to a pool, which stays held. Raises PoolError if none are routed to it."""
+        """Stop routing requests to a pool, which stays held. Raises PoolError if no route leads to it."""
         for route in self.routes:
             if route.pool.id == pool_id:
                 self.routes.remove(route)

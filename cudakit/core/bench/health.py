@@ -59,8 +59,8 @@ _NOT_DERIVED = MappingProxyType(
     {"copy pageable-h2d": _HOST_DEPENDENT, "copy pageable-d2h": _HOST_DEPENDENT}
 )
 
-# Upper bounds in seconds. On the host of that H200 a launch takes about 3 us by cuda.core, an event 0.6 us,
-# and a kernel with its events 12 us. The driver serves the first allocation from a pool after each
+# Upper bounds in seconds. On the host of the measured H200, a launch takes about 3 us by cuda.core, an event
+# 0.6 us, and a kernel with its events 12 us. The driver serves the first allocation from a pool after each
 # synchronization.
 _TIME_LIMITS: Mapping[str, float] = MappingProxyType(
     {

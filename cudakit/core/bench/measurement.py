@@ -25,8 +25,8 @@ class Reading:
 class Samples:
     """The samples of one case in the order measured.
 
-    Raises ValueError if only some of the samples have clocks, or if the rounds have more or fewer samples in
-    total.
+    Raises ValueError if only some of the samples have clocks, or if the numbers of samples in ``rounds`` do
+    not add up to the number of samples.
     """
 
     times_s: tuple[float, ...]  # Time of one execution, for each sample.

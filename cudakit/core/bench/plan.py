@@ -46,7 +46,8 @@ _WARMUP_SHARE = 0.25
 _MIN_ROUND_S = 1.0
 # Energy is measured only if that takes at most this share of the time of a case.
 _ENERGY_SHARE = 0.2
-# The warm-up of later rounds relative to the first one: a device that was just busy settles sooner.
+# Duration of the warm-up of later rounds, relative to the first round: a device that was just busy settles
+# sooner.
 _LATER_WARMUP_SHARE = 0.2
 # Approximate duration of a sample on a simulated device. In virtual time longer samples are no more precise.
 _SIMULATED_SAMPLE_S = 10e-6

@@ -61,7 +61,7 @@ _RATES: Mapping[str, Mapping[str, int]] = MappingProxyType(
             "fp8": 8192,
             "int8": 8192,
         },
-        # HGX B200 datasheet, a GPU of eight: 2.25 PFLOP/s bf16 dense, 37 TFLOP/s fp64, 148 SMs.
+        # HGX B200 datasheet, for one of the eight GPUs: 2.25 PFLOP/s bf16 dense, 37 TFLOP/s fp64, 148 SMs.
         "10.0": {
             "fp64": 128,
             "fp64_tensor": 128,
@@ -125,7 +125,7 @@ class Limit:
 
     @property
     def seconds(self) -> float:
-        """The bound at the measured clock or, if that is unknown, at the datasheet's."""
+        """The lower bound at the measured SM clock or, if that clock is unknown, at the datasheet's clock."""
         return self.datasheet_s if isinstance(self.measured_s, Unavailable) else self.measured_s
 
 

@@ -69,7 +69,8 @@ COLLECTIVE_BASELINES = ("torch",)
 # Directions and orders of transfers between files and device memory.
 STORAGE_DIRECTIONS = ("read", "write")
 PATTERNS = ("sequential", "random")
-# Timings of bench ops: the host time of a call, the GPU time of one execution, and that within a CUDA graph.
+# Timings of bench ops: the host time of a call, the GPU time of one execution, and the GPU time of one
+# execution within a CUDA graph.
 TIMINGS = ("host-call", "eager", "graph")
 # Kinds of matrix data; "int" stands for small integers, whose sums are exact.
 FILLS = ("uniform", "normal", "int", "zeros", "ones")
@@ -131,7 +132,7 @@ class Spec:
             _check_positive("--budget", self.budget_s)
 
     def method(self, mode: Mode, cache: Cache, fill: str = "no") -> Method:
-        """Return the measurement method of a case: the given mode and L2 state, and these options."""
+        """Return the measurement method of a case: the given mode and L2 state, and options of the Spec."""
         return Method(
             mode,
             cache,
@@ -370,8 +371,9 @@ class GdsSpec(Spec):
 class OpsSpec(Spec):
     """Options of ``cudakit bench ops``.
 
-    ``public_libraries`` maps operations to functions that open cudakit's public function as a library; its
-    host time is measured. For other operations, the host time is that of the launch of the kernel.
+    ``public_libraries`` maps operations to functions that open cudakit's public function as a library; the
+    host time of the function is measured. For other operations, the host time is that of the launch of the
+    kernel.
     """
 
     bench: ClassVar[str] = "ops"

@@ -27,7 +27,7 @@ _NORMAL_QUANTILE = 1.96  # The 97.5 % quantile of the normal distribution.
 # Minimum number of samples for two peaks, and the minimum share of samples in a peak: fewer are often chance.
 _MIN_FOR_PEAKS = 30
 _MIN_PEAK_SHARE = 0.1
-# The valley between two peaks has less than this share of the samples of the lower peak, and the # difference
+# The valley between two peaks has less than this share of the samples of the lower peak, and the difference
 # is at least this number of standard deviations.
 _MAX_VALLEY_SHARE = 0.5
 _VALLEY_DEVIATIONS = 3.0
@@ -144,8 +144,8 @@ def median_ci(
 
     The number of samples below the true median is binomial with 1/2, so two order statistics enclose it
     (David and Nagaraja, Order Statistics, 7.1). Fewer than 6 samples cannot give 95 %: the interval is then
-    their range. ``correlation`` is the autocorrelation time, which widens the interval. Raises ValueError
-    without samples.
+    the range of the samples. ``correlation`` is the autocorrelation time, which widens the interval. Raises
+    ValueError without samples.
     """
     sorted_times = np.sort(_array(times))
     rank = _lower_rank(len(sorted_times), confidence)
@@ -158,8 +158,9 @@ def autocorrelation_time(times: _Times) -> float:
     """Return the number of samples that give as much information as one independent sample; 1 or more.
 
     Clocks and temperatures correlate consecutive samples. The median depends on which samples are above it,
-    so this is the integrated autocorrelation time of that sign (Sokal, Monte Carlo Methods in Statistical
-    Mechanics, 1996), summed while pairs of lags are positive (Geyer, Statistical Science 7, 1992).
+    so the function returns the integrated autocorrelation time of the sign of each sample minus the median
+    (Sokal, Monte Carlo Methods in Statistical Mechanics, 1996), summed while pairs of lags are positive
+    (Geyer, Statistical Science 7, 1992).
     """
     values = np.asarray(times, np.float64)
     if len(values) < _MIN_FOR_AUTOCORRELATION:

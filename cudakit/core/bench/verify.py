@@ -14,7 +14,8 @@ def verify(
 ) -> Verification:
     """Execute the workload on every buffer set that was not used since the previous call; check all outputs.
 
-    The pipeline calls this function before the first sample and after the last one, to check its outputs too.
+    The pipeline calls this function before the first sample and after the last one, so that the outputs of
+    the samples are checked too.
     """
     rotation.complete(timer.stream)
     timer.gpu.sync_stream(timer.stream)

@@ -27,7 +27,7 @@ def filter_devices(result: DevicesResult, selectors: Sequence[str]) -> tuple[Dev
 
 
 def _match_single_device(devices: Sequence[Device], selector: str) -> Device:
-    matching_devices = [device for device in devices if _matches(device, selector)]
+    matching_devices = [device for device in devices if _matches_selector(device, selector)]
     if len(matching_devices) == 1:
         return matching_devices[0]
     listed_devices = ", ".join(map(label, matching_devices or devices))
@@ -39,7 +39,7 @@ def _match_single_device(devices: Sequence[Device], selector: str) -> Device:
     )
 
 
-def _matches(device: Device, selector: str) -> bool:
+def _matches_selector(device: Device, selector: str) -> bool:
     if selector.isdecimal() and len(selector) < _MIN_UUID_DIGITS:
         return device.cuda_index == int(selector)
     index_kind, _, index_text = selector.lower().partition(":")

@@ -74,11 +74,20 @@ class RaceDetector:
             simulated=any(analysis.last_batch.simulated for analysis in self._traces.values()),
             stopped=stopped,
             notes=notes,
-            incomplete=incomplete,
+            incomplete=(*incomplete, *self._unrecorded_launches()),
             no_gpu_work=no_gpu_work,
             different_calls=tuple(self._ranks.differences()),
             ranks=self._ranks.rank_by_process(),
         )
+
+    def _unrecorded_launches(self) -> Iterator[str]:
+        """Yield a sentence if launches next to unordered work could not be recorded: races may be missing."""
+        count = sum(analysis.templates.unordered_count for analysis in self._traces.values())
+        if count:
+            yield (
+                f"kernel launches next to unordered work could not be recorded ({count:,} times);"
+                " rerun with --accesses exact"
+            )
 
     @property
     def initialized_cuda(self) -> bool:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from cudakit.core.sanitize.races import Coverage, Operation, Race
 from cudakit.core.sanitize.unrecorded import PossibleAccess
 from cudakit.trace.kinds import EventKind, Precision, TemplateCheck
-from cudakit.trace.layout import RECORD, Records, layout, view
+from cudakit.trace.layout import RECORD, Records, concatenate_records, layout, view
 
 # Number of records behind that of a graph node in which its pointer arguments are searched.
 _MAX_NODE_ACCESSES: Final = 512
@@ -61,6 +61,9 @@ class TemplateAccesses:
 
     def __init__(self) -> None:
         self.unknown_count = 0  # number of launches whose template is unknown
+        # Number of launches that could not be recorded next to unordered work, and may have accessed other
+        # bytes than those of their template.
+        self.unordered_count = 0
         # Accesses to other bytes that the launches of the last ``insert`` may have made, by call.
         self.possible_accesses: dict[int, list[PossibleAccess]] = {}
         # Pointer arguments of the kernel nodes of graphs, by graph and node.
@@ -103,7 +106,7 @@ class TemplateAccesses:
                     self._accesses_of(call_records, int(template_ids[template_position]), coverage),
                 ]
         record_parts.append(records[next_index:])
-        return np.concatenate(record_parts)
+        return concatenate_records(record_parts)
 
     def mark_races(self, races: Iterable[Race]) -> list[Race]:
         """Return the races, with a mark on each operation whose accesses are from a template."""
@@ -145,7 +148,9 @@ class TemplateAccesses:
         self._set_from_template(seq)
         if not len(pointers):
             pointers = template.pointers
-        if template.possible_modes and not _is_checked(call_records):
+        is_checked, is_unordered = _launch_flags(call_records)
+        self.unordered_count += bool(template.possible_modes) and is_unordered
+        if template.possible_modes and not is_checked:
             self.possible_accesses[seq] = template.possible_accesses(pointers)
         accesses = template.accesses_for(pointers)
         for field_name in _CALL_FIELDS:
@@ -193,10 +198,12 @@ def _template_ids(records: Records, kinds: npt.NDArray[np.uint16]) -> npt.NDArra
     return template_ids
 
 
-def _is_checked(call_records: Records) -> bool:
-    """Return whether the template of a launch was checked while unordered work used the same allocations."""
+def _launch_flags(call_records: Records) -> tuple[bool, bool]:
+    """Return whether the template was checked next to unordered work; and if the launch may be unordered."""
     kind = EventKind(int(call_records["kind"][0]))
-    return bool(view(call_records[:1], kind)["is_checked"][0])
+    launch = view(call_records[:1], kind)[0]
+    is_unordered = kind is EventKind.LAUNCH and bool(launch["is_unordered"])
+    return bool(launch["is_checked"]), is_unordered
 
 
 def _pointers_of(call_records: Records) -> _Addresses:
@@ -322,7 +329,7 @@ def _split_at_pointers(rows: Records, sorted_pointers: _Addresses) -> Records:
 
 @dataclass(frozen=True, slots=True)
 class _Pieces:
-    """Pieces of equal size in bytes: the first begins at ``lo``, each next one ``stride`` bytes later."""
+    """Pieces of equal size in bytes: the first begins at ``lo``, each next piece ``stride`` bytes later."""
 
     lo: int
     size_bytes: int
@@ -341,7 +348,7 @@ class _Pieces:
 
 
 def _parts_between(pieces: _Pieces, limits: list[int]) -> Iterator[_Pieces]:
-    """Yield the parts of pieces before, between and behind ascending addresses; the last is their end."""
+    """Split pieces at ascending addresses, of which the last is the end of the last piece."""
     for limit in limits:
         complete_count = 0
         if limit >= pieces.lo + pieces.size_bytes:
@@ -359,7 +366,7 @@ def _parts_between(pieces: _Pieces, limits: list[int]) -> Iterator[_Pieces]:
 def _parts_of_divided_piece(
     rest: _Pieces, behind: _Pieces, limits: list[int], divided_at: int
 ) -> Iterator[_Pieces]:
-    """Yield the parts of the rest of a divided piece, then those of the pieces behind it."""
+    """Split the rest of a divided piece, then the pieces behind it, at the addresses after ``divided_at``."""
     later_limits = [limit for limit in limits if limit > divided_at]
     inner_limits = [limit for limit in later_limits if limit < rest.hi]
     yield from _parts_between(rest, [*inner_limits, rest.hi])

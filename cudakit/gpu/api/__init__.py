@@ -201,13 +201,13 @@ class VirtualMemory(Protocol):
         """Return a new reference to the memory mapped at an address (cuMemRetainAllocationHandle)."""
 
     def release(self, backing: Backing) -> None:
-        """Release a reference (cuMemRelease)."""
+        """Release a reference to physical memory (cuMemRelease)."""
 
     def map(self, ptr: Ptr, backing: Backing, size_bytes: int) -> None:
         """Map physical memory into a reservation, accessible to this device only (cuMemMap)."""
 
     def unmap(self, ptr: Ptr, size_bytes: int) -> None:
-        """Remove the mappings in a range (cuMemUnmap). Raises CUDA_ERROR_INVALID_VALUE if that splits one."""
+        """Remove the mappings in a range (cuMemUnmap). Raises CUDA_ERROR_INVALID_VALUE if one is split."""
 
     def set_access(self, ptr: Ptr, size_bytes: int, ordinal: int, *, allowed: bool = True) -> None:
         """Allow or deny a device to read and write whole mappings (cuMemSetAccess)."""

@@ -112,4 +112,4 @@ class CollectiveLibrary(Protocol):
         """
 
     def connect(self, unique_id: bytes, rank: int, rank_count: int) -> Communicator:
-        """Join a group; blocks until all ``rank_count`` have joined. Raises CollectiveError if that fails."""
+        """Join a group; blocks until all ``rank_count`` have joined. Raises CollectiveError on failure."""

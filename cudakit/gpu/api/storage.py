@@ -36,7 +36,7 @@ class Storage(Protocol):
         """Open a file; ``direct`` opens it with O_DIRECT. Raises Unsupported if the library refuses that."""
 
     def register(self, ptr: Ptr, size_bytes: int) -> None:
-        """Register device memory, which makes transfers to it faster; ``close`` releases it."""
+        """Register device memory until ``close``, so that transfers from and to the memory are faster."""
 
     def path_used(self) -> StoragePath:
         """Return how the transfers so far were performed."""

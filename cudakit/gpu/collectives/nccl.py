@@ -113,7 +113,7 @@ class NcclCommunicator:
         self._abort_requested.set()
 
     def close(self) -> None:
-        """Destroy the communicator, or abort it if that was requested. The second call has no effect.
+        """Destroy the communicator, or abort it after a call of ``abort``. A second call has no effect.
 
         NCCL waits until all graphs with its operations are destroyed, also before it aborts.
         """

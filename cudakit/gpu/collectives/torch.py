@@ -141,7 +141,7 @@ class TorchCommunicator:
         self._abort_requested.set()
 
     def close(self) -> None:
-        """Shut the backend down, or abort it if that was requested. The second call has no effect."""
+        """Shut the backend down, or abort it after a call of ``abort``. A second call has no effect."""
         backend, self._backend = self._backend, None
         self._tensors.clear()
         if backend is None:

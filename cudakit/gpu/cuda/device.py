@@ -133,7 +133,7 @@ class Cuda(Device):
         return self.streams.address(stream)
 
     def close(self) -> None:
-        """Wait for work on the remaining resources, and release these. A second call has no effect.
+        """Wait for work on the remaining resources, and release the resources. A second call has no effect.
 
         cuCtxSynchronize would invalidate stream captures of other libraries, and is called only if modules,
         mappings, IPC memory, or registered or pageable host memory remain; cuMemFree waits for all work

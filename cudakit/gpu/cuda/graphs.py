@@ -15,9 +15,10 @@ from cudakit.gpu.handles import Handles
 
 _ACTIVE_CAPTURE = cu.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE
 
-# Names of the same function, of which the first that exists is called. The new functions, since CUDA 12.3,
-# support edge data of programmatic dependent launches; the old ones return CUDA_ERROR_LOSSY_QUERY for such
-# graphs. The bindings of CUDA 13 have only the new functions, under the old names.
+# Names of versions of the same driver function, of which the first that exists is called. The new functions,
+# since CUDA 12.3, support edge data of programmatic dependent launches; the old ones return
+# CUDA_ERROR_LOSSY_QUERY for such graphs. The bindings of CUDA 13 have only the new functions, under the old
+# names.
 _CAPTURE_INFO_FUNCTIONS = "cuStreamGetCaptureInfo_v3", "cuStreamGetCaptureInfo"
 _DEPENDENCY_FUNCTIONS = "cuGraphNodeGetDependencies_v2", "cuGraphNodeGetDependencies"
 # First CUDA version whose cuGraphExecUpdate fills a CUgraphExecUpdateResultInfo (cuda.h of CUDA 12).

@@ -20,13 +20,13 @@ _T = TypeVar("_T")
 
 # Level of cuFile's statistics that counts the transfers of each data path.
 _PATH_STATISTICS = 3
-# CUfileDrvProps_t begins with the major version of nvidia-fs; the structure is smaller than this.
+# CUfileDrvProps_t begins with the major version of nvidia-fs; the structure is smaller than this buffer.
 _PROPERTIES_BYTES = 256
 # The variable with the path of a configuration, and the default path (cuFile, "Environment Variables").
 _CONFIGURATION_VARIABLE = "CUFILE_ENV_PATH_JSON"
 _SYSTEM_CONFIGURATION = Path("/etc/cufile.json")
 # udev's database, which has a file per block device, and the properties that cuFile needs there. Without
-# them cuFileHandleRegister fails: with error 5027 in cuFile 1.20, with error 5030 in cuFile 1.13.
+# these properties cuFileHandleRegister fails: with error 5027 in cuFile 1.20, with error 5030 in cuFile 1.13.
 _UDEV_DATABASE = Path("/run/udev/data")
 _UDEV_PROPERTIES = ("ID_FS_USAGE", "ID_FS_TYPE")
 # The list of kernel modules. If the kernel supports no modules, cuFileDriverOpen tries to read it forever.
@@ -238,7 +238,8 @@ def _allow_compatibility_mode() -> tempfile.TemporaryDirectory[str] | None:
     """Configure cuFile to work without nvidia-fs, unless the machine or the user has a configuration.
 
     The configuration also keeps cuFile's log out of the current directory. Return the directory of the
-    configuration, which is deleted when the process ends, or None if there is a configuration.
+    configuration, which is deleted when the process ends, or None if the machine or the user has a
+    configuration.
     """
     if _CONFIGURATION_VARIABLE in os.environ or _SYSTEM_CONFIGURATION.exists():
         return None

@@ -155,7 +155,7 @@ def _mapped_library() -> str | None:
 
 
 def main(seconds: str, *attribute_numbers: str) -> None:
-    """Write the answer; SIGALRM kills this process after ``seconds`` if the driver hangs."""
+    """Query the driver, and write the results; SIGALRM ends the process if that takes over ``seconds``."""
     signal.alarm(int(seconds))
     output_descriptor = os.dup(1)
     os.dup2(2, 1)

@@ -140,7 +140,7 @@ class SimBlas:
     def _select_algorithm(
         self, gemm: Gemm, settings: GemmSettings, requested_algorithm: Algorithm
     ) -> Algorithm:
-        """Return the listed algorithm whose parameters are the same, except for the workspace size."""
+        """Return the algorithm that differs from the requested one at most in its workspace size."""
         self._check_can_select()
         for candidate in algorithms(gemm):
             if (

@@ -31,7 +31,7 @@ from cudakit.gpu.api.elements import (
 from cudakit.gpu.api.gemm import Gemm, Matrix
 
 _FP32_MANTISSA_BITS = 23
-# The size of a TF32 mantissa (A100 white paper, "TensorFloat-32").
+# The number of bits of a TF32 mantissa (A100 white paper, "TensorFloat-32").
 _TF32_MANTISSA_BITS = 10
 _BF16_MANTISSA_BITS = 7
 # The NaN of both fp8 formats ("FP8 Formats for Deep Learning", arXiv 2209.05433, table 1).

@@ -56,10 +56,11 @@ def _accesses_are_known(sources: Sources) -> bool:
 
 
 SPOOL_VARIABLE = "CUDAKIT_SPOOL"
-# The id of the only traced process; unset if child processes are traced, too.
+# Environment variable with the id of the only traced process; unset if child processes are traced, too.
 PROCESS_VARIABLE = "CUDAKIT_SPOOL_PROCESS"
 
-# The events that simulated devices record: ``PROFILE_EVENTS``, or if unset those of the race detector.
+# Environment variable that selects the events that simulated devices record: ``PROFILE_EVENTS`` selects those
+# of a profile; if it is unset, they record the events for the race detector.
 EVENTS_VARIABLE = "CUDAKIT_SPOOL_EVENTS"
 PROFILE_EVENTS = "profile"
 

@@ -25,7 +25,7 @@ _GAP_BYTES = 512
 _MIN_LAZY_BYTES = 1 << 20
 _MAP_NORESERVE = 0x4000  # Linux; the simulated device may have more memory than the host
 _INITIAL_BYTE = 0xC5  # content of new small allocations, to reveal reads of uninitialized memory
-# Granularity of sizes and addresses.
+# Granularity of the sizes and addresses of allocations.
 _ALIGNMENT_BYTES = 512
 # The capacity of models without usable_memory_bytes.
 DEFAULT_CAPACITY_BYTES = 1 << 30

@@ -151,7 +151,7 @@ def _is_right_aligned(column: Column, width: int) -> bool:
 def _join_cells(
     columns: Sequence[Column], cells: Mapping[int, list[Text]], widths: Mapping[int, int]
 ) -> list[Text]:
-    """Join the cells of a row to lines."""
+    """Join the cells of a row into lines of text."""
     lines = []
     for line_number in range(max(map(len, cells.values()), default=0)):
         line_parts = [
@@ -318,7 +318,7 @@ def _header_lines(column: Column, width: int) -> list[Text]:
 
 
 def _bar_glyphs(ratio: float, width: int) -> str:
-    """Return a bar of at most ``width`` cells, with a resolution of 1/8 cell; nonzero is always visible."""
+    """Return a bar of at most ``width`` cells, with a resolution of 1/8 cell; never empty above 0."""
     eighths = round(min(max(ratio, 0.0), 1.0) * width * 8)
     if ratio > 0:
         eighths = max(eighths, 1)

@@ -57,7 +57,7 @@ def test_result_records_environment_method_and_limit() -> None:
 
 def test_case_larger_than_memory_is_rejected_before_allocation() -> None:
     with closing(Sim(capacity_bytes=8 << 20)) as gpu:
-        with pytest.raises(InputError, match=r"memory copy 4\.00 MiB needs") as error:
+        with pytest.raises(InputError, match=r"memory triad 4\.00 MiB needs") as error:
             run(MemorySpec(sizes_bytes=(1 << 20, 4 << 20)), gpu)
         assert gpu.memory_info().free_bytes == 8 << 20
 

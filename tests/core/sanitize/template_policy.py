@@ -150,6 +150,14 @@ class Signature:
         None  # accesses of the last recorded launch
     )
     is_checked_in_shared_memory: bool = False
+    is_contiguous: bool = (
+        False  # whether the last launch accessed contiguous bytes from its pointers on
+    )
+
+    @property
+    def serves_shared_memory(self) -> bool:
+        """Whether the template applies to launches on memory that unordered work uses as well."""
+        return self.is_checked_in_shared_memory and self.is_contiguous
 
     def applies(self, pointers: tuple[int, ...]) -> bool:
         """Return whether the template applies to a launch with these pointers."""
@@ -397,7 +405,7 @@ class Policy:
         uses_template = (
             applies
             and not is_contested
-            and (signature.is_checked_in_shared_memory or not is_shared)
+            and (signature.serves_shared_memory or not is_shared)
             and not self._is_check_due(signature, is_shared)
         )
         self._add_launch(expected, reached, operation)
@@ -451,6 +459,7 @@ class Policy:
         if not len(accessed) or not accessed["exact"].all():
             return call
         signature.footprint = _footprint(pieces)
+        signature.is_contiguous = not accesses["count"].any() and _are_contiguous(pieces)
         if signature.is_untrusted:
             return call
         digest = _digest(pieces)
@@ -561,6 +570,20 @@ def _footprint(
         if len(footprint) <= SIMPLE_FOOTPRINT or gap > 1 << 48:
             return footprint
         gap = max(gap * 4, 256)
+
+
+def _are_contiguous(pieces: list[tuple[_Piece, int, int]]) -> bool:
+    """Return whether the reads and the writes through each pointer are contiguous from the pointer on."""
+    ranges: defaultdict[tuple[int, bool], list[tuple[int, int]]] = defaultdict(list)
+    for (_, base, mode, _), begin, end in pieces:
+        if base is None:
+            return False
+        ranges[base, mode != AccessMode.READ].append((begin, end))
+    return all(
+        len(joined) == 1 and joined[0][0] == base
+        for (base, _), parts in ranges.items()
+        for joined in [_joined(parts)]
+    )
 
 
 def _joined(ranges: list[tuple[int, int]], gap: int = 0) -> list[tuple[int, int]]:

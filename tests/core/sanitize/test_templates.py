@@ -17,7 +17,7 @@ from cudakit.core.sanitize.engine import Engine
 from cudakit.core.sanitize.races import Coverage, Race
 from cudakit.core.sanitize.reorder_buffer import reorder_records
 from cudakit.core.sanitize.templates import TemplateAccesses, _split_at_pointers
-from cudakit.trace.kinds import EventKind, Precision
+from cudakit.trace.kinds import AllocationKind, AllocationLayer, EventKind, Precision
 from cudakit.trace.layout import RECORD, Records, layout, view
 from cudakit.trace.run_log import LogReader
 
@@ -207,6 +207,29 @@ def test_programs_with_race_have_the_races_of_exact_accesses(
     trace = in_rounds(records, change, 36)
     expected = races(trace, strings)
     assert without_templates(races(Policy().apply(trace), strings)) == expected
+
+
+def in_one_allocation(records: Records) -> Records:
+    """Return the trace of a program whose memory is one allocation, as with a pool of XLA or RMM."""
+    is_driver = np.isin(records["kind"], (EventKind.ALLOC, EventKind.FREE))
+    is_driver &= view(records, EventKind.ALLOC)["layer"] == AllocationLayer.DRIVER
+    pool = np.zeros(1, RECORD)
+    pool["kind"], pool["context"] = EventKind.ALLOC, records["context"][is_driver][:1]
+    body = pool.view(layout(EventKind.ALLOC))
+    body["address"], body["size_bytes"] = 1 << 12, 1 << 48
+    body["layer"], body["allocation_kind"] = AllocationLayer.DRIVER, AllocationKind.SYNC
+    return np.concatenate([pool, records[~is_driver]])
+
+
+@pytest.mark.parametrize("name", PROGRAMS[::3])
+@pytest.mark.parametrize(("state", "changed"), [("fixed", 36), ("race", None)])
+def test_program_in_one_allocation_has_the_races_of_exact_accesses(
+    name: str, state: str, changed: int | None
+) -> None:
+    records, strings = program_log(f"{name}_{state}")
+    change = unchanged if changed is None else without_waits
+    trace = in_rounds(in_one_allocation(records), change, changed or 0)
+    assert without_templates(races(Policy().apply(trace), strings)) == races(trace, strings)
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

@@ -18,7 +18,7 @@ from cudakit.core.sanitize.conflicts import Conflict
 from cudakit.core.sanitize.races import Allocation, Coverage
 from cudakit.core.sanitize.templates import TemplateAccesses
 from cudakit.core.sanitize.unrecorded import PossibleAccess, UnrecordedLaunches
-from cudakit.trace.events import Access, Accessed, Event, Launch, Template, TemplatePointer
+from cudakit.trace.events import Access, Accessed, Event, Launch, Template, TemplatePointers
 from cudakit.trace.kinds import AccessMode, AllocationKind, EventKind, Precision, TemplateCheck
 from cudakit.trace.layout import pack
 
@@ -106,7 +106,7 @@ def template_launch(*accesses: Access) -> dict[int, list[PossibleAccess]]:
         *assumed,
         *accesses,
         Template(template_id=1, check=TemplateCheck.NONE),
-        *(TemplatePointer(pointer=pointer) for pointer in pointers),
+        TemplatePointers(pointers=(*pointers, 0, 0, 0, 0, 0)),
         Accessed(exact=True),
     ]
     first = [Event(body, seq=1, context=1) for body in bodies]

@@ -351,9 +351,10 @@ void set_blocks(uint32_t count)
 
 void launch(void *context, void *stream, kernel *function, void **parameters, void **extra)
 {
+    /* Without set_blocks(), the grid and the block are those of launch_data(). */
     launch_params call = {.f = function,
-                          .grid = {blocks, 1, 1},
-                          .block = {1024, 1, 1},
+                          .grid = {blocks ? blocks : 2, blocks ? 1 : 3, blocks ? 1 : 4},
+                          .block = {blocks ? 1024 : 32, 1, 1},
                           .hStream = stream,
                           .kernelParams = parameters,
                           .extra = extra};

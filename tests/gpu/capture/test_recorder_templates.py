@@ -254,6 +254,32 @@ step()
     assert gaps(events) == {}
 
 
+def test_unordered_launch_without_patch_uses_its_template(library: Path, tmp_path: Path) -> None:
+    program = """
+import time
+def step(stream, wait_for):
+    launch(write(0x300000), pointer=0x300000, stream=stream)
+    if wait_for:
+        wait(stream)
+        recorder.read()
+    time.sleep(0.002)
+for _ in range(9):
+    step(STREAM, True)
+assert cuda.patched_modules() == 0
+step(STREAM, False)
+step(OTHER, True)  # not ordered after the last launch; the launch callback cannot restore the patch
+step(OTHER, True)
+assert cuda.patched_modules() == 1
+"""
+    events = run(tmp_path, library, program)
+    launches = [event.body for event in events if isinstance(event.body, Launch)]
+    assert [bool(launch.template_id) for launch in launches[-3:]] == [True, True, False]
+    assert [launch.is_unordered for launch in launches[-3:]] == [False, True, False]
+    result, _ = coverage_texts(events)
+    assert len(result.races) == 1
+    assert result.incomplete == (), "the template has contiguous accesses"
+
+
 def test_patch_stays_while_another_stream_has_work(library: Path, tmp_path: Path) -> None:
     program = """
 import time

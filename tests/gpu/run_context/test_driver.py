@@ -39,7 +39,7 @@ def test_driver_without_files_is_empty() -> None:
     driver = read_driver(Files(None), {}, "")
 
     assert isinstance(driver.kernel_log, Unavailable)
-    assert driver == Driver(kernel_log=driver.kernel_log)
+    assert driver == Driver(kernel_log=driver.kernel_log, udev_database=False)
 
 
 def test_loaded_kernel_modules_are_recognised_by_name(tmp_path: Path) -> None:

@@ -110,3 +110,11 @@ def test_variables_of_process_do_not_select_simulated_gpus(name: str) -> None:
     context = gather(open_machine("sim"), variables={name: "1", "CUDA_LAUNCH_BLOCKING": "1"})
 
     assert context.variables == {"CUDA_LAUNCH_BLOCKING": "1"}
+
+
+def test_device_of_an_ordinal_is_found_in_nvml() -> None:
+    context = gather(open_machine("sim:h200x2"), variables={}, ordinal=1)
+
+    assert context.nvml_device is not None
+    assert context.nvml_device.uuid == context.cuda_devices[1].uuid
+    assert gather(open_machine("sim:h200x2"), variables={}, ordinal=2).nvml_device is None

@@ -148,7 +148,7 @@ class Holders(Protocol):
     """The methods of the device's private pools that the allocator of pinned memory calls."""
 
     def pool_id_of_request(self, stream: int | None) -> PoolId:
-        """Return the pool of a request of this thread, on a stream or without one."""
+        """Return the pool id of this thread's request; ``stream`` is None if the request has no stream."""
         ...
 
     def is_held(self, pool_id: PoolId) -> bool: ...
@@ -215,7 +215,7 @@ class HostPool:
 
 
 class HostPools:
-    """The default pool and the private pools, which are created by their first request. Needs the guard."""
+    """The default pool, and private pools created by their first request. The caller holds the guard."""
 
     def __init__(self, make_pool: Callable[[PoolId], HostPool], holders: Holders) -> None:
         self._make_pool = make_pool

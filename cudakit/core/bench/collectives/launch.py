@@ -12,7 +12,7 @@ from cudakit.errors import InputError, UsageError
 # The variables of each launcher: rank, number of ranks, rank on the host.
 _LAUNCHERS = {
     "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
-    # srun sets these; a batch script that starts no job step has no SLURM_STEP_NUM_TASKS.
+    # srun sets these variables; a batch script that starts no job step has no SLURM_STEP_NUM_TASKS.
     "Slurm": ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
     "Open MPI": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
     "MPI": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
@@ -50,7 +50,7 @@ class Launch:
 
 
 def detect_launch(variables: Mapping[str, str]) -> Launch | None:
-    """Return the rank of this process and its job, or None if it is the only process.
+    """Return the rank of this process and its job, or None if this process is the only one.
 
     Raises InputError for variables that contradict one another.
     """

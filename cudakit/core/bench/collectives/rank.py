@@ -241,7 +241,7 @@ class _Requests:
         self._communicators["nccl"].enqueue(_ALIGNING_OPERATION, buffer, buffer, stream)
 
     def _wait(self, stream: Stream) -> None:
-        """Wait for a stream, so that an abort ends the wait."""
+        """Wait for a stream; ``abort`` ends the wait."""
         for communicator in list(self._communicators.values())[:1]:
             communicator.synchronize(stream)
         if not self._communicators:

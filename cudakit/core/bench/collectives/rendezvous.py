@@ -23,7 +23,7 @@ from typing import Any
 from cudakit.core.bench.collectives.launch import Launch, parse_address
 from cudakit.errors import CollectiveError, InputError
 
-# If a port is taken, rank 0 listens at one of the next ports; the other ranks try them in turn.
+# If a port is taken, rank 0 listens at one of the next ports; the other ranks try these ports in turn.
 _PORT_COUNT = 8
 _LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1")
 _GREETING = "cudakit bench nccl 1"

@@ -155,8 +155,8 @@ def _slow_subjects(
 ) -> Iterator[Finding]:
     """Yield a finding for each subject with slow figures, hosts first, then the slowest first.
 
-    A slow figure is not repeated for the GPUs and links of a host that has it, or for the links of such a
-    GPU.
+    A slow figure of a host is not repeated for the GPUs and links of the host, and a slow figure of a GPU is
+    not repeated for the links of the GPU.
     """
     slow_comparisons = [comparison for comparison in comparisons if comparison.is_slow]
     slow_keys = {(comparison.subject, comparison.figure) for comparison in slow_comparisons}
@@ -206,8 +206,8 @@ def _unusual_conditions(
 ) -> Mapping[tuple[str, int | None], tuple[str, ...]]:
     """Return for each GPU, and for each host, the conditions that may explain why it is slow.
 
-    These are warnings of its environment, and facts that most GPUs of the model do not share. Those of a host
-    are the conditions that all its GPUs share.
+    The conditions of a GPU are the warnings about its environment, and facts that most GPUs of the model do
+    not share. The conditions of a host are those that all its GPUs share.
     """
     environments_of_model: dict[str, list[Environment]] = {}
     for _, gpu, suite in _measured_gpus(hosts):
@@ -282,7 +282,8 @@ def _warnings(hosts: Sequence[FleetHost]) -> Iterator[str]:
     single_models = [
         model or "a GPU of unknown model" for model, count in models.items() if count == 1
     ]
-    if single_models:
+    # The headline of a fleet with a single GPU states that no GPU has peers.
+    if single_models and len(models) > 1:
         yield f"no peers: there is only one {join_first_names(single_models)}"
     interrupted_gpus = [
         str(Subject("gpu", host.name, gpu.index))

@@ -107,7 +107,7 @@ class _HostRun:
     facts: HostFacts | None = None  # Facts about the host; None until it has answered.
     waiting_gpus: deque[int] = field(default_factory=deque)  # Indices of GPUs to measure.
     gpu: int | None = None  # Index of the GPU whose task runs or waits; None if there is none.
-    is_started: bool = False  # Whether the task of that GPU has started.
+    is_started: bool = False  # Whether the task of ``gpu`` has started.
     deadline_s: float = 0.0  # Time of the monotonic clock at which the task is given up.
     gpu_count: int = 0  # Number of GPUs to measure in this run.
 
@@ -124,7 +124,7 @@ def _describe_progress(runs: Sequence[_HostRun]) -> tuple[str, float]:
 
 
 class _Fleet:
-    """Starts the tasks of all hosts, and handles their texts, failures and time limits."""
+    """Starts the tasks of all hosts, and handles the texts that they yield, failures and time limits."""
 
     def __init__(
         self,
@@ -145,7 +145,7 @@ class _Fleet:
         run.deadline_s = time.monotonic() + self._options.timeout_s
 
     def advance(self, runs: Sequence[_HostRun]) -> None:
-        """Wait a moment for texts, handle those that arrived, and give up tasks that are too late."""
+        """Wait briefly for texts of tasks, handle the new texts, and cancel tasks that are too late."""
         tasks = [run.task for run in runs if run.task]
         ready_tasks = self._cluster.wait(tasks, _POLL_S)
         for run in runs:

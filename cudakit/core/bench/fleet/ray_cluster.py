@@ -25,10 +25,12 @@ LOCAL, AUTO = "local", "auto"
 EXTRA = "cudakit[fleet]"
 # Number of times that Ray repeats a task whose process or host died.
 _MAX_RETRIES = 1
-# A local cluster starts a worker process per CPU. The tasks need no CPU of Ray, and one at a time runs.
+# Number of CPUs of a local cluster, which starts a worker process per CPU. Tasks reserve GPUs only, and run
+# one at a time.
 _LOCAL_CPUS = 1
 _LOCAL_STORE_BYTES = 80 << 20  # Ray needs at least 75 MiB.
-# The path of Ray's sockets has about 65 characters more, and a socket address holds 107 (unix(7)).
+# Maximum length of a local cluster's directory: the paths of Ray's sockets in the directory are about 65
+# characters longer, and a socket address holds 107 characters (unix(7)).
 _MAX_DIRECTORY_LENGTH = 40
 _CONNECT_TIMEOUT_S = 3.0
 _ANSWER_TIMEOUT_S = 20.0
@@ -123,7 +125,7 @@ class RayCluster:
     def submit(
         self, function: HostFunction, host: ClusterHost, *arguments: object, gpus: int
     ) -> RayTask:
-        """Start a function on a host, in a process of its own, when that number of GPUs is free."""
+        """Start a function on a host, in a separate process, once ``gpus`` GPUs of the host are free."""
         placement = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
             host.node_id, soft=False
         )

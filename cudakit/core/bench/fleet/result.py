@@ -97,7 +97,7 @@ class PeerComparison:
     axes: Mapping[str, Axis]  # Axes of the figure's case.
     group: str  # Common property of the peers: GPU model, and topology of a link.
     unit: str  # Unit of the figure: "FLOP/s", "OP/s", "B/s", or "s".
-    value: float  # Figure of the subject in ``unit``; of a host, the median of its GPUs.
+    value: float  # Figure of the subject in ``unit``; for a host, the median over its GPUs.
     # 95% CI of the figure; null for a median of several figures.
     ci95: tuple[float, float] | Unavailable
     peer_count: int  # Number of peers.

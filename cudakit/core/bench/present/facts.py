@@ -86,7 +86,7 @@ def collective_rows(collectives: Collectives) -> list[tuple[str, Value]]:
 
 
 def library_rows(cases: Sequence[CaseResult]) -> list[tuple[str, Value]]:
-    """Return the libraries with their settings in one row; no row if no case has one."""
+    """Return the libraries with their settings in one row; no row if no case has a library."""
     names = dict.fromkeys(_describe_library(case) for case in cases if "library" in case.settings)
     return [("library", Text("; ".join(names)))] if names else []
 

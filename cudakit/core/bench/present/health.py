@@ -141,7 +141,7 @@ def _not_run(suite: SuiteResult) -> Iterator[Note]:
 
 
 def _without_expectation(suite: SuiteResult) -> Iterator[Note]:
-    """Yield the reason for each figure without an expected value, unless no figure has one."""
+    """Yield the reason why a figure lacks an expected value; nothing if all figures lack one."""
     names_by_reason: dict[str, list[str]] = {}
     for figure in suite.figures:
         if isinstance(figure.band, Unavailable):

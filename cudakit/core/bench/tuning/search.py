@@ -41,7 +41,7 @@ _HALVING_ROUNDS = 5
 # Number of parts of the final. Each part has new buffers, because their addresses affect which algorithm is
 # faster.
 _PART_COUNT = 3
-_FINAL_ROUNDS = 16  # Number of rounds in each part.
+_FINAL_ROUNDS = 16  # Number of rounds in each part of the final.
 # Shares of the time limit at which screening and halving end.
 _SCREEN_TIME_SHARE, _HALVING_TIME_SHARE = 0.55, 0.7
 # Significance level of dropping a candidate early: slower in 5 of 5 rounds, or in 7 of 8.
@@ -82,7 +82,7 @@ class Trials(Protocol):
         ...
 
     def measure(self, ordered_candidates: Sequence[int]) -> Sequence[float]:
-        """Measure each candidate once, in this order and in one unit; NaN for an invalid reading."""
+        """Return the time of each candidate, measured once in this order; NaN for an invalid reading."""
         ...
 
     def verify(self, candidate: int) -> bool:

@@ -148,7 +148,7 @@ class AlgorithmTrials:
             self._gemm.rotate(self._set_count)
 
     def times_s(self, candidate_number: int, round_count: int) -> tuple[float, ...]:
-        """Return the times of a candidate in the last ``round_count`` rounds, or in all for 0."""
+        """Return the times of a candidate in the last ``round_count`` rounds; 0 selects all rounds."""
         candidate_readings = (
             readings.get(candidate_number) for readings in self.readings_by_round[-round_count:]
         )

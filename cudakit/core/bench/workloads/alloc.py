@@ -16,7 +16,7 @@ from cudakit.kernels.compare import Compare
 
 _SIZES_BYTES = (512, 64 << 10, 1 << 20, 32 << 20, 1 << 30)
 _SIMULATED_SIZES_BYTES = (512, 64 << 10, 1 << 20)
-_WRITTEN_WORD = 0x0DDBA11  # Arbitrary value that verifies a block.
+_WRITTEN_WORD = 0x0DDBA11  # Arbitrary value that is written to allocated memory and read back.
 _WORD_BYTES = 4
 
 
@@ -39,8 +39,8 @@ def _factories(spec: AllocSpec) -> dict[str, AllocatorFactory]:
 
 def _case(spec: AllocSpec, workload: Alloc) -> Case:
     is_on_device = workload.allocator != "pinned"
-    # Allocators that cache freed blocks keep two: one for the stream of the samples, one for the default
-    # stream of the check.
+    # Allocators that cache freed blocks keep two blocks: one for the stream of the samples, one for the
+    # default stream of the check.
     may_cache = workload.allocator not in DRIVER_ALLOCATORS
     return Case(
         workload,
@@ -53,7 +53,7 @@ def _case(spec: AllocSpec, workload: Alloc) -> Case:
 
 @dataclass(frozen=True, slots=True)
 class Alloc:
-    """A workload that allocates and frees a block with one allocator."""
+    """A workload that allocates and frees a block of memory with one allocator."""
 
     allocator: str
     size_bytes: int

@@ -138,7 +138,7 @@ def _method(spec: CopySpec, copy: Copy, cache: Cache) -> Method:
     """Return the measurement method of a copy, without a blocking kernel if the copy may block the host.
 
     Copies of pageable memory block the host (CUDA Driver API, "API synchronization behavior"). Copies between
-    two devices that the driver stages in host memory may block it.
+    two devices that the driver stages in host memory may block the host.
     """
     copies_pageable = "pageable" in _locations(copy.direction)
     method = spec.method(

@@ -132,7 +132,7 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class PosixTransfer:
-    """The same transfers by pread or pwrite, and a copy between pinned host memory and the device."""
+    """Transfers between a file and device memory by pread or pwrite, through pinned host memory."""
 
     transfer: Transfer
     library: str = POSIX

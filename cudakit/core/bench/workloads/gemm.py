@@ -249,7 +249,7 @@ class PreparedGemm:
 
 
 def describe_settings(settings: GemmSettings) -> str:
-    """Describe the settings that differ from their default."""
+    """Describe the GEMM settings that differ from their default."""
     changed_settings = {
         "deterministic": settings.deterministic,
         "no reduced precision": not settings.reduced_precision,

@@ -212,7 +212,7 @@ class PreparedOperation:
         self._cleanup.close()
 
     def _run_once(self) -> None:
-        """Execute the operation once: only then libraries load its kernels, or do not support it."""
+        """Execute the operation once: only then libraries load its kernels, or report that they lack it."""
         self.enqueue(LEGACY, 0)
         self._poison(self._outputs[0])
         self._gpu.sync()

@@ -1,6 +1,6 @@
 """Benchmark of the overlap of copies and GEMMs that run on two streams.
 
-Five measurements of each direction and size, whose samples are interleaved: the copies alone, the GEMMs
+Each direction and size has five measurements, whose samples are interleaved: the copies alone, the GEMMs
 alone, both together, the copies while GEMMs run all the time, and the GEMMs while copies run all the time.
 """
 
@@ -115,12 +115,12 @@ class Repetitions:
         self.copies = self.gemms = 0  # Both numbers are 0 until they are chosen.
 
     def choose(self, gpu: Gpu, copy: PreparedWorkload, gemm: PreparedWorkload) -> None:
-        """Choose the numbers of copies and GEMMs from their times, if a previous call has not."""
+        """Choose the numbers of copies and GEMMs from their times, unless a previous call chose them."""
         if self.copies:
             return
         copy_s, gemm_s = _time_alone(gpu, copy), _time_alone(gpu, gemm)
         longer_s, min_s = max(copy_s, gemm_s), _SIMULATED_MIN_S if gpu.simulated else _MIN_S
-        # A multiple of the longer time, which the other work then approximates.
+        # The target is a multiple of the longer time; repetitions of the shorter work last about as long.
         target_s = max(1, round(min_s / longer_s)) * longer_s
         self.copies, self.gemms = (
             min(round(target_s / time_s), self.max_repetitions) for time_s in (copy_s, gemm_s)
@@ -173,7 +173,7 @@ class PreparedOverlap:
     """
 
     footprint_bytes = 0
-    # A rate of both together has no meaning, so the figures of the overlap contain the rates.
+    # A rate of copies and GEMMs together has no meaning, so the figures of the overlap contain the rates.
     bytes_moved = 0
     operations = 0
 
@@ -260,7 +260,7 @@ class PreparedConcurrent(PreparedOverlap):
         )
 
     def enqueue_before_sample(self, stream: Stream) -> None:
-        """Start the other work on the second stream, once the earlier work of ``stream`` has finished."""
+        """Start the concurrent work on the second stream, after the earlier work of ``stream``."""
         self._check_last_sample()
         super().enqueue_before_sample(stream)
         self.gpu.record(self.fork, stream)

@@ -110,8 +110,8 @@ def is_range(address: Ints, size: Ints) -> Mask:
     return is_valid & (size >= 0) & (size <= MAX_BYTES)
 
 
-def _check_total(size: Ints) -> None:
-    if (total_bytes := float(size.sum(dtype=np.float64))) > _MAX_TRACE_BYTES:
+def _check_total(sizes: Ints) -> None:
+    if (total_bytes := float(sizes.sum(dtype=np.float64))) > _MAX_TRACE_BYTES:
         raise SnapshotError(
             f"the sizes in a trace add up to {total_bytes:.0e} bytes: the file is damaged"
         )

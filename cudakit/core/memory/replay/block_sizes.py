@@ -28,19 +28,19 @@ def with_unsplit_sizes(
     if snapshot.settings.get("expandable_segments") is True:
         return allocations  # the allocator then splits every remainder (``should_split``)
     other_pools = [pool_id for pool_id, pool in enumerate(snapshot.pools) if pool in POOL_NAMES]
-    large_indices = np.flatnonzero(
+    large_block_indices = np.flatnonzero(
         (allocations.size > MAX_SMALL_BYTES)
         & _in_segments(allocations.address, segments)
         & ~np.isin(allocations.pool, other_pools)
     )
-    if allocations.size_known[large_indices].all():
+    if allocations.size_known[large_block_indices].all():
         return allocations
-    large_blocks = take(allocations, large_indices)
+    large_blocks = take(allocations, large_block_indices)
     unsplit_sizes = _unsplit_sizes(
         large_blocks, segments, max_split_bytes=recorded_max_split(snapshot.settings)
     )
     sizes = allocations.size.copy()
-    sizes[large_indices] = np.where(large_blocks.size_known, large_blocks.size, unsplit_sizes)
+    sizes[large_block_indices] = np.where(large_blocks.size_known, large_blocks.size, unsplit_sizes)
     return replace(allocations, size=sizes)
 
 

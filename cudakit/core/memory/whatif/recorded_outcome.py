@@ -54,8 +54,8 @@ def limit_of(recording: Recording, program: Program, settings: Settings) -> Limi
     return Limit(highest_reserved, "reserved")
 
 
-def _needed_bytes(size: int, settings: Settings) -> int:
-    block_bytes = rounded(size, settings.roundup_power2_divisions)
+def _needed_bytes(request_bytes: int, settings: Settings) -> int:
+    block_bytes = rounded(request_bytes, settings.roundup_power2_divisions)
     return segment_size(block_bytes, settings.large_segment_size_bytes)
 
 

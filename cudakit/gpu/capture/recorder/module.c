@@ -434,7 +434,7 @@ static PyObject *with_call_site(PyObject *self, PyObject *args)
     X(record, memory.address) X(record, memory.size_bytes) X(record, memory.allocation_kind) X(record, memory.layer) \
     X(record, memory.pool) X(record, memory.requested_bytes) \
     X(record, launch.name) X(record, launch.grid) X(record, launch.block) X(record, launch.pending) \
-    X(record, launch.template_id) X(record, launch.is_relative) X(record, launch.is_checked) X(record, template_pointers.pointers) \
+    X(record, launch.template_id) X(record, launch.is_relative) X(record, launch.is_checked) X(record, launch.is_unordered) X(record, template_pointers.pointers) \
     X(record, access.lo) X(record, access.hi) X(record, access.mode) X(record, access.precision) \
     X(record, access.stride_bytes) X(record, access.count) X(record, access.node) \
     X(record, copy.destination) X(record, copy.source) X(record, copy.size_bytes) X(record, copy.rows) \

@@ -48,8 +48,8 @@ bool look_up_key(Query *query)
 {
     const Tree *tree = query->tree;
     Value *found_values = query->out;
-    uint32_t *slots = PyMem_RawCalloc(tree->shapes.used,
-                                      sizeof(uint32_t)); /* result of slot_of + 1, by shape; 0: not searched yet */
+    uint32_t *slots =
+        PyMem_RawCalloc(tree->shapes.used, sizeof(uint32_t)); /* by shape: slot_of() + 1; 0: not searched */
     uint64_t i = 0;
     if (!slots)
         return reject(query, "memory", 0);

@@ -7,8 +7,8 @@
 #include "patch/arena.h"
 #include "recorder.h"
 
-/* Of a set with more pieces, the memory between the pieces counts as accessed when the set is compared with the
- * allocations that the launch reaches. */
+/* If a set has more pieces than this, the memory between the pieces counts as accessed when the set is compared with
+ * the allocations that the launch reaches. */
 #define MAX_PIECES_TO_FIND 65536
 
 static int compare_addresses(const void *left, const void *right)
@@ -22,6 +22,7 @@ void digest_begin(access_digest *digest, const uint64_t *pointers, size_t pointe
 {
     digest->hash = 0;
     digest->range_count = digest->reached_index = digest->footprint.range_count = 0;
+    digest->footprint.has_gaps = false;
     digest->is_inside = true;
     digest->footprint.is_incomplete = false;
     digest->reached = reached;
@@ -48,8 +49,9 @@ static const reached_range *find_reached(access_digest *digest, uint64_t address
     return NULL;
 }
 
-/* Return whether the launch reaches a piece. Otherwise mark the allocations that have bytes of it as contested. Takes
- * the lock. */
+/* Return whether the launch reaches a piece. If not, mark the allocations that have bytes of the piece as contested.
+ * Takes
+ * the recorder lock. */
 static bool piece_is_reached(access_digest *digest, uint64_t lo, uint64_t hi)
 {
     const reached_range *reached;
@@ -64,7 +66,8 @@ static bool piece_is_reached(access_digest *digest, uint64_t lo, uint64_t hi)
     return false;
 }
 
-/* Do the same for several pieces, of which few or none are between two allocations. Takes the lock. */
+/* Return whether the launch reaches several pieces, of which few or none are between two allocations. If not, mark the
+ * allocations that have bytes of the pieces as contested. Takes the recorder lock. */
 static bool pieces_are_reached(access_digest *digest, uint64_t lo, uint64_t bytes, uint64_t stride, uint64_t count)
 {
     const uint64_t hi = lo + (count - 1) * stride + bytes;
@@ -99,13 +102,13 @@ static size_t count_pointers_to(const access_digest *digest, uint64_t address)
     return low;
 }
 
-/* The kernel that accesses bytes, and how. */
+/* The kernel that accesses bytes, and the mode of the access. */
 typedef struct {
     uint64_t hash; /* hash of mode and node */
     bool is_write;
 } access_kind;
 
-/* Add accessed pieces of memory, in whose bytes after the first no pointer lies. Takes the lock. */
+/* Add accessed pieces of memory, in whose bytes after the first no pointer lies. Takes the recorder lock. */
 static void add_pieces(access_digest *digest, access_kind kind, uint64_t lo, uint64_t bytes, uint64_t stride,
                        uint64_t count)
 {
@@ -118,6 +121,7 @@ static void add_pieces(access_digest *digest, access_kind kind, uint64_t lo, uin
     const bool are_reached = pieces_are_reached(digest, lo, bytes, stride, count);
     digest->hash = byte_set_hash_of_union(digest->hash, byte_set_hash_of_kind(hash, pointer_kind));
     digest->range_count++;
+    digest->footprint.has_gaps = digest->footprint.has_gaps || (count > 1 && stride > bytes);
     footprint_add(&digest->footprint, (footprint_range){begin, begin + (count - 1) * stride + bytes,
                                                         pointer ? pointer->index : NO_POINTER, kind.is_write});
     digest->is_inside = digest->is_inside && are_reached &&

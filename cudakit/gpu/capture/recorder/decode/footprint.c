@@ -15,9 +15,9 @@ static int compare_ranges(const void *left, const void *right)
     return a->begin < b->begin ? -1 : a->begin > b->begin;
 }
 
-/* Ranges with smaller gaps are joined when they are added. */
+/* Ranges that are less than this number of bytes apart are joined when they are added. */
 #define MIN_GAP_BYTES 256
-/* Larger gaps between addresses are kept, because they may contain other allocations. */
+/* Ranges of addresses that are further apart are not joined, because other allocations may be between the ranges. */
 #define MAX_ADDRESS_GAP_BYTES 512
 
 /* Join sorted ranges of the same pointer that are at most ``gap_bytes`` apart. */
@@ -45,8 +45,10 @@ static void simplify_to(footprint *accesses, size_t range_count)
     qsort(accesses->ranges, accesses->range_count, sizeof *accesses->ranges, compare_ranges);
     join_ranges(accesses, 0);
     for (uint64_t gap_bytes = 256; accesses->range_count > range_count && gap_bytes <= UINT64_C(1) << 48;
-         gap_bytes *= 4)
+         gap_bytes *= 4) {
         join_ranges(accesses, gap_bytes);
+        accesses->has_gaps = true;
+    }
 }
 
 /* Return the last added range if a new range begins in it or shortly behind it, so that both become one range; else NULL.
@@ -74,6 +76,14 @@ void footprint_add(footprint *accesses, footprint_range range)
         return;
     }
     accesses->ranges[accesses->range_count++] = range;
+}
+
+bool footprint_is_contiguous(const footprint *accesses)
+{
+    bool is_contiguous = !accesses->has_gaps;
+    for (size_t i = 0; is_contiguous && i < accesses->range_count; i++)
+        is_contiguous = accesses->ranges[i].pointer_index != NO_POINTER && !accesses->ranges[i].begin;
+    return is_contiguous;
 }
 
 void footprint_simplify(footprint *accesses)

@@ -20,13 +20,17 @@ typedef struct {
 #define FOOTPRINT_CAPACITY 2048
 
 typedef struct {
+    bool has_gaps; /* whether there may be bytes in the ranges that are not accessed */
     size_t range_count;
-    bool is_incomplete; /* there were too many ranges */
+    bool is_incomplete; /* whether ranges are missing, because there were too many */
     footprint_range ranges[FOOTPRINT_CAPACITY];
 } footprint;
 
-/* Add a range. */
+/* Add a range to a footprint. */
 void footprint_add(footprint *accesses, footprint_range range);
+
+/* Return whether the reads and the writes through each pointer are contiguous from the pointer on. */
+bool footprint_is_contiguous(const footprint *accesses);
 
 /* Join ranges of the same pointer, those with the smallest gaps first, until few ranges remain. */
 void footprint_simplify(footprint *accesses);

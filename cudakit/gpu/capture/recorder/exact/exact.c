@@ -1,5 +1,5 @@
-/* Assigns launches to arenas. exact.h states for each function whether the lock is held and whether CUDA is called;
- * the static functions need the lock, except prepare_launch() and active_pool(). */
+/* Assigns launches to arenas. exact.h states for each function whether the recorder lock is held and whether CUDA is
+ * called; the static functions need the recorder lock, except prepare_launch() and active_pool(). */
 #include "exact/exact.h"
 
 #include <string.h>
@@ -9,6 +9,7 @@
 #include "exact/arena_pool.h"
 #include "exact/launch_order.h"
 #include "exact/module_switch.h"
+#include "exact/patch_restoring.h"
 #include "exact/patching.h"
 #include "model/collectives.h"
 #include "model/graphs.h"
@@ -138,23 +139,27 @@ static uint64_t mix_hash(uint64_t hash, uint64_t value)
 
 /* Return a key of the kernel, its grid, block and clusters, and the positions of equal pointers; 0 if there can be no
  * template. */
-static uint64_t template_key(const record *launch_record, const Sanitizer_LaunchData *launch,
-                             const launch_arguments *arguments)
+static uint64_t template_key(const launch_shape *shape, const launch_arguments *arguments)
 {
-    const uint32_t module = patching_module_id(launch->module);
-    if (!module || !launch_record->launch.name || !arguments->is_complete)
+    if (!shape->module || !shape->name || !arguments->is_complete)
         return 0;
-    const uint64_t launch_properties[] = {(uint64_t)module << 32 | launch_record->launch.name,
-                                          (uint64_t)launch->gridDim_x << 32 | launch->gridDim_y,
-                                          (uint64_t)launch->gridDim_z << 32 | launch->blockDim_x,
-                                          (uint64_t)launch->blockDim_y << 32 | launch->blockDim_z,
-                                          (uint64_t)launch->clusterDim_x << 32 | launch->clusterDim_y,
-                                          launch->clusterDim_z,
-                                          launch_record->context};
+    const uint64_t launch_properties[] = {(uint64_t)shape->module << 32 | shape->name,
+                                          (uint64_t)shape->grid[0] << 32 | shape->grid[1],
+                                          (uint64_t)shape->grid[2] << 32 | shape->block[0],
+                                          (uint64_t)shape->block[1] << 32 | shape->block[2],
+                                          (uint64_t)shape->cluster[0] << 32 | shape->cluster[1],
+                                          shape->cluster[2],
+                                          shape->context};
     uint64_t key = arguments->pattern_hash;
     for (size_t i = 0; i < sizeof launch_properties / sizeof *launch_properties; i++)
         key = mix_hash(key, launch_properties[i]);
     return key | 1;
+}
+
+launch_hashes exact_hash_launch(const launch_shape *shape, const launch_arguments *arguments)
+{
+    return (launch_hashes){template_key(shape, arguments), arguments->scalar_hash, arguments->pointer_hash,
+                           arguments->distance_hash};
 }
 
 /* Release the arena space that was reserved for a launch that is not recorded. */
@@ -176,8 +181,15 @@ launch_template exact_choose_template(const record *launch_record, const Sanitiz
     if (!templates_are_enabled())
         return (launch_template){0};
     const uint32_t module = patching_module_id(launch->module);
-    const launch_hashes hashes = {template_key(launch_record, launch, arguments), arguments->scalar_hash,
-                                  arguments->pointer_hash, arguments->distance_hash};
+    const launch_shape shape = {
+        .module = module,
+        .name = launch_record->launch.name,
+        .context = launch_record->context,
+        .grid = {launch->gridDim_x, launch->gridDim_y, launch->gridDim_z},
+        .block = {launch->blockDim_x, launch->blockDim_y, launch->blockDim_z},
+        .cluster = {launch->clusterDim_x, launch->clusterDim_y, launch->clusterDim_z},
+    };
+    const launch_hashes hashes = exact_hash_launch(&shape, arguments);
     *signature = templates_find_signature(&hashes);
     const launch_memory memory = {order_enqueue(launch_record->stream, launch_record->context),
                                   arguments->allocations, arguments->allocation_count, arguments->pointers,
@@ -196,14 +208,6 @@ bool exact_lacks_patch(const Sanitizer_LaunchData *launch)
 {
     const uint32_t module = templates_are_enabled() ? patching_module_id(launch->module) : 0;
     return module && !module_has_patch(module);
-}
-
-bool exact_restore_patch(const Sanitizer_LaunchData *launch)
-{
-    pthread_mutex_lock(&recorder_lock);
-    const uint32_t module = patching_module_id(launch->module);
-    pthread_mutex_unlock(&recorder_lock);
-    return module_restore_patch(module);
 }
 
 uint64_t exact_assign_launch(const record *launch_record, const Sanitizer_LaunchData *launch,
@@ -283,8 +287,8 @@ static void record_graph_gap(void)
 /* Distinguishes the keys of graphs from those of kernels. */
 #define GRAPH_SIGNATURE 1
 
-/* Return the allocations that contain the addresses, and set ``count`` to their number. The array is valid while the lock is
- * held. */
+/* Return the allocations that contain the addresses, and set ``count`` to their number. The array is valid while the
+ * recorder lock is held. */
 static allocation *const *find_allocations(const uint64_t *addresses, size_t address_count, size_t *count)
 {
     static allocation **found_allocations;
@@ -302,8 +306,8 @@ static allocation *const *find_allocations(const uint64_t *addresses, size_t add
     return found_allocations;
 }
 
-/* Return the key of a graph's signature; it is 0 if there can be no template. Graphs have no arguments: launches of graphs
- * whose nodes have the same parameters have the same signature. */
+/* Return the key of a graph's signature; it is 0 if there can be no template. Graphs have no arguments: launches of
+ * graphs whose nodes have the same parameters have the same signature. */
 static launch_hashes graph_hashes(const graph_memory *memory, uint32_t context)
 {
     const uint64_t key =
@@ -614,5 +618,6 @@ void exact_clear(void)
     pool_clear();
     patching_clear();
     templates_clear();
+    patch_restoring_clear();
     memset(grid_id_ranges, 0, sizeof grid_id_ranges);
 }

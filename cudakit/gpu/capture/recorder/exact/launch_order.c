@@ -11,7 +11,7 @@ static footprint_range range_of_launch(const launch_memory *memory, const footpr
 static bool footprint_is_ordered(const launch_memory *memory)
 {
     bool is_ordered = true;
-    for (size_t i = 0; is_ordered && i < memory->footprint.range_count; i++) {
+    for (size_t i = 0; is_ordered && memory->footprint.ranges && i < memory->footprint.range_count; i++) {
         const footprint_range range = range_of_launch(memory, memory->footprint.ranges + i);
         const byte_access access = {.operation = memory->operation, .is_write = range.is_write};
         is_ordered = allocations_are_ordered(range.begin, range.end, access);
@@ -41,7 +41,7 @@ void launch_add_accesses(const launch_memory *memory)
                 accessed, accessed->lo, accessed->hi,
                 (byte_access){.operation = memory->operation, .is_write = true, .is_assumed = true});
     }
-    for (size_t i = 0; i < memory->footprint.range_count; i++) {
+    for (size_t i = 0; memory->footprint.ranges && i < memory->footprint.range_count; i++) {
         const footprint_range range = range_of_launch(memory, memory->footprint.ranges + i);
         allocations_add_tracked_access(range.begin, range.end,
                                        (byte_access){.operation = memory->operation, .is_write = range.is_write});

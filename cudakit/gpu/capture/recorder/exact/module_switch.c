@@ -9,12 +9,13 @@
 #include "model/stream_order.h"
 #include "recorder.h"
 
-/* A patch is removed after this number of reviews without a recorded launch; the number doubles each time that the patch
- * must be restored. */
+/* A patch is removed after this number of reviews without a recorded launch; the number doubles each time that the
+ * patch must be restored. */
 #define MIN_REVIEWS 2
 #define MAX_REVIEWS 1024
 #define REVIEW_INTERVAL_NS 1000000
-/* All patches are restored after this time, so that templates are verified; the time doubles after each verification. */
+/* All patches are restored after this time, so that templates are verified; the time doubles after each
+ * verification. */
 #define FIRST_VERIFICATION_NS 5000000000
 #define MAX_VERIFICATION_NS 300000000000
 
@@ -28,7 +29,7 @@ typedef struct {
 
 static patched_module *modules; /* by module id */
 static size_t module_count, module_capacity;
-static bool review_is_requested; /* read and written with atomic operations */
+static bool review_is_requested, restoring_is_requested; /* read and written with atomic operations */
 /* These variables are protected by the patching lock. */
 static uint32_t removed_patch_count; /* number of modules whose patch is removed; read with atomic operations */
 static int64_t last_review_ns, next_verification_ns, verification_interval_ns;
@@ -74,7 +75,7 @@ void module_count_launch(uint32_t id, bool must_be_recorded)
 }
 
 /* Set ``module`` to the handle of the module with this id, or to NULL if the module has another state. Return false
- * if the id is higher than all module ids. Takes the lock. */
+ * if the id is higher than all module ids. Takes the recorder lock. */
 static bool copy_handle(uint32_t id, int state, CUmodule *module)
 {
     pthread_mutex_lock(&recorder_lock);
@@ -84,8 +85,8 @@ static bool copy_handle(uint32_t id, int state, CUmodule *module)
     return exists;
 }
 
-/* Apply the patch to a module, or remove the patch, and set the module's state. The patching lock is held, the lock is
- * not. */
+/* Apply the patch to a module, or remove the patch, and set the module's state. The patching lock is held, the recorder
+ * lock is not. */
 static void switch_patch(uint32_t id, CUmodule module, bool apply)
 {
     const bool is_switched = apply ? patching_apply(module) : patching_remove(module);
@@ -121,7 +122,7 @@ bool module_restore_patch(uint32_t id)
     return is_restored;
 }
 
-/* Restore the patch of all modules. The patching lock is held, the lock is not. */
+/* Restore the patch of all modules. The patching lock is held, the recorder lock is not. */
 static void restore_all_patches(void)
 {
     CUmodule module;
@@ -142,13 +143,19 @@ void modules_restore_all_patches(void)
 
 /* --- reviews ------------------------------------------------------------------------------------- */
 
+void modules_request_restoring(void)
+{
+    __atomic_store_n(&restoring_is_requested, true, __ATOMIC_RELAXED);
+}
+
 void modules_request_review(void)
 {
     __atomic_store_n(&review_is_requested, true, __ATOMIC_RELAXED);
 }
 
-/* Begin the removal of a module's patch, and return true, if the reviews show that the patch is not needed, and no other
- * thread is enqueueing a launch that the patch records. Later launches are not recorded by the patch. Takes the lock. */
+/* Begin the removal of a module's patch, and return true, if the reviews show that the patch is not needed, and no
+ * other thread is enqueueing a launch that the patch records. Later launches are not recorded by the patch. Takes the
+ * recorder lock. */
 static bool begin_removal(uint32_t id)
 {
     pthread_mutex_lock(&recorder_lock);
@@ -194,6 +201,8 @@ static bool device_is_idle(void)
 
 void modules_review(void)
 {
+    if (__atomic_exchange_n(&restoring_is_requested, false, __ATOMIC_RELAXED))
+        modules_restore_all_patches();
     if (!__atomic_load_n(&review_is_requested, __ATOMIC_RELAXED))
         return;
     __atomic_store_n(&review_is_requested, false, __ATOMIC_RELAXED);

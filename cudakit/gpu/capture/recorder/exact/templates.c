@@ -6,7 +6,7 @@
 #include "containers.h"
 #include "recorder.h"
 
-/* The analysis keeps the ranges of all templates in memory, 96 bytes each. */
+/* Maximum number of ranges of all templates: the analysis keeps them in memory, 96 bytes each. */
 #define MAX_TEMPLATE_RANGES (1u << 20)
 #define MAX_RANGES_OF_TEMPLATE 8192
 #define MAX_STATES (1u << 18)
@@ -18,7 +18,7 @@
 /* Number of uses of a template before its first verification, and maximum number of uses between two verifications. */
 #define FIRST_CHECK_INTERVAL 4
 #define MAX_CHECK_INTERVAL 4096
-/* The maximum for launches that share allocations with unordered work. */
+/* Maximum number of uses between two verifications, for launches that share allocations with unordered work. */
 #define MAX_SHARED_CHECK_INTERVAL 512
 
 typedef struct {
@@ -37,6 +37,7 @@ typedef struct {
     /* Whether the template was verified by a launch on memory that unordered work uses as well, and whether such a launch
      * was not recorded. */
     bool is_checked_in_shared_memory, is_used_in_shared_memory;
+    bool is_contiguous; /* whether the last recorded launch accessed contiguous bytes from its pointers on */
     /* Number of changes between recorded launches that did not change the accesses, for each kind of argument. */
     uint8_t scalar_change_count, pointer_change_count, distance_change_count;
 } signature_state;
@@ -185,7 +186,8 @@ launch_template templates_choose(launch_signature *signature, memory_order order
     if (!state || order == MEMORY_CONTESTED || !template_applies(state, &signature->hashes))
         return (launch_template){0};
     signature->is_shared = order == MEMORY_SHARED;
-    if (signature->is_shared && !state->is_checked_in_shared_memory)
+    /* Accesses that are not contiguous may depend on the content of memory, such as an index. */
+    if (signature->is_shared && !(state->is_checked_in_shared_memory && state->is_contiguous))
         return (launch_template){0};
     if (can_be_recorded && is_check_due(state, signature->is_shared)) {
         signature->is_check = true;
@@ -270,6 +272,7 @@ template_result templates_compare(const launch_signature *signature, const acces
     if (!state || state->is_untrusted || state->accesses_depend_on_scalars)
         return result;
     const bool is_equal = accesses->is_inside && (!state->equal_count || state->digest == accesses->hash);
+    state->is_contiguous = footprint_is_contiguous(&accesses->footprint);
     if (template_applies(state, hashes))
         result.check_result = is_equal ? TEMPLATE_CHECK_EQUAL : TEMPLATE_CHECK_DIFFERENT;
     if (is_equal)

@@ -6,6 +6,7 @@
 
 #include "exact/exact.h"
 #include "exact/module_switch.h"
+#include "exact/patch_restoring.h"
 #include "exact/patching.h"
 #include "model/allocations.h"
 #include "model/graphs.h"
@@ -19,13 +20,17 @@ static uint64_t count_launch_threads(const uint32_t grid[3], const uint32_t bloc
     return (uint64_t)grid[0] * grid[1] * grid[2] * block[0] * block[1] * block[2];
 }
 
-static void enter_launch(CUcontext context, uint64_t threads, CUfunction function, void **parameters, void **extra)
+static void enter_launch(CUcontext context, const uint32_t grid[3], const uint32_t block[3], CUfunction function,
+                         void **parameters, void **extra)
 {
+    this_thread.entered_function = function;
     this_thread.parameters = parameters;
     this_thread.extra = extra;
     this_thread.parameter_layout =
         kernels_layout(function); /* at the entry of the launch, the module is already loaded */
-    exact_prepare(context, function, threads);
+    if (templates_are_enabled())
+        patch_restoring_enter_launch(grid, block);
+    exact_prepare(context, function, count_launch_threads(grid, block));
 }
 
 static void enter_3d_copy(const memcpy3d_params *copy)
@@ -58,18 +63,16 @@ static void on_call_entry(uint32_t cbid, const void *parameters, CUcontext conte
     switch (cbid) {
     case CBID_cuLaunchKernel:
     case CBID_cuLaunchKernel_ptsz:
-        enter_launch(context, count_launch_threads(launch->grid, launch->block), launch->f, launch->kernelParams,
-                     launch->extra);
+        enter_launch(context, launch->grid, launch->block, launch->f, launch->kernelParams, launch->extra);
         break;
     case CBID_cuLaunchCooperativeKernel:
     case CBID_cuLaunchCooperativeKernel_ptsz:
-        enter_launch(context, count_launch_threads(launch->grid, launch->block), launch->f, launch->kernelParams,
-                     NULL);
+        enter_launch(context, launch->grid, launch->block, launch->f, launch->kernelParams, NULL);
         break;
     case CBID_cuLaunchKernelEx:
     case CBID_cuLaunchKernelEx_ptsz:
-        enter_launch(context, count_launch_threads(launch_ex->config->grid, launch_ex->config->block),
-                     launch_ex->f, launch_ex->kernelParams, launch_ex->extra);
+        enter_launch(context, launch_ex->config->grid, launch_ex->config->block, launch_ex->f,
+                     launch_ex->kernelParams, launch_ex->extra);
         break;
     case CBID_cuLaunchHostFunc:
     case CBID_cuLaunchHostFunc_v2:
@@ -280,6 +283,7 @@ void on_driver_call(uint32_t cbid, const Sanitizer_CallbackData *data)
     if (cbid == CBID_cuGraphLaunch || cbid == CBID_cuGraphLaunch_ptsz)
         this_thread.in_graph_launch = false;
     this_thread.cbid = 0;
+    this_thread.entered_function = NULL;
     this_thread.parameters = this_thread.extra = NULL;
     this_thread.parameter_layout = NULL;
     this_thread.source_height = this_thread.destination_height = 0;

@@ -2,6 +2,7 @@
 #include "hooks/hooks.h"
 
 #include "exact/exact.h"
+#include "exact/patch_restoring.h"
 #include "exact/patching.h"
 #include "model/allocations.h"
 #include "model/ids.h"
@@ -125,6 +126,7 @@ void on_resource(uint32_t cbid, const void *data)
     case RESOURCE_MODULE_LOADED: patching_module_loaded(data); break;
     case RESOURCE_MODULE_UNLOADING:
         pthread_mutex_lock(&recorder_lock);
+        patch_restoring_clear();
         patching_module_unloading(((const Sanitizer_ResourceModuleData *)data)->module);
         kernels_clear();
         pthread_mutex_unlock(&recorder_lock);

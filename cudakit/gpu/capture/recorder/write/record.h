@@ -113,6 +113,7 @@ typedef struct {
             uint32_t template_id; /* template that replaces the accesses; 0: none */
             uint8_t is_relative;  /* the template is of a launch with other pointers */
             uint8_t is_checked;   /* the template was checked while unordered work used the same allocations */
+            uint8_t is_unordered; /* the launch should have been recorded, but the patch was removed */
         } launch;
         struct {
             uint64_t lo, hi;

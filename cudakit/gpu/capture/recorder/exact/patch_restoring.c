@@ -1,0 +1,93 @@
+#include "exact/patch_restoring.h"
+
+#include "containers.h"
+#include "exact/exact.h"
+#include "exact/module_switch.h"
+#include "exact/patching.h"
+#include "model/kernels.h"
+#include "recorder.h"
+
+/* The fields of a kernel that are known only when it launches. */
+typedef struct {
+    uint32_t module, name; /* id of the module; id of the name */
+    uint32_t context;      /* id of the context of the last launch */
+    uint32_t cluster[3];   /* size of a cluster in the last launch, in blocks */
+} launched_kernel;
+
+static launched_kernel *kernels;
+static size_t kernel_count, kernel_capacity;
+static hash_table kernel_indices; /* index in ``kernels`` plus 1, by the function that the program launches */
+
+/* Return the kernel of a function. A new function gets a new kernel; return NULL if no memory is left. */
+static launched_kernel *get_or_add_kernel(uint64_t function)
+{
+    const uint32_t index_plus_one = hash_table_get(&kernel_indices, function);
+    if (index_plus_one)
+        return kernels + index_plus_one - 1;
+    launched_kernel *new_kernels =
+        array_reserve(kernels, &kernel_capacity, kernel_count + 1, sizeof *kernels, 256);
+    if (!new_kernels)
+        return NULL;
+    kernels = new_kernels;
+    if (hash_table_put(&kernel_indices, function, (uint32_t)kernel_count + 1))
+        return NULL;
+    return kernels + kernel_count++;
+}
+
+void patch_restoring_add_kernel(const record *launch_record, const Sanitizer_LaunchData *launch)
+{
+    const uint64_t function = (uint64_t)(uintptr_t)this_thread.entered_function;
+    launched_kernel *kernel = function ? get_or_add_kernel(function) : NULL;
+    if (kernel)
+        *kernel = (launched_kernel){patching_module_id(launch->module),
+                                    launch_record->launch.name,
+                                    launch_record->context,
+                                    {launch->clusterDim_x, launch->clusterDim_y, launch->clusterDim_z}};
+}
+
+/* Return whether the patch of a kernel's module was removed and no template applies to this thread's launch. The
+ * recorder lock is held. */
+static bool must_restore_patch(const launched_kernel *kernel, const uint32_t grid[3], const uint32_t block[3])
+{
+    static launch_arguments arguments; /* protected by the recorder lock */
+    if (!kernel->module || module_has_patch(kernel->module))
+        return false;
+    kernels_find_arguments(this_thread.parameter_layout, this_thread.parameters, this_thread.extra, &arguments);
+    const launch_shape shape = {
+        .module = kernel->module,
+        .name = kernel->name,
+        .context = kernel->context,
+        .grid = {grid[0], grid[1], grid[2]},
+        .block = {block[0], block[1], block[2]},
+        .cluster = {kernel->cluster[0], kernel->cluster[1], kernel->cluster[2]},
+    };
+    const launch_hashes hashes = exact_hash_launch(&shape, &arguments);
+    const launch_signature signature = templates_find_signature(&hashes);
+    bool is_contested = false;
+    for (size_t i = 0; i < arguments.allocation_count; i++)
+        is_contested = is_contested || arguments.allocations[i]->is_contested;
+    return is_contested || !templates_apply_to(&signature);
+}
+
+void patch_restoring_enter_launch(const uint32_t grid[3], const uint32_t block[3])
+{
+    if (!modules_include_unpatched())
+        return;
+    pthread_mutex_lock(&recorder_lock);
+    const uint32_t index_plus_one =
+        hash_table_get(&kernel_indices, (uint64_t)(uintptr_t)this_thread.entered_function);
+    const launched_kernel *kernel = index_plus_one ? kernels + index_plus_one - 1 : NULL;
+    const bool must_restore = kernel && must_restore_patch(kernel, grid, block);
+    const uint32_t module = kernel ? kernel->module : 0;
+    pthread_mutex_unlock(&recorder_lock);
+    if (!kernel)
+        modules_restore_all_patches();
+    else if (must_restore)
+        module_restore_patch(module);
+}
+
+void patch_restoring_clear(void)
+{
+    hash_table_clear(&kernel_indices);
+    kernel_count = 0;
+}
