@@ -47,8 +47,8 @@ class CacheResult:
     images: tuple[Image, ...]  # images, the newest first
     unusable: int  # number of files that are damaged, or that another user can have written
     size_bytes: int  # sum of the sizes of the images
-    max_images: int  # number of images above which the oldest are deleted
-    max_bytes: int  # sum of sizes above which the oldest are deleted
+    max_images: int  # number of images above which the oldest images are deleted
+    max_bytes: int  # sum of the sizes above which the oldest images are deleted
     cleared: Cleared | None = None  # deleted files; null unless the cache was cleared
     warmed: tuple[Warmed, ...] = ()  # result of ``cache warm`` for each architecture
 

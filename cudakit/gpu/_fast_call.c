@@ -25,11 +25,11 @@ enum {
     MAX_OPERANDS = 16,
     MAX_PARAMETERS = 24,
     MAX_KEY_WORDS = 128,
-    MAX_CONSTANT_BYTES = 1024, /* bytes of all constants of one launch */
+    MAX_CONSTANT_BYTES = 1024, /* maximum size of all constants of one launch, in bytes */
     MAX_PLANS = 256,
-    MAX_SCRATCH = 16, /* streams that have scratch memory for one plan */
+    MAX_SCRATCH = 16, /* maximum number of streams that have scratch memory for one plan */
     CACHED_CLASSES = 8,
-    MAX_DIMENSIONS = 32, /* of arrays that are read through attributes */
+    MAX_DIMENSIONS = 32, /* maximum number of dimensions of arrays that are read through attributes */
     ALIGNMENT = 16       /* remainders of addresses modulo this number are part of a key */
 };
 
@@ -451,7 +451,7 @@ static bool launch_plan(FastCall *self, const prepared_launch *plan, const opera
         if (driver.is_capturing(stream, &capture_status) || capture_status)
             return false;
     }
-    if (counter) { /* before another thread can run */
+    if (counter) { /* changed while the GIL is held, so that no two launches get the same numbers */
         if (counter->is_frozen || counter->words[0] > UINT64_MAX - plan->counter_step)
             return false;
         counter->words[0] += plan->counter_step;

@@ -386,7 +386,7 @@ RUNTIME_ONLY: dict[int, tuple[str, str, str]] = {
 
 
 def runtime_name(status: Status) -> str:
-    """Return the name of the same error in the runtime API, "" if it has none."""
+    """Return the name of the same error in the runtime API, "" if that API has no such error."""
     if status in _DRIVER_ONLY:
         return ""
     camel = "".join(word.capitalize() for word in status.name.split("_"))

@@ -11,8 +11,8 @@ from pathlib import Path
 def available_host_memory() -> int | None:
     """Return the number of bytes that this process can still allocate; None if the system reports no limit.
 
-    It is the least of the available memory of the host (``MemAvailable``), of its control groups (cgroup v2,
-    ``memory.max``) and of its address space (RLIMIT_AS).
+    Returns the least of the available memory of the host (``MemAvailable``), of its control groups
+    (cgroup v2, ``memory.max``) and of its address space (RLIMIT_AS).
     """
     return min(_limits(), default=None)
 

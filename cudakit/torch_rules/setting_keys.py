@@ -22,7 +22,7 @@ from cudakit.torch_rules.sizes import MIB
 
 _INTEGER_PATTERN = re.compile(
     r"[+-]?[0-9]{1,400}"
-)  # Limited, because Python cannot parse 5000 digits.
+)  # At most 400 digits, because Python cannot parse 5000.
 _SHORT_INTEGER_PATTERN = re.compile(r"\+?[0-9]{1,40}")
 _NUMBER_PATTERN = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 _DIVISIONS_FORMAT = "divisions as one number (4) or by intervals in MiB ([256:1,512:2,>:4])"

@@ -1,6 +1,6 @@
 """Sizes: rounding of requests, and the size of the segment that is allocated for a block.
 
-The rules and constants come from PyTorch's c10/cuda/CUDACachingAllocator.cpp; comments name the originals.
+The rules and constants come from PyTorch's c10/cuda/CUDACachingAllocator.cpp; comments give PyTorch's names.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SEGMENT_STEP = 2 * MIB
 
 # PyTorch rejects a request of 1 EiB before it calls the allocator (aten/src/ATen/EmptyTensor.cpp).
 TOO_MANY_BYTES = 1 << 60
-# The value of a limit that does not limit: SIZE_MAX in PyTorch, here the largest signed 64-bit number.
+# The value of a limit that means "no limit": SIZE_MAX in PyTorch, here the largest signed 64-bit number.
 UNLIMITED = (1 << 63) - 1
 
 # The setting of divisions has a slot for each power of two from 1 MiB on; the last slot is for 32 GiB and

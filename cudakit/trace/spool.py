@@ -31,7 +31,7 @@ _RECORDS_PER_BATCH = 8192
 # Size from which on a trace continues in the next file of its chain.
 _MAX_FILE_BYTES = 4 << 20
 
-# The files of one chain by their numbers.
+# The files of one chain of trace files, by their numbers.
 _ChainFiles: TypeAlias = Mapping[int, "os.DirEntry[str]"]
 
 

@@ -29,7 +29,7 @@ MAX_CHUNK_LENGTH = 1024
 
 
 class PagedRange(Protocol):
-    """The attributes of an expandable segment that code with a block of this segment uses."""
+    """The attributes of an expandable segment that are read through its blocks."""
 
     ptr: int
     page_bytes: int
@@ -74,12 +74,12 @@ class Block:
         self.size = size
         self.free_blocks = free_blocks  # The list that contains the block while it is free.
         self.expandable_segment = expandable_segment
-        self.is_mapped = True  # False: addresses of an expandable segment without physical memory.
+        self.is_mapped = True  # Whether the addresses of the block have physical memory.
         self.requested = 0  # Bytes of the block's last request, before rounding.
         self.is_free = self.is_allocated = False
         self.prev: Block | None = None  # The block before this one in the segment.
         self.next: Block | None = None
-        # Other streams that use the block; no event is recorded yet.
+        # Streams that use the block besides its own stream, and on which no event is recorded yet.
         self.stream_uses: dict[int, None] | None = None
         self.event_count = 0  # Number of recorded events that the block waits for.
         self.gc_count_base = 0  # Number of searches of the pool when the block became free.
@@ -222,7 +222,7 @@ PLAIN_TYPES = BlockTypes(FreeBlocks, BlockCounters)
 class BlockPool:
     """The free blocks of the small or the large pool with one id, by stream.
 
-    ``reserved_stats`` counts the bytes that a private pool reserves; ``stats`` counts all pools.
+    ``reserved_stats`` counts the bytes that a private pool reserves; ``stats`` counts the bytes of all pools.
     """
 
     __slots__ = (
@@ -269,7 +269,7 @@ class BlockPool:
 
 
 class Pools:
-    """The small and the large pool with one id: that of the default pool, or of a private pool.
+    """The small and the large pool with the same id: the id of the default pool or of a private pool.
 
     ``source`` provides the segments; None means the device.
     """

@@ -112,7 +112,7 @@ class Engine:
     def uses_expandable_segments(self, pool: BlockPool) -> bool:
         """Return whether new memory of a pool is mapped into expandable segments.
 
-        New memory of a pool with its own source of segments is not (PyTorch's is_expandable_segments_active).
+        Pools with their own source of segments use plain segments (PyTorch's is_expandable_segments_active).
         """
         return (
             self.settings.expandable_segments and self.private_pools.segment_source(pool.id) is None
@@ -153,7 +153,7 @@ class Engine:
     def alloc_found_block(
         self, block: Block, size: int, requested_bytes: int, stack: RawStack | None, *, splits: bool
     ) -> None:
-        """Allocate a block that was removed from its list; with ``splits``, only its first ``size`` bytes."""
+        """Allocate a block that is in no free list; with ``splits``, only its first ``size`` bytes."""
         free_blocks, next_block = block.free_blocks, block.next
         counters = free_blocks.counters
         was_split = next_block is not None or block.prev is not None

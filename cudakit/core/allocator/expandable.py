@@ -131,7 +131,7 @@ class ExpandableSegments:
     def _reserve_addresses(self, owner: PageOwner, request: Request) -> Block | None:
         """Reserve addresses for a request, and return their block; None if no addresses are left.
 
-        The result is None, too, if the request is larger than a reservation.
+        Also returns None if the request is larger than an address range.
         """
         total_bytes = self._upstream.memory_info().total_bytes
         pool, stream = request.pool, request.stream
@@ -173,7 +173,7 @@ class ExpandableSegments:
         return block
 
     def _unmap_pages(self, owner: PageOwner, block: Block, stack: RawStack | None) -> None:
-        """Release the whole pages in a free block."""
+        """Release the pages that lie completely in a free block."""
         segment = cast("ExpandableSegment", block.expandable_segment)
         begin, end = segment.pages_within(block)
         if begin == end:
@@ -190,7 +190,7 @@ class ExpandableSegments:
 
 
 def require_paged(upstream: object, large_page_bytes: int) -> PagedUpstream:
-    """Return ``upstream``, whose type is then that of an upstream with virtual memory.
+    """Return ``upstream`` unchanged; type checkers then know that it has virtual memory.
 
     Raises Unsupported if the upstream has no virtual memory, or no pages of the sizes of small and large
     segments; CudaError if the driver refuses.

@@ -220,7 +220,7 @@ def _reservation_bytes(engine: Engine, request: Request, total_bytes: int) -> in
 
 
 def _pins(segments: Iterable[Segment], min_free_bytes: int) -> tuple[Pin, ...]:
-    """Return the smallest used block of each segment with the most free bytes per byte in use."""
+    """Return the smallest block in use of each of the segments with the most free bytes per byte in use."""
     segments_with_free_bytes = [(_free_bytes(segment), segment) for segment in segments]
     partly_free_segments = [
         (segment_free_bytes, segment)

@@ -19,7 +19,7 @@ _QueuedFree = TypeVar("_QueuedFree")
 
 
 class Reentered(UsageError):
-    """A finalizer, signal handler or MemPool upstream called the allocator while it was running."""
+    """A finalizer, signal handler or MemPool upstream called the allocator during another call of it."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -117,10 +117,11 @@ class Guard(Generic[_QueuedFree]):
     def queue_free(self, queued_free: _QueuedFree) -> None:
         """Queue a free that could not acquire the lock."""
         self.queued_frees.append(queued_free)
-        self.drain_queue()  # The holder may have released the lock before this free was in the queue.
+        # The thread with the lock may have released the lock before the queue contained this free.
+        self.drain_queue()
 
     def drain_queue(self) -> None:
-        """Perform queued frees if the lock is free; otherwise its holder performs them afterwards."""
+        """Perform queued frees, unless a thread holds the lock: that thread performs the frees later."""
         while self.queued_frees and self.try_enter():
             try:
                 self.perform_queued()

@@ -47,7 +47,7 @@ TraceEvent: TypeAlias = "tuple[str, int, int, int, int, RawStack | None, PoolId,
 
 
 class Level(IntEnum):
-    """The events for which call stacks are gathered; each level includes those before it."""
+    """The events for which call stacks are gathered; each level includes the events of lower levels."""
 
     NONE = 0
     STATE = 1  # Stacks of the allocations of live blocks.
@@ -144,7 +144,7 @@ class History:
         skip_actions: Collection[str],
         clear: bool,
     ) -> None:
-        """Start or stop to record events. Raises UsageError for an invalid setting."""
+        """Start or stop recording events. Raises UsageError for an invalid setting."""
         if recorded_events is None:
             self.is_enabled, self.level = False, Level.NONE
             return

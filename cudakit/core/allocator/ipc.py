@@ -1,4 +1,4 @@
-"""Memory shared with other processes: exported and imported handles, and the value that is sent.
+"""Memory shared with other processes: exported and imported handles, and the description that is sent.
 
 A handle is opened once in a process, even if several objects use it, and closed when no object uses it.
 Source: PyTorch's c10/cuda/CUDACachingAllocator.cpp (getIpcDevPtr, ExpandableSegment::fromShared).
@@ -86,7 +86,7 @@ class SharedMemory:
 
     @classmethod
     def from_text(cls, text: str) -> SharedMemory:
-        """Return the value that ``as_text`` wrote. Raises InputError for other texts and versions."""
+        """Return the SharedMemory that ``as_text`` wrote. Raises InputError for other texts and versions."""
         fields = _Fields(text)
         process = ProcessId(fields.read_number("pid", _MAX_PID), fields.read_number("started"))
         shared_memory = cls(
@@ -229,7 +229,7 @@ class IpcRegistry:
         self._captures = captures
 
     def ipc_handle(self, ptr: Ptr) -> bytes:
-        """Return the handle of a plain segment. Raises CudaError."""
+        """Return the handle of a plain segment. Raises CudaError if the driver refuses."""
         with self._gpu.relaxed():
             return self._gpu.ipc_handle(ptr)
 
@@ -256,7 +256,10 @@ class IpcRegistry:
         return imported_handle
 
     def close_unused(self) -> None:
-        """Close the handles that no object uses any more. Raises CudaError; the next call tries again."""
+        """Close the handles that no object uses any more.
+
+        If the driver refuses, raises CudaError; the next call then tries again.
+        """
         failure = self._close_unused_handles()
         if failure:
             raise failure
@@ -345,7 +348,7 @@ class IpcRegistry:
         backing = self._gpu.import_backing(cast("ShareableHandle", handle))
         try:
             self._gpu.map(ptr, backing, page_bytes)
-        finally:  # The memory exists as long as it is mapped.
+        finally:  # Mapped memory exists without its handle.
             self._clean_up(partial(self._gpu.release, backing))
 
     def _clean_up(self, cleanup_call: Callable[[], None]) -> None:

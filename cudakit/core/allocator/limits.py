@@ -27,11 +27,11 @@ Direction: TypeAlias = Literal["up", "down", "both"]
 
 @dataclass(frozen=True, slots=True)
 class Crossing:
-    """The report of a crossing: a value has reached a threshold, or has fallen below the threshold."""
+    """A report that a monitored value has reached a threshold, or has fallen below the threshold."""
 
     metric: MonitoredMetric
     up: bool  # Whether the value is now at or above the threshold.
-    value_bytes: int  # Value at the time of the check.
+    value_bytes: int  # Monitored value when the threshold was checked.
     threshold_bytes: int
     device: int
 
@@ -57,7 +57,7 @@ class Monitor:
         self._on_end: Callable[[Monitor], None] | None = None
 
     def end(self) -> None:
-        """Stop monitoring."""
+        """Stop monitoring the threshold."""
         if self._on_end is not None:
             self._on_end(self)
             self._on_end = None
@@ -192,7 +192,7 @@ class Limits:
             or state.captures.capture_count
         ):
             return
-        if state.guard.try_enter():  # Otherwise the holder of the guard trims the cache afterwards.
+        if state.guard.try_enter():  # Otherwise the thread with the guard trims the cache.
             try:
                 with suppress(
                     CudaError

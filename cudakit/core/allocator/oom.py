@@ -74,7 +74,7 @@ class OomChain:
     # Methods that register functions of the program.
 
     def on_shortage(self, helper: Callable[[], bool]) -> None:
-        """Call a function when no free block serves a request. It returns whether it freed memory."""
+        """Call a function, which returns whether it freed memory, when no free block serves a request."""
         self._shortage_helpers.append(helper)
 
     def on_out_of_memory(self, observer: Observer) -> None:
@@ -109,7 +109,7 @@ class OomChain:
         def save_on_out_of_memory(report: OomReport) -> None:  # noqa: ARG001
             save_snapshot(self._take_snapshot(), snapshot_path)
 
-        # The note on the error contains this name.
+        # If the function fails, the note on the out-of-memory error contains this name.
         save_on_out_of_memory.__qualname__ = "save_on_out_of_memory"
         self._snapshot_saver = save_on_out_of_memory
 
@@ -143,7 +143,7 @@ class OomChain:
         raise self._out_of_memory_error(self._oom_report(request, is_rejected=is_rejected))
 
     def _find_memory(self, request: Request) -> Block | None:
-        """Try PyTorch's ways to find memory in its order; return None if all of them fail."""
+        """Try PyTorch's ways to find memory, in PyTorch's order; return None if all of them fail."""
         state, engine = self._state, self._state.engine
         block = state.cache.alloc_block(request) or self._take_lent_block(request)
         if block is None and state.cache.release_available_cached_blocks(request):

@@ -112,9 +112,9 @@ class GpuPages:
             self._gpu.sync()  # The stream was destroyed, but its work may still run.
 
     def enable_peer(self, device: int, mapped_ranges: Iterable[tuple[int, int]]) -> None:
-        """Allow another device to access mapped memory: the given ranges and later ones.
+        """Allow another device to access the given mapped ranges, and all ranges that are mapped later.
 
-        On CudaError nothing is enabled.
+        If the driver refuses, raises CudaError and enables no access.
         """
         enabled_ranges: list[tuple[int, int]] = []
         try:

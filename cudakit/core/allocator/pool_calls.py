@@ -136,7 +136,7 @@ class PoolRouting:
             self._begin_capture(None)
 
     def end_capture(self) -> None:
-        """End a capture. Raises PoolError if none was begun."""
+        """End a capture. Raises PoolError if no capture was begun."""
         with self._state.locked():
             self._end_capture(None)
 

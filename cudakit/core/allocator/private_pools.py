@@ -75,7 +75,7 @@ class PrivatePools:
         self._stats = stats
         self._free_blocks_type = free_blocks_type
         self._pools: dict[PoolId, PrivatePool] = {}
-        # Last issued number of a graph's pool (True) and of a user's pool (False).
+        # The last number issued as a pool id: to a pool of a graph (True), or of a user (False).
         self._last_issued_numbers = {True: 0, False: 0}
         self.routes: list[Route] = []  # The oldest route is first.
         # Pools whose holder was garbage-collected, and whether to release their cached memory.

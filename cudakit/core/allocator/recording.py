@@ -90,7 +90,7 @@ class Recording:
     def annotate(self, ptr: int, text: str) -> None:
         """Add an entry to the trace with a text about a live allocation, such as its purpose.
 
-        Raises InvalidPointer if nothing is allocated there.
+        Raises InvalidPointer if no live allocation begins at ``ptr``.
         """
         state = self._state
         stack = gather_stack(2) if state.history.level else None

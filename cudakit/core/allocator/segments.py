@@ -183,7 +183,7 @@ class ExpandableSegment:
         self.group.segments.remove(self)
 
     def pages_within(self, block: Block) -> tuple[int, int]:
-        """Return the begin and the end of the whole pages in a block; both are equal if there are none."""
+        """Return the begin and the end of the pages that lie completely in a block; equal if no page does."""
         page_bytes, start_offset = self.page_bytes, block.ptr - self.ptr
         begin = -(-start_offset // page_bytes) * page_bytes
         end = (start_offset + block.size) // page_bytes * page_bytes
@@ -234,7 +234,7 @@ class ExpandableSegment:
         return block
 
     def _replace_block(self, old_block: Block, chain: list[Block]) -> None:
-        """Replace a block of the segment by a chain of blocks, whose first block may be the same one."""
+        """Replace a block of the segment by a chain of blocks; its first block may be the replaced block."""
         previous_block, next_block = old_block.prev, old_block.next
         for lower_block, upper_block in pairwise([previous_block, *chain, next_block]):
             if lower_block is not None:

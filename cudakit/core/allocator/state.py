@@ -149,7 +149,7 @@ class AllocatorState:
     def free_live_block(
         self, block: Block, stack: RawStack | None, stream: int | None = None
     ) -> None:
-        """Free a block that was removed from ``live_blocks``; ``stream`` may use it. Needs the guard."""
+        """Free a block that is no longer in ``live_blocks``; ``stream`` may use it. Needs the guard."""
         if stream is not None:
             self.pending_frees.add_use(block, stream_number(stream))
         if block.stream_uses:

@@ -48,7 +48,7 @@ class CapturedGraph:
 
     def __init__(self, graph: CaptureGraph) -> None:
         self._graph = graph
-        # Known predecessor nodes, by capture and stream.
+        # Predecessors of the next node of each stream, as far as they were queried, by capture and stream.
         self._nodes_before: dict[tuple[int, int], set[int]] = {}
 
     def last_uses(self, block: Block) -> LastUses | None:

@@ -70,7 +70,7 @@ class CaptureGraph(Protocol):
     """The graphs that captures have built so far. Each node has a unique number."""
 
     def capture(self, stream: int) -> int | None:
-        """Return the id of the capture of a stream; None if it is not captured (cudaStreamGetCaptureInfo)."""
+        """Return the id of a stream's capture; None if it is in no capture (cudaStreamGetCaptureInfo)."""
         ...
 
     def terminals(self, stream: int) -> Collection[int]:

@@ -200,7 +200,7 @@ def _cuda_state(cuda_view: CudaView | Unavailable) -> Cuda | Unavailable:
 # --- notes -----------------------------------------------------------------------------------------
 
 
-# Clock event reasons that are no throttling.
+# Clock event reasons that do not count as throttling.
 _NORMAL_REASONS = ("idle", "application clocks setting", "display clock setting")
 
 

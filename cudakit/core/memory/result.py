@@ -39,8 +39,8 @@ class State:
 class Peak:
     """The first moment with the most requested memory, and the maximum of each curve."""
 
-    event: int  # the event before this moment
-    time_us: int | None  # time of this event; null: not recorded
+    event: int  # index of the last event before the moment
+    time_us: int | None  # time of ``event``; null: not recorded
     requested_bytes: int  # requested bytes at the peak
     allocated_bytes: int  # allocated bytes at the peak
     active_bytes: int  # allocated and pending bytes at the peak
@@ -58,8 +58,8 @@ class Moment:
     """The moment that the tables show."""
 
     name: str  # "peak", "end", "oom" or "event"
-    event: int  # the event before this moment
-    time_us: int | None  # time of this event; null: not recorded
+    event: int  # index of the last event before the moment
+    time_us: int | None  # time of ``event``; null: not recorded
     state: State  # memory totals at this moment
 
 
@@ -80,11 +80,11 @@ class Health:
 class Holder:
     """The memory of one call stack at the chosen moment."""
 
-    bytes: int  # block sizes, in use and pending free
+    bytes: int  # total size of the blocks in use and pending free
     requested_bytes: int  # requested bytes
     count: int  # number of blocks
     share: float  # share of all bytes in use
-    stack: tuple[Frame, ...]  # innermost frame first
+    stack: tuple[Frame, ...]  # call stack, innermost frame first
     site: int  # index of the call site in ``stack``
 
 
@@ -92,7 +92,7 @@ class Holder:
 class Line:
     """The memory of one call site at the chosen moment."""
 
-    bytes: int  # block sizes, in use and pending free
+    bytes: int  # total size of the blocks in use and pending free
     count: int  # number of blocks
     share: float  # share of all bytes in use
     frame: Frame | None  # frame of the call site; null: no stack was recorded
@@ -103,7 +103,7 @@ class Group:
     """The memory of one value of a facet, such as one annotation, at the chosen moment."""
 
     name: str  # value, such as the name of an annotation; empty: none
-    bytes: int  # block sizes, in use and pending free
+    bytes: int  # total size of the blocks in use and pending free
     count: int  # number of blocks
     share: float  # share of all bytes in use
 
@@ -248,7 +248,7 @@ class StepPeak:
     step: int  # number of the step, from 0
     first_event: int  # first event of the step
     last_event: int  # last event of the step
-    peak_event: int  # the event before the peak
+    peak_event: int  # index of the last event before the peak
     time_us: int | None  # time of the first event
     requested_bytes: int  # requested bytes at the peak
     start_bytes: int  # requested bytes when the step starts
@@ -291,7 +291,7 @@ class Timeline:
     """The curves, reduced to at most 2,000 spans of events with the maximum of each."""
 
     event: tuple[int, ...]  # first event of the span
-    time_us: tuple[int, ...] | None  # time of this event; null: not recorded
+    time_us: tuple[int, ...] | None  # time of ``event``; null: not recorded
     requested_bytes: tuple[int, ...]  # highest requested bytes in the span
     allocated_bytes: tuple[int, ...]  # highest allocated bytes in the span
     reserved_bytes: tuple[int, ...]  # highest reserved bytes in the span

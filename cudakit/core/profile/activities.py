@@ -15,7 +15,7 @@ from cudakit.trace.layout import Records, layout
 from cudakit.trace.spool import Batch
 from cudakit.trace.trace_file import Stack
 
-# Kinds of events whose records are kept.
+# Kinds of events that make up a profile.
 _PROFILE_EVENT_KINDS = (
     EventKind.API_CALL,
     EventKind.KERNEL_RUN,
@@ -158,7 +158,7 @@ def _extend_indices(
     items: Sequence[_Item],
     index_by_item: dict[_Item, int],
 ) -> _Index:
-    """Return the index of each string or stack of a trace; only new ones are looked up."""
+    """Return the index of each string or stack of a trace; only new strings and stacks are looked up."""
     indices = indices_of_trace.get(chain, np.empty(0, np.uint32))
     if len(items) > len(indices):
         new_indices = [

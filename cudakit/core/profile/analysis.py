@@ -36,11 +36,11 @@ from cudakit.core.profile.timeline import Timeline, WorkKind, first_time, timeli
 from cudakit.core.profile.waits import host_waits
 from cudakit.trace.kinds import EventKind
 
-# Maximum number of steps that the result lists; all sums contain the other steps, too.
+# Maximum number of steps that a profile result lists; its sums include all steps.
 _MAX_STEPS = 10_000
 
 
-# First words of the reasons for an unknown collective size (model/collectives.c); its time is recorded.
+# First words of the reason of a GAP record for a collective of unknown size (model/collectives.c).
 _UNKNOWN_COLLECTIVE = "collective whose buffers are unknown"
 
 
@@ -296,11 +296,11 @@ class _Division:
     origin_ns: int
 
     def divide_interval(self, start_ns: int, end_ns: int) -> TimeDivision:
-        """Return the division of an interval whose ends are not within a gap."""
+        """Divide an interval into busy and idle time; its ends are not within a gap."""
         return self._sum_intervals([start_ns], [end_ns])
 
     def measured(self, steps: DeviceSteps) -> TimeDivision:
-        """Return the division of the measured steps; without steps, of the time from first to last work."""
+        """Divide the measured steps into busy and idle time; without steps, the time of all work."""
         if not steps.count:
             return self.divide_interval(self.first_ns, self.last_ns)
         start, end = steps.begin_ns[:-1], steps.begin_ns[1:]
@@ -309,7 +309,7 @@ class _Division:
         )
 
     def _sum_intervals(self, starts: list[int], ends: list[int]) -> TimeDivision:
-        """Return the summed division of sorted intervals."""
+        """Return the sums of the busy and idle time in sorted intervals."""
         gaps, idle_ns_by_cause = self.gaps, np.zeros(len(IdleCause), np.int64)
         bounds = np.searchsorted(gaps.start_ns, np.array([starts, ends]))
         for first_gap, end_gap in bounds.T.tolist():

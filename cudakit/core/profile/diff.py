@@ -16,17 +16,17 @@ class Change:
     """A time in both profiles: per step if both have steps, otherwise in all measured time."""
 
     name: str
-    before_ns: float  # time in the earlier profile; 0 if only the later profile has the row
+    before_ns: float  # time in the earlier profile; 0 if only the later profile has such a time
     after_ns: float
 
     @property
     def change_ns(self) -> float:
-        """The difference; positive if the later profile is slower."""
+        """The later time minus the earlier time, in nanoseconds."""
         return self.after_ns - self.before_ns
 
     @property
     def growth(self) -> float | None:
-        """The relative change; None if the earlier time is 0."""
+        """The change divided by the earlier time; None if the earlier time is 0."""
         return self.after_ns / self.before_ns - 1 if self.before_ns else None
 
 
@@ -58,7 +58,7 @@ class ProfileDiff:
 
 
 def compare(before: ProfileResult, after: ProfileResult) -> ProfileDiff:
-    """Return the changes; devices of the profiles are matched in their order."""
+    """Return the changes between two profiles, whose devices are matched in their order."""
     device_pairs = list(zip(before.devices, after.devices, strict=False))
     unmatched_count = abs(len(before.devices) - len(after.devices))
     return ProfileDiff(tuple(_compare_devices(*pair) for pair in device_pairs), unmatched_count)

@@ -20,7 +20,7 @@ from cudakit.trace.kinds import Direction
 from cudakit.units import format_ratio, format_seconds
 
 _MIN_SHARE: Final = 0.03
-# A call site whose waits cause less idle time is not worth a change.
+# Minimum share of the measured time that the waits of a call site leave idle in a finding.
 _MIN_WAIT_SHARE: Final = 0.01
 # Time between two kernels of a CUDA graph that depend on each other; 0.5 to 1.3 microseconds on H100 and H200
 # (cudakit bench graph).
@@ -31,11 +31,11 @@ _PCIE_4_BYTES_PER_S: Final = 25e9
 _PCIE_5_BYTES_PER_S: Final = 50e9
 # Names of GPUs with PCIe 5.0 or a faster link to the host (NVIDIA's datasheets).
 _PCIE_5_GPUS = re.compile(r"\b(?:H20|H100|H200|H800|G[HB]\d{3}|B[123]00|RTX 50\d\d|RTX PRO)\b")
-# Copies that are smaller on average do not show the rate of the link.
+# Minimum mean size of copies whose rate is that of the link: smaller copies are slower.
 _LARGE_COPY_BYTES: Final = 1 << 20
 _GEMM = re.compile(r"gemm|gemv|cutlass.*mma|matmul|xmma|nvjet", re.IGNORECASE)
 _MIN_CONSECUTIVE_GEMMS: Final = 8
-# A GEMM that takes longer is limited by its arithmetic, not by the small number of its thread blocks.
+# Maximum time of a small GEMM: a longer one is limited by its arithmetic, not by its few thread blocks.
 _MAX_SMALL_GEMM_NS: Final = 50_000
 _MIN_STREAM_SHARE: Final = 0.1
 
@@ -162,7 +162,8 @@ def _host_waits(device: Device) -> Iterator[Finding]:
             "host-wait",
             f"The host waits for the GPU{_at_site(stack, 0)} ({waits[0].function}, "
             f"{_per_step(device, call_count)}). "
-            f"This leaves the GPU idle for {_share_text(device, idle_ns)} of the time.",
+            f"This leaves the GPU idle for {_share_text(device, idle_ns)} of the time, "
+            "and delays later launches.",
             min(blocked_ns, idle_ns + device.measured.idle.launch_ns),
             "time of the host in these waits, at most the idle time that the waits and launching cause",
             (
@@ -183,7 +184,7 @@ def _pageable_to_device(device: Device) -> list[Copies]:
 
 
 def _data_loading(device: Device) -> Iterator[Finding]:
-    if not device.steps.measured:  # the host may compile, and is slow only once
+    if not device.steps.measured:  # without steps, the host may only compile, once
         return iter(())
     idle_ns = device.measured.idle.data_loading_ns
     copies_to_device = [
@@ -221,7 +222,8 @@ def _allocation(device: Device) -> Iterator[Finding]:
         "allocation",
         f"The driver allocates or frees memory {_per_step(device, call_count)}, most"
         f"{_at_site(largest_wait.stack, largest_wait.site) or ' often'} ({largest_wait.function}). "
-        f"This leaves the GPU idle for {_share_text(device, idle_ns)} of the time.",
+        f"This leaves the GPU idle for {_share_text(device, idle_ns)} of the time, "
+        "and delays later launches.",
         min(blocked_ns, idle_ns + device.measured.idle.launch_ns),
         "time of the host in these calls, at most the idle time that the calls and launching cause",
         (

@@ -52,11 +52,11 @@ class ThreadTime:
     """The time of one thread as consecutive segments; the last segment has no end."""
 
     start_ns: Times  # start of each segment, sorted
-    cause: Times  # an IdleCause
+    cause: Times  # IdleCause of each segment
     site: (
         Times  # call stack of the API call, or of the next call after a stretch; 0 if there is none
     )
-    # The segments of each cause except LAUNCH: all other time is launching.
+    # The segments of each cause except LAUNCH, which has all remaining time.
     _segments_by_cause: Mapping[IdleCause, IntervalSet]
 
     def time_by_cause(self, start_ns: Times, end_ns: Times) -> Times:

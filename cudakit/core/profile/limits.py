@@ -13,7 +13,7 @@ from cudakit.core.profile.present.tables import copies_name
 from cudakit.core.profile.result import Device, LaunchLimit, Limit, ProfileResult
 from cudakit.trace.kinds import Direction
 
-# The latency of smaller copies and memsets limits them, so that their rate cannot be compared.
+# Minimum size of the copies and memsets that are compared: latency limits the rate of smaller ones.
 MIN_COPY_BYTES = 1 << 20
 # Names of the directions in ``cudakit bench copy``. Copies of pageable memory use the same link as pinned
 # copies.

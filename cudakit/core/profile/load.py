@@ -88,7 +88,7 @@ def load_result(path: Path) -> ProfileResult:
 
 
 def _contradiction(result: ProfileResult) -> str:
-    """Return what cannot be true in a result, or an empty text."""
+    """Return a sentence on two parts of a result that contradict each other, or an empty text."""
     devices = {(device.process, device.device) for device in result.devices}
     for index, finding in enumerate(result.findings):
         if (finding.process, finding.device) not in devices:

@@ -114,7 +114,7 @@ def _remove_innermost(stack: list[RangeKey], domain: int) -> None:
 
 
 def _read_events(activities: Activities) -> Any:
-    """Return the columns of all begins and ends of ranges, sorted by time."""
+    """Return the columns of the begins and ends of all NVTX ranges, sorted by time."""
     pushes, pops = activities.of(EventKind.RANGE_PUSH), activities.of(EventKind.RANGE_POP)
     time = np.concatenate([pushes["time_ns"], pops["time_ns"]])
     is_pop = np.repeat([False, True], [len(pushes), len(pops)])

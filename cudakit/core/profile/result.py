@@ -65,9 +65,9 @@ class Steps:
     source: (
         StepSource  # property of steps: an NVTX range, a mark, or repeated launches; none: no steps
     )
-    name: str  # name of the range or mark; empty for repetition
+    name: str  # name of the range or mark; empty for repeated launches
     warm_up: int  # number of leading steps that are slower, and left out of the measured time
-    slow: int  # number of later steps that are more than 3 times the median, and left out, too
+    slow: int  # number of later steps that take over 3 times the median, and are left out
     measured: int  # number of measured steps; 0 without steps
     median_ns: int  # median time of the measured steps; 0 without steps
     steps: tuple[Step, ...]  # the first 10,000 steps
@@ -151,7 +151,7 @@ class Copies:
 
 @dataclass(frozen=True, slots=True)
 class Memsets:
-    """All memsets."""
+    """The sums over all memsets of a device."""
 
     calls: int
     size_bytes: int
@@ -278,7 +278,7 @@ class LaunchLimit:
     limit_interval_ns: float  # measured time between back-to-back launches of an empty kernel
     share: float  # the limit divided by the interval
     short_kernels: int  # number of kernel runs whose kernel takes no longer than the limit (median)
-    short_kernels_share: float  # share of these runs in the summed time of all GPU work
+    short_kernels_share: float  # share of short kernels in the summed time of all GPU work
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,6 +295,6 @@ class ProfileResult:
     )  # slowest rank; null for one rank, or if collectives of ranks differ
     limits: tuple[Limit, ...]
     gaps: Mapping[str, int]  # reasons why events could not be recorded, with the number of events
-    notes: tuple[str, ...]  # further limits of the result
+    notes: tuple[str, ...]  # sentences on the limits of the result
     incomplete: tuple[str, ...]  # reasons why recorded events are missing
     launch_limits: tuple[LaunchLimit, ...] = ()

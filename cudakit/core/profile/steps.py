@@ -23,11 +23,11 @@ _STEP_NAME = re.compile(
     r"(?:^|[\W_])(?:step|iteration|iter|batch|train_step)(?:[\W_]|$)", re.IGNORECASE
 )
 _NOT_A_STEP = re.compile(r"optimizer|zero_grad|scheduler|dataloader", re.IGNORECASE)
-# Mark that the agent sets after each step of a PyTorch optimizer.
+# NVTX mark that the agent records after each step of a PyTorch optimizer.
 _OPTIMIZER_MARK = ("optimizer step", "cudakit")
 # Leading steps that are slower than the median by this factor are warm-up: compilation, autotuning, caches.
 _WARM_UP_FACTOR: Final = 1.5
-# Later steps that are slower than the median by this factor are left out, too, if they are few.
+# Later steps that are slower than the median by this factor are not measured, if they are few.
 _SLOW_FACTOR: Final = 3
 _MAX_SLOW_SHARE: Final = 0.1
 _MIN_REPETITIONS: Final = 4
@@ -46,7 +46,7 @@ class HostSteps:
     """The times at which steps begin on the host, sorted, and the end of the last step."""
 
     source: StepSource
-    name: str  # name of the range or mark, with # for a number; empty for repetition
+    name: str  # name of the range or mark, with # for a number; empty if there is none
     begin_ns: Times
     end_ns: int
 
@@ -56,7 +56,7 @@ class DeviceSteps:
     """The steps of one device: step ``i`` lasts from ``begin_ns[i]`` to ``begin_ns[i + 1]``."""
 
     begin_ns: Times  # begin of each step, then the end of the last step
-    number: Times  # number of each step among those of the host
+    number: Times  # number of each step among the steps on the host
     warm_up: int = 0  # number of leading steps that are warm-up
     # Whether each step counts: steps of the warm-up and very slow steps do not count.
     is_measured: Times = field(default_factory=lambda: np.empty(0, bool))
@@ -134,7 +134,7 @@ def _is_measured(durations: Times, warm_up: int) -> Times:
 
 
 def _warm_up_count(durations: Times) -> int:
-    """Return the number of leading steps that are slower than the later ones; at least one step remains."""
+    """Return the number of leading steps that are slower than the later steps; at least one remains."""
     if len(durations) < 3:
         return 0
     median = float(np.median(durations[len(durations) // 2 :]))
@@ -143,7 +143,7 @@ def _warm_up_count(durations: Times) -> int:
 
 
 def _main_stream(timeline: Timeline, rows: Times) -> int:
-    """Return the stream with the most kernel time; without kernels, that with the most work."""
+    """Return the stream with the most kernel time; without kernels, the stream with the most work."""
     work = timeline.work
     kernels = rows[work.kind[rows] == WorkKind.KERNEL]
     selected_rows = kernels if len(kernels) else rows

@@ -45,8 +45,8 @@ class WorkTable:
     """The work of one device in its measured time, as columns."""
 
     timeline: Timeline
-    rows: Times  # rows of ``timeline.work``
-    range_path: Times  # number of the open NVTX ranges at the launch of each row
+    rows: Times  # row numbers of the work in ``timeline.work``
+    range_path: Times  # for each row, the index of its NVTX ranges in ``ranges``
     ranges: OpenRanges
     limits: DeviceLimits
     demangle: Callable[[str], str]
@@ -179,7 +179,7 @@ def graph_kernels(table: WorkTable) -> int:
 
 
 def memsets(table: WorkTable) -> Memsets | None:
-    """Return the sum of all memsets; None if there are none."""
+    """Return the sums over all memsets; None if there is no memset."""
     positions = table.positions_of_kind(WorkKind.MEMSET)
     if not len(positions):
         return None

@@ -55,7 +55,7 @@ _EVENT_KINDS = {
 class GpuWork:
     """Kernels, copies and memsets, sorted by start; every array has one item for each piece of work."""
 
-    kind: Column  # a WorkKind
+    kind: Column  # WorkKind of each piece of work
     record: Column  # row in the activities of the kind, which has the details
     start_ns: Column
     end_ns: Column  # never before the start
@@ -179,7 +179,7 @@ def _host_calls(activities: Activities) -> HostCalls:
 
 
 def _rows_by_number(numbers_of_rows: Column, searched_numbers: Column) -> Column:
-    """Return the first row that has each searched number; -1 if no row has it, and for 0."""
+    """Return the first row that has each number; -1 if no row has the number, or if it is 0."""
     if not len(numbers_of_rows):
         return np.full(len(searched_numbers), -1, np.int64)
     order = np.argsort(numbers_of_rows, kind="stable")

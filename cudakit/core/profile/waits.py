@@ -27,10 +27,10 @@ def host_waits(
     is_measured_on_host: Callable[[Times], Times] | None,
     is_measured_on_device: Callable[[Times], Times] | None,
 ) -> tuple[HostWait, ...]:
-    """Return the calls, those that caused the most idle time first.
+    """Return the calls that made the host wait, those with the most idle time first.
 
-    The functions return whether times are in measured steps: times of calls on the host, and times of
-    gaps on the device, which runs later. Without the functions, all times count.
+    ``is_measured_on_host`` and ``is_measured_on_device`` return whether times of calls and of gaps are in
+    measured steps; the device runs later than the host. Without these functions, all times count.
     """
     calls = timeline.calls
     is_call_measured = np.ones(len(calls.start_ns), bool)

@@ -191,7 +191,7 @@ class GraphTracker:
         self._graphs: dict[int, Graph] = {}
         self._last_launches: dict[
             int, tuple[Release, Call]
-        ] = {}  # the last launch of each executable
+        ] = {}  # the last launch of each executable graph
         self._last_graph = Graph()  # graph to which a node was added last
         # The launch whose accesses are being collected; None after ``finish_launch``.
         self.current_launch: GraphLaunch | None = None

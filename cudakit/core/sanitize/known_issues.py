@@ -32,7 +32,7 @@ class _SidePattern:
 
 @dataclass(frozen=True, slots=True)
 class _KnownRace:
-    sides: tuple[_SidePattern, _SidePattern]  # both sides, in either order
+    sides: tuple[_SidePattern, _SidePattern]  # patterns of both sides, in either order
     issue: KnownIssue
 
 

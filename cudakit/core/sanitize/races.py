@@ -165,32 +165,32 @@ class LaunchPrecision(IntEnum):
 class Coverage:
     """The coverage of a run. All fields are counts, except ``arenas_bytes``."""
 
-    launches: int = 0  # kernel launches, without graph nodes
-    launches_unknown: int = 0  # launches without any recorded access, graph nodes included
-    # Launches with exact accesses, graph nodes and whole-tensor stores included.
+    launches: int = 0  # number of kernel launches, without graph nodes
+    launches_unknown: int = 0  # number of launches without recorded accesses, with graph nodes
+    # Number of launches with exact accesses, graph nodes and whole-tensor stores included.
     launches_exact: int = 0
-    # Launches that are exact except for stores to a part of a tensor.
+    # Number of launches that are exact except for stores to a part of a tensor.
     launches_whole_tensor: int = 0
-    launches_assumed: int = 0  # launches with assumed accesses, graph nodes included
+    launches_assumed: int = 0  # number of launches with assumed accesses, with graph nodes
     # Launches with exact accesses that are known from a template, without being recorded. A graph launch
     # counts once.
     launches_from_template: int = 0
-    template_checks: int = 0  # recorded launches that were compared with their template
-    template_differences: int = 0  # recorded launches that differed from their template
-    copies: int = 0  # copies, whose accesses are always exact
-    fills: int = 0  # fills, whose accesses are always exact
-    accesses_exact: int = 0  # exact accesses of kernels
+    template_checks: int = 0  # number of recorded launches compared with their template
+    template_differences: int = 0  # number of recorded launches unlike their template
+    copies: int = 0  # number of copies, whose accesses are always exact
+    fills: int = 0  # number of fills, whose accesses are always exact
+    accesses_exact: int = 0  # number of exact accesses of kernels
     # Stores of kernels through a tensor map, to an unknown part of the tensor.
     accesses_summary: int = 0
     # Accesses of kernels in ranges that were merged, since there were too many.
     accesses_merged: int = 0
-    accesses_assumed: int = 0  # accesses assumed from a pointer argument of a kernel
-    accesses_uncertain: int = 0  # accesses assumed from a pointer table, which may be stale
-    graph_launches: int = 0  # launches of CUDA graphs
+    accesses_assumed: int = 0  # number of accesses assumed from a pointer argument
+    accesses_uncertain: int = 0  # number of accesses assumed from a pointer table
+    graph_launches: int = 0  # number of launches of CUDA graphs
     collectives: int = 0  # collectives, sends and receives of NCCL, those of a graph once
-    suspected: int = 0  # possible races that are not reported
+    suspected: int = 0  # number of possible races that are not reported
     arenas_bytes: int = 0  # peak device memory used for recording, summed over processes
-    launches_without_call_site: int = 0  # kernel launches without a Python call stack
+    launches_without_call_site: int = 0  # number of kernel launches without a Python stack
 
     @property
     def has_work(self) -> bool:

@@ -94,7 +94,8 @@ def strided_range(lo: int, hi: int, stride: int, count: int) -> StridedRange:
     return StridedRange(lo, width, stride, count)
 
 
-# Maximum number of strided states. Above it, the older half is removed, and races with these are missed.
+# Maximum number of strided states. Above it, the older half is removed, and races with the removed
+# accesses are missed.
 MAX_STRIDED_STATES = 1 << 16
 
 

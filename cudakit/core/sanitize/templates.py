@@ -329,7 +329,7 @@ def _split_at_pointers(rows: Records, sorted_pointers: _Addresses) -> Records:
 
 @dataclass(frozen=True, slots=True)
 class _Pieces:
-    """Pieces of equal size in bytes: the first begins at ``lo``, each next one ``stride`` bytes later."""
+    """Pieces of equal size in bytes: the first begins at ``lo``, each next piece ``stride`` bytes later."""
 
     lo: int
     size_bytes: int
@@ -348,7 +348,7 @@ class _Pieces:
 
 
 def _parts_between(pieces: _Pieces, limits: list[int]) -> Iterator[_Pieces]:
-    """Yield the parts of pieces before, between and behind ascending addresses; the last is their end."""
+    """Split pieces at ascending addresses, of which the last is the end of the last piece."""
     for limit in limits:
         complete_count = 0
         if limit >= pieces.lo + pieces.size_bytes:
@@ -366,7 +366,7 @@ def _parts_between(pieces: _Pieces, limits: list[int]) -> Iterator[_Pieces]:
 def _parts_of_divided_piece(
     rest: _Pieces, behind: _Pieces, limits: list[int], divided_at: int
 ) -> Iterator[_Pieces]:
-    """Yield the parts of the rest of a divided piece, then those of the pieces behind it."""
+    """Split the rest of a divided piece, then the pieces behind it, at the addresses after ``divided_at``."""
     later_limits = [limit for limit in limits if limit > divided_at]
     inner_limits = [limit for limit in later_limits if limit < rest.hi]
     yield from _parts_between(rest, [*inner_limits, rest.hi])

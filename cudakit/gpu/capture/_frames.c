@@ -121,8 +121,8 @@ static inline uint64_t address_of(const void *object)
     return (uint64_t)(uintptr_t)object;
 }
 
-/* Return a number that distinguishes a code object from a freed one: both, and their parts, may have the
- * same addresses. CPython 3.12 and newer number their code objects. For 3.11, the number is computed from names and
+/* Return a number that distinguishes a code object from a freed code object that had the same address. CPython 3.12 and
+ * newer number their code objects. For 3.11, the number is computed from names and
  * lines. */
 static inline uint64_t code_version(PyCodeObject *code)
 {
@@ -325,7 +325,8 @@ typedef struct {
         program_call; /* number of the program call; 0 if the frame has run on since the number was assigned */
 } program_frame;
 
-/* The frames of the program on this thread. If another frame replaced a frame here, its program calls are unknown. */
+/* The frames of the program on this thread. The program calls of a frame that another frame has replaced here are
+ * unknown. */
 static __thread program_frame program_frames[FRAME_SLOTS];
 
 /* Number of the last program call of the process. */

@@ -170,7 +170,7 @@ def pad(line: Text, width: int, *, is_right_aligned: bool = False) -> Text:
 
 
 def place_side_by_side(left: Sequence[Text], right: Sequence[Text], *, column: int) -> list[Text]:
-    """Join two blocks of lines; the right one begins in column ``column``, counted from 0."""
+    """Join two lists of lines side by side; the right list begins in column ``column``, counted from 0."""
     line_pairs = zip_longest(left, right, fillvalue=None)
     return [
         pad(left_line.copy() if left_line else Text(), column).append_text(right_line or Text())

@@ -215,7 +215,7 @@ class HostPool:
 
 
 class HostPools:
-    """The default pool and the private pools, which are created by their first request. Needs the guard."""
+    """The default pool, and private pools created by their first request. The caller holds the guard."""
 
     def __init__(self, make_pool: Callable[[PoolId], HostPool], holders: Holders) -> None:
         self._make_pool = make_pool

@@ -172,6 +172,6 @@ def _quote(text: str) -> str:
 
 def _shape(sizes: Sequence[int], description: str) -> Shape:
     if min(sizes) < 1:
-        raise InputError(f"{description} has a dimension of 0")
+        raise InputError(f"{description} has a dimension of 0", hint="use dimensions of at least 1")
     m, n, k, *batch = sizes
     return Shape(m, n, k, batch[0] if batch else None)

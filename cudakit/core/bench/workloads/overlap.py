@@ -286,10 +286,10 @@ class PreparedConcurrent(PreparedOverlap):
         self._check_last_sample()
         if not verification.passed or not self._uncovered_sample_count:
             return verification
-        concurrent_work, timed_work = (
-            ("GEMMs", "copies") if self.has_copies else ("copies", "GEMMs")
+        concurrent, timed = ("GEMMs", "copies") if self.has_copies else ("copies", "GEMMs")
+        detail = (
+            f"the {concurrent} ended before the {timed} in {self._uncovered_sample_count} samples"
         )
-        detail = f"the {concurrent_work} ended before the {timed_work} in {self._uncovered_sample_count} samples"
         return replace(verification, passed=False, detail=detail)
 
     def _check_last_sample(self) -> None:

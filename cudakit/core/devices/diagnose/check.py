@@ -109,7 +109,7 @@ def count_of(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
-# --- the result ------------------------------------------------------------------------------------
+# --- the result of all checks ----------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,7 @@ def cuda_starts(context: RunContext) -> Finding:
     A short-lived child process calls cuInit, so that cudakit's own process can still fork. Error codes:
     2 memory limits, 34 stub library, 100 no device found, 802 NVSwitch fabric not ready, 803 libcuda and
     kernel module have different versions, 804 cuda-compat on unsupported hardware, 805 to 809 MPS, 999
-    often a missing /dev/nvidia-uvm. `cudakit explain CODE` explains each.
+    often a missing /dev/nvidia-uvm. `cudakit explain CODE` explains each code.
     """
     cuda = context.cuda
     if isinstance(cuda, Unavailable):

@@ -264,7 +264,7 @@ def framework_builds(context: RunContext) -> Finding:
 
     pip installs a CPU build from an index of CPU builds, or if a resolver chooses it. torch/version.py
     contains the CUDA version of PyTorch's build; JAX needs the package jax-cuda12-plugin or
-    jax-cuda13-plugin. The check imports neither.
+    jax-cuda13-plugin. The check imports neither package.
     """
     build_by_framework = {build.framework: build for build in require_fact(context.software.builds)}
     installed_packages = distributions(context)
@@ -336,7 +336,7 @@ def _conflicting_packages(names: Iterable[str]) -> Iterator[Finding]:
 
 
 def _by_preference(module: str, names: list[str]) -> list[str]:
-    """Sort packages, the one to keep first: NVIDIA's own, for the newest CUDA, the build for GPUs."""
+    """Sort packages, the package to keep first: NVIDIA's own, for the newest CUDA, the build for GPUs."""
     if module == "pynvml":
         return names
     return sorted(names, key=lambda name: (_cuda_major(name), "gpu" in name), reverse=True)

@@ -293,7 +293,7 @@ def _nearest_variable(name: str) -> tuple[str, ...]:
 def _edit_distance(first_text: str, second_text: str) -> int:
     """Return the number of inserted, deleted or replaced letters between two texts (Levenshtein)."""
     if abs(len(first_text) - len(second_text)) > 2:
-        return 3  # the exact distance does not matter
+        return 3  # every distance above 2 means that the names are not similar
     distances = list(range(len(second_text) + 1))
     for row_number, first_letter in enumerate(first_text, start=1):
         diagonal, distances[0] = distances[0], row_number

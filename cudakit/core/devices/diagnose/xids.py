@@ -88,7 +88,7 @@ _TABLE = """
 76 hardware error of a copy engine
 77 hardware error of a copy engine
 78 hardware a virtual GPU could not start | update the drivers of host and guest
-79 hardware the GPU has fallen off the bus | reboot; if the error returns, check power, cooling and PCIe slot
+79 hardware the GPU has fallen off the bus | reboot; if it returns, check power, cooling and the PCIe slot
 80 hardware corrupt data sent to the GPU
 85 hardware error of a copy engine
 92 notice high rate of corrected memory errors
@@ -144,7 +144,7 @@ def xids(context: RunContext) -> Finding:
     13, 31, 43 and 45 mostly come from errors of programs. 48, 63, 64, 92, 94 and 95 concern memory, 74
     NVLink, 79 a GPU that has fallen off the bus, 119 and 120 the GPU's system processor. The log starts at
     boot or at the oldest message in its buffer; on most systems reading it needs privilege.
-    `cudakit explain NUMBER` explains each. Source: https://docs.nvidia.com/deploy/xid-errors/
+    `cudakit explain NUMBER` explains each Xid. Source: https://docs.nvidia.com/deploy/xid-errors/
     """
     log_lines = require_fact(context.driver.kernel_log)
     matches = (_XID_PATTERN.search(line) for line in log_lines if "Xid" in line)

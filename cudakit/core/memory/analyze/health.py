@@ -74,7 +74,7 @@ def _recording_advice(
 
 
 def _skipped_actions(trace: DeviceTrace, contradictions: Contradictions) -> Iterator[str]:
-    """Yield the kinds of events that were lost and never occur in the trace."""
+    """Yield the kinds of events that the program must have caused, but that never occur in the trace."""
     recorded_actions = set(np.unique(trace.events.action).tolist())
     for action, lost_count in (
         (Action.ALLOC, contradictions.lost_allocations),

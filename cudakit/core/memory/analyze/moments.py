@@ -33,7 +33,7 @@ def state_at(trace_replay: Replay, layout: Layout, moment: int) -> State:
 
 
 def time_of(snapshot: Snapshot, trace: DeviceTrace, event: int) -> int | None:
-    """Return the time of an event in Unix microseconds; None if the file has none."""
+    """Return the time of an event in Unix microseconds; None if the file records no times."""
     if event == BEFORE_TRACE or not snapshot.has_times or event >= len(trace.events):
         return None
     return int(trace.events.time_us[event])

@@ -60,7 +60,7 @@ class StepHistory:
 
 
 def step_history(snapshot: Snapshot, trace: DeviceTrace, trace_replay: Replay) -> StepHistory:
-    """Return the steps of a trace, which are none if the trace shows no steps."""
+    """Return the steps of a trace; without any step, the arrays are empty."""
     source, step_bounds = step_moments(snapshot, trace)
     requested_bytes = trace_replay.curves.requested
     first_moments = np.unique(step_bounds[step_bounds < trace_replay.n_events])
@@ -197,7 +197,8 @@ def live_totals_at(allocations: Allocations, moments: Ints) -> tuple[Ints, Ints,
     """Return stack ids, and their live bytes and counts as arrays of (stacks, moments)."""
     ids, rows = np.unique(allocations.stack, return_inverse=True)
     rows = rows.reshape(-1)
-    # Live at a moment: begin < moment <= end. Add at the first such moment, subtract after the last.
+    # An allocation is live at the moments with begin < moment <= end: its bytes are added at the first of
+    # these moments, and subtracted after the last one.
     first_live_moment = np.searchsorted(moments, allocations.begin, side="right")
     first_dead_moment = np.searchsorted(moments, allocations.end, side="right")
     shape = len(ids), len(moments) + 1
@@ -216,7 +217,7 @@ def live_totals_at(allocations: Allocations, moments: Ints) -> tuple[Ints, Ints,
 
 
 def is_growing(live_bytes: Ints) -> Mask:
-    """Return which rows of (stacks, moments) never shrink and grow in most intervals, also the later ones."""
+    """Return a mask: stacks whose bytes never shrink, and grow in most intervals, also in the second half."""
     changes = np.diff(live_bytes, axis=1)
     later_changes = changes[:, changes.shape[1] // 2 :]
     never_shrinks = (changes >= 0).all(axis=1)

@@ -65,7 +65,7 @@ class Tree(Protocol):
         """Return whether the node is a list or a tuple."""
 
     def children(self, lists: Handles) -> tuple[Ints, Handles]:
-        """Return the length of each list, and the items of all lists, concatenated; handle 0 is empty.
+        """Return the length of each list, and the concatenated items of all lists; handle 0 is an empty list.
 
         Raises SnapshotError if the calls for a file return more items than its budget has.
         """

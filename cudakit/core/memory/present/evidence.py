@@ -1,4 +1,4 @@
-"""The evidence for the answer of a report, and the settings that it recommends. Only pages show them."""
+"""The evidence for the answer of a report, and the recommended settings. Only HTML pages show them."""
 
 from __future__ import annotations
 

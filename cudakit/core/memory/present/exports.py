@@ -19,7 +19,8 @@ from cudakit.errors import UsageError
 # Minimum share of the peak of an allocation that is exported as a slice: at most 200 of them exist at a time.
 _MIN_SLICE_SHARE = 1 / 200
 
-# The limit of the characters of call stacks in an export. Real snapshots have at most 2 per byte.
+# Limits of the number of characters of call stacks in an export: a number that is always allowed, and a
+# number per byte of the snapshot. Real snapshots have at most 2 characters per byte.
 _MIN_CHARACTERS = 1 << 30
 _CHARACTERS_PER_BYTE = 4
 

@@ -141,7 +141,7 @@ class _BackwardWalk:
         return [*self._ended_ranges, *self._mapped_ranges]
 
     def _remove_parts(self, begin_address: int, end_address: int) -> list[MappedRange]:
-        """Remove and return the parts in a range, splitting ranges that extend beyond it."""
+        """Remove and return the mapped parts of an address range; split mapped ranges at its ends."""
         if end_address <= begin_address:
             return []
         first_index = max(bisect_right(self._start_addresses, begin_address) - 1, 0)

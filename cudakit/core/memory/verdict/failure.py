@@ -81,7 +81,7 @@ def failure_at(
     is_library = np.isin(layout.segments.pool, _library_pool_ids(snapshot))
     is_usable = _usable_segments(trace, layout, event)
     pool = int(trace.events.pool[event])
-    if pool < 0:  # before torch 2.12
+    if pool < 0:  # torch before 2.12 records no pool
         pool = int(layout.segments.pool[is_usable].max(initial=0))
     total_bytes = setting_of_device(snapshot.settings, "device_total_bytes", trace.device)
     memory_fraction = setting_of_device(snapshot.settings, "memory_fraction", trace.device)

@@ -180,7 +180,7 @@ def accumulated_blocks(failure: Failure) -> Cause | None:
 
 
 def first_phase(failure: Failure) -> Cause | None:
-    """Return evidence that the failing statement runs for the first time, after others allocated memory."""
+    """Return evidence that a statement failed in its first run, after other statements allocated memory."""
     if len(failure.earlier_peaks) or not failure.stack:
         return None
     live_allocations = failure.layout.allocation
@@ -236,7 +236,7 @@ def _phase_cause(
 
 
 def capacity(failure: Failure) -> Cause | None:
-    """Return the cause if no other was found: the program needs the memory that is in use."""
+    """Return the cause of a failure without other causes: the program needs the memory that is in use."""
     request = failure.request
     return Cause(
         "capacity",
@@ -292,7 +292,7 @@ def _free_in_private_pools(failure: Failure, stack_ids: Ints) -> int:
 
 
 def _larger_bytes(row: DiffRow) -> int:
-    """Return the growth in bytes that larger blocks cause, without the growth of their number."""
+    """Return the growth in bytes that larger blocks cause, without the growth by more blocks."""
     return row.after_bytes - row.after_count * row.before_bytes // row.before_count
 
 

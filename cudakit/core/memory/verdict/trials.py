@@ -48,7 +48,7 @@ _MIN_SPLIT_MB: Final = 21
 
 @dataclass(frozen=True, slots=True)
 class ReplayLimits:
-    """Limits that bound the time of replays. Only a file that is made to be slow reaches the last two."""
+    """Limits that bound the time of replays. Only a malicious file reaches the last two limits."""
 
     # Numbers of replayed events before the failure, tried in this order until the failure recurs.
     event_counts: tuple[int, ...] = (20_000, 60_000)

@@ -110,7 +110,7 @@ def program_of(recording: Recording, *, garbage_collects: bool) -> Program:
         frees_have_stacks=frees_have_stacks,
     )
     failed_requests = recording.failed_requests()
-    # The second number orders the steps of one event.
+    # The second number of each tuple orders the steps of one event.
     ordered_steps = [
         *_lifetime_steps(allocations, wait_streams, releases, n_events),
         *(

@@ -25,8 +25,8 @@ _REQUEST_ACTIONS = (Action.ALLOC, Action.OOM)
 class Release:
     """Consecutive events that released memory, or completed pending frees, for one cause."""
 
-    first_event: int  # event index
-    end_event: int  # the event after the last one
+    first_event: int  # index of the first event
+    end_event: int  # index of the event after the last one
     # The ALLOC or OOM event of the request that released memory; None: a call of the program.
     request: int | None
     pools: frozenset[int]  # pools of the released segments, if recorded

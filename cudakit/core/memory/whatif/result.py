@@ -47,7 +47,7 @@ class Outcome:
     device_frees: int  # number of segment frees and unmappings
     retries: int | None  # number of requests that succeeded after emptying the cache; null: unknown
     ooms: int  # number of requests that failed
-    shortage: Shortage | None  # the request at which the replay ended; null: it reached the end
+    shortage: Shortage | None  # the request that ended the replay; null: none
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Limit:
     bytes: int
     source: Literal[
         "given", "device full", "reserved"
-    ]  # "given": by the caller; else from the recording
+    ]  # source of the limit: the caller ("given"), or the recording
 
 
 @dataclass(frozen=True, slots=True)

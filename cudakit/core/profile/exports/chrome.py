@@ -40,7 +40,7 @@ from cudakit.trace.kinds import EventKind
 _SCHEMA_VERSION = 1  # version of the schema of Kineto's traces
 _COMPRESSION_LEVEL = 3
 _CHUNK_CHARACTERS = 1 << 18
-# First number of sibling tracks, which must differ from the numbers of streams and threads.
+# First number of the tracks of overlapping spans, above all numbers of streams and threads.
 _FIRST_SIBLING = 1 << 30
 # First number of devices if several processes used GPUs: the devices of each process get different
 # numbers.
@@ -340,7 +340,7 @@ class _Process:
                 yield from map(template.__mod__, zip(*columns, strict=True))
 
     def _time_columns(self, start_ns: Column, end_ns: Column) -> list[list[int]]:
-        """Return microseconds and the remaining nanoseconds, of the start and of the duration."""
+        """Return starts and durations, each as microseconds and the remaining nanoseconds."""
         columns = (*np.divmod(start_ns - self._base_ns, 1000), *np.divmod(end_ns - start_ns, 1000))
         return [column.tolist() for column in columns]
 

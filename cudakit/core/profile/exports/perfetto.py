@@ -53,8 +53,8 @@ _INTERNED_DATA: Final = 12
 _SEQUENCE_FLAGS: Final = 13
 _TRACK_DESCRIPTOR: Final = 60
 
-_STATE_CLEARED: Final = 1  # SEQ_INCREMENTAL_STATE_CLEARED
-_NEEDS_STATE: Final = 2  # SEQ_NEEDS_INCREMENTAL_STATE
+_STATE_CLEARED: Final = 1  # flag SEQ_INCREMENTAL_STATE_CLEARED of a TracePacket
+_NEEDS_STATE: Final = 2  # flag SEQ_NEEDS_INCREMENTAL_STATE of a TracePacket
 
 _BEGIN, _END, _INSTANT = 1, 2, 3  # types of TrackEvents
 _EVENT_TYPE: Final = 9
@@ -131,7 +131,7 @@ class _InternedTexts:
         return text_number
 
     def packets(self) -> Iterator[bytes]:
-        """Yield the packets that define the numbers that are new since the last call."""
+        """Yield the packets that define the numbers assigned since the last call."""
         new_packets, self._new_packets = self._new_packets, []
         for first_packet in range(0, len(new_packets), 1000):
             yield _packet(

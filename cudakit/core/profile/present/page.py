@@ -222,7 +222,7 @@ class _Page:
     # --- the host ----------------------------------------------------------------------------------
 
     def _call_nodes(self, process: Timeline, nodes: Column) -> Column:
-        """Return the node of each call's stack; 0 if the work that it launched has the same stack.
+        """Return the node of each call's stack; 0 if the work of the call has the same stack.
 
         Most calls launch work, so that most nodes are 0, which keeps the page small.
         """
@@ -255,7 +255,7 @@ class _Page:
         }
 
     def _measured_time(self) -> tuple[int, int] | None:
-        """Return the time of all steps but the warm-up; None without steps. The page shows it first."""
+        """Return the time that the page shows first: all steps but the warm-up; None without steps."""
         times = [
             (start, end)
             for steps in self._steps

@@ -53,6 +53,6 @@ def places_in(order: Column, searched_numbers: Column) -> Column:
 
 
 def as_small_as_possible(column: Column) -> Column:
-    """Return a column as bytes if all of its values fit."""
+    """Return a column as 8-bit integers if all of its values fit into 8 bits."""
     is_small = not len(column) or (column.min() >= 0 and column.max() < 256)
     return column.astype(np.uint8) if is_small else column

@@ -42,7 +42,7 @@ int shadow_prune(struct shadow *shadow, const struct clock *past_clock)
 
 /* ---- merging ----------------------------------------------------------------------------------------------- */
 
-/* Accesses in any order. They are borrowed from states. */
+/* Accesses in any order, borrowed from states. */
 struct access_array {
     struct access **accesses;
     size_t access_count;

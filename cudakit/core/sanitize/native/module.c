@@ -30,7 +30,7 @@ struct access_record {
 };
 _Static_assert(sizeof(struct access_record) == 96, "records have 96 bytes");
 
-/* The same value as in trace/kinds.py. */
+/* The same value as EventKind.ACCESS in trace/kinds.py. */
 enum { KIND_ACCESS = 4 };
 
 struct native_shadow {

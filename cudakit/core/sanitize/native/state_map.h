@@ -34,7 +34,7 @@ struct state *map_state(const struct state_map *map, struct position position);
 struct state *map_last_at_or_below(struct state_map *map, uint64_t address);
 /* Return the position of the first state that ends above an address. */
 struct position map_first_ending_above(struct state_map *map, uint64_t address);
-/* Move a position by one state. */
+/* Move a position past the next state, or before the previous state. */
 struct position map_next(const struct state_map *map, struct position position);
 struct position map_previous(const struct state_map *map, struct position position);
 /* Return whether the position is before all states. */

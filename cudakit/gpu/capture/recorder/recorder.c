@@ -13,7 +13,7 @@
 #include "write/spool.h"
 
 __thread thread_state this_thread;
-/* An adaptive mutex: waiting threads spin before they sleep, because the lock is held for microseconds. */
+/* An adaptive mutex: waiting threads spin before they sleep, because the recorder lock is held for microseconds. */
 pthread_mutex_t recorder_lock = PTHREAD_ADAPTIVE_MUTEX_INITIALIZER_NP;
 sanitizer_api sanitizer;
 

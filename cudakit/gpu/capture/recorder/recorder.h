@@ -1,8 +1,9 @@
-/* State that all parts of the recorder share: the lock, per-thread call state, and how records begin.
+/* State that all parts of the recorder share: the recorder lock, per-thread call state, and how records begin.
  *
  * Callbacks arrive on any thread, while frameworks and the driver hold locks of their own. Therefore nothing in
  * the recorder waits for the GIL, and no CUDA function is called while ``recorder_lock`` is held: that lock only
- * protects short, bounded work. In the comments of all files, "the lock" is ``recorder_lock``.
+ * protects short, bounded work. In the comments of all files, "the recorder lock" is
+ * ``recorder_lock``.
  */
 #ifndef CK_RECORDER_H
 #define CK_RECORDER_H
@@ -84,35 +85,35 @@ extern __thread thread_state this_thread;
 extern pthread_mutex_t recorder_lock;
 extern sanitizer_api sanitizer;
 
-/* Return a record whose common fields are set, with a new ``seq``. ``site`` is the id of a call site. The lock is
- * held. */
+/* Return a record whose common fields are set, with a new ``seq``. ``site`` is the id of a call site. The recorder lock
+ * is held. */
 record record_begin(uint16_t kind, uint32_t context, uint32_t stream, uint32_t site);
 
-/* Do the same as record_begin(), with a time that the caller has read. The lock is held. */
+/* Do the same as record_begin(), with a time that the caller has read. The recorder lock is held. */
 record record_begin_at(int64_t time_ns, uint16_t kind, uint32_t context, uint32_t stream, uint32_t site);
 
 /* Return the time of the trace's clock, CLOCK_MONOTONIC, in nanoseconds. */
 int64_t monotonic_ns(void);
 
-/* Set the device of a context, which record_begin() copies to records. The lock is held. */
+/* Set the device of a context, which record_begin() copies to records. The recorder lock is held. */
 void set_context_device(uint32_t context, CUdevice device);
 
-/* Return the device of a context, or -1 if unknown. The lock is held. */
+/* Return the device of a context, or -1 if unknown. The recorder lock is held. */
 int context_device(CUcontext context);
 
-/* Return the device of a context by its id, or 0 if it is unknown. The lock is held. */
+/* Return the device of a context by its id, or 0 if it is unknown. The recorder lock is held. */
 int context_number_device(uint32_t context);
 
-/* Append one record. The lock is held. */
+/* Append one record. The recorder lock is held. */
 void record_append(const record *rec);
 
-/* Take the lock and begin a record of this thread's current call. record_append_and_unlock() appends the record and
- * releases the lock. */
+/* Take the recorder lock and begin a record of this thread's current call. record_append_and_unlock() appends the
+ * record and releases the recorder lock. */
 record record_begin_and_lock(uint16_t kind, CUcontext context, Sanitizer_StreamHandle stream);
 void record_append_and_unlock(const record *rec);
 
 /* Append a GAP record: work could not be recorded in full for this reason, ``count`` times. ``detail`` is appended
- * to the reason. The lock is held. */
+ * to the reason. The recorder lock is held. */
 void record_gap(const char *reason);
 void record_gaps(const char *reason, uint64_t count);
 void record_gap_detail(const char *reason, const char *detail);

@@ -7,8 +7,8 @@
 #include "patch/arena.h"
 #include "recorder.h"
 
-/* Of a set with more pieces, the memory between the pieces counts as accessed when the set is compared with the
- * allocations that the launch reaches. */
+/* If a set has more pieces than this, the memory between the pieces counts as accessed when the set is compared with
+ * the allocations that the launch reaches. */
 #define MAX_PIECES_TO_FIND 65536
 
 static int compare_addresses(const void *left, const void *right)
@@ -49,8 +49,9 @@ static const reached_range *find_reached(access_digest *digest, uint64_t address
     return NULL;
 }
 
-/* Return whether the launch reaches a piece. Otherwise mark the allocations that have bytes of it as contested. Takes
- * the lock. */
+/* Return whether the launch reaches a piece. If not, mark the allocations that have bytes of the piece as contested.
+ * Takes
+ * the recorder lock. */
 static bool piece_is_reached(access_digest *digest, uint64_t lo, uint64_t hi)
 {
     const reached_range *reached;
@@ -65,7 +66,8 @@ static bool piece_is_reached(access_digest *digest, uint64_t lo, uint64_t hi)
     return false;
 }
 
-/* Do the same for several pieces, of which few or none are between two allocations. Takes the lock. */
+/* Return whether the launch reaches several pieces, of which few or none are between two allocations. If not, mark the
+ * allocations that have bytes of the pieces as contested. Takes the recorder lock. */
 static bool pieces_are_reached(access_digest *digest, uint64_t lo, uint64_t bytes, uint64_t stride, uint64_t count)
 {
     const uint64_t hi = lo + (count - 1) * stride + bytes;
@@ -100,13 +102,13 @@ static size_t count_pointers_to(const access_digest *digest, uint64_t address)
     return low;
 }
 
-/* The kernel that accesses bytes, and how. */
+/* The kernel that accesses bytes, and the mode of the access. */
 typedef struct {
     uint64_t hash; /* hash of mode and node */
     bool is_write;
 } access_kind;
 
-/* Add accessed pieces of memory, in whose bytes after the first no pointer lies. Takes the lock. */
+/* Add accessed pieces of memory, in whose bytes after the first no pointer lies. Takes the recorder lock. */
 static void add_pieces(access_digest *digest, access_kind kind, uint64_t lo, uint64_t bytes, uint64_t stride,
                        uint64_t count)
 {

@@ -1,7 +1,7 @@
 /* A digest of the bytes that a launch accesses, relative to its pointers, by which launches are compared.
  *
- * Each byte belongs to the nearest pointer at or below it. The digests of two launches are equal if they access the same
- * bytes relative to their pointers, however these bytes are divided into ranges. Callers hold the reader lock. */
+ * Each byte belongs to the nearest pointer at or below it. The digests of two launches are equal if they access the
+ * same bytes relative to their pointers, however these bytes are divided into ranges. Callers hold the reader lock. */
 #ifndef CK_ACCESS_DIGEST_H
 #define CK_ACCESS_DIGEST_H
 
@@ -42,7 +42,7 @@ void digest_begin(access_digest *digest, const uint64_t *pointers, size_t pointe
 
 /* Add ``count`` pieces of ``bytes`` bytes, the first at ``lo`` and each next one ``stride`` bytes later, that a kernel
  * accessed in this mode; ``node`` is its node in a graph, or 0. Allocations that the launch does not reach become
- * contested, because the order of this launch with other work on them is unknown. Takes the lock. */
+ * contested, because the order of this launch with other work on them is unknown. Takes the recorder lock. */
 void digest_add(access_digest *digest, uint32_t node, uint32_t mode, uint64_t lo, uint64_t bytes, uint64_t stride,
                 uint64_t count);
 

@@ -15,9 +15,9 @@ static int compare_ranges(const void *left, const void *right)
     return a->begin < b->begin ? -1 : a->begin > b->begin;
 }
 
-/* Ranges with smaller gaps are joined when they are added. */
+/* Ranges that are less than this number of bytes apart are joined when they are added. */
 #define MIN_GAP_BYTES 256
-/* Larger gaps between addresses are kept, because they may contain other allocations. */
+/* Ranges of addresses that are further apart are not joined, because other allocations may be between the ranges. */
 #define MAX_ADDRESS_GAP_BYTES 512
 
 /* Join sorted ranges of the same pointer that are at most ``gap_bytes`` apart. */

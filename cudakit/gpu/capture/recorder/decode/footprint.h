@@ -22,11 +22,11 @@ typedef struct {
 typedef struct {
     bool has_gaps; /* whether there may be bytes in the ranges that are not accessed */
     size_t range_count;
-    bool is_incomplete; /* there were too many ranges */
+    bool is_incomplete; /* whether ranges are missing, because there were too many */
     footprint_range ranges[FOOTPRINT_CAPACITY];
 } footprint;
 
-/* Add a range. */
+/* Add a range to a footprint. */
 void footprint_add(footprint *accesses, footprint_range range);
 
 /* Return whether the reads and the writes through each pointer are contiguous from the pointer on. */

@@ -43,8 +43,8 @@ static bool find_digit_starts(const sort_entry *pages, size_t count, unsigned sh
     return true;
 }
 
-/* Sort by digits, the least significant digit first. Most digits are the same in all pages. Return the array that
- * holds the result: ``pages`` or ``spare``. */
+/* Sort by digits, the least significant digit first. Most digits are the same in all pages. Return the array with the
+ * sorted pages: ``pages`` or ``spare``. */
 static sort_entry *radix_sort(sort_entry *pages, sort_entry *spare, size_t count)
 {
     size_t starts[DIGITS];

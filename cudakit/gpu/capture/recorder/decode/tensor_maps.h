@@ -98,7 +98,7 @@ typedef struct {
 } tma_store_set;
 
 /* Add the tensor maps among the parameters of a kernel. Return false if there are none, or no memory is left. The
- * lock is held. */
+ * recorder lock is held. */
 struct kernel_layout;
 bool tma_stores_add(tma_store_set *set, uint32_t launch, uint8_t mode, const struct kernel_layout *layout,
                     void **parameters, void **extra);

@@ -19,7 +19,7 @@ static bool reserve_map(tma_store_set *set)
 }
 
 /* Return whether parameter words are a tensor map. Words that only look like one are excluded: the tensor must be
- * inside a live allocation. The lock is held. */
+ * inside a live allocation. The recorder lock is held. */
 static bool is_tensor_map(const ck_u64 content[CK_MAP_WORDS])
 {
     tensor_map map;

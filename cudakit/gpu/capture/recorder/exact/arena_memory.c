@@ -88,7 +88,7 @@ static uint32_t contiguous_pages(uint32_t page, uint32_t end)
     return min_u32(end - page, CK_CHUNK_PAGES - page % CK_CHUNK_PAGES);
 }
 
-/* With fewer pages, copying all bitmaps is faster than copying the summaries first. */
+/* With fewer pages than this, copying all bitmaps is faster than copying the summaries first. */
 #define MIN_PAGES_FOR_SUMMARIES 128
 
 /* Copy the summaries of the pages, and set ``full`` of the pages whose bits are all set. */

@@ -84,29 +84,29 @@ typedef struct {
 typedef struct {
     arena_stream *streams;
     size_t stream_count, stream_capacity;
-    uint32_t marker_count; /* markers in use */
+    uint32_t marker_count; /* number of markers in use */
 } arena_streams;
 
 /* Return the launches of a stream in an arena, which are 0 for a new stream. Return NULL if no memory is left. The
- * lock is held. */
+ * recorder lock is held. */
 arena_stream *arena_streams_get(arena_streams *streams, Sanitizer_StreamHandle stream);
 
-/* Count a launch that this thread has enqueued on a stream. The lock is held. */
+/* Count a launch that this thread has enqueued on a stream. The recorder lock is held. */
 void arena_streams_count_launch(arena_streams *streams, Sanitizer_StreamHandle stream);
 
 /* Mark the launches of this thread on a stream as complete, after a synchronization. If ``stream`` is NULL, do so for
- * all streams. The lock is held. */
+ * all streams. The recorder lock is held. */
 void arena_streams_mark_complete(arena_streams *streams, Sanitizer_StreamHandle stream);
 
-/* Forget the handle of a destroyed stream: the driver may reuse it. The lock is held. */
+/* Forget the handle of a destroyed stream: the driver may reuse it. The recorder lock is held. */
 void arena_streams_forget(arena_streams *streams, Sanitizer_StreamHandle stream);
 
 /* Return whether a stream has launches that the host has not waited for. If ``stream`` is NULL, consider all streams.
- * The lock is held. */
+ * The recorder lock is held. */
 bool arena_streams_have_pending(const arena_streams *streams, Sanitizer_StreamHandle stream);
 
 /* Return whether all launches are known to be complete: by waits of the host and, unless ``top`` is NULL, by markers.
- * Takes the lock. */
+ * Takes the recorder lock. */
 bool arena_streams_are_complete(const arena_streams *streams, const arena_top *top);
 
 /* Enqueue a marker on each stream that the host has not waited for; if ``only_stream`` is not NULL, only on that

@@ -161,9 +161,9 @@ static void swap_launches(launch_arena *arena, launch_arena *job)
     SWAP(arena->tma_stores, job->tma_stores);
 }
 
-/* Copy an arena to the host, have the copy converted to records, and clear the arena for reuse. If an earlier copy is still
- * being converted, return without reading, unless ``must_wait`` is true; then all records are written when the function
- * returns. The reader lock is held. */
+/* Copy an arena to the host, have the copy converted to records, and clear the arena for reuse. If an earlier copy is
+ * still being converted, return without reading, unless ``must_wait`` is true; then all records are written when the
+ * function returns. The reader lock is held. */
 static void read_arena(arena_pool *pool, launch_arena *arena, bool must_wait)
 {
     decode_job *job = decode_acquire(must_wait);
@@ -330,7 +330,7 @@ void pool_poll(arena_pool *pool, bool host_waits)
 }
 
 /* Return whether the next launch fits into an arena. An empty arena is used even if it is too small; the launch then
- * loses accesses. The lock or the reader lock is held. */
+ * loses accesses. The recorder lock or the reader lock is held. */
 static bool has_space(const launch_arena *arena, arena_space needed)
 {
     return !arena->launch_count ||

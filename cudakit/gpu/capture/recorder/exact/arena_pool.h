@@ -45,48 +45,49 @@ typedef struct {
     uint64_t free_bytes;           /* device memory that was free at the last query */
     bool wait_timed_out;           /* the last wait for a free arena timed out, and no arena was read since then */
     launch_arena arenas[ARENAS];
-    launch_arena *
-        current; /* the arena to which launches write; NULL if no arena is free. Changed only with both the lock and
-                              the reader lock held */
+    /* The arena to which launches write; NULL if no arena is free. A thread that changes it holds the recorder lock and
+     * the reader lock. */
+    launch_arena *current;
     uint32_t launches_since_poll;
     int64_t last_poll_ns, last_read_ns; /* time of the last poll, and of the last read of an arena */
 } arena_pool;
 
-/* Return the pool of a context, or NULL. ``context`` NULL finds a pool whose context was destroyed. The lock is
- * held. */
+/* Return the pool of a context, or NULL. ``context`` NULL finds a pool whose context was destroyed. The recorder lock
+ * is held. */
 arena_pool *pool_find(CUcontext context);
 
-/* Return the number of launches that have an index but may not be enqueued on their stream yet. The lock is held. */
+/* Return the number of launches that have an index but may not be enqueued on their stream yet. The recorder lock is
+ * held. */
 uint32_t pool_count_entering_launches(void);
 
-/* Return whether a stream belongs to the recorder. The lock is held. */
+/* Return whether a stream belongs to the recorder. The recorder lock is held. */
 bool pool_is_recorder_stream(Sanitizer_StreamHandle stream);
 
 /* Return the pool of a context; it is created if the patch is loaded into the context and no stream is being captured.
- * Calls CUDA: the lock is not held. */
+ * Calls CUDA: the recorder lock is not held. */
 arena_pool *pool_open(CUcontext context);
 
 /* Read complete arenas, and replace the current arena if the host waits for the device or few pages are left. If
- * another thread holds the reader lock, do nothing. Calls CUDA: the lock is not held. */
+ * another thread holds the reader lock, do nothing. Calls CUDA: the recorder lock is not held. */
 void pool_poll(arena_pool *pool, bool host_waits);
 
-/* Make sure that the current arena has space left for the next launch. Calls CUDA: the lock is not held. */
+/* Make sure that the current arena has space left for the next launch. Calls CUDA: the recorder lock is not held. */
 void pool_reserve(arena_pool *pool, arena_space needed);
 
-/* Enqueue a marker on a stream that is about to be destroyed. Calls CUDA: the lock is not held. */
+/* Enqueue a marker on a stream that is about to be destroyed. Calls CUDA: the recorder lock is not held. */
 void pool_stream_destroying(arena_pool *pool, Sanitizer_StreamHandle stream);
 
 /* Wait for all launches of a context that is about to be destroyed, and read its arenas. If the context is NULL, do
- * so for all contexts, at program end. Calls CUDA: the lock is not held. */
+ * so for all contexts, at program end. Calls CUDA: the recorder lock is not held. */
 void pool_finish(CUcontext context);
 
-/* Wait for all launches so far, and read their arenas. Calls CUDA: the lock is not held. */
+/* Wait for all launches so far, and read their arenas. Calls CUDA: the recorder lock is not held. */
 void pool_read(void);
 
 /* Forget all pools, in the child of a fork. */
 void pool_clear(void);
 
-/* --- estimates of space: the lock is held ---------------------------------------------------------- */
+/* --- estimates of space: the recorder lock is held ------------------------------------------------- */
 
 /* Return the key of launches of one function, or of one executable graph, with the same number of threads. */
 uint64_t space_signature(const void *function, uint64_t threads);
@@ -101,7 +102,7 @@ void space_store_needed(const launch_arena *arena, const arena_copy *copy);
 /* Forget all signatures. */
 void space_clear(void);
 
-/* --- device memory; calls CUDA: the lock is not held ----------------------------------------------- */
+/* --- device memory; calls CUDA: the recorder lock is not held -------------------------------------- */
 
 /* Create a stream for the recorder in the current context. Return NULL on failure. */
 Sanitizer_StreamHandle arena_stream_create(CUcontext context, CUstream *stream);
@@ -109,7 +110,8 @@ Sanitizer_StreamHandle arena_stream_create(CUcontext context, CUstream *stream);
 /* Query the free device memory if the arenas of a pool may grow. Must be called where the driver holds no locks. */
 void arena_budget_query(arena_pool *pool);
 
-/* Make sure that an unused arena has as much memory as the budget allows. Return false if no unused arena has memory. */
+/* Make sure that an unused arena has as much memory as the budget allows. Return false if no unused arena has
+ * memory. */
 bool arena_memory_provide(const arena_pool *pool, launch_arena *unused);
 
 /* Free all arenas. Also destroy the stream of the pool if ``destroy_stream``; otherwise it is destroyed with its
@@ -120,8 +122,8 @@ void arena_memory_release(arena_pool *pool, bool destroy_stream);
 
 /* The thread that holds the reader lock may create, read and clear arenas. Its CUDA calls are not recorded.
  *
- * Return false if another thread holds the lock for longer than ``timeout_ns``. The holder makes CUDA calls, and a
- * waiting thread may itself be inside a call that the holder depends on. Without a timeout both could deadlock. */
+ * Return false if another thread holds the reader lock for longer than ``timeout_ns``. The holder makes CUDA calls, and
+ * a waiting thread may itself be inside a call that the holder depends on. Without a timeout both could deadlock. */
 bool reader_lock_acquire(int64_t timeout_ns);
 void reader_lock_release(void);
 

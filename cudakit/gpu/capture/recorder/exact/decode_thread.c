@@ -9,10 +9,11 @@
 
 static pthread_mutex_t job_mutex = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t job_changed = PTHREAD_COND_INITIALIZER;
-/* These variables are protected by job_mutex. */
+/* job_mutex protects the variables below. */
 static enum { JOB_FREE, JOB_ACQUIRED, JOB_SUBMITTED } job_state;
 static bool has_thread;
-static decode_job the_job; /* used by the thread while it is submitted, else by the thread that acquired it */
+static decode_job
+    the_job; /* used by the decode thread while submitted, else by the thread that acquired the job */
 
 static void set_state(int state)
 {
@@ -49,7 +50,7 @@ static void *thread_main(void *unused)
     return NULL;
 }
 
-/* Start the thread, which receives no signals of the program. Return false on failure. job_mutex is held. */
+/* Start the decode thread, which receives no signals of the program. Return false on failure. job_mutex is held. */
 static bool start_thread(void)
 {
     pthread_t thread;
@@ -100,5 +101,5 @@ void decode_clear(void)
     job_changed = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
     job_state = JOB_FREE;
     has_thread = false;
-    memset(&the_job, 0, sizeof the_job); /* the thread may have been using it during the fork */
+    memset(&the_job, 0, sizeof the_job); /* the decode thread may have been using the job during the fork */
 }

@@ -1,7 +1,8 @@
-/* Converts copies of arenas to records, with --accesses auto in a thread of the recorder, so that the program does not wait.
+/* Converts copies of arenas to records, with --accesses auto in a thread of the recorder, so that the program does not
+ * wait.
  *
- * At most one copy is converted at a time. The thread makes no CUDA calls. The functions may be called with the reader lock
- * held, but not with the lock. */
+ * At most one copy is converted at a time. The thread makes no CUDA calls. The functions may be called with the reader
+ * lock held, but not with the recorder lock. */
 #ifndef CK_DECODE_THREAD_H
 #define CK_DECODE_THREAD_H
 
@@ -20,13 +21,14 @@ typedef struct {
  * true. */
 decode_job *decode_acquire(bool must_wait);
 
-/* Convert the copy of an acquired job: in the thread, or before this function returns if ``must_wait`` is true. */
+/* Convert the copy of an acquired job: in the decode thread, or before this function returns if ``must_wait`` is true.
+ * */
 void decode_submit(decode_job *job, bool must_wait);
 
-/* Wait until the last copy is converted. */
+/* Wait until the decode thread has converted the last copy of an arena. */
 void decode_wait(void);
 
-/* Forget the thread and its job, in the child of a fork. */
+/* Forget the decode thread and its job, in the child of a fork. */
 void decode_clear(void);
 
 #endif

@@ -1,5 +1,5 @@
-/* Assigns launches to arenas. exact.h states for each function whether the lock is held and whether CUDA is called;
- * the static functions need the lock, except prepare_launch() and active_pool(). */
+/* Assigns launches to arenas. exact.h states for each function whether the recorder lock is held and whether CUDA is
+ * called; the static functions need the recorder lock, except prepare_launch() and active_pool(). */
 #include "exact/exact.h"
 
 #include <string.h>
@@ -287,8 +287,8 @@ static void record_graph_gap(void)
 /* Distinguishes the keys of graphs from those of kernels. */
 #define GRAPH_SIGNATURE 1
 
-/* Return the allocations that contain the addresses, and set ``count`` to their number. The array is valid while the lock is
- * held. */
+/* Return the allocations that contain the addresses, and set ``count`` to their number. The array is valid while the
+ * recorder lock is held. */
 static allocation *const *find_allocations(const uint64_t *addresses, size_t address_count, size_t *count)
 {
     static allocation **found_allocations;
@@ -306,8 +306,8 @@ static allocation *const *find_allocations(const uint64_t *addresses, size_t add
     return found_allocations;
 }
 
-/* Return the key of a graph's signature; it is 0 if there can be no template. Graphs have no arguments: launches of graphs
- * whose nodes have the same parameters have the same signature. */
+/* Return the key of a graph's signature; it is 0 if there can be no template. Graphs have no arguments: launches of
+ * graphs whose nodes have the same parameters have the same signature. */
 static launch_hashes graph_hashes(const graph_memory *memory, uint32_t context)
 {
     const uint64_t key =

@@ -1,4 +1,5 @@
-/* Whether a launch is ordered after all earlier work on the memory that it accesses. Callers hold the lock. */
+/* Determines whether a launch is ordered after all earlier work on the memory that it accesses. Callers hold the
+ * recorder lock. */
 #ifndef CK_LAUNCH_ORDER_H
 #define CK_LAUNCH_ORDER_H
 
@@ -16,7 +17,7 @@ typedef struct {
     size_t allocation_count;
     const uint64_t *pointers; /* different pointers in the order of the arguments */
     launch_footprint
-        footprint; /* the bytes that it is expected to access, because an earlier launch accessed them */
+        footprint; /* the bytes that the launch is expected to access, because an earlier launch accessed them */
 } launch_memory;
 
 /* Begin a launch, and return the order of the launch and earlier work on its memory. */

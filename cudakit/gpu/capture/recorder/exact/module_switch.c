@@ -9,12 +9,13 @@
 #include "model/stream_order.h"
 #include "recorder.h"
 
-/* A patch is removed after this number of reviews without a recorded launch; the number doubles each time that the patch
- * must be restored. */
+/* A patch is removed after this number of reviews without a recorded launch; the number doubles each time that the
+ * patch must be restored. */
 #define MIN_REVIEWS 2
 #define MAX_REVIEWS 1024
 #define REVIEW_INTERVAL_NS 1000000
-/* All patches are restored after this time, so that templates are verified; the time doubles after each verification. */
+/* All patches are restored after this time, so that templates are verified; the time doubles after each
+ * verification. */
 #define FIRST_VERIFICATION_NS 5000000000
 #define MAX_VERIFICATION_NS 300000000000
 
@@ -74,7 +75,7 @@ void module_count_launch(uint32_t id, bool must_be_recorded)
 }
 
 /* Set ``module`` to the handle of the module with this id, or to NULL if the module has another state. Return false
- * if the id is higher than all module ids. Takes the lock. */
+ * if the id is higher than all module ids. Takes the recorder lock. */
 static bool copy_handle(uint32_t id, int state, CUmodule *module)
 {
     pthread_mutex_lock(&recorder_lock);
@@ -84,8 +85,8 @@ static bool copy_handle(uint32_t id, int state, CUmodule *module)
     return exists;
 }
 
-/* Apply the patch to a module, or remove the patch, and set the module's state. The patching lock is held, the lock is
- * not. */
+/* Apply the patch to a module, or remove the patch, and set the module's state. The patching lock is held, the recorder
+ * lock is not. */
 static void switch_patch(uint32_t id, CUmodule module, bool apply)
 {
     const bool is_switched = apply ? patching_apply(module) : patching_remove(module);
@@ -121,7 +122,7 @@ bool module_restore_patch(uint32_t id)
     return is_restored;
 }
 
-/* Restore the patch of all modules. The patching lock is held, the lock is not. */
+/* Restore the patch of all modules. The patching lock is held, the recorder lock is not. */
 static void restore_all_patches(void)
 {
     CUmodule module;
@@ -152,8 +153,9 @@ void modules_request_review(void)
     __atomic_store_n(&review_is_requested, true, __ATOMIC_RELAXED);
 }
 
-/* Begin the removal of a module's patch, and return true, if the reviews show that the patch is not needed, and no other
- * thread is enqueueing a launch that the patch records. Later launches are not recorded by the patch. Takes the lock. */
+/* Begin the removal of a module's patch, and return true, if the reviews show that the patch is not needed, and no
+ * other thread is enqueueing a launch that the patch records. Later launches are not recorded by the patch. Takes the
+ * recorder lock. */
 static bool begin_removal(uint32_t id)
 {
     pthread_mutex_lock(&recorder_lock);

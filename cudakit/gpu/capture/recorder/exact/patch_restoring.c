@@ -45,11 +45,11 @@ void patch_restoring_add_kernel(const record *launch_record, const Sanitizer_Lau
                                     {launch->clusterDim_x, launch->clusterDim_y, launch->clusterDim_z}};
 }
 
-/* Return whether the patch of a kernel's module was removed and no template applies to this thread's launch. The lock is
- * held. */
+/* Return whether the patch of a kernel's module was removed and no template applies to this thread's launch. The
+ * recorder lock is held. */
 static bool must_restore_patch(const launched_kernel *kernel, const uint32_t grid[3], const uint32_t block[3])
 {
-    static launch_arguments arguments; /* protected by the lock */
+    static launch_arguments arguments; /* protected by the recorder lock */
     if (!kernel->module || module_has_patch(kernel->module))
         return false;
     kernels_find_arguments(this_thread.parameter_layout, this_thread.parameters, this_thread.extra, &arguments);

@@ -14,8 +14,8 @@
 #define MAX_PATCHES 16
 #define MAX_CONTEXTS 64
 #define LOCK_WAIT_LIMIT_NS 20000000
-/* The load of a module waits longer for the lock, because the accesses of an unpatched module are inferred from
- * arguments. */
+/* The load of a module waits longer for the patching lock, because the accesses of an unpatched module are inferred
+ * from arguments. */
 #define LOAD_WAIT_LIMIT_NS 2000000000
 
 static struct {
@@ -171,8 +171,8 @@ static bool patch_module(CUmodule module)
     return !sanitizer.patch_module(module);
 }
 
-/* Acquire the patching lock. Return false if another thread holds it for too long: that thread may wait for a lock of the
- * driver that this thread holds. */
+/* Acquire the patching lock. Return false if another thread holds it for too long: that thread may wait for a lock of
+ * the driver that this thread holds. */
 static bool acquire_lock_within(int64_t limit_ns)
 {
     const int64_t deadline_ns = monotonic_ns() + limit_ns;

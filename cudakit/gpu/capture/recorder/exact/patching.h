@@ -15,14 +15,15 @@ int patching_add_image(int capability, const void *image, size_t bytes);
 /* Return whether there is any patch image. */
 bool patching_is_enabled(void);
 
-/* Patch a module that was loaded. Calls CUDA: the lock is not held. */
+/* Patch a module that was loaded. Calls CUDA: the recorder lock is not held. */
 void patching_module_loaded(const Sanitizer_ResourceModuleData *module);
 
-/* Forget a module or context that is about to be destroyed. The lock is held. */
+/* Forget a module or context that is about to be destroyed. The recorder lock is held. */
 void patching_module_unloading(CUmodule module);
 void patching_context_destroying(CUcontext context);
 
-/* Return whether the patch is loaded into a context, so that launches in it need user data. The lock is held. */
+/* Return whether the patch is loaded into a context, so that launches in it need user data. The recorder lock is
+ * held. */
 bool patching_is_active(CUcontext context);
 
 /* The accesses of a kernel that the Sanitizer API does not report. */
@@ -32,25 +33,25 @@ typedef struct {
         tensor_modes; /* MODE_* of stores and reductions through tensor maps, which are among the kernel arguments */
 } unreported_accesses;
 
-/* Acquire the lock that serializes patching. patching_lock_acquire() returns false if another thread holds the lock for
- * longer than 20 ms, because that thread may wait for a lock of the driver that this thread holds; patching_lock_try()
- * does not wait. */
+/* Acquire the patching lock, which serializes patching. patching_lock_acquire() returns false if another thread holds
+ * it for longer than 20 ms, because that thread may wait for a lock of the driver that this thread holds;
+ * patching_lock_try() does not wait. */
 bool patching_lock_acquire(void);
 bool patching_lock_try(void);
 void patching_lock_release(void);
 
-/* Apply the patch to a module, or remove it. Return false on failure. Calls CUDA: the caller holds the patching lock, but
- * not the lock. */
+/* Apply the patch to a module, or remove it. Return false on failure. Calls CUDA: the caller holds the patching lock,
+ * but not the recorder lock. */
 bool patching_apply(CUmodule module);
 bool patching_remove(CUmodule module);
 
-/* Return the id of a module to which the patch was applied, or 0. An id is never reused. The lock is held. */
+/* Return the id of a module to which the patch was applied, or 0. An id is never reused. The recorder lock is held. */
 uint32_t patching_module_id(CUmodule module);
 
 /* Record that this process has used a multicast object. */
 void patching_record_multicast_use(void);
 
-/* Return the kinds of accesses that the Sanitizer API does not report for a kernel. The lock is held. */
+/* Return the kinds of accesses that the Sanitizer API does not report for a kernel. The recorder lock is held. */
 unreported_accesses patching_unreported_accesses(CUmodule module, const char *function);
 
 /* Forget all contexts and modules in the child of a fork: they belong to the parent. */

@@ -6,7 +6,7 @@
 #include "containers.h"
 #include "recorder.h"
 
-/* The analysis keeps the ranges of all templates in memory, 96 bytes each. */
+/* Maximum number of ranges of all templates: the analysis keeps them in memory, 96 bytes each. */
 #define MAX_TEMPLATE_RANGES (1u << 20)
 #define MAX_RANGES_OF_TEMPLATE 8192
 #define MAX_STATES (1u << 18)
@@ -18,7 +18,7 @@
 /* Number of uses of a template before its first verification, and maximum number of uses between two verifications. */
 #define FIRST_CHECK_INTERVAL 4
 #define MAX_CHECK_INTERVAL 4096
-/* The maximum for launches that share allocations with unordered work. */
+/* Maximum number of uses between two verifications, for launches that share allocations with unordered work. */
 #define MAX_SHARED_CHECK_INTERVAL 512
 
 typedef struct {
@@ -186,7 +186,7 @@ launch_template templates_choose(launch_signature *signature, memory_order order
     if (!state || order == MEMORY_CONTESTED || !template_applies(state, &signature->hashes))
         return (launch_template){0};
     signature->is_shared = order == MEMORY_SHARED;
-    /* Other accesses may depend on the content of memory, such as an index. */
+    /* Accesses that are not contiguous may depend on the content of memory, such as an index. */
     if (signature->is_shared && !(state->is_checked_in_shared_memory && state->is_contiguous))
         return (launch_template){0};
     if (can_be_recorded && is_check_due(state, signature->is_shared)) {

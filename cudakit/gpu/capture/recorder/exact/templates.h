@@ -12,7 +12,7 @@
  * operation can race with the launch. Other launches are recorded to verify their template: often at first, then
  * rarely. A signature whose accesses change, or that accesses memory outside of the allocations, is always recorded.
  *
- * tests/core/sanitize/template_policy.py has the same rules. Callers hold the lock. */
+ * tests/core/sanitize/template_policy.py has the same rules. Callers hold the recorder lock. */
 #ifndef CK_TEMPLATES_H
 #define CK_TEMPLATES_H
 
@@ -55,7 +55,7 @@ typedef struct {
 /* The order of a launch and earlier work on the memory that it reaches. */
 typedef enum {
     MEMORY_ORDERED,  /* the launch is ordered after all earlier work on the allocations */
-    MEMORY_SHARED,   /* it is ordered after all earlier accesses to the bytes of its footprint */
+    MEMORY_SHARED,   /* the launch is ordered after all earlier accesses to the bytes of its footprint */
     MEMORY_CONTESTED /* unordered work may access the same bytes */
 } memory_order;
 
@@ -70,7 +70,8 @@ launch_signature templates_find_signature(const launch_hashes *hashes);
 /* Return whether a template applies to a launch. */
 bool templates_apply_to(const launch_signature *signature);
 
-/* Return the bytes that the last recorded launch of a signature accessed; ``ranges`` is NULL if no launch was recorded. */
+/* Return the bytes that the last recorded launch of a signature accessed; ``ranges`` is NULL if no launch was
+ * recorded. */
 launch_footprint templates_footprint(const launch_signature *signature);
 
 /* Return the template of a launch, or one with id 0 if the launch must be recorded. Without ``can_be_recorded``, the
@@ -86,7 +87,8 @@ typedef struct {
     uint32_t new_template_id; /* id of the new template that the accesses become; 0: none */
 } template_result;
 
-/* Compare the accesses of a recorded launch with those of earlier launches. The reader lock is held as well. */
+/* Compare the accesses of a recorded launch with those of earlier launches. The recorder lock and the reader lock are
+ * held. */
 template_result templates_compare(const launch_signature *signature, const access_digest *accesses);
 
 /* Forget all templates and signatures, in the child of a fork. */

@@ -30,18 +30,18 @@ static bool is_split_launch(const Sanitizer_LaunchData *launch)
     return launch->splitLaunchPart > 0;
 }
 
-/* Find the arguments of this thread's launch. The lock is held. */
+/* Find the arguments of this thread's launch. The recorder lock is held. */
 static void find_arguments(launch_arguments *arguments)
 {
     kernels_find_arguments(this_thread.parameter_layout, this_thread.parameters, this_thread.extra, arguments);
 }
 
 /* Write the records of a launch: the pointers of a launch that uses a template of a launch with other pointers, and the
- * assumed accesses of a launch without template. Launches of NCCL that are pending have neither, because their arguments are
- * pointers to NCCL's own memory. The lock is held. */
+ * assumed accesses of a launch without template. Launches of NCCL that are pending have neither, because their
+ * arguments are pointers to NCCL's own memory. The recorder lock is held. */
 static void write_launch(const record *launch_record, const launch_arguments *arguments, bool has_accesses)
 {
-    static record records[1 + MAX_ACCESSES]; /* protected by the lock */
+    static record records[1 + MAX_ACCESSES]; /* protected by the recorder lock */
     size_t record_count = 0;
     if (launch_record->launch.is_relative)
         record_count =
@@ -56,7 +56,7 @@ static void write_launch(const record *launch_record, const launch_arguments *ar
 
 static void on_launch(const Sanitizer_LaunchData *launch)
 {
-    static launch_arguments arguments; /* protected by the lock */
+    static launch_arguments arguments; /* protected by the recorder lock */
     bool has_accesses = true;
     launch_signature signature;
     if (launch->splitLaunchPart > 1) {
@@ -107,14 +107,14 @@ static const uint8_t DIRECTION_OF[] = {
     [MEMCPY_DEVICE_TO_DEVICE] = DEVICE_TO_DEVICE,
 };
 
-/* Return whether an address is in pinned or managed memory. The lock is held. */
+/* Return whether an address is in pinned or managed memory. The recorder lock is held. */
 static bool is_pinned(uint64_t address)
 {
     const allocation *memory = allocations_find(address);
     return memory && (memory->memory_kind == ALLOCATION_PINNED || memory->memory_kind == ALLOCATION_MANAGED);
 }
 
-/* Return whether the host memory of a copy is pinned or pageable. The lock is held. */
+/* Return whether the host memory of a copy is pinned or pageable. The recorder lock is held. */
 static uint8_t host_memory_of_copy(uint8_t direction, const Sanitizer_MemcpyData *copy)
 {
     switch (direction) {
@@ -137,8 +137,8 @@ static uint64_t bytes_of_rows(uint64_t row_count, uint64_t row_bytes, uint64_t p
     return (row_count - 1) * pitch_bytes + row_bytes;
 }
 
-/* Add a copy to the work on the memory that it accesses. The last slice begins ``source_bytes`` and ``destination_bytes``
- * behind the first. The lock is held. */
+/* Add a copy to the work on the memory that it accesses. The last slice begins ``source_bytes`` and
+ * ``destination_bytes`` behind the first. The recorder lock is held. */
 static void add_copy_accesses(const record *rec, const Sanitizer_MemcpyData *copy, uint64_t source_bytes,
                               uint64_t destination_bytes)
 {
@@ -237,7 +237,7 @@ static void on_event_lifetime(uint32_t cbid, CUevent event)
     pthread_mutex_unlock(&recorder_lock);
 }
 
-/* Apply the order that a call with an event creates. The lock is held. */
+/* Apply the order that a call with an event creates. The recorder lock is held. */
 static void add_event_order(uint32_t cbid, const record *rec)
 {
     switch (cbid) {

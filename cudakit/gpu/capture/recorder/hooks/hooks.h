@@ -31,7 +31,7 @@ const char *nvtx_inject(void);
 void nccl_attach(void);
 void nccl_detach(void);
 
-/* Pause or resume the recording of NCCL operations. Takes the lock. */
+/* Pause or resume the recording of NCCL operations. Takes the recorder lock. */
 void nccl_pause(bool pause);
 
 /* Handle a callback of the Sanitizer API. */
@@ -49,22 +49,23 @@ typedef struct {
     int skipped_frame_count;    /* number of innermost Python frames, which belong to cudakit */
 } pool_block;
 
-/* Record an allocation or a free of a pool, with the call stack of this thread. Takes the lock. */
+/* Record an allocation or a free of a pool, with the call stack of this thread. Takes the recorder lock. */
 void pools_record_alloc(const pool_block *block);
 void pools_record_free(const pool_block *block);
 
-/* Record that a pool could not allocate size_bytes of the block, with the free memory of its device. Takes the lock. */
+/* Record that a pool could not allocate size_bytes of the block, with the free memory of its device. Takes the recorder
+ * lock. */
 void pools_record_out_of_memory(const pool_block *block, uint64_t free_bytes);
 
-/* Record an NVTX mark of the domain "cudakit", with the call stack of this thread. Takes the lock. */
+/* Record an NVTX mark of the domain "cudakit", with the call stack of this thread. Takes the recorder lock. */
 void pools_record_mark(const char *name, int skipped_frames);
 
 /* Handle the creation or destruction of memory, contexts, streams and modules. */
 void on_resource(uint32_t cbid, const void *data);
 
 /* Enqueue a marker before a host function of the program. The marker is a host function of the recorder; it records
- * that the stream has reached this point. Called at the entry of the program's call. Calls CUDA: the lock is not
- * held. */
+ * that the stream has reached this point. Called at the entry of the program's call. Calls CUDA: the recorder lock is
+ * not held. */
 void host_calls_enqueue_marker(CUcontext context, CUstream stream);
 
 #endif

@@ -1,15 +1,15 @@
 /* The recorder as a profiler plugin of NCCL, by which NCCL reports the buffers of collectives.
  *
- * NCCL loads the library that NCCL_PROFILER_PLUGIN names when the first communicator is created. This is the file of the
- * recorder, which the process has already loaded, so both have the same state. The functions below return 0 in every
- * case, so that NCCL never changes its behavior. A handle that NCCL gets is not a pointer but an id with a tag, so that
- * NCCL may safely pass the handle of an object that no longer exists.
+ * NCCL loads the library that NCCL_PROFILER_PLUGIN names when the first communicator is created. This is the file of
+ * the recorder, which the process has already loaded, so both have the same state. The functions below return 0 in
+ * every case, so that NCCL never changes its behavior. A handle that NCCL gets is not a pointer but an id with a tag,
+ * so that NCCL may safely pass the handle of an object that no longer exists.
  *
  * A call of NCCL, such as ncclAllReduce, makes these events (version 5 and newer; older versions make only the last
  * three): CollApi or P2pApi when it is called; KernelLaunch around the launch of its kernel; Group around Coll or P2p
  * for each operation of the kernel. Group follows the launch on the same thread, or comes from a host function of the
  * stream.
- */
+ * */
 #define _GNU_SOURCE
 #include "hooks/nccl_profiler.h"
 
@@ -30,7 +30,7 @@
 #define EXPORTED __attribute__((visibility("default")))
 
 /* Whether NCCL's communicators are recorded, and whether the record of their operations is paused. Both variables are
- * read without the lock. */
+ * read without the recorder lock. */
 static bool is_enabled, is_paused;
 
 /* --- handles ------------------------------------------------------------------------------------- */
@@ -127,7 +127,7 @@ static collective point_to_point_operation(uint8_t function, uint8_t datatype, c
                         .root = peer};
 }
 
-/* The operation of a Coll event or of a P2P event of any version from 2 on. */
+/* Make the operation of a Coll event, or of a P2P event, of version 2 or newer of the interface. */
 #define COLLECTIVE_OF(event) \
     ((collective){function_by_name((event)->coll.function), datatype_by_name((event)->coll.datatype), \
                   (uintptr_t)(event)->coll.send, (uintptr_t)(event)->coll.receive, (event)->coll.count, \

@@ -78,7 +78,7 @@ typedef struct { /* nvtxEventAttributes_t, the same in versions 1 to 3 */
 #define DEFAULT_DOMAIN ""
 #define INJECTION_VARIABLE "NVTX_INJECTION64_PATH"
 
-static bool records_nvtx; /* whether the calls of NVTX are recorded; read without the lock */
+static bool records_nvtx; /* whether the calls of NVTX are recorded; read without the recorder lock */
 
 void nvtx_enable(bool enable)
 {
@@ -130,9 +130,9 @@ typedef struct interned_text {
 
 #define INTERNED_TEXT_LISTS 1024
 static interned_text
-    *interned_texts[INTERNED_TEXT_LISTS]; /* lists of texts by their hash; protected by the lock */
+    *interned_texts[INTERNED_TEXT_LISTS]; /* lists of texts by their hash; protected by the recorder lock */
 
-/* Return the handle of a text; NULL if no memory is left. Takes the lock. */
+/* Return the handle of a text; NULL if no memory is left. Takes the recorder lock. */
 static interned_text *intern_text(const char *text)
 {
     uint32_t hash = 0;
@@ -180,7 +180,7 @@ static const char *event_message(const nvtx_attributes *event, char out[MAX_UTF8
 /* --- functions of NVTX for named domains ----------------------------------------------------------- */
 
 /* The functions below have the names and parameters of the functions in nvToolsExt.h that they replace. They take the
- * lock. */
+ * recorder lock. */
 
 static void domain_mark_ex(const interned_text *domain, const nvtx_attributes *event)
 {
@@ -239,7 +239,8 @@ static const interned_text *domain_create_w(const wchar_t *name)
 
 /* --- functions of NVTX for the default domain ------------------------------------------------------ */
 
-/* The functions below have the names and parameters of the NVTX functions that they replace. They take the lock. */
+/* The functions below have the names and parameters of the NVTX functions that they replace. They take the recorder
+ * lock. */
 
 static void mark_ex(const nvtx_attributes *event)
 {

@@ -5,7 +5,7 @@
 
 #include "containers.h"
 
-/* More accesses to one interval, for example reads of many streams, count as contested. */
+/* Maximum number of accesses to one interval: with more, such as reads of many streams, the interval is contested. */
 #define MAX_INTERVAL_ACCESSES 8
 /* Accesses that the host has waited for are removed when a history has this number of intervals, and when their number has
  * doubled since the last removal. */

@@ -1,8 +1,8 @@
 /* The earlier accesses to an allocation that several streams use, by byte range.
  *
- * Each interval of bytes has the accesses that later work may be unordered with: an access is dropped when a later access
- * is ordered after it and conflicts with everything that it conflicts with. Two accesses conflict if at least one of
- * them writes. Callers hold the lock. */
+ * Each interval of bytes has the accesses that later work may be unordered with: an access is dropped when a later
+ * access is ordered after the access and conflicts with at least the same accesses. Two accesses conflict if at least
+ * one of them writes. Callers hold the recorder lock. */
 #ifndef CK_ACCESS_HISTORY_H
 #define CK_ACCESS_HISTORY_H
 
@@ -20,20 +20,20 @@ typedef struct {
 
 typedef struct access_history access_history;
 
-/* Return the history of an allocation whose last operation may have accessed all of its bytes, from ``lo`` up to ``hi``.
- * Return NULL if no memory is left. */
+/* Return the history of an allocation whose last operation may have accessed all of its bytes, from ``lo`` up to
+ * ``hi``. Return NULL if no memory is left. */
 access_history *history_create(uint64_t lo, uint64_t hi, byte_access last_access);
 void history_free(access_history *history);
 
-/* Return whether an access to the bytes from ``lo`` up to ``hi`` is ordered after all earlier accesses that it conflicts
- * with, and none of the bytes are contested. */
+/* Return whether an access to the bytes from ``lo`` up to ``hi`` is ordered after all earlier accesses that it
+ * conflicts with, and none of the bytes are contested. */
 bool history_is_ordered(const access_history *history, uint64_t lo, uint64_t hi, byte_access access);
 
 /* Return whether some of the bytes from ``lo`` up to ``hi`` are contested. */
 bool history_has_contested_bytes(const access_history *history, uint64_t lo, uint64_t hi);
 
-/* Add an access. If it is unordered with an earlier access that it conflicts with, and neither of them is assumed, these
- * bytes count as contested from now on. */
+/* Add an access. If it is unordered with an earlier access that it conflicts with, and neither of them is assumed,
+ * these bytes count as contested from now on. */
 void history_add(access_history *history, uint64_t lo, uint64_t hi, byte_access access);
 
 #endif

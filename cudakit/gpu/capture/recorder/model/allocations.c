@@ -69,7 +69,7 @@ int allocations_remove(uint64_t address, allocation *removed)
     if (index == allocation_count || allocations[index].lo != address)
         return 0;
     *removed = allocations[index];
-    removed->history = NULL; /* it is freed with the allocation */
+    removed->history = NULL; /* remove_index_range() frees the history */
     remove_index_range(index, 1);
     return 1;
 }

@@ -1,4 +1,4 @@
-/* Live allocations: look up the allocation that contains an address. Callers hold the lock. */
+/* Live allocations: look up the allocation that contains an address. Callers hold the recorder lock. */
 #ifndef CK_ALLOCATIONS_H
 #define CK_ALLOCATIONS_H
 
@@ -28,12 +28,12 @@ int allocations_remove(uint64_t address, allocation *removed);
 /* Return the allocation that contains an address, or NULL. */
 allocation *allocations_find(uint64_t address);
 
-/* Begin an operation that may access an allocation. If the last operation on the allocation does not happen before this
- * one, accesses to the allocation are tracked by byte range, for as long as it lives. */
+/* Begin an operation that may access an allocation. If the last operation on the allocation does not happen before the
+ * new operation, accesses to the allocation are tracked by byte range until it is freed. */
 void allocation_begin_work(allocation *accessed, stream_operation operation);
 
-/* Return whether an access to the bytes from ``lo`` up to ``hi`` is ordered after all earlier accesses that it conflicts with,
- * and none of these bytes are contested. The bytes may be in several allocations. */
+/* Return whether an access to the bytes from ``lo`` up to ``hi`` is ordered after all earlier accesses that it
+ * conflicts with, and none of these bytes are contested. The bytes may be in several allocations. */
 bool allocations_are_ordered(uint64_t lo, uint64_t hi, byte_access access);
 
 /* Return whether some of the bytes from ``lo`` up to ``hi`` are contested. */

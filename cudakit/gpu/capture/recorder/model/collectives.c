@@ -152,7 +152,7 @@ static void remove_nccl_call(nccl_call *call)
     hash_table_put(&nccl_call_indices, call->id, (uint32_t)(call - nccl_calls) + 1);
 }
 
-/* Store a call of an NCCL function until its buffers are reported. The lock is held. */
+/* Store a call of an NCCL function until its buffers are reported. The recorder lock is held. */
 static void add_nccl_call(nccl_communicator *communicator, uint64_t group, const nccl_call *call)
 {
     if (nccl_call_count == MAX_UNREPORTED_CALLS)

@@ -2,7 +2,7 @@
  *
  * NCCL reports an operation in several events (hooks/nccl_profiler.c): the call of the program, the launch of the
  * kernel, and then the buffers. One launch may perform several operations of a group. A *plan* is one launch with
- * its operations, as in NCCL's source. All functions take the lock, unless they say that it is held.
+ * its operations, as in NCCL's source. All functions take the recorder lock, unless their comments say that it is held.
  */
 #ifndef CK_COLLECTIVES_H
 #define CK_COLLECTIVES_H
@@ -71,7 +71,7 @@ void collective_count_unreported(const char *reason);
 bool is_nccl_kernel(const char *function_name);
 
 /* Assign the launch of a kernel of NCCL to the plan that this thread launches. If this thread launches no plan, the
- * buffers of the kernel stay unknown: write a GAP record and return false. The lock is held. */
+ * buffers of the kernel stay unknown: write a GAP record and return false. The recorder lock is held. */
 bool collectives_assign_launch(const record *launch_record);
 
 /* End the plan of a kernel whose launch NCCL did not announce, because this thread records an event after the launch,
@@ -79,11 +79,11 @@ bool collectives_assign_launch(const record *launch_record);
 void collectives_end_unannounced_plan(void);
 
 /* Assign a node of a captured graph to the plan that this thread launches. Forget the operations of an earlier node
- * with this handle, which no longer exists. The lock is held. */
+ * with this handle, which no longer exists. The recorder lock is held. */
 void collectives_assign_node(CUgraphNode node);
 
 /* Write the operations of a captured graph node after the record of the node. Return false if the node performs no
- * operations. The lock is held. */
+ * operations. The recorder lock is held. */
 bool collectives_write_node(CUgraphNode handle, const record *node_record);
 
 /* Set the reason why NCCL does not load the recorder as its plugin; NULL if NCCL loads it. */

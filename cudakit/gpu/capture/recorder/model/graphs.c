@@ -79,7 +79,7 @@ static void write_copy_operand(node_writer *writer, const memcpy3d_operand *oper
 
 static void write_accesses(node_writer *writer, const graph_node *node)
 {
-    static launch_arguments arguments; /* protected by the lock */
+    static launch_arguments arguments; /* protected by the recorder lock */
     const memset_node_params *fill = &node->fill;
     allocation freed_allocation;
     switch (node->type) {
@@ -185,7 +185,7 @@ const tma_store *node_tensor_maps(uint32_t graph, uint32_t executable, uint32_t 
 
 /* The memory that one node of a graph reaches. */
 typedef struct {
-    uint64_t *addresses; /* begin of each access or allocation */
+    uint64_t *addresses; /* addresses at which the accesses and allocations begin */
     size_t address_count;
     uint64_t content_hash; /* hash of the node's parameters */
 } node_reach;
@@ -193,7 +193,7 @@ typedef struct {
 typedef struct {
     node_reach *nodes; /* by node id */
     size_t node_count, node_capacity;
-    uint64_t *addresses; /* those of all nodes, unless ``is_outdated`` */
+    uint64_t *addresses; /* addresses of all nodes; invalid if ``is_outdated`` */
     size_t address_count, address_capacity;
     uint64_t content_hash;   /* sum of the hashes of all nodes */
     bool is_outdated;        /* a node changed after ``addresses`` was computed */
@@ -428,7 +428,7 @@ uint32_t graphs_record(CUgraph graph, const call_site *stack, uint32_t *kernel_c
 
 /* --- changed nodes of executable graphs ------------------------------------------------------------ */
 
-/* Write the new parameters of a node, with which the analysis replaces the earlier ones. The lock is held. */
+/* Write the new parameters of a node, with which the analysis replaces the earlier ones. The recorder lock is held. */
 static void write_changed_node(uint32_t graph, uint32_t executable, uint32_t node_id, const graph_node *node,
                                uint32_t site, record *buffer)
 {
@@ -462,8 +462,9 @@ bool graphs_node_changed(CUgraphExec executable, CUgraphNode handle, const graph
     return node_id != 0;
 }
 
-/* Write the nodes of a new child graph, which are in the same order as the replaced nodes. ``first_node`` is the id
- * of the first replaced node. Return false if there are nodes whose new parameters are unknown. The lock is held. */
+/* Write the nodes of a new child graph, which are in the same order as the replaced nodes. ``first_node`` is the id of
+ * the first replaced node. Return false if there are nodes whose new parameters are unknown. The recorder lock is
+ * held. */
 static bool write_changed_child(const graph_structure *child, uint32_t graph, uint32_t executable,
                                 uint32_t first_node, uint32_t site, record *buffer)
 {

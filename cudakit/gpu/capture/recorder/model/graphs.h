@@ -45,18 +45,18 @@ typedef struct {
     bool has_conditional; /* the graph has a conditional node */
 } graph_structure;
 
-/* Query the nodes and edges of a graph from the driver, and return its number of kernel nodes. Calls CUDA: the lock is
- * not held. */
+/* Query the nodes and edges of a graph from the driver, and return its number of kernel nodes. Calls CUDA: the recorder
+ * lock is not held. */
 uint32_t graph_structure_query(graph_structure *structure, CUgraph graph);
 
 void graph_structure_free(graph_structure *structure);
 
 /* Record the nodes and edges of a graph. Return its id, or 0 if the driver refuses the query. Set ``kernel_count`` to
- * its number of kernel nodes. Calls CUDA: the lock is not held. */
+ * its number of kernel nodes. Calls CUDA: the recorder lock is not held. */
 uint32_t graphs_record(CUgraph graph, const call_site *stack, uint32_t *kernel_count);
 
 /* Return the id of a kernel node, or 0 if it is unknown. ``kernel_position`` counts the kernels of the graph launch
- * from 1. The lock is held. */
+ * from 1. The recorder lock is held. */
 uint32_t graphs_find_node(uint32_t graph, CUgraphNode handle, uint32_t kernel_position);
 
 /* Change the number of active stream captures: by +1 when a capture begins, by -1 when it ends. */
@@ -66,35 +66,35 @@ void graphs_count_captures(int change);
 bool graphs_is_capturing(void);
 
 /* Store the call site of the node that a CUDA call has just added to a capture on ``stream``; if the stream is not
- * captured, do nothing. Calls CUDA: the lock is not held. */
+ * captured, do nothing. Calls CUDA: the recorder lock is not held. */
 void graphs_node_captured(CUstream stream);
 
-/* Return the tensor maps among the parameters of a kernel node, and set ``count`` to their number. The lock is
+/* Return the tensor maps among the parameters of a kernel node, and set ``count`` to their number. The recorder lock is
  * held. */
 const tma_store *node_tensor_maps(uint32_t graph, uint32_t executable, uint32_t node, size_t *count);
 
 /* Record the new parameters of a node of an executable graph. For a kernel, copy or memset, ``changed`` has the type
  * and the parameters; for a child graph, ``child`` has the nodes with the new parameters. Return false if some
- * parameters could not be recorded. Calls CUDA: the lock is not held. */
+ * parameters could not be recorded. Calls CUDA: the recorder lock is not held. */
 bool graphs_node_changed(CUgraphExec executable, CUgraphNode node, const graph_node *changed);
 bool graphs_child_graph_changed(CUgraphExec executable, CUgraphNode node, CUgraph child);
 
 /* The memory that the nodes of a graph reach. */
 typedef struct {
     const uint64_t
-        *addresses; /* addresses in the allocations that the nodes reach; valid while the lock is held */
+        *addresses; /* addresses in the allocations that the nodes reach; valid while the recorder lock is held */
     size_t address_count;
     uint64_t content_hash; /* hash of the parameters of all nodes; 0: launches must always be recorded */
     bool has_copies;       /* whether the graph has copies or memsets */
 } graph_memory;
 
-/* Return the memory that a graph reaches. The lock is held. */
+/* Return the memory that a graph reaches. The recorder lock is held. */
 graph_memory graphs_memory(uint32_t graph);
 
-/* Always record the launches of a graph. The lock is held. */
+/* Always record the launches of a graph. The recorder lock is held. */
 void graphs_always_record(uint32_t graph);
 
-/* Forget the memory that a destroyed graph reaches. The lock is held. */
+/* Forget the memory that a destroyed graph reaches. The recorder lock is held. */
 void graphs_forget_reach(uint32_t graph);
 
 /* Remove all nodes and captures, in the child of a fork. */

@@ -1,4 +1,5 @@
-/* Ids of CUDA objects, by their handles. The driver reuses handles; an id is never reused. Callers hold the lock. */
+/* Ids of CUDA objects, by their handles. The driver reuses handles; an id is never reused. Callers hold the recorder
+ * lock. */
 #ifndef CK_IDS_H
 #define CK_IDS_H
 

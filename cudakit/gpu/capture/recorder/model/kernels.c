@@ -178,7 +178,7 @@ static uint64_t mix_hash(uint64_t hash, uint64_t value)
 static struct {
     uint32_t launch_number; /* number of the launch that filled the slot; the slots of other launches are free */
     uint32_t index;
-} pointer_slots[POINTER_SLOTS]; /* protected by the lock */
+} pointer_slots[POINTER_SLOTS]; /* protected by the recorder lock */
 static uint32_t current_launch_number;
 
 /* Return the index of a pointer among the pointers of the launch; a new pointer is added. */
@@ -282,7 +282,7 @@ uint64_t kernels_hash_arguments(const launch_arguments *arguments)
     return arguments->is_complete ? mix_hash(hash, arguments->pointer_hash) | 1 : 0;
 }
 
-/* Return a record of the same call without the fields of its kind. */
+/* Return a record of this kind with the common fields of the launch record. */
 static record record_of_call(const record *launch_record, uint16_t kind)
 {
     record rec = *launch_record;

@@ -20,7 +20,7 @@ typedef struct {
     uint64_t allocation_ends[MAX_ACCESSES]; /* first address behind the allocation that a pointer reaches */
     uint8_t certainties[MAX_ACCESSES];      /* PRECISION_* of the access through a pointer */
     size_t pointer_count;
-    allocation *allocations[MAX_ACCESSES]; /* valid while the lock is held */
+    allocation *allocations[MAX_ACCESSES]; /* valid while the recorder lock is held */
     size_t allocation_count;
     uint64_t pointer_hash;  /* hash of the pointers */
     uint64_t distance_hash; /* hash of the distances of the pointers to the first one */
@@ -29,15 +29,15 @@ typedef struct {
     bool is_complete;       /* all arguments are known, and all pointers are listed */
 } launch_arguments;
 
-/* Return the parameter layout of a kernel, or NULL. The driver is queried once per kernel. Calls CUDA: the lock is not
- * held. */
+/* Return the parameter layout of a kernel, or NULL. The driver is queried once per kernel. Calls CUDA: the recorder
+ * lock is not held. */
 const struct kernel_layout *kernels_layout(CUfunction function);
 
-/* Return the name of a kernel, or NULL. Calls CUDA: the lock is not held. */
+/* Return the name of a kernel, or NULL. Calls CUDA: the recorder lock is not held. */
 const char *kernels_name(CUfunction function);
 
-/* Find the kernel arguments that point into live allocations, at most MAX_ACCESSES. ``parameters`` is the array passed to
- * cuLaunchKernel, ``extra`` its packed form; one of them is NULL. The lock is held. */
+/* Find the kernel arguments that point into live allocations, at most MAX_ACCESSES. ``parameters`` is the array passed
+ * to cuLaunchKernel, ``extra`` its packed form; one of them is NULL. The recorder lock is held. */
 void kernels_find_arguments(const struct kernel_layout *layout, void **parameters, void **extra,
                             launch_arguments *arguments);
 
@@ -57,10 +57,10 @@ size_t kernels_write_pointers(const uint64_t *pointers, size_t pointer_count, co
 int kernels_read_words(const struct kernel_layout *layout, void **parameters, void **extra, size_t first_word,
                        unsigned long long *words, size_t count);
 
-/* Return the string id of the name of a kernel. The lock is held. */
+/* Return the string id of the name of a kernel. The recorder lock is held. */
 uint32_t kernels_name_id(CUfunction function, const char *name);
 
-/* Remove all function handles: a module was unloaded, so the driver may reuse them. The lock is held. */
+/* Remove all function handles: a module was unloaded, so the driver may reuse them. The recorder lock is held. */
 void kernels_clear(void);
 
 #endif

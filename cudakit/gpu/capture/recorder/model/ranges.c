@@ -41,10 +41,10 @@ static size_t cut_length(const char *name, size_t length)
     return cut_end;
 }
 
-/* Return the text id of the name of a range, mark or domain. The lock is held. */
+/* Return the text id of the name of a range, mark or domain. The recorder lock is held. */
 static uint32_t name_id(const char *name)
 {
-    static char shortened_name[MAX_NAME_BYTES + 1]; /* protected by the lock */
+    static char shortened_name[MAX_NAME_BYTES + 1]; /* protected by the recorder lock */
     size_t length = strnlen(name, sizeof shortened_name);
     if (length > MAX_NAME_BYTES) {
         memcpy(shortened_name, name, cut_length(name, MAX_NAME_BYTES));
@@ -61,8 +61,8 @@ static uint32_t name_id(const char *name)
 
 /* --- records ------------------------------------------------------------------------------------ */
 
-/* Record the begin of a range. ``number`` is the number from range_start(), or 0 for a range of a thread. The lock is
- * held. */
+/* Record the begin of a range. ``number`` is the number from range_start(), or 0 for a range of a thread. The recorder
+ * lock is held. */
 static void write_range_begin(uint32_t name, uint32_t domain, uint64_t number, bool is_copy)
 {
     record rec = record_begin(KIND_RANGE_PUSH, 0, 0, 0);
@@ -74,7 +74,7 @@ static void write_range_begin(uint32_t name, uint32_t domain, uint64_t number, b
 }
 
 /* Record the end of a range: the range with this number, or for 0 the innermost range of the calling thread. The
- * lock is held. */
+ * recorder lock is held. */
 static void write_range_end(uint32_t domain, uint64_t number)
 {
     record rec = record_begin(KIND_RANGE_POP, 0, 0, 0);
@@ -207,7 +207,7 @@ void ranges_copy_to_backward_thread(void)
         write_range_begin(range_copies.ranges.ranges[i].name, range_copies.ranges.ranges[i].domain, 0, true);
 }
 
-/* Record the end of a copied range of another thread. The lock is held. */
+/* Record the end of a copied range of another thread. The recorder lock is held. */
 static void write_copy_end(uint64_t thread, uint32_t domain)
 {
     record rec = record_begin(KIND_RANGE_POP, 0, 0, 0);

@@ -27,7 +27,7 @@ static uint32_t *free_clock_indices;
 static size_t event_clock_count, event_clock_capacity, free_clock_count, free_clock_capacity;
 static hash_table event_clock_indices; /* index in ``event_clocks`` plus 1, by event id */
 
-/* Add the operations that happen before another clock to a clock. */
+/* Add to a clock the operations that happen before another clock. */
 static void clock_join(vector_clock *clock, const vector_clock *other_clock)
 {
     for (uint32_t slot = 1; slot <= slot_count; slot++)

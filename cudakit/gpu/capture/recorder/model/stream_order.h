@@ -3,7 +3,7 @@
  * Every stream has a vector clock: for each stream, the number of its last operation that happens before new work of
  * the stream. Stream order, events and waits of the host set the clocks. Work that is ordered in another way, such as
  * by the legacy default stream or by stream memory operations, counts as unordered here. All host threads are one
- * timeline, as in the analysis. Callers hold the lock. */
+ * timeline, as in the analysis. Callers hold the recorder lock. */
 #ifndef CK_STREAM_ORDER_H
 #define CK_STREAM_ORDER_H
 
@@ -23,8 +23,8 @@ stream_operation order_enqueue(uint32_t stream, uint32_t context);
 /* Return whether an operation happens before an operation that was enqueued later. */
 bool order_happens_before(stream_operation earlier, stream_operation later);
 
-/* Handle the record of an event on a stream, and the destruction of an event. An event that was recorded during a stream
- * capture orders nothing. */
+/* Handle the record of an event on a stream, and the destruction of an event. An event that was recorded during a
+ * stream capture orders nothing. */
 void order_event_recorded(uint32_t event, uint32_t stream, uint32_t context);
 void order_event_destroyed(uint32_t event);
 

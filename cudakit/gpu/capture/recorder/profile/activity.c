@@ -17,7 +17,7 @@
 #define BUFFER_BYTES ((size_t)256 << 10)
 #define MAX_BUFFERS 512
 #define MAX_IDLE_BUFFERS 32
-#define RECORDS_PER_LOCK 64 /* number of records that are written while the lock is held once */
+#define RECORDS_PER_LOCK 64 /* number of records that are written while the recorder lock is held once */
 #define MAX_DEVICES 64
 #define DEVICE_NAME_BYTES 256
 
@@ -250,7 +250,7 @@ static void read_multiprocessor_limits(attribute_getter get_attribute, CUdevice 
         device_attribute(get_attribute, RESERVED_SHARED_MEMORY_PER_BLOCK, device);
 }
 
-/* Write the name and the properties of a device. Calls CUDA: the lock is not held. */
+/* Write the name and the properties of a device. Calls CUDA: the recorder lock is not held. */
 static void describe_device(uint32_t device_number)
 {
     const uint64_t device_bit = 1ull << device_number;
@@ -317,8 +317,8 @@ static bool advance_to_next_record(buffer_reader *position)
     return false;
 }
 
-/* Append translated records to the trace. Store the device of each context, for records of API calls, and the devices in
- * ``devices``. */
+/* Append translated records to the trace. Store the device of each context, for records of API calls, and the devices
+ * in ``devices``. */
 static void append_records(record *records, size_t count, uint64_t *device_bits)
 {
     pthread_mutex_lock(&recorder_lock);

@@ -5,8 +5,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Make CUPTI use the recorder's buffers and clock. Return 0, or CUPTI's result code. Calls CUPTI: the lock is not
- * held, as in all functions here. */
+/* Make CUPTI use the recorder's buffers and clock. Return 0, or CUPTI's result code. Calls CUPTI: the recorder lock is
+ * not held, as in all functions here. */
 int activity_prepare(void);
 
 /* Start recording. Return 0, or the result code of the first failure. */

@@ -127,7 +127,7 @@ void api_calls_forked(void)
     memset(function_name_ids, 0, sizeof function_name_ids);
 }
 
-/* Return the text id of the plain name of a function. The lock is held. */
+/* Return the text id of the plain name of a function. The recorder lock is held. */
 static uint32_t function_name_id(int domain, uint32_t cbid, const char *name)
 {
     uint32_t *id = &function_name_ids[domain][cbid];

@@ -12,7 +12,7 @@
 void api_calls_find(void);
 
 /* Enable or disable the callbacks of the recorded functions. Return 0, or the result code of the first failure. Calls
- * CUPTI: the lock is not held. */
+ * CUPTI: the recorder lock is not held. */
 int api_calls_enable(CUpti_SubscriberHandle subscriber, bool enable);
 
 /* Enable the callbacks of cudaProfilerStart and cudaProfilerStop. Return 0, or a result code. */

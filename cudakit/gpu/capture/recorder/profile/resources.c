@@ -20,7 +20,7 @@ static const uint32_t CALLBACKS[] = {
 };
 
 /* Id of the call site of each graph node, by the number of the node. A node without call site has the value NO_SITE,
- * because value 0 means "no entry". Protected by the lock. */
+ * because value 0 means "no entry". Protected by the recorder lock. */
 static hash_table node_sites;
 #define NO_SITE UINT32_MAX
 
@@ -48,7 +48,7 @@ static bool is_recorded_node(int type)
     return type == NODE_KERNEL || type == NODE_MEMCPY || type == NODE_MEMSET;
 }
 
-/* Write the call site of a node, and keep it for copies of the node. The lock is held. */
+/* Write the call site of a node, and keep it for copies of the node. The recorder lock is held. */
 static void record_site(uint64_t node, uint32_t site)
 {
     hash_table_put(&node_sites, node, site ? site : NO_SITE);

@@ -29,7 +29,7 @@ const char *profile_at_first_use(const profile_options *options);
 bool profile_begin(const profile_options *options, char *error, size_t error_bytes);
 
 /* End the profile: wait for the work of the current context, write all records and unsubscribe. Calls CUDA and
- * CUPTI: the lock is not held. A second call does nothing. */
+ * CUPTI: the recorder lock is not held. A second call does nothing. */
 void profile_end(void);
 
 /* End the profile, and do not begin one in this process or its children. */
@@ -39,7 +39,7 @@ void profile_cancel(void);
  * of its own at its first use of CUDA. */
 void profile_forked(void);
 
-/* Handle the begin or end of an NVTX range with the name in the options. Calls CUPTI: the lock is not held. */
+/* Handle the begin or end of an NVTX range with the name in the options. Calls CUPTI: the recorder lock is not held. */
 bool window_is_range(const char *name);
 void window_range_began(void);
 void window_range_ended(void);

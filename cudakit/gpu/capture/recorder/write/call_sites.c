@@ -103,7 +103,7 @@ static bool is_autograd_thread(void)
 
 /* Return the stack of the call that started the running backward pass, or NULL. If several passes are running, the pass
  * of a thread is unknown. If one pass is running, the thread that started it is blocked, so that the code objects of
- * its frames are alive while the lock is held. */
+ * its frames are alive while the recorder lock is held. */
 static const call_site *backward_stack(void)
 {
     const backward_pass *innermost_pass = active_passes;
@@ -140,7 +140,7 @@ void backward_record_ranges(void)
     ranges_are_recorded = true;
 }
 
-/* Record the begin or the end of a pass that the calling thread started. The lock is held. */
+/* Record the begin or the end of a pass that the calling thread started. The recorder lock is held. */
 static void record_range(uint16_t kind, const backward_pass *pass)
 {
     if (!ranges_are_recorded)

@@ -27,23 +27,24 @@ void call_site_read(call_site *stack);
 /* Read the stack of the calling thread without its innermost frames, which belong to cudakit. */
 void call_site_of_caller(call_site *stack, int skipped_frames);
 
-/* Return the id of a stack; a stack without an id is written to the trace first. For an empty stack, return the id
- * of the stack of the backward pass that this thread works for, or 0 if the pass is not certain. The lock is held. */
+/* Return the id of a stack; a stack without an id is written to the trace first. For an empty stack, return the id of
+ * the stack of the backward pass that this thread works for, or 0 if the pass is not certain. The recorder lock is
+ * held. */
 uint32_t call_site_id(const call_site *stack);
 
 /* Return the number of the program call to which the work of a stack belongs, or 0 if it is unknown. Work of autograd's
- * threads belongs to the program call that waits for the backward pass. The lock is held. */
+ * threads belongs to the program call that waits for the backward pass. The recorder lock is held. */
 uint32_t call_site_program_call(const call_site *stack);
 
 /* Register a backward pass that the calling thread starts, until backward_end(). Autograd's threads, which have no
  * Python frames, execute the pass. Return NULL if the pass is nested in another pass of this thread, or if no memory
- * is left. Takes the lock. */
+ * is left. Takes the recorder lock. */
 typedef struct backward_pass backward_pass;
 backward_pass *backward_begin(void);
 void backward_end(backward_pass *pass); /* does nothing if ``pass`` is NULL */
 
 /* While one backward pass is active, return the open ranges of the thread that started it, and set whether the calling
- * thread is one of autograd's. Return NULL if no pass is active, or several are. The lock is held. */
+ * thread is one of autograd's. Return NULL if no pass is active, or several are. The recorder lock is held. */
 const open_ranges *backward_ranges(bool *is_backward_thread);
 
 /* From now on, also record each backward pass as a range of the domain "cudakit". */

@@ -26,7 +26,7 @@
 #endif
 /* After a failure, a new segment is tried once per this number of records: creating a file on a full disk is slow. */
 #define FAILURES_PER_TRIAL 256
-#define TEXT_LIMIT 65536 /* maximum length in bytes; kernel names are shorter */
+#define TEXT_LIMIT 65536 /* maximum length of a string in bytes; kernel names are shorter */
 
 typedef struct {
     char magic[8];
@@ -94,7 +94,7 @@ void spool_allocate_ahead(void)
     const size_t advice_begin = page_offset > allocated_bytes ? page_offset : allocated_bytes;
     const size_t advice_end =
         page_offset + AHEAD_BYTES < segment_bytes ? page_offset + AHEAD_BYTES : segment_bytes;
-    /* Linux before 5.14 refuses this advice; the pages are then allocated when they are written. */
+    /* Linux before 5.14 refuses MADV_POPULATE_WRITE; the pages are then allocated when they are written. */
     if (segment && advice_begin < advice_end &&
         !madvise(segment + advice_begin, advice_end - advice_begin, MADV_POPULATE_WRITE))
         allocated_bytes = advice_end;
@@ -333,7 +333,7 @@ static void store_string(const char *text, size_t length, uint64_t key, uint32_t
 
 uint32_t spool_text(const char *text)
 {
-    static char payload[sizeof(uint32_t) + TEXT_LIMIT]; /* protected by the lock */
+    static char payload[sizeof(uint32_t) + TEXT_LIMIT]; /* protected by the recorder lock */
     uint32_t length = text ? (uint32_t)strnlen(text, TEXT_LIMIT) : 0;
     if (!length)
         return 0;

@@ -2,7 +2,7 @@
  * survive when the process is killed.
  *
  * ``cudakit/trace/trace_file.py`` documents the format. Files are named ``PID-NNNNNN.trace``. The last word of the
- * header is the end offset of the valid data. Callers hold the lock.
+ * header is the end offset of the valid data. Callers hold the recorder lock.
  */
 #ifndef CK_SPOOL_H
 #define CK_SPOOL_H
@@ -27,7 +27,7 @@ void spool_forked(void);
 void spool_close(void);
 
 /* Allocate the pages of the segment that the next records will fill, so that the threads that write records need not
- * wait for the file system. The lock is not held. */
+ * wait for the file system. The recorder lock is not held. */
 void spool_allocate_ahead(void);
 
 /* Append records so that a reader sees all or none of them. Records that cannot be written are counted in the file
