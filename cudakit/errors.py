@@ -58,6 +58,8 @@ def read_error(
     """Return the error for a file that is missing or cannot be read; ``error`` is Python's exception."""
     if isinstance(error, FileNotFoundError):
         return error_type(f"{path} does not exist", hint=hint or "check the file name")
+    if isinstance(error, IsADirectoryError):
+        return error_type(f"{path} is a directory", hint=hint or "name a file in it")
     reason = getattr(error, "strerror", None) or str(error)
     return error_type(
         f"{path} cannot be read: {reason}",

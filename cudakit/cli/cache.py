@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from cudakit.gpu.compile_cache import CompileCache
 
 _ARCHITECTURE = re.compile(r"(?:sm_)?(\d{1,2})\.?(\d)")
-_HINT = "name architectures of CUDA: --arch sm_80 --arch sm_90"
+_HINT = "give the architectures: --arch sm_80 --arch sm_90"
 
 
 @click.group(invoke_without_command=True, no_args_is_help=False)

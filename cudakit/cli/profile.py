@@ -72,8 +72,8 @@ BENCH = option(
     type=FILE,
     multiple=True,
     metavar="FILE",
-    help="Compare copies, memsets and kernel launches with the limits of this GPU: a JSON file of cudakit "
-    "bench copy, memory or launch. Repeatable.",
+    help="Compare copies, memsets or kernel launches with the limits of this GPU. FILE is the JSON result "
+    "of cudakit bench copy, memory or launch. Repeatable.",
 )
 _COMPARE_OPTIONS = option_group(
     "Compare",
@@ -277,7 +277,9 @@ def _load_profile(file: str, *, step_range: str | None, quiet: bool) -> Profile:
         names = sorted({named_range.name for device in devices for named_range in device.ranges})
         raise UsageError(
             f"{file} has no NVTX range {step_range!r} in which work for a GPU was launched",
-            hint=f"ranges: {', '.join(names)}" if names else "the profile has no NVTX ranges",
+            hint=f"ranges: {', '.join(names)}"
+            if names
+            else "the profile has no NVTX ranges; remove --step-range",
         )
     return profile
 

@@ -244,6 +244,8 @@ def format_of(path: str, formats: Sequence[str]) -> str:
     for suffix in sorted(formats, key=len, reverse=True):
         if path.lower().endswith(f".{suffix}"):
             return suffix
+    if os.path.isdir(path):
+        raise UsageError(f"{path} is a directory", hint="name a file in it")
     raise UsageError(
         f"cannot write {path or repr(path)}: this report has no format with this suffix",
         hint=f"end the name in {suffixes(formats)}",

@@ -182,8 +182,9 @@ class LogReader:
         if self._is_version_1:
             return
         if len(header) < _HEADER.size or not header.startswith(MAGIC):
+            problem = "is not a log of cudakit run --log" if header else "is empty"
             raise InputError(
-                f"{self._path} is not a log of cudakit run --log",
+                f"{self._path} {problem}",
                 hint="write a log with: cudakit run --sanitize --log FILE PROGRAM (or --profile)",
             )
         _, version = _HEADER.unpack(header)

@@ -56,6 +56,46 @@ def test_unknown_command_is_a_usage_error_of_two_lines(cli: Cli) -> None:
     assert hint == "hint: see cudakit --help"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("doctor", "gpu"), "unexpected argument: gpu"),
+        (
+            ("bench", "nccl", "--ranks", "0", "--gpu", "sim"),
+            "invalid value for '--ranks': 0 is not in the range 1 to 64",
+        ),
+        (("profile", "."), ". is a directory"),
+        (("sanitize", "."), ". is a directory"),
+        (("devices", "--gpu", "sim", "-o", "."), ". is a directory"),
+        (
+            (
+                "bench",
+                "gds",
+                "--gpu",
+                "sim",
+                "--threads",
+                "1",
+                "--sizes",
+                "8MiB",
+                "--file-size",
+                "4MiB",
+            ),
+            "the file of 4.00 MiB is too small: 1 thread with transfers of 8.00 MiB needs 16.0 MiB,"
+            " two transfers per thread",
+        ),
+    ],
+)
+def test_error_is_a_plain_sentence_with_a_hint(
+    arguments: tuple[str, ...], message: str, cli: Cli
+) -> None:
+    run = cli(*arguments)
+
+    assert run.exit_code == 2
+    error, hint = run.stderr.splitlines()
+    assert error == f"cudakit: error: {message}"
+    assert hint.startswith("hint: ")
+
+
 def test_unknown_option_names_itself(cli: Cli) -> None:
     run = cli("--frobnicate")
 

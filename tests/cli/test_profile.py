@@ -284,7 +284,7 @@ def _refused(cli: Cli, file: str) -> str:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", "is not a log"),
+        ("", "is empty"),
         ("text", "is not a log"),
         ("{", "is not JSON"),
         ("[]", "contains no profile"),

@@ -90,10 +90,11 @@ def gds(
 ) -> ExitCode:
     """Measure transfers between files and device memory by cuFile, pread and pwrite.
 
-    The baseline, posix, uses pread and pwrite with a copy through pinned host memory. Samples alternate.
-    The result says which path cuFile used: direct (GPUDirect Storage) or compatibility (through host memory,
-    as without the driver nvidia-fs), and whether O_DIRECT bypassed the page cache. All values are compared
-    with the content of the file. The peak is that of the GPU's link to the host; most drives are slower.
+    The baseline, posix, uses pread and pwrite with a copy through pinned host memory. Samples are
+    interleaved. The result says which path cuFile used: direct (GPUDirect Storage) or compatibility (through
+    host memory, as without the driver nvidia-fs), and whether O_DIRECT bypassed the page cache. All values
+    are compared with the content of the file. The peak is that of the GPU's link to the host; most drives are
+    slower.
 
     \b
     cudakit bench gds --path /mnt/nvme

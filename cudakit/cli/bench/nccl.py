@@ -90,7 +90,7 @@ _WORK_OPTIONS = option_group(
         "baselines",
         type=name_list("cudakit.core.bench.spec:COLLECTIVE_BASELINES"),
         metavar="NAME",
-        help="Baseline: torch, which is torch.distributed with its NCCL backend. Samples alternate.",
+        help="Baseline: torch, which is torch.distributed with its NCCL backend. Samples are interleaved.",
     ),
 )
 _METHOD_OPTIONS = option_group(

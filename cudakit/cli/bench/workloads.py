@@ -216,7 +216,7 @@ def graph(*, effort: Effort, **options: Any) -> Spec:
     run           the device time of one execution of the graph
     replay        the host time until the device has executed the graph
     eager         the host time until the device has executed the same nodes
-                  without a graph (samples alternate with those of replay)
+                  without a graph (samples are interleaved with those of replay)
 
     \b
     cudakit bench graph

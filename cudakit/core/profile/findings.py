@@ -162,7 +162,8 @@ def _host_waits(device: Device) -> Iterator[Finding]:
             "host-wait",
             f"The host waits for the GPU{_at_site(stack, 0)} ({waits[0].function}, "
             f"{_per_step(device, call_count)}). "
-            f"This leaves the GPU idle for {_share_text(device, idle_ns)} of the time.",
+            f"This leaves the GPU idle for {_share_text(device, idle_ns)} of the time, "
+            "and delays later launches.",
             min(blocked_ns, idle_ns + device.measured.idle.launch_ns),
             "time of the host in these waits, at most the idle time that the waits and launching cause",
             (
@@ -221,7 +222,8 @@ def _allocation(device: Device) -> Iterator[Finding]:
         "allocation",
         f"The driver allocates or frees memory {_per_step(device, call_count)}, most"
         f"{_at_site(largest_wait.stack, largest_wait.site) or ' often'} ({largest_wait.function}). "
-        f"This leaves the GPU idle for {_share_text(device, idle_ns)} of the time.",
+        f"This leaves the GPU idle for {_share_text(device, idle_ns)} of the time, "
+        "and delays later launches.",
         min(blocked_ns, idle_ns + device.measured.idle.launch_ns),
         "time of the host in these calls, at most the idle time that the calls and launching cause",
         (

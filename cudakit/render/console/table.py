@@ -49,7 +49,7 @@ _MIN_BAR_WIDTH = 1
 _MIN_STACK_WIDTH = 24
 _MIN_TEXT_WIDTH = 12
 _MAX_WORD_WIDTH = 20
-_MAX_CELL_LINES = 3
+_MAX_CELL_LINES = 4
 _SENTENCE_END = re.compile(r"(?<=\.) ")
 _BAR_GLYPHS = " ▏▎▍▌▋▊▉█"
 
@@ -288,13 +288,17 @@ def _measure_column(column: Column, cells: Sequence[Value], *, with_callers: boo
 def _cell_lines(
     column: Column, cell: Value, width: int, repeated_lines: frozenset[str], *, with_callers: bool
 ) -> list[Text]:
-    """Return the lines of a cell; only text, and stacks in ``repeated_lines``, can have several lines."""
+    """Return the lines of a cell; text and stacks can have several lines.
+
+    A stack has two lines if its single line is cut, or is in ``repeated_lines``.
+    """
     match column.kind, cell:
         case "bar", Ratio(ratio) if math.isfinite(ratio):
             return [_bar_text(ratio, width)]
         case "stack", Stack() | Frame():
             line = _stack_cell_line(cell, width, with_callers=with_callers)
-            if line.plain in repeated_lines:
+            is_cut = line.plain.endswith("…")
+            if is_cut or line.plain in repeated_lines:
                 return two_stack_lines(_as_stack(cell), width=width)
             return [line]
         case "text" | "stack", _:

@@ -207,7 +207,7 @@ def test_overlap_report_begins_with_an_answer_per_direction(cli: Cli) -> None:
 
     assert (run.exit_code, run.stderr) == (0, "")
     lines = run.stdout.splitlines()
-    assert lines[0] == "Simulated: bench copy-overlap, NVIDIA H200"
+    assert lines[0] == "Simulated: bench copy --overlap gemm, NVIDIA H200"
     assert lines[2].startswith("✓ A copy from pinned host memory to the device overlaps 100%")
     assert lines[3].startswith("! A copy from the device to pageable host memory overlaps 0%")
     assert "API synchronization behavior" in run.stdout

@@ -23,7 +23,7 @@ from cudakit.core.bench.result import CaseResult
 from cudakit.core.bench.stats import Summary
 from cudakit.core.bench.workload import CUDAKIT, Axis
 from cudakit.document import Column, Rate, Ratio, Seconds, Table, Text, Value
-from cudakit.units import Unavailable, format_ratio
+from cudakit.units import Unavailable, capitalized, format_ratio
 
 _STEP, _NODES = "step", "nodes"
 
@@ -159,11 +159,12 @@ def _caption(cases: Sequence[CaseResult]) -> str:
     if libraries := measured_baselines(cases):
         names = " and ".join(f"vs {name}" for name in libraries)
         caption_lines.append(
-            f"{names}: rate relative to the baseline, median of interleaved samples with its 95% CI."
+            f"{capitalized(names)}: rate relative to the baseline, median of interleaved samples with "
+            "its 95% CI."
         )
     if any(map(_is_collective, cases)):
         caption_lines.append(
-            "algbw: size divided by time. busbw: algbw times the factor of nccl-tests, comparable with "
+            "Algbw: size divided by time. Busbw: algbw times the factor of nccl-tests, comparable with "
             "the peak of a GPU's links in one direction."
         )
     elif any(map(_has_peak, cases)):

@@ -43,11 +43,15 @@ _MAX_NAMES = 7  # Longer lists of names are replaced by their count.
 
 def title(result: BenchResult) -> str:
     """Return the title of a report: bench and GPU, with the prefix "Simulated: " for a simulated device."""
-    text = f"{'Simulated: ' if result.simulated else ''}bench {result.bench}"
+    text = f"{'Simulated: ' if result.simulated else ''}bench {_command(result.bench)}"
     if not result.results:
         return text
     gpu_name = result.results[0].environment.gpu
     return text if isinstance(gpu_name, Unavailable) else f"{text}, {gpu_name}"
+
+
+def _command(bench: str) -> str:
+    return "copy --overlap gemm" if bench == "copy-overlap" else bench
 
 
 def machine_facts(cases: Sequence[CaseResult], collectives: Collectives | None = None) -> Facts:

@@ -28,9 +28,9 @@ _PAGEABLE_REASON = (
 )
 _PIN = "pin the host memory: pin_memory() of a tensor, or cudakit.pin(array) for existing memory"
 _CAPTION = (
-    "copy, GEMM: time of each alone; the number of copies and of GEMMs is chosen so that both take about the "
-    "same time. together: from the first start to the last end, on two streams; the copies are launched "
-    "first. overlap = (copy + GEMM - together) / the shorter of copy and GEMM. slowdown: the time on its "
+    "Copy, GEMM: time of each alone; the number of copies and of GEMMs is chosen so that both take about the "
+    "same time. Together: from the first start to the last end, on two streams; the copies are launched "
+    "first. Overlap = (copy + GEMM - together) / the shorter of copy and GEMM. Slowdown: the time on its "
     "own stream while the other work runs all the time, compared with the time alone."
 )
 

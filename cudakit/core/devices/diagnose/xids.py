@@ -88,7 +88,7 @@ _TABLE = """
 76 hardware error of a copy engine
 77 hardware error of a copy engine
 78 hardware a virtual GPU could not start | update the drivers of host and guest
-79 hardware the GPU has fallen off the bus | reboot; if the error returns, check power, cooling and PCIe slot
+79 hardware the GPU has fallen off the bus | reboot; if it returns, check power, cooling and the PCIe slot
 80 hardware corrupt data sent to the GPU
 85 hardware error of a copy engine
 92 notice high rate of corrected memory errors

@@ -91,7 +91,7 @@ def leaks(device: DeviceMemory, top: int) -> Iterator[Node]:
             f"No call stack holds more memory after each step, but {rise_text}. {compared_sentence}",
         )
     else:
-        yield Note("ok", f"No call stack grows from step to step. {compared_sentence}")
+        yield Note("ok", f"No call stack holds more memory after each step. {compared_sentence}")
     if not device.leaks:
         return
     yield limited_table(
@@ -106,8 +106,13 @@ def leaks(device: DeviceMemory, top: int) -> Iterator[Node]:
     )
 
 
+_LIFETIME_CAPTION = "Mean lifetime: n/a if no block was freed, or if the snapshot has no times."
+
+
 def churn(device: DeviceMemory, top: int) -> Table:
     """List the call stacks that allocate most over the whole trace."""
+    listed_rows = device.churn[:top] if top else device.churn
+    has_missing_lifetime = any(row.mean_lifetime_us is None for row in listed_rows)
     return limited_table(
         (
             ("allocated", "number", lambda row: Bytes(row.bytes)),
@@ -118,6 +123,7 @@ def churn(device: DeviceMemory, top: int) -> Table:
         ),
         device.churn,
         top,
+        caption=_LIFETIME_CAPTION if has_missing_lifetime else "",
     )
 
 

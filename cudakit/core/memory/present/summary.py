@@ -73,7 +73,7 @@ def _state_note(device: DeviceMemory) -> Note:
         )
     size_text = (
         f"peak {format_bytes(peak.requested_bytes)} requested{in_annotation(peak)},"
-        f" {format_bytes(peak.highest_reserved_bytes)} reserved"
+        f" at most {format_bytes(peak.highest_reserved_bytes)} reserved"
     )
     if device.steps.rising:
         return Note("warn", f"No allocation failed, but {rising_sentence(device)}: {size_text}.")
@@ -82,7 +82,8 @@ def _state_note(device: DeviceMemory) -> Note:
             "ok", f"No allocation failed: {size_text}. Growth between steps was not checked."
         )
     return Note(
-        "ok", f"No allocation failed, and no call stack grows from step to step: {size_text}."
+        "ok",
+        f"No allocation failed, and no call stack holds more memory after each step: {size_text}.",
     )
 
 
@@ -129,8 +130,8 @@ def growth_sentence(device: DeviceMemory) -> str:
     leak_count = len(device.leaks)
     growth_text = format_bytes(sum(leak.bytes_per_step for leak in device.leaks))
     if leak_count == 1:
-        return f"1 call stack holds {growth_text} more after each step."
-    return f"{leak_count:,} call stacks hold more after each step, {growth_text} in total."
+        return f"1 call stack holds {growth_text} more memory after each step."
+    return f"{leak_count:,} call stacks hold more memory after each step, {growth_text} in total."
 
 
 def _cause_name(cause: Cause) -> str:

@@ -118,8 +118,8 @@ def _limit_sentence(device: DeviceWhatIf) -> str:
         return f"Memory limit of the replays: {size_text} (--what-if-limit)."
     if limit.source == "device full":
         return (
-            f"Memory limit of the replays: {size_text}, what the process could use when the request failed:"
-            " its reserved memory and the free memory of the device."
+            f"Memory limit of the replays: {size_text}, the reserved memory of the process plus the free"
+            " memory of the device when the request failed."
         )
     return (
         f"Memory limit of the replays: {size_text}, the most that was reserved in the recording;"

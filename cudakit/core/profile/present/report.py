@@ -234,9 +234,9 @@ def _other_devices_text(other_findings: Sequence[Finding]) -> str:
         if other_finding.saving_share is not None
     ]
     if len(other_findings) == 1:
-        return f"The same on 1 other GPU ({format_ratio(shares[0])})"
+        return f"The same on 1 other GPU (up to {format_ratio(shares[0])})"
     smallest_share, largest_share = format_ratio(min(shares)), format_ratio(max(shares))
-    return f"The same on {len(other_findings):,} other GPUs ({smallest_share} to {largest_share})"
+    return f"The same on {len(other_findings):,} other GPUs (up to {smallest_share} to {largest_share})"
 
 
 def _limits_of_recording(result: ProfileResult) -> Iterator[Note]:

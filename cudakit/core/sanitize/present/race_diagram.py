@@ -119,7 +119,7 @@ def _columns(name: str, steps: Sequence[Step], lanes: tuple[str, ...]) -> Column
             "after": np.array(awaited_rows),
         },
         text={
-            "lane": lanes,
+            "lane": tuple(map(_lane_title, lanes)),
             "label": tuple(step.label for step in steps),
             "place": tuple(step.site for step in steps),
         },
@@ -127,11 +127,21 @@ def _columns(name: str, steps: Sequence[Step], lanes: tuple[str, ...]) -> Column
 
 
 def _table(steps: Sequence[Step], lanes: tuple[str, ...]) -> Table:
-    columns = (Column("call", "number"), *(Column(lane) for lane in lanes))
+    operation_lanes = {step.lane for step in steps if step.is_racing_operation}
+    # A narrow terminal hides the lane of the host before the lanes of the race.
+    columns = (
+        Column("call", "number"),
+        *(Column(_lane_title(lane), is_optional=lane not in operation_lanes) for lane in lanes),
+    )
     rows = tuple(
         (_call_number_cell(step), *(_lane_cell(step, lane) for lane in lanes)) for step in steps
     )
     return Table(columns, rows, caption=_describe_missing_sync(steps))
+
+
+def _lane_title(lane: str) -> str:
+    """Return the name of a stream or of the host without its article."""
+    return lane.removeprefix("the ")
 
 
 def _call_number_cell(step: Step) -> Value:

@@ -157,7 +157,7 @@ def test_measured_baselines_have_columns_and_caption() -> None:
     assert [name for name in column_names(*cases) if name.startswith(("vs ", "%"))] == [
         *("vs torch", "vs cupy", "% of peak", "% of datasheet")
     ]
-    assert "vs torch and vs cupy: rate relative to the baseline" in caption(*cases)
+    assert "Vs torch and vs cupy: rate relative to the baseline" in caption(*cases)
     without_baseline_time = (gemm(), unsupported(gemm(library="torch")))
     assert "vs torch" not in column_names(*without_baseline_time)
     assert "baseline" not in caption(*without_baseline_time)

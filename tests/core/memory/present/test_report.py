@@ -121,7 +121,7 @@ def test_report_begins_with_the_state_the_cause_and_the_action() -> None:
 
     assert all(isinstance(note, Note) for note in notes)
     state, cause, action = (note.text for note in notes if isinstance(note, Note))
-    assert state == "1 call stack holds 1.95 MiB more after each step."
+    assert state == "1 call stack holds 1.95 MiB more memory after each step."
     assert "record_snapshots.py:96 _forgotten" in cause
     assert action.startswith("Action: find the reference")
 
@@ -203,7 +203,7 @@ def test_rows_of_every_table_can_be_told_apart() -> None:
 def test_steps_with_rising_peaks_contradict_no_other_sentence() -> None:
     text = read(report(examined("tests/data/oom.pkl.gz")), 1000)
 
-    assert "No call stack grows" not in text
+    assert "No call stack holds more memory after each step." not in text
     assert "No call stack holds more memory after each step" in text
     assert "but the peak of each step rises from 578 MiB to 2.60 GiB over 6 steps" in text
 

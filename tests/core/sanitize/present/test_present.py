@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -231,7 +232,7 @@ def test_diagram_shows_last_wait_and_missing_wait() -> None:
     columns = diagram_columns(race(current=kernel("add")))
 
     assert columns.arrays["seq"].tolist() == [101, 104, 107, 112]
-    assert columns.text["lane"] == ("stream 7 (non-blocking)", "the legacy default stream")
+    assert columns.text["lane"] == ("stream 7 (non-blocking)", "legacy default stream")
     assert columns.arrays["lane"].tolist() == [0, 1, 0, 1]
     assert arrows(columns) == [("event record", "wait for the event"), ("copy", "add")]
 
@@ -242,9 +243,19 @@ def test_wait_after_the_copy_is_drawn_after_the_copy() -> None:
     assert columns.arrays["seq"].tolist() == [101, 107, 110, 112]
 
 
+def test_narrow_diagram_hides_the_host_before_the_streams_of_the_race() -> None:
+    text = read(racy(FREED), width=50)
+
+    (header,) = re.findall(r"^  call .*", text, re.MULTILINE)
+    assert "per-thread" in text
+    assert "legacy default" in text
+    assert "host" not in header
+    assert "Columns hidden at this width: host." in text
+
+
 def test_host_that_waited_has_a_lane() -> None:
-    assert diagram_columns(FREED).text["lane"][0] == "the host"
-    assert diagram_columns(ON_THE_HOST).text["lane"] == ("stream 7 (non-blocking)", "the host")
+    assert diagram_columns(FREED).text["lane"][0] == "host"
+    assert diagram_columns(ON_THE_HOST).text["lane"] == ("stream 7 (non-blocking)", "host")
 
 
 @pytest.mark.parametrize(
