@@ -157,23 +157,23 @@ def _register_host_kernel(name: str, kernel: ElementwiseSource) -> None:
             array_name: (int(arguments[index]), dtype, tuple(map(int, strides[index])))
             for index, (array_name, dtype) in enumerate(arrays)
         }
-        values: dict[str, Values] = {}
+        values_by_name: dict[str, Values] = {}
         for index, (scalar_name, dtype) in enumerate(scalars):
             argument = arguments[len(arrays) + index]
-            values[scalar_name] = np.frombuffer(
+            values_by_name[scalar_name] = np.frombuffer(
                 np.asarray(argument).tobytes(), dtype.compute
             ).reshape(())
         for array_name, (address, dtype, array_strides) in views.items():
             if array_name in program.inputs:
-                bits = read_array(launch, address, dtype.storage, sizes, array_strides)
-                values[array_name] = from_storage(bits, dtype)
-        results = evaluate(kernel.assignments, values)
+                element_bits = read_array(launch, address, dtype.storage, sizes, array_strides)
+                values_by_name[array_name] = from_storage(element_bits, dtype)
+        values_of_outputs = evaluate(kernel.assignments, values_by_name)
         for array_name in program.outputs:
             address, dtype, array_strides = views[array_name]
             write_array(
                 launch,
                 address,
-                to_storage(np.broadcast_to(results[array_name], sizes[::-1]), dtype),
+                to_storage(np.broadcast_to(values_of_outputs[array_name], sizes[::-1]), dtype),
                 array_strides,
             )
 

@@ -43,7 +43,9 @@ class ElementwiseSource:
         if not self._is_interleaved:
             return self.width
         return next(
-            elements for size, elements in _INTERLEAVED_ELEMENTS if self.layout.count >= size
+            element_count
+            for min_size, element_count in _INTERLEAVED_ELEMENTS
+            if self.layout.count >= min_size
         )
 
     @property
@@ -59,8 +61,8 @@ class ElementwiseSource:
         body = self._body()
         name = f"cudakit_elementwise_{sha256(body.encode()).hexdigest()[:16]}"
         # A backslash at the end of a line would continue the comment in C++.
-        lines = self.program.text.replace("\\", " ").splitlines()
-        comment = "".join(f"// {line}\n" for line in lines)
+        expression_lines = self.program.text.replace("\\", " ").splitlines()
+        comment = "".join(f"// {line}\n" for line in expression_lines)
         return f"{comment}{PRELUDE}{VECTORS}{body.replace('KERNEL_NAME', name)}", name
 
     def _body(self) -> str:
@@ -130,17 +132,17 @@ extern "C" __global__ void KERNEL_NAME(const Layout layout, {parameter_list}) {{
 
     def _strided_text(self, arguments: Sequence[str]) -> str:
         """Return the text for several dimensions, in which no vector crosses the end of the innermost one."""
-        dimensions = len(self.layout.sizes)
+        dimension_count = len(self.layout.sizes)
         lines = [
             "    const Index first = (blockIdx.x * (Index)blockDim.x + threadIdx.x) * WIDTH;",
             "    if (first >= count) return;",
             "    Index rest = first;",
         ]
-        for axis in range(dimensions - 1):
-            size = f"(Index)layout.sizes[{axis}]"
-            lines.append(f"    const Index i{axis} = rest % {size};")
-            lines.append(f"    rest /= {size};")
-        lines.append(f"    const Index i{dimensions - 1} = rest;")
+        for axis in range(dimension_count - 1):
+            size_text = f"(Index)layout.sizes[{axis}]"
+            lines.append(f"    const Index i{axis} = rest % {size_text};")
+            lines.append(f"    rest /= {size_text};")
+        lines.append(f"    const Index i{dimension_count - 1} = rest;")
         lines.append(f"    compute<false>({', '.join([*arguments, 'WIDTH', '1'])});")
         return "\n".join(lines)
 
@@ -159,18 +161,22 @@ extern "C" __global__ void KERNEL_NAME(const Layout layout, {parameter_list}) {{
         loop_lines: list[str] = []
         for index, name in enumerate(arrays):
             if name in self.program.inputs:
-                element = f"v{index}.elements[k]" if self._is_vector(index) else f"e{index}"
-                loop_lines.append(f"        const auto x{index} = load_value({element});")
+                element_text = f"v{index}.elements[k]" if self._is_vector(index) else f"e{index}"
+                loop_lines.append(f"        const auto x{index} = load_value({element_text});")
                 variable_by_name[name] = f"x{index}"
-        for number, assignment in enumerate(self.assignments):
-            text = cuda_text(assignment.value, variable_by_name)
-            loop_lines.append(f"        const {assignment.dtype.compute_type} t{number} = {text};")
-            variable_by_name[assignment.target] = f"t{number}"
+        for assignment_index, assignment in enumerate(self.assignments):
+            value_text = cuda_text(assignment.value, variable_by_name)
+            loop_lines.append(
+                f"        const {assignment.dtype.compute_type} t{assignment_index} = {value_text};"
+            )
+            variable_by_name[assignment.target] = f"t{assignment_index}"
         store_lines: list[str] = []
         for name in self.program.outputs:
             index = arrays.index(name)
-            value = f"stored<{self.dtypes[name].storage_type}>::from({variable_by_name[name]})"
-            loop_lines.append(f"        v{index}.elements[k] = {value};")
+            stored_text = (
+                f"stored<{self.dtypes[name].storage_type}>::from({variable_by_name[name]})"
+            )
+            loop_lines.append(f"        v{index}.elements[k] = {stored_text};")
             store_lines += self._transfer_lines(index, is_store=True)
         loop_head = ["    #pragma unroll", "    for (int k = 0; k < WIDTH; ++k) {"]
         return "\n".join([*lines, *loop_head, *loop_lines, "    }", *store_lines])
@@ -184,28 +190,33 @@ extern "C" __global__ void KERNEL_NAME(const Layout layout, {parameter_list}) {{
                 if name in self.program.inputs:
                     lines += self._transfer_lines(index, is_store=False)
             else:
-                element = f"*(const {dtype.storage_type}*)p{index}"
-                lines.append(f"    const {dtype.storage_type} e{index} = {element};")
+                element_text = f"*(const {dtype.storage_type}*)p{index}"
+                lines.append(f"    const {dtype.storage_type} e{index} = {element_text};")
         return lines
 
     def _transfer_lines(self, index: int, *, is_store: bool) -> list[str]:
         """Return the lines that load or store the elements of a thread in one array."""
-        storage = list(self.dtypes.values())[index].storage_type
-        distance = f"d{index}" if self._is_interleaved else f"(i64)sizeof({storage})"
-        element, value = f"*({storage}*)(p{index} + k * {distance})", f"v{index}.elements[k]"
-        transfer = f"{element} = {value};" if is_store else f"{value} = {element};"
-        condition = "k * spacing < remaining"
+        storage_type = list(self.dtypes.values())[index].storage_type
+        distance = f"d{index}" if self._is_interleaved else f"(i64)sizeof({storage_type})"
+        element_text, vector_item = (
+            f"*({storage_type}*)(p{index} + k * {distance})",
+            f"v{index}.elements[k]",
+        )
+        transfer_text = (
+            f"{element_text} = {vector_item};" if is_store else f"{vector_item} = {element_text};"
+        )
+        bounds_check = "k * spacing < remaining"
         if self._is_interleaved:
-            condition = f"!IS_PARTIAL || {condition}"
+            bounds_check = f"!IS_PARTIAL || {bounds_check}"
         lines = [
             "    #pragma unroll",
-            f"    for (int k = 0; k < WIDTH; ++k) if ({condition}) {transfer}",
+            f"    for (int k = 0; k < WIDTH; ++k) if ({bounds_check}) {transfer_text}",
         ]
         if self._is_interleaved:
             return lines
-        vector = f"*(Vector<{storage}, WIDTH>*)p{index}"
-        transfer = f"{vector} = v{index};" if is_store else f"v{index} = {vector};"
-        return [f"    if (!IS_PARTIAL) {transfer}", "    else {", *lines, "    }"]
+        vector = f"*(Vector<{storage_type}, WIDTH>*)p{index}"
+        transfer_text = f"{vector} = v{index};" if is_store else f"v{index} = {vector};"
+        return [f"    if (!IS_PARTIAL) {transfer_text}", "    else {", *lines, "    }"]
 
     def _is_vector(self, index: int) -> bool:
         """Return whether a thread accesses WIDTH elements of an array, not one repeated element."""

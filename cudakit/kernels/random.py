@@ -49,10 +49,10 @@ class Draw:
     @cached_property
     def storage(self) -> str:
         """The numpy dtype in which the kernel writes: bfloat16 as uint16, integers as unsigned ones."""
-        method, _, item = self.kernel.partition("_")
+        method, _, element_type = self.kernel.partition("_")
         if method in ("uniform", "normal"):
-            return "uint16" if item == "bfloat16" else item
-        return {"bits": "u1", "wide_integers": "u8"}.get(self.kernel, f"u{item}")
+            return "uint16" if element_type == "bfloat16" else element_type
+        return {"bits": "u1", "wide_integers": "u8"}.get(self.kernel, f"u{element_type}")
 
     @cached_property
     def threads(self) -> int:
@@ -60,8 +60,10 @@ class Draw:
         method, _, dtype = self.kernel.partition("_")
         if method == "uniform":
             return -(-self.count // random_values.elements_per_block(dtype))
-        per_thread = {"bits": 16, "wide_integers": 2, "normal_float64": 2}.get(self.kernel, 4)
-        return -(-self.count // per_thread)
+        elements_per_thread = {"bits": 16, "wide_integers": 2, "normal_float64": 2}.get(
+            self.kernel, 4
+        )
+        return -(-self.count // elements_per_thread)
 
     @property
     def cuda_blocks(self) -> int:
@@ -83,54 +85,54 @@ def uniform_draw(count: int, dtype: str, low: float, high: float) -> Draw:
     difference is finite.
     """
     _check_dtype(dtype, FLOATS, "uniform")
-    scalar = _compute_type(dtype)
+    compute_type = _compute_type(dtype)
     rounded_low, rounded_high = (_round_bound(bound, dtype) for bound in (low, high))
     with np.errstate(over="ignore"):
-        span = scalar(rounded_high - rounded_low)
-    if not (np.isfinite(span) and -np.inf < rounded_low < rounded_high < np.inf):
+        value_range = compute_type(rounded_high - rounded_low)
+    if not (np.isfinite(value_range) and -np.inf < rounded_low < rounded_high < np.inf):
         raise UsageError(
             f"uniform {dtype} values in [{low}, {high}): the bounds must be finite, and low below high",
             hint="the bounds are rounded to the dtype, and their difference must not overflow",
         )
-    largest = _next_smaller(rounded_high, dtype)
-    per_block = random_values.elements_per_block(dtype)
-    parameters = (scalar(rounded_low + 0.0), span, scalar(largest))
-    return Draw(f"uniform_{dtype}", count, parameters, -(-count // per_block))
+    largest_value = _next_smaller(rounded_high, dtype)
+    elements_per_block = random_values.elements_per_block(dtype)
+    parameters = (compute_type(rounded_low + 0.0), value_range, compute_type(largest_value))
+    return Draw(f"uniform_{dtype}", count, parameters, -(-count // elements_per_block))
 
 
 @lru_cache(_CACHED_DRAWS)
 def normal_draw(count: int, dtype: str, mean: float, deviation: float) -> Draw:
     """Return the draw of normal values. Raises UsageError unless mean and deviation are valid."""
     _check_dtype(dtype, FLOATS, "normal")
-    scalar = _compute_type(dtype)
+    compute_type = _compute_type(dtype)
     with np.errstate(over="ignore"):
         # The sum turns -0.0 into 0.0, so that equal arguments give equal bits.
-        parameters = (scalar(mean + 0.0), scalar(deviation))
+        parameters = (compute_type(mean + 0.0), compute_type(deviation))
     if not np.isfinite(parameters).all() or deviation < 0:
         raise UsageError(
             f"normal {dtype} values with mean {mean} and standard deviation {deviation}: both must be "
             "finite, and the deviation not negative"
         )
-    per_block = 2 if dtype == "float64" else 4
-    return Draw(f"normal_{dtype}", count, parameters, -(-count // per_block))
+    elements_per_block = 2 if dtype == "float64" else 4
+    return Draw(f"normal_{dtype}", count, parameters, -(-count // elements_per_block))
 
 
 @lru_cache(_CACHED_DRAWS)
 def integers_draw(count: int, dtype: str, low: int, high: int) -> Draw:
     """Return the draw of integers in [low, high). Raises UsageError if the dtype cannot hold them."""
     _check_dtype(dtype, INTEGERS, "integers")
-    limits, item_bytes = np.iinfo(dtype), np.dtype(dtype).itemsize
-    if not limits.min <= low < high <= limits.max + 1:
+    dtype_limits, item_bytes = np.iinfo(dtype), np.dtype(dtype).itemsize
+    if not dtype_limits.min <= low < high <= dtype_limits.max + 1:
         raise UsageError(
             f"{dtype} integers in [{low}, {high}): low must be below high, and {dtype} holds "
-            f"{limits.min} to {limits.max}"
+            f"{dtype_limits.min} to {dtype_limits.max}"
         )
-    span, low_word = high - low, np.uint64(low % (1 << 64))
-    if span <= 1 << 32:
-        word_parameters = (low_word, np.uint64(span), np.uint32((1 << 32) % span))
+    value_count, low_word = high - low, np.uint64(low % (1 << 64))
+    if value_count <= 1 << 32:
+        word_parameters = (low_word, np.uint64(value_count), np.uint32((1 << 32) % value_count))
         blocks = -(-count // random_values.WORDS_PER_BLOCK)
         return Draw(f"integers_{item_bytes}", count, word_parameters, blocks)
-    parameters = (low_word, np.uint64(span % (1 << 64)), np.uint64((1 << 64) % span))
+    parameters = (low_word, np.uint64(value_count % (1 << 64)), np.uint64((1 << 64) % value_count))
     return Draw("wide_integers", count, parameters, -(-count // 2))
 
 
@@ -138,8 +140,8 @@ def integers_draw(count: int, dtype: str, low: int, high: int) -> Draw:
 def permutation_draw(size: int, dtype: str) -> Draw:
     """Return the draw of a permutation of 0 to ``size`` - 1. Raises UsageError if the dtype is too small."""
     _check_dtype(dtype, INTEGERS, "permutation")
-    limits, item_bytes = np.iinfo(dtype), np.dtype(dtype).itemsize
-    if size > limits.max + 1:
+    dtype_limits, item_bytes = np.iinfo(dtype), np.dtype(dtype).itemsize
+    if size > dtype_limits.max + 1:
         raise UsageError(f"a permutation of {size} numbers does not fit in {dtype}")
     left_bits, right_bits = random_values.domain_bits(size)
     parameters = (np.uint64(size), np.int32(left_bits), np.int32(right_bits))
@@ -175,8 +177,8 @@ class RandomKernels:
 
     def store_counter(self, address: Ptr, counter: Counter, stream: Stream) -> None:
         """Enqueue a kernel that writes a counter of COUNTER_BYTES bytes to device memory."""
-        words = map(np.uint64, (counter.position, counter.sequence, counter.seed))
-        self._kernels.launch("cudakit_random_store_counter", (address, *words), stream)
+        counter_words = map(np.uint64, (counter.position, counter.sequence, counter.seed))
+        self._kernels.launch("cudakit_random_store_counter", (address, *counter_words), stream)
 
     def kernel(self, draw: Draw) -> Kernel:
         """Return the loaded kernel of a draw."""
@@ -203,8 +205,8 @@ def _launch(
     stream: Stream,
 ) -> None:
     """Enqueue the kernel of a draw, unless the draw has no elements."""
-    words = map(np.uint64, (draw.count, start.position, start.sequence, start.seed))
-    args: tuple[Argument, ...] = (destination, *words, stored_counter, *draw.parameters)
+    counter_words = map(np.uint64, (draw.count, start.position, start.sequence, start.seed))
+    args: tuple[Argument, ...] = (destination, *counter_words, stored_counter, *draw.parameters)
     if draw.cuda_blocks:
         name = f"cudakit_random_{draw.kernel}"
         kernels.launch(name, args, stream, grid=draw.cuda_blocks, block=random_source.THREADS)
@@ -212,10 +214,10 @@ def _launch(
 
 def fill_on_host(destination: npt.NDArray[Any], draw: Draw, start_counter: Counter) -> None:
     """Write the numbers that ``RandomKernels.fill`` writes to a flat array of the storage dtype."""
-    values = _FUNCTIONS[draw.kernel]
+    compute_values = _FUNCTIONS[draw.kernel]
     for first_index in range(0, draw.count, _CHUNK):
         element_count = min(_CHUNK, draw.count - first_index)
-        destination[first_index : first_index + element_count] = values(
+        destination[first_index : first_index + element_count] = compute_values(
             first_index, element_count, start_counter, *draw.parameters
         )
 
@@ -246,9 +248,15 @@ def _next_smaller(value: float, dtype: str) -> float:
         scalar = np.dtype(dtype).type
         return float(np.nextafter(scalar(value), scalar(-np.inf)))
     # Adjacent bfloat16 numbers differ by 1 in the upper 16 bits of fp32.
-    word = int(np.float32(value).view(np.uint32)) >> 16
-    lower = word - 1 if 0 < word < 0x8000 else 0x8001 if word in (0, 0x8000) else word + 1
-    return float(np.array([lower << 16], np.uint32).view(np.float32)[0])
+    bfloat16_bits = int(np.float32(value).view(np.uint32)) >> 16
+    smaller_bits = (
+        bfloat16_bits - 1
+        if 0 < bfloat16_bits < 0x8000
+        else 0x8001
+        if bfloat16_bits in (0, 0x8000)
+        else bfloat16_bits + 1
+    )
+    return float(np.array([smaller_bits << 16], np.uint32).view(np.float32)[0])
 
 
 def _permutation_values(
@@ -293,11 +301,11 @@ def _register_host_kernel(name: str) -> None:
         *parameters: np.generic,
     ) -> None:
         draw = Draw(name, int(count), parameters)
-        words: Iterable[Any] = (position, sequence, seed)
+        counter_words: Iterable[Any] = (position, sequence, seed)
         if stored_counter:
-            words = launch.read(stored_counter, "uint64", 3)
-        array = launch.write(destination, draw.storage, draw.count)
-        fill_on_host(array, draw, Counter(*map(int, words)))
+            counter_words = launch.read(stored_counter, "uint64", 3)
+        output_array = launch.write(destination, draw.storage, draw.count)
+        fill_on_host(output_array, draw, Counter(*map(int, counter_words)))
 
 
 for _name in _FUNCTIONS:

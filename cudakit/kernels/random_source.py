@@ -15,8 +15,8 @@ def _table(name: str, coefficients: Sequence[float], *, is_fp64: bool) -> str:
     """Return a constant array of exact hexadecimal literals."""
     numbers = coefficients if is_fp64 else [float(np.float32(value)) for value in coefficients]
     literals = ", ".join(value.hex() + ("" if is_fp64 else "f") for value in numbers)
-    scalar = "double" if is_fp64 else "float"
-    return f"__device__ constexpr {scalar} {name}[{len(numbers)}] = {{{literals}}};\n"
+    element_type = "double" if is_fp64 else "float"
+    return f"__device__ constexpr {element_type} {name}[{len(numbers)}] = {{{literals}}};\n"
 
 
 _TABLES = "".join(
@@ -375,29 +375,35 @@ _FLOATS = (
 )
 
 
-def _float_kernels(name: str, item: str, scalar: str, per_uniform: int, per_normal: int) -> str:
+def _float_kernels(
+    name: str,
+    element: str,
+    compute_type: str,
+    uniforms_per_block: int,
+    normals_per_block: int,
+) -> str:
     return f"""
 extern "C" __global__ void cudakit_random_uniform_{name}(
-    {item}* out, {_FILL_PARAMETERS}, {scalar} low, {scalar} span, {scalar} largest) {{
-    fill_uniform<{item}, {scalar}, {per_uniform}>(out, count, START, low, span, largest);
+    {element}* out, {_FILL_PARAMETERS}, {compute_type} low, {compute_type} span, {compute_type} largest) {{
+    fill_uniform<{element}, {compute_type}, {uniforms_per_block}>(out, count, START, low, span, largest);
 }}
 extern "C" __global__ void cudakit_random_normal_{name}(
-    {item}* out, {_FILL_PARAMETERS}, {scalar} mean, {scalar} deviation) {{
-    fill_normal<{item}, {scalar}, {per_normal}>(out, count, START, mean, deviation);
+    {element}* out, {_FILL_PARAMETERS}, {compute_type} mean, {compute_type} deviation) {{
+    fill_normal<{element}, {compute_type}, {normals_per_block}>(out, count, START, mean, deviation);
 }}
 """
 
 
 def _integer_kernels(item_bytes: int) -> str:
-    item = f"u{8 * item_bytes}"
+    element = f"u{8 * item_bytes}"
     return f"""
 extern "C" __global__ void cudakit_random_integers_{item_bytes}(
-    {item}* out, {_FILL_PARAMETERS}, u64 low, u64 span, u32 limit) {{
-    fill_integers<{item}>(out, count, START, low, span, limit);
+    {element}* out, {_FILL_PARAMETERS}, u64 low, u64 span, u32 limit) {{
+    fill_integers<{element}>(out, count, START, low, span, limit);
 }}
 extern "C" __global__ void cudakit_random_permutation_{item_bytes}(
-    {item}* out, {_FILL_PARAMETERS}, u64 size, int left_bits, int right_bits) {{
-    fill_permutation<{item}>(out, count, START, size, left_bits, right_bits);
+    {element}* out, {_FILL_PARAMETERS}, u64 size, int left_bits, int right_bits) {{
+    fill_permutation<{element}>(out, count, START, size, left_bits, right_bits);
 }}
 """
 

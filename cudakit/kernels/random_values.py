@@ -106,11 +106,13 @@ def uniform(
     dtype: str, first_index: int, element_count: int, start_counter: Counter, *scale: np.generic
 ) -> Values:
     """Return uniform values in [low, high); ``scale`` is low, high - low and the largest value below high."""
-    low, span, largest = scale
+    low, value_range, largest_value = scale
     unit_values = _UNIT_VALUES[dtype]
 
     def convert(words: Words) -> Values:
-        return round_to_dtype(np.minimum(low + span * unit_values(words), largest), dtype)
+        return round_to_dtype(
+            np.minimum(low + value_range * unit_values(words), largest_value), dtype
+        )
 
     return _convert_words(
         first_index, element_count, start_counter, elements_per_block(dtype), convert
@@ -174,23 +176,27 @@ def wide_integers(
 
 def permutation(first_index: int, element_count: int, start_counter: Counter, size: int) -> Values:
     """Return elements of a permutation of 0 to ``size`` - 1."""
-    keys = philox(
+    round_keys = philox(
         start_counter.position, PERMUTATION_BLOCKS, start_counter.sequence, start_counter.seed
     ).reshape(-1)
     half_widths = domain_bits(size)
     is_small = sum(half_widths) == MIN_DOMAIN_BITS
     # For a small size, values pass through the network many times: a table of the small domain is faster.
-    table = _permute_domain(np.arange(1 << MIN_DOMAIN_BITS, dtype=np.uint64), keys, half_widths)
+    permuted_domain = _permute_domain(
+        np.arange(1 << MIN_DOMAIN_BITS, dtype=np.uint64), round_keys, half_widths
+    )
     values = np.arange(first_index, first_index + element_count, dtype=np.uint64)
     too_large_indices = np.arange(element_count)  # indices of values that are not below the size
     while len(too_large_indices):
-        inputs = values[too_large_indices]
+        network_inputs = values[too_large_indices]
         values[too_large_indices] = (
-            table[inputs] if is_small else _permute_domain(inputs, keys, half_widths)
+            permuted_domain[network_inputs]
+            if is_small
+            else _permute_domain(network_inputs, round_keys, half_widths)
         )
         too_large_indices = too_large_indices[values[too_large_indices] >= size]
     # A Feistel network is an even permutation; the swap of 0 and 1 makes odd ones as likely.
-    values[values < 2] ^= np.uint64(keys[ROUNDS] & 1 if size > 1 else 0)
+    values[values < 2] ^= np.uint64(round_keys[ROUNDS] & 1 if size > 1 else 0)
     return values
 
 
@@ -213,13 +219,16 @@ def _convert_words(
     first_index: int,
     element_count: int,
     start_counter: Counter,
-    per_block: int,
+    values_per_block: int,
     convert: Callable[[Words], Values],
 ) -> Values:
-    begin, skipped_elements = divmod(first_index, per_block)
-    blocks = -(-(skipped_elements + element_count) // per_block)
+    first_block, skipped_elements = divmod(first_index, values_per_block)
+    block_count = -(-(skipped_elements + element_count) // values_per_block)
     words = philox(
-        start_counter.position + begin, blocks, start_counter.sequence, start_counter.seed
+        start_counter.position + first_block,
+        block_count,
+        start_counter.sequence,
+        start_counter.seed,
     )
     return convert(words.reshape(-1))[skipped_elements : skipped_elements + element_count]
 
@@ -316,14 +325,17 @@ def _draw_integers(
     first_index: int,
     element_count: int,
     start_counter: Counter,
-    per_block: int,
+    values_per_block: int,
     draw: Callable[[Words], tuple[Values, Values]],
 ) -> Values:
     """Draw integers, and draw rejected ones again from the same block of later sequences."""
-    begin, skipped_elements = divmod(first_index, per_block)
-    blocks = -(-(skipped_elements + element_count) // per_block)
+    first_block, skipped_elements = divmod(first_index, values_per_block)
+    block_count = -(-(skipped_elements + element_count) // values_per_block)
     words = philox(
-        start_counter.position + begin, blocks, start_counter.sequence, start_counter.seed
+        start_counter.position + first_block,
+        block_count,
+        start_counter.sequence,
+        start_counter.seed,
     )
     values, is_rejected = draw(words.reshape(-1))
     values, is_rejected = (
@@ -333,10 +345,12 @@ def _draw_integers(
     sequence = start_counter.sequence
     while (rejected_indices := np.flatnonzero(is_rejected)).size:
         sequence += 1 << ATTEMPT_SHIFT
-        block, lane = np.divmod(rejected_indices + skipped_elements, per_block)
-        words = philox(start_counter.position + begin, block, sequence, start_counter.seed)
+        block_offsets, lanes = np.divmod(rejected_indices + skipped_elements, values_per_block)
+        words = philox(
+            start_counter.position + first_block, block_offsets, sequence, start_counter.seed
+        )
         new_values, is_rejected_again = draw(words.reshape(-1))
-        drawn_indices = np.arange(len(rejected_indices)) * per_block + lane
+        drawn_indices = np.arange(len(rejected_indices)) * values_per_block + lanes
         values[rejected_indices], is_rejected[rejected_indices] = (
             new_values[drawn_indices],
             is_rejected_again[drawn_indices],
@@ -354,14 +368,14 @@ def _high_half(a: Values, b: np.uint64) -> Values:
     return high
 
 
-def _permute_domain(values: Values, keys: Words, half_widths: tuple[int, int]) -> Values:
+def _permute_domain(values: Values, round_keys: Words, half_widths: tuple[int, int]) -> Values:
     """Apply a Feistel network to numbers whose halves have the given numbers of bits, 4 to 32 each."""
     left_mask, right_mask = (np.uint32((1 << width) - 1) for width in half_widths)
     right_bits = np.uint64(half_widths[1])
     left, right = (values >> right_bits).astype(np.uint32), values.astype(np.uint32) & right_mask
     for round_number in range(0, ROUNDS, 2):
-        left ^= _mix_bits(right ^ keys[round_number]) & left_mask
-        right ^= _mix_bits(left ^ keys[round_number + 1]) & right_mask
+        left ^= _mix_bits(right ^ round_keys[round_number]) & left_mask
+        right ^= _mix_bits(left ^ round_keys[round_number + 1]) & right_mask
     permuted: Values = left.astype(np.uint64) << right_bits | right
     return permuted
 

@@ -43,14 +43,14 @@ def _constant_identity(value: complex) -> Callable[[DType], complex]:
     return lambda dtype: value  # noqa: ARG005
 
 
-def _largest(dtype: DType) -> complex:
+def _largest_value(dtype: DType) -> complex:
     """Return the largest value of a dtype."""
     if dtype.category == FLOAT:
         return math.inf
     return True if dtype.category == BOOL else int(np.iinfo(dtype.storage).max)
 
 
-def _smallest(dtype: DType) -> complex:
+def _smallest_value(dtype: DType) -> complex:
     """Return the smallest value of a dtype."""
     if dtype.category == FLOAT:
         return -math.inf
@@ -63,8 +63,8 @@ REDUCERS = {
         Reducer("sum", "add", _constant_identity(0), _sum_type, np.sum),
         Reducer("prod", "multiply", _constant_identity(1), _sum_type, np.prod),
         Reducer("mean", "add", _constant_identity(0), float_of, np.sum),
-        Reducer("min", "minimum", _largest, _same_type, np.min),
-        Reducer("max", "maximum", _smallest, _same_type, np.max),
+        Reducer("min", "minimum", _largest_value, _same_type, np.min),
+        Reducer("max", "maximum", _smallest_value, _same_type, np.max),
         Reducer("any", "logical_or", _constant_identity(False), _bool_type, np.any),
         Reducer("all", "logical_and", _constant_identity(True), _bool_type, np.all),
     )

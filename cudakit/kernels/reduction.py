@@ -104,7 +104,7 @@ class ReductionProgram:
             if name not in arrays
         }
         dtypes = {name: dtype_of(view.dtype) for name, view in arrays.items()}
-        shape = choose_block_shape(
+        block_shape = choose_block_shape(
             output_layout, reduced_layout, list(arrays.values()), list(dtypes.values())
         )
         source = ReductionSource(
@@ -120,23 +120,23 @@ class ReductionProgram:
             scalars=scalars,
             output_dimensions=len(output_layout.sizes),
             reduced_dimensions=len(reduced_layout.sizes),
-            blocks=shape,
+            blocks=block_shape,
             repeated_arrays=frozenset(
                 index for index, strides in enumerate(reduced_layout.strides) if not strides[0]
             ),
         )
-        text, name = source.source()
+        source_text, name = source.source()
         self._register_host_kernel(name, source)
-        order = {operand: index for index, operand in enumerate(inputs)}
+        operand_indices = {operand: index for index, operand in enumerate(inputs)}
         parameters: list[Parameter] = [
-            _pack_layouts(output_layout, reduced_layout, shape.chunk, shape.splits),
-            *(Address(order[array]) for array in arrays),
+            _pack_layouts(output_layout, reduced_layout, block_shape.chunk, block_shape.splits),
+            *(Address(operand_indices[array]) for array in arrays),
             Address(len(inputs)),
-            Scratch(shape.scratch_bytes(output_layout.count, types.accumulator)),
-            *(Scalar(order[scalar], dtype) for scalar, dtype in scalars.items()),
+            Scratch(block_shape.scratch_bytes(output_layout.count, types.accumulator)),
+            *(Scalar(operand_indices[scalar], dtype) for scalar, dtype in scalars.items()),
         ]
-        blocks = -(-output_layout.count // shape.columns) * shape.splits
-        return LaunchPlan(text, name, blocks, shape.threads, tuple(parameters))
+        block_count = -(-output_layout.count // block_shape.columns) * block_shape.splits
+        return LaunchPlan(source_text, name, block_count, block_shape.threads, tuple(parameters))
 
     def _check_output(
         self, inputs: Mapping[str, Operand], output: ArrayView, types: _ReductionTypes
@@ -167,17 +167,17 @@ class ReductionProgram:
             raise UsageError("a reduction needs at least one array")
         return broadcast_shape(list(arrays), [view.shape for view in arrays.values()])
 
-    def _axes(self, dimensions: int) -> tuple[int, ...]:
+    def _axes(self, dimension_count: int) -> tuple[int, ...]:
         """Return the reduced axes as indices from 0. Raises UsageError for axes that do not exist."""
         if self._axis is None:
-            return tuple(range(dimensions))
+            return tuple(range(dimension_count))
         axes = (self._axis,) if isinstance(self._axis, int) else tuple(self._axis)
-        normalized_axes = [axis + dimensions if axis < 0 else axis for axis in axes]
+        normalized_axes = [axis + dimension_count if axis < 0 else axis for axis in axes]
         if len({*normalized_axes}) < len(axes) or any(
-            not 0 <= axis < dimensions for axis in normalized_axes
+            not 0 <= axis < dimension_count for axis in normalized_axes
         ):
             raise UsageError(
-                f"axis is {self._axis}, and the arrays have {dimensions} dimensions",
+                f"axis is {self._axis}, and the arrays have {dimension_count} dimensions",
                 hint="give each axis once, from 0, or from -1 for the last one",
             )
         return tuple(sorted(normalized_axes))
@@ -227,28 +227,34 @@ class ReductionProgram:
         def run(launch: Launch, layout: np.generic, *arguments: int | np.generic) -> None:
             output_layout, reduced_layout = _unpack_layouts(layout, source)
             sizes = reduced_layout.sizes + output_layout.sizes
-            values: dict[str, Values] = {}
+            values_by_name: dict[str, Values] = {}
             for index, (array_name, dtype) in enumerate(source.dtypes.items()):
                 strides = reduced_layout.strides[index] + output_layout.strides[index]
-                bits = read_array(launch, int(arguments[index]), dtype.storage, sizes, strides)
-                values[array_name] = from_storage(bits, dtype)
+                element_bits = read_array(
+                    launch, int(arguments[index]), dtype.storage, sizes, strides
+                )
+                values_by_name[array_name] = from_storage(element_bits, dtype)
             scalar_arguments = arguments[len(source.dtypes) + 2 :]
             for (scalar_name, dtype), argument in zip(
                 source.scalars.items(), scalar_arguments, strict=True
             ):
-                bits = np.frombuffer(np.asarray(argument).tobytes(), dtype.compute)
-                values[scalar_name] = bits.reshape(())
+                element_bits = np.frombuffer(np.asarray(argument).tobytes(), dtype.compute)
+                values_by_name[scalar_name] = element_bits.reshape(())
             with np.errstate(all="ignore"):
-                element = np.broadcast_to(evaluate_value(source.element, values), sizes[::-1])
+                element_values = np.broadcast_to(
+                    evaluate_value(source.element, values_by_name), sizes[::-1]
+                )
                 axes = tuple(range(-len(reduced_layout.sizes), 0))
-                total = reducer.numpy_function(element, axis=axes)
-                total = np.asarray(total).astype(source.accumulator.compute)
+                reduced_values = reducer.numpy_function(element_values, axis=axes)
+                reduced_values = np.asarray(reduced_values).astype(source.accumulator.compute)
                 if source.is_mean:
-                    total = total / source.accumulator.compute.type(max(reduced_layout.count, 0))
-                result = evaluate_value(source.result, {REDUCED: total})
+                    reduced_values = reduced_values / source.accumulator.compute.type(
+                        max(reduced_layout.count, 0)
+                    )
+                result_values = evaluate_value(source.result, {REDUCED: reduced_values})
             output = to_storage(
                 np.broadcast_to(
-                    convert_values(result, source.result.dtype), output_layout.sizes[::-1]
+                    convert_values(result_values, source.result.dtype), output_layout.sizes[::-1]
                 ),
                 source.output,
             )
@@ -260,7 +266,7 @@ class ReductionProgram:
 def _pack_layouts(
     output_layout: Layout, reduced_layout: Layout, chunk: int, splits: int
 ) -> np.generic:
-    words = [
+    layout_words = [
         output_layout.count,
         reduced_layout.count,
         chunk,
@@ -274,21 +280,21 @@ def _pack_layouts(
             if index < len(reduced_layout.strides)
             else (0,) * len(reduced_layout.sizes)
         )
-        words += [*strides, *reduced_strides]
-    return bytes_argument(np.array(words, np.int64).tobytes())
+        layout_words += [*strides, *reduced_strides]
+    return bytes_argument(np.array(layout_words, np.int64).tobytes())
 
 
 def _unpack_layouts(argument: np.generic, source: ReductionSource) -> tuple[Layout, Layout]:
     """Return the layouts that an argument of ``_layout_argument`` describes."""
-    words = np.frombuffer(argument.tobytes(), np.int64).tolist()[4:]
+    layout_words = np.frombuffer(argument.tobytes(), np.int64).tolist()[4:]
     output_dimensions, reduced_dimensions = source.output_dimensions, source.reduced_dimensions
     sizes, strides = (
-        words[: output_dimensions + reduced_dimensions],
-        words[output_dimensions + reduced_dimensions :],
+        layout_words[: output_dimensions + reduced_dimensions],
+        layout_words[output_dimensions + reduced_dimensions :],
     )
     array_strides = [
-        strides[start : start + output_dimensions + reduced_dimensions]
-        for start in range(0, len(strides), output_dimensions + reduced_dimensions)
+        strides[first_stride : first_stride + output_dimensions + reduced_dimensions]
+        for first_stride in range(0, len(strides), output_dimensions + reduced_dimensions)
     ]
     output_layout = Layout(
         tuple(sizes[:output_dimensions]),

@@ -37,9 +37,9 @@ class BlockShape:
         """Return the bytes of counters and partial results; 0 if one block reduces each output."""
         if self.splits == 1:
             return 0
-        tiles = -(-outputs // self.columns)
+        tile_count = -(-outputs // self.columns)
         # Counters come first, padded so that the partial results are aligned.
-        counter_bytes = -(-tiles * _COUNTER_BYTES // _VECTOR_BYTES) * _VECTOR_BYTES
+        counter_bytes = -(-tile_count * _COUNTER_BYTES // _VECTOR_BYTES) * _VECTOR_BYTES
         return counter_bytes + outputs * self.splits * accumulator.compute.itemsize
 
 
@@ -52,29 +52,35 @@ def choose_block_shape(
     """Return the numbers of threads and blocks that reduce each output, and the vector width."""
     element_bytes = [dtype.size_bytes for dtype in dtypes]
     width = _vector_width(output_layout, reduced_layout, views, element_bytes)
-    count, threads = max(reduced_layout.count, 1), _SHORT_BLOCK
+    reduced_count, threads = max(reduced_layout.count, 1), _SHORT_BLOCK
     is_column_sum = width == 1 and _are_outputs_adjacent(
         output_layout, reduced_layout, element_bytes
     )
-    if count <= _THREAD_ELEMENTS and output_layout.count > 1:
+    if reduced_count <= _THREAD_ELEMENTS and output_layout.count > 1:
         columns = threads  # one thread reduces one output
     elif is_column_sum:
         columns = _WARP
-    elif output_layout.count > 1 and count <= _WARP * width * _vectors_of_warp(output_layout.count):
+    elif output_layout.count > 1 and reduced_count <= _WARP * width * _vectors_of_warp(
+        output_layout.count
+    ):
         columns = threads // _WARP  # one warp reduces one output
     else:
         columns = 1
-        is_one_block_faster = count <= _LONG_BLOCK * _VECTORS_PER_THREAD * width
-        if is_one_block_faster and count > threads * width and output_layout.count < _FEW_OUTPUTS:
+        is_one_block_faster = reduced_count <= _LONG_BLOCK * _VECTORS_PER_THREAD * width
+        if (
+            is_one_block_faster
+            and reduced_count > threads * width
+            and output_layout.count < _FEW_OUTPUTS
+        ):
             threads = _LONG_BLOCK
-    rows = threads // columns
-    tiles = max(-(-output_layout.count // columns), 1)
-    smallest_chunk = rows * width * _VECTORS_PER_THREAD
-    splits = max(1, min(-(-count // smallest_chunk), _MAX_BLOCKS // tiles))
-    chunk = -(-count // splits)
-    chunk = -(-chunk // (rows * width)) * rows * width
+    threads_per_output = threads // columns
+    tile_count = max(-(-output_layout.count // columns), 1)
+    smallest_chunk = threads_per_output * width * _VECTORS_PER_THREAD
+    splits = max(1, min(-(-reduced_count // smallest_chunk), _MAX_BLOCKS // tile_count))
+    chunk = -(-reduced_count // splits)
+    chunk = -(-chunk // (threads_per_output * width)) * threads_per_output * width
     is_adjacent = is_column_sum or columns == threads
-    return BlockShape(columns, threads, width, chunk, -(-count // chunk), is_adjacent)
+    return BlockShape(columns, threads, width, chunk, -(-reduced_count // chunk), is_adjacent)
 
 
 def _vectors_of_warp(outputs: int) -> int:

@@ -63,9 +63,11 @@ class ReductionSource:
         blocks, output = self.blocks, len(self.dtypes)
         dimensions = self.output_dimensions + self.reduced_dimensions
         accumulator = self.accumulator.compute_type
-        mean = f"total = op::divide(total, ({accumulator})layout.count);" if self.is_mean else ""
-        stored = f"stored<{self.output.storage_type}>::from"
-        result = cuda_text(self.result, {REDUCED: "total"})
+        mean_text = (
+            f"total = op::divide(total, ({accumulator})layout.count);" if self.is_mean else ""
+        )
+        store_function = f"stored<{self.output.storage_type}>::from"
+        result_text = cuda_text(self.result, {REDUCED: "total"})
         return f"""
 typedef {accumulator} Accumulator;
 enum {{ COLUMNS = {blocks.columns}, ROWS = {blocks.threads // blocks.columns} }};
@@ -84,9 +86,9 @@ __device__ Accumulator combine_rows(Accumulator total, int row, int column) {{
 }}
 
 __device__ void store(const Layout& layout, char* out, i64 output, Accumulator total) {{
-    {mean}
+    {mean_text}
 {self._offset_text("output", "output", [output])}
-    *({self.output.storage_type}*)(out + output_offset{output}) = {stored}({result});
+    *({self.output.storage_type}*)(out + output_offset{output}) = {store_function}({result_text});
 }}
 """
 
@@ -185,27 +187,29 @@ extern "C" __global__ void __launch_bounds__({self.blocks.threads}) KERNEL_NAME(
 
     def _combine_text(self) -> str:
         """Return the C++ text that combines the partial results of the threads of one output."""
-        rows = self.blocks.threads // self.blocks.columns
-        if rows == 1:
+        threads_per_output = self.blocks.threads // self.blocks.columns
+        if threads_per_output == 1:
             return ""
         lines = []
         if not self.blocks.are_outputs_adjacent:
             lines.append(f"    for (int distance = {_WARP // 2}; distance; distance /= 2)")
-            exchanged = "shuffle(total, distance)"
-            lines.append(f"        total = op::{self.operation}(total, {exchanged});")
-            if rows == _WARP:
+            exchanged_value = "shuffle(total, distance)"
+            lines.append(f"        total = op::{self.operation}(total, {exchanged_value});")
+            if threads_per_output == _WARP:
                 return "\n".join(lines)
         # One value of each output and warp remains; the warps exchange them in shared memory.
         width = self.blocks.columns if self.blocks.are_outputs_adjacent else 1
-        warps = self.blocks.threads // _WARP
-        writes = "true" if self.blocks.are_outputs_adjacent else f"threadIdx.x % {_WARP} == 0"
+        warp_count = self.blocks.threads // _WARP
+        write_condition = (
+            "true" if self.blocks.are_outputs_adjacent else f"threadIdx.x % {_WARP} == 0"
+        )
         lines += [
-            f"    __shared__ Accumulator values[{warps}][{width}];",
+            f"    __shared__ Accumulator values[{warp_count}][{width}];",
             "    __syncthreads();  // an earlier call may still read the values",
-            f"    if ({writes}) values[threadIdx.x / {_WARP}][column] = total;",
+            f"    if ({write_condition}) values[threadIdx.x / {_WARP}][column] = total;",
             "    __syncthreads();",
             "    if (row == 0)",
-            f"        for (int warp = 1; warp < {warps}; ++warp)",
+            f"        for (int warp = 1; warp < {warp_count}; ++warp)",
             f"            total = op::{self.operation}(total, values[warp][column]);",
         ]
         return "\n".join(lines)
@@ -213,7 +217,7 @@ extern "C" __global__ void __launch_bounds__({self.blocks.threads}) KERNEL_NAME(
     def _element_text(self) -> str:
         """Return the text that loads WIDTH elements of all inputs and computes the values to reduce."""
         lines = [self._offset_text("at", "reduced", range(len(self.dtypes)))]
-        variables = {name: f"s{index}" for index, name in enumerate(self.scalars)}
+        variable_by_name = {name: f"s{index}" for index, name in enumerate(self.scalars)}
         for index, (name, dtype) in enumerate(self.dtypes.items()):
             vector = f"Vector<{dtype.storage_type}, WIDTH>"
             address = f"(p{index} + output_offset{index} + reduced_offset{index})"
@@ -221,13 +225,13 @@ extern "C" __global__ void __launch_bounds__({self.blocks.threads}) KERNEL_NAME(
                 lines.append(
                     f"            const auto e{index} = *(const {dtype.storage_type}*){address};"
                 )
-                variables[name] = f"load_value(e{index})"
+                variable_by_name[name] = f"load_value(e{index})"
             else:
                 lines.append(f"            const {vector} v{index} = *(const {vector}*){address};")
-                variables[name] = f"load_value(v{index}.elements[k])"
+                variable_by_name[name] = f"load_value(v{index}.elements[k])"
         lines.append("            #pragma unroll")
-        value = cuda_text(self.element, variables)
-        lines.append(f"            for (int k = 0; k < WIDTH; ++k) elements[k] = {value};")
+        value_text = cuda_text(self.element, variable_by_name)
+        lines.append(f"            for (int k = 0; k < WIDTH; ++k) elements[k] = {value_text};")
         return "\n".join(lines)
 
     def _offset_text(self, index: str, kind: str, arrays: Iterable[int]) -> str:

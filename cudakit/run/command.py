@@ -144,8 +144,10 @@ def active_python(
         candidate: str | None = os.path.join(environment["VIRTUAL_ENV"], "bin", "python")
         if os.access(str(candidate), os.X_OK):
             return _cudakit_python_if_same(str(candidate), cudakit_python)
-    path = environment.get("PATH")
-    candidate = shutil.which("python3", path=path) or shutil.which("python", path=path)
+    search_path = environment.get("PATH")
+    candidate = shutil.which("python3", path=search_path) or shutil.which(
+        "python", path=search_path
+    )
     return _cudakit_python_if_same(candidate, cudakit_python) if candidate else cudakit_python
 
 

@@ -141,9 +141,9 @@ class AgentMessages:
         path = self._directory / name
         if path.is_symlink() or not path.is_file():
             return
-        offset = self._read_bytes.get(name, 0)
-        content = path.read_bytes()[offset:]
-        complete_lines = content[: content.rfind(b"\n") + 1]
-        self._read_bytes[name] = offset + len(complete_lines)
+        read_bytes = self._read_bytes.get(name, 0)
+        new_content = path.read_bytes()[read_bytes:]
+        complete_lines = new_content[: new_content.rfind(b"\n") + 1]
+        self._read_bytes[name] = read_bytes + len(complete_lines)
         for line in complete_lines.splitlines():
             yield line.decode("utf-8", "surrogateescape")

@@ -99,9 +99,9 @@ class _SpoolReader:
     def _pass_on_messages(self) -> None:
         for message in self._messages.read_new():
             self._on_message(message)
-        while self._spool.damaged:
+        while self._spool.error_messages:
             self._on_message(
-                AgentMessage(0, AgentMessageKind.INCOMPLETE, self._spool.damaged.pop())
+                AgentMessage(0, AgentMessageKind.INCOMPLETE, self._spool.error_messages.pop())
             )
 
 

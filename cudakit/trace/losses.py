@@ -52,8 +52,8 @@ class Losses:
 
     def read_all(self) -> Iterator[Loss]:
         """Yield the loss of each process that lost events."""
-        content = os.pread(self._file.fileno(), _SLOT.size * _SLOT_COUNT, 0)
-        for process, record_count, errno in _SLOT.iter_unpack(content):
+        slots_content = os.pread(self._file.fileno(), _SLOT.size * _SLOT_COUNT, 0)
+        for process, record_count, errno in _SLOT.iter_unpack(slots_content):
             if record_count:
                 yield Loss(process, record_count, errno)
 

@@ -203,11 +203,11 @@ class LogReader:
                     "data after its end" if has_outcome else "the file is truncated"
                 )
             tag, trace_number, item_count, size_bytes, compressed_bytes = _BLOCK.unpack(header)
-            content = self._read_content(header, size_bytes, compressed_bytes)
+            block_content = self._read_content(header, size_bytes, compressed_bytes)
             if tag == b"rcds":
-                yield self._decode_records(trace_number, item_count, content)
+                yield self._decode_records(trace_number, item_count, block_content)
             else:
-                self._decode_json(tag, trace_number, item_count, content)
+                self._decode_json(tag, trace_number, item_count, block_content)
             has_outcome = tag == b"done"
         if not has_outcome:
             raise self._damage_error("the file is truncated")
@@ -267,13 +267,13 @@ class LogReader:
                         f"{self._path} is a log of an unknown version",
                         hint="read it with the cudakit that wrote it",
                     )
-                for trace_number, table in enumerate(header["chains"]):
-                    trace = _ReadTrace(trace_number + 1, 0, table["simulated"], [], [])
-                    trace.add_strings(table["strings"], len(table["strings"]))
-                    trace.add_stacks(table["stacks"], len(table["stacks"]))
-                    columns = file[f"records{trace_number}"]
-                    for begin in range(0, columns.shape[1], _ITEMS_PER_BLOCK):
-                        batch_columns = columns[:, begin : begin + _ITEMS_PER_BLOCK]
+                for trace_number, trace_tables in enumerate(header["chains"]):
+                    trace = _ReadTrace(trace_number + 1, 0, trace_tables["simulated"], [], [])
+                    trace.add_strings(trace_tables["strings"], len(trace_tables["strings"]))
+                    trace.add_stacks(trace_tables["stacks"], len(trace_tables["stacks"]))
+                    record_columns = file[f"records{trace_number}"]
+                    for begin in range(0, record_columns.shape[1], _ITEMS_PER_BLOCK):
+                        batch_columns = record_columns[:, begin : begin + _ITEMS_PER_BLOCK]
                         yield self._transposed_batch(trace, batch_columns)
         except (zipfile.BadZipFile, zlib.error, NotImplementedError, *_JSON_ERRORS) as error:
             raise InputError(
@@ -331,9 +331,11 @@ class _ReadTrace:
 def _transpose_records(records: Records) -> _Columns:
     """Return the bytes of records, transposed: a row for each byte of a record."""
     columns = np.empty((RECORD_BYTES, len(records)), np.uint8)
-    words = records.view(np.uint64).reshape(len(records), _RECORD_WORDS)
+    record_words = records.view(np.uint64).reshape(len(records), _RECORD_WORDS)
     for index in range(_RECORD_WORDS):
-        word_bytes = np.ascontiguousarray(words[:, index]).view(np.uint8).reshape(-1, _WORD_BYTES)
+        word_bytes = (
+            np.ascontiguousarray(record_words[:, index]).view(np.uint8).reshape(-1, _WORD_BYTES)
+        )
         for byte in range(_WORD_BYTES):
             columns[index * _WORD_BYTES + byte] = word_bytes[:, byte]
     return columns
@@ -344,13 +346,13 @@ def _records_of_columns(columns: _Columns) -> Records:
 
     Goes through words of 8 bytes, because numpy transposes single bytes six times as slowly.
     """
-    words = np.empty((columns.shape[1], _RECORD_WORDS), np.uint64)
+    record_words = np.empty((columns.shape[1], _RECORD_WORDS), np.uint64)
     word_bytes = np.empty((columns.shape[1], _WORD_BYTES), np.uint8)
     for index in range(_RECORD_WORDS):
         for byte in range(_WORD_BYTES):
             word_bytes[:, byte] = columns[index * _WORD_BYTES + byte]
-        words[:, index] = word_bytes.view(np.uint64)[:, 0]
-    return words.reshape(-1).view(RECORD)
+        record_words[:, index] = word_bytes.view(np.uint64)[:, 0]
+    return record_words.reshape(-1).view(RECORD)
 
 
 def _check_count(table_items: Sequence[object], expected_count: int) -> None:

@@ -51,11 +51,11 @@ class Spool:
     """Reads the traces in a directory, the records of each trace in order.
 
     ``discard`` deletes each file after reading it, except the first file of a chain, which is emptied.
-    ``damaged`` lists the error messages for traces that cannot be read.
+    ``error_messages`` lists the error messages for traces that cannot be read.
     """
 
     def __init__(self, directory: Path, *, discard: bool = False) -> None:
-        self.damaged: list[str] = []
+        self.error_messages: list[str] = []
         self._directory = directory
         self._discard = discard
         self._chains: dict[str, _Chain] = {}
@@ -103,7 +103,7 @@ class Spool:
         try:
             yield from batches
         except InputError as error:
-            self.damaged.append(error.message)
+            self.error_messages.append(error.message)
             chain.stop_reading()
 
 

@@ -235,16 +235,16 @@ class TraceReader:
 
     def _read_records(self, max_count: int) -> bytes:
         """Read at most ``max_count`` records; return their bytes."""
-        chunks: list[bytes] = []
+        content_parts: list[bytes] = []
         while max_count and (self._unread_records or self._find_records_block()):
             complete_record_count = (self._written_end - self._position) // RECORD_BYTES
             record_count = min(max_count, self._unread_records, complete_record_count)
             if not record_count:
                 break
-            chunks.append(self._read_bytes(record_count * RECORD_BYTES))
+            content_parts.append(self._read_bytes(record_count * RECORD_BYTES))
             self._unread_records -= record_count
             max_count -= record_count
-        return b"".join(chunks)
+        return b"".join(content_parts)
 
     def _find_records_block(self) -> bool:
         """Read the blocks before the next block of records; return False if none was written yet."""
@@ -261,13 +261,13 @@ class TraceReader:
 
     def _read_bytes(self, size_bytes: int) -> bytes:
         """Return the next bytes of the written part."""
-        offset = self._position - self._window_start
-        if offset + size_bytes > len(self._window):
+        window_offset = self._position - self._window_start
+        if window_offset + size_bytes > len(self._window):
             window_bytes = max(size_bytes, min(self._written_end - self._position, _WINDOW_BYTES))
             self._window = os.pread(self._file.fileno(), window_bytes, self._position)
-            self._window_start, offset = self._position, 0
+            self._window_start, window_offset = self._position, 0
         self._position += size_bytes
-        return self._window[offset : offset + size_bytes]
+        return self._window[window_offset : window_offset + size_bytes]
 
     def _read_table(self, tag: bytes, item_count: int, content: bytes) -> None:
         """Extend the string or the stack table by the content of a block."""

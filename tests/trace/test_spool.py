@@ -124,7 +124,7 @@ def test_name_of_a_discarded_file_is_not_reused(tmp_path: Path, discarding_spool
     first_writer.write(mark(3))
 
     assert sorted(read(discarding_spool)) == ["mark 3", "mark 7"]
-    assert discarding_spool.damaged == []
+    assert discarding_spool.error_messages == []
 
 
 def test_two_traces_of_one_process_are_separate_chains(tmp_path: Path, spool: Spool) -> None:
@@ -206,8 +206,8 @@ def test_damaged_trace_does_not_block_others(tmp_path: Path, spool: Spool) -> No
 
     assert read(spool) == ["mark 0"]
     assert read(spool) == []
-    assert len(spool.damaged) == 1
-    assert "is not a trace" in spool.damaged[0]
+    assert len(spool.error_messages) == 1
+    assert "is not a trace" in spool.error_messages[0]
 
 
 @pytest.mark.parametrize("end", ["os._exit(0)", "os.kill(os.getpid(), signal.SIGKILL)"])
@@ -265,7 +265,7 @@ def test_file_whose_pid_is_too_long_is_ignored(tmp_path: Path) -> None:
     (tmp_path / f"{'9' * 30}-000000.trace").write_bytes(b"x" * 99)
 
     spool = Spool(tmp_path)
-    assert (read(spool), spool.damaged) == ([], [])
+    assert (read(spool), spool.error_messages) == ([], [])
 
 
 def test_only_regular_files_are_read(tmp_path: Path) -> None:
@@ -273,7 +273,7 @@ def test_only_regular_files_are_read(tmp_path: Path) -> None:
     (tmp_path / "2-000000.trace").symlink_to("/dev/zero")
 
     spool = Spool(tmp_path)
-    assert (read(spool), spool.damaged) == ([], [])
+    assert (read(spool), spool.error_messages) == ([], [])
 
 
 def ended_process() -> int:
@@ -295,7 +295,7 @@ def test_truncated_trace_of_ended_process_is_damaged(tmp_path: Path, end: int) -
 
     spool = Spool(tmp_path)
     assert read(spool) == ["mark 1"]
-    (message,) = spool.damaged
+    (message,) = spool.error_messages
     assert message.startswith(f"the trace of process {process} is truncated")
 
 

@@ -90,8 +90,8 @@ def _measure(fleet: FleetRequest, records: FleetRecords, *, quiet: bool) -> bool
         open_machine(fleet.gpu)  # Raises UsageError for an unknown model.
     # Ray prints its messages about dead processes on standard output, which must contain only the report.
     with (
-        open(os.devnull, "w", encoding="utf-8") as ignored,
-        redirect_stdout(ignored),
+        open(os.devnull, "w", encoding="utf-8") as discarded_output,
+        redirect_stdout(discarded_output),
         open_cluster(fleet.ray) as cluster,
     ):
         hosts = find_hosts(cluster, simulated=options.simulated)

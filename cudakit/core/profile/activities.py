@@ -70,14 +70,14 @@ class Activities:
     @property
     def has_work(self) -> bool:
         """Whether a kernel, copy or memset of the process ran on a device."""
-        return any(len(self.of(kind)) for kind in _GPU_WORK)
+        return any(len(self.records_of(kind)) for kind in _GPU_WORK)
 
     @property
     def has_cuda_calls(self) -> bool:
         """Whether the process called CUDA while it was profiled."""
-        return bool(len(self.of(EventKind.API_CALL)))
+        return bool(len(self.records_of(EventKind.API_CALL)))
 
-    def of(self, kind: EventKind) -> Records:
+    def records_of(self, kind: EventKind) -> Records:
         """Return the records of one kind of event."""
         return self.records[kind]
 

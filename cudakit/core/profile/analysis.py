@@ -112,7 +112,7 @@ def _lost_events(activities: Sequence[Activities]) -> dict[str, int]:
     """Return the number of missing events for each reason."""
     lost_events: Counter[str] = Counter()
     for process in activities:
-        rows = process.of(EventKind.GAP)
+        rows = process.records_of(EventKind.GAP)
         for reason, lost_count in zip(rows["reason"].tolist(), rows["count"].tolist(), strict=True):
             reason_text = process.strings[reason]
             if not reason_text.startswith(_UNKNOWN_COLLECTIVE):
@@ -223,7 +223,7 @@ class _Process:
     def _device_facts(self, device: int) -> tuple[str, DeviceLimits]:
         """Return the name and the limits of a device, if they were recorded."""
         activities = self._timeline.activities
-        rows = activities.of(EventKind.DEVICE_INFO)
+        rows = activities.records_of(EventKind.DEVICE_INFO)
         rows = rows[rows["device"] == device]
         if not len(rows):
             return "", DeviceLimits(0)
@@ -240,15 +240,15 @@ class _Process:
 
     def _window(self, first_ns: int, last_ns: int) -> tuple[int, int]:
         """Return the recorded time of the process, which contains the work of a device."""
-        windows = self._timeline.activities.of(EventKind.PROFILE_WINDOW)
+        windows = self._timeline.activities.records_of(EventKind.PROFILE_WINDOW)
         begin_ns, end_ns = (
             windows["time_ns"][windows["is_open"]],
             windows["time_ns"][~windows["is_open"]],
         )
-        starts = [first_ns, *begin_ns[:1].tolist(), self._timeline.first_ns()]
-        ends = [last_ns, *end_ns[-1:].tolist(), self._timeline.last_ns()]
-        return min(time for time in starts if time is not None), max(
-            time for time in ends if time is not None
+        start_times = [first_ns, *begin_ns[:1].tolist(), self._timeline.first_ns()]
+        end_times = [last_ns, *end_ns[-1:].tolist(), self._timeline.last_ns()]
+        return min(time for time in start_times if time is not None), max(
+            time for time in end_times if time is not None
         )
 
     def _step_rows(self, steps: DeviceSteps, division: _Division) -> Steps:

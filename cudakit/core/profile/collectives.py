@@ -49,9 +49,9 @@ def collectives(
     table: WorkTable, positions: Times, compute_time: IntervalSet
 ) -> tuple[Collective, ...]:
     """Return the collectives by kernel and size; ``positions`` has all collective kernels."""
-    sizes = _sizes_of_kernels(table, positions)
+    kernel_sizes = _sizes_of_kernels(table, positions)
     name = table.timeline.work.name[table.rows[positions]]
-    size_keys = np.stack([name, sizes.size_bytes, sizes.rank_count], axis=1)
+    size_keys = np.stack([name, kernel_sizes.size_bytes, kernel_sizes.rank_count], axis=1)
     _, key_numbers = np.unique(size_keys, axis=0, return_inverse=True)
     collective_rows = []
     for _, index in groups(key_numbers.reshape(-1)):
@@ -61,7 +61,10 @@ def collectives(
         )
         stack, site = table.stack(kernel_positions)
         total_ns = int(table.duration_ns[kernel_positions].sum())
-        size_bytes, bus_bytes = int(sizes.size_bytes[index[0]]), float(sizes.bus_bytes[index].sum())
+        size_bytes, bus_bytes = (
+            int(kernel_sizes.size_bytes[index[0]]),
+            float(kernel_sizes.bus_bytes[index].sum()),
+        )
         has_rate = size_bytes > 0 and total_ns > 0
         collective_rows.append(
             Collective(
@@ -71,7 +74,7 @@ def collectives(
                 overlapped_ns=int(overlapped_ns.sum()),
                 stack=stack,
                 site=site,
-                ranks=int(sizes.rank_count[index[0]]) or None,
+                ranks=int(kernel_sizes.rank_count[index[0]]) or None,
                 size_bytes=size_bytes or None,
                 algorithm_bytes_per_s=(
                     size_bytes * len(kernel_positions) / total_ns * 1e9 if has_rate else None
@@ -103,7 +106,10 @@ def _operations_by_correlation(timeline: Timeline) -> dict[int, tuple[int, float
     have no entry.
     """
     activities = timeline.activities
-    calls, operations = activities.of(EventKind.API_CALL), activities.of(EventKind.COLLECTIVE)
+    calls, operations = (
+        activities.records_of(EventKind.API_CALL),
+        activities.records_of(EventKind.COLLECTIVE),
+    )
     is_launch = np.isin(calls["seq"], operations["seq"])
     launches = calls[is_launch]
     correlation_of_call = dict(
@@ -112,9 +118,9 @@ def _operations_by_correlation(timeline: Timeline) -> dict[int, tuple[int, float
     rank_counts = _rank_counts(timeline)
     sizes: dict[int, tuple[int, float, int]] = {}
     calls_without_size = set()
-    columns = ("seq", "function", "datatype", "element_count", "communicator")
+    field_names = ("seq", "function", "datatype", "element_count", "communicator")
     for seq, function, datatype, element_count, communicator in zip(
-        *(operations[column].tolist() for column in columns), strict=True
+        *(operations[column].tolist() for column in field_names), strict=True
     ):
         correlation = correlation_of_call.get(seq, 0)
         rank_count = rank_counts.get(communicator, 0)
@@ -138,7 +144,7 @@ def _operations_by_correlation(timeline: Timeline) -> dict[int, tuple[int, float
 
 def _rank_counts(timeline: Timeline) -> dict[int, int]:
     """Return the number of ranks of each communicator for which NCCL reports the number."""
-    records = timeline.activities.of(EventKind.COMMUNICATOR)
+    records = timeline.activities.records_of(EventKind.COMMUNICATOR)
     number_and_count = zip(
         records["communicator"].tolist(), records["rank_count"].tolist(), strict=True
     )

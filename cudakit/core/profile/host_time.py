@@ -93,7 +93,7 @@ def _function_cause(function: str) -> IdleCause:
 
 def _pageable_copies(timeline: Timeline) -> Times:
     """Return the correlations of copies of pageable memory: the host waits in their calls."""
-    copies = timeline.activities.of(EventKind.COPY_RUN)
+    copies = timeline.activities.records_of(EventKind.COPY_RUN)
     is_pageable = (copies["source_memory"] == MemoryKind.PAGEABLE) | (
         copies["destination_memory"] == MemoryKind.PAGEABLE
     )
@@ -142,7 +142,7 @@ def _stretch_causes(timeline: Timeline, call_row: Times, length_ns: Times) -> Ti
     is_copy_to_device = np.zeros(len(calls.start_ns), bool)
     has_work = np.zeros(len(calls.start_ns), bool)
     has_work[work.call[work.call >= 0]] = True
-    copies = timeline.activities.of(EventKind.COPY_RUN)
+    copies = timeline.activities.records_of(EventKind.COPY_RUN)
     rows = np.flatnonzero((work.kind == WorkKind.COPY) & (work.call >= 0))
     is_to_device = copies["direction"][work.record[rows]] == Direction.HOST_TO_DEVICE
     is_copy_to_device[work.call[rows[is_to_device]]] = True

@@ -53,7 +53,7 @@ class IntervalSet:
         result: Times = self.covered_until(end_ns) - self.covered_until(start_ns)
         return result
 
-    def clipped(self, start_ns: int, end_ns: int) -> IntervalSet:
+    def part_between(self, start_ns: int, end_ns: int) -> IntervalSet:
         """Return the part of the set between two times."""
         start = np.clip(self.start_ns, start_ns, end_ns)
         end = np.clip(self.end_ns, start_ns, end_ns)
@@ -70,8 +70,8 @@ def union(start_ns: Times, end_ns: Times) -> IntervalSet:
     start, end = start_ns[is_nonempty], end_ns[is_nonempty]
     if not len(start):
         return EMPTY
-    order = np.argsort(start, kind="stable")
-    start, end = start[order], end[order]
+    start_order = np.argsort(start, kind="stable")
+    start, end = start[start_order], end[start_order]
     latest_end = np.maximum.accumulate(end)
     begins_group = np.concatenate([[True], start[1:] > latest_end[:-1]])
     group_begins = np.flatnonzero(begins_group)
@@ -84,21 +84,21 @@ def intersection(first_set: IntervalSet, second_set: IntervalSet) -> IntervalSet
     if not len(first_set) or not len(second_set):
         return EMPTY
     # Every instant at which the number of covering sets changes, with the change.
-    times = np.concatenate(
+    change_times = np.concatenate(
         [first_set.start_ns, first_set.end_ns, second_set.start_ns, second_set.end_ns]
     )
     change = np.repeat(
         [1, -1, 1, -1], [len(first_set), len(first_set), len(second_set), len(second_set)]
     )
-    order = np.lexsort((change, times))
-    times, depth = times[order], np.cumsum(change[order])
+    time_order = np.lexsort((change, change_times))
+    change_times, depth = change_times[time_order], np.cumsum(change[time_order])
     is_common = depth[:-1] == 2
-    return union(times[:-1][is_common], times[1:][is_common])
+    return union(change_times[:-1][is_common], change_times[1:][is_common])
 
 
-def gaps(busy: IntervalSet, start_ns: int, end_ns: int) -> IntervalSet:
+def gaps(busy_intervals: IntervalSet, start_ns: int, end_ns: int) -> IntervalSet:
     """Return the intervals between two times that a set does not contain."""
-    busy_inside = busy.clipped(start_ns, end_ns)
+    busy_inside = busy_intervals.part_between(start_ns, end_ns)
     start = np.concatenate([[start_ns], busy_inside.end_ns])
     end = np.concatenate([busy_inside.start_ns, [end_ns]])
     is_nonempty = end > start

@@ -115,14 +115,17 @@ def _remove_innermost(stack: list[RangeKey], domain: int) -> None:
 
 def _read_events(activities: Activities) -> Any:
     """Return the columns of the begins and ends of all NVTX ranges, sorted by time."""
-    pushes, pops = activities.of(EventKind.RANGE_PUSH), activities.of(EventKind.RANGE_POP)
+    pushes, pops = (
+        activities.records_of(EventKind.RANGE_PUSH),
+        activities.records_of(EventKind.RANGE_POP),
+    )
     time = np.concatenate([pushes["time_ns"], pops["time_ns"]])
     is_pop = np.repeat([False, True], [len(pushes), len(pops)])
-    order = np.lexsort((is_pop, np.concatenate([pushes["seq"], pops["seq"]]), time))
+    event_order = np.lexsort((is_pop, np.concatenate([pushes["seq"], pops["seq"]]), time))
     name = np.concatenate([pushes["name"], np.zeros(len(pops), np.uint32)])
-    columns = [time, is_pop, name]
-    columns += [
+    event_columns = [time, is_pop, name]
+    event_columns += [
         np.concatenate([pushes[field_name], pops[field_name]])
         for field_name in ("domain", "thread", "number")
     ]
-    return zip(*(column[order].tolist() for column in columns), strict=True)
+    return zip(*(column[event_order].tolist() for column in event_columns), strict=True)

@@ -196,9 +196,11 @@ def _is_outermost(start_ns: Times, end_ns: Times) -> Times:
 def _steps_of_marks(timeline: Timeline) -> HostSteps | None:
     """Return the steps that end with the mark after a step of the optimizer."""
     activities = timeline.activities
-    marks = activities.of(EventKind.MARK)
+    marks = activities.records_of(EventKind.MARK)
     strings = activities.strings
-    text_indices = [strings.index(text) if text in strings else -1 for text in _OPTIMIZER_MARK]
+    text_indices = [
+        strings.index(mark_text) if mark_text in strings else -1 for mark_text in _OPTIMIZER_MARK
+    ]
     mark_times = np.sort(
         marks["time_ns"][(marks["name"] == text_indices[0]) & (marks["domain"] == text_indices[1])]
     )
@@ -254,16 +256,18 @@ def _regular_positions(signature: Times) -> Times | None:
     signature_counts = np.bincount(signature)
     signatures_by_count = np.argsort(-signature_counts, kind="stable")
     candidates = signatures_by_count[signature_counts[signatures_by_count] >= _MIN_REPETITIONS]
-    order = np.argsort(signature, kind="stable")
+    signature_order = np.argsort(signature, kind="stable")
     first_indices = np.concatenate([[0], np.cumsum(signature_counts)])
     best_positions: Times | None = None
     for candidate in candidates[:: max(len(candidates) // _MAX_CANDIDATES, 1)].tolist():
-        positions = order[first_indices[candidate] : first_indices[candidate + 1]]
-        if best_positions is not None and len(positions) < len(best_positions):
+        candidate_positions = signature_order[
+            first_indices[candidate] : first_indices[candidate + 1]
+        ]
+        if best_positions is not None and len(candidate_positions) < len(best_positions):
             break
-        is_earlier = best_positions is None or positions[0] < best_positions[0]
-        if is_earlier and _is_regular(positions, len(signature)):
-            best_positions = positions
+        is_earlier = best_positions is None or candidate_positions[0] < best_positions[0]
+        if is_earlier and _is_regular(candidate_positions, len(signature)):
+            best_positions = candidate_positions
     return best_positions
 
 

@@ -73,7 +73,7 @@ class WorkTable:
     def field_values(self, positions: Times, kind: EventKind, name: str) -> Times:
         """Return a field of the records at these positions, which all have one kind."""
         rows = self.timeline.work.record[self.rows[positions]]
-        result: Times = self.timeline.activities.of(kind)[name][rows]
+        result: Times = self.timeline.activities.records_of(kind)[name][rows]
         return result
 
     def intervals(self, positions: Times) -> IntervalSet:
@@ -107,10 +107,10 @@ def groups(row_keys: Times) -> list[tuple[int, Times]]:
     """Return each key with the positions that have this key."""
     if not len(row_keys):
         return []
-    order = np.argsort(row_keys, kind="stable")
-    sorted_keys = row_keys[order]
+    key_order = np.argsort(row_keys, kind="stable")
+    sorted_keys = row_keys[key_order]
     group_begins = np.flatnonzero(np.concatenate([[True], sorted_keys[1:] != sorted_keys[:-1]]))
-    position_groups = np.split(order, group_begins[1:])
+    position_groups = np.split(key_order, group_begins[1:])
     return list(zip(sorted_keys[group_begins].tolist(), position_groups, strict=True))
 
 
@@ -197,10 +197,10 @@ def _begins_run(table: WorkTable) -> Times:
         [bool(_SPLIT_K.search(names[name_index])) for name_index in distinct_names.tolist()], bool
     )
     begins_run = np.ones(len(name), bool)
-    order = np.argsort(stream, kind="stable")
-    order = order[~is_reduction[index[order]]]
-    stream, name = stream[order], name[order]
-    begins_run[order[1:]] = (stream[1:] != stream[:-1]) | (name[1:] != name[:-1])
+    stream_order = np.argsort(stream, kind="stable")
+    stream_order = stream_order[~is_reduction[index[stream_order]]]
+    stream, name = stream[stream_order], name[stream_order]
+    begins_run[stream_order[1:]] = (stream[1:] != stream[:-1]) | (name[1:] != name[:-1])
     return begins_run
 
 
@@ -337,7 +337,7 @@ def streams(table: WorkTable) -> tuple[StreamWork, ...]:
     """Return the streams, the one with the most time first."""
     work = table.timeline.work
     positions_by_stream = groups(work.stream[table.rows])
-    times = [table.intervals(positions) for _, positions in positions_by_stream]
+    intervals_by_stream = [table.intervals(positions) for _, positions in positions_by_stream]
     rows = [
         StreamWork(
             stream,
@@ -347,7 +347,10 @@ def streams(table: WorkTable) -> tuple[StreamWork, ...]:
             _small_kernel_time(table, positions),
         )
         for (stream, positions), time, exclusive_times in zip(
-            positions_by_stream, times, _exclusive_times(times), strict=True
+            positions_by_stream,
+            intervals_by_stream,
+            _exclusive_times(intervals_by_stream),
+            strict=True,
         )
     ]
     return tuple(sorted(rows, key=lambda row: -row.busy_ns))
@@ -357,20 +360,20 @@ def _exclusive_times(interval_sets: Sequence[IntervalSet]) -> list[int]:
     """Return the time of each set of intervals in which no other set has an interval."""
     interval_counts = [len(intervals) for intervals in interval_sets]
     set_number = np.repeat(np.arange(len(interval_sets)), interval_counts)
-    times = np.concatenate(
+    boundary_times = np.concatenate(
         [
             *(intervals.start_ns for intervals in interval_sets),
             *(intervals.end_ns for intervals in interval_sets),
         ]
     )
-    order = np.argsort(times, kind="stable")
-    times = times[order]
-    open_set_count = np.cumsum(np.repeat([1, -1], sum(interval_counts))[order])
+    time_order = np.argsort(boundary_times, kind="stable")
+    boundary_times = boundary_times[time_order]
+    open_set_count = np.cumsum(np.repeat([1, -1], sum(interval_counts))[time_order])
     # While only one set has an open interval, the sum of the numbers of open sets is the number of that set.
-    open_set_numbers = np.cumsum(np.concatenate([set_number, -set_number])[order])
+    open_set_numbers = np.cumsum(np.concatenate([set_number, -set_number])[time_order])
     is_alone = open_set_count[:-1] == 1
     exclusive_times = np.zeros(len(interval_sets), np.int64)
-    np.add.at(exclusive_times, open_set_numbers[:-1][is_alone], np.diff(times)[is_alone])
+    np.add.at(exclusive_times, open_set_numbers[:-1][is_alone], np.diff(boundary_times)[is_alone])
     return [int(time) for time in exclusive_times]
 
 

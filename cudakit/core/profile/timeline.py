@@ -164,13 +164,13 @@ def _times(records: Records) -> tuple[Column, Column]:
 
 
 def _host_calls(activities: Activities) -> HostCalls:
-    records = activities.of(EventKind.API_CALL)
+    records = activities.records_of(EventKind.API_CALL)
     start, end = _times(records)
-    order = np.lexsort((-end, start))
-    records = records[order]
+    call_order = np.lexsort((-end, start))
+    records = records[call_order]
     return HostCalls(
-        start[order],
-        end[order],
+        start[call_order],
+        end[call_order],
         records["thread"],
         records["function"].astype(np.int64),
         records["correlation"],
@@ -182,11 +182,11 @@ def _rows_by_number(numbers_of_rows: Column, searched_numbers: Column) -> Column
     """Return the first row that has each number; -1 if no row has the number, or if it is 0."""
     if not len(numbers_of_rows):
         return np.full(len(searched_numbers), -1, np.int64)
-    order = np.argsort(numbers_of_rows, kind="stable")
+    number_order = np.argsort(numbers_of_rows, kind="stable")
     places = np.minimum(
-        np.searchsorted(numbers_of_rows[order], searched_numbers), len(numbers_of_rows) - 1
+        np.searchsorted(numbers_of_rows[number_order], searched_numbers), len(numbers_of_rows) - 1
     )
-    rows = order[places]
+    rows = number_order[places]
     return np.where((numbers_of_rows[rows] == searched_numbers) & (searched_numbers != 0), rows, -1)
 
 
@@ -201,48 +201,55 @@ def _values_at_rows_or_zero(column_values: Column, row: Column) -> Column:
 
 
 def _gpu_work(activities: Activities, calls: HostCalls, names: _Names) -> GpuWork:
-    tables = {kind: activities.of(event_kind) for kind, event_kind in _EVENT_KINDS.items()}
+    tables_by_kind = {
+        kind: activities.records_of(event_kind) for kind, event_kind in _EVENT_KINDS.items()
+    }
     name_of_record = {
-        WorkKind.KERNEL: tables[WorkKind.KERNEL]["name"].astype(np.int64),
-        WorkKind.COPY: _copy_names(tables[WorkKind.COPY], names),
-        WorkKind.MEMSET: _memset_names(tables[WorkKind.MEMSET], names),
+        WorkKind.KERNEL: tables_by_kind[WorkKind.KERNEL]["name"].astype(np.int64),
+        WorkKind.COPY: _copy_names(tables_by_kind[WorkKind.COPY], names),
+        WorkKind.MEMSET: _memset_names(tables_by_kind[WorkKind.MEMSET], names),
     }
 
     def join_field(field: str) -> Column:
-        return np.concatenate([table[field] for table in tables.values()])
+        return np.concatenate([table[field] for table in tables_by_kind.values()])
 
-    record_counts = [len(table) for table in tables.values()]
-    times = [_times(table) for table in tables.values()]
-    start = np.concatenate([start for start, _ in times])
-    order = np.argsort(start, kind="stable")
+    record_counts = [len(table) for table in tables_by_kind.values()]
+    start_end_pairs = [_times(table) for table in tables_by_kind.values()]
+    start = np.concatenate([start for start, _ in start_end_pairs])
+    work_order = np.argsort(start, kind="stable")
     size_bytes = np.concatenate(
         [
             np.zeros(len(table), np.uint64) if kind is WorkKind.KERNEL else table["size_bytes"]
-            for kind, table in tables.items()
+            for kind, table in tables_by_kind.items()
         ]
     )
-    correlation, graph_node = join_field("correlation")[order], join_field("graph_node")[order]
+    correlation, graph_node = (
+        join_field("correlation")[work_order],
+        join_field("graph_node")[work_order],
+    )
     call = _rows_by_number(calls.correlation, correlation)
     return GpuWork(
-        kind=np.repeat(np.array(list(tables), np.uint8), record_counts)[order],
-        record=np.concatenate([np.arange(record_count) for record_count in record_counts])[order],
-        start_ns=start[order],
-        end_ns=np.concatenate([end for _, end in times])[order],
-        device=join_field("device")[order],
-        context=join_field("context")[order],
-        stream=join_field("stream")[order],
-        name=np.concatenate(list(name_of_record.values()))[order],
+        kind=np.repeat(np.array(list(tables_by_kind), np.uint8), record_counts)[work_order],
+        record=np.concatenate([np.arange(record_count) for record_count in record_counts])[
+            work_order
+        ],
+        start_ns=start[work_order],
+        end_ns=np.concatenate([end for _, end in start_end_pairs])[work_order],
+        device=join_field("device")[work_order],
+        context=join_field("context")[work_order],
+        stream=join_field("stream")[work_order],
+        name=np.concatenate(list(name_of_record.values()))[work_order],
         correlation=correlation,
         call=call,
         site=_sites(activities, calls, call, graph_node),
         graph_node=graph_node,
-        size_bytes=size_bytes[order],
+        size_bytes=size_bytes[work_order],
     )
 
 
 def _sites(activities: Activities, calls: HostCalls, call: Column, graph_node: Column) -> Column:
     """Return the call stack of each piece of work: that of its graph node's capture, or of its API call."""
-    nodes = activities.of(EventKind.GRAPH_NODE_SITE)
+    nodes = activities.records_of(EventKind.GRAPH_NODE_SITE)
     node_row = _rows_by_number(nodes["graph_node"], graph_node)
     site_of_node = _values_at_rows_or_zero(nodes["site"], node_row)
     return np.where(site_of_node != 0, site_of_node, _values_at_rows_or_zero(calls.site, call))
@@ -283,25 +290,32 @@ def _ranges(activities: Activities) -> Spans:
     A range that did not end lasts until the last known time, but an unended range of a library has no
     span: NCCL 2.28 does not end the range of ncclCommInitRankConfig.
     """
-    pushes, pops = activities.of(EventKind.RANGE_PUSH), activities.of(EventKind.RANGE_POP)
+    pushes, pops = (
+        activities.records_of(EventKind.RANGE_PUSH),
+        activities.records_of(EventKind.RANGE_POP),
+    )
     # A copied range repeats a range of the thread that called ``backward()``.
     pushes, pops = pushes[~pushes["is_copy"]], pops[~pops["is_copy"]]
-    times = np.clip(np.concatenate([pushes["time_ns"], pops["time_ns"]]), -_LATEST_NS, _LATEST_NS)
+    event_times = np.clip(
+        np.concatenate([pushes["time_ns"], pops["time_ns"]]), -_LATEST_NS, _LATEST_NS
+    )
     is_pop = np.repeat([False, True], [len(pushes), len(pops)])
-    order = np.lexsort((is_pop, np.concatenate([pushes["seq"], pops["seq"]]), times))
-    fields = ("thread", "domain", "number")
-    columns = [np.concatenate([pushes[name], pops[name]])[order].tolist() for name in fields]
+    event_order = np.lexsort((is_pop, np.concatenate([pushes["seq"], pops["seq"]]), event_times))
+    key_fields = ("thread", "domain", "number")
+    key_columns = [
+        np.concatenate([pushes[name], pops[name]])[event_order].tolist() for name in key_fields
+    ]
     name_of_event = np.concatenate([pushes["name"], np.zeros(len(pops), np.uint32)])
     rows = zip(
-        times[order].tolist(),
-        is_pop[order].tolist(),
-        name_of_event[order].tolist(),
-        *columns,
+        event_times[event_order].tolist(),
+        is_pop[event_order].tolist(),
+        name_of_event[event_order].tolist(),
+        *key_columns,
         strict=True,
     )
-    last_ns = int(times.max()) if len(times) else 0
+    last_ns = int(event_times.max()) if len(event_times) else 0
     for kind in (EventKind.KERNEL_RUN, EventKind.API_CALL, EventKind.COPY_RUN):
-        records = activities.of(kind)
+        records = activities.records_of(kind)
         if len(records):
             last_ns = max(last_ns, int(_times(records)[1].max()))
     libraries = {
@@ -341,15 +355,15 @@ def _paired_ranges(rows: Any, last_ns: int, libraries: Set[int]) -> list[tuple[i
 def _spans(rows: list[tuple[int, int, int, int]]) -> Spans:
     start = np.array([row[0] for row in rows], np.int64)
     end = np.array([row[1] for row in rows], np.int64)
-    order = np.lexsort((-end, start))
+    span_order = np.lexsort((-end, start))
     thread = np.array([row[2] for row in rows], np.uint64)
     name = np.array([row[3] for row in rows], np.int64)
-    return Spans(start[order], end[order], thread[order], name[order])
+    return Spans(start[span_order], end[span_order], thread[span_order], name[span_order])
 
 
 def _marks(activities: Activities) -> Spans:
-    records = activities.of(EventKind.MARK)
-    time = np.clip(records["time_ns"], -_LATEST_NS, _LATEST_NS)
-    order = np.argsort(time, kind="stable")
-    time, records = time[order], records[order]
-    return Spans(time, time, records["thread"], records["name"].astype(np.int64))
+    records = activities.records_of(EventKind.MARK)
+    mark_times = np.clip(records["time_ns"], -_LATEST_NS, _LATEST_NS)
+    mark_order = np.argsort(mark_times, kind="stable")
+    mark_times, records = mark_times[mark_order], records[mark_order]
+    return Spans(mark_times, mark_times, records["thread"], records["name"].astype(np.int64))

@@ -82,10 +82,12 @@ class RaceDetector:
 
     def _unrecorded_launches(self) -> Iterator[str]:
         """Yield a sentence if launches next to unordered work could not be recorded: races may be missing."""
-        count = sum(analysis.templates.unordered_count for analysis in self._traces.values())
-        if count:
+        unordered_count = sum(
+            analysis.templates.unordered_count for analysis in self._traces.values()
+        )
+        if unordered_count:
             yield (
-                f"kernel launches next to unordered work could not be recorded ({count:,} times);"
+                f"kernel launches next to unordered work could not be recorded ({unordered_count:,} times);"
                 " rerun with --accesses exact"
             )
 
@@ -115,10 +117,10 @@ class RaceDetector:
         return total_coverage
 
     def _analysis_of(self, batch: Batch) -> _TraceAnalysis:
-        key = batch.process, batch.chain
-        if key not in self._traces:
-            self._traces[key] = _TraceAnalysis(self._new_engine(), batch)
-        analysis = self._traces[key]
+        trace_key = batch.process, batch.chain
+        if trace_key not in self._traces:
+            self._traces[trace_key] = _TraceAnalysis(self._new_engine(), batch)
+        analysis = self._traces[trace_key]
         analysis.last_batch = batch
         return analysis
 

@@ -371,8 +371,8 @@ class Engine:
         state_count += shadow.strided_state_count
         return state_count + len(self._syncs) + len(self._unrecorded)
 
-    def _add_gap(self, _: Call, description: int, event_count: int) -> None:
-        self.gaps[self._strings[description]] += event_count
+    def _add_gap(self, _: Call, reason_index: int, event_count: int) -> None:
+        self.gaps[self._strings[reason_index]] += event_count
 
     def _set_arena_size(self, call: Call, size_bytes: int) -> None:
         self._arena_bytes[call.device] = size_bytes

@@ -154,8 +154,8 @@ class StreamUse:
         is_destruction = kinds == EventKind.STREAM_DESTROY
         later_records = records[(records["stream"] != 0) & ~is_creation & ~is_destruction]
         # A damaged trace may refer to stacks that it does not have.
-        sites = np.minimum(later_records["site"], len(self._is_called_by_program) - 1)
-        program_records = later_records[self._is_called_by_program[sites]]
+        site_indices = np.minimum(later_records["site"], len(self._is_called_by_program) - 1)
+        program_records = later_records[self._is_called_by_program[site_indices]]
         self._program_streams.update(np.unique(program_records["stream"]).tolist())
 
     def are_library_streams(self, *streams: int) -> bool:
@@ -198,9 +198,9 @@ class StreamUse:
         if not self._unused_streams:
             return
         is_on_unused_stream = np.isin(operations["stream"], list(self._unused_streams))
-        columns = (
+        call_columns = (
             operations[is_on_unused_stream][name].tolist() for name in ("stream", "program_call")
         )
-        for stream, program_call in zip(*columns, strict=True):
+        for stream, program_call in zip(*call_columns, strict=True):
             if self._unused_streams.pop(stream, 0) == program_call != 0:
                 self._library_streams[stream] = program_call

@@ -150,10 +150,10 @@ def rows_by_node(rows: AccessRows) -> Iterator[tuple[int, bytes]]:
     """Yield each node of a graph that has accesses, with the records of its accesses in order."""
     records = np.frombuffer(rows, RECORD)
     access_indices = np.flatnonzero(records["kind"] == EventKind.ACCESS)
-    nodes = view(records, EventKind.ACCESS)["node"][access_indices]
-    node_order = np.argsort(nodes, kind="stable")
+    access_nodes = view(records, EventKind.ACCESS)["node"][access_indices]
+    node_order = np.argsort(access_nodes, kind="stable")
     sorted_accesses = take_records(records, access_indices[node_order])
-    node_numbers, node_begins = np.unique(nodes[node_order], return_index=True)
+    node_numbers, node_begins = np.unique(access_nodes[node_order], return_index=True)
     node_ends = (*node_begins[1:].tolist(), len(sorted_accesses))
     for node, begin, end in zip(
         node_numbers.tolist(), node_begins.tolist(), node_ends, strict=False
@@ -190,8 +190,8 @@ def _belongs_to_previous_call(records: Records) -> _Mask:
     kinds = records["kind"]
     belongs_to_previous: _Mask = kinds == EventKind.ACCESS
     if len(accessed_indices := np.flatnonzero(kinds == EventKind.ACCESSED)):
-        nodes = view(records[accessed_indices], EventKind.ACCESSED)["node"]
-        belongs_to_previous[accessed_indices] = nodes == 0
+        accessed_nodes = view(records[accessed_indices], EventKind.ACCESSED)["node"]
+        belongs_to_previous[accessed_indices] = accessed_nodes == 0
     return belongs_to_previous
 
 

@@ -72,9 +72,9 @@ class PendingLaunches:
     def subtract(self, accessed_seqs: _CallNumbers) -> None:
         """Subtract the ``Accessed`` records of these calls from the numbers of missing records."""
         seqs, accessed_counts = np.unique(accessed_seqs, return_counts=True)
-        indices = np.searchsorted(self._seqs, seqs)
-        is_pending = np.append(self._seqs, _NO_CALL)[indices] == seqs
-        self._missing_counts[indices[is_pending]] -= accessed_counts[is_pending]
+        launch_indices = np.searchsorted(self._seqs, seqs)
+        is_pending = np.append(self._seqs, _NO_CALL)[launch_indices] == seqs
+        self._missing_counts[launch_indices[is_pending]] -= accessed_counts[is_pending]
         self._remove_first(0)
 
     def give_up(self, last_call: int) -> int:

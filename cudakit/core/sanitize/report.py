@@ -391,8 +391,10 @@ def _race_text(race: FoundRace) -> str:
     lines = [f"{race.kind} ({race.confidence}{occurrences_text}): {race.sentence}"]
     lines += _operation_lines("later", race.current) + _operation_lines("earlier", race.previous)
     if memory := race.memory:
-        size, allocation_size = format_bytes(race.size_bytes), format_bytes(memory.size_bytes)
-        memory_line = f"memory:  {size} at offset {race.offset_bytes or 0:,} B of {allocation_size}"
+        race_size, allocation_size = format_bytes(race.size_bytes), format_bytes(memory.size_bytes)
+        memory_line = (
+            f"memory:  {race_size} at offset {race.offset_bytes or 0:,} B of {allocation_size}"
+        )
         lines += _with_stack(memory_line, memory)
     if race.last_sync:
         lines.append(f"  sync:    {race.last_sync.sentence}")

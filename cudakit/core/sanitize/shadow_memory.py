@@ -218,7 +218,7 @@ class PythonShadow:
 
     def _add_strided(self, access: MemoryAccess, clock: Clock, strided: StridedRange) -> None:
         """Check and store a strided access."""
-        if strided.count <= _MAX_SEPARATE_ROWS:
+        if strided.row_count <= _MAX_SEPARATE_ROWS:
             for lo, hi in strided.row_ranges():
                 self._add_range(_part_of_access(access, lo, hi), clock)
             return

@@ -26,30 +26,30 @@ _MAX_COMPARED_ROWS = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class StridedRange:
-    """``count`` rows of ``width`` bytes each, which begin at ``lo``, ``lo + stride`` and so on."""
+    """``row_count`` rows of ``row_bytes`` bytes each, which begin at ``lo``, ``lo + stride`` and so on."""
 
     lo: int
-    width: int
+    row_bytes: int
     stride: int
-    count: int
+    row_count: int
 
     @property
     def hi(self) -> int:
         """The end of the last row."""
-        return self.lo + (self.count - 1) * self.stride + self.width
+        return self.lo + (self.row_count - 1) * self.stride + self.row_bytes
 
     def row_ranges(self) -> Iterator[Range]:
         """Yield the range of each row."""
-        for lo in range(self.lo, self.lo + self.count * self.stride, self.stride):
-            yield lo, lo + self.width
+        for lo in range(self.lo, self.lo + self.row_count * self.stride, self.stride):
+            yield lo, lo + self.row_bytes
 
     def bytes_shared_with_range(self, lo: int, hi: int) -> Range | None:
         """Return the bytes from ``lo`` up to ``hi`` in the first row that overlaps them, or None."""
-        index = max(0, (lo - self.lo - self.width) // self.stride + 1)
+        index = max(0, (lo - self.lo - self.row_bytes) // self.stride + 1)
         row_start = self.lo + index * self.stride
-        if index >= self.count or row_start >= hi:
+        if index >= self.row_count or row_start >= hi:
             return None
-        return max(row_start, lo), min(row_start + self.width, hi)
+        return max(row_start, lo), min(row_start + self.row_bytes, hi)
 
     def bytes_shared_with(self, other_range: StridedRange) -> Range | None:
         """Return the first bytes that are in rows of both strided ranges, or None."""
@@ -59,28 +59,30 @@ class StridedRange:
             or self._cannot_overlap(other_range)
         ):
             return None
-        shorter_range, longer_range = sorted((self, other_range), key=lambda strided: strided.count)
+        shorter_range, longer_range = sorted(
+            (self, other_range), key=lambda strided: strided.row_count
+        )
         row_start = shorter_range._first_row_overlapping(longer_range)
         if row_start is None:
             return None
-        return longer_range.bytes_shared_with_range(row_start, row_start + shorter_range.width)
+        return longer_range.bytes_shared_with_range(row_start, row_start + shorter_range.row_bytes)
 
     def _cannot_overlap(self, other_range: StridedRange) -> bool:
         """Return whether no two rows would overlap even if both ranges had infinitely many rows."""
         common_stride = gcd(self.stride, other_range.stride)
         offset = (other_range.lo - self.lo) % common_stride
-        return self.width <= offset and other_range.width <= common_stride - offset
+        return self.row_bytes <= offset and other_range.row_bytes <= common_stride - offset
 
     def _first_row_overlapping(self, other_range: StridedRange) -> int | None:
         """Return the start of the first row that overlaps a row of another strided range, or None."""
-        if self.count > _MAX_COMPARED_ROWS:
+        if self.row_count > _MAX_COMPARED_ROWS:
             return None
-        row_starts = self.lo + np.arange(self.count, dtype=np.int64) * self.stride
+        row_starts = self.lo + np.arange(self.row_count, dtype=np.int64) * self.stride
         index = np.maximum(
-            0, (row_starts - other_range.lo - other_range.width) // other_range.stride + 1
+            0, (row_starts - other_range.lo - other_range.row_bytes) // other_range.stride + 1
         )
-        is_overlapping = (index < other_range.count) & (
-            other_range.lo + index * other_range.stride < row_starts + self.width
+        is_overlapping = (index < other_range.row_count) & (
+            other_range.lo + index * other_range.stride < row_starts + self.row_bytes
         )
         return int(row_starts[np.argmax(is_overlapping)]) if is_overlapping.any() else None
 

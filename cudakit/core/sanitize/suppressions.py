@@ -81,13 +81,13 @@ def parse_pattern(pattern: str, *, origin: str = COMMAND_LINE) -> Suppression:
 def _patterns_in_file(name: str) -> Iterator[Suppression]:
     try:
         with Path(name).open("rb") as file:  # can be endless: a pipe or a device
-            content = file.read(_MAX_FILE_BYTES + 1)
-        if len(content) > _MAX_FILE_BYTES:
+            file_content = file.read(_MAX_FILE_BYTES + 1)
+        if len(file_content) > _MAX_FILE_BYTES:
             raise UsageError(
                 f"{name} has more than {_MAX_FILE_BYTES >> 20} MiB, which is too long for suppressions",
                 hint="use a text file with one pattern per line",
             )
-        lines = content.decode("utf-8").splitlines()
+        file_lines = file_content.decode("utf-8").splitlines()
     except OSError as error:
         raise read_error(
             f"the suppression file {name!r}",
@@ -98,7 +98,7 @@ def _patterns_in_file(name: str) -> Iterator[Suppression]:
         raise UsageError(
             f"{name} is not valid UTF-8", hint="use a text file with one pattern per line"
         ) from error
-    for line_number, line in enumerate(lines, start=1):
+    for line_number, line in enumerate(file_lines, start=1):
         pattern = _COMMENT.sub("", line).strip()
         if pattern:
             yield parse_pattern(pattern, origin=f"{name}:{line_number}")

@@ -244,12 +244,12 @@ def _graph_template(
 ) -> _Template:
     """Return the template of a graph launch. Its pointers are those of its possible accesses."""
     graph = int(view(call_records[:1], EventKind.GRAPH_LAUNCH)["graph"][0])
-    nodes = view(rows, EventKind.ACCESS)["node"]
+    access_nodes = view(rows, EventKind.ACCESS)["node"]
     possible_modes: dict[int, int] = {}
-    for node in np.unique(nodes).tolist():
+    for node in np.unique(access_nodes).tolist():
         pointers = np.array(node_pointers.get((graph, node), ()), np.uint64)
         if len(pointers):
-            node_rows, indices = _assign_to_pointers(rows[nodes == node], pointers)
+            node_rows, indices = _assign_to_pointers(rows[access_nodes == node], pointers)
             for index, mode in _possible_modes(node_rows, indices, pointers):
                 pointer = int(pointers[index])
                 possible_modes[pointer] = possible_modes.get(pointer, 0) | mode
@@ -295,8 +295,8 @@ def _are_contiguous(accesses: Records, begin: int) -> bool:
     """Return whether accesses have all bytes from ``begin`` to the end of the last access."""
     if accesses["count"].any():
         return False
-    order = np.argsort(accesses["lo"])
-    lo, hi = accesses["lo"][order], np.maximum.accumulate(accesses["hi"][order])
+    address_order = np.argsort(accesses["lo"])
+    lo, hi = accesses["lo"][address_order], np.maximum.accumulate(accesses["hi"][address_order])
     return bool(lo[0] == begin and (lo[1:] <= hi[:-1]).all())
 
 
@@ -321,8 +321,8 @@ def _split_at_pointers(rows: Records, sorted_pointers: _Addresses) -> Records:
         split_accesses = split_rows.view(layout(EventKind.ACCESS))
         for j, part in enumerate(parts):
             split_accesses["lo"][j], split_accesses["hi"][j] = part.lo, part.hi
-            split_accesses["stride_bytes"][j] = part.stride if part.count > 1 else 0
-            split_accesses["count"][j] = part.count if part.count > 1 else 0
+            split_accesses["stride_bytes"][j] = part.stride if part.piece_count > 1 else 0
+            split_accesses["count"][j] = part.piece_count if part.piece_count > 1 else 0
         row_parts.append(split_rows)
     return np.concatenate(row_parts) if row_parts else rows
 
@@ -334,16 +334,18 @@ class _Pieces:
     lo: int
     size_bytes: int
     stride: int
-    count: int
+    piece_count: int
 
     @property
     def hi(self) -> int:
-        return self.lo + (self.count - 1) * self.stride + self.size_bytes
+        return self.lo + (self.piece_count - 1) * self.stride + self.size_bytes
 
     def without(self, dropped_count: int) -> _Pieces:
         """Return all pieces but the first ``dropped_count``."""
         return replace(
-            self, lo=self.lo + dropped_count * self.stride, count=self.count - dropped_count
+            self,
+            lo=self.lo + dropped_count * self.stride,
+            piece_count=self.piece_count - dropped_count,
         )
 
 
@@ -353,10 +355,12 @@ def _parts_between(pieces: _Pieces, limits: list[int]) -> Iterator[_Pieces]:
         complete_count = 0
         if limit >= pieces.lo + pieces.size_bytes:
             gap = limit - pieces.lo - pieces.size_bytes
-            complete_count = min(pieces.count, gap // pieces.stride + 1 if pieces.stride else 1)
-            yield replace(pieces, count=complete_count)
+            complete_count = min(
+                pieces.piece_count, gap // pieces.stride + 1 if pieces.stride else 1
+            )
+            yield replace(pieces, piece_count=complete_count)
         pieces = pieces.without(complete_count)
-        if pieces.count and pieces.lo < limit:  # the address is inside the next piece
+        if pieces.piece_count and pieces.lo < limit:  # the address is inside the next piece
             yield _Pieces(pieces.lo, limit - pieces.lo, 0, 1)
             rest = _Pieces(limit, pieces.lo + pieces.size_bytes - limit, 0, 1)
             yield from _parts_of_divided_piece(rest, pieces.without(1), limits, limit)
@@ -370,5 +374,5 @@ def _parts_of_divided_piece(
     later_limits = [limit for limit in limits if limit > divided_at]
     inner_limits = [limit for limit in later_limits if limit < rest.hi]
     yield from _parts_between(rest, [*inner_limits, rest.hi])
-    if behind.count:
+    if behind.piece_count:
         yield from _parts_between(behind, [limit for limit in later_limits if limit > behind.lo])

@@ -84,7 +84,7 @@ class Recording:
     def incomplete(self) -> tuple[str, ...]:
         """The reasons why recorded events are missing: events that could not be written, damaged files."""
         losses = () if self._is_closed else self._losses.read_all()
-        return (*map(str, losses), *self._spool.damaged)
+        return (*map(str, losses), *self._spool.error_messages)
 
     @contextmanager
     def drain(self) -> Iterator[None]:

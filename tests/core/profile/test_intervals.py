@@ -59,7 +59,7 @@ def test_gaps_and_busy_time_divide_a_window(
     idle = gaps(busy, start, start + length)
     _assert_normal(idle)
     assert _instants(idle) == set(range(start, start + length)) - _brute_force(pairs)
-    assert idle.total_ns + busy.clipped(start, start + length).total_ns == length
+    assert idle.total_ns + busy.part_between(start, start + length).total_ns == length
 
 
 @given(_INTERVALS, _INTERVALS)

@@ -50,9 +50,9 @@ def analyzed(content: bytes) -> tuple[str, list[str]]:
             detector.feed(batch, found_report)
         detector.finish(found_report)
         spool.close()
-        result = detector.result(found_report, incomplete=spool.damaged)
+        result = detector.result(found_report, incomplete=spool.error_messages)
     json.render(result)
-    return console.render(report(result), width=100, color=False), spool.damaged
+    return console.render(report(result), width=100, color=False), spool.error_messages
 
 
 def test_intact_trace_has_one_race(trace: bytes) -> None:

@@ -11,9 +11,9 @@ def rows(draw: st.DrawFn) -> StridedRange:
     width = draw(st.integers(1, 5))
     return StridedRange(
         lo=draw(st.integers(0, 40)),
-        width=width,
+        row_bytes=width,
         stride=width + draw(st.integers(0, 6)),
-        count=draw(st.integers(1, 8)),
+        row_count=draw(st.integers(1, 8)),
     )
 
 
@@ -47,9 +47,9 @@ def test_shared_with_range_agrees_with_byte_sets(strided: StridedRange, lo: int,
 @given(rows())
 def test_rows_of_negative_stride_equal_rows_of_positive_stride(strided: StridedRange) -> None:
     for stride in (strided.stride, -strided.stride):
-        assert bytes_of(strided_range(strided.lo, strided.hi, stride, strided.count)) == bytes_of(
-            strided
-        )
+        assert bytes_of(
+            strided_range(strided.lo, strided.hi, stride, strided.row_count)
+        ) == bytes_of(strided)
 
 
 def test_adjacent_rows_are_one_range() -> None:
@@ -57,12 +57,14 @@ def test_adjacent_rows_are_one_range() -> None:
 
 
 def test_many_rows_with_different_strides_are_compared() -> None:
-    columns = StridedRange(lo=0, width=4, stride=1 << 12, count=100_000)
-    other_range = StridedRange(lo=4, width=4, stride=(1 << 12) + 4, count=100_000)
+    columns = StridedRange(lo=0, row_bytes=4, stride=1 << 12, row_count=100_000)
+    other_range = StridedRange(lo=4, row_bytes=4, stride=(1 << 12) + 4, row_count=100_000)
 
     assert columns.bytes_shared_with(other_range) == (4096 * 1024, 4096 * 1024 + 4)
     assert (
-        columns.bytes_shared_with(StridedRange(lo=4, width=4, stride=1 << 12, count=100_000))
+        columns.bytes_shared_with(
+            StridedRange(lo=4, row_bytes=4, stride=1 << 12, row_count=100_000)
+        )
         is None
     )
 

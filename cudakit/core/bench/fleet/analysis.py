@@ -71,13 +71,15 @@ def compare_figures(figures: Sequence[FleetFigure]) -> tuple[PeerComparison, ...
         figures_by_key.setdefault(figure.key, []).append(figure)
     return tuple(
         _comparison(figure, statistics)
-        for same_figures in figures_by_key.values()
+        for comparable_figures in figures_by_key.values()
         for figure, statistics in zip(
-            same_figures,
+            comparable_figures,
             compare_with_peers(
-                [figure.value for figure in same_figures],
-                higher_is_better=same_figures[0].higher_is_better,
-                tolerance=RATE_TOLERANCE if same_figures[0].higher_is_better else TIME_TOLERANCE,
+                [figure.value for figure in comparable_figures],
+                higher_is_better=comparable_figures[0].higher_is_better,
+                tolerance=RATE_TOLERANCE
+                if comparable_figures[0].higher_is_better
+                else TIME_TOLERANCE,
             ),
             strict=False,  # There are no statistics for a single figure.
         )
@@ -86,7 +88,7 @@ def compare_figures(figures: Sequence[FleetFigure]) -> tuple[PeerComparison, ...
 
 def _comparison(figure: FleetFigure, statistics: PeerStatistics) -> PeerComparison:
     is_outlier = statistics.has_outlier(figure.value, higher_is_better=figure.higher_is_better)
-    ratio = figure.value / statistics.peer_median if statistics.peer_median else 1.0
+    share_of_median = figure.value / statistics.peer_median if statistics.peer_median else 1.0
     return PeerComparison(
         subject=figure.subject,
         figure=figure.name,
@@ -99,7 +101,9 @@ def _comparison(figure: FleetFigure, statistics: PeerStatistics) -> PeerComparis
         peer_median=statistics.peer_median,
         peer_mad=statistics.peer_mad,
         limit=statistics.limit,
-        of_peers=ratio if figure.higher_is_better or not ratio else 1 / ratio,
+        of_peers=share_of_median
+        if figure.higher_is_better or not share_of_median
+        else 1 / share_of_median,
         is_slow=is_outlier and not _includes_peers(figure, statistics.peer_median),
     )
 
@@ -108,8 +112,8 @@ def _includes_peers(figure: FleetFigure, peer_median: float) -> bool:
     """Return whether the peers' median is in the CI of a figure: then chance may explain the difference."""
     if isinstance(figure.ci95, Unavailable):
         return False
-    low, high = figure.ci95
-    return low <= peer_median <= high
+    ci_low, ci_high = figure.ci95
+    return ci_low <= peer_median <= ci_high
 
 
 # --- findings --------------------------------------------------------------------------------------
@@ -129,13 +133,13 @@ def _failures(hosts: Sequence[FleetHost]) -> Iterator[Finding]:
 def _unhealthy_gpus(hosts: Sequence[FleetHost]) -> Iterator[Finding]:
     for host, gpu, suite in _measured_gpus(hosts):
         if suite.health == "fail":
-            names = [
+            failed_figures = [
                 _describe_failure(figure) for figure in suite.figures if figure.health == "fail"
             ]
             yield Finding(
                 "unhealthy",
                 Subject("gpu", host.name, gpu.index),
-                f"the health check fails: {join_first_names(names, 4)}",
+                f"the health check fails: {join_first_names(failed_figures, 4)}",
                 "",
                 conditions=suite.causes,
             )
@@ -143,11 +147,17 @@ def _unhealthy_gpus(hosts: Sequence[FleetHost]) -> Iterator[Finding]:
 
 def _describe_failure(figure: Figure) -> str:
     """Return the name of a figure, and its share of the expected value if both are known."""
-    band, value = figure.band, figure.reached
-    if isinstance(value, Unavailable) or isinstance(band, Unavailable) or not value:
+    band, measured_figure = figure.band, figure.reached
+    if (
+        isinstance(measured_figure, Unavailable)
+        or isinstance(band, Unavailable)
+        or not measured_figure
+    ):
         return figure.name
-    ratio = band.expected / value if band.unit == "s" else value / band.expected
-    return f"{figure.name} ({format_ratio(ratio)} of the expected speed)"
+    share_of_expected = (
+        band.expected / measured_figure if band.unit == "s" else measured_figure / band.expected
+    )
+    return f"{figure.name} ({format_ratio(share_of_expected)} of the expected speed)"
 
 
 def _slow_subjects(
@@ -171,7 +181,7 @@ def _slow_subjects(
     findings = []
     for subject, comparisons_of_subject in comparisons_by_subject.items():
         slowest_first = sorted(comparisons_of_subject, key=lambda comparison: comparison.of_peers)
-        names = [
+        figure_texts = [
             f"{comparison.figure} ({format_ratio(comparison.of_peers)} of its peers)"
             for comparison in slowest_first
         ]
@@ -179,7 +189,7 @@ def _slow_subjects(
             Finding(
                 "slower",
                 subject,
-                f"slower than its peers: {join_first_names(names, 3)}",
+                f"slower than its peers: {join_first_names(figure_texts, 3)}",
                 "",
                 tuple(slowest_first),
                 conditions.get((subject.host, subject.gpu), ()),
@@ -224,7 +234,9 @@ def _unusual_conditions(
     for host in hosts:
         gpu_conditions = [conditions[key] for key in conditions if key[0] == host.name] or [()]
         conditions[host.name, None] = tuple(
-            text for text in gpu_conditions[0] if all(text in texts for texts in gpu_conditions)
+            text
+            for text in gpu_conditions[0]
+            if all(text in conditions_of_gpu for conditions_of_gpu in gpu_conditions)
         )
     return conditions
 
@@ -233,10 +245,10 @@ def _rare_facts(
     environment: Environment, all_environments: Sequence[Environment]
 ) -> Iterator[tuple[str, str]]:
     """Yield the name of each fact that differs from the fact of most environments, and a sentence."""
-    facts_of_all = [_comparable_facts(candidate) for candidate in all_environments]
+    facts_of_all = [_comparable_facts(other_environment) for other_environment in all_environments]
     for name, fact in _comparable_facts(environment).items():
-        counts = Counter(facts.get(name, "") for facts in facts_of_all)
-        common_fact, gpu_count = counts.most_common(1)[0]
+        gpu_counts = Counter(facts.get(name, "") for facts in facts_of_all)
+        common_fact, gpu_count = gpu_counts.most_common(1)[0]
         if fact != common_fact and common_fact and 2 * gpu_count > len(facts_of_all):
             yield name, f"the {name} is {fact}, that of most peers {common_fact}"
 
@@ -280,7 +292,7 @@ def _warnings(hosts: Sequence[FleetHost]) -> Iterator[str]:
     yield from _skipped_benches(hosts)
     models = Counter(gpu.model for _, gpu, _ in _measured_gpus(hosts))
     single_models = [
-        model or "a GPU of unknown model" for model, count in models.items() if count == 1
+        model or "a GPU of unknown model" for model, gpu_count in models.items() if gpu_count == 1
     ]
     # The headline of a fleet with a single GPU states that no GPU has peers.
     if single_models and len(models) > 1:
@@ -296,31 +308,33 @@ def _warnings(hosts: Sequence[FleetHost]) -> Iterator[str]:
 
 def _skipped_benches(hosts: Sequence[FleetHost]) -> Iterator[str]:
     """Yield a sentence for each bench that was not run on some GPUs, for example without its library."""
-    subjects: dict[tuple[str, str], list[str]] = {}
+    gpus_by_bench: dict[tuple[str, str], list[str]] = {}
     for host, gpu, suite in _measured_gpus(hosts):
         for bench in suite.left_out:
             subject = Subject("gpu", host.name, gpu.index)
-            subjects.setdefault((bench.what, f"{bench.reason}: {bench.remedy}"), []).append(
+            gpus_by_bench.setdefault((bench.what, f"{bench.reason}: {bench.remedy}"), []).append(
                 str(subject)
             )
-    for (bench_name, reason), names in subjects.items():
-        yield f"{bench_name} was not run on {join_first_names(names, 3)}: {reason}"
+    for (bench_name, reason), gpu_names in gpus_by_bench.items():
+        yield f"{bench_name} was not run on {join_first_names(gpu_names, 3)}: {reason}"
 
 
 def _differing_versions(hosts: Sequence[FleetHost]) -> Iterator[str]:
     """Yield a sentence for each program whose version differs between hosts."""
-    names = dict.fromkeys(name for host in hosts for name in host.facts.versions)
-    for name in names:
+    program_names = dict.fromkeys(
+        program_name for host in hosts for program_name in host.facts.versions
+    )
+    for program_name in program_names:
         hosts_by_version: dict[str, list[str]] = {}
         for host in hosts:
-            if version := host.facts.versions.get(name):
+            if version := host.facts.versions.get(program_name):
                 hosts_by_version.setdefault(version, []).append(host.name)
         if len(hosts_by_version) > 1:
-            texts = [
+            version_texts = [
                 f"{version} on {join_first_names(host_names, 3)}"
                 for version, host_names in hosts_by_version.items()
             ]
-            yield f"the hosts have different versions of {name}: {'; '.join(texts)}"
+            yield f"the hosts have different versions of {program_name}: {'; '.join(version_texts)}"
 
 
 def _measured_gpus(

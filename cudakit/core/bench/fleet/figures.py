@@ -102,7 +102,7 @@ def _link_path(host: FleetHost, gpu: FleetGpu, peer: int) -> str:
 
     The UUID of a GPU that failed is unknown; its links have the topology that all links of the host share.
     """
-    uuids = {gpu.uuid, *(other.uuid for other in host.gpus if other.index == peer)}
+    uuids = {gpu.uuid, *(peer_gpu.uuid for peer_gpu in host.gpus if peer_gpu.index == peer)}
     links = host.facts.links
     paths = {link.path for link in links if {link.first_uuid, link.second_uuid} == uuids}
     paths = paths or {link.path for link in links}
@@ -127,7 +127,7 @@ def _medians(
         figures_by_key.setdefault((subject, *figure.key), []).append(
             replace(figure, subject=subject)
         )
-    for same_figures in figures_by_key.values():
-        value = median(figure.value for figure in same_figures)
-        ci95 = same_figures[0].ci95 if len(same_figures) == 1 else _MEDIAN_OF_SEVERAL
-        yield replace(same_figures[0], value=value, ci95=ci95), len(same_figures)
+    for figures_of_subject in figures_by_key.values():
+        median_value = median(figure.value for figure in figures_of_subject)
+        ci95 = figures_of_subject[0].ci95 if len(figures_of_subject) == 1 else _MEDIAN_OF_SEVERAL
+        yield replace(figures_of_subject[0], value=median_value, ci95=ci95), len(figures_of_subject)

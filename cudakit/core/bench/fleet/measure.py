@@ -207,13 +207,13 @@ class _Fleet:
 
     def _late_failure(self, run: _HostRun) -> TaskFailure:
         """Return the failure of a task that is too late."""
-        timeout = f"{self._options.timeout_s:g} s"
+        timeout_text = f"{self._options.timeout_s:g} s"
         if run.facts is None:
-            return TaskFailure("host", f"no answer within {timeout}")
+            return TaskFailure("host", f"no answer within {timeout_text}")
         if not run.is_started:
             return TaskFailure(
                 "host",
-                f"other work in the Ray cluster used its GPUs for more than {timeout}",
+                f"other work in the Ray cluster used its GPUs for more than {timeout_text}",
                 hint="measure it later: --results DIR keeps the results of the others",
             )
         limit_s = _QUICK_LIMIT_S if self._options.quick else _FULL_LIMIT_S
@@ -231,9 +231,9 @@ class _Fleet:
             run.host.gpu_count,
             simulated=self._options.simulated,
         )
-        during = "" if run.gpu is None else f" (at GPU {run.gpu})"
+        gpu_text = "" if run.gpu is None else f" (at GPU {run.gpu})"
         self._records.write_host(
-            replace(facts, error=f"{failure.message}{during}", hint=failure.hint)
+            replace(facts, error=f"{failure.message}{gpu_text}", hint=failure.hint)
         )
         run.waiting_gpus.clear()
         run.task, run.gpu = None, None

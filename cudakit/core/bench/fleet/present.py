@@ -80,9 +80,9 @@ def present_fleet(result: FleetResult, *, detail: bool = False) -> Document:
     """
     headline = _headline(result)
     nodes: list[Node] = [_comparison_columns(result.comparisons), headline]
-    slower = [finding for finding in result.findings if finding.kind == "slower"]
-    if slower:
-        nodes.append(_slow_table(slower))
+    slower_findings = [finding for finding in result.findings if finding.kind == "slower"]
+    if slower_findings:
+        nodes.append(_slow_table(slower_findings))
     nodes += _finding_notes(result.findings)
     nodes += [Note("warn", f"{capitalized(warning)}.") for warning in result.warnings]
     if result.comparisons:
@@ -102,35 +102,39 @@ def _title(result: FleetResult) -> str:
 def _headline(result: FleetResult) -> Note:
     """Return the verdict: which hosts, GPUs and links have findings."""
     if result.findings:
-        slower = [
+        slower_subjects = [
             f"{finding.subject} ({finding.slow_figures[0].figure}: "
             f"{format_ratio(finding.slow_figures[0].of_peers)} of peers)"
             for finding in result.findings
             if finding.kind == "slower"
         ]
-        failed = [str(finding.subject) for finding in result.findings if finding.kind == "failed"]
-        unhealthy = [
+        failed_subjects = [
+            str(finding.subject) for finding in result.findings if finding.kind == "failed"
+        ]
+        unhealthy_subjects = [
             str(finding.subject) for finding in result.findings if finding.kind == "unhealthy"
         ]
         clauses = [
-            f"{clause}: {join_first_names(names, 4)}"
-            for clause, names in (
-                ("slower than peers", slower),
-                ("failed", failed),
-                ("health check failed", unhealthy),
+            f"{clause}: {join_first_names(subject_names, 4)}"
+            for clause, subject_names in (
+                ("slower than peers", slower_subjects),
+                ("failed", failed_subjects),
+                ("health check failed", unhealthy_subjects),
             )
-            if names
+            if subject_names
         ]
         return Note("error", f"{capitalized('; '.join(clauses))}.")
     if not result.comparisons:
         return Note("info", "Nothing was compared: no GPU has peers.")
-    compared = {kind: set[object]() for kind in _KIND_NAMES}
+    compared_subjects = {kind: set[object]() for kind in _KIND_NAMES}
     for comparison in result.comparisons:
-        compared[comparison.subject.kind].add(comparison.subject)
-    counts = [
-        f"{len(subjects)} {_KIND_NAMES[kind]}" for kind, subjects in compared.items() if subjects
+        compared_subjects[comparison.subject.kind].add(comparison.subject)
+    count_texts = [
+        f"{len(subjects)} {_KIND_NAMES[kind]}"
+        for kind, subjects in compared_subjects.items()
+        if subjects
     ]
-    return Note("ok", f"None is slower than its peers: {', '.join(counts)} compared.")
+    return Note("ok", f"None is slower than its peers: {', '.join(count_texts)} compared.")
 
 
 def _slow_table(findings: Sequence[Finding]) -> Table:
@@ -138,22 +142,24 @@ def _slow_table(findings: Sequence[Finding]) -> Table:
     rows: list[tuple[Value, ...]] = []
     omitted_count = 0
     for finding in findings:
-        shown = finding.slow_figures[:_ROWS_PER_FINDING] if len(rows) < _MAX_ROWS else ()
-        omitted_count += len(finding.slow_figures) - len(shown)
-        rows += map(_slow_row, shown)
-    omitted = f"{_count(omitted_count, 'more slow figure')} in the JSON. " if omitted_count else ""
-    return Table(_SLOW_COLUMNS, tuple(rows), omitted + _SLOW_CAPTION)
+        shown_figures = finding.slow_figures[:_ROWS_PER_FINDING] if len(rows) < _MAX_ROWS else ()
+        omitted_count += len(finding.slow_figures) - len(shown_figures)
+        rows += map(_slow_row, shown_figures)
+    omitted_text = (
+        f"{_count(omitted_count, 'more slow figure')} in the JSON. " if omitted_count else ""
+    )
+    return Table(_SLOW_COLUMNS, tuple(rows), omitted_text + _SLOW_CAPTION)
 
 
-def _slow_row(slow: PeerComparison) -> tuple[Value, ...]:
+def _slow_row(slow_figure: PeerComparison) -> tuple[Value, ...]:
     return (
-        Text(str(slow.subject)),
-        Text(slow.figure),
-        _amount(slow.value, slow.unit),
-        _amount(slow.peer_median, slow.unit),
-        Ratio(slow.of_peers),
-        _limit_speed(slow),
-        _share(slow.peer_mad, slow.peer_median),
+        Text(str(slow_figure.subject)),
+        Text(slow_figure.figure),
+        _amount(slow_figure.value, slow_figure.unit),
+        _amount(slow_figure.peer_median, slow_figure.unit),
+        Ratio(slow_figure.of_peers),
+        _limit_speed(slow_figure),
+        _share(slow_figure.peer_mad, slow_figure.peer_median),
     )
 
 
@@ -187,17 +193,20 @@ def _figure_table(comparisons: Sequence[PeerComparison]) -> Table:
 
 
 def _figure_row(group: Sequence[PeerComparison], *, with_model: bool) -> tuple[Value, ...]:
-    first, slowest = group[0], min(group, key=lambda comparison: comparison.of_peers)
-    values = np.array([comparison.value for comparison in group])
-    median = float(np.median(values))
-    model = f", {first.group}" if with_model else ""
+    first_comparison, slowest_comparison = (
+        group[0],
+        min(group, key=lambda comparison: comparison.of_peers),
+    )
+    figure_values = np.array([comparison.value for comparison in group])
+    median = float(np.median(figure_values))
+    model = f", {first_comparison.group}" if with_model else ""
     return (
-        Text(first.figure),
-        Text(f"{len(group)} {_KIND_NAMES[first.subject.kind]}{model}"),
-        _amount(median, first.unit),
-        _share(float(np.median(np.abs(values - median))), median),
-        Ratio(slowest.of_peers),
-        Text(str(slowest.subject) if slowest.of_peers < 1 else "-"),
+        Text(first_comparison.figure),
+        Text(f"{len(group)} {_KIND_NAMES[first_comparison.subject.kind]}{model}"),
+        _amount(median, first_comparison.unit),
+        _share(float(np.median(np.abs(figure_values - median))), median),
+        Ratio(slowest_comparison.of_peers),
+        Text(str(slowest_comparison.subject) if slowest_comparison.of_peers < 1 else "-"),
     )
 
 
@@ -247,24 +256,28 @@ def _subject_section(host: FleetHost, comparisons: Sequence[PeerComparison]) -> 
 
 def _comparison_columns(comparisons: Sequence[PeerComparison]) -> Columns:
     """Return the Columns ``comparisons``, with a row per figure of a host, GPU or link."""
-    texts = {
+    texts_by_column = {
         "host": [comparison.subject.host for comparison in comparisons],
         "kind": [comparison.subject.kind for comparison in comparisons],
         "figure": [comparison.figure for comparison in comparisons],
         "group": [comparison.group for comparison in comparisons],
         "unit": [comparison.unit for comparison in comparisons],
     }
-    numbers = ("value", "peer_median", "peer_mad", "limit", "of_peers")
-    arrays = {name: np.array(values, np.str_) for name, values in texts.items()}
+    number_columns = ("value", "peer_median", "peer_mad", "limit", "of_peers")
+    array_by_column = {name: np.array(values, np.str_) for name, values in texts_by_column.items()}
     for name in ("gpu", "peer"):
         indices = [getattr(comparison.subject, name) for comparison in comparisons]
-        arrays[name] = np.array(["" if index is None else str(index) for index in indices], np.str_)
-    for name in numbers:
+        array_by_column[name] = np.array(
+            ["" if index is None else str(index) for index in indices], np.str_
+        )
+    for name in number_columns:
         values = [getattr(comparison, name) for comparison in comparisons]
-        arrays[name] = np.array(values, np.float64)
-    arrays["peer_count"] = np.array([comparison.peer_count for comparison in comparisons], np.int64)
-    arrays["slow"] = np.array([comparison.is_slow for comparison in comparisons], np.bool_)
-    order = (
+        array_by_column[name] = np.array(values, np.float64)
+    array_by_column["peer_count"] = np.array(
+        [comparison.peer_count for comparison in comparisons], np.int64
+    )
+    array_by_column["slow"] = np.array([comparison.is_slow for comparison in comparisons], np.bool_)
+    column_order = (
         "host",
         "gpu",
         "peer",
@@ -272,11 +285,11 @@ def _comparison_columns(comparisons: Sequence[PeerComparison]) -> Columns:
         "figure",
         "group",
         "unit",
-        *numbers,
+        *number_columns,
         "peer_count",
         "slow",
     )
-    return Columns("comparisons", {name: arrays[name] for name in order})
+    return Columns("comparisons", {name: array_by_column[name] for name in column_order})
 
 
 def _measured_count(host: FleetHost) -> int:

@@ -145,7 +145,7 @@ class RayCluster:
         Raises EnvironmentUnusable if the connection to the cluster is lost.
         """
         try:
-            ready, _ = self._ray.wait(
+            ready_generators, _ = self._ray.wait(
                 [task.generator for task in tasks],
                 num_returns=len(tasks),
                 timeout=timeout_s,
@@ -156,22 +156,26 @@ class RayCluster:
                 f"the connection to the Ray cluster was lost: {' '.join(str(error).split())}",
                 hint="cudakit bench suite --results DIR reports the results so far",
             ) from error
-        return [task for task in tasks if any(task.generator is item for item in ready)]
+        return [
+            task
+            for task in tasks
+            if any(task.generator is ready_generator for ready_generator in ready_generators)
+        ]
 
 
 def distinct_names(hosts: Sequence[tuple[str, str, str]]) -> list[str]:
     """Return a distinct name per host from host name, address and node id, as short as possible."""
     names = [name for name, _, _ in hosts]
-    with_address = [f"{name}-{address}" for name, address, _ in hosts]
-    distinct = []
+    names_with_address = [f"{name}-{address}" for name, address, _ in hosts]
+    distinct_host_names = []
     for i, (name, _, node_id) in enumerate(hosts):
         if names.count(name) == 1:
-            distinct.append(name)
-        elif with_address.count(with_address[i]) == 1:
-            distinct.append(with_address[i])
+            distinct_host_names.append(name)
+        elif names_with_address.count(names_with_address[i]) == 1:
+            distinct_host_names.append(names_with_address[i])
         else:
-            distinct.append(f"{name}-{node_id[:8]}")
-    return distinct
+            distinct_host_names.append(f"{name}-{node_id[:8]}")
+    return distinct_host_names
 
 
 # --- connecting ------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ _HOST_FILE = "host.json"
 _GPU_FILE = re.compile(r"gpu(\d{1,4})\.json")
 _HINT = "name a directory with HOST/gpuN.json files, which cudakit bench suite -o or --ray writes"
 # Characters of host names (RFC 1123) and addresses. Others are replaced in names of folders.
-_UNSAFE = re.compile(r"[^A-Za-z0-9.:_-]")
+_UNSAFE_CHARACTERS = re.compile(r"[^A-Za-z0-9.:_-]")
 
 
 class FleetRecords:
@@ -90,26 +90,26 @@ class FleetRecords:
 
     def _read_host(self, folder: Path) -> Iterator[FleetHost]:
         """Yield the host of a folder, or nothing if the folder has no files of a host."""
-        files = {
+        gpu_files = {
             int(match[1]): path
             for path in folder.iterdir()
             if (match := _GPU_FILE.fullmatch(path.name))
         }
         has_facts = (folder / _HOST_FILE).exists()
-        if files or has_facts:
+        if gpu_files or has_facts:
             facts = _read_facts(folder) if has_facts else HostFacts(folder.name)
             # The GPUs of a host that failed have no errors of their own.
-            indices = sorted({*range(0 if facts.error else facts.gpu_count), *files})
+            gpu_indices = sorted({*range(0 if facts.error else facts.gpu_count), *gpu_files})
             gpus = tuple(
-                _read_gpu(index, files[index])
-                if index in files
+                _read_gpu(index, gpu_files[index])
+                if index in gpu_files
                 else FleetGpu(index, "", "", "", "", "", NOT_MEASURED)
-                for index in indices
+                for index in gpu_indices
             )
             yield FleetHost(facts, gpus)
 
     def _host_directory(self, host: str) -> Path:
-        return self.directory / (_UNSAFE.sub("_", host).lstrip(".") or "_")
+        return self.directory / (_UNSAFE_CHARACTERS.sub("_", host).lstrip(".") or "_")
 
     def _gpu_path(self, host: str, gpu_index: int) -> Path:
         return self._host_directory(host) / f"gpu{gpu_index}.json"

@@ -84,8 +84,8 @@ class Subject:
             return self.host
         if self.kind == "gpu":
             return f"{self.host} GPU {self.gpu}"
-        end = "host" if self.peer is None else f"GPU {self.peer}"
-        return f"{self.host} link GPU {self.gpu}-{end}"
+        link_end = "host" if self.peer is None else f"GPU {self.peer}"
+        return f"{self.host} link GPU {self.gpu}-{link_end}"
 
 
 @dataclass(frozen=True, slots=True)

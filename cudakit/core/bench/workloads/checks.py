@@ -66,11 +66,14 @@ def check_linear(factors: Sequence[float]) -> Check:
     def check(compare: Compare, buffers: Buffers, size_bytes: int, seed: int) -> Verification:
         word_count = size_bytes // _WORD_BYTES
         indices = _sample_indices(word_count, seed)
-        values = compare.sample(buffers.target, FP32, indices, LEGACY)
+        computed_values = compare.sample(buffers.target, FP32, indices, LEGACY)
         source_values = (
             compare.sample(source, FP32, indices, LEGACY) for source in buffers.sources
         )
-        expected_values = sum(f * x for f, x in zip(factors, source_values, strict=True))
+        expected_values = sum(
+            factor * sampled_values
+            for factor, sampled_values in zip(factors, source_values, strict=True)
+        )
         unwritten_count = word_count - compare.count_not_equal(
             buffers.target, _POISONED_WORD, size_bytes, LEGACY
         )
@@ -79,7 +82,9 @@ def check_linear(factors: Sequence[float]) -> Check:
             if unwritten_count
             else ""
         )
-        error = float(np.linalg.norm(values - expected_values) / np.linalg.norm(expected_values))
+        error = float(
+            np.linalg.norm(computed_values - expected_values) / np.linalg.norm(expected_values)
+        )
         return verification(
             error, _ROUNDING, f"an fp64 computation of {len(indices)} values", detail
         )

@@ -69,10 +69,10 @@ def _case(spec: GdsSpec, transfer: Transfer) -> Case:
     if transfer.slots_per_half < transfer.threads:
         needed_bytes = 2 * transfer.size_bytes * transfer.threads
         is_single = transfer.threads == 1
-        threads = "1 thread" if is_single else f"{transfer.threads} threads"
+        thread_text = "1 thread" if is_single else f"{transfer.threads} threads"
         raise InputError(
-            f"the file of {format_bytes(transfer.file.size_bytes)} is too small: {threads} with transfers of "
-            f"{format_bytes(transfer.size_bytes)} {'needs' if is_single else 'need'} "
+            f"the file of {format_bytes(transfer.file.size_bytes)} is too small: {thread_text} with "
+            f"transfers of {format_bytes(transfer.size_bytes)} {'needs' if is_single else 'need'} "
             f"{format_bytes(needed_bytes)}, two transfers per thread",
             hint="choose a larger --file-size, smaller --sizes or fewer --threads",
         )

@@ -87,12 +87,12 @@ class Checker:
     def check(self, sets: OperandSets) -> Verification:
         """Check the finished outputs of all buffer sets, and return the worst verification."""
         sample = _Sample(self._gemm, self._compare, sets, self._seed)
-        results, sums = sample.computed_values(), sample.sums()
+        computed_values, sums = sample.computed_values(), sample.sums()
         expected_values = epilogue(self._gemm, sums, sample.bias())
         write_errors = self._describe_write_errors(sets)
         return worst_verification(
             self._check_set(sample, write_errors, *arrays)
-            for arrays in zip(results, expected_values, sums, strict=True)
+            for arrays in zip(computed_values, expected_values, sums, strict=True)
         )
 
     def close(self) -> None:
@@ -126,12 +126,12 @@ class Checker:
     def _describe_write_errors(self, sets: OperandSets) -> str:
         """Describe values of D that were never written, or padding that was overwritten; else return ""."""
         matrix, slab = self._gemm.d, sets.d
-        counts = self._poison.count(slab.ptr, matrix, slab.pitch, slab.set_count, LEGACY)
-        if counts.unwritten:
+        poison_counts = self._poison.count(slab.ptr, matrix, slab.pitch, slab.set_count, LEGACY)
+        if poison_counts.unwritten:
             value_count = matrix.rows * matrix.columns * matrix.batch * slab.set_count
-            return f"{counts.unwritten} of {value_count} values were never written"
-        if counts.overwritten:
-            return f"{counts.overwritten} values outside of D were overwritten"
+            return f"{poison_counts.unwritten} of {value_count} values were never written"
+        if poison_counts.overwritten:
+            return f"{poison_counts.overwritten} values outside of D were overwritten"
         return ""
 
 
@@ -143,12 +143,12 @@ class _Sample:
 
     def __init__(self, gemm: Gemm, compare: Compare, sets: OperandSets, seed: int) -> None:
         self._gemm, self._compare, self._sets = gemm, compare, sets
-        random = np.random.default_rng(seed)
-        self._matrices = stratified_sample(gemm.batch, _MAX_MATRICES, random)
+        generator = np.random.default_rng(seed)
+        self._matrices = stratified_sample(gemm.batch, _MAX_MATRICES, generator)
         max_line_count = _MAX_ELEMENTS_READ // (gemm.k * len(sets) * len(self._matrices))
         line_count = min(max(max_line_count, _MIN_LINES), _MAX_LINES)
         self.rows, self.columns = (
-            stratified_sample(count, line_count, random) for count in (gemm.m, gemm.n)
+            stratified_sample(size, line_count, generator) for size in (gemm.m, gemm.n)
         )
 
     def computed_values(self) -> Floats:
@@ -157,17 +157,17 @@ class _Sample:
 
     def sums(self) -> Floats:
         """Return the reference values of A * B in fp64."""
-        gemm, sets, terms = self._gemm, self._sets, np.arange(self._gemm.k)
+        gemm, sets, term_indices = self._gemm, self._sets, np.arange(self._gemm.k)
         a_is_transposed, b_is_transposed = (letter == "t" for letter in gemm.layout)
         a = (
-            self._gather(sets.a, gemm.a, terms, self.rows).swapaxes(2, 3)
+            self._gather(sets.a, gemm.a, term_indices, self.rows).swapaxes(2, 3)
             if a_is_transposed
-            else self._gather(sets.a, gemm.a, self.rows, terms)
+            else self._gather(sets.a, gemm.a, self.rows, term_indices)
         )
         b = (
-            self._gather(sets.b, gemm.b, self.columns, terms).swapaxes(2, 3)
+            self._gather(sets.b, gemm.b, self.columns, term_indices).swapaxes(2, 3)
             if b_is_transposed
-            else self._gather(sets.b, gemm.b, terms, self.columns)
+            else self._gather(sets.b, gemm.b, term_indices, self.columns)
         )
         product: Floats = np.matmul(a, b)
         return product
@@ -209,12 +209,12 @@ class _Sample:
         return values.reshape(indices.shape)
 
 
-def stratified_sample(count: int, max_samples: int, random: np.random.Generator) -> _Indices:
+def stratified_sample(count: int, max_samples: int, generator: np.random.Generator) -> _Indices:
     """Return up to ``max_samples`` indices below ``count``: both ends, and a random one per equal part."""
     if count <= max_samples:
         return np.arange(count)
     stratum_edges = np.linspace(0, count, max_samples + 1).astype(np.int64)
-    sampled_indices = random.integers(stratum_edges[:-1], stratum_edges[1:])
+    sampled_indices = generator.integers(stratum_edges[:-1], stratum_edges[1:])
     sampled_indices[0], sampled_indices[-1] = 0, count - 1
     return sampled_indices
 
@@ -274,19 +274,23 @@ def roundoff(element: Element) -> float:
 
 def _sum_error_bound(gemm: Gemm, settings: GemmSettings, *, has_zero_mean: bool) -> float:
     """Return a bound of the relative error of a sum of k products."""
-    term_count, u = gemm.k, _ROUNDOFFS[gemm.accumulate]
+    term_count, unit_roundoff = gemm.k, _ROUNDOFFS[gemm.accumulate]
     if gemm.dtype.startswith("fp8"):
         fp8_terms = min(term_count, _FP8_STEP_TERMS) if not settings.fast_accumulate else term_count
         return _sum_error(fp8_terms, 2 * _FP8_ROUNDOFF, has_zero_mean=has_zero_mean) + _sum_error(
-            term_count, u, has_zero_mean=has_zero_mean
+            term_count, unit_roundoff, has_zero_mean=has_zero_mean
         )
-    truncation = 0.0 if gemm.dtype in _WITHOUT_TENSOR_CORES or gemm.accumulate == "fp16" else 2 * u
+    truncation = (
+        0.0
+        if gemm.dtype in _WITHOUT_TENSOR_CORES or gemm.accumulate == "fp16"
+        else 2 * unit_roundoff
+    )
     return (
-        _sum_error(term_count, u, has_zero_mean=has_zero_mean)
+        _sum_error(term_count, unit_roundoff, has_zero_mean=has_zero_mean)
         + term_count / _TERMS_PER_STEP * truncation
     )
 
 
-def _sum_error(term_count: int, u: float, *, has_zero_mean: bool) -> float:
+def _sum_error(term_count: int, unit_roundoff: float, *, has_zero_mean: bool) -> float:
     """Return the relative error of a sum with rounding to nearest."""
-    return (sqrt(term_count) if has_zero_mean else term_count) * u
+    return (sqrt(term_count) if has_zero_mean else term_count) * unit_roundoff

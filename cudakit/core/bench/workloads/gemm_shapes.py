@@ -90,7 +90,7 @@ def preset(name: str) -> tuple[Shape, ...]:
     stored as in frameworks. Raises InputError for an unknown name.
     """
     if name == "cubes":
-        return tuple(Shape(n, n, n) for n in _CUBE_EDGES)
+        return tuple(Shape(edge, edge, edge) for edge in _CUBE_EDGES)
     if name == "llm":
         return tuple(shape for model in _LLM_MODELS for shape in _layers(model))
     if name not in _MODELS:
@@ -101,7 +101,8 @@ def preset(name: str) -> tuple[Shape, ...]:
 def default_shapes(*, simulated: bool) -> tuple[Shape, ...]:
     """Return the shapes that are measured if the user names none."""
     return tuple(
-        Shape(n, n, n) for n in (_DEFAULT_SIMULATED_EDGES if simulated else _DEFAULT_EDGES)
+        Shape(edge, edge, edge)
+        for edge in (_DEFAULT_SIMULATED_EDGES if simulated else _DEFAULT_EDGES)
     )
 
 

@@ -62,18 +62,27 @@ def _step_costs(cases: Sequence[CaseResult]) -> Iterable[StepCost]:
 
 
 def _step_cost(step: str, cases: Sequence[CaseResult]) -> StepCost:
-    times = {_nodes(case): case.median_s for case in cases}
-    valid_times = {n: s for n, s in times.items() if not isinstance(s, Unavailable) and s > 0}
-    if len(valid_times) < 2:
+    time_by_node_count = {_nodes(case): case.median_s for case in cases}
+    valid_time_by_node_count = {
+        node_count: time_s
+        for node_count, time_s in time_by_node_count.items()
+        if not isinstance(time_s, Unavailable) and time_s > 0
+    }
+    if len(valid_time_by_node_count) < 2:
         return StepCost(step, _ONE_SIZE, _ONE_SIZE, _ONE_SIZE)
-    fixed_s, node_s = fit([*valid_times], [*valid_times.values()])
-    deviations = (abs(s / (fixed_s + node_s * n) - 1) for n, s in valid_times.items())
+    fixed_s, node_s = fit([*valid_time_by_node_count], [*valid_time_by_node_count.values()])
+    deviations = (
+        abs(time_s / (fixed_s + node_s * node_count) - 1)
+        for node_count, time_s in valid_time_by_node_count.items()
+    )
     return StepCost(step, fixed_s, node_s, max(deviations))
 
 
 def _break_even_points(cases: Sequence[CaseResult]) -> Iterable[BreakEven]:
     for node_count in sorted({_nodes(case) for case in cases}):
-        step_times = {str(c.axes["step"]): c.median_s for c in cases if _nodes(c) == node_count}
+        step_times = {
+            str(case.axes["step"]): case.median_s for case in cases if _nodes(case) == node_count
+        }
         yield _break_even_point(node_count, step_times)
 
 

@@ -214,7 +214,9 @@ class PreparedCollective:
     def verify(self) -> Verification:
         self._group.execute_pending_work()
         counts_by_rank = self._group.request("verify", operation_id=self._id)
-        wrong_count, word_count = (sum(column) for column in zip(*counts_by_rank, strict=True))
+        wrong_count, word_count = (
+            sum(counts_of_ranks) for counts_of_ranks in zip(*counts_by_rank, strict=True)
+        )
         detail = ""
         if wrong_count:
             wrong_rank_text = ", ".join(

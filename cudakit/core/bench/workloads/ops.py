@@ -182,8 +182,8 @@ class PreparedOperation:
         """The library, its version, and the call that computes the operation."""
         library = self._library
         version_setting: dict[str, Axis] = {"version": library.version} if library.version else {}
-        call = library.describe(self._shape.operation)
-        return {"library": library.name, **version_setting, "call": call}
+        call_text = library.describe(self._shape.operation)
+        return {"library": library.name, **version_setting, "call": call_text}
 
     def rotate(self, set_count: int) -> None:
         self._add_sets(set_count - len(self._calls))
@@ -196,9 +196,9 @@ class PreparedOperation:
             self._calls[set_index % len(self._calls)]()
         except RuntimeError as error:
             # Errors of torch and CuPy are RuntimeErrors, such as CuPy's for cuBLAS in a stream capture.
-            call = self._library.describe(self._shape.operation)
+            call_text = self._library.describe(self._shape.operation)
             reason = str(error).partition("\n")[0]
-            raise Unsupported(f"{call} failed: {reason}") from error
+            raise Unsupported(f"{call_text} failed: {reason}") from error
 
     def verify(self) -> Verification:
         verification = self._check.verify(self._outputs)

@@ -82,16 +82,16 @@ class OperationCheck:
             self._verify_output(values.reshape(shape)) for values in distinct_outputs
         )
 
-    def _verify_output(self, values: npt.NDArray[np.float32]) -> Verification:
-        unwritten_count = int(np.isnan(values).sum())
+    def _verify_output(self, output_values: npt.NDArray[np.float32]) -> Verification:
+        unwritten_count = int(np.isnan(output_values).sum())
         detail = (
-            f"{unwritten_count} of {values.size} values were never written"
+            f"{unwritten_count} of {output_values.size} values were never written"
             if unwritten_count
             else ""
         )
         if self._reference is None:
             self._reference, self._error_norm = self._compute()
-        checked_values = values[self._rows] if self._operation == "matmul" else values
+        checked_values = output_values[self._rows] if self._operation == "matmul" else output_values
         error = float(np.linalg.norm(checked_values - self._reference)) / self._error_norm
         return verification(error, self._tolerance, self._description, detail)
 
@@ -146,9 +146,9 @@ class OperationCheck:
         try:
             self._gpu.copy(host_ptr, ptr, size_bytes, LEGACY)
             self._gpu.sync()
-            memory = self._gpu.host_view(host_ptr, size_bytes)
-            values = np.frombuffer(memory, np.float32).copy()
-            memory.release()
+            host_view = self._gpu.host_view(host_ptr, size_bytes)
+            host_values = np.frombuffer(host_view, np.float32).copy()
+            host_view.release()
         finally:
             self._gpu.host_free(host_ptr)
-        return values
+        return host_values

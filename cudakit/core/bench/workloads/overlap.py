@@ -127,21 +127,21 @@ class Repetitions:
         )
 
 
-def _time_alone(gpu: Gpu, prepared: PreparedWorkload) -> float:
+def _time_alone(gpu: Gpu, prepared_workload: PreparedWorkload) -> float:
     """Return the time of one execution on an idle device in seconds."""
-    begin, end = gpu.event(), gpu.event()
+    begin_event, end_event = gpu.event(), gpu.event()
     times_s = []
     try:
         for _ in range(_PILOT_RUNS):
-            gpu.record(begin, LEGACY)
+            gpu.record(begin_event, LEGACY)
             for _ in range(_PILOT_EXECUTIONS):
-                prepared.enqueue(LEGACY, 0)
-            gpu.record(end, LEGACY)
+                prepared_workload.enqueue(LEGACY, 0)
+            gpu.record(end_event, LEGACY)
             gpu.sync()
-            times_s.append(gpu.elapsed(begin, end) / _PILOT_EXECUTIONS)
+            times_s.append(gpu.elapsed(begin_event, end_event) / _PILOT_EXECUTIONS)
     finally:
-        gpu.destroy_event(begin)
-        gpu.destroy_event(end)
+        gpu.destroy_event(begin_event)
+        gpu.destroy_event(end_event)
     return max(min(times_s), 1e-9)
 
 
@@ -186,7 +186,10 @@ class PreparedOverlap:
             self._copy = cleanup.enter_context(closing(workload.copy.prepare(gpu, seed)))
             self._gemm = cleanup.enter_context(closing(workload.gemm.prepare(gpu, seed)))
             self.second_stream = create_stream(gpu, cleanup)
-            self.fork, self._join = create_event(gpu, cleanup), create_event(gpu, cleanup)
+            self.fork_event, self._join_event = (
+                create_event(gpu, cleanup),
+                create_event(gpu, cleanup),
+            )
             self.repetitions.choose(gpu, self._copy, self._gemm)
             # Verification poisons the outputs, which the timed runs have written.
             worst_verification((self._copy.verify(), self._gemm.verify()))
@@ -210,12 +213,12 @@ class PreparedOverlap:
         if not (self.has_copies and self.has_gemms):
             (self.enqueue_copies if self.has_copies else self.enqueue_gemms)(stream, 1)
             return
-        self.gpu.record(self.fork, stream)
-        self.gpu.wait(self.second_stream, self.fork)
+        self.gpu.record(self.fork_event, stream)
+        self.gpu.wait(self.second_stream, self.fork_event)
         self.enqueue_copies(stream, 1)
         self.enqueue_gemms(self.second_stream, 1)
-        self.gpu.record(self._join, self.second_stream)
-        self.gpu.wait(stream, self._join)
+        self.gpu.record(self._join_event, self.second_stream)
+        self.gpu.wait(stream, self._join_event)
 
     def enqueue_before_sample(self, stream: Stream) -> None:
         """Enqueue untimed GEMMs before timed ones, so that the clock is the same in all measurements."""
@@ -237,8 +240,10 @@ class PreparedOverlap:
 
     def verify(self) -> Verification:
         """Check the targets of the copies and the results of the GEMMs."""
-        is_timed = ((self._copy, self.has_copies), (self._gemm, self.has_gemms))
-        return worst_verification(prepared.verify() for prepared, is_used in is_timed if is_used)
+        prepared_workloads = ((self._copy, self.has_copies), (self._gemm, self.has_gemms))
+        return worst_verification(
+            prepared.verify() for prepared, is_used in prepared_workloads if is_used
+        )
 
     def close(self) -> None:
         """Free the memory. A second call does nothing."""
@@ -263,8 +268,8 @@ class PreparedConcurrent(PreparedOverlap):
         """Start the concurrent work on the second stream, after the earlier work of ``stream``."""
         self._check_last_sample()
         super().enqueue_before_sample(stream)
-        self.gpu.record(self.fork, stream)
-        self.gpu.wait(self.second_stream, self.fork)
+        self.gpu.record(self.fork_event, stream)
+        self.gpu.wait(self.second_stream, self.fork_event)
         enqueue = self.enqueue_gemms if self.has_copies else self.enqueue_copies
         enqueue(self.second_stream, _CONCURRENT_FACTOR)
         self.gpu.record(self._concurrent_end, self.second_stream)
@@ -281,9 +286,9 @@ class PreparedConcurrent(PreparedOverlap):
         self._check_last_sample()
         if not verification.passed or not self._uncovered_sample_count:
             return verification
-        names = ("GEMMs", "copies") if self.has_copies else ("copies", "GEMMs")
+        concurrent, timed = ("GEMMs", "copies") if self.has_copies else ("copies", "GEMMs")
         detail = (
-            f"the {names[0]} ended before the {names[1]} in {self._uncovered_sample_count} samples"
+            f"the {concurrent} ended before the {timed} in {self._uncovered_sample_count} samples"
         )
         return replace(verification, passed=False, detail=detail)
 
@@ -297,14 +302,14 @@ class PreparedConcurrent(PreparedOverlap):
 
 def copy_overlaps(cases: Sequence[CaseResult]) -> tuple[CopyOverlap, ...]:
     """Return the overlap of each direction and size; cases of other benches are ignored."""
-    groups: dict[tuple[Axis, Axis], dict[Axis, CaseResult]] = {}
+    cases_by_copy: dict[tuple[Axis, Axis], dict[Axis, CaseResult]] = {}
     for case in cases:
         if "measurement" in case.axes:
-            key = (case.axes["direction"], case.axes["size_bytes"])
-            groups.setdefault(key, {})[case.axes["measurement"]] = case
+            copy_key = (case.axes["direction"], case.axes["size_bytes"])
+            cases_by_copy.setdefault(copy_key, {})[case.axes["measurement"]] = case
     return tuple(
         _overlap(str(direction), int(size_bytes), case_by_measurement)
-        for (direction, size_bytes), case_by_measurement in groups.items()
+        for (direction, size_bytes), case_by_measurement in cases_by_copy.items()
     )
 
 

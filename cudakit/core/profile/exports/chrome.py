@@ -17,7 +17,12 @@ import numpy as np
 
 from cudakit.core.profile.activities import Activities
 from cudakit.core.profile.call_sites import call_site
-from cudakit.core.profile.exports.texts import blocks, cached, quoted, quoted_items
+from cudakit.core.profile.exports.texts import (
+    json_string,
+    json_string_items,
+    row_slices,
+    texts_by_index,
+)
 from cudakit.core.profile.exports.tracks import (
     HostSource,
     HostTracks,
@@ -77,9 +82,9 @@ def write_compressed_chrome_trace(activities: Sequence[Activities], file: Binary
 def _write_texts(activities: Sequence[Activities], file: BinaryIO | gzip.GzipFile) -> None:
     pending_texts: list[str] = []
     pending_characters = 0
-    for text in _texts(activities):
-        pending_texts.append(text)
-        pending_characters += len(text)
+    for json_text in _texts(activities):
+        pending_texts.append(json_text)
+        pending_characters += len(json_text)
         if pending_characters >= _CHUNK_CHARACTERS:
             file.write("".join(pending_texts).encode())
             pending_texts, pending_characters = [], 0
@@ -129,8 +134,8 @@ class _Process:
         self._base_ns = base_ns
         self._flow_offset = flow_offset
         self._first_device = first_device
-        self._names = quoted_items(process.names)
-        self._sites = cached(lambda site: quoted(call_site(process.stacks[site])))
+        self._names = json_string_items(process.names)
+        self._sites = texts_by_index(lambda site: json_string(call_site(process.stacks[site])))
         self._work_tracks: WorkTracks = work_tracks(process)
         self._host_tracks: HostTracks = host_tracks(process)
         self._work_numbers = [
@@ -148,7 +153,7 @@ class _Process:
 
     def device_properties(self) -> Iterator[str]:
         """Yield the properties of each device as JSON objects."""
-        for record in self._timeline.activities.of(EventKind.DEVICE_INFO):
+        for record in self._timeline.activities.records_of(EventKind.DEVICE_INFO):
             yield (
                 f'{{"id":{int(record["device"])},"name":{self._names(int(record["name"]))},'
                 f'"totalGlobalMem":{int(record["memory_bytes"])},'
@@ -175,7 +180,7 @@ class _Process:
         process_suffix = f" of process {process}" if self._first_device else ""
         for device, name in device_names(self._timeline).items():
             pid = self._first_device + device
-            label = quoted(f"{name}{process_suffix}{simulated_suffix}")
+            label = json_string(f"{name}{process_suffix}{simulated_suffix}")
             yield _metadata("process_name", pid, 0, f'"name":{label}')
             yield _metadata("process_labels", pid, 0, f'"labels":"GPU {device}"')
             yield _metadata("process_sort_index", pid, 0, f'"sort_index":{5_000_000 + pid}')
@@ -183,7 +188,10 @@ class _Process:
         track_numbers = (*self._work_numbers, *self._host_numbers)
         for index, (track, track_number) in enumerate(zip(tracks, track_numbers, strict=True)):
             yield _metadata(
-                "thread_name", track_number.pid, track_number.tid, f'"name":{quoted(track.name)}'
+                "thread_name",
+                track_number.pid,
+                track_number.tid,
+                f'"name":{json_string(track.name)}',
             )
             yield _metadata(
                 "thread_sort_index", track_number.pid, track_number.tid, f'"sort_index":{index}'
@@ -195,22 +203,22 @@ class _Process:
         host = self._host_tracks
         template = f'{{"ph":"X",%s,"pid":%d,"tid":%d,{_TIMES}%s}}'
         pids, tids = _number_columns(self._host_numbers)
-        for block in blocks(len(host.row)):
-            head_texts = np.empty(len(host.row[block]), object)
+        for row_slice in row_slices(len(host.row)):
+            head_texts = np.empty(len(host.row[row_slice]), object)
             arguments = np.empty(len(head_texts), object)
             for source in HostSource:
-                is_of_source = host.source[block] == source
+                is_of_source = host.source[row_slice] == source
                 if is_of_source.any():
-                    rows = host.row[block][is_of_source]
+                    rows = host.row[row_slice][is_of_source]
                     head_texts[is_of_source], arguments[is_of_source] = self._host_texts(
                         source, rows
                     )
-            track = host.track[block]
+            track = host.track[row_slice]
             columns = (
                 head_texts.tolist(),
                 pids[track].tolist(),
                 tids[track].tolist(),
-                *self._time_columns(host.start_ns[block], host.end_ns[block]),
+                *self._time_columns(host.start_ns[row_slice], host.end_ns[row_slice]),
                 arguments.tolist(),
             )
             yield from map(template.__mod__, zip(*columns, strict=True))
@@ -267,8 +275,8 @@ class _Process:
         )
         pids, tids = _number_columns(self._work_numbers)
         rows_of_kind = np.flatnonzero(work.kind == kind)
-        for block in blocks(len(rows_of_kind)):
-            rows = rows_of_kind[block]
+        for row_slice in row_slices(len(rows_of_kind)):
+            rows = rows_of_kind[row_slice]
             correlation = work.correlation[rows].tolist()
             columns: tuple[Iterable[object], ...] = (
                 map(self._names, work.name[rows].tolist()),
@@ -290,7 +298,7 @@ class _Process:
             yield from map(template.__mod__, zip(*columns, strict=True))
 
     def _kernel_columns(self, work: GpuWork, rows: Column) -> list[Iterable[object]]:
-        records = self._timeline.activities.of(EventKind.KERNEL_RUN)[work.record[rows]]
+        records = self._timeline.activities.records_of(EventKind.KERNEL_RUN)[work.record[rows]]
         return [
             records["registers"].tolist(),
             records["shared_bytes"].tolist(),
@@ -315,8 +323,8 @@ class _Process:
         finish_template = (
             '{"ph":"f","bp":"e","cat":"ac2g","name":"ac2g","id":%d,"pid":%d,"tid":%d,"ts":%d.%03d1}'
         )
-        for block in blocks(len(rows)):
-            work_rows = rows[block]
+        for row_slice in row_slices(len(rows)):
+            work_rows = rows[row_slice]
             call_rows = work.call[work_rows]
             ids = (self._flow_offset + work.correlation[work_rows].astype(np.int64)).tolist()
             arrow_ends = (

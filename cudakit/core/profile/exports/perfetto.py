@@ -27,7 +27,7 @@ from cudakit.core.profile.exports.protobuf import (
     number_field,
     text_field,
 )
-from cudakit.core.profile.exports.texts import printable
+from cudakit.core.profile.exports.texts import printable_text
 from cudakit.core.profile.exports.tracks import (
     HostSource,
     device_names,
@@ -98,11 +98,11 @@ def _first_packet() -> bytes:
     """Return the first packet, which defines the names of categories and annotations."""
     interned_data = b"".join(
         bytes_field(field_number, number_field(1, text_number) + text_field(2, name))
-        for field_number, names in (
+        for field_number, interned_names in (
             (_CATEGORIES, _CATEGORY_NAMES),
             (_ANNOTATION_NAMES, _ANNOTATIONS),
         )
-        for text_number, name in enumerate(names, 1)
+        for text_number, name in enumerate(interned_names, 1)
     )
     return _packet(
         number_field(_SEQUENCE_FLAGS, _STATE_CLEARED | _NEEDS_STATE),
@@ -119,7 +119,9 @@ class _InternedTexts:
 
     def text_numbers(self, kind: int, texts: Sequence[str]) -> Column:
         """Return the number of each text; kinds are fields of InternedData."""
-        return np.array([self._text_number(kind, printable(text)) for text in texts], np.uint64)
+        return np.array(
+            [self._text_number(kind, printable_text(text)) for text in texts], np.uint64
+        )
 
     def _text_number(self, kind: int, text: str) -> int:
         text_number = self._number_by_text.get((kind, text))
@@ -209,16 +211,18 @@ class _Process:
         simulated_suffix = " (simulated)" if self._timeline.simulated else ""
         device_uuids = {
             device: describe_track(
-                text_field(2, printable(f"{name} of process {pid}{simulated_suffix}"))
+                text_field(2, printable_text(f"{name} of process {pid}{simulated_suffix}"))
             )
             for device, name in device_names(self._timeline).items()
         }
         work_uuids = [
-            describe_track(text_field(2, printable(track.name)), parent=device_uuids[track.group])
+            describe_track(
+                text_field(2, printable_text(track.name)), parent=device_uuids[track.group]
+            )
             for track in self._work.tracks
         ]
         host_uuids = [
-            describe_track(text_field(2, printable(track.name)), parent=process_uuid)
+            describe_track(text_field(2, printable_text(track.name)), parent=process_uuid)
             for track in self._host.tracks
         ]
         return _Uuids(np.array(work_uuids, np.uint64), np.array(host_uuids, np.uint64)), packets
@@ -250,7 +254,7 @@ class _Process:
             _text_annotation("call stack", self._stacks[work.site[rows]]),
         ]
         if kind is WorkKind.KERNEL:
-            records = self._timeline.activities.of(EventKind.KERNEL_RUN)[work.record[rows]]
+            records = self._timeline.activities.records_of(EventKind.KERNEL_RUN)[work.record[rows]]
             fields += [
                 _text_annotation(name, self._dimensions(records[name]))
                 for name in ("grid", "block")

@@ -54,8 +54,8 @@ def constant(content: bytes) -> Bytes2D:
 def number_column(field: int, numbers: Column) -> Bytes2D:
     """Return a field with a different number in each message."""
     unsigned_numbers = numbers.astype(np.uint64)
-    width = max((int(unsigned_numbers.max(initial=0)).bit_length() + 6) // 7, 1)
-    shifts = np.arange(width, dtype=np.uint64) * np.uint64(7)
+    byte_count = max((int(unsigned_numbers.max(initial=0)).bit_length() + 6) // 7, 1)
+    shifts = np.arange(byte_count, dtype=np.uint64) * np.uint64(7)
     digits = (unsigned_numbers[:, None] >> shifts & np.uint64(0x7F)).astype(np.uint8)
     digits[:, :-1] |= 0x80
     return beside(constant(varint(field << 3 | _VARINT)), digits)
@@ -85,9 +85,9 @@ def interleaved(order: Column, *columns: Bytes2D) -> bytes:
     """Return the rows of all columns as bytes; ``order`` lists row numbers of the joined columns."""
     widths = np.concatenate([np.full(len(column), column.shape[1]) for column in columns])
     place = np.empty(len(order), np.int64)
-    ends = np.cumsum(widths[order])
-    place[order] = ends - widths[order]
-    encoded = np.empty(int(ends[-1]) if len(ends) else 0, np.uint8)
+    row_ends = np.cumsum(widths[order])
+    place[order] = row_ends - widths[order]
+    encoded = np.empty(int(row_ends[-1]) if len(row_ends) else 0, np.uint8)
     first_row = 0
     for column in columns:
         rows = place[first_row : first_row + len(column)]

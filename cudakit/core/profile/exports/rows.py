@@ -10,7 +10,7 @@ import numpy as np
 
 from cudakit.core.profile.activities import Activities
 from cudakit.core.profile.call_sites import call_site
-from cudakit.core.profile.exports.texts import blocks, cached, printable
+from cudakit.core.profile.exports.texts import printable_text, row_slices, texts_by_index
 from cudakit.core.profile.timeline import Column, Timeline, WorkKind, timeline
 from cudakit.trace.kinds import EventKind
 
@@ -31,29 +31,29 @@ def write_csv(activities: Sequence[Activities], file: BinaryIO) -> None:
     """Write a row for each kernel, copy and memset, in the order of their starts within each process."""
     file.write((",".join(_COLUMNS) + "\r\n").encode())
     for process in activities:
-        for text in _rows(timeline(process)):
-            file.write(text.encode())
+        for csv_text in _rows(timeline(process)):
+            file.write(csv_text.encode())
 
 
 def _rows(process: Timeline) -> Iterator[str]:
     work = process.work
-    names = cached(lambda name: _cell(process.names[name]))
-    sites = cached(lambda site: _cell(call_site(process.stacks[site])) if site else "")
+    name_cells = texts_by_index(lambda name: _cell(process.names[name]))
+    site_cells = texts_by_index(lambda site: _cell(call_site(process.stacks[site])) if site else "")
     kind_names = [kind.name.lower() for kind in WorkKind]
-    for block in blocks(len(work.start_ns)):
+    for row_slice in row_slices(len(work.start_ns)):
         columns = (
-            [str(process.process)] * len(work.start_ns[block]),
-            _number_texts(work.device[block]),
-            _number_texts(work.stream[block]),
-            [kind_names[kind] for kind in work.kind[block].tolist()],
-            map(names, work.name[block].tolist()),
-            _number_texts(work.start_ns[block]),
-            _number_texts(work.end_ns[block] - work.start_ns[block]),
-            _number_texts(work.correlation[block]),
-            _number_texts(work.graph_node[block]),
-            _number_texts(work.size_bytes[block]),
-            _kernel_cells(process, work.kind[block], work.record[block]),
-            map(sites, work.site[block].tolist()),
+            [str(process.process)] * len(work.start_ns[row_slice]),
+            _number_texts(work.device[row_slice]),
+            _number_texts(work.stream[row_slice]),
+            [kind_names[kind] for kind in work.kind[row_slice].tolist()],
+            map(name_cells, work.name[row_slice].tolist()),
+            _number_texts(work.start_ns[row_slice]),
+            _number_texts(work.end_ns[row_slice] - work.start_ns[row_slice]),
+            _number_texts(work.correlation[row_slice]),
+            _number_texts(work.graph_node[row_slice]),
+            _number_texts(work.size_bytes[row_slice]),
+            _kernel_cells(process, work.kind[row_slice], work.record[row_slice]),
+            map(site_cells, work.site[row_slice].tolist()),
         )
         yield "".join(",".join(row) + "\r\n" for row in zip(*columns, strict=True))
 
@@ -62,7 +62,7 @@ def _kernel_cells(process: Timeline, kind: Column, record: Column) -> list[str]:
     """Return the cells of the columns that only kernels have, joined by commas."""
     cells = np.full(len(kind), "," * (_KERNEL_COLUMNS - 1), object)
     is_kernel = kind == WorkKind.KERNEL
-    kernels = process.activities.of(EventKind.KERNEL_RUN)[record[is_kernel]]
+    kernels = process.activities.records_of(EventKind.KERNEL_RUN)[record[is_kernel]]
     columns = (
         *(kernels["grid"][:, axis] for axis in range(3)),
         *(kernels["block"][:, axis] for axis in range(3)),
@@ -70,8 +70,8 @@ def _kernel_cells(process: Timeline, kind: Column, record: Column) -> list[str]:
         kernels["shared_bytes"],
     )
     cells[is_kernel] = [",".join(row) for row in zip(*map(_number_texts, columns), strict=True)]
-    texts: list[str] = cells.tolist()
-    return texts
+    cell_texts: list[str] = cells.tolist()
+    return cell_texts
 
 
 def _number_texts(column: Column) -> list[str]:
@@ -80,7 +80,7 @@ def _number_texts(column: Column) -> list[str]:
 
 def _cell(cell_text: str) -> str:
     """Return text as a cell: no formula, no control characters, quoted if it has separators."""
-    cell = printable(cell_text)
+    cell = printable_text(cell_text)
     if cell.startswith(_FORMULA_CHARACTERS):
         cell = "'" + cell
     return '"' + cell.replace('"', '""') + '"' if _NEEDS_QUOTES.search(cell) else cell

@@ -10,7 +10,7 @@ import numpy as np
 
 from cudakit.core.profile.activities import Activities
 from cudakit.core.profile.call_sites import NO_STACK, frame_text
-from cudakit.core.profile.exports.texts import cached, printable
+from cudakit.core.profile.exports.texts import printable_text, texts_by_index
 from cudakit.core.profile.exports.tracks import distinct_rows
 from cudakit.core.profile.timeline import Timeline, timeline
 from cudakit.trace.trace_file import Frame
@@ -31,8 +31,8 @@ def write_collapsed(activities: Sequence[Activities], file: BinaryIO) -> None:
 
 
 def _collapsed_lines(process: Timeline) -> Iterator[str]:
-    stacks = cached(lambda site: _join_frames(process.stacks[site]))
-    names = cached(lambda name: _collapsed_label(process.names[name]))
+    stacks = texts_by_index(lambda site: _join_frames(process.stacks[site]))
+    names = texts_by_index(lambda name: _collapsed_label(process.names[name]))
     for site, name, duration_ns in stack_times(process):
         yield f"{stacks(site)};{names(name)} {duration_ns}"
 
@@ -42,7 +42,7 @@ def _join_frames(stack: Sequence[Frame]) -> str:
 
 
 def _collapsed_label(text: str) -> str:
-    return printable(text).replace(";", ":")
+    return printable_text(text).replace(";", ":")
 
 
 def stack_times(process: Timeline) -> Iterator[tuple[int, int, int]]:
@@ -54,11 +54,11 @@ def stack_times(process: Timeline) -> Iterator[tuple[int, int, int]]:
     durations = work.end_ns - work.start_ns
     # Sums of integers as floating-point numbers are exact below 2**53 ns, which is 104 days.
     totals = np.bincount(row_numbers, durations, len(first_indices)).astype(np.int64)
-    order = np.argsort(first_indices)
+    key_order = np.argsort(first_indices)
     yield from zip(
-        work.site[first_indices][order].tolist(),
-        work.name[first_indices][order].tolist(),
-        totals[order].tolist(),
+        work.site[first_indices][key_order].tolist(),
+        work.name[first_indices][key_order].tolist(),
+        totals[key_order].tolist(),
         strict=True,
     )
 
@@ -82,9 +82,9 @@ def write_speedscope(activities: Sequence[Activities], file: BinaryIO) -> None:
 
 
 def _speedscope_frame(frame: Frame) -> dict[str, object]:
-    frame_object: dict[str, object] = {"name": printable(frame.function) or "?"}
+    frame_object: dict[str, object] = {"name": printable_text(frame.function) or "?"}
     if frame.file:
-        frame_object["file"] = printable(frame.file)
+        frame_object["file"] = printable_text(frame.file)
     if frame.line:
         frame_object["line"] = frame.line
     return frame_object

@@ -14,7 +14,7 @@ _MAX_CHARACTERS = 4000
 TextOfIndex: TypeAlias = Callable[[int], str]
 
 
-def printable(text: str) -> str:
+def printable_text(text: str) -> str:
     r"""Return untrusted text in one line, with escape sequences for all characters that cannot be printed.
 
     Such characters include control characters, bidirectional overrides, and lone surrogates, which UTF-8
@@ -29,12 +29,12 @@ def printable(text: str) -> str:
     )
 
 
-def quoted(text: str) -> str:
+def json_string(text: str) -> str:
     """Return untrusted text as a JSON string, without escaped surrogate pairs, which Perfetto rejects."""
-    return json.dumps(printable(text), ensure_ascii=False)
+    return json.dumps(printable_text(text), ensure_ascii=False)
 
 
-def cached(text_of: Callable[[int], str]) -> TextOfIndex:
+def texts_by_index(text_of: Callable[[int], str]) -> TextOfIndex:
     """Return a function that computes the text of each index once."""
     texts: dict[int, str] = {}
 
@@ -46,12 +46,12 @@ def cached(text_of: Callable[[int], str]) -> TextOfIndex:
     return text
 
 
-def quoted_items(item_texts: Sequence[str]) -> TextOfIndex:
+def json_string_items(item_texts: Sequence[str]) -> TextOfIndex:
     """Return a function from an index of a sequence to the item as a JSON string."""
-    return cached(lambda index: quoted(item_texts[index]))
+    return texts_by_index(lambda index: json_string(item_texts[index]))
 
 
-def blocks(row_count: int) -> Iterator[slice]:
+def row_slices(row_count: int) -> Iterator[slice]:
     """Yield slices that divide ``row_count`` rows into blocks."""
     return (
         slice(first_row, first_row + BLOCK_ROWS) for first_row in range(0, row_count, BLOCK_ROWS)

@@ -97,16 +97,16 @@ def work_tracks(timeline: Timeline) -> WorkTracks:
 
 def host_tracks(timeline: Timeline) -> HostTracks:
     """Return one track for each thread; spans that do not nest get sibling tracks."""
-    tables: tuple[Spans, ...] = (timeline.ranges, timeline.calls)
-    start = np.concatenate([table.start_ns for table in tables])
-    end = np.concatenate([table.end_ns for table in tables])
-    thread = np.concatenate([table.thread.astype(np.uint64) for table in tables])
-    source = np.repeat(np.arange(len(tables)), [len(table.start_ns) for table in tables])
-    row = np.concatenate([np.arange(len(table.start_ns)) for table in tables])
+    span_tables: tuple[Spans, ...] = (timeline.ranges, timeline.calls)
+    start = np.concatenate([table.start_ns for table in span_tables])
+    end = np.concatenate([table.end_ns for table in span_tables])
+    thread = np.concatenate([table.thread.astype(np.uint64) for table in span_tables])
+    source = np.repeat(np.arange(len(span_tables)), [len(table.start_ns) for table in span_tables])
+    row = np.concatenate([np.arange(len(table.start_ns)) for table in span_tables])
     # If a range and a call have the same times, the range contains the call.
-    order = np.lexsort((source, -end, start))
+    span_order = np.lexsort((source, -end, start))
     start, end, thread, source, row = (
-        column[order] for column in (start, end, thread, source, row)
+        column[span_order] for column in (start, end, thread, source, row)
     )
     _, thread_number = distinct_rows(thread)
     lane = nested_lanes(thread_number, start, end)
@@ -130,7 +130,7 @@ def device_names(timeline: Timeline) -> dict[int, str]:
     """Return a name for each device that has work or properties: "GPU 0 (NVIDIA H200)"."""
     devices = sorted(set(np.unique(timeline.work.device).tolist()))
     names = {device: f"GPU {device}" for device in devices}
-    for record in timeline.activities.of(EventKind.DEVICE_INFO):
+    for record in timeline.activities.records_of(EventKind.DEVICE_INFO):
         device, name = int(record["device"]), timeline.names[int(record["name"])]
         names[device] = f"GPU {device} ({name})" if name else f"GPU {device}"
     return names

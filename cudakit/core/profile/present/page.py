@@ -256,7 +256,7 @@ class _Page:
 
     def _measured_time(self) -> tuple[int, int] | None:
         """Return the time that the page shows first: all steps but the warm-up; None without steps."""
-        times = [
+        measured_times = [
             (start, end)
             for steps in self._steps
             for start, end, is_warm_up in zip(
@@ -264,9 +264,9 @@ class _Page:
             )
             if not is_warm_up
         ]
-        if not times:
+        if not measured_times:
             return None
-        return min(start for start, _ in times), max(end for _, end in times)
+        return min(start for start, _ in measured_times), max(end for _, end in measured_times)
 
     # --- steps and idle time -----------------------------------------------------------------------
 

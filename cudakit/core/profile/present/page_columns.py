@@ -26,8 +26,8 @@ def sorted_table(columns: Iterable[str], tables: Sequence[PageTable]) -> tuple[C
         name: np.concatenate([empty_column, *(table[name] for table in tables)]).astype(np.int64)
         for name in columns
     }
-    order = np.argsort(joined_columns["start"], kind="stable")
-    return order, {name: column[order] for name, column in joined_columns.items()}
+    row_order = np.argsort(joined_columns["start"], kind="stable")
+    return row_order, {name: column[row_order] for name, column in joined_columns.items()}
 
 
 def sorted_by_track(work: PageTable) -> PageTable:
@@ -36,8 +36,8 @@ def sorted_by_track(work: PageTable) -> PageTable:
     Work of a track does not overlap, and mostly runs in the order of its calls, so that the gaps between work
     and the differences between the numbers of calls are small.
     """
-    order = np.argsort(work["track"], kind="stable")
-    work = {name: column[order] for name, column in work.items()}
+    row_order = np.argsort(work["track"], kind="stable")
+    work = {name: column[row_order] for name, column in work.items()}
     previous_end = np.roll(work["start"] + work["duration"], 1)
     begins_track = np.diff(work["track"], prepend=-1) != 0
     gap_before = work.pop("start") - np.where(begins_track, 0, previous_end)

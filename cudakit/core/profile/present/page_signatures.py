@@ -95,7 +95,7 @@ class Signatures:
         """Return the number of the launch configuration of each piece of work; 0 for copies and memsets."""
         work = process.work
         is_kernel = work.kind == WorkKind.KERNEL
-        kernels = process.activities.of(EventKind.KERNEL_RUN)[work.record[is_kernel]]
+        kernels = process.activities.records_of(EventKind.KERNEL_RUN)[work.record[is_kernel]]
         columns = [
             *(kernels["grid"][:, axis] for axis in range(3)),
             *(kernels["block"][:, axis] for axis in range(3)),

@@ -180,7 +180,7 @@ static void delete_directory(void)
 }
 
 /* Open the file in which the reader expects the number of lost records. Return -1 if there is no such file. */
-static int open_losses(void)
+static int open_losses_file(void)
 {
     char path[PATH_MAX];
     snprintf(path, sizeof path, "%s/losses", directory);
@@ -190,7 +190,7 @@ static int open_losses(void)
 /* Return whether the reader still exists. If it was killed, delete the directory. */
 static bool has_reader(void)
 {
-    int losses_file = reader_is_gone ? -1 : open_losses();
+    int losses_file = reader_is_gone ? -1 : open_losses_file();
     if (losses_file >= 0 && !flock(losses_file, LOCK_EX | LOCK_NB)) {
         reader_is_gone = true;
         unmap_segment();
@@ -268,7 +268,7 @@ static void report_loss(bool is_last)
         (!is_last && lost_record_count < 2 * reported_lost_record_count))
         return;
     reported_lost_record_count = lost_record_count;
-    int losses_file = open_losses();
+    int losses_file = open_losses_file();
     for (uint64_t i = 0; losses_file >= 0 && i < LOSS_SLOTS; i++) {
         const off_t slot_offset = (off_t)((slot_words[0] + i) % LOSS_SLOTS * sizeof slot_words);
         if (pread(losses_file, &slot_pid, sizeof slot_pid, slot_offset) == sizeof slot_pid &&
