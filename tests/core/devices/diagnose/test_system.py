@@ -254,7 +254,9 @@ def test_installed_extensions_are_ok(machine: Machine) -> None:
 
 
 def test_gpudirect_storage_without_nvidia_fs_is_in_compatibility_mode(machine: Machine) -> None:
-    finding = run_check("CK038", machine())
+    context = machine()
+    context = replace(context, driver=replace(context.driver, udev_database=True))
+    finding = run_check("CK038", context)
 
     assert finding.status is Status.OK
     assert "reads through host memory" in finding.summary
@@ -280,6 +282,7 @@ def test_gpudirect_storage_needs_a_supported_file_system(
     machine: Machine, mounts: tuple[Mount, ...], status: Status
 ) -> None:
     context = machine()
-    context = replace(context, driver=replace(context.driver, nvidia_fs="2.25", mounts=mounts))
+    driver = replace(context.driver, nvidia_fs="2.25", mounts=mounts, udev_database=True)
+    context = replace(context, driver=driver)
 
     assert run_check("CK038", context).status is status
