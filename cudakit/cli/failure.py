@@ -147,7 +147,7 @@ def _as_message(text: str) -> str:
     message = re.sub(r"is not in the range x>=(\d+)", r"is less than \1", message)
     message = re.sub(r"the range (\d+)<=x<=(\d+)", r"the range \1 to \2", message)
     message = re.sub(
-        r"got unexpected extra arguments? \((.*)\)", r"unexpected argument: \1", message, flags=re.I
+        r"got unexpected extra (arguments?) \((.*)\)", r"unexpected \1: \2", message, flags=re.I
     )
     return (message[:1].lower() + message[1:]).removesuffix(".")
 

@@ -207,7 +207,7 @@ class OverlapSpec(Spec):
     def __post_init__(self) -> None:
         Spec.__post_init__(self)
         _check_names("work", (self.work,), OVERLAP_WORK)
-        _check_names("direction of --overlap", self.directions, OVERLAP_DIRECTIONS)
+        _check_names("--overlap direction", self.directions, OVERLAP_DIRECTIONS)
         _check_sizes(self.sizes_bytes, _WORD_BYTES)
 
 

@@ -41,7 +41,11 @@ def _name_cases(titles: Sequence[str], cases: Sequence[CaseResult]) -> str:
     case_count = len({(case.name, str(case.axes)) for case in cases})
     if len(titles) >= case_count:
         return ""
-    return f" ({titles[0]})" if len(titles) == 1 else f" ({len(titles)} cases, first {titles[0]})"
+    return (
+        f" ({titles[0]})"
+        if len(titles) == 1
+        else f" ({len(titles)} cases, the first is: {titles[0]})"
+    )
 
 
 def environments(cases: Sequence[CaseResult]) -> list[Environment]:

@@ -133,7 +133,7 @@ def test_warning_of_several_cases_appears_once() -> None:
 
 @pytest.mark.parametrize(
     ("hot_cases", "suffix"),
-    [(0, ""), (1, " (2 cases, first copy 6.00 MiB)")],
+    [(0, ""), (1, " (2 cases, the first is: copy 6.00 MiB)")],
 )
 def test_deviation_of_some_cases_names_the_first(hot_cases: int, suffix: str) -> None:
     rotated = Method("isolated", "rotate")

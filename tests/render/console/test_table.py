@@ -134,10 +134,11 @@ def test_wide_terminal_shows_callers() -> None:
     assert drawn(table, 116)[-1] == " 8 B  model/attention.py:97 forward ← train/loop.py:214 step"
 
 
-def test_long_text_wraps_to_three_lines_with_an_ellipsis() -> None:
-    table = Table((SIZE, Column("remark")), ((Bytes(8), Text("one two three four " * 4)),))
+def test_long_text_wraps_to_four_lines_with_an_ellipsis() -> None:
+    table = Table((SIZE, Column("remark")), ((Bytes(8), Text("one two three four " * 5)),))
     assert drawn(table, 24)[2:] == [
         " 8 B  one two three four",
+        "      one two three four",
         "      one two three four",
         "      one two three fou…",
     ]

@@ -134,7 +134,8 @@ def _table(steps: Sequence[Step], lanes: tuple[str, ...]) -> Table:
         *(Column(_lane_title(lane), is_optional=lane not in operation_lanes) for lane in lanes),
     )
     rows = tuple(
-        (_call_number_cell(step), *(_lane_cell(step, lane) for lane in lanes)) for step in steps
+        (_call_number_cell(row_steps[0]), *(_lane_cell(row_steps, lane) for lane in lanes))
+        for row_steps in _steps_by_row(steps)
     )
     return Table(columns, rows, caption=_describe_missing_sync(steps))
 
@@ -155,10 +156,27 @@ def _describe_missing_sync(steps: Sequence[Step]) -> str:
     return f"no synchronization makes {later_step.lane} wait for {earlier_step.lane}"
 
 
-def _lane_cell(step: Step, lane: str) -> Text:
-    if step.lane != lane:
+def _lane_cell(row_steps: Sequence[Step], lane: str) -> Text:
+    step = next((row_step for row_step in row_steps if row_step.lane == lane), None)
+    if step is None:
         return Text("")
     return Text(f"{step.label} ({step.site})" if step.site else step.label)
+
+
+def _steps_by_row(steps: Sequence[Step]) -> Iterator[list[Step]]:
+    """Yield the steps of each row: a wait and the work that it covers share a row if they are one call."""
+    row_steps: list[Step] = []
+    for step in steps:
+        if row_steps and not (
+            step.awaited_step is row_steps[-1]
+            and step.seq == row_steps[-1].seq > 0
+            and not step.is_racing_operation
+            and step.lane != row_steps[-1].lane
+        ):
+            yield row_steps
+            row_steps = []
+        row_steps.append(step)
+    yield row_steps
 
 
 # Sizes in pixels. The width of the drawing is that of the page.
