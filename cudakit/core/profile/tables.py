@@ -46,7 +46,7 @@ class WorkTable:
 
     timeline: Timeline
     rows: Times  # row numbers of the work in ``timeline.work``
-    range_path: Times  # for each row, the index of its NVTX ranges in ``ranges``
+    range_path: Times  # index in ``ranges`` of the NVTX ranges of each row
     ranges: OpenRanges
     limits: DeviceLimits
     demangle: Callable[[str], str]
