@@ -124,7 +124,7 @@ def test_truncated_log_is_damaged(fraction_left: float, log_path: Path) -> None:
     content = log_content(*batches())
     log_path.write_bytes(content[: int(len(content) * fraction_left)])
 
-    with pytest.raises(InputError, match=r"is truncated|is not a log"):
+    with pytest.raises(InputError, match=r"is truncated|is not a log|is empty"):
         read(log_path)
 
 
