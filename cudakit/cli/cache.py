@@ -215,7 +215,8 @@ def _compile_sources(
             except CudakitError as error:
                 failed_sources[error.message.partition("\n")[0]].append(name)
         failures = tuple(
-            f"{', '.join(names)}: {reason}" for reason, names in failed_sources.items()
+            f"{', '.join(source_names)}: {reason}"
+            for reason, source_names in failed_sources.items()
         )
         compiled_count = len(compile_functions) - sum(map(len, failed_sources.values()))
         yield Warmed(target, compiled_count, failures)

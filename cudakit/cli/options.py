@@ -115,21 +115,21 @@ class Command(click.Command):
         for title, options in self.groups(ctx):
             with formatter.section(title):
                 if help_name := self.help_by_title.get(title):
-                    names = ", ".join(option.opts[0] for option in options)
-                    formatter.write_text(f"{names}: see {help_name}")
+                    option_names = ", ".join(option.opts[0] for option in options)
+                    formatter.write_text(f"{option_names}: see {help_name}")
                 else:
                     formatter.write_dl(help_records(options, ctx))
 
     def groups(self, ctx: click.Context) -> Iterator[tuple[str, list[click.Parameter]]]:
         """Yield the title and the visible options of each group; the last group has output and ``--help``."""
-        groups: dict[str, list[click.Parameter]] = {}
+        options_by_title: dict[str, list[click.Parameter]] = {}
         for param in self.get_params(ctx):
             if isinstance(param, click.Option) and not param.hidden:
-                is_help = "--help" in param.opts and OUTPUT in groups
+                is_help = "--help" in param.opts and OUTPUT in options_by_title
                 title = OUTPUT if is_help else getattr(param, "group", "")
-                groups.setdefault(title or "Options", []).append(param)
-        output_options_of_command = groups.pop(OUTPUT, None)
-        yield from groups.items()
+                options_by_title.setdefault(title or "Options", []).append(param)
+        output_options_of_command = options_by_title.pop(OUTPUT, None)
+        yield from options_by_title.items()
         if output_options_of_command:
             yield OUTPUT, output_options_of_command
 
@@ -214,8 +214,8 @@ class Value(click.ParamType[Any]):
         """Return the values that the shell offers."""
         if isinstance(self._choices, str):
             module, _, attribute = self._choices.partition(":")
-            names: Iterable[str] = getattr(import_module(module), attribute)
-            return names
+            choice_names: Iterable[str] = getattr(import_module(module), attribute)
+            return choice_names
         return self._choices() if callable(self._choices) else self._choices
 
 

@@ -274,11 +274,13 @@ def _load_profile(file: str, *, step_range: str | None, quiet: bool) -> Profile:
         )
     devices = profile.result.devices
     if step_range is not None and devices and not any(device.steps.steps for device in devices):
-        names = sorted({named_range.name for device in devices for named_range in device.ranges})
+        range_names = sorted(
+            {named_range.name for device in devices for named_range in device.ranges}
+        )
         raise UsageError(
             f"{file} has no NVTX range {step_range!r} in which work for a GPU was launched",
-            hint=f"ranges: {', '.join(names)}"
-            if names
+            hint=f"ranges: {', '.join(range_names)}"
+            if range_names
             else "the profile has no NVTX ranges; remove --step-range",
         )
     return profile

@@ -114,12 +114,12 @@ class Nvrtc:
 
 
 def _check_nvrtc(result: tuple[Any, ...], detail: Callable[[], str] | None = None) -> Any:
-    status, *values = result
+    status, *returned_values = result
     if status:
         explanation = "the CUDA C++ source does not compile" if detail else "an NVRTC call failed"
         message = f"{explanation} {detail()}" if detail else explanation
         raise CudaError(int(status), status.name, message)
-    return values[0] if len(values) == 1 else tuple(values)
+    return returned_values[0] if len(returned_values) == 1 else tuple(returned_values)
 
 
 def _load_nvrtc() -> Any:

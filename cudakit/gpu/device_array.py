@@ -26,7 +26,7 @@ except ImportError:
 
 _BFLOAT16 = "bfloat16"
 _NO_SYNCHRONIZATION = -1  # a stream argument of __dlpack__
-_KINDS = "biufc"  # kinds of numpy dtypes: bool, integers, floats and complex numbers
+_DTYPE_KINDS = "biufc"  # kinds of numpy dtypes: bool, integers, floats and complex numbers
 
 
 class DeviceArray:
@@ -109,19 +109,19 @@ class DeviceArray:
     def copy_to_host(self, stream: Stream | None = None) -> npt.NDArray[Any]:
         """Wait for the stream, and return the elements as a numpy array; bfloat16 becomes float32."""
         storage = np.dtype(np.uint16 if self.dtype == _BFLOAT16 else self.dtype)
-        values = np.empty(self.shape, storage)
+        host_array = np.empty(self.shape, storage)
         if self.nbytes:
             gpu, used_stream = self._gpu, self.stream if stream is None else stream
             host = gpu.host_malloc(self.nbytes)
             try:
                 gpu.copy(host, self.view.ptr, self.nbytes, used_stream)
                 gpu.sync_stream(used_stream)
-                values.reshape(-1).view(np.uint8)[:] = gpu.host_view(host, self.nbytes)
+                host_array.reshape(-1).view(np.uint8)[:] = gpu.host_view(host, self.nbytes)
             finally:
                 gpu.host_free(host)
         if self.dtype == _BFLOAT16:
-            return decode(values, BF16).astype(np.float32)
-        return values
+            return decode(host_array, BF16).astype(np.float32)
+        return host_array
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
@@ -175,7 +175,7 @@ def array_over(gpu: Gpu, view: ArrayView) -> DeviceArray:
 def to_device(values: npt.ArrayLike, gpu: Gpu, stream: Stream = LEGACY) -> DeviceArray:
     """Copy a host array to a device, and wait for the copy."""
     host_values = np.ascontiguousarray(values)
-    if host_values.dtype.kind not in _KINDS:
+    if host_values.dtype.kind not in _DTYPE_KINDS:
         raise UsageError(f"arrays of dtype {host_values.dtype} are not supported")
     array = DeviceArray(gpu, host_values.dtype.name, np.shape(values), stream)
     if array.nbytes:
@@ -199,12 +199,12 @@ def order_streams(gpu: Gpu, earlier_stream: Stream, later_stream: Stream) -> Non
         is_captured(gpu, stream) for stream in (earlier_stream, later_stream)
     ):
         return
-    event = gpu.event(timing=False)
+    cuda_event = gpu.event(timing=False)
     try:
-        gpu.record(event, earlier_stream)
-        gpu.wait(later_stream, event)
+        gpu.record(cuda_event, earlier_stream)
+        gpu.wait(later_stream, cuda_event)
     finally:
-        gpu.destroy_event(event)
+        gpu.destroy_event(cuda_event)
 
 
 def is_captured(gpu: Gpu, stream: Stream) -> bool:

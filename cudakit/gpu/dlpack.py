@@ -19,7 +19,7 @@ DLPACK_CUDA = 2
 DLPACK_DEVICES = frozenset({DLPACK_CUDA, 13})
 _CAPSULE_NAME = b"dltensor"
 # DLDataTypeCode of numpy's dtype kinds, and numpy's names of the types.
-_CODES = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}
+_TYPE_CODES = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}
 _BFLOAT_CODE = 4
 _TYPE_NAMES = {0: "int", 1: "uint", 2: "float", _BFLOAT_CODE: "bfloat", 5: "complex", 6: "bool"}
 
@@ -139,4 +139,4 @@ def dlpack_type(dtype: str) -> tuple[int, int]:
     if dtype == "bfloat16":
         return _BFLOAT_CODE, 16
     element = np.dtype(dtype)
-    return _CODES[element.kind], 8 * element.itemsize
+    return _TYPE_CODES[element.kind], 8 * element.itemsize

@@ -26,10 +26,10 @@ class Status(IntEnum):
     causes: str
 
     def __new__(cls, code: int, meaning: str = "", action: str = "", causes: str = "") -> Status:
-        member = int.__new__(cls, code)
-        member._value_ = code
-        member.meaning, member.action, member.causes = meaning, action, causes
-        return member
+        status = int.__new__(cls, code)
+        status._value_ = code
+        status.meaning, status.action, status.causes = meaning, action, causes
+        return status
 
     INVALID_VALUE = 1, "an argument of the call is out of range", "", "a null pointer, size or flag"
     OUT_OF_MEMORY = (

@@ -113,6 +113,6 @@ def _pidfd_getfd(pidfd: int, number: int) -> int:
     libc = ctypes.CDLL(None, use_errno=True)
     duplicate: int = libc.syscall(_PIDFD_GETFD, pidfd, number, 0)
     if duplicate < 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))
+        error_number = ctypes.get_errno()
+        raise OSError(error_number, os.strerror(error_number))
     return duplicate

@@ -23,13 +23,13 @@ def _limits() -> Iterator[int]:
         yield 1024 * int(after_label.split()[0])
     for group in _control_groups():
         with suppress(OSError, ValueError):  # the limit is "max", or the group has no limits
-            limit = int((group / "memory.max").read_text("ascii"))
-            yield max(limit - int((group / "memory.current").read_text("ascii")), 0)
+            group_limit = int((group / "memory.max").read_text("ascii"))
+            yield max(group_limit - int((group / "memory.current").read_text("ascii")), 0)
     soft_limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if soft_limit != resource.RLIM_INFINITY:
         with suppress(OSError, ValueError):
-            pages = int(Path("/proc/self/statm").read_text("ascii").split()[0])
-            yield max(soft_limit - pages * resource.getpagesize(), 0)
+            used_pages = int(Path("/proc/self/statm").read_text("ascii").split()[0])
+            yield max(soft_limit - used_pages * resource.getpagesize(), 0)
 
 
 def _control_groups() -> Iterator[Path]:

@@ -42,8 +42,14 @@ def unknown_choice(choice: str) -> UsageError:
 
 def models() -> tuple[str, ...]:
     """Return the names of the simulated machines."""
-    names = (entry.name for entry in files("cudakit.gpu").joinpath("models").iterdir())
-    return tuple(sorted(name.removesuffix(".json") for name in names if name.endswith(".json")))
+    file_names = (file.name for file in files("cudakit.gpu").joinpath("models").iterdir())
+    return tuple(
+        sorted(
+            file_name.removesuffix(".json")
+            for file_name in file_names
+            if file_name.endswith(".json")
+        )
+    )
 
 
 def model_record(model: str) -> Record:
@@ -71,13 +77,13 @@ class RealMachine:
         return self.probe.answer()
 
     def nvml(self, *, links: bool = False) -> NvmlView | Unavailable:
-        library = self._nvml_library
-        if isinstance(library, Unavailable):
-            return library
+        nvml_library = self._nvml_library
+        if isinstance(nvml_library, Unavailable):
+            return nvml_library
         if self._nvml is None:
-            self._nvml = library.view()
+            self._nvml = nvml_library.view()
         if links and not self._nvml.links:
-            self._nvml = replace(self._nvml, links=library.links(self._nvml))
+            self._nvml = replace(self._nvml, links=nvml_library.links(self._nvml))
         return self._nvml
 
     def cuda(self) -> CudaView | Unavailable:
@@ -86,16 +92,28 @@ class RealMachine:
     def telemetry(
         self, device: DeviceFacts, names: Collection[str] = ()
     ) -> Telemetry | Unavailable:
-        library = self._nvml_library
-        return library if isinstance(library, Unavailable) else library.telemetry(device, names)
+        nvml_library = self._nvml_library
+        return (
+            nvml_library
+            if isinstance(nvml_library, Unavailable)
+            else nvml_library.telemetry(device, names)
+        )
 
     def activity(self, device: DeviceFacts, names: Collection[str] = ()) -> Telemetry | Unavailable:
-        library = self._nvml_library
-        return library if isinstance(library, Unavailable) else library.activity(device, names)
+        nvml_library = self._nvml_library
+        return (
+            nvml_library
+            if isinstance(nvml_library, Unavailable)
+            else nvml_library.activity(device, names)
+        )
 
     def processes(self, device: DeviceFacts) -> tuple[Process, ...] | Unavailable:
-        library = self._nvml_library
-        return library if isinstance(library, Unavailable) else library.processes(device)
+        nvml_library = self._nvml_library
+        return (
+            nvml_library
+            if isinstance(nvml_library, Unavailable)
+            else nvml_library.processes(device)
+        )
 
 
 def record(machine: Machine) -> Record:
@@ -140,8 +158,12 @@ class RecordedMachine:
     simulated: bool = True
 
     def nvml(self, *, links: bool = False) -> NvmlView | Unavailable:
-        view = self.record.nvml
-        return view if links or isinstance(view, Unavailable) else replace(view, links=())
+        nvml_view = self.record.nvml
+        return (
+            nvml_view
+            if links or isinstance(nvml_view, Unavailable)
+            else replace(nvml_view, links=())
+        )
 
     def cuda(self) -> CudaView | Unavailable:
         return self.record.cuda
@@ -160,8 +182,8 @@ class RecordedMachine:
         return self._recorded_value(device, self.record.processes)
 
     def _recorded_value(self, device: DeviceFacts, values: tuple[_T, ...]) -> _T | Unavailable:
-        view = self.record.nvml
-        devices = view.devices if isinstance(view, NvmlView) else ()
+        nvml_view = self.record.nvml
+        devices = nvml_view.devices if isinstance(nvml_view, NvmlView) else ()
         index = devices.index(device) if device in devices else len(values)
         return values[index] if index < len(values) else Unavailable("not simulated")
 

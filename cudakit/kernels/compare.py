@@ -56,8 +56,8 @@ class Compare:
 
     def __init__(self, gpu: ComputeDevice) -> None:
         self._gpu = gpu
-        names = ("cudakit_differ", "cudakit_differ_from_word", "cudakit_gather")
-        self._kernels = LoadedKernels(gpu, SOURCE, names)
+        kernel_names = ("cudakit_differ", "cudakit_differ_from_word", "cudakit_gather")
+        self._kernels = LoadedKernels(gpu, SOURCE, kernel_names)
 
     def count_different(
         self, first_buffer: Ptr, second_buffer: Ptr, size_bytes: int, stream: Stream

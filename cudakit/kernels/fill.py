@@ -266,11 +266,11 @@ def normal_values(count: int, element: Element, sequence: int, seed: int) -> npt
     """Return the values with mean 0 and standard deviation 1 that ``Fill.normal`` scales and rounds."""
     words = _words(count, element, sequence, seed)
     if element is FP64:
-        pairs, unit = (words.view(np.uint64) >> np.uint64(11)).reshape(-1, 2), 2.0**-53
+        integer_pairs, unit = (words.view(np.uint64) >> np.uint64(11)).reshape(-1, 2), 2.0**-53
     else:
-        pairs, unit = words.reshape(-1, 2), 2.0**-32
-    radius = np.sqrt(-2.0 * np.log((pairs[:, 0] + 1.0) * unit))
-    angle = 2.0 * np.pi * (pairs[:, 1] * unit)
+        integer_pairs, unit = words.reshape(-1, 2), 2.0**-32
+    radius = np.sqrt(-2.0 * np.log((integer_pairs[:, 0] + 1.0) * unit))
+    angle = 2.0 * np.pi * (integer_pairs[:, 1] * unit)
     return np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=1).reshape(-1)[:count]
 
 

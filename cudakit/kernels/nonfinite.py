@@ -125,8 +125,8 @@ def _register_host_kernel(name: str, float_format: _FloatFormat) -> None:
         is_nan = is_special & (bits & bits.dtype.type(float_format.mantissa_mask) != 0)
         nan_count, special_count = np.count_nonzero(is_nan), np.count_nonzero(is_special)
         if special_count:
-            counts = np.array([nan_count, special_count - nan_count], np.uint64)
-            launch.atomic(counters, np.uint64, 2)[:] += counts
+            new_counts = np.array([nan_count, special_count - nan_count], np.uint64)
+            launch.atomic(counters, np.uint64, 2)[:] += new_counts
 
 
 for _name, _format in _FORMATS.items():

@@ -55,10 +55,12 @@ def philox(
         np.broadcast_to(high_half & _LOW_WORD_MASK, position.shape),
         np.broadcast_to(high_half >> _WORD_BITS, position.shape),
     ]
-    keys = [key & 0xFFFFFFFF, key >> 32]
+    round_keys = [key & 0xFFFFFFFF, key >> 32]
     for _ in range(_ROUNDS):
-        words = _round(words, keys)
-        keys = [(k + step) & 0xFFFFFFFF for k, step in zip(keys, _INCREMENTS, strict=True)]
+        words = _round(words, round_keys)
+        round_keys = [
+            (k + step) & 0xFFFFFFFF for k, step in zip(round_keys, _INCREMENTS, strict=True)
+        ]
     return np.stack(words, axis=1).astype(np.uint32)
 
 

@@ -103,8 +103,10 @@ class Poison:
         self._kernels.launch_over("cudakit_count_poison", pitch * matrices, args, stream)
         gpu.copy(self._host_counts, self._device_counts, _COUNTS_BYTES, stream)
         gpu.sync_stream(stream)
-        counts = np.frombuffer(bytes(gpu.host_view(self._host_counts, _COUNTS_BYTES)), np.uint64)
-        return PoisonCounts(*map(int, counts))
+        poison_counts = np.frombuffer(
+            bytes(gpu.host_view(self._host_counts, _COUNTS_BYTES)), np.uint64
+        )
+        return PoisonCounts(*map(int, poison_counts))
 
     def close(self) -> None:
         """Free the buffers and unload the kernel."""

@@ -41,8 +41,8 @@ class Spin:
     """The spin kernels of one device, with one thread each."""
 
     def __init__(self, gpu: Kernels) -> None:
-        names = ("cudakit_spin_until", "cudakit_spin_for", "cudakit_empty")
-        self._kernels = LoadedKernels(gpu, SOURCE, names)
+        kernel_names = ("cudakit_spin_until", "cudakit_spin_for", "cudakit_empty")
+        self._kernels = LoadedKernels(gpu, SOURCE, kernel_names)
 
     def until(self, release_word: Ptr, timed_out: Ptr, limit_ns: int, stream: Stream) -> None:
         """Spin until the 32-bit word ``release_word`` in pinned memory is not 0.

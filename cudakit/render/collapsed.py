@@ -24,7 +24,8 @@ def render(document: Document) -> Iterator[str]:
     """
     tree, *_ = trees(document)
     return join_in_chunks(
-        f"{';'.join(path)} {size_bytes}\n" for path, size_bytes in stacks(tree, _escaped_label)
+        f"{';'.join(frame_path)} {size_bytes}\n"
+        for frame_path, size_bytes in stacks(tree, _escaped_label)
     )
 
 

@@ -71,11 +71,11 @@ def _section_texts(title: str, nodes: Sequence[Node], level: int) -> Iterator[st
 
 
 def _table_text(table: Table) -> str:
-    rows = [*table.rows, *([table.total_row] if table.total_row else [])]
+    all_rows = [*table.rows, *([table.total_row] if table.total_row else [])]
     lines = [
         _table_line(_escape(column.name) for column in table.columns),
         _table_line(_ALIGNMENT_BY_KIND[column.kind] for column in table.columns),
-        *(_table_line(map(_cell_text, row)) for row in rows),
+        *(_table_line(map(_cell_text, row)) for row in all_rows),
     ]
     text = "\n".join(lines)
     return f"{text}\n\n{_paragraph_text(table.caption)}" if table.caption else text

@@ -212,11 +212,11 @@ def _track_names(columns: Columns, ids: Array) -> list[str]:
 
 
 def _lane_names(tracks: list[str], lanes: list[int]) -> Iterator[str]:
-    for name, count in zip(tracks, lanes, strict=True):
-        if count == 1:
+    for name, lane_count in zip(tracks, lanes, strict=True):
+        if lane_count == 1:
             yield name
         else:
-            yield from (f"{name} · lane {lane_number}" for lane_number in range(1, count + 1))
+            yield from (f"{name} · lane {lane_number}" for lane_number in range(1, lane_count + 1))
 
 
 def _slice_events(slices: _Slices) -> Iterator[_Event]:

@@ -22,7 +22,7 @@ from cudakit.torch_rules.sizes import MIB
 
 _INTEGER_PATTERN = re.compile(
     r"[+-]?[0-9]{1,400}"
-)  # At most 400 digits, because Python cannot parse 5000.
+)  # The limit is 400 digits, because Python cannot parse 5000.
 _SHORT_INTEGER_PATTERN = re.compile(r"\+?[0-9]{1,40}")
 _NUMBER_PATTERN = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 _DIVISIONS_FORMAT = "divisions as one number (4) or by intervals in MiB ([256:1,512:2,>:4])"
@@ -124,7 +124,11 @@ def _write_number(value: float) -> str:
 
 def _write_divisions(slots: tuple[int, ...]) -> str:
     """Format divisions: one number if all slots are equal, else a list without equal slots at both ends."""
-    changed_slots = [slot for slot, (left, right) in enumerate(pairwise(slots)) if left != right]
+    changed_slots = [
+        slot
+        for slot, (earlier_divisions, later_divisions) in enumerate(pairwise(slots))
+        if earlier_divisions != later_divisions
+    ]
     if not changed_slots and slots[0]:
         return f"{slots[0]:d}"
     first_slot, last_slot = (changed_slots[0], changed_slots[-1]) if changed_slots else (0, 0)

@@ -224,7 +224,7 @@ def parse_config(text: str, *, variable: str = "PYTORCH_CUDA_ALLOC_CONF") -> Set
     values.
     """
     entries: dict[str, Entry] = {}
-    values: dict[str, object] = {}
+    value_by_field: dict[str, object] = {}
     for entry in read_entries(variable, text):
         name = _key_name(entry.key)
         key = KEYS[name]
@@ -235,10 +235,10 @@ def parse_config(text: str, *, variable: str = "PYTORCH_CUDA_ALLOC_CONF") -> Set
                 hint="keep one of them",
             )
         entries[key.field] = entry
-        values[key.field] = key.read(entry)
-    _check_backend(entries, values)
+        value_by_field[key.field] = key.read(entry)
+    _check_backend(entries, value_by_field)
     try:
-        return Settings(**values)  # type: ignore[arg-type]  # Key.read returns the type of its field
+        return Settings(**value_by_field)  # type: ignore[arg-type]  # Key.read returns the type of its field
     except SettingRefused as refusal:
         entry = entries[refusal.field]
         raise entry.value.error(
@@ -310,10 +310,10 @@ def _parse_recorded(text: object) -> Settings:
 
 
 def _recorded_sizes(recorded_values: Mapping[str, Any]) -> dict[str, int | None]:
-    values = {field: recorded_values.get(name) for name, field in _RECORDED_BYTES.items()}
+    value_by_field = {field: recorded_values.get(name) for name, field in _RECORDED_BYTES.items()}
     return {
         field: value if value >= 0 else None
-        for field, value in values.items()
+        for field, value in value_by_field.items()
         if isinstance(value, int) and (value >= 0 or field == "max_split_size_bytes")
     }
 

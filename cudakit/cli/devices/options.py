@@ -102,17 +102,17 @@ def _select_spec(
 
 
 def _parse_names(text: str) -> tuple[str, ...]:
-    names = tuple(filter(None, (name.strip() for name in text.split(","))))
-    if not names:
+    field_names = tuple(filter(None, (name.strip() for name in text.split(","))))
+    if not field_names:
         raise click.BadParameter("name at least one field; --list-fields lists them")
-    return names
+    return field_names
 
 
 def _parse_utilization(text: str) -> float:
-    ratio = percent(text)
-    if ratio > 1:
+    max_utilization = percent(text)
+    if max_utilization > 1:
         raise click.BadParameter(f"{text!r} is more than 100%")
-    return ratio
+    return max_utilization
 
 
 def _field_names() -> list[str]:

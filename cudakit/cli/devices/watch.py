@@ -93,9 +93,9 @@ class _Session:
             return
         deadline_s = time.monotonic() + seconds
         while (remaining_s := deadline_s - time.monotonic()) > 0:
-            keys = self.wait_for_keys(remaining_s)
+            pressed_keys = self.wait_for_keys(remaining_s)
             earlier_view = self.view
-            for key in keys:
+            for key in pressed_keys:
                 self.view = self.view.press(key)
             if self.view == earlier_view:
                 continue

@@ -149,8 +149,8 @@ class Monitor:
 
 def _append_counts(reasons: Counter[str]) -> list[str]:
     return [
-        f"{reason} ({count} processes)" if count > 1 else reason
-        for reason, count in reasons.items()
+        f"{reason} ({process_count} processes)" if process_count > 1 else reason
+        for reason, process_count in reasons.items()
     ]
 
 

@@ -175,18 +175,25 @@ class ExpandableSegments:
     def _unmap_pages(self, owner: PageOwner, block: Block, stack: RawStack | None) -> None:
         """Release the pages that lie completely in a free block."""
         segment = cast("ExpandableSegment", block.expandable_segment)
-        begin, end = segment.pages_within(block)
-        if begin == end:
+        begin_address, end_address = segment.pages_within(block)
+        if begin_address == end_address:
             return
         # Neither cuMemUnmap nor cuMemRelease waits for work that uses the memory.
         self._pages.sync_stream(block.stream)
-        self._pages.unmap(begin, end - begin)
+        self._pages.unmap(begin_address, end_address - begin_address)
         event_stack = stack or (segment.stack if block.ptr == segment.ptr else None)
-        segment.unmap(block, begin, end)
-        owner.count_mapped(block.pool, begin - end)
+        segment.unmap(block, begin_address, end_address)
+        owner.count_mapped(block.pool, begin_address - end_address)
         if owner.history is not None:
             pool = block.pool.id
-            owner.history.record(SEGMENT_UNMAP, begin, end - begin, block.stream, event_stack, pool)
+            owner.history.record(
+                SEGMENT_UNMAP,
+                begin_address,
+                end_address - begin_address,
+                block.stream,
+                event_stack,
+                pool,
+            )
 
 
 def require_paged(upstream: object, large_page_bytes: int) -> PagedUpstream:

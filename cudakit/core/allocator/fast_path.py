@@ -111,13 +111,17 @@ class FastPath:
             return self._slow_alloc(size_bytes, stream)
         gate.busy = True
         try:
-            size = size_bytes + _ROUND_UP & _ROUND_MASK
-            is_small = size <= MAX_SMALL_BYTES
+            block_bytes = size_bytes + _ROUND_UP & _ROUND_MASK
+            is_small = block_bytes <= MAX_SMALL_BYTES
             free_blocks = (self._small_by_stream if is_small else self._large_by_stream).get(stream)
-            block = free_blocks.take(size, UNLIMITED) if free_blocks is not None else None
+            block = free_blocks.take(block_bytes, UNLIMITED) if free_blocks is not None else None
             if block is not None:
-                should_split = block.size - size > (_SMALL_SLACK if is_small else _LARGE_SLACK)
-                self._engine.alloc_found_block(block, size, size_bytes, None, splits=should_split)
+                should_split = block.size - block_bytes > (
+                    _SMALL_SLACK if is_small else _LARGE_SLACK
+                )
+                self._engine.alloc_found_block(
+                    block, block_bytes, size_bytes, None, splits=should_split
+                )
                 self._live_blocks[block.ptr] = block
         finally:
             gate.busy = False

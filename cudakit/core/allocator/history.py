@@ -154,8 +154,8 @@ class History:
         ring_length = max_entries if recorded_events == "all" else 1
         self._lost_old_events = not clear and self.overflowed
         events = type(self.events)(ring_length, self.metadata)
-        for event in () if clear else self.events:
-            events.append(event)
+        for trace_event in () if clear else self.events:
+            events.append(trace_event)
         self.events = events
         self.annotations = deque(() if clear else self.annotations, maxlen=ring_length)
 
@@ -256,8 +256,11 @@ class Stacks:
             return []
         frames = self._stacks.get(stack)
         if frames is None:
-            pairs = zip(stack[::2], stack[1::2], strict=True)
-            frames = [self._frame(*cast("tuple[CodeType, int]", pair)) for pair in pairs]
+            code_offset_pairs = zip(stack[::2], stack[1::2], strict=True)
+            frames = [
+                self._frame(*cast("tuple[CodeType, int]", code_offset_pair))
+                for code_offset_pair in code_offset_pairs
+            ]
             self._stacks[stack] = frames
         return frames
 
@@ -271,9 +274,11 @@ class Stacks:
 
     def _line(self, code: CodeType, offset: int) -> int:
         if code not in self._lines:
-            starts_with_lines = [(start, line or 0) for start, _, line in code.co_lines()]
+            starts_with_lines = [
+                (start_offset, line or 0) for start_offset, _, line in code.co_lines()
+            ]
             self._lines[code] = (
-                [start for start, _ in starts_with_lines],
+                [start_offset for start_offset, _ in starts_with_lines],
                 [line for _, line in starts_with_lines],
             )
         starts, lines = self._lines[code]

@@ -270,17 +270,17 @@ class SlowPath:
 
     def _alloc_block(self, size_bytes: int, stream: int, stack: RawStack | None) -> Block:
         engine = self._state.engine
-        size = rounded(size_bytes, engine.divisions)
+        block_bytes = rounded(size_bytes, engine.divisions)
         pools = engine.private_pools.pool_for_request(stream) or engine.default_pools
-        pool = pools.small if size <= MAX_SMALL_BYTES else pools.large
+        pool = pools.small if block_bytes <= MAX_SMALL_BYTES else pools.large
         uses_expandable = engine.uses_expandable_segments(pool)
         block = engine.get_free_block(
-            pool, size, stream, uses_expandable=uses_expandable
-        ) or self._oom_chain.obtain_block(pool, size, size_bytes, stream, stack)
+            pool, block_bytes, stream, uses_expandable=uses_expandable
+        ) or self._oom_chain.obtain_block(pool, block_bytes, size_bytes, stream, stack)
         # A lent block is split as if no segment were expandable, as in PyTorch.
         uses_expandable = engine.uses_expandable_segments(pool) and block.pool is pool
-        should_split = engine.should_split(block, size, uses_expandable=uses_expandable)
-        engine.alloc_found_block(block, size, size_bytes, stack, splits=should_split)
+        should_split = engine.should_split(block, block_bytes, uses_expandable=uses_expandable)
+        engine.alloc_found_block(block, block_bytes, size_bytes, stack, splits=should_split)
         return block
 
     def slow_free(self, ptr: int, stream: int | None = None) -> None:

@@ -383,12 +383,16 @@ def _read_counted_values(
     kind: str, peaks: Peaks, pools: Sequence[PoolStats]
 ) -> Iterator[_NamedValue]:
     for name in COUNTED_NAMES:
-        current = sum(pool.current(name) for pool in pools)
+        current_value = sum(pool.current(name) for pool in pools)
         increases = sum(pool.sum_of_increases(name) for pool in pools)
         sum_at_reset = sum(pool.values_at_reset[name] for pool in pools)
         peak = peaks.peak(name)
         yield from _named_values(
-            f"{name}.{kind}", current, peak, increases, sum_at_reset + increases - current
+            f"{name}.{kind}",
+            current_value,
+            peak,
+            increases,
+            sum_at_reset + increases - current_value,
         )
 
 
@@ -396,7 +400,7 @@ def _read_active_values(
     kind: str, peaks: Peaks, pools: Sequence[PoolStats]
 ) -> Iterator[_NamedValue]:
     for name, (allocated_name, pending_name) in _ACTIVE_SUMS.items():
-        current = sum(pool.current(name) for pool in pools)
+        current_value = sum(pool.current(name) for pool in pools)
         increases = sum(pool.sum_of_increases(allocated_name) for pool in pools)
         sum_at_reset = sum(
             pool.values_at_reset[counter_name]
@@ -405,7 +409,11 @@ def _read_active_values(
         )
         peak = max(peaks.peak(name), peaks.peak(allocated_name))
         yield from _named_values(
-            f"{name}.{kind}", current, peak, increases, sum_at_reset + increases - current
+            f"{name}.{kind}",
+            current_value,
+            peak,
+            increases,
+            sum_at_reset + increases - current_value,
         )
 
 

@@ -147,7 +147,7 @@ def _snapshot(
     ``settings`` are the settings that PyTorch does not have.
     """
     stacks = Stacks()
-    entries = [_trace_entry(history, stacks, event) for event in history.events]
+    entries = [_trace_entry(history, stacks, trace_event) for trace_event in history.events]
     sorted_segments = sorted(engine.segments.values(), key=lambda segment: segment.ptr)
     segments = [_segment_entry(segment, stacks, device) for segment in sorted_segments]
     if engine.history is not None:
@@ -164,14 +164,14 @@ def _snapshot(
     }
 
 
-def _trace_entry(history: History, stacks: Stacks, event: TraceEvent) -> dict[str, Any]:
+def _trace_entry(history: History, stacks: Stacks, trace_event: TraceEvent) -> dict[str, Any]:
     """Convert an event of the history to an entry of a snapshot's trace."""
-    action, address, size, stream, moment_ns, stack, pool, metadata = event
+    action, address, size_bytes, stream, moment_ns, stack, pool, metadata = trace_event
     metadata_text, tag = metadata if isinstance(metadata, tuple) else (metadata, "")
     trace_entry = {
         "action": action,
         "device_free" if action == OOM else "addr": address,
-        "size": size,
+        "size": size_bytes,
         "stream": stream,
         "time_us": history.unix_us(moment_ns),
         "compile_context": "N/A",
@@ -205,7 +205,9 @@ def host_snapshot(blocks: Iterable[Block], history: History) -> dict[str, Any]:
             }
             for block in sorted(blocks, key=lambda block: block.ptr)
         ],
-        "host_traces": [_trace_entry(history, stacks, event) for event in history.events],
+        "host_traces": [
+            _trace_entry(history, stacks, trace_event) for trace_event in history.events
+        ],
     }
 
 

@@ -62,19 +62,21 @@ class SegmentCache:
 
     def release_block(self, block: Block, stack: RawStack | None) -> None:
         """Release a free block that is a whole segment to the device. On CudaError the block stays cached."""
-        engine, pool, size = self._engine, block.pool, block.size
+        engine, pool, segment_bytes = self._engine, block.pool, block.size
         (engine.private_pools.segment_source(pool.id) or engine.upstream).free(block.ptr)
         block.free_blocks.remove(block)
         segment = engine.segments.pop(block.ptr)
-        engine.reserved_bytes -= size
+        engine.reserved_bytes -= segment_bytes
         engine.stats.num_device_free += 1
         pool.stats.count_segments(-1)
-        engine.count_reserved(pool, -size)
-        if size >= engine.max_split_bytes:
+        engine.count_reserved(pool, -segment_bytes)
+        if segment_bytes >= engine.max_split_bytes:
             engine.stats.oversize_segments.decrease()
         if engine.history is not None:
             event_stack = stack or segment.stack
-            engine.history.record(SEGMENT_FREE, block.ptr, size, block.stream, event_stack, pool.id)
+            engine.history.record(
+                SEGMENT_FREE, block.ptr, segment_bytes, block.stream, event_stack, pool.id
+            )
 
     def release_cached_blocks(self, stack: RawStack | None) -> None:
         """Release all cached segments, except those of private pools that are held.

@@ -106,8 +106,8 @@ class MappedRange(Segment):
     def releasable_bytes(self, block: Block) -> int:
         """Return the number of bytes of a free block that can be released: the whole pages in the block."""
         assert block.expandable_segment is not None  # noqa: S101
-        begin, end = block.expandable_segment.pages_within(block)
-        return end - begin
+        begin_address, end_address = block.expandable_segment.pages_within(block)
+        return end_address - begin_address
 
     def blocks(self) -> list[Block]:
         """List the blocks of the segment by address."""
@@ -185,9 +185,9 @@ class ExpandableSegment:
     def pages_within(self, block: Block) -> tuple[int, int]:
         """Return the begin and the end of the pages that lie completely in a block; equal if no page does."""
         page_bytes, start_offset = self.page_bytes, block.ptr - self.ptr
-        begin = -(-start_offset // page_bytes) * page_bytes
-        end = (start_offset + block.size) // page_bytes * page_bytes
-        return self.ptr + begin, self.ptr + max(begin, end)
+        begin_offset = -(-start_offset // page_bytes) * page_bytes
+        end_offset = (start_offset + block.size) // page_bytes * page_bytes
+        return self.ptr + begin_offset, self.ptr + max(begin_offset, end_offset)
 
     def pages_containing(self, begin: int, end: int) -> tuple[int, int]:
         """Return the first address and the number of the pages that contain an address range."""
@@ -228,8 +228,8 @@ class ExpandableSegment:
         self._cut_range(gap)
         self._merge_unmapped(gap)
 
-    def _unmapped_block(self, ptr: int, size: int) -> Block:
-        block = self.group.free_blocks.new_block(ptr, size, self)
+    def _unmapped_block(self, ptr: int, size_bytes: int) -> Block:
+        block = self.group.free_blocks.new_block(ptr, size_bytes, self)
         block.is_mapped = False
         return block
 
@@ -271,17 +271,17 @@ class ExpandableSegment:
 
     def _extend_ranges(self, block: Block) -> None:
         """Add a newly mapped block to the mapped ranges, and join the ranges before and after the block."""
-        ranges, end, size = self.ranges, block.ptr + block.size, block.size
+        ranges, end, block_bytes = self.ranges, block.ptr + block.size, block.size
         index = bisect_right(ranges, block.ptr, key=_address_of)
         if index < len(ranges) and ranges[index].ptr == end:
             next_range = ranges.pop(index)
             del self.registry[next_range.ptr]
-            size += next_range.size
+            block_bytes += next_range.size
         if index and ranges[index - 1].end == block.ptr:
-            ranges[index - 1].size += size
+            ranges[index - 1].size += block_bytes
         else:
             # Only the range at the beginning of the segment has a stack.
-            self._add_range(index, MappedRange(block, size, self.stack))
+            self._add_range(index, MappedRange(block, block_bytes, self.stack))
 
     def _cut_range(self, gap: Block) -> None:
         """Remove an unmapped block from the mapped range that contains its addresses."""

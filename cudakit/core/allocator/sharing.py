@@ -37,16 +37,16 @@ class Sharing:
         registry = self._registry()
         handles: tuple[Handle, ...]
         with self._state.locked():
-            begin, size_bytes, block = self._find_allocation(ptr)
+            segment_address, size_bytes, block = self._find_allocation(ptr)
             segment = block.expandable_segment if block is not None else None
             if segment is None:
-                page_bytes, handles = 0, (registry.ipc_handle(Ptr(begin)),)
+                page_bytes, handles = 0, (registry.ipc_handle(Ptr(segment_address)),)
             else:
                 page_bytes = segment.page_bytes
-                begin, page_count = segment.pages_containing(ptr, ptr + size_bytes)
-                handles = registry.export_pages(begin, page_bytes, page_count)
+                segment_address, page_count = segment.pages_containing(ptr, ptr + size_bytes)
+                handles = registry.export_pages(segment_address, page_bytes, page_count)
         process, device = registry.process_id, registry.device_uuid
-        return SharedMemory(size_bytes, ptr - begin, device, process, page_bytes, handles)
+        return SharedMemory(size_bytes, ptr - segment_address, device, process, page_bytes, handles)
 
     def ipc_handle(self, ptr: int) -> IpcHandle:
         """Return the handle of the segment that contains an address, and the address's offset in the segment.

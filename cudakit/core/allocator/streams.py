@@ -162,8 +162,8 @@ class PendingFrees:
         for stream_key in list(self._queues):
             queue = self._queues[stream_key]
             while queue and self._upstream.query_event(queue[0][0]):
-                event, _, block = queue.popleft()
-                self._handle_event(event, block, stack)
+                cuda_event, _, block = queue.popleft()
+                self._handle_event(cuda_event, block, stack)
             if not queue:
                 del self._queues[stream_key]
 
@@ -202,15 +202,17 @@ class PendingFrees:
         """Record an event on each stream that uses a block; after a CudaError, a later call continues."""
         while block.stream_uses:
             stream = next(iter(block.stream_uses))
-            event = self._unused_events.pop() if self._unused_events else self._upstream.event()
+            cuda_event = (
+                self._unused_events.pop() if self._unused_events else self._upstream.event()
+            )
             try:
-                self._upstream.record(event, stream)
+                self._upstream.record(cuda_event, stream)
             except BaseException:
-                self._unused_events.append(event)
+                self._unused_events.append(cuda_event)
                 raise
             del block.stream_uses[stream]
             stream_key = 0 if self._is_in_order else stream
-            self._queues.setdefault(stream_key, deque()).append((event, stream, block))
+            self._queues.setdefault(stream_key, deque()).append((cuda_event, stream, block))
             block.event_count += 1
 
     def _record_deferred(self, stack: RawStack | None) -> None:
@@ -241,11 +243,11 @@ class PendingFrees:
         self, queue: _EventQueue, stack: RawStack | None, pool: PoolId | None
     ) -> None:
         for queued_free in list(queue):
-            event, _, block = queued_free
+            cuda_event, _, block = queued_free
             if pool is None or block.pool.id == pool:
-                self._upstream.sync_event(event)
+                self._upstream.sync_event(cuda_event)
                 queue.remove(queued_free)
-                self._handle_event(event, block, stack)
+                self._handle_event(cuda_event, block, stack)
 
     def _forget_deferred_frees(self, blocks: list[Block], stack: RawStack | None) -> None:
         for block in blocks:
@@ -254,8 +256,8 @@ class PendingFrees:
             if not block.event_count:
                 self._complete_block(block, stack)
 
-    def _handle_event(self, event: Event, block: Block, stack: RawStack | None) -> None:
-        self._unused_events.append(event)
+    def _handle_event(self, cuda_event: Event, block: Block, stack: RawStack | None) -> None:
+        self._unused_events.append(cuda_event)
         block.event_count -= 1
         if not block.event_count and not block.stream_uses:
             self._complete_block(block, stack)

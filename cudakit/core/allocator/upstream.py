@@ -131,9 +131,9 @@ class GpuEvents:
         self.sync = gpu.sync
 
     def event(self) -> Event:
-        event = self._event_gpu.event(timing=False)
-        self._events.add(event)
-        return event
+        cuda_event = self._event_gpu.event(timing=False)
+        self._events.add(cuda_event)
+        return cuda_event
 
     def destroy_event(self, event: Event) -> None:
         self._event_gpu.destroy_event(event)
@@ -141,9 +141,9 @@ class GpuEvents:
 
     def destroy_events(self) -> None:
         """Destroy the remaining events; ignore errors of the driver."""
-        for event in list(self._events):
+        for cuda_event in list(self._events):
             with suppress(CudaError):
-                self.destroy_event(event)
+                self.destroy_event(cuda_event)
 
     def record(self, event: Event, stream: int) -> None:
         # A thread cannot name the default stream of another thread. The legacy stream, which waits for all

@@ -175,14 +175,14 @@ def parse_fail_on(text: str) -> FailOn:
     if verdict_word not in _FAILING_VERDICTS or (colon and not threshold_text):
         raise invalid_error
     try:
-        ratio = parse_ratio(threshold_text) if threshold_text else 0.0
+        min_change = parse_ratio(threshold_text) if threshold_text else 0.0
     except ValueError:
         raise invalid_error from None
-    if ratio > 1 and not threshold_text.endswith("%"):
+    if min_change > 1 and not threshold_text.endswith("%"):
         raise UsageError(
             f"--fail-on {text!r} is ambiguous", hint=f"write {verdict_word}:{threshold_text}%"
         )
-    return FailOn(_FAILING_VERDICTS[verdict_word], ratio)
+    return FailOn(_FAILING_VERDICTS[verdict_word], min_change)
 
 
 def _verdict(before: CaseResult, after: CaseResult) -> tuple[Verdict, str]:
@@ -257,5 +257,5 @@ def _differences(before: CaseResult, after: CaseResult) -> Iterator[str]:
 
 
 def _first_label(result: BenchResult) -> str:
-    names = [full_label(case) for case in result.results]
-    return f"{names[0]}{' ...' if len(names) > 1 else ''}" if names else "nothing"
+    labels = [full_label(case) for case in result.results]
+    return f"{labels[0]}{' ...' if len(labels) > 1 else ''}" if labels else "nothing"

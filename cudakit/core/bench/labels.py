@@ -38,10 +38,10 @@ def axis_names(cases: Sequence[LabelledCase]) -> list[str]:
 
 def varying_axes(cases: Sequence[LabelledCase]) -> list[str]:
     """Return the axes whose values differ between cases; all axes of a single case."""
-    names = axis_names(cases)
+    all_axes = axis_names(cases)
     if len(cases) < 2:
-        return names
-    return [name for name in names if len({case.axes.get(name) for case in cases}) > 1]
+        return all_axes
+    return [name for name in all_axes if len({case.axes.get(name) for case in cases}) > 1]
 
 
 def describe_common_axes(cases: Sequence[LabelledCase]) -> str:
@@ -62,13 +62,15 @@ def short_labels(
     The labels leave out ``omitted_axes``. With ``with_library``, labels of baselines end with their library.
     If no axis varies, the label is the name of the bench.
     """
-    names = [name for name in varying_axes(cases) if name not in omitted_axes]
-    if not set(DIMENSIONS).isdisjoint(names):
+    shown_axes = [name for name in varying_axes(cases) if name not in omitted_axes]
+    if not set(DIMENSIONS).isdisjoint(shown_axes):
         # One dimension of a GEMM alone would be ambiguous.
-        names = [name for name in axis_names(cases) if name in names or name in DIMENSIONS]
+        shown_axes = [
+            name for name in axis_names(cases) if name in shown_axes or name in DIMENSIONS
+        ]
     has_several_benches = len({case.name for case in cases}) > 1
     return [
-        _label(case, names, with_bench=has_several_benches, with_library=with_library)
+        _label(case, shown_axes, with_bench=has_several_benches, with_library=with_library)
         for case in cases
     ]
 

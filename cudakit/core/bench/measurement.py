@@ -45,7 +45,10 @@ class Samples:
     @property
     def cycles(self) -> tuple[float, ...]:
         """Clock cycles of each sample: its time multiplied by its clock. Empty if clocks are unknown."""
-        return tuple(t * hz for t, hz in zip(self.times_s, self.sm_clock_hz, strict=False))
+        return tuple(
+            time_s * clock_hz
+            for time_s, clock_hz in zip(self.times_s, self.sm_clock_hz, strict=False)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +139,7 @@ def _merge_samples(rounds: Sequence[Measurement]) -> Samples:
     )
     return Samples(
         times_s=tuple(chain.from_iterable(samples.times_s for samples in samples_by_round)),
-        sm_clock_hz=tuple(chain.from_iterable(s.sm_clock_hz for s in samples_by_round))
+        sm_clock_hz=tuple(chain.from_iterable(samples.sm_clock_hz for samples in samples_by_round))
         if has_clocks
         else (),
         discarded=discarded_count,

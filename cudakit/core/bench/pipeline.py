@@ -282,12 +282,12 @@ def _distinct_names(workloads: Sequence[Workload]) -> tuple[str, ...]:
     """Return a name for each interleaved workload: its library or name; if equal, the axes that differ."""
     if len(workloads) < 2:
         return ()
-    names = tuple(
+    workload_names = tuple(
         workload.library if isinstance(workload, Implementation) else workload.name
         for workload in workloads
     )
-    if len(set(names)) == len(names):
-        return names
+    if len(set(workload_names)) == len(workload_names):
+        return workload_names
     first_axes, *other_axes = (workload.axes for workload in workloads)
     differing_axes = [
         name

@@ -96,12 +96,12 @@ def ci_over_rounds(times: _Times, rounds: Sequence[int] = ()) -> tuple[float, fl
     """
     values = _array(times)
     shifted_times = without_round_offsets(values, rounds)
-    low, high = median_ci(shifted_times, correlation=autocorrelation_time(shifted_times))
+    ci_low, ci_high = median_ci(shifted_times, correlation=autocorrelation_time(shifted_times))
     half_width = _ci_half_width(
         [float(np.median(times)) for times in _split_rounds(values, rounds)]
     )
     median_s = float(np.median(values))
-    return max(min(low, median_s - half_width), 0.0), max(high, median_s + half_width)
+    return max(min(ci_low, median_s - half_width), 0.0), max(ci_high, median_s + half_width)
 
 
 def without_round_offsets(times: _Times, rounds: Sequence[int]) -> npt.NDArray[np.float64]:
@@ -259,15 +259,15 @@ def _autocorrelation(centred: npt.NDArray[np.float64]) -> npt.NDArray[np.float64
 
 def _best_split(sorted_times: npt.NDArray[np.float64]) -> int | None:
     """Return the index that splits values into groups with the smallest variance; None for too few values."""
-    n = len(sorted_times)
-    min_size = max(int(n * _MIN_PEAK_SHARE), 1)
-    if n < _MIN_FOR_PEAKS:
+    time_count = len(sorted_times)
+    min_size = max(int(time_count * _MIN_PEAK_SHARE), 1)
+    if time_count < _MIN_FOR_PEAKS:
         return None
-    sizes = np.arange(min_size, n - min_size + 1)
+    sizes = np.arange(min_size, time_count - min_size + 1)
     # The values are centred, because a difference of squares of large, nearly equal numbers loses precision.
     cumulative_sums = np.cumsum(sorted_times - sorted_times.mean())
     left_sums, total_sum = cumulative_sums[sizes - 1], cumulative_sums[-1]
-    between_groups = left_sums**2 / sizes + (total_sum - left_sums) ** 2 / (n - sizes)
+    between_groups = left_sums**2 / sizes + (total_sum - left_sums) ** 2 / (time_count - sizes)
     return int(sizes[int(np.argmax(between_groups))])
 
 

@@ -72,10 +72,13 @@ class Stopping:
     def _relative_half_widths(self) -> tuple[float, float]:
         """Return the half-widths of the CI and of the interquartile range, relative to the median."""
         sorted_times = sorted(self._times)
-        n = len(sorted_times)
-        median = (sorted_times[(n - 1) // 2] + sorted_times[n // 2]) / 2
+        sample_count = len(sorted_times)
+        median = (sorted_times[(sample_count - 1) // 2] + sorted_times[sample_count // 2]) / 2
         interval = median_ci(sorted_times, correlation=autocorrelation_time(self._times))
-        quartiles = (sorted_times[n // 4], sorted_times[n - 1 - n // 4])
+        quartiles = (
+            sorted_times[sample_count // 4],
+            sorted_times[sample_count - 1 - sample_count // 4],
+        )
         return relative_half_width(interval, median), relative_half_width(quartiles, median)
 
     def _is_stable(self) -> bool:

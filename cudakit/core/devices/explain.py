@@ -319,7 +319,7 @@ def _title(topic: Topic) -> str:
 
 def _nodes(topic: Topic) -> Iterator[Node]:
     purpose, _, background = topic.explanation.partition("\n\n")
-    rows = (
+    table_rows = (
         ("" if topic.kind == "check" else _meaning_label(topic), topic.meaning),
         ("purpose", " ".join(purpose.split())),
         ("background", " ".join(background.split())),
@@ -328,7 +328,7 @@ def _nodes(topic: Topic) -> Iterator[Node]:
         ("also known as", ", ".join(topic.other_names)),
         ("source", "" if topic.kind == "check" else topic.source),
     )
-    yield Facts(tuple((label, Text(text)) for label, text in rows if label and text))
+    yield Facts(tuple((label, Text(text)) for label, text in table_rows if label and text))
 
 
 def _meaning_label(topic: Topic) -> str:

@@ -39,9 +39,9 @@ class MatchedDevice:
     def fields(self) -> Mapping[str, Field]:
         """All facts; NVML's override CUDA's, because NVML ignores CUDA_VISIBLE_DEVICES."""
         merged_fields: dict[str, Field] = dict(self.cuda.fields) if self.cuda else {}
-        for name, value in (self.nvml.fields if self.nvml else {}).items():
-            if name not in merged_fields or not isinstance(value, Unavailable):
-                merged_fields[name] = value
+        for name, field_value in (self.nvml.fields if self.nvml else {}).items():
+            if name not in merged_fields or not isinstance(field_value, Unavailable):
+                merged_fields[name] = field_value
         return merged_fields
 
     def _views(self) -> Iterator[DeviceFacts]:

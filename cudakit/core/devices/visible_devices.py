@@ -43,30 +43,30 @@ def visibility(value: str | None, uuids: Sequence[str]) -> Visibility:
     find_position = _find_by_uuid if value.startswith(_PREFIXES) else _find_by_index
     visible_positions: list[int] = []
     entries = value.split(",")
-    for entry_number, entry in enumerate(entries, start=1):
-        position, reason = find_position(entry, uuids)
+    for entry_number, device_entry in enumerate(entries, start=1):
+        position, reason = find_position(device_entry, uuids)
         if position is None:
             is_last = entry_number == len(entries)
             effect = "" if is_last else ", so CUDA ignores this and all later entries"
             return Visibility(tuple(visible_positions), (f"{VARIABLE}={value}: {reason}{effect}",))
         if position in visible_positions:
-            repetition_note = f"{entry.strip()!r} repeats a device, so CUDA does not start"
+            repetition_note = f"{device_entry.strip()!r} repeats a device, so CUDA does not start"
             return Visibility((), (f"{VARIABLE}={value}: {repetition_note}",))
         visible_positions.append(position)
     return Visibility(tuple(visible_positions), ())
 
 
-def _find_by_index(entry: str, uuids: Sequence[str]) -> tuple[int | None, str]:
+def _find_by_index(device_entry: str, uuids: Sequence[str]) -> tuple[int | None, str]:
     """Return the position of a device, or None with the reason."""
     device_count = len(uuids)
-    index_match = _NUMBER_PATTERN.match(entry)
+    index_match = _NUMBER_PATTERN.match(device_entry)
     if index_match is None:
-        return None, f"{entry.strip()!r} is not a number"
+        return None, f"{device_entry.strip()!r} is not a number"
     device_index = _as_unsigned(int(index_match[2]), negative=index_match[1] == "-")
     if device_index < device_count:
         return device_index, ""
     if index_match[1] == "-":
-        return None, f"{entry.strip()!r} is negative"
+        return None, f"{device_entry.strip()!r} is negative"
     return None, f"no device has index {int(index_match[2])} (of {device_count})"
 
 
@@ -76,19 +76,19 @@ def _as_unsigned(number: int, *, negative: bool) -> int:
     return (-saturated_number if negative else saturated_number) & _UINT_MAX
 
 
-def _find_by_uuid(entry: str, uuids: Sequence[str]) -> tuple[int | None, str]:
+def _find_by_uuid(device_entry: str, uuids: Sequence[str]) -> tuple[int | None, str]:
     """Return the position of the only device with a UUID prefix, or None with the reason."""
-    if not entry.startswith(_PREFIXES):
-        return None, f"{entry!r} does not start with GPU- or MIG-"
+    if not device_entry.startswith(_PREFIXES):
+        return None, f"{device_entry!r} does not start with GPU- or MIG-"
     # The driver treats GPU- and MIG- alike, and ignores the case of the digits.
-    digits = entry[_PREFIX_LENGTH:].rstrip().lower()
+    digits = device_entry[_PREFIX_LENGTH:].rstrip().lower()
     positions = [
         position
         for position, uuid in enumerate(uuids)
         if uuid[_PREFIX_LENGTH:].lower().startswith(digits)
     ]
     if not digits or not positions:
-        return None, f"no UUID starts with {entry!r}"
+        return None, f"no UUID starts with {device_entry!r}"
     if len(positions) > 1:
-        return None, f"{len(positions)} UUIDs start with {entry!r}"
+        return None, f"{len(positions)} UUIDs start with {device_entry!r}"
     return positions[0], ""

@@ -141,9 +141,9 @@ def memory_share(device: Device) -> float | Unavailable:
     used_bytes, total_bytes = device.field("memory_used_bytes"), device.field("memory_total_bytes")
     if isinstance(total_bytes, Unavailable):
         total_bytes = device.field("usable_memory_bytes")
-    for value in (used_bytes, total_bytes):
-        if isinstance(value, Unavailable):
-            return value
+    for byte_count in (used_bytes, total_bytes):
+        if isinstance(byte_count, Unavailable):
+            return byte_count
     if (
         isinstance(used_bytes, (int, float))
         and isinstance(total_bytes, (int, float))
@@ -159,9 +159,9 @@ def averages(
     """Yield the mean of each interval of the last minute; None for an interval without samples."""
     interval_ns = HISTORY_SECONDS * 10**9 / interval_count
     intervals: list[list[float]] = [[] for _ in range(interval_count)]
-    for time_ns, value in samples:
+    for time_ns, sample_value in samples:
         interval_index = interval_count - 1 - int((now_ns - time_ns) // interval_ns)
-        if 0 <= interval_index < interval_count and not isinstance(value, Unavailable):
-            intervals[interval_index].append(value)
+        if 0 <= interval_index < interval_count and not isinstance(sample_value, Unavailable):
+            intervals[interval_index].append(sample_value)
     for interval_values in intervals:
         yield sum(interval_values) / len(interval_values) if interval_values else None

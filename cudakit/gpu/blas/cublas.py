@@ -108,17 +108,17 @@ class CublasGemm:
         self.algorithm = Unavailable(f"cuBLAS {CHOOSES_ITSELF}")
         self._blas = blas
         self._workspace_bytes = settings.workspace_bytes
-        names = type_names(gemm)
+        cublas_types = type_names(gemm)
         self._scalars = np.array(
-            [1, 0], names.scalar
+            [1, 0], cublas_types.scalar
         )  # Stored as an attribute, because calls pass addresses of the array's items.
         self._call = _Call(blas.vendor, gemm, self._scalars)
         self._math_mode = _math_mode(blas.vendor, settings)
         self.settings: Mapping[str, str] = MappingProxyType(
             {
                 "chosen_by": "cuBLAS",
-                "compute_type": f"CUBLAS_{names.compute_type}",
-                "scale_type": names.scale_type,
+                "compute_type": f"CUBLAS_{cublas_types.compute_type}",
+                "scale_type": cublas_types.scale_type,
                 "workspace": f"{format_bytes(settings.workspace_bytes)} given",
                 "atomics": "not allowed: the same bits in every run",
                 "reduced_precision": "allowed" if settings.reduced_precision else "not allowed",
@@ -157,7 +157,7 @@ class _Call:
 
     def __init__(self, vendor: Nvmath, gemm: Gemm, scalars: Any) -> None:
         cublas = vendor.cublas
-        names = type_names(gemm)
+        cublas_types = type_names(gemm)
         is_batched = gemm.batch > 1
         function_name = "gemm_strided_batched_ex" if is_batched else "gemm_ex"
         self.name = "cublasGemmStridedBatchedEx" if is_batched else "cublasGemmEx"
@@ -167,16 +167,16 @@ class _Call:
         transpose_operations = (cublas.Operation[letter.upper()] for letter in gemm.layout)
         alpha, beta = scalars[:1].ctypes.data, scalars[1:].ctypes.data
         self._size_arguments = (*transpose_operations, gemm.m, gemm.n, gemm.k, alpha)
-        self._a = _matrix_arguments(gemm.a, vendor.data_type(names.a), is_batched=is_batched)
+        self._a = _matrix_arguments(gemm.a, vendor.data_type(cublas_types.a), is_batched=is_batched)
         self._b = (
-            *_matrix_arguments(gemm.b, vendor.data_type(names.b), is_batched=is_batched),
+            *_matrix_arguments(gemm.b, vendor.data_type(cublas_types.b), is_batched=is_batched),
             beta,
         )
-        self._d = _matrix_arguments(gemm.d, vendor.data_type(names.d), is_batched=is_batched)
+        self._d = _matrix_arguments(gemm.d, vendor.data_type(cublas_types.d), is_batched=is_batched)
         batch_arguments = (gemm.batch,) if is_batched else ()
         self._trailing_arguments = (
             *batch_arguments,
-            vendor.compute_type(names.compute_type),
+            vendor.compute_type(cublas_types.compute_type),
             cublas.GemmAlgo.DFALT,
         )
 

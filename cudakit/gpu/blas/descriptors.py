@@ -83,13 +83,14 @@ class Problem:
         self._vendor = vendor
         self.gemm, self.settings = gemm, settings
         self.names: TypeNames = type_names(gemm)
-        names = self.names
+        cublas_types = self.names
         self.compute_type, self.scale_type = (
-            vendor.compute_type(names.compute_type),
-            vendor.data_type(names.scale_type),
+            vendor.compute_type(cublas_types.compute_type),
+            vendor.data_type(cublas_types.scale_type),
         )
         self.matrix_types = [
-            vendor.data_type(name) for name in (names.a, names.b, names.c, names.d)
+            vendor.data_type(name)
+            for name in (cublas_types.a, cublas_types.b, cublas_types.c, cublas_types.d)
         ]
         self._scalars = np.array([1, 0], self.names.scalar)
         self.alpha: int = self._scalars[:1].ctypes.data

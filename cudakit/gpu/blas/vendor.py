@@ -101,13 +101,13 @@ def torch_validators() -> Mapping[str, str]:
             requirement=f"torch>={FIRST_TUNING_TORCH}",
         ) from None
     try:
-        pairs = import_module("torch.cuda.tunable").get_validators()
+        validator_pairs = import_module("torch.cuda.tunable").get_validators()
     except (AttributeError, ImportError, RuntimeError):
         raise Unsupported(
             f"torch {torch.__version__} is built without CUDA and cannot be tuned",
             hint=f"install a torch {FIRST_TUNING_TORCH} or newer for CUDA",
         ) from None
-    return {str(name): str(value) for name, value in pairs}
+    return {str(name): str(value) for name, value in validator_pairs}
 
 
 def load_cupy() -> Any:

@@ -177,6 +177,6 @@ def _handle_bytes(handle: Any) -> bytes:
 
 def _check_size(handle: bytes) -> bytes:
     if len(handle) != HANDLE_BYTES:
-        detail = f"the handle has {len(handle)} bytes, {HANDLE_BYTES} expected"
-        raise cuda_error(Status.INVALID_VALUE, detail=detail)
+        error_text = f"the handle has {len(handle)} bytes, {HANDLE_BYTES} expected"
+        raise cuda_error(Status.INVALID_VALUE, detail=error_text)
     return handle

@@ -75,10 +75,10 @@ class CudaVirtualMemory:
         return Backing(self.backings.add(allocation))
 
     def backing_at(self, ptr: Ptr) -> Backing:
-        detail = f"nothing is mapped at {ptr:#x}"
+        error_text = f"nothing is mapped at {ptr:#x}"
         return Backing(
             self.backings.add(
-                self._context.call(cu.cuMemRetainAllocationHandle, ptr, detail=lambda: detail)
+                self._context.call(cu.cuMemRetainAllocationHandle, ptr, detail=lambda: error_text)
             )
         )
 
@@ -104,8 +104,8 @@ class CudaVirtualMemory:
 
     def has_access(self, ptr: Ptr, ordinal: int) -> bool:
         location = self._location_of(ordinal)
-        detail = f"nothing is mapped at {ptr:#x}"
-        flags = self._context.call(cu.cuMemGetAccess, location, ptr, detail=lambda: detail)
+        error_text = f"nothing is mapped at {ptr:#x}"
+        flags = self._context.call(cu.cuMemGetAccess, location, ptr, detail=lambda: error_text)
         return int(flags) == int(_READ_AND_WRITE)
 
     def unmap(self, ptr: Ptr, size_bytes: int) -> None:

@@ -57,8 +57,8 @@ def _call_named(
 
 
 def _pci_address(reader: Reader) -> str:
-    info = reader.attempt(lambda: reader.lib.nvmlDeviceGetPciInfo(reader.handle))
-    return "" if isinstance(info, Unavailable) else _text(info.busId)
+    pci_info = reader.attempt(lambda: reader.lib.nvmlDeviceGetPciInfo(reader.handle))
+    return "" if isinstance(pci_info, Unavailable) else _text(pci_info.busId)
 
 
 def _nvlink_ends(reader: Reader) -> list[str]:
@@ -80,8 +80,8 @@ def _remote_end(reader: Reader, link: int) -> str:
     device_type = reader.attempt(lambda: lib.nvmlDeviceGetNvLinkRemoteDeviceType(handle, link))
     if device_type != lib.NVML_NVLINK_DEVICE_TYPE_GPU:
         return _SWITCH
-    info = reader.attempt(lambda: lib.nvmlDeviceGetNvLinkRemotePciInfo(handle, link))
-    return _SWITCH if isinstance(info, Unavailable) else _text(info.busId)
+    pci_info = reader.attempt(lambda: lib.nvmlDeviceGetNvLinkRemotePciInfo(handle, link))
+    return _SWITCH if isinstance(pci_info, Unavailable) else _text(pci_info.busId)
 
 
 def _count_links_between(

@@ -26,10 +26,10 @@ def cpu_ranges(masks: Iterable[int]) -> str:
     }
     first_cpus = sorted(cpu for cpu in cpus if cpu - 1 not in cpus)
     last_cpus = sorted(cpu for cpu in cpus if cpu + 1 not in cpus)
-    pairs = zip(first_cpus, last_cpus, strict=True)
+    cpu_pairs = zip(first_cpus, last_cpus, strict=True)
     return ",".join(
         f"{first_cpu}-{last_cpu}" if last_cpu > first_cpu else str(first_cpu)
-        for first_cpu, last_cpu in pairs
+        for first_cpu, last_cpu in cpu_pairs
     )
 
 

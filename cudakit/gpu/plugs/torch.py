@@ -34,12 +34,12 @@ def upstream_name(upstream: object) -> str:
     """Return the name of a source of segments. Raises UsageError with the reason for anything else."""
     if isinstance(upstream, str) and upstream in UPSTREAMS:
         return upstream
-    names = ", ".join(UPSTREAMS)
+    upstream_names = ", ".join(UPSTREAMS)
     if isinstance(upstream, str):
-        raise UsageError(f"no upstream is named {upstream!r}", hint=f"one of {names}")
+        raise UsageError(f"no upstream is named {upstream!r}", hint=f"one of {upstream_names}")
     raise UsageError(
         f"torch cannot use {type(upstream).__name__} as an allocator: {_DEADLOCK_REASON}",
-        hint=f"give an upstream that runs without Python: {names}",
+        hint=f"give an upstream that runs without Python: {upstream_names}",
     )
 
 

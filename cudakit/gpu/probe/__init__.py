@@ -134,7 +134,7 @@ def last_line(stderr: str) -> str:
 
 
 def _exit_reason(exit_code: int, stderr: str) -> str:
-    detail = last_line(stderr)
+    last_stderr_line = last_line(stderr)
     if exit_code == -signal.SIGALRM:
         return "the CUDA driver did not answer in time"
     if exit_code < 0:
@@ -143,8 +143,8 @@ def _exit_reason(exit_code: int, stderr: str) -> str:
             if -exit_code in set(signal.Signals)
             else f"signal {-exit_code}"
         )
-        return f"the CUDA driver crashed during the query ({name}){detail}"
-    return f"the process that queries the CUDA driver exited with {exit_code}{detail}"
+        return f"the CUDA driver crashed during the query ({name}){last_stderr_line}"
+    return f"the process that queries the CUDA driver exited with {exit_code}{last_stderr_line}"
 
 
 # --- conversion of the child's JSON to a CudaView --------------------------------------------------

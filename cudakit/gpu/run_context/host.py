@@ -52,8 +52,10 @@ def read_host(files: Files, variables: Mapping[str, str]) -> Host:
 
 def _cpu(files: Files) -> str:
     lines = files.lines("/proc/cpuinfo")
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor() if files.root else "")
+    model_names = (
+        line.partition(":")[2].strip() for line in lines if line.startswith("model name")
+    )
+    return next(model_names, platform.processor() if files.root else "")
 
 
 def _container(files: Files, variables: Mapping[str, str]) -> str:

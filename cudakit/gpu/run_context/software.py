@@ -65,10 +65,10 @@ def installed_packages(search_path: Iterable[str]) -> Iterator[Distribution]:
     """Yield the packages on a search path such as sys.path, in its order."""
     for directory in dict.fromkeys(os.path.abspath(path) for path in search_path):
         try:
-            names = sorted(os.listdir(directory))
+            entry_names = sorted(os.listdir(directory))
         except OSError:
             continue
-        for name in names:
+        for name in entry_names:
             stem, dot, suffix = name.rpartition(".")
             if dot and suffix in ("dist-info", "egg-info"):
                 package, _, version_part = stem.partition("-")
@@ -190,8 +190,8 @@ def toolkits(files: Files) -> Iterator[Toolkit]:
 def _nccl_conf(files: Files) -> dict[str, str]:
     """Read the variables of /etc/nccl.conf, which has lines of the form NAME=value."""
     lines = (line for line in files.lines("/etc/nccl.conf") if not line.lstrip().startswith("#"))
-    pairs = (line.partition("=") for line in lines)
-    return {name.strip(): value.strip() for name, equals, value in pairs if equals}
+    variable_lines = (line.partition("=") for line in lines)
+    return {name.strip(): value.strip() for name, equals, value in variable_lines if equals}
 
 
 # --- cudakit itself --------------------------------------------------------------------------------

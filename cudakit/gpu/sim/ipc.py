@@ -108,8 +108,8 @@ class SimIpc:
         self._streams.reject_in_capture()
         region = self._memory.device_allocations.get(ptr)
         if region is None or not region.is_live:
-            detail = f"no allocation of {self.context.name} begins at {ptr:#x}"
-            raise cuda_error(Status.INVALID_VALUE, detail=detail)
+            error_text = f"no allocation of {self.context.name} begins at {ptr:#x}"
+            raise cuda_error(Status.INVALID_VALUE, detail=error_text)
         if ptr not in self._handles:
             with self.registry.lock:
                 handle = self.registry.make_handle("ipc", next(self.registry.handle_numbers))

@@ -87,8 +87,8 @@ class SimLaunch:
             return np.empty(0, dtype)
         element_step_bytes = step_bytes or dtype.itemsize
         if ptr % dtype.alignment or element_step_bytes % dtype.alignment:
-            detail = f"{self.name} uses {ptr:#x} as {dtype}, step {element_step_bytes}"
-            raise cuda_error(Status.MISALIGNED_ADDRESS, detail=detail)
+            access_text = f"{self.name} uses {ptr:#x} as {dtype}, step {element_step_bytes}"
+            raise cuda_error(Status.MISALIGNED_ADDRESS, detail=access_text)
         size_bytes = element_step_bytes * (count - 1) + dtype.itemsize
         span = self.span(ptr, size_bytes, self.name)
         content = span.gather()

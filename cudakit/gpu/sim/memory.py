@@ -123,8 +123,8 @@ class SimMemory:
                 new_bytes(size_bytes), host=HostMemory.PINNED if pinned else HostMemory.PAGEABLE
             )
         except (OSError, OverflowError):
-            detail = f"{format_bytes(size_bytes)} of host memory requested, less is available"
-            raise cuda_error(Status.OUT_OF_MEMORY, detail=detail) from None
+            error_text = f"{format_bytes(size_bytes)} of host memory requested, less is available"
+            raise cuda_error(Status.OUT_OF_MEMORY, detail=error_text) from None
         self._host_allocations[region.begin] = region
         if pinned:
             self.context.emit(trace_events.Alloc(region.begin, size_bytes, AllocationKind.PINNED))
@@ -174,8 +174,8 @@ class SimMemory:
         check_size(memory.nbytes)
         self._streams.reject_in_capture()
         if any(np.may_share_memory(memory, region.data) for region in self._pinned_arrays.values()):
-            detail = f"{format_bytes(memory.nbytes)} at host address {memory.ctypes.data:#x}"
-            raise cuda_error(Status.HOST_MEMORY_ALREADY_REGISTERED, detail=detail)
+            error_text = f"{format_bytes(memory.nbytes)} at host address {memory.ctypes.data:#x}"
+            raise cuda_error(Status.HOST_MEMORY_ALREADY_REGISTERED, detail=error_text)
         region = self._heap.add(memory, host=HostMemory.PINNED)
         self._pinned_arrays[region.begin] = region
         self.context.emit(trace_events.Alloc(region.begin, memory.nbytes, AllocationKind.PINNED))
@@ -202,9 +202,9 @@ class SimMemory:
     @driver_call
     def copy(self, dst: Ptr, src: Ptr, size_bytes: int, stream: Stream) -> None:
         queue = self._streams.checked_queue(stream)
-        detail = f"{format_bytes(size_bytes)} from {src:#x} to {dst:#x}"
-        target = self._heap.check_allocated(dst, size_bytes, detail)
-        source = self._heap.check_allocated(src, size_bytes, detail)
+        copy_text = f"{format_bytes(size_bytes)} from {src:#x} to {dst:#x}"
+        target = self._heap.check_allocated(dst, size_bytes, copy_text)
+        source = self._heap.check_allocated(src, size_bytes, copy_text)
         if size_bytes == 0:
             return
         route = self._copy_route(target[0], source[0], size_bytes)

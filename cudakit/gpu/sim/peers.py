@@ -107,8 +107,9 @@ class SimPeers:
         capacity_bytes = usable_bytes if isinstance(usable_bytes, int) else DEFAULT_CAPACITY_BYTES
         free_bytes = capacity_bytes - self._used_bytes[ordinal]
         if rounded_size(size_bytes) > free_bytes:
-            detail = f"{format_bytes(free_bytes)} of {format_bytes(capacity_bytes)} free on device {ordinal}"
+            free_text = f"{format_bytes(free_bytes)} of {format_bytes(capacity_bytes)} free"
             raise cuda_error(
-                Status.OUT_OF_MEMORY, detail=f"{format_bytes(size_bytes)} requested, {detail}"
+                Status.OUT_OF_MEMORY,
+                detail=f"{format_bytes(size_bytes)} requested, {free_text} on device {ordinal}",
             )
         self._used_bytes[ordinal] += rounded_size(size_bytes)

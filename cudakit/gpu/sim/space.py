@@ -167,8 +167,8 @@ class Heap:
         if rounded_size(size_bytes) > self.free_bytes:
             free_text, total_text = format_bytes(self.free_bytes), format_bytes(self.capacity_bytes)
             free_memory = f"{free_text} of {total_text} free on {self._context.name}"
-            detail = f"{format_bytes(size_bytes)} requested, {free_memory}"
-            raise cuda_error(Status.OUT_OF_MEMORY, detail=detail)
+            error_text = f"{format_bytes(size_bytes)} requested, {free_memory}"
+            raise cuda_error(Status.OUT_OF_MEMORY, detail=error_text)
         self._used_bytes += rounded_size(size_bytes)
 
     def uncharge(self, size_bytes: int) -> None:

@@ -44,7 +44,7 @@ def _plot_lines(chart: Chart, width: int) -> list[Text]:
     gutter_width = max(map(cell_len, label_by_row.values())) + 1
     plane = Plane(low, high, max(width - gutter_width - 1, _MIN_COLUMNS), _CHART_ROWS)
     drawn_curves = curves(chart, plane)
-    rows = [
+    picture_lines = [
         Text.assemble((_left_edge(label_by_row.get(row, ""), gutter_width), theme.FAINT), line)
         for row, line in enumerate(picture_rows(drawn_curves, plane))
     ]
@@ -57,7 +57,7 @@ def _plot_lines(chart: Chart, width: int) -> list[Text]:
     ]
     margin = " " * (gutter_width + 1)
     label_lines = [Text(margin).append_text(line) for line in labels_below]
-    return [*rows, axis_line, *label_lines, *legend_lines(chart, drawn_curves, width)]
+    return [*picture_lines, axis_line, *label_lines, *legend_lines(chart, drawn_curves, width)]
 
 
 def _y_range(series: Sequence[Series]) -> tuple[float, float]:

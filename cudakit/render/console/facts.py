@@ -45,7 +45,9 @@ def facts_lines(facts: Facts, width: int) -> list[Text]:
 
 def _column_lines(rows: tuple[tuple[str, Value], ...], width: int) -> list[Text]:
     labels = [cut(escape(label), width) for label, _ in rows]
-    fitting_widths = [size for size in map(cell_len, labels) if size <= width // 2]
+    fitting_widths = [
+        label_width for label_width in map(cell_len, labels) if label_width <= width // 2
+    ]
     indent_width = max(fitting_widths, default=width // 2) + _GAP_WIDTH
     lines: list[Text] = []
     for row_index, (label, (_, value)) in enumerate(zip(labels, rows, strict=True)):

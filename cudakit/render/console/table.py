@@ -74,10 +74,10 @@ def table_lines(table: Table, width: int) -> list[Text]:
 
 
 def _width_by_column(table: Table, width: int) -> dict[int, int]:
-    rows = table.rows if table.total_row is None else (*table.rows, table.total_row)
+    all_rows = table.rows if table.total_row is None else (*table.rows, table.total_row)
     column_widths = [
         _measure_column(
-            column, [row[index] for row in rows], with_callers=width >= _CALLERS_MIN_WIDTH
+            column, [row[index] for row in all_rows], with_callers=width >= _CALLERS_MIN_WIDTH
         )
         for index, column in enumerate(table.columns)
     ]
@@ -119,7 +119,9 @@ def _repeated_stack_lines(table: Table, widths: Mapping[int, int], width: int) -
             for row in table.rows
             if isinstance(row[index], Stack | Frame)
         )
-        repeated_lines.update(line for line, count in lines.items() if count > 1)
+        repeated_lines.update(
+            line for line, repetition_count in lines.items() if repetition_count > 1
+        )
     return frozenset(repeated_lines)
 
 

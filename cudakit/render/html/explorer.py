@@ -30,9 +30,9 @@ _EXPORT_PATTERN = re.compile(r"^export ((?:async )?function\*?|class|const) (\w+
 
 def explorer(node: Explorer) -> Markup:
     """Return the HTML element that the script ``KIND.js`` fills. The element contains all data as text."""
-    data = node.data()
-    descriptions, packed_text = pack(data.arrays)
-    facts = json.dumps({"arrays": descriptions, "facts": data.facts}, ensure_ascii=True)
+    explorer_data = node.data()
+    descriptions, packed_text = pack(explorer_data.arrays)
+    facts = json.dumps({"arrays": descriptions, "facts": explorer_data.facts}, ensure_ascii=True)
     # The text "</script" would end the element. JSON allows "\u003c" instead of "<".
     facts = facts.replace("<", "\\u003c")
     return element(

@@ -138,7 +138,7 @@ def _settings_element(settings: str) -> Markup | None:
 def _facts_element(facts: Facts) -> Markup:
     """Return labelled values: short ones as cards, and one below the other if one of them is long."""
     previous_labels = (None, *(label for label, _ in facts.rows[:-1]))
-    pairs = (
+    fact_elements = (
         element(
             "div",
             element("dt", "" if label == previous_label else label),
@@ -147,7 +147,7 @@ def _facts_element(facts: Facts) -> Markup:
         for previous_label, (label, value) in zip(previous_labels, facts.rows, strict=True)
     )
     has_long_value = any(_is_long(value) for _, value in facts.rows)
-    return element("dl", *pairs, class_="facts list" if has_long_value else "facts")
+    return element("dl", *fact_elements, class_="facts list" if has_long_value else "facts")
 
 
 def _is_long(value: Value) -> bool:

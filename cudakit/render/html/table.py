@@ -19,7 +19,7 @@ _NEWLINE = Markup("\n")
 def table(node: Table) -> Markup:
     """Return a table; a table wider than the page scrolls separately."""
     table_head = element("thead", element("tr", *map(_heading_cell, node.columns)))
-    rows = (
+    table_rows = (
         line
         for row_number, row in enumerate(node.rows)
         for line in (
@@ -31,7 +31,7 @@ def table(node: Table) -> Markup:
     table_element = element(
         "table",
         table_head,
-        element("tbody", *rows) if node.rows else None,
+        element("tbody", *table_rows) if node.rows else None,
         element("tfoot", _row_element(node.columns, total_row)) if total_row else None,
     )
     is_wide = any(column.kind == "stack" for column in node.columns)
@@ -139,10 +139,10 @@ def _leaf_text(stack: Stack) -> tuple[Markup | str, ...]:
     leaf_frame, caller = leaf(stack), distinct_caller(stack)
     arrows_and_frames = ((" → ", leaf_frame), (" ← … ", caller))
     return tuple(
-        part
+        text_part
         for arrow, frame in arrows_and_frames
         if frame
-        for part in (arrow, _frame_element(frame))
+        for text_part in (arrow, _frame_element(frame))
     )
 
 

@@ -34,15 +34,17 @@ def chart(node: Chart) -> Markup:
         )
         for series_index, series in enumerate(node.series)
     ]
-    keys = [_legend_key(series, node) for series in node.series]
-    curve_names = ", ".join(f"{key.name} ({key.remark})" for key in keys[:8])
+    legend_keys = [_legend_key(series, node) for series in node.series]
+    curve_names = ", ".join(
+        f"{legend_key.name} ({legend_key.remark})" for legend_key in legend_keys[:8]
+    )
     drawing = Plot(
         "line",
         node.title,
         x,
         y,
         shapes=(stretch_shapes(paths, width=_COORDINATE_WIDTH, height=_COORDINATE_HEIGHT),),
-        legend=tuple(keys) if len(keys) > 1 else (),
+        legend=tuple(legend_keys) if len(legend_keys) > 1 else (),
         description=f"line chart: {curve_names}",
         x_label=node.x_label,
     )

@@ -19,14 +19,14 @@ _MARKER_LINE_HEIGHT = 18
 
 _MAX_MARKERS = 200
 _MAX_MARKER_LINES = 4
-# Maximal number of characters of a marker label, and of a tick label.
-_MAX_LABEL = 60
-_MAX_TICK_LABEL = 14
+# Maximum length in characters of a marker label, and of a tick label.
+_MAX_LABEL_LENGTH = 60
+_MAX_TICK_LABEL_LENGTH = 14
 # Width of a character as a share of a medium plot, to detect labels that overlap.
-_LETTER_SHARE = 0.008
+_CHARACTER_WIDTH_SHARE = 0.008
 
-_DOT = "M12 5h0"
-_KEYS = {"line": "M0 5h24", "scatter": _DOT}
+_DOT_PATH = "M12 5h0"
+_SAMPLE_PATH_BY_KIND = {"line": "M0 5h24", "scatter": _DOT_PATH}
 _SYMBOLS = {"info": "▾", "warn": "!", "error": "✗"}
 
 
@@ -88,10 +88,10 @@ def plot(node: Plot, markers: Sequence[Marker] = ()) -> Markup:
 
 def _y_grid(axis: Axis, markers_height: int, height: int) -> Markup:
     return join(
-        part
+        grid_element
         for tick in axis.ticks
         for line_y in (markers_height + round(height * (1 - axis.share(tick.value)), 1),)
-        for part in (
+        for grid_element in (
             element(
                 "line",
                 class_="grid" if tick.value else "zero",
@@ -111,7 +111,7 @@ def _x_labels(axis: Axis, bottom: int, label: str) -> Markup:
                 element("line", class_="axis", x1=label_x, x2=label_x, y1=bottom, y2=bottom + 5),
                 element(
                     "text",
-                    escape(tick.label, limit=_MAX_TICK_LABEL),
+                    escape(tick.label, limit=_MAX_TICK_LABEL_LENGTH),
                     class_="tick middle",
                     x=label_x,
                     y=bottom + 19,
@@ -122,7 +122,13 @@ def _x_labels(axis: Axis, bottom: int, label: str) -> Markup:
         for label_x in (percent(axis.share(tick.value)),)
     )
     axis_name = (
-        element("text", escape(label, limit=_MAX_LABEL), class_="tick end", x="100%", y=bottom + 37)
+        element(
+            "text",
+            escape(label, limit=_MAX_LABEL_LENGTH),
+            class_="tick end",
+            x="100%",
+            y=bottom + 37,
+        )
         if label
         else None
     )
@@ -133,7 +139,7 @@ def _legend(node: Plot) -> Markup | None:
     if not node.legend:
         return None
     kind = node.kind
-    keys = (
+    legend_items = (
         element(
             "li",
             element(
@@ -141,9 +147,9 @@ def _legend(node: Plot) -> Markup | None:
                 element(
                     "path",
                     class_=f"{kind} {plot_key.classes or series_class(series_index)}",
-                    d=_KEYS[kind],
+                    d=_SAMPLE_PATH_BY_KIND[kind],
                 ),
-                element("path", class_="scatter hole", d=_DOT) if plot_key.hollow else None,
+                element("path", class_="scatter hole", d=_DOT_PATH) if plot_key.hollow else None,
                 class_="key",
                 width=24,
                 height=10,
@@ -154,7 +160,7 @@ def _legend(node: Plot) -> Markup | None:
         )
         for series_index, plot_key in enumerate(node.legend)
     )
-    return element("ul", *keys, class_="legend")
+    return element("ul", *legend_items, class_="legend")
 
 
 def _place_markers(markers: Sequence[Marker], axis: Axis) -> list[_PlacedMarker]:
@@ -183,7 +189,7 @@ def _place_markers(markers: Sequence[Marker], axis: Axis) -> list[_PlacedMarker]
 
 def _place_marker(marker: Marker, axis: Axis) -> _PlacedMarker:
     share = min(max(axis.share(marker.x), 0.0), 1.0)
-    width_share = _LETTER_SHARE * (min(len(marker.label), _MAX_LABEL) + 3)
+    width_share = _CHARACTER_WIDTH_SHARE * (min(len(marker.label), _MAX_LABEL_LENGTH) + 3)
     extends_left = share + width_share > 1
     return _PlacedMarker(
         marker, share, share - width_share if extends_left else share + width_share
@@ -198,7 +204,7 @@ def _draw_marker(placed_marker: _PlacedMarker, markers_height: int, bottom: int)
     label_text = f"{_SYMBOLS[marker.level]} {marker.label}"
     label = element(
         "text",
-        escape(label_text, limit=_MAX_LABEL),
+        escape(label_text, limit=_MAX_LABEL_LENGTH),
         class_="end" if placed_marker.extends_left else None,
         x=marker_x,
         dx=-5 if placed_marker.extends_left else 5,

@@ -86,12 +86,12 @@ class HostMemory:
         pool = self.pools.pool_of_request(stream)
         if pool.is_private or not self.settings.pinned_use_background_threads:
             pool.pending_frees.process_events()
-        size = self._block_sizes.round_size(size_bytes)
-        block = self._get_free_block(pool, size)
+        block_bytes = self._block_sizes.round_size(size_bytes)
+        block = self._get_free_block(pool, block_bytes)
         if block is None:
-            block = self._obtain_block(pool, size, stack, retries=retries)
-        should_split = self.engine.should_split(block, size, uses_expandable=False)
-        self.engine.alloc_found_block(block, size, size_bytes, stack, splits=should_split)
+            block = self._obtain_block(pool, block_bytes, stack, retries=retries)
+        should_split = self.engine.should_split(block, block_bytes, uses_expandable=False)
+        self.engine.alloc_found_block(block, block_bytes, size_bytes, stack, splits=should_split)
         self.stats.count_alloc(block.size)
         # A request without a stream may belong to a capture, even if another thread began this capture.
         if self.captures.capture_count and (stream is None or pool.is_private):
@@ -163,16 +163,18 @@ class HostMemory:
         self._release_reserve()
         self.default_pool.pending_frees.close()
 
-    def _get_free_block(self, pool: HostPool, size: int) -> Block | None:
+    def _get_free_block(self, pool: HostPool, block_bytes: int) -> Block | None:
         """Remove and return a free block of a pool, or else of the reserve; None if there is none."""
-        for block_pool in dict.fromkeys((pool.pool_for_size(size), pool.reserve)):
-            block = self.engine.get_free_block(block_pool, size, NO_STREAM, uses_expandable=False)
+        for block_pool in dict.fromkeys((pool.pool_for_size(block_bytes), pool.reserve)):
+            block = self.engine.get_free_block(
+                block_pool, block_bytes, NO_STREAM, uses_expandable=False
+            )
             if block is not None:
                 return block
         return None
 
     def _obtain_block(
-        self, pool: HostPool, size: int, stack: RawStack | None, *, retries: bool
+        self, pool: HostPool, block_bytes: int, stack: RawStack | None, *, retries: bool
     ) -> Block:
         """Return a block for a request that no free block serves."""
         if (
@@ -181,46 +183,50 @@ class HostMemory:
             and pool.pending_frees
         ):
             pool.pending_frees.process_events()  # The background thread may not have processed all frees yet.
-            if (block := self._get_free_block(pool, size)) is not None:
+            if (block := self._get_free_block(pool, block_bytes)) is not None:
                 return block
         reserve_bytes = self.settings.pinned_reserve_segment_size_bytes
         if reserve_bytes and self._reserve is None:
             self._take_reserve(reserve_bytes)
-            if (block := self._get_free_block(pool, size)) is not None:
+            if (block := self._get_free_block(pool, block_bytes)) is not None:
                 return block
-        block = self._alloc_block(pool, size, stack)
+        block = self._alloc_block(pool, block_bytes, stack)
         if block is None and retries and not self.captures.capture_count:
-            block = self._retry_after_release(pool, size, stack)
+            block = self._retry_after_release(pool, block_bytes, stack)
         if block is None:
-            raise self._out_of_memory_error(self._block_sizes.segment_bytes(size))
+            raise self._out_of_memory_error(self._block_sizes.segment_bytes(block_bytes))
         return block
 
-    def _alloc_block(self, pool: HostPool, size: int, stack: RawStack | None) -> Block | None:
+    def _alloc_block(
+        self, pool: HostPool, block_bytes: int, stack: RawStack | None
+    ) -> Block | None:
         """Take a block from the reserve or from the driver; None if no memory is left. Raises CudaError."""
-        block_pool = pool.pool_for_size(size)
-        ptr = self._reserve.carve(size) if self._reserve and not self._splits else None
+        block_pool = pool.pool_for_size(block_bytes)
+        ptr = self._reserve.carve(block_bytes) if self._reserve and not self._splits else None
         block: Block | None
         if ptr is not None:
-            block = block_pool.free_blocks(NO_STREAM).new_block(ptr, size)
+            block = block_pool.free_blocks(NO_STREAM).new_block(ptr, block_bytes)
             if self.engine.history is not None:
-                self.engine.history.record(SEGMENT_ALLOC, ptr, size, NO_STREAM, stack, pool.id)
+                self.engine.history.record(
+                    SEGMENT_ALLOC, ptr, block_bytes, NO_STREAM, stack, pool.id
+                )
         else:
-            segment_bytes = self._block_sizes.segment_bytes(size)
-            request = Request(size, size, segment_bytes, NO_STREAM, block_pool, stack)
+            segment_bytes = self._block_sizes.segment_bytes(block_bytes)
+            request = Request(block_bytes, block_bytes, segment_bytes, NO_STREAM, block_pool, stack)
             block = self._cache.alloc_block(request)
         if block is not None:
             self.stats.count_obtained(block.size)
         return block
 
     def _retry_after_release(
-        self, pool: HostPool, size: int, stack: RawStack | None
+        self, pool: HostPool, block_bytes: int, stack: RawStack | None
     ) -> Block | None:
         """Wait for pending frees, then release cached memory."""
         for source_pool in dict.fromkeys((pool, self.default_pool)):
             source_pool.pending_frees.synchronize()
-        block = self._get_free_block(pool, size)
+        block = self._get_free_block(pool, block_bytes)
         if block is None and self.release_cached(stack, waits_for_streams=True):
-            block = self._alloc_block(pool, size, stack)
+            block = self._alloc_block(pool, block_bytes, stack)
         self.stats.num_rescues += block is not None
         return block
 

@@ -192,7 +192,7 @@ class HostStats:
             stat.reset_sums()
 
     def _all_statistics(self) -> list[Stat | Duration]:
-        active_stats = [stat for pair in self.active_by_bin.values() for stat in pair]
+        active_stats = [stat for stat_pair in self.active_by_bin.values() for stat in stat_pair]
         durations = [self.alloc_time, self.free_time]
         return [self.allocations, self.allocated_bytes, *active_stats, *durations]
 

@@ -138,9 +138,9 @@ def _collective_rate(case: CaseResult) -> CollectiveRate:
 
 def _variable_warnings(variables: Sequence[Mapping[str, str]]) -> list[str]:
     """Return a warning for each NCCL variable that differs between ranks."""
-    names = sorted({name for rank_variables in variables for name in rank_variables})
+    variable_names = sorted({name for rank_variables in variables for name in rank_variables})
     return [
         f"{name} differs between the ranks"
-        for name in names
+        for name in variable_names
         if len({rank_variables.get(name) for rank_variables in variables}) > 1
     ]

@@ -169,12 +169,12 @@ class _Requests:
         self, operation_id: int, library: str, collective: Sequence[Any], in_place: bool, seed: int
     ) -> None:
         """Allocate one buffer set of an operation."""
-        name, element, count = collective
+        name, element, element_count = collective
         self._operations[operation_id] = RankOperation(
             self._gpu,
             self._compare,
             self._communicators[library],
-            Collective(name, ELEMENTS[element], count),
+            Collective(name, ELEMENTS[element], element_count),
             self._rank,
             self._rank_count,
             in_place=in_place,

@@ -50,11 +50,11 @@ def relative_rate(baseline: str, case: CaseResult, cases: Sequence[CaseResult]) 
     """Return cudakit's rate relative to a baseline's as text: ``99.6% ± 0.2%``; "-" for a baseline."""
     if case.library != CUDAKIT:
         return Text("-")
-    ratio = ratio_to(baseline, case, cases)
-    if isinstance(ratio, Unavailable):
-        return ratio
+    rate_ratio = ratio_to(baseline, case, cases)
+    if isinstance(rate_ratio, Unavailable):
+        return rate_ratio
     # One decimal, because 99.6% and 100.4% differ in meaning.
-    return Text(f"{ratio.ratio:.1%} ± {format_ratio((ratio.high - ratio.low) / 2)}")
+    return Text(f"{rate_ratio.ratio:.1%} ± {format_ratio((rate_ratio.high - rate_ratio.low) / 2)}")
 
 
 def ratio_to(
@@ -73,11 +73,11 @@ def ratio_to(
 def baseline_sections(cases: Sequence[CaseResult]) -> Iterator[Node]:
     """Show cudakit's rate relative to each baseline, case by case."""
     cudakit_cases = [case for case in cases if case.library == CUDAKIT]
-    names = short_labels(cudakit_cases)
+    case_labels = short_labels(cudakit_cases)
     for baseline in measured_baselines(cases):
         rates = [
             (name, rate)
-            for name, case in zip(names, cudakit_cases, strict=True)
+            for name, case in zip(case_labels, cudakit_cases, strict=True)
             if isinstance(rate := ratio_to(baseline, case, cases), RelativeRate)
         ]
         if rates:
@@ -95,17 +95,19 @@ def draw_relative_rates(columns: Sequence[Columns]) -> Figure:
     """
     (rates,) = columns
     baseline = rates.name.removeprefix("vs ")
-    names = rates.text["case"][:MAX_LANES]
+    case_labels = rates.text["case"][:MAX_LANES]
     intervals = np.stack(
-        [rates.arrays[key][: len(names)] for key in ("low", "ratio", "high")], axis=1
+        [rates.arrays[key][: len(case_labels)] for key in ("low", "ratio", "high")], axis=1
     )
     axis = _axis(intervals)
     title = f"Rate relative to {baseline}"
-    rows = [_lane(name, interval, axis) for name, interval in zip(names, intervals, strict=True)]
+    rows = [
+        _lane(name, interval, axis) for name, interval in zip(case_labels, intervals, strict=True)
+    ]
     drawing = draw_lanes(
         rows, axis, Mark(1.0, f"as fast as {baseline}"), height=_LANE_PIXELS, title=title
     )
-    omitted_remark = omitted_lanes(len(rates.text["case"]) - len(names))
+    omitted_remark = omitted_lanes(len(rates.text["case"]) - len(case_labels))
     return Figure("lanes", (drawing, *omitted_remark), title)
 
 
@@ -122,10 +124,10 @@ def _rate_ratio(case: CaseResult, baseline: CaseResult) -> RelativeRate | Unavai
     ]
     if not ratios:
         return Unavailable("the measured time is 0")
-    low, high = ci_over_rounds(
+    ci_low, ci_high = ci_over_rounds(
         ratios, [len(sample_pairs) for sample_pairs in rounds] if len(rounds) > 1 else ()
     )
-    return RelativeRate(median(ratios), low, high)
+    return RelativeRate(median(ratios), ci_low, ci_high)
 
 
 def _sample_pairs(case: CaseResult, baseline: CaseResult) -> Iterator[list[tuple[float, float]]]:

@@ -157,9 +157,9 @@ def _caption(cases: Sequence[CaseResult]) -> str:
     caption_lines = [f"All cases: {common_axes}."] if common_axes else []
     caption_lines.append("±: half the width of the 95% CI of the median time.")
     if libraries := measured_baselines(cases):
-        names = " and ".join(f"vs {name}" for name in libraries)
+        headings = " and ".join(f"vs {name}" for name in libraries)
         caption_lines.append(
-            f"{capitalized(names)}: rate relative to the baseline, median of interleaved samples with "
+            f"{capitalized(headings)}: rate relative to the baseline, median of interleaved samples with "
             "its 95% CI."
         )
     if any(map(_is_collective, cases)):
@@ -256,12 +256,15 @@ def steps_table(cases: Sequence[CaseResult]) -> Table:
     return Table(
         columns=(
             *(Column(axis_title(name), "text") for name in column_names),
-            *(Column(f"{count} node{'s' if count > 1 else ''}", "number") for count in node_counts),
+            *(
+                Column(f"{node_count} node{'s' if node_count > 1 else ''}", "number")
+                for node_count in node_counts
+            ),
         ),
         rows=tuple(
             (
                 *(axis_value(name, value) for name, value in zip(column_names, key, strict=True)),
-                *(_step_time(case_by_count.get(count)) for count in node_counts),
+                *(_step_time(case_by_count.get(node_count)) for node_count in node_counts),
             )
             for key, case_by_count in sorted(
                 rows.items(), key=lambda row: graph_keys.index(row[0][:-1])

@@ -89,11 +89,11 @@ def device_columns(environment: Environment) -> Columns:
 
 def _case_figures(case: CaseResult) -> dict[str, float]:
     summary = case.statistics if isinstance(case.statistics, Summary) else None
-    low, high = summary.ci95_s if summary else (np.nan, np.nan)
+    ci_low_s, ci_high_s = summary.ci95_s if summary else (np.nan, np.nan)
     return {
         "median_s": number(case.median_s),
-        "ci95_low_s": low,
-        "ci95_high_s": high,
+        "ci95_low_s": ci_low_s,
+        "ci95_high_s": ci_high_s,
         **{
             name: getattr(summary, name) if summary else np.nan
             for name in ("minimum_s", "q1_s", "q3_s", "maximum_s", "mean_s", "stdev_s")

@@ -72,8 +72,8 @@ def _row(case: CaseComparison, label: str) -> tuple[Value, ...]:
 
 
 def _interval(interval: tuple[float, float]) -> Value:
-    low, high = interval
-    return Text(f"{_signed_text(low)} to {_signed_text(high)}")
+    ci_low, ci_high = interval
+    return Text(f"{_signed_text(ci_low)} to {_signed_text(ci_high)}")
 
 
 def _signed_change(change: float) -> Value:
@@ -99,8 +99,8 @@ def _notes(comparison: Comparison) -> Iterator[Note]:
     for case in comparison.cases:
         if isinstance(case.cycles_change, Unavailable) and not isinstance(case.change, Unavailable):
             labels_by_reason.setdefault(case.cycles_change.reason, []).append(label_by_id[id(case)])
-    for reason, names in labels_by_reason.items():
-        titles = join_first_names(names, separator="; ")
+    for reason, case_labels in labels_by_reason.items():
+        titles = join_first_names(case_labels, separator="; ")
         yield Note("info", f"No change in cycles for {titles}: {reason}.")
     for run_title, labels_of_one_run in (
         ("BEFORE", comparison.only_before),

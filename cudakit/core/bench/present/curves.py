@@ -127,10 +127,10 @@ def _lines(name: str, groups: Sequence[list[CaseResult]]) -> list[_Line]:
     work_labels = short_labels(first_cases, omitted_axes=omitted_axes, with_library=False)
     libraries = list(dict.fromkeys([CUDAKIT, *(first_case.library for first_case in first_cases)]))
     colours = list(dict.fromkeys(work_labels))
-    names = short_labels(first_cases, omitted_axes=omitted_axes)
+    line_labels = short_labels(first_cases, omitted_axes=omitted_axes)
     return [
         _Line(label, tuple(group), colours.index(work_label), libraries.index(group[0].library))
-        for label, work_label, group in zip(names, work_labels, groups, strict=True)
+        for label, work_label, group in zip(line_labels, work_labels, groups, strict=True)
     ]
 
 
@@ -140,7 +140,9 @@ def _columns(
     indexed_cases = [(index, line, case) for index, line in enumerate(lines) for case in line.cases]
     cases = [case for _, _, case in indexed_cases]
     no_interval = (np.nan, np.nan)
-    intervals = [no_interval if isinstance(c.ci95_s, Unavailable) else c.ci95_s for c in cases]
+    intervals = [
+        no_interval if isinstance(case.ci95_s, Unavailable) else case.ci95_s for case in cases
+    ]
     return Columns(
         f"sweep {title}",
         {

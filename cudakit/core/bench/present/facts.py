@@ -87,8 +87,10 @@ def collective_rows(collectives: Collectives) -> list[tuple[str, Value]]:
 
 def library_rows(cases: Sequence[CaseResult]) -> list[tuple[str, Value]]:
     """Return the libraries with their settings in one row; no row if no case has a library."""
-    names = dict.fromkeys(_describe_library(case) for case in cases if "library" in case.settings)
-    return [("library", Text("; ".join(names)))] if names else []
+    library_texts = dict.fromkeys(
+        _describe_library(case) for case in cases if "library" in case.settings
+    )
+    return [("library", Text("; ".join(library_texts)))] if library_texts else []
 
 
 def _describe_library(case: CaseResult) -> str:
@@ -165,12 +167,14 @@ def describe_method(
     if any(method.rounds > 1 for method in methods):
         rounds = _range([method.rounds for method in methods], str)
         description_parts.append(f"{rounds} rounds, each with new buffers")
-    names = list(dict.fromkeys(name for method in methods for name in method.interleaved))
-    if names == [CUDAKIT]:
-        names = list(cudakit_names)
-    names = [called_library if name == CUDAKIT else name for name in names]
-    if names:
-        description_parts.append(f"interleaved samples of {', '.join(names)}")
+    interleaved_names = list(
+        dict.fromkeys(name for method in methods for name in method.interleaved)
+    )
+    if interleaved_names == [CUDAKIT]:
+        interleaved_names = list(cudakit_names)
+    interleaved_names = [called_library if name == CUDAKIT else name for name in interleaved_names]
+    if interleaved_names:
+        description_parts.append(f"interleaved samples of {', '.join(interleaved_names)}")
     return "; ".join(description_parts)
 
 
@@ -209,10 +213,14 @@ def _name_group(group: Sequence[CaseResult], cases: Sequence[CaseResult]) -> str
         other_labels = [label_by_id[id(case)] for case in group if text_of(case) in values_outside]
         if best_names is None or len(other_labels) < best_names[0]:
             best_names = len(other_labels), [*unique_values, *other_labels]
-    names = best_names[1] if best_names else []
+    group_labels = best_names[1] if best_names else []
     # A case that was measured by two methods has one label.
-    is_ambiguous = not {label_by_id[id(case)] for case in cases_outside}.isdisjoint(names)
-    return _count_group(group) if is_ambiguous or len(names) > _MAX_NAMES else ", ".join(names)
+    is_ambiguous = not {label_by_id[id(case)] for case in cases_outside}.isdisjoint(group_labels)
+    return (
+        _count_group(group)
+        if is_ambiguous or len(group_labels) > _MAX_NAMES
+        else ", ".join(group_labels)
+    )
 
 
 def _count_group(group: Sequence[CaseResult]) -> str:
@@ -222,8 +230,11 @@ def _count_group(group: Sequence[CaseResult]) -> str:
         sizes = [case.axes.get(name) for case in group]
         if name.endswith("_bytes") and all(isinstance(size, int) for size in sizes):
             integers = [size for size in sizes if isinstance(size, int)]
-            smallest, largest = format_axis(name, min(integers)), format_axis(name, max(integers))
-            return f"{count_text} of {smallest} to {largest}"
+            smallest_size, largest_size = (
+                format_axis(name, min(integers)),
+                format_axis(name, max(integers)),
+            )
+            return f"{count_text} of {smallest_size} to {largest_size}"
     return count_text
 
 

@@ -67,10 +67,10 @@ def _headline(suite: SuiteResult) -> Note:
         return Note("ok", f"Pass: all {len(assessed_figures)} assessed figures are as expected.")
     verdict = "Fail" if suite.health == "fail" else "Warning"
     figures_worst_first = sorted(abnormal_figures, key=lambda figure: figure.health != "fail")
-    names = join_first_names([_describe_figure(figure) for figure in figures_worst_first], 4)
+    figure_names = join_first_names([_describe_figure(figure) for figure in figures_worst_first], 4)
     text = (
         f"{verdict}: {len(abnormal_figures)} of {len(assessed_figures)} figures are not as expected: "
-        f"{names}."
+        f"{figure_names}."
     )
     if suite.causes:
         text += f" Likely causes: {'; '.join(suite.causes)}."
@@ -147,8 +147,8 @@ def _without_expectation(suite: SuiteResult) -> Iterator[Note]:
         if isinstance(figure.band, Unavailable):
             names_by_reason.setdefault(figure.band.reason, []).append(figure.name)
     if sum(map(len, names_by_reason.values())) < len(suite.figures):
-        for reason, names in names_by_reason.items():
-            yield Note("info", f"No expected value for {_join_names(names)}: {reason}.")
+        for reason, figure_names in names_by_reason.items():
+            yield Note("info", f"No expected value for {_join_names(figure_names)}: {reason}.")
 
 
 def _join_names(names: Sequence[str]) -> str:

@@ -78,7 +78,9 @@ def _warning_notes(result: BenchResult) -> Iterator[Note]:
 def _verified_notes(cases: Sequence[CaseResult]) -> Iterator[Note]:
     """Report how many cases were verified, not run, and without results; the sum is the number of cases."""
     verified_count = sum(case.verified for case in cases)
-    wrong_count = sum(isinstance(c.median_s, Unavailable) and not c.is_unsupported for c in cases)
+    wrong_count = sum(
+        isinstance(case.median_s, Unavailable) and not case.is_unsupported for case in cases
+    )
     if wrong_count or not verified_count:
         return
     if verified_count == len(cases):
@@ -103,8 +105,8 @@ def _has_flag(case: CaseResult, flag: str) -> bool:
 
 
 def _is_above_peak(case: CaseResult) -> bool:
-    ratio = case.ratio_to_limit
-    return not isinstance(ratio, Unavailable) and ratio > _MAX_SHARE
+    share_of_peak = case.ratio_to_limit
+    return not isinstance(share_of_peak, Unavailable) and share_of_peak > _MAX_SHARE
 
 
 _DOUBTS: tuple[tuple[Callable[[CaseResult], bool], str, str], ...] = (

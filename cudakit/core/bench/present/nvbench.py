@@ -112,10 +112,10 @@ def _rounded_figure(row: _Row, name: str) -> int:
 
 
 def _benchmarks(rows: list[_Row]) -> list[_Json]:
-    names = list(dict.fromkeys(row["name"] for row in rows))
+    bench_names = list(dict.fromkeys(row["name"] for row in rows))
     return [
         _benchmark(str(name), index, [row for row in rows if row["name"] == name])
-        for index, name in enumerate(names)
+        for index, name in enumerate(bench_names)
     ]
 
 

@@ -209,8 +209,8 @@ def _roof_labels(picture: _Picture, dots: Sequence[_Box]) -> Iterator[_PointLabe
     bytes_per_s = float(peaks[:, 1].max())
     for operations_per_s in np.unique(peaks[:, 0]).tolist():
         kinds_at_peak = np.unique(kinds[peaks[:, 0] == operations_per_s]).tolist()
-        names = ", ".join(picture.columns.text["kind"][kind] for kind in kinds_at_peak)
-        label = f"{names}: {format_rate(operations_per_s, picture.unit)}"
+        kind_names = ", ".join(picture.columns.text["kind"][kind] for kind in kinds_at_peak)
+        label = f"{kind_names}: {format_rate(operations_per_s, picture.unit)}"
         height = picture.y_pixels(operations_per_s) - _ROOF_LABEL_GAP
         ridge_share = picture.x.share(operations_per_s / bytes_per_s)
         flat_label, slope_label = (
@@ -231,11 +231,11 @@ def _roof_labels(picture: _Picture, dots: Sequence[_Box]) -> Iterator[_PointLabe
 
 def _draw_cases(picture: _Picture) -> Iterator[Shape]:
     """Draw cases of baselines as rings below the dots of cudakit, so that both are visible at one point."""
-    arrays, names = picture.columns.arrays, picture.columns.text["case"]
+    arrays, case_labels = picture.columns.arrays, picture.columns.text["case"]
     dot_x = to_units(picture.x.shares(arrays["operations_per_byte"]), _WIDTH)
     dot_y = to_units(1 - picture.y.shares(arrays["operations_per_s"]), _HEIGHT)
     for i in np.argsort(arrays["library"] == 0, kind="stable").tolist():
-        name = names[int(arrays["case"][i])]
+        name = case_labels[int(arrays["case"][i])]
         rate = format_rate(float(arrays["operations_per_s"][i]), picture.unit)
         dot, colour = dots([dot_x[i]], [dot_y[i]]), series_class(int(arrays["kind"][i]), 0)
         is_baseline = bool(arrays["library"][i])
@@ -279,7 +279,7 @@ def _roofline_columns(cases_with_peak: Sequence[tuple[CaseResult, Limit]]) -> Co
     cases = [case for case, _ in cases_with_peak]
     limits = [limit for _, limit in cases_with_peak]
     kinds = [str(case.axes.get("dtype", case.name)) for case in cases]
-    names = list(dict.fromkeys(kinds))
+    kind_names = list(dict.fromkeys(kinds))
     point_labels = short_labels(cases, omitted_axes=("dtype",), with_library=False)
     libraries = [CUDAKIT, *baseline_libraries(cases)]
     units = {case.operation for case in cases}
@@ -287,18 +287,20 @@ def _roofline_columns(cases_with_peak: Sequence[tuple[CaseResult, Limit]]) -> Co
         "roofline",
         {
             "case": np.arange(len(cases_with_peak)),
-            "kind": np.array([names.index(kind) for kind in kinds], np.int64),
+            "kind": np.array([kind_names.index(kind) for kind in kinds], np.int64),
             "near": np.arange(len(cases_with_peak)),
             "library": np.array([libraries.index(case.library) for case in cases], np.int64),
-            "operations_per_byte": np.array([c.operations / c.bytes_moved for c in cases]),
-            "operations_per_s": np.array([number(c.per_second(c.operations)) for c in cases]),
+            "operations_per_byte": np.array([case.operations / case.bytes_moved for case in cases]),
+            "operations_per_s": np.array(
+                [number(case.per_second(case.operations)) for case in cases]
+            ),
             "peak_operations_per_s": np.array([number(limit.operations_per_s) for limit in limits]),
             "peak_bytes_per_s": np.array([number(limit.bytes_per_s) for limit in limits]),
             "unit": np.zeros(len(cases_with_peak), np.int64),
         },
         {
             "case": tuple(short_labels(cases)),
-            "kind": tuple(names),
+            "kind": tuple(kind_names),
             "near": tuple(point_labels),
             "library": tuple(libraries),
             "unit": (units.pop() if len(units) == 1 else "OP",),
@@ -307,7 +309,7 @@ def _roofline_columns(cases_with_peak: Sequence[tuple[CaseResult, Limit]]) -> Co
 
 
 def _roofline_table(cases_with_peak: Sequence[tuple[CaseResult, Limit]]) -> Table:
-    names = short_labels([case for case, _ in cases_with_peak])
+    case_labels = short_labels([case for case, _ in cases_with_peak])
     return Table(
         columns=(
             Column("case", "text"),
@@ -324,7 +326,7 @@ def _roofline_table(cases_with_peak: Sequence[tuple[CaseResult, Limit]]) -> Tabl
                 Rate(case.operations / limit.seconds, case.operation),
                 Ratio(number(case.ratio_to_limit)),
             )
-            for name, (case, limit) in zip(names, cases_with_peak, strict=True)
+            for name, (case, limit) in zip(case_labels, cases_with_peak, strict=True)
         ),
         caption="Peak: the lower of the arithmetic peak, and bandwidth times operations per byte.",
     )

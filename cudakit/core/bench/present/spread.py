@@ -71,11 +71,13 @@ class _Case:
     def drawn_range(self) -> tuple[float, float]:
         """The lowest and the highest deviation that are drawn."""
         # With few samples, the quantiles are the smallest and the largest deviation.
-        low = float(np.quantile(self.deviations, _DRAWN_QUANTILES[0], method="lower"))
-        high = float(np.quantile(self.deviations, _DRAWN_QUANTILES[1], method="higher"))
+        lowest_deviation = float(np.quantile(self.deviations, _DRAWN_QUANTILES[0], method="lower"))
+        highest_deviation = float(
+            np.quantile(self.deviations, _DRAWN_QUANTILES[1], method="higher")
+        )
         q1, q3 = map(float, np.quantile(self.deviations, _QUARTILES))
         max_distance = max(_MAX_IQRS * (q3 - q1), _MIN_EXTENT)
-        return max(low, q1 - max_distance), min(high, q3 + max_distance)
+        return max(lowest_deviation, q1 - max_distance), min(highest_deviation, q3 + max_distance)
 
 
 def sample_section(cases: Sequence[CaseResult]) -> Section:
@@ -110,17 +112,19 @@ def _cases(columns: Columns, result_columns: Columns) -> Iterator[_Case]:
         times = arrays["time_s"][is_of_case]
         median = float(np.median(times)) if len(times) else 0.0
         if median > 0:
-            low, high = (
+            ci_low_s, ci_high_s = (
                 float(result_columns.arrays[f"ci95_{end}_s"][i]) for end in ("low", "high")
             )
-            interval = (low / median - 1, high / median - 1)
+            interval = (ci_low_s / median - 1, ci_high_s / median - 1)
             yield _Case(name, median, times / median - 1, arrays["round"][is_of_case], interval)
 
 
 def _axis(cases: list[_Case]) -> Axis:
     lows, highs = zip(*(case.drawn_range for case in cases), strict=True)
     axis = tight_axis(min(*lows, -_MIN_EXTENT), max(*highs, _MIN_EXTENT), "ratio")
-    ticks = (replace(t, label=f"+{t.label}") if t.value > 0 else t for t in axis.ticks)
+    ticks = (
+        replace(tick, label=f"+{tick.label}") if tick.value > 0 else tick for tick in axis.ticks
+    )
     return replace(axis, ticks=tuple(ticks))
 
 

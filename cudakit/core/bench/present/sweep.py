@@ -63,9 +63,9 @@ def draw_sweep(columns: Sequence[Columns]) -> Plot:
         _x_axis(curves.x, name),
         _y_axis(curves, point_columns.text["unit"][0] if shows_rate else ""),
     )
-    names = point_columns.text["line"]
+    line_names = point_columns.text["line"]
     limits = list(_draw_limits(curves, x, y)) if shows_rate else []
-    paths = (path for i, label in enumerate(names) for path in _paths(curves, i, label, x, y))
+    paths = (path for i, label in enumerate(line_names) for path in _paths(curves, i, label, x, y))
     fit_text = (
         ""
         if shows_rate or np.isnan(curves.fit).all()
@@ -79,8 +79,8 @@ def draw_sweep(columns: Sequence[Columns]) -> Plot:
         x,
         y,
         shapes=(stretch_shapes([*limits, *paths], width=_WIDTH, height=_HEIGHT),),
-        legend=tuple(_legend(curves, names, has_limits=bool(limits))),
-        description=f"{title} along {x_title}:  {', '.join(names[:8])}",
+        legend=tuple(_legend(curves, line_names, has_limits=bool(limits))),
+        description=f"{title} along {x_title}:  {', '.join(line_names[:8])}",
         x_label=x_title,
         height=_PLOT_PIXELS,
     )
@@ -115,10 +115,14 @@ def _curves(columns: Columns, name: str, *, shows_rate: bool) -> _Curves:
 
 
 def _x_axis(values: Array, name: str) -> Axis:
-    low, high = float(values.min()), float(values.max())
+    smallest_value, largest_value = float(values.min()), float(values.max())
     unit: Literal["bytes", "count"] = "bytes" if name.endswith("_bytes") else "count"
-    is_logarithmic = low > 0 and high / low >= _LOG_X_RATIO
-    axis = log_axis(low, high, unit) if is_logarithmic else tight_axis(low, high, unit)
+    is_logarithmic = smallest_value > 0 and largest_value / smallest_value >= _LOG_X_RATIO
+    axis = (
+        log_axis(smallest_value, largest_value, unit)
+        if is_logarithmic
+        else tight_axis(smallest_value, largest_value, unit)
+    )
     return ticked_at(axis, values, unit)
 
 
@@ -126,18 +130,18 @@ def _y_axis(curves: _Curves, unit: str) -> Axis:
     """Return an axis that starts at 0, or a logarithmic axis if a line would otherwise look flat."""
     plotted_values = np.concatenate((curves.low, curves.high, curves.limit if unit else curves.fit))
     finite_values = plotted_values[np.isfinite(plotted_values)]
-    low, high = float(finite_values.min()), float(finite_values.max())
+    smallest_value, largest_value = float(finite_values.min()), float(finite_values.max())
     if not unit:
-        is_logarithmic = low > 0 and high / low > _LOG_TIME_RATIO
+        is_logarithmic = smallest_value > 0 and largest_value / smallest_value > _LOG_TIME_RATIO
         return (
-            log_axis(low / _MARGIN, high, "seconds")
+            log_axis(smallest_value / _MARGIN, largest_value, "seconds")
             if is_logarithmic
-            else rounded_axis(0, high, "seconds")
+            else rounded_axis(0, largest_value, "seconds")
         )
     peaks = [curves.y[curves.line == i].max() for i in range(len(curves.classes))]
-    if low > 0 and high > _LOG_RATE_RATIO * min(peaks):
-        return log_axis(low / _MARGIN, high * _MARGIN, "rate", amount_unit=unit)
-    return rounded_axis(0, high, "rate", amount_unit=unit)
+    if smallest_value > 0 and largest_value > _LOG_RATE_RATIO * min(peaks):
+        return log_axis(smallest_value / _MARGIN, largest_value * _MARGIN, "rate", amount_unit=unit)
+    return rounded_axis(0, largest_value, "rate", amount_unit=unit)
 
 
 def _draw_limits(curves: _Curves, x: Axis, y: Axis) -> Iterator[Shape]:

@@ -68,10 +68,10 @@ def _describe_ratio(case: CaseResult | None, operation: str, cases: Sequence[Cas
     """Return the measured ratio, and whether it reaches the target: ``1.21x, missed``."""
     if case is None:
         return Text("-")
-    ratio = ratio_to(_TORCH, case, cases)
-    if isinstance(ratio, Unavailable):
-        return ratio
-    return Text(f"{ratio.ratio:.2f}x, {_verdict(ratio, TARGET_RATIOS[operation])}")
+    rate_ratio = ratio_to(_TORCH, case, cases)
+    if isinstance(rate_ratio, Unavailable):
+        return rate_ratio
+    return Text(f"{rate_ratio.ratio:.2f}x, {_verdict(rate_ratio, TARGET_RATIOS[operation])}")
 
 
 def _verdict(ratio: RelativeRate, target: float) -> str:

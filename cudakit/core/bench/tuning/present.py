@@ -111,8 +111,8 @@ def _row(result: TunedGemm) -> tuple[Value, ...]:
 
 
 def _interval(interval: tuple[float, float]) -> Value:
-    low, high = interval
-    return Text(f"{format_ratio(low)} to {format_ratio(high)}")
+    ci_low, ci_high = interval
+    return Text(f"{format_ratio(ci_low)} to {format_ratio(ci_high)}")
 
 
 def _verdict(result: TunedGemm) -> str:
@@ -153,8 +153,10 @@ def _wrong_value_notes(tuned: Tuned) -> Iterator[Note]:
             text = f"{gemm_text}: {describe_algorithm(algorithm)} computes wrong values and was excluded."
             yield Note("warn", text)
         if not result.verification.passed:
-            detail = result.verification.detail or "the error exceeds that of rounding"
-            text = f"{gemm_text}: the library's default algorithm computes wrong values: {detail}."
+            error_text = result.verification.detail or "the error exceeds that of rounding"
+            text = (
+                f"{gemm_text}: the library's default algorithm computes wrong values: {error_text}."
+            )
             yield Note("error", text)
 
 

@@ -112,7 +112,7 @@ def _parameters(gemm: Gemm) -> str:
 
 def algorithm_name(algorithm: Algorithm) -> str:
     """Return the name of an algorithm in torch."""
-    numbers: Sequence[tuple[str, int]] = (
+    parameter_numbers: Sequence[tuple[str, int]] = (
         ("id", algorithm.id),
         ("tile", algorithm.tile),
         ("stages", algorithm.stages),
@@ -123,7 +123,7 @@ def algorithm_name(algorithm: Algorithm) -> str:
         ("inner", algorithm.inner),
         ("cluster", algorithm.cluster),
     )
-    return "_".join(["Gemm_Cublaslt", *(f"{name}_{number}" for name, number in numbers)])
+    return "_".join(["Gemm_Cublaslt", *(f"{name}_{number}" for name, number in parameter_numbers)])
 
 
 def _unsupported_properties(result: TunedGemm) -> Iterator[str]:

@@ -286,9 +286,12 @@ class PreparedConcurrent(PreparedOverlap):
         self._check_last_sample()
         if not verification.passed or not self._uncovered_sample_count:
             return verification
-        concurrent, timed = ("GEMMs", "copies") if self.has_copies else ("copies", "GEMMs")
+        concurrent_name, timed_name = (
+            ("GEMMs", "copies") if self.has_copies else ("copies", "GEMMs")
+        )
         detail = (
-            f"the {concurrent} ended before the {timed} in {self._uncovered_sample_count} samples"
+            f"the {concurrent_name} ended before the {timed_name} "
+            f"in {self._uncovered_sample_count} samples"
         )
         return replace(verification, passed=False, detail=detail)
 

@@ -101,7 +101,8 @@ def selected_ids(
     is left.
     """
     only_ids, skip_ids = (
-        {find_check(name).id for name in names} for names in (only_checks, skipped_checks)
+        {find_check(name).id for name in check_names}
+        for check_names in (only_checks, skipped_checks)
     )
     self_tests = {
         check.id for checks_of_theme in SELF_TEST.values() for check in checks_of_theme

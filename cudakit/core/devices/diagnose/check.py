@@ -99,7 +99,11 @@ def combine_findings(findings: Iterable[Finding], *, otherwise: Finding) -> Find
     return Finding(
         problems[0].status,
         "; ".join(dict.fromkeys(finding.summary for finding in problems)),
-        {label: value for finding in problems for label, value in finding.evidence.items()},
+        {
+            label: observed_value
+            for finding in problems
+            for label, observed_value in finding.evidence.items()
+        },
         tuple(dict.fromkeys(fix for finding in problems for fix in finding.fix)),
     )
 

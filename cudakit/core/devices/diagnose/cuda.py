@@ -51,8 +51,8 @@ def cuda_starts(context: RunContext) -> Finding:
         return _unanswered_query(context, cuda.reason)
     supported_cuda = driver_cuda(context)
     version = "?" if supported_cuda is None else cuda_text(supported_cuda)
-    path = "?" if isinstance(cuda.libcuda, Unavailable) else cuda.libcuda
-    evidence = {"driver's CUDA": version, "libcuda": path}
+    libcuda = "?" if isinstance(cuda.libcuda, Unavailable) else cuda.libcuda
+    evidence = {"driver's CUDA": version, "libcuda": libcuda}
     if not cuda.devices and cuda.order and not visibility(cuda.visible_devices, cuda.order).visible:
         raise NotCheckable(f"{VARIABLE} hides every device (CK014)")
     if cuda.error is not None:
@@ -208,7 +208,9 @@ def _check_step(context: RunContext, step_name: str, success: str) -> Finding:
     """Return the finding of one step of the self-test."""
     require_driver(context)
     steps = require_fact(context.self_test)
-    self_test_step = next((step for step in steps if step.name == step_name), None)
+    self_test_step = next(
+        (step_result for step_result in steps if step_result.name == step_name), None
+    )
     if self_test_step is None:
         raise NotCheckable("an earlier step of the self-test failed")
     if self_test_step.error:

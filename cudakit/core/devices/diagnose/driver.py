@@ -226,23 +226,23 @@ def libcuda_origin(context: RunContext) -> Finding:
     an older one, as in old container images, hides the driver's newer CUDA or fails with 803. Source: CUDA
     Compatibility, section Forward Compatibility.
     """
-    path = libcuda_path(context)
-    if path is None:
+    loaded_path = libcuda_path(context)
+    if loaded_path is None:
         require_driver(context)
         raise NotCheckable("no libcuda was found (CK005)")
-    evidence = {"libcuda": path, **_other_copies(context, path)}
-    if "/stubs/" in path:
+    evidence = {"libcuda": loaded_path, **_other_copies(context, loaded_path)}
+    if "/stubs/" in loaded_path:
         return fail_finding(
             "the stub libcuda is loaded, which cannot run any program",
             evidence,
             _remove_from_path("stubs"),
         )
-    if "compat" in path:
-        return _check_compat(context, path, evidence)
-    return ok_finding(f"libcuda belongs to the driver: {path}", evidence)
+    if "compat" in loaded_path:
+        return _check_compat(context, loaded_path, evidence)
+    return ok_finding(f"libcuda belongs to the driver: {loaded_path}", evidence)
 
 
-def _check_compat(context: RunContext, path: str, evidence: dict[str, str]) -> Finding:
+def _check_compat(context: RunContext, loaded_path: str, evidence: dict[str, str]) -> Finding:
     libcuda, module = libcuda_version(context), context.driver.module
     evidence |= {"kernel module": module.version if module else "?"}
     error_code = context.cuda_error
@@ -261,7 +261,9 @@ def _check_compat(context: RunContext, path: str, evidence: dict[str, str]) -> F
             evidence,
             _remove_from_path("compat"),
         )
-    return ok_finding(f"libcuda comes from cuda-compat (forward compatibility): {path}", evidence)
+    return ok_finding(
+        f"libcuda comes from cuda-compat (forward compatibility): {loaded_path}", evidence
+    )
 
 
 def _remove_from_path(directory: str) -> str:
@@ -271,13 +273,13 @@ def _remove_from_path(directory: str) -> str:
     )
 
 
-def _other_copies(context: RunContext, path: str) -> dict[str, str]:
+def _other_copies(context: RunContext, loaded_path: str) -> dict[str, str]:
     if isinstance(context.software.libraries, Unavailable):
         return {}
     library_copies = [
         library
         for library in context.software.libraries
-        if library.soname == "libcuda.so.1" and library.real != path
+        if library.soname == "libcuda.so.1" and library.real != loaded_path
     ]
     paths = dict.fromkeys(library.real for library in library_copies)
     return {"other copies": ", ".join(paths)} if paths else {}
@@ -291,8 +293,8 @@ def nvml_library_version(context: RunContext) -> str | None:
     nvml = context.nvml
     if not isinstance(nvml, Unavailable) and isinstance(nvml.nvml_version, str):
         return nvml.nvml_version.partition(".")[2] or None
-    path = _first_copy_path(context, "libnvidia-ml.so.1")
-    return version_in_name(path) if path else None
+    library_path = _first_copy_path(context, "libnvidia-ml.so.1")
+    return version_in_name(library_path) if library_path else None
 
 
 def libcuda_path(context: RunContext) -> str | None:
@@ -305,8 +307,8 @@ def libcuda_path(context: RunContext) -> str | None:
 
 def libcuda_version(context: RunContext) -> str | None:
     """Return the driver version in the file name of libcuda, or None if it is unknown."""
-    path = libcuda_path(context)
-    return version_in_name(path) if path else None
+    library_path = libcuda_path(context)
+    return version_in_name(library_path) if library_path else None
 
 
 def version_in_name(path: str) -> str | None:
@@ -331,7 +333,7 @@ def driver_cuda(context: RunContext) -> tuple[int, int] | None:
 
 def version_numbers(version: str) -> tuple[int, ...]:
     """Convert a version to a tuple of numbers, for comparisons: 580.65.06 to (580, 65, 6)."""
-    return tuple(int(part) for part in re.findall(r"\d+", version))
+    return tuple(int(digits) for digits in re.findall(r"\d+", version))
 
 
 def cuda_text(version: tuple[int, int | None]) -> str:

@@ -20,8 +20,8 @@ _ECC_AGGREGATE = (
 )
 
 
-def _sum_of_fields(gpu: GpuState, names: tuple[str, ...]) -> int:
-    return int(sum(gpu.number_field(name) or 0 for name in names))
+def _sum_of_fields(gpu: GpuState, field_names: tuple[str, ...]) -> int:
+    return int(sum(gpu.number_field(name) or 0 for name in field_names))
 
 
 def _ecc_counts(gpu: GpuState) -> str:

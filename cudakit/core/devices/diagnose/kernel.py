@@ -61,7 +61,7 @@ def _check_nodes_of_wsl_or_jetson(context: RunContext) -> Finding:
 
 def _missing_nodes(context: RunContext) -> Iterator[Finding]:
     present_paths = {node.path for node in context.driver.device_nodes}
-    gpu_paths = [path for path in present_paths if _GPU_NODE.fullmatch(path)]
+    gpu_paths = [node_path for node_path in present_paths if _GPU_NODE.fullmatch(node_path)]
     if _CONTROL_NODE not in present_paths or not gpu_paths:
         missing_path = _CONTROL_NODE if _CONTROL_NODE not in present_paths else "/dev/nvidia0"
         if context.host.container:

@@ -104,7 +104,10 @@ def mig_instances(context: RunContext) -> Finding:
     mig_gpus = [gpu for gpu in gpus if gpu.flag_field("mig_mode")]
     instance_counts = Counter(device.parent for device in require_nvml(context).devices)
     count_by_label = {gpu.label: instance_counts[gpu.facts.index] for gpu in mig_gpus}
-    evidence = {label: count_of(count, "instance") for label, count in count_by_label.items()}
+    evidence = {
+        label: count_of(instance_count, "instance")
+        for label, instance_count in count_by_label.items()
+    }
     gpus_without_instances = [gpu for gpu in mig_gpus if not count_by_label[gpu.label]]
     findings = list(_PENDING_MIG_CHANGE.findings(gpus))
     if gpus_without_instances:

@@ -322,9 +322,9 @@ def module_conflicts(context: RunContext) -> Finding:
     )
 
 
-def _conflicting_packages(names: Iterable[str]) -> Iterator[Finding]:
+def _conflicting_packages(package_names: Iterable[str]) -> Iterator[Finding]:
     for module, packages in _PACKAGES_OF_MODULES.items():
-        conflicting_names = [name for name in packages if name in set(names)]
+        conflicting_names = [name for name in packages if name in set(package_names)]
         if len(conflicting_names) > 1:
             preferred_name, *unwanted_names = _by_preference(module, conflicting_names)
             yield warn_finding(
@@ -335,11 +335,11 @@ def _conflicting_packages(names: Iterable[str]) -> Iterator[Finding]:
             )
 
 
-def _by_preference(module: str, names: list[str]) -> list[str]:
+def _by_preference(module: str, package_names: list[str]) -> list[str]:
     """Sort packages, the package to keep first: NVIDIA's own, for the newest CUDA, the build for GPUs."""
     if module == "pynvml":
-        return names
-    return sorted(names, key=lambda name: (_cuda_major(name), "gpu" in name), reverse=True)
+        return package_names
+    return sorted(package_names, key=lambda name: (_cuda_major(name), "gpu" in name), reverse=True)
 
 
 def _cuda_major(name: str) -> int:
@@ -419,4 +419,7 @@ def _names_by_source(libraries: Iterable[Library]) -> dict[str, str]:
     names_by_source: dict[str, set[str]] = {}
     for library in libraries:
         names_by_source.setdefault(library.source, set()).add(library.soname)
-    return {source: ", ".join(sorted(names)) for source, names in names_by_source.items()}
+    return {
+        source: ", ".join(sorted(package_names))
+        for source, package_names in names_by_source.items()
+    }

@@ -64,7 +64,7 @@ def report(
 
 def paste_report(result: DoctorResult) -> Document:
     """Return the report of ``--paste``, for issues: versions, devices, every check with its evidence."""
-    versions = Facts(tuple((label, Text(value)) for label, value in result.about.items()))
+    versions = Facts(tuple((label, Text(version)) for label, version in result.about.items()))
     passed_checks = [check for check in result.checks if check.status is Status.OK]
     sections: tuple[tuple[str, Sequence[Node]], ...] = (
         ("Versions", [versions]),
@@ -128,9 +128,9 @@ def _problem_nodes(check: CheckResult) -> Iterator[Node]:
     return _check_nodes(
         check,
         {
-            label: value
-            for label, value in check.evidence.items()
-            if label not in check.summary or value not in check.summary
+            label: observed_value
+            for label, observed_value in check.evidence.items()
+            if label not in check.summary or observed_value not in check.summary
         },
     )
 
@@ -138,7 +138,9 @@ def _problem_nodes(check: CheckResult) -> Iterator[Node]:
 def _check_nodes(check: CheckResult, evidence: Mapping[str, str]) -> Iterator[Node]:
     yield Note(_NOTE_LEVELS[check.status], f"{check.id} {check.summary}", check.fix)
     if evidence:
-        yield Facts(tuple((label, Text(value)) for label, value in evidence.items()))
+        yield Facts(
+            tuple((label, Text(observed_value)) for label, observed_value in evidence.items())
+        )
 
 
 def _passed_by_theme(result: DoctorResult) -> Iterator[Node]:
@@ -167,8 +169,8 @@ def _unknown_check_notes(checks: Sequence[CheckResult]) -> Iterator[Node]:
     for check in checks:
         if check.status is Status.UNKNOWN:
             ids_by_reason.setdefault(check.summary, []).append(check.id)
-    for reason, ids in ids_by_reason.items():
-        yield Note("info", f"{', '.join(ids)} not performed: {reason}")
+    for reason, check_ids in ids_by_reason.items():
+        yield Note("info", f"{', '.join(check_ids)} not performed: {reason}")
 
 
 # --- environment variables and devices -------------------------------------------------------------
@@ -176,15 +178,15 @@ def _unknown_check_notes(checks: Sequence[CheckResult]) -> Iterator[Node]:
 
 def _variables_line(variables: Sequence[SetVariable]) -> Iterator[Node]:
     if variables:
-        names = ", ".join(variable.name for variable in variables)
+        variable_names = ", ".join(variable.name for variable in variables)
         noun = count_of(len(variables), "environment variable")
-        yield Note("info", f"{noun} of CUDA and its libraries set: {names}")
+        yield Note("info", f"{noun} of CUDA and its libraries set: {variable_names}")
 
 
 def _variables_section(variables: Sequence[SetVariable]) -> Iterator[Node]:
     if variables:
         columns = (Column("variable"), Column("value"), Column("effect"), Column("read by"))
-        rows = tuple(
+        table_rows = tuple(
             (
                 Text(variable.name),
                 Text(variable.value),
@@ -193,7 +195,7 @@ def _variables_section(variables: Sequence[SetVariable]) -> Iterator[Node]:
             )
             for variable in variables
         )
-        yield Section("Environment variables that are set", (Table(columns, rows),))
+        yield Section("Environment variables that are set", (Table(columns, table_rows),))
 
 
 def _device_table(devices: Sequence[DeviceLine]) -> Table:

@@ -52,13 +52,13 @@ def rules_of(check: str, fix: str = "unset {name}") -> tuple[VariableRule, ...]:
 def apply_rules(rules: Iterable[VariableRule], variables: Mapping[str, str]) -> Iterator[Finding]:
     """Yield the warning of each rule that applies to the value of its variable."""
     for rule in rules:
-        value = variables.get(rule.name)
-        if value is not None and rule.matches_value(value):
+        variable_value = variables.get(rule.name)
+        if variable_value is not None and rule.matches_value(variable_value):
             message, fix = (
-                template.format(name=rule.name, value=value)
+                template.format(name=rule.name, value=variable_value)
                 for template in (rule.message, rule.fix)
             )
-            yield warn_finding(message, {rule.name: value}, fix)
+            yield warn_finding(message, {rule.name: variable_value}, fix)
 
 
 def set_variables(context: RunContext) -> tuple[SetVariable, ...]:
@@ -108,8 +108,8 @@ def allocator(context: RunContext) -> Finding:
     }
     if not any(settings.values()):
         return ok_finding("PyTorch's allocator has its default settings")
-    name, value = next(iter(settings.items()))
-    invalid_settings = list(_invalid_settings(name, value))
+    name, variable_value = next(iter(settings.items()))
+    invalid_settings = list(_invalid_settings(name, variable_value))
     if len(set(settings.values())) > 1:
         invalid_settings.append(
             warn_finding(
@@ -118,7 +118,7 @@ def allocator(context: RunContext) -> Finding:
         )
     return combine_findings(
         invalid_settings,
-        otherwise=ok_finding(f"the settings of {name}={value} are valid", settings),
+        otherwise=ok_finding(f"the settings of {name}={variable_value} are valid", settings),
     )
 
 
@@ -143,8 +143,8 @@ def nccl(context: RunContext) -> Finding:
     """
     settings = {**context.software.nccl_conf, **context.variables}
     nccl_settings = {
-        name: value
-        for name, value in sorted(settings.items())
+        name: variable_value
+        for name, variable_value in sorted(settings.items())
         # NVIDIA's container images set NCCL_VERSION; NCCL does not read it.
         if name.startswith("NCCL_") and name != "NCCL_VERSION"
     }

@@ -153,10 +153,10 @@ def xids(context: RunContext) -> Finding:
         return ok_finding("no Xid errors in the kernel log")
     xid_by_number = known_xids()
     evidence = {
-        f"Xid {number} on {address}": f"{count}×, {xid_by_number[number].meaning}"
+        f"Xid {number} on {address}": f"{xid_count}×, {xid_by_number[number].meaning}"
         if number in xid_by_number
-        else f"{count}×, not in the table"
-        for (address, number), count in sorted(count_by_gpu_and_xid.items())
+        else f"{xid_count}×, not in the table"
+        for (address, number), xid_count in sorted(count_by_gpu_and_xid.items())
     }
     xid_numbers = sorted({number for _, number in count_by_gpu_and_xid})
     numbers_text = ", ".join(map(str, xid_numbers))

@@ -252,10 +252,10 @@ def _missing_value_notes(processes: Sequence[Process]) -> Iterator[Note]:
         }
         for name, value in value_by_name.items():
             if isinstance(value, Unavailable):
-                names, pids = names_by_reason.setdefault(value.reason, ({}, {}))
-                names[name] = pids[str(process.pid)] = None
-    for reason, (names, pids) in names_by_reason.items():
-        values_text = " and ".join(names)
+                value_names, pids = names_by_reason.setdefault(value.reason, ({}, {}))
+                value_names[name] = pids[str(process.pid)] = None
+    for reason, (value_names, pids) in names_by_reason.items():
+        values_text = " and ".join(value_names)
         yield Note("info", f"{values_text} of pid {', '.join(pids)} not available: {reason}")
 
 

@@ -105,12 +105,12 @@ def field_table(fields: Sequence[FieldInfo], result: DevicesResult) -> Document:
     columns = tuple(
         Column(field.name, "number" if _is_number(field) else "text") for field in fields
     )
-    rows = tuple(
+    table_rows = tuple(
         tuple(field_value(device.field(field.name), field) for field in fields)
         for device in result.devices
     )
     hidden_rows = frozenset(row for row, device in enumerate(result.devices) if device.hidden)
-    return Document(report_title(result), (Table(columns, rows, faint_rows=hidden_rows),))
+    return Document(report_title(result), (Table(columns, table_rows, faint_rows=hidden_rows),))
 
 
 def field_columns(fields: Sequence[FieldInfo], result: DevicesResult) -> Document:
@@ -130,8 +130,8 @@ def field_list(fields: Iterable[FieldInfo]) -> Document:
         meaning = Text(f"{field.description}{unit} ({field.source})")
         rows_by_group.setdefault(field.group, []).append((field.name, meaning))
     sections = (
-        Section(capitalized(group_name), (Facts(tuple(rows)),))
-        for group_name, rows in rows_by_group.items()
+        Section(capitalized(group_name), (Facts(tuple(field_rows)),))
+        for group_name, field_rows in rows_by_group.items()
     )
     source_note = Note("info", "In parentheses: the function or package that the value comes from.")
     return Document("Fields of a device", (source_note, *sections))
@@ -170,21 +170,21 @@ def _cell_value(value: Field) -> str:
 
 def machine_facts(result: DevicesResult) -> Section:
     """Return the versions of the driver and its libraries."""
-    rows: list[tuple[str, Value]] = [
+    fact_rows: list[tuple[str, Value]] = [
         ("driver version", as_text(result.driver_version)),
         ("NVML version", as_text(result.nvml_version)),
     ]
     cuda = result.cuda
     if isinstance(cuda, Unavailable):
-        rows.append(("CUDA", cuda))
+        fact_rows.append(("CUDA", cuda))
     else:
-        rows += [
+        fact_rows += [
             ("CUDA version", as_text(cuda.version)),
             ("libcuda", as_text(cuda.library)),
             ("CUDA_VISIBLE_DEVICES", Text(_variable_text(cuda.visible_devices))),
             ("CUDA_DEVICE_ORDER", Text(_variable_text(cuda.device_order))),
         ]
-    return Section("Driver", (Facts(tuple(rows)),))
+    return Section("Driver", (Facts(tuple(fact_rows)),))
 
 
 def property_sections(device: Device) -> Section:
@@ -198,8 +198,8 @@ def property_sections(device: Device) -> Section:
     return Section(
         label(device),
         tuple(
-            Section(capitalized(group), (Facts(tuple(rows)),))
-            for group, rows in rows_by_group.items()
+            Section(capitalized(group), (Facts(tuple(field_rows)),))
+            for group, field_rows in rows_by_group.items()
         ),
     )
 

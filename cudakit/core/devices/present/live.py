@@ -49,13 +49,13 @@ def _history_table(result: DevicesResult, history: History, width: int) -> Table
         Column("memory", "bar"),
         Column("history"),
     )
-    rows = tuple(
+    table_rows = tuple(
         _history_row(
             device, history.samples(device), now_ns=result.time_ns, sample_count=sample_count
         )
         for device in result.devices
     )
-    return Table(columns, rows)
+    return Table(columns, table_rows)
 
 
 def _history_row(

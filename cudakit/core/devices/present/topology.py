@@ -30,12 +30,12 @@ def topology_nodes(result: DevicesResult) -> Iterator[Node]:
     if len(gpus) < 2 or not result.pairs:
         yield Note("info", "the machine has only one GPU")
         return
-    pair_by_gpus = {(pair.first, pair.second): pair for pair in result.pairs}
-    yield _matrix("link", gpus, pair_by_gpus, lambda pair: as_text(pair.path))
+    pair_by_gpus = {(gpu_pair.first, gpu_pair.second): gpu_pair for gpu_pair in result.pairs}
+    yield _matrix("link", gpus, pair_by_gpus, lambda gpu_pair: as_text(gpu_pair.path))
     yield _matrix("peer access", gpus, pair_by_gpus, _access_text)
-    for pair in result.pairs:
-        if pair.disagreement:
-            yield Note("warn", pair.disagreement, remedies=(_HINT,))
+    for gpu_pair in result.pairs:
+        if gpu_pair.disagreement:
+            yield Note("warn", gpu_pair.disagreement, remedies=(_HINT,))
 
 
 def _matrix(
@@ -45,7 +45,7 @@ def _matrix(
     pair_value: Callable[[Pair], Value],
 ) -> Table:
     locality = _LOCALITY_COLUMNS if title == "link" else {}
-    rows = tuple(
+    table_rows = tuple(
         (
             Text(_gpu_name(row_gpu)),
             *(_pair_cell(row_gpu, column_gpu, pair_by_gpus, pair_value) for column_gpu in gpus),
@@ -54,7 +54,7 @@ def _matrix(
         for row_gpu in gpus
     )
     columns = (Column(title), *(Column(_gpu_name(gpu)) for gpu in gpus), *locality.values())
-    return Table(columns, rows, caption=_legend(pair_by_gpus) if title == "link" else "")
+    return Table(columns, table_rows, caption=_legend(pair_by_gpus) if title == "link" else "")
 
 
 def _pair_cell(
@@ -66,8 +66,8 @@ def _pair_cell(
     if row_gpu is column_gpu:
         return Text("-")
     first_index, second_index = sorted((_nvml_index(row_gpu), _nvml_index(column_gpu)))
-    pair = pair_by_gpus.get((first_index, second_index))
-    return pair_value(pair) if pair else Unavailable("NVML does not report it")
+    gpu_pair = pair_by_gpus.get((first_index, second_index))
+    return pair_value(gpu_pair) if gpu_pair else Unavailable("NVML does not report it")
 
 
 def _nvml_index(device: Device) -> int:
@@ -79,9 +79,9 @@ def _gpu_name(device: Device) -> str:
     return " ".join(filter(None, (cuda_name, f"nvml:{device.nvml_index}")))
 
 
-def _access_text(pair: Pair) -> Value:
+def _access_text(gpu_pair: Pair) -> Value:
     """Return whether there is peer access: one answer if NVML and CUDA agree, else both answers."""
-    nvml_access, cuda_access = _nvml_access(pair), pair.cuda_access
+    nvml_access, cuda_access = _nvml_access(gpu_pair), gpu_pair.cuda_access
     if isinstance(cuda_access, Unavailable):
         if isinstance(nvml_access, Unavailable):
             return nvml_access
@@ -89,13 +89,13 @@ def _access_text(pair: Pair) -> Value:
     if isinstance(nvml_access, Unavailable):
         return Text(f"{_yes_or_no(cuda_access)} (CUDA)")
     if nvml_access == cuda_access:
-        atomics_text = " + atomics" if pair.cuda_atomics is True else ""
+        atomics_text = " + atomics" if gpu_pair.cuda_atomics is True else ""
         return Text(_yes_or_no(nvml_access) + atomics_text)
     return Text(f"NVML {_yes_or_no(nvml_access)}, CUDA {_yes_or_no(cuda_access)}")
 
 
-def _nvml_access(pair: Pair) -> bool | Unavailable:
-    access_states = (pair.nvml_read, pair.nvml_write)
+def _nvml_access(gpu_pair: Pair) -> bool | Unavailable:
+    access_states = (gpu_pair.nvml_read, gpu_pair.nvml_write)
     unknown_states = [state for state in access_states if isinstance(state, Unavailable)]
     return unknown_states[0] if unknown_states else all(state == "ok" for state in access_states)
 
@@ -106,9 +106,15 @@ def _yes_or_no(is_yes: bool) -> str:
 
 def _legend(pair_by_gpus: Mapping[tuple[int, int], Pair]) -> str:
     """Return the meaning of the abbreviations in the matrix."""
-    paths = sorted({pair.path for pair in pair_by_gpus.values() if isinstance(pair.path, str)})
-    return "; ".join(f"{path}: {_path_meaning(path)}" for path in paths)
+    connections = sorted(
+        {gpu_pair.path for gpu_pair in pair_by_gpus.values() if isinstance(gpu_pair.path, str)}
+    )
+    return "; ".join(f"{connection}: {_path_meaning(connection)}" for connection in connections)
 
 
-def _path_meaning(path: str) -> str:
-    return f"{path[2:]} NVLinks" if path.startswith("NV") else _PATH_MEANINGS.get(path, "unknown")
+def _path_meaning(connection: str) -> str:
+    return (
+        f"{connection[2:]} NVLinks"
+        if connection.startswith("NV")
+        else _PATH_MEANINGS.get(connection, "unknown")
+    )

@@ -78,12 +78,16 @@ def select_devices(
     snapshots: Sequence[Snapshot], spec: MemorySpec
 ) -> list[tuple[Snapshot, DeviceTrace]]:
     """Return the devices that a MemorySpec selects. Raises UsageError if there are none."""
-    pairs = [(snapshot, trace) for snapshot in snapshots for trace in snapshot.devices]
+    snapshot_trace_pairs = [
+        (snapshot, trace) for snapshot in snapshots for trace in snapshot.devices
+    ]
     selected_pairs = [
-        pair for pair in pairs if spec.device is None or pair[1].device == spec.device
+        snapshot_trace_pair
+        for snapshot_trace_pair in snapshot_trace_pairs
+        if spec.device is None or snapshot_trace_pair[1].device == spec.device
     ]
     if not selected_pairs:
-        indices = sorted({trace.device for _, trace in pairs})
+        indices = sorted({trace.device for _, trace in snapshot_trace_pairs})
         available_devices = ", ".join(
             "host" if device == HOST else str(device) for device in indices
         )
@@ -114,12 +118,12 @@ def _analyze_device(
     trace = filter_trace(snapshot, full_trace, stream=spec.stream, pool=spec.pool)
     trace_replay = replay(snapshot, trace)
     allocations, n_events = trace_replay.allocations, trace_replay.n_events
-    moment_name, event = _chosen_event(trace, trace_replay, spec.at)
+    moment_name, event_index = _chosen_event(trace, trace_replay, spec.at)
     layout_at_event, layout_at_end = (
-        trace_replay.layout_at(event + 1),
+        trace_replay.layout_at(event_index + 1),
         trace_replay.layout_at(n_events),
     )
-    live_allocations = live_at(allocations, event + 1)
+    live_allocations = live_at(allocations, event_index + 1)
     steps = step_history(snapshot, trace, trace_replay)
     return DeviceMemory(
         file=snapshot.source,
@@ -131,9 +135,9 @@ def _analyze_device(
         peak=peak_of(snapshot, trace, trace_replay),
         at=Moment(
             moment_name,
-            event,
-            time_of(snapshot, trace, event),
-            state_at(trace_replay, layout_at_event, event + 1),
+            event_index,
+            time_of(snapshot, trace, event_index),
+            state_at(trace_replay, layout_at_event, event_index + 1),
         ),
         health=health(snapshot, trace, trace_replay),
         ooms=_explain_ooms(
@@ -189,9 +193,9 @@ def _chosen_event(trace: DeviceTrace, trace_replay: Replay, moment: str | int) -
         ooms = np.flatnonzero(trace.events.action == Action.OOM)
         # Of several ranks, often only one runs out of memory; the others are shown at their end.
         return ("oom", int(ooms[-1])) if len(ooms) else ("end", n_events - 1)
-    event = int(moment)
-    if not -1 <= event < n_events:
+    event_index = int(moment)
+    if not -1 <= event_index < n_events:
         raise UsageError(
-            f"no event {event} in the trace", hint=f"events of the trace: 0 to {n_events - 1}"
+            f"no event {event_index} in the trace", hint=f"events of the trace: 0 to {n_events - 1}"
         )
-    return "event", event
+    return "event", event_index

@@ -42,8 +42,8 @@ def site_rank(frame: Frame) -> int:
 
 def site_name(frame: Frame) -> str:
     """Return a frame as ``folder/file.py:12 function``."""
-    path = "/".join(frame.filename.replace("\\", "/").split("/")[-2:])
-    path_and_line = f"{path}:{frame.line}" if frame.line else path
+    short_path = "/".join(frame.filename.replace("\\", "/").split("/")[-2:])
+    path_and_line = f"{short_path}:{frame.line}" if frame.line else short_path
     return f"{path_and_line} {frame.name}".strip()
 
 

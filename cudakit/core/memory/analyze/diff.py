@@ -92,12 +92,12 @@ def _device_moments(snapshot: Snapshot, spec: MemorySpec) -> list[_DeviceMoments
 
 
 def _holdings_at(
-    stacks: StackTable, trace: DeviceTrace, trace_replay: Replay, name: str, event: int
+    stacks: StackTable, trace: DeviceTrace, trace_replay: Replay, name: str, event_index: int
 ) -> _Holdings:
-    live_allocations = live_at(trace_replay.allocations, event + 1)
-    state = state_at(trace_replay, trace_replay.layout_at(event + 1), event + 1)
+    live_allocations = live_at(trace_replay.allocations, event_index + 1)
+    state = state_at(trace_replay, trace_replay.layout_at(event_index + 1), event_index + 1)
     return _Holdings(
-        Moment(name, event, time_of(stacks.snapshot, trace, event), state),
+        Moment(name, event_index, time_of(stacks.snapshot, trace, event_index), state),
         holders_by_stack(stacks, trace_replay.allocations, live_allocations),
     )
 
@@ -115,7 +115,9 @@ def _pair_devices(
 
 
 def _moment_diff(before: _Holdings, after: _Holdings) -> MomentDiff:
-    rows = sorted(_diff_rows(before.holders, after.holders), key=lambda row: -abs(row.change_bytes))
+    diff_rows = sorted(
+        _diff_rows(before.holders, after.holders), key=lambda row: -abs(row.change_bytes)
+    )
     before_bytes, after_bytes = (
         holdings.moment.state.requested_bytes for holdings in (before, after)
     )
@@ -123,10 +125,10 @@ def _moment_diff(before: _Holdings, after: _Holdings) -> MomentDiff:
         before=before.moment,
         after=after.moment,
         growth=after_bytes / before_bytes - 1 if before_bytes else None,
-        grown=tuple(row for row in rows if row.change_bytes > 0 and row.before_count),
-        shrunk=tuple(row for row in rows if row.change_bytes < 0 and row.after_count),
-        appeared=tuple(row for row in rows if not row.before_count),
-        vanished=tuple(row for row in rows if not row.after_count),
+        grown=tuple(row for row in diff_rows if row.change_bytes > 0 and row.before_count),
+        shrunk=tuple(row for row in diff_rows if row.change_bytes < 0 and row.after_count),
+        appeared=tuple(row for row in diff_rows if not row.before_count),
+        vanished=tuple(row for row in diff_rows if not row.after_count),
     )
 
 

@@ -66,22 +66,22 @@ def _facets(
     block_sizes = allocations.size[live_allocations]
     source_events = allocations.source[live_allocations]
     has_event = source_events >= 0
-    annotation_of_event, names = active_annotation(snapshot, trace)
-    for name, ids, texts in (
-        ("annotation", annotation_of_event, names),
+    annotation_of_event, annotation_names = active_annotation(snapshot, trace)
+    for facet_name, text_id_by_event, texts in (
+        ("annotation", annotation_of_event, annotation_names),
         ("compile_context", trace.events.compile_context, snapshot.texts),
         ("user_metadata", trace.events.user_metadata, snapshot.texts),
         ("category", trace.events.category, snapshot.texts),
     ):
-        keys = np.zeros(len(live_allocations), np.int32)
-        keys[has_event] = ids[source_events[has_event]]
+        text_ids = np.zeros(len(live_allocations), np.int32)
+        text_ids[has_event] = text_id_by_event[source_events[has_event]]
         if _NO_COMPILE_CONTEXT in texts:
-            keys[keys == texts.index(_NO_COMPILE_CONTEXT)] = 0
+            text_ids[text_ids == texts.index(_NO_COMPILE_CONTEXT)] = 0
         yield (
-            name,
+            facet_name,
             tuple(
                 Group(texts[total.key], total.bytes, total.count, total.share)
-                for total in totals(keys, block_sizes)
+                for total in totals(text_ids, block_sizes)
             ),
         )
 

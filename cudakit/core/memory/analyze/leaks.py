@@ -70,8 +70,8 @@ def find_leaks(
     """Return the growing call stacks, the fastest growth first."""
     growing = growing_stacks(allocations, bounds, n_events)
     leaks = [
-        _leak(stacks, stack, live_bytes, count, growing.steps)
-        for stack, live_bytes, count in zip(
+        _leak(stacks, stack, live_bytes, block_counts, growing.steps)
+        for stack, live_bytes, block_counts in zip(
             growing.ids.tolist(),
             growing.live_bytes,
             growing.counts,
@@ -81,12 +81,14 @@ def find_leaks(
     return tuple(sorted(leaks, key=lambda leak: -leak.bytes_per_step))
 
 
-def _leak(stacks: StackTable, stack: int, live_bytes: Ints, count: Ints, step: Ints) -> Leak:
+def _leak(
+    stacks: StackTable, stack: int, live_bytes: Ints, block_counts: Ints, step_numbers: Ints
+) -> Leak:
     return Leak(
-        bytes_per_step=round(theil_sen(step, live_bytes)),
-        count_per_step=theil_sen(step, count),
+        bytes_per_step=round(theil_sen(step_numbers, live_bytes)),
+        count_per_step=theil_sen(step_numbers, block_counts),
         bytes=int(live_bytes[-1]),
-        count=int(count[-1]),
+        count=int(block_counts[-1]),
         growth=tuple(live_bytes.tolist()),
         stack=stacks.frames(stack),
         site=stacks.site_index(stack),

@@ -195,22 +195,22 @@ def growth_between(
 
 def live_totals_at(allocations: Allocations, moments: Ints) -> tuple[Ints, Ints, Ints]:
     """Return stack ids, and their live bytes and counts as arrays of (stacks, moments)."""
-    ids, rows = np.unique(allocations.stack, return_inverse=True)
-    rows = rows.reshape(-1)
+    stack_ids, stack_rows = np.unique(allocations.stack, return_inverse=True)
+    stack_rows = stack_rows.reshape(-1)
     # An allocation is live at the moments with begin < moment <= end: its bytes are added at the first of
     # these moments, and subtracted after the last one.
     first_live_moment = np.searchsorted(moments, allocations.begin, side="right")
     first_dead_moment = np.searchsorted(moments, allocations.end, side="right")
-    shape = len(ids), len(moments) + 1
+    shape = len(stack_ids), len(moments) + 1
     live_bytes, live_counts = np.zeros(np.prod(shape)), np.zeros(np.prod(shape))
     for moment_index, sign in ((first_live_moment, 1), (first_dead_moment, -1)):
-        cell_index = rows * shape[1] + moment_index
+        cell_index = stack_rows * shape[1] + moment_index
         live_bytes += sign * np.bincount(
             cell_index, weights=allocations.size, minlength=len(live_bytes)
         )
         live_counts += sign * np.bincount(cell_index, minlength=len(live_counts))
     return (
-        ids.astype(np.int64),
+        stack_ids.astype(np.int64),
         np.cumsum(live_bytes.reshape(shape), axis=1)[:, :-1].astype(np.int64),
         np.cumsum(live_counts.reshape(shape), axis=1)[:, :-1].astype(np.int64),
     )

@@ -64,7 +64,9 @@ _OBJECT_BYTES = {b"{": 232, b"[": 64, b",": 40, b":": 16}
 
 def _json_tree(content: bytes, budget: Budget) -> Tree:
     character_bytes = len(content) if content.isascii() else 4 * len(content)
-    object_bytes = sum(content.count(character) * size for character, size in _OBJECT_BYTES.items())
+    object_bytes = sum(
+        content.count(character) * object_size for character, object_size in _OBJECT_BYTES.items()
+    )
     budget.check_objects(character_bytes + object_bytes)
     try:
         return ObjectTree(json.loads(content), budget)

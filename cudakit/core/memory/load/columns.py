@@ -95,12 +95,12 @@ def read_events(
     return [
         (
             replace(
-                take(events, rows.entries),
-                stream=rows.streams.number_streams(raw_streams[rows.entries]),
+                take(events, device_rows.entries),
+                stream=device_rows.streams.number_streams(raw_streams[device_rows.entries]),
             ),
-            _event_warnings(is_invalid[rows.entries], action[rows.entries]),
+            _event_warnings(is_invalid[device_rows.entries], action[device_rows.entries]),
         )
-        for rows in devices
+        for device_rows in devices
     ]
 
 
@@ -119,10 +119,12 @@ def _check_total(sizes: Ints) -> None:
 
 def _event_warnings(is_invalid: Mask, action: Codes) -> Warnings:
     warnings = []
-    if count := int(np.count_nonzero(is_invalid)):
-        warnings.append(f"{count:,} trace entries without a valid address or size were skipped")
-    if count := int(np.count_nonzero(action == Action.UNKNOWN)):
-        warnings.append(f"{count:,} trace entries with an unknown action were skipped")
+    if invalid_count := int(np.count_nonzero(is_invalid)):
+        warnings.append(
+            f"{invalid_count:,} trace entries without a valid address or size were skipped"
+        )
+    if invalid_count := int(np.count_nonzero(action == Action.UNKNOWN)):
+        warnings.append(f"{invalid_count:,} trace entries with an unknown action were skipped")
     return tuple(warnings)
 
 
@@ -177,16 +179,18 @@ def read_final_states(
     )
     blocks, has_unknown_state = _read_blocks(tree, tables, segments, tree.column(handles, "blocks"))
     states = []
-    for rows in devices:
+    for device_rows in devices:
         first_segment, end_segment = np.searchsorted(
-            device, [rows.device, rows.device + 1]
+            device, [device_rows.device, device_rows.device + 1]
         ).tolist()
         block_slice = slice(*np.searchsorted(blocks.segment, [first_segment, end_segment]).tolist())
         states.append(
             (
                 replace(
                     take(segments, slice(first_segment, end_segment)),
-                    stream=rows.streams.number_streams(raw_streams[first_segment:end_segment]),
+                    stream=device_rows.streams.number_streams(
+                        raw_streams[first_segment:end_segment]
+                    ),
                 ),
                 replace(
                     take(blocks, block_slice), segment=blocks.segment[block_slice] - first_segment

@@ -77,8 +77,8 @@ class Memo(dict[int, Any]):
     def __missing__(self, index: int) -> Any:
         if index >= self._unpickler_count:
             raise KeyError(index)
-        value = self[index] = self._unpickler.memo_value(index)
-        return value
+        memo_value = self[index] = self._unpickler.memo_value(index)
+        return memo_value
 
     def put(self, index: int, value: Any) -> bool:
         """Store a value under an index; return whether it replaced another value."""
@@ -182,15 +182,15 @@ class PushedValues(dict[bytes, Any]):
 
     def __missing__(self, push_opcode: bytes) -> Any:
         opcode = push_opcode[0]
-        value: Any
+        pushed_value: Any
         if opcode == _LONG1:
-            value = int.from_bytes(push_opcode[2:], "little", signed=True)
+            pushed_value = int.from_bytes(push_opcode[2:], "little", signed=True)
         elif opcode == _BININT:
-            value = int.from_bytes(push_opcode[1:], "little", signed=True)
+            pushed_value = int.from_bytes(push_opcode[1:], "little", signed=True)
         else:
-            value = int.from_bytes(push_opcode[1:], "little")
+            pushed_value = int.from_bytes(push_opcode[1:], "little")
             if opcode not in _UNSIGNED_INTEGERS:
-                value = self._memo[value]
+                pushed_value = self._memo[pushed_value]
         if len(self) < _MAX_STORED_VALUES:
-            self[push_opcode] = value
-        return value
+            self[push_opcode] = pushed_value
+        return pushed_value

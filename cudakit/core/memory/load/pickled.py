@@ -89,7 +89,9 @@ _OBJECT_BYTES = {
 
 
 def _estimated_object_bytes(content: bytes) -> int:
-    container_bytes = sum(content.count(opcode) * size for opcode, size in _OBJECT_BYTES.items())
+    container_bytes = sum(
+        content.count(opcode) * object_size for opcode, object_size in _OBJECT_BYTES.items()
+    )
     return container_bytes + 4 * len(content)
 
 

@@ -89,9 +89,9 @@ def _snapshot_parts(tree: Tree) -> dict[str, int]:
         return handle_by_key
     handle_by_key = tree.members(tree.root)
     if not any(name in handle_by_key for name in _SNAPSHOT_KEYS):
-        keys = ", ".join(sorted(handle_by_key)[:4]) or "none"
+        key_names = ", ".join(sorted(handle_by_key)[:4]) or "none"
         raise SnapshotError(
-            f"the file is not a memory snapshot: its dictionary has other keys ({keys[:80]})"
+            f"the file is not a memory snapshot: its dictionary has other keys ({key_names[:80]})"
         )
     return handle_by_key
 
@@ -115,8 +115,12 @@ def _device_traces(
     events = read_events(tree, tables, entries, devices)
     final_states = read_final_states(tree, tables, segments, devices)
     return [
-        _device_trace(rows, device_events, final_state, flag_of_device(overflow, rows.device))
-        for rows, device_events, final_state in zip(devices, events, final_states, strict=True)
+        _device_trace(
+            device_rows, device_events, final_state, flag_of_device(overflow, device_rows.device)
+        )
+        for device_rows, device_events, final_state in zip(
+            devices, events, final_states, strict=True
+        )
     ]
 
 
@@ -158,10 +162,10 @@ def _host_traces(tree: Tree, tables: Tables, handle_by_key: Mapping[str, int]) -
     segments = _list_part(tree, handle_by_key, "host_segments")
     if not len(entries) and not len(segments):
         return []
-    rows = DeviceRows(HOST, slice(len(entries)), StreamNumbers())
-    (events,) = read_events(tree, tables, entries, [rows])
-    state = read_host_state(tree, tables, rows.streams, segments)
-    return [_device_trace(rows, events, state)]
+    device_rows = DeviceRows(HOST, slice(len(entries)), StreamNumbers())
+    (events,) = read_events(tree, tables, entries, [device_rows])
+    state = read_host_state(tree, tables, device_rows.streams, segments)
+    return [_device_trace(device_rows, events, state)]
 
 
 def _annotations(
@@ -174,13 +178,13 @@ def _annotations(
     times, has_time = _parse_numbers(tree, tree.column(handles, "time_us"))
     usable_rows = np.flatnonzero(has_time & (stages != 2))
     handles, times, stages = handles[usable_rows], times[usable_rows], stages[usable_rows]
-    names = tables.text_ids(tree.column(handles, "name")).tolist()
+    range_names = tables.text_ids(tree.column(handles, "name")).tolist()
     devices, _ = _parse_numbers(tree, tree.column(handles, "device"))
     texts = tuple(tables.texts)
     return tuple(
         Annotation(texts[name_id], is_start == 1, device, time_us)
         for name_id, is_start, device, time_us in zip(
-            names, stages.tolist(), devices.tolist(), times.tolist(), strict=True
+            range_names, stages.tolist(), devices.tolist(), times.tolist(), strict=True
         )
     )
 
@@ -191,11 +195,11 @@ def _marks(tree: Tree, tables: Tables, handle_by_key: Mapping[str, int]) -> tupl
     tree.budget.spend_rows(len(handles))
     times, has_time = tree.integers(tree.column(handles, "time_us"))
     handles, times = handles[has_time], times[has_time]
-    names = tables.text_ids(tree.column(handles, "name")).tolist()
+    mark_names = tables.text_ids(tree.column(handles, "name")).tolist()
     devices, _ = tree.integers(tree.column(handles, "device"))
     texts = tuple(tables.texts)
-    rows = zip(names, devices.tolist(), times.tolist(), strict=True)
-    return tuple(Mark(texts[name_id], device, time_us) for name_id, device, time_us in rows)
+    mark_rows = zip(mark_names, devices.tolist(), times.tolist(), strict=True)
+    return tuple(Mark(texts[name_id], device, time_us) for name_id, device, time_us in mark_rows)
 
 
 def _parse_numbers(tree: Tree, handles: Handles) -> tuple[Ints, Mask]:

@@ -65,8 +65,8 @@ class Tables:
         n_characters = np.array([sum(map(frame_lengths.__getitem__, stack)) for stack in stacks])
         for device in devices:
             is_used = np.zeros(len(stacks), np.bool_)
-            for rows in (device.events, device.segments, device.blocks):
-                is_used[rows.stack] = True
+            for column_rows in (device.events, device.segments, device.blocks):
+                is_used[column_rows.stack] = True
             self._tree.budget.spend_rows(_ROWS_PER_STACK * int(is_used.sum()))
             self._tree.budget.spend_stacks(
                 int(n_frames[is_used].sum()), int(n_characters[is_used].sum())
@@ -74,11 +74,11 @@ class Tables:
 
     def codes(self, handles: Handles, code_of_word: Mapping[str, int], default: int) -> Codes:
         """Return the code of each word, and the default for any other value."""
-        ids, representatives = self._tree.intern(handles)
+        text_ids, representatives = self._tree.intern(handles)
         word_codes = [
             code_of_word.get(word, default) for word in self.decode_texts(representatives)
         ]
-        return np.array(word_codes or [default], np.uint8)[ids]
+        return np.array(word_codes or [default], np.uint8)[text_ids]
 
     def decode_texts(self, handles: Handles) -> list[str]:
         """Return the texts of handles; other values count as the empty text."""
@@ -113,11 +113,12 @@ class Tables:
 
     def _decode_frames(self, handles: Handles) -> list[Frame]:
         self._tree.budget.spend_rows(3 * len(handles))
-        names = self._tree.texts(self._tree.column(handles, "name"))
+        function_names = self._tree.texts(self._tree.column(handles, "name"))
         files = self._tree.texts(self._tree.column(handles, "filename"))
         lines, _ = self._tree.integers(self._tree.column(handles, "line"))
         return [
-            Frame(*frame_fields) for frame_fields in zip(names, files, lines.tolist(), strict=True)
+            Frame(*frame_fields)
+            for frame_fields in zip(function_names, files, lines.tolist(), strict=True)
         ]
 
     def _decode_pools(self, handles: Handles) -> list[bytes]:
@@ -127,11 +128,11 @@ class Tables:
         has_two_numbers = counts == 2
         word_indices = (np.cumsum(counts) - counts)[has_two_numbers][:, np.newaxis] + np.arange(2)
         is_pool = is_integer[word_indices].all(axis=1, keepdims=True)
-        pairs = np.zeros((len(handles), 2), np.uint64)
-        pairs[has_two_numbers] = np.where(
+        pool_ids = np.zeros((len(handles), 2), np.uint64)
+        pool_ids[has_two_numbers] = np.where(
             is_pool, numbers[word_indices].view(np.uint64), np.uint64(0)
         )
-        pair_bytes = pairs.tobytes()
+        pair_bytes = pool_ids.tobytes()
         return [
             pair_bytes[offset : offset + _POOL_STRUCT.size]
             for offset in range(0, len(pair_bytes), _POOL_STRUCT.size)

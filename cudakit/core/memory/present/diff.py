@@ -59,8 +59,8 @@ def _answer_note(device: DeviceDiff) -> Note:
     level: Literal["ok", "warn"] = (
         "warn" if any(map(_has_grown, (device.peak, device.end))) else "ok"
     )
-    rows = [*device.peak.grown, *device.peak.appeared]
-    largest_row = max(rows, key=lambda row: row.change_bytes, default=None)
+    diff_rows = [*device.peak.grown, *device.peak.appeared]
+    largest_row = max(diff_rows, key=lambda row: row.change_bytes, default=None)
     if largest_row is None or not largest_row.stack:
         return Note(level, f"Requested memory: {change_texts}.")
     moment_name, size_text = (
@@ -96,7 +96,7 @@ def _factor_text(bytes_before: int, bytes_after: int) -> str:
 
 
 def _totals_table(device: DeviceDiff) -> Table:
-    rows = [
+    table_rows = [
         (
             f"{amount_name} at {moment_name}",
             *(
@@ -118,7 +118,7 @@ def _totals_table(device: DeviceDiff) -> Table:
             ("change", "number", lambda row: Change(row[2] - row[1])),
             ("growth", "number", lambda row: _growth_value(row[1], row[2])),
         ),
-        rows,
+        table_rows,
     )
 
 
@@ -139,8 +139,8 @@ def _moment_sections(device: DeviceDiff, top: int) -> Iterator[Section]:
 
 def _change_tables(moment: MomentDiff, top: int) -> Iterator[Node]:
     for change_kind in ("grown", "appeared", "shrunk", "vanished"):
-        rows: tuple[DiffRow, ...] = getattr(moment, change_kind)
-        if rows:
+        diff_rows: tuple[DiffRow, ...] = getattr(moment, change_kind)
+        if diff_rows:
             yield limited_table(
                 (
                     (change_kind, "number", lambda row: Change(row.change_bytes)),
@@ -149,6 +149,6 @@ def _change_tables(moment: MomentDiff, top: int) -> Iterator[Node]:
                     ("blocks after", "number", lambda row: Count(row.after_count)),
                     ("call stack", "stack", lambda row: stack_value(row.stack, row.site)),
                 ),
-                rows,
+                diff_rows,
                 top,
             )

@@ -102,9 +102,9 @@ def _check_characters(snapshot: Snapshot, *columns: tuple[tuple[str, ...], Ids])
     """
     max_characters = _MIN_CHARACTERS + _CHARACTERS_PER_BYTE * snapshot.size_bytes
     character_count = 0
-    for texts, ids in columns:
+    for texts, text_ids in columns:
         text_lengths = np.fromiter(map(len, texts), np.int64, len(texts))
-        character_count += int(text_lengths[ids[ids >= 0]].sum())
+        character_count += int(text_lengths[text_ids[text_ids >= 0]].sum())
     if character_count > max_characters:
         raise UsageError(
             f"the call stacks of this export would have {character_count:.1e} characters",
@@ -243,7 +243,7 @@ def _allocation_slices(device: DeviceMemory, time_by_event: Ints) -> Columns:
     is_large = allocations.size >= max(int(device.peak.active_bytes * _MIN_SLICE_SHARE), 1)
     start_times = time_by_event[np.clip(allocations.begin[is_large], 0, n_events - 1)]
     end_times = time_by_event[np.clip(allocations.end[is_large], 0, n_events - 1)]
-    names, name_index_by_row = _site_names(snapshot, allocations.stack[is_large])
+    site_names, name_index_by_row = _site_names(snapshot, allocations.stack[is_large])
     streams = tuple(
         f"{device_name(device)} stream {stream_number}"
         for stream_number in range(len(device.trace.streams))
@@ -259,7 +259,7 @@ def _allocation_slices(device: DeviceMemory, time_by_event: Ints) -> Columns:
             "requested_bytes": allocations.requested[is_large],
             "size_bytes": allocations.size[is_large],
         },
-        text={"track": streams, "name": names},
+        text={"track": streams, "name": site_names},
     )
 
 
@@ -268,11 +268,11 @@ def _site_names(snapshot: Snapshot, stack_ids: Ids) -> tuple[tuple[str, ...], Id
     stack_table = StackTable(snapshot)
     used_stacks, stack_index = np.unique(stack_ids, return_inverse=True)
     used_frames = [snapshot.stacks[stack_id] for stack_id in used_stacks.tolist()]
-    names = tuple(
+    site_names = tuple(
         frame_text(snapshot.frames[frames[stack_table.site_index(stack_id)]])
         if frames
         else "no stack recorded"
         for stack_id, frames in zip(used_stacks.tolist(), used_frames, strict=True)
     )
-    _check_characters(snapshot, (names, stack_index.astype(np.int32)))
-    return names, stack_index.astype(np.int32)
+    _check_characters(snapshot, (site_names, stack_index.astype(np.int32)))
+    return site_names, stack_index.astype(np.int32)

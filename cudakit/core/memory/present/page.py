@@ -240,13 +240,13 @@ def _annotation_ranges(
         key=lambda annotation: annotation.time_us,
     )
     for annotation in annotations[:_MAX_ANNOTATIONS]:
-        event = int(np.searchsorted(event_times, annotation.time_us))
+        event_index = int(np.searchsorted(event_times, annotation.time_us))
         if annotation.is_start:
-            open_ranges.append((annotation.name, event))
+            open_ranges.append((annotation.name, event_index))
         elif index := _last_index(open_ranges, annotation.name):
             name, start_event = open_ranges.pop(index - 1)
-            if start_event < event and name in index_by_name:
-                ranges.append((start_event, event, index - 1, index_by_name[name]))
+            if start_event < event_index and name in index_by_name:
+                ranges.append((start_event, event_index, index - 1, index_by_name[name]))
     return sorted(ranges)
 
 

@@ -332,7 +332,7 @@ def totals(device: DeviceMemory) -> Table:
     peak = device.peak
     no_value = Text("")
     # Rows of the table: title, function that returns the value at a moment, and maximum over the trace.
-    rows: tuple[tuple[str, Callable[[State], Value], Value], ...] = (
+    table_rows: tuple[tuple[str, Callable[[State], Value], Value], ...] = (
         (
             "allocated",
             lambda s: Bytes(s.allocated_bytes, s.allocated_is_derived),
@@ -352,7 +352,7 @@ def totals(device: DeviceMemory) -> Table:
         ),
         rows=tuple(
             (Text(row_title), *(value_at(state) for _, state in states), highest_bytes)
-            for row_title, value_at, highest_bytes in rows
+            for row_title, value_at, highest_bytes in table_rows
         ),
         caption=_totals_caption(device),
     )

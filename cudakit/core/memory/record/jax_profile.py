@@ -158,9 +158,9 @@ def _parse_sample(
             numbers_of_field += (
                 _read_packed(field_value) if isinstance(field_value, bytes) else [field_value]
             )
-    count, total_bytes = (*map(_as_signed, sample_values), 0, 0)[:2]
+    array_count, total_bytes = (*map(_as_signed, sample_values), 0, 0)[:2]
     stack = tuple(frame for location in locations for frame in frames[location])
-    return Sample(max(count, 0), max(total_bytes, 0), stack, labels)
+    return Sample(max(array_count, 0), max(total_bytes, 0), stack, labels)
 
 
 # --- the wire format of protocol buffers
@@ -177,15 +177,15 @@ def _parse_fields(content: bytes) -> Iterator[tuple[int, int | bytes]]:
             yield field_number, field_value
             continue
         if wire_type == 2:
-            size, offset = _read_varint(content, offset)
+            field_bytes, offset = _read_varint(content, offset)
         elif wire_type in (1, 5):
-            size = 8 if wire_type == 1 else 4
+            field_bytes = 8 if wire_type == 1 else 4
         else:
             raise ValueError(f"wire type {wire_type}")
-        if offset + size > len(content):
+        if offset + field_bytes > len(content):
             raise IndexError("a field ends beyond its message")
-        yield field_number, content[offset : offset + size]
-        offset += size
+        yield field_number, content[offset : offset + field_bytes]
+        offset += field_bytes
 
 
 def _integer_fields(message: bytes) -> dict[int, int]:

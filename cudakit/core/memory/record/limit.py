@@ -48,19 +48,21 @@ def _reserved_at_end(snapshot: dict[str, Any], device: int) -> int:
 def _first_above(
     device: int, trace: Sequence[dict[str, Any]], reserved_at_end: int, limit_bytes: int
 ) -> LimitPassed | None:
-    changes_bytes = [_SIGN_BY_ACTION.get(entry["action"], 0) * entry["size"] for entry in trace]
+    changes_bytes = [
+        _SIGN_BY_ACTION.get(trace_entry["action"], 0) * trace_entry["size"] for trace_entry in trace
+    ]
     reserved_bytes = reserved_at_end - sum(changes_bytes)
     first_passed: LimitPassed | None = None
     peak_bytes = reserved_bytes
     if reserved_bytes > limit_bytes:
         first_passed = LimitPassed(device, reserved_bytes, peak_bytes, 0, "", ())
-    for entry, change_bytes in zip(trace, changes_bytes, strict=True):
+    for trace_entry, change_bytes in zip(trace, changes_bytes, strict=True):
         reserved_bytes += change_bytes
         peak_bytes = max(peak_bytes, reserved_bytes)
         if reserved_bytes > limit_bytes and first_passed is None:
-            pool = POOL_NAMES.get(entry.get("pool_id", (0, 0)), "PyTorch")
+            pool = POOL_NAMES.get(trace_entry.get("pool_id", (0, 0)), "PyTorch")
             first_passed = LimitPassed(
-                device, reserved_bytes, 0, change_bytes, pool, _stack_of_entry(entry)
+                device, reserved_bytes, 0, change_bytes, pool, _stack_of_entry(trace_entry)
             )
     if first_passed is None:
         return None

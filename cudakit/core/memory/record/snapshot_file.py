@@ -240,13 +240,13 @@ class _Writer:
         """Return the events of a device without those of PyTorch's segments."""
         is_of_torch: dict[int, bool] = {}  # key: the id() of a segment
         entries = []
-        for entry in model.entries[device]:
-            segment = entry.segment
+        for trace_entry in model.entries[device]:
+            segment = trace_entry.segment
             if id(segment) not in is_of_torch:
                 is_of_torch[id(segment)] = self._is_of_torch(segment, torch_ranges)
-            is_dropped = entry.is_segment_as_block and not segment.is_undivided
+            is_dropped = trace_entry.is_segment_as_block and not segment.is_undivided
             if not is_of_torch[id(segment)] and not is_dropped:
-                entries.append(self._trace_entry(entry))
+                entries.append(self._trace_entry(trace_entry))
         entries.sort(key=itemgetter("time_us"))
         return entries
 
@@ -285,9 +285,9 @@ class _Writer:
     def _block_entries(self, segment: Segment) -> Iterable[dict[str, Any]]:
         """Yield the blocks of a segment by address, with the free ranges between them."""
         if segment.is_undivided:
-            size = segment.size_bytes
+            segment_bytes = segment.size_bytes
             yield _block_entry(
-                segment.address, size, segment.requested_bytes, self.frames(segment.stack)
+                segment.address, segment_bytes, segment.requested_bytes, self.frames(segment.stack)
             )
             return
         end_address = segment.address
@@ -297,9 +297,11 @@ class _Writer:
             if address > end_address:
                 yield _block_entry(end_address, address - end_address, 0, [])
             # A pool may round less than the model: JAX and RMM round to 256 bytes.
-            size = min(block.size_bytes, next_address - address)
-            yield _block_entry(address, size, block.requested_bytes, self.frames(block.stack))
-            end_address = address + size
+            segment_bytes = min(block.size_bytes, next_address - address)
+            yield _block_entry(
+                address, segment_bytes, block.requested_bytes, self.frames(block.stack)
+            )
+            end_address = address + segment_bytes
         if segment.end > end_address:
             yield _block_entry(end_address, segment.end - end_address, 0, [])
 
@@ -339,14 +341,14 @@ def _merge_traces(
     If one trace lost its old events, the older events of the other trace are dropped too, because a trace
     must be complete from its first event.
     """
-    if not torch_entries or not all("time_us" in entry for entry in torch_entries):
+    if not torch_entries or not all("time_us" in trace_entry for trace_entry in torch_entries):
         return [*torch_entries, *recorded_entries], any(overflow_flags)
     traces = zip((torch_entries, recorded_entries), overflow_flags, strict=True)
     begin_us = max(
         (trace[0]["time_us"] for trace, has_overflowed in traces if has_overflowed), default=0
     )
     complete_traces = (
-        [entry for entry in trace if entry["time_us"] >= begin_us]
+        [trace_entry for trace_entry in trace if trace_entry["time_us"] >= begin_us]
         for trace in (torch_entries, recorded_entries)
     )
     return list(merge(*complete_traces, key=itemgetter("time_us"))), any(overflow_flags)
@@ -376,9 +378,9 @@ class _TorchRanges:
             ranges += _ranges_of_trace(trace)
         ranges_of_trace = {(torch_range.begin, torch_range.end_us) for torch_range in ranges}
         for segment in snapshot["segments"]:
-            address, size = segment["address"], segment["total_size"]
+            address, segment_bytes = segment["address"], segment["total_size"]
             if (address, _NEVER) not in ranges_of_trace:
-                ranges.append(_TorchRange(address, address + size, -_NEVER, _NEVER))
+                ranges.append(_TorchRange(address, address + segment_bytes, -_NEVER, _NEVER))
         self._ranges = sorted(ranges, key=lambda torch_range: torch_range.begin)
         self._begin_addresses = [torch_range.begin for torch_range in self._ranges]
         self._longest_bytes = max(
@@ -415,16 +417,16 @@ def _ranges_of_trace(trace: Sequence[Mapping[str, Any]]) -> list[_TorchRange]:
     """Return the address ranges whose allocation or free is in a trace."""
     ranges: list[_TorchRange] = []
     open_ranges: dict[int, tuple[int, float]] = {}
-    for entry in trace:
-        action, address = entry["action"], entry.get("addr", 0)
-        time_us = entry.get("time_us", 0)
+    for trace_entry in trace:
+        action, address = trace_entry["action"], trace_entry.get("addr", 0)
+        time_us = trace_entry.get("time_us", 0)
         if action in _RANGE_BEGIN_ACTIONS:
-            open_ranges[address] = (entry["size"], time_us)
+            open_ranges[address] = (trace_entry["size"], time_us)
         elif action in _RANGE_END_ACTIONS:
-            size, begin_us = open_ranges.pop(address, (entry["size"], -_NEVER))
-            ranges.append(_TorchRange(address, address + size, begin_us, time_us))
-    for address, (size, begin_us) in open_ranges.items():
-        ranges.append(_TorchRange(address, address + size, begin_us, _NEVER))
+            range_bytes, begin_us = open_ranges.pop(address, (trace_entry["size"], -_NEVER))
+            ranges.append(_TorchRange(address, address + range_bytes, begin_us, time_us))
+    for address, (range_bytes, begin_us) in open_ranges.items():
+        ranges.append(_TorchRange(address, address + range_bytes, begin_us, _NEVER))
     return ranges
 
 
@@ -439,11 +441,11 @@ def _attribute_backward_passes(snapshot: Snapshot, writer: _Writer) -> None:
         return
     for device, trace in enumerate(snapshot.get("device_traces", [])):
         frames_by_address: dict[int, list[_FrameDict]] = {}
-        for entry in trace:
-            if not entry.get("frames") and "time_us" in entry:
-                entry["frames"] = backward_passes.frames_at(entry["time_us"])
-            if entry["action"] == "alloc":
-                frames_by_address[entry["addr"]] = entry.get("frames") or []
+        for trace_entry in trace:
+            if not trace_entry.get("frames") and "time_us" in trace_entry:
+                trace_entry["frames"] = backward_passes.frames_at(trace_entry["time_us"])
+            if trace_entry["action"] == "alloc":
+                frames_by_address[trace_entry["addr"]] = trace_entry.get("frames") or []
         for segment in snapshot["segments"]:
             for block in segment["blocks"] if segment["device"] == device else ():
                 if not block.get("frames") and block["state"] != "inactive":

@@ -61,7 +61,7 @@ def mapped_ranges(trace: DeviceTrace) -> tuple[list[MappedRange], int]:
     backward_walk = _BackwardWalk(_final_ranges(trace))
     is_map = events.action == Action.SEGMENT_MAP
     change_events = np.flatnonzero(is_map | (events.action == Action.SEGMENT_UNMAP))[::-1]
-    for event, is_mapping, address, size, stream, pool in zip(
+    for event_index, is_mapping, address, size_bytes, stream, pool in zip(
         change_events.tolist(),
         is_map[change_events].tolist(),
         events.address[change_events].tolist(),
@@ -71,14 +71,14 @@ def mapped_ranges(trace: DeviceTrace) -> tuple[list[MappedRange], int]:
         strict=True,
     ):
         if is_mapping:
-            kind = SegmentKind.SMALL if size == _SMALL_PAGE_BYTES else SegmentKind.LARGE
+            kind = SegmentKind.SMALL if size_bytes == _SMALL_PAGE_BYTES else SegmentKind.LARGE
             backward_walk.undo_map(
-                _mapped_range(address, size, stream, pool, kind, event, n_events)
+                _mapped_range(address, size_bytes, stream, pool, kind, event_index, n_events)
             )
         else:
-            kind = SegmentKind.SMALL if size < _LARGE_PAGE_BYTES else SegmentKind.UNKNOWN
+            kind = SegmentKind.SMALL if size_bytes < _LARGE_PAGE_BYTES else SegmentKind.UNKNOWN
             backward_walk.undo_unmap(
-                _mapped_range(address, size, stream, pool, kind, BEFORE_TRACE, event)
+                _mapped_range(address, size_bytes, stream, pool, kind, BEFORE_TRACE, event_index)
             )
     return backward_walk.lifetimes(), backward_walk.contradiction_count
 

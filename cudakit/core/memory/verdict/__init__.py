@@ -51,9 +51,9 @@ def find_ooms(
     if len(oom_events) > MAX_OOMS:
         oom_events = np.concatenate((oom_events[:1], oom_events[1 - MAX_OOMS :]))
     ooms = []
-    for event in oom_events.tolist():
+    for event_index in oom_events.tolist():
         failure = failure_at(
-            event,
+            event_index,
             snapshot=snapshot,
             trace=trace,
             trace_replay=trace_replay,
@@ -61,10 +61,12 @@ def find_ooms(
             stacks=stacks,
         )
         replays: tuple[ReplayedRemedy, ...] = ()
-        is_pytorch_pool = snapshot.pools[max(int(trace.events.pool[event]), 0)] not in POOL_NAMES
-        if new_allocator is not None and event == oom_events[-1] and is_pytorch_pool:
+        is_pytorch_pool = (
+            snapshot.pools[max(int(trace.events.pool[event_index]), 0)] not in POOL_NAMES
+        )
+        if new_allocator is not None and event_index == oom_events[-1] and is_pytorch_pool:
             replays = replay_changes(failure, snapshot, trace, new_allocator)
-        causes = causes_of(failure, with_history=event in oom_events[-MAX_WITH_HISTORY:])
+        causes = causes_of(failure, with_history=event_index in oom_events[-MAX_WITH_HISTORY:])
         ooms.append(_explained_oom(failure, causes, snapshot, trace, replays))
     return tuple(ooms)
 

@@ -113,9 +113,12 @@ def _outside_holders_text(failure: Failure) -> str:
     """Return a part of a sentence: the libraries and processes that hold memory outside the allocator."""
     if not failure.libraries:
         return ", by other processes or other libraries of this process"
-    unattributed_bytes = failure.outside_bytes - sum(size for _, size in failure.libraries)
+    unattributed_bytes = failure.outside_bytes - sum(
+        reserved_bytes for _, reserved_bytes in failure.libraries
+    )
     holder_texts = [
-        f"{format_bytes(size)} by {name} in this process" for name, size in failure.libraries
+        f"{format_bytes(reserved_bytes)} by {name} in this process"
+        for name, reserved_bytes in failure.libraries
     ]
     if unattributed_bytes > 0:
         holder_texts.append(

@@ -51,7 +51,7 @@ class Failure:
     @property
     def available_bytes(self) -> int:
         """Largest memory that the allocator could reserve if nothing else used the device."""
-        library_bytes = sum(size for _, size in self.libraries)
+        library_bytes = sum(reserved_bytes for _, reserved_bytes in self.libraries)
         reachable_bytes = (
             self.request.reserved_bytes + self.request.device_free_bytes + library_bytes
         )

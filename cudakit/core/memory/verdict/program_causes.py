@@ -68,13 +68,13 @@ def growth(failure: Failure) -> Cause | None:
     if not is_rising(peaks):
         return None
     moment_before = failure.steps.peak_moment(len(peaks) // 4)
-    rows = growth_between(
+    growth_rows = growth_between(
         failure.stacks, failure.trace_replay.allocations, moment_before, failure.event
     )
     larger_rows = [
-        (_larger_bytes(row), row) for row in rows if row.before_count and row.after_count
+        (_larger_bytes(row), row) for row in growth_rows if row.before_count and row.after_count
     ]
-    growth_by_size = sum(size for size, _ in larger_rows)
+    growth_by_size = sum(larger_bytes for larger_bytes, _ in larger_rows)
     growth_by_count = sum(
         (row.after_count - row.before_count) * row.before_bytes // row.before_count
         for _, row in larger_rows
@@ -116,12 +116,12 @@ def one_off_peak(failure: Failure) -> Cause | None:
     ):
         return None
     moment_before = failure.steps.peak_moment(int(earlier_peaks.argmax()))
-    rows = growth_between(
+    growth_rows = growth_between(
         failure.stacks, failure.trace_replay.allocations, moment_before, failure.event
     )
     stack, site = failure.stacks.frames(failure.stack), failure.stacks.site_index(failure.stack)
-    if rows and rows[0].change_bytes > failure.request.size_bytes:
-        stack, site = rows[0].stack, rows[0].site
+    if growth_rows and growth_rows[0].change_bytes > failure.request.size_bytes:
+        stack, site = growth_rows[0].stack, growth_rows[0].site
     return Cause(
         "one_off_peak",
         excess_bytes,
@@ -140,12 +140,12 @@ def one_off_peak(failure: Failure) -> Cause | None:
 
 def accumulated_blocks(failure: Failure) -> Cause | None:
     """Return evidence that a call site accumulates blocks until the failure, in a trace without steps."""
-    allocations, event = failure.trace_replay.allocations, failure.event
+    allocations, failure_event = failure.trace_replay.allocations, failure.event
     if len(failure.steps):
         return None
-    is_in_trace = (allocations.begin >= 0) & (allocations.begin < event)
+    is_in_trace = (allocations.begin >= 0) & (allocations.begin < failure_event)
     n_stacks = len(failure.stacks.snapshot.stacks)
-    is_live = is_in_trace & (allocations.end >= event)
+    is_live = is_in_trace & (allocations.end >= failure_event)
     live_counts = np.bincount(allocations.stack[is_live], minlength=n_stacks)
     is_never_freed = live_counts == np.bincount(allocations.stack[is_in_trace], minlength=n_stacks)
     live_bytes = np.bincount(
@@ -161,7 +161,7 @@ def accumulated_blocks(failure: Failure) -> Cause | None:
     if (
         live_bytes[stack] < 0.25 * failure.request.active_bytes
         or not live_bytes[stack]
-        or latest_event < 0.75 * event
+        or latest_event < 0.75 * failure_event
     ):
         return None
     total_bytes = int(live_bytes[stack])

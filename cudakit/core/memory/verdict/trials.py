@@ -176,7 +176,7 @@ def _limit_bytes(
     failure: Failure, recording: Recording, program: Program, settings: Settings
 ) -> int | None:
     # The replay also allocates the memory of other libraries.
-    library_bytes = sum(size for _, size in failure.libraries)
+    library_bytes = sum(reserved_bytes for _, reserved_bytes in failure.libraries)
     if not failure.request.is_limited:
         return failure.request.reserved_bytes + library_bytes + failure.request.device_free_bytes
     if failure.device_total_bytes and failure.memory_fraction:
@@ -203,7 +203,7 @@ def _changes_to_replay(failure: Failure, program: Program, settings: Settings) -
 def _larger_limits(failure: Failure, settings: Settings) -> Iterator[Change]:
     request = failure.request
     # The replay also allocates the memory of other libraries.
-    library_bytes = sum(size for _, size in failure.libraries)
+    library_bytes = sum(reserved_bytes for _, reserved_bytes in failure.libraries)
     if request.is_limited:
         highest_reserved = int(failure.trace_replay.curves.reserved[: failure.event + 1].max())
         needed_limit = max(request.reserved_bytes + request.needed_bytes, highest_reserved)
@@ -241,13 +241,15 @@ def _without_waits(program: Program) -> Program:
 
 
 def _on_one_stream(program: Program) -> Program:
-    return replace(program, requests=tuple((size, 0, pool) for size, _, pool in program.requests))
+    return replace(
+        program, requests=tuple((size_bytes, 0, pool) for size_bytes, _, pool in program.requests)
+    )
 
 
 def _in_default_pool(program: Program) -> Program:
     return replace(
         program,
-        requests=tuple((size, stream, 0) for size, stream, _ in program.requests),
+        requests=tuple((size_bytes, stream, 0) for size_bytes, stream, _ in program.requests),
         steps=tuple(
             step for step in program.steps if step[1] not in (Step.RELEASE_POOL, Step.EMPTY_POOL)
         ),

@@ -83,23 +83,32 @@ def _traces_to_replay(
     snapshots: Sequence[Snapshot], device: int | None
 ) -> list[tuple[Snapshot, DeviceTrace]]:
     """Return the traces with events of all GPUs, or of one device. Raises the errors of ``what_if``."""
-    pairs = [(snapshot, trace) for snapshot in snapshots for trace in snapshot.devices]
+    snapshot_trace_pairs = [
+        (snapshot, trace) for snapshot in snapshots for trace in snapshot.devices
+    ]
     if device == HOST:
         raise UsageError("--what-if cannot replay pinned host memory", hint="remove --device host")
     pairs_of_device = [
-        pair
-        for pair in pairs
-        if pair[1].device == device or (device is None and pair[1].device >= 0)
+        snapshot_trace_pair
+        for snapshot_trace_pair in snapshot_trace_pairs
+        if snapshot_trace_pair[1].device == device
+        or (device is None and snapshot_trace_pair[1].device >= 0)
     ]
     if not pairs_of_device:
-        device_numbers = sorted({trace.device for _, trace in pairs if trace.device != HOST})
+        device_numbers = sorted(
+            {trace.device for _, trace in snapshot_trace_pairs if trace.device != HOST}
+        )
         raise UsageError(
             f"no device {device} in the snapshot"
             if device is not None
             else "no device in the snapshot",
             hint=f"devices of the snapshot: {', '.join(map(str, device_numbers)) or 'none'}",
         )
-    pairs_with_trace = [pair for pair in pairs_of_device if len(pair[1].events)]
+    pairs_with_trace = [
+        snapshot_trace_pair
+        for snapshot_trace_pair in pairs_of_device
+        if len(snapshot_trace_pair[1].events)
+    ]
     if not pairs_with_trace:
         raise SnapshotError(
             f"{pairs_of_device[0][0].source}: the file has no trace to replay",

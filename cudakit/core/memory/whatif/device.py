@@ -34,8 +34,8 @@ class ReplayDevice:
         self._sorted_addresses: list[int] = []  # the addresses in _sizes
         self._next_address = _FIRST_NEW_ADDRESS
         self._recorded_addresses: defaultdict[int, deque[int]] = defaultdict(deque)
-        for address, size in addresses:
-            self._recorded_addresses[size].append(address)
+        for address, segment_bytes in addresses:
+            self._recorded_addresses[segment_bytes].append(address)
         self._last_event = 0
         # stream of each event, and position in the stream
         self._position_by_event: dict[int, tuple[int, int]] = {}

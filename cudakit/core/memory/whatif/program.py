@@ -114,8 +114,8 @@ def program_of(recording: Recording, *, garbage_collects: bool) -> Program:
     ordered_steps = [
         *_lifetime_steps(allocations, wait_streams, releases, n_events),
         *(
-            (event, 0, Step.FAILED_ALLOC, len(allocations) + index)
-            for index, event in enumerate(failed_requests)
+            (event_index, 0, Step.FAILED_ALLOC, len(allocations) + index)
+            for index, event_index in enumerate(failed_requests)
         ),
         *_release_steps(allocations, releases),
     ]
@@ -141,7 +141,7 @@ def program_of(recording: Recording, *, garbage_collects: bool) -> Program:
                 allocations.free_requested[allocations_before] == BEFORE_TRACE
             ].tolist()
         ),
-        steps=tuple((event, step, target) for event, _, step, target in ordered_steps),
+        steps=tuple((event_index, step, target) for event_index, _, step, target in ordered_steps),
         releases=releases,
         peak_event=recording.history.peak_moment() - 1,
         frees_have_stacks=frees_have_stacks,
@@ -226,10 +226,10 @@ def _lifetime_steps(
 ) -> Iterator[tuple[int, int, Step, int]]:
     # A request that waited for pending frees found no free block before: complete these frees after it.
     request_by_event = {
-        event: release.request
+        event_index: release.request
         for release in releases
         if release.request is not None
-        for event in range(release.first_event, release.end_event)
+        for event_index in range(release.first_event, release.end_event)
     }
     end_events = allocations.end.tolist()
     for allocation_index, (begin_event, free_event) in enumerate(

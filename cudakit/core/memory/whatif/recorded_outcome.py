@@ -45,9 +45,9 @@ def limit_of(recording: Recording, program: Program, settings: Settings) -> Limi
     if not failed_requests and not releases_for_requests:
         return None
     device_limits = [
-        int(reserved_curve[event]) + int(events.address[event])
-        for event in failed_requests
-        if int(events.address[event]) < _needed_bytes(int(events.size[event]), settings)
+        int(reserved_curve[event_index]) + int(events.address[event_index])
+        for event_index in failed_requests
+        if int(events.address[event_index]) < _needed_bytes(int(events.size[event_index]), settings)
     ]
     if device_limits and min(device_limits) > highest_reserved:
         return Limit(min(device_limits), "device full")

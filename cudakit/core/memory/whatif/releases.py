@@ -75,10 +75,10 @@ def _ranges_of(mask: Mask) -> Iterator[tuple[int, int]]:
 
 def _request_after(events: Events, end_event: int) -> int | None:
     """Return the ALLOC or OOM event of the request that may have caused a release; None: no request."""
-    for event in range(end_event, len(events)):
-        if events.action[event] in _REQUEST_ACTIONS:
-            return event
-        if events.action[event] not in _GROWTH_ACTIONS:
+    for event_index in range(end_event, len(events)):
+        if events.action[event_index] in _REQUEST_ACTIONS:
+            return event_index
+        if events.action[event_index] not in _GROWTH_ACTIONS:
             return None
     return None
 

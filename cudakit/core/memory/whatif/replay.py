@@ -143,8 +143,8 @@ class _Replay:
         *steps, (_, _, last_target) = self._program.steps
         try:
             self._allocate_initial()
-            for event, step, target in steps:
-                self._run_step(event, step, target)
+            for event_index, step, target in steps:
+                self._run_step(event_index, step, target)
                 self._limit_searches(step, max_searched_blocks)
             previous_ooms = self._oom_count
             self._run_failed_alloc(last_target)
@@ -195,9 +195,9 @@ class _Replay:
         return self._read_totals("current")
 
     def _run_steps(self) -> None:
-        for event, step, target in self._program.steps:
-            self._run_step(event, step, target)
-            if event == self._program.peak_event:
+        for event_index, step, target in self._program.steps:
+            self._run_step(event_index, step, target)
+            if event_index == self._program.peak_event:
                 self._totals_at_peak = self._read_totals("current")
 
     def _run_step(self, event: int, step: Step, target: int) -> None:
@@ -255,12 +255,12 @@ class _Replay:
             self._allocator.release_pool(self._pool_handles[pool])
 
     def _alloc_request(self, request_index: int) -> int:
-        size, stream, pool = self._program.requests[request_index]
+        size_bytes, stream, pool = self._program.requests[request_index]
         if pool and pool not in self._pool_handles:
             self._pool_handles[pool] = handle = self._allocator.graph_pool_handle()
             self._allocator.begin_allocate_to_pool(handle, partial(self._is_current_pool, pool))
         self._current_pool = pool
-        return self._allocator.alloc(size, _FIRST_STREAM + stream)
+        return self._allocator.alloc(size_bytes, _FIRST_STREAM + stream)
 
     def _is_current_pool(self, pool: int, stream: int) -> bool:  # noqa: ARG002
         return self._current_pool == pool
