@@ -171,6 +171,14 @@ def _host_links(nvml: NvmlView | Unavailable) -> tuple[HostLink, ...]:
     )
 
 
+def sort_devices(visible_devices: str) -> str:
+    """Return a value of CUDA_VISIBLE_DEVICES with its indices or UUIDs in ascending order.
+
+    Ray lists the GPUs of a task in any order. Sorted, an index is the same GPU in all tasks.
+    """
+    return ",".join(sorted(visible_devices.split(","), key=lambda name: (len(name), name)))
+
+
 def measure_gpu(index: int, gpu: str, quick: bool, command: tuple[str, ...]) -> Iterator[str]:
     """Yield "", then the JSON document of the suite on the GPU with this CUDA index: a result or an error."""
     from cudakit.core.bench.suite import SuiteSpec, check_health
@@ -181,6 +189,8 @@ def measure_gpu(index: int, gpu: str, quick: bool, command: tuple[str, ...]) -> 
     from cudakit.render.json import render, render_error
 
     yield ""
+    if visible_devices := os.environ.get("CUDA_VISIBLE_DEVICES"):
+        os.environ["CUDA_VISIBLE_DEVICES"] = sort_devices(visible_devices)
     try:
         run_context = gather(
             open_machine(gpu), variables=dict(os.environ), command=command, ordinal=index

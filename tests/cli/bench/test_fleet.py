@@ -20,6 +20,8 @@ from typing import Any
 import pytest
 from invocation import Cli
 
+from cudakit.cli.bench.fleet import sort_devices
+
 SLOW_GPU = 2  # Index of the GPU of sim:t4x4-slow that has slow memory.
 END_TIMEOUT_S = 200
 ENVIRONMENT = {
@@ -323,6 +325,16 @@ def test_unknown_simulated_model_is_an_error_of_the_command(cli: Cli, tmp_path: 
 
     assert run.exit_code == 2
     assert "no simulated GPU 'h900'" in run.stderr
+
+
+@pytest.mark.parametrize(
+    ("visible_devices", "sorted_devices"),
+    [("1,0", "0,1"), ("10,9,2", "2,9,10"), ("GPU-b2,GPU-a1", "GPU-a1,GPU-b2"), ("0", "0")],
+)
+def test_gpus_that_ray_lists_in_any_order_are_sorted(
+    visible_devices: str, sorted_devices: str
+) -> None:
+    assert sort_devices(visible_devices) == sorted_devices
 
 
 def test_ray_is_not_imported_without_the_option() -> None:
