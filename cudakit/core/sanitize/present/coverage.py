@@ -95,8 +95,9 @@ def _access_notes(coverage: Coverage) -> Iterator[Note]:
         yield Note("info", _template_text(coverage))
     if coverage.launches_whole_tensor:
         store_count = format_count(coverage.launches_whole_tensor)
+        verb = "stores" if coverage.launches_whole_tensor == 1 else "store"
         yield Note(
-            "info", f"{store_count} of the exact launches store to an unknown part of a tensor"
+            "info", f"{store_count} of the exact launches {verb} to an unknown part of a tensor"
         )
     if coverage.arenas_bytes:
         memory_text = format_bytes(coverage.arenas_bytes)
