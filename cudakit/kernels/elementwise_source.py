@@ -16,7 +16,7 @@ _MAX_INDEX_32 = 1 << 31
 # Pairs of the smallest array size in elements, and the number of elements that each thread computes if it
 # cannot load vectors. Several loads at once hide the latency of memory; in small arrays, more blocks occupy
 # more multiprocessors. The sizes were measured on an H200.
-_INTERLEAVED_ELEMENTS = ((1 << 19, 4), (1 << 15, 2), (0, 1))
+_INTERLEAVING_BY_MIN_COUNT = ((1 << 19, 4), (1 << 15, 2), (0, 1))
 
 VECTORS = r"""
 template <int SIZE> struct vector_alignment { static const int value = SIZE > 16 ? 16 : SIZE; };
@@ -44,7 +44,7 @@ class ElementwiseSource:
             return self.width
         return next(
             element_count
-            for min_size, element_count in _INTERLEAVED_ELEMENTS
+            for min_size, element_count in _INTERLEAVING_BY_MIN_COUNT
             if self.layout.count >= min_size
         )
 

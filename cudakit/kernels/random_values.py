@@ -122,7 +122,7 @@ def uniform(
 def normal(
     dtype: str, first_index: int, element_count: int, start_counter: Counter, *scale: np.generic
 ) -> Values:
-    """Return normal values; ``scale`` is the mean and the standard deviation."""
+    """Return normal values; ``scale`` is the pair of mean and standard deviation."""
     mean, deviation = scale
     is_fp64 = dtype == "float64"
     normal_pairs = _normal_pairs_fp64 if is_fp64 else _normal_pairs_fp32

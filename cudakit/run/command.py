@@ -138,7 +138,7 @@ def active_python(
     cudakit, possibly in another environment. It is returned if the user named it: ``python -m cudakit``, or
     ``.venv/bin/cudakit`` of an inactive environment. ``started_as`` replaces sys.argv[0].
     """
-    if _is_named_by_user(started_as or sys.argv[0], cudakit_python, environment):
+    if _did_user_name_python(started_as or sys.argv[0], cudakit_python, environment):
         return cudakit_python
     if environment.get("VIRTUAL_ENV"):
         candidate: str | None = os.path.join(environment["VIRTUAL_ENV"], "bin", "python")
@@ -151,7 +151,9 @@ def active_python(
     return _cudakit_python_if_same(candidate, cudakit_python) if candidate else cudakit_python
 
 
-def _is_named_by_user(started_as: str, cudakit_python: str, environment: Mapping[str, str]) -> bool:
+def _did_user_name_python(
+    started_as: str, cudakit_python: str, environment: Mapping[str, str]
+) -> bool:
     if os.path.basename(started_as) == "__main__.py":
         return True
     directory = os.path.dirname(os.path.abspath(started_as))

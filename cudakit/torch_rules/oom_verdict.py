@@ -109,7 +109,7 @@ class Verdict:
 
     code: str  # "cache", "pending", "fragmentation", "pool", "limit" or "capacity"
     reason: str  # a clause without a period; empty for "limit" and "capacity"
-    remedy: str = ""  # an action; empty: none that holds for every program
+    remedy: str = ""  # an action; empty if no action helps in every program
 
 
 def verdict_of(request: FailedRequest) -> Verdict:

@@ -342,9 +342,9 @@ def _transpose_records(records: Records) -> _Columns:
 
 
 def _records_of_columns(columns: _Columns) -> Records:
-    """Return the records whose bytes are transposed.
+    """Return records from columns of their bytes.
 
-    Goes through words of 8 bytes, because numpy transposes single bytes six times as slowly.
+    Transposes words of 8 bytes, because numpy transposes single bytes six times as slowly.
     """
     record_words = np.empty((columns.shape[1], _RECORD_WORDS), np.uint64)
     word_bytes = np.empty((columns.shape[1], _WORD_BYTES), np.uint8)

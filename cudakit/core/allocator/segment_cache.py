@@ -21,7 +21,7 @@ from cudakit.torch_rules.sizes import UNLIMITED
 
 
 class SegmentCache:
-    """Allocates segments of an engine on the device and releases them. ``malloc`` calls the driver."""
+    """Allocates the segments of an allocator's engine, and releases them. Its ``malloc`` calls the driver."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine

@@ -16,7 +16,7 @@ class Change:
     """A time in both profiles: per step if both have steps, otherwise in all measured time."""
 
     name: str
-    before_ns: float  # time in the earlier profile; 0 if only the later profile has such a time
+    before_ns: float  # time in the earlier profile; 0 if only the later profile has this name
     after_ns: float
 
     @property

@@ -2,7 +2,7 @@
 
 Each rule looks at one device and its measured time. The rule applies only if the estimated saving is at
 least 3 % of that time. The estimates are upper limits under the conditions that the actions state;
-docs/explanation/ profile.md compares them with measured savings.
+docs/explanation/profile.md compares them with measured savings.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class HostSteps:
     """The times at which steps begin on the host, sorted, and the end of the last step."""
 
     source: StepSource
-    name: str  # name of the range or mark, with # for a number; empty if there is none
+    name: str  # name of the range or mark, with # for each number; empty if steps have no name
     begin_ns: Times
     end_ns: int
 

@@ -304,9 +304,9 @@ def _order_fix(streams: RacingStreams, earlier_work: str, later_work: str) -> st
 def is_wait(kind: RaceKind, previous_side: Side) -> bool:
     """Return whether ``smallest_fix`` adds a wait.
 
-    With this wait, an analysis of the same work finds no such race. The wait ends, because it is for
-    work that was enqueued before the wait. If the fix moves a free or orders
-    threads of the host, the work changes.
+    With this wait, an analysis of the same work finds no such race, and the wait cannot deadlock, because it
+    is for work that was enqueued before the wait. Returns False if the fix moves a free or orders threads of
+    the host: such a fix changes the work.
     """
     moves_free = kind is RaceKind.USE_AFTER_FREE and previous_side.operation == "free"
     return previous_side.stream_number != HOST and not moves_free

@@ -13,7 +13,7 @@ _MAX_FRAMES = 8
 
 
 @dataclass(frozen=True, slots=True)
-class _SidePattern:
+class _RaceSidePattern:
     """The pattern of one side of a known race."""
 
     file: str  # end of the path of a frame's file
@@ -32,11 +32,11 @@ class _SidePattern:
 
 @dataclass(frozen=True, slots=True)
 class _KnownRace:
-    sides: tuple[_SidePattern, _SidePattern]  # patterns of both sides, in either order
+    sides: tuple[_RaceSidePattern, _RaceSidePattern]  # patterns of both sides, in either order
     issue: KnownIssue
 
 
-_CUPY_FFT = _SidePattern("/cupy/fft/_fft.py", "_exec_fft")
+_CUPY_FFT = _RaceSidePattern("/cupy/fft/_fft.py", "_exec_fft")
 _TORCH_FILL_KERNEL = re.compile(r"FillFunctor<long>")
 _TORCH_GRAPHS_FILE = "/torch/cuda/graphs.py"
 
@@ -55,8 +55,8 @@ _KNOWN_RACES: Sequence[_KnownRace] = (
     # (CUDAGeneratorState::replay_prologue of aten/src/ATen/cuda/CUDAGeneratorImpl.cpp).
     _KnownRace(
         (
-            _SidePattern(_TORCH_GRAPHS_FILE, "capture_begin", _TORCH_FILL_KERNEL),
-            _SidePattern(_TORCH_GRAPHS_FILE, "replay", _TORCH_FILL_KERNEL),
+            _RaceSidePattern(_TORCH_GRAPHS_FILE, "capture_begin", _TORCH_FILL_KERNEL),
+            _RaceSidePattern(_TORCH_GRAPHS_FILE, "replay", _TORCH_FILL_KERNEL),
         ),
         KnownIssue(
             title="the first replay of a CUDA graph in PyTorch writes the random seed "

@@ -242,7 +242,7 @@ def _graph_template(
     accessed: Records,
     node_pointers: dict[tuple[int, int], list[int]],
 ) -> _Template:
-    """Return the template of a graph launch. Its pointers are those of its possible accesses."""
+    """Return the template of a graph launch, with the pointers of all accesses that the launch may make."""
     graph = int(view(call_records[:1], EventKind.GRAPH_LAUNCH)["graph"][0])
     access_nodes = view(rows, EventKind.ACCESS)["node"]
     possible_modes: dict[int, int] = {}

@@ -22,7 +22,7 @@ from cudakit.trace.kinds import NodeType
 
 # Limits since compute capability 3.0 (CUDA C++ Programming Guide, "Compute Capabilities"), for models
 # without these facts.
-_LIMITS = {
+_LAUNCH_LIMITS = {
     "max_threads_per_block": 1024,
     "max_block_dim_x": 1024,
     "max_block_dim_y": 1024,
@@ -61,7 +61,7 @@ class SimKernels:
         self._streams, self._heap = streams, heap
         self._device_host_kernels = dict(host_kernels or {})
         self._limits = {
-            name: context.integer_fact(name, default) for name, default in _LIMITS.items()
+            name: context.integer_fact(name, default) for name, default in _LAUNCH_LIMITS.items()
         }
         self._clock_khz = context.integer_fact("clock_rate_khz", 1_000_000)
         self._modules: Handles[Signatures] = Handles("module")

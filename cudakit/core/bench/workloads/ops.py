@@ -126,7 +126,7 @@ class OperationShape:
 
     @property
     def operations(self) -> int:
-        """Operations of the matrix multiplication: a multiply-add counts as two. 0 for other operations."""
+        """Number of additions and multiplications of a matmul; 0 for each other operation."""
         return 2 * math.isqrt(self.elements) ** 3 if self.operation == "matmul" else 0
 
 

@@ -194,7 +194,7 @@ def growth_between(
 
 
 def live_totals_at(allocations: Allocations, moments: Ints) -> tuple[Ints, Ints, Ints]:
-    """Return stack ids, and their live bytes and counts as arrays of (stacks, moments)."""
+    """Return stack ids, and their live bytes and counts as arrays of shape (stacks, moments)."""
     stack_ids, stack_rows = np.unique(allocations.stack, return_inverse=True)
     stack_rows = stack_rows.reshape(-1)
     # An allocation is live at the moments with begin < moment <= end: its bytes are added at the first of

@@ -195,7 +195,7 @@ def _contradiction_count(
     segments: Segments, steps: LifetimeSteps, lifetimes: Lifetimes, final_indices: Ints
 ) -> int:
     """Count segments that are allocated or freed twice, or that differ from the final state."""
-    is_repeated = ((lifetimes.begin < 0) & ~lifetimes.is_oldest) | (
+    is_repeated_allocation = ((lifetimes.begin < 0) & ~lifetimes.is_oldest) | (
         (lifetimes.complete < 0) & ~lifetimes.is_newest
     )
     exists_at_end = np.isin(steps.address[lifetimes.first], segments.address[~segments.expandable])
@@ -206,7 +206,9 @@ def _contradiction_count(
     is_resized[lasts_to_end] = (
         steps.size[lifetimes.first[lasts_to_end]] != segments.size[final_indices[lasts_to_end]]
     )
-    return int(sum(np.count_nonzero(mask) for mask in (is_repeated, differs_at_end, is_resized)))
+    return int(
+        sum(np.count_nonzero(mask) for mask in (is_repeated_allocation, differs_at_end, is_resized))
+    )
 
 
 def _reserved_curve(trace: DeviceTrace) -> Ints:

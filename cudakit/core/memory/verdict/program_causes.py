@@ -21,8 +21,8 @@ from cudakit.units import format_bytes, format_count
 _MIN_CAUSE_SHARE = 0.02
 # Minimum excess of a step with a one-off peak over the highest earlier step, as a share of that step.
 _MIN_EXCESS_SHARE = 0.15
-# In a trace without steps: minimum share of the needed memory for a phase (the first run of a statement), and
-# for the memory in use before the phase.
+# In a trace without steps: a phase (the first run of a statement) must have at least this share of the needed
+# memory, and so must the memory in use before the phase.
 _MIN_PHASE_SHARE = 0.1
 # Minimum number of live blocks of a call site that is reported to accumulate blocks.
 _MIN_ACCUMULATED_BLOCKS = 8

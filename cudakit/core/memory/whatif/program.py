@@ -88,7 +88,7 @@ class Program:
     ]  # the allocations in ``allocations_before`` that were pending free
     steps: tuple[NumberedStep, ...]
     releases: tuple[Release, ...]
-    peak_event: int  # the event before the peak
+    peak_event: int  # index of the last event before the peak
     frees_have_stacks: bool  # whether frees have their own call stacks
 
 

@@ -71,7 +71,7 @@ _CATEGORIES, _NAMES, _ANNOTATION_NAMES, _STRINGS = 1, 2, 3, 29  # fields of Inte
 _BLOCK_SPANS = 1 << 16
 _SEQUENCE_NUMBER = 1
 _CATEGORY_NAMES = ("kernel", "gpu_memcpy", "gpu_memset", "user_annotation", "cuda_api", "cuda_sync")
-_FIRST_HOST_CATEGORY = 3  # number of categories of GPU work
+_FIRST_HOST_CATEGORY = 3  # index in _CATEGORY_NAMES; the categories of GPU work come before it
 _ANNOTATIONS = ("stream", "correlation", "call site", "call stack", "grid", "block", "bytes")
 
 

@@ -62,7 +62,7 @@ def number_column(field: int, numbers: Column) -> Bytes2D:
 
 
 def fixed64_column(field: int, numbers: Column) -> Bytes2D:
-    """Return a field with a different number of 8 bytes in each message."""
+    """Return a field of 8 bytes, which holds one of the numbers in each message."""
     number_bytes = np.ascontiguousarray(numbers, "<u8").view(np.uint8).reshape(len(numbers), 8)
     return beside(constant(varint(field << 3 | _FIXED64)), number_bytes)
 

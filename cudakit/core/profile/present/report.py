@@ -255,7 +255,7 @@ def _limits_of_recording(result: ProfileResult) -> Iterator[Note]:
 
 
 def device_name(device: Device, result: ProfileResult) -> str:
-    """Return the name of a device as CUDA programs write it, with its process if there are several."""
+    """Return the name of a device, such as cuda:0, with its process if the profile has several processes."""
     name = f"cuda:{device.device}"
     if len({listed_device.process for listed_device in result.devices}) == 1:
         return name

@@ -134,7 +134,7 @@ void digest_add(access_digest *digest, uint32_t node, uint32_t mode, uint64_t lo
     const access_kind kind = {mix(mix(1, node), mode), mode != CK_READ};
     const uint64_t end = lo + (count - 1) * stride + bytes;
     uint64_t piece = 0,
-             begin = lo; /* the rest of piece number ``piece`` from ``begin`` on, and all pieces behind it */
+             begin = lo; /* not yet added: piece number ``piece`` from ``begin`` on, and all later pieces */
     for (size_t next = count_pointers_to(digest, lo); piece < count; next++) {
         const bool has_pointer = next < digest->pointer_count && digest->pointers[next].address < end;
         const uint64_t limit = has_pointer ? digest->pointers[next].address : end;

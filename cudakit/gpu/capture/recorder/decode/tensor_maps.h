@@ -59,7 +59,7 @@ typedef struct {
     uint64_t first_pixel, end_pixel;          /* number of the first pixel, and of the pixel behind the last */
 } im2col_run;
 
-/* Compute the pixels that a load reads. ``offset_bits`` is an argument of the device callback that encodes the offset.
+/* Compute the pixels that a load reads. ``offset_bits`` is the im2col offset, as the device callback gets it.
  * Return false if the result would not be certain. */
 bool im2col_run_compute(const tensor_map *map, const int32_t coordinates[MAX_RANK], uint32_t offset_bits,
                         im2col_run *run);
