@@ -18,8 +18,8 @@ from cudakit.gpu.api import MemoryInfo
 from cudakit.torch_rules.oom_facts import DEFAULT_POOL, OomReport, Pin, PoolId, StreamPool
 
 _MAX_PINS = 3  # Maximum number of blocks that a report names because they keep segments from being released.
-# The report prefers segments with enough free bytes: the size of the segment that the request would need, divided
-# by this number.
+# The report prefers segments with enough free bytes: the size of the segment that the request would need,
+# divided by this number.
 _MIN_FREE_DIVISOR = 64
 
 
