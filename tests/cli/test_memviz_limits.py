@@ -18,7 +18,7 @@ from core.memory.load import costly
 
 SHAPES = dict(costly.shapes(1_000_000))
 # A file of 5 MB takes at most 10 s and 1.5 GB; time and memory grow with the file size.
-MAX_SECONDS = 8
+MAX_SECONDS = 6
 MAX_BYTES = 600 << 20
 
 

@@ -1,4 +1,4 @@
-"""The result of a fleet: the suite result of each GPU, and what is slower than its peers.
+"""The result of a fleet: the suite result of each GPU, and the GPUs, links and hosts that are slow.
 
 The order of fields is the order of JSON keys.
 """
