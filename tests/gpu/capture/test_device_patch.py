@@ -79,7 +79,9 @@ def test_add_device_patches_builds_one_per_capability(tmp_path: Path) -> None:
     assert ready.settings()["patches"]["90"] == str(tmp_path / "sm_90.cubin")
 
 
-@pytest.mark.parametrize(("accesses", "templates"), [(None, True), ("auto", True), ("exact", False)])
+@pytest.mark.parametrize(
+    ("accesses", "templates"), [(None, True), ("auto", True), ("exact", False)]
+)
 def test_templates_are_used_unless_every_launch_must_be_recorded(
     tmp_path: Path, accesses: Accesses | None, templates: bool
 ) -> None:
