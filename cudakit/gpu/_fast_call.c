@@ -111,7 +111,8 @@ typedef struct {
     handle function, context;
     int32_t device_id;
     unsigned blocks, threads;
-    word counter_step; /* number that a launch adds to the counter of the FastCall object */
+    bool uses_counter; /* whether the launch reads and advances the counter of the FastCall object */
+    word counter_step; /* number that a launch adds to this counter */
     int active_calls;  /* calls that use the plan, which must not be deleted meanwhile */
     bool uses_scratch;
     int scratch_count;
@@ -668,12 +669,12 @@ static bool launch_plan(FastCall *self, const prepared_launch *plan, const opera
         default: parameters[i] = (void *)(plan->constants + plan_parameter->offset);
         }
     }
-    if (plan->uses_scratch || counter) { /* _call performs captured launches with memory of their own */
+    if (plan->uses_scratch || plan->uses_counter) { /* _call performs captured launches with memory of their own */
         int capture_status = 0;
         if (driver.is_capturing(stream, &capture_status) || capture_status)
             return false;
     }
-    if (counter) { /* changed while the GIL is held, so that no two launches get the same numbers */
+    if (plan->uses_counter) { /* changed while the GIL is held, so that no two launches get the same numbers */
         if (counter->is_frozen || counter->words[0] > UINT64_MAX - plan->counter_step)
             return false;
         counter->words[0] += plan->counter_step;
@@ -1054,8 +1055,9 @@ static bool prepare_operands(FastCall *self, prepared_launch *plan, PyObject *in
     return true;
 }
 
-/* Read the parameters of a launch: tuples of a kind, the index of an operand, and the bytes of a constant. */
-static bool prepare_parameters(prepared_launch *plan, PyObject *parameters)
+/* Read the parameters of a launch: tuples of a kind, the index of an operand, and the bytes of a constant. Return false
+ * for those that the fast path does not handle, such as words of the counter without a counter. */
+static bool prepare_parameters(prepared_launch *plan, PyObject *parameters, bool has_counter)
 {
     Py_ssize_t used_bytes = 0;
     plan->parameter_count = (int)PyTuple_GET_SIZE(parameters);
@@ -1071,8 +1073,9 @@ static bool prepare_parameters(prepared_launch *plan, PyObject *parameters)
             return false;
         plan_parameter->kind = (char)kind;
         int operand_limit = kind == 'n' ? 3 : plan->operand_count;
+        plan->uses_counter = plan->uses_counter || kind == 'n';
         if (plan_parameter->operand < 0 || plan_parameter->operand >= operand_limit ||
-            used_bytes + constant_bytes > MAX_CONSTANT_BYTES)
+            (kind == 'n' && !has_counter) || used_bytes + constant_bytes > MAX_CONSTANT_BYTES)
             return false;
         plan_parameter->offset = (int)used_bytes;
         memcpy(plan->constants + used_bytes, constant, (size_t)constant_bytes);
@@ -1115,6 +1118,14 @@ static bool insert_plan(FastCall *self, prepared_launch *new_plan)
     self->plans[0] = new_plan;
     self->plan_count++;
     return true;
+}
+
+/* Delete the first plan, which find_plan() returned last. */
+static void remove_first_plan(FastCall *self)
+{
+    delete_plan(self->plans[0]);
+    self->plan_count--;
+    memmove(self->plans, self->plans + 1, (size_t)self->plan_count * sizeof *self->plans);
 }
 
 /* Read the indices of result operands, and of the operands that the kernel writes. */
@@ -1171,9 +1182,14 @@ static PyObject *prepare(PyObject *object, PyObject *args)
     plan->threads = threads;
     plan->uses_scratch = scratch != 0;
     bool is_prepared = prepare_operands(self, plan, inputs, outputs) && prepare_results(plan, results) &&
-                       prepare_parameters(plan, parameters);
+                       prepare_parameters(plan, parameters, self->counter != NULL);
     if (is_prepared) {
         prepared_launch *existing_plan = find_plan(self, plan->key, plan->key_words, plan->allocates);
+        if (existing_plan && existing_plan->function != plan->function && !existing_plan->active_calls) {
+            /* another kernel performs the call since, such as that of a counter in device memory */
+            remove_first_plan(self);
+            existing_plan = NULL;
+        }
         add_scratch(existing_plan ? existing_plan : plan, (handle)(uintptr_t)stream, scratch);
         is_prepared = existing_plan || insert_plan(self, plan);
         if (!existing_plan && is_prepared)

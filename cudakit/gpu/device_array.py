@@ -167,9 +167,7 @@ class DeviceArray:
         return f"DeviceArray({self.dtype}, {list(self.shape)}, {device})"
 
 
-def array_factory(
-    gpu: Gpu, layouts: Sequence[tuple[str, tuple[int, ...]]]
-) -> ArrayFactory | None:
+def array_factory(gpu: Gpu, layouts: Sequence[tuple[str, tuple[int, ...]]]) -> ArrayFactory | None:
     """Return a function of a stream that creates arrays of given dtypes and shapes without Python code.
 
     Returns None if the driver does not allocate the arrays of the device, or an array has no elements. The

@@ -386,6 +386,48 @@ def test_counter_is_advanced_in_python_at_its_end_in_a_capture_and_once_frozen(
     assert driver.launches == []
 
 
+class StoredCounterFiller(Filler):
+    """A kernel whose counter is in device memory after the first call in Python."""
+
+    def _call(self, *, out: Any, stream: Any = None) -> Any:
+        if not self.python_calls:
+            return super()._call(out=out, stream=stream)
+        self.python_calls += 1
+        parameters = (("a", 0, b""), *(("c", 0, b"12345678") for _ in range(3)))
+        self._prepare(
+            (), (out,), None, (0,), parameters, FUNCTION + 1, CONTEXT, 0, 7, 256, STREAM, 0, 0
+        )
+        return out
+
+
+def test_kernel_of_a_counter_in_device_memory_replaces_the_prepared_one(driver: Driver) -> None:
+    counter = fast_call.LaunchCounter()
+    fill = StoredCounterFiller(driver, counter)
+    (out,) = cupy_arrays(0x1000)
+    fill(out=out)
+    counter.freeze((0, 0, 0))
+    fill(out=out)
+
+    fill(out=out)
+    driver.capturing = 1
+    fill(out=out)
+
+    assert fill.python_calls == 2
+    assert [launch[0] for launch in driver.launches] == [FUNCTION + 1] * 2
+    assert driver.launches[0][4][1:] == [int.from_bytes(b"12345678", "little")] * 3
+
+
+def test_words_of_a_counter_need_a_counter(driver: Driver) -> None:
+    fill = Filler(driver, fast_call.LaunchCounter())
+    fill._configure(0, 1)
+    (out,) = cupy_arrays(0x1000)
+
+    fill(out=out)
+    fill(out=out)
+
+    assert fill.python_calls == 2
+
+
 def test_memory_is_freed_on_its_stream_with_the_last_reference(driver: Driver) -> None:
     memory = fast_call.StreamMemory(CONTEXT, 400, STREAM)
     other_reference = memory
