@@ -59,7 +59,7 @@ def sanitize(
     suppress: tuple[str, ...],
     baseline: str | None,
     write_baseline: str | None,
-    internal: bool,
+    counts_library_races: bool,
     host_threads: Literal["joined", "strict"],
     output: OutputOptions,
 ) -> int:
@@ -84,7 +84,7 @@ def sanitize(
                 show,
                 suppress,
                 baseline,
-                internal=internal,
+                counts_library_races=counts_library_races,
                 strict_threads=host_threads == "strict",
                 progress=progress,
             )
@@ -99,7 +99,7 @@ def _analyze(
     suppress: tuple[str, ...],
     baseline: str | None,
     *,
-    internal: bool,
+    counts_library_races: bool,
     strict_threads: bool,
     progress: Progress,
 ) -> SanitizeResult:
@@ -115,7 +115,7 @@ def _analyze(
         show=least_confidence,
         suppressions=suppressions(suppress),
         baseline=match_baseline(baseline),
-        internal=internal,
+        counts_library_races=counts_library_races,
         demangle=demangle,
     )
     with LogReader(path) as log:

@@ -1,4 +1,4 @@
-"""Run a program as it runs without cudakit, and read the records that its processes write."""
+"""Run a program in the foreground, and read the records that its processes write."""
 
 from __future__ import annotations
 

@@ -6,8 +6,8 @@ import re
 
 MAX_KERNEL_NAME_LENGTH = 80
 
-# The levels of detail of a shortened name, the most detailed first: the depth to which template arguments are
-# shown, the number of types per depth, and whether the namespaces are shown.
+# Levels of detail of a shortened name, the most detailed level first. A level consists of the depth to which
+# template arguments are shown, the number of argument types per depth, and whether namespaces are shown.
 _DETAIL_LEVELS = (
     (9, 99, True),
     (2, 1, True),

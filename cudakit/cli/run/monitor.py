@@ -28,7 +28,7 @@ class Monitor:
         show: Confidence,
         suppress: Sequence[str],
         baseline: BaselineMatcher | None = None,
-        internal: bool = False,
+        counts_library_races: bool = False,
         strict_threads: bool,
         stop_on_first: bool,
         accept_unrecorded: bool,
@@ -44,7 +44,7 @@ class Monitor:
             show=show,
             suppressions=suppressions(suppress),
             baseline=baseline,
-            internal=internal,
+            counts_library_races=counts_library_races,
             demangle=demangle,
         )
         shows_possible = show is Confidence.POSSIBLE

@@ -60,7 +60,7 @@ class RunSpec:
     suppress: tuple[str, ...]
     baseline: str | None
     write_baseline: str | None
-    internal: bool
+    counts_library_races: bool
     accesses: Literal["auto", "exact", "arguments"] | None
     stop_on_first: bool
     host_threads: Literal["joined", "strict"]
@@ -131,7 +131,7 @@ class RunSpec:
             "--suppress": self.suppress,
             "--baseline": self.baseline,
             "--write-baseline": self.write_baseline,
-            "--internal": self.internal,
+            "--internal": self.counts_library_races,
             "--accesses": self.accesses,
             "--host-threads": self.host_threads == "strict",
             "--stop-on-first": self.stop_on_first,
@@ -203,7 +203,7 @@ def _prepare(spec: RunSpec, stack: ExitStack) -> _PreparedRun:
         show=Confidence(spec.show),
         suppress=spec.suppress,
         baseline=match_baseline(spec.baseline),
-        internal=spec.internal,
+        counts_library_races=spec.counts_library_races,
         strict_threads=spec.host_threads == "strict",
         stop_on_first=spec.stop_on_first,
         accept_unrecorded=spec.on_missing == "run",

@@ -26,7 +26,7 @@ _LATEST_NS = 2**61
 # Maximum number of ranges of one thread and domain that are open at once. Further pushes are ignored, so that
 # programs that never end their ranges do not use ever more memory.
 _MAX_OPEN_RANGES = 1024
-_PROCESS = -1  # stands for the thread of a range of the process, which any thread may end
+_PROCESS = -1  # thread number of a range of the process, which any thread may end
 
 _DIRECTION_NAMES = {
     Direction.HOST_TO_DEVICE: "HtoD",

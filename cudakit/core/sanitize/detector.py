@@ -117,7 +117,7 @@ class RaceDetector:
         return total_coverage
 
     def _analysis_of(self, batch: Batch) -> _TraceAnalysis:
-        trace_key = batch.process, batch.chain
+        trace_key = batch.process, batch.trace_number
         if trace_key not in self._traces:
             self._traces[trace_key] = _TraceAnalysis(self._new_engine(), batch)
         analysis = self._traces[trace_key]
@@ -149,7 +149,7 @@ class _TraceAnalysis:
             races,
             stacks=self.last_batch.stacks,
             streams=self.streams,
-            chain=self.last_batch.chain,
+            trace_number=self.last_batch.trace_number,
             stream_use=self.stream_use,
         )
         report.add_unverified(
@@ -157,7 +157,7 @@ class _TraceAnalysis:
             self.templates.mark_races(self.engine.take_unverified()),
             stacks=self.last_batch.stacks,
             streams=self.streams,
-            chain=self.last_batch.chain,
+            trace_number=self.last_batch.trace_number,
             stream_use=self.stream_use,
         )
         return [race for race in races if race.confidence.is_finding]

@@ -177,8 +177,7 @@ def _explain_streams(
     code: str, current_side: Side, previous_side: Side, streams: RacingStreams
 ) -> str:
     """Return the meaning of the streams in the code of a fix: ``, where a is stream 7``."""
-    # The memory is used after its free, so it must stay allocated until the stream of the later
-    # operation ends its use.
+    # The later operation uses freed memory, so the free must move behind the last use in the later stream.
     user_streams = (
         streams.later_names if previous_side.operation == "free" else streams.earlier_names
     )
@@ -232,7 +231,7 @@ def race_sentence(kind: RaceKind, current_side: Side, previous_side: Side, size_
     return f"{later_subject} {verb} {size} that {earlier_subject} may still be {participle}"
 
 
-# Ends the text of a fix that changes the work of the program: only the effect of a wait is certain.
+# Last words of a fix that changes the work of the program, because only the effect of a wait is certain.
 _NOT_CHECKED_SUFFIX: Final = " (not checked)"
 
 

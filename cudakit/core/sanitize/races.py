@@ -20,14 +20,14 @@ class RaceKind(StrEnum):
     READ_AFTER_WRITE = "read-after-write"
     WRITE_AFTER_READ = "write-after-read"
     WRITE_AFTER_WRITE = "write-after-write"
-    USE_BEFORE_ALLOCATION = "use-before-allocation"  # the allocation is stream-ordered
+    USE_BEFORE_ALLOCATION = "use-before-allocation"  # unordered use of stream-ordered memory
     USE_AFTER_FREE = "use-after-free"
     REUSE = "reuse"  # a caching allocator reuses a block that earlier work may still use
     HOST = "host"  # the host reads or writes memory while a copy may still use it
 
 
 class RaceOwner(StrEnum):
-    """Whose code lacks the synchronization (``core.sanitize.owners`` has the rule)."""
+    """The owner of a race: the program or a library (rule: ``core.sanitize.owners``)."""
 
     PROGRAM = "program"
     LIBRARY = "library"

@@ -95,8 +95,8 @@ class Report:
     """Collects races and counts their occurrences.
 
     Races with the same kind, operations and call stacks are one race, also in different processes. Races with
-    less confidence than ``show`` are counted, but not reported. With ``internal``, races of libraries are
-    findings, too.
+    less confidence than ``show`` are counted, but not reported. With ``counts_library_races``, races of
+    libraries are findings, too.
     """
 
     def __init__(
@@ -105,13 +105,13 @@ class Report:
         show: Confidence = Confidence.LIKELY,
         suppressions: Sequence[Suppression] = (),
         baseline: BaselineMatcher | None = None,
-        internal: bool = False,
+        counts_library_races: bool = False,
         demangle: Demangle = str,
     ) -> None:
         self._shown_confidences = _CONFIDENCE_ORDER[: _CONFIDENCE_ORDER.index(show) + 1]
         self._suppressions = suppressions
         self._baseline = baseline
-        self._internal = internal
+        self._counts_library_races = counts_library_races
         self._demangle = demangle
         self._races: dict[_Key, _Occurrences] = {}
         self._suppression_indices: dict[
@@ -135,16 +135,16 @@ class Report:
         *,
         stacks: Sequence[Stack],
         streams: Mapping[int, StreamFlag],
-        chain: int = 0,
+        trace_number: int = 0,
         stream_use: StreamUse | None = None,
     ) -> int:
         """Add the races of one trace; return the number of races that are reported.
 
         ``stacks`` is the stack table of the trace, ``streams`` has the flags of its streams by
-        stream number, ``stream_use`` shows which of these streams only libraries use. ``chain`` is
+        stream number, ``stream_use`` shows which of these streams only libraries use. ``trace_number`` is
         the number of the trace within the process.
         """
-        stack = partial(self._stack, (process, chain), stacks)
+        stack = partial(self._stack, (process, trace_number), stacks)
         stream_use = stream_use or StreamUse()
         decoder = RaceDecoder(process, stack, streams, self._demangle, stream_use)
         return sum(self._add(decoder, race) for race in races)
@@ -156,21 +156,21 @@ class Report:
         *,
         stacks: Sequence[Stack],
         streams: Mapping[int, StreamFlag],
-        chain: int = 0,
+        trace_number: int = 0,
         stream_use: StreamUse | None = None,
     ) -> None:
         """Add races with possible accesses of launches that were not recorded.
 
         The arguments are those of ``add``. Suppressed pairs, and pairs inside libraries, are not findings.
         """
-        stack = partial(self._stack, (process, chain), stacks)
+        stack = partial(self._stack, (process, trace_number), stacks)
         stream_use = stream_use or StreamUse()
         decoder = RaceDecoder(process, stack, streams, self._demangle, stream_use)
         for race in races:
             current_side, previous_side = decoder.side(race.current), decoder.side(race.previous)
             ownership = RaceOwnership(current_side.stack, previous_side.stack)
             ownership.add(race, stream_use)
-            is_counted = self._internal or ownership.owner is RaceOwner.PROGRAM
+            is_counted = self._counts_library_races or ownership.owner is RaceOwner.PROGRAM
             is_suppressed = any(
                 suppression.covers(current_side, previous_side)
                 for suppression in self._suppressions
@@ -221,7 +221,7 @@ class Report:
             incomplete=tuple(incomplete),
             no_gpu_work=no_gpu_work,
             baseline=self._baseline_use(),
-            internal=self._internal,
+            internal=self._counts_library_races,
             different_calls=different_calls,
             unverified=tuple(
                 pair for sides, pair in self._unverified.items() if sides not in racing_sides

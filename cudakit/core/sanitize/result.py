@@ -113,7 +113,7 @@ class FoundRace:
     )  # the last synchronization of the two streams; null if there was none
     approximate: bool  # whether the bytes are an upper bound, because ranges were merged
     process: int  # PID of the process of the described occurrence
-    known_issue: KnownIssue | None = None  # known issue of a library that the race looks like
+    known_issue: KnownIssue | None = None  # known issue of a library that matches the race
     processes: tuple[int, ...] = ()  # PIDs of all processes with the race
     # Whether the same work has no such race if it waits as the hint says; false if the hint is not a wait.
     hint_checked: bool = False

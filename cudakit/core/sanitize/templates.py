@@ -199,7 +199,7 @@ def _template_ids(records: Records, kinds: npt.NDArray[np.uint16]) -> npt.NDArra
 
 
 def _launch_flags(call_records: Records) -> tuple[bool, bool]:
-    """Return whether the template was checked next to unordered work; and if the launch may be unordered."""
+    """Return two flags: the template was checked next to unordered work, and the launch may be unordered."""
     kind = EventKind(int(call_records["kind"][0]))
     launch = view(call_records[:1], kind)[0]
     is_unordered = kind is EventKind.LAUNCH and bool(launch["is_unordered"])

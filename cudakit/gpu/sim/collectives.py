@@ -194,7 +194,7 @@ class _Exchange:
         self._server.close()
 
     def _accept_ranks(self, connections: dict[int, socket.socket]) -> None:
-        """Wait for all ranks, then tell each that the group is complete."""
+        """Wait for all ranks, then send each rank an empty packet: the group is complete."""
         rank_count = 1
         while len(connections) < rank_count:
             connection, _ = self._server.accept()
@@ -237,7 +237,7 @@ def _compute_output(collective: Collective, inputs: Sequence[bytes], rank: int) 
             inputs = [data[rank * chunk_bytes : (rank + 1) * chunk_bytes] for data in inputs]
     assert collective.operation in REDUCTIONS  # noqa: S101 an unknown operation is a bug
     element = collective.element
-    with np.errstate(over="ignore"):  # Repeated sums in place may exceed the largest value.
+    with np.errstate(over="ignore"):  # Repeated in-place reductions may overflow the dtype.
         summed_values = sum(
             decode(np.frombuffer(data, element.storage_dtype), element) for data in inputs
         )

@@ -221,7 +221,7 @@ class HostMemory:
     def _retry_after_release(
         self, pool: HostPool, block_bytes: int, stack: RawStack | None
     ) -> Block | None:
-        """Wait for pending frees, then release cached memory."""
+        """Retry a failed allocation after pending frees, then after a release of cached memory."""
         for source_pool in dict.fromkeys((pool, self.default_pool)):
             source_pool.pending_frees.synchronize()
         block = self._get_free_block(pool, block_bytes)

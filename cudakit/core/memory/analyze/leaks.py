@@ -36,8 +36,8 @@ class GrowingStacks:
 def growing_stacks(allocations: Allocations, bounds: Ints, end_moment: int) -> GrowingStacks:
     """Return the call stacks whose live bytes never shrink from step to step and grow in most steps.
 
-    ``bounds`` are the moments between steps. Not growing: growth in the first half only (caches, optimizer
-    state, workspaces), and memory that is freed by ``end_moment``.
+    ``bounds`` are the moments between steps. Growth in the first half only (caches, optimizer state,
+    workspaces) does not count. Neither does memory that is freed by ``end_moment``.
     """
     bounds = bounds[bounds <= end_moment]
     if len(bounds) < _MIN_STEPS:

@@ -129,7 +129,7 @@ def _is_inner_function(function: tuple[str, str]) -> bool:
 def _iteration_starts(lines: Ints) -> Ints:
     """Return the indices at which an iteration starts.
 
-    A nested loop jumps back too, but not as far up: only the jumps to the uppermost line count.
+    The jumps of a nested loop lead to later lines, so only jumps to the first line of the outer loop count.
     """
     jump_indices = np.flatnonzero(np.diff(lines) < 0) + 1
     if not len(jump_indices):

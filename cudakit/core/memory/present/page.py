@@ -1,7 +1,7 @@
 """The data of the interactive page: every allocation, segment and event of a device as arrays.
 
-The script names a moment by the index of an event, and means the state after that event; -1 means the state
-before the first event. An allocation is in use from event ``begin`` until event ``end``.
+In the script, the index of an event stands for the state after this event, and -1 for the state before the
+first event. An allocation is in use from event ``begin`` until event ``end``.
 """
 
 from __future__ import annotations

@@ -305,7 +305,7 @@ def overview(devices: Sequence[DeviceMemory]) -> Table:
 
 
 def _outlier_sentence(devices: Sequence[DeviceMemory]) -> str:
-    """Return a sentence on the rank with a much higher peak, a sign of unbalanced work; "" if none has."""
+    """Return a sentence on a rank whose peak is much higher, because work is unbalanced; "" if none is."""
     sorted_peaks = sorted(device.peak.requested_bytes for device in devices)
     median_peak = sorted_peaks[len(sorted_peaks) // 2]
     highest_device = max(devices, key=lambda device: device.peak.requested_bytes)

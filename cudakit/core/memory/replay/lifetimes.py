@@ -146,8 +146,8 @@ def allocation_lifetime_steps(events: Events) -> LifetimeSteps:
 class MatchedLifetimes:
     """Lifetimes, matched with the blocks of the final state.
 
-    ``begin``, ``free_requested`` and ``end`` are indices of events: -1 before the trace, the number of events
-    if not within it.
+    ``begin``, ``free_requested`` and ``end`` are indices of events: -1 is before the trace, the number of
+    events is after the trace.
     """
 
     address: Addresses

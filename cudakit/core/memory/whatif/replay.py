@@ -140,14 +140,14 @@ class _Replay:
 
     def run_to_last_request(self, max_searched_blocks: int) -> ReplayedRequest:
         """Run all steps; return whether the last one, a failed request, succeeded."""
-        *steps, (_, _, last_target) = self._program.steps
+        *steps, (_, _, last_target_index) = self._program.steps
         try:
             self._allocate_initial()
-            for event_index, step, target in steps:
-                self._run_step(event_index, step, target)
+            for event_index, step, target_index in steps:
+                self._run_step(event_index, step, target_index)
                 self._limit_searches(step, max_searched_blocks)
             previous_ooms = self._oom_count
-            self._run_failed_alloc(last_target)
+            self._run_failed_alloc(last_target_index)
             succeeded = self._oom_count == previous_ooms
         except _OutOfMemory:
             succeeded = False
@@ -195,25 +195,25 @@ class _Replay:
         return self._read_totals("current")
 
     def _run_steps(self) -> None:
-        for event_index, step, target in self._program.steps:
-            self._run_step(event_index, step, target)
+        for event_index, step, target_index in self._program.steps:
+            self._run_step(event_index, step, target_index)
             if event_index == self._program.peak_event:
                 self._totals_at_peak = self._read_totals("current")
 
-    def _run_step(self, event: int, step: Step, target: int) -> None:
+    def _run_step(self, event_index: int, step: Step, target_index: int) -> None:
         match step:
             case Step.ALLOC:
-                self._run_alloc(event, target)
+                self._run_alloc(event_index, target_index)
             case Step.FREE:
-                self._run_free(target)
+                self._run_free(target_index)
             case Step.COMPLETE_FREE:
-                self._complete_free(target)
+                self._complete_free(target_index)
             case Step.FAILED_ALLOC:
-                self._run_failed_alloc(target)
+                self._run_failed_alloc(target_index)
             case Step.RELEASE_POOL:
-                self._release_pool(target)
-            case Step.EMPTY_POOL if target in self._pool_handles:
-                self._allocator.empty_pool(self._pool_handles[target])
+                self._release_pool(target_index)
+            case Step.EMPTY_POOL if target_index in self._pool_handles:
+                self._allocator.empty_pool(self._pool_handles[target_index])
             case Step.EMPTY_CACHE:
                 self._allocator.empty_cache()
 

@@ -73,7 +73,7 @@ def _recorded_notes(result: SanitizeResult) -> Iterator[Note]:
 
 
 def _access_notes(coverage: Coverage) -> Iterator[Note]:
-    """Yield how well the accesses of kernel launches are known, and the memory that recording used."""
+    """Yield notes on the precision of kernel accesses, and on the memory that recording used."""
     launch_count = coverage.launches_exact + coverage.launches_assumed + coverage.launches_unknown
     if not launch_count:
         return
