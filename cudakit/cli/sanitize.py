@@ -110,9 +110,9 @@ def _analyze(
     from cudakit.gpu.demangle import demangle
     from cudakit.trace.run_log import LogReader
 
-    least_confidence = Confidence(show)
+    min_confidence = Confidence(show)
     report = Report(
-        show=least_confidence,
+        min_confidence=min_confidence,
         suppressions=suppressions(suppress),
         baseline=match_baseline(baseline),
         counts_library_races=counts_library_races,
@@ -120,5 +120,9 @@ def _analyze(
     )
     with LogReader(path) as log:
         return analyze_log(
-            log, report, show=least_confidence, strict_threads=strict_threads, progress=progress
+            log,
+            report,
+            min_confidence=min_confidence,
+            strict_threads=strict_threads,
+            progress=progress,
         )

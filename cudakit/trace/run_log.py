@@ -12,7 +12,7 @@ content is compressed with zlib.
 * ``stak``: JSON, a list of call stacks that continue the stack table of the trace.
 * ``rcds``: records (``layout.RECORD``), transposed: the first byte of every record, then the second byte of
   every record, and so on. Similar bytes next to each other compress well.
-* ``done``: JSON, the ``Outcome``. This is the last block; a file without it is incomplete.
+* ``done``: JSON, the ``Outcome``. A complete file ends with this block.
 
 The last release wrote version 1: a .npz file with the records of each trace in one array.
 """
@@ -257,7 +257,7 @@ class LogReader:
             raise self._damage_error("a table cannot be read") from error
 
     def _read_version_1(self) -> Iterator[Batch]:
-        """Read a .npz file, one trace after the other."""
+        """Read a .npz file trace by trace."""
         self._file.seek(0)
         try:
             with np.load(self._file) as file:

@@ -200,7 +200,7 @@ def _prepare(spec: RunSpec, stack: ExitStack) -> _PreparedRun:
     """Check the options and the environment, and open the output files."""
     command = resolve(spec.words, python=spec.python)
     monitor = Monitor(
-        show=Confidence(spec.show),
+        min_confidence=Confidence(spec.show),
         suppress=spec.suppress,
         baseline=match_baseline(spec.baseline),
         counts_library_races=spec.counts_library_races,

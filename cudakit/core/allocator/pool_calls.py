@@ -229,7 +229,7 @@ class PoolRouting:
         if not self._state.captures.capture_count:
             self._state.empty_pool(self._pools.find_pool(pool_id), None)
 
-    def _pool_usage(self, pool_id: PoolId, uses: int) -> PoolUsage:
+    def _pool_usage(self, pool_id: PoolId, holder_count: int) -> PoolUsage:
         segments = [
             segment
             for segment in self._state.engine.segments.values()
@@ -240,7 +240,7 @@ class PoolRouting:
         ]
         return PoolUsage(
             pool_id,
-            uses,
+            holder_count,
             len(segments),
             sum(segment.size for segment in segments),
             sum(block.size for block in live_blocks),

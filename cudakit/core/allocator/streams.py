@@ -61,10 +61,10 @@ class CapturedGraph:
 
     def nodes_before(self, stream: int) -> Set[int]:
         """Return the nodes before the next node of a stream; no nodes if the stream is not captured."""
-        capture = self._graph.capture(stream)
-        if capture is None:
+        capture_id = self._graph.capture(stream)
+        if capture_id is None:
             return frozenset()
-        visited_nodes = self._nodes_before.setdefault((capture, stream), set())
+        visited_nodes = self._nodes_before.setdefault((capture_id, stream), set())
         unvisited_nodes = list(self._graph.terminals(stream))
         while unvisited_nodes:
             node = unvisited_nodes.pop()
@@ -287,7 +287,7 @@ def capture_filter(stream: int | None, graph: CaptureGraph | None) -> StreamFilt
         return lambda other: other == stream or is_same_thread(other)
 
     def selects_request(request_stream: int) -> bool:
-        capture = graph.capture(request_stream)
-        return capture is not None and capture == graph.capture(stream)
+        capture_id = graph.capture(request_stream)
+        return capture_id is not None and capture_id == graph.capture(stream)
 
     return selects_request

@@ -90,13 +90,13 @@ class ActivityCollector:
         default_factory=lambda: defaultdict(lambda: defaultdict(list))
     )
     _tables: dict[int, _Tables] = field(default_factory=dict)
-    _simulated: set[int] = field(default_factory=set)
+    _simulated_pids: set[int] = field(default_factory=set)
 
     def add(self, batch: Batch) -> None:
         """Keep the records of a batch that belong to a profile."""
         tables = self._tables.setdefault(batch.process, _Tables())
         if batch.simulated:
-            self._simulated.add(batch.process)
+            self._simulated_pids.add(batch.process)
         strings, sites = tables.renumber(batch)
         kinds = batch.records["kind"]
         for kind in _PROFILE_EVENT_KINDS:
@@ -114,7 +114,7 @@ class ActivityCollector:
         return [
             Activities(
                 process,
-                process in self._simulated,
+                process in self._simulated_pids,
                 tuple(tables.strings),
                 tuple(tables.stacks),
                 {kind: self._join_records(process, kind) for kind in _PROFILE_EVENT_KINDS},

@@ -145,13 +145,13 @@ class _Names:
 
     def __init__(self, strings: Sequence[str]) -> None:
         self.texts = list(strings)
-        self._indices: dict[str, int] = {}
+        self._index_by_text: dict[str, int] = {}
 
     def index(self, text: str) -> int:
-        if text not in self._indices:
-            self._indices[text] = len(self.texts)
+        if text not in self._index_by_text:
+            self._index_by_text[text] = len(self.texts)
             self.texts.append(text)
-        return self._indices[text]
+        return self._index_by_text[text]
 
 
 # --- API calls and waits ---------------------------------------------------------------------------

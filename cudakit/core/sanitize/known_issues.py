@@ -1,4 +1,4 @@
-"""Known races in libraries: how to recognize them, and what helps until they are fixed."""
+"""Known races in libraries: patterns that recognize the races, and advice until the libraries are fixed."""
 
 from __future__ import annotations
 

@@ -187,7 +187,9 @@ class Coverage:
     accesses_assumed: int = 0  # number of accesses assumed from a pointer argument
     accesses_uncertain: int = 0  # number of accesses assumed from a pointer table
     graph_launches: int = 0  # number of launches of CUDA graphs
-    collectives: int = 0  # collectives, sends and receives of NCCL, those of a graph once
+    collectives: int = (
+        0  # number of collectives, sends and receives of NCCL; a graph node counts once
+    )
     suspected: int = 0  # number of possible races that are not reported
     arenas_bytes: int = 0  # peak device memory used for recording, summed over processes
     launches_without_call_site: int = 0  # number of kernel launches without a Python stack

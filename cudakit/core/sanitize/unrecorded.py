@@ -64,7 +64,7 @@ class UnrecordedLaunches:
     def __init__(self, on_conflict: Callable[[Conflict], None]) -> None:
         self._on_conflict = on_conflict
         self._ranges_by_slot: dict[int, dict[tuple[int, int], _PossibleRange]] = {}
-        self._last_ticks: dict[int, int] = {}  # tick of the last launch of each slot
+        self._last_tick_by_slot: dict[int, int] = {}  # tick of the last launch of each slot
 
     def __len__(self) -> int:
         """Return the number of ranges that are stored."""
@@ -84,7 +84,7 @@ class UnrecordedLaunches:
             if allocation := allocation_at(pointer):
                 hi = allocation.address + allocation.size_bytes
                 ranges[pointer, mode] = _PossibleRange(pointer, hi, mode, slot, tick, call)
-                self._last_ticks[slot] = tick
+                self._last_tick_by_slot[slot] = tick
 
     def check_rows(self, rows: AccessRows, call: Call, position: ClockPosition) -> None:
         """Check the accesses of a launch."""
@@ -129,13 +129,15 @@ class UnrecordedLaunches:
         self._ranges_by_slot = {
             slot: ranges for slot, ranges in self._ranges_by_slot.items() if ranges
         }
-        self._last_ticks = {slot: self._last_ticks[slot] for slot in self._ranges_by_slot}
+        self._last_tick_by_slot = {
+            slot: self._last_tick_by_slot[slot] for slot in self._ranges_by_slot
+        }
 
     def _unordered_ranges(self, clock: Clock) -> list[_PossibleRange]:
         """Return the ranges of launches that do not happen before work with this clock."""
-        if not self._last_ticks:
+        if not self._last_tick_by_slot:
             return []
-        slots = [slot for slot, tick in self._last_ticks.items() if tick > clock[slot]]
+        slots = [slot for slot, tick in self._last_tick_by_slot.items() if tick > clock[slot]]
         return [
             possible_range
             for slot in slots
@@ -144,7 +146,7 @@ class UnrecordedLaunches:
         ]
 
     def _report(self, possible_range: _PossibleRange, access: MemoryAccess) -> None:
-        previous = MemoryAccess(
+        launch_access = MemoryAccess(
             possible_range.slot,
             possible_range.tick,
             possible_range.call,
@@ -154,7 +156,7 @@ class UnrecordedLaunches:
             ASSUMED,
         )
         lo, hi = max(possible_range.lo, access.lo), min(possible_range.hi, access.hi)
-        self._on_conflict(Conflict(previous, access, lo, hi, Confidence.POSSIBLE, False))
+        self._on_conflict(Conflict(launch_access, access, lo, hi, Confidence.POSSIBLE, False))
 
 
 def _modes_conflict(mode: int, other_mode: int) -> bool:

@@ -238,8 +238,8 @@ def _read_matrix(launch: Launch, address: Ptr, matrix: Matrix) -> Bits:
 
 def _column_layout(matrix: Matrix) -> tuple[np.dtype[Any], int]:
     """Return a dtype whose element is one column of a matrix, and the number of columns in the batch."""
-    column = np.dtype([("column", matrix.element.storage_dtype, (matrix.rows,))], align=True)
-    return column, matrix.columns * matrix.batch
+    column_dtype = np.dtype([("column", matrix.element.storage_dtype, (matrix.rows,))], align=True)
+    return column_dtype, matrix.columns * matrix.batch
 
 
 def _step_bytes(matrix: Matrix) -> int:

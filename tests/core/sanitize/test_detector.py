@@ -100,7 +100,7 @@ def test_possible_race_is_no_finding(tmp_path: Path) -> None:
         )
     ]
     detector = RaceDetector(report_possible=True)
-    report = Report(show=Confidence.POSSIBLE)
+    report = Report(min_confidence=Confidence.POSSIBLE)
     batch_read = batch(tmp_path / "a", *FIRST_FILL[:2], *launches)
     records = batch_read.records.copy()
     records["seq"] = [1, 2, 3, 3, 5, 5]  # an access belongs to the launch before it

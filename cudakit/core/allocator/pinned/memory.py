@@ -144,7 +144,7 @@ class HostMemory:
     # Methods for cached memory.
 
     def release_cached(self, stack: RawStack | None, *, waits_for_streams: bool = False) -> int:
-        """Release all cached blocks, except those of held private pools; return their bytes.
+        """Release all cached blocks except blocks of held private pools; return the released bytes.
 
         With ``waits_for_streams``, wait for the pending frees of private pools without holders. Raises
         CudaError for the first block that the driver refuses to free.

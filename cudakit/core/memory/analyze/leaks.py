@@ -82,7 +82,7 @@ def find_leaks(
 
 
 def _leak(
-    stacks: StackTable, stack: int, live_bytes: Ints, block_counts: Ints, step_numbers: Ints
+    stacks: StackTable, stack_index: int, live_bytes: Ints, block_counts: Ints, step_numbers: Ints
 ) -> Leak:
     return Leak(
         bytes_per_step=round(theil_sen(step_numbers, live_bytes)),
@@ -90,6 +90,6 @@ def _leak(
         bytes=int(live_bytes[-1]),
         count=int(block_counts[-1]),
         growth=tuple(live_bytes.tolist()),
-        stack=stacks.frames(stack),
-        site=stacks.site_index(stack),
+        stack=stacks.frames(stack_index),
+        site=stacks.site_index(stack_index),
     )
