@@ -30,7 +30,7 @@ class Loop:
 
 
 def find_loop(snapshot: Snapshot, stacks: Ids, min_iterations: int) -> Loop | None:
-    """Return the outermost loop with enough iterations in a sequence of call stacks; None if there is no loop."""
+    """Return the outermost loop with enough iterations in a sequence of call stacks, or None."""
     allocation_indices = np.flatnonzero(stacks)  # stack 0 is empty
     distinct_stacks, stack_rows = np.unique(stacks[allocation_indices], return_inverse=True)
     if len(distinct_stacks) > _MAX_STACKS:
