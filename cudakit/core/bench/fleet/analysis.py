@@ -290,12 +290,14 @@ def _warnings(hosts: Sequence[FleetHost]) -> Iterator[str]:
         yield f"not measured: {join_first_names(missing_gpus, 4)}"
     yield from _differing_versions(hosts)
     yield from _skipped_benches(hosts)
-    models = Counter(gpu.model for _, gpu, _ in _measured_gpus(hosts))
+    model_counts = Counter(gpu.model for _, gpu, _ in _measured_gpus(hosts))
     single_models = [
-        model or "a GPU of unknown model" for model, gpu_count in models.items() if gpu_count == 1
+        model or "a GPU of unknown model"
+        for model, gpu_count in model_counts.items()
+        if gpu_count == 1
     ]
     # The headline of a fleet with a single GPU states that no GPU has peers.
-    if single_models and len(models) > 1:
+    if single_models and len(model_counts) > 1:
         yield f"no peers: there is only one {join_first_names(single_models)}"
     interrupted_gpus = [
         str(Subject("gpu", host.name, gpu.index))
