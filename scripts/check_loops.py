@@ -95,7 +95,7 @@ class Outcome:
 
 
 def jobs(patterns: list[str], kinds: list[str], rounds: list[int]) -> Iterator[Job]:
-    """Yield the jobs: those with a race in the 37th round first, because they use templates most."""
+    """Yield the jobs: those with a race in the 37th or in no round first, because they use templates most."""
     by_framework: defaultdict[str, list[Case]] = defaultdict(list)
     for case in check_races.cases():
         is_selected = not patterns or case.matches_any(patterns)
@@ -110,7 +110,7 @@ def jobs(patterns: list[str], kinds: list[str], rounds: list[int]) -> Iterator[J
         for group in _groups(by_framework[framework])
         if (not kinds or kind.name in kinds) and (not rounds or racing_round in rounds)
     ]
-    yield from sorted(planned, key=lambda job: job.racing_round != 37)
+    yield from sorted(planned, key=lambda job: job.racing_round not in (37, NO_ROUND))
 
 
 def _framework(case: Case) -> str:
