@@ -61,8 +61,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--cuda-sanitize-accesses",
         choices=("auto", "exact", "arguments"),
-        help="accesses of kernels: recorded exactly, recorded until they repeat, or assumed from"
-        " pointer arguments (default: exact if possible)",
+        help="accesses of kernels: recorded until they repeat, recorded in each launch, or assumed from"
+        " pointer arguments (default: auto if possible)",
     )
     group.addoption(
         "--cuda-profile",

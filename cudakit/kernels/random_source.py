@@ -108,7 +108,12 @@ struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Vector { T items[N]; };
 template <typename G, int COUNT, typename T>
 __device__ inline void store_adjacent(T* out, u64 count, u64 first, const T* values, int lane) {
     constexpr int PER_VECTOR = sizeof(G) / sizeof(T);
-    #pragma unroll
+    if (first + WARP * COUNT * PER_VECTOR <= count) {
+        G* const vectors = (G*)(out + first) + lane;
+        #pragma unroll
+        for (int i = 0; i < COUNT; ++i) vectors[i * WARP] = ((const G*)values)[i * WARP + lane];
+        return;
+    }
     for (int i = 0; i < COUNT; ++i) {
         const int index = (i * WARP + lane) * PER_VECTOR;
         if (first + index + PER_VECTOR <= count) {
@@ -340,6 +345,11 @@ extern "C" __global__ void cudakit_random_bits(u8* out, FILL_PARAMETERS) {
     const Counter start = START;
     FOR_EACH_BLOCK(count, 16) {
         const uint4 words = block_of(start, b);
+        // A vector of bytes would be composed byte by byte.
+        if ((u64)out % 16 == 0 && 16 * b + 16 <= count) {
+            ((uint4*)out)[b] = words;
+            continue;
+        }
         Vector<u8, 16> values;
         memcpy(&values, &words, sizeof values);
         store(out, count, b, values);

@@ -27,6 +27,7 @@ _PREFIX = r"""
 #define __device__
 #define __global__
 #define __shared__ static
+struct uint2 { unsigned x, y; };
 struct uint4 { unsigned x, y, z, w; };
 struct Index { unsigned x; };
 static Index blockIdx{0}, threadIdx{0}, blockDim{1}, gridDim{1};

@@ -202,8 +202,8 @@ _RACE_OPTIONS = option_group(
     option(
         "--accesses",
         type=click.Choice(["auto", "exact", "arguments"]),
-        help="Accesses of kernels: exact (observed while the kernels run), auto (observed until they repeat) "
-        "or arguments (assumed from their pointer arguments).  [default: exact if available]",
+        help="Accesses of kernels: auto (observed until they repeat), exact (observed in each launch) or "
+        "arguments (assumed from their pointer arguments).  [default: auto if available]",
     ),
     option("--stop-on-first", is_flag=True, help="Stop the program at its first race."),
     HOST_THREADS_OPTION,

@@ -228,9 +228,10 @@ def _prepare(spec: RunSpec, stack: ExitStack) -> _PreparedRun:
             monitor.add_note(reason)
         if ready_recorder.templates and spec.host_threads == "strict":
             ready_recorder = replace(ready_recorder, templates=False)
-            monitor.add_note(
-                "all launches are recorded: --host-threads strict excludes --accesses auto"
-            )
+            if spec.accesses == "auto":
+                monitor.add_note(
+                    "all launches are recorded: --host-threads strict excludes --accesses auto"
+                )
         settings = replace(settings, **ready_recorder.settings())
     memory_monitor = None
     if path:

@@ -148,10 +148,11 @@ def begin(
     """Start recording this process, before it uses CUDA.
 
     With ``gpu`` "sim", CUDA is not recorded; with "auto", CUDA is recorded unless there is no CUDA
-    device. ``accesses`` None records exact accesses if possible. With ``on_missing`` "run", the recording
-    continues without CUDA if CUDA cannot be recorded. ``readiness`` replaces the preflight. Raises
-    UsageError if CUDA is already in use or the process is already recorded, and EnvironmentUnusable if
-    the recorder does not work or required exact accesses are impossible.
+    device. ``accesses`` None means "auto": accesses are recorded until they repeat, and assumed from
+    arguments if recording is impossible. With ``on_missing`` "run", the recording continues without CUDA if
+    CUDA cannot be recorded. ``readiness`` replaces the preflight. Raises UsageError if CUDA is already in use
+    or the process is already recorded, and EnvironmentUnusable if the recorder does not work or required
+    exact accesses are impossible.
     """
     if SPOOL in os.environ:
         raise UsageError(

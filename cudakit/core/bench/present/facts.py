@@ -104,7 +104,11 @@ def _describe_library(case: CaseResult) -> str:
             if isinstance(workspace_bytes, int)
             else []
         ),
-        *(str(settings[name]) for name in ("asked", "path", "page_cache") if settings.get(name)),
+        *(
+            str(settings[name])
+            for name in ("asked", "path", "buffers", "page_cache")
+            if settings.get(name)
+        ),
     ]
     return ", ".join(description_parts)
 
