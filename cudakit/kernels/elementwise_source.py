@@ -17,7 +17,8 @@ _MAX_INDEX_32 = 1 << 31
 # each thread computes. Several loads at once hide the latency of memory; in small arrays, more blocks occupy
 # more multiprocessors. The sizes were measured on an H100 and an H200.
 _VECTOR_BLOCKS = ((0, 256, 1),)
-_SCALAR_BLOCKS = ((1 << 19, 256, 4), (1 << 15, 256, 2), (0, 256, 1))  # for vectors of one element
+# Rows of vectors with one element.
+_SCALAR_BLOCKS = ((1 << 19, 256, 4), (1 << 15, 256, 2), (0, 256, 1))
 
 VECTORS = r"""
 template <int SIZE> struct vector_alignment { static const int value = SIZE > 16 ? 16 : SIZE; };

@@ -36,8 +36,11 @@ _TABLES = "".join(
 )
 
 # Parameters of all kernels that write numbers. The simulated device reads their sizes from the source.
-# `stored` is the address of the counter for kernels of STORED_COUNTER_SOURCE, and unused by those of SOURCE.
-_FILL_PARAMETERS = "u64 count, u64 position, u64 sequence, u64 seed, const Counter* stored"
+# Kernels of STORED_COUNTER_SOURCE start at the counter at the address `stored`, and add `draw_blocks` to its
+# position. Kernels of SOURCE start at `position`, `sequence` and `seed`.
+_FILL_PARAMETERS = (
+    "u64 count, u64 position, u64 sequence, u64 seed, StoredCounter* stored, u64 draw_blocks"
+)
 
 _DEVICE_FUNCTIONS = r"""
 typedef unsigned char u8;
@@ -45,9 +48,25 @@ typedef unsigned short u16;
 typedef long long i64;
 
 struct Counter { u64 position, sequence, seed; };
+// A counter in device memory, and the number of CUDA blocks of the running kernel that have read it.
+struct StoredCounter { Counter counter; u32 reader_blocks; };
+
+// Returns the stored counter. The last CUDA block that reads it adds `draw_blocks` to its position.
+__device__ inline Counter take_counter(StoredCounter* stored, u64 draw_blocks) {
+    const Counter start = stored->counter;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        __threadfence();
+        if (atomicInc(&stored->reader_blocks, gridDim.x - 1) == gridDim.x - 1) {
+            __threadfence();
+            stored->counter.position = start.position + draw_blocks;
+        }
+    }
+    return start;
+}
 
 #ifdef STORED_COUNTER
-#define START (*stored)
+#define START take_counter(stored, draw_blocks)
 #else
 #define START (Counter{position, sequence, seed})
 #endif
@@ -58,11 +77,8 @@ __device__ inline uint4 block_of(Counter start, u64 block) {
 }
 
 extern "C" __global__ void cudakit_random_store_counter(
-    Counter* stored, u64 position, u64 sequence, u64 seed) {
-    *stored = Counter{position, sequence, seed};
-}
-extern "C" __global__ void cudakit_random_advance_counter(Counter* stored, u64 blocks) {
-    stored->position += blocks;
+    StoredCounter* stored, u64 position, u64 sequence, u64 seed) {
+    *stored = StoredCounter{{position, sequence, seed}, 0};
 }
 
 // These operations are never fused into multiply-add, so that numpy can repeat them.
