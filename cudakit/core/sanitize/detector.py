@@ -95,7 +95,7 @@ class RaceDetector:
                 " rerun with --accesses exact"
             )
         outdated_count = sum(
-            analysis.engine.gaps[OUTDATED_TEMPLATE] for analysis in self._traces.values()
+            analysis.engine.gap_counts[OUTDATED_TEMPLATE] for analysis in self._traces.values()
         )
         if outdated_count:
             yield (

@@ -1,4 +1,4 @@
-"""Tests that ``--accesses auto`` reports what it cannot observe, and loses no race, if the driver or the reader fails."""
+"""Tests that ``--accesses auto`` reports what it cannot observe, and loses no race, after a fault."""
 
 from __future__ import annotations
 
