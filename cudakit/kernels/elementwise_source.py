@@ -131,7 +131,10 @@ extern "C" __global__ void KERNEL_NAME(const Layout layout, {parameter_list}) {{
         )
 
     def _strided_text(self, arguments: Sequence[str]) -> str:
-        """Return the text for several dimensions, in which no vector crosses the end of the innermost one."""
+        """Return the CUDA C++ for arrays of several dimensions.
+
+        The layout ensures that the elements of one thread are in the same row of the innermost dimension.
+        """
         dimension_count = len(self.layout.sizes)
         lines = [
             "    const Index first = (blockIdx.x * (Index)blockDim.x + threadIdx.x) * WIDTH;",

@@ -278,7 +278,9 @@ class GraphLaunch:
     executable: U32
     pending: U32 = 0  # number of ``Accessed`` events that follow: one for each kernel node
     template_id: U32 = 0  # ``Template`` that has the accesses of the kernel nodes; 0 if none has
-    is_checked: Annotated[bool, "?"] = False  # same meaning as in ``Launch``
+    is_checked: Annotated[bool, "?"] = (
+        False  # whether unordered work used the same allocations; see ``Launch``
+    )
 
 
 @dataclass(frozen=True, slots=True)
