@@ -192,7 +192,7 @@ def _split_shebang(shebang_line: bytes) -> list[str]:
 
 
 def why_not_instrumented(command: Sequence[str]) -> str:
-    """Return why the agent does not start in a Python with these arguments; empty if it does."""
+    """Return why the agent does not start in a Python with these arguments; empty if the agent starts."""
     for option in _options(command[1:]):
         if option in _ISOLATING_OPTIONS:
             python = shlex.join((os.path.basename(command[0]), f"-{option}"))

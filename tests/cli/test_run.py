@@ -383,7 +383,7 @@ def test_on_missing_run_runs_and_reports_it(here: Here) -> None:
 
 
 @pytest.mark.skipif(HAS_DEVICE, reason="needs a machine without a CUDA device")
-@pytest.mark.parametrize("accesses", ["exact", "arguments"])
+@pytest.mark.parametrize("accesses", ["auto", "exact", "arguments"])
 def test_accesses_of_simulated_devices_are_exact_in_every_mode(here: Here, accesses: str) -> None:
     run = here.run("--sanitize", "--accesses", accesses, "-o", "races.json", here.program())
 

@@ -68,8 +68,8 @@ def test_batches_of_all_traces_are_read_in_order(log_path: Path) -> None:
 
     batches_read = read(log_path)
 
-    assert [(batch.process, batch.chain, batch.simulated) for batch in batches_read] == [
-        (batch.process, batch.chain, batch.simulated) for batch in written_batches
+    assert [(batch.process, batch.trace_number, batch.simulated) for batch in batches_read] == [
+        (batch.process, batch.trace_number, batch.simulated) for batch in written_batches
     ]
     for batch_read, written_batch in zip(batches_read, written_batches, strict=True):
         assert batch_read.records.tobytes() == written_batch.records.tobytes()

@@ -59,12 +59,12 @@ def identify(race: FoundRace, *, root: Path) -> KnownRace:
 
 
 def _identify_side(side: Side, root: Path) -> KnownSide:
-    program = [frame for frame in side.stack if is_program_frame(frame)]
+    program_frames = [frame for frame in side.stack if is_program_frame(frame)]
     # A race without a frame of the program is identified by the frames of libraries.
     return KnownSide(
         side.operation,
         is_backward(side.stack),
-        tuple(_location(frame, root) for frame in program or side.stack),
+        tuple(_location(frame, root) for frame in program_frames or side.stack),
     )
 
 
