@@ -193,8 +193,8 @@ def analyze_log(
     detector.finish(report)
     if has_profile and not detector.recorded_work:
         raise InputError(
-            "the log was written by run --profile, so it has no accesses to check for races",
-            hint="show its profile with: cudakit profile FILE",
+            f"{log.path} was written by run --profile, so it has no accesses to check for races",
+            hint=f"show its profile with: cudakit profile {log.path}",
         )
     return detector.result(report, **asdict(log.outcome))
 

@@ -127,12 +127,16 @@ def test_incomplete_or_damaged_result_is_not_reused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("gpu0.json", "{", "gpu0.json is not JSON"),
-        ("gpu0.json", "{}", "gpu0.json has no schema"),
-        ("gpu0.json", "[1]", "gpu0.json contains no result"),
+        ("gpu0.json", "{", "gpu0.json is not valid JSON"),
+        ("gpu0.json", "{}", "it has no schema 'cudakit.suite/1'"),
+        ("gpu0.json", "[1]", "gpu0.json is not a result of cudakit bench suite"),
         ("gpu0.json", '{"schema": "cudakit.suite/2"}', "gpu0.json has the schema"),
         ("gpu0.json", '{"schema": "cudakit.suite/1"}', "gpu0.json is damaged"),
-        ("host.json", '{"schema": "cudakit.suite/1"}', "host.json has the schema"),
+        (
+            "host.json",
+            '{"schema": "cudakit.suite/1"}',
+            "host.json is a result of cudakit bench suite",
+        ),
         ("host.json", '{"schema": "cudakit.fleet-host/1", "name": 3}', "host.json is damaged"),
     ],
 )
