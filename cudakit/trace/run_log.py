@@ -31,13 +31,24 @@ from typing import Any, BinaryIO, Final, TypeAlias
 
 import numpy as np
 
-from cudakit.errors import InputError, read_error
+from cudakit.errors import InputError
+from cudakit.input_files import (
+    LOG_MAGIC,
+    START_BYTES,
+    ExpectedFile,
+    empty_file_error,
+    read_error,
+    wrong_file_error,
+)
 from cudakit.trace.layout import RECORD, RECORD_BYTES, Records, find_invalid
 from cudakit.trace.spool import Batch
 from cudakit.trace.trace_file import Frame, Stack
 
 VERSION: Final = 2
-MAGIC: Final = b"cudakit log\n"
+SANITIZE_LOG: Final = ExpectedFile(
+    "a log of cudakit run --sanitize",
+    "write a log with: cudakit run --sanitize --log races.log PROGRAM",
+)
 
 _HEADER = struct.Struct("<12sI")
 _BLOCK = struct.Struct("<4s4I")
@@ -75,7 +86,7 @@ class LogWriter:
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
         self._traces: dict[tuple[int, int], _WrittenTrace] = {}
-        file.write(_HEADER.pack(MAGIC, VERSION))
+        file.write(_HEADER.pack(LOG_MAGIC, VERSION))
 
     def add(self, batch: Batch) -> None:
         """Append a batch, and the strings and stacks that its trace got since the trace's last batch."""
@@ -144,11 +155,15 @@ class _WrittenTrace:
 
 
 class LogReader:
-    """Reads a log block by block. Raises InputError if the file is missing, damaged or not a log."""
+    """Reads a log block by block. Raises InputError if the file is missing, damaged or not a log.
 
-    def __init__(self, path: Path) -> None:
+    ``expected`` describes the file in errors.
+    """
+
+    def __init__(self, path: Path, expected: ExpectedFile = SANITIZE_LOG) -> None:
         self.outcome = Outcome()  # outcome of the run; valid after all batches were read
-        self._path = path
+        self.path = path
+        self._expected = expected
         self._traces: list[_ReadTrace] = []
         try:
             self._file = path.open("rb")
@@ -181,16 +196,15 @@ class LogReader:
         self._is_version_1 = header.startswith(_ZIP_MAGIC)
         if self._is_version_1:
             return
-        if len(header) < _HEADER.size or not header.startswith(MAGIC):
-            problem = "is not a log of cudakit run --log" if header else "is empty"
-            raise InputError(
-                f"{self._path} {problem}",
-                hint="write a log with: cudakit run --sanitize --log FILE PROGRAM (or --profile)",
-            )
+        if len(header) < _HEADER.size or not header.startswith(LOG_MAGIC):
+            if not header:
+                raise empty_file_error(self.path, self._expected)
+            start = header + self._file.read(START_BYTES - len(header))
+            raise wrong_file_error(self.path, start, self._expected)
         _, version = _HEADER.unpack(header)
         if version != VERSION:
             raise InputError(
-                f"{self._path} is a log of version {version}; this cudakit reads 1 and {VERSION}",
+                f"{self.path} is a log of version {version}; this cudakit reads 1 and {VERSION}",
                 hint="read it with the cudakit that wrote it",
             )
 
@@ -264,7 +278,7 @@ class LogReader:
                 header = json.loads(file["tables"].tobytes())
                 if header["version"] != 1:
                     raise InputError(
-                        f"{self._path} is a log of an unknown version",
+                        f"{self.path} is a log of an unknown version",
                         hint="read it with the cudakit that wrote it",
                     )
                 for trace_index, trace_tables in enumerate(header["chains"]):
@@ -277,8 +291,7 @@ class LogReader:
                         yield self._transposed_batch(trace, batch_columns)
         except (zipfile.BadZipFile, zlib.error, NotImplementedError, *_JSON_ERRORS) as error:
             raise InputError(
-                f"{self._path} is not a log of cudakit, or is damaged",
-                hint="write a log with: cudakit run --sanitize --log FILE PROGRAM",
+                f"{self.path} is not {self._expected.noun}, or is damaged", hint=self._expected.hint
             ) from error
         self._file.seek(0, os.SEEK_END)
 
@@ -293,7 +306,7 @@ class LogReader:
 
     def _damage_error(self, reason: str) -> InputError:
         return InputError(
-            f"{self._path} is damaged: {reason}", hint="copy the file again, or repeat the run"
+            f"{self.path} is damaged: {reason}", hint="copy the file again, or repeat the run"
         )
 
 

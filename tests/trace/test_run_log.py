@@ -216,5 +216,5 @@ def test_foreign_archive_is_refused(log_path: Path) -> None:
     with log_path.open("wb") as file:
         np.savez(file, weights=np.zeros(3))
 
-    with pytest.raises(InputError, match="is not a log of cudakit, or is damaged"):
+    with pytest.raises(InputError, match="is not a log of cudakit run --sanitize, or is damaged"):
         read(log_path)

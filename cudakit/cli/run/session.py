@@ -14,7 +14,7 @@ import click
 
 from cudakit.cli.failure import ExitCode, errors_before_start, report_error
 from cudakit.cli.options import OutputOptions
-from cudakit.cli.output import printable, standard_error
+from cudakit.cli.output import printable, refuse_unwritable, standard_error
 from cudakit.cli.profile import FORMATS as PROFILE_FORMATS
 from cudakit.cli.profile import analyze_activities
 from cudakit.cli.report import Outputs, open_outputs, refuse_duplicates
@@ -387,16 +387,6 @@ def _snapshot_file(spec: RunSpec) -> Path:
     from cudakit.core.memory.record.snapshot_file import extended_stem
 
     path = spec.snapshot or "cudakit-memory.pickle"
-    target = Path(path)
-    if not target.parent.is_dir():
-        raise UsageError(
-            f"no such directory: {target.parent}", hint="create it, or choose another file"
-        )
-    if target.is_dir():
-        raise UsageError(f"{path} is a directory", hint="name a file: --snapshot FILE")
-    for name in (path, extended_stem(target, "-oom")):
-        if Path(name).exists() and not spec.output.force:
-            raise UsageError(
-                f"{name} exists", hint="replace it with --force, or choose another: --snapshot FILE"
-            )
-    return target
+    for name in (path, extended_stem(Path(path), "-oom")):
+        refuse_unwritable(str(name), force=spec.output.force)
+    return Path(path)

@@ -23,7 +23,7 @@ typedef struct {
 /* Begin a launch, and return the order of the launch and earlier work on its memory. */
 memory_order launch_begin_work(const launch_memory *memory);
 
-/* Add the accesses of a launch to the work on its memory. */
+/* Add the accesses of a launch to the accesses that later launches are compared with. */
 void launch_add_accesses(const launch_memory *memory);
 
 #endif
