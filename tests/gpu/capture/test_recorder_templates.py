@@ -209,6 +209,25 @@ for i in range(8):
     assert template_ids(run(tmp_path, library, program)) == 8 * [0]
 
 
+@pytest.mark.parametrize("unload", ["22, (P * 1)(MODULE.value)", "680, (P * 1)(0x6000)"])
+def test_unloaded_kernel_leaves_no_template_to_kernel_with_same_handles(
+    library: Path, tmp_path: Path, unload: str
+) -> None:
+    """XLA unloads libraries, and the driver reuses handles of modules and kernels; all its kernels may have one name."""
+    program = f"""
+for i in range(4):
+    launch(write(0x100000))
+    wait()
+    recorder.read()
+cuda.call_driver({unload})  # cuModuleUnload or cuLibraryUnload
+load_module()
+launch(write(0x100400))
+"""
+    events = run(tmp_path, library, program)
+    assert template_ids(events) == [0, 0, 1, 1, 0]
+    assert written_bytes(events)[-1] == {0x100400}
+
+
 def test_templates_are_off_by_default(library: Path, tmp_path: Path) -> None:
     program = """
 for i in range(4):

@@ -137,6 +137,14 @@ static uint64_t mix_hash(uint64_t hash, uint64_t value)
     return hash ^ hash >> 32;
 }
 
+/* Number of unloaded libraries whose modules are unknown. */
+static uint32_t unload_count;
+
+void exact_forget_templates(void)
+{
+    unload_count++;
+}
+
 /* Return a key of the kernel, its grid, block and clusters, and the positions of equal pointers; 0 if there can be no
  * template. */
 static uint64_t template_key(const launch_shape *shape, const launch_arguments *arguments)
@@ -148,7 +156,7 @@ static uint64_t template_key(const launch_shape *shape, const launch_arguments *
                                           (uint64_t)shape->grid[2] << 32 | shape->block[0],
                                           (uint64_t)shape->block[1] << 32 | shape->block[2],
                                           (uint64_t)shape->cluster[0] << 32 | shape->cluster[1],
-                                          shape->cluster[2],
+                                          (uint64_t)shape->cluster[2] << 32 | unload_count,
                                           shape->context};
     uint64_t key = arguments->pattern_hash;
     for (size_t i = 0; i < sizeof launch_properties / sizeof *launch_properties; i++)
@@ -235,6 +243,7 @@ uint64_t exact_assign_launch(const record *launch_record, const Sanitizer_Launch
                                            signature->state_index ? store_reached_memory(arena, arguments)
                                                                   : (reached_memory){0});
     set_arena_launch(arena, index, launch_record, 0, reason != NULL);
+    pool_find(launch->context)->recorded_since_poll++;
     begin_pending_launch(arena, launch->hStream);
     return CK_USERDATA(arena->memory.base_address, arena->memory.entries_log2, index);
 }
@@ -285,7 +294,7 @@ static void record_graph_gap(void)
 }
 
 /* Distinguishes the keys of graphs from those of kernels. */
-#define GRAPH_SIGNATURE 1
+#define GRAPH_SIGNATURE (1ull << 32)
 
 /* Return the allocations that contain the addresses, and set ``count`` to their number. The array is valid while the
  * recorder lock is held. */
@@ -311,7 +320,9 @@ static allocation *const *find_allocations(const uint64_t *addresses, size_t add
 static launch_hashes graph_hashes(const graph_memory *memory, uint32_t context)
 {
     const uint64_t key =
-        memory->content_hash ? mix_hash(mix_hash(memory->content_hash, context), GRAPH_SIGNATURE) | 1 : 0;
+        memory->content_hash
+            ? mix_hash(mix_hash(memory->content_hash, context), GRAPH_SIGNATURE + unload_count) | 1
+            : 0;
     return (launch_hashes){key, 0, 0, 0};
 }
 
@@ -384,7 +395,7 @@ uint32_t exact_assign_graph(const record *launch_record, const Sanitizer_GraphLa
                                 ? store_graph_reach(pool->current, launch_record->graph_launch.graph)
                                 : (reached_memory){0};
     graph->expected_kernel_count = graph->remaining_kernel_count = kernels;
-    pool->launches_since_poll += kernels;
+    pool->recorded_since_poll += kernels;
     begin_pending_launch(pool->current, launch->hStream);
     return kernels;
 }
@@ -496,31 +507,49 @@ uint64_t exact_assign_node(const Sanitizer_LaunchData *launch, uint32_t node)
 
 /* --- preparation and synchronization ---------------------------------------------------------- */
 
-static void prepare_launch(CUcontext context, uint64_t signature, uint64_t threads, uint64_t launch_index_count)
+/* Return whether the arenas must be read or replaced soon, or their budget may have changed. */
+static bool poll_is_due(const arena_pool *pool)
 {
-    arena_pool *pool = pool_open(context);
+    return !pool->current || pool->recorded_since_poll >= LAUNCHES_PER_POLL ||
+           (pool_has_unread_launches(pool) && monotonic_now_ns() - pool->last_poll_ns >= POLL_INTERVAL_NS);
+}
+
+/* Reserve arena space for the next launch, which needs no space unless ``may_be_recorded``, and read complete arenas from
+ * time to time. Calls CUDA: the recorder lock is not held. */
+static void prepare_launch(CUcontext context, uint64_t signature, uint64_t threads, uint64_t launch_index_count,
+                           bool may_be_recorded)
+{
+    arena_space needed_space = {0};
+    pthread_mutex_lock(&recorder_lock);
+    arena_pool *pool = context ? pool_find(context) : NULL;
+    const bool must_poll = !pool || poll_is_due(pool);
+    if (may_be_recorded) {
+        needed_space = space_estimate(signature, threads);
+        needed_space.launch_indices = launch_index_count;
+    }
+    const bool is_prepared = !must_poll && (!may_be_recorded || pool_try_reserve(pool, needed_space));
+    pthread_mutex_unlock(&recorder_lock);
     this_thread.space_signature = signature;
     this_thread.reserved_pages = this_thread.reserved_boxes = 0;
-    if (!pool || pool->is_disabled)
-        return;
-    pthread_mutex_lock(&recorder_lock);
-    bool poll_is_due = !pool->current || ++pool->launches_since_poll >= LAUNCHES_PER_POLL;
-    arena_space needed_space = space_estimate(signature, threads);
-    pthread_mutex_unlock(&recorder_lock);
-    if (poll_is_due) {
-        arena_budget_query(pool);
-        pool_poll(pool, false);
+    if (!is_prepared) {
+        pool = pool_open(context);
+        if (!pool || pool->is_disabled)
+            return;
+        if (must_poll) {
+            arena_budget_query(pool);
+            pool_poll(pool, false);
+        }
+        if (may_be_recorded)
+            pool_reserve(pool, needed_space);
     }
-    needed_space.launch_indices = launch_index_count;
-    pool_reserve(pool, needed_space);
     this_thread.reserved_pages = needed_space.pages;
     this_thread.reserved_boxes = needed_space.boxes;
 }
 
-void exact_prepare(CUcontext context, CUfunction function, uint64_t threads)
+void exact_prepare(CUcontext context, CUfunction function, uint64_t threads, bool may_be_recorded)
 {
     if (patching_is_enabled())
-        prepare_launch(context, space_signature(function, threads), threads, 1);
+        prepare_launch(context, space_signature(function, threads), threads, 1, may_be_recorded);
 }
 
 void exact_prepare_graph(CUcontext context, CUgraphExec executable)
@@ -540,7 +569,7 @@ void exact_prepare_graph(CUcontext context, CUgraphExec executable)
     /* A graph that needs more launch indices than any arena has must not wait for an arena: it requests none. */
     if (launch_index_count)
         prepare_launch(context, space_signature(executable, kernel_count), 0,
-                       launch_index_count > CK_MAX_LAUNCHES ? 0 : launch_index_count);
+                       launch_index_count > CK_MAX_LAUNCHES ? 0 : launch_index_count, true);
 }
 
 static arena_pool *active_pool(CUcontext context)

@@ -30,8 +30,9 @@ typedef struct {
 static patched_module *modules; /* by module id */
 static size_t module_count, module_capacity;
 static bool review_is_requested, restoring_is_requested; /* read and written with atomic operations */
+/* Number of modules whose patch is removed; written with the recorder lock held, read with atomic operations. */
+static uint32_t removed_patch_count;
 /* These variables are protected by the patching lock. */
-static uint32_t removed_patch_count; /* number of modules whose patch is removed; read with atomic operations */
 static int64_t last_review_ns, next_verification_ns, verification_interval_ns;
 
 /* --- modules ------------------------------------------------------------------------------------- */
@@ -50,8 +51,11 @@ bool module_add(uint32_t id, CUmodule module)
 
 void module_forget(uint32_t id)
 {
-    if (id < module_count)
-        modules[id].handle = NULL;
+    if (id >= module_count || !modules[id].handle)
+        return;
+    if (modules[id].state == WITHOUT_PATCH)
+        __atomic_add_fetch(&removed_patch_count, -1u, __ATOMIC_RELAXED);
+    modules[id].handle = NULL;
 }
 
 bool module_has_patch(uint32_t id)
@@ -94,11 +98,12 @@ static void switch_patch(uint32_t id, CUmodule module, bool apply)
     if (!is_switched)
         record_gap(apply ? "module whose instrumentation could not be restored"
                          : "module whose instrumentation could not be removed");
-    if (modules[id].handle == module)
+    if (modules[id].handle == module) {
         modules[id].state = !is_switched ? SWITCH_FAILED : apply ? WITH_PATCH : WITHOUT_PATCH;
+        if (is_switched)
+            __atomic_add_fetch(&removed_patch_count, apply ? -1u : 1u, __ATOMIC_RELAXED);
+    }
     pthread_mutex_unlock(&recorder_lock);
-    if (is_switched)
-        __atomic_add_fetch(&removed_patch_count, apply ? -1u : 1u, __ATOMIC_RELAXED);
 }
 
 /* --- restoring ----------------------------------------------------------------------------------- */

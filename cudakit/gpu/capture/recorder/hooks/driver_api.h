@@ -74,6 +74,8 @@
     X(cuLaunchHostFunc_v2_ptsz, 832) \
     X(cuStreamAddCallback, 346) \
     X(cuStreamAddCallback_ptsz, 437) \
+    X(cuModuleUnload, 22) \
+    X(cuLibraryUnload, 680) \
     X(cuMulticastCreate, 706) \
     X(cuMulticastAddDevice, 707) \
     X(cuMulticastBindMem, 708) \
