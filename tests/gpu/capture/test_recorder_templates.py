@@ -330,6 +330,55 @@ def _append(strings: list[str], text: str) -> int:
     return len(strings) - 1
 
 
+NEVER_WAIT = """
+import time
+ctypes.c_int.in_dll(cuda, "refuse_context_events").value = 0
+end = time.monotonic() + 1.2
+while time.monotonic() < end and cuda.patched_modules():
+    for _ in range(64):
+        launch(write(0x100000))
+    recorder.read()
+    time.sleep(0.01)
+"""
+
+
+def test_patch_is_removed_from_program_that_never_waits(library: Path, tmp_path: Path) -> None:
+    program = f"{NEVER_WAIT}assert cuda.patched_modules() == 0"
+    events = run(tmp_path, library, program)
+    assert template_ids(events)[-1]
+    assert gaps(events) == {}
+
+
+def test_program_waits_only_briefly_for_work_that_never_ends(
+    library: Path, tmp_path: Path
+) -> None:
+    program = f"""
+launch(write(0x100400), stream=OTHER, pointer=0x100400)
+recorder.read()
+cuda.defer_work(OTHER)
+cuda.call_host(OTHER)
+{NEVER_WAIT}
+assert cuda.patched_modules() == 1
+cuda.stop_deferring(OTHER)
+"""
+    events = run(tmp_path, library, program)
+    assert gaps(events) == {}
+
+
+def test_host_function_orders_later_work_after_its_stream(library: Path, tmp_path: Path) -> None:
+    program = """
+def round():
+    for stream in (STREAM, OTHER):
+        launch(write(0x300000), stream=stream, pointer=0x300000)
+        cuda.call_host(stream)
+    recorder.read()
+for _ in range(4):
+    round()
+"""
+    events = run(tmp_path, library, program)
+    assert template_ids(events) == [0, 0, 1, 1, 1, 1, 1, 1]
+
+
 def test_patch_that_cannot_be_restored_is_in_the_coverage(library: Path, tmp_path: Path) -> None:
     program = f"""{REPEAT_UNTIL_REMOVED}
 ctypes.c_int.in_dll(cuda, "refuse_patches").value = 1

@@ -67,19 +67,27 @@ static void store_reached_range(launch_arena *arena, const allocation *reached, 
     memory->range_count++;
 }
 
+/* Store the pointers of a launch. If no memory is left, the launch has none. */
+static void store_pointers(launch_arena *arena, const uint64_t *pointers, size_t pointer_count,
+                           reached_memory *memory)
+{
+    uint64_t *new_pointers = array_reserve(arena->pointers, &arena->pointer_capacity,
+                                           arena->pointer_count + pointer_count, sizeof *new_pointers, 4096);
+    memory->first_pointer = (uint32_t)arena->pointer_count;
+    if (!new_pointers || !pointer_count)
+        return;
+    arena->pointers = new_pointers;
+    memcpy(new_pointers + arena->pointer_count, pointers, pointer_count * sizeof *pointers);
+    arena->pointer_count += pointer_count;
+    memory->pointer_count = (uint32_t)pointer_count;
+}
+
 static reached_memory store_reached_memory(launch_arena *arena, const launch_arguments *arguments)
 {
-    reached_memory memory = {(uint32_t)arena->reached_range_count, 0, (uint32_t)arena->pointer_count, 0};
+    reached_memory memory = {.first_range = (uint32_t)arena->reached_range_count};
     for (size_t i = 0; i < arguments->allocation_count; i++)
         store_reached_range(arena, arguments->allocations[i], &memory);
-    uint64_t *pointers = array_reserve(arena->pointers, &arena->pointer_capacity,
-                                       arena->pointer_count + arguments->pointer_count, sizeof *pointers, 4096);
-    if (pointers && arguments->pointer_count) {
-        arena->pointers = pointers;
-        memcpy(pointers + arena->pointer_count, arguments->pointers, arguments->pointer_count * sizeof *pointers);
-        arena->pointer_count += arguments->pointer_count;
-        memory.pointer_count = (uint32_t)arguments->pointer_count;
-    }
+    store_pointers(arena, arguments->pointers, arguments->pointer_count, &memory);
     return memory;
 }
 
@@ -326,17 +334,22 @@ static launch_hashes graph_hashes(const graph_memory *memory, uint32_t context)
     return (launch_hashes){key, 0, 0, 0};
 }
 
+/* Return the pointers of a graph's nodes, to which accesses are relative, and set ``count`` to their number. With too
+ * many pointers, accesses are compared by address. */
+static const uint64_t *graph_pointers(const graph_memory *reached, size_t *count)
+{
+    *count = reached->address_count <= MAX_ACCESSES ? reached->address_count : 0;
+    return reached->addresses;
+}
+
 /* Return whether a launch of a graph probably has a template and is not contested. */
 static bool graph_has_template(uint32_t graph, uint32_t context)
 {
     const graph_memory reached = graphs_memory(graph);
     const launch_hashes hashes = graph_hashes(&reached, context);
     const launch_signature signature = templates_find_signature(&hashes);
-    const launch_footprint accessed = templates_footprint(&signature);
-    bool has_template = templates_apply_to(&signature);
-    for (size_t i = 0; has_template && i < accessed.range_count; i++)
-        has_template = !allocations_have_contested_bytes(accessed.ranges[i].begin, accessed.ranges[i].end);
-    return has_template;
+    const launch_memory memory = {.pointers = reached.addresses, .footprint = templates_footprint(&signature)};
+    return templates_apply_to(&signature) && !launch_has_contested_bytes(&memory);
 }
 
 launch_template exact_choose_graph_template(const record *launch_record, launch_signature *signature)
@@ -349,6 +362,7 @@ launch_template exact_choose_graph_template(const record *launch_record, launch_
     *signature = templates_find_signature(&hashes);
     launch_memory memory = {.operation = order_enqueue(launch_record->stream, launch_record->context)};
     memory.allocations = find_allocations(reached.addresses, reached.address_count, &memory.allocation_count);
+    memory.pointers = reached.addresses;
     if (!reached.has_copies) /* the footprint has the accesses of kernels only */
         memory.footprint = templates_footprint(signature);
     const bool can_be_recorded = !modules_include_unpatched();
@@ -370,6 +384,9 @@ static reached_memory store_graph_reach(launch_arena *arena, uint32_t graph)
         if (reached_allocation && reached_allocation != last_allocation)
             store_reached_range(arena, last_allocation = reached_allocation, &memory);
     }
+    size_t pointer_count;
+    const uint64_t *pointers = graph_pointers(&reached, &pointer_count);
+    store_pointers(arena, pointers, pointer_count, &memory);
     return memory;
 }
 

@@ -82,7 +82,7 @@ static void on_call_entry(uint32_t cbid, const void *parameters, CUcontext conte
     this_thread.cbid = cbid;
     this_thread.call_number++;
     if (templates_are_enabled())
-        modules_review(); /* in the first driver call after a wait, the device is still idle */
+        modules_review(context); /* in the first driver call after a wait, the device is still idle */
     switch (cbid) {
     case CBID_cuLaunchKernel:
     case CBID_cuLaunchKernel_ptsz:
