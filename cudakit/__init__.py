@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from cudakit.api.profile import profile as profile, timed as timed
     from cudakit.api.record_memory import record_memory as record_memory
     from cudakit.api.sanitize import sanitize as sanitize
+    from cudakit.api.softmax import softmax as softmax
     from cudakit.errors import (
         CudaError as CudaError,
         CudakitError as CudakitError,
@@ -154,6 +155,7 @@ _MODULES = {
     "rmm_resource": "cudakit.api.plugs",
     "sanitize": "cudakit.api.sanitize",
     "set_device": "cudakit.gpu.cuda.current",
+    "softmax": "cudakit.api.softmax",
     "stream": "cudakit.gpu.cuda.current",
     "synchronize": "cudakit.gpu.cuda.current",
     "timed": "cudakit.api.profile",

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from cudakit.gpu.api import Gpu, Ptr, Stream
 from cudakit.gpu.api.arrays import ArrayView, byte_range
 from cudakit.gpu.compile_cache import Label, cache_key, user_cache
-from cudakit.kernels.elementwise import DEFAULT_THREADS, TUNED_THREADS, Operand, element_bytes
+from cudakit.kernels.elementwise import TUNED_THREADS, Operand, element_bytes
 from cudakit.kernels.launch_plan import LaunchPlan, PlannedKernels, arguments_of
 
 _ROUNDS = 7
@@ -17,8 +17,8 @@ _LAUNCHES = 10  # number of launches per round and block size
 _SMALLEST_GAIN = 0.02  # minimum relative gain over the default block size
 _ALIGNMENT_BYTES = 512
 
-# A function that returns the launch plan for inputs, outputs and a block size.
-Planner = Callable[[Mapping[str, Operand], Mapping[str, ArrayView], int], LaunchPlan]
+# A function that returns the launch plan for inputs, outputs and a block size; None is the default one.
+Planner = Callable[[Mapping[str, Operand], Mapping[str, ArrayView], int | None], LaunchPlan]
 
 
 def choose_threads(
@@ -30,18 +30,18 @@ def choose_threads(
     outputs: Mapping[str, ArrayView],
     updated_inputs: tuple[str, ...],
     stream: Stream,
-) -> int:
-    """Return the fastest number of threads per block, from the kernel cache or from a measurement.
+) -> int | None:
+    """Return the fastest number of threads of a block, from the kernel cache or from a measurement.
 
     The kernel runs on copies of the arrays that it writes, so that measuring changes no array. During a
-    stream capture nothing can be measured, and the default is returned. Raises CUDA_ERROR_OUT_OF_MEMORY if
-    the copies do not fit.
+    stream capture nothing can be measured, and None is returned: the default. Raises
+    CUDA_ERROR_OUT_OF_MEMORY if the copies do not fit.
     """
     if gpu.capture_id(stream) is not None:
-        return DEFAULT_THREADS
-    plan = planner(inputs, outputs, DEFAULT_THREADS)
+        return None
+    plan = planner(inputs, outputs, None)
     if not plan.blocks:
-        return DEFAULT_THREADS
+        return None
     device = _device_name(gpu)
     # Grids whose numbers of blocks have equally many bits share one measured block size.
     key = cache_key("cudakit block size", device, (), f"{plan.name} {plan.blocks.bit_length()}")
@@ -62,7 +62,9 @@ def choose_threads(
             else operand
             for name, operand in inputs.items()
         }
-        threads = _measure_threads(kernels, gpu, planner, copied_inputs, copied_outputs, stream)
+        threads = _measure_threads(
+            kernels, gpu, planner, copied_inputs, copied_outputs, stream, plan.threads
+        )
     finally:
         copies.free()
     if cache:
@@ -77,6 +79,7 @@ def _measure_threads(
     inputs: Mapping[str, Operand],
     outputs: Mapping[str, ArrayView],
     stream: Stream,
+    default_threads: int,
 ) -> int:
     """Return the block size with the shortest median time; rounds alternate between all block sizes."""
     operands = [
@@ -106,9 +109,9 @@ def _measure_threads(
     fastest_threads = min(median_by_threads, key=lambda threads: median_by_threads[threads])
     has_gain = (
         median_by_threads[fastest_threads]
-        < (1 - _SMALLEST_GAIN) * median_by_threads[DEFAULT_THREADS]
+        < (1 - _SMALLEST_GAIN) * median_by_threads[default_threads]
     )
-    return fastest_threads if has_gain else DEFAULT_THREADS
+    return fastest_threads if has_gain else default_threads
 
 
 class _Copies:

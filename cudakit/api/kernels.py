@@ -21,7 +21,6 @@ from cudakit.gpu.device_array import DeviceArray
 from cudakit.gpu.device_array import to_device as copy_to_device
 from cudakit.gpu.fast_call import FastCall
 from cudakit.kernels.elementwise import (
-    DEFAULT_THREADS,
     ElementwiseProgram,
     Operand,
     ResultType,
@@ -155,9 +154,10 @@ class Elementwise(FastCall):
 
     def _choose_threads(
         self, call: KernelCall, inputs: Mapping[str, Operand], outputs: Mapping[str, ArrayView]
-    ) -> int:
+    ) -> int | None:
+        """Return the measured block size, or None for the default one."""
         if not self._tune:
-            return DEFAULT_THREADS
+            return None
         from cudakit.api.block_size import choose_threads
 
         self._program.check_overlaps(inputs, outputs)

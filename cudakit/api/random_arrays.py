@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from operator import index
@@ -18,7 +19,7 @@ from cudakit.gpu.api import LEGACY, Gpu, Ptr, Stream
 from cudakit.gpu.api.arrays import contiguous_strides
 from cudakit.gpu.api.elements import BF16, decode
 from cudakit.gpu.arrays import operand_of, shared_device
-from cudakit.gpu.device_array import DeviceArray, is_captured, order_streams
+from cudakit.gpu.device_array import DeviceArray, array_factory, is_captured, order_streams
 from cudakit.gpu.fast_call import FastCall, prepare_call
 from cudakit.kernels.launch_plan import NO_SCRATCH
 from cudakit.kernels.random import NO_COUNTER, Draw, RandomKernels, fill_on_host
@@ -26,11 +27,13 @@ from cudakit.kernels.random_source import THREADS
 from cudakit.kernels.random_values import Counter
 
 if TYPE_CHECKING:
+    from cudakit.gpu._fast_call import ArrayFactory
     from cudakit.gpu.cuda.device import Cuda
 
 Shape: TypeAlias = int | Sequence[int]
 
-# Maximum number of prepared launches of a generator: one for each method and combination of arguments.
+# Maximum number of prepared launches of a generator, one for each method and combination of arguments, and of
+# the functions that create its arrays.
 _MAX_FILLS = 64
 
 
@@ -77,6 +80,8 @@ class DeviceFiller:
     def __init__(self, kernels: SharedKernels, counter: GeneratorCounter) -> None:
         self.counter, self._kernels = counter, kernels
         self._fills: dict[DrawRequest, _PreparedFill] = {}
+        # Functions that create arrays, by shape and dtype; None if only the constructor can create them.
+        self._array_factories: dict[object, ArrayFactory | None] = {}
 
     def for_counter(self, counter: GeneratorCounter) -> DeviceFiller:
         return DeviceFiller(self._kernels, counter)
@@ -108,18 +113,41 @@ class DeviceFiller:
         if isinstance(output.array, DeviceArray):
             output.array.record_use(output.stream)
             output.array.stream = output.stream
-        if start is not None and draw.cuda_blocks and self._kernels.is_shared_device():
-            _prepare(fill, cast("Cuda", gpu), kernels, draw, output)
+        if draw.cuda_blocks and self._kernels.is_shared_device():
+            address = counter.device_counter.address if counter.device_counter else NO_COUNTER
+            _prepare(fill, cast("Cuda", gpu), kernels, draw, output, address)
 
     def _new_array(self, shape: Shape | None, dtype: str, stream: object) -> DeviceArray:
         """Allocate an array. Raises UsageError during a capture of the stream."""
         gpu = self._kernels.gpu
         calling_stream = stream_of(stream, gpu)
+        with suppress(MemoryError):
+            if factory := self._array_factory(shape, dtype):
+                return cast("DeviceArray", factory(calling_stream)[0])
         if is_captured(gpu, calling_stream):
             raise UsageError(
                 "a new array cannot be allocated while the stream is captured", hint="pass out="
             )
+        # The constructor reports errors of the driver.
         return DeviceArray(gpu, dtype, _check_shape(shape), calling_stream)
+
+    def _array_factory(self, shape: Shape | None, dtype: str) -> ArrayFactory | None:
+        """Return the function that creates arrays of a shape, or None if only the constructor can.
+
+        Raises UsageError for an invalid shape.
+        """
+        # Other shapes are left to the constructor: 1.0 is an error, although it equals the key 1.
+        if type(shape) is not int and not (
+            type(shape) is tuple and all(type(extent) is int for extent in shape)
+        ):
+            return None
+        key = (shape, dtype)
+        if key not in self._array_factories:
+            if len(self._array_factories) >= _MAX_FILLS:
+                self._array_factories.clear()
+            layouts = [(dtype, _check_shape(shape))]
+            self._array_factories[key] = array_factory(self._kernels.gpu, layouts)
+        return self._array_factories[key]
 
 
 class SharedKernels:
@@ -236,13 +264,26 @@ def advance_counter(blocks: int, counter: Counter) -> Counter:
 
 
 def _prepare(
-    fill: _PreparedFill, gpu: Cuda, kernels: RandomKernels, draw: Draw, output: Output
+    fill: _PreparedFill,
+    gpu: Cuda,
+    kernels: RandomKernels,
+    draw: Draw,
+    output: Output,
+    stored_counter: Ptr,
 ) -> None:
-    """Prepare equal calls of a real device, so that they run without Python code."""
+    """Prepare equal calls of a real device, so that they run without Python code.
+
+    ``stored_counter`` is the address of the counter; NO_COUNTER if the counter is in host memory.
+    """
+    has_stored_counter = stored_counter != NO_COUNTER
+    counter_words: list[tuple[str, int, np.generic | None]] = [
+        ("c", 0, np.uint64(0)) if has_stored_counter else ("n", word, None)
+        for word in range(len(Counter._fields))
+    ]
     prepare_call(
         fill,
         gpu,
-        kernels.kernel(draw),
+        kernels.kernel(draw, has_stored_counter=has_stored_counter),
         inputs=(),
         outputs=(output.array,),
         allocate=None,
@@ -250,15 +291,16 @@ def _prepare(
         parameters=[
             ("a", 0, None),
             ("c", 0, np.uint64(draw.count)),
-            *(("n", word, None) for word in range(len(Counter._fields))),
-            ("c", 0, np.uint64(NO_COUNTER)),
+            *counter_words,
+            ("c", 0, np.uint64(stored_counter)),
+            ("c", 0, np.uint64(draw.blocks)),
             *(("c", 0, parameter) for parameter in draw.parameters),
         ],
         blocks=draw.cuda_blocks,
         threads=THREADS,
         stream=output.stream,
         scratch=NO_SCRATCH,
-        counter_step=draw.blocks,
+        counter_step=0 if has_stored_counter else draw.blocks,
     )
 
 

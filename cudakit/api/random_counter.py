@@ -83,14 +83,12 @@ class DeviceCounter:
         self._gpu, self._kernels = gpu, kernels
         kernels.load_stored_kernels()
         self.address = gpu.malloc(COUNTER_BYTES)
-        self._lock = Lock()  # held between the two kernels of a draw
         # Counter that the host stored last. Launches change only the position.
         self.stored = Counter(0, 0, 0)
 
     def fill(self, destination: Ptr, draw: Draw, stream: Stream) -> None:
-        """Enqueue the kernels of a draw, which start at the counter and advance it."""
-        with self._lock:
-            self._kernels.fill_from_stored_counter(destination, draw, self.address, stream)
+        """Enqueue the kernel of a draw, which starts at the counter and advances it."""
+        self._kernels.fill_from_stored_counter(destination, draw, self.address, stream)
 
     def store(self, counter: Counter) -> None:
         """Write a counter to the memory, and wait for the write."""
@@ -106,7 +104,8 @@ class DeviceCounter:
         try:
             with self._temporary_stream() as stream:
                 gpu.copy(host, self.address, COUNTER_BYTES, stream)
-            return Counter(*gpu.host_view(host, COUNTER_BYTES).cast("Q"))
+            position, sequence, seed, _ = gpu.host_view(host, COUNTER_BYTES).cast("Q")
+            return Counter(position, sequence, seed)
         finally:
             gpu.host_free(host)
 

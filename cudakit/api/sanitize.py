@@ -64,8 +64,8 @@ def sanitize(
     later blocks also find races with earlier work. With ``raise_on_race``, a race or a lost event raises
     RaceError at the end of the block; the message is the report. ``suppress``, ``show`` and ``accesses`` are
     options of ``cudakit run``; the first block sets ``accesses`` for the whole process. Simulated devices
-    that are opened in the block are recorded, too; with ``gpu="sim"``, real devices are not. With exact
-    accesses, reading ``races`` or ``result`` and leaving the block wait for the GPU.
+    that are opened in the block are recorded, too; with ``gpu="sim"``, real devices are not. Unless
+    ``accesses`` is "arguments", reading ``races`` or ``result`` and leaving the block wait for the GPU.
 
     Raises UsageError if CUDA is already initialized, inside another block, and under ``cudakit run
     --sanitize``; EnvironmentUnusable if CUDA cannot be recorded, or not with the requested accesses.
@@ -76,7 +76,7 @@ def sanitize(
     ()
     """
     patterns = suppressions(suppress, origin="suppress")
-    report = Report(show=Confidence(show), suppressions=patterns, demangle=demangle)
+    report = Report(min_confidence=Confidence(show), suppressions=patterns, demangle=demangle)
     session = _session(gpu, accesses)
     session.enter_block(report)
     sanitized = Sanitized(session, report)

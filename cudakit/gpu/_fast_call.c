@@ -98,7 +98,8 @@ typedef struct {
     word key[MAX_KEY_WORDS];
     int key_words;
     bool allocates; /* whether the outputs are new arrays */
-    /* Function of a stream handle that returns a tuple of new outputs. NULL: the exchange API allocates them. */
+    /* ArrayFactory, or Python function of a stream handle that returns a tuple of new outputs. NULL: the exchange API
+     * allocates them. */
     PyObject *allocate;
     int operand_count, parameter_count, result_count;
     int results[MAX_OPERANDS];          /* operands that the call returns */
@@ -110,7 +111,8 @@ typedef struct {
     handle function, context;
     int32_t device_id;
     unsigned blocks, threads;
-    word counter_step; /* number that a launch adds to the counter of the FastCall object */
+    bool uses_counter; /* whether the launch reads and advances the counter of the FastCall object */
+    word counter_step; /* number that a launch adds to this counter */
     int active_calls;  /* calls that use the plan, which must not be deleted meanwhile */
     bool uses_scratch;
     int scratch_count;
@@ -139,7 +141,7 @@ typedef struct {
 
 static PyObject *name_call, *name_out, *name_stream, *name_api, *name_requires_grad, *name_is_neg,
     *name_cuda_stream, *name_allocation_stream, *name_view, *name_ptr, *name_dtype, *name_shape, *name_strides,
-    *name_read_only, *name_cuda_index, *name_data, *name_device_id;
+    *name_read_only, *name_cuda_index, *name_data, *name_device_id, *name_gpu, *name_memory, *name_other_streams;
 static PyObject *dtype_codes;        /* dict of numpy dtypes and names of dtypes: code of DLPack + 256 * bits */
 static int accepted_device_type = 2; /* kDLCUDA */
 
@@ -156,6 +158,243 @@ static struct {
     int (*allocate)(word *address, size_t size_bytes, handle stream);
     int (*free)(word address, handle stream);
 } driver;
+
+/* Make a context current. Return false after an error; set `was_current` if the context already was current. */
+static bool enter_context(handle context, bool *was_current)
+{
+    handle current_context = NULL;
+    *was_current = !driver.get_context(&current_context) && current_context == context;
+    return *was_current || !driver.push_context(context);
+}
+
+/* Restore the context that was current before enter_context(). */
+static void leave_context(bool was_current)
+{
+    handle context;
+    if (!was_current)
+        driver.pop_context(&context);
+}
+
+/* --- memory --- */
+
+/* Device memory that is allocated and freed in the order of one stream. */
+typedef struct {
+    PyObject_HEAD
+    handle context, stream;
+    word address; /* 0 if the memory is not allocated */
+} StreamMemory;
+
+/* Return a new StreamMemory object with memory of a context. Raise MemoryError if the driver cannot allocate it. */
+static StreamMemory *allocate_memory(PyTypeObject *type, handle context, Py_ssize_t size_bytes, handle stream)
+{
+    StreamMemory *self = (StreamMemory *)type->tp_alloc(type, 0);
+    if (!self)
+        return NULL;
+    self->context = context;
+    self->stream = stream;
+    word address = 0;
+    bool was_current, is_allocated = false;
+    Py_BEGIN_ALLOW_THREADS;
+    if (driver.allocate && enter_context(self->context, &was_current)) {
+        is_allocated = !driver.allocate(&address, (size_t)size_bytes, self->stream);
+        leave_context(was_current);
+    }
+    Py_END_ALLOW_THREADS;
+    if (!is_allocated) {
+        Py_DECREF(self);
+        PyErr_NoMemory();
+        return NULL;
+    }
+    self->address = address;
+    return self;
+}
+
+/* Create a StreamMemory object: allocate memory. */
+static PyObject *new_memory(PyTypeObject *type, PyObject *args, PyObject *keywords)
+{
+    unsigned long long context, stream;
+    Py_ssize_t size_bytes;
+    (void)keywords;
+    if (!PyArg_ParseTuple(args, "KnK", &context, &size_bytes, &stream))
+        return NULL;
+    return (PyObject *)allocate_memory(type, (handle)(uintptr_t)context, size_bytes, (handle)(uintptr_t)stream);
+}
+
+/* Free the memory of a StreamMemory object, and the object. A failed free is ignored: the context may be lost. */
+static void delete_memory(PyObject *object)
+{
+    StreamMemory *self = (StreamMemory *)object;
+    bool was_current;
+    if (self->address &&enter_context(self->context, &was_current)) {
+        driver.free(self->address, self->stream);
+        leave_context(was_current);
+    }
+    Py_TYPE(object)->tp_free(object);
+}
+
+static PyMemberDef memory_members[] = {
+    {"ptr", T_ULONGLONG, offsetof(StreamMemory, address), READONLY, PyDoc_STR("The address of the memory.")},
+    {NULL, 0, 0, 0, NULL}};
+
+static PyTypeObject stream_memory_type = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "cudakit.gpu._fast_call.StreamMemory",
+    .tp_doc = PyDoc_STR("StreamMemory(context, size_bytes, stream)\n--\n\n"
+                        "Device memory, which is freed on the stream when the last reference is deleted.\n\n"
+                        "Raises MemoryError if the driver cannot allocate it, or use_driver() was not called."),
+    .tp_basicsize = sizeof(StreamMemory),
+    .tp_flags = Py_TPFLAGS_DEFAULT,
+    .tp_new = new_memory,
+    .tp_dealloc = delete_memory,
+    .tp_members = memory_members,
+};
+
+/* --- new arrays --- */
+
+/* Creates arrays of cudakit of fixed dtypes and shapes, in new memory, without Python code. */
+typedef struct {
+    PyObject_HEAD
+    handle context;
+    PyObject *array_class, *view_class; /* the Python classes DeviceArray and ArrayView */
+    PyObject *layouts;                  /* tuple of (gpu, cuda_index, dtype, shape, strides, size_bytes) */
+} ArrayFactory;
+
+/* Return a new object of a class whose __init__ is not called, or NULL with an exception. */
+static PyObject *new_instance(PyObject *class)
+{
+    PyTypeObject *type = (PyTypeObject *)class;
+    PyObject *no_arguments = PyTuple_New(0);
+    PyObject *instance = no_arguments ? type->tp_new(type, no_arguments, NULL) : NULL;
+    Py_XDECREF(no_arguments);
+    return instance;
+}
+
+/* Return a new ArrayView, a frozen dataclass: its attributes are set without its __setattr__. */
+static PyObject *new_view(const ArrayFactory *self, PyObject *layout, word address)
+{
+    PyObject *view = new_instance(self->view_class), *pointer = PyLong_FromUnsignedLongLong(address);
+    bool is_valid = view && pointer && !PyObject_GenericSetAttr(view, name_ptr, pointer) &&
+                    !PyObject_GenericSetAttr(view, name_dtype, PyTuple_GET_ITEM(layout, 2)) &&
+                    !PyObject_GenericSetAttr(view, name_shape, PyTuple_GET_ITEM(layout, 3)) &&
+                    !PyObject_GenericSetAttr(view, name_strides, PyTuple_GET_ITEM(layout, 4)) &&
+                    !PyObject_GenericSetAttr(view, name_read_only, Py_False);
+    Py_XDECREF(pointer);
+    if (!is_valid)
+        Py_CLEAR(view);
+    return view;
+}
+
+/* Return a new DeviceArray in memory of a stream, whose address is stored; return NULL with an exception if there is no
+ * memory. The attributes are those that DeviceArray.__init__ sets. */
+static PyObject *new_array(const ArrayFactory *self, PyObject *layout, PyObject *stream_number, handle stream,
+                           word *address)
+{
+    Py_ssize_t size_bytes = PyLong_AsSsize_t(PyTuple_GET_ITEM(layout, 5));
+    StreamMemory *memory =
+        size_bytes > 0 ? allocate_memory(&stream_memory_type, self->context, size_bytes, stream) : NULL;
+    if (!memory)
+        return NULL;
+    *address = memory->address;
+    PyObject *array = new_instance(self->array_class), *view = new_view(self, layout, memory->address);
+    bool is_valid = array && view && !PyObject_SetAttr(array, name_gpu, PyTuple_GET_ITEM(layout, 0)) &&
+                    !PyObject_SetAttr(array, name_cuda_index, PyTuple_GET_ITEM(layout, 1)) &&
+                    !PyObject_SetAttr(array, name_stream, stream_number) &&
+                    !PyObject_SetAttr(array, name_allocation_stream, stream_number) &&
+                    !PyObject_SetAttr(array, name_memory, (PyObject *)memory) &&
+                    !PyObject_SetAttr(array, name_other_streams, Py_None) &&
+                    !PyObject_SetAttr(array, name_view, view);
+    Py_DECREF(memory);
+    Py_XDECREF(view);
+    if (!is_valid)
+        Py_CLEAR(array);
+    return array;
+}
+
+/* Return a new reference to a tuple of new arrays, and store their addresses. Return NULL, possibly with an exception,
+ * if there is no memory or the stream is captured. */
+static PyObject *new_arrays(const ArrayFactory *self, handle stream, word *addresses)
+{
+    int capture_status = 0;
+    if (stream != LEGACY_STREAM &&
+        (!driver.is_capturing || driver.is_capturing(stream, &capture_status) || capture_status))
+        return NULL;
+    Py_ssize_t count = PyTuple_GET_SIZE(self->layouts);
+    PyObject *stream_number = PyLong_FromVoidPtr(stream), *arrays = stream_number ? PyTuple_New(count) : NULL;
+    for (Py_ssize_t i = 0; arrays && i < count; i++) {
+        PyObject *array =
+            new_array(self, PyTuple_GET_ITEM(self->layouts, i), stream_number, stream, &addresses[i]);
+        if (array)
+            PyTuple_SET_ITEM(arrays, i, array);
+        else
+            Py_CLEAR(arrays);
+    }
+    Py_XDECREF(stream_number);
+    return arrays;
+}
+
+/* Create an ArrayFactory object. */
+static PyObject *new_factory(PyTypeObject *type, PyObject *args, PyObject *keywords)
+{
+    PyObject *array_class, *view_class, *layouts;
+    unsigned long long context;
+    (void)keywords;
+    if (!PyArg_ParseTuple(args, "O!O!KO!", &PyType_Type, &array_class, &PyType_Type, &view_class, &context,
+                          &PyTuple_Type, &layouts))
+        return NULL;
+    bool is_valid = PyTuple_GET_SIZE(layouts) <= MAX_OPERANDS;
+    for (Py_ssize_t i = 0; is_valid && i < PyTuple_GET_SIZE(layouts); i++) {
+        PyObject *layout = PyTuple_GET_ITEM(layouts, i);
+        is_valid = PyTuple_CheckExact(layout) && PyTuple_GET_SIZE(layout) == 6 &&
+                   PyLong_Check(PyTuple_GET_ITEM(layout, 5));
+    }
+    if (!is_valid) {
+        PyErr_SetString(PyExc_ValueError, "the layouts are not tuples of six items");
+        return NULL;
+    }
+    ArrayFactory *self = (ArrayFactory *)type->tp_alloc(type, 0);
+    if (!self)
+        return NULL;
+    self->context = (handle)(uintptr_t)context;
+    self->array_class = Py_NewRef(array_class);
+    self->view_class = Py_NewRef(view_class);
+    self->layouts = Py_NewRef(layouts);
+    return (PyObject *)self;
+}
+
+/* Implement the call of an ArrayFactory object. */
+static PyObject *call_factory(PyObject *object, PyObject *args, PyObject *keywords)
+{
+    unsigned long long stream;
+    word addresses[MAX_OPERANDS];
+    (void)keywords;
+    if (!PyArg_ParseTuple(args, "K", &stream))
+        return NULL;
+    PyObject *arrays = new_arrays((ArrayFactory *)object, (handle)(uintptr_t)stream, addresses);
+    return arrays || PyErr_Occurred() ? arrays : PyErr_NoMemory();
+}
+
+/* Free an ArrayFactory object. */
+static void delete_factory(PyObject *object)
+{
+    ArrayFactory *self = (ArrayFactory *)object;
+    Py_DECREF(self->array_class);
+    Py_DECREF(self->view_class);
+    Py_DECREF(self->layouts);
+    Py_TYPE(object)->tp_free(object);
+}
+
+static PyTypeObject array_factory_type = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "cudakit.gpu._fast_call.ArrayFactory",
+    .tp_doc = PyDoc_STR("ArrayFactory(array_class, view_class, context, layouts)\n--\n\n"
+                        "A function of a stream that returns a tuple of new arrays of cudakit.\n\n"
+                        "Each layout is a tuple of the device, its CUDA index, dtype, shape, strides and size in\n"
+                        "bytes, which is not 0. The call raises MemoryError if the driver cannot allocate the\n"
+                        "memory, or the stream is captured."),
+    .tp_basicsize = sizeof(ArrayFactory),
+    .tp_flags = Py_TPFLAGS_DEFAULT,
+    .tp_new = new_factory,
+    .tp_dealloc = delete_factory,
+    .tp_call = call_factory,
+};
 
 static array_class classes[CACHED_CLASSES];
 static int class_count;
@@ -395,22 +634,6 @@ static word find_scratch(const prepared_launch *plan, handle stream)
     return 0;
 }
 
-/* Make a context current. Return false after an error; set `was_current` if the context already was current. */
-static bool enter_context(handle context, bool *was_current)
-{
-    handle current_context = NULL;
-    *was_current = !driver.get_context(&current_context) && current_context == context;
-    return *was_current || !driver.push_context(context);
-}
-
-/* Restore the context that was current before enter_context(). */
-static void leave_context(bool was_current)
-{
-    handle context;
-    if (!was_current)
-        driver.pop_context(&context);
-}
-
 /* Launch the kernel of a plan. Return false if _call must perform the call, or report its error. */
 static bool launch_plan(FastCall *self, const prepared_launch *plan, const operand *operands, handle stream)
 {
@@ -446,12 +669,12 @@ static bool launch_plan(FastCall *self, const prepared_launch *plan, const opera
         default: parameters[i] = (void *)(plan->constants + plan_parameter->offset);
         }
     }
-    if (plan->uses_scratch || counter) { /* _call performs captured launches with memory of their own */
+    if (plan->uses_scratch || plan->uses_counter) { /* _call performs captured launches with memory of their own */
         int capture_status = 0;
         if (driver.is_capturing(stream, &capture_status) || capture_status)
             return false;
     }
-    if (counter) { /* changed while the GIL is held, so that no two launches get the same numbers */
+    if (plan->uses_counter) { /* changed while the GIL is held, so that no two launches get the same numbers */
         if (counter->is_frozen || counter->words[0] > UINT64_MAX - plan->counter_step)
             return false;
         counter->words[0] += plan->counter_step;
@@ -517,23 +740,48 @@ static bool allocate_tensors(FastCall *self, const prepared_launch *plan, operan
     return true;
 }
 
-/* Allocate the outputs of a plan by its Python function, and read them. Return a new reference to a tuple of outputs.
+/* Read an output that the Python function of a plan allocated, into an operand with the key indices of the output.
+ * Return false, possibly with an exception, for an output that differs from that of the plan. */
+static bool read_new_output(const prepared_launch *plan, PyObject *object, operand *output)
+{
+    const word *expected_key = plan->key + output->key_start;
+    const array_class *class = find_class(Py_TYPE(object));
+    if (class && class->kind == 'c') { /* CuPy creates arrays of the dtype and shape that the function requests */
+        PyObject *memory = PyObject_GetAttr(object, name_data);
+        output->address = (word)integer_attribute(memory, name_ptr);
+        int64_t device_id = integer_attribute(memory, name_device_id);
+        Py_XDECREF(memory);
+        return !PyErr_Occurred() && device_id == plan->device_id &&
+               output->address % ALIGNMENT == expected_key[0] >> 48;
+    }
+    word key[MAX_KEY_WORDS];
+    int key_start = output->key_start;
+    int word_count = read_operand(object, true, output, key, 0);
+    bool is_valid = word_count > 0 && output->kind == 'a' && output->device_id == plan->device_id &&
+                    !memcmp(key, expected_key, (size_t)word_count * sizeof *key);
+    output->key_start = key_start;
+    output->key_end = key_start + word_count;
+    return is_valid;
+}
+
+/* Allocate the outputs of a plan by its factory or its Python function, and read those of a Python function. Return a new reference to a tuple of outputs.
  * Return NULL without an exception after a failure, or for outputs that differ from those of the plan. */
 static PyObject *allocate_arrays(FastCall *self, const prepared_launch *plan, operand *operands, handle stream)
 {
-    word key[MAX_KEY_WORDS];
-    int word_count = plan->key_words;
+    word addresses[MAX_OPERANDS];
+    if (Py_TYPE(plan->allocate) == &array_factory_type) {
+        PyObject *arrays = new_arrays((ArrayFactory *)plan->allocate, stream, addresses);
+        PyErr_Clear();
+        for (int i = 0; arrays && i < self->output_count; i++)
+            operands[self->input_count + i].address = addresses[i];
+        return arrays;
+    }
     PyObject *stream_handle = PyLong_FromVoidPtr(stream);
     PyObject *outputs = stream_handle ? PyObject_CallOneArg(plan->allocate, stream_handle) : NULL;
     Py_XDECREF(stream_handle);
     bool is_valid = outputs && PyTuple_CheckExact(outputs) && PyTuple_GET_SIZE(outputs) == self->output_count;
-    for (int i = 0; is_valid && i < self->output_count; i++) {
-        operand *output = &operands[self->input_count + i];
-        int key_start = word_count;
-        word_count = read_operand(PyTuple_GET_ITEM(outputs, i), true, output, key, word_count);
-        is_valid = word_count > 0 && output->kind == 'a' && output->device_id == plan->device_id &&
-                   !memcmp(key + key_start, plan->key + key_start, (size_t)(word_count - key_start) * sizeof *key);
-    }
+    for (int i = 0; is_valid && i < self->output_count; i++)
+        is_valid = read_new_output(plan, PyTuple_GET_ITEM(outputs, i), &operands[self->input_count + i]);
     PyErr_Clear();
     if (!is_valid)
         Py_CLEAR(outputs);
@@ -807,8 +1055,9 @@ static bool prepare_operands(FastCall *self, prepared_launch *plan, PyObject *in
     return true;
 }
 
-/* Read the parameters of a launch: tuples of a kind, the index of an operand, and the bytes of a constant. */
-static bool prepare_parameters(prepared_launch *plan, PyObject *parameters)
+/* Read the parameters of a launch: tuples of a kind, the index of an operand, and the bytes of a constant. Return false
+ * for those that the fast path does not handle, such as words of the counter without a counter. */
+static bool prepare_parameters(prepared_launch *plan, PyObject *parameters, bool has_counter)
 {
     Py_ssize_t used_bytes = 0;
     plan->parameter_count = (int)PyTuple_GET_SIZE(parameters);
@@ -824,8 +1073,9 @@ static bool prepare_parameters(prepared_launch *plan, PyObject *parameters)
             return false;
         plan_parameter->kind = (char)kind;
         int operand_limit = kind == 'n' ? 3 : plan->operand_count;
+        plan->uses_counter = plan->uses_counter || kind == 'n';
         if (plan_parameter->operand < 0 || plan_parameter->operand >= operand_limit ||
-            used_bytes + constant_bytes > MAX_CONSTANT_BYTES)
+            (kind == 'n' && !has_counter) || used_bytes + constant_bytes > MAX_CONSTANT_BYTES)
             return false;
         plan_parameter->offset = (int)used_bytes;
         memcpy(plan->constants + used_bytes, constant, (size_t)constant_bytes);
@@ -868,6 +1118,14 @@ static bool insert_plan(FastCall *self, prepared_launch *new_plan)
     self->plans[0] = new_plan;
     self->plan_count++;
     return true;
+}
+
+/* Delete the first plan, which find_plan() returned last. */
+static void remove_first_plan(FastCall *self)
+{
+    delete_plan(self->plans[0]);
+    self->plan_count--;
+    memmove(self->plans, self->plans + 1, (size_t)self->plan_count * sizeof *self->plans);
 }
 
 /* Read the indices of result operands, and of the operands that the kernel writes. */
@@ -924,9 +1182,14 @@ static PyObject *prepare(PyObject *object, PyObject *args)
     plan->threads = threads;
     plan->uses_scratch = scratch != 0;
     bool is_prepared = prepare_operands(self, plan, inputs, outputs) && prepare_results(plan, results) &&
-                       prepare_parameters(plan, parameters);
+                       prepare_parameters(plan, parameters, self->counter != NULL);
     if (is_prepared) {
         prepared_launch *existing_plan = find_plan(self, plan->key, plan->key_words, plan->allocates);
+        if (existing_plan && existing_plan->function != plan->function && !existing_plan->active_calls) {
+            /* another kernel performs the call since, such as that of a counter in device memory */
+            remove_first_plan(self);
+            existing_plan = NULL;
+        }
         add_scratch(existing_plan ? existing_plan : plan, (handle)(uintptr_t)stream, scratch);
         is_prepared = existing_plan || insert_plan(self, plan);
         if (!existing_plan && is_prepared)
@@ -1001,72 +1264,6 @@ static PyTypeObject launch_counter_type = {
     .tp_flags = Py_TPFLAGS_DEFAULT,
     .tp_new = PyType_GenericNew,
     .tp_methods = counter_methods,
-};
-
-/* --- memory --- */
-
-/* Device memory that is allocated and freed in the order of one stream. */
-typedef struct {
-    PyObject_HEAD
-    handle context, stream;
-    word address; /* 0 if the memory is not allocated */
-} StreamMemory;
-
-/* Create a StreamMemory object: allocate memory. */
-static PyObject *new_memory(PyTypeObject *type, PyObject *args, PyObject *keywords)
-{
-    unsigned long long context, stream;
-    Py_ssize_t size_bytes;
-    (void)keywords;
-    if (!PyArg_ParseTuple(args, "KnK", &context, &size_bytes, &stream))
-        return NULL;
-    StreamMemory *self = (StreamMemory *)type->tp_alloc(type, 0);
-    if (!self)
-        return NULL;
-    self->context = (handle)(uintptr_t)context;
-    self->stream = (handle)(uintptr_t)stream;
-    word address = 0;
-    bool was_current, is_allocated = false;
-    Py_BEGIN_ALLOW_THREADS;
-    if (driver.allocate && enter_context(self->context, &was_current)) {
-        is_allocated = !driver.allocate(&address, (size_t)size_bytes, self->stream);
-        leave_context(was_current);
-    }
-    Py_END_ALLOW_THREADS;
-    if (!is_allocated) {
-        Py_DECREF(self);
-        return PyErr_NoMemory();
-    }
-    self->address = address;
-    return (PyObject *)self;
-}
-
-/* Free the memory of a StreamMemory object, and the object. A failed free is ignored: the context may be lost. */
-static void delete_memory(PyObject *object)
-{
-    StreamMemory *self = (StreamMemory *)object;
-    bool was_current;
-    if (self->address &&enter_context(self->context, &was_current)) {
-        driver.free(self->address, self->stream);
-        leave_context(was_current);
-    }
-    Py_TYPE(object)->tp_free(object);
-}
-
-static PyMemberDef memory_members[] = {
-    {"ptr", T_ULONGLONG, offsetof(StreamMemory, address), READONLY, PyDoc_STR("The address of the memory.")},
-    {NULL, 0, 0, 0, NULL}};
-
-static PyTypeObject stream_memory_type = {
-    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "cudakit.gpu._fast_call.StreamMemory",
-    .tp_doc = PyDoc_STR("StreamMemory(context, size_bytes, stream)\n--\n\n"
-                        "Device memory, which is freed on the stream when the last reference is deleted.\n\n"
-                        "Raises MemoryError if the driver cannot allocate it, or use_driver() was not called."),
-    .tp_basicsize = sizeof(StreamMemory),
-    .tp_flags = Py_TPFLAGS_DEFAULT,
-    .tp_new = new_memory,
-    .tp_dealloc = delete_memory,
-    .tp_members = memory_members,
 };
 
 /* --- the class of callables --- */
@@ -1205,17 +1402,21 @@ PyMODINIT_FUNC PyInit__fast_call(void)
                  {&name_read_only, "read_only"},
                  {&name_cuda_index, "cuda_index"},
                  {&name_data, "data"},
-                 {&name_device_id, "device_id"}};
+                 {&name_device_id, "device_id"},
+                 {&name_gpu, "_gpu"},
+                 {&name_memory, "_memory"},
+                 {&name_other_streams, "_other_streams"}};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (!(*names[i].name = PyUnicode_InternFromString(names[i].text)))
             return NULL;
     if (PyType_Ready(&fast_call_type) < 0 || PyType_Ready(&launch_counter_type) < 0 ||
-        PyType_Ready(&stream_memory_type) < 0)
+        PyType_Ready(&stream_memory_type) < 0 || PyType_Ready(&array_factory_type) < 0)
         return NULL;
     PyObject *module = PyModule_Create(&module_definition);
     if (module && (PyModule_AddObjectRef(module, "FastCall", (PyObject *)&fast_call_type) < 0 ||
                    PyModule_AddObjectRef(module, "LaunchCounter", (PyObject *)&launch_counter_type) < 0 ||
-                   PyModule_AddObjectRef(module, "StreamMemory", (PyObject *)&stream_memory_type) < 0))
+                   PyModule_AddObjectRef(module, "StreamMemory", (PyObject *)&stream_memory_type) < 0 ||
+                   PyModule_AddObjectRef(module, "ArrayFactory", (PyObject *)&array_factory_type) < 0))
         Py_CLEAR(module);
     return module;
 }

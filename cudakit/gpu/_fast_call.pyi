@@ -17,6 +17,22 @@ class StreamMemory:
 
     def __init__(self, context: int, size_bytes: int, stream: int, /) -> None: ...
 
+class ArrayFactory:
+    """A function of a stream that returns a tuple of new arrays of cudakit, one for each layout.
+
+    A layout is a tuple of the device, its CUDA index, dtype, shape, strides and size in bytes.
+    """
+
+    def __init__(
+        self,
+        array_class: type,
+        view_class: type,
+        context: int,
+        layouts: tuple[tuple[object, int, str, tuple[int, ...], tuple[int, ...], int], ...],
+        /,
+    ) -> None: ...
+    def __call__(self, stream: int, /) -> tuple[object, ...]: ...
+
 class FastCall:
     """The class whose Python implementation is ``cudakit.gpu.fast_call.SlowCall``."""
 

@@ -17,7 +17,7 @@ import numpy as np
 from cudakit.errors import UsageError
 from cudakit.gpu.api import LEGACY, Gpu, Ptr, Stream
 from cudakit.gpu.api.arrays import ArrayView, contiguous_strides
-from cudakit.gpu.device_array import DeviceArray, is_captured, use_driver_memory
+from cudakit.gpu.device_array import DeviceArray, array_factory, is_captured, use_driver_memory
 from cudakit.gpu.dlpack import DLPACK_DEVICES, view_of_capsule
 from cudakit.gpu.external_streams import stream_of_cupy
 
@@ -124,6 +124,8 @@ def array_allocator(
         make_array = sys.modules["cupy"].ndarray
         numpy_layouts = [(shape, np.dtype(dtype)) for dtype, shape in layouts]
         return lambda stream: tuple([make_array(*layout) for layout in numpy_layouts])  # noqa: ARG005
+    if library != "torch" and (factory := array_factory(gpu, layouts)):
+        return factory
     return lambda stream: tuple(
         [
             new_array(library, gpu, dtype, shape, Stream(stream), is_current_stream=True)

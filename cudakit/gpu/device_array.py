@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 from typing import Any
@@ -18,7 +19,7 @@ from cudakit.gpu.api.elements import BF16, decode
 from cudakit.gpu.dlpack import DLPACK_CUDA, capsule_of
 
 try:
-    from cudakit.gpu._fast_call import StreamMemory
+    from cudakit.gpu._fast_call import ArrayFactory, StreamMemory
 
     _HAS_EXTENSION = True
 except ImportError:
@@ -50,8 +51,8 @@ class DeviceArray:
         size_bytes = math.prod(shape) * element_bytes
         # Memory that is freed with the last reference to it; None for an array without elements.
         self._memory = _allocate(gpu, size_bytes, stream) if size_bytes else None
-        # Streams other than the allocation's whose work uses the memory.
-        self._other_streams: set[Stream] = set()
+        # Streams other than the allocation's whose work uses the memory; None if there is none.
+        self._other_streams: set[Stream] | None = None
         ptr = Ptr(self._memory.ptr if self._memory else 0)
         self.view = ArrayView(ptr, dtype, shape, contiguous_strides(shape, element_bytes))
 
@@ -59,7 +60,8 @@ class DeviceArray:
         """Record that work on a stream uses the array: the memory of the array is freed after that work."""
         if stream == self.allocation_stream or self._memory is None:
             return
-        if not self._other_streams:
+        if self._other_streams is None:
+            self._other_streams = set()
             # The finalizer keeps the memory until the streams are ordered.
             finalize(
                 self,
@@ -163,6 +165,24 @@ class DeviceArray:
     def __repr__(self) -> str:
         device = self._gpu.name if hasattr(self._gpu, "name") else "device"
         return f"DeviceArray({self.dtype}, {list(self.shape)}, {device})"
+
+
+def array_factory(gpu: Gpu, layouts: Sequence[tuple[str, tuple[int, ...]]]) -> ArrayFactory | None:
+    """Return a function of a stream that creates arrays of given dtypes and shapes without Python code.
+
+    Returns None if the driver does not allocate the arrays of the device, or an array has no elements. The
+    function raises MemoryError during a capture of the stream, and if there is no memory.
+    """
+    context = _CONTEXTS.get(gpu)
+    if context is None or not all(math.prod(shape) for _, shape in layouts):
+        return None
+    cuda_index = int(getattr(gpu, "ordinal", 0))
+    rows = []
+    for dtype, shape in layouts:
+        element_bytes = _element_bytes(dtype)
+        strides = contiguous_strides(shape, element_bytes)
+        rows.append((gpu, cuda_index, dtype, shape, strides, math.prod(shape) * element_bytes))
+    return ArrayFactory(DeviceArray, ArrayView, context, tuple(rows))
 
 
 def array_over(gpu: Gpu, view: ArrayView) -> DeviceArray:

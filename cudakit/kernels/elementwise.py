@@ -1,7 +1,6 @@
 """Element-wise kernels: one kernel that computes all assignments of an expression for each element.
 
-Each thread computes the elements of one vector of up to 16 bytes; measured on an H200, one vector per thread
-in blocks of 256 copies faster than a loop over several.
+Each thread computes the elements of one or several vectors of up to 16 bytes.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import numpy as np
 from cudakit.errors import UsageError
 from cudakit.gpu.api.arrays import ArrayView, byte_range
 from cudakit.gpu.api.host_kernels import Launch, host_kernel
-from cudakit.kernels.elementwise_source import ElementwiseSource
+from cudakit.kernels.elementwise_source import ElementwiseSource, choose_block
 from cudakit.kernels.expressions.dtypes import (
     COMPLEX,
     DTYPES,
@@ -30,7 +29,6 @@ from cudakit.kernels.launch_plan import Address, LaunchPlan, Parameter, Scalar, 
 from cudakit.kernels.layout import Layout, broadcast_shape, merged_layout, vector_width
 from cudakit.kernels.views import read_array, write_array
 
-DEFAULT_THREADS = 256
 # Block sizes in threads that tuning compares.
 TUNED_THREADS = (64, 128, 256, 512, 1024)
 _MAX_BLOCKS = (1 << 31) - 1
@@ -66,13 +64,14 @@ class ElementwiseProgram:
         self,
         inputs: Mapping[str, Operand],
         outputs: Mapping[str, ArrayView],
-        threads: int = DEFAULT_THREADS,
+        threads: int | None = None,
     ) -> LaunchPlan:
         """Return the launch for operands and output arrays; its operands are inputs, then outputs, in order.
 
-        ``outputs`` has an array for each output that the expression does not read. Raises UsageError for
-        operands and arrays that do not fit, such as an output of another shape or one that is read-only. The
-        plan is also valid for arrays at other addresses with the same remainders modulo 16.
+        ``threads`` is the block size; None chooses one by the size of the arrays. ``outputs`` has an array
+        for each output that the expression does not read. Raises UsageError for operands and arrays that do
+        not fit, such as an output of another shape or one that is read-only. The plan is also valid for
+        arrays at other addresses with the same remainders modulo 16.
         """
         program = self.program
         arrays = arrays_of(inputs)
@@ -97,6 +96,8 @@ class ElementwiseProgram:
             for name, value_type in input_types(inputs).items()
             if name not in arrays
         }
+        default_threads, vectors = choose_block(layout, vector_size)
+        block_threads = threads or default_threads
         kernel = ElementwiseSource(
             program=program,
             assignments=assignments,
@@ -104,19 +105,21 @@ class ElementwiseProgram:
             scalars=scalars,
             layout=layout,
             width=vector_size,
+            threads=block_threads,
+            vectors=vectors,
         )
         source, name = kernel.source()
         _register_host_kernel(name, kernel)
         operand_indices = {
             operand: index for index, operand in enumerate([*inputs, *program.new_outputs])
         }
-        block_count = -(-layout.count // (kernel.elements_per_thread * threads))
+        block_count = -(-layout.count // (kernel.elements_per_thread * block_threads))
         if block_count > _MAX_BLOCKS:
             raise UsageError(f"{layout.count} elements are more than one launch can compute")
         parameters: list[Parameter] = [_layout_argument(layout)]
         parameters += [Address(operand_indices[name]) for name in operand_views]
         parameters += [Scalar(operand_indices[name], dtype) for name, dtype in scalars.items()]
-        return LaunchPlan(source, name, block_count, threads, tuple(parameters))
+        return LaunchPlan(source, name, block_count, block_threads, tuple(parameters))
 
     def check_overlaps(
         self, inputs: Mapping[str, Operand], outputs: Mapping[str, ArrayView]

@@ -13,10 +13,12 @@ from cudakit.kernels.expressions.typed import TypedAssignment
 from cudakit.kernels.layout import Layout
 
 _MAX_INDEX_32 = 1 << 31
-# Pairs of the smallest array size in elements, and the number of elements that each thread computes if it
-# cannot load vectors. Several loads at once hide the latency of memory; in small arrays, more blocks occupy
-# more multiprocessors. The sizes were measured on an H200.
-_INTERLEAVING_BY_MIN_COUNT = ((1 << 19, 4), (1 << 15, 2), (0, 1))
+# Rows of the minimum array size in elements, the number of threads of a block, and the number of vectors that
+# each thread computes. Several loads at once hide the latency of memory; in small arrays, more blocks occupy
+# more multiprocessors. The sizes were measured on an H100 and an H200.
+_VECTOR_BLOCKS = ((0, 256, 1),)
+# Rows of vectors with one element.
+_SCALAR_BLOCKS = ((1 << 19, 256, 4), (1 << 15, 256, 2), (0, 256, 1))
 
 VECTORS = r"""
 template <int SIZE> struct vector_alignment { static const int value = SIZE > 16 ? 16 : SIZE; };
@@ -35,26 +37,16 @@ class ElementwiseSource:
     dtypes: Mapping[str, DType]  # element types of the arrays, inputs before outputs
     scalars: Mapping[str, DType]
     layout: Layout
-    width: int  # number of adjacent elements that a thread loads from an array at once
+    width: int  # number of adjacent elements (a vector) that a thread loads from an array at once
+    threads: int  # number of threads of a block
+    vectors: (
+        int  # number of vectors of a thread, with the vectors of the other threads between them
+    )
 
     @property
     def elements_per_thread(self) -> int:
         """The number of elements that each thread computes."""
-        if not self._is_interleaved:
-            return self.width
-        return next(
-            element_count
-            for min_size, element_count in _INTERLEAVING_BY_MIN_COUNT
-            if self.layout.count >= min_size
-        )
-
-    @property
-    def _is_interleaved(self) -> bool:
-        """Whether the elements of a thread are blockDim.x apart, because the thread cannot load vectors.
-
-        Several loads of a thread are then in flight at once, and adjacent threads load adjacent elements.
-        """
-        return len(self.layout.sizes) == 1 and self.width == 1
+        return self.vectors * self.width
 
     def source(self) -> tuple[str, str]:
         """Return the CUDA C++ source, and the name of the kernel."""
@@ -73,22 +65,28 @@ class ElementwiseSource:
             f"{dtype.compute_type} s{index}" for index, dtype in enumerate(self.scalars.values())
         ]
         parameter_list = ", ".join(parameters)
-        distances = "".join(f", i64 d{index}" for index in range(len(self.dtypes)))
-        if not self._is_interleaved:
-            distances = ""
+        distances = [
+            f"i64 d{index}"
+            for index in range(len(self.dtypes))
+            if self._distance_is_argument(index)
+        ]
+        compute_parameters = ", ".join([*parameters, "Index remaining", *distances])
         return f"""
 typedef {index_type} Index;
-enum {{ WIDTH = {self.elements_per_thread} }};
+enum {{ WIDTH = {self.width}, VECTORS = {self.vectors}, THREADS = {self.threads} }};
+// Number of elements between the first elements of two vectors of one thread, and of those of a block.
+enum {{ SPACING = THREADS * WIDTH, BLOCK_ELEMENTS = VECTORS * SPACING }};
 struct Layout {{ i64 count; i64 sizes[{axis_count}]; i64 strides[{len(self.dtypes)}][{axis_count}]; }};
 
-// Computes the elements k of one thread. If IS_PARTIAL, the arrays end before k * spacing == remaining. All
-// elements are loaded before the first one is stored, so that the thread waits for memory once.
+// Computes the vectors of one thread. If IS_PARTIAL, the arrays have only `remaining` elements from the first
+// one of the thread. All elements are loaded before the first one is stored, so that the thread waits for
+// memory once.
 template <bool IS_PARTIAL>
-__device__ void compute({parameter_list}, Index remaining, Index spacing{distances}) {{
+__device__ void compute({compute_parameters}) {{
 {self._compute_text()}
 }}
 
-extern "C" __global__ void KERNEL_NAME(const Layout layout, {parameter_list}) {{
+extern "C" __global__ void __launch_bounds__(THREADS) KERNEL_NAME(const Layout layout, {parameter_list}) {{
     const Index count = (Index)layout.count;
 {self._index_text()}
 }}
@@ -111,30 +109,27 @@ extern "C" __global__ void KERNEL_NAME(const Layout layout, {parameter_list}) {{
         arguments += [f"s{index}" for index in range(len(self.scalars))]
         if axis_count > 1:
             return self._strided_text(arguments)
-        first_index, spacing = "(blockIdx.x * (Index)blockDim.x + threadIdx.x) * WIDTH", "1"
-        distances: list[str] = []
-        if self._is_interleaved:
-            first_index, spacing = (
-                "blockIdx.x * (Index)(WIDTH * blockDim.x) + threadIdx.x",
-                "blockDim.x",
-            )
-            distances = [
-                f"(i64)blockDim.x * {self._stride_text(index, 0)}"
-                for index in range(len(self.dtypes))
-            ]
-        call = f"({', '.join([*arguments, 'count - i0', spacing, *distances])});"
+        distances = [
+            f"SPACING * {self._stride_text(index, 0)}"
+            for index in range(len(self.dtypes))
+            if self._distance_is_argument(index)
+        ]
+        call = f"({', '.join([*arguments, 'count - i0', *distances])});"
         return (
-            f"    const Index i0 = {first_index};\n"
-            f"    if (i0 >= count) return;\n"
-            f"    if (count - i0 > (WIDTH - 1) * {spacing}) compute<false>{call}\n"
-            f"    else compute<true>{call}"
+            "    const Index block_begin = blockIdx.x * (Index)BLOCK_ELEMENTS;\n"
+            "    const Index i0 = block_begin + threadIdx.x * WIDTH;\n"
+            f"    if (count - block_begin >= BLOCK_ELEMENTS) compute<false>{call}\n"
+            f"    else if (i0 < count) compute<true>{call}"
         )
 
     def _strided_text(self, arguments: Sequence[str]) -> str:
-        """Return the text for several dimensions, in which no vector crosses the end of the innermost one."""
+        """Return the text for several dimensions, in which no vector crosses the end of the innermost one.
+
+        Each thread computes one vector.
+        """
         dimension_count = len(self.layout.sizes)
         lines = [
-            "    const Index first = (blockIdx.x * (Index)blockDim.x + threadIdx.x) * WIDTH;",
+            "    const Index first = (blockIdx.x * (Index)THREADS + threadIdx.x) * WIDTH;",
             "    if (first >= count) return;",
             "    Index rest = first;",
         ]
@@ -143,7 +138,7 @@ extern "C" __global__ void KERNEL_NAME(const Layout layout, {parameter_list}) {{
             lines.append(f"    const Index i{axis} = rest % {size_text};")
             lines.append(f"    rest /= {size_text};")
         lines.append(f"    const Index i{dimension_count - 1} = rest;")
-        lines.append(f"    compute<false>({', '.join([*arguments, 'WIDTH', '1'])});")
+        lines.append(f"    compute<false>({', '.join([*arguments, 'WIDTH'])});")
         return "\n".join(lines)
 
     def _stride_text(self, index: int, axis: int) -> str:
@@ -153,6 +148,14 @@ extern "C" __global__ void KERNEL_NAME(const Layout layout, {parameter_list}) {{
             return str(size_bytes)
         return f"layout.strides[{index}][{axis}]"
 
+    def _distance_is_argument(self, index: int) -> bool:
+        """Return whether ``compute`` gets the distance between a thread's vectors as an argument."""
+        return (
+            len(self.layout.sizes) == 1
+            and self._is_vector(index)
+            and self._stride_text(index, 0).startswith("layout")
+        )
+
     def _compute_text(self) -> str:
         """Return the body of the function that loads, computes and stores the elements of one thread."""
         arrays = list(self.dtypes)
@@ -161,7 +164,8 @@ extern "C" __global__ void KERNEL_NAME(const Layout layout, {parameter_list}) {{
         loop_lines: list[str] = []
         for index, name in enumerate(arrays):
             if name in self.program.inputs:
-                element_text = f"v{index}.elements[k]" if self._is_vector(index) else f"e{index}"
+                is_vector = self._is_vector(index)
+                element_text = f"v{index}[v].elements[k]" if is_vector else f"e{index}"
                 loop_lines.append(f"        const auto x{index} = load_value({element_text});")
                 variable_by_name[name] = f"x{index}"
         for assignment_index, assignment in enumerate(self.assignments):
@@ -176,9 +180,14 @@ extern "C" __global__ void KERNEL_NAME(const Layout layout, {parameter_list}) {{
             stored_text = (
                 f"stored<{self.dtypes[name].storage_type}>::from({variable_by_name[name]})"
             )
-            loop_lines.append(f"        v{index}.elements[k] = {stored_text};")
+            loop_lines.append(f"        v{index}[v].elements[k] = {stored_text};")
             store_lines += self._transfer_lines(index, is_store=True)
-        loop_head = ["    #pragma unroll", "    for (int k = 0; k < WIDTH; ++k) {"]
+        loop_head = [
+            "    #pragma unroll",
+            "    for (int v = 0; v < VECTORS; ++v)",
+            "    #pragma unroll",
+            "    for (int k = 0; k < WIDTH; ++k) {",
+        ]
         return "\n".join([*lines, *loop_head, *loop_lines, "    }", *store_lines])
 
     def _load_lines(self) -> list[str]:
@@ -186,7 +195,7 @@ extern "C" __global__ void KERNEL_NAME(const Layout layout, {parameter_list}) {{
         lines = []
         for index, (name, dtype) in enumerate(self.dtypes.items()):
             if self._is_vector(index):
-                lines.append(f"    Vector<{dtype.storage_type}, WIDTH> v{index} = {{}};")
+                lines.append(f"    Vector<{dtype.storage_type}, WIDTH> v{index}[VECTORS] = {{}};")
                 if name in self.program.inputs:
                     lines += self._transfer_lines(index, is_store=False)
             else:
@@ -197,28 +206,43 @@ extern "C" __global__ void KERNEL_NAME(const Layout layout, {parameter_list}) {{
     def _transfer_lines(self, index: int, *, is_store: bool) -> list[str]:
         """Return the lines that load or store the elements of a thread in one array."""
         storage_type = list(self.dtypes.values())[index].storage_type
-        distance = f"d{index}" if self._is_interleaved else f"(i64)sizeof({storage_type})"
-        element_text, vector_item = (
-            f"*({storage_type}*)(p{index} + k * {distance})",
-            f"v{index}.elements[k]",
+        has_literal_distance = not self._distance_is_argument(index)
+        distance = f"SPACING * (i64)sizeof({storage_type})" if has_literal_distance else f"d{index}"
+        address = f"p{index} + v * {distance}"
+        vector_type = f"Vector<{storage_type}, WIDTH>"
+        vector_text, element_text = (
+            f"*({vector_type}*)({address})",
+            (f"(({storage_type}*)({address}))[k]"),
         )
-        transfer_text = (
-            f"{element_text} = {vector_item};" if is_store else f"{vector_item} = {element_text};"
-        )
-        bounds_check = "k * spacing < remaining"
-        if self._is_interleaved:
-            bounds_check = f"!IS_PARTIAL || {bounds_check}"
-        lines = [
+        vector, element = f"v{index}[v]", f"v{index}[v].elements[k]"
+        if is_store:
+            vector_transfer, element_transfer = (
+                f"{vector_text} = {vector};",
+                f"{element_text} = {element};",
+            )
+        else:
+            vector_transfer, element_transfer = (
+                f"{vector} = {vector_text};",
+                f"{element} = {element_text};",
+            )
+        return [
             "    #pragma unroll",
-            f"    for (int k = 0; k < WIDTH; ++k) if ({bounds_check}) {transfer_text}",
+            "    for (int v = 0; v < VECTORS; ++v) {",
+            f"        if (!IS_PARTIAL || v * SPACING + WIDTH <= remaining) {vector_transfer}",
+            "        else if (WIDTH > 1)",
+            "            for (int k = 0; k < WIDTH; ++k)",
+            f"                if (v * SPACING + k < remaining) {element_transfer}",
+            "    }",
         ]
-        if self._is_interleaved:
-            return lines
-        vector = f"*(Vector<{storage_type}, WIDTH>*)p{index}"
-        transfer_text = f"{vector} = v{index};" if is_store else f"v{index} = {vector};"
-        return [f"    if (!IS_PARTIAL) {transfer_text}", "    else {", *lines, "    }"]
 
     def _is_vector(self, index: int) -> bool:
         """Return whether a thread accesses WIDTH elements of an array, not one repeated element."""
         is_output = list(self.dtypes)[index] in self.program.outputs
         return is_output or self.layout.strides[index][0] != 0
+
+
+def choose_block(layout: Layout, width: int) -> tuple[int, int]:
+    """Return the number of threads of a block, and the number of vectors that each thread computes."""
+    rows = _SCALAR_BLOCKS if width == 1 else _VECTOR_BLOCKS
+    threads, vectors = next(row[1:] for row in rows if layout.count >= row[0])
+    return threads, vectors if len(layout.sizes) == 1 else 1

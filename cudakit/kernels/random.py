@@ -30,8 +30,8 @@ INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uin
 _MAX_BLOCKS = 2048
 # Number of draws whose parameters are cached, because programs repeat calls.
 _CACHED_DRAWS = 1024
-# Size of a counter in device memory: position, sequence and seed.
-COUNTER_BYTES = 24
+# Size of a counter in device memory: position, sequence, seed, and a count of the kernel that reads it.
+COUNTER_BYTES = 32
 NO_COUNTER = Ptr(0)
 # Elements that the numpy counterpart computes at once: intermediate arrays stay in the CPU's cache.
 _CHUNK = 1 << 16
@@ -163,10 +163,8 @@ class RandomKernels:
     def fill_from_stored_counter(
         self, destination: Ptr, draw: Draw, address: Ptr, stream: Stream
     ) -> None:
-        """Enqueue the kernel of a draw, from the counter at an address, and then advance the counter."""
+        """Enqueue the kernel of a draw, which starts at the counter at an address and advances it."""
         _launch(self._stored_kernels, destination, draw, Counter(0, 0, 0), address, stream)
-        args = address, np.uint64(draw.blocks)
-        self._kernels.launch("cudakit_random_advance_counter", args, stream)
 
     def load_stored_kernels(self) -> None:
         """Load the kernels that read the counter from device memory.
@@ -180,9 +178,10 @@ class RandomKernels:
         counter_words = map(np.uint64, (counter.position, counter.sequence, counter.seed))
         self._kernels.launch("cudakit_random_store_counter", (address, *counter_words), stream)
 
-    def kernel(self, draw: Draw) -> Kernel:
-        """Return the loaded kernel of a draw."""
-        return self._kernels.kernel(f"cudakit_random_{draw.kernel}")
+    def kernel(self, draw: Draw, *, has_stored_counter: bool) -> Kernel:
+        """Return the loaded kernel of a draw that starts at an argument, or at a stored counter."""
+        kernels = self._stored_kernels if has_stored_counter else self._kernels
+        return kernels.kernel(f"cudakit_random_{draw.kernel}")
 
     @cached_property
     def _stored_kernels(self) -> LoadedKernels:
@@ -206,7 +205,9 @@ def _launch(
 ) -> None:
     """Enqueue the kernel of a draw, unless the draw has no elements."""
     counter_words = map(np.uint64, (draw.count, start.position, start.sequence, start.seed))
-    args: tuple[Argument, ...] = (destination, *counter_words, stored_counter, *draw.parameters)
+    draw_blocks = np.uint64(draw.blocks)
+    args: list[Argument] = [destination, *counter_words, stored_counter, draw_blocks]
+    args += draw.parameters
     if draw.cuda_blocks:
         name = f"cudakit_random_{draw.kernel}"
         kernels.launch(name, args, stream, grid=draw.cuda_blocks, block=random_source.THREADS)
@@ -281,9 +282,7 @@ _FUNCTIONS: dict[str, Callable[..., npt.NDArray[Any]]] = {
 }
 
 
-_NAMES = tuple(
-    f"cudakit_random_{name}" for name in (*_FUNCTIONS, "store_counter", "advance_counter")
-)
+_NAMES = tuple(f"cudakit_random_{name}" for name in (*_FUNCTIONS, "store_counter"))
 
 
 def _register_host_kernel(name: str) -> None:
@@ -298,12 +297,15 @@ def _register_host_kernel(name: str) -> None:
         sequence: np.uint64,
         seed: np.uint64,
         stored_counter: Ptr,
+        draw_blocks: np.uint64,
         *parameters: np.generic,
     ) -> None:
         draw = Draw(name, int(count), parameters)
         counter_words: Iterable[Any] = (position, sequence, seed)
         if stored_counter:
-            counter_words = launch.read(stored_counter, "uint64", 3)
+            stored_words = launch.update(stored_counter, "uint64", 3)
+            counter_words = tuple(stored_words)
+            stored_words[0] += draw_blocks
         output_array = launch.write(destination, draw.storage, draw.count)
         fill_on_host(output_array, draw, Counter(*map(int, counter_words)))
 
@@ -314,9 +316,4 @@ for _name in _FUNCTIONS:
 
 @host_kernel("cudakit_random_store_counter")
 def _store_counter(launch: Launch, address: Ptr, *words: np.uint64) -> None:
-    launch.write(address, "uint64", 3)[:] = words
-
-
-@host_kernel("cudakit_random_advance_counter")
-def _advance_counter(launch: Launch, address: Ptr, blocks: np.uint64) -> None:
-    launch.update(address, "uint64", 1)[0] += blocks
+    launch.write(address, "uint64", 4)[:] = (*words, 0)

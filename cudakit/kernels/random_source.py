@@ -36,8 +36,11 @@ _TABLES = "".join(
 )
 
 # Parameters of all kernels that write numbers. The simulated device reads their sizes from the source.
-# `stored` is the address of the counter for kernels of STORED_COUNTER_SOURCE, and unused by those of SOURCE.
-_FILL_PARAMETERS = "u64 count, u64 position, u64 sequence, u64 seed, const Counter* stored"
+# Kernels of STORED_COUNTER_SOURCE start at the counter at the address `stored`, and add `draw_blocks` to its
+# position. Kernels of SOURCE start at `position`, `sequence` and `seed`.
+_FILL_PARAMETERS = (
+    "u64 count, u64 position, u64 sequence, u64 seed, StoredCounter* stored, u64 draw_blocks"
+)
 
 _DEVICE_FUNCTIONS = r"""
 typedef unsigned char u8;
@@ -45,9 +48,25 @@ typedef unsigned short u16;
 typedef long long i64;
 
 struct Counter { u64 position, sequence, seed; };
+// A counter in device memory, and the number of CUDA blocks of the running kernel that have read it.
+struct StoredCounter { Counter counter; u32 reader_blocks; };
+
+// Returns the stored counter. The last CUDA block that reads it adds `draw_blocks` to its position.
+__device__ inline Counter take_counter(StoredCounter* stored, u64 draw_blocks) {
+    const Counter start = stored->counter;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        __threadfence();
+        if (atomicInc(&stored->reader_blocks, gridDim.x - 1) == gridDim.x - 1) {
+            __threadfence();
+            stored->counter.position = start.position + draw_blocks;
+        }
+    }
+    return start;
+}
 
 #ifdef STORED_COUNTER
-#define START (*stored)
+#define START take_counter(stored, draw_blocks)
 #else
 #define START (Counter{position, sequence, seed})
 #endif
@@ -58,11 +77,8 @@ __device__ inline uint4 block_of(Counter start, u64 block) {
 }
 
 extern "C" __global__ void cudakit_random_store_counter(
-    Counter* stored, u64 position, u64 sequence, u64 seed) {
-    *stored = Counter{position, sequence, seed};
-}
-extern "C" __global__ void cudakit_random_advance_counter(Counter* stored, u64 blocks) {
-    stored->position += blocks;
+    StoredCounter* stored, u64 position, u64 sequence, u64 seed) {
+    *stored = StoredCounter{{position, sequence, seed}, 0};
 }
 
 // These operations are never fused into multiply-add, so that numpy can repeat them.
@@ -108,7 +124,12 @@ struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Vector { T items[N]; };
 template <typename G, int COUNT, typename T>
 __device__ inline void store_adjacent(T* out, u64 count, u64 first, const T* values, int lane) {
     constexpr int PER_VECTOR = sizeof(G) / sizeof(T);
-    #pragma unroll
+    if (first + WARP * COUNT * PER_VECTOR <= count) {
+        G* const vectors = (G*)(out + first) + lane;
+        #pragma unroll
+        for (int i = 0; i < COUNT; ++i) vectors[i * WARP] = ((const G*)values)[i * WARP + lane];
+        return;
+    }
     for (int i = 0; i < COUNT; ++i) {
         const int index = (i * WARP + lane) * PER_VECTOR;
         if (first + index + PER_VECTOR <= count) {
@@ -340,6 +361,11 @@ extern "C" __global__ void cudakit_random_bits(u8* out, FILL_PARAMETERS) {
     const Counter start = START;
     FOR_EACH_BLOCK(count, 16) {
         const uint4 words = block_of(start, b);
+        // A vector of bytes would be composed byte by byte.
+        if ((u64)out % 16 == 0 && 16 * b + 16 <= count) {
+            ((uint4*)out)[b] = words;
+            continue;
+        }
         Vector<u8, 16> values;
         memcpy(&values, &words, sizeof values);
         store(out, count, b, values);

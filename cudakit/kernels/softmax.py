@@ -143,15 +143,15 @@ extern "C" __global__ void __launch_bounds__(BLOCK_VALUE) KERNEL_NAME(
 """
 
 
-def plan_softmax(output: ArrayView, values: ArrayView) -> LaunchPlan:
-    """Return the launch of a softmax over the last axis; its operands are the output, then the values.
+def plan_softmax(values: ArrayView, output: ArrayView) -> LaunchPlan:
+    """Return the launch of a softmax over the last axis; its operands are the values, then the output.
 
     Both arrays have one or two dimensions, and the last one is contiguous; they may be the same array. Raises
     UsageError for other arrays, and for integers and complex numbers.
     """
     dtype = dtype_of(values.dtype)
-    row_count, column_count = (1, *values.shape)[-2:]
     _check_arrays(output, values, dtype)
+    row_count, column_count = (1, *values.shape)[-2:]
     strides = [(0, *view.strides)[-2] for view in (output, values)]
     vector_size = _VECTOR_BYTES // dtype.size_bytes
     while vector_size > 1 and (
@@ -176,7 +176,7 @@ def plan_softmax(output: ArrayView, values: ArrayView) -> LaunchPlan:
     _register_host_kernel(name, dtype)
     sizes = (np.int64(row_count), np.int64(column_count), *map(np.int64, strides))
     block_count = -(-row_count // (block_threads // row_threads)) if column_count else 0
-    return LaunchPlan(source, name, block_count, block_threads, (Address(0), Address(1), *sizes))
+    return LaunchPlan(source, name, block_count, block_threads, (Address(1), Address(0), *sizes))
 
 
 def _check_arrays(output: ArrayView, values: ArrayView, dtype: DType) -> None:

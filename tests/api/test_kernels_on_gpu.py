@@ -12,12 +12,8 @@ import numpy as np
 import pytest
 
 import cudakit
-from cudakit.gpu.api import LEGACY
-from cudakit.gpu.arrays import operand_of, shared_device
 from cudakit.gpu.compile_cache import CompileCache
 from cudakit.gpu.device_array import DeviceArray
-from cudakit.kernels.launch_plan import PlannedKernels, arguments_of
-from cudakit.kernels.softmax import plan_softmax
 
 pytestmark = pytest.mark.gpu
 
@@ -352,14 +348,15 @@ def test_reductions_on_two_streams_do_not_share_scratch_memory(torch: Any) -> No
 )
 def test_softmax_equals_torch(torch: Any, shape: tuple[int, ...], dtype: str) -> None:
     x = random(torch, dtype, *shape)
-    result = torch.empty_like(x)
-    plan = plan_softmax(operand_of(result, "out").view, operand_of(x, "x").view)
-    stream = torch.cuda.current_stream().cuda_stream or LEGACY
-    PlannedKernels(shared_device(0)).launch(
-        plan, arguments_of(plan, [result.data_ptr(), x.data_ptr()]), stream
-    )
+    result, repeated_result = torch.empty_like(x), torch.empty_like(x)
+
+    cudakit.softmax(x, out=result)
+    cudakit.softmax(x, out=repeated_result)  # launched without Python code
 
     torch.testing.assert_close(result, torch.softmax(x, -1))
+    assert torch.equal(result, repeated_result)
+    assert torch.equal(cudakit.softmax(x), result)
+    assert torch.equal(cudakit.softmax(x, out=x), result)
 
 
 # --- other libraries -------------------------------------------------------------------------------

@@ -47,7 +47,7 @@ def run(code: str, *, gpu: str = "sim") -> None:
 
 def test_accesses_of_simulated_devices_are_exact_in_every_mode() -> None:
     run("""
-for accesses in ("exact", "arguments", None):
+for accesses in ("auto", "exact", "arguments", None):
     with SANITIZE, accesses=accesses) as report:
         step()
     assert [race.confidence.value for race in report.races] == ["certain"]

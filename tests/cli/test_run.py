@@ -298,7 +298,7 @@ def test_isolated_python_is_reported_even_quietly(here: Here) -> None:
         (["--sanitize", "-o", "nowhere/races.json"], "cannot write"),
         (["--sanitize", "--snapshot", "a.pickle"], "--snapshot needs --memory"),
         (["--memory", "--snapshot", "there.json"], "there.json exists"),
-        (["--memory", "--snapshot", "nowhere/x.pickle"], "no such directory"),
+        (["--memory", "--snapshot", "nowhere/x.pickle"], "the directory nowhere does not exist"),
         (["--sanitize", "--suppress", "nonsense"], "not a suppression"),
         (["--sanitize", "--frobnicate"], "--frobnicate"),
         (["--sanitize", "-m", "-c"], "exclude each other"),
@@ -383,7 +383,7 @@ def test_on_missing_run_runs_and_reports_it(here: Here) -> None:
 
 
 @pytest.mark.skipif(HAS_DEVICE, reason="needs a machine without a CUDA device")
-@pytest.mark.parametrize("accesses", ["exact", "arguments"])
+@pytest.mark.parametrize("accesses", ["auto", "exact", "arguments"])
 def test_accesses_of_simulated_devices_are_exact_in_every_mode(here: Here, accesses: str) -> None:
     run = here.run("--sanitize", "--accesses", accesses, "-o", "races.json", here.program())
 

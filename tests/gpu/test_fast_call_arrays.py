@@ -19,7 +19,8 @@ from gpu.launch_recorder import (
     recording_driver,
 )
 
-from cudakit.gpu.api import LEGACY, Stream
+from cudakit.gpu.api import LEGACY, Ptr, Stream
+from cudakit.gpu.api.arrays import ArrayView
 from cudakit.gpu.device_array import DeviceArray
 from cudakit.gpu.sim import Sim
 
@@ -169,6 +170,83 @@ def test_python_function_of_the_plan_allocates_outputs(driver: Driver) -> None:
     assert driver.launches[0][4] == [0x1000, 0x2000, 0x200]
 
 
+def test_factory_creates_arrays_with_the_attributes_of_a_constructed_array(driver: Driver) -> None:
+    layout = (SIM, 0, "float32", (2, 32), (128, 4), 256)
+    factory = fast_call.ArrayFactory(DeviceArray, ArrayView, CONTEXT, (layout, layout))
+
+    first_array, second_array = factory(STREAM)
+
+    constructed_array = DeviceArray(SIM, "float32", (2, 32))
+    assert type(first_array) is DeviceArray
+    assert vars(first_array).keys() == vars(constructed_array).keys()
+    assert first_array.view == replace(constructed_array.view, ptr=Ptr(ALLOCATED_ADDRESS))
+    assert (first_array.stream, first_array.allocation_stream) == (STREAM, STREAM)
+    assert (first_array.gpu, first_array.cuda_index, first_array.nbytes) == (SIM, 0, 256)
+    assert driver.memory_calls == [("allocate", 256, STREAM)] * 2
+    del first_array, second_array
+    assert driver.memory_calls[2:] == [("free", ALLOCATED_ADDRESS, STREAM)] * 2
+
+
+def factory_adder(driver: Driver) -> Adder:
+    """Return a kernel whose repeated calls allocate their output by a factory."""
+    layout = (SIM, 0, "float32", (64,), (4,), 256)
+    add = Adder(driver)
+    add.allocate = fast_call.ArrayFactory(DeviceArray, ArrayView, CONTEXT, (layout,))  # type: ignore[method-assign]
+    return add
+
+
+def test_factory_allocates_outputs_without_python(driver: Driver) -> None:
+    add = factory_adder(driver)
+    x, y = device_array(STREAM), device_array(STREAM)
+    token = CURRENT_STREAM.set(STREAM)
+    add(x, y)
+
+    result = add(x, y)
+
+    CURRENT_STREAM.reset(token)
+    assert add.python_calls == 1
+    assert (result.shape, result.stream) == ((64,), STREAM)
+    assert driver.launches == [(FUNCTION, 7, 256, STREAM, [x.ptr, y.ptr, ALLOCATED_ADDRESS])]
+
+
+def test_factory_without_memory_or_during_a_capture_runs_in_python(driver: Driver) -> None:
+    add = factory_adder(driver)
+    x, y = device_array(STREAM), device_array(STREAM)
+    token = CURRENT_STREAM.set(STREAM)
+    add(x, y)
+    driver.capturing = 1
+
+    with pytest.raises(MemoryError):
+        add(x, y)
+
+    assert add.python_calls == 2
+    driver.capturing, driver.status = 0, 2
+    with pytest.raises(MemoryError):
+        add(x, y)
+    CURRENT_STREAM.reset(token)
+    assert add.python_calls == 3
+    assert driver.launches == []
+
+
+@pytest.mark.parametrize(
+    "layouts", [((1, 2),), ((SIM, 0, "float32", (1,), (4,), "4"),), ([SIM],), (None,) * 17]
+)
+def test_factory_refuses_other_layouts(layouts: Any) -> None:
+    with pytest.raises(ValueError, match="six items"):
+        fast_call.ArrayFactory(DeviceArray, ArrayView, CONTEXT, layouts)
+
+
+def test_new_output_on_another_device_runs_in_python(driver: Driver) -> None:
+    devices = iter([0, 1, 0])
+    add = Adder(driver, lambda stream: CupyArray(CupyMemory(0x100, next(devices))))  # noqa: ARG005
+    x, y = cupy_arrays(0x1000, 0x2000)
+    add(x, y)
+
+    assert add(x, y).data.device_id == 0
+    assert add.python_calls == 2
+    assert driver.launches == []
+
+
 def test_misaligned_new_output_runs_in_python(driver: Driver) -> None:
     addresses = iter([0x100, 0x104, 0x200])
     add = Adder(driver, lambda stream: CupyArray(CupyMemory(next(addresses))))  # noqa: ARG005
@@ -306,6 +384,48 @@ def test_counter_is_advanced_in_python_at_its_end_in_a_capture_and_once_frozen(
     assert fill.python_calls == 4
     assert counter.read() == (0, 0, 0)
     assert driver.launches == []
+
+
+class StoredCounterFiller(Filler):
+    """A kernel whose counter is in device memory after the first call in Python."""
+
+    def _call(self, *, out: Any, stream: Any = None) -> Any:
+        if not self.python_calls:
+            return super()._call(out=out, stream=stream)
+        self.python_calls += 1
+        parameters = (("a", 0, b""), *(("c", 0, b"12345678") for _ in range(3)))
+        self._prepare(
+            (), (out,), None, (0,), parameters, FUNCTION + 1, CONTEXT, 0, 7, 256, STREAM, 0, 0
+        )
+        return out
+
+
+def test_kernel_of_a_counter_in_device_memory_replaces_the_prepared_one(driver: Driver) -> None:
+    counter = fast_call.LaunchCounter()
+    fill = StoredCounterFiller(driver, counter)
+    (out,) = cupy_arrays(0x1000)
+    fill(out=out)
+    counter.freeze((0, 0, 0))
+    fill(out=out)
+
+    fill(out=out)
+    driver.capturing = 1
+    fill(out=out)
+
+    assert fill.python_calls == 2
+    assert [launch[0] for launch in driver.launches] == [FUNCTION + 1] * 2
+    assert driver.launches[0][4][1:] == [int.from_bytes(b"12345678", "little")] * 3
+
+
+def test_words_of_a_counter_need_a_counter(driver: Driver) -> None:
+    fill = Filler(driver, fast_call.LaunchCounter())
+    fill._configure(0, 1)
+    (out,) = cupy_arrays(0x1000)
+
+    fill(out=out)
+    fill(out=out)
+
+    assert fill.python_calls == 2
 
 
 def test_memory_is_freed_on_its_stream_with_the_last_reference(driver: Driver) -> None:

@@ -27,12 +27,19 @@ _PREFIX = r"""
 #define __device__
 #define __global__
 #define __shared__ static
+struct uint2 { unsigned x, y; };
 struct uint4 { unsigned x, y, z, w; };
 struct Index { unsigned x; };
 static Index blockIdx{0}, threadIdx{0}, blockDim{1}, gridDim{1};
 static inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 static inline void __syncthreads() { threadIdx.x = 0; }
 static inline void __syncwarp() {}
+static inline void __threadfence() {}
+static inline unsigned atomicInc(unsigned* counter, unsigned largest) {
+    const unsigned old = *counter;
+    *counter = old >= largest ? 0 : old + 1;
+    return old;
+}
 static inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
 static inline double __fma_rn(double a, double b, double c) { return std::fma(a, b, c); }
 static inline float __fadd_rn(float a, float b) { return a + b; }
@@ -96,7 +103,7 @@ def fill(
     kernel = getattr(library, f"cudakit_random_{draw.kernel}")
     address = elements.ctypes.data + offset * elements.itemsize
     counter = (start.position, start.sequence, start.seed)
-    values = (address, draw.count, *counter, stored_counter)
+    values = (address, draw.count, *counter, stored_counter, draw.blocks)
     words = [ctypes.c_uint64(value) for value in values]
     kernel(*words, *map(_argument, draw.parameters))
     assert not elements[:offset].any()

@@ -102,16 +102,15 @@ def test_normal_transform_equals_numpy_for_a_million_values(library: ctypes.CDLL
 @needs_compiler
 def test_kernels_with_a_stored_counter_equal_numpy_and_advance_it(tmp_path: Path) -> None:
     library = host_compiler.compile_random_kernels(tmp_path, STORED_COUNTER_SOURCE)
-    counter = (ctypes.c_uint64 * 3)()
-    address, words = ctypes.addressof(counter), map(ctypes.c_uint64, START)
-    library.cudakit_random_store_counter(ctypes.c_void_p(address), *words)
-    assert tuple(counter) == START
+    stored_words = (ctypes.c_uint64 * 4)()
+    address = ctypes.addressof(stored_words)
 
     for draw in every_draw(1000):
+        library.cudakit_random_store_counter(ctypes.c_void_p(address), *map(ctypes.c_uint64, START))
+        assert tuple(stored_words)[:3] == START
         numbers = host_compiler.fill(library, draw, Counter(0, 0, 0), stored_counter=address)
         assert np.array_equal(numbers, drawn(draw)), draw
-    library.cudakit_random_advance_counter(ctypes.c_void_p(address), ctypes.c_uint64(77))
-    assert tuple(counter) == START._replace(position=START.position + 77)
+        assert tuple(stored_words)[:3] == (START.position + draw.blocks, *START[1:])
 
 
 # --- distributions

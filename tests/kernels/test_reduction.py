@@ -173,8 +173,8 @@ def test_bad_arrays_of_a_reduction_are_reported() -> None:
 )
 def test_softmax_of_rows_has_values_of_numpy(x: Any) -> None:
     values, output = cudakit.to_device(x, SIM), DeviceArray(SIM, "float32", x.shape)
-    softmax = plan_softmax(output.view, values.view)
-    PlannedKernels(SIM).launch(softmax, arguments_of(softmax, [output.ptr, values.ptr]), LEGACY)
+    softmax = plan_softmax(values.view, output.view)
+    PlannedKernels(SIM).launch(softmax, arguments_of(softmax, [values.ptr, output.ptr]), LEGACY)
 
     with np.errstate(all="ignore"):
         exponentials = np.exp(x.astype(np.float64) - x.max(axis=-1, keepdims=True))
@@ -186,7 +186,7 @@ def test_softmax_of_other_arrays_is_refused() -> None:
     with pytest.raises(cudakit.UsageError, match="floating-point"):
         plan_softmax(view("int32"), view("int32"))
     with pytest.raises(cudakit.UsageError, match="same dtype and shape"):
-        plan_softmax(view("float32"), view("float32", (4,)))
+        plan_softmax(view("float32", (4,)), view("float32"))
     with pytest.raises(cudakit.UsageError, match="last one contiguous"):
         transposed = ArrayView(Ptr(1 << 20), "float32", (4, 4), (4, 16))
         plan_softmax(transposed, transposed)

@@ -78,13 +78,13 @@ def _measure(fleet: FleetRequest, records: FleetRecords, *, quiet: bool) -> bool
     from cudakit.core.bench.fleet.ray_cluster import open_cluster
     from cudakit.gpu.machine import open_machine
 
-    arguments = click.get_current_context().find_object(tuple)
-    command = ("cudakit", *(arguments or ()))
+    argv = click.get_current_context().find_object(tuple)
+    command = ("cudakit", *(argv or ()))
     options = FleetOptions(
         simulated=fleet.gpu.startswith("sim"),
         quick=fleet.quick,
         timeout_s=fleet.timeout_s,
-        arguments=(fleet.gpu, fleet.quick, command),
+        function_arguments=(fleet.gpu, fleet.quick, command),
     )
     if options.simulated:
         open_machine(fleet.gpu)  # Raises UsageError for an unknown model.

@@ -28,7 +28,12 @@ if TYPE_CHECKING:
     from cudakit.gpu.api.operations import Operation
     from cudakit.gpu.device_array import DeviceArray
 
-_EXPRESSIONS: dict[Operation, str] = {"add": "z = x + y", "sum": "sum(x)"}
+# Public function of cudakit for each operation that has one.
+_PUBLIC_CALLS: dict[Operation, str] = {
+    "add": "cudakit.elementwise('z = x + y')",
+    "softmax": "cudakit.softmax",
+    "sum": "cudakit.reduction('sum(x)')",
+}
 
 
 @click.command(
@@ -85,10 +90,10 @@ def ops(
     Samples of the libraries alternate, on equal data. All results are verified in float64. The timings:
 
     \b
-    host-call  the host time of a call: cudakit.elementwise for add and
-               cudakit.reduction for sum, on tensors if torch is installed;
-               the launch alone for softmax and matmul, which have no
-               public function
+    host-call  the host time of a call: cudakit.elementwise for add,
+               cudakit.reduction for sum and cudakit.softmax, on tensors
+               if torch is installed; the call of cuBLASLt for matmul,
+               which has no public function
     eager      the GPU time of one execution
     graph      the GPU time of one execution in a CUDA graph of many
 
@@ -110,7 +115,7 @@ def ops(
     elif baselines == ("none",):
         baselines = ()
     public_libraries: dict[Operation, OpenLibrary] = {
-        operation: partial(PublicFunction, operation=operation) for operation in _EXPRESSIONS
+        operation: partial(PublicFunction, operation=operation) for operation in _PUBLIC_CALLS
     }
     spec = OpsSpec(
         baselines=baselines,
@@ -128,12 +133,10 @@ class PublicFunction:
     version = ""
 
     def __init__(self, gpu: Gpu, operation: Operation) -> None:
-        from cudakit.api.kernels import elementwise, reduction
         from cudakit.gpu.array_libraries import has_array_library
 
-        compile_expression: Any = elementwise if operation == "add" else reduction
         self._gpu = gpu
-        self._function = compile_expression(_EXPRESSIONS[operation])
+        self._function = _public_function(operation)
         # The library whose current stream the function uses; None without torch.
         self._torch: Any = (
             gpu.array_library("torch") if not gpu.simulated and has_array_library("torch") else None
@@ -144,9 +147,8 @@ class PublicFunction:
 
     def describe(self, operation: Operation) -> str:
         """Return the call of the public function, and the kind of its arguments."""
-        function_name = "elementwise" if operation == "add" else "reduction"
         array_kind = "tensors" if self._torch else "DeviceArrays"
-        return f"cudakit.{function_name}('{_EXPRESSIONS[operation]}') of {array_kind}"
+        return f"{_PUBLIC_CALLS[operation]} of {array_kind}"
 
     def bind(
         self,
@@ -177,3 +179,16 @@ class PublicFunction:
         """Restore the current stream of torch."""
         if self._torch:
             self._torch.close()
+
+
+def _public_function(operation: Operation) -> Any:
+    """Return the function of _PUBLIC_CALLS that computes an operation."""
+    from cudakit.api.kernels import elementwise, reduction
+    from cudakit.api.softmax import softmax
+
+    match operation:
+        case "add":
+            return elementwise("z = x + y")
+        case "softmax":
+            return softmax
+    return reduction("sum(x)")

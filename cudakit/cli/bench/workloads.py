@@ -82,7 +82,7 @@ def copy(*, overlap: str | None, effort: Effort, **options: Any) -> Spec:
     column "access" shows this. The default sizes are 4 KiB to 1 GiB, and with --gpu sim 4 KiB to 1 MiB.
 
     With --overlap gemm, the directions are h2d, d2h, pageable-h2d, pageable-d2h and d2d, and the default size
-    is 256 MiB (with --gpu sim 256 KiB). The GEMM has bf16 matrices of 4096 x 4096 (with --gpu sim 64 x 64).
+    is 64 MiB (with --gpu sim 256 KiB). The GEMM has bf16 matrices of 4096 x 4096 (with --gpu sim 64 x 64).
 
     \b
     cudakit bench copy

@@ -124,7 +124,7 @@ def run(
         warnings,
         results,
         costs_of_graphs,
-        overlaps=copy_overlaps(results),
+        overlaps=copy_overlaps(results, cases),
         failure=failure,
     )
 

@@ -197,9 +197,11 @@ class OverlapSpec(Spec):
 
     bench: ClassVar[str] = "copy-overlap"
 
+    # Each of the five measurements of a case has a warm-up, so each of them can be short.
+    warmup_s: float = 0.1
     rounds: int = 2
     # GEMMs at the power limit vary by some percent, so a smaller interval would take much longer.
-    rule: Rule = field(default_factory=lambda: Rule(precision=0.02, timeout_s=5.0))
+    rule: Rule = field(default_factory=lambda: Rule(precision=0.02, timeout_s=3.0))
     work: str = "gemm"  # Work that runs beside the copies.
     directions: tuple[str, ...] = OVERLAP_DIRECTIONS
     sizes_bytes: tuple[int, ...] | None = None  # Sizes of each copy; None: one size.

@@ -207,7 +207,7 @@ def _find_stray_accesses(records: Records, belongs_to_previous: _Mask, last_seq:
 def _record_precisions(
     records: Records, is_access: _Mask, belongs_to_previous: _Mask
 ) -> npt.NDArray[np.uint8]:
-    """Return the precision of each record. The least precise one determines that of the launch."""
+    """Return the precision of each record. The least precise record sets the precision of the launch."""
     launch_precisions = np.where(is_access, LaunchPrecision.EXACT, LaunchPrecision.UNKNOWN).astype(
         np.uint8
     )

@@ -13,12 +13,16 @@ StoragePath: TypeAlias = Literal["direct", "compatibility", "unknown"]
 
 
 class StorageFile(Protocol):
-    """An open file. Any thread may transfer; offsets and sizes are multiples of 4096 bytes."""
+    """An open file. Any thread may transfer; offsets and sizes are multiples of 4096 bytes.
 
-    def read(self, ptr: Ptr, size_bytes: int, file_offset: int) -> None:
+    ``buffer`` is the address of device memory; if the memory is registered, the address at which it was
+    registered.
+    """
+
+    def read(self, buffer: Ptr, buffer_offset: int, size_bytes: int, file_offset: int) -> None:
         """Read bytes of the file to device memory, and wait. Raises EnvironmentUnusable if that fails."""
 
-    def write(self, ptr: Ptr, size_bytes: int, file_offset: int) -> None:
+    def write(self, buffer: Ptr, buffer_offset: int, size_bytes: int, file_offset: int) -> None:
         """Write device memory to the file, and wait. Raises EnvironmentUnusable if that fails."""
 
     def close(self) -> None:
@@ -35,11 +39,11 @@ class Storage(Protocol):
     def open(self, path: Path, *, writable: bool, direct: bool) -> StorageFile:
         """Open a file; ``direct`` opens it with O_DIRECT. Raises Unsupported if the library refuses that."""
 
-    def register(self, ptr: Ptr, size_bytes: int) -> None:
-        """Register device memory until ``close``, so that transfers from and to the memory are faster."""
+    def register(self, buffer: Ptr, size_bytes: int) -> bool:
+        """Register device memory until ``close`` for direct transfers; return whether that worked."""
 
     def path_used(self) -> StoragePath:
-        """Return how the transfers so far were performed."""
+        """Return how the transfers so far were performed. Later transfers are not counted."""
 
     def close(self) -> None:
         """Release the library. A second call does nothing."""

@@ -55,8 +55,8 @@ def add_device_patches(
     """Build a device patch for each compute capability of this machine, as files in ``directory``.
 
     Returns ``files`` with the paths of the patches, and the reason why there are no patches, or "".
-    Without a device there are no patches and no reason. ``accesses`` None builds patches if possible, and
-    "auto" uses templates as well. ``devices`` and ``build`` replace NVML and the compiler. Raises
+    Without a device there are no patches and no reason. ``accesses`` None or "auto" builds patches if
+    possible, and uses templates. ``devices`` and ``build`` replace NVML and the compiler. Raises
     EnvironmentUnusable if ``accesses`` is "exact" and the patches cannot be built.
     """
     if accesses == "arguments":
@@ -73,7 +73,7 @@ def add_device_patches(
     for capability, image in images.items():
         patches[capability] = directory / f"sm_{capability}.cubin"
         patches[capability].write_bytes(image)
-    return replace(files, patches=patches, templates=accesses == "auto"), ""
+    return replace(files, patches=patches, templates=bool(patches) and accesses != "exact"), ""
 
 
 def device_capabilities(nvml: Nvml | Unavailable | None = None) -> frozenset[Capability]:

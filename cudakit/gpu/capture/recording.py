@@ -148,10 +148,11 @@ def begin(
     """Start recording this process, before it uses CUDA.
 
     With ``gpu`` "sim", CUDA is not recorded; with "auto", CUDA is recorded unless there is no CUDA
-    device. ``accesses`` None records exact accesses if possible. With ``on_missing`` "run", the recording
-    continues without CUDA if CUDA cannot be recorded. ``readiness`` replaces the preflight. Raises
-    UsageError if CUDA is already in use or the process is already recorded, and EnvironmentUnusable if
-    the recorder does not work or required exact accesses are impossible.
+    device. ``accesses`` None means "auto": accesses are recorded until they repeat, and assumed from
+    arguments if recording is impossible. With ``on_missing`` "run", the recording continues without CUDA if
+    CUDA cannot be recorded. ``readiness`` replaces the preflight. Raises UsageError if CUDA is already in use
+    or the process is already recorded, and EnvironmentUnusable if the recorder does not work or required
+    exact accesses are impossible.
     """
     if SPOOL in os.environ:
         raise UsageError(
@@ -204,7 +205,7 @@ def _profile_cuda(directory: Path) -> CudaRecording:
     recorder = _load_recorder_once(files.recorder)
     try:
         other_tool = recorder.start(
-            str(directory), "", frame_walker_address(files.frames), [], True
+            str(directory), "", frame_walker_address(files.frame_modules), [], True
         )
         why_no_profile = recorder.profile(
             str(files.library),
@@ -274,7 +275,7 @@ def _recorded_accesses(files: RecorderFiles) -> Accesses:
 
 def _start_recorder(files: RecorderFiles, directory: Path) -> tuple[Any, str]:
     """Start the recorder; return its module, and the reason why NVTX ranges are not recorded, or ""."""
-    walker_address = frame_walker_address(files.frames, watch_program_calls=True)
+    walker_address = frame_walker_address(files.frame_modules, watch_program_calls=True)
     patches = [(capability, path.read_bytes()) for capability, path in files.patches.items()]
     recorder = load_native_module("_recorder", files.recorder)
     try:

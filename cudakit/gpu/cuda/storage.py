@@ -52,7 +52,7 @@ class CuFile:
         self._gpu = gpu
         _allow_compatibility_mode()
         self._cufile = _import_cufile()
-        self._registered_ptrs: list[Ptr] = []
+        self._registered_buffers: list[Ptr] = []
         self._is_open = False
         if not _KERNEL_MODULES.exists():
             raise Unsupported(
@@ -86,18 +86,24 @@ class CuFile:
         """Open a file and register its handle. Raises Unsupported if cuFile refuses the file."""
         return CuFileFile(self, self._cufile, path, writable=writable, direct=direct)
 
-    def register(self, ptr: Ptr, size_bytes: int) -> None:
-        """Register device memory until ``close``. In compatibility mode that may be unsupported."""
-        with suppress(EnvironmentUnusable):
-            self.call("cuFileBufRegister", self._cufile.buf_register, int(ptr), size_bytes, 0)
-            self._registered_ptrs.append(ptr)
+    def register(self, buffer: Ptr, size_bytes: int) -> bool:
+        """Register device memory until ``close``, and return whether cuFile supports that here."""
+        try:
+            self.call("cuFileBufRegister", self._cufile.buf_register, int(buffer), size_bytes, 0)
+        except EnvironmentUnusable:
+            return False
+        self._registered_buffers.append(buffer)
+        return True
 
     def path_used(self) -> StoragePath:
         """Return the data path of the transfers so far, according to cuFile's statistics or its driver.
 
         Without statistics, the path is "compatibility" if the driver nvidia-fs is missing, else unknown.
+        The statistics end here, so that cuFile does not count while transfers are timed.
         """
-        if self._has_statistics and (path_counts := self._path_counts()):
+        path_counts = self._path_counts() if self._has_statistics else None
+        self._stop_statistics()
+        if path_counts:
             direct_count, posix_count = path_counts
             if direct_count or posix_count:
                 return "compatibility" if posix_count else "direct"
@@ -108,9 +114,9 @@ class CuFile:
         if not self._is_open:
             return
         self._is_open = False
-        for ptr in self._registered_ptrs:
+        for buffer in self._registered_buffers:
             with suppress(EnvironmentUnusable):
-                self.call("cuFileBufDeregister", self._cufile.buf_deregister, int(ptr))
+                self.call("cuFileBufDeregister", self._cufile.buf_deregister, int(buffer))
         with suppress(EnvironmentUnusable):
             self.call("cuFileDriverClose", self._cufile.driver_close)
 
@@ -122,6 +128,13 @@ class CuFile:
         except Exception:  # noqa: BLE001  # errors of several types: not found, not supported
             return False
         return True
+
+    def _stop_statistics(self) -> None:
+        if self._has_statistics:
+            self._has_statistics = False
+            with suppress(Exception):  # errors of several types, as in _start_statistics
+                self._cufile.stats_stop()
+                self._cufile.set_stats_level(0)
 
     def _path_counts(self) -> tuple[int, int] | None:
         """Return the number of direct transfers and of those through host memory; None if unknown."""
@@ -175,13 +188,15 @@ class CuFileFile:
             raise Unsupported(f"cuFile refuses the file: {reason}") from error
         self._is_open = True
 
-    def read(self, ptr: Ptr, size_bytes: int, file_offset: int) -> None:
+    def read(self, buffer: Ptr, buffer_offset: int, size_bytes: int, file_offset: int) -> None:
         """Read bytes of the file to device memory, and wait."""
-        self._transfer("cuFileRead", self._cufile.read, ptr, size_bytes, file_offset)
+        arguments = (size_bytes, file_offset, buffer_offset)
+        self._transfer("cuFileRead", self._cufile.read, buffer, *arguments)
 
-    def write(self, ptr: Ptr, size_bytes: int, file_offset: int) -> None:
+    def write(self, buffer: Ptr, buffer_offset: int, size_bytes: int, file_offset: int) -> None:
         """Write device memory to the file, and wait."""
-        self._transfer("cuFileWrite", self._cufile.write, ptr, size_bytes, file_offset)
+        arguments = (size_bytes, file_offset, buffer_offset)
+        self._transfer("cuFileWrite", self._cufile.write, buffer, *arguments)
 
     def close(self) -> None:
         """Deregister and close the file."""
@@ -197,12 +212,13 @@ class CuFileFile:
         self,
         name: str,
         function: Callable[..., int],
-        ptr: Ptr,
+        buffer: Ptr,
         size_bytes: int,
         file_offset: int,
+        buffer_offset: int,
     ) -> None:
         transferred_bytes = self._driver.call(
-            name, function, self._handle, int(ptr), size_bytes, file_offset, 0
+            name, function, self._handle, int(buffer), size_bytes, file_offset, buffer_offset
         )
         if transferred_bytes != size_bytes:
             raise EnvironmentUnusable(

@@ -118,11 +118,11 @@ class Context:
         self.raise_fault()
 
     def emit(
-        self, body: EventBody, sources: Sources | None = None, *, device: int | None = None
+        self, body: EventBody, task_by_node: Sources | None = None, *, device: int | None = None
     ) -> None:
-        """Record an event on this or another ``device``, followed by the memory accesses of ``sources``."""
+        """Record an event on this or another ``device``, followed by the accesses of the tasks."""
         if not self.activity:
-            self.recorder.record(self._event(body, device), sources or {})
+            self.recorder.record(self._event(body, device), task_by_node or {})
 
     def _event(self, body: EventBody, device: int | None = None) -> Event:
         """Return an event of the current call."""

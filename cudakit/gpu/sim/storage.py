@@ -22,8 +22,9 @@ class SimStorage:
         """Open a file, always without O_DIRECT."""
         return SimStorageFile(self._memory, path, writable=writable)
 
-    def register(self, ptr: Ptr, size_bytes: int) -> None:
-        """Do nothing: simulated transfers need no registered memory."""
+    def register(self, buffer: Ptr, size_bytes: int) -> bool:  # noqa: ARG002
+        """Return False: simulated transfers go through host memory."""
+        return False
 
     def path_used(self) -> StoragePath:
         """Return "compatibility": all data passes through host memory."""
@@ -40,28 +41,28 @@ class SimStorageFile:
         self._memory = memory
         self._file = path.open("r+b" if writable else "rb", buffering=0)
 
-    def read(self, ptr: Ptr, size_bytes: int, file_offset: int) -> None:
+    def read(self, buffer: Ptr, buffer_offset: int, size_bytes: int, file_offset: int) -> None:
         """Read bytes of the file to device memory, and wait."""
-        staging = self._memory.host_malloc(size_bytes, pinned=False)
+        staging_ptr = self._memory.host_malloc(size_bytes, pinned=False)
         try:
-            view = self._memory.host_view(staging, size_bytes)
+            view = self._memory.host_view(staging_ptr, size_bytes)
             read_bytes = os.preadv(self._file.fileno(), [view], file_offset)
             view.release()
             _check_complete(read_bytes, size_bytes, file_offset)
-            self._memory.copy(ptr, staging, size_bytes, LEGACY)
+            self._memory.copy(Ptr(buffer + buffer_offset), staging_ptr, size_bytes, LEGACY)
         finally:
-            self._memory.host_free(staging)
+            self._memory.host_free(staging_ptr)
 
-    def write(self, ptr: Ptr, size_bytes: int, file_offset: int) -> None:
+    def write(self, buffer: Ptr, buffer_offset: int, size_bytes: int, file_offset: int) -> None:
         """Write device memory to the file, and wait."""
-        staging = self._memory.host_malloc(size_bytes, pinned=False)
+        staging_ptr = self._memory.host_malloc(size_bytes, pinned=False)
         try:
-            self._memory.copy(staging, ptr, size_bytes, LEGACY)
-            view = self._memory.host_view(staging, size_bytes)
+            self._memory.copy(staging_ptr, Ptr(buffer + buffer_offset), size_bytes, LEGACY)
+            view = self._memory.host_view(staging_ptr, size_bytes)
             written_bytes = os.pwritev(self._file.fileno(), [view], file_offset)
             view.release()
         finally:
-            self._memory.host_free(staging)
+            self._memory.host_free(staging_ptr)
         _check_complete(written_bytes, size_bytes, file_offset)
 
     def close(self) -> None:

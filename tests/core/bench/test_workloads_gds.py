@@ -15,6 +15,7 @@ from cudakit.core.bench.spec import PATTERNS, STORAGE_DIRECTIONS, GdsSpec
 from cudakit.core.bench.workloads.gds import CuFileRoute, PreparedTransfer, Transfer, gds_cases
 from cudakit.errors import InputError, Unsupported
 from cudakit.gpu.api import LEGACY, Gpu, Ptr
+from cudakit.gpu.api.storage import StoragePath
 from cudakit.gpu.open import open_gpu
 from cudakit.gpu.sim import Sim
 from cudakit.gpu.sim.storage import SimStorage, SimStorageFile
@@ -68,10 +69,10 @@ def test_rate_counts_the_bytes_of_all_threads(file: DataFile) -> None:
 class LazyFile(SimStorageFile):
     """A file whose reads and writes of random offsets do nothing."""
 
-    def read(self, ptr: Ptr, size_bytes: int, file_offset: int) -> None:
+    def read(self, buffer: Ptr, buffer_offset: int, size_bytes: int, file_offset: int) -> None:
         pass
 
-    def write(self, ptr: Ptr, size_bytes: int, file_offset: int) -> None:
+    def write(self, buffer: Ptr, buffer_offset: int, size_bytes: int, file_offset: int) -> None:
         pass
 
 
@@ -156,6 +157,72 @@ def test_baseline_is_measured_where_cufile_refuses_the_file(file: DataFile) -> N
     assert isinstance(cufile.median_s, Unavailable)
     assert cufile.median_s.reason == "no drive is known"
     assert posix.verified
+
+
+class DirectStorage(SimStorage):
+    """Storage whose transfers are direct, and only to or from registered addresses."""
+
+    def __init__(self, device: Sim) -> None:
+        super().__init__(device.memory)
+        self.registered_sizes: dict[Ptr, int] = {}
+
+    def open(self, path: Path, *, writable: bool, direct: bool) -> SimStorageFile:
+        del direct
+        return DirectFile(self, path, writable=writable)
+
+    def register(self, buffer: Ptr, size_bytes: int) -> bool:
+        self.registered_sizes[buffer] = size_bytes
+        return True
+
+    def path_used(self) -> StoragePath:
+        return "direct"
+
+
+class DirectFile(SimStorageFile):
+    """A file that refuses addresses inside a registered buffer, as cuFile does not recognise them."""
+
+    def __init__(self, storage: DirectStorage, path: Path, *, writable: bool) -> None:
+        super().__init__(storage._memory, path, writable=writable)
+        self._storage = storage
+
+    def read(self, buffer: Ptr, buffer_offset: int, size_bytes: int, file_offset: int) -> None:
+        self._check(buffer, buffer_offset + size_bytes)
+        super().read(buffer, buffer_offset, size_bytes, file_offset)
+
+    def write(self, buffer: Ptr, buffer_offset: int, size_bytes: int, file_offset: int) -> None:
+        self._check(buffer, buffer_offset + size_bytes)
+        super().write(buffer, buffer_offset, size_bytes, file_offset)
+
+    def _check(self, buffer: Ptr, end_offset: int) -> None:
+        sizes = self._storage.registered_sizes
+        if sizes:  # The first transfer finds the data path, before buffers are registered.
+            assert end_offset <= sizes[buffer]
+
+
+class DeviceWithDirectStorage(Sim):
+    """A device with GPUDirect Storage."""
+
+    def storage(self) -> SimStorage:
+        return DirectStorage(self)
+
+
+@pytest.mark.parametrize("direction", STORAGE_DIRECTIONS)
+def test_buffers_of_direct_transfers_are_registered(file: DataFile, direction: str) -> None:
+    with closing(DeviceWithDirectStorage()) as gpu:
+        cufile, _ = measure(gpu, file, direction, patterns=("random",))
+
+    assert cufile.verified
+    assert cufile.settings["path"] == "GPUDirect Storage"
+    assert cufile.settings["buffers"] == "registered buffers"
+
+
+def test_buffers_in_compatibility_mode_are_not_registered(file: DataFile) -> None:
+    with closing(Sim()) as gpu:
+        cufile, posix = measure(gpu, file, "read", patterns=("random",))
+
+    assert cufile.settings["path"] == "compatibility mode: through host memory"
+    assert cufile.settings["buffers"] == "unregistered buffers"
+    assert "buffers" not in posix.settings
 
 
 @pytest.mark.gpu

@@ -117,7 +117,7 @@ def test_missing_measurement_makes_figures_unavailable() -> None:
         results = measure(gpu, "h2d").results
     without_both = tuple(case for case in results if case.axes["measurement"] != "both")
 
-    (overlap,) = copy_overlaps(without_both)
+    (overlap,) = copy_overlaps(without_both, ())
 
     assert overlap.both_s == Unavailable("the measurement both was not finished")
     assert overlap.overlap == overlap.both_s
@@ -132,10 +132,39 @@ def test_failed_measurement_makes_slowdown_unavailable() -> None:
         for case in results
     )
 
-    (overlap,) = copy_overlaps(failed)
+    (overlap,) = copy_overlaps(failed, ())
 
     assert overlap.copy_slowdown == FAILED
     assert overlap.overlap == pytest.approx(1.0)
+
+
+def test_interrupted_run_has_every_direction_with_the_reason_of_missing_figures() -> None:
+    def interrupt_second_case(_: str, fraction: float) -> None:
+        if fraction > 1 / 3:
+            raise KeyboardInterrupt
+
+    with closing(Sim()) as gpu:
+        spec = OverlapSpec(directions=("h2d", "d2h", "pageable-h2d"), rounds=1)
+        result = run(spec, gpu, interrupt_second_case)
+
+    assert not result.complete
+    assert [overlap.direction for overlap in result.overlaps] == ["h2d", "d2h", "pageable-h2d"]
+    first_overlap, _, last_overlap = result.overlaps
+    assert first_overlap.overlap == pytest.approx(1.0)
+    reason = Unavailable("the run was interrupted before this case")
+    assert (last_overlap.copy_s, last_overlap.overlap) == (reason, reason)
+    assert isinstance(last_overlap.gemm_slowdown, Unavailable)
+
+
+def test_every_direction_has_the_first_size_before_the_second_size() -> None:
+    sizes_bytes = (256 * KIB, 512 * KIB)
+    with closing(Sim()) as gpu:
+        cases = overlap_cases(OverlapSpec(directions=("h2d", "d2d"), sizes_bytes=sizes_bytes), gpu)
+
+    axes_of_cases = [case.workload.axes for case in cases]
+    assert [(axes["direction"], axes["size_bytes"]) for axes in axes_of_cases] == [
+        (direction, size_bytes) for size_bytes in sizes_bytes for direction in ("h2d", "d2d")
+    ]
 
 
 @pytest.mark.parametrize(
@@ -193,7 +222,8 @@ def test_copies_of_pinned_memory_overlap_on_gpu_and_pageable_ones_do_not() -> No
     pytest.importorskip("nvmath")
     with closing(open_gpu("cuda")) as gpu:
         rule = Rule(min_samples=5, min_time_s=0.05, timeout_s=0.5)
-        result = measure(gpu, *OVERLAP_DIRECTIONS, warmup_s=0.05, rule=rule)
+        options: dict[str, Any] = {"sizes_bytes": (32 << 20,), "warmup_s": 0.05, "rule": rule}
+        result = measure(gpu, *OVERLAP_DIRECTIONS, **options)
 
     assert all(case.verified for case in result.results), [
         (case.axes, case.median_s) for case in result.results if not case.verified

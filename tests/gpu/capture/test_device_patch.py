@@ -9,6 +9,7 @@ from gpu.fake_nvml import FakeNvml, gpu, refuse
 
 from cudakit.errors import CudaError, EnvironmentUnusable, MissingDependency
 from cudakit.gpu.capture.device_patch import (
+    Accesses,
     Capability,
     add_device_patches,
     build_patch,
@@ -78,6 +79,20 @@ def test_add_device_patches_builds_one_per_capability(tmp_path: Path) -> None:
     assert ready.settings()["patches"]["90"] == str(tmp_path / "sm_90.cubin")
 
 
+@pytest.mark.parametrize(
+    ("accesses", "templates"), [(None, True), ("auto", True), ("exact", False)]
+)
+def test_templates_are_used_unless_every_launch_must_be_recorded(
+    tmp_path: Path, accesses: Accesses | None, templates: bool
+) -> None:
+    ready, _ = add_device_patches(
+        READY, accesses, tmp_path, devices=devices_with((9, 0)), build=build
+    )
+
+    assert ready.templates is templates
+    assert ready.settings()["templates"] is templates
+
+
 def test_accesses_from_arguments_build_no_patch(tmp_path: Path) -> None:
     ready, why_not = add_device_patches(
         READY, "arguments", tmp_path, devices=devices_with((9, 0)), build=fail_build
@@ -118,7 +133,7 @@ def test_too_old_device_is_skipped_if_a_newer_one_exists(tmp_path: Path) -> None
     assert "it is too old; use --accesses arguments" in why_not
 
 
-@pytest.mark.parametrize("accesses", [None, "exact"])
+@pytest.mark.parametrize("accesses", [None, "auto", "exact"])
 def test_no_device_needs_no_patch(tmp_path: Path, accesses: str | None) -> None:
     assert add_device_patches(
         READY, accesses, tmp_path, devices=devices_with(), build=fail_build

@@ -397,7 +397,7 @@ if "again" not in os.environ:
 """
     recorded(tmp_path, library, program)
     batches = list(Spool(tmp_path).batches())
-    assert len({(batch.process, batch.chain) for batch in batches}) == 2
+    assert len({(batch.process, batch.trace_number) for batch in batches}) == 2
     assert len({batch.process for batch in batches}) == 1
 
 

@@ -38,7 +38,7 @@ class FleetOptions:
     simulated: bool  # Whether each host simulates its GPUs.
     quick: bool  # Whether the suite is a quick one.
     timeout_s: float  # Time in which a host must answer, and in which its GPUs must become free.
-    arguments: tuple[object, ...]  # Further arguments of the functions that run on a host.
+    function_arguments: tuple[object, ...]  # Further arguments of the functions that run on a host.
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +140,10 @@ class _Fleet:
 
     def describe(self, run: _HostRun) -> None:
         """Ask a host for its facts."""
-        arguments = self._options.arguments
-        run.task = self._cluster.submit(self._functions.describe, run.host, *arguments, gpus=0)
+        function_arguments = self._options.function_arguments
+        run.task = self._cluster.submit(
+            self._functions.describe, run.host, *function_arguments, gpus=0
+        )
         run.deadline_s = time.monotonic() + self._options.timeout_s
 
     def advance(self, runs: Sequence[_HostRun]) -> None:
@@ -200,7 +202,7 @@ class _Fleet:
             self._functions.measure,
             run.host,
             run.gpu,
-            *self._options.arguments,
+            *self._options.function_arguments,
             gpus=0 if self._options.simulated else run.host.gpu_count,
         )
         run.deadline_s = time.monotonic() + self._options.timeout_s

@@ -16,14 +16,16 @@ from pathlib import Path
 from cudakit.core.bench.fleet.analysis import NOT_MEASURED
 from cudakit.core.bench.fleet.result import FleetGpu, FleetHost, HostFacts
 from cudakit.core.bench.health import SuiteResult
-from cudakit.core.bench.load import describe_schema, load_suite, read_json
+from cudakit.core.bench.load import SUITE_FILE, load_suite
 from cudakit.errors import EnvironmentUnusable, InputError, UsageError
+from cudakit.input_files import ExpectedFile, check_schema, read_error, read_json
 from cudakit.serialize import Mismatch, from_plain, to_plain
 from cudakit.units import Unavailable
 
 _HOST_FILE = "host.json"
 _GPU_FILE = re.compile(r"gpu(\d{1,4})\.json")
 _HINT = "name a directory with HOST/gpuN.json files, which cudakit bench suite -o or --ray writes"
+_FACTS_FILE = ExpectedFile("a file with the facts about a host", _HINT)
 # Characters of host names (RFC 1123) and addresses. Others are replaced in names of folders.
 _UNSAFE_CHARACTERS = re.compile(r"[^A-Za-z0-9.:_-]")
 
@@ -77,12 +79,10 @@ class FleetRecords:
         """Return the hosts by name. Raises InputError for a directory without results."""
         try:
             folders = sorted(path for path in self.directory.iterdir() if path.is_dir())
-        except FileNotFoundError:
-            raise InputError(f"{self.directory} does not exist", hint=_HINT) from None
+        except NotADirectoryError:
+            raise InputError(f"{self.directory} is not a directory", hint=_HINT) from None
         except OSError as error:
-            raise InputError(
-                f"{self.directory} cannot be read: {error.strerror}", hint=_HINT
-            ) from error
+            raise read_error(self.directory, error, hint=_HINT) from None
         hosts = tuple(host for folder in folders for host in self._read_host(folder))
         if not hosts:
             raise InputError(f"{self.directory} contains no results of a fleet", hint=_HINT)
@@ -131,13 +131,9 @@ def dump_facts(facts: HostFacts) -> str:
 
 def parse_facts(document: object, source: str) -> HostFacts:
     """Return the facts about a host from a JSON value. Raises InputError, which names the source."""
-    schema = document.get("schema") if isinstance(document, dict) else None
-    if schema != HostFacts.schema:
-        raise InputError(
-            f"{source} has {describe_schema(schema)}; expected {HostFacts.schema!r}", hint=_HINT
-        )
+    facts = check_schema(source, document, HostFacts.schema, _FACTS_FILE)
     try:
-        return from_plain(HostFacts, document)
+        return from_plain(HostFacts, facts)
     except Mismatch as mismatch:
         raise InputError(f"{source} is damaged: {mismatch}", hint=_HINT) from None
 
@@ -146,7 +142,7 @@ def _read_facts(folder: Path) -> HostFacts:
     """Return the facts of a host; if the file is damaged, they have an error."""
     path = folder / _HOST_FILE
     try:
-        return parse_facts(read_json(path, hint=_HINT), str(path))
+        return parse_facts(read_json(path, _FACTS_FILE), str(path))
     except InputError as error:
         return HostFacts(folder.name, error=error.message, hint=error.hint)
 
@@ -160,7 +156,7 @@ def _read_gpu(index: int, path: Path) -> FleetGpu:
 
 
 def _parse_gpu(index: int, path: Path) -> FleetGpu:
-    document = read_json(path, hint=_HINT)
+    document = read_json(path, SUITE_FILE)
     error = document.get("error") if isinstance(document, dict) else None
     if isinstance(error, dict) and isinstance(document, dict) and "schema" not in document:
         message, hint = (str(error.get(name, "")) for name in ("message", "hint"))

@@ -112,7 +112,7 @@ def _table(overlaps: Sequence[CopyOverlap]) -> Table:
             _slowdown(overlap.gemm_slowdown),
             cell(lambda rate: Rate(rate, "B"), overlap.copy_bytes_per_s),
             cell(lambda rate: Rate(rate, "FLOP"), overlap.gemm_flop_per_s),
-            Text(f"{overlap.copies} : {overlap.gemms}"),
+            Text(f"{overlap.copies} : {overlap.gemms}" if overlap.copies else "-"),
         )
         for overlap in overlaps
     )

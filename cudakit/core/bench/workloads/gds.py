@@ -150,13 +150,13 @@ class PosixTransfer:
 
 
 class Route(Protocol):
-    """Transfers data of one thread between the file and device memory."""
+    """Transfers data of one thread between the file and a buffer in device memory."""
 
-    def read(self, ptr: Ptr, size_bytes: int, file_offset: int) -> None:
-        """Read a part of the file to device memory, and wait for the end of the transfer."""
+    def read(self, buffer: Ptr, buffer_offset: int, size_bytes: int, file_offset: int) -> None:
+        """Read a part of the file to a part of the buffer, and wait for the end of the transfer."""
 
-    def write(self, ptr: Ptr, size_bytes: int, file_offset: int) -> None:
-        """Write device memory to the file, and wait for the end of the transfer."""
+    def write(self, buffer: Ptr, buffer_offset: int, size_bytes: int, file_offset: int) -> None:
+        """Write a part of the buffer to the file, and wait for the end of the transfer."""
 
 
 class RouteFactory(Protocol):
@@ -169,7 +169,12 @@ class RouteFactory(Protocol):
 
 
 class CuFileRoute:
-    """cuFile's reads and writes; all threads share one open file."""
+    """cuFile's reads and writes; all threads share one open file.
+
+    Registration prepares device memory for direct transfers of the drive (cuFile API Reference Guide,
+    cuFileBufRegister). In compatibility mode cuFile copies through host memory, and registered buffers are
+    slower (docs/explanation/performance.md), so buffers are registered for direct transfers only.
+    """
 
     def __init__(
         self, gpu: Gpu, transfer: Transfer, buffers: list[Ptr], cleanup: ExitStack
@@ -181,18 +186,24 @@ class CuFileRoute:
             direct=transfer.file.has_direct_io,
         )
         cleanup.callback(file.close)
-        for ptr in buffers:
-            self._storage.register(ptr, transfer.size_bytes * transfer.transfers_per_thread)
-        file.read(buffers[0], transfer.size_bytes, 0)  # The data path is known after a transfer.
+        file.read(buffers[0], 0, transfer.size_bytes, 0)  # The data path is known after a transfer.
+        self._path = self._storage.path_used()
+        buffer_bytes = transfer.size_bytes * transfer.transfers_per_thread
+        self._has_registered_buffers = self._path != "compatibility" and all(
+            self._storage.register(buffer, buffer_bytes) for buffer in buffers
+        )
         self.routes: list[Route] = [file] * transfer.threads
 
     @property
     def settings(self) -> Mapping[str, Axis]:
-        """The version of cuFile, and the path of the data."""
+        """The version of cuFile, the path of the data, and whether cuFile knows the buffers."""
         return {
             "library": "cufile",
             "version": self._storage.version,
-            "path": _PATH_TEXTS[self._storage.path_used()],
+            "path": _PATH_TEXTS[self._path],
+            "buffers": "registered buffers"
+            if self._has_registered_buffers
+            else "unregistered buffers",
         }
 
 
@@ -228,13 +239,13 @@ class _StagedFile:
         cleanup.callback(self._view.release)
         self._stream = create_stream(gpu, cleanup)
 
-    def read(self, ptr: Ptr, size_bytes: int, file_offset: int) -> None:
+    def read(self, buffer: Ptr, buffer_offset: int, size_bytes: int, file_offset: int) -> None:
         self._transfer_all(os.preadv, size_bytes, file_offset)
-        self._gpu.copy(ptr, self._staging, size_bytes, self._stream)
+        self._gpu.copy(Ptr(buffer + buffer_offset), self._staging, size_bytes, self._stream)
         self._gpu.sync_stream(self._stream)
 
-    def write(self, ptr: Ptr, size_bytes: int, file_offset: int) -> None:
-        self._gpu.copy(self._staging, ptr, size_bytes, self._stream)
+    def write(self, buffer: Ptr, buffer_offset: int, size_bytes: int, file_offset: int) -> None:
+        self._gpu.copy(self._staging, Ptr(buffer + buffer_offset), size_bytes, self._stream)
         self._gpu.sync_stream(self._stream)
         self._transfer_all(os.pwritev, size_bytes, file_offset)
 
@@ -335,7 +346,7 @@ class PreparedTransfer:
         transfer = self._transfer
         transfer_data = route.read if transfer.direction == "read" else route.write
         for position, offset in enumerate(offsets):
-            transfer_data(Ptr(buffer + position * transfer.size_bytes), transfer.size_bytes, offset)
+            transfer_data(buffer, position * transfer.size_bytes, transfer.size_bytes, offset)
 
     def _choose_offsets(self) -> list[list[int]]:
         """Return the file offsets of each thread: consecutive parts of the file, or random ones."""

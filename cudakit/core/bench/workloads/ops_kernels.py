@@ -22,7 +22,7 @@ _DESCRIPTIONS: Mapping[Operation, str] = MappingProxyType(
     {
         "add": "kernel of cudakit.elementwise('z = x + y')",
         "matmul": "prepared GEMM of cuBLASLt",
-        "softmax": "softmax kernel of cudakit",
+        "softmax": "kernel of cudakit.softmax",
         "sum": "kernel of cudakit.reduction('sum(x)')",
     }
 )
@@ -57,13 +57,11 @@ class KernelLibrary:
         """Return a function that launches the kernel or enqueues the GEMM."""
         if operation == "matmul":
             return self._gemm_of(inputs, output)
-        # Operands of the kernel, in the order of its plan.
-        operands = (output, inputs[0]) if operation == "softmax" else (*inputs, output)
         if self._plan is None:
             self._plan = self._plan_of(operation, inputs, output)
             self._scratch = self._zeroed_memory(self._plan.scratch_bytes)
         plan, kernels = self._plan, self._kernels
-        arguments = arguments_of(plan, [view.ptr for view in operands], self._scratch)
+        arguments = arguments_of(plan, [view.ptr for view in (*inputs, output)], self._scratch)
         return lambda: kernels.launch(plan, arguments, self._stream)
 
     def set_stream(self, stream: Stream) -> None:
@@ -82,7 +80,7 @@ class KernelLibrary:
                 x, y = inputs
                 return ElementwiseProgram("z = x + y").plan({"x": x, "y": y}, {"z": output})
             case "softmax":
-                return plan_softmax(output, inputs[0])
+                return plan_softmax(inputs[0], output)
         return ReductionProgram("sum(x)").plan({"x": inputs[0]}, output)
 
     def _zeroed_memory(self, size_bytes: int) -> Ptr:

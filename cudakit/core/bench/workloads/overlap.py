@@ -36,7 +36,8 @@ COPY_DURING_GEMM, GEMM_DURING_COPY = "copy-during-gemm", "gemm-during-copy"
 MEASUREMENTS = (COPY, GEMM, BOTH, COPY_DURING_GEMM, GEMM_DURING_COPY)
 _CONCURRENT = (COPY_DURING_GEMM, GEMM_DURING_COPY)
 
-_SIZE_BYTES, _SIMULATED_SIZE_BYTES = 256 << 20, 256 << 10
+# Size of a copy: larger than the L2 cache, and small enough that filling and checking host memory is fast.
+_SIZE_BYTES, _SIMULATED_SIZE_BYTES = 64 << 20, 256 << 10
 # m, n and k of the GEMM: large enough to use all multiprocessors of a GPU.
 _EDGE, _SIMULATED_EDGE = 4096, 64
 _DTYPE = "bf16"
@@ -58,18 +59,23 @@ _MAX_WARMUP_FACTOR = 3
 _COPIES, _GEMMS, _GEMM_FLOP = "copies", "gemms", "gemm_flop"
 _NO_PEAK = Unavailable("the peak of work on two streams is unknown")
 _PAGEABLE = Unavailable("a copy of pageable memory blocks the host, which then launches no GEMM")
+_NOT_REACHED = Unavailable("the run was interrupted before this case")
 
 
 def overlap_cases(spec: OverlapSpec, gpu: DeviceInfo) -> tuple[Case, ...]:
-    """Return a case per direction and size, with an implementation per measurement."""
+    """Return a case per size and direction, with an implementation per measurement.
+
+    All directions have the first size before the second size follows, so that an interrupted run has figures
+    of most directions.
+    """
     default_size_bytes = _SIMULATED_SIZE_BYTES if gpu.simulated else _SIZE_BYTES
     edge = _SIMULATED_EDGE if gpu.simulated else _EDGE
     shape = Gemm(dtype=_DTYPE, m=edge, n=edge, k=edge)
     gemm = GemmWorkload(shape, GemmSettings(), "cublaslt", "uniform")
     return tuple(
         _case(spec, Copy(direction, size_bytes), gemm)
-        for direction in spec.directions
         for size_bytes in spec.sizes_bytes or (default_size_bytes,)
+        for direction in spec.directions
     )
 
 
@@ -303,29 +309,39 @@ class PreparedConcurrent(PreparedOverlap):
             self._uncovered_sample_count += not is_covered
 
 
-def copy_overlaps(cases: Sequence[CaseResult]) -> tuple[CopyOverlap, ...]:
-    """Return the overlap of each direction and size; cases of other benches are ignored."""
-    cases_by_copy: dict[tuple[Axis, Axis], dict[Axis, CaseResult]] = {}
-    for case in cases:
-        if "measurement" in case.axes:
-            copy_key = (case.axes["direction"], case.axes["size_bytes"])
-            cases_by_copy.setdefault(copy_key, {})[case.axes["measurement"]] = case
+def copy_overlaps(
+    results: Sequence[CaseResult], planned_cases: Sequence[Case]
+) -> tuple[CopyOverlap, ...]:
+    """Return the overlap of each planned direction and size; cases of other benches are ignored.
+
+    The figures of cases without results have the reason.
+    """
+    results_by_copy: dict[Copy, dict[Axis, CaseResult]] = {
+        case.workload.copy: {}
+        for case in planned_cases
+        if isinstance(case.workload, OverlapWorkload)
+    }
+    for result in results:
+        if "measurement" in result.axes:
+            copy = Copy(str(result.axes["direction"]), int(result.axes["size_bytes"]))
+            results_by_copy.setdefault(copy, {})[result.axes["measurement"]] = result
     return tuple(
-        _overlap(str(direction), int(size_bytes), case_by_measurement)
-        for (direction, size_bytes), case_by_measurement in cases_by_copy.items()
+        _overlap(copy.direction, copy.size_bytes, result_by_measurement)
+        for copy, result_by_measurement in results_by_copy.items()
     )
 
 
 def _overlap(
-    direction: str, size_bytes: int, case_by_measurement: Mapping[Axis, CaseResult]
+    direction: str, size_bytes: int, result_by_measurement: Mapping[Axis, CaseResult]
 ) -> CopyOverlap:
     copy_s, gemm_s, both_s, copy_during_gemm_s, gemm_during_copy_s = (
-        case_by_measurement[measurement].median_s
-        if measurement in case_by_measurement
-        else _reason_not_measured(direction, measurement)
+        result_by_measurement[measurement].median_s
+        if measurement in result_by_measurement
+        else _reason_not_measured(direction, measurement, has_results=bool(result_by_measurement))
         for measurement in MEASUREMENTS
     )
-    settings = next(iter(case_by_measurement.values())).settings
+    first_result = next(iter(result_by_measurement.values()), None)
+    settings = first_result.settings if first_result else {}
     copies, gemms, gemm_flop = (
         int(settings.get(name, 0)) for name in (_COPIES, _GEMMS, _GEMM_FLOP)
     )
@@ -376,7 +392,9 @@ def _slowdown(
     return concurrent_s if isinstance(concurrent_s, Unavailable) else concurrent_s / alone_s - 1
 
 
-def _reason_not_measured(direction: str, measurement: Axis) -> Unavailable:
+def _reason_not_measured(direction: str, measurement: Axis, *, has_results: bool) -> Unavailable:
     if measurement == GEMM_DURING_COPY and is_pageable(direction):
         return _PAGEABLE
+    if not has_results:
+        return _NOT_REACHED
     return Unavailable(f"the measurement {measurement} was not finished")

@@ -141,7 +141,10 @@ def program_of(recording: Recording, *, garbage_collects: bool) -> Program:
                 allocations.free_requested[allocations_before] == BEFORE_TRACE
             ].tolist()
         ),
-        steps=tuple((event_index, step, target) for event_index, _, step, target in ordered_steps),
+        steps=tuple(
+            (event_index, step, target_index)
+            for event_index, _, step, target_index in ordered_steps
+        ),
         releases=releases,
         peak_event=recording.history.peak_moment() - 1,
         frees_have_stacks=frees_have_stacks,

@@ -114,12 +114,16 @@ def test_incomplete_or_damaged_result_is_not_reused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("gpu0.json", "{", "gpu0.json is not JSON"),
-        ("gpu0.json", "{}", "gpu0.json has no schema"),
-        ("gpu0.json", "[1]", "gpu0.json contains no result"),
+        ("gpu0.json", "{", "gpu0.json is not valid JSON"),
+        ("gpu0.json", "{}", "it has no schema 'cudakit.suite/1'"),
+        ("gpu0.json", "[1]", "gpu0.json is not a result of cudakit bench suite"),
         ("gpu0.json", '{"schema": "cudakit.suite/2"}', "gpu0.json has the schema"),
         ("gpu0.json", '{"schema": "cudakit.suite/1"}', "gpu0.json is damaged"),
-        ("host.json", '{"schema": "cudakit.suite/1"}', "host.json has the schema"),
+        (
+            "host.json",
+            '{"schema": "cudakit.suite/1"}',
+            "host.json is a result of cudakit bench suite",
+        ),
         ("host.json", '{"schema": "cudakit.fleet-host/1", "name": 3}', "host.json is damaged"),
     ],
 )
@@ -142,7 +146,7 @@ def test_directory_without_results_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="contains no results of a fleet"):
         FleetRecords(tmp_path).read()
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="cannot be read"):
+    with pytest.raises(InputError, match="file is not a directory"):
         FleetRecords(tmp_path / "file").read()
 
 
