@@ -349,9 +349,7 @@ def test_patch_is_removed_from_program_that_never_waits(library: Path, tmp_path:
     assert gaps(events) == {}
 
 
-def test_program_waits_only_briefly_for_work_that_never_ends(
-    library: Path, tmp_path: Path
-) -> None:
+def test_program_waits_only_briefly_for_work_that_never_ends(library: Path, tmp_path: Path) -> None:
     program = f"""
 cuda.defer_work(OTHER)
 cuda.call_host(OTHER)  # runs only after stop_deferring()
