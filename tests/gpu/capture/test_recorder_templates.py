@@ -213,7 +213,7 @@ for i in range(8):
 def test_unloaded_kernel_leaves_no_template_to_kernel_with_same_handles(
     library: Path, tmp_path: Path, unload: str
 ) -> None:
-    """XLA unloads libraries, and the driver reuses handles of modules and kernels; all its kernels may have one name."""
+    """The driver reuses handles of modules and kernels, and all kernels of XLA may have one name."""
     program = f"""
 for i in range(4):
     launch(write(0x100000))
