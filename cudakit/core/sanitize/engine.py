@@ -166,8 +166,8 @@ class Engine:
         self._strict_threads = strict_threads
         self._report_possible = report_possible
         self._races: list[Race] = []
-        # One race of each pair of call sites with a launch that was not recorded and may have accessed other
-        # bytes than those of its template; see ``take_unverified``.
+        # Possible races with a launch that was not recorded and may have accessed other bytes than an earlier
+        # launch of the same kernel: one race for each pair of call sites. See ``take_unverified``.
         self._unverified: dict[tuple[int, ...], Race] = {}
         self._possible_accesses: PossibleAccesses = {}
         self._strings: Sequence[str] = ()

@@ -38,7 +38,7 @@ typedef struct {
     uint32_t first_launch_index;   /* first reserved launch index */
     uint32_t launch_index_count;   /* number of reserved launch indices; 0: none reserved yet */
     uint64_t first_grid_id;        /* %gridid that maps to first_launch_index */
-    launch_signature signature;    /* signature by which the accesses are compared */
+    launch_signature signature;    /* launches of the same signature are expected to have the same accesses */
     reached_memory reached_memory; /* memory that the nodes reach */
     bool reservation_failed;       /* the arena has too few launch indices left */
 } graph_launch;
