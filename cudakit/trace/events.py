@@ -76,9 +76,9 @@ class Launch:
 
     If ``template_id`` is not 0, the accesses are those of this ``Template``. If it is relative, the
     template's launch had other pointers, and ``TemplatePointers`` have the pointers of this launch. If
-    ``is_checked`` is true, a recorded launch had the accesses of the template while work that was not ordered
-    used the same allocations. If ``is_unordered`` is true, the launch may not be ordered after earlier work,
-    but could not be recorded.
+    ``is_checked`` is true, the accesses of the template are contiguous from the pointers on, and a recorded
+    launch had the same accesses while work that was not ordered used the same allocations. If
+    ``is_unordered`` is true, the launch may not be ordered after earlier work, but could not be recorded.
     """
 
     kind: ClassVar[EventKind] = EventKind.LAUNCH
@@ -281,6 +281,7 @@ class GraphLaunch:
         0  # ``Template`` that has the accesses of the kernel nodes; 0 without a template
     )
     is_checked: Annotated[bool, "?"] = False  # same meaning as in ``Launch``
+    is_unordered: Annotated[bool, "?"] = False  # same meaning as in ``Launch``
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,10 @@ from cudakit.trace.layout import RECORD, Records, concatenate_records, layout, v
 # Number of records behind the record of a graph node that are searched for its pointer arguments.
 _MAX_NODE_ACCESSES: Final = 512
 UNKNOWN_TEMPLATE: Final = "launch whose template was not recorded"
+# The recorder writes this gap: gpu/capture/recorder/exact/templates.c.
+OUTDATED_TEMPLATE: Final = (
+    "launches whose template became outdated, on memory that unordered work uses as well"
+)
 
 # The fields that the accesses of a launch have in common with the launch.
 _CALL_FIELDS: Final = ("seq", "time_ns", "thread", "stream", "context", "site", "device")
@@ -200,10 +204,8 @@ def _template_ids(records: Records, kinds: npt.NDArray[np.uint16]) -> npt.NDArra
 
 def _launch_flags(call_records: Records) -> tuple[bool, bool]:
     """Return two flags: the template was checked next to unordered work, and the launch may be unordered."""
-    kind = EventKind(int(call_records["kind"][0]))
-    launch = view(call_records[:1], kind)[0]
-    is_unordered = kind is EventKind.LAUNCH and bool(launch["is_unordered"])
-    return bool(launch["is_checked"]), is_unordered
+    launch = view(call_records[:1], EventKind(int(call_records["kind"][0])))[0]
+    return bool(launch["is_checked"]), bool(launch["is_unordered"])
 
 
 def _pointers_of(call_records: Records) -> _Addresses:

@@ -177,8 +177,9 @@ void stop_deferring(void *stream)
 
 static CUmodule modules[MAX_MODULES];
 static size_t module_count;
-int refuse_patches, refuse_memory; /* results of calls that are refused; 0: no refusal. Set by tests. */
-int launches_without_user_data;    /* number of launches in a patched context without user data */
+/* Results of calls that are refused; 0: no refusal. Set by tests. */
+int refuse_patches, refuse_unpatching, refuse_memory;
+int launches_without_user_data; /* number of launches in a patched context without user data */
 static bool has_patch;
 
 static bool is_patched(CUmodule module)
@@ -232,6 +233,8 @@ size_t patched_modules(void)
 
 int sanitizerUnpatchModule(CUmodule module)
 {
+    if (refuse_unpatching)
+        return refuse_unpatching;
     for (size_t i = 0; i < module_count; i++)
         if (modules[i] == module)
             modules[i] = modules[--module_count];

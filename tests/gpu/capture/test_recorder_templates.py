@@ -85,6 +85,21 @@ def written_bytes(events: list[Event]) -> list[set[int]]:
     return list(written.values())
 
 
+def coverage_texts(events: list[Event]) -> tuple[SanitizeResult, str]:
+    """Return the result of the analysis of a trace, and its notes on the coverage."""
+    strings = [""]
+    records = pack(
+        events, lambda text: strings.index(text) if text in strings else _append(strings, text)
+    )
+    result = race_logs.analyze([Batch(1, records, strings, [()], 0, False)])
+    return result, "\n".join(note.text for note in coverage.notes(result))
+
+
+def _append(strings: list[str], text: str) -> int:
+    strings.append(text)
+    return len(strings) - 1
+
+
 def test_third_equal_launch_uses_template(library: Path, tmp_path: Path) -> None:
     program = """
 for _ in range(5):
@@ -312,23 +327,7 @@ assert cuda.patched_modules() == 1
     assert len(template_ids(run(tmp_path, library, program))) == 10
 
 
-# --- faults -------------------------------------------------------------------------------------------
-
-
-def coverage_texts(events: list[Event]) -> tuple[SanitizeResult, str]:
-    """Return the result of the analysis of a trace, and its notes on the coverage."""
-    strings = [""]
-    records = pack(
-        events, lambda text: strings.index(text) if text in strings else _append(strings, text)
-    )
-    result = race_logs.analyze([Batch(1, records, strings, [()], 0, False)])
-    return result, "\n".join(note.text for note in coverage.notes(result))
-
-
-def _append(strings: list[str], text: str) -> int:
-    strings.append(text)
-    return len(strings) - 1
-
+# --- programs that do not wait by a call ---------------------------------------------------------------
 
 NEVER_WAIT = """
 import time
@@ -373,32 +372,6 @@ for _ in range(4):
 """
     events = run(tmp_path, library, program)
     assert template_ids(events) == [0, 0, 1, 1, 1, 1, 1, 1]
-
-
-def test_patch_that_cannot_be_restored_is_in_the_coverage(library: Path, tmp_path: Path) -> None:
-    program = f"""{REPEAT_UNTIL_REMOVED}
-ctypes.c_int.in_dll(cuda, "refuse_patches").value = 1
-step(0x100100)
-step()
-"""
-    events = run(tmp_path, library, program)
-    assert template_ids(events)[-1] > 0, "launches with a template need no patch"
-    result, text = coverage_texts(events)
-    assert result.coverage.launches_assumed == 1
-    assert "10 exact, 1 assumed from pointer arguments" in text
-    assert "module whose instrumentation could not be restored (once)" in text
-
-
-def test_template_that_turns_out_wrong_is_in_the_coverage(library: Path, tmp_path: Path) -> None:
-    program = """
-for i in range(60):
-    launch(write(0x100000 + (i >= 10) * 64))
-    wait()
-    recorder.read()
-"""
-    result, text = coverage_texts(run(tmp_path, library, program))
-    assert result.coverage.template_differences == 1
-    assert ", 1 difference)" in text
 
 
 # --- graphs -------------------------------------------------------------------------------------------

@@ -15,6 +15,8 @@
  * patch must be restored. */
 #define MIN_REVIEWS 2
 #define MAX_REVIEWS 1024
+/* Value of reviews_before_removal of a module whose patch is never removed. */
+#define NEVER_REMOVED UINT32_MAX
 #define REVIEW_INTERVAL_NS 1000000
 /* Number of driver calls of a thread after which the time since the last review is checked. */
 #define CALLS_PER_TIME_CHECK 64
@@ -210,12 +212,30 @@ static bool begin_removal(uint32_t id)
     return begins_removal;
 }
 
+/* Apply the patch again if it could not be removed, so that launches of the module are recorded as before. The patch
+ * is never removed again. Takes the recorder lock. */
+static void keep_patch_that_was_not_removed(uint32_t id)
+{
+    CUmodule module;
+    if (!copy_handle(id, SWITCH_FAILED, &module) || !module || !patching_apply(module))
+        return;
+    pthread_mutex_lock(&recorder_lock);
+    if (modules[id].handle == module) {
+        modules[id].state = WITH_PATCH;
+        modules[id].reviews_before_removal = NEVER_REMOVED;
+    }
+    pthread_mutex_unlock(&recorder_lock);
+}
+
+/* Remove the patches that the reviews show to be unneeded. The patching lock is held, the recorder lock is not. */
 static void remove_unneeded_patches(void)
 {
     CUmodule module;
     for (uint32_t id = 1; copy_handle(id, WITH_PATCH, &module); id++)
-        if (module && begin_removal(id))
+        if (module && begin_removal(id)) {
             switch_patch(id, module, false);
+            keep_patch_that_was_not_removed(id);
+        }
 }
 
 static void set_next_verification(int64_t now_ns, bool was_verified)

@@ -298,6 +298,7 @@ static void on_graph_launch(const Sanitizer_GraphLaunchData *data)
     const launch_template chosen_template = exact_choose_graph_template(&rec, &signature);
     rec.graph_launch.template_id = chosen_template.id;
     rec.graph_launch.is_checked = chosen_template.is_checked;
+    rec.graph_launch.is_unordered = chosen_template.is_unordered;
     if (rec.graph_launch.template_id)
         exact_skip_graph(data->context);
     else

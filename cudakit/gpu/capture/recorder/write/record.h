@@ -112,7 +112,7 @@ typedef struct {
             uint8_t pending;
             uint32_t template_id; /* template with the accesses of this launch; 0: its own accesses follow */
             uint8_t is_relative;  /* the template is of a launch with other pointers */
-            uint8_t is_checked;   /* the template was checked while unordered work used the same allocations */
+            uint8_t is_checked;   /* the template is contiguous, and was checked next to unordered work */
             uint8_t is_unordered; /* unordered with earlier work, but not recorded, because the patch was removed */
         } launch;
         struct {
@@ -148,7 +148,7 @@ typedef struct {
         } edge;
         struct {
             uint32_t graph, executable, pending, template_id;
-            uint8_t is_checked; /* the template was checked while unordered work used the same allocations */
+            uint8_t is_checked, is_unordered; /* the same meaning as in ``launch`` */
         } graph_launch;
         struct {
             uint64_t address;
