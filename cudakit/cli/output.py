@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shlex
 import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -79,6 +81,16 @@ def open_binary_file(path: str, *, force: bool = False) -> Iterator[BinaryIO]:
         yield stream
 
 
+def refuse_unwritable(path: str, *, force: bool = False) -> None:
+    """Raise UsageError for a file that another process is to write later, as ``open_binary_file`` does."""
+    target = Path(os.path.realpath(path))
+    _refuse_unusable(_file_mode(target, name=path), name=path, force=force)
+    if not target.parent.is_dir():
+        raise unwritable_error(path, FileNotFoundError())
+    if not os.access(target.parent, os.W_OK | os.X_OK):
+        raise unwritable_error(path, PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
+
+
 @contextmanager
 def _open_new(path: str, stream_kind: Literal["b", "t"], *, force: bool) -> Iterator[Any]:
     target = Path(os.path.realpath(path))
@@ -109,10 +121,10 @@ def terminal_width(stream: TextIO) -> int:
 def terminal_height(stream: TextIO) -> int:
     """Return the number of lines: ``LINES``, or that of the terminal, or 50."""
     lines_variable = os.environ.get("LINES", "")
-    lines = int(lines_variable) if lines_variable.isdecimal() else 0
-    if not lines and stream.isatty():
-        lines = os.get_terminal_size(stream.fileno()).lines
-    return lines or DEFAULT_HEIGHT
+    line_count = int(lines_variable) if lines_variable.isdecimal() else 0
+    if not line_count and stream.isatty():
+        line_count = os.get_terminal_size(stream.fileno()).lines
+    return line_count or DEFAULT_HEIGHT
 
 
 def wants_color(stream: TextIO) -> bool:
@@ -182,7 +194,7 @@ def _file_mode(target: Path, *, name: str) -> int | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise _unwritable_error(name, error) from error
+        raise unwritable_error(name, error) from error
 
 
 def _refuse_unusable(mode: int | None, *, name: str, force: bool) -> None:
@@ -206,13 +218,22 @@ def _create_file(path: Path, stream_kind: Literal["b", "t"], *, name: str) -> IO
             return path.open(f"{mode}b")
         return path.open(mode, encoding="utf-8", errors="backslashreplace", newline="\n")
     except OSError as error:
-        raise _unwritable_error(name, error) from error
+        raise unwritable_error(name, error) from error
 
 
-def _unwritable_error(name: str, error: OSError) -> UsageError:
+def unwritable_error(name: str, error: OSError) -> UsageError:
+    """Return the error for a file that cannot be created; ``error`` is Python's exception."""
+    directory = os.path.dirname(name) or "."
+    if isinstance(error, FileNotFoundError):
+        return UsageError(
+            f"cannot write {name}: the directory {directory} does not exist",
+            hint=f"create it with: mkdir -p {shlex.quote(directory)}",
+        )
     return UsageError(
         f"cannot write {name}: {error.strerror}",
-        hint="create its directory, check the permissions, or choose another file",
+        hint="check the permissions of the directory, or choose another file"
+        if isinstance(error, PermissionError)
+        else "choose another file",
     )
 
 

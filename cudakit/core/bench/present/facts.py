@@ -152,25 +152,25 @@ def describe_method(
     ``called_library`` is the library that cudakit calls.
     """
     first_method = methods[0]
-    warmup = _range(
+    warmup_text = _range(
         [method.warmup_s for method in methods],
         lambda s: format_seconds(s, pad=True) if s else "0 s",
     )
-    executions = _range([method.executions for method in methods], str)
+    executions_text = _range([method.executions for method in methods], str)
     has_several_calls = first_method.mode == "call" and first_method.executions > 1
     description_parts = [
-        f"host time of a call, mean of {executions} consecutive calls"
+        f"host time of a call, mean of {executions_text} consecutive calls"
         if has_several_calls
-        else _MODE_TEXTS[first_method.mode].format(n=_with_noun(executions, "execution")),
+        else _MODE_TEXTS[first_method.mode].format(n=_with_noun(executions_text, "execution")),
         _CACHE_TEXTS[first_method.cache].format(
             sets=_range([method.buffer_sets for method in methods], str)
         ),
         *filter(None, (_FILL_TEXTS.get(first_method.fill, f"data: {first_method.fill}"),)),
-        f"warm-up {warmup}" if any(method.warmup_s for method in methods) else "no warm-up",
+        f"warm-up {warmup_text}" if any(method.warmup_s for method in methods) else "no warm-up",
     ]
     if any(method.rounds > 1 for method in methods):
-        rounds = _range([method.rounds for method in methods], str)
-        description_parts.append(f"{rounds} rounds, each with new buffers")
+        rounds_text = _range([method.rounds for method in methods], str)
+        description_parts.append(f"{rounds_text} rounds, each with new buffers")
     interleaved_names = list(
         dict.fromkeys(name for method in methods for name in method.interleaved)
     )
@@ -197,18 +197,18 @@ def _first_varying_values(cases: Sequence[CaseResult]) -> list[str]:
     return []
 
 
-def _name_group(group: Sequence[CaseResult], cases: Sequence[CaseResult]) -> str:
+def _name_group(group: Sequence[CaseResult], all_cases: Sequence[CaseResult]) -> str:
     """Name the cases of a group among all cases.
 
     The name lists values of one axis that only cases of the group have, then the labels of the cases without
     such a value. The axis is the one with the fewest labels. If the list is too long, the name is the number
     of cases.
     """
-    cases_outside = [case for case in cases if not any(case is member for member in group)]
-    label_by_id = dict(zip(map(id, cases), short_labels(cases), strict=True))
+    cases_outside = [case for case in all_cases if not any(case is member for member in group)]
+    label_by_id = dict(zip(map(id, all_cases), short_labels(all_cases), strict=True))
     best_names: tuple[int, list[str]] | None = None
     text_functions: list[Callable[[CaseResult], str]] = [lambda case: case.name]
-    text_functions += [partial(_axis_text, name) for name in axis_names(cases)]
+    text_functions += [partial(_axis_text, name) for name in axis_names(all_cases)]
     for text_of in text_functions:
         values_outside = {text_of(case) for case in cases_outside}
         unique_values = dict.fromkeys(
@@ -234,11 +234,11 @@ def _count_group(group: Sequence[CaseResult]) -> str:
         sizes = [case.axes.get(name) for case in group]
         if name.endswith("_bytes") and all(isinstance(size, int) for size in sizes):
             integers = [size for size in sizes if isinstance(size, int)]
-            smallest_size, largest_size = (
+            smallest_size_text, largest_size_text = (
                 format_axis(name, min(integers)),
                 format_axis(name, max(integers)),
             )
-            return f"{count_text} of {smallest_size} to {largest_size}"
+            return f"{count_text} of {smallest_size_text} to {largest_size_text}"
     return count_text
 
 

@@ -121,7 +121,12 @@ class _Session:
         self.gemms: dict[object, TunedGemm] = {}
         self.untuned: list[UntunedGemm] = []
         self._unsupported: list[Unsupported] = []
-        self._spec, self._gpu, self._limits, self._is_unblocked = spec, gpu, limits, is_unblocked
+        self._spec, self._gpu, self._search_limits, self._is_unblocked = (
+            spec,
+            gpu,
+            limits,
+            is_unblocked,
+        )
 
     def tune_all(
         self, case_by_gemm: Mapping[Gemm, Case], skipped_keys: Iterable[object], progress: Progress
@@ -167,7 +172,7 @@ class _Session:
     def _search(
         self, timer: Timer, gemm: Gemm, method: Method, progress: Progress
     ) -> TunedGemm | UntunedGemm:
-        spec, limits, begin_s = self._spec, self._limits, timer.now_s()
+        spec, limits, begin_s = self._spec, self._search_limits, timer.now_s()
 
         def is_over(share: float) -> bool:
             return timer.now_s() - begin_s >= share * limits.time_s
@@ -231,12 +236,12 @@ def _tuned_gemm(
 ) -> TunedGemm:
     """Return the result of the search for one GEMM."""
     default_s = trials.times_s(DEFAULT_CANDIDATE, outcome.rounds)
-    winner_s = trials.times_s(outcome.winner, outcome.rounds)
+    winner_s = trials.times_s(outcome.winner_index, outcome.rounds)
     return TunedGemm(
         gemm=gemm,
         shape=spec.shapes.get(gemm, ""),
         settings=spec.settings,
-        winner=candidate_list.algorithms[outcome.winner],
+        winner=candidate_list.algorithms[outcome.winner_index],
         default=candidate_list.algorithms[DEFAULT_CANDIDATE],
         significant=outcome.is_significant,
         gain=_NO_FINAL if outcome.gain is None else outcome.gain,
@@ -245,7 +250,7 @@ def _tuned_gemm(
         default_ci95_s=_interval(default_s),
         winner_s=_median(winner_s),
         winner_ci95_s=_interval(winner_s),
-        verification=trials.verifications[outcome.winner],
+        verification=trials.verifications[outcome.winner_index],
         tried=outcome.tried_count,
         candidates=len(candidate_list.algorithms),
         all_listed=candidate_list.complete,

@@ -89,9 +89,9 @@ class Checker:
         sample = _Sample(self._gemm, self._compare, sets, self._seed)
         computed_values, sums = sample.computed_values(), sample.sums()
         expected_values = epilogue(self._gemm, sums, sample.bias())
-        write_errors = self._describe_write_errors(sets)
+        write_errors_text = self._describe_write_errors(sets)
         return worst_verification(
-            self._check_set(sample, write_errors, *arrays)
+            self._check_set(sample, write_errors_text, *arrays)
             for arrays in zip(computed_values, expected_values, sums, strict=True)
         )
 
@@ -102,7 +102,7 @@ class Checker:
     def _check_set(
         self,
         sample: _Sample,
-        write_errors: str,
+        write_errors_text: str,
         computed_values: Floats,
         expected_values: Floats,
         sums: Floats,
@@ -116,9 +116,9 @@ class Checker:
         # A NaN among the values is an infinite error.
         error = error if np.isfinite(error) else inf
         if not norm:
-            return verification(error, 0.0, reference, write_errors)
+            return verification(error, 0.0, reference, write_errors_text)
         tolerance = self._tolerance.relative_to_result(float(np.linalg.norm(sums)), norm)
-        detail = write_errors or sample.describe_outlier(
+        detail = write_errors_text or sample.describe_outlier(
             computed_values, expected_values, tolerance
         )
         return verification(error / norm, tolerance, reference, detail)
@@ -126,7 +126,9 @@ class Checker:
     def _describe_write_errors(self, sets: OperandSets) -> str:
         """Describe values of D that were never written, or padding that was overwritten; else return ""."""
         matrix, slab = self._gemm.d, sets.d
-        poison_counts = self._poison.count(slab.ptr, matrix, slab.pitch, slab.set_count, LEGACY)
+        poison_counts = self._poison.count(
+            slab.ptr, matrix, slab.pitch_elements, slab.set_count, LEGACY
+        )
         if poison_counts.unwritten:
             value_count = matrix.rows * matrix.columns * matrix.batch * slab.set_count
             return f"{poison_counts.unwritten} of {value_count} values were never written"
@@ -177,7 +179,7 @@ class _Sample:
         slab = self._sets.bias
         if slab is None:
             return np.zeros((1, 1, 1, 1))
-        indices = np.arange(slab.set_count)[:, None] * slab.pitch + self.rows
+        indices = np.arange(slab.set_count)[:, None] * slab.pitch_elements + self.rows
         values = self._compare.sample(slab.ptr, slab.element, indices.reshape(-1), LEGACY)
         return values.reshape(slab.set_count, 1, -1, 1)
 
@@ -200,7 +202,7 @@ class _Sample:
     def _gather(self, slab: Slab, matrix: Matrix, rows: _Indices, columns: _Indices) -> Floats:
         """Read the intersection of rows and columns of a matrix."""
         indices = (
-            np.arange(slab.set_count)[:, None, None, None] * slab.pitch
+            np.arange(slab.set_count)[:, None, None, None] * slab.pitch_elements
             + self._matrices[:, None, None] * matrix.stride
             + columns * matrix.leading
             + rows[:, None]

@@ -70,7 +70,7 @@ def memory_errors(context: RunContext) -> Finding:
         ECC_RULES,
         "no uncorrectable memory errors",
         _ecc_counts,
-        without_gpus="no GPU counts memory errors (ECC is not supported or off)",
+        summary_without_gpus="no GPU counts memory errors (ECC is not supported or off)",
     )
 
 
@@ -208,7 +208,11 @@ def pcie_links(context: RunContext) -> Finding:
     idle_note = " (idle links run slower, which is normal)" if has_idle_link else ""
     summary_if_ok = f"PCIe links have all lanes{idle_note}"
     return check_gpus(
-        gpus, PCIE_RULES, summary_if_ok, _link_text, without_gpus="no GPU reports a PCIe link"
+        gpus,
+        PCIE_RULES,
+        summary_if_ok,
+        _link_text,
+        summary_without_gpus="no GPU reports a PCIe link",
     )
 
 
@@ -236,8 +240,8 @@ def throttling(context: RunContext) -> Finding:
     """A GPU that is too hot, or gets too little power, lowers its clocks (throttling).
 
     The check sees the current state only: run it while the GPU is under load. A software power cap is not
-    reported, because it is normal under full load; CK031 checks the limit itself. A power brake is a
-    request of the power supply to draw less.
+    reported, because it is normal under full load; CK031 checks the limit itself. "Hardware
+    power brake slowdown" is NVML's name of a slowdown that the power supply requests.
     """
     gpus = [
         gpu for gpu in gpu_states(context) if gpu.text_list_field("clock_event_reasons") is not None
@@ -288,7 +292,7 @@ def power_limits(context: RunContext) -> Finding:
         [POWER_RULE],
         "all power limits are at or above their default",
         _power_text,
-        without_gpus="no GPU reports a power limit",
+        summary_without_gpus="no GPU reports a power limit",
     )
 
 
@@ -317,5 +321,5 @@ def persistence(context: RunContext) -> Finding:
         [PERSISTENCE_RULE],
         "persistence mode, or a display, keeps every GPU initialized",
         lambda gpu: None,  # noqa: ARG005
-        without_gpus="no GPU reports its persistence mode",
+        summary_without_gpus="no GPU reports its persistence mode",
     )
