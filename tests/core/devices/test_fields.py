@@ -53,6 +53,7 @@ def test_field_has_short_description_and_unit_suffix(field: FieldInfo) -> None:
         "us": "_us",
         "bits": "_bits",
         "MB/s": "_mbps",
+        "Mbit/s": "_mbps",
         "B/s": "_bytes_per_s",
     }.get(field.unit, "")
     assert field.name.endswith(suffix)
