@@ -48,25 +48,6 @@ class SnapshotError(InputError):
     """A file is not a memory snapshot, or is truncated, damaged or malicious."""
 
 
-def read_error(
-    path: object,
-    error: OSError | ValueError,
-    *,
-    error_type: type[InputError] = InputError,
-    hint: str = "",
-) -> InputError:
-    """Return the error for a file that is missing or cannot be read; ``error`` is Python's exception."""
-    if isinstance(error, FileNotFoundError):
-        return error_type(f"{path} does not exist", hint=hint or "check the file name")
-    if isinstance(error, IsADirectoryError):
-        return error_type(f"{path} is a directory", hint=hint or "name a file in it")
-    reason = getattr(error, "strerror", None) or str(error)
-    return error_type(
-        f"{path} cannot be read: {reason}",
-        hint=hint or "check the name and the permissions of the file",
-    )
-
-
 class Unsupported(InputError):
     """A device or a library does not support the requested operation."""
 

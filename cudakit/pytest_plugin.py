@@ -302,7 +302,7 @@ class _Sanitizer:
             yield
 
     def _feed(self, batch: Batch) -> None:
-        tests_by_call = self._tests_by_call[batch.process, batch.chain]
+        tests_by_call = self._tests_by_call[batch.process, batch.trace_number]
         tests_by_call.add_test(int(batch.records["seq"].max()), self._test)
         self._add_shared_races(tests_by_call, self._detector.feed(batch, self._report))
 

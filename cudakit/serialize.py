@@ -67,13 +67,13 @@ def _json_name(field: Field[Any]) -> str | None:
 
 def _plain_record(record: Any, inline_reasons: bool) -> dict[str, object]:
     plain_members: dict[str, object] = {}
-    reasons: _Reasons | None = None if inline_reasons else {}
+    reason_by_path: _Reasons | None = None if inline_reasons else {}
     for name, value in _json_members(record):
         if name in plain_members or name == _REASONS_KEY:
             raise TypeError(f"{type(record).__name__}: the JSON key {name!r} is taken")
-        plain_members[name] = _plain_value(value, name, reasons)
-    if reasons:
-        plain_members[_REASONS_KEY] = reasons
+        plain_members[name] = _plain_value(value, name, reason_by_path)
+    if reason_by_path:
+        plain_members[_REASONS_KEY] = reason_by_path
     return plain_members
 
 
@@ -87,10 +87,10 @@ def _json_members(record: Any) -> Iterator[tuple[str, object]]:
             yield name, getattr(record, field.name)
 
 
-def _plain_value(value: object, path: str, reasons: _Reasons | None) -> object:
+def _plain_value(value: object, path: str, reason_by_path: _Reasons | None) -> object:
     """Return the JSON form of a value; ``path`` is the path of the value in its record.
 
-    Reasons of unavailable values are added to ``reasons``, or are inline if ``reasons`` is None.
+    Reasons of unavailable values are added to ``reason_by_path``; if it is None, they are inline.
     """
     match value:
         case Enum():
@@ -100,20 +100,21 @@ def _plain_value(value: object, path: str, reasons: _Reasons | None) -> object:
         case float():
             return float(value) if math.isfinite(value) else None
         case Unavailable(reason):
-            if reasons is None:
+            if reason_by_path is None:
                 return {_REASONS_KEY: reason}
-            reasons[path] = reason
+            reason_by_path[path] = reason
             return None
         case _ if _is_numpy_value(value):
-            return _plain_array(value, path, reasons)
+            return _plain_array(value, path, reason_by_path)
         case Mapping():
-            return _plain_mapping(value, path, reasons)
+            return _plain_mapping(value, path, reason_by_path)
         case list() | tuple():
             return [
-                _plain_value(item, f"{path}[{index}]", reasons) for index, item in enumerate(value)
+                _plain_value(item, f"{path}[{index}]", reason_by_path)
+                for index, item in enumerate(value)
             ]
         case _ if _is_record(value):
-            return _plain_record(value, reasons is None)
+            return _plain_record(value, reason_by_path is None)
     raise TypeError(f"{path}: JSON has no form for {type(value).__name__}")
 
 
@@ -123,7 +124,7 @@ def _is_numpy_value(value: object) -> bool:
     return numpy is not None and isinstance(value, (numpy.ndarray, numpy.generic))
 
 
-def _plain_array(value: object, path: str, reasons: _Reasons | None) -> object:
+def _plain_array(value: object, path: str, reason_by_path: _Reasons | None) -> object:
     import numpy as np
 
     array: npt.NDArray[Any] = np.asarray(value)
@@ -132,19 +133,19 @@ def _plain_array(value: object, path: str, reasons: _Reasons | None) -> object:
     if array.dtype.kind == "f":
         doubles = array.astype(np.float64)
         items = doubles.tolist()
-        return items if np.isfinite(doubles).all() else _plain_value(items, path, reasons)
+        return items if np.isfinite(doubles).all() else _plain_value(items, path, reason_by_path)
     if array.dtype.kind in "OU":
-        return _plain_value(array.tolist(), path, reasons)
+        return _plain_value(array.tolist(), path, reason_by_path)
     raise TypeError(f"{path}: JSON has no form for an array of {array.dtype}")
 
 
 def _plain_mapping(
-    mapping: Mapping[Any, object], path: str, reasons: _Reasons | None
+    mapping: Mapping[Any, object], path: str, reason_by_path: _Reasons | None
 ) -> dict[str, object]:
     plain_members: dict[str, object] = {}
     for key, value in mapping.items():
         name = _json_key(key, path)
-        plain_members[name] = _plain_value(value, f"{path}.{name}", reasons)
+        plain_members[name] = _plain_value(value, f"{path}.{name}", reason_by_path)
     return plain_members
 
 
@@ -193,11 +194,11 @@ def _type_hints(kind: Any) -> dict[str, Any]:
 
 def _hinted_fields(kind: Any) -> list[tuple[Field[Any], Any]]:
     """Return the fields that the constructor takes, with their annotations."""
-    hints = _type_hints(kind)
+    type_hints = _type_hints(kind)
     return [
-        (field, hints[field.name])
+        (field, type_hints[field.name])
         for field in fields(kind)
-        if field.init and get_origin(hints[field.name]) is not ClassVar
+        if field.init and get_origin(type_hints[field.name]) is not ClassVar
     ]
 
 
@@ -208,8 +209,8 @@ class _Reader:
     the key of its reason.
     """
 
-    def __init__(self, reasons: Mapping[str, object], strict: bool) -> None:
-        self._reasons = reasons
+    def __init__(self, reason_by_path: Mapping[str, object], strict: bool) -> None:
+        self._reason_by_path = reason_by_path
         self._strict = strict
 
     def read_member(
@@ -264,7 +265,7 @@ class _Reader:
         raise max(problems, key=lambda problem: str(problem).count("."))
 
     def _read_null(self, kinds: tuple[Any, ...], location: str, path: str) -> Unavailable | None:
-        reason = self._reasons.get(path)
+        reason = self._reason_by_path.get(path)
         if Unavailable in kinds and (reason is not None or types.NoneType not in kinds):
             return Unavailable(str(reason) if reason is not None else "the file gives no reason")
         if types.NoneType in kinds:

@@ -27,6 +27,7 @@ FEATURE = {
     "serialize",
     "units",
     "errors",
+    "input_files",
 }
 
 # A package, and what of ours it may import besides itself. A file belongs to the longest name that fits.
@@ -35,7 +36,8 @@ PACKAGES = {
     "errors": frozenset(),
     "torch_rules": {"units", "errors"},
     "document": {"units", "errors"},
-    "trace": {"units", "errors"},
+    "trace": {"units", "errors", "input_files"},
+    "input_files": {"units", "errors"},
     "serialize": {"units"},
     "gpu": {"trace", "serialize", "units", "errors"},
     "kernels": {"gpu.api", "errors"},

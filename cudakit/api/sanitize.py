@@ -76,7 +76,7 @@ def sanitize(
     ()
     """
     patterns = suppressions(suppress, origin="suppress")
-    report = Report(show=Confidence(show), suppressions=patterns, demangle=demangle)
+    report = Report(min_confidence=Confidence(show), suppressions=patterns, demangle=demangle)
     session = _session(gpu, accesses)
     session.enter_block(report)
     sanitized = Sanitized(session, report)

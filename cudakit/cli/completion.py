@@ -20,6 +20,7 @@ from click.shell_completion import (
 )
 
 from cudakit.cli.options import Command, option
+from cudakit.cli.output import unwritable_error
 
 Shell: TypeAlias = Literal["bash", "zsh", "fish"]
 
@@ -170,10 +171,13 @@ def completion(*, shell: Shell, install: bool) -> int:
         click.echo(text, nl=False)
         return 0
     path = _completion_path(shell)
-    is_current = path.is_file() and path.read_text(encoding="utf-8") == text
-    if not is_current:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+    try:
+        is_current = path.is_file() and path.read_text(encoding="utf-8") == text
+        if not is_current:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise unwritable_error(str(path), error) from error
     click.echo(f"{path} is up to date" if is_current else f"Wrote {path}", err=True)
     click.echo(_next_step(shell, path), err=True)
     return 0

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shlex
 import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -77,6 +79,16 @@ def open_binary_file(path: str, *, force: bool = False) -> Iterator[BinaryIO]:
     """
     with _open_new(path, "b", force=force) as stream:
         yield stream
+
+
+def refuse_unwritable(path: str, *, force: bool = False) -> None:
+    """Raise UsageError for a file that another process is to write later, as ``open_binary_file`` does."""
+    target = Path(os.path.realpath(path))
+    _refuse_unusable(_file_mode(target, name=path), name=path, force=force)
+    if not target.parent.is_dir():
+        raise unwritable_error(path, FileNotFoundError())
+    if not os.access(target.parent, os.W_OK | os.X_OK):
+        raise unwritable_error(path, PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
 
 
 @contextmanager
@@ -182,7 +194,7 @@ def _file_mode(target: Path, *, name: str) -> int | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise _unwritable_error(name, error) from error
+        raise unwritable_error(name, error) from error
 
 
 def _refuse_unusable(mode: int | None, *, name: str, force: bool) -> None:
@@ -206,13 +218,22 @@ def _create_file(path: Path, stream_kind: Literal["b", "t"], *, name: str) -> IO
             return path.open(f"{mode}b")
         return path.open(mode, encoding="utf-8", errors="backslashreplace", newline="\n")
     except OSError as error:
-        raise _unwritable_error(name, error) from error
+        raise unwritable_error(name, error) from error
 
 
-def _unwritable_error(name: str, error: OSError) -> UsageError:
+def unwritable_error(name: str, error: OSError) -> UsageError:
+    """Return the error for a file that cannot be created; ``error`` is Python's exception."""
+    directory = os.path.dirname(name) or "."
+    if isinstance(error, FileNotFoundError):
+        return UsageError(
+            f"cannot write {name}: the directory {directory} does not exist",
+            hint=f"create it with: mkdir -p {shlex.quote(directory)}",
+        )
     return UsageError(
         f"cannot write {name}: {error.strerror}",
-        hint="create its directory, check the permissions, or choose another file",
+        hint="check the permissions of the directory, or choose another file"
+        if isinstance(error, PermissionError)
+        else "choose another file",
     )
 
 

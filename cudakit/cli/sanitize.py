@@ -59,7 +59,7 @@ def sanitize(
     suppress: tuple[str, ...],
     baseline: str | None,
     write_baseline: str | None,
-    internal: bool,
+    counts_library_races: bool,
     host_threads: Literal["joined", "strict"],
     output: OutputOptions,
 ) -> int:
@@ -84,7 +84,7 @@ def sanitize(
                 show,
                 suppress,
                 baseline,
-                internal=internal,
+                counts_library_races=counts_library_races,
                 strict_threads=host_threads == "strict",
                 progress=progress,
             )
@@ -99,7 +99,7 @@ def _analyze(
     suppress: tuple[str, ...],
     baseline: str | None,
     *,
-    internal: bool,
+    counts_library_races: bool,
     strict_threads: bool,
     progress: Progress,
 ) -> SanitizeResult:
@@ -110,15 +110,19 @@ def _analyze(
     from cudakit.gpu.demangle import demangle
     from cudakit.trace.run_log import LogReader
 
-    least_confidence = Confidence(show)
+    min_confidence = Confidence(show)
     report = Report(
-        show=least_confidence,
+        min_confidence=min_confidence,
         suppressions=suppressions(suppress),
         baseline=match_baseline(baseline),
-        internal=internal,
+        counts_library_races=counts_library_races,
         demangle=demangle,
     )
     with LogReader(path) as log:
         return analyze_log(
-            log, report, show=least_confidence, strict_threads=strict_threads, progress=progress
+            log,
+            report,
+            min_confidence=min_confidence,
+            strict_threads=strict_threads,
+            progress=progress,
         )

@@ -123,9 +123,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) KERNEL_NAME(const Layout l
         )
 
     def _strided_text(self, arguments: Sequence[str]) -> str:
-        """Return the text for several dimensions, in which no vector crosses the end of the innermost one.
+        """Return the CUDA C++ for arrays of several dimensions, in which each thread computes one vector.
 
-        Each thread computes one vector.
+        The layout ensures that no vector crosses the end of a row of the innermost dimension.
         """
         dimension_count = len(self.layout.sizes)
         lines = [

@@ -111,12 +111,20 @@ def _executable(word: str, environment: Mapping[str, str]) -> str:
     if executable_path := _on_path(word, environment):
         return executable_path
     path = Path(word)
-    if os.sep not in word or not path.exists():
-        kind = "script" if path.suffix == ".py" else "command"
-        raise CommandNotFound(f"{kind} not found: {word}", hint=_HINT)
-    if path.is_dir() or not os.access(path, os.X_OK):
-        reason = "is a directory" if path.is_dir() else "cannot be executed: permission denied"
-        raise CommandNotExecutable(f"{word} {reason}", hint=_HINT)
+    is_path = path.suffix == ".py" or os.sep in word
+    if path.is_dir():
+        raise CommandNotExecutable(f"{word} is a directory", hint=_HINT)
+    if path.is_file() and not (os.access(path, os.R_OK) or os.access(path, os.X_OK)):
+        raise CommandNotExecutable(
+            f"{word} cannot be read: Permission denied",
+            hint="check the name and the permissions of the file",
+        )
+    if not is_path:
+        raise CommandNotFound(f"command not found: {word}", hint=_HINT)
+    if not path.exists():
+        raise CommandNotFound(f"{word} does not exist", hint="check the file name")
+    if not os.access(path, os.X_OK):
+        raise CommandNotExecutable(f"{word} cannot be executed: Permission denied", hint=_HINT)
     return word
 
 
@@ -192,7 +200,7 @@ def _split_shebang(shebang_line: bytes) -> list[str]:
 
 
 def why_not_instrumented(command: Sequence[str]) -> str:
-    """Return why the agent does not start in a Python with these arguments; empty if it does."""
+    """Return why the agent does not start in a Python with these arguments; empty if the agent starts."""
     for option in _options(command[1:]):
         if option in _ISOLATING_OPTIONS:
             python = shlex.join((os.path.basename(command[0]), f"-{option}"))

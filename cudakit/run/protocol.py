@@ -128,14 +128,14 @@ class AgentMessages:
     def read_new(self) -> Iterator[AgentMessage]:
         """Yield the complete messages that were written since the last call."""
         for name in sorted(os.listdir(self._directory)):
-            process, _, suffix = name.partition(".")
+            process_text, _, suffix = name.partition(".")
             if (
-                process.isdecimal()
-                and len(process) <= _PID_DIGITS
+                process_text.isdecimal()
+                and len(process_text) <= _PID_DIGITS
                 and suffix in set(AgentMessageKind)
             ):
                 for message_line in self._new_lines(name):
-                    yield AgentMessage(int(process), AgentMessageKind(suffix), message_line)
+                    yield AgentMessage(int(process_text), AgentMessageKind(suffix), message_line)
 
     def _new_lines(self, name: str) -> Iterator[str]:
         path = self._directory / name

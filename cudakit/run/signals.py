@@ -74,11 +74,13 @@ class SignalRelay:
                 yield signal_number
         deadline = time.monotonic() + seconds
         awaited_signals = self._handled_signals | {Signals.SIGCHLD}
-        while info := signal.sigtimedwait(awaited_signals, max(deadline - time.monotonic(), 0)):
-            if info.si_signo == Signals.SIGCHLD:
+        while signal_info := signal.sigtimedwait(
+            awaited_signals, max(deadline - time.monotonic(), 0)
+        ):
+            if signal_info.si_signo == Signals.SIGCHLD:
                 return
-            if info.si_code != _SI_KERNEL:
-                yield Signals(info.si_signo)
+            if signal_info.si_code != _SI_KERNEL:
+                yield Signals(signal_info.si_signo)
 
     def _receive(self, signal_number: int, _: FrameType | None) -> None:
         # The operating system delivered the signal to a library's thread, which does not block the signal.
@@ -89,12 +91,12 @@ class SignalRelay:
 def _is_in_foreground() -> bool:
     """Return whether this process group is the foreground group of its terminal."""
     try:
-        terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
+        terminal_descriptor = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
     except OSError:
         return False
     try:
-        return os.tcgetpgrp(terminal) == os.getpgrp()
+        return os.tcgetpgrp(terminal_descriptor) == os.getpgrp()
     except OSError:
         return False
     finally:
-        os.close(terminal)
+        os.close(terminal_descriptor)

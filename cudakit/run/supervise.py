@@ -1,4 +1,4 @@
-"""Run a program as it runs without cudakit, and read the records that its processes write."""
+"""Run a program in the foreground, and read the records that its processes write."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def supervise(
 ) -> int:
     """Run a command in the foreground, and pass its records to ``on_batch`` while it runs.
 
-    ``on_batch`` gets the batches of each process. It returns True to stop the program: with SIGTERM, and
-    after ``seconds_to_end`` with SIGKILL. ``on_stop`` is called after the SIGTERM, unless the program had
-    already ended. ``on_message`` gets the messages of agents. Returns the exit status as subprocess does:
-    -N if signal N ended the program (``end_like_program``, ``shell_status``). Does not wait for processes
-    that outlive the program. An exception of ``on_batch`` is raised after the program has ended. Must be
-    called in the main thread. Raises CommandNotFound and CommandNotExecutable.
+    ``on_batch`` gets the batches of each process. If ``on_batch`` returns True, the program is stopped: with
+    SIGTERM, and after ``seconds_to_end`` with SIGKILL. ``on_stop`` is called after the SIGTERM, unless the
+    program had already ended. ``on_message`` gets the messages of agents. Returns the exit status as
+    subprocess does: -N if signal N ended the program (``end_like_program``, ``shell_status``). Does not wait
+    for processes that outlive the program. An exception of ``on_batch`` is raised after the program has
+    ended. Must be called in the main thread. Raises CommandNotFound and CommandNotExecutable.
     """
     delete_abandoned(Path(gettempdir()))
     with TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True) as directory_name:

@@ -43,11 +43,11 @@ def fit_of(
 ) -> Fit:
     """Return the single changes that would have let a failed request succeed.
 
-    A block of ``block_bytes`` was requested. It needed a new segment of ``segment_bytes``; the device had
-    ``usable_bytes`` left. ``releasable_bytes`` are cached in empty segments;
-    ``own_free_bytes`` are free in the pool, size class and stream of the request.
-    ``largest_other_bytes`` is the largest free block of other pools and streams, ``largest_later_bytes`` the
-    largest one of the request's own pool once pending frees are complete.
+    A block of ``block_bytes`` was requested, which needed a new segment of ``segment_bytes``. The device had
+    ``usable_bytes`` left. ``releasable_bytes`` are cached in empty segments; ``own_free_bytes`` are free in
+    the pool, size class and stream of the request. ``largest_other_bytes`` is the largest free block of other
+    pools and streams, ``largest_later_bytes`` the largest one of the request's own pool once pending frees
+    are complete.
     """
     return Fit(
         without_cache=usable_bytes + releasable_bytes >= segment_bytes,

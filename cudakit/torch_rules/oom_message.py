@@ -54,12 +54,12 @@ def _sentences(report: OomReport) -> Iterator[str]:
 
 def _memory_use_texts(report: OomReport) -> Iterator[str]:
     """Yield the memory use of each process; of this process from NVML if possible, else from the driver."""
-    processes = report.used_by_process()
-    own_bytes = processes.pop(os.getpid(), None)
-    for pid, used_bytes in list(processes.items())[:_MAX_PROCESSES]:
+    used_bytes_by_pid = report.used_by_process()
+    own_bytes = used_bytes_by_pid.pop(os.getpid(), None)
+    for pid, used_bytes in list(used_bytes_by_pid.items())[:_MAX_PROCESSES]:
         yield f"Process {pid} has {torch_size(used_bytes)} memory in use."
-    if len(processes) > _MAX_PROCESSES:
-        yield f"{len(processes) - _MAX_PROCESSES} more processes use less each."
+    if len(used_bytes_by_pid) > _MAX_PROCESSES:
+        yield f"{len(used_bytes_by_pid) - _MAX_PROCESSES} more processes use less each."
     if own_bytes is not None:
         yield (
             "Including memory outside of this allocator, this process has"
@@ -95,13 +95,13 @@ def _stream_pool_lines(report: OomReport) -> Iterator[str]:
         yield _sum_line(omitted_pools, f"{len(omitted_pools)} more")
 
 
-def _sum_line(stream_pools: tuple[StreamPool, ...], served_requests: str) -> str:
+def _sum_line(stream_pools: tuple[StreamPool, ...], served_requests_text: str) -> str:
     return _ROW_FORMAT.format(
         format_bytes(sum(stream_pool.reserved_bytes for stream_pool in stream_pools)),
         format_bytes(sum(stream_pool.free_bytes for stream_pool in stream_pools)),
         format_bytes(max(stream_pool.largest_free_bytes for stream_pool in stream_pools)),
         format_bytes(sum(stream_pool.pending_bytes for stream_pool in stream_pools)),
-        served_requests,
+        served_requests_text,
     )
 
 

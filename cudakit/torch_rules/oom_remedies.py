@@ -140,7 +140,7 @@ def _other_memory_remedies(report: OomReport) -> Iterator[str]:
 
 def _general_remedies(report: OomReport) -> Iterator[str]:
     has_stacks = any(pin.frames for pin in report.pins)
-    calls = (
+    calls_text = (
         "save_on_out_of_memory()" if has_stacks else "record_history() and save_on_out_of_memory()"
     )
-    yield f"free memory, or request less: {calls} and then `cudakit memviz` show what uses it"
+    yield f"free memory, or request less: {calls_text} and then `cudakit memviz` show what uses it"

@@ -105,12 +105,12 @@ def _read_reserves(entry: Entry) -> tuple[tuple[str, Reserve], ...]:
         if entry.pairs is None:
             raise entry.value_error(expected)
         raise entry.value.error(f"{entry.key.text} takes {expected}, not an empty one")
-    reserves: dict[str, Reserve] = {}
+    reserve_by_class: dict[str, Reserve] = {}
     for name, token in entry.pairs:
-        if name.text in reserves:
+        if name.text in reserve_by_class:
             raise name.error(f"the class {name.shown} is listed twice")
-        reserves[name.text] = _parse_reserve(entry, token)
-    return tuple(reserves.items())
+        reserve_by_class[name.text] = _parse_reserve(entry, token)
+    return tuple(reserve_by_class.items())
 
 
 def _write_size(size_bytes: int) -> str:
@@ -132,10 +132,10 @@ def _write_divisions(slots: tuple[int, ...]) -> str:
     if not changed_slots and slots[0]:
         return f"{slots[0]:d}"
     first_slot, last_slot = (changed_slots[0], changed_slots[-1]) if changed_slots else (0, 0)
-    intervals = "".join(
+    intervals_text = "".join(
         f"{1 << slot}:{slots[slot]:d}," for slot in range(first_slot, last_slot + 1)
     )
-    return f"[{intervals}>:{slots[-1]:d}]"
+    return f"[{intervals_text}>:{slots[-1]:d}]"
 
 
 def _write_reserve(reserve: Reserve) -> str:

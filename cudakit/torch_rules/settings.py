@@ -94,8 +94,8 @@ class Settings:
     @property
     def slack_bytes(self) -> int:
         """Return the maximum unused bytes of a block that serves a request without being split."""
-        rounding = self.max_non_split_rounding_bytes
-        return self.large_segment_size_bytes if rounding is None else rounding
+        max_unused_bytes = self.max_non_split_rounding_bytes
+        return self.large_segment_size_bytes if max_unused_bytes is None else max_unused_bytes
 
     def as_text(self) -> str:
         """Return the non-default settings as a string that PyTorch and ``parse_config`` read."""

@@ -71,14 +71,14 @@ class Free:
 class Launch:
     """A kernel was enqueued. The events of its accesses have the same ``seq``.
 
-    If ``pending`` is true, the recorder writes assumed accesses directly after the launch. It writes exact
-    accesses later, and after the last of them an ``Accessed`` with the same ``seq``.
+    If ``pending`` is true, the recorder writes assumed accesses directly after the launch. The recorder
+    writes exact accesses later, then an ``Accessed`` with the same ``seq``.
 
     If ``template_id`` is not 0, the accesses are those of this ``Template``. If it is relative, the
     template's launch had other pointers, and ``TemplatePointers`` have the pointers of this launch. If
-    ``is_checked`` is true, a recorded launch had the accesses of the template while work that was not ordered
-    used the same allocations. If ``is_unordered`` is true, the launch may not be ordered after earlier work,
-    but could not be recorded.
+    ``is_checked`` is true, the accesses of the template are contiguous from the pointers on, and a recorded
+    launch had the same accesses while work that was not ordered used the same allocations. If
+    ``is_unordered`` is true, the launch may not be ordered after earlier work, but could not be recorded.
     """
 
     kind: ClassVar[EventKind] = EventKind.LAUNCH
@@ -277,8 +277,11 @@ class GraphLaunch:
     graph: U32
     executable: U32
     pending: U32 = 0  # number of ``Accessed`` events that follow: one for each kernel node
-    template_id: U32 = 0  # ``Template`` that has the accesses of the kernel nodes; 0 if none has
+    template_id: U32 = (
+        0  # ``Template`` that has the accesses of the kernel nodes; 0 without a template
+    )
     is_checked: Annotated[bool, "?"] = False  # same meaning as in ``Launch``
+    is_unordered: Annotated[bool, "?"] = False  # same meaning as in ``Launch``
 
 
 @dataclass(frozen=True, slots=True)
@@ -455,7 +458,7 @@ class FillRun:
 
 @dataclass(frozen=True, slots=True)
 class GraphNodeSite:
-    """A graph node was created; the call stack of this event is that of its capture."""
+    """A graph node was created; the event has the call stack of the capture of the node."""
 
     kind: ClassVar[EventKind] = EventKind.GRAPH_NODE_SITE
     graph_node: U64
@@ -503,7 +506,8 @@ class Collective:
     """A kernel of NCCL performs one operation: a collective, or a send or receive between two ranks.
 
     The launch of the kernel has the same ``seq`` and stream. In a graph, the node of the kernel has the same
-    ``seq``, and each launch of the graph repeats the operation. The call stack is that of the program's call.
+    ``seq``, and each launch of the graph repeats the operation. The event has the call stack of the program's
+    call.
     """
 
     kind: ClassVar[EventKind] = EventKind.COLLECTIVE

@@ -6,8 +6,8 @@ import re
 
 MAX_KERNEL_NAME_LENGTH = 80
 
-# The levels of detail of a shortened name, the most detailed first: the depth to which template arguments are
-# shown, the number of types per depth, and whether the namespaces are shown.
+# Levels of detail of a shortened name, the most detailed level first. A level consists of the depth to which
+# template arguments are shown, the number of argument types per depth, and whether namespaces are shown.
 _DETAIL_LEVELS = (
     (9, 99, True),
     (2, 1, True),
@@ -35,11 +35,11 @@ def short_kernel(name: str, *, max_length: int = MAX_KERNEL_NAME_LENGTH) -> str:
     if not _is_balanced(kernel_name):
         return cut(kernel_name, max_length)
     *enclosing_scopes, last_scope = _scopes(_without_signature(kernel_name))
-    for levels, max_types, is_qualified in _DETAIL_LEVELS:
+    for max_depth, max_types, is_qualified in _DETAIL_LEVELS:
         short_name = "::".join(
             (
                 *(enclosing_scopes if is_qualified else ()),
-                _shorten_template(last_scope, levels, max_types),
+                _shorten_template(last_scope, max_depth, max_types),
             )
         )
         if len(short_name) <= max_length:
@@ -69,13 +69,13 @@ def _scopes(text: str) -> list[str]:
     return [*names, last_scope]
 
 
-def _shorten_template(text: str, levels: int, max_types: int) -> str:
+def _shorten_template(text: str, max_depth: int, max_types: int) -> str:
     """Return a name with its template arguments, of which at most ``max_types`` are types."""
     name, opening_bracket, after_name = text.partition("<")
     if not opening_bracket or ">" not in after_name:
         return text
     arguments_text, _, after_arguments = after_name.rpartition(">")
-    if levels == 0:
+    if max_depth == 0:
         return f"{name}<…>{after_arguments}"
     arguments = [argument.strip() for argument in _split_outside_brackets(arguments_text, ",")]
     type_indices = [
@@ -83,21 +83,21 @@ def _shorten_template(text: str, levels: int, max_types: int) -> str:
     ]
     shown_end = type_indices[max_types] if len(type_indices) > max_types else len(arguments)
     shown_arguments = [
-        _shorten_argument(argument, levels - 1, max_types) for argument in arguments[:shown_end]
+        _shorten_argument(argument, max_depth - 1, max_types) for argument in arguments[:shown_end]
     ]
     ellipsis = ["…"] if shown_end < len(arguments) else []
     return f"{name}<{', '.join(shown_arguments + ellipsis)}>{after_arguments}"
 
 
-def _shorten_argument(text: str, levels: int, max_types: int) -> str:
+def _shorten_argument(text: str, max_depth: int, max_types: int) -> str:
     """Return a template argument without namespaces."""
     if number_match := _NUMBER.fullmatch(text):
         return number_match[1]
     scopes = _split_outside_brackets(_CAST.sub("", text), "::")
     local_scope = next((scope for scope in scopes if _is_function(scope)), None)
     if local_scope is None:
-        return _shorten_template(scopes[-1], levels, max_types)
-    return _shorten_template(_without_signature(local_scope), levels, max_types)
+        return _shorten_template(scopes[-1], max_depth, max_types)
+    return _shorten_template(_without_signature(local_scope), max_depth, max_types)
 
 
 def _is_function(scope: str) -> bool:

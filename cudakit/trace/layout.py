@@ -27,7 +27,7 @@ _COMMON = (
     ("seq", "<u8"),
     ("time_ns", "<i8"),
     ("thread", "<u4"),
-    ("program_call", "<u4"),  # number of the program call; 0 if it is unknown
+    ("program_call", "<u4"),  # number of the program call; 0 if unknown
     ("stream", "<u4"),  # number of the stream; 0 if events of this kind have no stream
     ("context", "<u4"),
     ("site", "<u4"),
@@ -179,8 +179,8 @@ def _type_code(hint: Any) -> str:
 
 @cache
 def _type_hints(kind: EventKind) -> dict[str, Any]:
-    hints = get_type_hints(_BODIES[kind], include_extras=True)
-    return {field.name: hints[field.name] for field in fields(_BODIES[kind])}
+    type_hints = get_type_hints(_BODIES[kind], include_extras=True)
+    return {field.name: type_hints[field.name] for field in fields(_BODIES[kind])}
 
 
 _BODIES: dict[EventKind, type[EventBody]] = {body.kind: body for body in get_args(EventBody)}

@@ -33,9 +33,9 @@ class Loss:
     errno: int  # error number of the first failed write; 0 if it is unknown
 
     def __str__(self) -> str:
-        events = "event" if self.count == 1 else "events"
+        event_count_text = "event" if self.count == 1 else "events"
         reason = f": {os.strerror(self.errno)}" if self.errno else ""
-        return f"{self.count:,} {events} of process {self.process} could not be recorded{reason}"
+        return f"{self.count:,} {event_count_text} of process {self.process} could not be recorded{reason}"
 
 
 class Losses:
@@ -66,34 +66,36 @@ def report_loss(directory: Path, lost_count: int, error: OSError) -> None:
     """Write the number of events that this process has lost to its slot of the file. Never raises."""
     process = os.getpid()
     try:
-        file = os.open(directory / FILE, os.O_RDWR)
+        losses_descriptor = os.open(directory / FILE, os.O_RDWR)
     except OSError:
         return  # no supervisor reads this spool
     try:
         for slot in range(process, process + _SLOT_COUNT):
             offset = slot % _SLOT_COUNT * _SLOT.size
-            (slot_process, *_) = _SLOT.unpack(os.pread(file, _SLOT.size, offset))
+            (slot_process, *_) = _SLOT.unpack(os.pread(losses_descriptor, _SLOT.size, offset))
             if slot_process in (0, process):
-                os.pwrite(file, _SLOT.pack(process, lost_count, error.errno or 0), offset)
+                os.pwrite(
+                    losses_descriptor, _SLOT.pack(process, lost_count, error.errno or 0), offset
+                )
                 return
     except (OSError, struct.error):
         return
     finally:
-        os.close(file)
+        os.close(losses_descriptor)
 
 
 def is_abandoned(directory: Path) -> bool:
     """Return whether the supervisor of a spool has ended without deleting the spool."""
     try:
-        file = os.open(directory / FILE, os.O_RDWR)
+        losses_descriptor = os.open(directory / FILE, os.O_RDWR)
     except OSError:
         return False  # the directory is not a spool of a supervisor, or was deleted
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(losses_descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         return False
     finally:
-        os.close(file)
+        os.close(losses_descriptor)
     return True
 
 

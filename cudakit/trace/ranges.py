@@ -28,14 +28,14 @@ class OpenRange:
 
     name: int  # index of the name in the string table
     domain: int  # index of the domain's name in the string table; 0 for NVTX's default domain
-    outer: OpenRange | None = None  # range that contains this range
+    outer_range: OpenRange | None = None  # range that contains this range
 
     def __iter__(self) -> Iterator[OpenRange]:
         """Yield this range and the ranges that contain it, the innermost first."""
         open_range: OpenRange | None = self
         while open_range:
             yield open_range
-            open_range = open_range.outer
+            open_range = open_range.outer_range
 
 
 # The innermost range that is open at each record.
@@ -65,17 +65,21 @@ class RangeTracker:
         if not len(changes) and not self._process_ranges and not self._thread_ranges:
             return None
         threads = records["thread"].tolist()
-        innermost: list[OpenRange | None] = []
+        innermost_ranges_of_rows: list[OpenRange | None] = []
         rows = zip(changes.tolist(), _rows(records[changes]), strict=True)
         for index, (kind, name, domain, range_number) in rows:
-            innermost += self._innermost_ranges(islice(threads, len(innermost), index))
+            innermost_ranges_of_rows += self._innermost_ranges(
+                islice(threads, len(innermost_ranges_of_rows), index)
+            )
             if kind == EventKind.RANGE_PUSH:
                 self._push(threads[index], _Range(name, domain), range_number)
             else:
                 self._pop(threads[index], domain, range_number)
-        innermost += self._innermost_ranges(islice(threads, len(innermost), None))
+        innermost_ranges_of_rows += self._innermost_ranges(
+            islice(threads, len(innermost_ranges_of_rows), None)
+        )
         innermost_ranges = np.empty(len(records), np.object_)
-        innermost_ranges[:] = innermost
+        innermost_ranges[:] = innermost_ranges_of_rows
         return innermost_ranges
 
     def _innermost_ranges(self, threads: Iterator[int]) -> Iterator[OpenRange | None]:
@@ -88,10 +92,10 @@ class RangeTracker:
 
     def _nested_ranges(self, thread: int) -> OpenRange | None:
         """Return the innermost open range of a thread, with the ranges that contain it."""
-        innermost: OpenRange | None = None
+        innermost_range: OpenRange | None = None
         for name, domain in (*self._process_ranges.values(), *self._thread_ranges.get(thread, ())):
-            innermost = OpenRange(name, domain, innermost)
-        return innermost
+            innermost_range = OpenRange(name, domain, innermost_range)
+        return innermost_range
 
     def _push(self, thread: int, new_range: _Range, range_number: int) -> None:
         if range_number:

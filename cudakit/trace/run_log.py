@@ -12,7 +12,7 @@ content is compressed with zlib.
 * ``stak``: JSON, a list of call stacks that continue the stack table of the trace.
 * ``rcds``: records (``layout.RECORD``), transposed: the first byte of every record, then the second byte of
   every record, and so on. Similar bytes next to each other compress well.
-* ``done``: JSON, the ``Outcome``. This is the last block; a file without it is incomplete.
+* ``done``: JSON, the ``Outcome``. A complete file ends with this block.
 
 The last release wrote version 1: a .npz file with the records of each trace in one array.
 """
@@ -31,13 +31,24 @@ from typing import Any, BinaryIO, Final, TypeAlias
 
 import numpy as np
 
-from cudakit.errors import InputError, read_error
+from cudakit.errors import InputError
+from cudakit.input_files import (
+    LOG_MAGIC,
+    START_BYTES,
+    ExpectedFile,
+    empty_file_error,
+    read_error,
+    wrong_file_error,
+)
 from cudakit.trace.layout import RECORD, RECORD_BYTES, Records, find_invalid
 from cudakit.trace.spool import Batch
 from cudakit.trace.trace_file import Frame, Stack
 
 VERSION: Final = 2
-MAGIC: Final = b"cudakit log\n"
+SANITIZE_LOG: Final = ExpectedFile(
+    "a log of cudakit run --sanitize",
+    "write a log with: cudakit run --sanitize --log races.log PROGRAM",
+)
 
 _HEADER = struct.Struct("<12sI")
 _BLOCK = struct.Struct("<4s4I")
@@ -75,18 +86,18 @@ class LogWriter:
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
         self._traces: dict[tuple[int, int], _WrittenTrace] = {}
-        file.write(_HEADER.pack(MAGIC, VERSION))
+        file.write(_HEADER.pack(LOG_MAGIC, VERSION))
 
     def add(self, batch: Batch) -> None:
         """Append a batch, and the strings and stacks that its trace got since the trace's last batch."""
         trace = self._trace(batch)
-        self._write_table(b"text", trace.number, batch.strings[trace.string_count :])
-        self._write_table(b"stak", trace.number, batch.stacks[trace.stack_count :])
+        self._write_table(b"text", trace.index_in_log, batch.strings[trace.string_count :])
+        self._write_table(b"stak", trace.index_in_log, batch.stacks[trace.stack_count :])
         trace.string_count, trace.stack_count = len(batch.strings), len(batch.stacks)
         for begin in range(0, len(batch.records), _ITEMS_PER_BLOCK):
             records = np.ascontiguousarray(batch.records[begin : begin + _ITEMS_PER_BLOCK])
             self._write_block(
-                b"rcds", trace.number, len(records), _transpose_records(records).tobytes()
+                b"rcds", trace.index_in_log, len(records), _transpose_records(records).tobytes()
             )
 
     def finish(self, outcome: Outcome) -> None:
@@ -95,47 +106,47 @@ class LogWriter:
 
     def _trace(self, batch: Batch) -> _WrittenTrace:
         """Return the trace of a batch; write its description before its first batch."""
-        trace_key = batch.process, batch.chain
+        trace_key = batch.process, batch.trace_number
         if trace_key not in self._traces:
-            trace_number = len(self._traces)
-            self._traces[trace_key] = _WrittenTrace(trace_number)
+            trace_index = len(self._traces)
+            self._traces[trace_key] = _WrittenTrace(trace_index)
             description = {
                 "process": batch.process,
-                "chain": batch.chain,
+                "chain": batch.trace_number,
                 "simulated": batch.simulated,
             }
-            self._write_json(b"trce", trace_number, description)
+            self._write_json(b"trce", trace_index, description)
         return self._traces[trace_key]
 
     def _write_table(
-        self, tag: bytes, trace: int, table_items: Sequence[str] | Sequence[Stack]
+        self, tag: bytes, trace_index: int, table_items: Sequence[str] | Sequence[Stack]
     ) -> None:
         for begin in range(0, len(table_items), _ITEMS_PER_BLOCK):
             block_items = table_items[begin : begin + _ITEMS_PER_BLOCK]
-            self._write_json(tag, trace, block_items, item_count=len(block_items))
+            self._write_json(tag, trace_index, block_items, item_count=len(block_items))
 
     def _write_json(
-        self, tag: bytes, trace_number: int, content: object, *, item_count: int = 1
+        self, tag: bytes, trace_index: int, content: object, *, item_count: int = 1
     ) -> None:
         self._write_block(
-            tag, trace_number, item_count, json.dumps(content, separators=(",", ":")).encode()
+            tag, trace_index, item_count, json.dumps(content, separators=(",", ":")).encode()
         )
 
-    def _write_block(self, tag: bytes, trace_number: int, item_count: int, content: bytes) -> None:
+    def _write_block(self, tag: bytes, trace_index: int, item_count: int, content: bytes) -> None:
         compressed_content = zlib.compress(content, _COMPRESSION_LEVEL)
-        header = _BLOCK.pack(tag, trace_number, item_count, len(content), len(compressed_content))
+        header = _BLOCK.pack(tag, trace_index, item_count, len(content), len(compressed_content))
         checksum = zlib.crc32(compressed_content, zlib.crc32(header))
         self._file.write(header + _CHECKSUM.pack(checksum) + compressed_content)
 
 
 @dataclass(slots=True)
 class _WrittenTrace:
-    """The number of a trace in the log, and the lengths of its tables written so far.
+    """The index of a trace in the log, and the lengths of its tables written so far.
 
     Both lengths start at 1: index 0 is the empty string or stack in every trace, and is not written.
     """
 
-    number: int
+    index_in_log: int
     string_count: int = 1
     stack_count: int = 1
 
@@ -144,11 +155,15 @@ class _WrittenTrace:
 
 
 class LogReader:
-    """Reads a log block by block. Raises InputError if the file is missing, damaged or not a log."""
+    """Reads a log block by block. Raises InputError if the file is missing, damaged or not a log.
 
-    def __init__(self, path: Path) -> None:
+    ``expected`` describes the file in errors.
+    """
+
+    def __init__(self, path: Path, expected: ExpectedFile = SANITIZE_LOG) -> None:
         self.outcome = Outcome()  # outcome of the run; valid after all batches were read
-        self._path = path
+        self.path = path
+        self._expected = expected
         self._traces: list[_ReadTrace] = []
         try:
             self._file = path.open("rb")
@@ -181,16 +196,15 @@ class LogReader:
         self._is_version_1 = header.startswith(_ZIP_MAGIC)
         if self._is_version_1:
             return
-        if len(header) < _HEADER.size or not header.startswith(MAGIC):
-            problem = "is not a log of cudakit run --log" if header else "is empty"
-            raise InputError(
-                f"{self._path} {problem}",
-                hint="write a log with: cudakit run --sanitize --log FILE PROGRAM (or --profile)",
-            )
+        if len(header) < _HEADER.size or not header.startswith(LOG_MAGIC):
+            if not header:
+                raise empty_file_error(self.path, self._expected)
+            start = header + self._file.read(START_BYTES - len(header))
+            raise wrong_file_error(self.path, start, self._expected)
         _, version = _HEADER.unpack(header)
         if version != VERSION:
             raise InputError(
-                f"{self._path} is a log of version {version}; this cudakit reads 1 and {VERSION}",
+                f"{self.path} is a log of version {version}; this cudakit reads 1 and {VERSION}",
                 hint="read it with the cudakit that wrote it",
             )
 
@@ -202,12 +216,12 @@ class LogReader:
                 raise self._damage_error(
                     "data after its end" if has_outcome else "the file is truncated"
                 )
-            tag, trace_number, item_count, size_bytes, compressed_bytes = _BLOCK.unpack(header)
+            tag, trace_index, item_count, size_bytes, compressed_bytes = _BLOCK.unpack(header)
             block_content = self._read_content(header, size_bytes, compressed_bytes)
             if tag == b"rcds":
-                yield self._decode_records(trace_number, item_count, block_content)
+                yield self._decode_records(trace_index, item_count, block_content)
             else:
-                self._decode_json(tag, trace_number, item_count, block_content)
+                self._decode_json(tag, trace_index, item_count, block_content)
             has_outcome = tag == b"done"
         if not has_outcome:
             raise self._damage_error("the file is truncated")
@@ -232,23 +246,23 @@ class LogReader:
             raise self._damage_error("a block has a wrong size")
         return content
 
-    def _decode_records(self, trace_number: int, record_count: int, content: bytes) -> Batch:
-        """Return the batch of a block of records; ``number`` is the number of the trace."""
-        if len(content) != record_count * RECORD_BYTES or trace_number >= len(self._traces):
+    def _decode_records(self, trace_index: int, record_count: int, content: bytes) -> Batch:
+        """Return the batch of a block of records; ``trace_index`` is the index of the trace in the log."""
+        if len(content) != record_count * RECORD_BYTES or trace_index >= len(self._traces):
             raise self._damage_error("a block of records is not valid")
         columns = np.frombuffer(content, np.uint8).reshape(RECORD_BYTES, record_count)
-        return self._transposed_batch(self._traces[trace_number], columns)
+        return self._transposed_batch(self._traces[trace_index], columns)
 
-    def _decode_json(self, tag: bytes, trace_number: int, item_count: int, content: bytes) -> None:
+    def _decode_json(self, tag: bytes, trace_index: int, item_count: int, content: bytes) -> None:
         """Apply a JSON block: a new trace, items of a table, or the outcome."""
         try:
             json_value = json.loads(content)
-            if tag == b"trce" and trace_number == len(self._traces):
+            if tag == b"trce" and trace_index == len(self._traces):
                 self._traces.append(_ReadTrace(**json_value))
             elif tag == b"text":
-                self._traces[trace_number].add_strings(json_value, item_count)
+                self._traces[trace_index].add_strings(json_value, item_count)
             elif tag == b"stak":
-                self._traces[trace_number].add_stacks(json_value, item_count)
+                self._traces[trace_index].add_stacks(json_value, item_count)
             elif tag == b"done":
                 self.outcome = _outcome(**json_value)
             else:
@@ -257,28 +271,27 @@ class LogReader:
             raise self._damage_error("a table cannot be read") from error
 
     def _read_version_1(self) -> Iterator[Batch]:
-        """Read a .npz file, one trace after the other."""
+        """Read a .npz file trace by trace."""
         self._file.seek(0)
         try:
             with np.load(self._file) as file:
                 header = json.loads(file["tables"].tobytes())
                 if header["version"] != 1:
                     raise InputError(
-                        f"{self._path} is a log of an unknown version",
+                        f"{self.path} is a log of an unknown version",
                         hint="read it with the cudakit that wrote it",
                     )
-                for trace_number, trace_tables in enumerate(header["chains"]):
-                    trace = _ReadTrace(trace_number + 1, 0, trace_tables["simulated"], [], [])
+                for trace_index, trace_tables in enumerate(header["chains"]):
+                    trace = _ReadTrace(trace_index + 1, 0, trace_tables["simulated"], [], [])
                     trace.add_strings(trace_tables["strings"], len(trace_tables["strings"]))
                     trace.add_stacks(trace_tables["stacks"], len(trace_tables["stacks"]))
-                    record_columns = file[f"records{trace_number}"]
+                    record_columns = file[f"records{trace_index}"]
                     for begin in range(0, record_columns.shape[1], _ITEMS_PER_BLOCK):
                         batch_columns = record_columns[:, begin : begin + _ITEMS_PER_BLOCK]
                         yield self._transposed_batch(trace, batch_columns)
         except (zipfile.BadZipFile, zlib.error, NotImplementedError, *_JSON_ERRORS) as error:
             raise InputError(
-                f"{self._path} is not a log of cudakit, or is damaged",
-                hint="write a log with: cudakit run --sanitize --log FILE PROGRAM",
+                f"{self.path} is not {self._expected.noun}, or is damaged", hint=self._expected.hint
             ) from error
         self._file.seek(0, os.SEEK_END)
 
@@ -293,7 +306,7 @@ class LogReader:
 
     def _damage_error(self, reason: str) -> InputError:
         return InputError(
-            f"{self._path} is damaged: {reason}", hint="copy the file again, or repeat the run"
+            f"{self.path} is damaged: {reason}", hint="copy the file again, or repeat the run"
         )
 
 

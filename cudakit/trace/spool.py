@@ -43,7 +43,7 @@ class Batch:
     records: Records
     strings: Sequence[str]  # string table of the trace
     stacks: Sequence[Stack]  # stack table of the trace
-    chain: int = 0  # number of the trace within the process, from 0
+    trace_number: int = 0  # number of the trace within the process, from 0
     simulated: bool = False  # whether the records are of a simulated device
 
 

@@ -72,8 +72,8 @@ class TraceWriter:
         self._clock = clock
         self._file = self._new_file(path)
         self._events: list[Event] = []
-        self._strings: dict[str, int] = {"": 0}
-        self._stacks: dict[Stack, int] = {(): 0}
+        self._index_by_string: dict[str, int] = {"": 0}
+        self._index_by_stack: dict[Stack, int] = {(): 0}
         self._new_strings: list[bytes] = []
         self._new_stacks: list[bytes] = []
 
@@ -91,9 +91,9 @@ class TraceWriter:
 
     def stack(self, stack: Stack) -> int:
         """Return the index of a call stack (innermost frame first) in the stack table, for ``Event.site``."""
-        index = self._stacks.get(stack)
+        index = self._index_by_stack.get(stack)
         if index is None:
-            index = self._stacks[stack] = len(self._stacks)
+            index = self._index_by_stack[stack] = len(self._index_by_stack)
             self._new_stacks.append(self._packed_stack(stack))
         return index
 
@@ -114,8 +114,8 @@ class TraceWriter:
         """
         self._file.close()
         self._events.clear()
-        self._new_strings = [_packed_text(text) for text in self._strings if text]
-        self._new_stacks = [self._packed_stack(stack) for stack in self._stacks if stack]
+        self._new_strings = [_packed_text(text) for text in self._index_by_string if text]
+        self._new_stacks = [self._packed_stack(stack) for stack in self._index_by_stack if stack]
         self._file = self._new_file(path)
 
     def flush(self) -> None:
@@ -141,9 +141,9 @@ class TraceWriter:
 
     def _string_index(self, text: str) -> int:
         """Return the index of a string in the string table, which is extended if necessary."""
-        index = self._strings.get(text)
+        index = self._index_by_string.get(text)
         if index is None:
-            index = self._strings[text] = len(self._strings)
+            index = self._index_by_string[text] = len(self._index_by_string)
             self._new_strings.append(_packed_text(text))
         return index
 
@@ -188,7 +188,9 @@ class TraceReader:
             raise
         self.strings: list[str] = previous_reader.strings if previous_reader else [""]
         self.stacks: list[Stack] = previous_reader.stacks if previous_reader else [()]
-        self._unread_records = 0  # number of records in the current block that were not read yet
+        self._unread_record_count = (
+            0  # number of records in the current block that were not read yet
+        )
         self._position = self._written_end = _HEADER.size
         self._window = b""  # bytes of the file from `_window_start` on, read with one call
         self._window_start = 0
@@ -217,7 +219,7 @@ class TraceReader:
     @property
     def is_truncated(self) -> bool:
         """Whether the file ends within a block. Valid after all records were read."""
-        return self._unread_records > 0 or self._position < self._find_written_end()
+        return self._unread_record_count > 0 or self._position < self._find_written_end()
 
     def _read_header(self) -> Clock:
         header = self._file.read(_HEADER.size)
@@ -236,13 +238,13 @@ class TraceReader:
     def _read_records(self, max_count: int) -> bytes:
         """Read at most ``max_count`` records; return their bytes."""
         content_parts: list[bytes] = []
-        while max_count and (self._unread_records or self._find_records_block()):
+        while max_count and (self._unread_record_count or self._find_records_block()):
             complete_record_count = (self._written_end - self._position) // RECORD_BYTES
-            record_count = min(max_count, self._unread_records, complete_record_count)
+            record_count = min(max_count, self._unread_record_count, complete_record_count)
             if not record_count:
                 break
             content_parts.append(self._read_bytes(record_count * RECORD_BYTES))
-            self._unread_records -= record_count
+            self._unread_record_count -= record_count
             max_count -= record_count
         return b"".join(content_parts)
 
@@ -251,7 +253,7 @@ class TraceReader:
         while self._written_end - self._position >= _BLOCK.size:
             tag, item_count, size_bytes = _BLOCK.unpack(self._read_bytes(_BLOCK.size))
             if tag == b"rcds":
-                self._unread_records = item_count
+                self._unread_record_count = item_count
                 return True
             if self._written_end - self._position < size_bytes:  # the block is incomplete
                 self._position -= _BLOCK.size

@@ -75,12 +75,12 @@ class Own:
     ("content", "why"),
     [
         (b"", "is empty"),
-        (b"hello world\n", "not a pickle or JSON file: the first bytes are 'hello wo'"),
-        (b"cudakit log\n" + bytes(50), "this is a log of cudakit run, not a memory snapshot"),
-        (b"  \n\n", "not a pickle or JSON file"),
-        (PNG, "not a pickle or JSON file: the first bytes are '\\x89PNG"),
-        (b"\x7fELF\x02\x01\x01" + bytes(50), "not a pickle or JSON file"),
-        (bytes(100), "not a pickle or JSON file"),
+        (b"hello world\n", "it is neither a pickle nor JSON; its first bytes are 'hello wo'"),
+        (b"cudakit log\n" + bytes(50), "is a log of cudakit run, not a memory snapshot"),
+        (b"  \n\n", "it is neither a pickle nor JSON"),
+        (PNG, "it is neither a pickle nor JSON; its first bytes are '\\x89PNG"),
+        (b"\x7fELF\x02\x01\x01" + bytes(50), "it is neither a pickle nor JSON"),
+        (bytes(100), "it is neither a pickle nor JSON"),
         (b"PK\x03\x04" + bytes(50), "zip archive (as torch.save"),
         (b"\x1f\x8b" + bytes(50), "cannot be decompressed: the file is damaged or truncated"),
         (

@@ -285,14 +285,14 @@ def _refused(cli: Cli, file: str) -> str:
     ("content", "message"),
     [
         ("", "is empty"),
-        ("text", "is not a log"),
-        ("{", "is not JSON"),
-        ("[]", "contains no profile"),
-        ("[" * 100_000, "cannot be read"),
+        ("text", "is not a profile"),
+        ("{", "is not valid JSON: it ends too early"),
+        ("[]", "is not a profile: it has no schema 'cudakit.profile/1'"),
+        ("[" * 100_000, "nested too deeply"),
         ('{"schema": "cudakit.profile/2"}', "has the schema 'cudakit.profile/2'"),
-        ('{"schema": "cudakit.sanitize/1"}', "has the schema 'cudakit.sanitize/1'"),
+        ('{"schema": "cudakit.sanitize/1"}', "is a saved report of races, not a profile"),
         ('{"schema": "cudakit.profile/1"}', "is damaged: exit_status is missing"),
-        ('{"schema": ' + "9" * 5000 + "}", "cannot be read"),
+        ('{"schema": ' + "9" * 5000 + "}", "a number in its JSON is too long"),
     ],
 )
 def test_file_that_is_no_profile_is_refused(cli: Cli, content: str, message: str) -> None:
@@ -313,7 +313,8 @@ def test_sanitize_refuses_the_log_of_a_profile(cli: Cli) -> None:
     write_logs()
     done = cli("sanitize", "slow.log")
     assert (done.exit_code, done.stdout) == (2, "")
-    assert "the log was written by run --profile" in done.stderr
+    assert "slow.log was written by run --profile" in done.stderr
+    assert "cudakit profile slow.log" in done.stderr
 
 
 def test_missing_file_is_refused(cli: Cli) -> None:

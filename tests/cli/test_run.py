@@ -298,7 +298,7 @@ def test_isolated_python_is_reported_even_quietly(here: Here) -> None:
         (["--sanitize", "-o", "nowhere/races.json"], "cannot write"),
         (["--sanitize", "--snapshot", "a.pickle"], "--snapshot needs --memory"),
         (["--memory", "--snapshot", "there.json"], "there.json exists"),
-        (["--memory", "--snapshot", "nowhere/x.pickle"], "no such directory"),
+        (["--memory", "--snapshot", "nowhere/x.pickle"], "the directory nowhere does not exist"),
         (["--sanitize", "--suppress", "nonsense"], "not a suppression"),
         (["--sanitize", "--frobnicate"], "--frobnicate"),
         (["--sanitize", "-m", "-c"], "exclude each other"),

@@ -114,10 +114,9 @@ def test_foreign_file_is_rejected_with_the_command_that_writes_a_log(cli: Cli) -
 
     assert (done.exit_code, done.stdout) == (2, "")
     error, hint = done.stderr.splitlines()
-    assert error.endswith("is not a log of cudakit run --log")
-    assert (
-        hint == "hint: write a log with: cudakit run --sanitize --log FILE PROGRAM (or --profile)"
-    )
+    assert error.endswith("is a Python script, not a log of cudakit run --sanitize")
+    assert hint.startswith("hint: write a log with: cudakit run --sanitize --log races.log /")
+    assert hint.endswith("sim_copies_race.py")
 
 
 def test_existing_log_is_replaced_only_with_force(cli: Cli) -> None:
@@ -184,5 +183,5 @@ def test_damaged_baseline_ends_before_the_program_starts(cli: Cli) -> None:
     read = cli("sanitize", LOG, "--baseline", "known.json")
 
     assert (ran.exit_code, read.exit_code) == (125, 2)
-    assert "known.json has no schema" in ran.stderr
+    assert "known.json is not a baseline of races: it has no schema" in ran.stderr
     assert not Path("started").exists()

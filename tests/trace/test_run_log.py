@@ -68,8 +68,8 @@ def test_batches_of_all_traces_are_read_in_order(log_path: Path) -> None:
 
     batches_read = read(log_path)
 
-    assert [(batch.process, batch.chain, batch.simulated) for batch in batches_read] == [
-        (batch.process, batch.chain, batch.simulated) for batch in written_batches
+    assert [(batch.process, batch.trace_number, batch.simulated) for batch in batches_read] == [
+        (batch.process, batch.trace_number, batch.simulated) for batch in written_batches
     ]
     for batch_read, written_batch in zip(batches_read, written_batches, strict=True):
         assert batch_read.records.tobytes() == written_batch.records.tobytes()
@@ -216,5 +216,5 @@ def test_foreign_archive_is_refused(log_path: Path) -> None:
     with log_path.open("wb") as file:
         np.savez(file, weights=np.zeros(3))
 
-    with pytest.raises(InputError, match="is not a log of cudakit, or is damaged"):
+    with pytest.raises(InputError, match="is not a log of cudakit run --sanitize, or is damaged"):
         read(log_path)

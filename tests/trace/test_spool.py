@@ -132,9 +132,9 @@ def test_two_traces_of_one_process_are_separate_chains(tmp_path: Path, spool: Sp
     for index, writer in enumerate(writers):
         writer.write(mark(index))
 
-    batches = sorted(spool.batches(), key=lambda batch: batch.chain)
+    batches = sorted(spool.batches(), key=lambda batch: batch.trace_number)
 
-    assert [(batch.process, batch.chain) for batch in batches] == [
+    assert [(batch.process, batch.trace_number) for batch in batches] == [
         (os.getpid(), 0),
         (os.getpid(), 1),
     ]
@@ -170,7 +170,7 @@ def test_exec_begins_another_trace(tmp_path: Path, spool: Spool) -> None:
     batches = list(spool.batches())
 
     assert names(batches) == ["mark 1", "mark 2"]
-    assert [batch.chain for batch in batches] == [0, 1]
+    assert [batch.trace_number for batch in batches] == [0, 1]
 
 
 def test_spool_reads_a_file_up_to_the_written_end_in_its_header(

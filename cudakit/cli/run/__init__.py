@@ -88,6 +88,7 @@ WRITE_BASELINE_OPTION = option(
 )
 INTERNAL_OPTION = option(
     "--internal",
+    "counts_library_races",
     is_flag=True,
     help="Count races inside libraries, too: they make the exit code 1.",
 )
@@ -138,7 +139,7 @@ _RECORD_OPTIONS = option_group(
         "--fail-on",
         type=click.Choice(["limit"]),
         metavar="limit",
-        help="Exit with 1 if a process passed --limit.",
+        help="Exit with 1 if a process reserved more memory than --limit.",
     ),
 )
 _PROFILE_TIME_OPTIONS = option_group(
@@ -238,8 +239,9 @@ def run(
     the program. Standard input and output belong to the program; the report goes to standard error.
 
     The exit code is that of the program. If that is 0, the exit code is 1 if there are races, if the
-    recording is incomplete or, with --fail-on limit, if a process passed --limit. The exit code is 125 if
-    cudakit fails before the program starts, 126 if the program cannot be executed, 127 if it is not found.
+    recording is incomplete or, with --fail-on limit, if a process reserved more memory than --limit. The exit
+    code is 125 if cudakit fails before the program starts, 126 if the program cannot be executed, 127 if it
+    is not found.
 
     \b
     cudakit run --sanitize train.py --epochs 1

@@ -58,7 +58,7 @@ class MemoryMonitor:
     def on_batch(self, batch: Batch) -> None:
         """Apply the records of a batch; those of simulated devices are ignored."""
         if not batch.simulated:
-            self._memory_of(batch.process, batch.chain).feed(batch)
+            self._memory_of(batch.process, batch.trace_number).feed(batch)
 
     def on_message(self, message: AgentMessage) -> bool:
         """Handle a message of an agent about memory; return False for other messages."""

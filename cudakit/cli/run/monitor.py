@@ -25,10 +25,10 @@ class Monitor:
     def __init__(
         self,
         *,
-        show: Confidence,
+        min_confidence: Confidence,
         suppress: Sequence[str],
         baseline: BaselineMatcher | None = None,
-        internal: bool = False,
+        counts_library_races: bool = False,
         strict_threads: bool,
         stop_on_first: bool,
         accept_unrecorded: bool,
@@ -41,13 +41,13 @@ class Monitor:
         self._stop_on_first = stop_on_first
         self._accept_unrecorded = accept_unrecorded
         self._report = Report(
-            show=show,
+            min_confidence=min_confidence,
             suppressions=suppressions(suppress),
             baseline=baseline,
-            internal=internal,
+            counts_library_races=counts_library_races,
             demangle=demangle,
         )
-        shows_possible = show is Confidence.POSSIBLE
+        shows_possible = min_confidence is Confidence.POSSIBLE
         self._detector = RaceDetector(strict_threads=strict_threads, report_possible=shows_possible)
 
     def on_batch(self, batch: Batch) -> bool:

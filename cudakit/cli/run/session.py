@@ -14,7 +14,7 @@ import click
 
 from cudakit.cli.failure import ExitCode, errors_before_start, report_error
 from cudakit.cli.options import OutputOptions
-from cudakit.cli.output import printable, standard_error
+from cudakit.cli.output import printable, refuse_unwritable, standard_error
 from cudakit.cli.profile import FORMATS as PROFILE_FORMATS
 from cudakit.cli.profile import analyze_activities
 from cudakit.cli.report import Outputs, open_outputs, refuse_duplicates
@@ -60,7 +60,7 @@ class RunSpec:
     suppress: tuple[str, ...]
     baseline: str | None
     write_baseline: str | None
-    internal: bool
+    counts_library_races: bool
     accesses: Literal["auto", "exact", "arguments"] | None
     stop_on_first: bool
     host_threads: Literal["joined", "strict"]
@@ -131,7 +131,7 @@ class RunSpec:
             "--suppress": self.suppress,
             "--baseline": self.baseline,
             "--write-baseline": self.write_baseline,
-            "--internal": self.internal,
+            "--internal": self.counts_library_races,
             "--accesses": self.accesses,
             "--host-threads": self.host_threads == "strict",
             "--stop-on-first": self.stop_on_first,
@@ -200,10 +200,10 @@ def _prepare(spec: RunSpec, stack: ExitStack) -> _PreparedRun:
     """Check the options and the environment, and open the output files."""
     command = resolve(spec.words, python=spec.python)
     monitor = Monitor(
-        show=Confidence(spec.show),
+        min_confidence=Confidence(spec.show),
         suppress=spec.suppress,
         baseline=match_baseline(spec.baseline),
-        internal=spec.internal,
+        counts_library_races=spec.counts_library_races,
         strict_threads=spec.host_threads == "strict",
         stop_on_first=spec.stop_on_first,
         accept_unrecorded=spec.on_missing == "run",
@@ -387,16 +387,6 @@ def _snapshot_file(spec: RunSpec) -> Path:
     from cudakit.core.memory.record.snapshot_file import extended_stem
 
     path = spec.snapshot or "cudakit-memory.pickle"
-    target = Path(path)
-    if not target.parent.is_dir():
-        raise UsageError(
-            f"no such directory: {target.parent}", hint="create it, or choose another file"
-        )
-    if target.is_dir():
-        raise UsageError(f"{path} is a directory", hint="name a file: --snapshot FILE")
-    for name in (path, extended_stem(target, "-oom")):
-        if Path(name).exists() and not spec.output.force:
-            raise UsageError(
-                f"{name} exists", hint="replace it with --force, or choose another: --snapshot FILE"
-            )
-    return target
+    for name in (path, extended_stem(Path(path), "-oom")):
+        refuse_unwritable(str(name), force=spec.output.force)
+    return Path(path)

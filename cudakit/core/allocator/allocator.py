@@ -67,7 +67,7 @@ class CachingAllocator:
     def record_use(self, ptr: int, stream: int) -> None:
         """Record that another stream uses an allocation: its free then waits for the work of that stream.
 
-        This is PyTorch's record_stream. Raises InvalidPointer if nothing is allocated at ``ptr``.
+        PyTorch calls this operation record_stream. Raises InvalidPointer if nothing is allocated at ``ptr``.
         """
         state = self._state
         with state.locked():

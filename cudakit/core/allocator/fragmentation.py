@@ -122,17 +122,17 @@ def stream_pools_of(
     return tuple(sorted(summed_pools, key=lambda pool: -pool.free_bytes))
 
 
-def _sum_stream_pools(segments: list[StreamPool]) -> StreamPool:
-    first_segment = segments[0]
+def _sum_stream_pools(stream_pools: list[StreamPool]) -> StreamPool:
+    first_pool = stream_pools[0]
     return StreamPool(
-        first_segment.pool,
-        first_segment.is_small,
-        first_segment.stream,
-        reserved_bytes=sum(segment.reserved_bytes for segment in segments),
-        free_bytes=sum(segment.free_bytes for segment in segments),
-        largest_free_bytes=max(segment.largest_free_bytes for segment in segments),
-        releasable_bytes=sum(segment.releasable_bytes for segment in segments),
-        pending_bytes=sum(segment.pending_bytes for segment in segments),
+        first_pool.pool,
+        first_pool.is_small,
+        first_pool.stream,
+        reserved_bytes=sum(stream_pool.reserved_bytes for stream_pool in stream_pools),
+        free_bytes=sum(stream_pool.free_bytes for stream_pool in stream_pools),
+        largest_free_bytes=max(stream_pool.largest_free_bytes for stream_pool in stream_pools),
+        releasable_bytes=sum(stream_pool.releasable_bytes for stream_pool in stream_pools),
+        pending_bytes=sum(stream_pool.pending_bytes for stream_pool in stream_pools),
     )
 
 

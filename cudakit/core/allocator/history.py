@@ -112,11 +112,11 @@ class History:
         "skipped_actions",
     )
 
-    def __init__(self, events: type[Events] = Events) -> None:
+    def __init__(self, events_type: type[Events] = Events) -> None:
         self.is_enabled = False
         self.level = Level.NONE
         self.skipped_actions: frozenset[str] = frozenset()
-        self.events = events(1, "")
+        self.events = events_type(1, "")
         self.annotations: deque[Annotation] = deque(maxlen=1)
         self._lost_old_events = False  # Whether events were dropped from earlier rings.
         self._epoch_ns = time_ns() - perf_counter_ns()

@@ -209,7 +209,7 @@ class IpcRegistry:
     def __init__(self, gpu: IpcDevice, export_pages: _ExportPages) -> None:
         self._gpu = gpu
         self._export_pages = export_pages
-        self._captures: Callable[[], int] = lambda: 0
+        self._count_captures: Callable[[], int] = lambda: 0
         self._lock = threading.Lock()
         self._imported_handles = weakref.WeakValueDictionary[tuple[object, ...], ImportedHandle]()
         self._unused_handles = deque[_ClosingCalls]()
@@ -224,9 +224,9 @@ class IpcRegistry:
         """The UUID of the device."""
         return str(self._gpu.facts().uuid)
 
-    def defer_during(self, captures: Callable[[], int]) -> None:
+    def defer_during(self, count_captures: Callable[[], int]) -> None:
         """Close no handle while ``captures()`` is above 0, because closing waits for the device."""
-        self._captures = captures
+        self._count_captures = count_captures
 
     def ipc_handle(self, ptr: Ptr) -> bytes:
         """Return the handle of a plain segment. Raises CudaError if the driver refuses."""
@@ -268,7 +268,7 @@ class IpcRegistry:
         """Close the handles that no object uses any more, and return the last failure."""
         failure: CudaError | None = None
         for _ in range(len(self._unused_handles)):
-            if self._captures() or not self._lock.acquire(blocking=False):
+            if self._count_captures() or not self._lock.acquire(blocking=False):
                 break  # A later call closes the remaining handles.
             try:
                 failure = self._close_next_handle() or failure

@@ -224,7 +224,7 @@ class Limits:
                 self._state.engine.reserve_class_by_stream.pop(stream_number(stream), None)
 
     def reserve_class(self, stream: int) -> str:
-        """Return the class of a stream; "" if it has none."""
+        """Return the class of a stream; "" for a stream without a class."""
         return self._state.engine.reserve_class_by_stream.get(stream_number(stream), "")
 
     def address_space(self) -> AddressSpace:

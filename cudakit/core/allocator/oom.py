@@ -342,7 +342,7 @@ def _queried_processes(query_processes: ProcessQuery) -> tuple[Process, ...] | U
 
 
 def _call_observer(observer: Observer, report: OomReport) -> str:
-    """Call an observer; return a note if it failed: its error must not hide the out-of-memory error."""
+    """Call an observer. If it fails, return a note, which must not hide the out-of-memory error."""
     try:
         observer(report)
     except Exception as error:  # noqa: BLE001

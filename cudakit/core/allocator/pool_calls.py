@@ -27,8 +27,8 @@ from cudakit.core.allocator.state import AllocatorState
 from cudakit.core.allocator.streams import (
     CapturedGraph,
     StreamFilter,
-    requests_of_capture,
-    requests_of_this_thread,
+    calling_thread_filter,
+    capture_filter,
 )
 from cudakit.core.allocator.upstream import CapturableUpstream, CaptureGraph, stream_number
 from cudakit.errors import CudaError
@@ -62,7 +62,7 @@ class PoolRouting:
         Raises PoolError if the pool is in use by another context.
         """
         pool_id = _id_of_open_pool(pool)
-        self.begin_allocate_to_pool(pool_id, requests_of_this_thread())
+        self.begin_allocate_to_pool(pool_id, calling_thread_filter())
         try:
             yield
         finally:
@@ -85,7 +85,7 @@ class PoolRouting:
         captured_graph = CapturedGraph(graph) if graph and reuses_blocks else None
         with self.with_pools() as pools:
             pool_id = pools.issue_id(for_graph=True) if pool is None else _id_of_open_pool(pool)
-            pools.begin_route(pool_id, requests_of_capture(allocator_stream, graph))
+            pools.begin_route(pool_id, capture_filter(allocator_stream, graph))
             self._begin_capture(captured_graph)
         graph_memory = GraphMemory(owner, pool_id)
         is_complete = False
@@ -229,7 +229,7 @@ class PoolRouting:
         if not self._state.captures.capture_count:
             self._state.empty_pool(self._pools.find_pool(pool_id), None)
 
-    def _pool_usage(self, pool_id: PoolId, uses: int) -> PoolUsage:
+    def _pool_usage(self, pool_id: PoolId, holder_count: int) -> PoolUsage:
         segments = [
             segment
             for segment in self._state.engine.segments.values()
@@ -240,7 +240,7 @@ class PoolRouting:
         ]
         return PoolUsage(
             pool_id,
-            uses,
+            holder_count,
             len(segments),
             sum(segment.size for segment in segments),
             sum(block.size for block in live_blocks),

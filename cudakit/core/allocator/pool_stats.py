@@ -207,7 +207,8 @@ class PoolStats(Peaks):
     def __init__(self, blocks: BlockCounters, total_peaks: Peaks) -> None:
         super().__init__(blocks)
         self.all_pools = total_peaks
-        # Set by ``pair_with``: statistics of the large pools for those of the small ones, and the reverse.
+        # Statistics of the large pools in those of the small pools, and the reverse; ``pair_with`` sets this
+        # attribute.
         self.other_pools = self
         blocks.all_pools, blocks.other_pools = total_peaks.block_counters, blocks
         self.segment = self.segment_sum = 0

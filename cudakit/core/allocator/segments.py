@@ -44,7 +44,7 @@ class Segment:
         return self.first_block.segment_stack
 
     def releasable_bytes(self, block: Block) -> int:
-        """Return the number of bytes of a free block that can be released: all if it is the whole segment."""
+        """Return the releasable bytes of a free block: all bytes of a whole segment, otherwise 0."""
         return 0 if block.is_split else block.size
 
     def blocks(self) -> list[Block]:
@@ -317,7 +317,7 @@ def _absorb_next(block: Block) -> None:
 
 
 def expandable_size(block: Block) -> int:
-    """Return the size to which a free block can grow: its size plus that of the unmapped block after it."""
+    """Return the size to which a free block can grow: its size plus the unmapped block after it."""
     next_block = block.next
     return block.size + (
         next_block.size if next_block is not None and not next_block.is_mapped else 0

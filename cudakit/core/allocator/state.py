@@ -117,7 +117,7 @@ class AllocatorState:
         self._slow_path_reasons: set[SlowPathReason] = set()
 
     def create_fast_path(self, slow_calls: SlowCalls) -> None:
-        """Create the fast path. This is a separate step because ``slow_calls`` need this state."""
+        """Create the fast path, after the constructor: ``slow_calls`` need a complete state."""
         self.fast_path: FastPath | NativeFastPath
         if self._compiled_module:
             native_fast_path = self._compiled_module.FastPath

@@ -61,10 +61,10 @@ class CapturedGraph:
 
     def nodes_before(self, stream: int) -> Set[int]:
         """Return the nodes before the next node of a stream; no nodes if the stream is not captured."""
-        capture = self._graph.capture(stream)
-        if capture is None:
+        capture_id = self._graph.capture(stream)
+        if capture_id is None:
             return frozenset()
-        visited_nodes = self._nodes_before.setdefault((capture, stream), set())
+        visited_nodes = self._nodes_before.setdefault((capture_id, stream), set())
         unvisited_nodes = list(self._graph.terminals(stream))
         while unvisited_nodes:
             node = unvisited_nodes.pop()
@@ -267,27 +267,27 @@ class PendingFrees:
         self._complete_free(block, stack)
 
 
-def requests_of_this_thread() -> StreamFilter:
+def calling_thread_filter() -> StreamFilter:
     """Return a filter that selects the requests of the calling thread."""
     caller_thread_id = threading.get_ident()
     return lambda stream: threading.get_ident() == caller_thread_id  # noqa: ARG005
 
 
-def requests_of_capture(stream: int | None, graph: CaptureGraph | None) -> StreamFilter:
+def capture_filter(stream: int | None, graph: CaptureGraph | None) -> StreamFilter:
     """Return a filter that selects the requests on all streams of the capture that contains a stream.
 
     Only the graph shows which streams belong to the capture. Without a graph, the filter selects all requests
     of this thread, and all requests on the stream. The filter may then select requests of other work, which
     wastes memory; but if it missed a request of the capture, other work could use the memory of the graph.
     """
-    is_same_thread = requests_of_this_thread()
+    is_same_thread = calling_thread_filter()
     if stream is None:
         return is_same_thread
     if graph is None:
         return lambda other: other == stream or is_same_thread(other)
 
     def selects_request(request_stream: int) -> bool:
-        capture = graph.capture(request_stream)
-        return capture is not None and capture == graph.capture(stream)
+        capture_id = graph.capture(request_stream)
+        return capture_id is not None and capture_id == graph.capture(stream)
 
     return selects_request

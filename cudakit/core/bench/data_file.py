@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from cudakit.errors import InputError, read_error
+from cudakit.errors import InputError
+from cudakit.input_files import read_error
 from cudakit.units import format_bytes
 
 # O_DIRECT needs offsets, sizes and addresses that are multiples of the block size of the drive: 512 or 4096

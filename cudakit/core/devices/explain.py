@@ -169,9 +169,10 @@ def _topics_beginning_with(term: str, topics: Sequence[Topic]) -> list[str]:
 
 
 def _topics_with_words(term: str, topics: Sequence[Topic]) -> list[str]:
-    """Return the names of the topics whose name or meaning contains the beginning of each word of the term.
+    """Return the names of the topics that match a term of several words.
 
-    A number in the term must be the topic's code.
+    Each word of the term must be the beginning of a word of the topic's name or meaning. A number in the term
+    must be the topic's code.
     """
     word_starts, numbers_of_term = (
         re.findall(r"[A-Z][A-Z0-9]{2,}", term),

@@ -90,13 +90,13 @@ class ActivityCollector:
         default_factory=lambda: defaultdict(lambda: defaultdict(list))
     )
     _tables: dict[int, _Tables] = field(default_factory=dict)
-    _simulated: set[int] = field(default_factory=set)
+    _simulated_pids: set[int] = field(default_factory=set)
 
     def add(self, batch: Batch) -> None:
         """Keep the records of a batch that belong to a profile."""
         tables = self._tables.setdefault(batch.process, _Tables())
         if batch.simulated:
-            self._simulated.add(batch.process)
+            self._simulated_pids.add(batch.process)
         strings, sites = tables.renumber(batch)
         kinds = batch.records["kind"]
         for kind in _PROFILE_EVENT_KINDS:
@@ -114,7 +114,7 @@ class ActivityCollector:
         return [
             Activities(
                 process,
-                process in self._simulated,
+                process in self._simulated_pids,
                 tuple(tables.strings),
                 tuple(tables.stacks),
                 {kind: self._join_records(process, kind) for kind in _PROFILE_EVENT_KINDS},
@@ -144,8 +144,8 @@ class _Tables:
     def renumber(self, batch: Batch) -> tuple[_Index, _Index]:
         """Return the index in these tables of each string and of each stack of a batch."""
         return (
-            _extend_indices(self._string_indices, batch.chain, batch.strings, self.strings),
-            _extend_indices(self._stack_indices, batch.chain, batch.stacks, self.stacks),
+            _extend_indices(self._string_indices, batch.trace_number, batch.strings, self.strings),
+            _extend_indices(self._stack_indices, batch.trace_number, batch.stacks, self.stacks),
         )
 
 
@@ -154,16 +154,16 @@ _Item = TypeVar("_Item", str, Stack)
 
 def _extend_indices(
     indices_of_trace: dict[int, _Index],
-    chain: int,
+    trace_number: int,
     items: Sequence[_Item],
     index_by_item: dict[_Item, int],
 ) -> _Index:
     """Return the index of each string or stack of a trace; only new strings and stacks are looked up."""
-    indices = indices_of_trace.get(chain, np.empty(0, np.uint32))
+    indices = indices_of_trace.get(trace_number, np.empty(0, np.uint32))
     if len(items) > len(indices):
         new_indices = [
             index_by_item.setdefault(item, len(index_by_item)) for item in items[len(indices) :]
         ]
         indices = np.concatenate([indices, np.array(new_indices, np.uint32)])
-        indices_of_trace[chain] = indices
+        indices_of_trace[trace_number] = indices
     return indices

@@ -1,4 +1,4 @@
-"""Analyze the activities of a program: where the time of its GPUs went, and what would make it faster."""
+"""Analyze the activities of a program: the use of GPU time, and changes that make the program faster."""
 
 from __future__ import annotations
 
@@ -86,21 +86,23 @@ def analyze(
     """
     spec = spec or ProfileSpec()
     timelines = [timeline(process) for process in activities]
-    lost_events = _lost_events(activities)
+    lost_event_counts = _lost_events(activities)
     analyzed_devices = [
-        device
+        analyzed_device
         for process_timeline in timelines
-        for device in _Process(process_timeline, spec, demangle, first_time(timelines)).devices()
+        for analyzed_device in _Process(
+            process_timeline, spec, demangle, first_time(timelines)
+        ).devices()
     ]
     devices = [device for device, _ in analyzed_devices]
     result = ProfileResult(
         exit_status=exit_status,
         simulated=any(process.simulated for process in activities),
         devices=tuple(devices),
-        findings=find(devices, is_lossy=bool(lost_events or incomplete)),
+        findings=find(devices, is_lossy=bool(lost_event_counts or incomplete)),
         straggler=match_collectives(timelines),
         limits=(),
-        gaps=lost_events,
+        gaps=lost_event_counts,
         notes=tuple(notes),
         incomplete=tuple(incomplete),
     )
@@ -110,14 +112,14 @@ def analyze(
 
 def _lost_events(activities: Sequence[Activities]) -> dict[str, int]:
     """Return the number of missing events for each reason."""
-    lost_events: Counter[str] = Counter()
+    lost_event_counts: Counter[str] = Counter()
     for process in activities:
         rows = process.records_of(EventKind.GAP)
         for reason, lost_count in zip(rows["reason"].tolist(), rows["count"].tolist(), strict=True):
             reason_text = process.strings[reason]
             if not reason_text.startswith(_UNKNOWN_COLLECTIVE):
-                lost_events[reason_text] += lost_count
-    return dict(lost_events)
+                lost_event_counts[reason_text] += lost_count
+    return dict(lost_event_counts)
 
 
 class _Process:

@@ -87,11 +87,13 @@ def collectives(
 
 def _sizes_of_kernels(table: WorkTable, positions: Times) -> _Sizes:
     """Return the sizes of kernels by the calls that launched them; kernels of graphs have no size."""
-    operations = _operations_by_correlation(table.timeline)
+    sizes_by_correlation = _operations_by_correlation(table.timeline)
     work, rows = table.timeline.work, table.rows[positions]
     correlations = np.where(work.graph_node[rows] == 0, work.correlation[rows], 0)
     no_size = (0, 0.0, 0)
-    sizes = [operations.get(correlation, no_size) for correlation in correlations.tolist()]
+    sizes = [
+        sizes_by_correlation.get(correlation, no_size) for correlation in correlations.tolist()
+    ]
     return _Sizes(
         np.array([size_bytes for size_bytes, _, _ in sizes], np.int64),
         np.array([bus_bytes for _, bus_bytes, _ in sizes], np.float64),
@@ -116,7 +118,7 @@ def _operations_by_correlation(timeline: Timeline) -> dict[int, tuple[int, float
         zip(launches["seq"].tolist(), launches["correlation"].tolist(), strict=True)
     )
     rank_counts = _rank_counts(timeline)
-    sizes: dict[int, tuple[int, float, int]] = {}
+    sizes_by_correlation: dict[int, tuple[int, float, int]] = {}
     calls_without_size = set()
     field_names = ("seq", "function", "datatype", "element_count", "communicator")
     for seq, function, datatype, element_count, communicator in zip(
@@ -131,14 +133,18 @@ def _operations_by_correlation(timeline: Timeline) -> dict[int, tuple[int, float
             calls_without_size.add(correlation)
             continue
         bus_bytes = size_bytes * _bus_factor(CollectiveFunction(function), rank_count)
-        previous_size_bytes, previous_bus_bytes, _ = sizes.get(correlation, (0, 0.0, 0))
-        sizes[correlation] = (
+        previous_size_bytes, previous_bus_bytes, _ = sizes_by_correlation.get(
+            correlation, (0, 0.0, 0)
+        )
+        sizes_by_correlation[correlation] = (
             previous_size_bytes + size_bytes,
             previous_bus_bytes + bus_bytes,
             rank_count,
         )
     return {
-        call: size_bytes for call, size_bytes in sizes.items() if call not in calls_without_size
+        correlation_number: size_bytes
+        for correlation_number, size_bytes in sizes_by_correlation.items()
+        if correlation_number not in calls_without_size
     }
 
 

@@ -57,26 +57,28 @@ class ProfileDiff:
         return max((growth for growth in growths if growth is not None), default=None)
 
 
-def compare(before: ProfileResult, after: ProfileResult) -> ProfileDiff:
+def compare(before_result: ProfileResult, after_result: ProfileResult) -> ProfileDiff:
     """Return the changes between two profiles, whose devices are matched in their order."""
-    device_pairs = list(zip(before.devices, after.devices, strict=False))
-    unmatched_count = abs(len(before.devices) - len(after.devices))
+    device_pairs = list(zip(before_result.devices, after_result.devices, strict=False))
+    unmatched_count = abs(len(before_result.devices) - len(after_result.devices))
     return ProfileDiff(tuple(_compare_devices(*pair) for pair in device_pairs), unmatched_count)
 
 
-def _compare_devices(before: Device, after: Device) -> DeviceChange:
-    per_step = bool(before.steps.measured and after.steps.measured)
-    before_steps = before.steps.measured if per_step else 1
-    after_steps = after.steps.measured if per_step else 1
+def _compare_devices(before_device: Device, after_device: Device) -> DeviceChange:
+    per_step = bool(before_device.steps.measured and after_device.steps.measured)
+    before_steps = before_device.steps.measured if per_step else 1
+    after_steps = after_device.steps.measured if per_step else 1
 
-    def change(name: str, time: Callable[[Device], int]) -> Change:
-        return Change(name, time(before) / before_steps, time(after) / after_steps)
+    def change(name: str, time_of: Callable[[Device], int]) -> Change:
+        return Change(
+            name, time_of(before_device) / before_steps, time_of(after_device) / after_steps
+        )
 
-    def changes(rows: Callable[[Device], Iterable[tuple[str, int]]]) -> tuple[Change, ...]:
+    def changes(times_of: Callable[[Device], Iterable[tuple[str, int]]]) -> tuple[Change, ...]:
         times_by_name: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
-        for name, time in rows(before):
+        for name, time in times_of(before_device):
             times_by_name[name][0] += time / before_steps
-        for name, time in rows(after):
+        for name, time in times_of(after_device):
             times_by_name[name][1] += time / after_steps
         changes = [
             Change(name, *pair) for name, pair in times_by_name.items() if pair[0] != pair[1]
@@ -84,12 +86,12 @@ def _compare_devices(before: Device, after: Device) -> DeviceChange:
         return tuple(sorted(changes, key=lambda row: (-abs(row.change_ns), row.name)))
 
     step = (
-        Change("step", before.steps.median_ns, after.steps.median_ns)
+        Change("step", before_device.steps.median_ns, after_device.steps.median_ns)
         if per_step
         else change("measured time", lambda device: device.measured.length_ns)
     )
     return DeviceChange(
-        device=after.device,
+        device=after_device.device,
         per_step=per_step,
         step=step,
         busy=change("busy", lambda device: device.measured.busy_ns),

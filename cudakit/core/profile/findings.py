@@ -1,4 +1,4 @@
-"""Find what would make a program faster, with an estimate of the time that each change saves.
+"""Find changes that make a program faster, and estimate the time that each change saves.
 
 Each rule looks at one device and its measured time. The rule applies only if the estimated saving is at
 least 3 % of that time. The estimates are upper limits under the conditions that the actions state;
@@ -25,8 +25,8 @@ _MIN_WAIT_SHARE: Final = 0.01
 # Time between two kernels of a CUDA graph that depend on each other; 0.5 to 1.3 microseconds on H100 and H200
 # (cudakit bench graph).
 _GRAPH_NODE_NS: Final = 1_000
-# Rate of pinned copies if a profile has none: about 80 % of the rate of PCIe x16 (31.5 GB/s for version 4.0,
-# 63 GB/s for 5.0), as cudakit bench copy measures.
+# Assumed rate of pinned copies, for a profile without pinned copies: about 80 % of the rate of PCIe x16 (31.5
+# GB/s for version 4.0, 63 GB/s for 5.0), as cudakit bench copy measures.
 _PCIE_4_BYTES_PER_S: Final = 25e9
 _PCIE_5_BYTES_PER_S: Final = 50e9
 # Names of GPUs with PCIe 5.0 or a faster link to the host (NVIDIA's datasheets).
@@ -93,12 +93,12 @@ def _time_text(time_ns: float) -> str:
 
 def _per_step(device: Device, event_count: int, noun: str = "times") -> str:
     """Return a count per step, ``once per step``; without steps, the count in the measured time."""
-    steps = device.steps.measured
-    per_step = event_count / max(steps, 1)
+    step_count = device.steps.measured
+    per_step = event_count / max(step_count, 1)
     is_shown_as_integer = per_step >= 10 or per_step == int(per_step)
     number_text = f"{per_step:,.0f}" if is_shown_as_integer else f"{per_step:.1f}"
     count_text = "once" if (number_text, noun) == ("1", "times") else f"{number_text} {noun}"
-    return f"{count_text} per step" if steps else count_text
+    return f"{count_text} per step" if step_count else count_text
 
 
 def call_site_text(stack: tuple[Frame, ...], site: int) -> str:
@@ -259,11 +259,11 @@ def _pageable_copies(device: Device) -> Iterator[Finding]:
             )
 
 
-def _pinned_rate(device: Device, pageable: Copies) -> tuple[float, str]:
+def _pinned_rate(device: Device, pageable_copies: Copies) -> tuple[float, str]:
     """Return the rate of pinned copies of the same direction, and the source of the rate."""
     for copies in device.copies:
         is_large = copies.size_bytes >= copies.calls * _LARGE_COPY_BYTES
-        if copies.host == "pinned" and copies.direction is pageable.direction and is_large:
+        if copies.host == "pinned" and copies.direction is pageable_copies.direction and is_large:
             return copies.bytes_per_s or _PCIE_4_BYTES_PER_S, "pinned copies of this profile"
     if _PCIE_5_GPUS.search(device.name):
         return _PCIE_5_BYTES_PER_S, "assumed for pinned memory on PCIe 5.0"
@@ -305,7 +305,7 @@ def _small_gemms(device: Device) -> Iterator[Finding]:
         if not _is_small_gemm(device, kernel):
             continue
         batch_size = kernel.consecutive
-        waves = math.ceil(batch_size * kernel.blocks / device.multiprocessors)
+        wave_count = math.ceil(batch_size * kernel.blocks / device.multiprocessors)
         idle_ns = device.measured.idle.launch_ns * kernel.calls / kernel_count
         yield from _finding(
             device,
@@ -313,7 +313,7 @@ def _small_gemms(device: Device) -> Iterator[Finding]:
             f"Small GEMMs{_at_site(kernel.stack, kernel.site)} run one after the other: "
             f"{batch_size:,.0f} in a row, each with {kernel.blocks:,} thread blocks for "
             f"{device.multiprocessors} multiprocessors ({_time_text(kernel.median_ns)} median).",
-            (kernel.total_ns + idle_ns) * (1 - waves / batch_size),
+            (kernel.total_ns + idle_ns) * (1 - wave_count / batch_size),
             "their time and their part of the launch idle time, times the share of waves that batching saves",
             ("if they do not depend on each other, run them as one batched GEMM: torch.bmm",),
             call_site=(kernel.stack, kernel.site),

@@ -28,13 +28,14 @@ _DIRECTIONS = {
 class MeasuredLimits:
     """The limits that ``cudakit bench`` measured on a device."""
 
-    copies: Mapping[str, float] = field(default_factory=dict)  # bytes per second, by direction
+    # Rate of copies in bytes per second, by direction.
+    copy_rates: Mapping[str, float] = field(default_factory=dict)
     # Size of a buffer in bytes, and the rate of a kernel that writes it, in bytes per second.
-    writes: Sequence[tuple[int, float]] = ()
+    write_rates: Sequence[tuple[int, float]] = ()
     launch_s: float | None = None  # time between back-to-back launches of an empty kernel
 
     def __bool__(self) -> bool:
-        return bool(self.copies or self.writes or self.launch_s)
+        return bool(self.copy_rates or self.write_rates or self.launch_s)
 
 
 def compare_limits(result: ProfileResult, limits: MeasuredLimits) -> ProfileResult:
@@ -52,14 +53,14 @@ def compare_limits(result: ProfileResult, limits: MeasuredLimits) -> ProfileResu
 def _compare_rates(device: Device, limits: MeasuredLimits) -> Iterator[Limit]:
     for copies in device.copies:
         direction = "peer" if copies.peer else _DIRECTIONS.get(copies.direction, "")
-        limit, measured_rate = limits.copies.get(direction), copies.bytes_per_s
+        limit, measured_rate = limits.copy_rates.get(direction), copies.bytes_per_s
         if limit and measured_rate and copies.size_bytes >= copies.calls * MIN_COPY_BYTES:
             name = f"{copies_name(copies)} copies"
             yield Limit(
                 name, device.process, device.device, measured_rate, limit, measured_rate / limit
             )
     memsets = device.memsets
-    if memsets and memsets.total_ns and limits.writes:
+    if memsets and memsets.total_ns and limits.write_rates:
         mean_bytes = memsets.size_bytes / memsets.calls
         if mean_bytes >= MIN_COPY_BYTES:
             measured_rate, limit = (
@@ -78,7 +79,7 @@ def _compare_rates(device: Device, limits: MeasuredLimits) -> Iterator[Limit]:
 
 def _rate_of_similar_size(limits: MeasuredLimits, size_bytes: float) -> float:
     """Return the measured write rate for the most similar size: small buffers stay in the L2 cache."""
-    return min(limits.writes, key=lambda write: abs(math.log(write[0] / size_bytes)))[1]
+    return min(limits.write_rates, key=lambda write: abs(math.log(write[0] / size_bytes)))[1]
 
 
 def _compare_launches(device: Device, limits: MeasuredLimits) -> Iterator[LaunchLimit]:

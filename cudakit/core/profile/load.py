@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,17 +18,17 @@ from cudakit.core.profile.result import (
     ProfileResult,
 )
 from cudakit.document import Frame
-from cudakit.errors import InputError, read_error
+from cudakit.errors import InputError
+from cudakit.input_files import ExpectedFile, check_schema, read_error, read_json
 from cudakit.serialize import Mismatch, from_plain
 from cudakit.trace.kinds import EventKind
 from cudakit.trace.run_log import LogReader, Outcome
-from cudakit.units import format_bytes
 
-# The size limit stops reading of endless files such as /dev/zero; results are far smaller.
-_MAX_BYTES: Final = 256 << 20
 # Kinds of events that only a log of run --sanitize has.
 _SANITIZE_KINDS: Final = (EventKind.LAUNCH, EventKind.COPY, EventKind.FILL, EventKind.GRAPH_LAUNCH)
-_HINT: Final = "save a profile with: cudakit run --profile -o profile.json PROGRAM"
+_PROFILE_FILE: Final = ExpectedFile(
+    "a profile", "write a profile with: cudakit run --profile --log profile.log PROGRAM"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +54,7 @@ def load_log(
     """Read a log. Raises InputError if it is damaged or has no profile."""
     collector = ActivityCollector()
     has_launches = False
-    with LogReader(path) as log:
+    with LogReader(path, _PROFILE_FILE) as log:
         for batch in log.batches():
             collector.add(batch)
             has_launches |= bool(np.isin(batch.records["kind"], _SANITIZE_KINDS).any())
@@ -71,19 +70,14 @@ def load_log(
 
 def load_result(path: Path) -> ProfileResult:
     """Read a saved result. Raises InputError if it is damaged, or has another schema."""
-    document = _read_json(path)
-    if not isinstance(document, dict):
-        raise InputError(f"{path} contains no profile", hint=_HINT)
-    schema = document.get("schema")
-    if schema != ProfileResult.schema:
-        schema_text = "no schema" if schema is None else f"the schema {str(schema)[:60]!r}"
-        raise InputError(f"{path} has {schema_text}; expected {ProfileResult.schema!r}", hint=_HINT)
+    document = read_json(path, _PROFILE_FILE)
+    document = check_schema(path, document, ProfileResult.schema, _PROFILE_FILE)
     try:
         result = from_plain(ProfileResult, document)
     except Mismatch as mismatch:
-        raise InputError(f"{path} is damaged: {mismatch}", hint=_HINT) from None
+        raise InputError(f"{path} is damaged: {mismatch}", hint=_PROFILE_FILE.hint) from None
     if contradiction := _contradiction(result):
-        raise InputError(f"{path} is damaged: {contradiction}", hint=_HINT)
+        raise InputError(f"{path} is damaged: {contradiction}", hint=_PROFILE_FILE.hint)
     return result
 
 
@@ -112,22 +106,3 @@ def _contradiction(result: ProfileResult) -> str:
 def _has_site(stack: Sequence[Frame], site: int) -> bool:
     """Return whether a call site is the index of a frame; the call site of an empty stack is 0."""
     return 0 <= site < max(len(stack), 1)
-
-
-def _read_json(path: Path) -> object:
-    try:
-        with path.open("rb") as file:
-            content = file.read(_MAX_BYTES + 1)
-    except OSError as error:
-        raise read_error(path, error) from None
-    if len(content) > _MAX_BYTES:
-        raise InputError(f"{path} is larger than {format_bytes(_MAX_BYTES)}", hint=_HINT)
-    try:
-        return json.loads(content.decode("utf-8-sig"))
-    except json.JSONDecodeError as error:
-        raise InputError(
-            f"{path} is not JSON: {error.msg} (line {error.lineno}, column {error.colno})",
-            hint=_HINT,
-        ) from None
-    except (ValueError, RecursionError):
-        raise InputError(f"{path} is not a profile: its JSON cannot be read", hint=_HINT) from None

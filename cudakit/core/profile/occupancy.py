@@ -85,5 +85,5 @@ def grid_fill(launch: LaunchConfiguration, limits: DeviceLimits) -> Grid:
     )
 
 
-def _round_up(value: int, unit: int) -> int:
-    return -(-value // unit) * unit
+def _round_up(value: int, allocation_unit: int) -> int:
+    return -(-value // allocation_unit) * allocation_unit

@@ -23,7 +23,7 @@ def match_collectives(timelines: Sequence[Timeline]) -> Straggler | None:
         for process_timeline in timelines
         for device in np.unique(process_timeline.work.device).tolist()
     ]
-    ranks = [rank for rank in ranks if rank[2]]
+    ranks = [rank_starts for rank_starts in ranks if rank_starts[2]]
     if len(ranks) < 2:
         return None
     counts_by_rank = [

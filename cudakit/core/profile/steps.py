@@ -164,9 +164,9 @@ def _steps_of_ranges(timeline: Timeline, range_name: str | None) -> HostSteps | 
     """Return the steps of the range that is named, or of the step-like range with the most time."""
     ranges = timeline.ranges
     used_names = np.unique(ranges.name)
-    labels = {name: timeline.names[name] for name in used_names.tolist()}
+    label_by_name = {name: timeline.names[name] for name in used_names.tolist()}
     names_by_label: dict[str, list[int]] = {}
-    for name, label in labels.items():
+    for name, label in label_by_name.items():
         if range_name is not None:
             is_step = range_name in (label, without_numbers(label))
         else:

@@ -133,7 +133,7 @@ def kernels(table: WorkTable) -> tuple[Kernel, ...]:
     return tuple(sorted(rows, key=lambda row: (-row.total_ns, row.name)))
 
 
-def _kernel(table: WorkTable, name: int, positions: Times, runs: int) -> Kernel:
+def _kernel(table: WorkTable, name: int, positions: Times, run_count: int) -> Kernel:
     durations = table.duration_ns[positions]
     total_ns = int(durations.sum())
     stack, site = table.stack(positions)
@@ -149,7 +149,7 @@ def _kernel(table: WorkTable, name: int, positions: Times, runs: int) -> Kernel:
         site=site,
         sites=len(sites),
         blocks=int(np.median(blocks(table, positions))),
-        consecutive=len(positions) / max(runs, 1),
+        consecutive=len(positions) / max(run_count, 1),
         grid=_grid(table, int(positions[np.argmax(durations)]))
         if table.limits.are_recorded
         else None,
@@ -217,27 +217,27 @@ def blocks(table: WorkTable, positions: Times) -> Times:
 def lines(table: WorkTable) -> tuple[Line, ...]:
     """Return the lines of the program, the one with the most own time first."""
     work = table.timeline.work
-    own_ns: defaultdict[TraceFrame, int] = defaultdict(int)
-    cumulative_ns: defaultdict[TraceFrame, int] = defaultdict(int)
+    own_ns_by_frame: defaultdict[TraceFrame, int] = defaultdict(int)
+    cumulative_ns_by_frame: defaultdict[TraceFrame, int] = defaultdict(int)
     call_counts: defaultdict[TraceFrame, int] = defaultdict(int)
     for site, positions in groups(work.site[table.rows]):
         stack = table.timeline.stacks[site]
         if not stack:
             continue
         time_ns = int(table.duration_ns[positions].sum())
-        own_ns[stack[call_site_index(stack)]] += time_ns
+        own_ns_by_frame[stack[call_site_index(stack)]] += time_ns
         for frame in set(stack[call_site_index(stack) :]):
-            cumulative_ns[frame] += time_ns
+            cumulative_ns_by_frame[frame] += time_ns
             call_counts[frame] += len(positions)
     rows = (
         Line(
             Frame(frame.function, frame.file, frame.line),
-            own_ns[frame],
+            own_ns_by_frame[frame],
             time_ns,
             call_counts[frame],
             _share(time_ns, table.total_ns),
         )
-        for frame, time_ns in cumulative_ns.items()
+        for frame, time_ns in cumulative_ns_by_frame.items()
     )
     return tuple(
         sorted(rows, key=lambda row: (-row.own_ns, -row.cumulative_ns, row.frame.filename))
@@ -250,22 +250,22 @@ def named_ranges(table: WorkTable) -> tuple[NamedRange, ...]:
     Ranges whose names differ only in numbers are summed in one row.
     """
     strings = table.timeline.activities.strings
-    time_ns: defaultdict[tuple[str, str], int] = defaultdict(int)
+    ns_by_range: defaultdict[tuple[str, str], int] = defaultdict(int)
     work_counts: defaultdict[tuple[str, str], int] = defaultdict(int)
-    for path, positions in groups(table.range_path):
+    for path_number, positions in groups(table.range_path):
         range_keys = {
             (without_numbers(strings[range_key.name]), strings[range_key.domain])
-            for range_key in table.ranges.paths[path]
+            for range_key in table.ranges.paths[path_number]
             if strings[range_key.domain] not in LIBRARY_DOMAINS
         }
         for range_key in range_keys:
-            time_ns[range_key] += int(table.duration_ns[positions].sum())
+            ns_by_range[range_key] += int(table.duration_ns[positions].sum())
             work_counts[range_key] += len(positions)
     rows = (
         NamedRange(
             name, domain, work_counts[name, domain], total_ns, _share(total_ns, table.total_ns)
         )
-        for (name, domain), total_ns in time_ns.items()
+        for (name, domain), total_ns in ns_by_range.items()
     )
     return tuple(sorted(rows, key=lambda row: (-row.total_ns, row.name)))
 
@@ -287,14 +287,14 @@ def copies(table: WorkTable, kernel_time: IntervalSet) -> tuple[Copies, ...]:
 
 
 def _host_memory(table: WorkTable, positions: Times, direction: Times) -> Times:
-    """Return the MemoryKind of each copy's host memory, or of its device memory if it has none."""
+    """Return the MemoryKind of each copy's host memory; of device memory for copies between devices."""
     source = table.field_values(positions, EventKind.COPY_RUN, "source_memory").astype(np.int64)
-    target = table.field_values(positions, EventKind.COPY_RUN, "destination_memory").astype(
-        np.int64
-    )
+    destination_kind = table.field_values(
+        positions, EventKind.COPY_RUN, "destination_memory"
+    ).astype(np.int64)
     result: Times = np.select(
         [direction == Direction.HOST_TO_DEVICE, direction == Direction.DEVICE_TO_HOST],
-        [source, target],
+        [source, destination_kind],
         int(MemoryKind.DEVICE),
     )
     return result
@@ -342,11 +342,11 @@ def streams(table: WorkTable) -> tuple[StreamWork, ...]:
         StreamWork(
             stream,
             len(positions),
-            time.total_ns,
-            exclusive_times,
+            stream_intervals.total_ns,
+            exclusive_ns,
             _small_kernel_time(table, positions),
         )
-        for (stream, positions), time, exclusive_times in zip(
+        for (stream, positions), stream_intervals, exclusive_ns in zip(
             positions_by_stream,
             intervals_by_stream,
             _exclusive_times(intervals_by_stream),

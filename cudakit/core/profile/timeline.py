@@ -26,7 +26,7 @@ _LATEST_NS = 2**61
 # Maximum number of ranges of one thread and domain that are open at once. Further pushes are ignored, so that
 # programs that never end their ranges do not use ever more memory.
 _MAX_OPEN_RANGES = 1024
-_PROCESS = -1  # stands for the thread of a range of the process, which any thread may end
+_PROCESS = -1  # thread number of a range of the process, which any thread may end
 
 _DIRECTION_NAMES = {
     Direction.HOST_TO_DEVICE: "HtoD",
@@ -145,13 +145,13 @@ class _Names:
 
     def __init__(self, strings: Sequence[str]) -> None:
         self.texts = list(strings)
-        self._indices: dict[str, int] = {}
+        self._index_by_text: dict[str, int] = {}
 
     def index(self, text: str) -> int:
-        if text not in self._indices:
-            self._indices[text] = len(self.texts)
+        if text not in self._index_by_text:
+            self._index_by_text[text] = len(self.texts)
             self.texts.append(text)
-        return self._indices[text]
+        return self._index_by_text[text]
 
 
 # --- API calls and waits ---------------------------------------------------------------------------

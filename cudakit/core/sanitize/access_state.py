@@ -25,10 +25,17 @@ ReportedPairs: TypeAlias = tuple[tuple[MemoryAccess, MemoryAccess], ...]
 class AccessState:
     """The accesses to some bytes. The collections are tuples, so that copies of a state can share them."""
 
-    __slots__ = ("already_reported", "atomics", "is_approximate", "is_merged", "reads", "write")
+    __slots__ = (
+        "already_reported",
+        "atomics",
+        "is_approximate",
+        "is_merged",
+        "last_write",
+        "reads",
+    )
 
     def __init__(self) -> None:
-        self.write: MemoryAccess | None = None
+        self.last_write: MemoryAccess | None = None
         self.reads: Accesses = ()
         self.atomics: Accesses = ()
         self.already_reported: ReportedPairs = ()
@@ -54,20 +61,20 @@ class AccessState:
             candidates = self.atomics
         conflicting_accesses = [access for access in candidates if access.tick > clock[access.slot]]
         if not candidates or self.is_merged:
-            write = self.write
+            write = self.last_write
             if write is not None and write.tick > clock[write.slot]:
                 conflicting_accesses.append(write)
         return conflicting_accesses
 
     def store(self, access: MemoryAccess, clock: Clock) -> None:
         """Store an access, and remove the accesses of the same kind that happen before it."""
-        write, mode = self.write, access.mode
+        write, mode = self.last_write, access.mode
         if write is not None and write.tick == NEVER:
             return  # the memory was freed, and one use after a free is enough to report
         if mode & ATOMIC:
             self.atomics = replace_ordered(self.atomics, clock, access)
         elif mode & WRITE:
-            self.write = access
+            self.last_write = access
             self.reads = self.atomics = self.already_reported = ()
             self.is_merged = self.is_approximate = False
         else:
@@ -75,8 +82,8 @@ class AccessState:
 
     def copy_from(self, source_state: AccessState) -> None:
         """Become a copy of another state."""
-        self.write, self.reads, self.atomics = (
-            source_state.write,
+        self.last_write, self.reads, self.atomics = (
+            source_state.last_write,
             source_state.reads,
             source_state.atomics,
         )
@@ -86,7 +93,7 @@ class AccessState:
     def is_equivalent(self, other_state: AccessState) -> bool:
         """Return whether two states conflict with the same accesses, and are reported in the same way."""
         return (
-            are_equivalent(self.write, other_state.write)
+            are_equivalent(self.last_write, other_state.last_write)
             and _are_all_equivalent(self.reads, other_state.reads)
             and _are_all_equivalent(self.atomics, other_state.atomics)
             and not self.already_reported

@@ -11,11 +11,14 @@ from typing import ClassVar
 from cudakit.core.sanitize.names import is_backward, is_program_frame
 from cudakit.core.sanitize.result import BaselineUse, FoundRace, KnownRace, KnownSide, Side
 from cudakit.document import Frame
-from cudakit.errors import InputError, read_error
+from cudakit.errors import InputError
+from cudakit.input_files import ExpectedFile, check_schema, read_json
 from cudakit.serialize import Mismatch, from_plain, to_plain
 
-_HINT = "write a baseline with: cudakit run --sanitize --write-baseline FILE ..."
-_MAX_BYTES = 64 << 20
+_BASELINE_FILE = ExpectedFile(
+    "a baseline of races",
+    "write a baseline with: cudakit run --sanitize --write-baseline races.json PROGRAM",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +62,12 @@ def identify(race: FoundRace, *, root: Path) -> KnownRace:
 
 
 def _identify_side(side: Side, root: Path) -> KnownSide:
-    program = [frame for frame in side.stack if is_program_frame(frame)]
+    program_frames = [frame for frame in side.stack if is_program_frame(frame)]
     # A race without a frame of the program is identified by the frames of libraries.
     return KnownSide(
         side.operation,
         is_backward(side.stack),
-        tuple(_location(frame, root) for frame in program or side.stack),
+        tuple(_location(frame, root) for frame in program_frames or side.stack),
     )
 
 
@@ -76,24 +79,12 @@ def _location(frame: Frame, root: Path) -> str:
 
 def load_baseline(path: str) -> Baseline:
     """Read a baseline. Raises InputError if the file is missing, damaged or of another version."""
-    try:
-        with Path(path).open("rb") as file:  # the file can be endless: a pipe or a device
-            content = file.read(_MAX_BYTES + 1)
-        if len(content) > _MAX_BYTES:
-            raise InputError(f"{path} is larger than {_MAX_BYTES >> 20} MiB", hint=_HINT)
-        document = json.loads(content.decode("utf-8"))
-    except OSError as error:
-        raise read_error(path, error, hint=_HINT) from None
-    except (ValueError, RecursionError):
-        raise InputError(f"{path} is not a baseline: it is not JSON", hint=_HINT) from None
-    schema = document.get("schema") if isinstance(document, dict) else None
-    if schema != Baseline.schema:
-        schema_text = "no schema" if schema is None else f"the schema {schema!r}"
-        raise InputError(f"{path} has {schema_text}; expected {Baseline.schema!r}", hint=_HINT)
+    document = read_json(Path(path), _BASELINE_FILE)
+    document = check_schema(path, document, Baseline.schema, _BASELINE_FILE)
     try:
         return from_plain(Baseline, document)
     except Mismatch as mismatch:
-        raise InputError(f"{path} is damaged: {mismatch}", hint=_HINT) from None
+        raise InputError(f"{path} is damaged: {mismatch}", hint=_BASELINE_FILE.hint) from None
 
 
 def format_baseline(

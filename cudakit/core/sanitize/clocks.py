@@ -25,8 +25,8 @@ TickSyncs: TypeAlias = list[Sync | None]
 
 # Tick that a timeline's clock has for the timeline itself, because its operations are ordered.
 ALWAYS: Final = 1 << 62
-# Tick of a stream-ordered free. It is greater than any tick in a clock, so no later access is ordered after
-# it.
+# Tick of a stream-ordered free. No clock has a tick that is this high, so no later access is ordered after
+# the free.
 NEVER: Final = 1 << 63
 
 
@@ -55,7 +55,7 @@ class Timeline:
         self._last_release: Release | None = None
 
     def acquire(self, release: Release, sync: Sync | None) -> bool:
-        """Order this timeline after a release. Return False if it is already ordered after the release.
+        """Order this timeline after a release. Return False if this order already exists.
 
         ``sync`` is stored for each slot whose tick increases; if ``sync`` is None, the synchronizations
         in the release are stored.

@@ -16,7 +16,11 @@ from cudakit.core.sanitize.races import Confidence, Coverage, Race
 from cudakit.core.sanitize.reorder_buffer import NEVER_READ, ReorderBuffer
 from cudakit.core.sanitize.report import Report
 from cudakit.core.sanitize.result import SanitizeResult
-from cudakit.core.sanitize.templates import UNKNOWN_TEMPLATE, TemplateAccesses
+from cudakit.core.sanitize.templates import (
+    OUTDATED_TEMPLATE,
+    UNKNOWN_TEMPLATE,
+    TemplateAccesses,
+)
 from cudakit.errors import InputError
 from cudakit.trace.kinds import EventKind, StreamFlag
 from cudakit.trace.layout import Records, view
@@ -41,7 +45,7 @@ class RaceDetector:
         """Analyze a batch; return its races that are findings, including suppressed races."""
         self._ranks.feed(batch)
         analysis = self._analysis_of(batch)
-        analysis.streams.update(_created_streams(batch.records))
+        analysis.flag_by_stream.update(_created_streams(batch.records))
         return analysis.analyze(analysis.reorder_buffer.feed(batch.records), report)
 
     def finish(self, report: Report) -> dict[tuple[int, int], list[Race]]:
@@ -81,7 +85,7 @@ class RaceDetector:
         )
 
     def _unrecorded_launches(self) -> Iterator[str]:
-        """Yield a sentence if launches next to unordered work could not be recorded: races may be missing."""
+        """Yield a sentence for each reason why races with launches that were not recorded may be missing."""
         unordered_count = sum(
             analysis.templates.unordered_count for analysis in self._traces.values()
         )
@@ -89,6 +93,14 @@ class RaceDetector:
             yield (
                 f"kernel launches next to unordered work could not be recorded ({unordered_count:,} times);"
                 " rerun with --accesses exact"
+            )
+        outdated_count = sum(
+            analysis.engine.gap_counts[OUTDATED_TEMPLATE] for analysis in self._traces.values()
+        )
+        if outdated_count:
+            yield (
+                "kernels next to unordered work accessed other bytes than their earlier launches, which were"
+                f" not all recorded ({outdated_count:,} times); rerun with --accesses exact"
             )
 
     @property
@@ -117,7 +129,7 @@ class RaceDetector:
         return total_coverage
 
     def _analysis_of(self, batch: Batch) -> _TraceAnalysis:
-        trace_key = batch.process, batch.chain
+        trace_key = batch.process, batch.trace_number
         if trace_key not in self._traces:
             self._traces[trace_key] = _TraceAnalysis(self._new_engine(), batch)
         analysis = self._traces[trace_key]
@@ -133,7 +145,7 @@ class _TraceAnalysis:
     last_batch: Batch  # the last batch, whose string and stack tables are the most complete
     reorder_buffer: ReorderBuffer = field(default_factory=ReorderBuffer)
     templates: TemplateAccesses = field(default_factory=TemplateAccesses)
-    streams: dict[int, StreamFlag] = field(default_factory=dict)
+    flag_by_stream: dict[int, StreamFlag] = field(default_factory=dict)
     stream_use: StreamUse = field(default_factory=StreamUse)
 
     def analyze(self, records: Records, report: Report) -> list[Race]:
@@ -148,23 +160,23 @@ class _TraceAnalysis:
             self.last_batch.process,
             races,
             stacks=self.last_batch.stacks,
-            streams=self.streams,
-            chain=self.last_batch.chain,
+            flag_by_stream=self.flag_by_stream,
+            trace_number=self.last_batch.trace_number,
             stream_use=self.stream_use,
         )
         report.add_unverified(
             self.last_batch.process,
             self.templates.mark_races(self.engine.take_unverified()),
             stacks=self.last_batch.stacks,
-            streams=self.streams,
-            chain=self.last_batch.chain,
+            flag_by_stream=self.flag_by_stream,
+            trace_number=self.last_batch.trace_number,
             stream_use=self.stream_use,
         )
         return [race for race in races if race.confidence.is_finding]
 
     def gaps(self) -> Iterator[Mapping[str, int]]:
         """Yield the events that were not analyzed, with their counts."""
-        yield self.engine.gaps
+        yield self.engine.gap_counts
         if self.reorder_buffer.never_read_count:
             yield {NEVER_READ: self.reorder_buffer.never_read_count}
         if self.templates.unknown_count:
@@ -175,15 +187,15 @@ def analyze_log(
     log: LogReader,
     report: Report,
     *,
-    show: Confidence = Confidence.LIKELY,
+    min_confidence: Confidence = Confidence.LIKELY,
     strict_threads: bool = False,
     progress: Callable[[str, float], None] = lambda _stage, _fraction: None,
 ) -> SanitizeResult:
     """Find the races in a log, with the result of the recorded run.
 
-    Raises InputError if the log is damaged, or is that of a profile.
+    Raises InputError if the log is damaged, or is a log of run --profile.
     """
-    report_possible = show is Confidence.POSSIBLE
+    report_possible = min_confidence is Confidence.POSSIBLE
     detector = RaceDetector(strict_threads=strict_threads, report_possible=report_possible)
     has_profile = False
     for batch in log.batches():
@@ -193,8 +205,8 @@ def analyze_log(
     detector.finish(report)
     if has_profile and not detector.recorded_work:
         raise InputError(
-            "the log was written by run --profile, so it has no accesses to check for races",
-            hint="show its profile with: cudakit profile FILE",
+            f"{log.path} was written by run --profile, so it has no accesses to check for races",
+            hint=f"show its profile with: cudakit profile {log.path}",
         )
     return detector.result(report, **asdict(log.outcome))
 

@@ -44,15 +44,17 @@ from cudakit.trace.ranges import RangeTracker
 class RaceDescriber:
     """Converts conflicts to races: adds the kind, the allocation and the last synchronization."""
 
-    def __init__(self, stream_order: StreamOrder, memory: Allocations, pools: Allocations) -> None:
+    def __init__(
+        self, stream_order: StreamOrder, driver_allocations: Allocations, pool_blocks: Allocations
+    ) -> None:
         self._stream_order = stream_order
-        self._memory = memory
-        self._pools = pools
+        self._driver_allocations = driver_allocations
+        self._pool_blocks = pool_blocks
 
     def describe(self, conflict: Conflict, strings: Sequence[str]) -> Race:
         """Return the race of a conflict. Call it before later work is enqueued."""
         previous_access, current_access = conflict.previous_access, conflict.current_access
-        pool_block = self._pools.find(conflict.lo)
+        pool_block = self._pool_blocks.find(conflict.lo)
         return Race(
             kind=_race_kind(previous_access, current_access, pool_block),
             confidence=conflict.confidence,
@@ -60,7 +62,7 @@ class RaceDescriber:
             hi=conflict.hi,
             current=_operation(current_access, strings),
             previous=_operation(previous_access, strings),
-            allocation=pool_block or self._memory.find(conflict.lo),
+            allocation=pool_block or self._driver_allocations.find(conflict.lo),
             last_sync=self._stream_order.last_sync(
                 current_access.call.stream, previous_access.call.stream, previous_access.slot
             ),
@@ -160,12 +162,12 @@ class Engine:
         native: bool | None = None,
     ) -> None:
         self.coverage = Coverage()
-        self.gaps: Counter[str] = Counter()
+        self.gap_counts: Counter[str] = Counter()
         self._strict_threads = strict_threads
         self._report_possible = report_possible
         self._races: list[Race] = []
-        # One race of each pair of call sites with a launch that was not recorded and may have accessed other
-        # bytes than those of its template; see ``take_unverified``.
+        # Possible races with a launch that was not recorded and may have accessed other bytes than an earlier
+        # launch of the same kernel: one race for each pair of call sites. See ``take_unverified``.
         self._unverified: dict[tuple[int, ...], Race] = {}
         self._possible_accesses: PossibleAccesses = {}
         self._strings: Sequence[str] = ()
@@ -175,19 +177,21 @@ class Engine:
             ConflictChecker(self._report_conflict), find_possible=report_possible, native=native
         )
         self._shadow = shadow = CheckedShadow(accesses, self._unrecorded)
-        self._memory = AllocationEvents(stream_order, shadow)
+        self._allocation_events = AllocationEvents(stream_order, shadow)
         self._describer = RaceDescriber(
-            stream_order, self._memory.driver_allocations, self._memory.pool_blocks
+            stream_order,
+            self._allocation_events.driver_allocations,
+            self._allocation_events.pool_blocks,
         )
-        self._syncs = SyncTracker(stream_order, self.gaps)
-        self._graphs = GraphTracker(stream_order, shadow, self.coverage, self.gaps)
+        self._syncs = SyncTracker(stream_order, self.gap_counts)
+        self._graphs = GraphTracker(stream_order, shadow, self.coverage, self.gap_counts)
         self._collectives = CollectiveTracker(
-            stream_order, shadow, self._graphs, self.coverage, self.gaps
+            stream_order, shadow, self._graphs, self.coverage, self.gap_counts
         )
         self._stream_work = StreamWork(
             stream_order,
             shadow,
-            self._memory.driver_allocations,
+            self._allocation_events.driver_allocations,
             self.coverage,
             strict=strict_threads,
         )
@@ -291,7 +295,11 @@ class Engine:
     def _add_unrecorded(self, call: Call, slot: int, tick: int) -> None:
         """Add the possible accesses of a launch that was not recorded."""
         self._unrecorded.add(
-            call, slot, tick, self._possible_accesses[call.seq], self._memory.innermost_at
+            call,
+            slot,
+            tick,
+            self._possible_accesses[call.seq],
+            self._allocation_events.innermost_at,
         )
 
     def _report_unverified(self, conflict: Conflict) -> None:
@@ -312,7 +320,7 @@ class Engine:
         """Add the launches and accesses of a batch to the coverage."""
         coverage, precision_counts = self.coverage, batch.precision_counts
         if batch.stray_access_count:
-            self.gaps[STRAY_ACCESS] += batch.stray_access_count
+            self.gap_counts[STRAY_ACCESS] += batch.stray_access_count
         if (
             self._last_launch_precision is not None
             and batch.leading_precision > self._last_launch_precision
@@ -340,7 +348,7 @@ class Engine:
         if are_peer_kernels(
             conflict.previous_access.call, conflict.current_access.call, self._strings
         ):
-            self.gaps[PEER_KERNELS] += 1
+            self.gap_counts[PEER_KERNELS] += 1
         elif conflict.confidence is Confidence.POSSIBLE and not self._report_possible:
             self.coverage.suspected += 1
         else:
@@ -350,7 +358,7 @@ class Engine:
         """Remove the states that no race can involve any more, once there are many states."""
         self._stream_order.reuse_slots()
         if self._stream_order.unrecorded_stream_count:
-            self.gaps[UNKNOWN_STREAM] = self._stream_order.unrecorded_stream_count
+            self.gap_counts[UNKNOWN_STREAM] = self._stream_order.unrecorded_stream_count
         if self._state_count < self._next_prune_count:
             return
         past_clock = self._stream_order.past_clock()
@@ -361,7 +369,9 @@ class Engine:
             self._syncs.prune()
             self._graphs.prune()
         if self._shadow.range_state_count > self._max_range_states:
-            self._shadow.coarsen(self._memory.driver_allocations.find, self._max_range_states)
+            self._shadow.coarsen(
+                self._allocation_events.driver_allocations.find, self._max_range_states
+            )
         self._next_prune_count = self._prune_above + 2 * self._state_count
 
     @property
@@ -372,7 +382,7 @@ class Engine:
         return state_count + len(self._syncs) + len(self._unrecorded)
 
     def _add_gap(self, _: Call, reason_index: int, event_count: int) -> None:
-        self.gaps[self._strings[reason_index]] += event_count
+        self.gap_counts[self._strings[reason_index]] += event_count
 
     def _set_arena_size(self, call: Call, size_bytes: int) -> None:
         self._arena_bytes[call.device] = size_bytes
@@ -381,10 +391,15 @@ class Engine:
 
     def _all_handlers(self) -> dict[int, Callable[..., Any]]:
         """Return for each event kind the function that gets its call and the fields of its body."""
-        work, memory, syncs, graphs = self._stream_work, self._memory, self._syncs, self._graphs
+        work, allocation_events, syncs, graphs = (
+            self._stream_work,
+            self._allocation_events,
+            self._syncs,
+            self._graphs,
+        )
         return {
-            EventKind.ALLOC: memory.add_allocation,
-            EventKind.FREE: memory.add_free,
+            EventKind.ALLOC: allocation_events.add_allocation,
+            EventKind.FREE: allocation_events.add_free,
             EventKind.COPY: work.add_copy,
             EventKind.FILL: work.add_fill,
             EventKind.STREAM_CREATE: syncs.create_stream,

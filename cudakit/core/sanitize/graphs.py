@@ -124,7 +124,7 @@ class GraphLaunch:
     slot: int
     tick: int
     clock: Clock
-    accesses: dict[int, bytes] = field(default_factory=dict)  # recorded accesses by node
+    accesses_by_node: dict[int, bytes] = field(default_factory=dict)  # recorded accesses by node
     exact_nodes: set[int] = field(default_factory=set)  # nodes whose accesses were all recorded
     lost_nodes: set[int] = field(default_factory=set)  # nodes of which some accesses were lost
 
@@ -154,20 +154,20 @@ class GraphLaunch:
         if self.graph.node(node_number).collectives:
             return LaunchPrecision.EXACT
         accesses = self._accesses(node_number)
-        least_precise = least_precise_access(accesses) if accesses else ASSUMED
+        least_precise_value = least_precise_access(accesses) if accesses else ASSUMED
         if node_number not in self.exact_nodes and (
-            node_number in self.lost_nodes or least_precise >= ASSUMED
+            node_number in self.lost_nodes or least_precise_value >= ASSUMED
         ):
             return LaunchPrecision.ASSUMED
         return (
             LaunchPrecision.WHOLE_TENSOR
-            if accesses and least_precise == SUMMARY
+            if accesses and least_precise_value == SUMMARY
             else LaunchPrecision.EXACT
         )
 
     def _accesses(self, node_number: int) -> bytes:
         """Return the accesses of a node: the recorded ones and, unless they are exact, the assumed ones."""
-        recorded_accesses = self.accesses.get(node_number, b"")
+        recorded_accesses = self.accesses_by_node.get(node_number, b"")
         return (
             recorded_accesses
             if node_number in self.exact_nodes
@@ -182,12 +182,16 @@ class GraphTracker:
     """Handles all graphs and their launches. Launches of one executable graph never overlap."""
 
     def __init__(
-        self, stream_order: StreamOrder, shadow: Shadow, coverage: Coverage, gaps: Counter[str]
+        self,
+        stream_order: StreamOrder,
+        shadow: Shadow,
+        coverage: Coverage,
+        gap_counts: Counter[str],
     ) -> None:
         self._stream_order = stream_order
         self._shadow = shadow
         self._coverage = coverage
-        self._gaps = gaps
+        self._gap_counts = gap_counts
         self._graphs: dict[int, Graph] = {}
         self._last_launches: dict[
             int, tuple[Release, Call]
@@ -223,7 +227,7 @@ class GraphTracker:
             sync = Sync(SyncKind.EVENT, earlier_call.seq, earlier_call.site, call.seq, call.site)
             stream.acquire(release, sync)
         if not self._graph(graph):
-            self._gaps[UNKNOWN_GRAPH] += 1
+            self._gap_counts[UNKNOWN_GRAPH] += 1
         call.graph = graph
         stream.release()
         clock = stream.clock.copy()
@@ -235,7 +239,7 @@ class GraphTracker:
     def add_launch_accesses(self, rows: AccessRows) -> None:
         """Add accesses that nodes performed in the current launch."""
         if self.current_launch is not None:
-            recorded_accesses = self.current_launch.accesses
+            recorded_accesses = self.current_launch.accesses_by_node
             for node, accesses in rows_by_node(rows):
                 recorded_accesses[node] = recorded_accesses.get(node, b"") + accesses
 

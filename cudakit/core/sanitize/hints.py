@@ -33,7 +33,7 @@ class Framework:
 
 def _framework(
     name: str,
-    modules: str,
+    module_pattern: str,
     kernel_pattern: str,
     *,
     order_fix: str,
@@ -43,7 +43,7 @@ def _framework(
 ) -> Framework:
     return Framework(
         name=name,
-        file_pattern=re.compile(rf"(?:^|/)(?:{modules})/"),
+        file_pattern=re.compile(rf"(?:^|/)(?:{module_pattern})/"),
         kernel_pattern=re.compile(kernel_pattern),
         order_fix=order_fix,
         lifetime_fix=lifetime_fix,
@@ -177,8 +177,7 @@ def _explain_streams(
     code: str, current_side: Side, previous_side: Side, streams: RacingStreams
 ) -> str:
     """Return the meaning of the streams in the code of a fix: ``, where a is stream 7``."""
-    # The memory is used after its free, so it must stay allocated until the stream of the later
-    # operation ends its use.
+    # The later operation uses freed memory, so the free must move behind the last use in the later stream.
     user_streams = (
         streams.later_names if previous_side.operation == "free" else streams.earlier_names
     )
@@ -207,7 +206,7 @@ def _uses_stream(code: str, stream_letter: str) -> bool:
 
 def race_sentence(kind: RaceKind, current_side: Side, previous_side: Side, size_bytes: int) -> str:
     """Return the race in one sentence: the operations, the kind of access and the size of the memory."""
-    later_subject, earlier_subject, size = (
+    later_subject, earlier_subject, size_text = (
         _subject_text(current_side),
         _subject_text(previous_side),
         format_bytes(size_bytes),
@@ -215,24 +214,24 @@ def race_sentence(kind: RaceKind, current_side: Side, previous_side: Side, size_
     use_verb = _RECEIVES_POINTER if current_side.known >= Precision.ASSUMED else "uses"
     match kind:
         case RaceKind.USE_BEFORE_ALLOCATION:
-            return f"{later_subject} {use_verb} {size} while {earlier_subject} may still be pending"
+            return f"{later_subject} {use_verb} {size_text} while {earlier_subject} may still be pending"
         case RaceKind.USE_AFTER_FREE if current_side.operation == "free":
-            return f"{later_subject} releases {size} that {earlier_subject} may still be using"
+            return f"{later_subject} releases {size_text} that {earlier_subject} may still be using"
         case RaceKind.USE_AFTER_FREE:
-            return f"{later_subject} {use_verb} {size} that {earlier_subject} has freed"
+            return f"{later_subject} {use_verb} {size_text} that {earlier_subject} has freed"
         case RaceKind.REUSE:
             return (
-                f"{later_subject} {use_verb} {size} of a reused block, "
+                f"{later_subject} {use_verb} {size_text} of a reused block, "
                 f"while {earlier_subject} may still be using the block's previous contents"
             )
     verb, participle = (
         _access_verb(kind, current_side, previous_side),
         _access_participle(kind, previous_side),
     )
-    return f"{later_subject} {verb} {size} that {earlier_subject} may still be {participle}"
+    return f"{later_subject} {verb} {size_text} that {earlier_subject} may still be {participle}"
 
 
-# Ends the text of a fix that changes the work of the program: only the effect of a wait is certain.
+# Last words of a fix that changes the work of the program, because only the effect of a wait is certain.
 _NOT_CHECKED_SUFFIX: Final = " (not checked)"
 
 
@@ -287,7 +286,7 @@ def smallest_fix(
 
 def _order_fix(streams: RacingStreams, earlier_work: str, later_work: str) -> str:
     if len(streams.earlier_names) == 1:
-        record_clause, recorded_events = (
+        record_clause, recorded_events_text = (
             f"record an event on {streams.earlier_names[0]} after {earlier_work} and",
             "it",
         )
@@ -296,9 +295,9 @@ def _order_fix(streams: RacingStreams, earlier_work: str, later_work: str) -> st
             f"after {earlier_work}, record an event on each stream "
             f"({_join_names(streams.earlier_names)}), and"
         )
-        recorded_events = "all these events"
-    later_streams = _join_names(streams.later_names)
-    return f"{record_clause} make {later_streams} wait for {recorded_events} before {later_work}"
+        recorded_events_text = "all these events"
+    later_streams_text = _join_names(streams.later_names)
+    return f"{record_clause} make {later_streams_text} wait for {recorded_events_text} before {later_work}"
 
 
 def is_wait(kind: RaceKind, previous_side: Side) -> bool:
@@ -349,19 +348,22 @@ def why_not_covered(
 
     ``recorded_at`` is the call site of the event record, ``waited_at`` the call site of the wait.
     """
-    earlier_stream, later_stream = short_stream_name(previous_side), short_stream_name(current_side)
+    earlier_stream_name, later_stream_name = (
+        short_stream_name(previous_side),
+        short_stream_name(current_side),
+    )
     time_clause = f"before {operation_at(previous_side)} was enqueued"
-    earlier_work = f"{earlier_stream}{_at_call_site(waited_at)}"
+    earlier_work = f"{earlier_stream_name}{_at_call_site(waited_at)}"
     match kind:
         case SyncKind.EVENT:
             recorded_event = f"an event recorded{_at_call_site(recorded_at)}"
-            wait = f"{later_stream} last waited for {earlier_work}"
-            return f"too early: {wait}, for {recorded_event} {time_clause}"
+            wait_text = f"{later_stream_name} last waited for {earlier_work}"
+            return f"too early: {wait_text}, for {recorded_event} {time_clause}"
         case SyncKind.HOST:
             return f"too early: the host last waited for {earlier_work}, {time_clause}"
         case SyncKind.DEFAULT_STREAM:
-            wait = f"last made {later_stream} wait for {earlier_work}"
-            return f"too early: the implicit synchronization of the default stream {wait}, {time_clause}"
+            wait_text = f"last made {later_stream_name} wait for {earlier_work}"
+            return f"too early: the implicit synchronization of the default stream {wait_text}, {time_clause}"
 
 
 def short_stream_name(side: Side) -> str:
@@ -371,17 +373,17 @@ def short_stream_name(side: Side) -> str:
 
 def operation_at(side: Side) -> str:
     """Return the operation with its call site. Without a call site, return its name."""
-    site = call_site(side.stack)
+    site_text = call_site(side.stack)
     operation = "kernel" if _is_kernel(side) else side.operation.partition(" (rank ")[0]
     prefix = "backward pass started at " if is_backward(side.stack) else ""
-    return f"the {operation} ({prefix}{site})" if site else _operation_name(side)
+    return f"the {operation} ({prefix}{site_text})" if site_text else _operation_name(side)
 
 
 def _subject_text(side: Side) -> str:
     if side.stream_number == HOST:
         return f"the host, for {operation_at(side)},"
-    node = f" (node {side.node} of graph {side.graph})" if side.graph else ""
-    return f"{_operation_name(side)}{node} on {short_stream_name(side)}"
+    node_text = f" (node {side.node} of graph {side.graph})" if side.graph else ""
+    return f"{_operation_name(side)}{node_text} on {short_stream_name(side)}"
 
 
 def _operation_name(side: Side) -> str:
@@ -415,5 +417,5 @@ def _access_participle(kind: RaceKind, previous_side: Side) -> str:
     )
 
 
-def _at_call_site(call_site: str) -> str:
-    return f" at {call_site}" if call_site else ""
+def _at_call_site(call_site_text: str) -> str:
+    return f" at {call_site_text}" if call_site_text else ""

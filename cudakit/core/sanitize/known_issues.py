@@ -1,4 +1,4 @@
-"""Known races in libraries: how to recognize them, and what helps until they are fixed."""
+"""Known races in libraries: patterns that recognize the races, and advice until the libraries are fixed."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ _KNOWN_RACES: Sequence[_KnownRace] = (
 
 
 def known_issue(current_side: Side, previous_side: Side) -> KnownIssue | None:
-    """Return the known issue of a library that a race looks like, or None."""
+    """Return the known issue of a library that matches a race, or None."""
     for race in _KNOWN_RACES:
         first_pattern, second_pattern = race.sides
         if (first_pattern.matches(previous_side) and second_pattern.matches(current_side)) or (

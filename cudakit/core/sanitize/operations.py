@@ -141,7 +141,9 @@ _HOST_COPIES: Final = HostRole(waits_before=True, reads_source=True, writes_dest
 _HOST_WAITS_AFTER: Final = HostRole(waits_after=True)
 
 
-def host_role(direction: int, memory: int, *, asynchronous: bool, strict: bool) -> HostRole:
+def host_role(
+    direction: int, host_memory_kind: int, *, asynchronous: bool, strict: bool
+) -> HostRole:
     """Return the part of a copy that the host performs before the call returns.
 
     CUDA documents that an asynchronous copy to pageable memory "might be synchronous". In practice, the host
@@ -151,7 +153,7 @@ def host_role(direction: int, memory: int, *, asynchronous: bool, strict: bool) 
         return _NO_HOST_ROLE
     if direction == Direction.HOST_TO_HOST:
         return _HOST_COPIES
-    is_pageable = memory == HostMemory.PAGEABLE
+    is_pageable = host_memory_kind == HostMemory.PAGEABLE
     if direction == Direction.HOST_TO_DEVICE and is_pageable:
         # The host has copied the source to a staging buffer; the transfer to the device may still be running.
         return HostRole(waits_before=not asynchronous, reads_source=True)
@@ -172,14 +174,14 @@ class StreamWork:
         self,
         stream_order: StreamOrder,
         shadow: Shadow,
-        memory: Allocations,
+        driver_allocations: Allocations,
         coverage: Coverage,
         *,
         strict: bool,
     ) -> None:
         self._stream_order = stream_order
         self._shadow = shadow
-        self._memory = memory
+        self._driver_allocations = driver_allocations
         self._coverage = coverage
         self._strict = strict
         self._last_launch: Call | None = None
@@ -239,7 +241,7 @@ class StreamWork:
         """Add the write of a fill, and apply the wait of the host."""
         self._coverage.fills += 1
         self._add_access(call, address, size_bytes, rows, pitch_bytes, WRITE, is_by_host=False)
-        allocation = self._memory.find(address)
+        allocation = self._driver_allocations.find(address)
         kind = allocation.kind if allocation else None
         if host_waits_for_fill(kind, asynchronous=asynchronous):
             self._stream_order.sync_stream(self._stream_order.stream(call), call)

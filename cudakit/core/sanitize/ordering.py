@@ -269,9 +269,9 @@ class SyncTracker:
     A wait for an event that was never recorded has no effect (CUDA Driver API, ``cuStreamWaitEvent``).
     """
 
-    def __init__(self, stream_order: StreamOrder, gaps: Counter[str]) -> None:
+    def __init__(self, stream_order: StreamOrder, gap_counts: Counter[str]) -> None:
         self._stream_order = stream_order
-        self._gaps = gaps
+        self._gap_counts = gap_counts
         self._events: dict[int, Signal] = {}  # the last record of each event
         # For each event whose last record was captured, the graph into which it was captured.
         self._captured_events: dict[int, int] = {}
@@ -362,16 +362,16 @@ class SyncTracker:
             if not precedes_future_work(signal.release.slot, signal.release.tick)
         }
         # The address of a word stays, so that a wait for it is not counted as a wait for an unwritten word.
-        for address, signals in self._memory_words.items():
+        for address, signal_by_slot in self._memory_words.items():
             self._memory_words[address] = {
                 slot: signal
-                for slot, signal in signals.items()
+                for slot, signal in signal_by_slot.items()
                 if not precedes_future_work(slot, signal.release.tick)
             }
 
     def _wait_for_all_streams(self, stream: Stream, call: Call) -> None:
         """Order a stream after all other streams, since any of them may write the word."""
-        self._gaps[UNKNOWN_WORD] += 1
+        self._gap_counts[UNKNOWN_WORD] += 1
         for other_stream in self._stream_order:
             if other_stream is not stream:
                 _wait_for_signal(stream, Signal(other_stream.release(), call.seq, call.site), call)

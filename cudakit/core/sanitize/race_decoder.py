@@ -49,7 +49,7 @@ class RaceDecoder:
 
     process: int
     stacks: Stacks
-    streams: Mapping[int, StreamFlag]
+    flag_by_stream: Mapping[int, StreamFlag]
     demangle: Demangle
     stream_use: StreamUse = field(default_factory=StreamUse)
 
@@ -104,7 +104,7 @@ class RaceDecoder:
 
     def _stream_name(self, stream: int) -> str:
         """Return the name of a stream without its properties."""
-        return stream_name(stream, self.streams.get(stream)).partition(" (")[0]
+        return stream_name(stream, self.flag_by_stream.get(stream)).partition(" (")[0]
 
     def side(self, operation: Operation) -> Side:
         """Return an operation as a side of a race."""
@@ -112,7 +112,7 @@ class RaceDecoder:
         has_kernel = operation.kind in (EventKind.LAUNCH, EventKind.COLLECTIVE)
         kernel = self.demangle(operation.name) if has_kernel else None
         return Side(
-            stream=stream_name(operation.stream, self.streams.get(operation.stream)),
+            stream=stream_name(operation.stream, self.flag_by_stream.get(operation.stream)),
             operation=(
                 collective_name(operation.collective)
                 if operation.collective

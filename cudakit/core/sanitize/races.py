@@ -20,14 +20,14 @@ class RaceKind(StrEnum):
     READ_AFTER_WRITE = "read-after-write"
     WRITE_AFTER_READ = "write-after-read"
     WRITE_AFTER_WRITE = "write-after-write"
-    USE_BEFORE_ALLOCATION = "use-before-allocation"  # the allocation is stream-ordered
+    USE_BEFORE_ALLOCATION = "use-before-allocation"  # unordered use of stream-ordered memory
     USE_AFTER_FREE = "use-after-free"
     REUSE = "reuse"  # a caching allocator reuses a block that earlier work may still use
     HOST = "host"  # the host reads or writes memory while a copy may still use it
 
 
 class RaceOwner(StrEnum):
-    """Whose code lacks the synchronization (``core.sanitize.owners`` has the rule)."""
+    """The owner of a race: the program or a library (rule: ``core.sanitize.owners``)."""
 
     PROGRAM = "program"
     LIBRARY = "library"
@@ -187,7 +187,9 @@ class Coverage:
     accesses_assumed: int = 0  # number of accesses assumed from a pointer argument
     accesses_uncertain: int = 0  # number of accesses assumed from a pointer table
     graph_launches: int = 0  # number of launches of CUDA graphs
-    collectives: int = 0  # collectives, sends and receives of NCCL, those of a graph once
+    collectives: int = (
+        0  # number of collectives, sends and receives of NCCL; a graph node counts once
+    )
     suspected: int = 0  # number of possible races that are not reported
     arenas_bytes: int = 0  # peak device memory used for recording, summed over processes
     launches_without_call_site: int = 0  # number of kernel launches without a Python stack

@@ -168,13 +168,13 @@ def least_precise_access(rows: bytes) -> int:
 
 def _access_rows(records: Records, call_indices: list[int]) -> Iterator[AccessRows | None]:
     """Yield the records before the first call, then those between each call and the next call."""
-    record_bytes = np.ascontiguousarray(records).view(np.uint8).data
+    batch_bytes = np.ascontiguousarray(records).view(np.uint8).data
     row_begins = (0, *(index + 1 for index in call_indices))
     for begin, end in zip(row_begins, (*call_indices, len(records)), strict=True):
         if begin == end:
             yield None
         else:
-            yield record_bytes[begin * RECORD_BYTES : end * RECORD_BYTES]
+            yield batch_bytes[begin * RECORD_BYTES : end * RECORD_BYTES]
 
 
 def sorted_by_call(records: Records) -> Records:
@@ -207,7 +207,7 @@ def _find_stray_accesses(records: Records, belongs_to_previous: _Mask, last_seq:
 def _record_precisions(
     records: Records, is_access: _Mask, belongs_to_previous: _Mask
 ) -> npt.NDArray[np.uint8]:
-    """Return the precision of each record. The least precise one determines that of the launch."""
+    """Return the precision of each record. The least precise record sets the precision of the launch."""
     launch_precisions = np.where(is_access, LaunchPrecision.EXACT, LaunchPrecision.UNKNOWN).astype(
         np.uint8
     )

@@ -105,7 +105,9 @@ class ReorderBuffer:
     """
 
     def __init__(self, *, max_held: int = MAX_HELD_RECORDS) -> None:
-        self.never_read_count = 0  # number of launches that were given up
+        self.never_read_count = (
+            0  # number of launches whose accesses were never read back from the device
+        )
         self._max_held = max_held
         self._pending = PendingLaunches()
         self._given_up_before_seq = (
@@ -202,7 +204,7 @@ class ReorderBuffer:
 
 
 def reorder_records(records: Records) -> tuple[Records, int]:
-    """Return all records of a trace in order of their calls, and the number of launches never read back."""
+    """Return the records of a trace in order of their calls, and the number of launches without accesses."""
     buffer = ReorderBuffer(max_held=len(records))
     ordered_records = concatenate_records([buffer.feed(records), buffer.flush()])
     return ordered_records, buffer.never_read_count

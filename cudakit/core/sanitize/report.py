@@ -54,7 +54,7 @@ class _Occurrences:
     decoder: RaceDecoder  # decoder of the example
     ownership: RaceOwnership
     # Streams of the earlier and of the later operations, by PID.
-    streams: dict[int, tuple[set[int], set[int]]] = field(default_factory=dict)
+    streams_by_process: dict[int, tuple[set[int], set[int]]] = field(default_factory=dict)
 
     @classmethod
     def from_example(cls, example: FoundRace, decoder: RaceDecoder) -> _Occurrences:
@@ -63,7 +63,9 @@ class _Occurrences:
 
     def add(self, race: Race, decoder: RaceDecoder) -> None:
         """Add an occurrence of the race, which replaces the example if it is the better example."""
-        earlier_streams, later_streams = self.streams.setdefault(decoder.process, (set(), set()))
+        earlier_streams, later_streams = self.streams_by_process.setdefault(
+            decoder.process, (set(), set())
+        )
         earlier_streams.add(race.previous.stream)
         later_streams.add(race.current.stream)
         is_of_program = self.ownership.add(race, decoder.stream_use)
@@ -72,7 +74,9 @@ class _Occurrences:
 
     def found_race(self, occurrence_count: int) -> FoundRace:
         """Return the race as the report shows it, with all its streams and processes."""
-        race = replace(self.example, count=occurrence_count, processes=tuple(sorted(self.streams)))
+        race = replace(
+            self.example, count=occurrence_count, processes=tuple(sorted(self.streams_by_process))
+        )
         if self.ownership.owner is RaceOwner.LIBRARY:
             return replace(
                 race,
@@ -82,7 +86,7 @@ class _Occurrences:
                 hint_checked=False,
                 remedies=(),
             )
-        return self.decoder.with_streams(race, *self.streams[race.process])
+        return self.decoder.with_streams(race, *self.streams_by_process[race.process])
 
 
 _Frames: TypeAlias = tuple[Frame, ...]
@@ -95,23 +99,23 @@ class Report:
     """Collects races and counts their occurrences.
 
     Races with the same kind, operations and call stacks are one race, also in different processes. Races with
-    less confidence than ``show`` are counted, but not reported. With ``internal``, races of libraries are
-    findings, too.
+    less confidence than ``min_confidence`` are counted, but not reported. With ``counts_library_races``,
+    races of libraries are findings, too.
     """
 
     def __init__(
         self,
         *,
-        show: Confidence = Confidence.LIKELY,
+        min_confidence: Confidence = Confidence.LIKELY,
         suppressions: Sequence[Suppression] = (),
         baseline: BaselineMatcher | None = None,
-        internal: bool = False,
+        counts_library_races: bool = False,
         demangle: Demangle = str,
     ) -> None:
-        self._shown_confidences = _CONFIDENCE_ORDER[: _CONFIDENCE_ORDER.index(show) + 1]
+        self._shown_confidences = _CONFIDENCE_ORDER[: _CONFIDENCE_ORDER.index(min_confidence) + 1]
         self._suppressions = suppressions
         self._baseline = baseline
-        self._internal = internal
+        self._counts_library_races = counts_library_races
         self._demangle = demangle
         self._races: dict[_Key, _Occurrences] = {}
         self._suppression_indices: dict[
@@ -134,19 +138,19 @@ class Report:
         races: Iterable[Race],
         *,
         stacks: Sequence[Stack],
-        streams: Mapping[int, StreamFlag],
-        chain: int = 0,
+        flag_by_stream: Mapping[int, StreamFlag],
+        trace_number: int = 0,
         stream_use: StreamUse | None = None,
     ) -> int:
         """Add the races of one trace; return the number of races that are reported.
 
-        ``stacks`` is the stack table of the trace, ``streams`` has the flags of its streams by
-        stream number, ``stream_use`` shows which of these streams only libraries use. ``chain`` is
+        ``stacks`` is the stack table of the trace, ``flag_by_stream`` has the flags of its streams by
+        stream number, ``stream_use`` shows which of these streams only libraries use. ``trace_number`` is
         the number of the trace within the process.
         """
-        stack = partial(self._stack, (process, chain), stacks)
+        stack_of = partial(self._stack, (process, trace_number), stacks)
         stream_use = stream_use or StreamUse()
-        decoder = RaceDecoder(process, stack, streams, self._demangle, stream_use)
+        decoder = RaceDecoder(process, stack_of, flag_by_stream, self._demangle, stream_use)
         return sum(self._add(decoder, race) for race in races)
 
     def add_unverified(
@@ -155,22 +159,22 @@ class Report:
         races: Iterable[Race],
         *,
         stacks: Sequence[Stack],
-        streams: Mapping[int, StreamFlag],
-        chain: int = 0,
+        flag_by_stream: Mapping[int, StreamFlag],
+        trace_number: int = 0,
         stream_use: StreamUse | None = None,
     ) -> None:
         """Add races with possible accesses of launches that were not recorded.
 
         The arguments are those of ``add``. Suppressed pairs, and pairs inside libraries, are not findings.
         """
-        stack = partial(self._stack, (process, chain), stacks)
+        stack_of = partial(self._stack, (process, trace_number), stacks)
         stream_use = stream_use or StreamUse()
-        decoder = RaceDecoder(process, stack, streams, self._demangle, stream_use)
+        decoder = RaceDecoder(process, stack_of, flag_by_stream, self._demangle, stream_use)
         for race in races:
             current_side, previous_side = decoder.side(race.current), decoder.side(race.previous)
             ownership = RaceOwnership(current_side.stack, previous_side.stack)
             ownership.add(race, stream_use)
-            is_counted = self._internal or ownership.owner is RaceOwner.PROGRAM
+            is_counted = self._counts_library_races or ownership.owner is RaceOwner.PROGRAM
             is_suppressed = any(
                 suppression.covers(current_side, previous_side)
                 for suppression in self._suppressions
@@ -195,7 +199,7 @@ class Report:
         different_calls: tuple[DifferentCalls, ...] = (),
         ranks: Mapping[int, int] | None = None,
     ) -> SanitizeResult:
-        """Return the result. ``coverage`` and ``ranks`` are by PID, ``gaps`` are the counts of each trace."""
+        """Return the result. The keys of the mappings are PIDs; ``gaps`` are the counts of each trace."""
         total_coverage = sum(coverage.values(), Coverage())
         racing_sides = {tuple(sides) for _, *sides in self._occurrence_counts}
         return SanitizeResult(
@@ -221,7 +225,7 @@ class Report:
             incomplete=tuple(incomplete),
             no_gpu_work=no_gpu_work,
             baseline=self._baseline_use(),
-            internal=self._internal,
+            internal=self._counts_library_races,
             different_calls=different_calls,
             unverified=tuple(
                 pair for sides, pair in self._unverified.items() if sides not in racing_sides
@@ -256,7 +260,7 @@ class Report:
 
     def _key(self, decoder: RaceDecoder, race: Race) -> _Key:
         sides = (race.current, race.previous)
-        identities = (self._identity(decoder, side) for side in sides)
+        identities = (self._identity(decoder, operation) for operation in sides)
         return (race.kind, *chain.from_iterable(identities))
 
     def _identity(self, decoder: RaceDecoder, operation: Operation) -> tuple[object, ...]:
@@ -391,10 +395,12 @@ def _race_text(race: FoundRace) -> str:
     lines = [f"{race.kind} ({race.confidence}{occurrences_text}): {race.sentence}"]
     lines += _operation_lines("later", race.current) + _operation_lines("earlier", race.previous)
     if memory := race.memory:
-        race_size, allocation_size = format_bytes(race.size_bytes), format_bytes(memory.size_bytes)
-        memory_line = (
-            f"memory:  {race_size} at offset {race.offset_bytes or 0:,} B of {allocation_size}"
+        race_size_text, allocation_size_text = (
+            format_bytes(race.size_bytes),
+            format_bytes(memory.size_bytes),
         )
+        offset_text = f"{race.offset_bytes or 0:,} B"
+        memory_line = f"memory:  {race_size_text} at offset {offset_text} of {allocation_size_text}"
         lines += _with_stack(memory_line, memory)
     if race.last_sync:
         lines.append(f"  sync:    {race.last_sync.sentence}")

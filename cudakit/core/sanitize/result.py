@@ -89,7 +89,7 @@ class KnownIssue:
 
     title: str  # description of the race
     reference: str  # address of the issue, or the function of the library that races
-    advice: str  # what avoids the race until the library is fixed
+    advice: str  # way to avoid the race until the library is fixed
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +113,10 @@ class FoundRace:
     )  # the last synchronization of the two streams; null if there was none
     approximate: bool  # whether the bytes are an upper bound, because ranges were merged
     process: int  # PID of the process of the described occurrence
-    known_issue: KnownIssue | None = None  # known issue of a library that the race looks like
+    known_issue: KnownIssue | None = None  # known issue of a library that matches the race
     processes: tuple[int, ...] = ()  # PIDs of all processes with the race
-    # Whether the same work has no such race if it waits as the hint says; false if the hint is not a wait.
+    # Whether the wait of the hint removes the race without changing other work; false if the hint is not a
+    # wait.
     hint_checked: bool = False
     owner: RaceOwner = RaceOwner.PROGRAM  # whose code lacks the synchronization
     library: str | None = None  # the library that has the race; null for a race of the program
@@ -123,7 +124,7 @@ class FoundRace:
 
 @dataclass(frozen=True, slots=True)
 class UnverifiedPair:
-    """Two unordered operations that race if the earlier one accessed other bytes than its template has.
+    """Two unordered operations that race if the earlier operation accessed bytes outside of its template.
 
     The earlier operation is a launch that was not recorded.
     """

@@ -165,7 +165,7 @@ class PythonShadow:
         access.tick = NEVER
 
     def free_releases(self, lo: int, hi: int) -> list[Release]:
-        writes = (state.write for state in self._range_states.find_overlapping(lo, hi))
+        writes = (state.last_write for state in self._range_states.find_overlapping(lo, hi))
         releases = (write.call.release for write in writes if write and write.tick == NEVER)
         return [release for release in releases if release is not None]
 
@@ -322,11 +322,11 @@ AllocationAt: TypeAlias = Callable[[int], Allocation | None]
 
 def _prune_state(state: AccessState, past_clock: Clock) -> bool:
     """Remove the accesses that all future work happens after. Return whether any access is left."""
-    if state.write is not None and state.write.tick <= past_clock[state.write.slot]:
-        state.write = None
+    if state.last_write is not None and state.last_write.tick <= past_clock[state.last_write.slot]:
+        state.last_write = None
     state.reads = _without_past_accesses(state.reads, past_clock)
     state.atomics = _without_past_accesses(state.atomics, past_clock)
-    stored_ids = {id(access) for access in (state.write, *state.reads, *state.atomics)}
+    stored_ids = {id(access) for access in (state.last_write, *state.reads, *state.atomics)}
     state.already_reported = tuple(
         pair for pair in state.already_reported if id(pair[0]) in stored_ids
     )
@@ -350,12 +350,14 @@ def _without_past_accesses(accesses: Accesses, past_clock: Clock) -> Accesses:
 
 def _merge_adjacent_states(states: list[RangeState], max_states: int) -> Iterator[RangeState]:
     """Merge adjacent states to half of ``max_states``. Drop the states of freed memory."""
-    states_in_use = (state for state in states if state.write is None or state.write.tick != NEVER)
+    states_in_use = (
+        state for state in states if state.last_write is None or state.last_write.tick != NEVER
+    )
     group_size = -(-len(states) * 2 // max_states)
     while adjacent_states := list(islice(states_in_use, group_size)):
         merged_state = RangeState(adjacent_states[0].lo, adjacent_states[-1].hi)
-        writes = [state.write for state in adjacent_states if state.write]
-        merged_state.write = max(writes, key=lambda write: write.call.seq, default=None)
+        writes = [state.last_write for state in adjacent_states if state.last_write]
+        merged_state.last_write = max(writes, key=lambda write: write.call.seq, default=None)
         merged_state.reads = _last_access_per_stream(
             [access for state in adjacent_states for access in state.reads]
         )
@@ -384,5 +386,5 @@ def _most_recent_states(states: list[RangeState], max_states: int) -> list[Range
 
 
 def _last_seq(state: RangeState) -> int:
-    accesses = (state.write, *state.reads, *state.atomics)
+    accesses = (state.last_write, *state.reads, *state.atomics)
     return max((access.call.seq for access in accesses if access), default=0)

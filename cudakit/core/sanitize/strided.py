@@ -141,9 +141,11 @@ class StridedStates:
         self, strided: StridedRange
     ) -> Iterator[tuple[AccessState, Range]]:
         """Yield each state of another strided range that overlaps this one, and the first shared bytes."""
-        for stored in self._ranges_between(strided.lo, strided.hi):
-            if stored != strided and (shared_bytes := strided.bytes_shared_with(stored)):
-                yield self.states_by_range[stored], shared_bytes
+        for stored_range in self._ranges_between(strided.lo, strided.hi):
+            if stored_range != strided and (
+                shared_bytes := strided.bytes_shared_with(stored_range)
+            ):
+                yield self.states_by_range[stored_range], shared_bytes
 
     def clear(self, lo: int, hi: int) -> None:
         """Remove the strided ranges that lie completely between two addresses."""
@@ -177,12 +179,12 @@ class StridedStates:
         return [strided for _, strided in sorted(numbered_ranges, key=itemgetter(0))]
 
     def _remove(self, ranges: Iterable[StridedRange]) -> None:
-        removed = set(ranges)
-        if not removed:
+        removed_ranges = set(ranges)
+        if not removed_ranges:
             return
-        for strided in removed:
+        for strided in removed_ranges:
             del self.states_by_range[strided]
         for length_class, sorted_items in self._sorted.items():
             self._sorted[length_class] = [
-                sorted_item for sorted_item in sorted_items if sorted_item[2] not in removed
+                sorted_item for sorted_item in sorted_items if sorted_item[2] not in removed_ranges
             ]

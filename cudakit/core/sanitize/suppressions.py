@@ -10,7 +10,8 @@ from pathlib import Path
 
 from cudakit.core.sanitize.result import Side
 from cudakit.document import Frame
-from cudakit.errors import UsageError, read_error
+from cudakit.errors import UsageError
+from cudakit.input_files import ExpectedFile, read_text
 from cudakit.trace.kernel_names import short_kernel
 
 COMMAND_LINE = "--suppress"
@@ -18,7 +19,9 @@ COMMAND_LINE = "--suppress"
 _PATTERN_HINT = (
     "use kernel:GLOB or site:FILE[:FUNCTION], for example kernel:nccl* or site:loader.py"
 )
-_MAX_FILE_BYTES = 1 << 20
+_SUPPRESSIONS_FILE = ExpectedFile(
+    "a file of suppressions", "use a text file with one pattern per line: --suppress @FILE"
+)
 _COMMENT = re.compile(r"(?:^|\s)#.*")
 
 
@@ -79,25 +82,7 @@ def parse_pattern(pattern: str, *, origin: str = COMMAND_LINE) -> Suppression:
 
 
 def _patterns_in_file(name: str) -> Iterator[Suppression]:
-    try:
-        with Path(name).open("rb") as file:  # can be endless: a pipe or a device
-            file_content = file.read(_MAX_FILE_BYTES + 1)
-        if len(file_content) > _MAX_FILE_BYTES:
-            raise UsageError(
-                f"{name} has more than {_MAX_FILE_BYTES >> 20} MiB, which is too long for suppressions",
-                hint="use a text file with one pattern per line",
-            )
-        file_lines = file_content.decode("utf-8").splitlines()
-    except OSError as error:
-        raise read_error(
-            f"the suppression file {name!r}",
-            error,
-            hint="give the path of a file with one pattern per line: --suppress @FILE",
-        ) from error
-    except UnicodeDecodeError as error:
-        raise UsageError(
-            f"{name} is not valid UTF-8", hint="use a text file with one pattern per line"
-        ) from error
+    file_lines = read_text(Path(name), _SUPPRESSIONS_FILE, may_be_empty=True).splitlines()
     for line_number, line in enumerate(file_lines, start=1):
         pattern = _COMMENT.sub("", line).strip()
         if pattern:

@@ -19,9 +19,13 @@ from cudakit.core.sanitize.unrecorded import PossibleAccess
 from cudakit.trace.kinds import EventKind, Precision, TemplateCheck
 from cudakit.trace.layout import RECORD, Records, concatenate_records, layout, view
 
-# Number of records behind that of a graph node in which its pointer arguments are searched.
+# Number of records behind the record of a graph node that are searched for its pointer arguments.
 _MAX_NODE_ACCESSES: Final = 512
 UNKNOWN_TEMPLATE: Final = "launch whose template was not recorded"
+# The recorder writes this gap: gpu/capture/recorder/exact/templates.c.
+OUTDATED_TEMPLATE: Final = (
+    "launches whose template became outdated, on memory that unordered work uses as well"
+)
 
 # The fields that the accesses of a launch have in common with the launch.
 _CALL_FIELDS: Final = ("seq", "time_ns", "thread", "stream", "context", "site", "device")
@@ -61,8 +65,8 @@ class TemplateAccesses:
 
     def __init__(self) -> None:
         self.unknown_count = 0  # number of launches whose template is unknown
-        # Number of launches that could not be recorded next to unordered work, and may have accessed other
-        # bytes than those of their template.
+        # Number of launches next to unordered work that could not be recorded, and that may have accessed
+        # bytes outside of their template.
         self.unordered_count = 0
         # Accesses to other bytes that the launches of the last ``insert`` may have made, by call.
         self.possible_accesses: dict[int, list[PossibleAccess]] = {}
@@ -199,11 +203,9 @@ def _template_ids(records: Records, kinds: npt.NDArray[np.uint16]) -> npt.NDArra
 
 
 def _launch_flags(call_records: Records) -> tuple[bool, bool]:
-    """Return whether the template was checked next to unordered work; and if the launch may be unordered."""
-    kind = EventKind(int(call_records["kind"][0]))
-    launch = view(call_records[:1], kind)[0]
-    is_unordered = kind is EventKind.LAUNCH and bool(launch["is_unordered"])
-    return bool(launch["is_checked"]), is_unordered
+    """Return two flags: the template was checked next to unordered work, and the launch may be unordered."""
+    launch = view(call_records[:1], EventKind(int(call_records["kind"][0])))[0]
+    return bool(launch["is_checked"]), bool(launch["is_unordered"])
 
 
 def _pointers_of(call_records: Records) -> _Addresses:
@@ -239,25 +241,25 @@ def _template_of_call(
 def _graph_template(
     call_records: Records,
     rows: Records,
-    accessed: Records,
+    accessed_records: Records,
     node_pointers: dict[tuple[int, int], list[int]],
 ) -> _Template:
     """Return the template of a graph launch, with the pointers of all accesses that the launch may make."""
     graph = int(view(call_records[:1], EventKind.GRAPH_LAUNCH)["graph"][0])
     access_nodes = view(rows, EventKind.ACCESS)["node"]
-    possible_modes: dict[int, int] = {}
+    mode_by_pointer: dict[int, int] = {}
     for node in np.unique(access_nodes).tolist():
         pointers = np.array(node_pointers.get((graph, node), ()), np.uint64)
         if len(pointers):
             node_rows, indices = _assign_to_pointers(rows[access_nodes == node], pointers)
             for index, mode in _possible_modes(node_rows, indices, pointers):
                 pointer = int(pointers[index])
-                possible_modes[pointer] = possible_modes.get(pointer, 0) | mode
+                mode_by_pointer[pointer] = mode_by_pointer.get(pointer, 0) | mode
     return _Template(
-        np.concatenate([rows, accessed]),
-        np.array(list(possible_modes), np.uint64),
+        np.concatenate([rows, accessed_records]),
+        np.array(list(mode_by_pointer), np.uint64),
         np.zeros(0, np.intp),
-        tuple(enumerate(possible_modes.values())),
+        tuple(enumerate(mode_by_pointer.values())),
     )
 
 
@@ -362,17 +364,19 @@ def _parts_between(pieces: _Pieces, limits: list[int]) -> Iterator[_Pieces]:
         pieces = pieces.without(complete_count)
         if pieces.piece_count and pieces.lo < limit:  # the address is inside the next piece
             yield _Pieces(pieces.lo, limit - pieces.lo, 0, 1)
-            rest = _Pieces(limit, pieces.lo + pieces.size_bytes - limit, 0, 1)
-            yield from _parts_of_divided_piece(rest, pieces.without(1), limits, limit)
+            remaining_pieces = _Pieces(limit, pieces.lo + pieces.size_bytes - limit, 0, 1)
+            yield from _parts_of_divided_piece(remaining_pieces, pieces.without(1), limits, limit)
             return
 
 
 def _parts_of_divided_piece(
-    rest: _Pieces, behind: _Pieces, limits: list[int], divided_at: int
+    remaining_pieces: _Pieces, pieces_behind: _Pieces, limits: list[int], divided_at: int
 ) -> Iterator[_Pieces]:
     """Split the rest of a divided piece, then the pieces behind it, at the addresses after ``divided_at``."""
     later_limits = [limit for limit in limits if limit > divided_at]
-    inner_limits = [limit for limit in later_limits if limit < rest.hi]
-    yield from _parts_between(rest, [*inner_limits, rest.hi])
-    if behind.piece_count:
-        yield from _parts_between(behind, [limit for limit in later_limits if limit > behind.lo])
+    inner_limits = [limit for limit in later_limits if limit < remaining_pieces.hi]
+    yield from _parts_between(remaining_pieces, [*inner_limits, remaining_pieces.hi])
+    if pieces_behind.piece_count:
+        yield from _parts_between(
+            pieces_behind, [limit for limit in later_limits if limit > pieces_behind.lo]
+        )

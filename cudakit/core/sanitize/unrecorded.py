@@ -64,7 +64,7 @@ class UnrecordedLaunches:
     def __init__(self, on_conflict: Callable[[Conflict], None]) -> None:
         self._on_conflict = on_conflict
         self._ranges_by_slot: dict[int, dict[tuple[int, int], _PossibleRange]] = {}
-        self._last_ticks: dict[int, int] = {}  # tick of the last launch of each slot
+        self._last_tick_by_slot: dict[int, int] = {}  # tick of the last launch of each slot
 
     def __len__(self) -> int:
         """Return the number of ranges that are stored."""
@@ -84,33 +84,33 @@ class UnrecordedLaunches:
             if allocation := allocation_at(pointer):
                 hi = allocation.address + allocation.size_bytes
                 ranges[pointer, mode] = _PossibleRange(pointer, hi, mode, slot, tick, call)
-                self._last_ticks[slot] = tick
+                self._last_tick_by_slot[slot] = tick
 
     def check_rows(self, rows: AccessRows, call: Call, position: ClockPosition) -> None:
         """Check the accesses of a launch."""
-        unordered = self._unordered_ranges(position.clock)
-        if not unordered:
+        unordered_ranges = self._unordered_ranges(position.clock)
+        if not unordered_ranges:
             return
         records = np.frombuffer(rows, RECORD)
         accesses = view(records[records["kind"] == EventKind.ACCESS], EventKind.ACCESS)
         accesses = accesses[(accesses["precision"] < ASSUMED) & (accesses["lo"] < accesses["hi"])]
-        for possible in unordered:
-            if (row := _first_conflict(accesses, possible)) is not None:
+        for possible_range in unordered_ranges:
+            if (row := _first_conflict(accesses, possible_range)) is not None:
                 lo, hi, mode = int(row["lo"]), int(row["hi"]), int(row["mode"])
                 access = MemoryAccess(position.slot, position.tick, call, lo, hi, mode, EXACT)
-                self._report(possible, access)
+                self._report(possible_range, access)
 
     def check(self, access: MemoryAccess, clock: Clock, stride: int, element_count: int) -> None:
         """Check one access."""
-        unordered = self._unordered_ranges(clock)
-        if not unordered or access.precision >= ASSUMED or access.lo >= access.hi:
+        unordered_ranges = self._unordered_ranges(clock)
+        if not unordered_ranges or access.precision >= ASSUMED or access.lo >= access.hi:
             return
-        rows = strided_range(access.lo, access.hi, stride, element_count)
-        for possible in unordered:
-            if _modes_conflict(access.mode, possible.mode) and rows.bytes_shared_with_range(
-                possible.lo, possible.hi
-            ):
-                self._report(possible, access)
+        strided_set = strided_range(access.lo, access.hi, stride, element_count)
+        for possible_range in unordered_ranges:
+            if _modes_conflict(
+                access.mode, possible_range.mode
+            ) and strided_set.bytes_shared_with_range(possible_range.lo, possible_range.hi):
+                self._report(possible_range, access)
 
     def clear(self, lo: int, hi: int) -> None:
         """Forget the launches that may access the bytes from ``lo`` up to ``hi``, which were freed."""
@@ -122,39 +122,41 @@ class UnrecordedLaunches:
         """Forget the launches that all future work happens after."""
         for slot, ranges in self._ranges_by_slot.items():
             self._ranges_by_slot[slot] = {
-                range_key: possible
-                for range_key, possible in ranges.items()
-                if possible.tick > past_clock[slot]
+                range_key: possible_range
+                for range_key, possible_range in ranges.items()
+                if possible_range.tick > past_clock[slot]
             }
         self._ranges_by_slot = {
             slot: ranges for slot, ranges in self._ranges_by_slot.items() if ranges
         }
-        self._last_ticks = {slot: self._last_ticks[slot] for slot in self._ranges_by_slot}
+        self._last_tick_by_slot = {
+            slot: self._last_tick_by_slot[slot] for slot in self._ranges_by_slot
+        }
 
     def _unordered_ranges(self, clock: Clock) -> list[_PossibleRange]:
         """Return the ranges of launches that do not happen before work with this clock."""
-        if not self._last_ticks:
+        if not self._last_tick_by_slot:
             return []
-        slots = [slot for slot, tick in self._last_ticks.items() if tick > clock[slot]]
+        slots = [slot for slot, tick in self._last_tick_by_slot.items() if tick > clock[slot]]
         return [
-            possible
+            possible_range
             for slot in slots
-            for possible in self._ranges_by_slot[slot].values()
-            if possible.tick > clock[slot]
+            for possible_range in self._ranges_by_slot[slot].values()
+            if possible_range.tick > clock[slot]
         ]
 
-    def _report(self, possible: _PossibleRange, access: MemoryAccess) -> None:
-        previous = MemoryAccess(
-            possible.slot,
-            possible.tick,
-            possible.call,
-            possible.lo,
-            possible.hi,
-            possible.mode,
+    def _report(self, possible_range: _PossibleRange, access: MemoryAccess) -> None:
+        launch_access = MemoryAccess(
+            possible_range.slot,
+            possible_range.tick,
+            possible_range.call,
+            possible_range.lo,
+            possible_range.hi,
+            possible_range.mode,
             ASSUMED,
         )
-        lo, hi = max(possible.lo, access.lo), min(possible.hi, access.hi)
-        self._on_conflict(Conflict(previous, access, lo, hi, Confidence.POSSIBLE, False))
+        lo, hi = max(possible_range.lo, access.lo), min(possible_range.hi, access.hi)
+        self._on_conflict(Conflict(launch_access, access, lo, hi, Confidence.POSSIBLE, False))
 
 
 def _modes_conflict(mode: int, other_mode: int) -> bool:
@@ -162,16 +164,18 @@ def _modes_conflict(mode: int, other_mode: int) -> bool:
     return bool((mode | other_mode) & WRITE) and not mode & other_mode & ATOMIC
 
 
-def _first_conflict(accesses: npt.NDArray[np.void], possible: _PossibleRange) -> np.void | None:
+def _first_conflict(
+    accesses: npt.NDArray[np.void], possible_range: _PossibleRange
+) -> np.void | None:
     """Return the first of several accesses that shares bytes with a possible one, or None."""
-    overlaps = (accesses["lo"] < possible.hi) & (accesses["hi"] > possible.lo)
+    overlaps = (accesses["lo"] < possible_range.hi) & (accesses["hi"] > possible_range.lo)
     for row in accesses[overlaps]:
-        strided = strided_range(
+        strided_set = strided_range(
             int(row["lo"]), int(row["hi"]), int(row["stride_bytes"]), int(row["count"])
         )
-        if _modes_conflict(int(row["mode"]), possible.mode) and strided.bytes_shared_with_range(
-            possible.lo, possible.hi
-        ):
+        if _modes_conflict(
+            int(row["mode"]), possible_range.mode
+        ) and strided_set.bytes_shared_with_range(possible_range.lo, possible_range.hi):
             conflict: np.void = row
             return conflict
     return None
@@ -180,9 +184,9 @@ def _first_conflict(accesses: npt.NDArray[np.void], possible: _PossibleRange) ->
 class CheckedShadow:
     """A shadow memory that also checks each access against launches that were not recorded."""
 
-    def __init__(self, shadow: Shadow, unrecorded: UnrecordedLaunches) -> None:
+    def __init__(self, shadow: Shadow, unrecorded_launches: UnrecordedLaunches) -> None:
         self._shadow = shadow
-        self._unrecorded = unrecorded
+        self._unrecorded_launches = unrecorded_launches
 
     @property
     def checker(self) -> ConflictChecker:
@@ -203,22 +207,22 @@ class CheckedShadow:
     def add(
         self, access: MemoryAccess, clock: Clock, stride: int = 0, element_count: int = 0
     ) -> None:
-        self._unrecorded.check(access, clock, stride, element_count)
+        self._unrecorded_launches.check(access, clock, stride, element_count)
         self._shadow.add(access, clock, stride, element_count)
 
     def add_all(self, rows: AccessRows, call: Call, position: ClockPosition) -> None:
-        self._unrecorded.check_rows(rows, call, position)
+        self._unrecorded_launches.check_rows(rows, call, position)
         self._shadow.add_all(rows, call, position)
 
     def add_free(self, access: MemoryAccess, clock: Clock) -> None:
-        self._unrecorded.check(access, clock, 0, 0)
+        self._unrecorded_launches.check(access, clock, 0, 0)
         self._shadow.add_free(access, clock)
 
     def free_releases(self, lo: int, hi: int) -> list[Release]:
         return self._shadow.free_releases(lo, hi)
 
     def clear(self, lo: int, hi: int) -> None:
-        self._unrecorded.clear(lo, hi)
+        self._unrecorded_launches.clear(lo, hi)
         self._shadow.clear(lo, hi)
 
     def prune(self, past_clock: Clock) -> None:

@@ -319,8 +319,9 @@ enum { FRAME_SLOTS = 256, FRAME_PROBES = 8 };
 
 typedef struct {
     const Frame *frame;
-    uint64_t offset;    /* offset of the instruction to which ``program_call`` refers */
-    uint64_t arguments; /* hash of the arguments, if the instruction calls the library through C; else 0 */
+    uint64_t offset; /* offset of the instruction to which ``program_call`` refers */
+    uint64_t
+        arguments_hash; /* hash of the arguments of a function written in C that the instruction calls; else 0 */
     uint32_t
         program_call; /* number of the program call; 0 if the frame has run on since the number was assigned */
 } program_frame;
@@ -413,9 +414,9 @@ static uint32_t program_call(void)
     const bool is_called_by_c = library_frame && library_frame->previous != frame;
     const uint64_t arguments_hash = is_called_by_c ? argument_hash(library_frame) : 0;
     if (!program_entry->program_call || program_entry->offset != offset ||
-        program_entry->arguments != arguments_hash) {
+        program_entry->arguments_hash != arguments_hash) {
         program_entry->offset = offset;
-        program_entry->arguments = arguments_hash;
+        program_entry->arguments_hash = arguments_hash;
         do
             program_entry->program_call = __atomic_add_fetch(&last_program_call, 1, __ATOMIC_RELAXED);
         while (!program_entry->program_call); /* 0 means unknown, so an overflow must not return it */

@@ -55,14 +55,16 @@ class ProfileFiles:
 
     library: Path  # path of libcupti.so
     recorder: Path  # path of the native recorder
-    frames: Mapping[str, Path]  # modules that read Python frames, by sys.implementation.cache_tag
+    frame_modules: Mapping[
+        str, Path
+    ]  # modules that read Python frames, by sys.implementation.cache_tag
 
     def settings(self) -> dict[str, Any]:
         """Return the paths that are passed to the program in its environment, as JSON values."""
         return {
             "cupti": str(self.library),
             "recorder": str(self.recorder),
-            "frames": {tag: str(path) for tag, path in self.frames.items()},
+            "frames": {tag: str(path) for tag, path in self.frame_modules.items()},
         }
 
 

@@ -54,7 +54,9 @@ class RecorderFiles:
     library: Path  # path of libsanitizer-public.so
     version: tuple[int, ...]  # version of the library; empty if it is unknown
     recorder: Path  # path of the native recorder
-    frames: Mapping[str, Path]  # modules that read Python frames, by sys.implementation.cache_tag
+    frame_modules: Mapping[
+        str, Path
+    ]  # modules that read Python frames, by sys.implementation.cache_tag
     packages: Sequence[str] = ()  # the program's search path; empty for cudakit's own interpreter
     patches: Mapping[int, Path] = field(default_factory=dict)  # device patches, by capability (90)
     templates: bool = (
@@ -66,7 +68,7 @@ class RecorderFiles:
         return {
             "library": str(self.library),
             "recorder": str(self.recorder),
-            "frames": {tag: str(path) for tag, path in self.frames.items()},
+            "frames": {tag: str(path) for tag, path in self.frame_modules.items()},
             "patches": {
                 str(architecture): str(path) for architecture, path in self.patches.items()
             },

@@ -205,7 +205,7 @@ def _profile_cuda(directory: Path) -> CudaRecording:
     recorder = _load_recorder_once(files.recorder)
     try:
         other_tool = recorder.start(
-            str(directory), "", frame_walker_address(files.frames), [], True
+            str(directory), "", frame_walker_address(files.frame_modules), [], True
         )
         why_no_profile = recorder.profile(
             str(files.library),
@@ -275,7 +275,7 @@ def _recorded_accesses(files: RecorderFiles) -> Accesses:
 
 def _start_recorder(files: RecorderFiles, directory: Path) -> tuple[Any, str]:
     """Start the recorder; return its module, and the reason why NVTX ranges are not recorded, or ""."""
-    walker_address = frame_walker_address(files.frames, watch_program_calls=True)
+    walker_address = frame_walker_address(files.frame_modules, watch_program_calls=True)
     patches = [(capability, path.read_bytes()) for capability, path in files.patches.items()]
     recorder = load_native_module("_recorder", files.recorder)
     try:

@@ -38,7 +38,7 @@ def memory_manager(
 
 
 def allocator_by_device(allocators: Iterable[Allocator]) -> Callable[[int], Allocator]:
-    """Return a function that returns the allocator of a device index, or raises UsageError if it has none."""
+    """Return a function from a device index to its allocator; it raises UsageError for other indices."""
     return AllocatorByDevice(allocators).__getitem__
 
 

@@ -51,22 +51,22 @@ class _PendingWork:
 class ActivityRecorder:
     """Passes the profile of one device to a sink.
 
-    ``event`` returns an event with the properties of the current call: its number, thread and call stack.
+    ``make_event`` returns an event with the number, the thread and the call stack of the current call.
     """
 
-    def __init__(self, sink: Sink, event: Callable[[EventBody], Event]) -> None:
+    def __init__(self, sink: Sink, make_event: Callable[[EventBody], Event]) -> None:
         self._sink = sink
-        self._event = event
+        self._make_event = make_event
         self._pending_work: list[_PendingWork] = []
 
     def begin(self, device: DeviceInfo) -> None:
         """Record the device and the begin of the profile."""
-        self._sink(self._event(device))
-        self._sink(self._event(ProfileWindow(is_open=True)))
+        self._sink(self._make_event(device))
+        self._sink(self._make_event(ProfileWindow(is_open=True)))
 
     def call(self, name: str, start_ns: int, end_ns: int) -> None:
         """Record a call of the device that has returned, and the work that has run since the last call."""
-        event = self._event(ApiCall("", 0, start_ns, end_ns))
+        event = self._make_event(ApiCall("", 0, start_ns, end_ns))
         function = _FUNCTIONS.get(name, name)
         body = ApiCall(function, event.seq, start_ns, end_ns)
         self._sink(replace(event, body=body))
@@ -77,18 +77,18 @@ class ActivityRecorder:
         activity = task.job.activity
         if activity is None:
             return
-        event = self._event(activity)
+        event = self._make_event(activity)
         body = replace(activity, stream=stream, correlation=event.seq, graph_node=graph_node)
         self._pending_work.append(_PendingWork(task, replace(event, body=body)))
 
     def record_graph_node(self, graph_node: int) -> None:
         """Record the call stack that created a graph node."""
-        self._sink(self._event(GraphNodeSite(graph_node)))
+        self._sink(self._make_event(GraphNodeSite(graph_node)))
 
     def end(self) -> None:
         """Record the remaining work and the end of the profile."""
         self._emit_finished_work()
-        self._sink(self._event(ProfileWindow(is_open=False)))
+        self._sink(self._make_event(ProfileWindow(is_open=False)))
 
     def _emit_finished_work(self) -> None:
         finished_work = [

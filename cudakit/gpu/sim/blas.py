@@ -93,7 +93,7 @@ class SimBlas:
         if algorithm is not None:
             selected_algorithm = self._select_algorithm(gemm, settings, algorithm)
         else:
-            selected_algorithm = self._algorithms_by_estimate(gemm, settings)[0]
+            selected_algorithm = self._algorithms_fastest_first(gemm, settings)[0]
         reported_algorithm = (
             Unavailable(_ALGORITHM_NOT_REPORTED) if self.library == "cublas" else selected_algorithm
         )
@@ -114,7 +114,7 @@ class SimBlas:
         """Return at most ``limit`` algorithms by estimated duration; the first is not always the fastest."""
         self._check_gemm(gemm)
         self._check_can_select()
-        return self._algorithms_by_estimate(gemm, settings)[:limit]
+        return self._algorithms_fastest_first(gemm, settings)[:limit]
 
     def algorithms(
         self, gemm: Gemm, settings: GemmSettings, is_over: Callable[[], bool] = never_over
@@ -133,7 +133,9 @@ class SimBlas:
             candidate for candidate in algorithms(gemm) if not rejection_reason(candidate, settings)
         )
 
-    def _algorithms_by_estimate(self, gemm: Gemm, settings: GemmSettings) -> tuple[Algorithm, ...]:
+    def _algorithms_fastest_first(
+        self, gemm: Gemm, settings: GemmSettings
+    ) -> tuple[Algorithm, ...]:
         rates = rates_of(self._context.facts, gemm.dtype)
         return sort_by_estimate(gemm, self._allowed_algorithms(gemm, settings), rates)
 
@@ -236,8 +238,8 @@ def _read_matrix(launch: Launch, address: Ptr, matrix: Matrix) -> Bits:
 
 def _column_layout(matrix: Matrix) -> tuple[np.dtype[Any], int]:
     """Return a dtype whose element is one column of a matrix, and the number of columns in the batch."""
-    column = np.dtype([("column", matrix.element.storage_dtype, (matrix.rows,))], align=True)
-    return column, matrix.columns * matrix.batch
+    column_dtype = np.dtype([("column", matrix.element.storage_dtype, (matrix.rows,))], align=True)
+    return column_dtype, matrix.columns * matrix.batch
 
 
 def _step_bytes(matrix: Matrix) -> int:

@@ -102,11 +102,18 @@ class SimCommunicator:
         self._is_broken = False
         self._link_bytes_per_s = _LINK_EFFICIENCY * _link_rate(gpu.peers)
 
-    def enqueue(self, collective: Collective, send: Ptr, receive: Ptr, stream: Stream) -> None:
+    def enqueue(
+        self, collective: Collective, send_ptr: Ptr, receive_ptr: Ptr, stream: Stream
+    ) -> None:
         """Enqueue an operation as a kernel."""
         name = f"ncclDevKernel_{collective.operation.replace('-', '_')}"
         self._gpu.kernels.launch_host_kernel(
-            self._run_operation, name, (1, 1, 1), (512, 1, 1), (collective, send, receive), stream
+            self._run_operation,
+            name,
+            (1, 1, 1),
+            (512, 1, 1),
+            (collective, send_ptr, receive_ptr),
+            stream,
         )
 
     def synchronize(self, stream: Stream) -> None:
@@ -131,7 +138,7 @@ class SimCommunicator:
         self._connection.close()
 
     def _run_operation(
-        self, launch: Launch, collective: Collective, send: Ptr, receive: Ptr
+        self, launch: Launch, collective: Collective, send_ptr: Ptr, receive_ptr: Ptr
     ) -> None:
         """Perform one operation. This function is called as a host kernel."""
         operation, rank_count = collective.operation, self._rank_count
@@ -139,11 +146,11 @@ class SimCommunicator:
         receive_bytes = collective.receive_chunks(rank_count) * collective.chunk_bytes
         is_root = self._rank == ROOT
         sends_data = operation != "broadcast" or is_root
-        data = launch.read(send, np.uint8, send_bytes).tobytes() if sends_data else b""
+        data = launch.read(send_ptr, np.uint8, send_bytes).tobytes() if sends_data else b""
         packets = self._exchange_packets(launch.begin_ns, collective, data)
         if operation != "reduce" or is_root:
             output = _compute_output(collective, [packet.data for packet in packets], self._rank)
-            launch.write(receive, np.uint8, receive_bytes)[:] = np.frombuffer(output, np.uint8)
+            launch.write(receive_ptr, np.uint8, receive_bytes)[:] = np.frombuffer(output, np.uint8)
         begin_ns = max(int(packet.header["begin_ns"]) for packet in packets)
         size_bytes = max(send_bytes, receive_bytes)
         launch.busy(begin_ns - launch.begin_ns + self._duration_ns(operation, size_bytes))
@@ -152,19 +159,20 @@ class SimCommunicator:
         self, begin_ns: int, collective: Collective, data: bytes
     ) -> list[_Packet]:
         """Send this rank's data, and return the data of all ranks in their order."""
-        request = [collective.operation, collective.element.name, collective.count]
+        request_fields = [collective.operation, collective.element.name, collective.count]
         try:
             _send_packet(
-                self._connection, _Packet({"begin_ns": begin_ns, "request": request}, data)
+                self._connection, _Packet({"begin_ns": begin_ns, "request": request_fields}, data)
             )
             packets = [_receive_packet(self._connection) for _ in range(self._rank_count)]
         except OSError as error:
             self._is_broken = True
             raise CollectiveError("another rank has left the group") from error
         for expected_rank, packet in enumerate(packets):
-            if packet.header["request"] != request:
+            if packet.header["request"] != request_fields:
                 raise CollectiveError(
-                    f"rank {self._rank} called {request}, rank {expected_rank} {packet.header['request']}"
+                    f"rank {self._rank} called {request_fields},"
+                    f" rank {expected_rank} {packet.header['request']}"
                 )
         return packets
 
@@ -185,24 +193,24 @@ class _Exchange:
         threading.Thread(target=self._serve_ranks, name="simulated NCCL", daemon=True).start()
 
     def _serve_ranks(self) -> None:
-        connections: dict[int, socket.socket] = {}
+        connection_by_rank: dict[int, socket.socket] = {}
         with suppress(OSError, ValueError):
-            self._accept_ranks(connections)
-            self._pass_packets([connections[rank] for rank in sorted(connections)])
-        for connection in connections.values():
+            self._accept_ranks(connection_by_rank)
+            self._pass_packets([connection_by_rank[rank] for rank in sorted(connection_by_rank)])
+        for connection in connection_by_rank.values():
             connection.close()
         self._server.close()
 
-    def _accept_ranks(self, connections: dict[int, socket.socket]) -> None:
-        """Wait for all ranks, then tell each that the group is complete."""
+    def _accept_ranks(self, connection_by_rank: dict[int, socket.socket]) -> None:
+        """Wait for all ranks, then send each rank an empty packet: the group is complete."""
         rank_count = 1
-        while len(connections) < rank_count:
+        while len(connection_by_rank) < rank_count:
             connection, _ = self._server.accept()
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            hello = _receive_packet(connection).header
-            connections[int(hello["rank"])] = connection
-            rank_count = int(hello["ranks"])
-        for connection in connections.values():
+            hello_header = _receive_packet(connection).header
+            connection_by_rank[int(hello_header["rank"])] = connection
+            rank_count = int(hello_header["ranks"])
+        for connection in connection_by_rank.values():
             _send_packet(connection, _Packet({}))
 
     def _pass_packets(self, connections: Sequence[socket.socket]) -> None:
@@ -217,8 +225,8 @@ def _link_rate(peers: SimPeers) -> int:
     """Return the bytes per second of all NVLinks of a device, or of its host link without NVLink."""
     context = peers.context
     other_ordinals = set(range(len(context.cuda_view.devices))) - {context.ordinal}
-    nvlinks = max(map(peers.nvlinks, other_ordinals), default=0)
-    return nvlinks * context.costs.nvlink_bytes_per_s or context.costs.link_bytes_per_s
+    nvlink_count = max(map(peers.nvlinks, other_ordinals), default=0)
+    return nvlink_count * context.costs.nvlink_bytes_per_s or context.costs.link_bytes_per_s
 
 
 def _compute_output(collective: Collective, inputs: Sequence[bytes], rank: int) -> bytes:
@@ -237,7 +245,7 @@ def _compute_output(collective: Collective, inputs: Sequence[bytes], rank: int) 
             inputs = [data[rank * chunk_bytes : (rank + 1) * chunk_bytes] for data in inputs]
     assert collective.operation in REDUCTIONS  # noqa: S101 an unknown operation is a bug
     element = collective.element
-    with np.errstate(over="ignore"):  # Repeated sums in place may exceed the largest value.
+    with np.errstate(over="ignore"):  # Repeated in-place reductions may overflow the dtype.
         summed_values = sum(
             decode(np.frombuffer(data, element.storage_dtype), element) for data in inputs
         )

@@ -68,7 +68,7 @@ class Context:
         self.cuda_view = _cuda_view(model)
         self.facts = self.facts_of(ordinal)
         self.costs = costs_of(self.facts)
-        self._site = site or int
+        self._read_call_site = site or int
         self._program_call = self._spool.program_call if self._spool else int
         self._event_number = 0
         self._thread_numbers: dict[int, int] = {}
@@ -118,11 +118,11 @@ class Context:
         self.raise_fault()
 
     def emit(
-        self, body: EventBody, sources: Sources | None = None, *, device: int | None = None
+        self, body: EventBody, task_by_node: Sources | None = None, *, device: int | None = None
     ) -> None:
-        """Record an event on this or another ``device``, followed by the memory accesses of ``sources``."""
+        """Record an event on this or another ``device``, followed by the accesses of the tasks."""
         if not self.activity:
-            self.recorder.record(self._event(body, device), sources or {})
+            self.recorder.record(self._event(body, device), task_by_node or {})
 
     def _event(self, body: EventBody, device: int | None = None) -> Event:
         """Return an event of the current call."""
@@ -133,7 +133,7 @@ class Context:
             time_ns=self.clock.now_ns,
             thread=self.thread,
             context=ordinal + 1,
-            site=self._site(),
+            site=self._read_call_site(),
             program_call=self._program_call(),
             device=ordinal,
         )

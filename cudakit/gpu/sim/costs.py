@@ -112,11 +112,11 @@ def _operations_per_clock(facts: DeviceFacts, dtype: str) -> float:
             else _FP32_OPERATIONS
         )
     is_geforce = "GeForce" in str(facts.fields.get("name"))
-    operations = (
+    operations_per_cycle = (
         _TENSOR_OPERATIONS.get(device_capability, _DEFAULT_TENSOR_OPERATIONS)
         * _RELATIVE_TO_FP16[dtype]
     )
-    return operations * _GEFORCE_FACTOR if is_geforce else operations
+    return operations_per_cycle * _GEFORCE_FACTOR if is_geforce else operations_per_cycle
 
 
 def _positive_fact(facts: DeviceFacts, name: str, default: int) -> int:

@@ -33,9 +33,9 @@ class Sim(Device):
     reproducible random order; without one, each task runs as early as possible. ``sink`` receives the events
     of every call, ``site`` returns the index of the current call stack (``trace_file.TraceWriter.stack``);
     without a sink, a traced program writes to the spool directory named by the environment.
-    ``capacity_bytes`` overrides the memory size; ``host_kernels`` are visible to this device only.
-    Each device belongs to a simulated process of its own, on the machine of ``same_machine_as`` or on a new
-    one; ``handle_kinds`` are the kinds of shareable handles that it supports.
+    ``capacity_bytes`` overrides the memory size; ``host_kernels`` are visible to this device only. Each
+    device has a separate simulated process, on the machine of ``same_machine_as`` or on a new machine;
+    ``handle_kinds`` are the kinds of shareable handles that it supports.
     """
 
     context: Context

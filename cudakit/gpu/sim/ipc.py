@@ -53,7 +53,7 @@ class IpcRegistry:
     """
 
     def __init__(self) -> None:
-        self.boot = secrets.randbits(48)
+        self.machine_id = secrets.randbits(48)
         self.lock = threading.Lock()
         self.alive_processes: set[ProcessId] = set()
         self.handles: dict[bytes, _ExportedAllocation] = {}
@@ -65,13 +65,13 @@ class IpcRegistry:
         """Register a new process; return its id."""
         with self.lock:
             number = next(self.handle_numbers)
-            process = ProcessId(_FIRST_PID + number, self.boot + number)
+            process = ProcessId(_FIRST_PID + number, self.machine_id + number)
             self.alive_processes.add(process)
             return process
 
     def make_handle(self, kind: str, number: int) -> bytes:
         """Return a handle of HANDLE_BYTES bytes that contains its kind and number."""
-        handle_text = f"simulated {kind} handle {self.boot:x}.{number}"
+        handle_text = f"simulated {kind} handle {self.machine_id:x}.{number}"
         return handle_text.encode().ljust(HANDLE_BYTES, b"\0")
 
 

@@ -203,11 +203,11 @@ class SimMemory:
     def copy(self, dst: Ptr, src: Ptr, size_bytes: int, stream: Stream) -> None:
         queue = self._streams.checked_queue(stream)
         copy_text = f"{format_bytes(size_bytes)} from {src:#x} to {dst:#x}"
-        target = self._heap.check_allocated(dst, size_bytes, copy_text)
-        source = self._heap.check_allocated(src, size_bytes, copy_text)
+        target_regions = self._heap.check_allocated(dst, size_bytes, copy_text)
+        source_regions = self._heap.check_allocated(src, size_bytes, copy_text)
         if size_bytes == 0:
             return
-        route = self._copy_route(target[0], source[0], size_bytes)
+        route = self._copy_route(target_regions[0], source_regions[0], size_bytes)
         if route.host is HostMemory.PAGEABLE:
             queue = self._streams.uncaptured_queue(stream)
         task = self._streams.submit(queue, self._copy_job(route, dst, src, size_bytes))
@@ -269,24 +269,24 @@ class SimMemory:
         self.on_free(region.begin)
         region.is_live = False
         self._heap.space.remove(region)
-        self._heap.uncharge(len(region.data))
+        self._heap.count_free(len(region.data))
         return Outcome()
 
     def _copy_route(self, target: Region, source: Region, size_bytes: int) -> _Route:
         direction = _DIRECTIONS[bool(source.host), bool(target.host)]
         host_kind, costs = max(target.host, source.host), self.context.costs
         if host_kind:
-            duration_ns = (
+            duration_of = (
                 costs.host_link_ns if host_kind is HostMemory.PINNED else costs.pageable_ns
             )
-            return _Route(direction, host_kind, _ENGINES.get(direction), duration_ns(size_bytes))
+            return _Route(direction, host_kind, _ENGINES.get(direction), duration_of(size_bytes))
         if target.peer == source.peer:
             return _Route(direction, host_kind, None, costs.device_memory_ns(2 * size_bytes))
         is_to_peer = source.peer is None
         peer = target.peer if is_to_peer else source.peer
-        nvlinks = 0 if peer is None else self._peers.nvlinks(peer)
+        nvlink_count = 0 if peer is None else self._peers.nvlinks(peer)
         engine = Engine.TO_PEER if is_to_peer else Engine.FROM_PEER
-        return _Route(direction, host_kind, engine, costs.to_peer_ns(size_bytes, nvlinks))
+        return _Route(direction, host_kind, engine, costs.to_peer_ns(size_bytes, nvlink_count))
 
     def _copy_job(self, route: _Route, dst: int, src: int, size_bytes: int) -> Job:
         staged_bytes = (

@@ -26,16 +26,17 @@ Sources: TypeAlias = Mapping[int, Task]
 class Recorder:
     """Passes events to a sink in order, each followed by its accesses.
 
-    The accesses of a kernel are known after it has run; until then its launch and later events are queued.
+    The accesses of a kernel are known after the kernel has run. Until then the launch and later events are
+    queued.
     """
 
     def __init__(self, sink: Sink | None) -> None:
         self._sink = sink
         self._queued_events: deque[tuple[Event, Sources]] = deque()
 
-    def record(self, event: Event, sources: Sources) -> None:
+    def record(self, event: Event, task_by_node: Sources) -> None:
         if self._sink is not None:
-            self._queued_events.append((event, sources))
+            self._queued_events.append((event, task_by_node))
 
     def flush(self, *, force: bool = False) -> None:
         """Pass on the events whose accesses are known, or all events with ``force``."""
@@ -44,15 +45,15 @@ class Recorder:
             and self._queued_events
             and (force or _accesses_are_known(self._queued_events[0][1]))
         ):
-            event, sources = self._queued_events.popleft()
+            event, task_by_node = self._queued_events.popleft()
             self._sink(event)
-            for node, task in sources.items():
+            for node, task in task_by_node.items():
                 for access in task.accesses:
                     self._sink(replace(event, body=replace(access, node=node)))
 
 
-def _accesses_are_known(sources: Sources) -> bool:
-    return all(task.is_done for task in sources.values())
+def _accesses_are_known(task_by_node: Sources) -> bool:
+    return all(task.is_done for task in task_by_node.values())
 
 
 SPOOL_VARIABLE = "CUDAKIT_SPOOL"
@@ -72,7 +73,8 @@ _MAX_FRAMES = 128
 class SpoolSink:
     """The sink of a spool directory, and functions that number the call stack and the call of the program.
 
-    ``site`` returns the number of the call stack, ``program_call`` that of the program call or 0.
+    ``site`` returns the number of the call stack. ``program_call`` returns the number of the program call, or
+    0.
     """
 
     sink: Sink
@@ -104,8 +106,8 @@ def _program_calls() -> Callable[[], int]:
 class StackNumbers:
     """Numbers Python call stacks; each distinct stack is formatted once."""
 
-    def __init__(self, number: Callable[[Stack], int]) -> None:
-        self._number_stack = number
+    def __init__(self, number_stack: Callable[[Stack], int]) -> None:
+        self._number_stack = number_stack
         self._number_by_key: dict[tuple[int, ...], int] = {}
         self._code_objects: list[CodeType] = []  # kept alive, so that their ids stay unique
 

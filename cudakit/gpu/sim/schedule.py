@@ -70,7 +70,8 @@ class Job:
     name: str = ""
     engine: Engine | None = None
     accesses: tuple[Access, ...] = ()  # accesses that are known before the job runs
-    # Event of a profile without times and stream; None for a job that a profile does not show.
+    # The event that a profile shows for this job. Its times and its stream are set when the job ends. None if
+    # profiles do not show the job.
     activity: KernelRun | CopyRun | FillRun | None = None
 
 

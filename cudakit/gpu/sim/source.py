@@ -99,10 +99,10 @@ def _type_sizes(text: str) -> dict[str, int]:
     return type_sizes
 
 
-def _parameter_sizes(parameters: str, type_sizes: Mapping[str, int]) -> list[int] | None:
+def _parameter_sizes(parameters_text: str, type_sizes: Mapping[str, int]) -> list[int] | None:
     declarations = [
         parameter.strip()
-        for parameter in parameters.split(",")
+        for parameter in parameters_text.split(",")
         if parameter.strip() not in ("", "void")
     ]
     sizes = [_parameter_size(parameter, type_sizes) for parameter in declarations]

@@ -157,7 +157,7 @@ class Heap:
     def free_bytes(self) -> int:
         """The bytes of the device's memory that are not in use."""
         while self.released_sizes:
-            self.uncharge(self.released_sizes.popleft())
+            self.count_free(self.released_sizes.popleft())
         return self.capacity_bytes - self._used_bytes
 
     def count_allocation(self, size_bytes: int) -> None:
@@ -166,12 +166,12 @@ class Heap:
             self._context.wait_for_all()  # completes stream-ordered frees
         if rounded_size(size_bytes) > self.free_bytes:
             free_text, total_text = format_bytes(self.free_bytes), format_bytes(self.capacity_bytes)
-            free_memory = f"{free_text} of {total_text} free on {self._context.name}"
-            error_text = f"{format_bytes(size_bytes)} requested, {free_memory}"
+            free_memory_text = f"{free_text} of {total_text} free on {self._context.name}"
+            error_text = f"{format_bytes(size_bytes)} requested, {free_memory_text}"
             raise cuda_error(Status.OUT_OF_MEMORY, detail=error_text)
         self._used_bytes += rounded_size(size_bytes)
 
-    def uncharge(self, size_bytes: int) -> None:
+    def count_free(self, size_bytes: int) -> None:
         """Count device memory as free again."""
         self._used_bytes -= rounded_size(size_bytes)
 
@@ -192,10 +192,12 @@ class Heap:
         """Return the bytes that a kernel accesses now. Raises CUDA_ERROR_ILLEGAL_ADDRESS."""
         regions = self._live_regions(ptr, size_bytes, accessor)
         if not all(map(self._is_accessible, regions)):
-            inaccessible_kinds = "pageable host memory, or memory of a device without peer access"
+            inaccessible_kinds_text = (
+                "pageable host memory, or memory of a device without peer access"
+            )
             raise cuda_error(
                 Status.ILLEGAL_ADDRESS,
-                detail=f"{accessor}: {size_bytes} bytes at {ptr:#x} are {inaccessible_kinds}",
+                detail=f"{accessor}: {size_bytes} bytes at {ptr:#x} are {inaccessible_kinds_text}",
             )
         return span(regions, ptr, size_bytes)
 

@@ -43,26 +43,26 @@ class SimStorageFile:
 
     def read(self, buffer: Ptr, buffer_offset: int, size_bytes: int, file_offset: int) -> None:
         """Read bytes of the file to device memory, and wait."""
-        staging = self._memory.host_malloc(size_bytes, pinned=False)
+        staging_ptr = self._memory.host_malloc(size_bytes, pinned=False)
         try:
-            view = self._memory.host_view(staging, size_bytes)
+            view = self._memory.host_view(staging_ptr, size_bytes)
             read_bytes = os.preadv(self._file.fileno(), [view], file_offset)
             view.release()
             _check_complete(read_bytes, size_bytes, file_offset)
-            self._memory.copy(Ptr(buffer + buffer_offset), staging, size_bytes, LEGACY)
+            self._memory.copy(Ptr(buffer + buffer_offset), staging_ptr, size_bytes, LEGACY)
         finally:
-            self._memory.host_free(staging)
+            self._memory.host_free(staging_ptr)
 
     def write(self, buffer: Ptr, buffer_offset: int, size_bytes: int, file_offset: int) -> None:
         """Write device memory to the file, and wait."""
-        staging = self._memory.host_malloc(size_bytes, pinned=False)
+        staging_ptr = self._memory.host_malloc(size_bytes, pinned=False)
         try:
-            self._memory.copy(staging, Ptr(buffer + buffer_offset), size_bytes, LEGACY)
-            view = self._memory.host_view(staging, size_bytes)
+            self._memory.copy(staging_ptr, Ptr(buffer + buffer_offset), size_bytes, LEGACY)
+            view = self._memory.host_view(staging_ptr, size_bytes)
             written_bytes = os.pwritev(self._file.fileno(), [view], file_offset)
             view.release()
         finally:
-            self._memory.host_free(staging)
+            self._memory.host_free(staging_ptr)
         _check_complete(written_bytes, size_bytes, file_offset)
 
     def close(self) -> None:

@@ -124,7 +124,7 @@ class SimStreams:
 
     @driver_call
     def elapsed(self, begin: Event, end: Event) -> float:
-        begin_task, end_task = self._timed_task(begin), self._timed_task(end)
+        begin_task, end_task = self._recording_task(begin), self._recording_task(end)
         if not self.context.schedule.are_complete((begin_task, end_task)):
             raise cuda_error(
                 Status.NOT_READY, detail=f"events {begin} and {end} must both be complete"
@@ -238,7 +238,8 @@ class SimStreams:
         self.reject_in_capture()
         return event_state
 
-    def _timed_task(self, event: Event) -> Task:
+    def _recording_task(self, event: Event) -> Task:
+        """Return the task that recorded an event. Raises CUDA_ERROR_INVALID_HANDLE if there is none."""
         event_state = self._uncaptured_event(event)
         if not event_state.has_timing:
             raise cuda_error(

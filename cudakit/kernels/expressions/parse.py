@@ -160,17 +160,18 @@ class ParsedReduction:
     result: Node  # the value to store, in which REDUCED stands for the reduced value
 
 
-def parse_reduction(text: str, names: Collection[str]) -> ParsedReduction:
-    """Parse an expression with one call of a function of ``names``, such as ``sqrt(sum(x * x))``.
+def parse_reduction(text: str, reduction_names: Collection[str]) -> ParsedReduction:
+    """Parse an expression with one call of a function of ``reduction_names``, such as ``sqrt(sum(x * x))``.
 
     Raises UsageError with the source line for text that is not a valid expression.
     """
     source = textwrap.dedent(text).strip()
-    parser = _Parser(source, reductions=names)
+    parser = _Parser(source, reductions=reduction_names)
     result = parser.parse_single_value()
     if parser.reduction is None:
         raise UsageError(
-            f"the expression {source!r} has no reduction", hint=f"reductions: {', '.join(names)}"
+            f"the expression {source!r} has no reduction",
+            hint=f"reductions: {', '.join(reduction_names)}",
         )
     name, element = parser.reduction
     names_outside = sorted({*_names_in(result)} - {REDUCED})

@@ -25,7 +25,9 @@ from cudakit.render.console.text import (
     wrap,
 )
 
-_CALLERS_MIN_WIDTH = 116  # number of columns of a terminal of 120 columns without its margins
+# Tables of this width and above show the callers of a call site. A terminal of 120 columns has this width
+# without its margins.
+_CALLERS_MIN_WIDTH = 116
 _COLUMN_GAP = 2
 
 _ColumnKind: TypeAlias = Literal["number", "text", "stack", "bar"]

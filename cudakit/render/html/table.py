@@ -1,4 +1,4 @@
-"""Render tables, and values in cells and facts."""
+"""Render tables, and the values in table cells and in Facts, as HTML."""
 
 from __future__ import annotations
 

@@ -71,11 +71,13 @@ class History:
     ``recorder`` is the native recorder, or None.
     """
 
-    def __init__(self, path: str, spool: "Spool", supervisor: int, recorder: "Any" = None) -> None:
+    def __init__(
+        self, path: str, spool: "Spool", supervisor_pid: int, recorder: "Any" = None
+    ) -> None:
         self._stem, self._suffix = _split_name(path)
         self._spool = spool
         self._recorder = recorder
-        self._main_pid = os.getpid() if os.getppid() == supervisor else 0
+        self._main_pid = os.getpid() if os.getppid() == supervisor_pid else 0
         self._path = ""
         self._claim_path()
         os.register_at_fork(after_in_child=self._claim_path)
@@ -161,8 +163,8 @@ class History:
 
     def _claim_path(self) -> None:
         """Choose and report a path for this process that no other process of the run uses."""
-        rank = os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or ""
-        process_suffix = f"-rank{int(rank):03d}" if rank.isdecimal() else ""
+        rank_text = os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or ""
+        process_suffix = f"-rank{int(rank_text):03d}" if rank_text.isdecimal() else ""
         if not process_suffix and os.getpid() != self._main_pid:
             process_suffix = f"-{os.getpid()}"
         if not self._claim_name(process_suffix):

@@ -199,12 +199,12 @@ def delete_if_abandoned(directory: str) -> None:
     import fcntl
 
     try:
-        file = os.open(f"{directory}/losses", os.O_RDWR)
+        losses_descriptor = os.open(f"{directory}/losses", os.O_RDWR)
         try:
             # This call raises OSError if the supervisor holds the lock.
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(losses_descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         finally:
-            os.close(file)
+            os.close(losses_descriptor)
         with os.scandir(directory) as directory_entries:
             for directory_entry in directory_entries:
                 os.unlink(directory_entry.path)
@@ -248,8 +248,8 @@ def _load_module(name: str, path: str) -> "Any":
 
 def _mapped_path(name: bytes) -> str:
     """Return the path of a mapped file whose path contains ``name``, or an empty string."""
-    with open("/proc/self/maps", "rb") as maps:
-        paths = (line.split(maxsplit=5)[-1].strip() for line in maps if name in line)
+    with open("/proc/self/maps", "rb") as maps_file:
+        paths = (line.split(maxsplit=5)[-1].strip() for line in maps_file if name in line)
         return next(paths, b"").decode(errors="replace")
 
 

@@ -80,10 +80,10 @@ def test_invalid_size_ranges_are_rejected(size: str, cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "contains no shapes"),
+        (b"", "is empty"),
         (b"m,n,k\n", "contains no shapes"),
-        (bytes(range(256)), "is not a text file"),
-        ("m,n,k\n8,8,8\n".encode("utf-16"), "is not a text file"),
+        (bytes(range(256)), "is not a file of shapes: it is not text"),
+        ("m,n,k\n8,8,8\n".encode("utf-16"), "is not a file of shapes: it is not text"),
         (b"9" * 5000 + b" 4 4\n", "is not a shape"),
         (b"4 " * 100_000, "is not a shape"),
         (b"4,4,4\x1b[31m\n", "is not a shape"),

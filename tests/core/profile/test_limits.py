@@ -39,7 +39,7 @@ def test_kernels_of_graphs_are_not_launches() -> None:
 def test_memsets_are_compared_with_writes_of_a_similar_size() -> None:
     program = Program()
     program.fill(4 * MIB, 4 * US)
-    limits = MeasuredLimits(writes=[(MIB, 9e12), (4 * MIB, 2e12), (1 << 30, 4e12)])
+    limits = MeasuredLimits(write_rates=[(MIB, 9e12), (4 * MIB, 2e12), (1 << 30, 4e12)])
     (limit,) = _compared(program, limits).limits
     assert limit.limit_bytes_per_s == 2e12
     assert limit.share == pytest.approx(4 * MIB / 4e-6 / 2e12)
@@ -48,7 +48,7 @@ def test_memsets_are_compared_with_writes_of_a_similar_size() -> None:
 def test_small_memsets_are_not_compared() -> None:
     program = Program()
     program.fill(4096, 2 * US)
-    assert not _compared(program, MeasuredLimits(writes=[(MIB, 9e12)])).limits
+    assert not _compared(program, MeasuredLimits(write_rates=[(MIB, 9e12)])).limits
 
 
 def test_report_says_that_rates_of_kernels_are_unknown() -> None:

@@ -187,7 +187,7 @@ def side(operation: Operation) -> Side:
 def report_of(*races: Race, report: Report | None = None, process: int = 4242) -> Report:
     """Return a report with the races of one process, or add them to a report."""
     report = report or Report(demangle=demangle)
-    report.add(process, races, stacks=STACKS, streams=STREAMS)
+    report.add(process, races, stacks=STACKS, flag_by_stream=STREAMS)
     return report
 
 

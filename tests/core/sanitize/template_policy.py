@@ -616,7 +616,7 @@ def _with_template(call: Records, signature: Signature, pointers: tuple[int, ...
     body = launch.view(layout(EventKind(int(launch["kind"][0]))))
     body["pending"] = 0
     body["template_id"] = signature.template
-    body["is_checked"] = signature.is_checked_in_shared_memory
+    body["is_checked"] = signature.serves_shared_memory
     if pointers == signature.template_pointers:
         return launch
     body["is_relative"] = True

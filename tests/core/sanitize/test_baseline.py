@@ -114,14 +114,14 @@ def test_rewritten_baseline_keeps_known_races_that_occurred() -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "is not JSON"),
-        (b"\xff\xfe", "is not JSON"),
-        (b"[" * 100_000, "is not JSON"),
+        (b"", "is empty"),
+        (b"\xff\xfe", "is not a baseline of races: it is not text"),
+        (b"[" * 100_000, "nested too deeply"),
         (b"[]", "no schema"),
         (b'{"schema": "cudakit.sanitize.baseline/2", "races": []}', "baseline/2"),
         (
             b'{"schema": "cudakit.sanitize/1", "races": []}',
-            "expected 'cudakit.sanitize.baseline/1'",
+            "is a saved report of races, not a baseline of races",
         ),
         (b'{"schema": "cudakit.sanitize.baseline/1"}', "is damaged"),
         (b'{"schema": "cudakit.sanitize.baseline/1", "races": [{"kind": "x"}]}', "is damaged"),

@@ -239,14 +239,14 @@ def test_unknown_ranks_and_functions_are_gaps() -> None:
     scene.collective(ALL_GATHER, "x", "y")
     scene.collective(CollectiveFunction.UNKNOWN, "x", "y")
     assert scene.write(1, "x", "y") == []
-    assert dict(scene.engine.gaps) == {UNKNOWN_RANKS: 1, UNKNOWN_FUNCTION: 1}
+    assert dict(scene.engine.gap_counts) == {UNKNOWN_RANKS: 1, UNKNOWN_FUNCTION: 1}
 
 
 def test_all_reduce_needs_no_rank() -> None:
     scene = CollectiveScene(Communicator(77, 1))
     scene.collective(ALL_REDUCE, "x", "y")
     assert len(scene.write(1, "x")) == len(scene.write(3, "y")) == 1
-    assert not scene.engine.gaps
+    assert not scene.engine.gap_counts
 
 
 def test_launch_of_a_collective_counts_as_exact() -> None:
@@ -448,7 +448,7 @@ def test_collective_kernels_of_xla_do_not_race_with_their_peers() -> None:
     access = Access(address_of("x"), address_of("x") + SIZE, WRITE)
     scene.kernel(1, access, name=kernel, device=0)
     assert scene.kernel(2, access, name=kernel, device=1) == []
-    assert dict(scene.engine.gaps) == {PEER_KERNELS: 1}
+    assert dict(scene.engine.gap_counts) == {PEER_KERNELS: 1}
     assert len(scene.kernel(3, access, name="add", device=1)) > 0
 
 

@@ -42,7 +42,7 @@ def test_traces_of_one_process_are_unrelated(tmp_path: Path) -> None:
     )
 
     assert detector.feed(first, report) == []
-    assert detector.feed(replace(second, chain=1), report) == []
+    assert detector.feed(replace(second, trace_number=1), report) == []
     assert detector.feed(replace(second, process=1), report) == []
     assert len(detector.feed(second, report)) == 1
 
@@ -53,7 +53,7 @@ def test_stacks_with_the_same_number_in_two_traces_differ(tmp_path: Path) -> Non
     second = batch(tmp_path / "b", *FIRST_FILL, *SECOND_FILL, file_name="test.py")
 
     assert detector.feed(first, report)
-    assert detector.feed(replace(second, chain=1), report)
+    assert detector.feed(replace(second, trace_number=1), report)
     files = {race.current.stack[0].filename for race in detector.result(report).races}
     assert files == {"/home/user/train.py", "/home/user/test.py"}
 
@@ -63,7 +63,7 @@ def test_coverage_sums_all_traces_of_a_process(tmp_path: Path) -> None:
     batch_read = batch(tmp_path / "a", *FIRST_FILL)
     for each_batch in (
         batch_read,
-        replace(batch_read, chain=1),
+        replace(batch_read, trace_number=1),
         replace(batch_read, process=batch_read.process + 1),
     ):
         detector.feed(each_batch, report)
@@ -100,7 +100,7 @@ def test_possible_race_is_no_finding(tmp_path: Path) -> None:
         )
     ]
     detector = RaceDetector(report_possible=True)
-    report = Report(show=Confidence.POSSIBLE)
+    report = Report(min_confidence=Confidence.POSSIBLE)
     batch_read = batch(tmp_path / "a", *FIRST_FILL[:2], *launches)
     records = batch_read.records.copy()
     records["seq"] = [1, 2, 3, 3, 5, 5]  # an access belongs to the launch before it
@@ -168,7 +168,7 @@ def test_launch_never_read_back_is_analyzed_by_its_assumed_accesses(tmp_path: Pa
     detector.feed(batch_read, report)
 
     ((trace, (race,)),) = detector.finish(report).items()
-    assert trace == (batch_read.process, batch_read.chain)
+    assert trace == (batch_read.process, batch_read.trace_number)
     assert race.confidence is Confidence.LIKELY
     result = detector.result(report)
     assert result.gaps == {"launch whose accesses were never read back": 1}

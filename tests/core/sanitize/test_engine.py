@@ -79,7 +79,7 @@ def test_late_access_is_counted_as_gap() -> None:
     scene.call(Launch(1, "k"))
     scene.write(2, "y")
     assert scene.feed([Event(Access(X, X + 4, WRITE), seq=scene.seq - 1)]) == []
-    assert scene.engine.gaps == {STRAY_ACCESS: 1}
+    assert scene.engine.gap_counts == {STRAY_ACCESS: 1}
     assert scene.read(3, "x") == []
 
 
@@ -186,7 +186,7 @@ def test_accesses_belong_to_the_launching_thread() -> None:
         Event(Fill(2, X, 4), seq=scene.seq + 1, context=1, thread=1),
     ]
     assert scene.feed(recorded) == []
-    assert (scene.engine.gaps, scene.engine.coverage.launches_exact) == ({}, 2)
+    assert (scene.engine.gap_counts, scene.engine.coverage.launches_exact) == ({}, 2)
 
 
 def test_repeated_creation_of_a_stream_is_ignored() -> None:

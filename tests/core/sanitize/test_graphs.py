@@ -203,7 +203,7 @@ def test_launch_of_unknown_graph_is_counted_as_gap() -> None:
     scene = Scene()
     scene.call(GraphLaunch(1, 9, executable=1))
     assert scene.engine.coverage.graph_launches == 1
-    assert scene.engine.gaps == {UNKNOWN_GRAPH: 1}
+    assert scene.engine.gap_counts == {UNKNOWN_GRAPH: 1}
 
 
 def test_graph_with_a_cycle_is_tolerated() -> None:

@@ -237,7 +237,7 @@ def test_wait_for_unwritten_word_makes_no_race_and_is_counted_as_gap() -> None:
     scene.write(1, "x")
     scene.call(Memop(2, 0x42, MemopType.WAIT))
     assert scene.read(2, "x") == []
-    assert scene.engine.gaps == {UNKNOWN_WORD: 1}
+    assert scene.engine.gap_counts == {UNKNOWN_WORD: 1}
 
 
 def test_peer_access_uses_the_same_addresses() -> None:
@@ -274,11 +274,11 @@ def test_gaps_are_counted() -> None:
     scene = Scene()
     scene.call(Gap("an unsupported call", 3))
     scene.call(Gap("an unsupported call"))
-    assert scene.engine.gaps == {"an unsupported call": 4}
+    assert scene.engine.gap_counts == {"an unsupported call": 4}
 
 
 def test_stream_without_recorded_creation_is_counted_as_gap() -> None:
     scene = Scene(NON_BLOCKING)
     scene.write(77, "x")
     assert len(scene.write(1, "x")) == 1
-    assert scene.engine.gaps == {"stream whose creation was not recorded": 1}
+    assert scene.engine.gap_counts == {"stream whose creation was not recorded": 1}

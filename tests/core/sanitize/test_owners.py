@@ -218,8 +218,8 @@ def test_damaged_call_stack_number_is_not_the_programs() -> None:
 
 
 def reported(*races: Race, use: StreamUse | None = None, internal: bool = False) -> Report:
-    report = Report(internal=internal)
-    report.add(1, races, stacks=STACKS, streams=STREAMS, stream_use=use or StreamUse())
+    report = Report(counts_library_races=internal)
+    report.add(1, races, stacks=STACKS, flag_by_stream=STREAMS, stream_use=use or StreamUse())
     return report
 
 

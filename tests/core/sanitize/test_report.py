@@ -70,7 +70,7 @@ def test_same_race_in_two_processes_is_one_race() -> None:
         allocation=None,
         last_sync=None,
     )
-    report.add(7, [other_race], stacks=reversed_stacks, streams=STREAMS)
+    report.add(7, [other_race], stacks=reversed_stacks, flag_by_stream=STREAMS)
     result = report.result(
         exit_status=None, coverage={7: Coverage(launches=5), 4242: Coverage(launches=2)}
     )
@@ -97,22 +97,22 @@ def test_possible_races_are_counted_by_default() -> None:
     report = Report()
     possible = race(confidence=POSSIBLE)
 
-    assert report.add(1, [possible, race(), possible], stacks=STACKS, streams=STREAMS) == 1
+    assert report.add(1, [possible, race(), possible], stacks=STACKS, flag_by_stream=STREAMS) == 1
     result = report.result(exit_status=0, coverage={1: Coverage(suspected=5)})
     assert [decoded.count for decoded in result.races] == [1]
     assert result.coverage.suspected == 7
 
 
 def test_possible_races_are_shown_on_request() -> None:
-    report = Report(show=POSSIBLE)
+    report = Report(min_confidence=POSSIBLE)
     possible = race(confidence=POSSIBLE)
 
-    assert report.add(1, [possible], stacks=STACKS, streams=STREAMS) == 1
+    assert report.add(1, [possible], stacks=STACKS, flag_by_stream=STREAMS) == 1
     assert len(result_of(report).races) == 1
 
 
 def test_only_certain_races_are_shown_on_request() -> None:
-    result = result_of(report_of(race(), report=Report(show=CERTAIN)))
+    result = result_of(report_of(race(), report=Report(min_confidence=CERTAIN)))
 
     assert (result.races, result.coverage.suspected) == ((), 1)
 
@@ -124,7 +124,7 @@ def test_suppressed_race_is_counted_for_the_first_matching_pattern() -> None:
     report = Report(suppressions=patterns, demangle=demangle)
     races = [race(), race(), race(RaceKind.REUSE)]
 
-    assert report.add(1, races, stacks=STACKS, streams=STREAMS) == 0
+    assert report.add(1, races, stacks=STACKS, flag_by_stream=STREAMS) == 0
     result = result_of(report)
     assert result.races == ()
     assert [
@@ -172,7 +172,7 @@ def test_launch_without_accesses_is_unknown() -> None:
 
 def test_stack_missing_in_the_table_is_empty() -> None:
     report = Report()
-    report.add(1, [race(current=kernel(site=99))], stacks=STACKS, streams={})
+    report.add(1, [race(current=kernel(site=99))], stacks=STACKS, flag_by_stream={})
 
     (decoded,) = result_of(report).races
     assert decoded.current.stack == ()

@@ -144,7 +144,7 @@ class HostMemory:
     # Methods for cached memory.
 
     def release_cached(self, stack: RawStack | None, *, waits_for_streams: bool = False) -> int:
-        """Release all cached blocks, except those of held private pools; return their bytes.
+        """Release all cached blocks except blocks of held private pools; return the released bytes.
 
         With ``waits_for_streams``, wait for the pending frees of private pools without holders. Raises
         CudaError for the first block that the driver refuses to free.
@@ -221,7 +221,7 @@ class HostMemory:
     def _retry_after_release(
         self, pool: HostPool, block_bytes: int, stack: RawStack | None
     ) -> Block | None:
-        """Wait for pending frees, then release cached memory."""
+        """Retry a failed allocation after pending frees, then after a release of cached memory."""
         for source_pool in dict.fromkeys((pool, self.default_pool)):
             source_pool.pending_frees.synchronize()
         block = self._get_free_block(pool, block_bytes)

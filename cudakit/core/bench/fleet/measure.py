@@ -38,7 +38,7 @@ class FleetOptions:
     simulated: bool  # Whether each host simulates its GPUs.
     quick: bool  # Whether the suite is a quick one.
     timeout_s: float  # Time in which a host must answer, and in which its GPUs must become free.
-    arguments: tuple[object, ...]  # Further arguments of the functions that run on a host.
+    function_arguments: tuple[object, ...]  # Further arguments of the functions that run on a host.
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,8 @@ class HostFunctions:
     """The functions that run on the hosts, in processes of Ray.
 
     ``describe`` gets the arguments of the options and yields the JSON document of HostFacts. ``measure`` gets
-    a GPU index and the arguments. It yields "" when it starts, then the JSON document of the suite.
+    the CUDA device index of a GPU, its UUID ("" if unknown) and the arguments. It yields "" when it starts,
+    then the JSON document of the suite.
     """
 
     describe: HostFunction
@@ -140,8 +141,10 @@ class _Fleet:
 
     def describe(self, run: _HostRun) -> None:
         """Ask a host for its facts."""
-        arguments = self._options.arguments
-        run.task = self._cluster.submit(self._functions.describe, run.host, *arguments, gpus=0)
+        function_arguments = self._options.function_arguments
+        run.task = self._cluster.submit(
+            self._functions.describe, run.host, *function_arguments, gpus=0
+        )
         run.deadline_s = time.monotonic() + self._options.timeout_s
 
     def advance(self, runs: Sequence[_HostRun]) -> None:
@@ -180,13 +183,8 @@ class _Fleet:
             gpu_count=facts.gpu_count if self._options.simulated else run.host.gpu_count,
         )
         self._records.write_host(run.facts)
-        is_measured = partial(
-            self._records.has_result,
-            run.host.name,
-            quick=self._options.quick,
-            simulated=self._options.simulated,
-        )
-        run.waiting_gpus.extend(i for i in range(run.facts.gpu_count) if not is_measured(i))
+        has_result = partial(self._records.has_result, run.facts, quick=self._options.quick)
+        run.waiting_gpus.extend(i for i in range(run.facts.gpu_count) if not has_result(i))
         run.gpu_count = len(run.waiting_gpus)
         self._measure_next(run)
 
@@ -194,13 +192,14 @@ class _Fleet:
         """Start the task of the next GPU of a host, if there is one."""
         run.gpu = run.waiting_gpus.popleft() if run.waiting_gpus else None
         run.task, run.is_started = None, False
-        if run.gpu is None:
+        if run.gpu is None or run.facts is None:
             return
         run.task = self._cluster.submit(
             self._functions.measure,
             run.host,
             run.gpu,
-            *self._options.arguments,
+            run.facts.gpu_uuid(run.gpu),
+            *self._options.function_arguments,
             gpus=0 if self._options.simulated else run.host.gpu_count,
         )
         run.deadline_s = time.monotonic() + self._options.timeout_s

@@ -111,6 +111,9 @@ def _headline(result: FleetResult) -> Note:
         failed_subjects = [
             str(finding.subject) for finding in result.findings if finding.kind == "failed"
         ]
+        wrong_gpu_subjects = [
+            str(finding.subject) for finding in result.findings if finding.kind == "wrong-gpu"
+        ]
         unhealthy_subjects = [
             str(finding.subject) for finding in result.findings if finding.kind == "unhealthy"
         ]
@@ -119,6 +122,7 @@ def _headline(result: FleetResult) -> Note:
             for clause, subject_names in (
                 ("slower than peers", slower_subjects),
                 ("failed", failed_subjects),
+                ("measured another GPU", wrong_gpu_subjects),
                 ("health check failed", unhealthy_subjects),
             )
             if subject_names

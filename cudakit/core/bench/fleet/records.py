@@ -16,14 +16,16 @@ from pathlib import Path
 from cudakit.core.bench.fleet.analysis import NOT_MEASURED
 from cudakit.core.bench.fleet.result import FleetGpu, FleetHost, HostFacts
 from cudakit.core.bench.health import SuiteResult
-from cudakit.core.bench.load import describe_schema, load_suite, read_json
+from cudakit.core.bench.load import SUITE_FILE, load_suite
 from cudakit.errors import EnvironmentUnusable, InputError, UsageError
+from cudakit.input_files import ExpectedFile, check_schema, read_error, read_json
 from cudakit.serialize import Mismatch, from_plain, to_plain
 from cudakit.units import Unavailable
 
 _HOST_FILE = "host.json"
 _GPU_FILE = re.compile(r"gpu(\d{1,4})\.json")
 _HINT = "name a directory with HOST/gpuN.json files, which cudakit bench suite -o or --ray writes"
+_FACTS_FILE = ExpectedFile("a file with the facts about a host", _HINT)
 # Characters of host names (RFC 1123) and addresses. Others are replaced in names of folders.
 _UNSAFE_CHARACTERS = re.compile(r"[^A-Za-z0-9.:_-]")
 
@@ -36,17 +38,17 @@ class FleetRecords:
 
     def create(self) -> None:
         """Create the directory. Raises UsageError if files cannot be written to it."""
+        hint = "name another directory with --results"
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
+        except FileExistsError:
+            raise UsageError(f"{self.directory} is not a directory", hint=hint) from None
         except OSError as error:
             raise UsageError(
-                f"cannot create {self.directory}: {error.strerror}",
-                hint="name another directory with --results",
+                f"cannot create {self.directory}: {error.strerror}", hint=hint
             ) from error
         if not os.access(self.directory, os.W_OK | os.X_OK):
-            raise UsageError(
-                f"cannot write to {self.directory}", hint="name another directory with --results"
-            )
+            raise UsageError(f"cannot write to {self.directory}", hint=hint)
 
     def write_host(self, facts: HostFacts) -> None:
         """Write the facts about a host."""
@@ -65,24 +67,25 @@ class FleetRecords:
         """Return whether the directory has a file of a host."""
         return any(self.directory.glob("*/*.json"))
 
-    def has_result(self, host: str, gpu_index: int, *, quick: bool, simulated: bool) -> bool:
+    def has_result(self, facts: HostFacts, gpu_index: int, *, quick: bool) -> bool:
         """Return whether a GPU has a complete result of the same suite, so that it need not be measured."""
         try:
-            suite = load_suite(self._gpu_path(host, gpu_index))
+            suite = load_suite(self._gpu_path(facts.name, gpu_index))
         except InputError:
             return False
-        return (suite.quick, suite.simulated, suite.bench.complete) == (quick, simulated, True)
+        uuid, expected_uuid = _describe_gpu(gpu_index, suite).uuid, facts.gpu_uuid(gpu_index)
+        is_same_gpu = not (uuid and expected_uuid) or uuid == expected_uuid
+        is_same_suite = (suite.quick, suite.simulated) == (quick, facts.simulated)
+        return is_same_gpu and is_same_suite and suite.bench.complete
 
     def read(self) -> tuple[FleetHost, ...]:
         """Return the hosts by name. Raises InputError for a directory without results."""
         try:
             folders = sorted(path for path in self.directory.iterdir() if path.is_dir())
-        except FileNotFoundError:
-            raise InputError(f"{self.directory} does not exist", hint=_HINT) from None
+        except NotADirectoryError:
+            raise InputError(f"{self.directory} is not a directory", hint=_HINT) from None
         except OSError as error:
-            raise InputError(
-                f"{self.directory} cannot be read: {error.strerror}", hint=_HINT
-            ) from error
+            raise read_error(self.directory, error, hint=_HINT) from None
         hosts = tuple(host for folder in folders for host in self._read_host(folder))
         if not hosts:
             raise InputError(f"{self.directory} contains no results of a fleet", hint=_HINT)
@@ -131,13 +134,9 @@ def dump_facts(facts: HostFacts) -> str:
 
 def parse_facts(document: object, source: str) -> HostFacts:
     """Return the facts about a host from a JSON value. Raises InputError, which names the source."""
-    schema = document.get("schema") if isinstance(document, dict) else None
-    if schema != HostFacts.schema:
-        raise InputError(
-            f"{source} has {describe_schema(schema)}; expected {HostFacts.schema!r}", hint=_HINT
-        )
+    facts = check_schema(source, document, HostFacts.schema, _FACTS_FILE)
     try:
-        return from_plain(HostFacts, document)
+        return from_plain(HostFacts, facts)
     except Mismatch as mismatch:
         raise InputError(f"{source} is damaged: {mismatch}", hint=_HINT) from None
 
@@ -146,7 +145,7 @@ def _read_facts(folder: Path) -> HostFacts:
     """Return the facts of a host; if the file is damaged, they have an error."""
     path = folder / _HOST_FILE
     try:
-        return parse_facts(read_json(path, hint=_HINT), str(path))
+        return parse_facts(read_json(path, _FACTS_FILE), str(path))
     except InputError as error:
         return HostFacts(folder.name, error=error.message, hint=error.hint)
 
@@ -160,7 +159,7 @@ def _read_gpu(index: int, path: Path) -> FleetGpu:
 
 
 def _parse_gpu(index: int, path: Path) -> FleetGpu:
-    document = read_json(path, hint=_HINT)
+    document = read_json(path, SUITE_FILE)
     error = document.get("error") if isinstance(document, dict) else None
     if isinstance(error, dict) and isinstance(document, dict) and "schema" not in document:
         message, hint = (str(error.get(name, "")) for name in ("message", "hint"))

@@ -197,18 +197,18 @@ def _first_varying_values(cases: Sequence[CaseResult]) -> list[str]:
     return []
 
 
-def _name_group(group: Sequence[CaseResult], cases: Sequence[CaseResult]) -> str:
+def _name_group(group: Sequence[CaseResult], all_cases: Sequence[CaseResult]) -> str:
     """Name the cases of a group among all cases.
 
     The name lists values of one axis that only cases of the group have, then the labels of the cases without
     such a value. The axis is the one with the fewest labels. If the list is too long, the name is the number
     of cases.
     """
-    cases_outside = [case for case in cases if not any(case is member for member in group)]
-    label_by_id = dict(zip(map(id, cases), short_labels(cases), strict=True))
+    cases_outside = [case for case in all_cases if not any(case is member for member in group)]
+    label_by_id = dict(zip(map(id, all_cases), short_labels(all_cases), strict=True))
     best_names: tuple[int, list[str]] | None = None
     text_functions: list[Callable[[CaseResult], str]] = [lambda case: case.name]
-    text_functions += [partial(_axis_text, name) for name in axis_names(cases)]
+    text_functions += [partial(_axis_text, name) for name in axis_names(all_cases)]
     for text_of in text_functions:
         values_outside = {text_of(case) for case in cases_outside}
         unique_values = dict.fromkeys(

@@ -142,7 +142,7 @@ class _Search:
     """The state of a search; the stages are called in order."""
 
     _trials: Trials
-    _limits: Limits
+    _search_limits: Limits
     _random: random.Random
     _now_s: Callable[[], float]
     _begin_s: float
@@ -201,7 +201,9 @@ class _Search:
         if not finalists:
             return
         taken_sample_count = max(self._sample_counts[candidate] for candidate in finalists)
-        rounds = min(_FINAL_ROUNDS, (self._limits.iterations - taken_sample_count) // _PART_COUNT)
+        rounds = min(
+            _FINAL_ROUNDS, (self._search_limits.iterations - taken_sample_count) // _PART_COUNT
+        )
         for part_number in range(_PART_COUNT):
             if part_number:
                 self._trials.reallocate()
@@ -309,9 +311,9 @@ class _Search:
         )
 
     def _is_over(self, share: float) -> bool:
-        return self._now_s() - self._begin_s >= share * self._limits.time_s
+        return self._now_s() - self._begin_s >= share * self._search_limits.time_s
 
     @property
     def _max_samples(self) -> int:
         """Maximum number of samples of a candidate before the final; the final takes as many again."""
-        return self._limits.iterations // 2
+        return self._search_limits.iterations // 2

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from cudakit.core.bench.load import read_text
 from cudakit.core.bench.tuning.tuned import Tuned, TunedGemm, TunedMachine
 from cudakit.errors import InputError
 from cudakit.gpu.api.gemm import DATA_TYPES, Algorithm, Gemm
+from cudakit.input_files import ExpectedFile, read_text
 from cudakit.units import Unavailable
 
 # Validators that must be in the file. torch checks that their values are those of its own versions.
@@ -23,7 +23,10 @@ _TORCH_VALIDATOR, _LIBRARY_VALIDATOR = "PT_VERSION", "CUBLASLT_VERSION"
 _TYPE_NAMES = MappingProxyType(
     {"fp64": "double", "fp32": "float", "tf32": "tf32", "fp16": "Half", "bf16": "BFloat16"}
 )
-_HOW_TO_WRITE = "run torch with PYTORCH_TUNABLEOP_ENABLED=1, which writes such a file"
+_VALIDATORS_FILE = ExpectedFile(
+    "a file of torch.cuda.tunable",
+    "run torch with PYTORCH_TUNABLEOP_ENABLED=1, which writes such a file",
+)
 _OPERATOR_BY_EPILOGUE = MappingProxyType({"none": "GemmTunableOp", "bias": "GemmAndBiasTunableOp"})
 
 
@@ -79,13 +82,12 @@ def check_validators(validators: Mapping[str, str], machine: TunedMachine) -> No
 
 def read_validators(path: Path) -> Mapping[str, str]:
     """Return the validators of a file of torch.cuda.tunable. Raises InputError if it has none."""
-    lines = read_text(path, hint=_HOW_TO_WRITE).splitlines()
+    lines = read_text(path, _VALIDATORS_FILE).splitlines()
     rows = [line.split(",", 2) for line in lines if line.startswith("Validator,")]
     validators = {row[1]: row[2].strip() for row in rows if len(row) == 3}
     if not validators:
         raise InputError(
-            f"{path} has no line that starts with 'Validator,'",
-            hint=_HOW_TO_WRITE,
+            f"{path} has no line that starts with 'Validator,'", hint=_VALIDATORS_FILE.hint
         )
     return validators
 

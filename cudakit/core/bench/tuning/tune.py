@@ -121,7 +121,12 @@ class _Session:
         self.gemms: dict[object, TunedGemm] = {}
         self.untuned: list[UntunedGemm] = []
         self._unsupported: list[Unsupported] = []
-        self._spec, self._gpu, self._limits, self._is_unblocked = spec, gpu, limits, is_unblocked
+        self._spec, self._gpu, self._search_limits, self._is_unblocked = (
+            spec,
+            gpu,
+            limits,
+            is_unblocked,
+        )
 
     def tune_all(
         self, case_by_gemm: Mapping[Gemm, Case], skipped_keys: Iterable[object], progress: Progress
@@ -167,7 +172,7 @@ class _Session:
     def _search(
         self, timer: Timer, gemm: Gemm, method: Method, progress: Progress
     ) -> TunedGemm | UntunedGemm:
-        spec, limits, begin_s = self._spec, self._limits, timer.now_s()
+        spec, limits, begin_s = self._spec, self._search_limits, timer.now_s()
 
         def is_over(share: float) -> bool:
             return timer.now_s() - begin_s >= share * limits.time_s

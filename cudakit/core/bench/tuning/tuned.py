@@ -7,17 +7,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
-from cudakit.core.bench.load import describe_schema, read_json
 from cudakit.core.bench.method import Method
 from cudakit.core.bench.tuning.search import Limits, StopReason
 from cudakit.core.bench.workload import Verification
 from cudakit.errors import InputError
 from cudakit.gpu.api.facts import NOT_QUERIED
 from cudakit.gpu.api.gemm import Algorithm, Gemm, GemmSettings, Library
+from cudakit.input_files import ExpectedFile, check_schema, read_json
 from cudakit.serialize import Mismatch, from_plain
 from cudakit.units import Unavailable
 
-_HINT = "give a file that --tune wrote: cudakit bench gemm --tune -o tuned.json"
+_TUNED_FILE = ExpectedFile(
+    "a result of cudakit bench gemm --tune",
+    "write a result with: cudakit bench gemm --tune -o tuned.json",
+)
 
 # The key of a search: the GEMM, and the settings, which restrict the algorithms.
 Key: TypeAlias = tuple[Gemm, GemmSettings]
@@ -136,21 +139,14 @@ def load_tuned(path: Path) -> Tuned:
 
     Raises InputError if the file is missing or damaged, or if its schema is newer or not that of a tuning.
     """
-    document = read_json(path, hint=_HINT)
-    schema = document.get("schema") if isinstance(document, dict) else None
-    if not isinstance(document, dict) or schema != Tuned.schema:
-        raise InputError(
-            f"{path} contains no tuned algorithms: it has "
-            f"{describe_schema(schema)}; expected {Tuned.schema!r}",
-            hint=_HINT,
-        )
+    document = check_schema(path, read_json(path, _TUNED_FILE), Tuned.schema, _TUNED_FILE)
     try:
         # Each item is read separately, so that an error names its position in the file.
         for name, item_class in (("products", TunedGemm), ("untuned", UntunedGemm)):
             _read_each(item_class, document.get(name), name)
         return from_plain(Tuned, document)
     except Mismatch as mismatch:
-        raise InputError(f"{path} is damaged: {mismatch}", hint=_HINT) from None
+        raise InputError(f"{path} is damaged: {mismatch}", hint=_TUNED_FILE.hint) from None
 
 
 def _read_each(item_class: type[Any], plain_items: object, name: str) -> None:

@@ -92,7 +92,7 @@ def _case(spec: GdsSpec, transfer: Transfer) -> Case:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """Transfers between a file and device memory by cuFile, several by each of several threads."""
+    """Transfers between a file and device memory by cuFile. Each thread makes several transfers."""
 
     file: DataFile
     direction: str  # "read" or "write"

@@ -126,7 +126,9 @@ class Checker:
     def _describe_write_errors(self, sets: OperandSets) -> str:
         """Describe values of D that were never written, or padding that was overwritten; else return ""."""
         matrix, slab = self._gemm.d, sets.d
-        poison_counts = self._poison.count(slab.ptr, matrix, slab.pitch, slab.set_count, LEGACY)
+        poison_counts = self._poison.count(
+            slab.ptr, matrix, slab.pitch_elements, slab.set_count, LEGACY
+        )
         if poison_counts.unwritten:
             value_count = matrix.rows * matrix.columns * matrix.batch * slab.set_count
             return f"{poison_counts.unwritten} of {value_count} values were never written"
@@ -177,7 +179,7 @@ class _Sample:
         slab = self._sets.bias
         if slab is None:
             return np.zeros((1, 1, 1, 1))
-        indices = np.arange(slab.set_count)[:, None] * slab.pitch + self.rows
+        indices = np.arange(slab.set_count)[:, None] * slab.pitch_elements + self.rows
         values = self._compare.sample(slab.ptr, slab.element, indices.reshape(-1), LEGACY)
         return values.reshape(slab.set_count, 1, -1, 1)
 
@@ -200,7 +202,7 @@ class _Sample:
     def _gather(self, slab: Slab, matrix: Matrix, rows: _Indices, columns: _Indices) -> Floats:
         """Read the intersection of rows and columns of a matrix."""
         indices = (
-            np.arange(slab.set_count)[:, None, None, None] * slab.pitch
+            np.arange(slab.set_count)[:, None, None, None] * slab.pitch_elements
             + self._matrices[:, None, None] * matrix.stride
             + columns * matrix.leading
             + rows[:, None]

@@ -40,21 +40,21 @@ class OperandSet:
 
 @dataclass(frozen=True, slots=True)
 class Slab:
-    """Memory that holds one operand (A, B or D) of several buffer sets, ``pitch`` elements apart."""
+    """Memory that holds one operand (A, B or D) of several buffer sets, ``pitch_elements`` apart."""
 
     ptr: Ptr
     element: Element
-    pitch: int
+    pitch_elements: int
     set_count: int
 
     def address(self, set_index: int) -> Ptr:
         """Return the address of the operand of one buffer set."""
-        return Ptr(self.ptr + set_index * self.pitch * self.element.size_bytes)
+        return Ptr(self.ptr + set_index * self.pitch_elements * self.element.size_bytes)
 
     @property
     def elements(self) -> int:
         """Number of elements, including the padding between buffer sets."""
-        return self.pitch * self.set_count
+        return self.pitch_elements * self.set_count
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +86,9 @@ def make_operands(gpu: Memory, gemm: Gemm, set_count: int, cleanup: ExitStack) -
 
     def allocate_slab(element: Element, element_count: int) -> Slab:
         alignment_elements = _ALIGNMENT_BYTES // element.size_bytes
-        pitch = -(-element_count // alignment_elements) * alignment_elements
-        ptr = allocate(gpu, cleanup, pitch * set_count * element.size_bytes)
-        return Slab(ptr, element, pitch, set_count)
+        pitch_elements = -(-element_count // alignment_elements) * alignment_elements
+        ptr = allocate(gpu, cleanup, pitch_elements * set_count * element.size_bytes)
+        return Slab(ptr, element, pitch_elements, set_count)
 
     a, b, d, *bias = (allocate_slab(*operand) for operand in _operands(gemm))
     return OperandSets(a, b, d, bias[0] if bias else None)

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from cudakit.core.bench.load import read_text
 from cudakit.errors import InputError
+from cudakit.input_files import ExpectedFile, read_text, wrong_file_error
 
 _HINT = "write 4096, or MxNxK such as 4096x1024x8192"
-_FILE_HINT = "write one shape per line: m n k"
+_SHAPES_FILE = ExpectedFile("a file of shapes", "write one shape per line: m n k")
 # Matches a size with up to 18 digits; no size with more digits fits in memory.
 _INTEGER = re.compile(r"[0-9]{1,18}")
 _SEPARATOR = re.compile("[,;]")
@@ -112,12 +112,15 @@ def read_shapes(path: Path) -> tuple[Shape, ...]:
     The first line may name the columns. Text after ``#`` is a comment. Raises InputError for a file that
     cannot be read, and for an invalid line with its number.
     """
-    rows = list(_rows(read_text(path, hint=_FILE_HINT)))
+    text = read_text(path, _SHAPES_FILE)
+    if text.lstrip().startswith(("{", "[")):
+        raise wrong_file_error(path, text.encode(), _SHAPES_FILE, reason="it is JSON")
+    rows = list(_rows(text))
     columns: Sequence[str] = _COLUMNS
     if rows and not any(map(_INTEGER.fullmatch, rows[0][1])):
         columns = _header(path, *rows.pop(0))
     if not rows:
-        raise InputError(f"{path} contains no shapes", hint=_FILE_HINT)
+        raise InputError(f"{path} contains no shapes", hint=_SHAPES_FILE.hint)
     return tuple(_read_row(path, line_number, words, columns) for line_number, words in rows)
 
 

@@ -236,8 +236,8 @@ def throttling(context: RunContext) -> Finding:
     """A GPU that is too hot, or gets too little power, lowers its clocks (throttling).
 
     The check sees the current state only: run it while the GPU is under load. A software power cap is not
-    reported, because it is normal under full load; CK031 checks the limit itself. A power brake is a
-    request of the power supply to draw less.
+    reported, because it is normal under full load; CK031 checks the limit itself. "Hardware
+    power brake slowdown" is NVML's name of a slowdown that the power supply requests.
     """
     gpus = [
         gpu for gpu in gpu_states(context) if gpu.text_list_field("clock_event_reasons") is not None

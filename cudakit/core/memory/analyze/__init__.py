@@ -88,13 +88,13 @@ def select_devices(
     ]
     if not selected_pairs:
         indices = sorted({trace.device for _, trace in snapshot_trace_pairs})
-        available_devices = ", ".join(
+        available_devices_text = ", ".join(
             "host" if device == HOST else str(device) for device in indices
         )
         selected_name = "pinned host memory" if spec.device == HOST else f"device {spec.device}"
         raise UsageError(
             f"no {selected_name} in the snapshot",
-            hint=f"devices of the snapshot: {available_devices}",
+            hint=f"devices of the snapshot: {available_devices_text}",
         )
     return selected_pairs
 

@@ -55,25 +55,27 @@ class StackTable:
     _frames: dict[int, tuple[Frame, ...]] = field(default_factory=dict)
     _sites: dict[int, int] = field(default_factory=dict)
 
-    def frames(self, stack: int) -> tuple[Frame, ...]:
+    def frames(self, stack_index: int) -> tuple[Frame, ...]:
         """Return the frames of a stack, innermost first."""
-        if stack not in self._frames:
+        if stack_index not in self._frames:
             frames = self.snapshot.frames
-            self._frames[stack] = tuple(
-                frames[frame_index] for frame_index in self.snapshot.stacks[stack]
+            self._frames[stack_index] = tuple(
+                frames[frame_index] for frame_index in self.snapshot.stacks[stack_index]
             )
-        return self._frames[stack]
+        return self._frames[stack_index]
 
     @cached_property
     def _site_ranks(self) -> list[int]:
         return [site_rank(frame) for frame in self.snapshot.frames]
 
-    def site_index(self, stack: int) -> int:
+    def site_index(self, stack_index: int) -> int:
         """Return the index of the call site in a stack: the innermost frame with the lowest ``site_rank``."""
-        if stack not in self._sites:
-            ranks = [self._site_ranks[frame] for frame in self.snapshot.stacks[stack]]
-            self._sites[stack] = ranks.index(min(ranks)) if ranks else 0
-        return self._sites[stack]
+        if stack_index not in self._sites:
+            ranks = [
+                self._site_ranks[frame_index] for frame_index in self.snapshot.stacks[stack_index]
+            ]
+            self._sites[stack_index] = ranks.index(min(ranks)) if ranks else 0
+        return self._sites[stack_index]
 
     @cached_property
     def site_frames(self) -> Ids:

@@ -51,13 +51,15 @@ class _DeviceMoments:
     holdings_at_end: _Holdings
 
 
-def diff(before: Snapshot, after: Snapshot, spec: MemorySpec) -> DiffResult:
+def diff(earlier_snapshot: Snapshot, later_snapshot: Snapshot, spec: MemorySpec) -> DiffResult:
     """Compare two snapshots at their peaks and at their ends.
 
     Devices are paired by index; if each file has one device (two ranks), these two are paired. Raises
     UsageError if no devices can be paired.
     """
-    moments_by_side = [_device_moments(snapshot, spec) for snapshot in (before, after)]
+    moments_by_side = [
+        _device_moments(snapshot, spec) for snapshot in (earlier_snapshot, later_snapshot)
+    ]
     devices = tuple(
         DeviceDiff(
             device=device_after.device,
@@ -72,7 +74,9 @@ def diff(before: Snapshot, after: Snapshot, spec: MemorySpec) -> DiffResult:
             "the two snapshots have no common device",
             hint="compare snapshots of the same process at two times, or of the same rank in two runs",
         )
-    return DiffResult(DIFF_SCHEMA, file_facts(before), file_facts(after), devices)
+    return DiffResult(
+        DIFF_SCHEMA, file_facts(earlier_snapshot), file_facts(later_snapshot), devices
+    )
 
 
 def _device_moments(snapshot: Snapshot, spec: MemorySpec) -> list[_DeviceMoments]:
@@ -103,27 +107,28 @@ def _holdings_at(
 
 
 def _pair_devices(
-    before: list[_DeviceMoments], after: list[_DeviceMoments]
+    moments_before: list[_DeviceMoments], moments_after: list[_DeviceMoments]
 ) -> Iterator[tuple[_DeviceMoments, _DeviceMoments]]:
-    if len(before) == len(after) == 1:
-        yield before[0], after[0]
+    if len(moments_before) == len(moments_after) == 1:
+        yield moments_before[0], moments_after[0]
         return
-    before_by_device = {device.device: device for device in before}
-    for device in after:
+    before_by_device = {device.device: device for device in moments_before}
+    for device in moments_after:
         if device.device in before_by_device:
             yield before_by_device[device.device], device
 
 
-def _moment_diff(before: _Holdings, after: _Holdings) -> MomentDiff:
+def _moment_diff(holdings_before: _Holdings, holdings_after: _Holdings) -> MomentDiff:
     diff_rows = sorted(
-        _diff_rows(before.holders, after.holders), key=lambda row: -abs(row.change_bytes)
+        _diff_rows(holdings_before.holders, holdings_after.holders),
+        key=lambda row: -abs(row.change_bytes),
     )
     before_bytes, after_bytes = (
-        holdings.moment.state.requested_bytes for holdings in (before, after)
+        holdings.moment.state.requested_bytes for holdings in (holdings_before, holdings_after)
     )
     return MomentDiff(
-        before=before.moment,
-        after=after.moment,
+        before=holdings_before.moment,
+        after=holdings_after.moment,
         growth=after_bytes / before_bytes - 1 if before_bytes else None,
         grown=tuple(row for row in diff_rows if row.change_bytes > 0 and row.before_count),
         shrunk=tuple(row for row in diff_rows if row.change_bytes < 0 and row.after_count),
@@ -138,11 +143,13 @@ def _frame_key(frame: Frame) -> _FrameKey:
     return (name if n_prefixes else "/".join(name.split("/")[-2:])), frame.name
 
 
-def _diff_rows(before: tuple[Holder, ...], after: tuple[Holder, ...]) -> Iterator[DiffRow]:
+def _diff_rows(
+    earlier_holders: tuple[Holder, ...], later_holders: tuple[Holder, ...]
+) -> Iterator[DiffRow]:
     holders_by_stack: defaultdict[tuple[_FrameKey, ...], tuple[list[Holder], list[Holder]]] = (
         defaultdict(lambda: ([], []))
     )
-    for index, holders_of_side in enumerate((before, after)):
+    for index, holders_of_side in enumerate((earlier_holders, later_holders)):
         for holder in holders_of_side:
             holders_by_stack[tuple(map(_frame_key, holder.stack))][index].append(holder)
     for holders_before, holders_after in holders_by_stack.values():

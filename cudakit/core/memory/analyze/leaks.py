@@ -36,8 +36,8 @@ class GrowingStacks:
 def growing_stacks(allocations: Allocations, bounds: Ints, end_moment: int) -> GrowingStacks:
     """Return the call stacks whose live bytes never shrink from step to step and grow in most steps.
 
-    ``bounds`` are the moments between steps. Not growing: growth in the first half only (caches, optimizer
-    state, workspaces), and memory that is freed by ``end_moment``.
+    ``bounds`` are the moments between steps. Growth in the first half only (caches, optimizer state,
+    workspaces) does not count. Neither does memory that is freed by ``end_moment``.
     """
     bounds = bounds[bounds <= end_moment]
     if len(bounds) < _MIN_STEPS:
@@ -82,7 +82,7 @@ def find_leaks(
 
 
 def _leak(
-    stacks: StackTable, stack: int, live_bytes: Ints, block_counts: Ints, step_numbers: Ints
+    stacks: StackTable, stack_index: int, live_bytes: Ints, block_counts: Ints, step_numbers: Ints
 ) -> Leak:
     return Leak(
         bytes_per_step=round(theil_sen(step_numbers, live_bytes)),
@@ -90,6 +90,6 @@ def _leak(
         bytes=int(live_bytes[-1]),
         count=int(block_counts[-1]),
         growth=tuple(live_bytes.tolist()),
-        stack=stacks.frames(stack),
-        site=stacks.site_index(stack),
+        stack=stacks.frames(stack_index),
+        site=stacks.site_index(stack_index),
     )

@@ -30,7 +30,7 @@ class Loop:
 
 
 def find_loop(snapshot: Snapshot, stacks: Ids, min_iterations: int) -> Loop | None:
-    """Return the outermost loop with enough iterations in a sequence of call stacks; None: no such loop."""
+    """Return the outermost loop with enough iterations in a sequence of call stacks, or None."""
     allocation_indices = np.flatnonzero(stacks)  # stack 0 is empty
     distinct_stacks, stack_rows = np.unique(stacks[allocation_indices], return_inverse=True)
     if len(distinct_stacks) > _MAX_STACKS:
@@ -69,7 +69,7 @@ def find_loop(snapshot: Snapshot, stacks: Ids, min_iterations: int) -> Loop | No
 
 
 def _frames_by_depth(snapshot: Snapshot, stacks: list[int]) -> Ids:
-    outer_first_stacks = [snapshot.stacks[stack][::-1][:_MAX_DEPTH] for stack in stacks]
+    outer_first_stacks = [snapshot.stacks[stack_index][::-1][:_MAX_DEPTH] for stack_index in stacks]
     frame_table = np.full(
         (len(outer_first_stacks), max(map(len, outer_first_stacks), default=0)), -1, np.int32
     )
@@ -90,18 +90,18 @@ def _busiest_function(
     count_by_frame = np.bincount(frames + 1, weights=count_by_stack, minlength=n_frames + 1)[1:]
     count_by_function: dict[tuple[str, str], float] = {}
     used_frames = np.flatnonzero(count_by_frame).tolist()
-    for frame in used_frames:
-        function_key = snapshot.frames[frame].name, snapshot.frames[frame].filename
+    for frame_index in used_frames:
+        function_key = snapshot.frames[frame_index].name, snapshot.frames[frame_index].filename
         count_by_function[function_key] = count_by_function.get(function_key, 0) + float(
-            count_by_frame[frame]
+            count_by_frame[frame_index]
         )
     function = max(
         count_by_function, key=lambda function_key: count_by_function[function_key], default=None
     )
     line_by_frame = np.full(n_frames + 1, -1, np.int64)  # the last item is for frame -1
-    for frame in used_frames:
-        if (snapshot.frames[frame].name, snapshot.frames[frame].filename) == function:
-            line_by_frame[frame] = snapshot.frames[frame].line
+    for frame_index in used_frames:
+        if (snapshot.frames[frame_index].name, snapshot.frames[frame_index].filename) == function:
+            line_by_frame[frame_index] = snapshot.frames[frame_index].line
     return function, line_by_frame[frames]
 
 
@@ -129,7 +129,7 @@ def _is_inner_function(function: tuple[str, str]) -> bool:
 def _iteration_starts(lines: Ints) -> Ints:
     """Return the indices at which an iteration starts.
 
-    A nested loop jumps back too, but not as far up: only the jumps to the uppermost line count.
+    The jumps of a nested loop lead to later lines, so only jumps to the first line of the outer loop count.
     """
     jump_indices = np.flatnonzero(np.diff(lines) < 0) + 1
     if not len(jump_indices):

@@ -32,11 +32,11 @@ def state_at(trace_replay: Replay, layout: Layout, moment: int) -> State:
     )
 
 
-def time_of(snapshot: Snapshot, trace: DeviceTrace, event: int) -> int | None:
+def time_of(snapshot: Snapshot, trace: DeviceTrace, event_index: int) -> int | None:
     """Return the time of an event in Unix microseconds; None if the file records no times."""
-    if event == BEFORE_TRACE or not snapshot.has_times or event >= len(trace.events):
+    if event_index == BEFORE_TRACE or not snapshot.has_times or event_index >= len(trace.events):
         return None
-    return int(trace.events.time_us[event])
+    return int(trace.events.time_us[event_index])
 
 
 def peak_of(snapshot: Snapshot, trace: DeviceTrace, trace_replay: Replay) -> Peak:

@@ -28,7 +28,7 @@ _MIN_RECORD_SHARE = 0.2
 class StepHistory:
     """The steps of a trace, with the peak of each; arrays have one item per step.
 
-    A step lasts from one moment between steps until before the next one. The last step lasts until the end of
+    A step lasts from one boundary in ``bounds`` to the next boundary. The last step lasts until the end of
     the trace.
     """
 

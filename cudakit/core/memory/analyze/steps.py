@@ -103,26 +103,28 @@ def active_annotation(snapshot: Snapshot, trace: DeviceTrace) -> tuple[Ids, tupl
 
     An end closes the innermost open range of its name, because ranges can overlap or lack an end.
     """
-    names = {"": 0}
+    index_by_name = {"": 0}
     open_ranges = _OpenRanges()
     times, innermost_names = [], []
     for annotation in _annotations_of(snapshot, trace):
         open_ranges.apply(annotation)
         times.append(annotation.time_us)
-        innermost_names.append(names.setdefault(open_ranges.innermost_name(), len(names)))
+        innermost_names.append(
+            index_by_name.setdefault(open_ranges.innermost_name(), len(index_by_name))
+        )
     if not times or not snapshot.has_times:
         return np.zeros(len(trace.events), np.int32), ("",)
     range_index = np.searchsorted(
         np.array(times, np.int64), non_decreasing(trace.events.time_us), side="right"
     )
-    return np.array([0, *innermost_names], np.int32)[range_index], tuple(names)
+    return np.array([0, *innermost_names], np.int32)[range_index], tuple(index_by_name)
 
 
-def open_ranges_at(snapshot: Snapshot, trace: DeviceTrace, event: int) -> tuple[str, ...]:
+def open_ranges_at(snapshot: Snapshot, trace: DeviceTrace, event_index: int) -> tuple[str, ...]:
     """Return the names of the ranges that are open at an event, outermost first."""
-    if event < 0 or not snapshot.has_times:
+    if event_index < 0 or not snapshot.has_times:
         return ()
-    time_us = non_decreasing(trace.events.time_us)[event]
+    time_us = non_decreasing(trace.events.time_us)[event_index]
     open_ranges = _OpenRanges()
     for annotation in _annotations_of(snapshot, trace):
         if annotation.time_us > time_us:
@@ -131,11 +133,11 @@ def open_ranges_at(snapshot: Snapshot, trace: DeviceTrace, event: int) -> tuple[
     return open_ranges.names()
 
 
-def last_mark_at(snapshot: Snapshot, trace: DeviceTrace, event: int) -> str:
+def last_mark_at(snapshot: Snapshot, trace: DeviceTrace, event_index: int) -> str:
     """Return the name of the last mark before an event; the empty text if there is none."""
-    if event < 0 or not snapshot.has_times:
+    if event_index < 0 or not snapshot.has_times:
         return ""
-    time_us = non_decreasing(trace.events.time_us)[event]
+    time_us = non_decreasing(trace.events.time_us)[event_index]
     marks = [
         mark for mark in snapshot.marks if mark.device == trace.device and mark.time_us <= time_us
     ]

@@ -9,6 +9,7 @@ from cudakit.core.memory.load import pickled, schema, source
 from cudakit.core.memory.load.limits import Budget
 from cudakit.core.memory.load.tree import ObjectTree
 from cudakit.errors import SnapshotError
+from cudakit.input_files import LOG_MAGIC, wrong_file_error
 
 if TYPE_CHECKING:
     from cudakit.core.memory.load.tree import Tree
@@ -19,8 +20,6 @@ _BEFORE_JSON = b"\xef\xbb\xbf\xff\xfe\x00 \t\r\n"
 # First opcodes of a pickle: PROTO; in protocols 0 and 1 MARK, an empty list or dictionary, or GLOBAL, which
 # the reader rejects by name.
 _PICKLE_STARTS = (b"\x80", b"(", b"]", b"}", b"c")
-# First bytes of a log of ``cudakit run`` (``MAGIC`` in trace/run_log.py, which imports NumPy).
-_LOG_START = b"cudakit log\n"
 
 
 def load(path: str, memory_bytes: int | None = None) -> Snapshot:
@@ -39,20 +38,28 @@ def load(path: str, memory_bytes: int | None = None) -> Snapshot:
             file_format=file_format,
             size_bytes=len(source_file.content),
         )
+    except source.NotASnapshotError as error:
+        raise wrong_file_error(
+            source_file.name,
+            source_file.content,
+            source.SNAPSHOT_FILE,
+            reason=error.message,
+            error_type=SnapshotError,
+        ) from None
     except SnapshotError as error:
         raise SnapshotError(
-            f"{source_file.name}: {error.message}", hint=error.hint or source.HINT_DUMP
+            f"{source_file.name}: {error.message}", hint=error.hint or source.SNAPSHOT_FILE.hint
         ) from None
 
 
 def _parse_tree(content: bytes, budget: Budget) -> tuple[str, Tree]:
     if content[:64].lstrip(_BEFORE_JSON)[:1] in (b"{", b"["):
         return "json", _json_tree(content, budget)
-    if content.startswith(_LOG_START):
-        raise SnapshotError("this is a log of cudakit run, not a memory snapshot")
-    if not content.startswith(_PICKLE_STARTS):
-        raise SnapshotError(
-            f"not a pickle or JSON file: the first bytes are {content[:8].decode('latin-1')!a}"
+    # A log of cudakit run starts with "c", as a pickle of protocol 0 can.
+    if content.startswith(LOG_MAGIC) or not content.startswith(_PICKLE_STARTS):
+        first_characters = content[:8].decode("latin-1")
+        raise source.NotASnapshotError(
+            f"it is neither a pickle nor JSON; its first bytes are {first_characters!a}"
         )
     return "pickle", pickled.read(content, budget)
 

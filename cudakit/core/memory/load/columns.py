@@ -128,7 +128,7 @@ def _event_warnings(is_invalid: Mask, action: Codes) -> Warnings:
     return tuple(warnings)
 
 
-# Limit of the total size of all blocks. It exceeds the memory of any machine, and float64 is exact up to it.
+# Limit of the total size of all blocks: more than the memory of any machine, and still exact in float64.
 _MAX_STATE_BYTES = 1 << 53
 
 _SEGMENT_KIND_BY_NAME = {"small": SegmentKind.SMALL, "large": SegmentKind.LARGE}

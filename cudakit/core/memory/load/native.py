@@ -58,7 +58,7 @@ class NativeTree:
     def _plain_value(self, handle: int) -> Any:
         node_kind = self._nodes.kind(handle)
         if node_kind == _LIST_KIND:
-            return [self._plain_value(child) for child in self._child_handles(handle)]
+            return [self._plain_value(child_handle) for child_handle in self._child_handles(handle)]
         if node_kind == _DICTIONARY_KIND:
             members = self._nodes.members(handle)
             return {key: self._plain_value(value) for key, value in members.items()}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from cudakit.core.memory.load.limits import Budget, memory_error
 from cudakit.core.memory.load.machine import Machine
-from cudakit.core.memory.load.source import HINT_DUMP
+from cudakit.core.memory.load.source import SNAPSHOT_FILE
 from cudakit.core.memory.load.tree import ObjectTree, Tree
 from cudakit.errors import SnapshotError
 
@@ -114,11 +114,13 @@ def _rejection(content: bytes, reason: str, offset: int) -> SnapshotError:
         )
     opcode_name = _opcode_name(content[offset])
     if reason == "opcode":
-        return SnapshotError(f"byte {offset:,}: {_opcode_error(opcode_name)}", hint=HINT_DUMP)
+        return SnapshotError(
+            f"byte {offset:,}: {_opcode_error(opcode_name)}", hint=SNAPSHOT_FILE.hint
+        )
     suffix = "" if content.startswith(b"\x80") else ", or not a pickle"
     return SnapshotError(
         f"byte {offset:,}: opcode {opcode_name} {_DAMAGE_REASONS[reason]}: the file is damaged{suffix}",
-        hint=_HINT_COPY if not suffix else HINT_DUMP,
+        hint=_HINT_COPY if not suffix else SNAPSHOT_FILE.hint,
     )
 
 

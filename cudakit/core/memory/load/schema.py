@@ -20,6 +20,7 @@ from cudakit.core.memory.load.columns import (
     segment_devices,
 )
 from cudakit.core.memory.load.host import host_entries, read_host_state
+from cudakit.core.memory.load.source import NotASnapshotError
 from cudakit.core.memory.load.tables import StreamNumbers, Tables
 from cudakit.core.memory.load.tree import Handles, Tree
 from cudakit.core.memory.snapshot import (
@@ -83,16 +84,12 @@ def _snapshot_parts(tree: Tree) -> dict[str, int]:
         handle_by_key = {"segments": tree.root}
         _, items = tree.children(_handle_array(tree.root))
         if not len(items) or "total_size" not in _keys_or_none(tree, int(items[0])):
-            raise SnapshotError(
-                "the file is not a memory snapshot: its list contains no memory segments"
-            )
+            raise NotASnapshotError("its list contains no memory segments")
         return handle_by_key
     handle_by_key = tree.members(tree.root)
     if not any(name in handle_by_key for name in _SNAPSHOT_KEYS):
         key_names = ", ".join(sorted(handle_by_key)[:4]) or "none"
-        raise SnapshotError(
-            f"the file is not a memory snapshot: its dictionary has other keys ({key_names[:80]})"
-        )
+        raise NotASnapshotError(f"its dictionary has other keys ({key_names[:80]})")
     return handle_by_key
 
 

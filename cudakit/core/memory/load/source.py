@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import IO
 
 from cudakit.core.memory.load.limits import memory_share
-from cudakit.errors import SnapshotError, read_error
+from cudakit.errors import SnapshotError
+from cudakit.input_files import ExpectedFile, empty_file_error, read_error, wrong_file_error
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
@@ -25,7 +26,15 @@ _CHUNK_BYTES = 1 << 20
 _MAX_EXPANSION = 50
 _MIN_CHECKED_BYTES = 4 << 20
 
-HINT_DUMP = "write a snapshot with cudakit run --memory, or torch.cuda.memory._dump_snapshot('snapshot.pkl')"
+SNAPSHOT_FILE = ExpectedFile(
+    "a memory snapshot",
+    "write a snapshot with: cudakit run --memory PROGRAM, "
+    "or torch.cuda.memory._dump_snapshot('snapshot.pkl')",
+)
+
+
+class NotASnapshotError(SnapshotError):
+    """The content of a file is not that of a snapshot; the message is the reason, without the file name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,15 +60,12 @@ def read(path: str, memory_bytes: int | None = None) -> Source:
         else _read_file(Path(path), max_bytes)
     )
     if not compressed_bytes:
-        raise SnapshotError(f"{name} is empty", hint=HINT_DUMP)
+        raise empty_file_error(name, SNAPSHOT_FILE, error_type=SnapshotError)
     if compressed_bytes.startswith(_ZIP_MAGIC):
-        raise SnapshotError(
-            f"{name} is a zip archive (as torch.save writes), not a memory snapshot",
-            hint=HINT_DUMP,
-        )
+        raise wrong_file_error(name, compressed_bytes, SNAPSHOT_FILE, error_type=SnapshotError)
     content = _unpack(compressed_bytes, name, max_bytes)
     if not content:
-        raise SnapshotError(f"{name} is empty after decompression", hint=HINT_DUMP)
+        raise SnapshotError(f"{name} is empty after decompression", hint=SNAPSHOT_FILE.hint)
     return Source(name, content, len(compressed_bytes))
 
 
@@ -96,9 +102,7 @@ def _size_error(name: str, max_bytes: int) -> SnapshotError:
 
 def _reject_special_file(path: Path, mode: int) -> None:
     if stat.S_ISDIR(mode):
-        raise SnapshotError(
-            f"{path} is a directory", hint=f"name the files in it, for example {path}/*.pkl"
-        )
+        raise read_error(path, IsADirectoryError(), error_type=SnapshotError)
     if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
         raise SnapshotError(
             f"{path} is a device, not a file", hint="name a file, or - for standard input"

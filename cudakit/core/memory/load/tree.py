@@ -277,18 +277,20 @@ def _scalar_key(node: object) -> object:
     return (type(node), node)
 
 
-def check_subtree(root: _T, length: Callable[[_T], int], items: Callable[[_T], list[_T]]) -> None:
+def check_subtree(
+    root: _T, length_of: Callable[[_T], int], items_of: Callable[[_T], list[_T]]
+) -> None:
     """Raise SnapshotError if a subtree has more than 10,000 items, or more than 100 levels."""
     level_nodes, remaining_items = [root], MAX_PLAIN_ITEMS
     for _ in range(100):
         next_level_nodes: list[_T] = []
         for node in level_nodes:
-            remaining_items -= length(node)
+            remaining_items -= length_of(node)
             if remaining_items < 0:
                 raise SnapshotError(
                     f"the settings of the file have more than {MAX_PLAIN_ITEMS:,} values"
                 )
-            next_level_nodes += items(node)
+            next_level_nodes += items_of(node)
         if not next_level_nodes:
             return
         level_nodes = next_level_nodes

@@ -52,7 +52,7 @@ def report(result: DiffResult, *, top: int = 10) -> Document:
 
 
 def _answer_note(device: DeviceDiff) -> Note:
-    change_texts = "; ".join(
+    change_text = "; ".join(
         f"{_change_text(moment)} at the {moment_name}"
         for moment_name, moment in (("peak", device.peak), ("end", device.end))
     )
@@ -62,14 +62,14 @@ def _answer_note(device: DeviceDiff) -> Note:
     diff_rows = [*device.peak.grown, *device.peak.appeared]
     largest_row = max(diff_rows, key=lambda row: row.change_bytes, default=None)
     if largest_row is None or not largest_row.stack:
-        return Note(level, f"Requested memory: {change_texts}.")
+        return Note(level, f"Requested memory: {change_text}.")
     moment_name, size_text = (
         site_name(largest_row.stack[largest_row.site]),
         format_bytes(largest_row.change_bytes),
     )
     return Note(
         level,
-        f"Requested memory: {change_texts}. Largest increase at the peak: {moment_name}, {size_text}.",
+        f"Requested memory: {change_text}. Largest increase at the peak: {moment_name}, {size_text}.",
     )
 
 

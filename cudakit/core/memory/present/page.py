@@ -1,7 +1,7 @@
 """The data of the interactive page: every allocation, segment and event of a device as arrays.
 
-The script names a moment by the index of an event, and means the state after that event; -1 means the state
-before the first event. An allocation is in use from event ``begin`` until event ``end``.
+In the script, the index of an event stands for the state after this event, and -1 for the state before the
+first event. An allocation is in use from event ``begin`` until event ``end``.
 """
 
 from __future__ import annotations
@@ -132,11 +132,11 @@ def _difference_data(device: DeviceDiff) -> ExplorerData:
     ]
     parent_nodes, frame, leaf_nodes = _call_tree(stacks)
     arrays: dict[str, Array] = {"node_parent": parent_nodes, "node_frame": frame}
-    first_stack = 0
+    first_stack_number = 0
     for name, moment_rows in rows.items():
         change_bytes = np.array([row.change_bytes for row in moment_rows], np.int64)
-        leaves_of_moment = leaf_nodes[first_stack : first_stack + len(moment_rows)]
-        first_stack += len(moment_rows)
+        leaves_of_moment = leaf_nodes[first_stack_number : first_stack_number + len(moment_rows)]
+        first_stack_number += len(moment_rows)
         for kind, amounts in (
             ("grown", change_bytes.clip(min=0)),
             ("shrunk", (-change_bytes).clip(min=0)),
@@ -190,12 +190,12 @@ def _call_tree(stacks: Sequence[Sequence[int]]) -> tuple[Ints, Ints, Ints]:
     leaves = []
     for stack in stacks:
         node = 0
-        for frame in reversed(stack):
-            child = child_by_parent_and_frame.get((node, frame))
+        for frame_index in reversed(stack):
+            child = child_by_parent_and_frame.get((node, frame_index))
             if child is None:
-                child = child_by_parent_and_frame[node, frame] = len(parents)
+                child = child_by_parent_and_frame[node, frame_index] = len(parents)
                 parents.append(node)
-                frames.append(frame)
+                frames.append(frame_index)
             node = child
         leaves.append(node)
     return (np.array(parents, np.int64), np.array(frames, np.int64), np.array(leaves, np.int64))

@@ -31,7 +31,7 @@ def moment_name(device: DeviceMemory) -> str:
 
 
 def steps_source(device: DeviceMemory) -> str:
-    """Return what marks the steps of a program, such as the loop in a function."""
+    """Return the name of the source of a program's steps, such as a loop in a function."""
     source_kind, _, source_name = device.steps.source.partition(" ")
     if source_kind == "annotation":
         return f"the annotation '{source_name}', where # is a number"
@@ -64,7 +64,7 @@ def stack_value(frames: tuple[Frame, ...], site: int) -> Value:
 
 
 def distinct_stacks(stacks: Sequence[Value]) -> list[Value]:
-    """Mark in each call stack that looks like another one the first frame in which they differ.
+    """Mark the first differing frame in call stacks that look alike in a table.
 
     Stacks look alike if they have the same call site and the same function as their innermost frame. The
     first differing frame is searched from the innermost frame outwards.

@@ -91,17 +91,19 @@ _MAX_SHOWN_RANGES = 3
 _MAX_NAME_LENGTH = 60  # maximum length of the name of an annotation or a mark
 
 
-def in_annotation(event: Oom | Peak) -> str:
+def in_annotation(oom_or_peak: Oom | Peak) -> str:
     """Return the innermost annotations of an event, and the last mark before the event; ``""`` without any.
 
     For example: `` in annotation 'step 7 / backward' after mark 'warm-up ended'``.
     """
-    inner_names = [_shortened(name) for name in event.ranges[-_MAX_SHOWN_RANGES:]]
-    outer_names = ["…"] if len(event.ranges) > len(inner_names) else []
+    inner_names = [_shortened(name) for name in oom_or_peak.ranges[-_MAX_SHOWN_RANGES:]]
+    outer_names = ["…"] if len(oom_or_peak.ranges) > len(inner_names) else []
     annotation_text = (
         f" in annotation '{' / '.join(outer_names + inner_names)}'" if inner_names else ""
     )
-    mark_text = f" after mark '{_shortened(event.last_mark)}'" if event.last_mark else ""
+    mark_text = (
+        f" after mark '{_shortened(oom_or_peak.last_mark)}'" if oom_or_peak.last_mark else ""
+    )
     return annotation_text + mark_text
 
 
@@ -305,7 +307,7 @@ def overview(devices: Sequence[DeviceMemory]) -> Table:
 
 
 def _outlier_sentence(devices: Sequence[DeviceMemory]) -> str:
-    """Return a sentence on the rank with a much higher peak, a sign of unbalanced work; "" if none has."""
+    """Return a sentence on a rank whose peak is much higher, because work is unbalanced; "" if none is."""
     sorted_peaks = sorted(device.peak.requested_bytes for device in devices)
     median_peak = sorted_peaks[len(sorted_peaks) // 2]
     highest_device = max(devices, key=lambda device: device.peak.requested_bytes)

@@ -67,10 +67,12 @@ def arrays_of_message(text: str) -> tuple[int, Arrays]:
         cuda_by_jax_device = {
             int(jax_device): int(device) for jax_device, device in message["devices"].items()
         }
-        addresses: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
+        addresses_by_size: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
         for device, address, size_bytes in message["buffers"]:
-            addresses[int(device), int(size_bytes)].append(int(address))
-        return int(message["time_ns"]), _addressed_arrays(samples, cuda_by_jax_device, addresses)
+            addresses_by_size[int(device), int(size_bytes)].append(int(address))
+        return int(message["time_ns"]), _addressed_arrays(
+            samples, cuda_by_jax_device, addresses_by_size
+        )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(f"the memory profile of JAX cannot be read: {error}") from error
 
@@ -78,7 +80,7 @@ def arrays_of_message(text: str) -> tuple[int, Arrays]:
 def _addressed_arrays(
     samples: Sequence[Sample],
     cuda_by_jax_device: Mapping[int, int],
-    addresses: Mapping[tuple[int, int], list[int]],
+    addresses_by_size: Mapping[tuple[int, int], list[int]],
 ) -> Arrays:
     arrays: Arrays = {}
     for sample in samples:
@@ -87,10 +89,10 @@ def _addressed_arrays(
         if device is None or not sample.count:
             continue  # the sample is an executable, or an array in host memory
         size_bytes = sample.total_bytes // sample.count
-        unused_addresses = addresses.get((device, size_bytes), [])
+        unused_addresses = addresses_by_size.get((device, size_bytes), [])
         for _ in range(min(sample.count, len(unused_addresses))):
             arrays[device, unused_addresses.pop()] = (size_bytes, sample.stack)
-    for (device, size_bytes), unused_addresses in addresses.items():
+    for (device, size_bytes), unused_addresses in addresses_by_size.items():
         for address in unused_addresses:  # the array was created after the profile
             arrays[device, address] = (size_bytes, ())
     return arrays
@@ -100,10 +102,10 @@ def _decompress(content: bytes) -> bytes:
     if content[:2] != b"\x1f\x8b":
         return content
     decompressor = zlib.decompressobj(wbits=31)
-    uncompressed = decompressor.decompress(content, _MAX_BYTES)
+    uncompressed_profile = decompressor.decompress(content, _MAX_BYTES)
     if not decompressor.eof:
         raise ValueError("it is truncated, or too large")
-    return uncompressed
+    return uncompressed_profile
 
 
 def _parse_samples(content: bytes) -> list[Sample]:
@@ -114,52 +116,57 @@ def _parse_samples(content: bytes) -> list[Sample]:
     strings = [
         field_value.decode(errors="replace") for field_value in messages_by_number[_STRING_FIELD]
     ]
-    functions = {}
+    function_by_id = {}
     for message in messages_by_number[_FUNCTION_FIELD]:
         integer_fields = _integer_fields(message)
         name_index, file_index = (
             integer_fields.get(_FUNCTION_NAME, 0),
             integer_fields.get(_FUNCTION_FILE, 0),
         )
-        functions[integer_fields[_ID_FIELD]] = (strings[name_index], strings[file_index])
-    frames = dict(
-        _parse_frames(message, functions) for message in messages_by_number[_LOCATION_FIELD]
+        function_by_id[integer_fields[_ID_FIELD]] = (strings[name_index], strings[file_index])
+    frames_by_location = dict(
+        _parse_frames(message, function_by_id) for message in messages_by_number[_LOCATION_FIELD]
     )
     return [
-        _parse_sample(message, frames, strings) for message in messages_by_number[_SAMPLE_FIELD]
+        _parse_sample(message, frames_by_location, strings)
+        for message in messages_by_number[_SAMPLE_FIELD]
     ]
 
 
 def _parse_frames(
-    location_message: bytes, functions: Mapping[int, tuple[str, str]]
+    location_message: bytes, function_by_id: Mapping[int, tuple[str, str]]
 ) -> tuple[int, tuple[Frame, ...]]:
     """Return the number of a location, and its frames: more than one if functions are inlined."""
     frames = []
     for field_number, field_value in _parse_fields(location_message):
         if field_number == _LOCATION_LINES and isinstance(field_value, bytes):
-            line = _integer_fields(field_value)
-            function, file = functions[line[_LINE_FUNCTION]]
-            frames.append(Frame(function, file, max(_as_signed(line.get(_LINE_NUMBER, 0)), 0)))
+            line_fields = _integer_fields(field_value)
+            function, file = function_by_id[line_fields[_LINE_FUNCTION]]
+            frames.append(
+                Frame(function, file, max(_as_signed(line_fields.get(_LINE_NUMBER, 0)), 0))
+            )
     return _integer_fields(location_message)[_ID_FIELD], tuple(frames)
 
 
 def _parse_sample(
-    message: bytes, frames: Mapping[int, tuple[Frame, ...]], strings: Sequence[str]
+    message: bytes, frames_by_location: Mapping[int, tuple[Frame, ...]], strings: Sequence[str]
 ) -> Sample:
-    locations: list[int] = []
+    location_ids: list[int] = []
     sample_values: list[int] = []
     labels = {}
     for field_number, field_value in _parse_fields(message):
         if field_number == _SAMPLE_LABELS and isinstance(field_value, bytes):
-            label = _integer_fields(field_value)
-            labels[strings[label[_LABEL_KEY]]] = strings[label.get(_LABEL_TEXT, 0)]
+            label_fields = _integer_fields(field_value)
+            labels[strings[label_fields[_LABEL_KEY]]] = strings[label_fields.get(_LABEL_TEXT, 0)]
         elif field_number in (_SAMPLE_LOCATIONS, _SAMPLE_VALUES):
-            numbers_of_field = locations if field_number == _SAMPLE_LOCATIONS else sample_values
+            numbers_of_field = location_ids if field_number == _SAMPLE_LOCATIONS else sample_values
             numbers_of_field += (
                 _read_packed(field_value) if isinstance(field_value, bytes) else [field_value]
             )
     array_count, total_bytes = (*map(_as_signed, sample_values), 0, 0)[:2]
-    stack = tuple(frame for location in locations for frame in frames[location])
+    stack = tuple(
+        frame for location_id in location_ids for frame in frames_by_location[location_id]
+    )
     return Sample(max(array_count, 0), max(total_bytes, 0), stack, labels)
 
 
@@ -220,6 +227,6 @@ def _read_varint(content: bytes, offset: int) -> tuple[int, int]:
             raise ValueError("a number has more than 64 bits")
 
 
-def _as_signed(unsigned: int) -> int:
+def _as_signed(unsigned_number: int) -> int:
     """Return the signed number with the same 64 bits as an unsigned one."""
-    return unsigned - 2 * _SIGN_BIT if unsigned >= _SIGN_BIT else unsigned
+    return unsigned_number - 2 * _SIGN_BIT if unsigned_number >= _SIGN_BIT else unsigned_number

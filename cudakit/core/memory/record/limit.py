@@ -20,10 +20,10 @@ class LimitPassed:
     device: int
     reserved_bytes: int  # reserved memory at the first moment above the limit
     peak_bytes: int  # maximum of the reserved memory until the end
-    # Size of the allocation that exceeded the limit; 0 if this was before the trace.
+    # Size of the allocation that exceeded the limit; 0 if the limit was exceeded before the trace began.
     size_bytes: int
-    pool: str  # name of the pool of this allocation; "" if this was before the trace
-    stack: Stack  # call stack of this allocation; () if this was before the trace
+    pool: str  # name of the pool of this allocation; "" if it was before the trace
+    stack: Stack  # call stack of this allocation; () if it was before the trace
 
 
 def find_limit_passed(snapshot: dict[str, Any], limit_bytes: int) -> list[LimitPassed]:

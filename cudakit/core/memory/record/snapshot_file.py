@@ -431,7 +431,7 @@ def _ranges_of_trace(trace: Sequence[Mapping[str, Any]]) -> list[_TorchRange]:
 
 
 def _attribute_backward_passes(snapshot: Snapshot, writer: _Writer) -> None:
-    """Set the call stack of memory that has none to that of the backward pass that allocated the memory.
+    """Give memory without a call stack the stack of the backward pass that allocated this memory.
 
     Autograd's threads have no Python frames. Memory that was allocated while two
     backward passes ran gets no call stack.

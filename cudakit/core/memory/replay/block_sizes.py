@@ -94,13 +94,13 @@ def _extend_blocks_before_trace(blocks: Allocations, sizes: Ints) -> Ints:
     """Extend each block from before the trace to a block allocated later, up to 1 MiB behind its end."""
     address_order = np.argsort(blocks.address, kind="stable")
     address, begin_event = blocks.address[address_order], blocks.begin[address_order]
-    for block in np.flatnonzero(blocks.begin == BEFORE_TRACE).tolist():
-        end_address = int(blocks.address[block]) + int(sizes[block])
+    for block_index in np.flatnonzero(blocks.begin == BEFORE_TRACE).tolist():
+        end_address = int(blocks.address[block_index]) + int(sizes[block_index])
         window = np.array([end_address, end_address + MAX_SMALL_BYTES + 1], np.uint64)
         first_index, end_index = np.searchsorted(address, window).tolist()
-        later_blocks = np.flatnonzero(begin_event[first_index:end_index] < blocks.end[block])
+        later_blocks = np.flatnonzero(begin_event[first_index:end_index] < blocks.end[block_index])
         if len(later_blocks):
-            sizes[block] += int(address[first_index + later_blocks[0]]) - end_address
+            sizes[block_index] += int(address[first_index + later_blocks[0]]) - end_address
     return sizes
 
 

@@ -28,7 +28,7 @@ UNKNOWN_POOL = -1  # pool of a range whose event does not record a pool
 
 @dataclass(frozen=True, slots=True)
 class MappedRange:
-    """One lifetime of a mapped range; the fields are those of SegmentLifetimes."""
+    """One lifetime of a mapped range, with the fields of SegmentLifetimes."""
 
     address: int
     size: int

@@ -251,7 +251,8 @@ def _join_ranges(ranges: SegmentLifetimes) -> SegmentLifetimes:
         joined_ranges,
         size=(end_addresses[last_indices] - joined_ranges.address).astype(np.int64),
         # A pool or kind that is known for one of the joined ranges applies to the whole joined range. The
-        # code of an unknown pool is lower than all other codes, that of an unknown kind is higher.
+        # code of an unknown pool is lower than all other codes; the code of an unknown kind is higher than
+        # all others.
         pool=np.maximum(np.maximum.reduceat(ranges.pool, first_indices), 0),
         kind=np.minimum.reduceat(ranges.kind, first_indices),
     )

@@ -149,18 +149,20 @@ def _remedies(
     for remedy_replay in replays:
         if not remedy_replay.recommended:
             continue
-        replay_result = (
+        replay_sentence = (
             " (replayed: the request fits, peak reserved"
             f" {format_bytes(remedy_replay.peak_reserved_bytes)})"
         )
         if remedy_replay.cause != "fragmentation":
-            first_remedy += replay_result
+            first_remedy += replay_sentence
         elif remedy_replay.settings is not None:
             confirmed_remedies.append(
-                f"set {calls.settings_variable}={remedy_replay.settings}{replay_result}"
+                f"set {calls.settings_variable}={remedy_replay.settings}{replay_sentence}"
             )
         else:
-            confirmed_remedies.append(f"change the program: {remedy_replay.change}{replay_result}")
+            confirmed_remedies.append(
+                f"change the program: {remedy_replay.change}{replay_sentence}"
+            )
     return (*confirmed_remedies, first_remedy, *(cause.remedy for cause in causes[1:]))
 
 

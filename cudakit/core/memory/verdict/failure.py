@@ -24,7 +24,7 @@ class Failure:
     """A failed allocation: the input of every cause. Sizes are in bytes."""
 
     request: FailedRequest
-    event: int  # index of the out-of-memory event; the state before it has the same index
+    event: int  # index of the out-of-memory event, and of the moment before this event
     stream: int  # stream number
     pool: tuple[int, int]  # id of the pool of the request
     stack: int  # index of the call stack of the request
@@ -68,7 +68,7 @@ class Failure:
 
 
 def failure_at(
-    event: int,
+    event_index: int,
     *,
     snapshot: Snapshot,
     trace: DeviceTrace,
@@ -77,20 +77,20 @@ def failure_at(
     stacks: StackTable,
 ) -> Failure:
     """Return the failed allocation of an OOM event."""
-    layout = trace_replay.layout_at(event)
+    layout = trace_replay.layout_at(event_index)
     is_library = np.isin(layout.segments.pool, _library_pool_ids(snapshot))
-    is_usable = _usable_segments(trace, layout, event)
-    pool = int(trace.events.pool[event])
+    is_usable = _usable_segments(trace, layout, event_index)
+    pool = int(trace.events.pool[event_index])
     if pool < 0:  # torch before 2.12 records no pool
         pool = int(layout.segments.pool[is_usable].max(initial=0))
     total_bytes = setting_of_device(snapshot.settings, "device_total_bytes", trace.device)
     memory_fraction = setting_of_device(snapshot.settings, "memory_fraction", trace.device)
     return Failure(
-        request=_failed_request(snapshot, trace, layout, is_usable, is_library, event),
-        event=event,
-        stream=int(trace.events.stream[event]),
+        request=_failed_request(snapshot, trace, layout, is_usable, is_library, event_index),
+        event=event_index,
+        stream=int(trace.events.stream[event_index]),
         pool=snapshot.pools[pool],
-        stack=int(trace.events.stack[event]),
+        stack=int(trace.events.stack[event_index]),
         device_total_bytes=int(total_bytes) if total_bytes else None,
         libraries=_library_sizes(snapshot, layout, is_library),
         memory_fraction=memory_fraction,
@@ -135,9 +135,9 @@ def _failed_request(
     layout: Layout,
     is_usable_segment: Mask,
     is_library: Mask,
-    event: int,
+    event_index: int,
 ) -> FailedRequest:
-    """Return the request, and the memory of its allocator without that of other libraries."""
+    """Return the request, and the memory of its allocator without the memory of other libraries."""
     events, segments = trace.events, layout.segments
     is_usable = is_usable_segment[layout.free_segment]
     is_empty = (layout.used_by_segment() == 0) & ~is_library
@@ -145,8 +145,8 @@ def _failed_request(
     is_allocator_free = ~is_library[layout.free_segment]
     is_allocator_block = ~is_library[layout.block_segment]
     return FailedRequest(
-        size_bytes=int(events.size[event]),
-        device_free_bytes=int(events.address[event]),
+        size_bytes=int(events.size[event_index]),
+        device_free_bytes=int(events.address[event_index]),
         reserved_bytes=int(segments.size[~is_library].sum()),
         active_bytes=int(layout.block_size[is_allocator_block].sum()),
         free_bytes=int(layout.free_size[is_allocator_free].sum()),
@@ -163,13 +163,13 @@ def _failed_request(
     )
 
 
-def _usable_segments(trace: DeviceTrace, layout: Layout, event: int) -> Mask:
+def _usable_segments(trace: DeviceTrace, layout: Layout, event_index: int) -> Mask:
     """Return a mask of the segments that can serve the request: its stream, pool and size class."""
     events, segments = trace.events, layout.segments
-    request_bytes, pool_id = int(events.size[event]), int(events.pool[event])
+    request_bytes, pool_id = int(events.size[event_index]), int(events.pool[event_index])
     segment_kind = SegmentKind.SMALL if request_bytes <= MAX_SMALL_BYTES else SegmentKind.LARGE
     has_fitting_kind = (segments.kind == segment_kind) | (segments.kind == SegmentKind.UNKNOWN)
-    is_usable: Mask = has_fitting_kind & (segments.stream == events.stream[event])
+    is_usable: Mask = has_fitting_kind & (segments.stream == events.stream[event_index])
     is_private: Mask = segments.pool != 0
     if pool_id >= 0:
         is_usable &= segments.pool == pool_id

@@ -156,26 +156,26 @@ def accumulated_blocks(failure: Failure) -> Cause | None:
     is_expected = _calls_any(failure.stacks, candidate_stacks, _STATE_CALLS | {"_call_impl"})
     is_expected |= candidate_stacks == 0
     live_bytes[np.setdiff1d(np.arange(n_stacks), candidate_stacks[~is_expected])] = 0
-    stack = int(live_bytes.argmax())
-    latest_event = allocations.begin[is_live & (allocations.stack == stack)].max(initial=0)
+    stack_index = int(live_bytes.argmax())
+    latest_event = allocations.begin[is_live & (allocations.stack == stack_index)].max(initial=0)
     if (
-        live_bytes[stack] < 0.25 * failure.request.active_bytes
-        or not live_bytes[stack]
+        live_bytes[stack_index] < 0.25 * failure.request.active_bytes
+        or not live_bytes[stack_index]
         or latest_event < 0.75 * failure_event
     ):
         return None
-    total_bytes = int(live_bytes[stack])
+    total_bytes = int(live_bytes[stack_index])
     return Cause(
         "retained",
         total_bytes,
         sufficient=total_bytes >= failure.request.short_bytes,
         sentence=(
-            f"{format_bytes(total_bytes)} in {int(live_counts[stack]):,} blocks accumulated at"
-            f" {_site_text(failure.stacks, stack)}, and none was freed"
+            f"{format_bytes(total_bytes)} in {int(live_counts[stack_index]):,} blocks accumulated at"
+            f" {_site_text(failure.stacks, stack_index)}, and none was freed"
         ),
         remedy="free these blocks earlier, or keep them in host memory",
-        stack=failure.stacks.frames(stack),
-        site=failure.stacks.site_index(stack),
+        stack=failure.stacks.frames(stack_index),
+        site=failure.stacks.site_index(stack_index),
     )
 
 
@@ -192,31 +192,31 @@ def first_phase(failure: Failure) -> Cause | None:
     )
     # Frames of each call stack, outermost first. Stack 0 is empty: the statements of its blocks are unknown.
     outer_first_stacks = {
-        stack: snapshot.stacks[stack][::-1]
-        for stack in np.flatnonzero(bytes_by_stack).tolist()
-        if stack
+        stack_index: snapshot.stacks[stack_index][::-1]
+        for stack_index in np.flatnonzero(bytes_by_stack).tolist()
+        if stack_index
     }
-    bytes_with_stack = sum(int(bytes_by_stack[stack]) for stack in outer_first_stacks)
+    bytes_with_stack = sum(int(bytes_by_stack[stack_index]) for stack_index in outer_first_stacks)
     min_phase_bytes = _MIN_PHASE_SHARE * failure.needed_bytes
-    for depth, frame in enumerate(snapshot.stacks[failure.stack][::-1]):
+    for depth, frame_index in enumerate(snapshot.stacks[failure.stack][::-1]):
         outer_first_stacks = {
-            stack: frame_ids
-            for stack, frame_ids in outer_first_stacks.items()
-            if depth < len(frame_ids) and frame_ids[depth] == frame
+            stack_index: frame_ids
+            for stack_index, frame_ids in outer_first_stacks.items()
+            if depth < len(frame_ids) and frame_ids[depth] == frame_index
         }
-        if is_inner_call(snapshot.frames[frame]):
+        if is_inner_call(snapshot.frames[frame_index]):
             return None  # the layers of a network are not phases of the program
-        bytes_in_phase = sum(int(bytes_by_stack[stack]) for stack in outer_first_stacks)
+        bytes_in_phase = sum(int(bytes_by_stack[stack_index]) for stack_index in outer_first_stacks)
         bytes_before = bytes_with_stack - bytes_in_phase
         if bytes_before >= min_phase_bytes:
             return _phase_cause(
-                failure, frame, bytes_in_phase + failure.request.size_bytes, bytes_before
+                failure, frame_index, bytes_in_phase + failure.request.size_bytes, bytes_before
             )
     return None
 
 
 def _phase_cause(
-    failure: Failure, frame: int, needed_bytes: int, bytes_before: int
+    failure: Failure, frame_index: int, needed_bytes: int, bytes_before: int
 ) -> Cause | None:
     if needed_bytes < _MIN_PHASE_SHARE * failure.needed_bytes:
         return None
@@ -225,7 +225,7 @@ def _phase_cause(
         needed_bytes,
         sufficient=needed_bytes >= failure.request.short_bytes,
         sentence=(
-            f"{site_name(failure.stacks.snapshot.frames[frame])} needs at least"
+            f"{site_name(failure.stacks.snapshot.frames[frame_index])} needs at least"
             f" {format_bytes(needed_bytes)} more than the {format_bytes(bytes_before)}"
             " that was in use before it"
         ),
@@ -296,8 +296,8 @@ def _larger_bytes(row: DiffRow) -> int:
     return row.after_bytes - row.after_count * row.before_bytes // row.before_count
 
 
-def _site_text(stacks: StackTable, stack: int) -> str:
-    return _frames_text(stacks.frames(stack), stacks.site_index(stack))
+def _site_text(stacks: StackTable, stack_index: int) -> str:
+    return _frames_text(stacks.frames(stack_index), stacks.site_index(stack_index))
 
 
 def _frames_text(frames: tuple[Frame, ...], site: int) -> str:

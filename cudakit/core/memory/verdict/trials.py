@@ -65,7 +65,7 @@ class Change:
     text: str  # name of the change in the report
     settings_text: str | None  # value of PYTORCH_CUDA_ALLOC_CONF; None if no setting changes
     settings: Settings
-    program: Callable[[Program], Program] = lambda program: program
+    change_program: Callable[[Program], Program] = lambda program: program
     cause: str = "fragmentation"  # id of the cause that the change removes
     limit_bytes: int | None = None  # limit of reserved memory; None for the recorded limit
 
@@ -124,7 +124,7 @@ def _replay_with_change(
     change: Change,
 ) -> ReplayedRequest:
     return replay_request(
-        change.program(program),
+        change.change_program(program),
         change.settings,
         new_allocator,
         limit_bytes=change.limit_bytes or limit_bytes,
@@ -205,8 +205,10 @@ def _larger_limits(failure: Failure, settings: Settings) -> Iterator[Change]:
     # The replay also allocates the memory of other libraries.
     library_bytes = sum(reserved_bytes for _, reserved_bytes in failure.libraries)
     if request.is_limited:
-        highest_reserved = int(failure.trace_replay.curves.reserved[: failure.event + 1].max())
-        needed_limit = max(request.reserved_bytes + request.needed_bytes, highest_reserved)
+        highest_reserved_bytes = int(
+            failure.trace_replay.curves.reserved[: failure.event + 1].max()
+        )
+        needed_limit = max(request.reserved_bytes + request.needed_bytes, highest_reserved_bytes)
         change_text = f"a limit of {format_bytes(needed_limit)}"
         limit_bytes = needed_limit + library_bytes
         yield Change(change_text, None, settings, cause="process_limit", limit_bytes=limit_bytes)

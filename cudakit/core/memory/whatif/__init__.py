@@ -2,7 +2,7 @@
 
 The caller provides the allocator. Each replay runs on a device that is only a memory limit: first with the
 recorded settings, then once with each of the given settings. The first replay should reproduce the recorded
-figures; if it does not, the others are less reliable.
+figures; otherwise the figures of the other replays are less reliable.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ class WhatIfSpec:
     """The settings (in the format of PYTORCH_CUDA_ALLOC_CONF), memory limit and device of replays."""
 
     settings: tuple[str, ...]
-    limit_bytes: int | None = None  # memory limit; None: that of the recording, if memory ran out
+    limit_bytes: int | None = (
+        None  # None: the limit of the recording if memory ran out, else no limit
+    )
     device: int | None = None
 
 

@@ -29,14 +29,14 @@ class ReplayDevice:
     def __init__(self, limit_bytes: int | None, addresses: Iterable[tuple[int, int]] = ()) -> None:
         self._limit_bytes = _UNLIMITED_BYTES if limit_bytes is None else limit_bytes
         self._used_bytes = 0
-        self.refusals = 0  # number of requests that exceeded the limit
+        self.refusal_count = 0  # number of requests that exceeded the limit
         self._size_by_address: dict[int, int] = {}
-        self._sorted_addresses: list[int] = []  # the addresses in _sizes
+        self._sorted_addresses: list[int] = []  # the keys of _size_by_address
         self._next_address = _FIRST_NEW_ADDRESS
         self._recorded_addresses: defaultdict[int, deque[int]] = defaultdict(deque)
         for address, segment_bytes in addresses:
             self._recorded_addresses[segment_bytes].append(address)
-        self._last_event = 0
+        self._last_event_handle = 0
         # stream of each event, and position in the stream
         self._position_by_event: dict[int, tuple[int, int]] = {}
         self._event_counts: defaultdict[int, int] = defaultdict(int)
@@ -85,8 +85,8 @@ class ReplayDevice:
         return self._event_counts[stream]
 
     def event(self) -> Event:
-        self._last_event += 1
-        return Event(self._last_event)
+        self._last_event_handle += 1
+        return Event(self._last_event_handle)
 
     def destroy_event(self, event: Event) -> None:
         self._position_by_event.pop(event, None)
@@ -110,7 +110,7 @@ class ReplayDevice:
 
     def _use_bytes(self, size_bytes: int) -> None:
         if self._used_bytes + size_bytes > self._limit_bytes:
-            self.refusals += 1
+            self.refusal_count += 1
             raise CudaError(_OUT_OF_MEMORY, "CUDA_ERROR_OUT_OF_MEMORY", "the limit of the replay")
         self._used_bytes += size_bytes
 

@@ -70,11 +70,12 @@ def _shortage_notes(device: DeviceWhatIf) -> Iterator[Note]:
     for outcome in (device.baseline, *device.tried):
         if outcome.shortage is not None:
             names_by_shortage.setdefault(shortage_text(outcome), []).append(outcome.name)
-    for shortage, settings in names_by_shortage.items():
+    for shortage_sentence, settings in names_by_shortage.items():
         replays_noun = "this replay" if len(settings) == 1 else "these replays"
         yield Note(
             "warn",
-            f"{_join_names(settings)}: out of memory {shortage}; the figures of {replays_noun} end there.",
+            f"{_join_names(settings)}: out of memory {shortage_sentence};"
+            f" the figures of {replays_noun} end there.",
         )
 
 

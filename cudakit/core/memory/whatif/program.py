@@ -141,7 +141,10 @@ def program_of(recording: Recording, *, garbage_collects: bool) -> Program:
                 allocations.free_requested[allocations_before] == BEFORE_TRACE
             ].tolist()
         ),
-        steps=tuple((event_index, step, target) for event_index, _, step, target in ordered_steps),
+        steps=tuple(
+            (event_index, step, target_index)
+            for event_index, _, step, target_index in ordered_steps
+        ),
         releases=releases,
         peak_event=recording.history.peak_moment() - 1,
         frees_have_stacks=frees_have_stacks,
@@ -224,7 +227,8 @@ def _lifetime_steps(
     releases: tuple[Release, ...],
     n_events: int,
 ) -> Iterator[tuple[int, int, Step, int]]:
-    # A request that waited for pending frees found no free block before: complete these frees after it.
+    # In the recording, these requests found no free block and then waited for pending frees. So the replay
+    # completes these frees right after the request.
     request_by_event = {
         event_index: release.request
         for release in releases

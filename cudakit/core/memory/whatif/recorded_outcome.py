@@ -39,7 +39,7 @@ def limit_of(recording: Recording, program: Program, settings: Settings) -> Limi
     not record a limit of the process; the highest reserved memory was allowed.
     """
     reserved_curve, events = recording.history.curves.reserved, recording.trace.events
-    highest_reserved = int(reserved_curve.max())
+    highest_reserved_bytes = int(reserved_curve.max())
     failed_requests = recording.failed_requests()
     releases_for_requests = [release for release in program.releases if release.request is not None]
     if not failed_requests and not releases_for_requests:
@@ -49,9 +49,9 @@ def limit_of(recording: Recording, program: Program, settings: Settings) -> Limi
         for event_index in failed_requests
         if int(events.address[event_index]) < _needed_bytes(int(events.size[event_index]), settings)
     ]
-    if device_limits and min(device_limits) > highest_reserved:
+    if device_limits and min(device_limits) > highest_reserved_bytes:
         return Limit(min(device_limits), "device full")
-    return Limit(highest_reserved, "reserved")
+    return Limit(highest_reserved_bytes, "reserved")
 
 
 def _needed_bytes(request_bytes: int, settings: Settings) -> int:

@@ -115,13 +115,13 @@ class _Replay:
         self._program = program
         self._device = device
         self._allocator = allocator
-        self._current_pool = 0  # pool of the current request
+        self._current_pool_index = 0  # pool of the current request
         self._pool_handles: dict[int, PoolId] = {}
         self._released_pools: set[int] = set()
         self._live_ptrs: dict[int, int] = {}
         self._wait_positions: dict[int, int] = {}  # position of each pending free in its stream
         self._oom_count = 0
-        self._previous_refusals = 0  # number of refusals of the device up to the previous step
+        self._previous_refusal_count = 0  # number of refusals of the device up to the previous step
         self._searched_blocks = 0
         self._totals_at_peak: MemoryTotals | None = None  # totals at the peak of the recording
 
@@ -140,23 +140,25 @@ class _Replay:
 
     def run_to_last_request(self, max_searched_blocks: int) -> ReplayedRequest:
         """Run all steps; return whether the last one, a failed request, succeeded."""
-        *steps, (_, _, last_target) = self._program.steps
+        *steps, (_, _, last_target_index) = self._program.steps
         try:
             self._allocate_initial()
-            for event_index, step, target in steps:
-                self._run_step(event_index, step, target)
+            for event_index, step, target_index in steps:
+                self._run_step(event_index, step, target_index)
                 self._limit_searches(step, max_searched_blocks)
-            previous_ooms = self._oom_count
-            self._run_failed_alloc(last_target)
-            succeeded = self._oom_count == previous_ooms
+            previous_oom_count = self._oom_count
+            self._run_failed_alloc(last_target_index)
+            succeeded = self._oom_count == previous_oom_count
         except _OutOfMemory:
             succeeded = False
         return ReplayedRequest(succeeded, self._read_totals("peak").reserved_bytes)
 
     def _limit_searches(self, step: Step, max_searched_blocks: int) -> None:
         """Raise ReplayTooLong if the steps so far searched too many blocks for memory to release."""
-        search_count = self._device.refusals - self._previous_refusals + (step == Step.EMPTY_CACHE)
-        self._previous_refusals = self._device.refusals
+        search_count = (
+            self._device.refusal_count - self._previous_refusal_count + (step == Step.EMPTY_CACHE)
+        )
+        self._previous_refusal_count = self._device.refusal_count
         self._searched_blocks += search_count * len(self._live_ptrs)
         if self._searched_blocks > max_searched_blocks:
             raise ReplayTooLong
@@ -164,7 +166,7 @@ class _Replay:
     def outcome(
         self, name: str, settings: Settings, limit_bytes: int | None, shortage: Shortage | None
     ) -> Outcome:
-        statistics = self._allocator.statistics()
+        statistics_by_name = self._allocator.statistics()
         totals_at_peak = self._totals_at_peak or self._read_totals("current")
         free_bytes = totals_at_peak.reserved_bytes - totals_at_peak.active_bytes
         return Outcome(
@@ -175,19 +177,19 @@ class _Replay:
             end=self._read_totals("current"),
             fragmentation_bytes=free_bytes,
             fragmentation=free_bytes / max(totals_at_peak.reserved_bytes, 1),
-            device_allocations=statistics["num_device_alloc"],
-            device_frees=statistics["num_device_free"],
-            retries=statistics["num_alloc_retries"],
+            device_allocations=statistics_by_name["num_device_alloc"],
+            device_frees=statistics_by_name["num_device_free"],
+            retries=statistics_by_name["num_alloc_retries"],
             ooms=self._oom_count,
             shortage=shortage,
         )
 
     def _allocate_initial(self) -> MemoryTotals:
         """Allocate the memory from before the trace; then reset counts and peaks."""
-        for allocation in self._program.allocations_before:
-            self._run_alloc(BEFORE_TRACE, allocation)
-        for allocation in self._program.pending_frees_before:
-            self._run_free(allocation)
+        for allocation_index in self._program.allocations_before:
+            self._run_alloc(BEFORE_TRACE, allocation_index)
+        for allocation_index in self._program.pending_frees_before:
+            self._run_free(allocation_index)
         self._allocator.reset_peaks()
         self._allocator.reset_sums()
         if self._program.peak_event < 0:
@@ -195,48 +197,53 @@ class _Replay:
         return self._read_totals("current")
 
     def _run_steps(self) -> None:
-        for event_index, step, target in self._program.steps:
-            self._run_step(event_index, step, target)
+        for event_index, step, target_index in self._program.steps:
+            self._run_step(event_index, step, target_index)
             if event_index == self._program.peak_event:
                 self._totals_at_peak = self._read_totals("current")
 
-    def _run_step(self, event: int, step: Step, target: int) -> None:
+    def _run_step(self, event_index: int, step: Step, target_index: int) -> None:
         match step:
             case Step.ALLOC:
-                self._run_alloc(event, target)
+                self._run_alloc(event_index, target_index)
             case Step.FREE:
-                self._run_free(target)
+                self._run_free(target_index)
             case Step.COMPLETE_FREE:
-                self._complete_free(target)
+                self._complete_free(target_index)
             case Step.FAILED_ALLOC:
-                self._run_failed_alloc(target)
+                self._run_failed_alloc(target_index)
             case Step.RELEASE_POOL:
-                self._release_pool(target)
-            case Step.EMPTY_POOL if target in self._pool_handles:
-                self._allocator.empty_pool(self._pool_handles[target])
+                self._release_pool(target_index)
+            case Step.EMPTY_POOL if target_index in self._pool_handles:
+                self._allocator.empty_pool(self._pool_handles[target_index])
             case Step.EMPTY_CACHE:
                 self._allocator.empty_cache()
 
-    def _run_alloc(self, event: int, allocation: int) -> None:
+    def _run_alloc(self, event_index: int, allocation_index: int) -> None:
         try:
-            self._live_ptrs[allocation] = self._alloc_request(allocation)
+            self._live_ptrs[allocation_index] = self._alloc_request(allocation_index)
         except MemoryError:
             self._oom_count += 1
-            raise _OutOfMemory(Shortage(event, self._program.requests[allocation][0])) from None
+            raise _OutOfMemory(
+                Shortage(event_index, self._program.requests[allocation_index][0])
+            ) from None
 
-    def _run_free(self, allocation: int) -> None:
-        ptr, wait_stream = self._live_ptrs.pop(allocation), self._program.wait_streams[allocation]
+    def _run_free(self, allocation_index: int) -> None:
+        ptr, wait_stream = (
+            self._live_ptrs.pop(allocation_index),
+            self._program.wait_streams[allocation_index],
+        )
         if wait_stream == NO_WAIT or not ptr:
             self._allocator.free(ptr)
             return
         self._allocator.free(ptr, _FIRST_WAIT_STREAM + wait_stream)
-        self._wait_positions[allocation] = self._device.recorded_count(
+        self._wait_positions[allocation_index] = self._device.recorded_count(
             _FIRST_WAIT_STREAM + wait_stream
         )
 
-    def _complete_free(self, allocation: int) -> None:
-        wait_stream = _FIRST_WAIT_STREAM + self._program.wait_streams[allocation]
-        self._device.complete_events(wait_stream, self._wait_positions.pop(allocation, 0))
+    def _complete_free(self, allocation_index: int) -> None:
+        wait_stream = _FIRST_WAIT_STREAM + self._program.wait_streams[allocation_index]
+        self._device.complete_events(wait_stream, self._wait_positions.pop(allocation_index, 0))
         self._allocator.process_events()
 
     def _run_failed_alloc(self, request_index: int) -> None:
@@ -248,26 +255,28 @@ class _Replay:
         else:
             self._allocator.free(ptr)
 
-    def _release_pool(self, pool: int) -> None:
-        if pool in self._pool_handles and pool not in self._released_pools:
-            self._released_pools.add(pool)
-            self._allocator.end_allocate_to_pool(self._pool_handles[pool])
-            self._allocator.release_pool(self._pool_handles[pool])
+    def _release_pool(self, pool_index: int) -> None:
+        if pool_index in self._pool_handles and pool_index not in self._released_pools:
+            self._released_pools.add(pool_index)
+            self._allocator.end_allocate_to_pool(self._pool_handles[pool_index])
+            self._allocator.release_pool(self._pool_handles[pool_index])
 
     def _alloc_request(self, request_index: int) -> int:
-        size_bytes, stream, pool = self._program.requests[request_index]
-        if pool and pool not in self._pool_handles:
-            self._pool_handles[pool] = handle = self._allocator.graph_pool_handle()
-            self._allocator.begin_allocate_to_pool(handle, partial(self._is_current_pool, pool))
-        self._current_pool = pool
+        size_bytes, stream, pool_index = self._program.requests[request_index]
+        if pool_index and pool_index not in self._pool_handles:
+            self._pool_handles[pool_index] = pool_handle = self._allocator.graph_pool_handle()
+            self._allocator.begin_allocate_to_pool(
+                pool_handle, partial(self._is_current_pool, pool_index)
+            )
+        self._current_pool_index = pool_index
         return self._allocator.alloc(size_bytes, _FIRST_STREAM + stream)
 
-    def _is_current_pool(self, pool: int, stream: int) -> bool:  # noqa: ARG002
-        return self._current_pool == pool
+    def _is_current_pool(self, pool_index: int, stream: int) -> bool:  # noqa: ARG002
+        return self._current_pool_index == pool_index
 
     def _read_totals(self, current_or_peak: str) -> MemoryTotals:
-        statistics = self._allocator.statistics()
+        statistics_by_name = self._allocator.statistics()
         total_names = ("reserved", "allocated", "requested", "active")
         return MemoryTotals(
-            *(statistics[f"{name}_bytes.all.{current_or_peak}"] for name in total_names)
+            *(statistics_by_name[f"{name}_bytes.all.{current_or_peak}"] for name in total_names)
         )

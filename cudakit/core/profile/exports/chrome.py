@@ -103,9 +103,9 @@ def _texts(activities: Sequence[Activities]) -> Iterator[str]:
         )
         for index, process in enumerate(timelines)
     ]
-    devices = ",".join(text for process in processes for text in process.device_properties())
+    devices_json = ",".join(text for process in processes for text in process.device_properties())
     yield (
-        f'{{"schemaVersion":{_SCHEMA_VERSION},"deviceProperties":[{devices}],'
+        f'{{"schemaVersion":{_SCHEMA_VERSION},"deviceProperties":[{devices_json}],'
         f'"displayTimeUnit":"ns","baseTimeNanoseconds":{base_ns},"traceEvents":['
     )
     separator = "\n"
@@ -134,8 +134,8 @@ class _Process:
         self._base_ns = base_ns
         self._flow_offset = flow_offset
         self._first_device = first_device
-        self._names = json_string_items(process.names)
-        self._sites = texts_by_index(lambda site: json_string(call_site(process.stacks[site])))
+        self._name_json = json_string_items(process.names)
+        self._site_json = texts_by_index(lambda site: json_string(call_site(process.stacks[site])))
         self._work_tracks: WorkTracks = work_tracks(process)
         self._host_tracks: HostTracks = host_tracks(process)
         self._work_numbers = [
@@ -155,7 +155,7 @@ class _Process:
         """Yield the properties of each device as JSON objects."""
         for record in self._timeline.activities.records_of(EventKind.DEVICE_INFO):
             yield (
-                f'{{"id":{int(record["device"])},"name":{self._names(int(record["name"]))},'
+                f'{{"id":{int(record["device"])},"name":{self._name_json(int(record["name"]))},'
                 f'"totalGlobalMem":{int(record["memory_bytes"])},'
                 f'"numSms":{int(record["multiprocessors"])}}}'
             )
@@ -227,7 +227,7 @@ class _Process:
         """Return the category and name of each host span, and its arguments, as JSON members."""
         if source is HostSource.RANGE:
             ranges = self._timeline.ranges.name[rows].tolist()
-            return [f'"cat":"user_annotation","name":{self._names(name)}' for name in ranges], [
+            return [f'"cat":"user_annotation","name":{self._name_json(name)}' for name in ranges], [
                 ""
             ] * len(rows)
         return self._call_texts(rows)
@@ -236,11 +236,11 @@ class _Process:
         calls = self._timeline.calls
         functions = calls.name[rows].tolist()
         head_texts = [
-            f'"cat":"{self._category(name)}","name":{self._names(name)}' for name in functions
+            f'"cat":"{self._category(name)}","name":{self._name_json(name)}' for name in functions
         ]
         template = ',"args":{"External id":%d,"correlation":%d,"Call site":%s}'
         correlation = calls.correlation[rows].tolist()
-        sites = map(self._sites, calls.site[rows].tolist())
+        sites = map(self._site_json, calls.site[rows].tolist())
         return head_texts, list(
             map(template.__mod__, zip(correlation, correlation, sites, strict=True))
         )
@@ -251,7 +251,7 @@ class _Process:
     def _marks(self) -> Iterator[str]:
         marks = self._timeline.marks
         rows = zip(
-            map(self._names, marks.name.tolist()),
+            map(self._name_json, marks.name.tolist()),
             marks.thread.tolist(),
             *self._time_columns(marks.start_ns, marks.end_ns)[:2],
             strict=True,
@@ -268,10 +268,10 @@ class _Process:
 
     def _work_of_kind(self, kind: WorkKind) -> Iterator[str]:
         work = self._timeline.work
-        arguments = _KERNEL_ARGS if kind is WorkKind.KERNEL else '"bytes":%d,%s'
+        arguments_json = _KERNEL_ARGS if kind is WorkKind.KERNEL else '"bytes":%d,%s'
         template = (
             f'{{"ph":"X","cat":"{_CATEGORIES[kind]}","name":%s,"pid":%d,"tid":%d,{_TIMES},'
-            f'"args":{{{_WORK_ARGS},{arguments}}}}}'
+            f'"args":{{{_WORK_ARGS},{arguments_json}}}}}'
         )
         pids, tids = _number_columns(self._work_numbers)
         rows_of_kind = np.flatnonzero(work.kind == kind)
@@ -279,7 +279,7 @@ class _Process:
             rows = rows_of_kind[row_slice]
             correlation = work.correlation[rows].tolist()
             columns: tuple[Iterable[object], ...] = (
-                map(self._names, work.name[rows].tolist()),
+                map(self._name_json, work.name[rows].tolist()),
                 pids[self._work_tracks.track[rows]].tolist(),
                 tids[self._work_tracks.track[rows]].tolist(),
                 *self._time_columns(work.start_ns[rows], work.end_ns[rows]),
@@ -288,7 +288,7 @@ class _Process:
                 work.context[rows].tolist(),
                 work.stream[rows].tolist(),
                 correlation,
-                map(self._sites, work.site[rows].tolist()),
+                map(self._site_json, work.site[rows].tolist()),
                 *(
                     self._kernel_columns(work, rows)
                     if kind is WorkKind.KERNEL

@@ -185,9 +185,9 @@ class _Process:
         )
         yield from self._interned.packets()
         for rows in _row_blocks(np.arange(len(self._timeline.work.start_ns))):
-            encoded = self._work_packets(rows, uuids)
+            encoded_packets = self._work_packets(rows, uuids)
             yield from self._interned.packets()
-            yield encoded
+            yield encoded_packets
         yield from self._host_packets(uuids)
         yield from self._mark_packets(uuids)
 

@@ -87,10 +87,10 @@ def interleaved(order: Column, *columns: Bytes2D) -> bytes:
     place = np.empty(len(order), np.int64)
     row_ends = np.cumsum(widths[order])
     place[order] = row_ends - widths[order]
-    encoded = np.empty(int(row_ends[-1]) if len(row_ends) else 0, np.uint8)
+    encoded_columns = np.empty(int(row_ends[-1]) if len(row_ends) else 0, np.uint8)
     first_row = 0
     for column in columns:
         rows = place[first_row : first_row + len(column)]
-        encoded[rows[:, None] + np.arange(column.shape[1])] = column
+        encoded_columns[rows[:, None] + np.arange(column.shape[1])] = column
         first_row += len(column)
-    return encoded.tobytes()
+    return encoded_columns.tobytes()

@@ -37,8 +37,8 @@ def write_csv(activities: Sequence[Activities], file: BinaryIO) -> None:
 
 def _rows(process: Timeline) -> Iterator[str]:
     work = process.work
-    name_cells = texts_by_index(lambda name: _cell(process.names[name]))
-    site_cells = texts_by_index(lambda site: _cell(call_site(process.stacks[site])) if site else "")
+    name_cell = texts_by_index(lambda name: _cell(process.names[name]))
+    site_cell = texts_by_index(lambda site: _cell(call_site(process.stacks[site])) if site else "")
     kind_names = [kind.name.lower() for kind in WorkKind]
     for row_slice in row_slices(len(work.start_ns)):
         columns = (
@@ -46,14 +46,14 @@ def _rows(process: Timeline) -> Iterator[str]:
             _number_texts(work.device[row_slice]),
             _number_texts(work.stream[row_slice]),
             [kind_names[kind] for kind in work.kind[row_slice].tolist()],
-            map(name_cells, work.name[row_slice].tolist()),
+            map(name_cell, work.name[row_slice].tolist()),
             _number_texts(work.start_ns[row_slice]),
             _number_texts(work.end_ns[row_slice] - work.start_ns[row_slice]),
             _number_texts(work.correlation[row_slice]),
             _number_texts(work.graph_node[row_slice]),
             _number_texts(work.size_bytes[row_slice]),
             _kernel_cells(process, work.kind[row_slice], work.record[row_slice]),
-            map(site_cells, work.site[row_slice].tolist()),
+            map(site_cell, work.site[row_slice].tolist()),
         )
         yield "".join(",".join(row) + "\r\n" for row in zip(*columns, strict=True))
 

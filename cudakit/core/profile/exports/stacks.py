@@ -31,10 +31,10 @@ def write_collapsed(activities: Sequence[Activities], file: BinaryIO) -> None:
 
 
 def _collapsed_lines(process: Timeline) -> Iterator[str]:
-    stacks = texts_by_index(lambda site: _join_frames(process.stacks[site]))
-    names = texts_by_index(lambda name: _collapsed_label(process.names[name]))
+    stack_text = texts_by_index(lambda site: _join_frames(process.stacks[site]))
+    name_text = texts_by_index(lambda name: _collapsed_label(process.names[name]))
     for site, name, duration_ns in stack_times(process):
-        yield f"{stacks(site)};{names(name)} {duration_ns}"
+        yield f"{stack_text(site)};{name_text(name)} {duration_ns}"
 
 
 def _join_frames(stack: Sequence[Frame]) -> str:
@@ -65,11 +65,11 @@ def stack_times(process: Timeline) -> Iterator[tuple[int, int, int]]:
 
 def write_speedscope(activities: Sequence[Activities], file: BinaryIO) -> None:
     """Write a speedscope file: for each process, call stacks with their kernels, weighted by GPU time."""
-    frames: dict[Frame, int] = {}
-    profiles = [_profile(timeline(process), frames) for process in activities]
+    number_by_frame: dict[Frame, int] = {}
+    profiles = [_profile(timeline(process), number_by_frame) for process in activities]
     content = {
         "$schema": _SPEEDSCOPE_FORMAT,
-        "shared": {"frames": [_speedscope_frame(frame) for frame in frames]},
+        "shared": {"frames": [_speedscope_frame(frame) for frame in number_by_frame]},
         "profiles": profiles,
         "name": "GPU time by call stack",
         "activeProfileIndex": 0,
@@ -90,18 +90,18 @@ def _speedscope_frame(frame: Frame) -> dict[str, object]:
     return frame_object
 
 
-def _profile(process: Timeline, frames: dict[Frame, int]) -> dict[str, object]:
+def _profile(process: Timeline, number_by_frame: dict[Frame, int]) -> dict[str, object]:
     samples: list[list[int]] = []
     weights: list[int] = []
     for site, name, duration_ns in stack_times(process):
         stack = process.stacks[site] or (Frame(NO_STACK, "", 0),)
         path = (*reversed(stack), Frame(process.names[name], "", 0))
-        samples.append([frames.setdefault(frame, len(frames)) for frame in path])
+        samples.append([number_by_frame.setdefault(frame, len(number_by_frame)) for frame in path])
         weights.append(duration_ns)
-    simulated = " (simulated)" if process.simulated else ""
+    simulated_text = " (simulated)" if process.simulated else ""
     return {
         "type": "sampled",
-        "name": f"process {process.process}{simulated}",
+        "name": f"process {process.process}{simulated_text}",
         "unit": "nanoseconds",
         "startValue": 0,
         "endValue": sum(weights),

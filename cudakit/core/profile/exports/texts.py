@@ -36,12 +36,12 @@ def json_string(text: str) -> str:
 
 def texts_by_index(text_of: Callable[[int], str]) -> TextOfIndex:
     """Return a function that computes the text of each index once."""
-    texts: dict[int, str] = {}
+    text_by_index: dict[int, str] = {}
 
     def text(index: int) -> str:
-        if index not in texts:
-            texts[index] = text_of(index)
-        return texts[index]
+        if index not in text_by_index:
+            text_by_index[index] = text_of(index)
+        return text_by_index[index]
 
     return text
 

@@ -129,8 +129,8 @@ def _with_lane(name: str, lane: int) -> str:
 def device_names(timeline: Timeline) -> dict[int, str]:
     """Return a name for each device that has work or properties: "GPU 0 (NVIDIA H200)"."""
     devices = sorted(set(np.unique(timeline.work.device).tolist()))
-    names = {device: f"GPU {device}" for device in devices}
+    name_by_device = {device: f"GPU {device}" for device in devices}
     for record in timeline.activities.records_of(EventKind.DEVICE_INFO):
         device, name = int(record["device"]), timeline.names[int(record["name"])]
-        names[device] = f"GPU {device} ({name})" if name else f"GPU {device}"
-    return names
+        name_by_device[device] = f"GPU {device} ({name})" if name else f"GPU {device}"
+    return name_by_device

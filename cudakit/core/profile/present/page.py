@@ -105,7 +105,7 @@ class _Page:
         self._idle = idle
         self._steps = steps
         self._base_ns = first_time(self._timelines)
-        self._names: dict[str, int] = {}
+        self._number_by_name: dict[str, int] = {}
         self._tree = CallTree()
         self._signatures = Signatures(self._tree)
         self._rows: list[_Row] = []
@@ -123,7 +123,7 @@ class _Page:
             call_tables.append(self._span_table(index, "call", process.calls, names))
             call_tables[-1]["node"] = self._call_nodes(process, nodes)
         range_tables += map(self._step_table, self._steps)
-        idle = self._idle_table()
+        idle_columns = self._idle_table()
         first_call_rows = np.cumsum([0, *(len(table["start"]) for table in call_tables)])
         for table, first_call_row in zip(work_tables, first_call_rows[:-1].tolist(), strict=True):
             table["call"] = np.where(table["call"] >= 0, table["call"] + first_call_row, -1)
@@ -134,7 +134,12 @@ class _Page:
         row_order = sorted(range(len(self._rows)), key=lambda number: self._rows[number].place)
         tracks = np.array(self._tracks, np.int64).reshape(-1, 3)
         track_table = {"row": tracks[:, 0], "device": tracks[:, 1], "stream": tracks[:, 2]}
-        tables = {"track": track_table, "call": call_table, "range": range_table, "idle": idle}
+        tables = {
+            "track": track_table,
+            "call": call_table,
+            "range": range_table,
+            "idle": idle_columns,
+        }
         for table in tables.values():
             table["row"] = places_in(np.array(row_order, np.int64), table["row"]) + 1
         tables["work"] = sorted_by_track(work_table)
@@ -152,7 +157,7 @@ class _Page:
             "duration_ns": max(ends, default=self._base_ns) - self._base_ns,
             "measured_ns": self._measured_time(),
             "rows": [[row.source, row.label, row.group] for row in rows],
-            "names": list(self._names),
+            "names": list(self._number_by_name),
             "frames": list(self._tree.frames),
             "kinds": [kind.name.lower() for kind in WorkKind],
             "causes": list(self._idle.causes),
@@ -170,7 +175,7 @@ class _Page:
 
     def _name_number(self, name: str) -> int:
         """Return the number of a name in the list of names of the page."""
-        return self._names.setdefault(cut_text(name), len(self._names))
+        return self._number_by_name.setdefault(cut_text(name), len(self._number_by_name))
 
     def _append_row(self, place: tuple[int, ...], source: str, label: str, group: str) -> int:
         """Add a row to the timeline, and return its number."""
@@ -197,14 +202,14 @@ class _Page:
     def _add_tracks(self, index: int, process: Timeline) -> Column:
         """Add a track and a row for each stream; return the track of each piece of work."""
         work = work_tracks(process)
-        names = device_names(process)
+        name_by_device = device_names(process)
         work_counts = np.bincount(work.track, minlength=len(work.tracks))
         row_of_track = np.full(len(work.tracks), -1, np.int64)
         tracks_of_device: dict[int, list[int]] = {}
         for track_number, track in enumerate(work.tracks):
             tracks_of_device.setdefault(track.group, []).append(track_number)
         for device, tracks in list(tracks_of_device.items())[:_MAX_DEVICES]:
-            group = self._device_name(process, names[device])
+            group = self._device_name(process, name_by_device[device])
             most_used_tracks = sorted(
                 tracks, key=lambda track_number: -int(work_counts[track_number])
             )[:_MAX_STREAMS]
@@ -212,12 +217,12 @@ class _Page:
                 place = (index, 0, device, 2, track_number)
                 label = work.tracks[track_number].name
                 row_of_track[track_number] = self._append_row(place, "work", label, group)
-        first_track = len(self._tracks)
+        first_track_number = len(self._tracks)
         self._tracks += [
             (row, track.group + (index << 16), track.number)
             for row, track in zip(row_of_track.tolist(), work.tracks, strict=True)
         ]
-        return first_track + work.track
+        return first_track_number + work.track
 
     # --- the host ----------------------------------------------------------------------------------
 

@@ -30,18 +30,18 @@ def sorted_table(columns: Iterable[str], tables: Sequence[PageTable]) -> tuple[C
     return row_order, {name: column[row_order] for name, column in joined_columns.items()}
 
 
-def sorted_by_track(work: PageTable) -> PageTable:
+def sorted_by_track(work_columns: PageTable) -> PageTable:
     """Sort work by track, and replace starts and calls by differences, which makes the page smaller.
 
     Work of a track does not overlap, and mostly runs in the order of its calls, so that the gaps between work
     and the differences between the numbers of calls are small.
     """
-    row_order = np.argsort(work["track"], kind="stable")
-    work = {name: column[row_order] for name, column in work.items()}
-    previous_end = np.roll(work["start"] + work["duration"], 1)
-    begins_track = np.diff(work["track"], prepend=-1) != 0
-    gap_before = work.pop("start") - np.where(begins_track, 0, previous_end)
-    return work | {"gap": gap_before, "call": np.diff(work["call"], prepend=0)}
+    row_order = np.argsort(work_columns["track"], kind="stable")
+    work_columns = {name: column[row_order] for name, column in work_columns.items()}
+    previous_end = np.roll(work_columns["start"] + work_columns["duration"], 1)
+    begins_track = np.diff(work_columns["track"], prepend=-1) != 0
+    gap_before = work_columns.pop("start") - np.where(begins_track, 0, previous_end)
+    return work_columns | {"gap": gap_before, "call": np.diff(work_columns["call"], prepend=0)}
 
 
 def places_in(order: Column, searched_numbers: Column) -> Column:

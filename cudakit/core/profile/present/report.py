@@ -90,12 +90,12 @@ def page(
         ),
     )
     document = report(result, top=0)
-    first_table = next(
+    first_table_index = next(
         (i for i, node in enumerate(document.nodes) if not isinstance(node, Note)), 0
     )
     notes_before_tables, tables_and_notes = (
-        document.nodes[:first_table],
-        document.nodes[first_table:],
+        document.nodes[:first_table_index],
+        document.nodes[first_table_index:],
     )
     steps = [_drawn_steps(device) for device in result.devices if device.steps.steps]
     return replace(
@@ -179,8 +179,10 @@ def _answers(result: ProfileResult) -> Iterator[Note]:
 
 def _largest_causes(time: TimeDivision) -> list[str]:
     causes = sorted(_causes(time.idle), key=lambda cause: -cause[1])
-    largest_causes = [(name, idle) for name, idle in causes[:3] if idle * 200 >= time.length_ns]
-    return [f"{name} {format_ratio(idle / time.length_ns)}" for name, idle in largest_causes]
+    largest_causes = [
+        (name, idle_ns) for name, idle_ns in causes[:3] if idle_ns * 200 >= time.length_ns
+    ]
+    return [f"{name} {format_ratio(idle_ns / time.length_ns)}" for name, idle_ns in largest_causes]
 
 
 def _causes(idle: IdleTime) -> list[tuple[str, int]]:
@@ -209,18 +211,18 @@ def _finding_note(
     saving_text = (
         f"{duration_text(finding.saving_ns / max(steps, 1))}{' per step' if steps else ''}"
     )
-    saving = (
+    saving_sentence = (
         f" Could save up to {format_ratio(share)} ({saving_text})."
         if share is not None
         else " No saving is estimated, because events are missing."
     )
     device_prefix = f"{device_name(device, result)}: " if len(result.devices) > 1 else ""
     if other_findings and share is not None:
-        saving += f" {_other_devices_text(other_findings)}."
+        saving_sentence += f" {_other_devices_text(other_findings)}."
     places = (("change", Stack(finding.stack, finding.site)),) if finding.stack else ()
     return Note(
         "warn",
-        f"{device_prefix}{finding.sentence}{saving}",
+        f"{device_prefix}{finding.sentence}{saving_sentence}",
         remedies=finding.actions,
         finding=DocumentFinding(finding.rule, finding.estimate, places),
     )
@@ -235,8 +237,9 @@ def _other_devices_text(other_findings: Sequence[Finding]) -> str:
     ]
     if len(other_findings) == 1:
         return f"The same on 1 other GPU (up to {format_ratio(shares[0])})"
-    smallest_share, largest_share = format_ratio(min(shares)), format_ratio(max(shares))
-    return f"The same on {len(other_findings):,} other GPUs (up to {smallest_share} to {largest_share})"
+    smallest_share_text, largest_share_text = format_ratio(min(shares)), format_ratio(max(shares))
+    shares_text = f"{smallest_share_text} to {largest_share_text}"
+    return f"The same on {len(other_findings):,} other GPUs (up to {shares_text})"
 
 
 def _limits_of_recording(result: ProfileResult) -> Iterator[Note]:

@@ -263,11 +263,11 @@ def limit_tables(result: ProfileResult) -> Iterator[Node]:
     rows += [
         (
             Text("time for each kernel launch"),
-            Seconds(launches.interval_ns / 1e9),
-            Seconds(launches.limit_interval_ns / 1e9),
-            Ratio(launches.share),
+            Seconds(launch_limit.interval_ns / 1e9),
+            Seconds(launch_limit.limit_interval_ns / 1e9),
+            Ratio(launch_limit.share),
         )
-        for launches in result.launch_limits
+        for launch_limit in result.launch_limits
     ]
     if rows:
         columns = (
@@ -280,10 +280,10 @@ def limit_tables(result: ProfileResult) -> Iterator[Node]:
 
 
 def _limit_caption(result: ProfileResult) -> str:
-    short_kernel_count = sum(launches.short_kernels for launches in result.launch_limits)
+    short_kernel_count = sum(launch_limit.short_kernels for launch_limit in result.launch_limits)
     sentences = []
     if short_kernel_count:
-        share = max(launches.short_kernels_share for launches in result.launch_limits)
+        share = max(launch_limit.short_kernels_share for launch_limit in result.launch_limits)
         sentences.append(
             f"{count_text('kernel run', short_kernel_count)} ({format_ratio(share)} of the GPU time) "
             "took no longer than the launch of an empty kernel: only fewer launches make them faster."

@@ -140,11 +140,11 @@ class CommunicatorCalls:
         if not self._compares_transfers:
             return
         is_send = call.function is CollectiveFunction.SEND
-        sender, receiver = (call.rank, call.root) if is_send else (call.root, call.rank)
+        sending_rank, receiving_rank = (call.rank, call.root) if is_send else (call.root, call.rank)
         counterpart_function = CollectiveFunction.RECEIVE if is_send else CollectiveFunction.SEND
-        counterparts = self._transfers[sender, receiver, counterpart_function]
+        counterparts = self._transfers[sending_rank, receiving_rank, counterpart_function]
         if not counterparts:
-            waiting_calls = self._transfers[sender, receiver, call.function]
+            waiting_calls = self._transfers[sending_rank, receiving_rank, call.function]
             waiting_calls.append(call)
             if len(waiting_calls) > _MAX_WAITING_GROUPS:
                 self.stop_transfers()

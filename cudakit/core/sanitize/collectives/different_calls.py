@@ -19,8 +19,8 @@ from cudakit.trace.layout import Records, view
 from cudakit.trace.spool import Batch
 from cudakit.trace.trace_file import Stack
 
-# Begin of the reason of a GAP record for an operation of NCCL that was not recorded, as in
-# gpu/capture/recorder/model/collectives.c.
+# Prefix of the reason in a GAP record if an operation of NCCL was not recorded; collectives.c of the recorder
+# writes the same prefix.
 _UNKNOWN_BUFFERS: Final = "collective whose buffers are unknown"
 
 
@@ -36,7 +36,7 @@ class RankComparison:
 
     def feed(self, batch: Batch) -> None:
         """Compare the calls of a batch with the calls of the other ranks."""
-        trace_id = batch.process, batch.chain
+        trace_id = batch.process, batch.trace_number
         records = {
             kind: view(kind_records, kind)
             for kind in (EventKind.COMMUNICATOR, EventKind.COLLECTIVE, EventKind.GAP)

@@ -102,8 +102,8 @@ class PeerOrder:
         waiting_counterparts: _WaitingTransfers,
     ) -> None:
         """Order later work of the receiver after the start of the send, when both ranks have called NCCL."""
-        communicator_hash, sender, receiver = transfer
-        if not {sender, receiver} <= self._ranks[communicator_hash]:
+        communicator_hash, sending_rank, receiving_rank = transfer
+        if not {sending_rank, receiving_rank} <= self._ranks[communicator_hash]:
             return
         if not waiting_counterparts[transfer]:
             waiting_starts[transfer].append(start)

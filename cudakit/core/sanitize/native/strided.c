@@ -45,7 +45,7 @@ static uint64_t greatest_common_divisor(uint64_t first, uint64_t second)
 static bool can_never_overlap(const struct strided_range *first, const struct strided_range *second)
 {
     uint64_t common_stride = greatest_common_divisor(first->stride, second->stride);
-    uint64_t distance = second->lo - first->lo; /* modulo 2^64 */
+    uint64_t distance = second->lo - first->lo; /* the difference wraps modulo 2^64 */
     uint64_t offset = second->lo >= first->lo ? distance % common_stride
                                               : (common_stride - -distance % common_stride) % common_stride;
     return first->width <= offset && second->width <= common_stride - offset;

@@ -35,10 +35,10 @@ def report(result: SanitizeResult, *, top: int = 20) -> Document:
         nodes.append(_library_section(library_sections))
     omitted_count = len(result.races) - len(shown_races)
     if omitted_count:
-        omitted_races = (
+        omitted_races_text = (
             "1 more race is" if omitted_count == 1 else f"{omitted_count:,} more races are"
         )
-        nodes.append(Note("info", f"{omitted_races} not shown"))
+        nodes.append(Note("info", f"{omitted_races_text} not shown"))
     notes = tuple(coverage.notes(result))
     return Document(title(result), (*nodes, Section("Coverage", notes)) if nodes else notes)
 

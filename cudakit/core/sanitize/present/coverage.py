@@ -73,14 +73,14 @@ def _recorded_notes(result: SanitizeResult) -> Iterator[Note]:
 
 
 def _access_notes(coverage: Coverage) -> Iterator[Note]:
-    """Yield how well the accesses of kernel launches are known, and the memory that recording used."""
+    """Yield notes on the precision of kernel accesses, and on the memory that recording used."""
     launch_count = coverage.launches_exact + coverage.launches_assumed + coverage.launches_unknown
     if not launch_count:
         return
     graph_node_text = " (including graph nodes)" if launch_count > coverage.launches else ""
-    access_counts = ", ".join(
-        f"{format_count(launch_count)} {precision}"
-        for precision, launch_count in (
+    access_counts_text = ", ".join(
+        f"{format_count(launch_count)} {precision_text}"
+        for precision_text, launch_count in (
             ("exact", coverage.launches_exact),
             ("assumed from pointer arguments", coverage.launches_assumed),
             ("unknown", coverage.launches_unknown),
@@ -89,15 +89,17 @@ def _access_notes(coverage: Coverage) -> Iterator[Note]:
     )
     yield Note(
         "info",
-        f"Accesses of {_count_with_noun('kernel launch', launch_count)}{graph_node_text}: {access_counts}",
+        f"Accesses of {_count_with_noun('kernel launch', launch_count)}{graph_node_text}:"
+        f" {access_counts_text}",
     )
     if coverage.launches_from_template:
         yield Note("info", _template_text(coverage))
     if coverage.launches_whole_tensor:
-        store_count = format_count(coverage.launches_whole_tensor)
+        store_count_text = format_count(coverage.launches_whole_tensor)
         verb = "stores" if coverage.launches_whole_tensor == 1 else "store"
         yield Note(
-            "info", f"{store_count} of the exact launches {verb} to an unknown part of a tensor"
+            "info",
+            f"{store_count_text} of the exact launches {verb} to an unknown part of a tensor",
         )
     if coverage.arenas_bytes:
         memory_text = format_bytes(coverage.arenas_bytes)
@@ -135,7 +137,8 @@ def _gap_notes(result: SanitizeResult) -> Iterator[Note]:
     """Yield one note on all events that were not analyzed, the first kinds by name."""
     gaps = list(result.gaps.items())
     gap_texts = [
-        f"{event} ({_occurrences(event_count)})" for event, event_count in gaps[:_MAX_LISTED_GAPS]
+        f"{event_text} ({_occurrences(event_count)})"
+        for event_text, event_count in gaps[:_MAX_LISTED_GAPS]
     ]
     if other_gaps := gaps[_MAX_LISTED_GAPS:]:
         occurrences_text = _occurrences(sum(event_count for _, event_count in other_gaps))
@@ -191,12 +194,12 @@ def _join_words(phrases: Sequence[str]) -> str:
 
 
 def _count_with_noun(noun: str, noun_count: int) -> str:
-    plural = {
+    plural_by_noun = {
         "copy": "copies",
         "kernel launch": "kernel launches",
         "graph launch": "graph launches",
     }
-    return f"{format_count(noun_count)} {noun if noun_count == 1 else plural.get(noun, f'{noun}s')}"
+    return f"{format_count(noun_count)} {noun if noun_count == 1 else plural_by_noun.get(noun, f'{noun}s')}"
 
 
 def _occurrences(occurrence_count: int) -> str:

@@ -164,7 +164,7 @@ def _lane_cell(row_steps: Sequence[Step], lane: str) -> Text:
 
 
 def _steps_by_row(steps: Sequence[Step]) -> Iterator[list[Step]]:
-    """Yield the steps of each row: a wait and the work that it covers share a row if they are one call."""
+    """Yield the steps of each row; a wait and its work share a row if one call performs both."""
     row_steps: list[Step] = []
     for step in steps:
         if row_steps and not (

@@ -68,16 +68,14 @@ def describe_place(address: int, memory: Memory | None) -> str:
 
 def describe_access(side: Side, memory: Memory | None) -> str:
     """Return the access of a side: ``writes 4.00 MiB at offset 512 B of the allocation``."""
-    size, location = format_bytes(side.size_bytes), describe_place(side.address, memory)
+    size_text, location = format_bytes(side.size_bytes), describe_place(side.address, memory)
     verbs = [verb for verb, applies in (("read", side.reads), ("write", side.writes)) if applies]
     if side.operation in ("allocation", "free") or not verbs:
-        return f"{size} at {location}"
+        return f"{size_text} at {location}"
     if side.known >= Precision.ASSUMED:
-        return (
-            f"receives a pointer to {location}; may {' and '.join(verbs)} up to {size} from there"
-        )
+        return f"receives a pointer to {location}; may {' and '.join(verbs)} up to {size_text} from there"
     adverb = " atomically" if side.atomic else ""
-    return f"{' and '.join(f'{verb}s' for verb in verbs)} {size} at {location}{adverb}"
+    return f"{' and '.join(f'{verb}s' for verb in verbs)} {size_text} at {location}{adverb}"
 
 
 def describe_precision(race: FoundRace) -> str:
@@ -110,9 +108,9 @@ def race_section(
     A race that does not count as a finding has no drawing, and is not shown as an error.
     """
     note = race_note(race, is_counted=is_counted)
-    drawing = diagram(race, race_number) if is_counted else ()
+    drawing_nodes = diagram(race, race_number) if is_counted else ()
     facts = Facts(tuple(_facts(race, processes)))
-    return Section(_heading(race, race_number), (note, *drawing, facts))
+    return Section(_heading(race, race_number), (note, *drawing_nodes, facts))
 
 
 def _heading(race: FoundRace, race_number: int) -> str:
@@ -193,10 +191,10 @@ def _facts(race: FoundRace, processes: Sequence[Process]) -> Iterator[tuple[str,
         yield "known issue", Text(f"{issue.title}: {issue.reference}")
     on_two_devices = race.current.device != race.previous.device
     for order_word, side in (("earlier", race.previous), ("later", race.current)):
-        device = f" of cuda:{side.device}" if on_two_devices else ""
+        device_text = f" of cuda:{side.device}" if on_two_devices else ""
         yield (
             order_word,
-            Text(f"{_operation_text(side)}{device}; {describe_access(side, race.memory)}"),
+            Text(f"{_operation_text(side)}{device_text}; {describe_access(side, race.memory)}"),
         )
         # A race inside a library is shown with the frames of the library.
         innermost_index = int(is_backward(side.stack))
@@ -232,8 +230,8 @@ def _process_facts(race: FoundRace, processes: Sequence[Process]) -> Iterator[tu
 
 
 def _operation_text(side: Side) -> str:
-    node = f" (node {side.node} of graph {side.graph})" if side.graph else ""
-    return f"{side.operation}{node} on {side.stream}{in_range(side.ranges)}"
+    node_text = f" (node {side.node} of graph {side.graph})" if side.graph else ""
+    return f"{side.operation}{node_text} on {side.stream}{in_range(side.ranges)}"
 
 
 def _stack(side: Side) -> Stack:
@@ -260,7 +258,10 @@ def _memory_facts(race: FoundRace) -> Iterator[tuple[str, Value]]:
 def _last_wait(race: FoundRace) -> str:
     if race.last_sync:
         return race.last_sync.sentence
-    earlier_stream, later_stream = short_stream_name(race.previous), short_stream_name(race.current)
-    if earlier_stream == later_stream:
+    earlier_stream_name, later_stream_name = (
+        short_stream_name(race.previous),
+        short_stream_name(race.current),
+    )
+    if earlier_stream_name == later_stream_name:
         return "none"
-    return f"none: {later_stream} never waited for {earlier_stream}"
+    return f"none: {later_stream_name} never waited for {earlier_stream_name}"

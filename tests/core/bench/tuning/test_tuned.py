@@ -99,7 +99,10 @@ def set_value(*keys: str | int, value: object) -> Callable[[Any], None]:
         (set_value("untuned", 0, "gemm", "k", value=-1), r"untuned\[0\]: k is -1"),
         (set_value("machine", "library", value="torch7"), "machine.library should be"),
         (set_value("machine", value=[]), "machine should be an object"),
-        (set_value("schema", value="cudakit.bench/1"), "contains no tuned algorithms"),
+        (
+            set_value("schema", value="cudakit.bench/1"),
+            "is a result of cudakit bench, not a result of cudakit bench gemm --tune",
+        ),
         (set_value("schema", value="cudakit.tuned/2"), "cudakit.tuned/2"),
     ],
 )
@@ -118,9 +121,9 @@ def test_damaged_file_error_names_position(
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"{", "not JSON"),
-        (b"\xff\xfe", "not a text"),
-        (b"[]", "no tuned algorithms"),
+        (b"{", "not valid JSON"),
+        (b"\xff\xfe", "it is not text"),
+        (b"[]", "is not a result of cudakit bench gemm --tune"),
         (b"[" * 9999, "JSON"),
     ],
 )

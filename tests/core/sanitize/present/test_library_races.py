@@ -38,7 +38,10 @@ def result(*, internal: bool = False) -> SanitizeResult:
     """Return a result with a race of the program and, twice, a race of torch."""
     return result_of(
         add_to_report(
-            race(), IN_LIBRARY, IN_LIBRARY, report=Report(demangle=demangle, internal=internal)
+            race(),
+            IN_LIBRARY,
+            IN_LIBRARY,
+            report=Report(demangle=demangle, counts_library_races=internal),
         )
     )
 

@@ -183,7 +183,7 @@ def test_top_limits_the_races_shown_and_counts_the_rest(top: int, printed_text: 
     [(CERTAIN, "error"), (Confidence.LIKELY, "warn"), (Confidence.POSSIBLE, "info")],
 )
 def test_note_level_follows_confidence(confidence: Confidence, level: str) -> None:
-    report_ = Report(show=Confidence.POSSIBLE)
+    report_ = Report(min_confidence=Confidence.POSSIBLE)
     section = report(result_of(report_of(race(confidence=confidence), report=report_))).nodes[0]
 
     assert isinstance(section, Section)

@@ -11,13 +11,14 @@
 
 typedef struct {
     void *data;
-    uint64_t used, capacity; /* in items */
+    uint64_t used, capacity; /* numbers of items */
 } Vector;
 
 #define ITEMS(type, vector) ((type *)(vector).data)
 
-/* Makes the capacity at least `needed` items; false if out of memory. */
-bool grow(Vector *vector, uint64_t needed, size_t item_bytes);
+/* Makes the capacity at least `needed` items. Returns false if memory runs out. */ bool grow(Vector *vector,
+                                                                                              uint64_t needed,
+                                                                                              size_t item_bytes);
 
 static inline bool reserve(Vector *vector, uint64_t extra, size_t item_bytes)
 {
@@ -41,7 +42,7 @@ uint32_t hash_bytes(const uint64_t key[2], const void *data, uint64_t size);
  * compares the items themselves. */
 typedef struct {
     uint64_t *slots;
-    uint64_t size, used; /* in slots */
+    uint64_t size, used; /* numbers of slots */
 } Table;
 
 #define NOT_FOUND UINT32_MAX
@@ -61,7 +62,6 @@ static inline uint32_t table_next(const Table *table, uint32_t hash, uint64_t *p
     return NOT_FOUND;
 }
 
-/* Adds an index; false if out of memory. */
-bool table_add(Table *table, uint32_t hash, uint64_t index);
+/* Adds an index. Returns false if memory runs out. */ bool table_add(Table *table, uint32_t hash, uint64_t index);
 
 #endif

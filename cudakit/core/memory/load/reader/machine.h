@@ -8,12 +8,16 @@
 typedef struct {
     Tree *tree;
     const uint8_t *data;
-    uint64_t size, at, opcode_at; /* at, opcode_at: positions of the next byte and the current opcode */
-    Vector stack, marks, memo;    /* Value; uint64_t, positions in the stack; Value, 0 if unset */
-    uint64_t memoized;            /* number of memo entries that are set */
-    const char *failure;          /* the reason word, a key of _DAMAGE_REASONS in pickled.py */
-    PyObject *convert;            /* convert_argument of machine.py */
-    PyThreadState *thread;        /* the saved thread state while the interpreter lock is released */
+    uint64_t size;         /* number of bytes of data */
+    uint64_t at;           /* position of the next byte */
+    uint64_t opcode_at;    /* position of the current opcode */
+    Vector stack;          /* Values */
+    Vector marks;          /* positions in the stack, as uint64_t */
+    Vector memo;           /* Values; 0 for an index that is not set */
+    uint64_t memoized;     /* number of memo entries that are set */
+    const char *failure;   /* the reason word, a key of _DAMAGE_REASONS in pickled.py */
+    PyObject *convert;     /* convert_argument of machine.py */
+    PyThreadState *thread; /* the saved thread state while the interpreter lock is released */
 } Machine;
 
 /* Runs a pickle and fills the tree; false with m->failure set if the pickle is rejected. Releases

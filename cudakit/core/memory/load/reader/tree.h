@@ -86,11 +86,12 @@ typedef struct {
 
 typedef struct {
     Value *values;
-    uint32_t shape, capacity; /* the length of the shape is the number of values */
+    uint32_t shape;    /* index into Tree.shapes; the length of the shape is the number of values */
+    uint32_t capacity; /* allocated number of values */
 } Dict;
 
 typedef struct {
-    uint32_t parent, key; /* the keys of the parent, and one more key: a blob */
+    uint32_t parent, key; /* the shape has the keys of the parent shape and one more key, a blob */
     uint32_t length;      /* number of keys */
     uint32_t last_child;  /* the child used last: most dictionaries add the same key next */
 } Shape;

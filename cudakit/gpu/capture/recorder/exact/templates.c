@@ -135,10 +135,17 @@ static bool template_applies(const signature_state *state, const launch_hashes *
             state->pointer_change_count >= CHANGES_WITHOUT_EFFECT);
 }
 
+/* Return whether the template applies to launches on memory that unordered work uses as well. Accesses that are not
+ * contiguous may depend on the content of memory, such as an index. */
+static bool serves_shared_memory(const signature_state *state)
+{
+    return state->is_checked_in_shared_memory && state->is_contiguous;
+}
+
 static launch_template template_of(const signature_state *state, const launch_hashes *hashes)
 {
     return (launch_template){state->template_id, state->pointer_hash != hashes->pointer_hash,
-                             state->is_checked_in_shared_memory};
+                             serves_shared_memory(state), false};
 }
 
 launch_signature templates_find_signature(const launch_hashes *hashes)
@@ -186,8 +193,7 @@ launch_template templates_choose(launch_signature *signature, memory_order order
     if (!state || order == MEMORY_CONTESTED || !template_applies(state, &signature->hashes))
         return (launch_template){0};
     signature->is_shared = order == MEMORY_SHARED;
-    /* Accesses that are not contiguous may depend on the content of memory, such as an index. */
-    if (signature->is_shared && !(state->is_checked_in_shared_memory && state->is_contiguous))
+    if (signature->is_shared && !serves_shared_memory(state))
         return (launch_template){0};
     if (can_be_recorded && is_check_due(state, signature->is_shared)) {
         signature->is_check = true;
@@ -201,8 +207,12 @@ launch_template templates_choose(launch_signature *signature, memory_order order
 launch_template templates_use_instead(const launch_signature *signature)
 {
     const signature_state *state = state_of(signature);
-    return state && template_applies(state, &signature->hashes) ? template_of(state, &signature->hashes)
-                                                                : (launch_template){0};
+    if (!state || !template_applies(state, &signature->hashes))
+        return (launch_template){0};
+    launch_template used_template = template_of(state, &signature->hashes);
+    used_template.is_checked = false;
+    used_template.is_unordered = true;
+    return used_template;
 }
 
 /* Set the footprint of a signature to the accesses of its last recorded launch. If they have too many ranges, or no memory
@@ -247,16 +257,16 @@ static void count_equal_launch(signature_state *state, const launch_hashes *hash
     }
 }
 
-/* Handle a launch that accessed other bytes than the launch before. If another launch with the same arguments used the
- * template next to unordered work, the accesses of that launch may have been wrong. */
+/* Handle a launch that accessed other bytes than the launch before. If the template applied to the launch, and earlier
+ * launches used it next to unordered work, the accesses of these launches may have been wrong. */
 static void reject_template(signature_state *state, const launch_hashes *hashes, bool is_inside)
 {
+    if (template_applies(state, hashes) && state->is_used_in_shared_memory)
+        record_gap("launches whose template became outdated, on memory that unordered work uses as well");
     if (is_inside && state->last_hashes.scalar_hash != hashes->scalar_hash)
         state->accesses_depend_on_scalars = true;
     else
         state->is_untrusted = true;
-    if (state->template_id && state->is_used_in_shared_memory)
-        record_gap("launches whose template became outdated, on memory that unordered work uses as well");
     state->template_id = 0;
 }
 

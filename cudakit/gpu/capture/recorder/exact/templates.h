@@ -43,7 +43,10 @@ typedef struct {
 typedef struct {
     uint32_t id;      /* 0: the launch must be recorded */
     bool is_relative; /* whether the template comes from a launch with other pointers */
-    bool is_checked;  /* whether the template was checked by a launch whose order was MEMORY_SHARED */
+    /* Whether the accesses are contiguous from the pointers on, and were checked by a launch whose order was
+     * MEMORY_SHARED. */
+    bool is_checked;
+    bool is_unordered; /* whether the launch should be recorded, but cannot be recorded */
 } launch_template;
 
 /* The bytes that the last recorded launch of a signature accessed. */

@@ -373,7 +373,7 @@ void collective_report_end(uint64_t plan_id)
     nccl_communicator *communicator = plan ? find_communicator(plan->communicator_number) : NULL;
     const bool has_launch = plan && (plan->launch.kind || plan->node);
     if (communicator && !has_launch && communicator->profiler_version < NCCL_VERSION_WITH_CALLS) {
-        if (plan->operation_count) /* a report of a closed communicator has no operations */
+        if (plan->operation_count) /* if the communicator is closed, the report has no operations */
             record_gaps(UNKNOWN_BUFFERS "the stream is not reported by this version of NCCL",
                         plan->operation_count);
         remove_plan(plan);

@@ -16,7 +16,7 @@
 #define THREAD_NAME_BYTES 16
 
 struct backward_pass {
-    call_site start_stack;
+    call_site start_site;
     pthread_t thread;
     const open_ranges *ranges; /* open ranges of the thread, which is blocked in the pass */
     backward_pass *next_pass;
@@ -107,7 +107,7 @@ static bool is_autograd_thread(void)
 static const call_site *backward_stack(void)
 {
     const backward_pass *innermost_pass = active_passes;
-    return innermost_pass && !innermost_pass->next_pass && is_autograd_thread() ? &innermost_pass->start_stack
+    return innermost_pass && !innermost_pass->next_pass && is_autograd_thread() ? &innermost_pass->start_site
                                                                                 : NULL;
 }
 
@@ -145,7 +145,7 @@ static void record_range(uint16_t kind, const backward_pass *pass)
 {
     if (!ranges_are_recorded)
         return;
-    record rec = record_begin(kind, 0, 0, stack_id(&pass->start_stack, false));
+    record rec = record_begin(kind, 0, 0, stack_id(&pass->start_site, false));
     if (kind == KIND_RANGE_PUSH)
         rec.range_push.name = spool_text("backward pass");
     *(kind == KIND_RANGE_PUSH ? &rec.range_push.domain : &rec.range_pop.domain) = spool_text("cudakit");
@@ -166,7 +166,7 @@ backward_pass *backward_begin(void)
     backward_pass *new_pass = malloc(sizeof *new_pass);
     if (!new_pass)
         return NULL;
-    call_site_read(&new_pass->start_stack);
+    call_site_read(&new_pass->start_site);
     new_pass->thread = pthread_self();
     new_pass->ranges = &this_thread.open_ranges;
     pthread_mutex_lock(&recorder_lock);

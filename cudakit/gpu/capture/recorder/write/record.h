@@ -110,10 +110,10 @@ typedef struct {
         struct {
             uint32_t name, grid[3], block[3];
             uint8_t pending;
-            uint32_t template_id; /* template that replaces the accesses; 0: none */
+            uint32_t template_id; /* template with the accesses of this launch; 0: its own accesses follow */
             uint8_t is_relative;  /* the template is of a launch with other pointers */
-            uint8_t is_checked;   /* the template was checked while unordered work used the same allocations */
-            uint8_t is_unordered; /* the launch should have been recorded, but the patch was removed */
+            uint8_t is_checked;   /* the template is contiguous, and was checked next to unordered work */
+            uint8_t is_unordered; /* unordered with earlier work, but not recorded, because the patch was removed */
         } launch;
         struct {
             uint64_t lo, hi;
@@ -148,7 +148,7 @@ typedef struct {
         } edge;
         struct {
             uint32_t graph, executable, pending, template_id;
-            uint8_t is_checked; /* the template was checked while unordered work used the same allocations */
+            uint8_t is_checked, is_unordered; /* the same meaning as in ``launch`` */
         } graph_launch;
         struct {
             uint64_t address;
