@@ -66,8 +66,8 @@ _CHECK_OPTIONS = option_group(
     option(
         "--deep",
         is_flag=True,
-        help="Also use each GPU briefly (CK041 to CK044): create a context, compile with NVRTC, run a kernel, "
-        "copy.",
+        help="Also use each GPU briefly (CK041 to CK044): create a context, compile with NVRTC, run a "
+        "kernel, copy.",
     ),
     option(
         "--explain",
