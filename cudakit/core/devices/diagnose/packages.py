@@ -175,7 +175,7 @@ def architectures(context: RunContext) -> Finding:
     torch.cuda.get_arch_list() lists.
     """
     capability_by_name = _capabilities(context)
-    gpu_names = ", ".join(
+    gpu_names_text = ", ".join(
         f"{name} ({_capability_text(capability)})"
         for name, capability in capability_by_name.items()
     )
@@ -185,9 +185,9 @@ def architectures(context: RunContext) -> Finding:
     }
     has_cuda_build = any(build.cuda for build in require_fact(context.software.builds))
     summary_if_ok = (
-        f"the installed builds support {gpu_names}"
+        f"the installed builds support {gpu_names_text}"
         if has_cuda_build
-        else f"cudakit supports {gpu_names}; no framework built for CUDA is installed"
+        else f"cudakit supports {gpu_names_text}; no framework built for CUDA is installed"
     )
     return combine_findings(
         (
