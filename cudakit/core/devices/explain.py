@@ -196,7 +196,7 @@ def _topics_with_words(term: str, topics: Sequence[Topic]) -> list[str]:
 
 
 def _xid_topics() -> Iterator[Topic]:
-    origins = {
+    origin_by_name = {
         "program": "an error in a program",
         "hardware": "a hardware or driver problem",
         "notice": "",
@@ -209,7 +209,7 @@ def _xid_topics() -> Iterator[Topic]:
             (),
             xid.meaning,
             "",
-            origins[xid.origin],
+            origin_by_name[xid.origin],
             xid.action,
             f"Xid Errors, {CATALOG_URL}",
         )
@@ -239,11 +239,13 @@ def _variable_topics() -> Iterator[Topic]:
 
 def _status_topics() -> Iterator[Topic]:
     for row_line in _STATUSES.replace("\n    ", " ").strip().splitlines():
-        library, code, name, meaning, causes, action = (
+        library, code, name, meaning, causes_text, action = (
             cell_text.strip() for cell_text in row_line.split("|")
         )
         source = f"{library} documentation, status codes"
-        yield Topic(f"{library} status", name, int(code), (), meaning, "", causes, action, source)
+        yield Topic(
+            f"{library} status", name, int(code), (), meaning, "", causes_text, action, source
+        )
 
 
 # Status codes of libraries: library, code, name, meaning, causes, action; an indented line continues a row.

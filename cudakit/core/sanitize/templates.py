@@ -351,10 +351,14 @@ def _split_at_pointers(rows: Records, sorted_pointers: _Addresses) -> Records:
         parts = list(_parts_between(pieces, [*inner_pointers.tolist(), int(hi)]))
         split_rows = np.repeat(row, len(parts))
         split_accesses = split_rows.view(layout(EventKind.ACCESS))
-        for j, part in enumerate(parts):
-            split_accesses["lo"][j], split_accesses["hi"][j] = part.lo, part.hi
-            split_accesses["stride_bytes"][j] = part.stride if part.piece_count > 1 else 0
-            split_accesses["count"][j] = part.piece_count if part.piece_count > 1 else 0
+        for j, part_pieces in enumerate(parts):
+            split_accesses["lo"][j], split_accesses["hi"][j] = part_pieces.lo, part_pieces.hi
+            split_accesses["stride_bytes"][j] = (
+                part_pieces.stride if part_pieces.piece_count > 1 else 0
+            )
+            split_accesses["count"][j] = (
+                part_pieces.piece_count if part_pieces.piece_count > 1 else 0
+            )
         row_parts.append(split_rows)
     return np.concatenate(row_parts) if row_parts else rows
 

@@ -128,6 +128,16 @@ void device_drain(Sanitizer_StreamHandle handle)
     pthread_mutex_unlock(&device_lock);
 }
 
+bool device_is_busy(void)
+{
+    bool is_busy = false;
+    pthread_mutex_lock(&device_lock);
+    for (size_t i = 0; i < stream_count; i++)
+        is_busy = is_busy || streams[i].count;
+    pthread_mutex_unlock(&device_lock);
+    return is_busy;
+}
+
 int cuLaunchHostFunc(CUstream stream, void (*function)(void *), void *data)
 {
     pthread_mutex_lock(&device_lock);

@@ -224,6 +224,25 @@ for i in range(8):
     assert template_ids(run(tmp_path, library, program)) == 8 * [0]
 
 
+@pytest.mark.parametrize("unload", ["22, (P * 1)(MODULE.value)", "680, (P * 1)(0x6000)"])
+def test_unloaded_kernel_leaves_no_template_to_kernel_with_same_handles(
+    library: Path, tmp_path: Path, unload: str
+) -> None:
+    """The driver reuses handles of modules and kernels, and all kernels of XLA may have one name."""
+    program = f"""
+for i in range(4):
+    launch(write(0x100000))
+    wait()
+    recorder.read()
+cuda.call_driver({unload})  # cuModuleUnload or cuLibraryUnload
+load_module()
+launch(write(0x100400))
+"""
+    events = run(tmp_path, library, program)
+    assert template_ids(events) == [0, 0, 1, 1, 0]
+    assert written_bytes(events)[-1] == {0x100400}
+
+
 def test_templates_are_off_by_default(library: Path, tmp_path: Path) -> None:
     program = """
 for i in range(4):
@@ -306,6 +325,53 @@ for _ in range(9):
 assert cuda.patched_modules() == 1
 """
     assert len(template_ids(run(tmp_path, library, program))) == 10
+
+
+# --- programs that do not wait by a call ---------------------------------------------------------------
+
+NEVER_WAIT = """
+import time
+ctypes.c_int.in_dll(cuda, "refuse_context_events").value = 0
+end = time.monotonic() + 1.2
+while time.monotonic() < end and cuda.patched_modules():
+    for _ in range(64):
+        launch(write(0x100000))
+    recorder.read()
+    time.sleep(0.01)
+"""
+
+
+def test_patch_is_removed_from_program_that_never_waits(library: Path, tmp_path: Path) -> None:
+    program = f"{NEVER_WAIT}assert cuda.patched_modules() == 0"
+    events = run(tmp_path, library, program)
+    assert template_ids(events)[-1]
+    assert gaps(events) == {}
+
+
+def test_program_waits_only_briefly_for_work_that_never_ends(library: Path, tmp_path: Path) -> None:
+    program = f"""
+cuda.defer_work(OTHER)
+cuda.call_host(OTHER)  # runs only after stop_deferring()
+{NEVER_WAIT}
+assert cuda.patched_modules() == 1
+cuda.stop_deferring(OTHER)
+"""
+    events = run(tmp_path, library, program)
+    assert gaps(events) == {}
+
+
+def test_host_function_orders_later_work_after_its_stream(library: Path, tmp_path: Path) -> None:
+    program = """
+def round():
+    for stream in (STREAM, OTHER):
+        launch(write(0x300000), stream=stream, pointer=0x300000)
+        cuda.call_host(stream)
+    recorder.read()
+for _ in range(4):
+    round()
+"""
+    events = run(tmp_path, library, program)
+    assert template_ids(events) == [0, 0, 1, 1, 1, 1, 1, 1]
 
 
 # --- graphs -------------------------------------------------------------------------------------------

@@ -153,8 +153,8 @@ def _axis_column(name: str, cases: Sequence[CaseResult]) -> Column:
 
 
 def _caption(cases: Sequence[CaseResult]) -> str:
-    common_axes = describe_common_axes(cases)
-    caption_lines = [f"All cases: {common_axes}."] if common_axes else []
+    common_axes_text = describe_common_axes(cases)
+    caption_lines = [f"All cases: {common_axes_text}."] if common_axes_text else []
     caption_lines.append("±: half the width of the 95% CI of the median time.")
     if libraries := measured_baselines(cases):
         headings = " and ".join(f"vs {name}" for name in libraries)
@@ -279,10 +279,10 @@ def _step_time(case: CaseResult | None) -> Value:
 
 
 def _steps_caption(cases: Sequence[CaseResult]) -> str:
-    common_axes = describe_common_axes(cases)
+    common_axes_text = describe_common_axes(cases)
     caption_lines = [
-        f"Median time of each step. All cases: {common_axes}."
-        if common_axes
+        f"Median time of each step. All cases: {common_axes_text}."
+        if common_axes_text
         else "Median time of each step."
     ]
     noises = [case.statistics.noise for case in cases if isinstance(case.statistics, Summary)]

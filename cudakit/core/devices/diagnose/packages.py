@@ -173,7 +173,7 @@ def architectures(context: RunContext) -> Finding:
     torch.cuda.get_arch_list() lists.
     """
     capability_by_name = _capabilities(context)
-    gpu_names = ", ".join(
+    gpu_names_text = ", ".join(
         f"{name} ({_capability_text(capability)})"
         for name, capability in capability_by_name.items()
     )
@@ -186,7 +186,7 @@ def architectures(context: RunContext) -> Finding:
             *_unsupported_gpus(capability_by_name, evidence),
             *_builds_without_code(context, capability_by_name, evidence),
         ),
-        otherwise=ok_finding(f"the installed builds support {gpu_names}", evidence),
+        otherwise=ok_finding(f"the installed builds support {gpu_names_text}", evidence),
     )
 
 

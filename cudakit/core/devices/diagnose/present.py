@@ -178,9 +178,9 @@ def _unknown_check_notes(checks: Sequence[CheckResult]) -> Iterator[Node]:
 
 def _variables_line(variables: Sequence[SetVariable]) -> Iterator[Node]:
     if variables:
-        variable_names = ", ".join(variable.name for variable in variables)
+        variable_names_text = ", ".join(variable.name for variable in variables)
         noun = count_of(len(variables), "environment variable")
-        yield Note("info", f"{noun} of CUDA and its libraries set: {variable_names}")
+        yield Note("info", f"{noun} of CUDA and its libraries set: {variable_names_text}")
 
 
 def _variables_section(variables: Sequence[SetVariable]) -> Iterator[Node]:

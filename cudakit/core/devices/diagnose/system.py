@@ -338,12 +338,12 @@ def gpudirect_storage(context: RunContext) -> Finding:
     refuses files on drives. Source: GPUDirect Storage Installation and Troubleshooting Guide.
     """
     nvidia_fs_version, mounts = context.driver.nvidia_fs, context.driver.mounts
-    mount_texts = ", ".join(
+    mounts_text = ", ".join(
         f"{mount.directory} ({mount.file_system})" for mount in mounts[:_MAX_MOUNTS]
     )
     evidence = {
         "nvidia-fs": nvidia_fs_version or "not loaded",
-        "supported file systems": mount_texts or "none is mounted",
+        "supported file systems": mounts_text or "none is mounted",
         "udev's database": "/run/udev/data" if context.driver.udev_database else "missing",
     }
     if not nvidia_fs_version and not context.driver.udev_database:
@@ -369,4 +369,4 @@ def gpudirect_storage(context: RunContext) -> Finding:
             evidence,
             "use a directory on ext4 or xfs on a local NVMe drive, or on a parallel file system",
         )
-    return ok_finding(f"nvidia-fs {nvidia_fs_version} is loaded, for {mount_texts}", evidence)
+    return ok_finding(f"nvidia-fs {nvidia_fs_version} is loaded, for {mounts_text}", evidence)

@@ -44,11 +44,13 @@ typedef struct {
 } graph_launch;
 
 typedef struct {
-    uint32_t id;           /* kernel thread id (gettid) */
-    bool in_recorder_call; /* the recorder itself makes a CUDA call, whose callbacks are ignored */
-    bool is_patching;      /* the CUDA call of the recorder patches a module */
-    bool in_graph_launch;  /* the thread launches a graph, whose nodes are already recorded */
-    uint32_t cbid;         /* callback id of the current driver call; 0 if its callbacks are not subscribed */
+    uint32_t id;              /* kernel thread id (gettid) */
+    bool in_recorder_call;    /* the recorder itself makes a CUDA call, whose callbacks are ignored */
+    bool is_patching;         /* the CUDA call of the recorder patches a module */
+    bool in_graph_launch;     /* the thread launches a graph, whose nodes are already recorded */
+    uint32_t cbid;            /* callback id of the current driver call; 0 if its callbacks are not subscribed */
+    bool has_reported_unload; /* the current driver call unloads a module, whose handle was reported */
+    uint64_t call_number;     /* number of driver calls of the thread so far, whose callbacks are subscribed */
 
     /* Fields of a kernel launch: arguments of cuLaunchKernel */
     CUfunction entered_function;

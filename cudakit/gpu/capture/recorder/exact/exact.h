@@ -15,9 +15,10 @@
 #include "model/kernels.h"
 #include "write/record.h"
 
-/* Make sure that an arena has space for a kernel launch of ``threads`` threads, or for a graph launch. Called at the
- * entry of the driver call. Calls CUDA: the recorder lock is not held. */
-void exact_prepare(CUcontext context, CUfunction function, uint64_t threads);
+/* Make sure that an arena has space for a kernel launch of ``threads`` threads, or for a graph launch. Also read complete
+ * arenas from time to time. With ``may_be_recorded`` false, the launch needs no space. Called at the entry of the driver
+ * call. Calls CUDA: the recorder lock is not held. */
+void exact_prepare(CUcontext context, CUfunction function, uint64_t threads, bool may_be_recorded);
 void exact_prepare_graph(CUcontext context, CUgraphExec executable);
 
 /* The properties of a launch by which templates are chosen, besides its arguments. */
@@ -39,6 +40,10 @@ uint64_t exact_assign_launch(const record *launch_record, const Sanitizer_Launch
  * Also add the launch to the work on the allocations that it reaches. The recorder lock is held. */
 launch_template exact_choose_template(const record *launch_record, const Sanitizer_LaunchData *launch,
                                       const launch_arguments *arguments, launch_signature *signature);
+
+/* Give all later launches new signatures: a library was unloaded, and its module handles may be reused. The recorder lock
+ * is held. */
+void exact_forget_templates(void);
 
 /* Return whether the patch of a kernel's module is removed. The recorder lock is held. */
 bool exact_lacks_patch(const Sanitizer_LaunchData *launch);

@@ -19,6 +19,16 @@ static bool footprint_is_ordered(const launch_memory *memory)
     return is_ordered;
 }
 
+bool launch_has_contested_bytes(const launch_memory *memory)
+{
+    bool is_contested = false;
+    for (size_t i = 0; !is_contested && i < memory->footprint.range_count; i++) {
+        const footprint_range range = range_of_launch(memory, memory->footprint.ranges + i);
+        is_contested = allocations_have_contested_bytes(range.begin, range.end);
+    }
+    return is_contested;
+}
+
 memory_order launch_begin_work(const launch_memory *memory)
 {
     bool is_contested = !memory->operation.slot, is_shared = false;
