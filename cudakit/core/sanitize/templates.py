@@ -159,7 +159,7 @@ class TemplateAccesses:
     ) -> Records:
         """Return the accesses of a launch with a template.
 
-        ``call_records`` are the record of the launch, and those of its pointers. ``launch_flags`` has the flags
+        ``call_records`` are the record of the launch, and those of its pointers. ``launch_flags`` are those
         that ``_launch_flags`` returns.
         """
         template = self._templates.get(template_id)
