@@ -100,8 +100,8 @@ class RaceDetector:
         )
         if self._strict_threads and unrecorded_count:
             yield (
-                f"{unrecorded_count:,} kernel launches were not recorded, because all host threads counted as one;"
-                " record the program with: cudakit run --sanitize --host-threads strict"
+                f"{unrecorded_count:,} kernel launches were not recorded, because all host threads counted"
+                " as one; record the program with: cudakit run --sanitize --host-threads strict"
             )
         outdated_count = sum(
             analysis.engine.gap_counts[OUTDATED_TEMPLATE] for analysis in self._traces.values()
