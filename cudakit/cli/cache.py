@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import partial
@@ -32,8 +32,9 @@ _HINT = "give the architectures: --arch sm_80 --arch sm_90"
 def cache(context: click.Context) -> None:
     """Show, clear or fill the cache of compiled kernels.
 
-    Benchmarks and the race detector compile CUDA code for the GPU at hand and keep the result in
-    ~/.cache/cudakit, or in CUDAKIT_CACHE_DIR. Files that other users can write to are ignored.
+    Benchmarks, the race detector, random numbers and kernels of expressions are compiled for the GPU at hand.
+    The results are kept in ~/.cache/cudakit, or in CUDAKIT_CACHE_DIR. Files that other users can write to are
+    ignored.
 
     \b
     cudakit cache show
@@ -89,7 +90,8 @@ def clear(*, output: OutputOptions) -> int:
 def warm(*, arch: tuple[str, ...], output: OutputOptions) -> int:
     """Compile all kernels of cudakit now.
 
-    Then the first benchmark, or the first run in a container image, does not wait for the compiler.
+    Then the first benchmark, or the first run in a container image, does not wait for the compiler. Kernels
+    of expressions are not among them: they are compiled when the expression is first called.
 
     The command needs NVRTC, and for the race detector ptxas, but no GPU. The exit code is 1 if a source
     cannot be compiled.
@@ -224,18 +226,18 @@ def _compile_sources(
 
 def _compile_functions(
     compile_cache: CompileCache,
-) -> dict[str, Callable[[tuple[int, int]], bytes]]:
+) -> dict[str, partial[bytes]]:
     """Return a function for each source that compiles it for a compute capability."""
     from cudakit.gpu import selftest
     from cudakit.gpu.capture.device_patch import PATCH_IMAGE_NAME, build_patch
     from cudakit.gpu.compile import compile_cuda
-    from cudakit.kernels import bandwidth, compare, fill, poison, spin, timestamp
+    from cudakit.kernels import bandwidth, compare, fill, nonfinite, poison, random, spin, timestamp
+    from cudakit.kernels.random_source import STORED_COUNTER_SOURCE
 
-    modules = (bandwidth, compare, fill, poison, spin, timestamp, selftest)
-    compile_functions: dict[str, Callable[[tuple[int, int]], bytes]] = {
-        module.__name__.rpartition(".")[2]: partial(
-            compile_cuda, module.SOURCE, cache=compile_cache
-        )
-        for module in modules
+    modules = (bandwidth, compare, fill, nonfinite, poison, random, spin, timestamp, selftest)
+    sources = {module.__name__.rpartition(".")[2]: module.SOURCE for module in modules}
+    sources["random in CUDA graphs"] = STORED_COUNTER_SOURCE
+    compile_functions: dict[str, partial[bytes]] = {
+        name: partial(compile_cuda, source, cache=compile_cache) for name, source in sources.items()
     }
     return compile_functions | {PATCH_IMAGE_NAME: partial(build_patch, cache=compile_cache)}
