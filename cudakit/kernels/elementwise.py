@@ -270,7 +270,7 @@ def check_overlaps(
 ) -> None:
     """Raise UsageError if an output shares memory with another array.
 
-    An output may be the same array as one of the inputs, but must not overlap the ``excluded`` arrays.
+    An output may be the same array as one of the inputs, but must not overlap the ``excluded_arrays``.
     """
     for other_name, other_array in {**inputs, **excluded_arrays}.items():
         if other_name == name or not _overlaps(output, other_array):

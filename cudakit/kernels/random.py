@@ -169,7 +169,8 @@ class RandomKernels:
     def load_stored_kernels(self) -> None:
         """Load the kernels that read the counter from device memory.
 
-        During a stream capture, the caller must allow calls that are not part of the graph (``relaxed``).
+        During a stream capture, call this in a block of ``gpu.relaxed()``: loading is not part of the
+        graph.
         """
         _ = self._stored_kernels
 

@@ -1,6 +1,6 @@
 """Specs: the options of a bench, one dataclass per bench.
 
-A Spec is validated without a device; ``plan`` checks whether a device supports it.
+A Spec is validated without a device. Before the measurement, plan.py checks whether the device supports it.
 """
 
 from __future__ import annotations

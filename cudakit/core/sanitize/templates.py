@@ -141,7 +141,7 @@ class TemplateAccesses:
             self._templates.clear()
 
     def _accesses_of(self, call_records: Records, template_id: int, coverage: Coverage) -> Records:
-        """Return the accesses of a launch with a template; ``call`` has its records."""
+        """Return the accesses of a launch with a template; ``call_records`` are the records of the launch."""
         template = self._templates.get(template_id)
         pointers = _pointers_of(call_records)
         if template is None or (len(pointers) and len(pointers) != len(template.pointers)):

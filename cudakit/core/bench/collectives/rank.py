@@ -1,6 +1,6 @@
 """One rank: the buffers, verification and timing of collective operations on one device.
 
-A rank executes the requests of rank 0's process (see ``group``). All of its work runs in one thread.
+A rank executes the requests of rank 0's process (see group.py). All of its work runs in one thread.
 """
 
 from __future__ import annotations
