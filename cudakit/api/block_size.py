@@ -86,12 +86,12 @@ def _measure_threads(
         operand.ptr if isinstance(operand, ArrayView) else operand
         for operand in (*inputs.values(), *outputs.values())
     ]
-    plans = {threads: planner(inputs, outputs, threads) for threads in TUNED_THREADS}
-    seconds_by_threads: dict[int, list[float]] = {threads: [] for threads in plans}
+    plan_by_threads = {threads: planner(inputs, outputs, threads) for threads in TUNED_THREADS}
+    seconds_by_threads: dict[int, list[float]] = {threads: [] for threads in plan_by_threads}
     begin, end = gpu.event(), gpu.event()
     try:
         for _ in range(_ROUNDS):
-            for threads, plan in plans.items():
+            for threads, plan in plan_by_threads.items():
                 arguments = arguments_of(plan, operands)
                 kernels.launch(plan, arguments, stream)  # warms up the caches
                 gpu.record(begin, stream)

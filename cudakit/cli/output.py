@@ -121,10 +121,10 @@ def terminal_width(stream: TextIO) -> int:
 def terminal_height(stream: TextIO) -> int:
     """Return the number of lines: ``LINES``, or that of the terminal, or 50."""
     lines_variable = os.environ.get("LINES", "")
-    lines = int(lines_variable) if lines_variable.isdecimal() else 0
-    if not lines and stream.isatty():
-        lines = os.get_terminal_size(stream.fileno()).lines
-    return lines or DEFAULT_HEIGHT
+    line_count = int(lines_variable) if lines_variable.isdecimal() else 0
+    if not line_count and stream.isatty():
+        line_count = os.get_terminal_size(stream.fileno()).lines
+    return line_count or DEFAULT_HEIGHT
 
 
 def wants_color(stream: TextIO) -> bool:

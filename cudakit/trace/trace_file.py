@@ -312,9 +312,9 @@ def _unpack_strings(content: bytes, string_count: int) -> Iterator[str]:
 def _unpack_stacks(content: bytes, stack_count: int, strings: Sequence[str]) -> Iterator[Stack]:
     offset = 0
     for _ in range(stack_count):
-        (depth,) = _COUNT.unpack_from(content, offset)
+        (frame_count,) = _COUNT.unpack_from(content, offset)
         offset += _COUNT.size
-        end_offset = offset + depth * _FRAME.size
+        end_offset = offset + frame_count * _FRAME.size
         frames = (
             _FRAME.unpack_from(content, offset_of_frame)
             for offset_of_frame in range(offset, end_offset, _FRAME.size)

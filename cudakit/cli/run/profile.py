@@ -81,13 +81,15 @@ def check_profile(
 
     A program without a CUDA device is not refused. Raises EnvironmentUnusable with ``refuse``.
     """
-    outcome: ProfileFiles | Refusal = preflight_profile(python)
-    if isinstance(outcome, ProfileFiles):
-        return outcome
+    files_or_refusal: ProfileFiles | Refusal = preflight_profile(python)
+    if isinstance(files_or_refusal, ProfileFiles):
+        return files_or_refusal
     if has_device():
         if refuse:
-            raise outcome.error()
-        add_note(f"the program was not profiled: {outcome.message}; {outcome.hint}")
+            raise files_or_refusal.error()
+        add_note(
+            f"the program was not profiled: {files_or_refusal.message}; {files_or_refusal.hint}"
+        )
     return None
 
 

@@ -273,13 +273,13 @@ def _add_profile(settings: Settings, spec: RunSpec, command: Command, monitor: M
 
 def _prepare_recorder(spec: RunSpec, command: Command, monitor: Monitor) -> RecorderFiles | None:
     """Return the recorder's settings, or None if the program runs without a recorder."""
-    outcome = preflight(command.python)
-    if isinstance(outcome, RecorderFiles):
-        return outcome
+    files_or_refusal = preflight(command.python)
+    if isinstance(files_or_refusal, RecorderFiles):
+        return files_or_refusal
     if _has_device():
         if spec.on_missing == "refuse":
-            raise outcome.error()
-        reason = f"CUDA is not recorded: {outcome.message}; {outcome.hint}"
+            raise files_or_refusal.error()
+        reason = f"CUDA is not recorded: {files_or_refusal.message}; {files_or_refusal.hint}"
         monitor.add_note(reason, unrecorded=True)
     return None
 

@@ -88,14 +88,14 @@ class _MeteredDevice(DeviceInfo, Streams, Protocol):
 class EnergyMeter:
     """Repeats work without a pause until the energy counter has changed over at least ``min_s`` seconds.
 
-    ``work`` enqueues ``executions`` executions of ``execution_s`` seconds each.
+    ``enqueue_work`` enqueues ``executions`` executions of ``execution_s`` seconds each.
     """
 
     def __init__(
         self,
         gpu: _MeteredDevice,
         stream: Stream,
-        work: Callable[[Stream], None],
+        enqueue_work: Callable[[Stream], None],
         *,
         executions: int,
         execution_s: float,
@@ -103,7 +103,7 @@ class EnergyMeter:
         now_s: Callable[[], float],
         read_j: ReadJ | None = None,
     ) -> None:
-        self._gpu, self._stream, self._work = gpu, stream, work
+        self._gpu, self._stream, self._enqueue_work = gpu, stream, enqueue_work
         self._executions, self._execution_s = executions, execution_s
         self._min_s, self._now_s = min_s, now_s
         self._steps = CounterSteps(read_j or (lambda: read_energy_j(gpu)), now_s)
@@ -149,7 +149,7 @@ class EnergyMeter:
 
     def _enqueue(self) -> None:
         for _ in range(self._repeat_count):
-            self._work(self._stream)
+            self._enqueue_work(self._stream)
 
     def _compute_energy_j(self, chunk_ends_s: list[float]) -> float | Unavailable:
         if self._steps.elapsed_s < self._min_s:

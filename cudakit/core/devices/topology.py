@@ -79,7 +79,11 @@ def _is_bidirectional(
     """Return whether a list of CUDA's view has a pair of devices in both directions."""
     if isinstance(cuda, Unavailable):
         return Unavailable("CUDA does not answer")
-    indices = [gpu.cuda.index for gpu in (first_gpu, second_gpu) if gpu.cuda and not gpu.is_hidden]
+    indices = [
+        matched_gpu.cuda.index
+        for matched_gpu in (first_gpu, second_gpu)
+        if matched_gpu.cuda and not matched_gpu.is_hidden
+    ]
     if len(indices) < 2:
         return Unavailable("not both devices are visible to CUDA")
     first_index, second_index = indices

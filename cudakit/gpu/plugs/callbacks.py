@@ -28,9 +28,9 @@ class AllocatorByDevice(dict[int, Allocator]):
             )
 
     def __missing__(self, device: int) -> Allocator:
-        devices = ", ".join(f"cuda:{device_index}" for device_index in sorted(self))
+        devices_text = ", ".join(f"cuda:{device_index}" for device_index in sorted(self))
         raise UsageError(
-            f"no allocator was given for cuda:{device}, only for {devices}",
+            f"no allocator was given for cuda:{device}, only for {devices_text}",
             hint=f"add cudakit.CachingAllocator({device})",
         )
 

@@ -297,9 +297,11 @@ def _warnings(hosts: Sequence[FleetHost], *, has_comparisons: bool) -> Iterator[
         yield f"not measured: {join_first_names(missing_gpus, 4)}"
     yield from _differing_versions(hosts)
     yield from _skipped_benches(hosts)
-    models = Counter(gpu.model for _, gpu, _ in _measured_gpus(hosts))
+    model_counts = Counter(gpu.model for _, gpu, _ in _measured_gpus(hosts))
     single_models = [
-        model or "a GPU of unknown model" for model, gpu_count in models.items() if gpu_count == 1
+        model or "a GPU of unknown model"
+        for model, gpu_count in model_counts.items()
+        if gpu_count == 1
     ]
     # Without comparisons, the headline of the report states that no GPU has peers.
     if single_models and has_comparisons:

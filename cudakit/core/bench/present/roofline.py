@@ -236,12 +236,12 @@ def _draw_cases(picture: _Picture) -> Iterator[Shape]:
     dot_y = to_units(1 - picture.y.shares(arrays["operations_per_s"]), _HEIGHT)
     for i in np.argsort(arrays["library"] == 0, kind="stable").tolist():
         name = case_labels[int(arrays["case"][i])]
-        rate = format_rate(float(arrays["operations_per_s"][i]), picture.unit)
+        rate_text = format_rate(float(arrays["operations_per_s"][i]), picture.unit)
         dot, colour = dots([dot_x[i]], [dot_y[i]]), series_class(int(arrays["kind"][i]), 0)
         is_baseline = bool(arrays["library"][i])
         yield shape(
             "path",
-            title=f"{name}: {rate}",
+            title=f"{name}: {rate_text}",
             class_=f"scatter {'ring' if is_baseline else 'case'} {colour}",
             d=dot,
         )
