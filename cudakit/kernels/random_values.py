@@ -19,7 +19,7 @@ Words = npt.NDArray[np.uint32]
 Values = npt.NDArray[Any]
 
 WORDS_PER_BLOCK = 4
-# Attempts to draw an integer beyond the first use sequence numbers whose top 16 bits count the attempts.
+# If an integer must be drawn again, the top 16 bits of the sequence number are the number of the attempt.
 ATTEMPT_SHIFT = 48
 # Feistel rounds of a permutation, and the Philox blocks that give their keys and the parity bit.
 ROUNDS = 16

@@ -282,7 +282,8 @@ class RankOperation:
         self._output_chunks = expected_chunks(collective, rank, rank_count, seed)
         self._sets: list[_BufferSet] = []
         self._cleanup = ExitStack()
-        # A sum in place is an input of the next execution, so that later outputs differ from the first one.
+        # An in-place reduction overwrites its input with the sum, so later outputs differ from the first
+        # one.
         self._accumulates = in_place and collective.operation in REDUCTIONS
         try:
             self._staging_buffer = gpu.host_malloc(PERIOD * collective.element.size_bytes)
