@@ -124,7 +124,7 @@ class ElementwiseProgram:
     def check_overlaps(
         self, inputs: Mapping[str, Operand], outputs: Mapping[str, ArrayView]
     ) -> None:
-        """Raise UsageError if an output overlaps another output, or overlaps an input but is not equal to it."""
+        """Raise UsageError if an output overlaps another output, or only a part of an input."""
         output_arrays = self._output_arrays(inputs, outputs)
         for name, output in output_arrays.items():
             check_overlaps(name, output, arrays_of(inputs), output_arrays)
