@@ -96,6 +96,18 @@ def test_warmed_cache_has_all_kernels_of_each_architecture(cli: Cli) -> None:
     assert "sm_30" in too_old.stdout
 
 
+@needs_nvrtc
+def test_cache_that_cannot_be_written_is_an_unusable_environment(directory: Path, cli: Cli) -> None:
+    directory.parent.mkdir(parents=True)
+    directory.write_text("a file in place of the directory")
+
+    done = cli("cache", "warm", "--arch", "sm_90")
+
+    assert done.exit_code == 3
+    assert str(directory) in done.stderr
+    assert "CUDAKIT_CACHE_DIR" in done.stderr
+
+
 def test_sources_to_compile_are_those_of_all_modules_with_kernels(directory: Path) -> None:
     modules = [
         import_module(f"cudakit.kernels.{module.name}")

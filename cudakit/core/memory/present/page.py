@@ -13,7 +13,8 @@ import numpy as np
 
 from cudakit.core.memory.analyze.call_sites import StackTable
 from cudakit.core.memory.analyze.steps import active_annotation, non_decreasing
-from cudakit.core.memory.present.rows import device_name, pool_name
+from cudakit.core.memory.present.rows import device_name
+from cudakit.core.memory.record.pools import pool_name
 from cudakit.core.memory.result import DeviceDiff, DeviceMemory
 from cudakit.core.memory.snapshot import DeviceTrace, Ids, Ints, SegmentKind, Snapshot
 from cudakit.document import Array, Explorer, ExplorerData, Frame
