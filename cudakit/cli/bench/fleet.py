@@ -164,9 +164,13 @@ def _host_links(nvml: NvmlView | Unavailable) -> tuple[HostLink, ...]:
 
     if isinstance(nvml, Unavailable):
         return ()
-    uuids = {device.index: device.uuid for device in nvml.devices if device.parent is None}
+    uuid_by_index = {device.index: device.uuid for device in nvml.devices if device.parent is None}
     return tuple(
-        HostLink(str(uuids.get(link.first, "")), str(uuids.get(link.second, "")), link.path)
+        HostLink(
+            str(uuid_by_index.get(link.first, "")),
+            str(uuid_by_index.get(link.second, "")),
+            link.path,
+        )
         for link in nvml.links
         if isinstance(link.path, str)
     )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import ClassVar
 
-from cudakit.core.devices.diagnose.checks import checks_by_id, id_ranges
+from cudakit.core.devices.diagnose.checks import SELF_TEST, checks_by_id, id_ranges
 from cudakit.core.devices.diagnose.variable_table import known_variables
 from cudakit.core.devices.diagnose.xids import CATALOG_URL, known_xids
 from cudakit.document import Document, Facts, Node, Section, Text
@@ -196,7 +196,7 @@ def _topics_with_words(term: str, topics: Sequence[Topic]) -> list[str]:
 
 
 def _xid_topics() -> Iterator[Topic]:
-    origins = {
+    origin_by_name = {
         "program": "an error in a program",
         "hardware": "a hardware or driver problem",
         "notice": "",
@@ -209,15 +209,17 @@ def _xid_topics() -> Iterator[Topic]:
             (),
             xid.meaning,
             "",
-            origins[xid.origin],
+            origin_by_name[xid.origin],
             xid.action,
             f"Xid Errors, {CATALOG_URL}",
         )
 
 
 def _check_topics() -> Iterator[Topic]:
+    self_test_ids = {check.id for checks in SELF_TEST.values() for check in checks}
     for check in checks_by_id().values():
-        action = f"run this check: cudakit doctor --only {check.id}"
+        deep_option = " --deep" if check.id in self_test_ids else ""
+        action = f"cudakit doctor --only {check.id}{deep_option} prints what to do if the check fails here"
         number = int(check.id.removeprefix("CK"))
         yield Topic(
             "check", check.id, number, (), check.title, check.explanation, "", action, "cudakit"
@@ -239,11 +241,13 @@ def _variable_topics() -> Iterator[Topic]:
 
 def _status_topics() -> Iterator[Topic]:
     for row_line in _STATUSES.replace("\n    ", " ").strip().splitlines():
-        library, code, name, meaning, causes, action = (
+        library, code, name, meaning, causes_text, action = (
             cell_text.strip() for cell_text in row_line.split("|")
         )
         source = f"{library} documentation, status codes"
-        yield Topic(f"{library} status", name, int(code), (), meaning, "", causes, action, source)
+        yield Topic(
+            f"{library} status", name, int(code), (), meaning, "", causes_text, action, source
+        )
 
 
 # Status codes of libraries: library, code, name, meaning, causes, action; an indented line continues a row.

@@ -121,26 +121,26 @@ def accept_ranks(
     if target.file:
         token = secrets.token_hex(8)
         _write_address(target.file, port, token)
-    connections: dict[int, tuple[Connection, Message]] = {}
+    connection_by_rank: dict[int, tuple[Connection, Message]] = {}
     try:
         with server:
             deadline_s = time.monotonic() + timeout_s
-            while len(connections) < launch.rank_count - 1:
+            while len(connection_by_rank) < launch.rank_count - 1:
                 server.settimeout(max(deadline_s - time.monotonic(), 0.001))
                 try:
                     accepted_socket = Connection(server.accept()[0])
                 except TimeoutError:
                     server_address = target.describe(port)
                     raise _missing_error(
-                        launch, set(connections), server_address, timeout_s
+                        launch, set(connection_by_rank), server_address, timeout_s
                     ) from None
                 hello = _read_hello(accepted_socket, launch, token)
-                if hello is None or hello["rank"] in connections:
+                if hello is None or hello["rank"] in connection_by_rank:
                     accepted_socket.close()
                 else:
-                    connections[int(hello["rank"])] = accepted_socket, hello
+                    connection_by_rank[int(hello["rank"])] = accepted_socket, hello
     except BaseException as error:
-        for connection, _ in connections.values():
+        for connection, _ in connection_by_rank.values():
             with suppress(OSError):
                 connection.send({"ended": getattr(error, "message", "rank 0 was interrupted")})
             connection.close()
@@ -148,7 +148,7 @@ def accept_ranks(
     finally:
         if target.file:
             Path(target.file).unlink(missing_ok=True)
-    return connections
+    return connection_by_rank
 
 
 def join(launch: Launch, rendezvous: str, facts: Message, timeout_s: float) -> Connection:
@@ -285,9 +285,10 @@ def _missing_error(
 ) -> CollectiveError:
     missing_ranks = [rank for rank in range(1, launch.rank_count) if rank not in connected_ranks]
     noun = "rank" if len(missing_ranks) == 1 else "ranks"
-    rank_numbers = _join_numbers(missing_ranks)
+    rank_numbers_text = _join_numbers(missing_ranks)
     return CollectiveError(
-        f"{noun} {rank_numbers} of {launch.rank_count} did not connect to {target} within {timeout_s:g} s",
+        f"{noun} {rank_numbers_text} of {launch.rank_count} did not connect to {target}"
+        f" within {timeout_s:g} s",
         hint="start all ranks at the same time, or allow more time with --rank-timeout",
     )
 

@@ -42,7 +42,8 @@ _MODE_NAMES = {"mig_mode": "MIG mode", "mps_enabled": "MPS mode", "ecc_enabled":
 def analyze(hosts: Sequence[FleetHost]) -> FleetResult:
     """Return the result of a fleet whose GPUs have suite results or errors.
 
-    A result of another GPU than its file belongs to is a finding, and is not compared.
+    If a file has the result of another GPU than its name says, the result is a finding, and is not
+    compared.
     """
     failures, identity_findings = tuple(_failures(hosts)), wrong_gpu_findings(hosts)
     hosts = without_wrong_results(hosts, identity_findings)
@@ -297,9 +298,11 @@ def _warnings(hosts: Sequence[FleetHost], *, has_comparisons: bool) -> Iterator[
         yield f"not measured: {join_first_names(missing_gpus, 4)}"
     yield from _differing_versions(hosts)
     yield from _skipped_benches(hosts)
-    models = Counter(gpu.model for _, gpu, _ in _measured_gpus(hosts))
+    model_counts = Counter(gpu.model for _, gpu, _ in _measured_gpus(hosts))
     single_models = [
-        model or "a GPU of unknown model" for model, gpu_count in models.items() if gpu_count == 1
+        model or "a GPU of unknown model"
+        for model, gpu_count in model_counts.items()
+        if gpu_count == 1
     ]
     # Without comparisons, the headline of the report states that no GPU has peers.
     if single_models and has_comparisons:
