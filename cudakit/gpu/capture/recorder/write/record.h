@@ -43,6 +43,7 @@ enum {
     KIND_COLLECTIVE = 39,
     KIND_TEMPLATE = 42,
     KIND_TEMPLATE_POINTERS = 43,
+    KIND_LAUNCH_DELAYED = 44,
 };
 
 enum {
@@ -189,6 +190,9 @@ typedef struct {
         struct {
             uint64_t size_bytes;
         } arenas;
+        struct {
+            uint8_t pending; /* true at the begin of the delay, false at its end */
+        } launch_delay;
         struct {
             uint64_t size_bytes, free_bytes;
             uint32_t pool; /* text id of the pool's name */
