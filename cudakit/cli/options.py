@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import click
 from click.shell_completion import CompletionItem
 
+from cudakit.errors import GpuUnavailable
 from cudakit.units import parse_bytes, parse_ratio
 
 Decorator: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -108,6 +109,15 @@ class Command(click.Command):
             return super().parse_args(ctx, args)
         except click.UsageError as error:
             error.ctx = error.ctx or ctx  # click sets no context for an option without its argument
+            raise
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command. If it has ``--gpu`` and finds no GPU, the hint names the simulated one."""
+        try:
+            return super().invoke(ctx)
+        except GpuUnavailable as error:
+            if "gpu" in ctx.params:
+                error.hint += "; --gpu sim needs no GPU"
             raise
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
