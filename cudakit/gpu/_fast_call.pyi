@@ -36,10 +36,10 @@ class ArrayFactory:
 class StreamCall:
     """A call of a C function with 15 fixed arguments, whose last argument is a stream.
 
-    The call returns the status of the function. It raises RuntimeError if the context cannot be made current.
+    The call returns the status of the function.
     """
 
-    def __init__(self, function: int, context: int, arguments: tuple[int, ...], /) -> None: ...
+    def __init__(self, function: int, arguments: tuple[int, ...], /) -> None: ...
     def __call__(self, stream: int, /) -> int: ...
 
 class FastCall:

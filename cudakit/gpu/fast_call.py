@@ -142,20 +142,6 @@ def prepare_call(
     )
 
 
-def prepare_stream_call(
-    function_address: int, context: int, arguments: tuple[int, ...]
-) -> Callable[[int], int] | None:
-    """Return a function of a stream that calls a C function with 15 fixed arguments and the stream.
-
-    The function returns the status of the C function. Returns None without the extension.
-    """
-    if not _load_driver():
-        return None
-    from cudakit.gpu._fast_call import StreamCall
-
-    return StreamCall(function_address, context, arguments)
-
-
 @cache
 def _load_driver() -> bool:
     """Pass the driver's functions to the extension; return whether both are available."""

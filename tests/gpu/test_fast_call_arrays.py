@@ -432,7 +432,6 @@ def test_words_of_a_counter_need_a_counter(driver: Driver) -> None:
 FUNCTION_OF_16_WORDS = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_uint64] * 16)
 
 
-@pytest.mark.usefixtures("driver")
 def test_stream_call_passes_fixed_arguments_and_the_stream() -> None:
     calls: list[tuple[int, ...]] = []
 
@@ -444,21 +443,16 @@ def test_stream_call_passes_fixed_arguments_and_the_stream() -> None:
     address = ctypes.cast(function, ctypes.c_void_p).value
     fixed = (1 << 63, *range(14))
 
-    assert fast_call.StreamCall(address, CONTEXT, fixed)(STREAM) == 7
+    assert fast_call.StreamCall(address, fixed)(STREAM) == 7
     assert calls == [(*fixed, STREAM)]
     for bad_arguments in ((), (1, 2), ("text",)):
         with pytest.raises(TypeError):
-            fast_call.StreamCall(address, CONTEXT, fixed)(*bad_arguments)
+            fast_call.StreamCall(address, fixed)(*bad_arguments)
     with pytest.raises(ValueError, match="15 arguments"):
-        fast_call.StreamCall(address, CONTEXT, (1, 2))
+        fast_call.StreamCall(address, (1, 2))
     with pytest.raises(OverflowError):
-        fast_call.StreamCall(address, CONTEXT, (-1,) * 15)
+        fast_call.StreamCall(address, (-1,) * 15)
     assert len(calls) == 1
-
-
-def test_stream_call_without_a_driver_calls_nothing() -> None:
-    with pytest.raises(RuntimeError, match="context"):
-        fast_call.StreamCall(0, CONTEXT, (0,) * 15)(STREAM)
 
 
 def test_memory_is_freed_on_its_stream_with_the_last_reference(driver: Driver) -> None:

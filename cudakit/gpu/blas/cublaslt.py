@@ -25,8 +25,14 @@ from cudakit.gpu.blas.errors import (
 )
 from cudakit.gpu.blas.search import allowed_reductions, configurations, round_robin
 from cudakit.gpu.blas.vendor import CudaDevice, Nvmath
-from cudakit.gpu.fast_call import prepare_stream_call
 from cudakit.units import format_bytes
+
+try:
+    from cudakit.gpu._fast_call import StreamCall
+
+    _HAS_EXTENSION = True
+except ImportError:
+    _HAS_EXTENSION = False
 
 _ALGORITHM_HINT = "let the library choose, or tune again"
 
@@ -236,18 +242,15 @@ class LtGemm:
 
     def bind(self, operands: Operands) -> Callable[[Stream], None]:
         """Return a function that enqueues the GEMM with these operands, without Python code if possible."""
-        blas = self._blas
-        address = blas.vendor.matmul_address
-        if address is None or self._problem.gemm.has_bias:
+        cuda, address = self._blas.cuda, self._blas.vendor.matmul_address
+        if address is None or not _HAS_EXTENSION or self._problem.gemm.has_bias:
             return partial(self.enqueue, operands)
-        call = prepare_stream_call(address, blas.cuda.context_address, self._arguments(operands))
-        if call is None:
-            return partial(self.enqueue, operands)
+        call = StreamCall(address, self._arguments(operands))
 
         def enqueue_bound(stream: Stream) -> None:
             if self._is_closed:
                 raise closed_error("the cuBLASLt GEMM")
-            if status := call(blas.cuda.stream_address(stream)):
+            if status := cuda.in_context(call, cuda.stream_address(stream)):
                 raise call_error(status, "cublasLtMatmul")
 
         return enqueue_bound

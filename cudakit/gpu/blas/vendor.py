@@ -29,10 +29,6 @@ class CudaDevice(Memory, Streams, Protocol):
     def closed(self) -> bool:
         """Whether the device was closed, which frees its memory."""
 
-    @property
-    def context_address(self) -> int:
-        """The address of the device's context."""
-
     def in_context(self, function: Callable[..., _T], *args: object) -> _T:
         """Call a function with the device's context current in this thread."""
 

@@ -128,11 +128,6 @@ class Cuda(Device):
         """Call a function with this device's context current; restore the previous context."""
         return self.context.in_context(function, *args)
 
-    @property
-    def context_address(self) -> int:
-        """The address of the device's context."""
-        return int(self.context.handle)
-
     def stream_address(self, stream: Stream) -> int:
         """Return the driver handle of a stream as an int, for other libraries."""
         return self.streams.address(stream)
