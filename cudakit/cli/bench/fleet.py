@@ -199,4 +199,4 @@ def measure_gpu(index: int, gpu: str, quick: bool, command: tuple[str, ...]) -> 
             result = check_health(SuiteSpec(quick=quick), device, run_context=run_context)
         yield render(result)
     except CudakitError as error:
-        yield render_error(error)
+        yield render_error(error, error.exit_code)
