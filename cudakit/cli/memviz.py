@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -268,8 +268,8 @@ def _compare(
 ) -> int:
     if len(files) != 1:
         raise click.UsageError("--diff compares one SNAPSHOT with BEFORE; name one SNAPSHOT")
-    if spec.at != "peak":
-        raise click.UsageError("--diff always compares the peak and the end; remove --at")
+    _refuse_passed({"at": "--diff always compares the peak and the end; remove --at"})
+    _refuse_passed({"summary": "--summary has no effect with --diff"})
     from cudakit.core.memory.analyze.diff import diff
     from cudakit.core.memory.present.diff import report
 
@@ -289,12 +289,14 @@ def _replay(
     limit_bytes: int | None,
     options: OutputOptions,
 ) -> int:
-    if spec.at != "peak" or spec.stream is not None or spec.pool is not None:
-        raise click.UsageError(
-            "--what-if replays the whole device; remove --at, --stream and --pool"
-        )
-    if click.get_current_context().get_parameter_source("top") is ParameterSource.COMMANDLINE:
-        raise click.UsageError("--what-if shows all rows of its tables; remove --top")
+    whole_device_text = "--what-if replays the whole device; remove --at, --stream and --pool"
+    _refuse_passed(
+        {
+            **dict.fromkeys(("at", "stream", "pool"), whole_device_text),
+            "top": "--what-if shows all rows of its tables; remove --top",
+            "summary": "--summary has no effect with --what-if",
+        }
+    )
     from cudakit.api.memory import replay_snapshots
     from cudakit.core.memory.whatif import WhatIfSpec
     from cudakit.core.memory.whatif.present import brief_sentences, report
@@ -313,6 +315,14 @@ def _replay(
         )
     _note_slow_reader(result.files, options)
     return ExitCode.OK
+
+
+def _refuse_passed(message_by_parameter: Mapping[str, str]) -> None:
+    """Raise UsageError with the message of the first parameter that the command line has."""
+    context = click.get_current_context()
+    for parameter, message in message_by_parameter.items():
+        if context.get_parameter_source(parameter) is ParameterSource.COMMANDLINE:
+            raise click.UsageError(message)
 
 
 def _load_snapshots(files: tuple[str, ...], *, quiet: bool) -> list[Snapshot]:

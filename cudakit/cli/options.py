@@ -332,7 +332,7 @@ def _output_decorators(formats: Sequence[str], json_help: str) -> tuple[Decorato
             "-q",
             "--quiet",
             is_flag=True,
-            help="Print only the verdict and the findings, one line each.",
+            help="Print only the verdict, the findings and the main figures, one line each.",
         ),
     )
 
