@@ -62,15 +62,15 @@ RESULTS = {
         "devices --fields A,B --json",
         "cudakit.core.devices.result:FieldsResult",
     ),
+    "devices-list-fields-json.md": (
+        "devices --list-fields --json",
+        "cudakit.core.devices.fields:FieldsList",
+    ),
     "devices-select-json.md": (
         "devices --select --json",
         "cudakit.core.devices.result:SelectResult",
     ),
     "doctor-json.md": ("doctor --json", "cudakit.core.devices.diagnose.check:DoctorResult"),
-    "doctor-explain-json.md": (
-        "doctor --explain ID --json",
-        "cudakit.core.devices.explain:CheckExplanation",
-    ),
     "explain-json.md": ("explain TERM --json", "cudakit.core.devices.explain:Explanation"),
     "run-json.md": (
         "run --sanitize -o FILE.json",

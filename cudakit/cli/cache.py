@@ -191,7 +191,7 @@ def _capabilities_of_this_machine() -> list[tuple[int, int]]:
 
     capabilities = sorted(device_capabilities())
     if not capabilities:
-        raise UsageError("this machine has no GPU to compile for", hint=_HINT)
+        raise EnvironmentUnusable("this machine has no GPU to compile for", hint=_HINT)
     return capabilities
 
 

@@ -127,7 +127,7 @@ def doctor(
 
     Checks the driver, libraries, packages, environment variables, containers and the health of each GPU.
     Needs no driver, no root and no framework, and changes nothing. Exits with 1 if a check failed, with 3 if
-    no check could be performed.
+    no check could be performed. With --gpu sim, the whole machine is simulated, not only its GPUs.
 
     \b
     cudakit doctor
@@ -137,6 +137,8 @@ def doctor(
     cudakit doctor --report -o report.txt
     """
     if explained_id is not None:
+        if only or skip or deep or show_all or for_issue:
+            raise click.UsageError("--explain cannot be combined with options on checks")
         return explain_terms((explained_id,), output, for_doctor=True)
     from cudakit.core.devices.diagnose import diagnose, present, selected_ids
     from cudakit.core.devices.diagnose.redact import redact_value

@@ -371,10 +371,120 @@ RUNTIME_ONLY: dict[int, tuple[str, str, str]] = {
         "the launch configuration is not valid for the device",
         "check the grid and block sizes: at most 1024 threads per block, no dimension of 0",
     ),
+    10: (
+        "cudaErrorVersionTranslation",
+        "the runtime and a library exchange structures of different versions",
+        "update the driver",
+    ),
+    12: (
+        "cudaErrorInvalidPitchValue",
+        "a pitch of a 2D or 3D copy is too small or too large",
+        "pass a pitch of at least the width in bytes",
+    ),
+    13: (
+        "cudaErrorInvalidSymbol",
+        "a device variable does not exist in the program",
+        "pass the variable itself, not its name as a string or its address",
+    ),
+    16: (
+        "cudaErrorInvalidHostPointer",
+        "a host pointer is not valid",
+        "check the pointer and the size of the copy",
+    ),
+    17: (
+        "cudaErrorInvalidDevicePointer",
+        "a device pointer is not valid",
+        "check the pointer, and whether the memory was freed",
+    ),
+    18: (
+        "cudaErrorInvalidTexture",
+        "a texture is not valid",
+        "",
+    ),
+    19: (
+        "cudaErrorInvalidTextureBinding",
+        "a texture is not bound to memory",
+        "bind the texture before it is used",
+    ),
+    20: (
+        "cudaErrorInvalidChannelDescriptor",
+        "the format of a channel is not valid",
+        "use a format of cudaChannelFormatKind",
+    ),
+    21: (
+        "cudaErrorInvalidMemcpyDirection",
+        "the direction of a copy is not valid",
+        "use cudaMemcpyDefault, which derives the direction from the pointers",
+    ),
+    26: (
+        "cudaErrorInvalidFilterSetting",
+        "a texture that is not of floats is read with linear filtering",
+        "read the texture without filtering",
+    ),
+    27: (
+        "cudaErrorInvalidNormSetting",
+        "a texture of a wide type is read as normalized floats",
+        "read the texture by its element type",
+    ),
     35: (
         "cudaErrorInsufficientDriver",
         "the driver is older than the CUDA runtime needs",
         "update the driver, or install a build for the driver's CUDA version (CK009)",
+    ),
+    37: (
+        "cudaErrorInvalidSurface",
+        "a surface is not valid",
+        "",
+    ),
+    43: (
+        "cudaErrorDuplicateVariableName",
+        "two device variables have one name",
+        "rename one variable, or make both static",
+    ),
+    44: (
+        "cudaErrorDuplicateTextureName",
+        "two textures have one name",
+        "rename one texture, or make both static",
+    ),
+    45: (
+        "cudaErrorDuplicateSurfaceName",
+        "two surfaces have one name",
+        "rename one surface, or make both static",
+    ),
+    49: (
+        "cudaErrorIncompatibleDriverContext",
+        "the current context was created by the driver API and cannot be used by the runtime",
+        "use the primary context: cuDevicePrimaryCtxRetain",
+    ),
+    52: (
+        "cudaErrorMissingConfiguration",
+        "a kernel is launched without a launch configuration",
+        "launch the kernel with <<<grid, block>>> or cudaLaunchKernel",
+    ),
+    65: (
+        "cudaErrorLaunchMaxDepthExceeded",
+        "kernels launched kernels more deeply than the device allows",
+        "launch fewer levels of kernels",
+    ),
+    66: (
+        "cudaErrorLaunchFileScopedTex",
+        "a kernel that was launched by a kernel uses a texture reference",
+        "use texture objects",
+    ),
+    67: (
+        "cudaErrorLaunchFileScopedSurf",
+        "a kernel that was launched by a kernel uses a surface reference",
+        "use surface objects",
+    ),
+    68: (
+        "cudaErrorSyncDepthExceeded",
+        "a kernel waited for its child kernels at a deeper level than the limit",
+        "raise cudaLimitDevRuntimeSyncDepth",
+    ),
+    69: (
+        "cudaErrorLaunchPendingCountExceeded",
+        "kernels launched more kernels than the limit of pending launches",
+        "raise cudaLimitDevRuntimePendingLaunchCount",
     ),
     98: (
         "cudaErrorInvalidDeviceFunction",

@@ -176,11 +176,21 @@ def test_ids_ignore_case(cli: Cli) -> None:
 
 
 def test_report_says_that_the_self_test_of_a_simulated_gpu_did_not_run(cli: Cli) -> None:
-    sentence = "The self-test did not run: the GPU is simulated."
+    sentence = "CK041, CK042, CK043, CK044 not performed: the GPU is simulated"
 
-    assert f"! {sentence}" in cli(*SIM, "--deep").stdout
-    assert sentence in cli(*SIM, "--deep", "-q").stdout
-    assert "self-test" not in cli(*SIM).stdout
+    assert f"i {sentence}" in cli(*SIM, "--deep").stdout
+    assert sentence not in cli(*SIM).stdout
+
+
+def test_simulated_machine_is_named_as_a_whole(cli: Cli) -> None:
+    assert "i The whole machine is simulated, with its driver, packages" in cli(*SIM).stdout
+
+
+def test_explanation_excludes_options_on_checks(cli: Cli) -> None:
+    run = cli("doctor", "--explain", "CK001", "--only", "CK002")
+
+    assert run.exit_code == 2
+    assert "--explain cannot be combined" in run.stderr
 
 
 def test_self_test_of_simulated_gpu_is_unknown(cli: Cli) -> None:

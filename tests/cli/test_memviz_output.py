@@ -226,3 +226,18 @@ def test_csv_has_a_row_per_allocation(cli: Cli, snapshot: Path, tmp_path: Path) 
     cli("memviz", snapshot, "--csv", target)
     allocations = [entry for entry in files.trace() if entry["action"] == "alloc"]
     assert len(target.read_text().splitlines()) == 1 + len(allocations)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--diff", OOM, "--summary"], "--summary has no effect with --diff"),
+        (["--diff", OOM, "--at", "peak"], "--diff always compares the peak and the end"),
+        (["--what-if", "", "--summary"], "--summary has no effect with --what-if"),
+    ],
+)
+def test_option_without_effect_is_refused(cli: Cli, arguments: list[str], message: str) -> None:
+    run = cli("memviz", OOM, *arguments)
+
+    assert run.exit_code == 2
+    assert message in run.stderr

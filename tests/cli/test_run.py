@@ -483,3 +483,9 @@ def test_help_fits_80_columns(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None
     lines = cli("run", "--help").stdout.splitlines()
 
     assert [line for line in lines if len(line) > 80] == []
+
+
+def test_accesses_are_reported_as_ignored_on_simulated_devices(here: Here) -> None:
+    run = here.run("--sanitize", "--accesses", "arguments", here.program(), "fixed")
+
+    assert "--accesses has no effect on a simulated device" in run.stderr

@@ -89,6 +89,11 @@ class Monitor:
         """The reasons why recorded events are missing; a reason of several processes states their number."""
         return _append_counts(self._incomplete_reasons)
 
+    @property
+    def recorded_simulated_work_only(self) -> bool:
+        """Whether work was recorded, and all of it on simulated devices."""
+        return self._detector.recorded_work and not self._detector.recorded_gpu_work
+
     def finish(self) -> None:
         """Analyze the records that still wait for earlier ones: no more records will come."""
         if self._failure is None:

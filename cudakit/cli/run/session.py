@@ -320,6 +320,8 @@ def _report_findings(spec: RunSpec, prepared_run: _PreparedRun, exit_status: int
             _warn(note)
         return ExitCode.FINDINGS if has_passed_limit else ExitCode.OK
     monitor.finish()
+    if spec.accesses and monitor.recorded_simulated_work_only:
+        monitor.add_note("--accesses has no effect on a simulated device, whose accesses are known")
     result = monitor.result(exit_status=exit_status, require_gpu=spec.require_gpu)
     races, stderr = race_report(result), standard_error()
     try:

@@ -17,6 +17,8 @@ from cudakit.errors import UsageError, one_of
 
 # An Xid in upper case: "XID 79", "XID79" or "XID:79".
 _XID_PATTERN = re.compile(r"XID\W*0*(\d+)")
+# Start of the action of a check.
+_RUN_CHECK = "run this check: "
 # A term of several words, such as "Xid 79" or "CUDA error 700", or one word of the command line.
 _TERM_PATTERN = re.compile(
     r"(?:xid\W*|cuda\s+error\s+|(?:cublas|cudnn|nccl)\s+status\s+)\d+(?!\S)|[^\n]+", re.IGNORECASE
@@ -216,7 +218,7 @@ def _xid_topics() -> Iterator[Topic]:
 
 def _check_topics() -> Iterator[Topic]:
     for check in checks_by_id().values():
-        action = f"run this check: cudakit doctor --only {check.id}"
+        action = f"{_RUN_CHECK}cudakit doctor --only {check.id}"
         number = int(check.id.removeprefix("CK"))
         yield Topic(
             "check", check.id, number, (), check.title, check.explanation, "", action, "cudakit"
@@ -324,11 +326,23 @@ def _nodes(topic: Topic) -> Iterator[Node]:
         ("purpose", " ".join(purpose.split())),
         ("background", " ".join(background.split())),
         ("usual causes", topic.causes),
-        ("what to do", topic.action),
+        *(_check_action(topic) if topic.kind == "check" else (("what to do", topic.action),)),
         ("also known as", ", ".join(topic.other_names)),
         ("source", "" if topic.kind == "check" else topic.source),
     )
-    yield Facts(tuple((label, Text(text)) for label, text in table_rows if label and text))
+    yield Facts(
+        tuple((label, Text(_without_stop(text))) for label, text in table_rows if label and text)
+    )
+
+
+def _check_action(topic: Topic) -> tuple[tuple[str, str], ...]:
+    """Return the row with the command that runs a check: its result says what to do."""
+    return (("to run it", topic.action.removeprefix(_RUN_CHECK)),)
+
+
+def _without_stop(text: str) -> str:
+    """Remove the full stop of a single sentence, because other values are phrases."""
+    return text.removesuffix(".") if ". " not in text else text
 
 
 def _meaning_label(topic: Topic) -> str:

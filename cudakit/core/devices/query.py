@@ -18,7 +18,7 @@ from cudakit.units import Unavailable
 
 _NOT_IN_NVML = Unavailable("NVML does not report the device")
 _NOT_IN_CUDA = Unavailable("CUDA does not see the device")
-_HINT = "cudakit doctor finds the cause; --gpu sim shows a simulated GPU"
+_HINT = "cudakit doctor finds the cause; --gpu sim simulates a GPU"
 
 
 def open_query(machine: Machine) -> Query:
@@ -30,9 +30,7 @@ def open_query(machine: Machine) -> Query:
     nvml_view, cuda_view = machine.nvml(), machine.cuda()
     matched_devices = match_devices(nvml_view, cuda_view)
     if not matched_devices:
-        raise EnvironmentUnusable(
-            f"no GPU found: {_why_no_device(nvml_view, cuda_view)}", hint=_HINT
-        )
+        raise EnvironmentUnusable(_why_no_device(nvml_view, cuda_view), hint=_HINT)
     return Query(machine, nvml_view, cuda_view, matched_devices, field_registry())
 
 
@@ -47,10 +45,14 @@ def read_devices(
 
 
 def _why_no_device(nvml: NvmlView | Unavailable, cuda: CudaView | Unavailable) -> str:
+    if isinstance(nvml, Unavailable) and isinstance(cuda, Unavailable):
+        # The part after the colon is the message of the loader.
+        return f"no CUDA driver: {cuda.reason.partition(': ')[0]}"
     nvml_reason = nvml.reason if isinstance(nvml, Unavailable) else "NVML reports none"
     if isinstance(cuda, Unavailable):
-        return f"{nvml_reason}; {cuda.reason}"
-    return f"{nvml_reason}; CUDA: {cuda.error[1] if cuda.error else 'no device'}"
+        return f"no GPU found: {nvml_reason}; {cuda.reason}"
+    cuda_reason = cuda.error[1] if cuda.error else "no device"
+    return f"no GPU found: {nvml_reason}; CUDA: {cuda_reason}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +203,7 @@ def _cuda_state(cuda_view: CudaView | Unavailable) -> Cuda | Unavailable:
 
 
 # Clock event reasons that do not count as throttling.
+_POWER_LIMIT_REASON = "software power cap"  # NVML's name of the power limit.
 _NORMAL_REASONS = ("idle", "application clocks setting", "display clock setting")
 
 
@@ -239,7 +242,11 @@ def _device_notes(
         yield f"compute mode: {compute_mode}"
     reasons = fields.get("clock_event_reasons")
     throttling_reasons = (
-        [str(reason) for reason in reasons if reason not in _NORMAL_REASONS]
+        [
+            "power limit" if reason == _POWER_LIMIT_REASON else str(reason)
+            for reason in reasons
+            if reason not in _NORMAL_REASONS
+        ]
         if isinstance(reasons, tuple)
         else []
     )

@@ -28,8 +28,8 @@ def initialize() -> None:
         result = cu.cuInit(0)
     except RuntimeError as error:
         raise EnvironmentUnusable(
-            "no CUDA driver found: libcuda.so.1 cannot be loaded",
-            hint="install the NVIDIA driver, or give the container its GPUs (docker run --gpus all)",
+            "no CUDA driver: libcuda cannot be loaded",
+            hint="cudakit doctor finds the cause; --gpu sim simulates a GPU",
         ) from error
     check(result)
 

@@ -80,9 +80,27 @@ def rate(case: CaseResult) -> Value:
 
 def percent_of_peak(case: CaseResult) -> Value:
     """Return the rate as a share of the peak at the measured clock; "-" for a latency."""
-    if not case.amount and not isinstance(case.median_s, Unavailable):
+    if _is_latency(case):
         return Text("-")
     return cell(Ratio, case.ratio_to_limit)
+
+
+def percent_of_datasheet(case: CaseResult) -> Value:
+    """Return the share of the peak at the clock of the datasheet; "-" for a latency."""
+    if _is_latency(case):
+        return Text("-")
+    return cell(Ratio, case.ratio_to_datasheet)
+
+
+def _bound(case: CaseResult) -> Value:
+    """Return the term of the roofline that limits a case; "-" for a latency."""
+    if _is_latency(case):
+        return Text("-")
+    return cell(lambda limit: Text(limit.bound), case.limit)
+
+
+def _is_latency(case: CaseResult) -> bool:
+    return not case.amount and not isinstance(case.median_s, Unavailable)
 
 
 def cell(make_cell: Callable[[_T], Value], value: _T | Unavailable) -> Value:
@@ -118,7 +136,7 @@ def _columns(cases: Sequence[CaseResult]) -> list[_CaseColumn]:
         _CaseColumn("% of peak", percent_of_peak, has_value=_has_peak),
         _CaseColumn(
             "% of datasheet",
-            lambda case: cell(Ratio, case.ratio_to_datasheet),
+            percent_of_datasheet,
             has_value=_has_datasheet_peak,
             is_optional=True,
         ),
@@ -131,7 +149,7 @@ def _columns(cases: Sequence[CaseResult]) -> list[_CaseColumn]:
         ),
         _CaseColumn(
             "bound",
-            lambda case: cell(lambda limit: Text(limit.bound), case.limit),
+            _bound,
             has_value=_has_peak,
             is_optional=True,
         ),

@@ -27,7 +27,7 @@ _MODE_TEXTS = {
     "call": "host time of the call",
 }
 _CACHE_TEXTS = {
-    "rotate": "L2 cold, {sets} buffer sets in rotation",
+    "rotate": "L2 rotated, {sets} buffer sets",
     "flush": "L2 flushed before each sample",
     "hot": "L2 hot",
 }
@@ -106,7 +106,7 @@ def _describe_library(case: CaseResult) -> str:
         ),
         *(
             str(settings[name])
-            for name in ("asked", "path", "buffers", "page_cache")
+            for name in ("asked", "algorithm_source", "path", "buffers", "page_cache")
             if settings.get(name)
         ),
     ]

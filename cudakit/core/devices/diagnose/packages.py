@@ -186,7 +186,12 @@ def architectures(context: RunContext) -> Finding:
             *_unsupported_gpus(capability_by_name, evidence),
             *_builds_without_code(context, capability_by_name, evidence),
         ),
-        otherwise=ok_finding(f"the installed builds support {gpu_names}", evidence),
+        otherwise=ok_finding(
+            f"the installed builds support {gpu_names}"
+            if require_fact(context.software.builds)
+            else f"no framework is installed that could lack code for {gpu_names}",
+            evidence,
+        ),
     )
 
 

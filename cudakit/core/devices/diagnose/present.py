@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import Literal
 
@@ -37,6 +38,11 @@ _NOTE_LEVELS: dict[Status, Literal["ok", "info", "warn", "error"]] = {
     Status.FAIL: "error",
 }
 
+_SIMULATED_NOTE = Note(
+    "info",
+    "The whole machine is simulated, with its driver, packages, environment variables and container.",
+)
+
 
 def report(
     result: DoctorResult, *, show_all: bool = False, has_selection: bool = False
@@ -46,7 +52,8 @@ def report(
     ``has_selection`` is true if the user selected checks by id. Then every check is shown, with the reason if
     it could not be performed.
     """
-    nodes: list[Node] = [node for check in _problems(result) for node in _problem_nodes(check)]
+    nodes: list[Node] = [_SIMULATED_NOTE] if result.simulated else []
+    nodes += [node for check in _problems(result) for node in _problem_nodes(check)]
     if show_all or has_selection:
         nodes += _passed_by_theme(result)
     if show_all:
@@ -160,11 +167,12 @@ def _self_test_line(result: DoctorResult) -> Iterator[Node]:
     """Yield the reason why the self-test did not run, if ``--deep`` requested it."""
     self_test_checks = [check for check in result.checks if check.theme in SELF_TEST]
     if self_test_checks and all(check.status is Status.UNKNOWN for check in self_test_checks):
-        reasons = dict.fromkeys(check.summary for check in self_test_checks)
-        yield Note("warn", f"The self-test did not run: {'; '.join(reasons)}.")
+        level: Literal["info", "warn"] = "info" if result.simulated else "warn"
+        for note in _unknown_check_notes(self_test_checks):
+            yield replace(note, level=level)
 
 
-def _unknown_check_notes(checks: Sequence[CheckResult]) -> Iterator[Node]:
+def _unknown_check_notes(checks: Sequence[CheckResult]) -> Iterator[Note]:
     ids_by_reason: dict[str, list[str]] = {}
     for check in checks:
         if check.status is Status.UNKNOWN:

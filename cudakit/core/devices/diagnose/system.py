@@ -348,13 +348,14 @@ def gpudirect_storage(context: RunContext) -> Finding:
     }
     if not nvidia_fs_version and not context.driver.udev_database:
         return ok_finding(
-            "GPUDirect Storage is not set up; cuFile refuses files on drives, because udev's database "
-            "/run/udev is missing",
+            "GPUDirect Storage is not set up: nvidia-fs is not loaded, and udev's database /run/udev is "
+            "missing",
             evidence,
         )
     if not nvidia_fs_version:
         return ok_finding(
-            "GPUDirect Storage is not set up: cuFile reads through host memory", evidence
+            "GPUDirect Storage is not set up: nvidia-fs is not loaded, so cuFile reads through host memory",
+            evidence,
         )
     if not context.driver.udev_database:
         return warn_finding(
