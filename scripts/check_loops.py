@@ -2,12 +2,14 @@
 
     python scripts/check_loops.py                       # all loops that can run here
     python scripts/check_loops.py 'cupy_*' --kinds steady,fresh --rounds 1,37,50
+    python scripts/check_loops.py --rounds 0            # loops without a race
     python scripts/check_loops.py --until 90            # start no loop after 90 seconds
 
-Each process runs the loops of several programs (loop_corpus.py) with --accesses auto. If its races are not
-those that tests/sanitize_corpus/expected.toml lists, the same loops run with --accesses exact, and the races
-are compared. Prints the differences, and a line for each kind of loop with the share of launches that were
-not recorded because templates had their accesses. Exits with 1 if the races of auto and exact differ.
+Each process runs the loops of several programs (loop_corpus.py) with --accesses auto. If its findings are not
+the races that tests/sanitize_corpus/expected.toml lists, the same loops run with --accesses exact, and the
+findings are compared. Loops with the race in round 0 have no race, and must have no finding. Prints the
+differences, and a line for each kind of loop with the share of launches that were not recorded because
+templates had their accesses. Exits with 1 if the findings of auto and exact differ.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ from check_races import CORPUS, RUN, Case, Run, run_timed
 from loop_corpus import ROUNDS
 
 LOOP_CORPUS = str(Path(__file__).with_name("loop_corpus.py"))
-RACING_ROUNDS = (1, 37, ROUNDS)
+NO_ROUND = 0  # The racing round of loops without a race.
+RACING_ROUNDS = (1, 37, ROUNDS, NO_ROUND)
 MAX_PROGRAMS = 6  # Number of programs that one process runs.
 FRAMEWORKS = ("cuda_python", "cupy", "jax", "numba", "torch", "triton")
 # These programs change the current context or the memory settings of the process.
@@ -52,7 +55,7 @@ class LoopKind:
 
 LOOP_KINDS = (
     LoopKind("steady", racing_rounds=RACING_ROUNDS),
-    LoopKind("fresh", ("--fresh",)),
+    LoopKind("fresh", ("--fresh",), racing_rounds=(37, NO_ROUND)),
     LoopKind(
         "expandable segments",
         environment=(("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"),),
@@ -92,7 +95,7 @@ class Outcome:
 
 
 def jobs(patterns: list[str], kinds: list[str], rounds: list[int]) -> Iterator[Job]:
-    """Yield the jobs: those with a race in the 37th round first, because they use templates most."""
+    """Yield the jobs: those with a race in the 37th or in no round first, because they use templates most."""
     by_framework: defaultdict[str, list[Case]] = defaultdict(list)
     for case in check_races.cases():
         is_selected = not patterns or case.matches_any(patterns)
@@ -107,7 +110,7 @@ def jobs(patterns: list[str], kinds: list[str], rounds: list[int]) -> Iterator[J
         for group in _groups(by_framework[framework])
         if (not kinds or kind.name in kinds) and (not rounds or racing_round in rounds)
     ]
-    yield from sorted(planned, key=lambda job: job.racing_round != 37)
+    yield from sorted(planned, key=lambda job: job.racing_round not in (37, NO_ROUND))
 
 
 def _framework(case: Case) -> str:
@@ -150,6 +153,9 @@ def _problems(job: Job, run: Run) -> Iterator[str]:
     if not run.report or run.report.get("exit_status"):
         yield f"no result: {check_races.last_line(run.stderr)}"
         return
+    if job.racing_round == NO_ROUND:
+        yield from _findings(run)
+        return
     for case in job.cases:
         races = [race for race in run.races if check_races.has_frame_of(case.script, race)]
         if not races:
@@ -158,6 +164,13 @@ def _problems(job: Job, run: Run) -> Iterator[str]:
     scripts = [case.script for case in job.cases]
     if any(not any(check_races.has_frame_of(script, r) for script in scripts) for r in run.races):
         yield "a race without a line of the program"
+
+
+def _findings(run: Run) -> Iterator[str]:
+    """Yield all findings: races, possible races with launches that were not recorded, missing events."""
+    yield from (f"race: {check_races.race_text(race)}" for race in run.races)
+    yield from (f"unverified: {pair['sentence']}" for pair in run.report.get("unverified", ()))
+    yield from (f"incomplete: {sentence}" for sentence in run.report.get("incomplete", ()))
 
 
 def _unexpected(case: Case, races: Iterable[dict[str, Any]]) -> Iterator[str]:
@@ -175,22 +188,29 @@ def _differences(auto: Run, exact: Run) -> Iterator[str]:
             yield f"no result with {name}: {run.stderr.strip()[-600:]}"
             return
     yield from check_races.race_differences(auto, exact, ("auto", "exact"))
+    if not exact.races:
+        yield from (f"only auto: {text}" for text in _findings(auto))
 
 
 def print_summary(outcomes: list[Outcome]) -> None:
     launches: Counter[str] = Counter()
     from_template: Counter[str] = Counter()
     numbers: Counter[str] = Counter()
+    unverified: Counter[str] = Counter()
+    incomplete: Counter[str] = Counter()
     for outcome in outcomes:
         name = f"{outcome.job.kind.name}, race in round {outcome.job.racing_round}"
         coverage = outcome.auto.report.get("coverage", {})
         launches[name] += coverage.get("launches", 0)
         from_template[name] += coverage.get("launches_from_template", 0)
         numbers[name] += len(outcome.job.cases)
+        unverified[name] += len(outcome.auto.report.get("unverified", ()))
+        incomplete[name] += len(outcome.auto.report.get("incomplete", ()))
     for name, number in numbers.items():
         share = from_template[name] / max(launches[name], 1)
         print(
-            f"{name:40} {number:3} programs, {launches[name]:6,} launches, {share:.0%} from templates"
+            f"{name:40} {number:3} programs, {launches[name]:6,} launches, {share:.0%} from templates,"
+            f" {unverified[name]} unverified, {incomplete[name]} incomplete"
         )
 
 

@@ -25,6 +25,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -50,6 +51,7 @@ FOLDERS = (ROOT / "examples/races", PROGRAMS, CORPUS)
 RUN = [sys.executable, "-P", "-m", "cudakit", "run", "--sanitize", "--python", sys.executable]
 RACES_FOUND = 1  # The exit code of cudakit if there are races and the program ends with 0.
 TIMED_OUT = 124  # The exit code of timeout(1).
+_EXCEPTION = re.compile(r"[\w.]*(Error|Exception|Exit)\b")
 MIN_EXACT_SHARE = 0.99  # The required share of launches with exact accesses.
 CONFIDENCES = (
     "possible",
@@ -223,7 +225,8 @@ def differences(case: Case, run: Run) -> Iterator[str]:
         yield f"no result: {last_line(run.stderr)}"
         return
     if run.report.get("exit_status") != case.status:
-        yield f"exit_status {run.report.get('exit_status')}, expected {case.status}"
+        status = run.report.get("exit_status")
+        yield f"exit_status {status}, expected {case.status}: {last_error(run.stderr)}"
     expected_code = case.status or (RACES_FOUND if run.races else 0)
     if run.exit_code != expected_code:
         yield f"exit code {run.exit_code}, expected {expected_code}"
@@ -309,6 +312,12 @@ def last_line(text: str) -> str:
     """Return the last line that is neither empty nor the name of a file that cudakit wrote."""
     lines = (line for line in reversed(text.splitlines()) if line.strip())
     return next((line for line in lines if not line.startswith("Wrote ")), "no output")
+
+
+def last_error(text: str) -> str:
+    """Return the last line that names an exception of Python, or else the last line."""
+    lines = [line for line in text.splitlines() if _EXCEPTION.match(line)]
+    return lines[-1] if lines else last_line(text)
 
 
 @dataclass(frozen=True, slots=True)

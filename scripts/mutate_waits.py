@@ -3,6 +3,7 @@
     python scripts/mutate_waits.py --list             # list the waits that can be removed
     python scripts/mutate_waits.py --jobs 4           # run all mutants that can run here
     python scripts/mutate_waits.py 'sim_*' 'cupy_*'   # run the mutants of these programs
+    python scripts/mutate_waits.py --accesses auto --compare exact --until 120
 
 The programs are the fixed variants in examples/races and tests/sanitize_corpus. A mutant lacks one statement
 that makes a stream or the host wait, or that informs an allocator. The report of the engine is compared with
@@ -15,7 +16,9 @@ a brute force search over the events of the same run:
     unproven    no race was reported or found, but some accesses are not exact, for the printed reasons
     broken      the program does not run without the wait
 
-Exits with 1 for any MISSED or ALARM. --json FILE writes the outcomes.
+With --compare, each mutant also runs with other accesses. The verdict is DIFFERENT if a race is reported in
+only one of the two runs. Exits with 1 for any MISSED, ALARM or DIFFERENT. --json FILE writes the outcomes.
+--until S starts no mutant after S seconds.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ import json
 import shutil
 import sys
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -37,9 +41,11 @@ from typing import TypeGuard
 import check_races
 import race_logs
 
+from cudakit.core.sanitize.races import Coverage
 from cudakit.core.sanitize.reorder_buffer import NEVER_READ, reorder_records
 from cudakit.core.sanitize.report import findings
 from cudakit.core.sanitize.result import SanitizeResult
+from cudakit.core.sanitize.templates import TemplateAccesses
 from cudakit.trace.layout import unpack
 from cudakit.trace.spool import Batch
 
@@ -58,7 +64,7 @@ WAITS = frozenset({
 RETURNING_WAITS = frozenset({"block_until_ready"})
 # Calls that a polling loop repeats until they return true.
 QUERIES = frozenset({"query", "done", "is_done"})
-ENGINE_ERRORS = ("MISSED", "ALARM")
+ENGINE_ERRORS = ("MISSED", "ALARM", "DIFFERENT")
 # Modules that programs import from the folder of the program.
 HELPER_MODULES = {"cuda_driver.py", "cuda_kernels.py"}
 TIMEOUT_S = 120
@@ -192,11 +198,37 @@ def run_mutant(mutant: Mutant, *, accesses: str | None, keep: Path | None) -> Ou
         return outcome(race_logs.load(log))
 
 
+def run_and_compare(
+    mutant: Mutant,
+    *,
+    accesses: str | None,
+    other_accesses: str | None,
+    keep: Path | None,
+    deadline: float,
+) -> Outcome | None:
+    """Run a mutant with one or two kinds of accesses. Return None if the deadline has passed."""
+    if time.monotonic() > deadline:
+        return None
+    result = run_mutant(mutant, accesses=accesses, keep=keep)
+    if other_accesses is None:
+        return result
+    other_result = run_mutant(mutant, accesses=other_accesses, keep=None)
+    if (result.verdict == "reported") == (other_result.verdict == "reported"):
+        return result
+    names = accesses or "default", other_accesses
+    texts = (
+        f"{name}: {r.verdict} {r.text}"
+        for name, r in zip(names, (result, other_result), strict=True)
+    )
+    return Outcome("DIFFERENT", "; ".join(texts))
+
+
 def outcome(traces: list[Batch]) -> Outcome:
     """Compare the engine's report of a run with the pairs that brute force finds."""
     brute_force = UnorderedPairs([], Counter())
     for trace in traces:
         records, never_read_count = reorder_records(trace.records)
+        records = TemplateAccesses().insert(records, Coverage())
         trace_result = unordered_accesses(unpack(records, trace.strings))
         brute_force.pairs.extend(trace_result.pairs)
         brute_force.uncertainties.update(trace_result.uncertainties)
@@ -222,7 +254,11 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("names", nargs="*", help="patterns of programs")
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--accesses", choices=["exact", "arguments"])
+    parser.add_argument("--accesses", choices=["auto", "exact", "arguments"])
+    parser.add_argument(
+        "--compare", choices=["auto", "exact"], help="run again with these accesses"
+    )
+    parser.add_argument("--until", type=float, default=float("inf"), metavar="S")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep the logs of the mutants")
     parser.add_argument("--json", type=Path)
     return parser.parse_args()
@@ -241,9 +277,18 @@ def main() -> int:
         return 0
     counts: Counter[str] = Counter()
     outcomes: dict[str, dict[str, str]] = {}
-    run = partial(run_mutant, accesses=options.accesses, keep=options.keep)
+    run = partial(
+        run_and_compare,
+        accesses=options.accesses,
+        other_accesses=options.compare,
+        keep=options.keep,
+        deadline=time.monotonic() + options.until,
+    )
     with ThreadPoolExecutor(options.jobs) as pool:
         for mutant, result in zip(selected_mutants, pool.map(run, selected_mutants), strict=True):
+            if result is None:
+                counts["not run"] += 1
+                continue
             print(f"{result.verdict:9}  {mutant}  {result.text}".rstrip(), flush=True)
             counts[result.verdict] += 1
             outcomes[str(mutant)] = asdict(result)

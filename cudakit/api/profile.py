@@ -135,11 +135,11 @@ class TestTimes:
     def _add_time(self, test: str, timelines: list[Timeline], begin_ns: int, end_ns: int) -> None:
         """Add the GPU work that was launched between two times to a test."""
         for process_timeline in timelines:
-            busy_ns, launches = launched_work(process_timeline, begin_ns, end_ns)
-            if launches:
+            busy_ns, launch_count = launched_work(process_timeline, begin_ns, end_ns)
+            if launch_count:
                 earlier_time = self._time_by_test.get(test, GpuTime(test, 0, 0))
                 self._time_by_test[test] = GpuTime(
-                    test, earlier_time.busy_ns + busy_ns, earlier_time.launches + launches
+                    test, earlier_time.busy_ns + busy_ns, earlier_time.launches + launch_count
                 )
 
 
@@ -178,6 +178,14 @@ def timed(stream: object = None, *, gpu: Gpu | None = None) -> Iterator[Timing]:
     ...     model(batch)
     >>> timing.seconds  # doctest: +SKIP
     0.0123
+
+    On a simulated device, the time is simulated:
+
+    >>> from cudakit.gpu.sim import Sim
+    >>> with cudakit.timed(gpu=Sim()) as timing:
+    ...     pass
+    >>> timing.seconds < 1e-5
+    True
     """
     device, measured_stream = _current_stream(stream) if gpu is None else (gpu, LEGACY)
     if gpu is not None and isinstance(stream, int):

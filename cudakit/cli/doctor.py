@@ -66,7 +66,8 @@ _CHECK_OPTIONS = option_group(
     option(
         "--deep",
         is_flag=True,
-        help="Also use each GPU briefly: create a context, compile with NVRTC, run a kernel, copy.",
+        help="Also use each GPU briefly (CK041 to CK044): create a context, compile with NVRTC, run a "
+        "kernel, copy.",
     ),
     option(
         "--explain",
@@ -127,7 +128,8 @@ def doctor(
 
     Checks the driver, libraries, packages, environment variables, containers and the health of each GPU.
     Needs no driver, no root and no framework, and changes nothing. Exits with 1 if a check failed, with 3 if
-    no check could be performed. With --gpu sim, the whole machine is simulated, not only its GPUs.
+    no check could be performed. With --gpu sim the whole machine is simulated: packages, environment
+    variables and limits are not those of this machine.
 
     \b
     cudakit doctor
@@ -137,8 +139,6 @@ def doctor(
     cudakit doctor --report -o report.txt
     """
     if explained_id is not None:
-        if only or skip or deep or show_all or for_issue:
-            raise click.UsageError("--explain cannot be combined with options on checks")
         return explain_terms((explained_id,), output, for_doctor=True)
     from cudakit.core.devices.diagnose import diagnose, present, selected_ids
     from cudakit.core.devices.diagnose.redact import redact_value

@@ -73,7 +73,7 @@ def open_file(path: str, *, force: bool = False) -> Iterator[Output]:
 def open_binary_file(path: str, *, force: bool = False) -> Iterator[BinaryIO]:
     """Open a binary file for writing.
 
-    The text goes to a temporary file, which replaces the target if the block succeeds and is deleted if it
+    The bytes go to a temporary file, which replaces the target if the block succeeds and is deleted if it
     fails. A device or a pipe is written directly. Raises UsageError, before the block runs, if the file
     exists without ``force``, is a directory or cannot be written.
     """
@@ -121,10 +121,10 @@ def terminal_width(stream: TextIO) -> int:
 def terminal_height(stream: TextIO) -> int:
     """Return the number of lines: ``LINES``, or that of the terminal, or 50."""
     lines_variable = os.environ.get("LINES", "")
-    lines = int(lines_variable) if lines_variable.isdecimal() else 0
-    if not lines and stream.isatty():
-        lines = os.get_terminal_size(stream.fileno()).lines
-    return lines or DEFAULT_HEIGHT
+    line_count = int(lines_variable) if lines_variable.isdecimal() else 0
+    if not line_count and stream.isatty():
+        line_count = os.get_terminal_size(stream.fileno()).lines
+    return line_count or DEFAULT_HEIGHT
 
 
 def wants_color(stream: TextIO) -> bool:

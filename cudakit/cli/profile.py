@@ -148,13 +148,18 @@ def profile(
 
 
 def _compare(
-    before: ProfileResult, after: ProfileResult, outputs: Outputs, *, top: int, limit: float | None
+    before_result: ProfileResult,
+    after_result: ProfileResult,
+    outputs: Outputs,
+    *,
+    top: int,
+    limit: float | None,
 ) -> int:
     """Write the comparison of two profiles, and return the exit code."""
     from cudakit.core.profile.diff import compare
     from cudakit.core.profile.present import diff as present_diff
 
-    diff = compare(before, after)
+    diff = compare(before_result, after_result)
     outputs.write(Report(result=diff, document=lambda: present_diff.report(diff, top=top)))
     growth = diff.slowest_growth()
     is_slower = limit is not None and growth is not None and growth > limit

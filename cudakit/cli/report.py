@@ -98,8 +98,8 @@ def _page_footer() -> str:
     from platform import python_version
 
     written_at = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
-    versions = f"cudakit {version('cudakit')}, Python {python_version()}"
-    return f"{versions}, written {written_at}: {shlex.join(['cudakit', *sys.argv[1:]])}"
+    versions_text = f"cudakit {version('cudakit')}, Python {python_version()}"
+    return f"{versions_text}, written {written_at}: {shlex.join(['cudakit', *sys.argv[1:]])}"
 
 
 def main_rows(document: Document) -> Iterator[str]:

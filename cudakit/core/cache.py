@@ -40,7 +40,7 @@ class Warmed:
 
 @dataclass(frozen=True, slots=True)
 class CacheResult:
-    """The content of the cache, after ``clear`` or ``warm`` if one of them was requested."""
+    """The content of the cache, and what ``cudakit cache clear`` or ``cudakit cache warm`` changed."""
 
     schema: ClassVar[str] = "cudakit.cache/1"
     directory: str  # directory of the images
@@ -62,10 +62,10 @@ def _title(result: CacheResult) -> str:
     if removed_images := result.cleared:
         return f"Deleted {_file_count_text(removed_images.files)}, {format_bytes(removed_images.size_bytes)}"
     if result.warmed:
-        target_counts = ", ".join(
+        target_counts_text = ", ".join(
             f"{warmed_target.sources} for {warmed_target.target}" for warmed_target in result.warmed
         )
-        return f"Compiled kernels in the cache: {target_counts}"
+        return f"Compiled kernels in the cache: {target_counts_text}"
     return f"{_image_count_text(len(result.images))}, {format_bytes(result.size_bytes)}"
 
 
@@ -108,9 +108,9 @@ def _table(result: CacheResult) -> Table:
     )
 
 
-def _shortened_kernels(kernels: str) -> str:
+def _shortened_kernels(kernels_text: str) -> str:
     """Return the name of the first kernel and the number of further kernels."""
-    first_kernel, *other_kernels = kernels.split(", ")
+    first_kernel, *other_kernels = kernels_text.split(", ")
     return f"{first_kernel} and {len(other_kernels)} more" if other_kernels else first_kernel
 
 

@@ -1,8 +1,8 @@
 """A cache of compiled kernels on disk.
 
 The file name is a hash of compiler, target, options and source. The content is a SHA-256 checksum, the label
-of the image in JSON on one line, and the image. Read and write errors are ignored: an unreadable image is
-compiled again.
+of the image in JSON on one line, and the image. Read and write errors are ignored, unless ``cache warm``
+writes the images: an unreadable image is compiled again.
 
 Images run on the GPU, so an image is read only if no other user can have written it: its directory and its
 file belong to this user, are no symbolic links, and are not writable by the group or by others.
@@ -14,7 +14,7 @@ import json
 import os
 import stat
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -54,23 +54,29 @@ class CompileCache:
     directory: Path
     max_images: int = 512
     max_bytes: int = 256 << 20
+    reports_errors: bool = False  # whether ``keep`` raises OSError if an image cannot be stored
 
     def get(self, key: str) -> bytes | None:
         """Return an image; None if it is missing or damaged, or if another user can have written it."""
         try:
-            with self._open_directory() as directory:
-                return _read_image(directory, _file_name(key))[1]
+            with self._open_directory() as directory_descriptor:
+                return _read_image(directory_descriptor, _file_name(key))[1]
         except (OSError, ValueError):
             return None
 
     def keep(self, key: str, image: bytes, label: Label) -> None:
-        """Store an image atomically, and delete the oldest images above the limits."""
+        """Store an image atomically, and delete the oldest images above the limits.
+
+        Raises OSError only if ``reports_errors`` is true: most callers have the image, and need no cache.
+        """
         content = json.dumps(asdict(label)).encode() + b"\n" + image
-        with suppress(OSError):
+        with nullcontext() if self.reports_errors else suppress(OSError):
             _make_private_directories(self.directory)
-            with self._open_directory() as directory:
-                _write_atomically(directory, _file_name(key), sha256(content).digest() + content)
-                self._delete_oldest(directory)
+            with self._open_directory() as directory_descriptor:
+                _write_atomically(
+                    directory_descriptor, _file_name(key), sha256(content).digest() + content
+                )
+                self._delete_oldest(directory_descriptor)
 
     def images(self) -> tuple[list[CachedImage], int]:
         """Return the images, newest first, and the number of files that are not usable.
@@ -81,11 +87,11 @@ class CompileCache:
         images: list[CachedImage] = []
         unusable_count = 0
         try:
-            with self._open_directory() as directory:
-                for name in _image_names(directory):
+            with self._open_directory() as directory_descriptor:
+                for name in _image_names(directory_descriptor):
                     try:
-                        label, _ = _read_image(directory, name)
-                        file_status = os.stat(name, dir_fd=directory)
+                        label, _ = _read_image(directory_descriptor, name)
+                        file_status = os.stat(name, dir_fd=directory_descriptor)
                         images.append(
                             CachedImage(label, file_status.st_size, file_status.st_mtime_ns)
                         )
@@ -102,24 +108,24 @@ class CompileCache:
         """
         deleted_count = deleted_bytes = 0
         try:
-            with self._open_directory() as directory:
-                for name in os.listdir(directory):
+            with self._open_directory() as directory_descriptor:
+                for name in os.listdir(directory_descriptor):
                     if name.endswith(_IMAGE_SUFFIX) or name.startswith(_TEMPORARY_PREFIX):
                         with suppress(FileNotFoundError):
                             deleted_bytes += os.stat(
-                                name, dir_fd=directory, follow_symlinks=False
+                                name, dir_fd=directory_descriptor, follow_symlinks=False
                             ).st_size
-                            os.unlink(name, dir_fd=directory)
+                            os.unlink(name, dir_fd=directory_descriptor)
                             deleted_count += 1
         except FileNotFoundError:
             pass
         return deleted_count, deleted_bytes
 
-    def _delete_oldest(self, directory: int) -> None:
+    def _delete_oldest(self, directory_descriptor: int) -> None:
         files = []
-        for name in _image_names(directory):
+        for name in _image_names(directory_descriptor):
             with suppress(FileNotFoundError):
-                file_status = os.stat(name, dir_fd=directory, follow_symlinks=False)
+                file_status = os.stat(name, dir_fd=directory_descriptor, follow_symlinks=False)
                 files.append((file_status.st_mtime_ns, file_status.st_size, name))
         files.sort(reverse=True)
         total_bytes = 0
@@ -128,28 +134,28 @@ class CompileCache:
             # The newest image stays, however large it is.
             if position >= self.max_images or (position and total_bytes > self.max_bytes):
                 with suppress(FileNotFoundError):
-                    os.unlink(name, dir_fd=directory)
+                    os.unlink(name, dir_fd=directory_descriptor)
 
     @contextmanager
     def _open_directory(self) -> Iterator[int]:
         """Open the directory. Raises OSError if another user can have written in it."""
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-        directory = os.open(self.directory, flags)
+        directory_descriptor = os.open(self.directory, flags)
         try:
-            _check_owner(directory, stat.S_IFDIR)
-            yield directory
+            _check_owner(directory_descriptor, stat.S_IFDIR)
+            yield directory_descriptor
         finally:
-            os.close(directory)
+            os.close(directory_descriptor)
 
 
-def _read_image(directory: int, name: str) -> tuple[Label, bytes]:
+def _read_image(directory_descriptor: int, name: str) -> tuple[Label, bytes]:
     """Return the label and the image of a file.
 
     Raises ValueError if the file is damaged, OSError if it is missing or another user can have written it.
     """
     # Without O_NONBLOCK, opening a pipe would block.
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    with open(os.open(name, flags, dir_fd=directory), "rb") as file:
+    with open(os.open(name, flags, dir_fd=directory_descriptor), "rb") as file:
         _check_owner(file.fileno(), stat.S_IFREG)
         digest, content = file.read(_DIGEST_BYTES), file.read()
     if sha256(content).digest() != digest:
@@ -159,17 +165,17 @@ def _read_image(directory: int, name: str) -> tuple[Label, bytes]:
     return Label(fields["kernels"], fields["target"], fields["compiler"]), image
 
 
-def _image_names(directory: int) -> list[str]:
-    return [name for name in os.listdir(directory) if name.endswith(_IMAGE_SUFFIX)]
+def _image_names(directory_descriptor: int) -> list[str]:
+    return [name for name in os.listdir(directory_descriptor) if name.endswith(_IMAGE_SUFFIX)]
 
 
 def _file_name(key: str) -> str:
     return f"{key}{_IMAGE_SUFFIX}"
 
 
-def _check_owner(file: int, file_type: int) -> None:
+def _check_owner(file_descriptor: int, file_type: int) -> None:
     """Raise PermissionError unless an open file has the expected type, and only this user can write it."""
-    file_status = os.fstat(file)
+    file_status = os.fstat(file_descriptor)
     is_private = file_status.st_uid == os.geteuid() and not file_status.st_mode & (
         stat.S_IWGRP | stat.S_IWOTH
     )
@@ -185,16 +191,18 @@ def _make_private_directories(path: Path) -> None:
                 directory.mkdir(mode=0o700)
 
 
-def _write_atomically(directory: int, name: str, content: bytes) -> None:
+def _write_atomically(directory_descriptor: int, name: str, content: bytes) -> None:
     partial_name = f"{_TEMPORARY_PREFIX}{os.getpid()}-{os.urandom(8).hex()}"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    descriptor = os.open(partial_name, flags, 0o600, dir_fd=directory)
+    descriptor = os.open(partial_name, flags, 0o600, dir_fd=directory_descriptor)
     try:
         with open(descriptor, "wb") as file:
             file.write(content)
-        os.replace(partial_name, name, src_dir_fd=directory, dst_dir_fd=directory)
+        os.replace(
+            partial_name, name, src_dir_fd=directory_descriptor, dst_dir_fd=directory_descriptor
+        )
     except BaseException:
-        os.unlink(partial_name, dir_fd=directory)
+        os.unlink(partial_name, dir_fd=directory_descriptor)
         raise
 
 

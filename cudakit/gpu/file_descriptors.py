@@ -111,8 +111,8 @@ def _start_time(pid: int) -> int | None:
 
 def _pidfd_getfd(pidfd: int, number: int) -> int:
     libc = ctypes.CDLL(None, use_errno=True)
-    duplicate: int = libc.syscall(_PIDFD_GETFD, pidfd, number, 0)
-    if duplicate < 0:
+    duplicate_descriptor: int = libc.syscall(_PIDFD_GETFD, pidfd, number, 0)
+    if duplicate_descriptor < 0:
         error_number = ctypes.get_errno()
         raise OSError(error_number, os.strerror(error_number))
-    return duplicate
+    return duplicate_descriptor

@@ -86,9 +86,9 @@ def _parse_steps(text: str, exit_reason: str) -> tuple[SelfTestStep, ...]:
 
 def child() -> None:
     """Run the steps, and write the result of each as a line of JSON."""
-    pipe = os.dup(1)
+    pipe_descriptor = os.dup(1)
     os.dup2(2, 1)  # redirect output of libraries to stderr
-    with open(pipe, "w", encoding="utf-8") as result_stream:
+    with open(pipe_descriptor, "w", encoding="utf-8") as result_stream:
         for step in run_steps(_open_all_devices):
             step_fields = {name: getattr(step, name) for name in ("name", "error", "hint")}
             result_stream.write(json.dumps({**step_fields, "details": dict(step.details)}) + "\n")

@@ -61,7 +61,7 @@ class ReductionSource:
     def _declarations(self) -> str:
         """Return the types and the functions that the kernel uses."""
         blocks, output = self.blocks, len(self.dtypes)
-        dimensions = self.output_dimensions + self.reduced_dimensions
+        dimension_count = self.output_dimensions + self.reduced_dimensions
         accumulator = self.accumulator.compute_type
         mean_text = (
             f"total = op::divide(total, ({accumulator})layout.count);" if self.is_mean else ""
@@ -76,7 +76,7 @@ enum {{ VECTOR = {blocks.width}, UNROLLED = 4 }};
 struct Layout {{
     i64 outputs, count, chunk, splits;
     i64 output_sizes[{self.output_dimensions}], reduced_sizes[{self.reduced_dimensions}];
-    i64 strides[{len(self.dtypes) + 1}][{dimensions}];
+    i64 strides[{len(self.dtypes) + 1}][{dimension_count}];
 }};
 
 // Combines the values of a block's threads for each output. The thread in row 0 returns the total.
@@ -115,7 +115,10 @@ extern "C" __global__ void __launch_bounds__({self.blocks.threads}) KERNEL_NAME(
 """
 
     def _chunk_text(self) -> str:
-        """Return the text that reduces the elements of a block, and ends the kernel if there is one split."""
+        """Return the text that reduces the elements of a block.
+
+        If the reduction is not split, the text also ends the kernel.
+        """
         element, operation = self._element_text(), f"op::{self.operation}"
         return f"""    if (is_used) {{
 {self._offset_text("output", "output", range(len(self.dtypes)))}
@@ -237,20 +240,20 @@ extern "C" __global__ void __launch_bounds__({self.blocks.threads}) KERNEL_NAME(
     def _offset_text(self, index: str, kind: str, arrays: Iterable[int]) -> str:
         """Return the text that computes byte offsets of arrays for an index of output or reduced elements."""
         is_output = kind == "output"
-        dimensions = self.output_dimensions if is_output else self.reduced_dimensions
+        dimension_count = self.output_dimensions if is_output else self.reduced_dimensions
         first_axis = 0 if is_output else self.output_dimensions
         lines = [f"            i64 {kind}_rest = {index};"]
-        for axis in range(dimensions):
-            is_last = axis == dimensions - 1
+        for axis in range(dimension_count):
+            is_last = axis == dimension_count - 1
             size = f"layout.{kind}_sizes[{axis}]"
             position = f"{kind}_rest" if is_last else f"{kind}_rest % {size}"
             lines.append(f"            const i64 {kind}_i{axis} = {position};")
             if not is_last:
                 lines.append(f"            {kind}_rest /= {size};")
-        for array in arrays:
+        for array_index in arrays:
             terms = [
-                f"{kind}_i{axis} * layout.strides[{array}][{first_axis + axis}]"
-                for axis in range(dimensions)
+                f"{kind}_i{axis} * layout.strides[{array_index}][{first_axis + axis}]"
+                for axis in range(dimension_count)
             ]
-            lines.append(f"            const i64 {kind}_offset{array} = {' + '.join(terms)};")
+            lines.append(f"            const i64 {kind}_offset{array_index} = {' + '.join(terms)};")
         return "\n".join(lines)

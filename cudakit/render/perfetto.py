@@ -223,8 +223,10 @@ def _slice_events(slices: _Slices) -> Iterator[_Event]:
     columns = slices.columns
     argument_names = [name for name in columns.arrays if name not in _SLICE_ARRAYS]
     encoders = {name: _item_encoder(name, columns) for name in ("name", *argument_names)}
-    keys = ",".join(f"{_quote(name).replace('%', '%%')}:%s" for name in argument_names)
-    template = f'{{"ph":"X","ts":%s,"dur":%s,"pid":{_PID},"tid":%d,"name":%s,"args":{{{keys}}}}}'
+    keys_text = ",".join(f"{_quote(name).replace('%', '%%')}:%s" for name in argument_names)
+    template = (
+        f'{{"ph":"X","ts":%s,"dur":%s,"pid":{_PID},"tid":%d,"name":%s,"args":{{{keys_text}}}}}'
+    )
     for block in _row_blocks(len(slices.row)):
         block_rows, start_ns = slices.row[block], slices.start_ns[block]
         texts = zip(

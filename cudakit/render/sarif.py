@@ -64,11 +64,11 @@ def _notification_object(note: Note) -> _Object:
     return {"level": _LEVELS[note.level], "message": _message_object(note)}
 
 
-def _result_object(note: Note, finding: Finding, rule: int, root: str) -> _Object:
+def _result_object(note: Note, finding: Finding, rule_index: int, root: str) -> _Object:
     labelled_stacks = [(label, stack) for label, stack in finding.places if stack.frames]
     result: _Object = {
         "ruleId": finding.rule,
-        "ruleIndex": rule,
+        "ruleIndex": rule_index,
         "level": _LEVELS[note.level],
         "message": _message_object(note),
         "occurrenceCount": finding.count,

@@ -12,7 +12,7 @@ class Action(IntEnum):
     ALLOC = 1
     FREE_REQUESTED = 2
     FREE_COMPLETED = 3
-    FREE = 4  # Request and completion of a free in one event, as in traces that viewers write.
+    FREE = 4  # A free that one event both requests and completes. Other tools write it, PyTorch does not.
     SEGMENT_ALLOC = 5
     SEGMENT_FREE = 6
     SEGMENT_MAP = 7

@@ -76,9 +76,9 @@ class Launch:
 
     If ``template_id`` is not 0, the accesses are those of this ``Template``. If it is relative, the
     template's launch had other pointers, and ``TemplatePointers`` have the pointers of this launch. If
-    ``is_checked`` is true, a recorded launch had the accesses of the template while work that was not ordered
-    used the same allocations. If ``is_unordered`` is true, the launch may not be ordered after earlier work,
-    but could not be recorded.
+    ``is_checked`` is true, the accesses of the template are contiguous from the pointers on, and a recorded
+    launch had the same accesses while work that was not ordered used the same allocations. If
+    ``is_unordered`` is true, the launch may not be ordered after earlier work, but could not be recorded.
     """
 
     kind: ClassVar[EventKind] = EventKind.LAUNCH
@@ -281,6 +281,7 @@ class GraphLaunch:
         0  # ``Template`` that has the accesses of the kernel nodes; 0 without a template
     )
     is_checked: Annotated[bool, "?"] = False  # same meaning as in ``Launch``
+    is_unordered: Annotated[bool, "?"] = False  # same meaning as in ``Launch``
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,6 +368,19 @@ class TemplatePointers:
 
     kind: ClassVar[EventKind] = EventKind.TEMPLATE_POINTERS
     pointers: Pointers
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchDelayed:
+    """The recorder delays a launch, for example because no arena has space for its accesses.
+
+    The launch has the same ``seq``, so it counts as enqueued before the delay: calls of other threads during
+    the delay do not order it. If ``pending`` is true, the delay begins, and the launch is recorded later.
+    Otherwise the delay ended, and the launch was recorded unless it failed.
+    """
+
+    kind: ClassVar[EventKind] = EventKind.LAUNCH_DELAYED
+    pending: Annotated[bool, "?"] = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -531,8 +545,9 @@ EventBody: TypeAlias = (
     Alloc | Free | Launch | Access | Copy | Fill | StreamCreate | StreamDestroy | EventRecord
     | StreamWait | EventSync | EventQueryOk | StreamSync | StreamQueryOk | ContextSync | HostCall
     | CaptureBegin | CaptureEnd | GraphNode | GraphEdge | GraphLaunch | Memop | RangePush | RangePop
-    | Mark | Gap | Accessed | Template | TemplatePointers | Arenas | OutOfMemory | ApiCall | KernelRun
-    | CopyRun | FillRun | GraphNodeSite | ProfileWindow | DeviceInfo | Communicator | Collective
+    | Mark | Gap | Accessed | Template | TemplatePointers | LaunchDelayed | Arenas | OutOfMemory
+    | ApiCall | KernelRun | CopyRun | FillRun | GraphNodeSite | ProfileWindow | DeviceInfo
+    | Communicator | Collective
 )  # fmt: skip
 
 

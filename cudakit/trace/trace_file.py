@@ -173,8 +173,8 @@ class TraceWriter:
 class TraceReader:
     """Reads a trace file, also while the program writes it, and also a truncated one.
 
-    ``previous`` is the reader of the file that this file continues; both share string and stack tables.
-    Raises InputError if the file is not a trace, or has another version.
+    ``previous_reader`` is the reader of the file that this file continues; both share string and stack
+    tables. Raises InputError if the file is not a trace, or has another version.
     """
 
     def __init__(self, path: Path, *, previous_reader: TraceReader | None = None) -> None:
@@ -312,9 +312,9 @@ def _unpack_strings(content: bytes, string_count: int) -> Iterator[str]:
 def _unpack_stacks(content: bytes, stack_count: int, strings: Sequence[str]) -> Iterator[Stack]:
     offset = 0
     for _ in range(stack_count):
-        (depth,) = _COUNT.unpack_from(content, offset)
+        (frame_count,) = _COUNT.unpack_from(content, offset)
         offset += _COUNT.size
-        end_offset = offset + depth * _FRAME.size
+        end_offset = offset + frame_count * _FRAME.size
         frames = (
             _FRAME.unpack_from(content, offset_of_frame)
             for offset_of_frame in range(offset, end_offset, _FRAME.size)

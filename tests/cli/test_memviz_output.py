@@ -231,9 +231,9 @@ def test_csv_has_a_row_per_allocation(cli: Cli, snapshot: Path, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--diff", OOM, "--summary"], "--summary has no effect with --diff"),
+        (["--diff", OOM, "--summary"], "--diff has no summary; remove --summary"),
         (["--diff", OOM, "--at", "peak"], "--diff always compares the peak and the end"),
-        (["--what-if", "", "--summary"], "--summary has no effect with --what-if"),
+        (["--what-if", "", "--summary"], "--what-if has no summary; remove --summary"),
     ],
 )
 def test_option_without_effect_is_refused(cli: Cli, arguments: list[str], message: str) -> None:

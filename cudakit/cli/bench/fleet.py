@@ -28,7 +28,7 @@ from cudakit.errors import UsageError
 if TYPE_CHECKING:
     from cudakit.core.bench.fleet.records import FleetRecords
     from cudakit.core.bench.fleet.result import FleetResult, HostLink
-    from cudakit.gpu.api.facts import NvmlView
+    from cudakit.gpu.api.facts import CudaView, NvmlView
     from cudakit.units import Unavailable
 
 FLEET_FORMATS = (*COMMON_FORMATS, "csv")
@@ -153,6 +153,7 @@ def describe_host(gpu: str, quick: bool, command: tuple[str, ...]) -> Iterator[s
         simulated=machine.simulated,
         versions={**versions, "python": platform.python_version()},
         links=_host_links(machine.nvml(links=True)),
+        gpu_uuids=_gpu_uuids(cuda),
     )
     yield dump_facts(facts)
 
@@ -163,24 +164,35 @@ def _host_links(nvml: NvmlView | Unavailable) -> tuple[HostLink, ...]:
 
     if isinstance(nvml, Unavailable):
         return ()
-    uuids = {device.index: device.uuid for device in nvml.devices if device.parent is None}
+    uuid_by_index = {device.index: device.uuid for device in nvml.devices if device.parent is None}
     return tuple(
-        HostLink(str(uuids.get(link.first, "")), str(uuids.get(link.second, "")), link.path)
+        HostLink(
+            str(uuid_by_index.get(link.first, "")),
+            str(uuid_by_index.get(link.second, "")),
+            link.path,
+        )
         for link in nvml.links
         if isinstance(link.path, str)
     )
 
 
-def sort_devices(visible_devices: str) -> str:
-    """Return a value of CUDA_VISIBLE_DEVICES with its indices or UUIDs in ascending order.
+def _gpu_uuids(cuda: CudaView | Unavailable) -> tuple[str, ...]:
+    """Return the UUIDs of the GPUs in CUDA's order; nothing if CUDA does not report all of them."""
+    from cudakit.units import Unavailable
 
-    Ray lists the GPUs of a task in any order. Sorted, an index is the same GPU in all tasks.
+    devices = () if isinstance(cuda, Unavailable) else cuda.devices
+    uuids = tuple(device.uuid for device in devices if isinstance(device.uuid, str))
+    return uuids if len(uuids) == len(devices) else ()
+
+
+def measure_gpu(
+    index: int, uuid: str, gpu: str, quick: bool, command: tuple[str, ...]
+) -> Iterator[str]:
+    """Yield "", then the JSON document of the suite on a GPU: a result or an error.
+
+    The GPU is the one with the UUID, because Ray lists the GPUs of a task in any order; without a UUID, the
+    one with the CUDA device index.
     """
-    return ",".join(sorted(visible_devices.split(","), key=lambda name: (len(name), name)))
-
-
-def measure_gpu(index: int, gpu: str, quick: bool, command: tuple[str, ...]) -> Iterator[str]:
-    """Yield "", then the JSON document of the suite on the GPU with this CUDA index: a result or an error."""
     from cudakit.core.bench.suite import SuiteSpec, check_health
     from cudakit.errors import CudakitError
     from cudakit.gpu.machine import open_machine
@@ -189,14 +201,25 @@ def measure_gpu(index: int, gpu: str, quick: bool, command: tuple[str, ...]) -> 
     from cudakit.render.json import render, render_error
 
     yield ""
-    if visible_devices := os.environ.get("CUDA_VISIBLE_DEVICES"):
-        os.environ["CUDA_VISIBLE_DEVICES"] = sort_devices(visible_devices)
     try:
-        run_context = gather(
-            open_machine(gpu), variables=dict(os.environ), command=command, ordinal=index
-        )
-        with closing(open_gpu(gpu, index)) as device:
+        machine = open_machine(gpu)
+        ordinal = _find_ordinal(uuid, machine.cuda()) if uuid else index
+        run_context = gather(machine, variables=dict(os.environ), command=command, ordinal=ordinal)
+        with closing(open_gpu(gpu, ordinal)) as device:
             result = check_health(SuiteSpec(quick=quick), device, run_context=run_context)
         yield render(result)
     except CudakitError as error:
         yield render_error(error, error.exit_code)
+
+
+def _find_ordinal(uuid: str, cuda: CudaView | Unavailable) -> int:
+    """Return the CUDA device index of a GPU in this process. Raises EnvironmentUnusable if it has none."""
+    from cudakit.errors import EnvironmentUnusable
+
+    uuids = _gpu_uuids(cuda)
+    if uuid not in uuids:
+        raise EnvironmentUnusable(
+            f"Ray gave the task other GPUs than {uuid}: {', '.join(uuids) or 'none'}",
+            hint="several Ray nodes of one host need different values of CUDA_VISIBLE_DEVICES",
+        )
+    return uuids.index(uuid)

@@ -277,16 +277,16 @@ def _process_session(
     device_count = _count_devices(machine)
     open_device = _device_opener(gpu, launch.local_rank, device_count)
     run_context, rank_0_facts = _gather_run_context(machine), _process_facts(spec, gpu)
-    connections = accept_ranks(launch, rendezvous, timeout_s)
+    connection_by_rank = accept_ranks(launch, rendezvous, timeout_s)
     answers = new_answers()
     remote_channels = [
         RemoteChannel(connection, rank, answers, rank_facts)
-        for rank, (connection, rank_facts) in sorted(connections.items())
+        for rank, (connection, rank_facts) in sorted(connection_by_rank.items())
     ]
     local_channel = LocalChannel(open_device, 0, launch.rank_count, answers, "rank 0")
     group = RankGroup([local_channel, *remote_channels], answers, timeout_s)
     with _closing_group(group):
-        facts_of_ranks = [rank_facts for _, (_, rank_facts) in sorted(connections.items())]
+        facts_of_ranks = [rank_facts for _, (_, rank_facts) in sorted(connection_by_rank.items())]
         for rank, rank_facts in enumerate(facts_of_ranks, start=1):
             check_same_options(rank_0_facts, rank_facts, rank)
         yield _Session(
@@ -295,7 +295,7 @@ def _process_session(
             run_context,
             tuple(message["variables"] for message in (rank_0_facts, *facts_of_ranks)),
             launch.local_rank % device_count,
-            reachable_host(connection for connection, _ in connections.values()),
+            reachable_host(connection for connection, _ in connection_by_rank.values()),
         )
 
 

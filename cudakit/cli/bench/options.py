@@ -83,16 +83,16 @@ def _split_list(text: str) -> list[str]:
 
 
 def _parse_range(text: str, parse: Callable[[str], int] = byte_size) -> list[int]:
-    low_text, dots, high_and_factor = text.partition("..")
+    low_text, range_dots, high_and_factor = text.partition("..")
     high_text, colon, factor_text = high_and_factor.partition(":")
-    first_size, last_size = parse(low_text), parse(high_text if dots else low_text)
+    first_size, last_size = parse(low_text), parse(high_text if range_dots else low_text)
     factor = int(factor_text) if factor_text.isdecimal() else 0 if colon else 2
-    if (dots and not 0 < first_size <= last_size) or factor < 2:
+    if (range_dots and not 0 < first_size <= last_size) or factor < 2:
         raise click.BadParameter(
             f"{text.strip()!r} is not an ascending range; write for example 1MiB..1GiB or 1KiB..1GiB:4"
         )
     powers = [first_size * factor**i for i in range(_MAX_SIZES)]
-    return [size for size in powers if size <= last_size] if dots else [first_size]
+    return [size for size in powers if size <= last_size] if range_dots else [first_size]
 
 
 def sizes_option(meaning: str, *, default: str = "") -> Decorator:
@@ -167,7 +167,7 @@ EFFORT_OPTIONS = option_group(
         "budget_s",
         type=float,
         metavar="SEC",
-        help="Spend about SEC seconds on all cases together.",
+        help="Spend about SEC seconds on all cases together. After twice that time no further case begins.",
     ),
     option(
         "--warmup",

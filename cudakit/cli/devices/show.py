@@ -56,7 +56,9 @@ def show_once(
     )
     filtered_result = replace(result, devices=filter_devices(result, view.ids))
     outputs.write(
-        report_of(filtered_result, view, selected_fields, warn=lambda: _warn_simulated(machine))
+        report_of(
+            filtered_result, view, selected_fields, warn_simulated=lambda: _warn_simulated(machine)
+        )
     )
 
 
@@ -79,7 +81,7 @@ def report_of(
     selected_fields: tuple[FieldInfo, ...],
     *,
     watching: bool = False,
-    warn: Callable[[], None] = lambda: None,
+    warn_simulated: Callable[[], None] = lambda: None,
 ) -> Report:
     """Return the report of the devices, or of the selected fields."""
     from cudakit.core.devices.present import report
@@ -89,7 +91,7 @@ def report_of(
         from cudakit.core.devices.present.fields import field_columns
         from cudakit.render import csv
 
-        warn()
+        warn_simulated()
         return csv.render(
             field_columns(selected_fields or tuple(field_registry().values()), result)
         )

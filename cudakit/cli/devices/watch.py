@@ -43,7 +43,9 @@ def watch_devices(
         writers, WatchView(shows_processes=first_writer.view.processes), wait_for_keys
     )
     try:
-        for tick_number in ticks(seconds, quick_first=includes_activity, wait=session.wait):
+        for tick_number in ticks(
+            seconds, quick_first=includes_activity, wait_for_keys=session.wait
+        ):
             result = query.read(
                 names=first_writer.view.names or WATCHED_FIELDS,
                 activity=includes_activity,
@@ -199,18 +201,18 @@ _FIRST_INTERVAL_SECONDS = 0.2
 
 
 def ticks(
-    seconds: float, *, quick_first: bool, wait: Callable[[float], None] = time.sleep
+    seconds: float, *, quick_first: bool, wait_for_keys: Callable[[float], None] = time.sleep
 ) -> Iterator[int]:
     """Yield 0, 1, ... every ``seconds``; ``quick_first`` yields 1 soon after 0. Missed ticks are dropped."""
     yield 0
     if quick_first:
-        wait(min(_FIRST_INTERVAL_SECONDS, seconds))
+        wait_for_keys(min(_FIRST_INTERVAL_SECONDS, seconds))
         yield 1
     next_tick_s, tick_number = time.monotonic(), 2
     while True:
         now_s = time.monotonic()
         next_tick_s = max(next_tick_s + seconds, now_s)
-        wait(next_tick_s - now_s)
+        wait_for_keys(next_tick_s - now_s)
         next_tick_s = min(next_tick_s, time.monotonic())  # a key may end the wait early
         yield tick_number
         tick_number += 1

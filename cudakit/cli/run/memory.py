@@ -68,7 +68,7 @@ class MemoryMonitor:
         elif message.kind is AgentMessageKind.SNAPSHOTS:
             self._torch_paths.append(message.text)
             if message.text not in self._paths[message.process]:
-                # PyTorch has just run out of memory, so the recorded memory still is that of this moment.
+                # PyTorch has just run out of memory, so the recorded memory is still that of the failure.
                 self._add_to_torch_file(message.process, message.text)
         elif message.kind is AgentMessageKind.JAX:
             self._add_jax_arrays(message)
@@ -82,65 +82,63 @@ class MemoryMonitor:
         paths = list(dict.fromkeys([*self._oom_paths, *self._torch_paths]))
         limits_passed: list[str] = []
         unread_paths = set(self._torch_paths)
-        for (process, trace_number), memory in self._memory_by_trace.items():
-            path = self._path_of(process, trace_number)
+        for (pid, trace_number), memory in self._memory_by_trace.items():
+            path = self._path_of(pid, trace_number)
             if memory.is_empty:
                 continue
             unread_paths.discard(path)
             snapshot = self._write_snapshot(memory, path, has_torch=path in self._torch_paths)
             if snapshot is not None and path not in paths:
                 paths.append(path)
-            limits_passed += self._check_limit(snapshot, process)
+            limits_passed += self._check_limit(snapshot, pid)
         for path in sorted(unread_paths) if self._limit_bytes is not None else ():
             limits_passed += self._check_limit(self._read_torch_snapshot(path), 0)
         return MemoryFiles(tuple(paths), tuple(dict.fromkeys(limits_passed)))
 
-    def _memory_of(self, process: int, trace_number: int) -> ProcessMemory:
+    def _memory_of(self, pid: int, trace_number: int) -> ProcessMemory:
         from cudakit.core.memory.record.process import ProcessMemory
 
-        if (process, trace_number) not in self._memory_by_trace:
-            memory = self._memory_by_trace[process, trace_number] = ProcessMemory()
-            memory.on_out_of_memory = lambda: self._build_oom_snapshot(process, trace_number)
-        return self._memory_by_trace[process, trace_number]
+        if (pid, trace_number) not in self._memory_by_trace:
+            memory = self._memory_by_trace[pid, trace_number] = ProcessMemory()
+            memory.on_out_of_memory = lambda: self._build_oom_snapshot(pid, trace_number)
+        return self._memory_by_trace[pid, trace_number]
 
-    def _build_oom_snapshot(self, process: int, trace_number: int) -> None:
+    def _build_oom_snapshot(self, pid: int, trace_number: int) -> None:
         """Build the snapshot of the moment when a pool ran out of memory."""
         from cudakit.core.memory.record.snapshot_file import build_snapshot
 
-        memory = self._memory_by_trace[process, trace_number]
+        memory = self._memory_by_trace[pid, trace_number]
         snapshot = build_snapshot(memory, unix_offset_ns=self._unix_offset_ns, torch_snapshot=None)
-        self._unwritten_ooms.append((process, trace_number, snapshot))
-        if self._paths[process]:
+        self._unwritten_ooms.append((pid, trace_number, snapshot))
+        if self._paths[pid]:
             self._write_ooms()
 
     def _write_ooms(self) -> None:
         """Write the snapshots of out-of-memory errors; the agent has reported the path of its process."""
         from cudakit.core.memory.record.snapshot_file import extended_stem
 
-        for process, trace_number, snapshot in self._unwritten_ooms:
-            path = Path(self._path_of(process, trace_number))
+        for pid, trace_number, snapshot in self._unwritten_ooms:
+            path = Path(self._path_of(pid, trace_number))
             oom_path = extended_stem(path, "-oom")
             if self._write_file(snapshot, oom_path):
                 self._oom_paths.append(str(oom_path))
         self._unwritten_ooms.clear()
 
-    def _path_of(self, process: int, trace_number: int) -> str:
+    def _path_of(self, pid: int, trace_number: int) -> str:
         """Return the path that the agent of a process chose; without one, a name with the PID."""
-        paths = self._paths[process]
+        paths = self._paths[pid]
         if paths:
             return paths[min(trace_number, len(paths) - 1)]
         from cudakit.core.memory.record.snapshot_file import extended_stem
 
-        return str(extended_stem(self._path, f"-{process}").absolute())
+        return str(extended_stem(self._path, f"-{pid}").absolute())
 
     def _add_jax_arrays(self, message: AgentMessage) -> None:
         from cudakit.core.memory.record.jax_profile import arrays_of_message
         from cudakit.core.memory.record.pools import JAX
 
         trace_numbers = [
-            trace_number
-            for process, trace_number in self._memory_by_trace
-            if process == message.process
+            trace_number for pid, trace_number in self._memory_by_trace if pid == message.process
         ]
         trace_number = max(trace_numbers, default=0)
         try:
@@ -194,13 +192,13 @@ class MemoryMonitor:
             self._add_note(f"memory outside of PyTorch is missing: {error.message}")
             return None
 
-    def _check_limit(self, snapshot: dict[str, Any] | None, process: int) -> list[str]:
+    def _check_limit(self, snapshot: dict[str, Any] | None, pid: int) -> list[str]:
         from cudakit.core.memory.record.limit import find_limit_passed
 
         if snapshot is None or self._limit_bytes is None:
             return []
-        has_several_processes = len(self._memory_by_trace) > 1 and process
-        prefix = f"process {process}: " if has_several_processes else ""
+        has_several_processes = len(self._memory_by_trace) > 1 and pid
+        prefix = f"process {pid}: " if has_several_processes else ""
         limits_passed = find_limit_passed(snapshot, self._limit_bytes)
         return [
             f"{prefix}{_limit_sentence(limit_passed, self._limit_bytes)}"

@@ -147,9 +147,9 @@ class Monitor:
         return "the program did not initialize CUDA"
 
     def _feed(self, batch: Batch) -> None:
-        has_new_race = self._detector.feed(batch, self._report)
+        new_races = self._detector.feed(batch, self._report)
         # The new race may be suppressed; only the result shows whether it is.
-        if has_new_race and self._stop_on_first and not self._stop_requested:
+        if new_races and self._stop_on_first and not self._stop_requested:
             self._stop_requested = bool(findings(self.result()))
 
 

@@ -47,7 +47,8 @@ def check_profile_options(
 ) -> None:
     """Raise UsageError if --profile is missing, or combined with a recording that excludes it.
 
-    ``is_passed_by_option`` tells for each option on the times of a profile whether the user passed it.
+    ``is_passed_by_option`` maps each option that limits the time of a profile to whether the user passed
+    the option.
     """
     options = [option for option, is_passed in is_passed_by_option.items() if is_passed]
     if options and not has_profile:
@@ -81,13 +82,15 @@ def check_profile(
 
     A program without a CUDA device is not refused. Raises EnvironmentUnusable with ``refuse``.
     """
-    outcome: ProfileFiles | Refusal = preflight_profile(python)
-    if isinstance(outcome, ProfileFiles):
-        return outcome
+    files_or_refusal: ProfileFiles | Refusal = preflight_profile(python)
+    if isinstance(files_or_refusal, ProfileFiles):
+        return files_or_refusal
     if has_device():
         if refuse:
-            raise outcome.error()
-        add_note(f"the program was not profiled: {outcome.message}; {outcome.hint}")
+            raise files_or_refusal.error()
+        add_note(
+            f"the program was not profiled: {files_or_refusal.message}; {files_or_refusal.hint}"
+        )
     return None
 
 

@@ -290,13 +290,13 @@ def _add_profile(settings: Settings, spec: RunSpec, command: Command, monitor: M
 
 def _prepare_recorder(spec: RunSpec, command: Command, monitor: Monitor) -> RecorderFiles | None:
     """Return the recorder's settings, or None if the program runs without a recorder."""
-    outcome = preflight(command.python)
-    if isinstance(outcome, RecorderFiles):
-        return outcome
+    files_or_refusal = preflight(command.python)
+    if isinstance(files_or_refusal, RecorderFiles):
+        return files_or_refusal
     if _has_device():
         if spec.on_missing == "refuse":
-            raise outcome.error()
-        reason = f"CUDA is not recorded: {outcome.message}; {outcome.hint}"
+            raise files_or_refusal.error()
+        reason = f"CUDA is not recorded: {files_or_refusal.message}; {files_or_refusal.hint}"
         monitor.add_note(reason, unrecorded=True)
     return None
 
@@ -332,7 +332,9 @@ def _report_findings(spec: RunSpec, prepared_run: _PreparedRun, exit_status: int
         raise
     finally:
         if prepared_run.log:
-            prepared_run.log.finish(result, quiet=spec.output.quiet or spec.output.json)
+            prepared_run.log.complete_with_result(
+                result, quiet=spec.output.quiet or spec.output.json
+            )
     prepared_run.new_baseline.write(result)
     if has_passed_limit:
         return ExitCode.FINDINGS

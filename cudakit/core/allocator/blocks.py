@@ -24,7 +24,8 @@ RawStack: TypeAlias = tuple[CodeType | int, ...]
 # A free block with its sort key: size, address, block. Addresses differ, so blocks are never compared.
 SortedBlock: TypeAlias = "tuple[int, int, Block]"
 
-# Maximum length of a chunk of free blocks. Inserting into a longer list takes longer than finding its chunk.
+# Maximum length of a chunk, which is a sorted list of free blocks. Inserting a block into a longer list would
+# take longer than finding the chunk into which the block belongs.
 MAX_CHUNK_LENGTH = 1024
 
 

@@ -78,20 +78,22 @@ class Comparison:
         return sum(case.verdict is verdict for case in self.cases)
 
 
-def compare(before: BenchResult, after: BenchResult, *, force: bool = False) -> Comparison:
+def compare(
+    before_result: BenchResult, after_result: BenchResult, *, force: bool = False
+) -> Comparison:
     """Compare the common cases of two runs.
 
     Raises InputError if the runs have no common case or, unless ``force``, differ in environment or method.
     """
-    cases_before = {case.key: case for case in before.results}
-    cases_after = {case.key: case for case in after.results}
+    cases_before = {case.key: case for case in before_result.results}
+    cases_after = {case.key: case for case in after_result.results}
     matching_cases = [
         (cases_before[key], case) for key, case in cases_after.items() if key in cases_before
     ]
     if not matching_cases:
         raise InputError(
-            f"the two runs have no case in common: BEFORE has {_first_label(before)}, AFTER has"
-            f" {_first_label(after)}",
+            f"the two runs have no case in common: BEFORE has {_first_label(before_result)}, AFTER has"
+            f" {_first_label(after_result)}",
             hint="run the same benchmark with the same options twice",
         )
     differences = tuple(
@@ -107,7 +109,7 @@ def compare(before: BenchResult, after: BenchResult, *, force: bool = False) -> 
             hint="repeat the measurement on the same machine with the same options, or add --ignore-mismatch",
         )
     return Comparison(
-        simulated=before.simulated or after.simulated,
+        simulated=before_result.simulated or after_result.simulated,
         differences=differences,
         cases=tuple(compare_case(*matching_case) for matching_case in matching_cases),
         only_before=tuple(
@@ -119,12 +121,12 @@ def compare(before: BenchResult, after: BenchResult, *, force: bool = False) -> 
     )
 
 
-def compare_case(before: CaseResult, after: CaseResult) -> CaseComparison:
+def compare_case(before_case: CaseResult, after_case: CaseResult) -> CaseComparison:
     """Return the verdict and the changes of one case."""
     interval_before, interval_after = (
-        _interval(case.samples_s, case.rounds) for case in (before, after)
+        _interval(case.samples_s, case.rounds) for case in (before_case, after_case)
     )
-    verdict, reason = _verdict(before, after)
+    verdict, reason = _verdict(before_case, after_case)
     change: float | Unavailable
     change_interval: tuple[float, float] | Unavailable
     change = change_interval = Unavailable(reason or "the measured time is 0")
@@ -134,16 +136,16 @@ def compare_case(before: CaseResult, after: CaseResult) -> CaseComparison:
             _change_interval(interval_before, interval_after),
         )
     return CaseComparison(
-        name=after.name,
-        axes=after.axes,
-        library=after.library,
+        name=after_case.name,
+        axes=after_case.axes,
+        library=after_case.library,
         verdict=verdict,
-        before_s=before.median_s,
-        after_s=after.median_s,
+        before_s=before_case.median_s,
+        after_s=after_case.median_s,
         change=change,
         change_interval=change_interval,
-        clock_change=_median_change(before.sm_clock_hz, after.sm_clock_hz),
-        cycles_change=_median_change(before.cycles, after.cycles),
+        clock_change=_median_change(before_case.sm_clock_hz, after_case.sm_clock_hz),
+        cycles_change=_median_change(before_case.cycles, after_case.cycles),
         reason=reason,
     )
 
@@ -185,22 +187,24 @@ def parse_fail_on(text: str) -> FailOn:
     return FailOn(_FAILING_VERDICTS[verdict_word], min_change)
 
 
-def _verdict(before: CaseResult, after: CaseResult) -> tuple[Verdict, str]:
-    for case, run_name in ((before, "before"), (after, "after")):
+def _verdict(before_case: CaseResult, after_case: CaseResult) -> tuple[Verdict, str]:
+    for case, run_name in ((before_case, "before"), (after_case, "after")):
         if isinstance(case.median_s, Unavailable):
             return Verdict.AMBIGUOUS, f"{run_name}: {case.median_s.reason}"
     time_verdict = _verdict_from_intervals(
-        _interval(before.samples_s, before.rounds), _interval(after.samples_s, after.rounds)
+        _interval(before_case.samples_s, before_case.rounds),
+        _interval(after_case.samples_s, after_case.rounds),
     )
     if time_verdict is Verdict.AMBIGUOUS:
         return (
             time_verdict,
             "the confidence intervals overlap, but a median is outside of the other interval",
         )
-    if time_verdict is Verdict.SAME or not (before.sm_clock_hz and after.sm_clock_hz):
+    if time_verdict is Verdict.SAME or not (before_case.sm_clock_hz and after_case.sm_clock_hz):
         return time_verdict, ""
     cycles_verdict = _verdict_from_intervals(
-        _interval(before.cycles, before.rounds), _interval(after.cycles, after.rounds)
+        _interval(before_case.cycles, before_case.rounds),
+        _interval(after_case.cycles, after_case.rounds),
     )
     if cycles_verdict is time_verdict:
         return time_verdict, ""
@@ -208,15 +212,20 @@ def _verdict(before: CaseResult, after: CaseResult) -> tuple[Verdict, str]:
     return Verdict.AMBIGUOUS, f"{time_verdict.value} in time, {verdict_in_cycles} in cycles"
 
 
-def _verdict_from_intervals(before: _Interval | None, after: _Interval | None) -> Verdict:
+def _verdict_from_intervals(
+    before_interval: _Interval | None, after_interval: _Interval | None
+) -> Verdict:
     """Return the verdict from two CIs alone."""
-    if before is None or after is None:
+    if before_interval is None or after_interval is None:
         return Verdict.AMBIGUOUS
-    if after[2] < before[0]:
+    if after_interval[2] < before_interval[0]:
         return Verdict.FASTER
-    if after[0] > before[2]:
+    if after_interval[0] > before_interval[2]:
         return Verdict.SLOWER
-    is_mutual = before[0] <= after[1] <= before[2] and after[0] <= before[1] <= after[2]
+    is_mutual = (
+        before_interval[0] <= after_interval[1] <= before_interval[2]
+        and after_interval[0] <= before_interval[1] <= after_interval[2]
+    )
     return Verdict.SAME if is_mutual else Verdict.AMBIGUOUS
 
 
@@ -233,10 +242,12 @@ def _interval(times: tuple[float, ...], rounds: tuple[int, ...]) -> _Interval | 
     )
 
 
-def _change_interval(before: _Interval, after: _Interval) -> tuple[float, float] | Unavailable:
-    if before[0] <= 0:
+def _change_interval(
+    before_interval: _Interval, after_interval: _Interval
+) -> tuple[float, float] | Unavailable:
+    if before_interval[0] <= 0:
         return Unavailable("the measured time is 0")
-    return after[0] / before[2] - 1, after[2] / before[0] - 1
+    return after_interval[0] / before_interval[2] - 1, after_interval[2] / before_interval[0] - 1
 
 
 def _median_change(
@@ -247,11 +258,11 @@ def _median_change(
     return median(cycles_after) / median(cycles_before) - 1
 
 
-def _differences(before: CaseResult, after: CaseResult) -> Iterator[str]:
-    yield from before.environment.differences_from(after.environment)
-    yield from before.method.differences_from(after.method)
+def _differences(before_case: CaseResult, after_case: CaseResult) -> Iterator[str]:
+    yield from before_case.environment.differences_from(after_case.environment)
+    yield from before_case.method.differences_from(after_case.method)
     for name in _COMPARED_SETTINGS:
-        value_before, value_after = before.settings.get(name), after.settings.get(name)
+        value_before, value_after = before_case.settings.get(name), after_case.settings.get(name)
         if value_before != value_after:
             yield f"{name.removesuffix('_bytes')}: {value_before} before, {value_after} after"
 

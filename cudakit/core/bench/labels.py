@@ -94,11 +94,13 @@ def workload_label(workload: Workload) -> str:
     return full_label(_LabelledWorkload(workload.name, workload.axes))
 
 
-def describe_subset(described_cases: Sequence[LabelledCase], cases: Sequence[LabelledCase]) -> str:
+def describe_subset(
+    described_cases: Sequence[LabelledCase], all_cases: Sequence[LabelledCase]
+) -> str:
     """Return the first labels of a subset of cases and the number of others, or ``all 18 cases``."""
-    if len(described_cases) == len(cases) > 1:
-        return "both cases" if len(cases) == 2 else f"all {len(cases)} cases"
-    label_by_id = dict(zip(map(id, cases), short_labels(cases), strict=True))
+    if len(described_cases) == len(all_cases) > 1:
+        return "both cases" if len(all_cases) == 2 else f"all {len(all_cases)} cases"
+    label_by_id = dict(zip(map(id, all_cases), short_labels(all_cases), strict=True))
     return join_first_names([label_by_id[id(case)] for case in described_cases])
 
 

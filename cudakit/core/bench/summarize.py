@@ -73,11 +73,15 @@ class Machine:
     run_context: RunContext
 
     def environment(
-        self, before: Telemetry | None = None, after: Telemetry | None = None
+        self, telemetry_before: Telemetry | None = None, telemetry_after: Telemetry | None = None
     ) -> Environment:
         """Return the Environment of a result, with telemetry before the first and after the last sample."""
         return environment(
-            self.facts, self.run_context, simulated=self.simulated, before=before, after=after
+            self.facts,
+            self.run_context,
+            simulated=self.simulated,
+            before=telemetry_before,
+            after=telemetry_after,
         )
 
     def limit(self, work: Work | Unavailable, samples: Samples) -> Limit | Unavailable:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import ClassVar
 
-from cudakit.core.devices.diagnose.checks import checks_by_id, id_ranges
+from cudakit.core.devices.diagnose.checks import SELF_TEST, checks_by_id, id_ranges
 from cudakit.core.devices.diagnose.variable_table import known_variables
 from cudakit.core.devices.diagnose.xids import CATALOG_URL, known_xids
 from cudakit.document import Document, Facts, Node, Section, Text
@@ -17,8 +17,6 @@ from cudakit.errors import UsageError, one_of
 
 # An Xid in upper case: "XID 79", "XID79" or "XID:79".
 _XID_PATTERN = re.compile(r"XID\W*0*(\d+)")
-# Start of the action of a check.
-_RUN_CHECK = "run this check: "
 # A term of several words, such as "Xid 79" or "CUDA error 700", or one word of the command line.
 _TERM_PATTERN = re.compile(
     r"(?:xid\W*|cuda\s+error\s+|(?:cublas|cudnn|nccl)\s+status\s+)\d+(?!\S)|[^\n]+", re.IGNORECASE
@@ -171,9 +169,10 @@ def _topics_beginning_with(term: str, topics: Sequence[Topic]) -> list[str]:
 
 
 def _topics_with_words(term: str, topics: Sequence[Topic]) -> list[str]:
-    """Return the names of the topics whose name or meaning contains the beginning of each word of the term.
+    """Return the names of the topics that match a term of several words.
 
-    A number in the term must be the topic's code.
+    Each word of the term must be the beginning of a word of the topic's name or meaning. A number in the term
+    must be the topic's code.
     """
     word_starts, numbers_of_term = (
         re.findall(r"[A-Z][A-Z0-9]{2,}", term),
@@ -197,7 +196,7 @@ def _topics_with_words(term: str, topics: Sequence[Topic]) -> list[str]:
 
 
 def _xid_topics() -> Iterator[Topic]:
-    origins = {
+    origin_by_name = {
         "program": "an error in a program",
         "hardware": "a hardware or driver problem",
         "notice": "",
@@ -210,15 +209,17 @@ def _xid_topics() -> Iterator[Topic]:
             (),
             xid.meaning,
             "",
-            origins[xid.origin],
+            origin_by_name[xid.origin],
             xid.action,
             f"Xid Errors, {CATALOG_URL}",
         )
 
 
 def _check_topics() -> Iterator[Topic]:
+    self_test_ids = {check.id for checks in SELF_TEST.values() for check in checks}
     for check in checks_by_id().values():
-        action = f"{_RUN_CHECK}cudakit doctor --only {check.id}"
+        deep_option = " --deep" if check.id in self_test_ids else ""
+        action = f"cudakit doctor --only {check.id}{deep_option} prints what to do if the check fails here"
         number = int(check.id.removeprefix("CK"))
         yield Topic(
             "check", check.id, number, (), check.title, check.explanation, "", action, "cudakit"
@@ -240,11 +241,13 @@ def _variable_topics() -> Iterator[Topic]:
 
 def _status_topics() -> Iterator[Topic]:
     for row_line in _STATUSES.replace("\n    ", " ").strip().splitlines():
-        library, code, name, meaning, causes, action = (
+        library, code, name, meaning, causes_text, action = (
             cell_text.strip() for cell_text in row_line.split("|")
         )
         source = f"{library} documentation, status codes"
-        yield Topic(f"{library} status", name, int(code), (), meaning, "", causes, action, source)
+        yield Topic(
+            f"{library} status", name, int(code), (), meaning, "", causes_text, action, source
+        )
 
 
 # Status codes of libraries: library, code, name, meaning, causes, action; an indented line continues a row.
@@ -326,18 +329,13 @@ def _nodes(topic: Topic) -> Iterator[Node]:
         ("purpose", " ".join(purpose.split())),
         ("background", " ".join(background.split())),
         ("usual causes", topic.causes),
-        *(_check_action(topic) if topic.kind == "check" else (("what to do", topic.action),)),
+        ("what to do", topic.action),
         ("also known as", ", ".join(topic.other_names)),
         ("source", "" if topic.kind == "check" else topic.source),
     )
     yield Facts(
         tuple((label, Text(_without_stop(text))) for label, text in table_rows if label and text)
     )
-
-
-def _check_action(topic: Topic) -> tuple[tuple[str, str], ...]:
-    """Return the row with the command that runs a check: its result says what to do."""
-    return (("to run it", topic.action.removeprefix(_RUN_CHECK)),)
 
 
 def _without_stop(text: str) -> str:

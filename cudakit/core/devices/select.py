@@ -30,12 +30,12 @@ def _match_single_device(devices: Sequence[Device], selector: str) -> Device:
     matching_devices = [device for device in devices if _matches_selector(device, selector)]
     if len(matching_devices) == 1:
         return matching_devices[0]
-    listed_devices = ", ".join(map(label, matching_devices or devices))
+    listed_devices_text = ", ".join(map(label, matching_devices or devices))
     if matching_devices:
         message = f"{len(matching_devices)} devices match {selector!r}"
-        raise UsageError(message, hint=f"write more of the UUID; they are: {listed_devices}")
+        raise UsageError(message, hint=f"write more of the UUID; they are: {listed_devices_text}")
     raise UsageError(
-        f"no device matches {selector!r}", hint=f"{_SELECTOR_HINT}; devices: {listed_devices}"
+        f"no device matches {selector!r}", hint=f"{_SELECTOR_HINT}; devices: {listed_devices_text}"
     )
 
 
@@ -113,12 +113,12 @@ def select(result: DevicesResult, devices: Sequence[Device], spec: SelectSpec) -
     best_devices = sorted(free_devices, key=_free_bytes, reverse=True)[: spec.device_count]
     if len(best_devices) < spec.device_count:
         excluded_devices = (device for device in devices if reason_by_id[id(device)])
-        reasons = "; ".join(
+        reasons_text = "; ".join(
             f"{label(device)}: {reason_by_id[id(device)]}" for device in excluded_devices
         )
         raise EnvironmentUnusable(
             f"{_request_text(spec)}, but {_matching_count_text(len(free_devices), len(devices))}",
-            hint=reasons or f"use --count {len(devices)}",
+            hint=reasons_text or f"use --count {len(devices)}",
         )
     if spec.device_count > 1 and any(device.parent is not None for device in best_devices):
         raise EnvironmentUnusable(

@@ -76,10 +76,14 @@ def _is_bidirectional(
     second_gpu: MatchedDevice,
     attribute: str,
 ) -> bool | Unavailable:
-    """Return whether a list of CUDA's view has a pair of devices in both directions."""
+    """Return whether an attribute of CUDA's view, such as "peer_access", has two GPUs in both directions."""
     if isinstance(cuda, Unavailable):
         return Unavailable("CUDA does not answer")
-    indices = [gpu.cuda.index for gpu in (first_gpu, second_gpu) if gpu.cuda and not gpu.is_hidden]
+    indices = [
+        matched_gpu.cuda.index
+        for matched_gpu in (first_gpu, second_gpu)
+        if matched_gpu.cuda and not matched_gpu.is_hidden
+    ]
     if len(indices) < 2:
         return Unavailable("not both devices are visible to CUDA")
     first_index, second_index = indices

@@ -87,8 +87,8 @@ def call_causes(timeline: Timeline) -> Times:
 def _function_cause(function: str) -> IdleCause:
     if _ALLOCATION_FUNCTIONS.search(function):
         return IdleCause.ALLOCATION
-    is_wait = _WAIT_FUNCTIONS.search(function) or _BLOCKING_COPIES.search(function)
-    return IdleCause.HOST_WAIT if is_wait else IdleCause.LAUNCH
+    wait_match = _WAIT_FUNCTIONS.search(function) or _BLOCKING_COPIES.search(function)
+    return IdleCause.HOST_WAIT if wait_match else IdleCause.LAUNCH
 
 
 def _pageable_copies(timeline: Timeline) -> Times:

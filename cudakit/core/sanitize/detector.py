@@ -16,7 +16,11 @@ from cudakit.core.sanitize.races import Confidence, Coverage, Race
 from cudakit.core.sanitize.reorder_buffer import NEVER_READ, ReorderBuffer
 from cudakit.core.sanitize.report import Report
 from cudakit.core.sanitize.result import SanitizeResult
-from cudakit.core.sanitize.templates import UNKNOWN_TEMPLATE, TemplateAccesses
+from cudakit.core.sanitize.templates import (
+    OUTDATED_TEMPLATE,
+    UNKNOWN_TEMPLATE,
+    TemplateAccesses,
+)
 from cudakit.errors import InputError
 from cudakit.trace.kinds import EventKind, StreamFlag
 from cudakit.trace.layout import Records, view
@@ -34,6 +38,7 @@ class RaceDetector:
         self._new_engine = partial(
             Engine, strict_threads=strict_threads, report_possible=report_possible
         )
+        self._strict_threads = strict_threads
         self._traces: dict[tuple[int, int], _TraceAnalysis] = {}
         self._ranks = RankComparison()
 
@@ -81,7 +86,7 @@ class RaceDetector:
         )
 
     def _unrecorded_launches(self) -> Iterator[str]:
-        """Yield a sentence if launches next to unordered work could not be recorded: races may be missing."""
+        """Yield a sentence for each reason why races with launches that were not recorded may be missing."""
         unordered_count = sum(
             analysis.templates.unordered_count for analysis in self._traces.values()
         )
@@ -89,6 +94,22 @@ class RaceDetector:
             yield (
                 f"kernel launches next to unordered work could not be recorded ({unordered_count:,} times);"
                 " rerun with --accesses exact"
+            )
+        unrecorded_count = sum(
+            analysis.engine.coverage.launches_from_template for analysis in self._traces.values()
+        )
+        if self._strict_threads and unrecorded_count:
+            yield (
+                f"{unrecorded_count:,} kernel launches were not recorded, because all host threads counted"
+                " as one; record the program with: cudakit run --sanitize --host-threads strict"
+            )
+        outdated_count = sum(
+            analysis.engine.gap_counts[OUTDATED_TEMPLATE] for analysis in self._traces.values()
+        )
+        if outdated_count:
+            yield (
+                "kernels next to unordered work accessed other bytes than their earlier launches, which were"
+                f" not all recorded ({outdated_count:,} times); rerun with --accesses exact"
             )
 
     @property

@@ -166,15 +166,17 @@ class Engine:
         self._strict_threads = strict_threads
         self._report_possible = report_possible
         self._races: list[Race] = []
-        # One race of each pair of call sites with a launch that was not recorded and may have accessed other
-        # bytes than those of its template; see ``take_unverified``.
+        # Possible races with a launch that was not recorded and may have accessed other bytes than an earlier
+        # launch of the same kernel: one race for each pair of call sites. See ``take_unverified``.
         self._unverified: dict[tuple[int, ...], Race] = {}
         self._possible_accesses: PossibleAccesses = {}
         self._strings: Sequence[str] = ()
         self._stream_order = stream_order = StreamOrder()
         self._unrecorded = UnrecordedLaunches(self._report_unverified)
         accesses = new_shadow(
-            ConflictChecker(self._report_conflict), find_possible=report_possible, native=native
+            ConflictChecker(self._report_conflict),
+            find_possible_races=report_possible,
+            native=native,
         )
         self._shadow = shadow = CheckedShadow(accesses, self._unrecorded)
         self._allocation_events = AllocationEvents(stream_order, shadow)

@@ -58,7 +58,7 @@ def library_entry(frames: Sequence[Frame]) -> Frame | None:
 
 
 def is_one_program_call(race: Race) -> bool:
-    """Return whether both operations of a race were enqueued during one program call."""
+    """Return whether both operations of a race were enqueued during one call of the program to a library."""
     current_side, previous_side = race.current, race.previous
     if current_side.graph and current_side.seq == previous_side.seq:
         # One launch enqueues all nodes of a graph, so the program calls that captured the nodes are
@@ -129,7 +129,7 @@ class StreamUse:
         self._is_called_by_program = np.zeros(1, np.bool_)
         # Program calls that created streams on which no work was enqueued yet, by stream number.
         self._unused_streams: dict[int, int] = {}
-        # Program calls that created streams and enqueued the first work on them, by stream number.
+        # Streams that a library created and used first within one program call, with the number of that call.
         self._library_streams: dict[int, int] = {}
         # Streams with which the program's own code called CUDA.
         self._program_streams: set[int] = set()

@@ -86,7 +86,7 @@ class RecordBatch:
     * ``leading_rows``, ``following_rows``: the access records before the first call, and after each call;
       None if there are none.
     * ``leading_precision``: the precision that the records before the first call give their launch.
-    * ``stray_accesses``: the number of accesses whose call is missing.
+    * ``stray_access_count``: the number of accesses whose call is missing.
     * ``launch_precisions``: the precision of each launch.
     * ``launches_without_call_site``: the number of launches whose call stack is unknown.
     * ``rows``: for each event kind, its calls, each followed by the fields of its body.
@@ -168,13 +168,13 @@ def least_precise_access(rows: bytes) -> int:
 
 def _access_rows(records: Records, call_indices: list[int]) -> Iterator[AccessRows | None]:
     """Yield the records before the first call, then those between each call and the next call."""
-    record_bytes = np.ascontiguousarray(records).view(np.uint8).data
+    batch_bytes = np.ascontiguousarray(records).view(np.uint8).data
     row_begins = (0, *(index + 1 for index in call_indices))
     for begin, end in zip(row_begins, (*call_indices, len(records)), strict=True):
         if begin == end:
             yield None
         else:
-            yield record_bytes[begin * RECORD_BYTES : end * RECORD_BYTES]
+            yield batch_bytes[begin * RECORD_BYTES : end * RECORD_BYTES]
 
 
 def sorted_by_call(records: Records) -> Records:

@@ -122,11 +122,11 @@ def closed_error(name: str) -> CudaError:
 
 def describe_gemm(gemm: Gemm) -> str:
     """Return a description of a GEMM for messages."""
-    types = f"{gemm.dtype} to {gemm.output}, sums in {gemm.accumulate}"
+    types_text = f"{gemm.dtype} to {gemm.output}, sums in {gemm.accumulate}"
     options = [f"layout {gemm.layout}", f"epilogue {gemm.epilogue}"]
     options += [f"batch {gemm.batch}"] if gemm.batch > 1 else []
     options += [f"padding {gemm.padding}"] if gemm.padding else []
-    return f"{gemm.m}×{gemm.n}×{gemm.k} in {types}, {', '.join(options)}"
+    return f"{gemm.m}×{gemm.n}×{gemm.k} in {types_text}, {', '.join(options)}"
 
 
 def _check_accumulator(gemm: Gemm) -> None:

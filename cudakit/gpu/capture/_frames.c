@@ -319,8 +319,9 @@ enum { FRAME_SLOTS = 256, FRAME_PROBES = 8 };
 
 typedef struct {
     const Frame *frame;
-    uint64_t offset;         /* offset of the instruction to which ``program_call`` refers */
-    uint64_t arguments_hash; /* hash of the arguments, if the instruction calls the library through C; else 0 */
+    uint64_t offset; /* offset of the instruction to which ``program_call`` refers */
+    uint64_t
+        arguments_hash; /* hash of the arguments of a function written in C that the instruction calls; else 0 */
     uint32_t
         program_call; /* number of the program call; 0 if the frame has run on since the number was assigned */
 } program_frame;

@@ -62,7 +62,7 @@ def add_device_patches(
     if accesses == "arguments":
         return files, ""
     try:
-        images = _build_images(
+        image_by_architecture = _build_images(
             (devices or device_capabilities)(), build or _build_with_user_cache, files
         )
     except EnvironmentUnusable as error:
@@ -70,7 +70,7 @@ def add_device_patches(
             raise
         return files, f"accesses are inferred from kernel arguments: {_one_line_message(error)}"
     patches = {}
-    for capability, image in images.items():
+    for capability, image in image_by_architecture.items():
         patches[capability] = directory / f"sm_{capability}.cubin"
         patches[capability].write_bytes(image)
     return replace(files, patches=patches, templates=bool(patches) and accesses != "exact"), ""

@@ -115,9 +115,9 @@ class DriverGraph:
         with self.streams.as_current(handle):
             graph, work_result = run_captured(
                 lambda: work(handle),
-                begin=lambda: gpu.capture_begin(stream),
-                end=lambda: gpu.capture_end(stream),
-                destroy=gpu.destroy_graph,
+                begin_capture=lambda: gpu.capture_begin(stream),
+                end_capture=lambda: gpu.capture_end(stream),
+                destroy_graph=gpu.destroy_graph,
             )
         if not gpu.count_nodes(graph):
             gpu.destroy_graph(graph)
@@ -130,34 +130,36 @@ class DriverGraph:
 def run_captured(
     work: Callable[[], _T],
     *,
-    begin: Callable[[], object],
-    end: Callable[[], _G],
-    destroy: Callable[[_G], object],
+    begin_capture: Callable[[], object],
+    end_capture: Callable[[], _G],
+    destroy_graph: Callable[[_G], object],
 ) -> tuple[_G, _T]:
-    """Run work within a capture; return the results of ``end`` and of the work.
+    """Run work within a capture; return the results of ``end_capture`` and of the work.
 
     Raises CudaError for work that cannot be captured, and otherwise the exception of the work. On an
-    exception, the graph is passed to ``destroy``.
+    exception, the graph is passed to ``destroy_graph``.
     """
     with _no_garbage_collection():
-        begin()
+        begin_capture()
         try:
             work_result = work()
         except BaseException as error:
-            capture_error = _abort_capture(end, destroy)
+            capture_error = _abort_capture(end_capture, destroy_graph)
             if isinstance(error, Exception) and (capture_error or status_of(error)):
                 raise capture_failure(error, capture_error) from error
             raise
         try:
-            return end(), work_result
+            return end_capture(), work_result
         except (CudaError, RuntimeError) as capture_error:  # torch raises RuntimeError
             raise capture_failure(capture_error) from capture_error
 
 
-def _abort_capture(end: Callable[[], _G], destroy: Callable[[_G], object]) -> Exception | None:
+def _abort_capture(
+    end_capture: Callable[[], _G], destroy_graph: Callable[[_G], object]
+) -> Exception | None:
     """End a capture and destroy its graph; return the error of an invalidated capture, or None."""
     try:
-        destroy(end())
+        destroy_graph(end_capture())
     except (CudaError, RuntimeError) as capture_error:
         return capture_error
     return None

@@ -39,9 +39,11 @@ class TorchGraph(DriverGraph):
         with self.streams.as_current(handle):
             _, work_result = run_captured(
                 lambda: work(handle),
-                begin=lambda: graph.capture_begin(pool_id, capture_error_mode="thread_local"),
-                end=lambda: self._end_capture(graph, pool_id),
-                destroy=lambda _: None,
+                begin_capture=lambda: graph.capture_begin(
+                    pool_id, capture_error_mode="thread_local"
+                ),
+                end_capture=lambda: self._end_capture(graph, pool_id),
+                destroy_graph=lambda _: None,
             )
         self._graph = graph
         return work_result

@@ -20,14 +20,18 @@ _SWITCH = "switch"
 
 def links(lib: Any, gpus: Mapping[int, Any]) -> Iterator[Link]:
     """Yield the link of each pair of GPUs. ``gpus`` maps NVML indices to handles."""
-    handles = {index: handle for index, handle in gpus.items() if handle is not None}
-    remote_ends = {index: _nvlink_ends(Reader(lib, handle)) for index, handle in handles.items()}
-    bus_by_index = {index: _pci_address(Reader(lib, handle)) for index, handle in handles.items()}
-    for first_index, second_index in combinations(sorted(handles), 2):
-        reader, peer = Reader(lib, handles[first_index]), handles[second_index]
+    handle_by_gpu = {index: handle for index, handle in gpus.items() if handle is not None}
+    remote_ends = {
+        index: _nvlink_ends(Reader(lib, handle)) for index, handle in handle_by_gpu.items()
+    }
+    bus_by_index = {
+        index: _pci_address(Reader(lib, handle)) for index, handle in handle_by_gpu.items()
+    }
+    for first_index, second_index in combinations(sorted(handle_by_gpu), 2):
+        reader, peer = Reader(lib, handle_by_gpu[first_index]), handle_by_gpu[second_index]
         read, write, nvlink, atomics = (
-            _call_named(reader, "nvmlDeviceGetP2PStatus", P2P_STATES, peer, capability)
-            for capability in _P2P_CAPABILITIES
+            _call_named(reader, "nvmlDeviceGetP2PStatus", P2P_STATES, peer, p2p_capability)
+            for p2p_capability in _P2P_CAPABILITIES
         )
         nvlink_count = _count_links_between(
             remote_ends[first_index],
@@ -49,11 +53,11 @@ def links(lib: Any, gpus: Mapping[int, Any]) -> Iterator[Link]:
 
 
 def _call_named(
-    reader: Reader, function: str, names: Mapping[int, str], *arguments: Any
+    reader: Reader, function: str, name_by_number: Mapping[int, str], *arguments: Any
 ) -> str | Unavailable:
     """Call a function and return the name of its result."""
     result = reader.attempt(lambda: getattr(reader.lib, function)(reader.handle, *arguments))
-    return result if isinstance(result, Unavailable) else name_from(names)(result)
+    return result if isinstance(result, Unavailable) else name_from(name_by_number)(result)
 
 
 def _pci_address(reader: Reader) -> str:
@@ -64,23 +68,25 @@ def _pci_address(reader: Reader) -> str:
 def _nvlink_ends(reader: Reader) -> list[str]:
     """Return the remote end of each active NVLink: the PCI address of a GPU, or a switch."""
     remote_ends = []
-    for link in range(reader.lib.NVML_NVLINK_MAX_LINKS):
+    for link_index in range(reader.lib.NVML_NVLINK_MAX_LINKS):
         link_state = reader.attempt(
-            partial(reader.lib.nvmlDeviceGetNvLinkState, reader.handle, link)
+            partial(reader.lib.nvmlDeviceGetNvLinkState, reader.handle, link_index)
         )
         if isinstance(link_state, Unavailable):
             break  # the GPU has no more links
         if link_state == _NVLINK_ACTIVE:
-            remote_ends.append(_remote_end(reader, link))
+            remote_ends.append(_remote_end(reader, link_index))
     return remote_ends
 
 
-def _remote_end(reader: Reader, link: int) -> str:
+def _remote_end(reader: Reader, link_index: int) -> str:
     lib, handle = reader.lib, reader.handle
-    device_type = reader.attempt(lambda: lib.nvmlDeviceGetNvLinkRemoteDeviceType(handle, link))
+    device_type = reader.attempt(
+        lambda: lib.nvmlDeviceGetNvLinkRemoteDeviceType(handle, link_index)
+    )
     if device_type != lib.NVML_NVLINK_DEVICE_TYPE_GPU:
         return _SWITCH
-    pci_info = reader.attempt(lambda: lib.nvmlDeviceGetNvLinkRemotePciInfo(handle, link))
+    pci_info = reader.attempt(lambda: lib.nvmlDeviceGetNvLinkRemotePciInfo(handle, link_index))
     return _SWITCH if isinstance(pci_info, Unavailable) else _text(pci_info.busId)
 
 

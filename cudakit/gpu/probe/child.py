@@ -123,14 +123,16 @@ def _attribute_value(driver: Driver, number: int, device: int) -> Any:
 def _peer_pairs(driver: Driver, count: int) -> Iterator[list[int]]:
     """Yield [device, peer, 1 if native peer atomics are supported, else 0] for pairs with peer access."""
     for device in range(count):
-        for peer in range(count):
-            if device != peer and driver.number("cuDeviceCanAccessPeer", device, peer):
-                yield [device, peer, _has_atomics(driver, device, peer)]
+        for peer_ordinal in range(count):
+            if device != peer_ordinal and driver.number(
+                "cuDeviceCanAccessPeer", device, peer_ordinal
+            ):
+                yield [device, peer_ordinal, _has_atomics(driver, device, peer_ordinal)]
 
 
-def _has_atomics(driver: Driver, device: int, peer: int) -> int:
+def _has_atomics(driver: Driver, device: int, peer_ordinal: int) -> int:
     try:
-        return driver.number("cuDeviceGetP2PAttribute", _NATIVE_ATOMICS, device, peer)
+        return driver.number("cuDeviceGetP2PAttribute", _NATIVE_ATOMICS, device, peer_ordinal)
     except (DriverError, AttributeError):
         return 0
 
@@ -154,9 +156,9 @@ def _mapped_library() -> str | None:
     return next((path for path in paths if os.path.basename(path).startswith("libcuda.so")), None)
 
 
-def main(seconds: str, *attribute_numbers: str) -> None:
-    """Query the driver, and write the results; SIGALRM ends the process if that takes over ``seconds``."""
-    signal.alarm(int(seconds))
+def main(seconds_text: str, *attribute_numbers: str) -> None:
+    """Query the driver, and write the results; SIGALRM ends the process after ``seconds_text``."""
+    signal.alarm(int(seconds_text))
     output_descriptor = os.dup(1)
     os.dup2(2, 1)
     text = json.dumps(query_driver([int(number) for number in attribute_numbers]))

@@ -68,7 +68,7 @@ class Context:
         self.cuda_view = _cuda_view(model)
         self.facts = self.facts_of(ordinal)
         self.costs = costs_of(self.facts)
-        self._site = site or int
+        self._read_call_site = site or int
         self._program_call = self._spool.program_call if self._spool else int
         self._event_number = 0
         self._thread_numbers: dict[int, int] = {}
@@ -133,7 +133,7 @@ class Context:
             time_ns=self.clock.now_ns,
             thread=self.thread,
             context=ordinal + 1,
-            site=self._site(),
+            site=self._read_call_site(),
             program_call=self._program_call(),
             device=ordinal,
         )

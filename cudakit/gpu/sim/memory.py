@@ -269,7 +269,7 @@ class SimMemory:
         self.on_free(region.begin)
         region.is_live = False
         self._heap.space.remove(region)
-        self._heap.uncharge(len(region.data))
+        self._heap.count_free(len(region.data))
         return Outcome()
 
     def _copy_route(self, target: Region, source: Region, size_bytes: int) -> _Route:

@@ -157,7 +157,7 @@ class Heap:
     def free_bytes(self) -> int:
         """The bytes of the device's memory that are not in use."""
         while self.released_sizes:
-            self.uncharge(self.released_sizes.popleft())
+            self.count_free(self.released_sizes.popleft())
         return self.capacity_bytes - self._used_bytes
 
     def count_allocation(self, size_bytes: int) -> None:
@@ -171,7 +171,7 @@ class Heap:
             raise cuda_error(Status.OUT_OF_MEMORY, detail=error_text)
         self._used_bytes += rounded_size(size_bytes)
 
-    def uncharge(self, size_bytes: int) -> None:
+    def count_free(self, size_bytes: int) -> None:
         """Count device memory as free again."""
         self._used_bytes -= rounded_size(size_bytes)
 

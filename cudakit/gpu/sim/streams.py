@@ -124,7 +124,7 @@ class SimStreams:
 
     @driver_call
     def elapsed(self, begin: Event, end: Event) -> float:
-        begin_task, end_task = self._timed_task(begin), self._timed_task(end)
+        begin_task, end_task = self._recording_task(begin), self._recording_task(end)
         if not self.context.schedule.are_complete((begin_task, end_task)):
             raise cuda_error(
                 Status.NOT_READY, detail=f"events {begin} and {end} must both be complete"
@@ -154,7 +154,7 @@ class SimStreams:
         return queue
 
     def queue_of(self, stream: Stream) -> Queue:
-        """Return the queue of a stream without side effects."""
+        """Return the queue of a stream, without checking or invalidating captures."""
         if stream == LEGACY:
             return self.queues.legacy_queue
         if stream != PER_THREAD:
@@ -230,7 +230,7 @@ class SimStreams:
         return queue
 
     def _uncaptured_event(self, event: Event) -> EventState:
-        """Return an event that was not recorded in a capture. Raises CUDA_ERROR_CAPTURED_EVENT."""
+        """Return an event. Raises CUDA_ERROR_CAPTURED_EVENT if the event was recorded in a capture."""
         event_state = self._events[event]
         if event_state.capture:
             event_state.capture.is_invalidated = True
@@ -238,7 +238,8 @@ class SimStreams:
         self.reject_in_capture()
         return event_state
 
-    def _timed_task(self, event: Event) -> Task:
+    def _recording_task(self, event: Event) -> Task:
+        """Return the task that recorded an event. Raises CUDA_ERROR_INVALID_HANDLE if there is none."""
         event_state = self._uncaptured_event(event)
         if not event_state.has_timing:
             raise cuda_error(

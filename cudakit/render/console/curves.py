@@ -118,8 +118,8 @@ def legend_lines(chart: Chart, drawn_curves: Sequence[Curve], width: int) -> lis
         else:
             lines.append(entry)
     remarks = _hiding_remarks(chart, drawn_curves)
-    undrawn_names = ", ".join(escape(series.name) for series in chart.series[MAX_CURVES:])
-    remarks += [f"Not drawn: {undrawn_names}."] if undrawn_names else []
+    undrawn_names_text = ", ".join(escape(series.name) for series in chart.series[MAX_CURVES:])
+    remarks += [f"Not drawn: {undrawn_names_text}."] if undrawn_names_text else []
     return lines + [Text(line, theme.FAINT) for text in remarks for line in wrap(text, width)]
 
 
@@ -135,11 +135,11 @@ def _coinciding_curve(
 
 
 def _legend_entry(chart: Chart, curve: Curve, width: int) -> Text:
-    highest_value = f"  max {_highest_text(chart, curve)}"
-    name = cut(escape(curve.series.name), max(width - len(highest_value) - 2, 8))
+    highest_value_text = f"  max {_highest_text(chart, curve)}"
+    name = cut(escape(curve.series.name), max(width - len(highest_value_text) - 2, 8))
     glyphs = curve.pen.glyphs
     sample = (glyphs[len(glyphs) // 2], curve.pen.style)
-    return Text.assemble(sample, f" {name}", (highest_value, theme.FAINT))
+    return Text.assemble(sample, f" {name}", (highest_value_text, theme.FAINT))
 
 
 def _hiding_remarks(chart: Chart, curves: Sequence[Curve]) -> list[str]:

@@ -30,7 +30,9 @@ from cudakit.render.console.text import (
     wrap,
 )
 
-_CALLERS_MIN_WIDTH = 116  # number of columns of a terminal of 120 columns without its margins
+# Tables of this width and above show the callers of a call site. A terminal of 120 columns has this width
+# without its margins.
+_CALLERS_MIN_WIDTH = 116
 _COLUMN_GAP = 2
 
 _ColumnKind: TypeAlias = Literal["number", "text", "stack", "bar"]
@@ -89,36 +91,42 @@ def _width_by_column(table: Table, width: int) -> dict[int, int]:
     return _fit_widths(column_widths, width)
 
 
-def _table_header_lines(columns: Sequence[Column], widths: Mapping[int, int]) -> list[Text]:
-    cells = {index: _header_lines(columns[index], width) for index, width in widths.items()}
-    height = max(map(len, cells.values()), default=0)
-    bottom_aligned_cells = {
-        index: [Text()] * (height - len(lines)) + lines for index, lines in cells.items()
+def _table_header_lines(
+    columns: Sequence[Column], width_by_column: Mapping[int, int]
+) -> list[Text]:
+    lines_by_column = {
+        index: _header_lines(columns[index], width) for index, width in width_by_column.items()
     }
-    return _join_cells(columns, bottom_aligned_cells, widths)
+    height = max(map(len, lines_by_column.values()), default=0)
+    bottom_aligned_cells = {
+        index: [Text()] * (height - len(lines)) + lines for index, lines in lines_by_column.items()
+    }
+    return _join_cells(columns, bottom_aligned_cells, width_by_column)
 
 
 def _row_lines(
     columns: Sequence[Column],
     row: Sequence[Value],
-    widths: Mapping[int, int],
+    width_by_column: Mapping[int, int],
     width: int,
     repeated_lines: frozenset[str] = frozenset(),
 ) -> list[Text]:
     with_callers = width >= _CALLERS_MIN_WIDTH
-    cells = {
+    lines_by_column = {
         index: _cell_lines(
             columns[index], row[index], cell_width, repeated_lines, with_callers=with_callers
         )
-        for index, cell_width in widths.items()
+        for index, cell_width in width_by_column.items()
     }
-    return _join_cells(columns, cells, widths)
+    return _join_cells(columns, lines_by_column, width_by_column)
 
 
-def _repeated_stack_lines(table: Table, widths: Mapping[int, int], width: int) -> frozenset[str]:
+def _repeated_stack_lines(
+    table: Table, width_by_column: Mapping[int, int], width: int
+) -> frozenset[str]:
     """Return the lines that several call stacks of one column share; these stacks get two lines each."""
     repeated_lines: set[str] = set()
-    for index, cell_width in widths.items():
+    for index, cell_width in width_by_column.items():
         lines = Counter(
             _stack_cell_line(row[index], cell_width, with_callers=width >= _CALLERS_MIN_WIDTH).plain
             for row in table.rows
@@ -137,13 +145,13 @@ def _make_faint(lines: list[Text]) -> list[Text]:
 
 
 def _total_lines(
-    columns: Sequence[Column], row: Sequence[Value], widths: Mapping[int, int], width: int
+    columns: Sequence[Column], row: Sequence[Value], width_by_column: Mapping[int, int], width: int
 ) -> list[Text]:
     # A total is 100%, so its bar would always be full.
     total_cells = [
         replace(column, kind="number") if column.kind == "bar" else column for column in columns
     ]
-    lines = _row_lines(total_cells, row, widths, width)
+    lines = _row_lines(total_cells, row, width_by_column, width)
     for line in lines:
         line.stylize_before(theme.TOTAL)
     return lines
@@ -156,26 +164,32 @@ def _is_right_aligned(column: Column, width: int) -> bool:
 
 
 def _join_cells(
-    columns: Sequence[Column], cells: Mapping[int, list[Text]], widths: Mapping[int, int]
+    columns: Sequence[Column],
+    lines_by_column: Mapping[int, list[Text]],
+    width_by_column: Mapping[int, int],
 ) -> list[Text]:
     """Join the cells of a row into lines of text."""
     lines = []
-    for line_number in range(max(map(len, cells.values()), default=0)):
+    for line_number in range(max(map(len, lines_by_column.values()), default=0)):
         line_parts = [
             pad(
-                cells[index][line_number].copy() if line_number < len(cells[index]) else Text(),
+                lines_by_column[index][line_number].copy()
+                if line_number < len(lines_by_column[index])
+                else Text(),
                 width,
                 is_right_aligned=_is_right_aligned(columns[index], width),
             )
-            for index, width in widths.items()
+            for index, width in width_by_column.items()
         ]
         lines.append(Text(" " * _COLUMN_GAP).join(line_parts))
     return lines
 
 
-def _lines_below(table: Table, widths: Mapping[int, int], width: int) -> list[Text]:
+def _lines_below(table: Table, width_by_column: Mapping[int, int], width: int) -> list[Text]:
     hidden_names = [
-        escape(column.name) for index, column in enumerate(table.columns) if index not in widths
+        escape(column.name)
+        for index, column in enumerate(table.columns)
+        if index not in width_by_column
     ]
     sentences = (
         [f"Columns hidden at this width: {', '.join(hidden_names)}."] if hidden_names else []
@@ -213,17 +227,17 @@ def _fit_widths(column_widths: Sequence[_ColumnWidths], width: int) -> dict[int,
     """Return the width of each column that fits, by index; a column left out has no entry."""
     visible_indices = _visible_columns(column_widths, width)
     available_width = width - _COLUMN_GAP * (len(visible_indices) - 1)
-    widths = {
+    width_by_column = {
         index: min(column_widths[index].natural_width, available_width) for index in visible_indices
     }
     for kind, min_width in _SHRINK_ORDER:
         indices_of_kind = [index for index in visible_indices if column_widths[index].kind == kind]
         _shrink(
-            widths,
+            width_by_column,
             {index: getattr(column_widths[index], min_width) for index in indices_of_kind},
             available_width,
         )
-    return widths
+    return width_by_column
 
 
 def _hide_rank(column: _ColumnWidths, index: int) -> tuple[int, int]:
@@ -248,15 +262,17 @@ def _visible_columns(column_widths: Sequence[_ColumnWidths], width: int) -> list
     return visible_indices
 
 
-def _shrink(widths: dict[int, int], min_widths: dict[int, int], available_width: int) -> None:
+def _shrink(
+    width_by_column: dict[int, int], min_widths: dict[int, int], available_width: int
+) -> None:
     """Shrink the widest of the columns in ``min_widths`` until all columns fit or none can shrink."""
-    while sum(widths.values()) > available_width:
+    while sum(width_by_column.values()) > available_width:
         shrinkable_indices = [
-            index for index, min_width in min_widths.items() if widths[index] > min_width
+            index for index, min_width in min_widths.items() if width_by_column[index] > min_width
         ]
         if not shrinkable_indices:
             return
-        widths[max(shrinkable_indices, key=widths.__getitem__)] -= 1
+        width_by_column[max(shrinkable_indices, key=width_by_column.__getitem__)] -= 1
 
 
 # --- cells

@@ -60,7 +60,11 @@ def _head(title: str, style: str, scripts: Sequence[str]) -> Markup:
     )
     return element(
         "head",
-        *(line for head_element in head_elements for line in (_NEWLINE, head_element)),
+        *(
+            line_element
+            for head_element in head_elements
+            for line_element in (_NEWLINE, head_element)
+        ),
         _NEWLINE,
     )
 
@@ -84,9 +88,9 @@ def _body(document: Document, scripts: Sequence[str], footer: str) -> Markup:
         "main",
         element("h1", document.title),
         *(
-            line
+            line_element
             for node_element in draw_nodes(document.nodes, place)
-            for line in (_NEWLINE, node_element)
+            for line_element in (_NEWLINE, node_element)
         ),
         _NEWLINE,
         element("footer", footer) if footer else None,

@@ -104,26 +104,26 @@ def joined_script(name: str, package: str) -> str:
     A browser loads no modules into a page from a disk, so each module becomes a function that returns the
     exported names. A module may import names, and export functions, classes and constants.
     """
-    modules: dict[str, str] = {}
-    _collect_modules(name, package, modules)
+    source_by_module: dict[str, str] = {}
+    _collect_modules(name, package, source_by_module)
     # In a JavaScript block, the names of a script do not collide with those of the other scripts of a page.
-    return '"use strict";\n{\n' + "".join(modules.values()) + "}\n"
+    return '"use strict";\n{\n' + "".join(source_by_module.values()) + "}\n"
 
 
-def _collect_modules(name: str, package: str, modules: dict[str, str]) -> None:
-    """Add a module and the modules that it imports to ``modules``, as JavaScript functions."""
-    if name in modules:
+def _collect_modules(name: str, package: str, source_by_module: dict[str, str]) -> None:
+    """Add a module and the modules that it imports to ``source_by_module``, as JavaScript functions."""
+    if name in source_by_module:
         return
     script_file = files("cudakit.render").joinpath(f"assets/{name}.js")
     if not script_file.is_file():
         script_file = files(package).joinpath(f"assets/{name}.js")
     script_text = script_file.read_text(encoding="utf-8")
     for _, imported_name in _IMPORT_PATTERN.findall(script_text):
-        _collect_modules(imported_name, package, modules)
+        _collect_modules(imported_name, package, source_by_module)
     exported_names = ", ".join(match[1] for match in _EXPORT_PATTERN.findall(script_text))
     module_body = _EXPORT_PATTERN.sub(
         r"\1 \2", _IMPORT_PATTERN.sub(r"const \1 = module_\2;", script_text)
     )
-    modules[name] = (
+    source_by_module[name] = (
         f"const module_{name} = (() => {{\n{module_body}return {{ {exported_names} }};\n}})();\n"
     )

@@ -112,12 +112,12 @@ def _section_element(section: Section, place: Place) -> Markup:
 
 def _note_element(note: Note) -> Markup:
     badge = element("span", SYMBOLS[note.level], class_="badge", aria_hidden="true")
-    level = element("strong", LEVELS[note.level])
+    level_element = element("strong", LEVELS[note.level])
     hints = (element("span", remedy, class_="hint") for remedy in note.remedies)
     evidence_items = [element("li", line) for line in note.evidence]
     sentence = element(
         "div",
-        level,
+        level_element,
         " ",
         element("span", note.text),
         *hints,

@@ -20,9 +20,9 @@ def table(node: Table) -> Markup:
     """Return a table; a table wider than the page scrolls separately."""
     table_head = element("thead", element("tr", *map(_heading_cell, node.columns)))
     table_rows = (
-        line
+        line_element
         for row_number, row in enumerate(node.rows)
-        for line in (
+        for line_element in (
             _NEWLINE,
             _row_element(node.columns, row, is_faint=row_number in node.faint_rows),
         )
@@ -35,7 +35,7 @@ def table(node: Table) -> Markup:
         element("tfoot", _row_element(node.columns, total_row)) if total_row else None,
     )
     is_wide = any(column.kind == "stack" for column in node.columns)
-    frame = element(
+    frame_element = element(
         "div",
         table_element,
         class_="scroll wide" if is_wide else "scroll",
@@ -46,7 +46,7 @@ def table(node: Table) -> Markup:
     )
     empty_note = None if node.rows else element("p", "nothing to list", class_="muted")
     caption = element("p", node.caption, class_="caption") if node.caption else None
-    return join((frame, empty_note, caption))
+    return join((frame_element, empty_note, caption))
 
 
 def _table_name(node: Table) -> str:
@@ -98,7 +98,7 @@ def cell(value: Value) -> Markup:
 
 
 def fact(value: Value) -> Markup:
-    """Return a value of Facts; an Unavailable has its reason."""
+    """Return the markup of a value in a list of Facts. An unavailable value is shown with its reason."""
     match value:
         case Unavailable(reason):
             return element("span", f"{format_value(value)}: {reason}", class_="muted")
@@ -149,7 +149,9 @@ def _leaf_text(stack: Stack) -> tuple[Markup | str, ...]:
 def _frame_element(frame: Frame, *, full_path: bool = False) -> Markup:
     """Return the function, file and line of a frame; ``full_path`` selects the full path."""
     location = f"{frame.filename}:{frame.line}" if full_path and frame.line else format_place(frame)
-    function = element("span", frame.name or "?", class_="function")
+    function_element = element("span", frame.name or "?", class_="function")
     return join(
-        (function, " ", element("span", location, class_="place")) if location else (function,)
+        (function_element, " ", element("span", location, class_="place"))
+        if location
+        else (function_element,)
     )

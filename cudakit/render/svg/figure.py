@@ -33,11 +33,11 @@ def _draw_part(part: Legend | Drawing | Caption) -> Markup:
 
 
 def _legend_item(key: Key, width: int) -> Markup:
-    sample = element(
+    sample_element = element(
         "svg", draw_shape(key.sample), class_="key", width=width, height=12, aria_hidden="true"
     )
     remark = join((" ", element("span", key.remark, class_="muted"))) if key.remark else None
-    return element("li", sample, key.name, remark)
+    return element("li", sample_element, key.name, remark)
 
 
 def _drawing(drawing: Drawing) -> Markup:

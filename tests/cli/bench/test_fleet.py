@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from invocation import Cli
 
-from cudakit.cli.bench.fleet import sort_devices
+from cudakit.cli.bench.fleet import describe_host, measure_gpu
 
 SLOW_GPU = 2  # Index of the GPU of sim:t4x4-slow that has slow memory.
 END_TIMEOUT_S = 200
@@ -73,13 +73,12 @@ def ray_node(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
         process.wait(END_TIMEOUT_S)
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Return the address of a Ray cluster of one host."""
-    port = free_port()
+@contextmanager
+def ray_cluster(port: int, directory: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a Ray cluster of one host, whose head listens on a port; yield the process of the head."""
     # Paths of sockets are short (unix(7)), those of pytest's directories are not.
-    directory = tmp_path_factory.mktemp("ray")
-    link = Path("/tmp") / f"cudakit-test-ray-{os.getpid()}"  # noqa: S108
+    link = Path("/tmp") / f"cudakit-test-ray-{os.getpid()}-{port}"  # noqa: S108
+    directory.mkdir()
     link.symlink_to(directory)
     try:
         with ray_node(
@@ -89,9 +88,17 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             while not is_listening(port) and time.monotonic() < deadline_s:
                 assert process.poll() is None
                 time.sleep(0.1)
-            yield f"127.0.0.1:{port}"
+            yield process
     finally:
         link.unlink()
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Return the address of a Ray cluster of one host."""
+    port = free_port()
+    with ray_cluster(port, tmp_path_factory.mktemp("ray") / "head"):
+        yield f"127.0.0.1:{port}"
 
 
 def is_listening(port: int) -> bool:
@@ -197,15 +204,18 @@ def ancestors(pid: int) -> list[int]:
     return pids
 
 
-def kill_raylet(node: subprocess.Popen[bytes]) -> None:
-    """Kill the process of a Ray node that manages its host."""
+def kill_programs(node: subprocess.Popen[bytes], name: str) -> None:
+    """Kill the processes of a Ray node that run a program.
+
+    The program "raylet" manages the host, and "gcs_server" on the head manages the cluster.
+    """
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             program = path.read_bytes().partition(b"\0")[0]
         except OSError:
             continue  # The process has ended.
         pid = int(path.parent.name)
-        if program.endswith(b"/raylet") and node.pid in ancestors(pid):
+        if program.endswith(f"/{name}".encode()) and node.pid in ancestors(pid):
             os.kill(pid, signal.SIGKILL)
 
 
@@ -226,7 +236,7 @@ def test_host_and_process_that_die_are_findings_beside_the_results_of_others(
                     if len(seen_pids) <= 2:  # The first attempt, and Ray's second one.
                         os.kill(pid, signal.SIGKILL)
                     else:
-                        kill_raylet(second_host)
+                        kill_programs(second_host, "raylet")
             time.sleep(0.02)
         stdout, stderr = process.communicate(timeout=END_TIMEOUT_S)
 
@@ -260,6 +270,28 @@ def wait_for_nodes(address: str, count: int) -> None:
         check=True,
         stderr=subprocess.DEVNULL,
     )
+
+
+def test_lost_cluster_is_an_error_within_seconds_that_keeps_the_results(
+    tmp_path: Path, cli: Cli
+) -> None:
+    port, results = free_port(), tmp_path / "results"
+    with ray_cluster(port, tmp_path / "ray") as head:
+        process = start(
+            "--ray", f"127.0.0.1:{port}", "--gpu", "sim:t4x4-slow", "--results", results
+        )
+        wait_for_files(results, "*/gpu0.json")
+        kill_programs(head, "gcs_server")
+        begin_s = time.monotonic()
+        stdout, stderr = process.communicate(timeout=END_TIMEOUT_S)
+
+    assert (process.returncode, stdout) == (3, "")
+    assert time.monotonic() - begin_s < 40
+    assert "cudakit: error: the connection to the Ray cluster was lost: " in stderr
+    assert stderr.endswith("hint: cudakit bench suite --results DIR reports the results so far\n")
+    report = cli("bench", "suite", "--results", results)
+    assert report.exit_code == 0
+    assert report.stdout.startswith("Simulated: bench suite, ")
 
 
 def test_cluster_without_gpus_is_an_error(cluster: str, tmp_path: Path) -> None:
@@ -327,14 +359,32 @@ def test_unknown_simulated_model_is_an_error_of_the_command(cli: Cli, tmp_path: 
     assert "no simulated GPU 'h900'" in run.stderr
 
 
-@pytest.mark.parametrize(
-    ("visible_devices", "sorted_devices"),
-    [("1,0", "0,1"), ("10,9,2", "2,9,10"), ("GPU-b2,GPU-a1", "GPU-a1,GPU-b2"), ("0", "0")],
-)
-def test_gpus_that_ray_lists_in_any_order_are_sorted(
-    visible_devices: str, sorted_devices: str
-) -> None:
-    assert sort_devices(visible_devices) == sorted_devices
+def measured_document(uuid: str) -> dict[str, Any]:
+    """Return the document of the suite on GPU 0 by index, of a host with four simulated GPUs, by UUID."""
+    start_text, document = measure_gpu(0, uuid, "sim:t4x4-slow", True, ("cudakit",))
+    assert start_text == ""
+    return dict(json.loads(document))
+
+
+def test_gpu_is_chosen_by_its_uuid_whatever_its_index_in_the_task() -> None:
+    uuid = "GPU-00000002-5eed-4c0d-a517-000000000002"
+
+    (first_case, *_) = measured_document(uuid)["bench"]["results"]
+    assert first_case["environment"]["uuid"] == uuid
+
+
+def test_gpu_that_ray_did_not_give_to_the_task_is_an_error() -> None:
+    error = measured_document("GPU-other")["error"]
+
+    assert error["message"].startswith("Ray gave the task other GPUs than GPU-other: GPU-00000000-")
+    assert "CUDA_VISIBLE_DEVICES" in error["hint"]
+
+
+def test_facts_of_a_host_have_the_uuids_of_its_gpus() -> None:
+    (text,) = describe_host("sim:t4x4-slow", True, ("cudakit",))
+
+    uuids = json.loads(text)["gpu_uuids"]
+    assert len(set(uuids)) == 4
 
 
 def test_ray_is_not_imported_without_the_option() -> None:

@@ -117,6 +117,28 @@ int cuStreamDestroy_v2(CUstream stream)
     return 0;
 }
 
+int refuse_context_events = 801; /* result of cuCtxRecordEvent (not supported); tests may change it */
+
+int cuEventCreate(CUevent *event, unsigned flags)
+{
+    static char created_event;
+    (void)flags;
+    *event = &created_event;
+    return 0;
+}
+
+int cuCtxRecordEvent(CUcontext context, CUevent event)
+{
+    (void)context, (void)event;
+    return refuse_context_events;
+}
+
+int cuEventQuery(CUevent event)
+{
+    (void)event;
+    return device_is_busy() ? 600 : 0;
+}
+
 int cuFuncGetParamInfo(CUfunction function, size_t i, size_t *offset, size_t *size)
 {
     const kernel *queried = function;

@@ -128,6 +128,16 @@ void device_drain(Sanitizer_StreamHandle handle)
     pthread_mutex_unlock(&device_lock);
 }
 
+bool device_is_busy(void)
+{
+    bool is_busy = false;
+    pthread_mutex_lock(&device_lock);
+    for (size_t i = 0; i < stream_count; i++)
+        is_busy = is_busy || streams[i].count;
+    pthread_mutex_unlock(&device_lock);
+    return is_busy;
+}
+
 int cuLaunchHostFunc(CUstream stream, void (*function)(void *), void *data)
 {
     pthread_mutex_lock(&device_lock);
@@ -167,8 +177,9 @@ void stop_deferring(void *stream)
 
 static CUmodule modules[MAX_MODULES];
 static size_t module_count;
-int refuse_patches, refuse_memory; /* results of calls that are refused; 0: no refusal. Set by tests. */
-int launches_without_user_data;    /* number of launches in a patched context without user data */
+/* Results of calls that are refused; 0: no refusal. Set by tests. */
+int refuse_patches, refuse_unpatching, refuse_memory;
+int launches_without_user_data; /* number of launches in a patched context without user data */
 static bool has_patch;
 
 static bool is_patched(CUmodule module)
@@ -222,6 +233,8 @@ size_t patched_modules(void)
 
 int sanitizerUnpatchModule(CUmodule module)
 {
+    if (refuse_unpatching)
+        return refuse_unpatching;
     for (size_t i = 0; i < module_count; i++)
         if (modules[i] == module)
             modules[i] = modules[--module_count];

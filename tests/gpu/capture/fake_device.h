@@ -27,6 +27,9 @@ void device_launch(Sanitizer_StreamHandle stream, const fake_launch *launch, con
 /* Run the deferred work of a stream; NULL: of all streams. */
 void device_drain(Sanitizer_StreamHandle stream);
 
+/* Return whether a stream has deferred work. */
+bool device_is_busy(void);
+
 /* Return the bytes that the recorder has allocated. */
 size_t device_allocated_bytes(void);
 

@@ -61,6 +61,7 @@ def test_record_layout_equals_trace_layout() -> None:
         "memop": EventKind.MEMOP, "host_call": EventKind.HOST_CALL, "gap": EventKind.GAP,
         "accessed": EventKind.ACCESSED, "access_template": EventKind.TEMPLATE,
         "template_pointers": EventKind.TEMPLATE_POINTERS, "arenas": EventKind.ARENAS,
+        "launch_delay": EventKind.LAUNCH_DELAYED,
         "range_push": EventKind.RANGE_PUSH, "range_pop": EventKind.RANGE_POP, "mark": EventKind.MARK,
         "out_of_memory": EventKind.OUT_OF_MEMORY,
         "api_call": EventKind.API_CALL, "kernel_run": EventKind.KERNEL_RUN, "copy_run": EventKind.COPY_RUN,
@@ -161,12 +162,22 @@ cuda.launch(CONTEXT, STREAM, ctypes.byref(kernel), pointers(0x10000), None)
     assert list(event_bodies(events, Free)) == [Free(0x10000, 0x1000, AllocationKind.SYNC)]
 
 
-def test_kernel_handle_is_queried_again_after_module_unload(library: Path, tmp_path: Path) -> None:
-    program = """
+@pytest.mark.parametrize(
+    "unload",
+    [
+        "cuda.unload_module()",
+        "cuda.call_driver(22, (P * 1)(0x5000))  # cuModuleUnload",
+        "cuda.call_driver(680, (P * 1)(0x6000))  # cuLibraryUnload",
+    ],
+)
+def test_kernel_handle_is_queried_again_after_module_unload(
+    library: Path, tmp_path: Path, unload: str
+) -> None:
+    program = f"""
 memory(ALLOC, 0x10000, 0x1000)
 kernel = Kernel(b"none", 0)
 cuda.launch(CONTEXT, STREAM, ctypes.byref(kernel), pointers(0x10000), None)
-cuda.unload_module()
+{unload}
 kernel.name, kernel.parameters, kernel.sizes[0] = b"one", 1, 8
 cuda.launch(CONTEXT, STREAM, ctypes.byref(kernel), pointers(0x10000), None)
 """

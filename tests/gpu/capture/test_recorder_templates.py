@@ -85,6 +85,21 @@ def written_bytes(events: list[Event]) -> list[set[int]]:
     return list(written.values())
 
 
+def coverage_texts(events: list[Event]) -> tuple[SanitizeResult, str]:
+    """Return the result of the analysis of a trace, and its notes on the coverage."""
+    strings = [""]
+    records = pack(
+        events, lambda text: strings.index(text) if text in strings else _append(strings, text)
+    )
+    result = race_logs.analyze([Batch(1, records, strings, [()], 0, False)])
+    return result, "\n".join(note.text for note in coverage.notes(result))
+
+
+def _append(strings: list[str], text: str) -> int:
+    strings.append(text)
+    return len(strings) - 1
+
+
 def test_third_equal_launch_uses_template(library: Path, tmp_path: Path) -> None:
     program = """
 for _ in range(5):
@@ -209,6 +224,25 @@ for i in range(8):
     assert template_ids(run(tmp_path, library, program)) == 8 * [0]
 
 
+@pytest.mark.parametrize("unload", ["22, (P * 1)(MODULE.value)", "680, (P * 1)(0x6000)"])
+def test_unloaded_kernel_leaves_no_template_to_kernel_with_same_handles(
+    library: Path, tmp_path: Path, unload: str
+) -> None:
+    """The driver reuses handles of modules and kernels, and all kernels of XLA may have one name."""
+    program = f"""
+for i in range(4):
+    launch(write(0x100000))
+    wait()
+    recorder.read()
+cuda.call_driver({unload})  # cuModuleUnload or cuLibraryUnload
+load_module()
+launch(write(0x100400))
+"""
+    events = run(tmp_path, library, program)
+    assert template_ids(events) == [0, 0, 1, 1, 0]
+    assert written_bytes(events)[-1] == {0x100400}
+
+
 def test_templates_are_off_by_default(library: Path, tmp_path: Path) -> None:
     program = """
 for i in range(4):
@@ -293,48 +327,51 @@ assert cuda.patched_modules() == 1
     assert len(template_ids(run(tmp_path, library, program))) == 10
 
 
-# --- faults -------------------------------------------------------------------------------------------
+# --- programs that do not wait by a call ---------------------------------------------------------------
+
+NEVER_WAIT = """
+import time
+ctypes.c_int.in_dll(cuda, "refuse_context_events").value = 0
+end = time.monotonic() + 1.2
+while time.monotonic() < end and cuda.patched_modules():
+    for _ in range(64):
+        launch(write(0x100000))
+    recorder.read()
+    time.sleep(0.01)
+"""
 
 
-def coverage_texts(events: list[Event]) -> tuple[SanitizeResult, str]:
-    """Return the result of the analysis of a trace, and its notes on the coverage."""
-    strings = [""]
-    records = pack(
-        events, lambda text: strings.index(text) if text in strings else _append(strings, text)
-    )
-    result = race_logs.analyze([Batch(1, records, strings, [()], 0, False)])
-    return result, "\n".join(note.text for note in coverage.notes(result))
+def test_patch_is_removed_from_program_that_never_waits(library: Path, tmp_path: Path) -> None:
+    program = f"{NEVER_WAIT}assert cuda.patched_modules() == 0"
+    events = run(tmp_path, library, program)
+    assert template_ids(events)[-1]
+    assert gaps(events) == {}
 
 
-def _append(strings: list[str], text: str) -> int:
-    strings.append(text)
-    return len(strings) - 1
-
-
-def test_patch_that_cannot_be_restored_is_in_the_coverage(library: Path, tmp_path: Path) -> None:
-    program = f"""{REPEAT_UNTIL_REMOVED}
-ctypes.c_int.in_dll(cuda, "refuse_patches").value = 1
-step(0x100100)
-step()
+def test_program_waits_only_briefly_for_work_that_never_ends(library: Path, tmp_path: Path) -> None:
+    program = f"""
+cuda.defer_work(OTHER)
+cuda.call_host(OTHER)  # runs only after stop_deferring()
+{NEVER_WAIT}
+assert cuda.patched_modules() == 1
+cuda.stop_deferring(OTHER)
 """
     events = run(tmp_path, library, program)
-    assert template_ids(events)[-1] > 0, "launches with a template need no patch"
-    result, text = coverage_texts(events)
-    assert result.coverage.launches_assumed == 1
-    assert "10 exact, 1 assumed from pointer arguments" in text
-    assert "module whose instrumentation could not be restored (once)" in text
+    assert gaps(events) == {}
 
 
-def test_template_that_turns_out_wrong_is_in_the_coverage(library: Path, tmp_path: Path) -> None:
+def test_host_function_orders_later_work_after_its_stream(library: Path, tmp_path: Path) -> None:
     program = """
-for i in range(60):
-    launch(write(0x100000 + (i >= 10) * 64))
-    wait()
+def round():
+    for stream in (STREAM, OTHER):
+        launch(write(0x300000), stream=stream, pointer=0x300000)
+        cuda.call_host(stream)
     recorder.read()
+for _ in range(4):
+    round()
 """
-    result, text = coverage_texts(run(tmp_path, library, program))
-    assert result.coverage.template_differences == 1
-    assert ", 1 difference)" in text
+    events = run(tmp_path, library, program)
+    assert template_ids(events) == [0, 0, 1, 1, 1, 1, 1, 1]
 
 
 # --- graphs -------------------------------------------------------------------------------------------

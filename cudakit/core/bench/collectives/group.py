@@ -127,14 +127,16 @@ class RankGroup:
         ranks = range(len(self.channels)) if only_rank is None else (only_rank,)
         for rank in ranks:
             self.channels[rank].send(message)
-        answers = self._collect(set(ranks))
-        errors = {rank: answers[rank]["error"] for rank in ranks if "error" in answers[rank]}
-        for rank, error in errors.items():
+        answer_by_rank = self._collect(set(ranks))
+        error_by_rank = {
+            rank: answer_by_rank[rank]["error"] for rank in ranks if "error" in answer_by_rank[rank]
+        }
+        for rank, error in error_by_rank.items():
             if error["kind"] != "unsupported":
                 raise self.fail(f"{self.channels[rank].name}: {error['message']}", error["hint"])
-        for error in errors.values():
+        for error in error_by_rank.values():
             raise Unsupported(error["message"], hint=error["hint"])
-        return [answers[rank].get("value") for rank in ranks]
+        return [answer_by_rank[rank].get("value") for rank in ranks]
 
     def fail(self, reason: str, hint: str = "") -> CollectiveError:
         """End all ranks, and return the error with the reason."""
@@ -154,10 +156,10 @@ class RankGroup:
 
     def _collect(self, ranks: set[int]) -> dict[int, Message]:
         """Return the answers of ranks to the last request. Raises CollectiveError if one does not answer."""
-        answers: dict[int, Message] = {}
+        answer_by_rank: dict[int, Message] = {}
         ended_ranks: list[int] = []
         deadline_s = time.monotonic() + self._timeout_s
-        while ranks - answers.keys():
+        while ranks - answer_by_rank.keys():
             try:
                 rank, message = self._answers.get(timeout=max(deadline_s - time.monotonic(), 0))
             except queue.Empty:
@@ -165,7 +167,7 @@ class RankGroup:
             if message is None:
                 ended_ranks.append(rank)
             elif message["number"] in (0, self._request_number):
-                answers[rank] = message
+                answer_by_rank[rank] = message
             else:
                 continue  # This is the answer to an earlier request, which was interrupted.
             if message is None or message.get("error", {}).get("kind") == "failed":
@@ -173,11 +175,11 @@ class RankGroup:
                 deadline_s = min(deadline_s, time.monotonic() + _FAILURE_GRACE_S)
         if ended_ranks:
             raise self.fail(f"{self._name(ended_ranks)} ended")
-        missing_ranks = sorted(ranks - answers.keys())
-        if missing_ranks and not any("error" in answer for answer in answers.values()):
+        missing_ranks = sorted(ranks - answer_by_rank.keys())
+        if missing_ranks and not any("error" in answer for answer in answer_by_rank.values()):
             timeout_text = f"{self._timeout_s:g} s"
             raise self.fail(f"{self._name(missing_ranks)} did not answer within {timeout_text}")
-        return answers | {rank: {} for rank in missing_ranks}
+        return answer_by_rank | {rank: {} for rank in missing_ranks}
 
     def _name(self, ranks: Sequence[int]) -> str:
         return " and ".join(self.channels[rank].name for rank in sorted(set(ranks)))

@@ -53,13 +53,13 @@ def expected_chunks(collective: Collective, rank: int, rank_count: int, seed: in
     match collective.operation:
         case "all-gather":
             return [
-                _input_chunk(collective, source, rank_count, seed, 0)
-                for source in range(rank_count)
+                _input_chunk(collective, source_rank, rank_count, seed, 0)
+                for source_rank in range(rank_count)
             ]
         case "all-to-all":
             return [
-                _input_chunk(collective, source, rank_count, seed, rank)
-                for source in range(rank_count)
+                _input_chunk(collective, source_rank, rank_count, seed, rank)
+                for source_rank in range(rank_count)
             ]
         case "broadcast":
             return [_input_chunk(collective, ROOT, rank_count, seed, 0)]
@@ -69,7 +69,8 @@ def expected_chunks(collective: Collective, rank: int, rank_count: int, seed: in
             return []
     chunk = rank if collective.operation == "reduce-scatter" else 0
     summed_values = sum(
-        _input_values(collective, source, rank_count, seed) for source in range(rank_count)
+        _input_values(collective, source_rank, rank_count, seed)
+        for source_rank in range(rank_count)
     )
     period = encode(summed_values, collective.element)
     return [Pattern(period, chunk * collective.count % PERIOD)]

@@ -31,6 +31,15 @@ _MAX_MESSAGE_BYTES = 64 << 20
 _HELLO_TIMEOUT_S = 2.0
 _RETRY_S = 0.1
 _LENGTH_PREFIX = struct.Struct("!I")
+# Options that end a connection 20 s after the last answer of the other host, for example because its network
+# failed: after 5 s without data the kernel sends a keepalive probe every 5 s (tcp(7)).
+_TCP_OPTIONS = {
+    socket.TCP_NODELAY: 1,
+    socket.TCP_KEEPIDLE: 5,
+    socket.TCP_KEEPINTVL: 5,
+    socket.TCP_KEEPCNT: 3,
+    socket.TCP_USER_TIMEOUT: 20_000,
+}
 
 Message = dict[str, Any]
 
@@ -41,7 +50,9 @@ class Connection:
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
         self._lock = threading.Lock()  # Held while a message is sent.
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in _TCP_OPTIONS.items():
+            connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
     @property
     def local_host(self) -> str:
@@ -55,7 +66,7 @@ class Connection:
             self._socket.sendall(_LENGTH_PREFIX.pack(len(content)) + content)
 
     def receive(self, timeout_s: float | None = None) -> Message | None:
-        """Return the next message, or None after the other process closed the connection or ended.
+        """Return the next message, or None after the other process or its host ended.
 
         Raises TimeoutError after ``timeout_s``, ValueError for bytes that are no message.
         """
@@ -65,9 +76,10 @@ class Connection:
             if size_bytes > _MAX_MESSAGE_BYTES:
                 raise ValueError("the message is too large")
             message = json.loads(self._read(size_bytes))
-        except TimeoutError:
-            raise
-        except OSError:
+        except OSError as error:
+            # The timeout of settimeout has no number; ETIMEDOUT means that the host does not answer.
+            if isinstance(error, TimeoutError) and error.errno is None:
+                raise
             return None
         if not isinstance(message, dict):
             raise ValueError("the message is not a JSON object")
@@ -109,26 +121,26 @@ def accept_ranks(
     if target.file:
         token = secrets.token_hex(8)
         _write_address(target.file, port, token)
-    connections: dict[int, tuple[Connection, Message]] = {}
+    connection_by_rank: dict[int, tuple[Connection, Message]] = {}
     try:
         with server:
             deadline_s = time.monotonic() + timeout_s
-            while len(connections) < launch.rank_count - 1:
+            while len(connection_by_rank) < launch.rank_count - 1:
                 server.settimeout(max(deadline_s - time.monotonic(), 0.001))
                 try:
                     accepted_socket = Connection(server.accept()[0])
                 except TimeoutError:
                     server_address = target.describe(port)
                     raise _missing_error(
-                        launch, set(connections), server_address, timeout_s
+                        launch, set(connection_by_rank), server_address, timeout_s
                     ) from None
                 hello = _read_hello(accepted_socket, launch, token)
-                if hello is None or hello["rank"] in connections:
+                if hello is None or hello["rank"] in connection_by_rank:
                     accepted_socket.close()
                 else:
-                    connections[int(hello["rank"])] = accepted_socket, hello
+                    connection_by_rank[int(hello["rank"])] = accepted_socket, hello
     except BaseException as error:
-        for connection, _ in connections.values():
+        for connection, _ in connection_by_rank.values():
             with suppress(OSError):
                 connection.send({"ended": getattr(error, "message", "rank 0 was interrupted")})
             connection.close()
@@ -136,7 +148,7 @@ def accept_ranks(
     finally:
         if target.file:
             Path(target.file).unlink(missing_ok=True)
-    return connections
+    return connection_by_rank
 
 
 def join(launch: Launch, rendezvous: str, facts: Message, timeout_s: float) -> Connection:
@@ -273,9 +285,10 @@ def _missing_error(
 ) -> CollectiveError:
     missing_ranks = [rank for rank in range(1, launch.rank_count) if rank not in connected_ranks]
     noun = "rank" if len(missing_ranks) == 1 else "ranks"
-    rank_numbers = _join_numbers(missing_ranks)
+    rank_numbers_text = _join_numbers(missing_ranks)
     return CollectiveError(
-        f"{noun} {rank_numbers} of {launch.rank_count} did not connect to {target} within {timeout_s:g} s",
+        f"{noun} {rank_numbers_text} of {launch.rank_count} did not connect to {target}"
+        f" within {timeout_s:g} s",
         hint="start all ranks at the same time, or allow more time with --rank-timeout",
     )
 

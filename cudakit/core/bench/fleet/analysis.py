@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from cudakit.core.bench.environment import Environment
 from cudakit.core.bench.fleet.figures import FleetFigure, fleet_figures
+from cudakit.core.bench.fleet.identity import without_wrong_results, wrong_gpu_findings
 from cudakit.core.bench.fleet.outliers import PeerStatistics, compare_with_peers
 from cudakit.core.bench.fleet.result import (
     Finding,
@@ -39,7 +40,13 @@ _MODE_NAMES = {"mig_mode": "MIG mode", "mps_enabled": "MPS mode", "ecc_enabled":
 
 
 def analyze(hosts: Sequence[FleetHost]) -> FleetResult:
-    """Return the result of a fleet whose GPUs have suite results or errors."""
+    """Return the result of a fleet whose GPUs have suite results or errors.
+
+    If a file has the result of another GPU than its name says, the result is a finding, and is not
+    compared.
+    """
+    failures, identity_findings = tuple(_failures(hosts)), wrong_gpu_findings(hosts)
+    hosts = without_wrong_results(hosts, identity_findings)
     comparisons = compare_figures(fleet_figures(hosts))
     gpus = [gpu for host in hosts for gpu in host.gpus]
     suites = [gpu.suite for gpu in gpus if isinstance(gpu.suite, SuiteResult)]
@@ -49,13 +56,14 @@ def analyze(hosts: Sequence[FleetHost]) -> FleetResult:
         complete=all(not is_missing(gpu) for gpu in gpus)
         and all(suite.bench.complete for suite in suites),
         findings=(
-            *_failures(hosts),
+            *failures,
+            *identity_findings,
             *_slow_subjects(hosts, comparisons),
             *_unhealthy_gpus(hosts),
         ),
-        warnings=tuple(_warnings(hosts)),
+        warnings=tuple(_warnings(hosts, has_comparisons=bool(comparisons))),
         comparisons=comparisons,
-        hosts=tuple(hosts),
+        hosts=hosts,
     )
 
 
@@ -279,7 +287,7 @@ def _fact_text(fact: object) -> str:
 # --- warnings --------------------------------------------------------------------------------------
 
 
-def _warnings(hosts: Sequence[FleetHost]) -> Iterator[str]:
+def _warnings(hosts: Sequence[FleetHost], *, has_comparisons: bool) -> Iterator[str]:
     missing_gpus = [
         str(Subject("gpu", host.name, gpu.index))
         for host in hosts
@@ -290,12 +298,14 @@ def _warnings(hosts: Sequence[FleetHost]) -> Iterator[str]:
         yield f"not measured: {join_first_names(missing_gpus, 4)}"
     yield from _differing_versions(hosts)
     yield from _skipped_benches(hosts)
-    models = Counter(gpu.model for _, gpu, _ in _measured_gpus(hosts))
+    model_counts = Counter(gpu.model for _, gpu, _ in _measured_gpus(hosts))
     single_models = [
-        model or "a GPU of unknown model" for model, gpu_count in models.items() if gpu_count == 1
+        model or "a GPU of unknown model"
+        for model, gpu_count in model_counts.items()
+        if gpu_count == 1
     ]
-    # The headline of a fleet with a single GPU states that no GPU has peers.
-    if single_models and len(models) > 1:
+    # Without comparisons, the headline of the report states that no GPU has peers.
+    if single_models and has_comparisons:
         yield f"no peers: there is only one {join_first_names(single_models)}"
     interrupted_gpus = [
         str(Subject("gpu", host.name, gpu.index))

@@ -89,20 +89,20 @@ def _figures_of_gpu(host: FleetHost, gpu: FleetGpu, suite: SuiteResult) -> Itera
         )
 
 
-def _subject(host: str, gpu: int, case: CaseResult) -> Subject:
+def _subject(host: str, gpu_index: int, case: CaseResult) -> Subject:
     peer = case.axes.get("peer")
     if isinstance(peer, int):
-        return Subject("link", host, gpu, peer)
+        return Subject("link", host, gpu_index, peer)
     is_link = case.name == "copy" and case.axes.get("direction") != "d2d"
-    return Subject("link" if is_link else "gpu", host, gpu)
+    return Subject("link" if is_link else "gpu", host, gpu_index)
 
 
-def _link_path(host: FleetHost, gpu: FleetGpu, peer: int) -> str:
+def _link_path(host: FleetHost, gpu: FleetGpu, peer_index: int) -> str:
     """Return the topology of the link between two GPUs of a host.
 
     The UUID of a GPU that failed is unknown; its links have the topology that all links of the host share.
     """
-    uuids = {gpu.uuid, *(peer_gpu.uuid for peer_gpu in host.gpus if peer_gpu.index == peer)}
+    uuids = {gpu.uuid, *(peer_gpu.uuid for peer_gpu in host.gpus if peer_gpu.index == peer_index)}
     links = host.facts.links
     paths = {link.path for link in links if {link.first_uuid, link.second_uuid} == uuids}
     paths = paths or {link.path for link in links}

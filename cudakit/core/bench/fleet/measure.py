@@ -45,8 +45,9 @@ class FleetOptions:
 class HostFunctions:
     """The functions that run on the hosts, in processes of Ray.
 
-    ``describe`` gets the arguments of the options and yields the JSON document of HostFacts. ``measure`` gets
-    a GPU index and the arguments. It yields "" when it starts, then the JSON document of the suite.
+    ``describe`` gets FleetOptions.function_arguments, and yields the JSON document of HostFacts.
+    ``measure`` gets the CUDA device index of a GPU, the UUID of the GPU ("" if unknown) and
+    FleetOptions.function_arguments. It yields "" when it starts, then the JSON document of the suite.
     """
 
     describe: HostFunction
@@ -182,13 +183,8 @@ class _Fleet:
             gpu_count=facts.gpu_count if self._options.simulated else run.host.gpu_count,
         )
         self._records.write_host(run.facts)
-        is_measured = partial(
-            self._records.has_result,
-            run.host.name,
-            quick=self._options.quick,
-            simulated=self._options.simulated,
-        )
-        run.waiting_gpus.extend(i for i in range(run.facts.gpu_count) if not is_measured(i))
+        has_result = partial(self._records.has_result, run.facts, quick=self._options.quick)
+        run.waiting_gpus.extend(i for i in range(run.facts.gpu_count) if not has_result(i))
         run.gpu_count = len(run.waiting_gpus)
         self._measure_next(run)
 
@@ -196,12 +192,13 @@ class _Fleet:
         """Start the task of the next GPU of a host, if there is one."""
         run.gpu = run.waiting_gpus.popleft() if run.waiting_gpus else None
         run.task, run.is_started = None, False
-        if run.gpu is None:
+        if run.gpu is None or run.facts is None:
             return
         run.task = self._cluster.submit(
             self._functions.measure,
             run.host,
             run.gpu,
+            run.facts.gpu_uuid(run.gpu),
             *self._options.function_arguments,
             gpus=0 if self._options.simulated else run.host.gpu_count,
         )

@@ -84,7 +84,7 @@ def present_fleet(result: FleetResult, *, detail: bool = False) -> Document:
     if slower_findings:
         nodes.append(_slow_table(slower_findings))
     nodes += _finding_notes(result.findings)
-    nodes += [Note("warn", f"{capitalized(warning)}.") for warning in result.warnings]
+    nodes += [Note("warn", f"{capitalized(warning_text)}.") for warning_text in result.warnings]
     if result.comparisons:
         nodes.append(Section("Figures of the fleet", (_figure_table(result.comparisons),)))
     nodes.append(Section("Hosts", (_host_table(result.hosts),)))
@@ -111,6 +111,9 @@ def _headline(result: FleetResult) -> Note:
         failed_subjects = [
             str(finding.subject) for finding in result.findings if finding.kind == "failed"
         ]
+        wrong_gpu_subjects = [
+            str(finding.subject) for finding in result.findings if finding.kind == "wrong-gpu"
+        ]
         unhealthy_subjects = [
             str(finding.subject) for finding in result.findings if finding.kind == "unhealthy"
         ]
@@ -119,6 +122,7 @@ def _headline(result: FleetResult) -> Note:
             for clause, subject_names in (
                 ("slower than peers", slower_subjects),
                 ("failed", failed_subjects),
+                ("measured another GPU", wrong_gpu_subjects),
                 ("health check failed", unhealthy_subjects),
             )
             if subject_names
@@ -168,10 +172,10 @@ def _finding_notes(findings: Sequence[Finding]) -> Iterator[Note]:
     for finding in findings:
         remedies = (finding.hint,) if finding.hint else ()
         if finding.kind != "slower":
-            conditions = (
+            conditions_text = (
                 f" Likely causes: {'; '.join(finding.conditions)}." if finding.conditions else ""
             )
-            yield Note("error", f"{finding.subject}: {finding.text}.{conditions}", remedies)
+            yield Note("error", f"{finding.subject}: {finding.text}.{conditions_text}", remedies)
         elif finding.conditions:
             yield Note("warn", f"{finding.subject}: {'; '.join(finding.conditions)}.")
 

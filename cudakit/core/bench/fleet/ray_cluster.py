@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -34,6 +35,11 @@ _LOCAL_STORE_BYTES = 80 << 20  # Ray needs at least 75 MiB.
 _MAX_DIRECTORY_LENGTH = 40
 _CONNECT_TIMEOUT_S = 3.0
 _ANSWER_TIMEOUT_S = 20.0
+# Time in which a text that a task sent must arrive from its host.
+_TEXT_TIMEOUT_S = 60.0
+# Time between two checks that the head of the cluster answers, and number of failed checks after which the
+# connection is lost. Ray would end this process without a report after 60 s.
+_HEAD_CHECK_S, _MAX_FAILED_CHECKS = 5.0, 3
 # This program connects to a cluster; if it cannot, it prints Ray's reason and exits with 1.
 _CONNECT_PROGRAM = """
 import sys, ray
@@ -82,7 +88,7 @@ class RayTask:
     def next_text(self) -> str:
         """Return the next text of the task. Raises TaskFailure if the task ended without one."""
         try:
-            return str(self._ray.get(next(self.generator)))
+            return str(self._ray.get(next(self.generator), timeout=_TEXT_TIMEOUT_S))
         except StopIteration:
             raise TaskFailure("process", "the task ended without a result") from None
         except self._ray.exceptions.RayError as error:
@@ -101,6 +107,9 @@ class RayCluster:
 
     def __init__(self, ray: Any) -> None:
         self._ray = ray
+        self._head_address = str(ray.get_runtime_context().gcs_address)
+        self._next_check_s = 0.0  # Time of the monotonic clock of the next check of the head.
+        self._failed_check_count = 0  # Number of failed checks since the last successful one.
 
     def hosts(self) -> tuple[ClusterHost, ...]:
         """Return the hosts that are alive, by name."""
@@ -144,6 +153,7 @@ class RayCluster:
 
         Raises EnvironmentUnusable if the connection to the cluster is lost.
         """
+        self._check_head()
         try:
             ready_generators, _ = self._ray.wait(
                 [task.generator for task in tasks],
@@ -152,15 +162,35 @@ class RayCluster:
                 fetch_local=False,
             )
         except self._ray.exceptions.RayError as error:
-            raise EnvironmentUnusable(
-                f"the connection to the Ray cluster was lost: {' '.join(str(error).split())}",
-                hint="cudakit bench suite --results DIR reports the results so far",
-            ) from error
+            raise _lost_connection(str(error)) from error
         return [
             task
             for task in tasks
             if any(task.generator is ready_generator for ready_generator in ready_generators)
         ]
+
+    def _check_head(self) -> None:
+        """Raise EnvironmentUnusable if the head of the cluster did not answer several times."""
+        now_s = time.monotonic()
+        if now_s < self._next_check_s:
+            return
+        self._next_check_s = now_s + _HEAD_CHECK_S
+        try:
+            _connect_to(self._head_address)
+        except OSError as error:
+            self._failed_check_count += 1
+            if self._failed_check_count >= _MAX_FAILED_CHECKS:
+                reason = f"{self._head_address} does not answer: {error.strerror or error}"
+                raise _lost_connection(reason) from error
+        else:
+            self._failed_check_count = 0
+
+
+def _lost_connection(reason: str) -> EnvironmentUnusable:
+    return EnvironmentUnusable(
+        f"the connection to the Ray cluster was lost: {' '.join(reason.split())}",
+        hint="cudakit bench suite --results DIR reports the results so far",
+    )
 
 
 def distinct_names(hosts: Sequence[tuple[str, str, str]]) -> list[str]:
@@ -293,12 +323,18 @@ def _check_port(address: str) -> None:
             hint="write --ray HOST:PORT, --ray auto or --ray local",
         )
     try:
-        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_TIMEOUT_S).close()
+        _connect_to(address)
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise EnvironmentUnusable(
             f"the Ray cluster {address} does not answer: {reason}", hint=_ADDRESS_HINT
         ) from error
+
+
+def _connect_to(address: str) -> None:
+    """Connect to HOST:PORT, and disconnect. Raises OSError, or OverflowError for an impossible port."""
+    host, _, port = address.rpartition(":")
+    socket.create_connection((host.strip("[]"), int(port)), _CONNECT_TIMEOUT_S).close()
 
 
 # --- failures --------------------------------------------------------------------------------------
@@ -307,7 +343,17 @@ def _check_port(address: str) -> None:
 def _failure(exceptions: Any, error: Exception) -> TaskFailure:
     """Return the failure of a task that an exception of Ray describes."""
     text = str(error)
-    if isinstance(error, (exceptions.TaskUnschedulableError, exceptions.NodeDiedError)):
+    if isinstance(error, exceptions.GetTimeoutError):
+        return TaskFailure("host", f"its result did not arrive within {_TEXT_TIMEOUT_S:.0f} s")
+    if isinstance(
+        error,
+        (
+            exceptions.TaskUnschedulableError,
+            exceptions.NodeDiedError,
+            exceptions.LocalRayletDiedError,
+            exceptions.ObjectLostError,
+        ),
+    ):
         return TaskFailure("host", "the host left the Ray cluster")
     if "failed to import" in text or "No module named 'cudakit" in text:
         return TaskFailure(

@@ -38,17 +38,17 @@ class FleetRecords:
 
     def create(self) -> None:
         """Create the directory. Raises UsageError if files cannot be written to it."""
+        hint = "name another directory with --results"
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
+        except FileExistsError:
+            raise UsageError(f"{self.directory} is not a directory", hint=hint) from None
         except OSError as error:
             raise UsageError(
-                f"cannot create {self.directory}: {error.strerror}",
-                hint="name another directory with --results",
+                f"cannot create {self.directory}: {error.strerror}", hint=hint
             ) from error
         if not os.access(self.directory, os.W_OK | os.X_OK):
-            raise UsageError(
-                f"cannot write to {self.directory}", hint="name another directory with --results"
-            )
+            raise UsageError(f"cannot write to {self.directory}", hint=hint)
 
     def write_host(self, facts: HostFacts) -> None:
         """Write the facts about a host."""
@@ -67,13 +67,16 @@ class FleetRecords:
         """Return whether the directory has a file of a host."""
         return any(self.directory.glob("*/*.json"))
 
-    def has_result(self, host: str, gpu_index: int, *, quick: bool, simulated: bool) -> bool:
+    def has_result(self, facts: HostFacts, gpu_index: int, *, quick: bool) -> bool:
         """Return whether a GPU has a complete result of the same suite, so that it need not be measured."""
         try:
-            suite = load_suite(self._gpu_path(host, gpu_index))
+            suite = load_suite(self._gpu_path(facts.name, gpu_index))
         except InputError:
             return False
-        return (suite.quick, suite.simulated, suite.bench.complete) == (quick, simulated, True)
+        uuid, expected_uuid = _describe_gpu(gpu_index, suite).uuid, facts.gpu_uuid(gpu_index)
+        is_same_gpu = not (uuid and expected_uuid) or uuid == expected_uuid
+        is_same_suite = (suite.quick, suite.simulated) == (quick, facts.simulated)
+        return is_same_gpu and is_same_suite and suite.bench.complete
 
     def read(self) -> tuple[FleetHost, ...]:
         """Return the hosts by name. Raises InputError for a directory without results."""

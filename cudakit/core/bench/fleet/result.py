@@ -14,7 +14,7 @@ from cudakit.core.bench.workload import Axis
 from cudakit.units import Unavailable
 
 SubjectKind: TypeAlias = Literal["host", "gpu", "link"]
-FindingKind: TypeAlias = Literal["slower", "failed", "unhealthy"]
+FindingKind: TypeAlias = Literal["slower", "failed", "wrong-gpu", "unhealthy"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +39,14 @@ class HostFacts:
     )  # Versions of cudakit, Python and Ray.
     simulated: bool = False  # Whether the GPUs are simulated.
     links: tuple[HostLink, ...] = ()  # Connections between the GPUs; empty if unknown.
+    # UUIDs of the GPUs by CUDA device index, as CUDA reports them; empty if unknown.
+    gpu_uuids: tuple[str, ...] = ()
     error: str = ""  # Reason why the host could not be measured; "" if it could.
     hint: str = ""  # Remedy for ``error``.
+
+    def gpu_uuid(self, gpu_index: int) -> str:
+        """Return the UUID of the GPU with a CUDA device index; "" if unknown."""
+        return self.gpu_uuids[gpu_index] if gpu_index < len(self.gpu_uuids) else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +117,12 @@ class PeerComparison:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One defect of the fleet: a subject that is slower than its peers, failed, or is unhealthy."""
+    """One defect of the fleet: a subject that is slower than its peers, failed, or is unhealthy.
 
-    kind: FindingKind  # Kind of the finding: "slower", "failed" or "unhealthy".
+    The kind "wrong-gpu" is a result of another GPU than the subject.
+    """
+
+    kind: FindingKind  # Kind of the finding.
     subject: Subject  # Host, GPU or link that the finding is about.
     text: str  # Sentence without capital letter and full stop.
     hint: str  # Remedy; "" if none is known.

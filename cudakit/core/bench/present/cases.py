@@ -80,16 +80,12 @@ def rate(case: CaseResult) -> Value:
 
 def percent_of_peak(case: CaseResult) -> Value:
     """Return the rate as a share of the peak at the measured clock; "-" for a latency."""
-    if _is_latency(case):
-        return Text("-")
-    return cell(Ratio, case.ratio_to_limit)
+    return Text("-") if _is_latency(case) else cell(Ratio, case.ratio_to_limit)
 
 
-def percent_of_datasheet(case: CaseResult) -> Value:
-    """Return the share of the peak at the clock of the datasheet; "-" for a latency."""
-    if _is_latency(case):
-        return Text("-")
-    return cell(Ratio, case.ratio_to_datasheet)
+def _percent_of_datasheet(case: CaseResult) -> Value:
+    """Return the rate as a share of the peak at the datasheet's clock; "-" for a latency."""
+    return Text("-") if _is_latency(case) else cell(Ratio, case.ratio_to_datasheet)
 
 
 def _bound(case: CaseResult) -> Value:
@@ -100,11 +96,12 @@ def _bound(case: CaseResult) -> Value:
 
 
 def _is_latency(case: CaseResult) -> bool:
+    """Return whether a case has a time, but neither operations nor bytes, so that it has no rate."""
     return not case.amount and not isinstance(case.median_s, Unavailable)
 
 
 def cell(make_cell: Callable[[_T], Value], value: _T | Unavailable) -> Value:
-    """Return ``make(value)``, or the value itself if it is Unavailable."""
+    """Return ``make_cell(value)``, or the value itself if it is Unavailable."""
     return value if isinstance(value, Unavailable) else make_cell(value)
 
 
@@ -136,7 +133,7 @@ def _columns(cases: Sequence[CaseResult]) -> list[_CaseColumn]:
         _CaseColumn("% of peak", percent_of_peak, has_value=_has_peak),
         _CaseColumn(
             "% of datasheet",
-            percent_of_datasheet,
+            _percent_of_datasheet,
             has_value=_has_datasheet_peak,
             is_optional=True,
         ),
@@ -173,8 +170,8 @@ def _axis_column(name: str, cases: Sequence[CaseResult]) -> Column:
 
 
 def _caption(cases: Sequence[CaseResult]) -> str:
-    common_axes = describe_common_axes(cases)
-    caption_lines = [f"All cases: {common_axes}."] if common_axes else []
+    common_axes_text = describe_common_axes(cases)
+    caption_lines = [f"All cases: {common_axes_text}."] if common_axes_text else []
     caption_lines.append("±: half the width of the 95% CI of the median time.")
     if libraries := measured_baselines(cases):
         headings = " and ".join(f"vs {name}" for name in libraries)
@@ -189,6 +186,8 @@ def _caption(cases: Sequence[CaseResult]) -> str:
         )
     elif any(map(_has_peak, cases)):
         caption_lines.append(_explain_peak(cases))
+        if any(map(_is_latency, cases)):
+            caption_lines.append("-: a host time or latency has no rate and no peak.")
     return " ".join(caption_lines)
 
 
@@ -303,10 +302,10 @@ def _step_time(case: CaseResult | None) -> Value:
 
 
 def _steps_caption(cases: Sequence[CaseResult]) -> str:
-    common_axes = describe_common_axes(cases)
+    common_axes_text = describe_common_axes(cases)
     caption_lines = [
-        f"Median time of each step. All cases: {common_axes}."
-        if common_axes
+        f"Median time of each step. All cases: {common_axes_text}."
+        if common_axes_text
         else "Median time of each step."
     ]
     noises = [case.statistics.noise for case in cases if isinstance(case.statistics, Summary)]

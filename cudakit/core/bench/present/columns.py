@@ -120,10 +120,10 @@ def _dtype(values: Sequence[Axis | None]) -> type[np.generic] | None:
 def _encode_words(words: Sequence[str | None]) -> tuple[Array, tuple[str, ...]]:
     """Return an index per word, -1 for None, and the tuple of distinct words that the indices refer to."""
     distinct_words = list(dict.fromkeys(word for word in words if word is not None))
-    indices = {word: i for i, word in enumerate(distinct_words)}
-    return np.array([-1 if word is None else indices[word] for word in words], np.int64), tuple(
-        distinct_words
-    )
+    index_by_word = {word: i for i, word in enumerate(distinct_words)}
+    return np.array(
+        [-1 if word is None else index_by_word[word] for word in words], np.int64
+    ), tuple(distinct_words)
 
 
 def _round_numbers(case: CaseResult) -> list[int]:

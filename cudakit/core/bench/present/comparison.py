@@ -47,11 +47,11 @@ def _headline(comparison: Comparison) -> Note:
 
 def _table(comparison: Comparison) -> Table:
     cases = comparison.cases
-    common_axes = describe_common_axes(cases) if len(cases) > 1 else ""
+    common_axes_text = describe_common_axes(cases) if len(cases) > 1 else ""
     return Table(
         _COLUMNS,
         tuple(map(_row, cases, short_labels(cases))),
-        caption=(f"All cases: {common_axes}. " if common_axes else "")
+        caption=(f"All cases: {common_axes_text}. " if common_axes_text else "")
         + "Change: of the median time. 95% CI: of this change, at least 0.5% to both sides. In cycles: "
         "change of the median time multiplied by the SM clock.",
         faint_rows=frozenset(i for i, case in enumerate(cases) if case.verdict is Verdict.SAME),
@@ -93,15 +93,17 @@ def _notes(comparison: Comparison) -> Iterator[Note]:
         if case.reason:
             cases_by_reason.setdefault((case.reason, _clock_direction(case)), []).append(case)
     for (reason, clock_direction), cases in cases_by_reason.items():
-        titles = join_first_names([label_by_id[id(case)] for case in cases], separator="; ")
-        yield Note("warn", f"{titles}: {reason}{_describe_clock_change(clock_direction, cases)}.")
+        titles_text = join_first_names([label_by_id[id(case)] for case in cases], separator="; ")
+        yield Note(
+            "warn", f"{titles_text}: {reason}{_describe_clock_change(clock_direction, cases)}."
+        )
     labels_by_reason: dict[str, list[str]] = {}
     for case in comparison.cases:
         if isinstance(case.cycles_change, Unavailable) and not isinstance(case.change, Unavailable):
             labels_by_reason.setdefault(case.cycles_change.reason, []).append(label_by_id[id(case)])
     for reason, case_labels in labels_by_reason.items():
-        titles = join_first_names(case_labels, separator="; ")
-        yield Note("info", f"No change in cycles for {titles}: {reason}.")
+        titles_text = join_first_names(case_labels, separator="; ")
+        yield Note("info", f"No change in cycles for {titles_text}: {reason}.")
     for run_title, labels_of_one_run in (
         ("BEFORE", comparison.only_before),
         ("AFTER", comparison.only_after),

@@ -97,18 +97,20 @@ def _panels(
     first_cases = [group[0] for group in groups]
     panels_by_axis: dict[str, dict[str, list[list[CaseResult]]]] = {}
     for name in axis_names(first_cases):
-        panels: dict[str, list[list[CaseResult]]] = {}
+        curves_by_panel: dict[str, list[list[CaseResult]]] = {}
         for group in groups:
-            panels.setdefault(str(group[0].axes.get(name, "-")), []).append(group)
-        if len(panels) > 1 and all(
+            curves_by_panel.setdefault(str(group[0].axes.get(name, "-")), []).append(group)
+        if len(curves_by_panel) > 1 and all(
             isinstance(first_case.axes.get(name), str) for first_case in first_cases
         ):
-            panels_by_axis[name] = panels
+            panels_by_axis[name] = curves_by_panel
     if len(groups) <= _MAX_LINES or not panels_by_axis:
         yield "", list(groups)
         return
     small_enough_panels = [
-        charts for charts in panels_by_axis.values() if max(map(len, charts.values())) <= _MAX_LINES
+        curves_by_chart
+        for curves_by_chart in panels_by_axis.values()
+        if max(map(len, curves_by_chart.values())) <= _MAX_LINES
     ]
     yield from min(small_enough_panels or panels_by_axis.values(), key=len).items()
 
@@ -205,11 +207,11 @@ def _curve_heights(
     line: _Line, name: str, positions: list[float], *, percent_of_peak: bool
 ) -> Array:
     """Return the height of a line at each position, NaN where the line has no point."""
-    heights = {
+    height_by_x = {
         _position(case, name): number(case.ratio_to_limit if percent_of_peak else case.median_s)
         for case in line.cases
     }
-    return _float_array(heights.get(position, np.nan) for position in positions)
+    return _float_array(height_by_x.get(position, np.nan) for position in positions)
 
 
 def _float_array(values: Iterable[float]) -> Array:

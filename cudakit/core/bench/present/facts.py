@@ -27,7 +27,7 @@ _MODE_TEXTS = {
     "call": "host time of the call",
 }
 _CACHE_TEXTS = {
-    "rotate": "L2 rotated, {sets} buffer sets",
+    "rotate": "L2: {sets} buffer sets in rotation",
     "flush": "L2 flushed before each sample",
     "hot": "L2 hot",
 }
@@ -152,25 +152,25 @@ def describe_method(
     ``called_library`` is the library that cudakit calls.
     """
     first_method = methods[0]
-    warmup = _range(
+    warmup_text = _range(
         [method.warmup_s for method in methods],
         lambda s: format_seconds(s, pad=True) if s else "0 s",
     )
-    executions = _range([method.executions for method in methods], str)
+    executions_text = _range([method.executions for method in methods], str)
     has_several_calls = first_method.mode == "call" and first_method.executions > 1
     description_parts = [
-        f"host time of a call, mean of {executions} consecutive calls"
+        f"host time of a call, mean of {executions_text} consecutive calls"
         if has_several_calls
-        else _MODE_TEXTS[first_method.mode].format(n=_with_noun(executions, "execution")),
+        else _MODE_TEXTS[first_method.mode].format(n=_with_noun(executions_text, "execution")),
         _CACHE_TEXTS[first_method.cache].format(
             sets=_range([method.buffer_sets for method in methods], str)
         ),
         *filter(None, (_FILL_TEXTS.get(first_method.fill, f"data: {first_method.fill}"),)),
-        f"warm-up {warmup}" if any(method.warmup_s for method in methods) else "no warm-up",
+        f"warm-up {warmup_text}" if any(method.warmup_s for method in methods) else "no warm-up",
     ]
     if any(method.rounds > 1 for method in methods):
-        rounds = _range([method.rounds for method in methods], str)
-        description_parts.append(f"{rounds} rounds, each with new buffers")
+        rounds_text = _range([method.rounds for method in methods], str)
+        description_parts.append(f"{rounds_text} rounds, each with new buffers")
     interleaved_names = list(
         dict.fromkeys(name for method in methods for name in method.interleaved)
     )
@@ -234,11 +234,11 @@ def _count_group(group: Sequence[CaseResult]) -> str:
         sizes = [case.axes.get(name) for case in group]
         if name.endswith("_bytes") and all(isinstance(size, int) for size in sizes):
             integers = [size for size in sizes if isinstance(size, int)]
-            smallest_size, largest_size = (
+            smallest_size_text, largest_size_text = (
                 format_axis(name, min(integers)),
                 format_axis(name, max(integers)),
             )
-            return f"{count_text} of {smallest_size} to {largest_size}"
+            return f"{count_text} of {smallest_size_text} to {largest_size_text}"
     return count_text
 
 

@@ -70,10 +70,12 @@ def _headline(suite: SuiteResult) -> Note:
         return Note("ok", f"Pass: all {len(assessed_figures)} assessed figures are as expected.")
     verdict = "Fail" if suite.health == "fail" else "Warning"
     figures_worst_first = sorted(abnormal_figures, key=lambda figure: figure.health != "fail")
-    figure_names = join_first_names([_describe_figure(figure) for figure in figures_worst_first], 4)
+    figure_names_text = join_first_names(
+        [_describe_figure(figure) for figure in figures_worst_first], 4
+    )
     text = (
         f"{verdict}: {len(abnormal_figures)} of {len(assessed_figures)} figures are not as expected: "
-        f"{figure_names}."
+        f"{figure_names_text}."
     )
     if suite.causes:
         text += f" Likely causes: {'; '.join(suite.causes)}."

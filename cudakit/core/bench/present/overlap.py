@@ -49,13 +49,15 @@ def _answer(overlap: CopyOverlap, overlaps: Sequence[CopyOverlap]) -> Note:
     """Return the sentence with the overlap of one direction and size."""
     has_several_sizes = len({overlap.size_bytes for overlap in overlaps}) > 1
     size = f" of {format_bytes(overlap.size_bytes)}" if has_several_sizes else ""
-    copy = f"A copy{size} {_ROUTES[overlap.direction]}"
+    copy_text = f"A copy{size} {_ROUTES[overlap.direction]}"
     share = overlap.overlap
     if isinstance(share, Unavailable):
-        return Note("error", f"{copy}: the overlap with a GEMM is unknown: {share.reason}.")
+        return Note("error", f"{copy_text}: the overlap with a GEMM is unknown: {share.reason}.")
     if _is_blocked_by_pageable_memory(overlap):
-        return Note("warn", f"{copy} overlaps {share:.0%} with a GEMM that is launched after it.")
-    text = f"{copy} overlaps {share:.0%} with a GEMM{_describe_slowdowns(overlap)}."
+        return Note(
+            "warn", f"{copy_text} overlaps {share:.0%} with a GEMM that is launched after it."
+        )
+    text = f"{copy_text} overlaps {share:.0%} with a GEMM{_describe_slowdowns(overlap)}."
     return Note("ok" if share >= _GOOD_SHARE else "info" if share >= _BAD_SHARE else "warn", text)
 
 
@@ -67,22 +69,25 @@ def _is_blocked_by_pageable_memory(overlap: CopyOverlap) -> bool:
 
 def _describe_slowdowns(overlap: CopyOverlap) -> str:
     """Return ``; the GEMM runs 3% slower, the copy 1% slower``; a change below 0.5% is no change."""
-    percents = {
+    percent_by_work = {
         name: round(100 * slowdown)
         for name, slowdown in (("GEMM", overlap.gemm_slowdown), ("copy", overlap.copy_slowdown))
         if not isinstance(slowdown, Unavailable)
     }
-    if not percents:
+    if not percent_by_work:
         return ""
-    if len(percents) == 2 and not any(percents.values()):
+    if len(percent_by_work) == 2 and not any(percent_by_work.values()):
         return "; both run at full speed"
     changes = [
         f"{abs(percent)}% {'slower' if percent > 0 else 'faster'}" if percent else "at full speed"
-        for percent in percents.values()
+        for percent in percent_by_work.values()
     ]
-    first_name, *other_names = percents
+    first_name, *other_names = percent_by_work
     texts = [f"the {first_name} runs {changes[0]}"]
-    texts += [f"the {name} {change}" for name, change in zip(other_names, changes[1:], strict=True)]
+    texts += [
+        f"the {name} {change_text}"
+        for name, change_text in zip(other_names, changes[1:], strict=True)
+    ]
     return f"; {', '.join(texts)}"
 
 

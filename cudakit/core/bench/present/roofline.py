@@ -136,11 +136,11 @@ def roofline_section(cases: Sequence[CaseResult]) -> Iterator[Node]:
 
 
 def draw_roofline(columns: Sequence[Columns]) -> Plot:
-    """Draw a dot per case of ``roofline``, and the roofs above them (Williams et al., 2009).
+    """Draw a dot per case of the Columns "roofline", and the roofs above the dots (Williams et al., 2009).
 
-    The arrays that ``text`` decodes are ``case``, ``kind`` (the kind of arithmetic), ``near`` (the label of
-    the dot), ``library`` (0 is cudakit) and the ``unit`` of the operations. ``operations_per_byte``,
-    ``operations_per_s``, ``peak_operations_per_s`` and ``peak_bytes_per_s`` are positive numbers.
+    The arrays "case", "kind" (of arithmetic), "near" (the label of the dot), "library" (0 is cudakit) and
+    "unit" (of the operations) have numbers, whose names are in ``text``. The arrays "operations_per_byte",
+    "operations_per_s", "peak_operations_per_s" and "peak_bytes_per_s" are positive.
     """
     (cases_with_peak,) = columns
     picture = _picture(cases_with_peak)
@@ -236,12 +236,12 @@ def _draw_cases(picture: _Picture) -> Iterator[Shape]:
     dot_y = to_units(1 - picture.y.shares(arrays["operations_per_s"]), _HEIGHT)
     for i in np.argsort(arrays["library"] == 0, kind="stable").tolist():
         name = case_labels[int(arrays["case"][i])]
-        rate = format_rate(float(arrays["operations_per_s"][i]), picture.unit)
+        rate_text = format_rate(float(arrays["operations_per_s"][i]), picture.unit)
         dot, colour = dots([dot_x[i]], [dot_y[i]]), series_class(int(arrays["kind"][i]), 0)
         is_baseline = bool(arrays["library"][i])
         yield shape(
             "path",
-            title=f"{name}: {rate}",
+            title=f"{name}: {rate_text}",
             class_=f"scatter {'ring' if is_baseline else 'case'} {colour}",
             d=dot,
         )

@@ -74,5 +74,5 @@ def _describe_ratio(case: CaseResult | None, operation: str, cases: Sequence[Cas
     return Text(f"{rate_ratio.ratio:.2f}x, {_verdict(rate_ratio, TARGET_RATIOS[operation])}")
 
 
-def _verdict(ratio: RelativeRate, target: float) -> str:
-    return "reached" if ratio.ratio >= target else "missed"
+def _verdict(relative_rate: RelativeRate, target_ratio: float) -> str:
+    return "reached" if relative_rate.ratio >= target_ratio else "missed"

@@ -185,16 +185,18 @@ def _summary_notes(tuned: Tuned, files: Sequence[str]) -> Iterator[Note]:
     faster_count = sum(result.significant for result in tuned.gemms)
     if not tuned.gemms:
         return
-    gemm_count = _count_gemms(len(tuned.gemms))
+    gemm_count_text = _count_gemms(len(tuned.gemms))
     if not faster_count:
-        yield Note("ok", f"No significant gain for {gemm_count}: the default algorithm is used.")
+        yield Note(
+            "ok", f"No significant gain for {gemm_count_text}: the default algorithm is used."
+        )
         return
     tuned_file = files[0] if files else "tuned.json"
     remedies = [f"use the algorithms: cudakit bench gemm ... --tuned {tuned_file}"]
     if not files:
         remedies.insert(0, "save the algorithms: add -o tuned.json")
     yield Note(
-        "ok", f"Found a faster algorithm for {faster_count} of {gemm_count}.", tuple(remedies)
+        "ok", f"Found a faster algorithm for {faster_count} of {gemm_count_text}.", tuple(remedies)
     )
 
 

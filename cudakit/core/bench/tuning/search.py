@@ -73,11 +73,11 @@ class Limits:
 class Trials(Protocol):
     """The measurements of candidates, which have numbers; number 0 is the default algorithm."""
 
-    def prepare(self, candidate: int) -> bool:
+    def prepare(self, candidate_index: int) -> bool:
         """Prepare a candidate; return False if it cannot run or is several times slower than the default."""
         ...
 
-    def release(self, candidate: int) -> None:
+    def release(self, candidate_index: int) -> None:
         """Release the resources of a candidate."""
         ...
 
@@ -85,7 +85,7 @@ class Trials(Protocol):
         """Return the time of each candidate, measured once in this order; NaN for an invalid reading."""
         ...
 
-    def verify(self, candidate: int) -> bool:
+    def verify(self, candidate_index: int) -> bool:
         """Return whether a candidate computes correct values."""
         ...
 
@@ -98,7 +98,9 @@ class Trials(Protocol):
 class Outcome:
     """The result of the search for a faster algorithm."""
 
-    winner: int  # Fastest candidate; DEFAULT_CANDIDATE if none is significantly faster.
+    winner_index: (
+        int  # Index of the fastest candidate; DEFAULT_CANDIDATE if none is significantly faster.
+    )
     # Share of the time that the fastest finalist saves: 0.05 is 5%; None without a final.
     gain: float | None
     gain_interval: tuple[float, float] | None  # CI of the gain; None with too few samples.
@@ -169,7 +171,9 @@ class _Search:
             )
             group_candidates = candidates[group_start : group_start + _GROUP_SIZE]
             prepared_candidates = [
-                candidate for candidate in group_candidates if self._trials.prepare(candidate)
+                candidate_index
+                for candidate_index in group_candidates
+                if self._trials.prepare(candidate_index)
             ]
             self._tried_count += len(prepared_candidates)
             survivors = self._measure_rounds(
@@ -200,7 +204,9 @@ class _Search:
         finalists = self._final_comparison.finalists
         if not finalists:
             return
-        taken_sample_count = max(self._sample_counts[candidate] for candidate in finalists)
+        taken_sample_count = max(
+            self._sample_counts[candidate_index] for candidate_index in finalists
+        )
         rounds = min(
             _FINAL_ROUNDS, (self._search_limits.iterations - taken_sample_count) // _PART_COUNT
         )
@@ -219,19 +225,21 @@ class _Search:
         """Return the outcome. Only the samples of the final decide whether a candidate wins."""
         comparison = self._final_comparison
         ranked_finalists = comparison.ranked_finalists()
-        for candidate in ranked_finalists:
-            if comparison.is_faster(candidate):
-                if self._trials.verify(candidate):
-                    return self._outcome(candidate, candidate)
-                self._wrong_finalists.append(candidate)
+        for candidate_index in ranked_finalists:
+            if comparison.is_faster(candidate_index):
+                if self._trials.verify(candidate_index):
+                    return self._outcome(candidate_index, candidate_index)
+                self._wrong_finalists.append(candidate_index)
         correct_finalists = [
-            candidate for candidate in ranked_finalists if candidate not in self._wrong_finalists
+            candidate_index
+            for candidate_index in ranked_finalists
+            if candidate_index not in self._wrong_finalists
         ]
         return self._outcome(DEFAULT_CANDIDATE, correct_finalists[0] if correct_finalists else None)
 
-    def _is_too_slow(self, candidate: int) -> bool:
+    def _is_too_slow(self, candidate_index: int) -> bool:
         """Return whether a candidate is, with significance, too slow to win."""
-        ratios = self._ratios[candidate]
+        ratios = self._ratios[candidate_index]
         if not ratios:
             return False
         max_ratio = _SLOW_RATIO_IN_ONE if len(ratios) == 1 else _SLOW_RATIO_IN_ALL
@@ -240,22 +248,24 @@ class _Search:
     def _find_finalists(self) -> list[int]:
         """Return the best candidates that compute correct values."""
         correct_candidates: list[int] = []
-        for candidate in (*self._pool, *self._reserve):
+        for candidate_index in (*self._pool, *self._reserve):
             if len(correct_candidates) == FINALISTS:
                 break
-            is_correct = self._trials.verify(candidate)
-            (correct_candidates if is_correct else self._wrong_finalists).append(candidate)
+            is_correct = self._trials.verify(candidate_index)
+            (correct_candidates if is_correct else self._wrong_finalists).append(candidate_index)
         return correct_candidates
 
-    def _outcome(self, winner: int, fastest_finalist: int | None) -> Outcome:
+    def _outcome(self, winner_index: int, fastest_finalist_index: int | None) -> Outcome:
         comparison = self._final_comparison
         return Outcome(
-            winner=winner,
-            gain=None if fastest_finalist is None else comparison.gain(fastest_finalist),
+            winner_index=winner_index,
+            gain=None
+            if fastest_finalist_index is None
+            else comparison.gain(fastest_finalist_index),
             gain_interval=None
-            if fastest_finalist is None
-            else comparison.gain_interval(fastest_finalist),
-            is_significant=winner != DEFAULT_CANDIDATE,
+            if fastest_finalist_index is None
+            else comparison.gain_interval(fastest_finalist_index),
+            is_significant=winner_index != DEFAULT_CANDIDATE,
             tried_count=self._tried_count,
             wrong_finalists=tuple(self._wrong_finalists),
             rounds=comparison.round_count,
@@ -269,19 +279,25 @@ class _Search:
         survivors = list(candidates)
         for _ in range(rounds):
             measurable_candidates = [
-                candidate
-                for candidate in survivors
-                if self._sample_counts[candidate] < self._max_samples
+                candidate_index
+                for candidate_index in survivors
+                if self._sample_counts[candidate_index] < self._max_samples
             ]
             if not measurable_candidates or self._is_over(time_share):
                 break
-            for candidate, ratio in self._measure_round(measurable_candidates).items():
-                self._ratios[candidate].append(ratio)
+            for candidate_index, ratio in self._measure_round(measurable_candidates).items():
+                self._ratios[candidate_index].append(ratio)
             slow_candidates = {
-                candidate for candidate in measurable_candidates if self._is_too_slow(candidate)
+                candidate_index
+                for candidate_index in measurable_candidates
+                if self._is_too_slow(candidate_index)
             }
             self._release(slow_candidates)
-            survivors = [candidate for candidate in survivors if candidate not in slow_candidates]
+            survivors = [
+                candidate_index
+                for candidate_index in survivors
+                if candidate_index not in slow_candidates
+            ]
         return survivors
 
     def _measure_round(self, candidates: Sequence[int]) -> dict[int, float]:
@@ -292,22 +308,30 @@ class _Search:
         time_by_candidate = dict(
             zip(ordered_candidates, self._trials.measure(ordered_candidates), strict=True)
         )
-        for candidate in candidates:
-            self._sample_counts[candidate] += 1
+        for candidate_index in candidates:
+            self._sample_counts[candidate_index] += 1
         ratios = {
-            candidate: time_by_candidate[candidate] / time_by_candidate[DEFAULT_CANDIDATE]
-            for candidate in candidates
+            candidate_index: time_by_candidate[candidate_index]
+            / time_by_candidate[DEFAULT_CANDIDATE]
+            for candidate_index in candidates
         }
-        return {candidate: ratio for candidate, ratio in ratios.items() if not math.isnan(ratio)}
+        return {
+            candidate_index: ratio
+            for candidate_index, ratio in ratios.items()
+            if not math.isnan(ratio)
+        }
 
     def _release(self, candidates: Iterable[int]) -> None:
-        for candidate in candidates:
-            self._trials.release(candidate)
+        for candidate_index in candidates:
+            self._trials.release(candidate_index)
 
     def _rank(self, candidates: Sequence[int]) -> list[int]:
-        measured_candidates = [candidate for candidate in candidates if self._ratios[candidate]]
+        measured_candidates = [
+            candidate_index for candidate_index in candidates if self._ratios[candidate_index]
+        ]
         return sorted(
-            measured_candidates, key=lambda candidate: median_or_inf(self._ratios[candidate])
+            measured_candidates,
+            key=lambda candidate_index: median_or_inf(self._ratios[candidate_index]),
         )
 
     def _is_over(self, share: float) -> bool:

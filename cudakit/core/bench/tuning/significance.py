@@ -70,33 +70,37 @@ class FinalComparison:
     def add(self, ratios: dict[int, float]) -> None:
         """Add the ratio of each finalist in one round."""
         self.round_count += 1
-        for finalist, ratio in ratios.items():
-            self._ratios_by_part[-1][finalist].append(ratio)
+        for finalist_index, ratio in ratios.items():
+            self._ratios_by_part[-1][finalist_index].append(ratio)
 
     def ranked_finalists(self) -> list[int]:
         """Return the finalists, the fastest first."""
         return sorted(self.finalists, key=lambda number: median_or_inf(self._ratios(number)))
 
-    def gain(self, finalist: int) -> float | None:
+    def gain(self, finalist_index: int) -> float | None:
         """Return the relative time saved compared with the default; None without samples."""
-        ratios = self._ratios(finalist)
+        ratios = self._ratios(finalist_index)
         return 1 - median_or_inf(ratios) if ratios else None
 
-    def gain_interval(self, finalist: int) -> tuple[float, float] | None:
+    def gain_interval(self, finalist_index: int) -> tuple[float, float] | None:
         """Return the CI of the gain; None for too few samples."""
-        interval = ratio_interval(self._ratios(finalist), FALSE_POSITIVE_RATE / len(self.finalists))
+        interval = ratio_interval(
+            self._ratios(finalist_index), FALSE_POSITIVE_RATE / len(self.finalists)
+        )
         return (1 - interval[1], 1 - interval[0]) if interval else None
 
-    def is_faster(self, finalist: int) -> bool:
+    def is_faster(self, finalist_index: int) -> bool:
         """Return whether a finalist is significantly faster than the default, by MIN_GAIN or more.
 
         A finalist that is slower in one of three parts has a third of its ratios above 1, and is therefore
         not significantly faster.
         """
-        gain, interval = self.gain(finalist), self.gain_interval(finalist)
+        gain, interval = self.gain(finalist_index), self.gain_interval(finalist_index)
         if gain is None or interval is None:
             return False
         return interval[0] > 0 and gain >= MIN_GAIN
 
-    def _ratios(self, finalist: int) -> list[float]:
-        return [ratio for ratios in self._ratios_by_part for ratio in ratios.get(finalist, ())]
+    def _ratios(self, finalist_index: int) -> list[float]:
+        return [
+            ratio for ratios in self._ratios_by_part for ratio in ratios.get(finalist_index, ())
+        ]

@@ -236,12 +236,12 @@ def _tuned_gemm(
 ) -> TunedGemm:
     """Return the result of the search for one GEMM."""
     default_s = trials.times_s(DEFAULT_CANDIDATE, outcome.rounds)
-    winner_s = trials.times_s(outcome.winner, outcome.rounds)
+    winner_s = trials.times_s(outcome.winner_index, outcome.rounds)
     return TunedGemm(
         gemm=gemm,
         shape=spec.shapes.get(gemm, ""),
         settings=spec.settings,
-        winner=candidate_list.algorithms[outcome.winner],
+        winner=candidate_list.algorithms[outcome.winner_index],
         default=candidate_list.algorithms[DEFAULT_CANDIDATE],
         significant=outcome.is_significant,
         gain=_NO_FINAL if outcome.gain is None else outcome.gain,
@@ -250,7 +250,7 @@ def _tuned_gemm(
         default_ci95_s=_interval(default_s),
         winner_s=_median(winner_s),
         winner_ci95_s=_interval(winner_s),
-        verification=trials.verifications[outcome.winner],
+        verification=trials.verifications[outcome.winner_index],
         tried=outcome.tried_count,
         candidates=len(candidate_list.algorithms),
         all_listed=candidate_list.complete,

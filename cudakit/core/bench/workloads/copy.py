@@ -75,16 +75,16 @@ def copy_cases(spec: CopySpec, gpu: _LinkedDevice) -> tuple[Case, ...]:
 
 def _copies(spec: CopySpec, gpu: _LinkedDevice) -> Iterator[Copy]:
     """Yield a Copy of size 0 for each direction and each other device."""
-    peers = other_devices(gpu)
+    access_by_peer = other_devices(gpu)
     for direction in spec.directions or _default_directions(spec.mode):
         if "peer" not in _locations(direction):
             yield Copy(direction, 0)
-        elif spec.directions and not peers:
+        elif spec.directions and not access_by_peer:
             raise Unsupported(
                 f"--directions {direction} needs two GPUs, but CUDA has only one",
                 hint="CUDA_VISIBLE_DEVICES may hide GPUs; cudakit devices lists all of them",
             )
-        for peer, access in peers.items() if "peer" in _locations(direction) else ():
+        for peer, access in access_by_peer.items() if "peer" in _locations(direction) else ():
             yield Copy(direction, 0, peer, access)
 
 
@@ -95,7 +95,7 @@ def _default_directions(mode: Mode | None) -> Iterator[str]:
 def _case(spec: CopySpec, copy: Copy, l2_bytes: int) -> Case:
     size_bytes = copy.size_bytes
     bytes_moved = _locations(copy.direction).count("device") * size_bytes
-    device_buffers, host_buffers = count_buffers(copy.direction)
+    device_buffer_count, host_buffer_count = count_buffers(copy.direction)
     cache = spec.cache or _default_cache(copy.direction, bytes_moved, l2_bytes)
     return Case(
         copy,
@@ -106,8 +106,8 @@ def _case(spec: CopySpec, copy: Copy, l2_bytes: int) -> Case:
             link="peer" if copy.access == "direct" else "host",
         ),
         size_bytes,
-        device_buffers,
-        host_bytes=host_buffers * size_bytes,
+        device_buffer_count,
+        host_bytes=host_buffer_count * size_bytes,
     )
 
 
@@ -117,9 +117,9 @@ def count_buffers(direction: str) -> tuple[int, int]:
     The verification needs a staging buffer in device memory for memory that kernels cannot access.
     """
     locations = _locations(direction)
-    staging_buffers = int(not set(locations).isdisjoint(_INACCESSIBLE_LOCATIONS))
+    staging_buffer_count = int(not set(locations).isdisjoint(_INACCESSIBLE_LOCATIONS))
     return (
-        locations.count("device") + staging_buffers,
+        locations.count("device") + staging_buffer_count,
         locations.count("host") + locations.count("pageable"),
     )
 
@@ -260,18 +260,18 @@ class PreparedCopy:
         self, fill: Fill, sequence_number: int, source_location: Location, target_location: Location
     ) -> _Route:
         """Allocate both buffers of a copy, fill the source with random bits and the target with POISON."""
-        source, target = (
+        source_buffer, target_buffer = (
             _Buffer(self._buffers.malloc(location), location)
             for location in (source_location, target_location)
         )
         # A kernel generates the random bits in device memory, where every copy has its source or its target.
-        device_buffer = source if source_location == "device" else target
+        device_buffer = source_buffer if source_location == "device" else target_buffer
         block_count = -(-self._size_bytes // _RANDOM_BLOCK_BYTES)
         fill.bits(device_buffer.ptr, block_count, LEGACY, seed=self._seed, sequence=sequence_number)
-        if device_buffer is not source:
-            self._gpu.copy(source.ptr, device_buffer.ptr, self._size_bytes, LEGACY)
+        if device_buffer is not source_buffer:
+            self._gpu.copy(source_buffer.ptr, device_buffer.ptr, self._size_bytes, LEGACY)
         self._gpu.sync()
-        route = _Route(target, source)
+        route = _Route(target_buffer, source_buffer)
         self._poison([route])
         return route
 

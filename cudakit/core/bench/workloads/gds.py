@@ -92,7 +92,7 @@ def _case(spec: GdsSpec, transfer: Transfer) -> Case:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """Transfers between a file and device memory by cuFile, several by each of several threads."""
+    """Transfers between a file and device memory by cuFile. Each thread makes several transfers."""
 
     file: DataFile
     direction: str  # "read" or "write"
@@ -196,7 +196,7 @@ class CuFileRoute:
 
     @property
     def settings(self) -> Mapping[str, Axis]:
-        """The version of cuFile, the path of the data, and whether cuFile knows the buffers."""
+        """The version of cuFile, the path of the data, and whether the buffers are registered with cuFile."""
         return {
             "library": "cufile",
             "version": self._storage.version,

@@ -89,9 +89,9 @@ class Checker:
         sample = _Sample(self._gemm, self._compare, sets, self._seed)
         computed_values, sums = sample.computed_values(), sample.sums()
         expected_values = epilogue(self._gemm, sums, sample.bias())
-        write_errors = self._describe_write_errors(sets)
+        write_errors_text = self._describe_write_errors(sets)
         return worst_verification(
-            self._check_set(sample, write_errors, *arrays)
+            self._check_set(sample, write_errors_text, *arrays)
             for arrays in zip(computed_values, expected_values, sums, strict=True)
         )
 
@@ -102,7 +102,7 @@ class Checker:
     def _check_set(
         self,
         sample: _Sample,
-        write_errors: str,
+        write_errors_text: str,
         computed_values: Floats,
         expected_values: Floats,
         sums: Floats,
@@ -116,9 +116,9 @@ class Checker:
         # A NaN among the values is an infinite error.
         error = error if np.isfinite(error) else inf
         if not norm:
-            return verification(error, 0.0, reference, write_errors)
+            return verification(error, 0.0, reference, write_errors_text)
         tolerance = self._tolerance.relative_to_result(float(np.linalg.norm(sums)), norm)
-        detail = write_errors or sample.describe_outlier(
+        detail = write_errors_text or sample.describe_outlier(
             computed_values, expected_values, tolerance
         )
         return verification(error / norm, tolerance, reference, detail)

@@ -138,11 +138,11 @@ def _layers(model: str) -> Iterator[Shape]:
 def _rows(text: str) -> Iterator[tuple[int, list[str]]]:
     """Yield the line number and the words of each line that is not empty."""
     for line_number, line_text in enumerate(text.splitlines(), 1):
-        words = line_text.partition("#")[0].strip()
-        if words:
+        words_text = line_text.partition("#")[0].strip()
+        if words_text:
             yield (
                 line_number,
-                re.split(r"\s*[,;]\s*" if _SEPARATOR.search(words) else r"\s+", words),
+                re.split(r"\s*[,;]\s*" if _SEPARATOR.search(words_text) else r"\s+", words_text),
             )
 
 

@@ -108,10 +108,10 @@ def _replays_to_break_even(made_s: _Time, saved_s: _Time, eager_s: _Time) -> _Ti
     return made_s / saved_s
 
 
-def _signed_sum(step_times: Mapping[str, _Time], **signs: int) -> _Time:
+def _signed_sum(step_times: Mapping[str, _Time], **sign_by_step: int) -> _Time:
     """Return the sum of the times of steps, each multiplied by its sign."""
     total_s = 0.0
-    for step, sign in signs.items():
+    for step, sign in sign_by_step.items():
         time_s = step_times.get(step, Unavailable(f"the step {step} was not measured"))
         if isinstance(time_s, Unavailable):
             return time_s

@@ -85,10 +85,12 @@ def _fill_node(gpu: ComputeDevice, cleanup: ExitStack) -> _EnqueueNode:  # noqa:
 
 
 def _copy_node(gpu: ComputeDevice, cleanup: ExitStack) -> _EnqueueNode:
-    sources = {byte: allocate(gpu, cleanup, WIDTH_BYTES) for byte in BYTES}
-    for byte, source in sources.items():
+    source_by_byte = {byte: allocate(gpu, cleanup, WIDTH_BYTES) for byte in BYTES}
+    for byte, source in source_by_byte.items():
         gpu.fill(source, byte, WIDTH_BYTES, LEGACY)
-    return lambda address, byte, stream: gpu.copy(address, sources[byte], WIDTH_BYTES, stream)
+    return lambda address, byte, stream: gpu.copy(
+        address, source_by_byte[byte], WIDTH_BYTES, stream
+    )
 
 
 _KINDS: Mapping[str, Callable[[ComputeDevice, ExitStack], _EnqueueNode]] = {

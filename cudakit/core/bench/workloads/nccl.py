@@ -39,24 +39,24 @@ def nccl_cases(
     simulated: bool,
     host_count: int = 1,
 ) -> tuple[Case, ...]:
-    """Return a case per operation, data type, place and size.
+    """Return a case per operation, data type, place (in-place or out-of-place) and size.
 
     ``versions`` are those of the libraries, ``unsupported_baselines`` the reasons why baselines cannot run.
     Raises Unsupported if no operation can run in the given places.
     """
     rank_count = len(group.channels)
-    cases: dict[tuple[object, ...], Case] = {}
+    case_by_key: dict[tuple[object, ...], Case] = {}
     for operation, dtype, place, size_bytes in _combinations(spec, simulated=simulated):
         collective = make_collective(operation, ELEMENTS[dtype], size_bytes, rank_count)
         workload = CollectiveWorkload(group, collective, place, "nccl", versions["nccl"])
         # Small sizes may round to the same size.
-        cases.setdefault(
+        case_by_key.setdefault(
             tuple(workload.axes.values()),
             _case(spec, workload, versions, unsupported_baselines, host_count=host_count),
         )
-    if not cases:
+    if not case_by_key:
         raise Unsupported(f"{' and '.join(spec.operations)} cannot run in place")
-    return tuple(cases.values())
+    return tuple(case_by_key.values())
 
 
 def make_collective(
@@ -66,10 +66,10 @@ def make_collective(
 
     Chunks are multiples of 16 bytes, or of 4 bytes and one element if they are smaller.
     """
-    smallest = Collective(operation, element, 1)
+    smallest_collective = Collective(operation, element, 1)
     chunk_count = max(
-        smallest.send_chunks(rank_count),
-        smallest.receive_chunks(rank_count),
+        smallest_collective.send_chunks(rank_count),
+        smallest_collective.receive_chunks(rank_count),
     )
     chunk_bytes = size_bytes // chunk_count
     small_unit_bytes = max(_WORD_BYTES, element.size_bytes)

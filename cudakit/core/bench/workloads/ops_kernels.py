@@ -98,8 +98,8 @@ class KernelLibrary:
         The transpose of x @ y is the product of the transposes in reverse order.
         """
         left, right = inputs
-        (rows, inner), columns = left.shape, right.shape[1]
-        gemm = Gemm(dtype="fp32", m=columns, n=rows, k=inner, layout="nn")
+        (rows, inner_size), columns = left.shape, right.shape[1]
+        gemm = Gemm(dtype="fp32", m=columns, n=rows, k=inner_size, layout="nn")
         if self._gemm_plan is None:
             self._gemm_plan = self._prepare_gemm(gemm)
         plan, operands = self._gemm_plan, OperandSet(right.ptr, left.ptr, output.ptr, Ptr(0))

@@ -90,7 +90,7 @@ def _case(spec: OverlapSpec, copy: Copy, gemm: GemmWorkload) -> Case:
         for measurement in MEASUREMENTS
         if measurement != GEMM_DURING_COPY or not has_pageable_memory
     ]
-    device_buffers, host_buffers = count_buffers(copy.direction)
+    device_buffer_count, host_buffer_count = count_buffers(copy.direction)
     method = spec.method("isolated", "hot", fill="uniform")
     return Case(
         replace(workloads[0], name=spec.bench),
@@ -102,8 +102,8 @@ def _case(spec: OverlapSpec, copy: Copy, gemm: GemmWorkload) -> Case:
         ),
         _NO_PEAK,
         copy.size_bytes,
-        len(workloads) * device_buffers,
-        host_bytes=len(workloads) * host_buffers * copy.size_bytes,
+        len(workloads) * device_buffer_count,
+        host_bytes=len(workloads) * host_buffer_count * copy.size_bytes,
         other_buffer_bytes=len(workloads)
         * (operand_bytes(gemm.gemm) + gemm.settings.workspace_bytes),
         baselines=tuple(workloads[1:]),
@@ -314,7 +314,7 @@ def copy_overlaps(
 ) -> tuple[CopyOverlap, ...]:
     """Return the overlap of each planned direction and size; cases of other benches are ignored.
 
-    The figures of cases without results have the reason.
+    The figures of a case without a result are Unavailable, with the reason.
     """
     results_by_copy: dict[Copy, dict[Axis, CaseResult]] = {
         case.workload.copy: {}

@@ -104,16 +104,18 @@ def visible_devices(context: RunContext) -> Finding:
         VARIABLE: visible_devices_value or "(empty)",
         "visible devices": f"{len(visibility_of_value.visible)} of {len(cuda.order)}",
     }
-    notes = "; ".join(visibility_of_value.notes)
+    notes_text = "; ".join(visibility_of_value.notes)
     if not visibility_of_value.visible:
         return fail_finding(
-            f"no device is visible: {notes}",
+            f"no device is visible: {notes_text}",
             evidence,
             f"unset {VARIABLE}",
             "or select a device: cudakit devices --select",
         )
-    if notes:
-        return warn_finding(notes, evidence, f"use UUIDs: export {VARIABLE}={cuda.order[0][:12]}")
+    if notes_text:
+        return warn_finding(
+            notes_text, evidence, f"use UUIDs: export {VARIABLE}={cuda.order[0][:12]}"
+        )
     return ok_finding(
         f"{VARIABLE}={visible_devices_value}: {len(visibility_of_value.visible)} of {len(cuda.order)}"
         " devices are visible",
@@ -174,7 +176,7 @@ def context_step(context: RunContext) -> Finding:
     """Every CUDA program first creates a context on its device. A context takes a few hundred MiB.
 
     Creating a context fails, although cuInit succeeded, if another process uses the device in exclusive
-    mode (46), if no memory is free (2), or if the device is broken.
+    mode (CUDA error 46), if no memory is free (CUDA error 2), or if the device is broken.
     """
     return _check_step(context, "context", "a CUDA context can be created")
 

@@ -199,9 +199,10 @@ def versions_agree(context: RunContext) -> Finding:
         raise NotCheckable("the version of fewer than two parts of the driver is known")
     if len(set(known_versions.values())) == 1:
         components = list(known_versions)
-        part_names = f"{', '.join(components[:-1])} and {components[-1]}"
+        part_names_text = f"{', '.join(components[:-1])} and {components[-1]}"
         return ok_finding(
-            f"{part_names} have the same version, {known_versions[components[0]]}", known_versions
+            f"{part_names_text} have the same version, {known_versions[components[0]]}",
+            known_versions,
         )
     return fail_finding(
         "parts of the driver have different versions: "

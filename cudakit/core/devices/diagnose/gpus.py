@@ -129,12 +129,12 @@ def check_gpus(
     summary_if_ok: str,
     describe: Callable[[GpuState], str | None],
     *,
-    without_gpus: str = "",
+    summary_without_gpus: str = "",
 ) -> Finding:
     """Return the findings of the rules. If there are none, return OK.
 
-    The summary of the OK finding is ``summary_if_ok``, or ``without_gpus`` if there is no GPU.
+    The summary of the OK finding is ``summary_if_ok``, or ``summary_without_gpus`` if there is no GPU.
     """
     findings = (finding for rule in rules for finding in rule.findings(gpus))
-    summary = summary_if_ok if gpus else without_gpus or summary_if_ok
+    summary = summary_if_ok if gpus else summary_without_gpus or summary_if_ok
     return combine_findings(findings, otherwise=ok_finding(summary, evidence_of(gpus, describe)))

@@ -70,7 +70,7 @@ def memory_errors(context: RunContext) -> Finding:
         ECC_RULES,
         "no uncorrectable memory errors",
         _ecc_counts,
-        without_gpus="no GPU counts memory errors (ECC is not supported or off)",
+        summary_without_gpus="no GPU counts memory errors (ECC is not supported or off)",
     )
 
 
@@ -208,7 +208,11 @@ def pcie_links(context: RunContext) -> Finding:
     idle_note = " (idle links run slower, which is normal)" if has_idle_link else ""
     summary_if_ok = f"PCIe links have all lanes{idle_note}"
     return check_gpus(
-        gpus, PCIE_RULES, summary_if_ok, _link_text, without_gpus="no GPU reports a PCIe link"
+        gpus,
+        PCIE_RULES,
+        summary_if_ok,
+        _link_text,
+        summary_without_gpus="no GPU reports a PCIe link",
     )
 
 
@@ -288,7 +292,7 @@ def power_limits(context: RunContext) -> Finding:
         [POWER_RULE],
         "all power limits are at or above their default",
         _power_text,
-        without_gpus="no GPU reports a power limit",
+        summary_without_gpus="no GPU reports a power limit",
     )
 
 
@@ -317,5 +321,5 @@ def persistence(context: RunContext) -> Finding:
         [PERSISTENCE_RULE],
         "persistence mode, or a display, keeps every GPU initialized",
         lambda gpu: None,  # noqa: ARG005
-        without_gpus="no GPU reports its persistence mode",
+        summary_without_gpus="no GPU reports its persistence mode",
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import groupby
 from typing import Literal
 
@@ -38,11 +37,6 @@ _NOTE_LEVELS: dict[Status, Literal["ok", "info", "warn", "error"]] = {
     Status.FAIL: "error",
 }
 
-_SIMULATED_NOTE = Note(
-    "info",
-    "The whole machine is simulated, with its driver, packages, environment variables and container.",
-)
-
 
 def report(
     result: DoctorResult, *, show_all: bool = False, has_selection: bool = False
@@ -52,7 +46,7 @@ def report(
     ``has_selection`` is true if the user selected checks by id. Then every check is shown, with the reason if
     it could not be performed.
     """
-    nodes: list[Node] = [_SIMULATED_NOTE] if result.simulated else []
+    nodes: list[Node] = [*_simulation_note(result)]
     nodes += [node for check in _problems(result) for node in _problem_nodes(check)]
     if show_all or has_selection:
         nodes += _passed_by_theme(result)
@@ -70,7 +64,7 @@ def report(
 
 
 def paste_report(result: DoctorResult) -> Document:
-    """Return the report of ``--paste``, for issues: versions, devices, every check with its evidence."""
+    """Return the report of ``--report``, for issues: versions, devices, every check with its evidence."""
     versions = Facts(tuple((label, Text(version)) for label, version in result.about.items()))
     passed_checks = [check for check in result.checks if check.status is Status.OK]
     sections: tuple[tuple[str, Sequence[Node]], ...] = (
@@ -86,7 +80,9 @@ def paste_report(result: DoctorResult) -> Document:
     sections_with_nodes = (Section(title, tuple(nodes)) for title, nodes in sections if nodes)
     variables = _variables_section(result.variables)
     summary = Section("Summary", (_summary(result, show_all=True),))
-    return Document(_title(result), (*sections_with_nodes, *variables, summary))
+    return Document(
+        _title(result), (*_simulation_note(result), *sections_with_nodes, *variables, summary)
+    )
 
 
 # --- title and summary -----------------------------------------------------------------------------
@@ -94,7 +90,20 @@ def paste_report(result: DoctorResult) -> Document:
 
 def _title(result: DoctorResult) -> str:
     verdict = _verdict(result)
+    if self_test_checks := _unperformed_self_test(result):
+        check_ids = dict.fromkeys((self_test_checks[0].id, self_test_checks[-1].id))
+        verdict += f", {' to '.join(check_ids)} not performed"
     return f"Simulated: {verdict}" if result.simulated else capitalized(verdict)
+
+
+def _simulation_note(result: DoctorResult) -> Iterator[Note]:
+    """Yield a note on what a simulated GPU leaves out of the checks."""
+    if result.simulated:
+        yield Note(
+            "info",
+            "The machine is simulated too: the packages, environment variables and limits of this machine "
+            "are not checked",
+        )
 
 
 def _verdict(result: DoctorResult) -> str:
@@ -164,15 +173,18 @@ def _passed_by_theme(result: DoctorResult) -> Iterator[Node]:
 
 
 def _self_test_line(result: DoctorResult) -> Iterator[Node]:
-    """Yield the reason why the self-test did not run, if ``--deep`` requested it."""
-    self_test_checks = [check for check in result.checks if check.theme in SELF_TEST]
-    if self_test_checks and all(check.status is Status.UNKNOWN for check in self_test_checks):
-        level: Literal["info", "warn"] = "info" if result.simulated else "warn"
-        for note in _unknown_check_notes(self_test_checks):
-            yield replace(note, level=level)
+    """Yield the reason why no check of the self-test was performed, if ``--deep`` requested them."""
+    yield from _unknown_check_notes(_unperformed_self_test(result))
 
 
-def _unknown_check_notes(checks: Sequence[CheckResult]) -> Iterator[Note]:
+def _unperformed_self_test(result: DoctorResult) -> list[CheckResult]:
+    """Return the checks of the self-test if other checks were performed, but none of the self-test."""
+    checks = [check for check in result.checks if check.theme in SELF_TEST]
+    was_performed = any(check.status is not Status.UNKNOWN for check in checks)
+    return [] if was_performed or result.is_unknown else checks
+
+
+def _unknown_check_notes(checks: Sequence[CheckResult]) -> Iterator[Node]:
     ids_by_reason: dict[str, list[str]] = {}
     for check in checks:
         if check.status is Status.UNKNOWN:
@@ -186,9 +198,9 @@ def _unknown_check_notes(checks: Sequence[CheckResult]) -> Iterator[Note]:
 
 def _variables_line(variables: Sequence[SetVariable]) -> Iterator[Node]:
     if variables:
-        variable_names = ", ".join(variable.name for variable in variables)
+        variable_names_text = ", ".join(variable.name for variable in variables)
         noun = count_of(len(variables), "environment variable")
-        yield Note("info", f"{noun} of CUDA and its libraries set: {variable_names}")
+        yield Note("info", f"{noun} of CUDA and its libraries set: {variable_names_text}")
 
 
 def _variables_section(variables: Sequence[SetVariable]) -> Iterator[Node]:

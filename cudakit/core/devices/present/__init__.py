@@ -104,9 +104,9 @@ def _memory_cell(device: Device) -> Value:
         total_bytes = device.field("usable_memory_bytes")
     if not isinstance(total_bytes, int):
         return total_bytes if isinstance(total_bytes, Unavailable) else Text(str(total_bytes))
-    total_amount, unit = format_bytes(total_bytes).split()
+    total_amount_text, unit = format_bytes(total_bytes).split()
     return Text(
-        f"{_in_unit_of(used_bytes, total_bytes, float(total_amount))} / {total_amount} {unit}"
+        f"{_in_unit_of(used_bytes, total_bytes, float(total_amount_text))} / {total_amount_text} {unit}"
     )
 
 

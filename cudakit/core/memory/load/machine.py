@@ -107,11 +107,12 @@ class Machine:
     def read_unsigned(self, width: int) -> int:
         return int.from_bytes(self.read_bytes(width), "little")
 
-    def read_counted(self, width: int) -> bytes:
+    def read_sized_bytes(self, width: int) -> bytes:
+        """Read bytes that follow their own length, an integer of ``width`` bytes."""
         return self.read_bytes(self.read_unsigned(width))
 
     def read_text(self, width: int) -> str:
-        encoded_text = self.read_counted(width)
+        encoded_text = self.read_sized_bytes(width)
         text: str = (
             encoded_text.decode()
             if encoded_text.isascii()
@@ -256,17 +257,17 @@ _HANDLER_BY_OPCODE: dict[bytes, _OpcodeHandler] = {
     b"K": lambda m: m.push(m.read_byte()),
     b"M": lambda m: m.push(m.read_unsigned(2)),
     b"J": lambda m: m.push(int.from_bytes(m.read_bytes(4), "little", signed=True)),
-    b"\x8a": lambda m: m.push(int.from_bytes(m.read_counted(1), "little", signed=True)),
-    b"\x8b": lambda m: m.push(int.from_bytes(m.read_counted(4), "little", signed=True)),
+    b"\x8a": lambda m: m.push(int.from_bytes(m.read_sized_bytes(1), "little", signed=True)),
+    b"\x8b": lambda m: m.push(int.from_bytes(m.read_sized_bytes(4), "little", signed=True)),
     b"G": lambda m: m.push(*struct.unpack(">d", m.read_bytes(8))),
     b"U": lambda m: m.push(m.read_text(1)),
     b"T": lambda m: m.push(m.read_text(4)),
     b"\x8c": lambda m: m.push(m.read_text(1)),
     b"X": lambda m: m.push(m.read_text(4)),
     b"\x8d": lambda m: m.push(m.read_text(8)),
-    b"C": lambda m: m.push(m.read_counted(1)),
-    b"B": lambda m: m.push(m.read_counted(4)),
-    b"\x8e": lambda m: m.push(m.read_counted(8)),
+    b"C": lambda m: m.push(m.read_sized_bytes(1)),
+    b"B": lambda m: m.push(m.read_sized_bytes(4)),
+    b"\x8e": lambda m: m.push(m.read_sized_bytes(8)),
     b"I": lambda m: m.push(m.read_line()),
     b"L": lambda m: m.push(m.read_line()),
     b"F": lambda m: m.push(m.read_line()),

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from cudakit.core.memory.present.rows import limited_table, pool_name, stack_value, table
-from cudakit.core.memory.record.pools import POOL_NAMES
+from cudakit.core.memory.present.rows import limited_table, stack_value, table
+from cudakit.core.memory.record.pools import POOL_NAMES, pool_name
 from cudakit.core.memory.result import DeviceMemory, SegmentGroup
 from cudakit.document import Bytes, Count, Facts, Node, Table, Text
 from cudakit.units import format_bytes, format_ratio

@@ -13,10 +13,10 @@ from cudakit.core.memory.present.rows import (
     NO_STACK,
     device_name,
     moment_name,
-    pool_name,
     stack_value,
     table,
 )
+from cudakit.core.memory.record.pools import pool_name
 from cudakit.core.memory.result import Cause, DeviceMemory, Oom, Peak, State
 from cudakit.core.memory.verdict import replays_sentence
 from cudakit.document import (

@@ -31,7 +31,7 @@ class ReplayDevice:
         self._used_bytes = 0
         self.refusal_count = 0  # number of requests that exceeded the limit
         self._size_by_address: dict[int, int] = {}
-        self._sorted_addresses: list[int] = []  # the addresses in _sizes
+        self._sorted_addresses: list[int] = []  # the keys of _size_by_address
         self._next_address = _FIRST_NEW_ADDRESS
         self._recorded_addresses: defaultdict[int, deque[int]] = defaultdict(deque)
         for address, segment_bytes in addresses:

@@ -136,11 +136,11 @@ def _reserved_table(device: DeviceWhatIf, outcomes: tuple[Outcome, ...]) -> Tabl
     ended_outcomes = [outcome for outcome in device.tried if outcome.shortage is None]
     compared_ids = {id(outcome) for outcome in ended_outcomes if device.baseline.shortage is None}
 
-    def change_value(outcome: Outcome) -> Value:
+    def change_cell(outcome: Outcome) -> Value:
         increase_bytes = outcome.peak.reserved_bytes - baseline_bytes
         return Change(increase_bytes) if id(outcome) in compared_ids else Text("")
 
-    change_column: _OutcomeColumn = ("change", "number", change_value)
+    change_column: _OutcomeColumn = ("change", "number", change_cell)
     change_text = "Change: of the peak, relative to the recorded settings. "
     return table(
         (

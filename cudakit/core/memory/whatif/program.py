@@ -227,7 +227,8 @@ def _lifetime_steps(
     releases: tuple[Release, ...],
     n_events: int,
 ) -> Iterator[tuple[int, int, Step, int]]:
-    # A request that waited for pending frees found no free block before: complete these frees after it.
+    # In the recording, these requests found no free block and then waited for pending frees. So the replay
+    # completes these frees right after the request.
     request_by_event = {
         event_index: release.request
         for release in releases

@@ -314,9 +314,9 @@ class _Process:
         track_of_call = np.zeros(len(calls.start_ns), np.int64)
         is_call = host.source == HostSource.CALL
         track_of_call[host.row[is_call]] = host.track[is_call]
-        has_call_rows = np.flatnonzero(work.call >= 0)
-        _, first_indices = np.unique(work.call[has_call_rows], return_index=True)
-        rows = has_call_rows[first_indices]
+        rows_with_call = np.flatnonzero(work.call >= 0)
+        _, first_indices = np.unique(work.call[rows_with_call], return_index=True)
+        rows = rows_with_call[first_indices]
         start_template = (
             '{"ph":"s","cat":"ac2g","name":"ac2g","id":%d,"pid":%d,"tid":%d,"ts":%d.%03d1}'
         )

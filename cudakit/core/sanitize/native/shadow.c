@@ -277,9 +277,9 @@ static int add_to_equal_range(struct shadow *shadow, struct access *access)
 
 static int add_to_ranges(struct shadow *shadow, struct access *access)
 {
-    int is_stored = add_to_equal_range(shadow, access);
-    if (is_stored)
-        return is_stored < 0 ? -1 : 0;
+    int result = add_to_equal_range(shadow, access);
+    if (result)
+        return result < 0 ? -1 : 0;
     struct state_run run;
     if (divide_states(shadow, access->lo, access->hi, true, &run) || store_in_replacements(shadow, access)) {
         clear_replacements(&shadow->replacements);

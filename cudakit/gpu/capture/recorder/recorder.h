@@ -38,17 +38,19 @@ typedef struct {
     uint32_t first_launch_index;   /* first reserved launch index */
     uint32_t launch_index_count;   /* number of reserved launch indices; 0: none reserved yet */
     uint64_t first_grid_id;        /* %gridid that maps to first_launch_index */
-    launch_signature signature;    /* signature by which the accesses are compared */
+    launch_signature signature;    /* launches of the same signature are expected to have the same accesses */
     reached_memory reached_memory; /* memory that the nodes reach */
     bool reservation_failed;       /* the arena has too few launch indices left */
 } graph_launch;
 
 typedef struct {
-    uint32_t id;           /* kernel thread id (gettid) */
-    bool in_recorder_call; /* the recorder itself makes a CUDA call, whose callbacks are ignored */
-    bool is_patching;      /* the CUDA call of the recorder patches a module */
-    bool in_graph_launch;  /* the thread launches a graph, whose nodes are already recorded */
-    uint32_t cbid;         /* callback id of the current driver call; 0 if its callbacks are not subscribed */
+    uint32_t id;              /* kernel thread id (gettid) */
+    bool in_recorder_call;    /* the recorder itself makes a CUDA call, whose callbacks are ignored */
+    bool is_patching;         /* the CUDA call of the recorder patches a module */
+    bool in_graph_launch;     /* the thread launches a graph, whose nodes are already recorded */
+    uint32_t cbid;            /* callback id of the current driver call; 0 if its callbacks are not subscribed */
+    bool has_reported_unload; /* the current driver call unloads a module, whose handle was reported */
+    uint64_t call_number;     /* number of driver calls of the thread so far, whose callbacks are subscribed */
 
     /* Fields of a kernel launch: arguments of cuLaunchKernel */
     CUfunction entered_function;
@@ -57,6 +59,7 @@ typedef struct {
     uint64_t user_data;       /* value that the device patch receives */
     uint64_t space_signature; /* signature of the prepared launch, by which its arena space is estimated */
     uint64_t reserved_pages, reserved_boxes; /* arena space that is reserved for the prepared launch */
+    uint64_t delayed_seq; /* ``seq`` of the launch that the recorder delays; 0 if no launch is delayed */
     /* Fields of a stream creation */
     uint32_t stream_flags;
     int32_t stream_priority;
@@ -111,6 +114,16 @@ void record_append(const record *rec);
  * record and releases the recorder lock. */
 record record_begin_and_lock(uint16_t kind, CUcontext context, Sanitizer_StreamHandle stream);
 void record_append_and_unlock(const record *rec);
+
+/* Begin a delay of this thread's launch: record its ``seq``, so that work of other threads during the delay does not
+ * order the launch. Takes the recorder lock. */
+void launch_begin_delay(void);
+
+/* Return the ``seq`` of this thread's launch: that of the begin of the delay, or ``new_seq`` without a delay. */
+uint64_t launch_seq(uint64_t new_seq);
+
+/* End the delay of this thread's launch, if the recorder delayed it. The recorder lock is held. */
+void launch_end_delay(void);
 
 /* Append a GAP record: work could not be recorded in full for this reason, ``count`` times. ``detail`` is appended
  * to the reason. The recorder lock is held. */

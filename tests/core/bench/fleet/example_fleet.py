@@ -36,6 +36,7 @@ def copy(direction: str, rate: float, peer: int | None = None, **changes: Any) -
 def gpu_cases(
     index: int,
     *,
+    host: str = "node-a",
     gpu_count: int = 1,
     gemm_rate: float = 790e12,
     h2d_rate: float = 55e9,
@@ -43,7 +44,7 @@ def gpu_cases(
     **changes: Any,
 ) -> tuple[CaseResult, ...]:
     """Return the cases of a suite: a launch, a GEMM, a copy from the host, and a copy to each other GPU."""
-    environment = machine(uuid=f"GPU-{index}", **changes)
+    environment = machine(uuid=gpu_uuid(host, index), **changes)
     rates = {peer: 400e9 for peer in range(gpu_count) if peer != index} | dict(peer_rates or {})
     return (
         launch(environment=environment),
@@ -53,24 +54,31 @@ def gpu_cases(
     )
 
 
+def gpu_uuid(host: str, index: int) -> str:
+    """Return the UUID of the GPU of an example host."""
+    return f"GPU-{host}-{index}"
+
+
 def fleet_gpu(index: int, *cases: CaseResult) -> FleetGpu:
     suite = assess_health(result(*cases, bench="suite"), quick=True, fields={})
-    return FleetGpu(index, "NVIDIA H200", f"GPU-{index}", f"0000:0{index}:00.0", "", "", suite)
+    uuid = str(cases[0].environment.uuid)
+    return FleetGpu(index, "NVIDIA H200", uuid, f"0000:0{index}:00.0", "", "", suite)
 
 
 def fleet_host(
     name: str = "node-a", gpu_count: int = 4, gpus: Mapping[int, Mapping[str, Any]] | None = None
 ) -> FleetHost:
     """Return a host of equal GPUs, except for the arguments of ``gpu_cases`` that ``gpus`` has by index."""
+    uuids = tuple(gpu_uuid(name, i) for i in range(gpu_count))
     links = tuple(
-        HostLink(f"GPU-{first}", f"GPU-{second}", "NV18")
+        HostLink(uuids[first], uuids[second], "NV18")
         for first in range(gpu_count)
         for second in range(first + 1, gpu_count)
     )
     return FleetHost(
-        HostFacts(name, "10.0.0.1", gpu_count, VERSIONS, links=links),
+        HostFacts(name, "10.0.0.1", gpu_count, VERSIONS, links=links, gpu_uuids=uuids),
         tuple(
-            fleet_gpu(i, *gpu_cases(i, gpu_count=gpu_count, **(gpus or {}).get(i, {})))
+            fleet_gpu(i, *gpu_cases(i, host=name, gpu_count=gpu_count, **(gpus or {}).get(i, {})))
             for i in range(gpu_count)
         ),
     )

@@ -3,7 +3,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from core.bench.example_results import FAILED_VERIFICATION, gemm, machine, result
-from core.bench.fleet.example_fleet import failed_gpu, fleet_gpu, fleet_host, gpu_cases, suite_of
+from core.bench.fleet.example_fleet import (
+    failed_gpu,
+    fleet_gpu,
+    fleet_host,
+    gpu_cases,
+    gpu_uuid,
+    suite_of,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -88,7 +95,7 @@ def test_links_of_other_topology_are_not_compared() -> None:
     )
     links = tuple(
         replace(link, path="SYS")
-        if {link.first_uuid, link.second_uuid} == {"GPU-0", "GPU-1"}
+        if {link.first_uuid, link.second_uuid} == {gpu_uuid("node-a", 0), gpu_uuid("node-a", 1)}
         else link
         for link in host.facts.links
     )

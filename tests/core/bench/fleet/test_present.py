@@ -78,3 +78,21 @@ def test_many_slow_figures_are_counted_instead_of_listed() -> None:
     text = console.render(present_fleet(analyze(hosts)), width=100, color=False)
 
     assert "20 more slow figures in the JSON." in text
+
+
+def test_gpu_that_was_measured_under_another_index_is_named() -> None:
+    host = fleet_host(gpu_count=3)
+    wrong_gpu = replace(host.gpus[0], index=2)
+    result = analyze([replace(host, gpus=(*host.gpus[:2], wrong_gpu))])
+    text = console.render(present_fleet(result), width=100, color=False)
+
+    assert headline(result) == Note("error", "Measured another GPU: node-a GPU 2.")
+    assert "node-a GPU 2: its result is that of another GPU: GPU-node-a-0 instead of" in text
+
+
+def test_fleet_of_two_models_with_one_gpu_each_says_once_that_there_are_no_peers() -> None:
+    host = fleet_host(gpu_count=2)
+    result = analyze([replace(host, gpus=(host.gpus[0], replace(host.gpus[1], model="L4")))])
+
+    assert headline(result) == Note("info", "Nothing was compared: no GPU has peers.")
+    assert result.warnings == ()

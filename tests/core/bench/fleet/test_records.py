@@ -73,7 +73,7 @@ def test_error_of_a_gpu_is_read(tmp_path: Path) -> None:
         "the process of the suite died",
         "see the logs",
     )
-    assert not records.has_result("node-a", 1, quick=True, simulated=False)
+    assert not records.has_result(host.facts, 1, quick=True)
 
 
 def test_host_with_an_error_has_no_missing_gpus(tmp_path: Path) -> None:
@@ -92,9 +92,22 @@ def test_result_of_another_suite_is_not_reused(
     tmp_path: Path, quick: bool, simulated: bool, is_reused: bool
 ) -> None:
     records = FleetRecords(tmp_path)
-    write(records, fleet_host(gpu_count=1))
+    host = fleet_host(gpu_count=1)
+    write(records, host)
 
-    assert records.has_result("node-a", 0, quick=quick, simulated=simulated) == is_reused
+    facts = replace(host.facts, simulated=simulated)
+    assert records.has_result(facts, 0, quick=quick) == is_reused
+
+
+def test_result_of_a_gpu_that_was_replaced_is_not_reused(tmp_path: Path) -> None:
+    records, host = FleetRecords(tmp_path), fleet_host(gpu_count=2)
+    write(records, host)
+    new_uuids = (host.facts.gpu_uuids[0], "GPU-new")
+
+    facts = replace(host.facts, gpu_uuids=new_uuids)
+    assert records.has_result(facts, 0, quick=True)
+    assert not records.has_result(facts, 1, quick=True)
+    assert records.has_result(replace(facts, gpu_uuids=()), 1, quick=True)
 
 
 def test_incomplete_or_damaged_result_is_not_reused(tmp_path: Path) -> None:
@@ -104,11 +117,11 @@ def test_incomplete_or_damaged_result_is_not_reused(tmp_path: Path) -> None:
     records.write_suite(
         "node-a", 0, render(replace(suite, bench=replace(suite.bench, complete=False)))
     )
-    assert not records.has_result("node-a", 0, quick=True, simulated=False)
+    assert not records.has_result(host.facts, 0, quick=True)
 
     records.write_suite("node-a", 0, render(suite)[:1000])
-    assert not records.has_result("node-a", 0, quick=True, simulated=False)
-    assert not records.has_result("node-a", 7, quick=True, simulated=False)
+    assert not records.has_result(host.facts, 0, quick=True)
+    assert not records.has_result(host.facts, 7, quick=True)
 
 
 @pytest.mark.parametrize(
@@ -146,8 +159,9 @@ def test_directory_without_results_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="contains no results of a fleet"):
         FleetRecords(tmp_path).read()
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="file is not a directory"):
+    with pytest.raises(InputError, match="file is not a directory") as error:
         FleetRecords(tmp_path / "file").read()
+    assert error.value.hint.startswith("name a directory with HOST/gpuN.json files")
 
 
 def test_directory_that_cannot_be_created_is_refused(tmp_path: Path) -> None:
@@ -155,6 +169,8 @@ def test_directory_that_cannot_be_created_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(UsageError, match="cannot create"):
         FleetRecords(tmp_path / "file" / "results").create()
+    with pytest.raises(UsageError, match="file is not a directory"):
+        FleetRecords(tmp_path / "file").create()
 
 
 @pytest.mark.parametrize("name", ["../../outside", "/etc", ".hidden", "a b\n"])

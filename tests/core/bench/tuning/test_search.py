@@ -31,12 +31,12 @@ def test_fastest_wins_without_noise_if_gain_suffices(
 
     fastest_s = min(times)
     if fastest_s < times[0] * (1 - MIN_GAIN - 1e-9):
-        assert times[outcome.winner] == fastest_s
+        assert times[outcome.winner_index] == fastest_s
         assert outcome.is_significant
         assert outcome.gain == pytest.approx(1 - fastest_s / times[0])
         assert outcome.gain_interval == pytest.approx((outcome.gain, outcome.gain))
     elif fastest_s > times[0] * (1 - MIN_GAIN + 1e-9):
-        assert (outcome.winner, outcome.is_significant) == (0, False)
+        assert (outcome.winner_index, outcome.is_significant) == (0, False)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_default_stays_if_all_are_equal(noise: Noise) -> None:
 def test_gain_below_minimum_does_not_win() -> None:
     outcome = run(Synthetic([MS, 0.993 * MS], tailed_noise(0.001)))
 
-    assert (outcome.winner, outcome.is_significant) == (0, False)
+    assert (outcome.winner_index, outcome.is_significant) == (0, False)
     assert outcome.gain is None or outcome.gain < MIN_GAIN
 
 
@@ -68,7 +68,7 @@ def test_search_finds_gain_among_many_and_ci_covers_it(noise: Noise) -> None:
         times = [MS * (1 + 0.01 * (number % 17)) for number in range(200)]
         times[157] = 0.93 * MS
         outcome = run(Synthetic(times, noise, seed, drift=0.1), seed=seed)
-        winners[outcome.winner] += 1
+        winners[outcome.winner_index] += 1
         assert outcome.gain_interval is not None
         covered += outcome.gain_interval[0] <= 0.07 <= outcome.gain_interval[1]
 
@@ -81,14 +81,14 @@ def test_candidate_that_is_slower_with_some_buffers_does_not_win() -> None:
     outcome = run(trials)
 
     assert trials.reallocations == 2
-    assert (outcome.winner, outcome.is_significant) == (0, False)
+    assert (outcome.winner_index, outcome.is_significant) == (0, False)
 
 
 def test_wrong_finalist_is_replaced_by_next() -> None:
     times = [MS, 0.8 * MS, 0.85 * MS, 0.9 * MS, 0.95 * MS]
     outcome = run(Synthetic(times, uniform_noise(0.001), wrong=frozenset({1})))
 
-    assert (outcome.winner, outcome.wrong_finalists) == (2, (1,))
+    assert (outcome.winner_index, outcome.wrong_finalists) == (2, (1,))
 
 
 def test_winner_with_wrong_values_after_final_is_rejected() -> None:
@@ -98,9 +98,9 @@ def test_winner_with_wrong_values_after_final_is_rejected() -> None:
         Synthetic(times[:2], uniform_noise(0.001), wrong_later=frozenset({1}))
     )
 
-    assert (outcome.winner, outcome.wrong_finalists) == (2, (1,))
+    assert (outcome.winner_index, outcome.wrong_finalists) == (2, (1,))
     assert (
-        without_alternative.winner,
+        without_alternative.winner_index,
         without_alternative.is_significant,
         without_alternative.gain,
     ) == (0, False, None)
@@ -109,7 +109,7 @@ def test_winner_with_wrong_values_after_final_is_rejected() -> None:
 def test_winner_is_verified_before_and_after_final() -> None:
     trials = Synthetic([MS, 0.8 * MS, 0.9 * MS, 0.95 * MS, 0.97 * MS], uniform_noise(0.001))
 
-    assert run(trials).winner == 1
+    assert run(trials).winner_index == 1
     assert trials.verified == [1, 2, 3, 1]
 
 
@@ -117,7 +117,7 @@ def test_unsupported_candidate_is_skipped() -> None:
     trials = Synthetic([MS, 0.5 * MS, 0.9 * MS], unsupported=frozenset({1}))
     outcome = run(trials)
 
-    assert (outcome.winner, outcome.tried_count) == (2, 2)
+    assert (outcome.winner_index, outcome.tried_count) == (2, 2)
 
 
 @given(
@@ -146,7 +146,7 @@ def test_search_at_time_limit_decides_by_final_so_far() -> None:
 
     assert outcome.stop_reason == "time"
     assert outcome.tried_count < len(times)
-    assert (outcome.winner, outcome.is_significant) == (1, True)
+    assert (outcome.winner_index, outcome.is_significant) == (1, True)
 
 
 @pytest.mark.parametrize(("calls", "winner"), [(1, 0), (3, 0), (8, 0), (45, 1)])
@@ -164,7 +164,7 @@ def test_interrupted_search_returns_outcome_so_far(calls: int, winner: int) -> N
 
     outcome = search(trials, 4, LONG, seed=0, now_s=trials.now, progress=interrupt_later)
 
-    assert (outcome.stop_reason, outcome.winner) == ("interrupted", winner)
+    assert (outcome.stop_reason, outcome.winner_index) == ("interrupted", winner)
 
 
 def test_every_round_has_default_in_random_order() -> None:
@@ -189,8 +189,8 @@ def test_invalid_reading_is_left_out_of_round() -> None:
     outcome = run(Synthetic([MS, 0.9 * MS], uniform_noise(0.01), invalid=0.3))
     always_invalid = run(Synthetic([MS, 0.9 * MS], uniform_noise(0.01), invalid=1.0))
 
-    assert outcome.winner == 1
-    assert (always_invalid.winner, always_invalid.gain) == (0, None)
+    assert outcome.winner_index == 1
+    assert (always_invalid.winner_index, always_invalid.gain) == (0, None)
 
 
 def test_released_candidate_frees_its_resources() -> None:

@@ -258,8 +258,9 @@ static void add_mixed_window(range_writer *writer, page_source *source, const so
 
 #define WINDOW(sort_key) ((sort_key) >> 3)
 
-/* Add the pages of one window. The sort key without its lowest 3 bits (quarter and level) identifies the window. The
- * level-0 page is the first, because its quarter and level are 0. */
+/* Add the pages of one window: the memory of one level-0 page, which up to four level-1 pages divide into quarters. The
+ * lowest 3 bits of a sort key are quarter and level, and the other bits identify the window. The level-0 page is the
+ * first, because its quarter and level are 0. */
 static void add_window(range_writer *writer, page_source *source, const sort_entry *pages, size_t count)
 {
     bool has_level_0_page = !(pages[0].sort_key & 1);

@@ -10,7 +10,6 @@
 #include "recorder.h"
 
 #define MAX_POOLS 32
-#define POLL_INTERVAL_NS 20000000
 #define READ_INTERVAL_NS 100000000
 /* Minimum number of launches in an arena before it is replaced, and in the current arena before the replaced one is
  * read. With fewer, a device that lags behind the host would run out of queued launches during the read. With more,
@@ -248,6 +247,7 @@ static bool replace_current_arena(arena_pool *pool)
         if (replaced_arena)
             replaced_arena->is_retired = true;
         pool->current = next_arena;
+        pool->last_replacement_ns = monotonic_now_ns();
     }
     pthread_mutex_unlock(&recorder_lock);
     if (is_replaced && replaced_arena)
@@ -267,10 +267,11 @@ static int fill_level(const launch_arena *arena)
     pthread_mutex_lock(&recorder_lock);
     uint32_t launch_count = arena->launch_count;
     bool has_many_streams = arena->streams.stream_count > MAX_MARKERS / 2;
+    bool is_nearly_empty = !is_nearly_full(arena) && launch_count <= CK_MAX_LAUNCHES / 2 && !has_many_streams;
     pthread_mutex_unlock(&recorder_lock);
     if (launch_count > SEVEN_EIGHTHS(CK_MAX_LAUNCHES))
         return FULL;
-    if (!arena_copy_top(&arena->memory, &top))
+    if (is_nearly_empty || !arena_copy_top(&arena->memory, &top)) /* a copy takes as long as several launches */
         return HAS_SPACE;
     if (top.header.requested_pages > SEVEN_EIGHTHS(arena->memory.page_count) ||
         top.header.requested_boxes > SEVEN_EIGHTHS(CK_MAX_BOXES))
@@ -296,12 +297,22 @@ static void wait_for_free_arena(arena_pool *pool)
     }
 }
 
+/* Return whether the current arena should be replaced, although the host does not wait: with templates, so that the
+ * launches of programs that never wait are compared soon. */
+static bool is_replacement_due(const arena_pool *pool)
+{
+    const uint32_t launch_count = pool->current->launch_count;
+    return templates_are_enabled() && launch_count &&
+           (launch_count >= MIN_LAUNCHES_PER_READ ||
+            monotonic_now_ns() - pool->last_replacement_ns >= POLL_INTERVAL_NS);
+}
+
 static void poll_pool(arena_pool *pool, bool host_waits)
 {
     read_due_arenas(pool);
     pool->last_poll_ns = monotonic_now_ns();
-    pool->launches_since_poll = 0;
-    if (!pool->current || (host_waits && pool->current->launch_count)) {
+    pool->recorded_since_poll = 0;
+    if (!pool->current || (host_waits && pool->current->launch_count) || is_replacement_due(pool)) {
         if (replace_current_arena(pool))
             read_due_arenas(pool);
         return;
@@ -311,6 +322,8 @@ static void poll_pool(arena_pool *pool, bool host_waits)
         read_retired_arenas(pool);
     if (level == HALF_FULL)
         replace_current_arena(pool);
+    if (level == FULL && !host_waits)
+        launch_begin_delay();
     if (level == FULL)
         wait_for_free_arena(pool);
 }
@@ -318,9 +331,10 @@ static void poll_pool(arena_pool *pool, bool host_waits)
 void pool_poll(arena_pool *pool, bool host_waits)
 {
     pthread_mutex_lock(&recorder_lock);
-    bool is_too_early = host_waits && pool->current && pool->current->launch_count < MIN_LAUNCHES_PER_READ &&
-                        !is_nearly_full(pool->current) &&
-                        monotonic_now_ns() - pool->last_poll_ns < POLL_INTERVAL_NS;
+    bool is_too_early = host_waits && pool->current &&
+                        (!pool_has_unread_launches(pool) ||
+                         (pool->current->launch_count < MIN_LAUNCHES_PER_READ && !is_nearly_full(pool->current) &&
+                          monotonic_now_ns() - pool->last_poll_ns < POLL_INTERVAL_NS));
     pthread_mutex_unlock(&recorder_lock);
     if (is_too_early || !reader_lock_acquire(0))
         return;
@@ -339,12 +353,32 @@ static bool has_space(const launch_arena *arena, arena_space needed)
             arena->launch_count + needed.launch_indices <= CK_MAX_LAUNCHES);
 }
 
+bool pool_has_unread_launches(const arena_pool *pool)
+{
+    bool has_unread_launches = false;
+    for (size_t i = 0; i < ARENAS; i++)
+        has_unread_launches = has_unread_launches || pool->arenas[i].launch_count;
+    return has_unread_launches;
+}
+
+bool pool_try_reserve(arena_pool *pool, arena_space needed)
+{
+    launch_arena *current = pool->current;
+    if (pool->is_disabled || !current || !has_space(current, needed))
+        return false;
+    current->expected_space.pages += needed.pages;
+    current->expected_space.boxes += needed.boxes;
+    return true;
+}
+
 void pool_reserve(arena_pool *pool, arena_space needed)
 {
     pthread_mutex_lock(&recorder_lock);
     bool must_wait = pool->current && !has_space(pool->current, needed);
     int64_t timeout_ns = pool->wait_timed_out ? 0 : LAUNCH_WAIT_LIMIT_NS;
     pthread_mutex_unlock(&recorder_lock);
+    if (must_wait)
+        launch_begin_delay();
     if (must_wait && reader_lock_acquire(timeout_ns)) {
         if (pool->current && !has_space(pool->current, needed))
             wait_for_free_arena(pool);

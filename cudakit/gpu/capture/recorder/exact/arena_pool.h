@@ -48,8 +48,9 @@ typedef struct {
     /* The arena to which launches write; NULL if no arena is free. A thread that changes it holds the recorder lock and
      * the reader lock. */
     launch_arena *current;
-    uint32_t launches_since_poll;
-    int64_t last_poll_ns, last_read_ns; /* time of the last poll, and of the last read of an arena */
+    uint32_t recorded_since_poll; /* number of recorded kernels since the last poll */
+    /* Times of the last poll, of the last read of an arena, and of the last replacement of the current arena */
+    int64_t last_poll_ns, last_read_ns, last_replacement_ns;
 } arena_pool;
 
 /* Return the pool of a context, or NULL. ``context`` NULL finds a pool whose context was destroyed. The recorder lock
@@ -70,6 +71,15 @@ arena_pool *pool_open(CUcontext context);
 /* Read complete arenas, and replace the current arena if the host waits for the device or few pages are left. If
  * another thread holds the reader lock, do nothing. Calls CUDA: the recorder lock is not held. */
 void pool_poll(arena_pool *pool, bool host_waits);
+
+/* Interval at which arenas are polled at least while they have launches that are not read. */
+#define POLL_INTERVAL_NS 20000000
+
+/* Return whether an arena has launches that are not read. The recorder lock is held. */
+bool pool_has_unread_launches(const arena_pool *pool);
+
+/* Reserve space for the next launch in the current arena. Return false if no space is left. The recorder lock is held. */
+bool pool_try_reserve(arena_pool *pool, arena_space needed);
 
 /* Make sure that the current arena has space left for the next launch. Calls CUDA: the recorder lock is not held. */
 void pool_reserve(arena_pool *pool, arena_space needed);

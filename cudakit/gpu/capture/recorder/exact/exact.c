@@ -67,19 +67,27 @@ static void store_reached_range(launch_arena *arena, const allocation *reached, 
     memory->range_count++;
 }
 
+/* Store the pointers of a launch. If no memory is left, the launch has none. */
+static void store_pointers(launch_arena *arena, const uint64_t *pointers, size_t pointer_count,
+                           reached_memory *memory)
+{
+    uint64_t *new_pointers = array_reserve(arena->pointers, &arena->pointer_capacity,
+                                           arena->pointer_count + pointer_count, sizeof *new_pointers, 4096);
+    memory->first_pointer = (uint32_t)arena->pointer_count;
+    if (!new_pointers || !pointer_count)
+        return;
+    arena->pointers = new_pointers;
+    memcpy(new_pointers + arena->pointer_count, pointers, pointer_count * sizeof *pointers);
+    arena->pointer_count += pointer_count;
+    memory->pointer_count = (uint32_t)pointer_count;
+}
+
 static reached_memory store_reached_memory(launch_arena *arena, const launch_arguments *arguments)
 {
-    reached_memory memory = {(uint32_t)arena->reached_range_count, 0, (uint32_t)arena->pointer_count, 0};
+    reached_memory memory = {.first_range = (uint32_t)arena->reached_range_count};
     for (size_t i = 0; i < arguments->allocation_count; i++)
         store_reached_range(arena, arguments->allocations[i], &memory);
-    uint64_t *pointers = array_reserve(arena->pointers, &arena->pointer_capacity,
-                                       arena->pointer_count + arguments->pointer_count, sizeof *pointers, 4096);
-    if (pointers && arguments->pointer_count) {
-        arena->pointers = pointers;
-        memcpy(pointers + arena->pointer_count, arguments->pointers, arguments->pointer_count * sizeof *pointers);
-        arena->pointer_count += arguments->pointer_count;
-        memory.pointer_count = (uint32_t)arguments->pointer_count;
-    }
+    store_pointers(arena, arguments->pointers, arguments->pointer_count, &memory);
     return memory;
 }
 
@@ -137,6 +145,14 @@ static uint64_t mix_hash(uint64_t hash, uint64_t value)
     return hash ^ hash >> 32;
 }
 
+/* Number of unloaded libraries whose modules are unknown. */
+static uint32_t unload_count;
+
+void exact_forget_templates(void)
+{
+    unload_count++;
+}
+
 /* Return a key of the kernel, its grid, block and clusters, and the positions of equal pointers; 0 if there can be no
  * template. */
 static uint64_t template_key(const launch_shape *shape, const launch_arguments *arguments)
@@ -148,7 +164,7 @@ static uint64_t template_key(const launch_shape *shape, const launch_arguments *
                                           (uint64_t)shape->grid[2] << 32 | shape->block[0],
                                           (uint64_t)shape->block[1] << 32 | shape->block[2],
                                           (uint64_t)shape->cluster[0] << 32 | shape->cluster[1],
-                                          shape->cluster[2],
+                                          (uint64_t)shape->cluster[2] << 32 | unload_count,
                                           shape->context};
     uint64_t key = arguments->pattern_hash;
     for (size_t i = 0; i < sizeof launch_properties / sizeof *launch_properties; i++)
@@ -235,6 +251,7 @@ uint64_t exact_assign_launch(const record *launch_record, const Sanitizer_Launch
                                            signature->state_index ? store_reached_memory(arena, arguments)
                                                                   : (reached_memory){0});
     set_arena_launch(arena, index, launch_record, 0, reason != NULL);
+    pool_find(launch->context)->recorded_since_poll++;
     begin_pending_launch(arena, launch->hStream);
     return CK_USERDATA(arena->memory.base_address, arena->memory.entries_log2, index);
 }
@@ -285,7 +302,7 @@ static void record_graph_gap(void)
 }
 
 /* Distinguishes the keys of graphs from those of kernels. */
-#define GRAPH_SIGNATURE 1
+#define GRAPH_SIGNATURE (1ull << 32)
 
 /* Return the allocations that contain the addresses, and set ``count`` to their number. The array is valid while the
  * recorder lock is held. */
@@ -311,8 +328,18 @@ static allocation *const *find_allocations(const uint64_t *addresses, size_t add
 static launch_hashes graph_hashes(const graph_memory *memory, uint32_t context)
 {
     const uint64_t key =
-        memory->content_hash ? mix_hash(mix_hash(memory->content_hash, context), GRAPH_SIGNATURE) | 1 : 0;
+        memory->content_hash
+            ? mix_hash(mix_hash(memory->content_hash, context), GRAPH_SIGNATURE + unload_count) | 1
+            : 0;
     return (launch_hashes){key, 0, 0, 0};
+}
+
+/* Return the pointers of a graph's nodes, to which accesses are relative, and set ``count`` to their number. With too
+ * many pointers, accesses are compared by address. */
+static const uint64_t *graph_pointers(const graph_memory *reached, size_t *count)
+{
+    *count = reached->address_count <= MAX_ACCESSES ? reached->address_count : 0;
+    return reached->addresses;
 }
 
 /* Return whether a launch of a graph probably has a template and is not contested. */
@@ -321,11 +348,8 @@ static bool graph_has_template(uint32_t graph, uint32_t context)
     const graph_memory reached = graphs_memory(graph);
     const launch_hashes hashes = graph_hashes(&reached, context);
     const launch_signature signature = templates_find_signature(&hashes);
-    const launch_footprint accessed = templates_footprint(&signature);
-    bool has_template = templates_apply_to(&signature);
-    for (size_t i = 0; has_template && i < accessed.range_count; i++)
-        has_template = !allocations_have_contested_bytes(accessed.ranges[i].begin, accessed.ranges[i].end);
-    return has_template;
+    const launch_memory memory = {.pointers = reached.addresses, .footprint = templates_footprint(&signature)};
+    return templates_apply_to(&signature) && !launch_has_contested_bytes(&memory);
 }
 
 launch_template exact_choose_graph_template(const record *launch_record, launch_signature *signature)
@@ -338,6 +362,7 @@ launch_template exact_choose_graph_template(const record *launch_record, launch_
     *signature = templates_find_signature(&hashes);
     launch_memory memory = {.operation = order_enqueue(launch_record->stream, launch_record->context)};
     memory.allocations = find_allocations(reached.addresses, reached.address_count, &memory.allocation_count);
+    memory.pointers = reached.addresses;
     if (!reached.has_copies) /* the footprint has the accesses of kernels only */
         memory.footprint = templates_footprint(signature);
     const bool can_be_recorded = !modules_include_unpatched();
@@ -359,6 +384,9 @@ static reached_memory store_graph_reach(launch_arena *arena, uint32_t graph)
         if (reached_allocation && reached_allocation != last_allocation)
             store_reached_range(arena, last_allocation = reached_allocation, &memory);
     }
+    size_t pointer_count;
+    const uint64_t *pointers = graph_pointers(&reached, &pointer_count);
+    store_pointers(arena, pointers, pointer_count, &memory);
     return memory;
 }
 
@@ -384,7 +412,7 @@ uint32_t exact_assign_graph(const record *launch_record, const Sanitizer_GraphLa
                                 ? store_graph_reach(pool->current, launch_record->graph_launch.graph)
                                 : (reached_memory){0};
     graph->expected_kernel_count = graph->remaining_kernel_count = kernels;
-    pool->launches_since_poll += kernels;
+    pool->recorded_since_poll += kernels;
     begin_pending_launch(pool->current, launch->hStream);
     return kernels;
 }
@@ -496,31 +524,49 @@ uint64_t exact_assign_node(const Sanitizer_LaunchData *launch, uint32_t node)
 
 /* --- preparation and synchronization ---------------------------------------------------------- */
 
-static void prepare_launch(CUcontext context, uint64_t signature, uint64_t threads, uint64_t launch_index_count)
+/* Return whether the arenas must be read or replaced soon, or their budget may have changed. */
+static bool poll_is_due(const arena_pool *pool)
 {
-    arena_pool *pool = pool_open(context);
+    return !pool->current || pool->recorded_since_poll >= LAUNCHES_PER_POLL ||
+           (pool_has_unread_launches(pool) && monotonic_now_ns() - pool->last_poll_ns >= POLL_INTERVAL_NS);
+}
+
+/* Reserve arena space for the next launch, which needs no space unless ``may_be_recorded``, and read complete arenas from
+ * time to time. Calls CUDA: the recorder lock is not held. */
+static void prepare_launch(CUcontext context, uint64_t signature, uint64_t threads, uint64_t launch_index_count,
+                           bool may_be_recorded)
+{
+    arena_space needed_space = {0};
+    pthread_mutex_lock(&recorder_lock);
+    arena_pool *pool = context ? pool_find(context) : NULL;
+    const bool must_poll = !pool || poll_is_due(pool);
+    if (may_be_recorded) {
+        needed_space = space_estimate(signature, threads);
+        needed_space.launch_indices = launch_index_count;
+    }
+    const bool is_prepared = !must_poll && (!may_be_recorded || pool_try_reserve(pool, needed_space));
+    pthread_mutex_unlock(&recorder_lock);
     this_thread.space_signature = signature;
     this_thread.reserved_pages = this_thread.reserved_boxes = 0;
-    if (!pool || pool->is_disabled)
-        return;
-    pthread_mutex_lock(&recorder_lock);
-    bool poll_is_due = !pool->current || ++pool->launches_since_poll >= LAUNCHES_PER_POLL;
-    arena_space needed_space = space_estimate(signature, threads);
-    pthread_mutex_unlock(&recorder_lock);
-    if (poll_is_due) {
-        arena_budget_query(pool);
-        pool_poll(pool, false);
+    if (!is_prepared) {
+        pool = pool_open(context);
+        if (!pool || pool->is_disabled)
+            return;
+        if (must_poll) {
+            arena_budget_query(pool);
+            pool_poll(pool, false);
+        }
+        if (may_be_recorded)
+            pool_reserve(pool, needed_space);
     }
-    needed_space.launch_indices = launch_index_count;
-    pool_reserve(pool, needed_space);
     this_thread.reserved_pages = needed_space.pages;
     this_thread.reserved_boxes = needed_space.boxes;
 }
 
-void exact_prepare(CUcontext context, CUfunction function, uint64_t threads)
+void exact_prepare(CUcontext context, CUfunction function, uint64_t threads, bool may_be_recorded)
 {
     if (patching_is_enabled())
-        prepare_launch(context, space_signature(function, threads), threads, 1);
+        prepare_launch(context, space_signature(function, threads), threads, 1, may_be_recorded);
 }
 
 void exact_prepare_graph(CUcontext context, CUgraphExec executable)
@@ -540,7 +586,7 @@ void exact_prepare_graph(CUcontext context, CUgraphExec executable)
     /* A graph that needs more launch indices than any arena has must not wait for an arena: it requests none. */
     if (launch_index_count)
         prepare_launch(context, space_signature(executable, kernel_count), 0,
-                       launch_index_count > CK_MAX_LAUNCHES ? 0 : launch_index_count);
+                       launch_index_count > CK_MAX_LAUNCHES ? 0 : launch_index_count, true);
 }
 
 static arena_pool *active_pool(CUcontext context)
@@ -552,7 +598,7 @@ static arena_pool *active_pool(CUcontext context)
     return is_disabled ? NULL : pool;
 }
 
-void exact_handle_completed_event(CUcontext context)
+void exact_on_completed_event(CUcontext context)
 {
     arena_pool *pool = active_pool(context);
     if (!pool)
@@ -561,7 +607,7 @@ void exact_handle_completed_event(CUcontext context)
     modules_request_review();
 }
 
-void exact_handle_synchronization(CUcontext context, Sanitizer_StreamHandle stream)
+void exact_on_synchronize(CUcontext context, Sanitizer_StreamHandle stream)
 {
     arena_pool *pool = active_pool(context);
     if (!pool)

@@ -15,9 +15,10 @@
 #include "model/kernels.h"
 #include "write/record.h"
 
-/* Make sure that an arena has space for a kernel launch of ``threads`` threads, or for a graph launch. Called at the
- * entry of the driver call. Calls CUDA: the recorder lock is not held. */
-void exact_prepare(CUcontext context, CUfunction function, uint64_t threads);
+/* Make sure that an arena has space for a kernel launch of ``threads`` threads, or for a graph launch. Also read complete
+ * arenas from time to time. With ``may_be_recorded`` false, the launch needs no space. Called at the entry of the driver
+ * call. Calls CUDA: the recorder lock is not held. */
+void exact_prepare(CUcontext context, CUfunction function, uint64_t threads, bool may_be_recorded);
 void exact_prepare_graph(CUcontext context, CUgraphExec executable);
 
 /* The properties of a launch by which templates are chosen, besides its arguments. */
@@ -39,6 +40,10 @@ uint64_t exact_assign_launch(const record *launch_record, const Sanitizer_Launch
  * Also add the launch to the work on the allocations that it reaches. The recorder lock is held. */
 launch_template exact_choose_template(const record *launch_record, const Sanitizer_LaunchData *launch,
                                       const launch_arguments *arguments, launch_signature *signature);
+
+/* Give all later launches new signatures: a library was unloaded, and its module handles may be reused. The recorder lock
+ * is held. */
+void exact_forget_templates(void);
 
 /* Return whether the patch of a kernel's module is removed. The recorder lock is held. */
 bool exact_lacks_patch(const Sanitizer_LaunchData *launch);
@@ -67,11 +72,11 @@ uint64_t exact_assign_node(const Sanitizer_LaunchData *launch, uint32_t node);
 
 /* Handle a synchronization of this thread with a stream, or with all streams of the context if ``stream`` is NULL.
  * Calls CUDA: the recorder lock is not held. */
-void exact_handle_synchronization(CUcontext context, Sanitizer_StreamHandle stream);
+void exact_on_synchronize(CUcontext context, Sanitizer_StreamHandle stream);
 
 /* Handle an event that the host knows to be complete, after a wait or a query. Calls CUDA: the recorder lock is not
  * held. */
-void exact_handle_completed_event(CUcontext context);
+void exact_on_completed_event(CUcontext context);
 
 /* Return whether a stream belongs to the recorder. The creation of such a stream is not recorded. Takes the recorder
  * lock. */

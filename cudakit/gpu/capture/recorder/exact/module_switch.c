@@ -5,7 +5,9 @@
 #include "containers.h"
 #include "exact/arena_pool.h"
 #include "exact/patching.h"
+#include "hooks/driver_api.h"
 #include "model/graphs.h"
+#include "model/ids.h"
 #include "model/stream_order.h"
 #include "recorder.h"
 
@@ -13,7 +15,20 @@
  * patch must be restored. */
 #define MIN_REVIEWS 2
 #define MAX_REVIEWS 1024
+/* The number is halved after this number of times as many reviews without the patch. */
+#define REVIEWS_PER_DECAY 4
+/* Value of reviews_before_removal of a module whose patch is never removed. */
+#define NEVER_REMOVED UINT32_MAX
 #define REVIEW_INTERVAL_NS 1000000
+/* Number of driver calls of a thread after which the time since the last review is checked. */
+#define CALLS_PER_TIME_CHECK 64
+/* Without a wait of the host, modules are reviewed at this interval. */
+#define REVIEW_INTERVAL_WITHOUT_WAIT_NS 200000000
+/* Patches of a program that does not wait are removed after a wait of the recorder for all work of the context. The wait
+ * has a time limit, because the work may itself wait for the host. The interval between two waits doubles. */
+#define DRAIN_LIMIT_NS 20000000
+#define MIN_DRAIN_INTERVAL_NS 2000000000
+#define MAX_DRAIN_INTERVAL_NS 60000000000
 /* All patches are restored after this time, so that templates are verified; the time doubles after each
  * verification. */
 #define FIRST_VERIFICATION_NS 5000000000
@@ -30,9 +45,13 @@ typedef struct {
 static patched_module *modules; /* by module id */
 static size_t module_count, module_capacity;
 static bool review_is_requested, restoring_is_requested; /* read and written with atomic operations */
+/* Number of modules whose patch is removed; written with the recorder lock held, read with atomic operations. */
+static uint32_t removed_patch_count;
 /* These variables are protected by the patching lock. */
-static uint32_t removed_patch_count; /* number of modules whose patch is removed; read with atomic operations */
 static int64_t last_review_ns, next_verification_ns, verification_interval_ns;
+static int64_t next_drain_ns, drain_interval_ns;
+static CUevent drain_event; /* an event of the context ``drain_context`` */
+static CUcontext drain_context;
 
 /* --- modules ------------------------------------------------------------------------------------- */
 
@@ -50,8 +69,11 @@ bool module_add(uint32_t id, CUmodule module)
 
 void module_forget(uint32_t id)
 {
-    if (id < module_count)
-        modules[id].handle = NULL;
+    if (id >= module_count || !modules[id].handle)
+        return;
+    if (modules[id].state == WITHOUT_PATCH)
+        __atomic_add_fetch(&removed_patch_count, -1u, __ATOMIC_RELAXED);
+    modules[id].handle = NULL;
 }
 
 bool module_has_patch(uint32_t id)
@@ -94,11 +116,12 @@ static void switch_patch(uint32_t id, CUmodule module, bool apply)
     if (!is_switched)
         record_gap(apply ? "module whose instrumentation could not be restored"
                          : "module whose instrumentation could not be removed");
-    if (modules[id].handle == module)
+    if (modules[id].handle == module) {
         modules[id].state = !is_switched ? SWITCH_FAILED : apply ? WITH_PATCH : WITHOUT_PATCH;
+        if (is_switched)
+            __atomic_add_fetch(&removed_patch_count, apply ? -1u : 1u, __ATOMIC_RELAXED);
+    }
     pthread_mutex_unlock(&recorder_lock);
-    if (is_switched)
-        __atomic_add_fetch(&removed_patch_count, apply ? -1u : 1u, __ATOMIC_RELAXED);
 }
 
 /* --- restoring ----------------------------------------------------------------------------------- */
@@ -129,7 +152,8 @@ static void restore_all_patches(void)
     for (uint32_t id = 1; removed_patch_count && copy_handle(id, WITHOUT_PATCH, &module); id++)
         if (module) {
             switch_patch(id, module, true);
-            modules[id].reviews_without_recording = 0;
+            /* The patch is removed again after few reviews, unless a launch must be recorded. */
+            modules[id].reviews_without_recording = modules[id].reviews_before_removal - MIN_REVIEWS;
         }
 }
 
@@ -153,19 +177,41 @@ void modules_request_review(void)
     __atomic_store_n(&review_is_requested, true, __ATOMIC_RELAXED);
 }
 
-/* Begin the removal of a module's patch, and return true, if the reviews show that the patch is not needed, and no
- * other thread is enqueueing a launch that the patch records. Later launches are not recorded by the patch. Takes the
- * recorder lock. */
-static bool begin_removal(uint32_t id)
+/* Count a review of a module. Return whether the reviews show that its patch is not needed. The recorder lock is held. */
+static bool review_module(patched_module *module)
 {
-    pthread_mutex_lock(&recorder_lock);
-    patched_module *module = modules + id;
     if (module->recorded_launch_count)
         module->reviews_without_recording = 0;
     else if (module->template_launch_count)
         module->reviews_without_recording++;
+    if (module->state == WITHOUT_PATCH && module->reviews_before_removal > MIN_REVIEWS &&
+        module->reviews_without_recording >= REVIEWS_PER_DECAY * module->reviews_before_removal) {
+        module->reviews_before_removal /= 2;
+        module->reviews_without_recording = 0;
+    }
     module->recorded_launch_count = module->template_launch_count = 0;
-    const bool begins_removal = module->handle &&module->state == WITH_PATCH &&
+    return module->handle &&module->state == WITH_PATCH &&
+           module->reviews_without_recording >= module->reviews_before_removal;
+}
+
+/* Review all modules, and return the number of those whose patch is not needed. Takes the recorder lock. */
+static size_t review_modules(void)
+{
+    size_t unneeded_count = 0;
+    pthread_mutex_lock(&recorder_lock);
+    for (size_t id = 1; id < module_count; id++)
+        unneeded_count += review_module(modules + id);
+    pthread_mutex_unlock(&recorder_lock);
+    return unneeded_count;
+}
+
+/* Begin the removal of a module's patch, and return true, if the patch is not needed, and no other thread is enqueueing
+ * a launch that the patch records. Later launches are not recorded by the patch. Takes the recorder lock. */
+static bool begin_removal(uint32_t id)
+{
+    pthread_mutex_lock(&recorder_lock);
+    patched_module *module = modules + id;
+    const bool begins_removal = module->handle &&module->state == WITH_PATCH && !module->recorded_launch_count &&
                                 module->reviews_without_recording >= module->reviews_before_removal &&
                                 !pool_count_entering_launches();
     if (begins_removal)
@@ -174,12 +220,30 @@ static bool begin_removal(uint32_t id)
     return begins_removal;
 }
 
+/* Apply the patch again if it could not be removed, so that launches of the module are recorded as before. The patch
+ * is never removed again. Takes the recorder lock. */
+static void keep_patch_that_was_not_removed(uint32_t id)
+{
+    CUmodule module;
+    if (!copy_handle(id, SWITCH_FAILED, &module) || !module || !patching_apply(module))
+        return;
+    pthread_mutex_lock(&recorder_lock);
+    if (modules[id].handle == module) {
+        modules[id].state = WITH_PATCH;
+        modules[id].reviews_before_removal = NEVER_REMOVED;
+    }
+    pthread_mutex_unlock(&recorder_lock);
+}
+
+/* Remove the patches that the reviews show to be unneeded. The patching lock is held, the recorder lock is not. */
 static void remove_unneeded_patches(void)
 {
     CUmodule module;
     for (uint32_t id = 1; copy_handle(id, WITH_PATCH, &module); id++)
-        if (module && begin_removal(id))
+        if (module && begin_removal(id)) {
             switch_patch(id, module, false);
+            keep_patch_that_was_not_removed(id);
+        }
 }
 
 static void set_next_verification(int64_t now_ns, bool was_verified)
@@ -199,31 +263,81 @@ static bool device_is_idle(void)
     return is_idle;
 }
 
-void modules_review(void)
+/* Wait until all work of the context is complete, for a short time. Return false if it is not complete. Calls CUDA. */
+static bool wait_for_context(const driver_functions *driver, CUcontext context)
+{
+    const int64_t deadline_ns = monotonic_ns() + DRAIN_LIMIT_NS;
+    const bool has_event =
+        drain_context == context || (!drain_context && !driver->cuEventCreate(&drain_event, EVENT_DISABLE_TIMING));
+    if (!has_event)
+        return false;
+    drain_context = context;
+    bool is_complete = false;
+    if (!driver->cuCtxRecordEvent(context, drain_event))
+        while (!(is_complete = !driver->cuEventQuery(drain_event)) && monotonic_ns() < deadline_ns)
+            sleep_briefly();
+    return is_complete;
+}
+
+/* Wait for all work of the context if the last such wait was long enough ago. Return whether all work on all devices is
+ * complete. Takes the recorder lock. Calls CUDA. */
+static bool drain_context_if_due(CUcontext context, int64_t now_ns)
+{
+    const driver_functions *driver = driver_api();
+    if (now_ns < next_drain_ns || !context || !driver || !driver->cuCtxRecordEvent)
+        return false;
+    pthread_mutex_lock(&recorder_lock);
+    const bool is_only_context =
+        order_host_waited_for_other_contexts(context_id(context)) && !pool_count_entering_launches();
+    pthread_mutex_unlock(&recorder_lock);
+    if (!is_only_context)
+        return false;
+    drain_interval_ns = drain_interval_ns ? 2 * drain_interval_ns : MIN_DRAIN_INTERVAL_NS;
+    if (drain_interval_ns > MAX_DRAIN_INTERVAL_NS)
+        drain_interval_ns = MAX_DRAIN_INTERVAL_NS;
+    next_drain_ns = now_ns + drain_interval_ns;
+    const bool was_in_recorder_call = this_thread.in_recorder_call;
+    this_thread.in_recorder_call = true;
+    const bool is_complete = wait_for_context(driver, context);
+    this_thread.in_recorder_call = was_in_recorder_call;
+    return is_complete;
+}
+
+/* Review all modules while the device is idle, or, with ``is_idle`` false, after the recorder has waited for it if a patch
+ * can be removed. The patching lock is held, the recorder lock is not. */
+static void review_all(CUcontext context, bool is_idle, int64_t now_ns)
+{
+    const bool must_verify = removed_patch_count && now_ns >= next_verification_ns;
+    __atomic_store_n(&last_review_ns, now_ns, __ATOMIC_RELAXED);
+    if (must_verify)
+        restore_all_patches();
+    else if (review_modules() && (is_idle || drain_context_if_due(context, now_ns)))
+        remove_unneeded_patches();
+    if (must_verify || !next_verification_ns)
+        set_next_verification(now_ns, must_verify);
+}
+
+void modules_review(CUcontext context)
 {
     if (__atomic_exchange_n(&restoring_is_requested, false, __ATOMIC_RELAXED))
         modules_restore_all_patches();
-    if (!__atomic_load_n(&review_is_requested, __ATOMIC_RELAXED))
+    const bool has_waited = __atomic_load_n(&review_is_requested, __ATOMIC_RELAXED);
+    if (!has_waited && this_thread.call_number % CALLS_PER_TIME_CHECK)
         return;
     __atomic_store_n(&review_is_requested, false, __ATOMIC_RELAXED);
-    if (graphs_is_capturing() || !device_is_idle() || !patching_lock_try())
+    const int64_t elapsed_ns = monotonic_ns() - __atomic_load_n(&last_review_ns, __ATOMIC_RELAXED);
+    if (elapsed_ns < REVIEW_INTERVAL_NS || graphs_is_capturing())
         return;
-    const int64_t now_ns = monotonic_ns();
-    if (now_ns - last_review_ns >= REVIEW_INTERVAL_NS) {
-        const bool must_verify = removed_patch_count && now_ns >= next_verification_ns;
-        last_review_ns = now_ns;
-        if (must_verify)
-            restore_all_patches();
-        else
-            remove_unneeded_patches();
-        if (must_verify || !next_verification_ns)
-            set_next_verification(now_ns, must_verify);
+    const bool is_idle = has_waited && device_is_idle();
+    if ((is_idle || elapsed_ns >= REVIEW_INTERVAL_WITHOUT_WAIT_NS) && patching_lock_try()) {
+        review_all(context, is_idle, monotonic_ns());
+        patching_lock_release();
     }
-    patching_lock_release();
 }
 
 void modules_clear(void)
 {
     module_count = 0;
     removed_patch_count = 0;
+    drain_context = NULL;
 }

@@ -45,14 +45,10 @@ void patch_restoring_add_kernel(const record *launch_record, const Sanitizer_Lau
                                     {launch->clusterDim_x, launch->clusterDim_y, launch->clusterDim_z}};
 }
 
-/* Return whether the patch of a kernel's module was removed and no template applies to this thread's launch. The
- * recorder lock is held. */
-static bool must_restore_patch(const launched_kernel *kernel, const uint32_t grid[3], const uint32_t block[3])
+/* Return whether a template may apply to this thread's launch. The recorder lock is held. */
+static bool template_may_apply(const launched_kernel *kernel, const uint32_t grid[3], const uint32_t block[3])
 {
-    static launch_arguments arguments; /* protected by the recorder lock */
-    if (!kernel->module || module_has_patch(kernel->module))
-        return false;
-    kernels_find_arguments(this_thread.parameter_layout, this_thread.parameters, this_thread.extra, &arguments);
+    const launch_arguments *arguments = kernels_arguments_of_launch();
     const launch_shape shape = {
         .module = kernel->module,
         .name = kernel->name,
@@ -61,29 +57,31 @@ static bool must_restore_patch(const launched_kernel *kernel, const uint32_t gri
         .block = {block[0], block[1], block[2]},
         .cluster = {kernel->cluster[0], kernel->cluster[1], kernel->cluster[2]},
     };
-    const launch_hashes hashes = exact_hash_launch(&shape, &arguments);
+    const launch_hashes hashes = exact_hash_launch(&shape, arguments);
     const launch_signature signature = templates_find_signature(&hashes);
     bool is_contested = false;
-    for (size_t i = 0; i < arguments.allocation_count; i++)
-        is_contested = is_contested || arguments.allocations[i]->is_contested;
-    return is_contested || !templates_apply_to(&signature);
+    for (size_t i = 0; i < arguments->allocation_count; i++)
+        is_contested = is_contested || arguments->allocations[i]->is_contested;
+    return !is_contested && templates_apply_to(&signature);
 }
 
-void patch_restoring_enter_launch(const uint32_t grid[3], const uint32_t block[3])
+bool patch_restoring_enter_launch(const uint32_t grid[3], const uint32_t block[3])
 {
     if (!modules_include_unpatched())
-        return;
+        return true;
     pthread_mutex_lock(&recorder_lock);
     const uint32_t index_plus_one =
         hash_table_get(&kernel_indices, (uint64_t)(uintptr_t)this_thread.entered_function);
     const launched_kernel *kernel = index_plus_one ? kernels + index_plus_one - 1 : NULL;
-    const bool must_restore = kernel && must_restore_patch(kernel, grid, block);
     const uint32_t module = kernel ? kernel->module : 0;
+    const bool lacks_patch = module && !module_has_patch(module);
+    const bool must_restore = lacks_patch && !template_may_apply(kernel, grid, block);
     pthread_mutex_unlock(&recorder_lock);
     if (!kernel)
         modules_restore_all_patches();
     else if (must_restore)
         module_restore_patch(module);
+    return !lacks_patch || must_restore;
 }
 
 void patch_restoring_clear(void)

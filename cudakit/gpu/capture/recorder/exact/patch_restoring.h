@@ -6,6 +6,9 @@
 #ifndef CK_PATCH_RESTORING_H
 #define CK_PATCH_RESTORING_H
 
+#include <stdbool.h>
+#include <stdint.h>
+
 #include "hooks/sanitizer_api.h"
 #include "write/record.h"
 
@@ -13,9 +16,9 @@
 void patch_restoring_add_kernel(const record *launch_record, const Sanitizer_LaunchData *launch);
 
 /* Before a launch of this thread, restore the patch of the kernel's module if it was removed and no template applies to
- * the launch. If the kernel is unknown, restore the patch of all modules. Called at the entry of the driver call. Calls
- * CUDA: the recorder lock is not held. */
-void patch_restoring_enter_launch(const uint32_t grid[3], const uint32_t block[3]);
+ * the launch. If the kernel is unknown, restore the patch of all modules. Return whether the launch may be recorded. Called
+ * at the entry of the driver call. Calls CUDA: the recorder lock is not held. */
+bool patch_restoring_enter_launch(const uint32_t grid[3], const uint32_t block[3]);
 
 /* Forget all kernels, because a module is unloaded. The recorder lock is held. */
 void patch_restoring_clear(void);

@@ -203,6 +203,8 @@ void patching_module_loaded(const Sanitizer_ResourceModuleData *data)
     if (machine_code_find_unreported(data->pCubin, data->cubinSize, add_unreported_kind, &module_id) < 0)
         return;
     pthread_mutex_lock(&recorder_lock);
+    patching_module_unloading(
+        data->module); /* the handle may be that of a module whose unloading was not reported */
     if (module_add(module_id, data->module))
         hash_table_put(&module_ids, (uint64_t)(uintptr_t)data->module, module_id);
     pthread_mutex_unlock(&recorder_lock);

@@ -30,12 +30,6 @@ static bool is_split_launch(const Sanitizer_LaunchData *launch)
     return launch->splitLaunchPart > 0;
 }
 
-/* Find the arguments of this thread's launch. The recorder lock is held. */
-static void find_arguments(launch_arguments *arguments)
-{
-    kernels_find_arguments(this_thread.parameter_layout, this_thread.parameters, this_thread.extra, arguments);
-}
-
 /* Write the records of a launch: the pointers of a launch that uses a template of a launch with other pointers, and the
  * assumed accesses of a launch without template. Launches of NCCL that are pending have neither, because their
  * arguments are pointers to NCCL's own memory. The recorder lock is held. */
@@ -56,7 +50,6 @@ static void write_launch(const record *launch_record, const launch_arguments *ar
 
 static void on_launch(const Sanitizer_LaunchData *launch)
 {
-    static launch_arguments arguments; /* protected by the recorder lock */
     bool has_accesses = true;
     launch_signature signature;
     if (launch->splitLaunchPart > 1) {
@@ -64,8 +57,9 @@ static void on_launch(const Sanitizer_LaunchData *launch)
         return;
     }
     record rec = record_begin_and_lock(KIND_LAUNCH, launch->context, launch->hStream);
+    rec.seq = launch_seq(rec.seq);
     rec.device = (int16_t)launch->device;
-    find_arguments(&arguments);
+    const launch_arguments *arguments = kernels_arguments_of_launch();
     rec.launch.name = kernels_name_id(launch->function, launch->functionName);
     memcpy(rec.launch.grid, &launch->gridDim_x, sizeof rec.launch.grid);
     memcpy(rec.launch.block, &launch->blockDim_x, sizeof rec.launch.block);
@@ -74,7 +68,7 @@ static void on_launch(const Sanitizer_LaunchData *launch)
         has_accesses = !rec.launch.pending;
         this_thread.user_data = 0;
     } else {
-        launch_template chosen_template = exact_choose_template(&rec, launch, &arguments, &signature);
+        launch_template chosen_template = exact_choose_template(&rec, launch, arguments, &signature);
         const bool lacks_patch = !chosen_template.id && exact_lacks_patch(launch);
         if (lacks_patch) {
             chosen_template = templates_use_instead(&signature);
@@ -87,12 +81,13 @@ static void on_launch(const Sanitizer_LaunchData *launch)
         rec.launch.is_checked = chosen_template.is_checked && !lacks_patch;
         rec.launch.is_unordered = lacks_patch && chosen_template.id;
         this_thread.user_data =
-            chosen_template.id || lacks_patch ? 0 : exact_assign_launch(&rec, launch, &signature, &arguments);
+            chosen_template.id || lacks_patch ? 0 : exact_assign_launch(&rec, launch, &signature, arguments);
         if (templates_are_enabled())
             patch_restoring_add_kernel(&rec, launch);
         rec.launch.pending = this_thread.user_data != 0;
     }
-    write_launch(&rec, &arguments, has_accesses);
+    write_launch(&rec, arguments, has_accesses);
+    launch_end_delay();
     bool context_is_patched = patching_is_active(launch->context);
     pthread_mutex_unlock(&recorder_lock);
     if (context_is_patched && !set_user_data(launch, this_thread.user_data) && this_thread.user_data)
@@ -224,7 +219,7 @@ static void on_synchronize(uint32_t cbid, const Sanitizer_SynchronizeData *sync)
         order_host_waited_for_context(rec.context);
     record_append_and_unlock(&rec);
     if (!is_stream_sync || sync->hStream)
-        exact_handle_synchronization(sync->context, is_stream_sync ? sync->hStream : NULL);
+        exact_on_synchronize(sync->context, is_stream_sync ? sync->hStream : NULL);
 }
 
 static void on_event_lifetime(uint32_t cbid, CUevent event)
@@ -272,7 +267,7 @@ static void on_event(uint32_t cbid, const Sanitizer_EventData *data)
     }
     pthread_mutex_unlock(&recorder_lock);
     if (cbid == EVENTS_SYNCHRONIZE)
-        exact_handle_completed_event(data->context);
+        exact_on_completed_event(data->context);
 }
 
 /* --- graphs ----------------------------------------------------------------------------------- */
@@ -299,12 +294,14 @@ static void on_graph_launch(const Sanitizer_GraphLaunchData *data)
     if (data->isGraphUpload)
         return;
     record rec = record_begin_and_lock(KIND_GRAPH_LAUNCH, data->context, data->hStream);
+    rec.seq = launch_seq(rec.seq);
     rec.graph_launch.graph =
         executable_graph(data->graphExec, &rec.graph_launch.executable, &this_thread.expected_kernel_count);
     this_thread.launched_graph_id = rec.graph_launch.graph;
     const launch_template chosen_template = exact_choose_graph_template(&rec, &signature);
     rec.graph_launch.template_id = chosen_template.id;
     rec.graph_launch.is_checked = chosen_template.is_checked;
+    rec.graph_launch.is_unordered = chosen_template.is_unordered;
     if (rec.graph_launch.template_id)
         exact_skip_graph(data->context);
     else
@@ -313,6 +310,7 @@ static void on_graph_launch(const Sanitizer_GraphLaunchData *data)
         record_append(&rec);
     else
         record_gap("graph launch whose instantiation was not recorded");
+    launch_end_delay();
     this_thread.in_graph_launch = true;
     this_thread.launched_kernel_count = 0;
     pthread_mutex_unlock(&recorder_lock);

@@ -19,6 +19,9 @@ static void load_functions(void)
     has_all_functions = has_all_functions && functions.name;
     CALLED_FUNCTIONS(X)
 #undef X
+#define X(name, parameters) *(void **)&functions.name = dlsym(library, #name);
+    OPTIONAL_FUNCTIONS(X)
+#undef X
 }
 
 const driver_functions *driver_api(void)

@@ -74,6 +74,8 @@
     X(cuLaunchHostFunc_v2_ptsz, 832) \
     X(cuStreamAddCallback, 346) \
     X(cuStreamAddCallback_ptsz, 437) \
+    X(cuModuleUnload, 22) \
+    X(cuLibraryUnload, 680) \
     X(cuMulticastCreate, 706) \
     X(cuMulticastAddDevice, 707) \
     X(cuMulticastBindMem, 708) \
@@ -256,15 +258,23 @@ enum { COMPUTE_CAPABILITY_MAJOR = 75, COMPUTE_CAPABILITY_MINOR = 76 };
     X(cuStreamDestroy_v2, (CUstream)) \
     X(cuLaunchHostFunc, (CUstream, void (*)(void *), void *)) \
     X(cuStreamGetCaptureInfo_v3, \
-      (CUstream, int *, uint64_t *, CUgraph *, const CUgraphNode **, const edge_data **, size_t *))
+      (CUstream, int *, uint64_t *, CUgraph *, const CUgraphNode **, const edge_data **, size_t *)) \
+    X(cuEventCreate, (CUevent *, unsigned)) \
+    X(cuEventQuery, (CUevent))
+
+/* The same for functions that older drivers lack: cuCtxRecordEvent is new in CUDA 12.5. */
+#define OPTIONAL_FUNCTIONS(X) X(cuCtxRecordEvent, (CUcontext, CUevent))
+
+#define EVENT_DISABLE_TIMING 2 /* CU_EVENT_DISABLE_TIMING */
 
 typedef struct {
 #define X(name, parameters) int(*name) parameters;
     CALLED_FUNCTIONS(X)
+    OPTIONAL_FUNCTIONS(X)
 #undef X
 } driver_functions;
 
-/* Return the functions of the loaded driver, or NULL if a function is missing. */
+/* Return the functions of the loaded driver, or NULL if a function is missing. Optional functions may be NULL. */
 const driver_functions *driver_api(void);
 
 #endif

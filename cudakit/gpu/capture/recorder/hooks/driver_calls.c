@@ -28,9 +28,8 @@ static void enter_launch(CUcontext context, const uint32_t grid[3], const uint32
     this_thread.extra = extra;
     this_thread.parameter_layout =
         kernels_layout(function); /* at the entry of the launch, the module is already loaded */
-    if (templates_are_enabled())
-        patch_restoring_enter_launch(grid, block);
-    exact_prepare(context, function, count_launch_threads(grid, block));
+    const bool may_be_recorded = !templates_are_enabled() || patch_restoring_enter_launch(grid, block);
+    exact_prepare(context, function, count_launch_threads(grid, block), may_be_recorded);
 }
 
 static void enter_3d_copy(const memcpy3d_params *copy)
@@ -46,6 +45,29 @@ static void enter_graph_instantiation(CUgraph graph)
     this_thread.instantiated_graph_id = graphs_record(graph, &stack, &this_thread.instantiated_kernel_count);
 }
 
+/* Forget all function handles before a module or a library is unloaded: the driver may give the handle of a kernel to a
+ * kernel with other parameters. The callback RESOURCE_MODULE_UNLOADING is not made for each of these calls. */
+static void enter_unload(CUmodule module)
+{
+    pthread_mutex_lock(&recorder_lock);
+    if (module)
+        patching_module_unloading(module);
+    patch_restoring_clear();
+    kernels_clear();
+    this_thread.has_reported_unload = module != NULL;
+    pthread_mutex_unlock(&recorder_lock);
+}
+
+/* After a library was unloaded, forget all templates if it is unknown which modules it had. */
+static void exit_library_unload(void)
+{
+    if (this_thread.has_reported_unload)
+        return;
+    pthread_mutex_lock(&recorder_lock);
+    exact_forget_templates();
+    pthread_mutex_unlock(&recorder_lock);
+}
+
 static void enter_host_call_ptsz(CUcontext context, CUstream stream)
 {
     host_calls_enqueue_marker(context, stream ? stream : STREAM_PER_THREAD_HANDLE);
@@ -58,8 +80,9 @@ static void on_call_entry(uint32_t cbid, const void *parameters, CUcontext conte
     const stream_create_params *stream = parameters;
     const green_stream_create_params *green_stream = parameters;
     this_thread.cbid = cbid;
+    this_thread.call_number++;
     if (templates_are_enabled())
-        modules_review(); /* in the first driver call after a wait, the device is still idle */
+        modules_review(context); /* in the first driver call after a wait, the device is still idle */
     switch (cbid) {
     case CBID_cuLaunchKernel:
     case CBID_cuLaunchKernel_ptsz:
@@ -109,6 +132,8 @@ static void on_call_entry(uint32_t cbid, const void *parameters, CUcontext conte
     case CBID_cuGraphExecUpdate_v2:
         enter_graph_instantiation(((const graph_exec_params *)parameters)->second_parameter);
         break;
+    case CBID_cuModuleUnload: enter_unload(*(const CUmodule *)parameters); break;
+    case CBID_cuLibraryUnload: enter_unload(NULL); break;
     }
 }
 
@@ -202,7 +227,7 @@ static void on_call_success(uint32_t cbid, const void *parameters, CUcontext con
     switch (cbid) {
     case CBID_cuEventQuery:
         record_event_completed(*(const CUevent *)parameters);
-        exact_handle_completed_event(context);
+        exact_on_completed_event(context);
         break;
     case CBID_cuEventElapsedTime:
     case CBID_cuEventElapsedTime_v2:
@@ -261,12 +286,21 @@ static void on_call_success(uint32_t cbid, const void *parameters, CUcontext con
     case CBID_cuMulticastBindMem_v2:
     case CBID_cuMulticastBindAddr:
     case CBID_cuMulticastBindAddr_v2: patching_record_multicast_use(); break;
+    case CBID_cuLibraryUnload: exit_library_unload(); break;
     case CBID_cuIpcOpenEventHandle: lock_and_record_gap("event imported from another process"); break;
     case CBID_cuSignalExternalSemaphoresAsync:
     case CBID_cuSignalExternalSemaphoresAsync_ptsz:
     case CBID_cuWaitExternalSemaphoresAsync:
     case CBID_cuWaitExternalSemaphoresAsync_ptsz: lock_and_record_gap("external semaphore"); break;
     }
+}
+
+/* End the delay of a launch that failed before its callback. */
+static void exit_failed_launch(void)
+{
+    pthread_mutex_lock(&recorder_lock);
+    launch_end_delay();
+    pthread_mutex_unlock(&recorder_lock);
 }
 
 void on_driver_call(uint32_t cbid, const Sanitizer_CallbackData *data)
@@ -280,6 +314,8 @@ void on_driver_call(uint32_t cbid, const Sanitizer_CallbackData *data)
     if (cbid == CBID_cuStreamEndCapture || cbid == CBID_cuStreamEndCapture_ptsz)
         graphs_count_captures(-1); /* a capture that failed has ended as well */
     exact_launch_ended();          /* also if the launch failed: it is no longer pending */
+    if (this_thread.delayed_seq)
+        exit_failed_launch();
     if (cbid == CBID_cuGraphLaunch || cbid == CBID_cuGraphLaunch_ptsz)
         this_thread.in_graph_launch = false;
     this_thread.cbid = 0;

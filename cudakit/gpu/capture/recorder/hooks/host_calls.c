@@ -2,14 +2,17 @@
 
 #include <stdlib.h>
 
+#include "exact/module_switch.h"
 #include "hooks/driver_api.h"
 #include "model/graphs.h"
 #include "model/ids.h"
+#include "model/stream_order.h"
 #include "recorder.h"
 #include "write/call_sites.h"
 
 typedef struct {
     uint32_t context, stream, site;
+    order_point *point; /* the work before the host function; NULL if it is unknown */
 } host_call;
 
 /* Record that a stream has reached a host function. The host function may set a flag or release a lock that a thread
@@ -23,7 +26,9 @@ static void record_host_call(const host_call *call)
     record_append(&rec);
     rec.host_call.phase = PHASE_END;
     record_append(&rec);
+    order_host_reached(call->point);
     pthread_mutex_unlock(&recorder_lock);
+    modules_request_review();
 }
 
 static void marker_function(void *call)
@@ -55,8 +60,12 @@ void host_calls_enqueue_marker(CUcontext context, CUstream stream)
     call->context = context_id(context);
     call->stream = stream_id(handle, context);
     call->site = call_site_id(&stack);
+    call->point = templates_are_enabled() ? order_point_of_stream(call->stream, call->context) : NULL;
     pthread_mutex_unlock(&recorder_lock);
-    if (!enqueue_marker(stream, call))
+    if (!enqueue_marker(stream, call)) {
+        free(call->point);
+        call->point = NULL;
         marker_function(
             call); /* recording the marker too early may hide a race; without it, a false race may be reported */
+    }
 }

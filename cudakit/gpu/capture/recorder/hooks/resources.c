@@ -129,6 +129,7 @@ void on_resource(uint32_t cbid, const void *data)
         patch_restoring_clear();
         patching_module_unloading(((const Sanitizer_ResourceModuleData *)data)->module);
         kernels_clear();
+        this_thread.has_reported_unload = true;
         pthread_mutex_unlock(&recorder_lock);
         break;
     case RESOURCE_DEVICE_ALLOC:

@@ -10,6 +10,7 @@
 static allocation *allocations; /* sorted by address, without overlaps */
 static size_t allocation_count, allocation_capacity;
 static uint64_t device_bytes;
+static uint32_t change_count; /* number of changes of ``allocations`` */
 
 /* Return the index of the first allocation that ends after an address. */
 static size_t find_first_ending_after(uint64_t address)
@@ -35,6 +36,7 @@ static void remove_index_range(size_t index, size_t removed_count)
 {
     if (!removed_count)
         return; /* ``allocations`` may still be NULL */
+    change_count++;
     for (size_t i = index; i < index + removed_count; i++) {
         device_bytes -= device_bytes_of(allocations + i);
         history_free(allocations[i].history);
@@ -59,6 +61,7 @@ int allocations_add(uint64_t address, uint64_t size_bytes, uint8_t memory_kind)
     memmove(allocations + index + 1, allocations + index, (allocation_count - index) * sizeof *allocations);
     allocations[index] = (allocation){.lo = address, .hi = end, .memory_kind = memory_kind};
     allocation_count++;
+    change_count++;
     device_bytes += device_bytes_of(allocations + index);
     return 0;
 }
@@ -164,6 +167,11 @@ uint64_t allocations_device_bytes(void)
     return device_bytes;
 }
 
+uint32_t allocations_change_count(void)
+{
+    return change_count;
+}
+
 void allocations_clear(void)
 {
     for (size_t i = 0; i < allocation_count; i++)
@@ -172,4 +180,5 @@ void allocations_clear(void)
     allocations = NULL;
     allocation_count = allocation_capacity = 0;
     device_bytes = 0;
+    change_count++;
 }

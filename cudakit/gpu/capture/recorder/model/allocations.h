@@ -54,6 +54,9 @@ void allocations_add_access(uint64_t lo, uint64_t hi, bool is_write, stream_oper
 /* Mark the allocations that have bytes from ``begin`` up to ``end`` as contested. */
 void allocations_mark_contested(uint64_t begin, uint64_t end);
 
+/* Return the number of allocations and frees so far. Pointers to allocations are valid while it does not change. */
+uint32_t allocations_change_count(void);
+
 /* Return the number of allocated bytes of device memory. */
 uint64_t allocations_device_bytes(void);
 

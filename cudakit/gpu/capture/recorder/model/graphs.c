@@ -193,7 +193,7 @@ typedef struct {
 typedef struct {
     node_reach *nodes; /* by node id */
     size_t node_count, node_capacity;
-    uint64_t *addresses; /* addresses of all nodes; invalid if ``is_outdated`` */
+    uint64_t *addresses; /* addresses of all nodes, sorted, each once; invalid if ``is_outdated`` */
     size_t address_count, address_capacity;
     uint64_t content_hash;   /* sum of the hashes of all nodes */
     bool is_outdated;        /* a node changed after ``addresses`` was computed */
@@ -273,6 +273,12 @@ static void set_node_reach(const record *node_record, const graph_node *node, co
     *changed = (node_reach){addresses, access_count, content_hash};
 }
 
+static int compare_addresses(const void *left, const void *right)
+{
+    const uint64_t a = *(const uint64_t *)left, b = *(const uint64_t *)right;
+    return (a > b) - (a < b);
+}
+
 /* Compute the addresses of all nodes. Return false if no memory is left. */
 static bool update_addresses(graph_reach *reach)
 {
@@ -288,6 +294,12 @@ static bool update_addresses(graph_reach *reach)
     for (size_t i = 0; i < reach->node_count; i++)
         for (size_t j = 0; j < reach->nodes[i].address_count; j++)
             addresses[reach->address_count++] = reach->nodes[i].addresses[j];
+    qsort(addresses, reach->address_count, sizeof *addresses, compare_addresses);
+    address_count = reach->address_count;
+    reach->address_count = 0;
+    for (size_t i = 0; i < address_count; i++)
+        if (!i || addresses[i] != addresses[i - 1])
+            addresses[reach->address_count++] = addresses[i];
     reach->is_outdated = false;
     return true;
 }
@@ -370,21 +382,63 @@ static void index_node(uint32_t graph, uint32_t node_id, const graph_node *node,
         set_tensor_maps(tensor_map_key(graph, 0, node_id), node);
 }
 
-/* Return whether the edges order all nodes one after the other. Nodes that are not ordered may race with each other. */
-static bool is_linear_graph(const graph_structure *structure)
+/* The number of edges to each node from nodes that are not passed, and the nodes behind each node, by node id. */
+typedef struct {
+    uint32_t *edge_counts;
+    uint32_t *first_successors; /* index of the first successor of each node in ``successors`` */
+    uint32_t *successors;
+} node_order;
+
+/* Sort the edges of a graph by the node before them. The arrays of ``order`` have zeros. */
+static void sort_edges(const graph_structure *structure, node_order *order)
 {
-    bool is_linear = structure->edge_count + 1 == structure->node_count;
-    uint8_t *edge_bits = is_linear ? calloc(structure->node_count + 1, sizeof *edge_bits) : NULL;
-    for (size_t i = 0; edge_bits && i < structure->edge_count; i++) {
-        uint8_t *node_before = edge_bits + structure->edges[i].before,
-                *node_after = edge_bits + structure->edges[i].after;
-        is_linear = is_linear && !(*node_before & 1) && !(*node_after & 2);
-        *node_before |= 1;
-        *node_after |= 2;
+    uint32_t *indices = order->first_successors, edge_count = 0;
+    for (size_t i = 0; i < structure->edge_count; i++) {
+        order->edge_counts[structure->edges[i].after]++;
+        indices[structure->edges[i].before]++;
     }
-    is_linear = is_linear && edge_bits;
-    free(edge_bits);
-    return is_linear;
+    for (size_t i = 1; i <= structure->node_count; i++)
+        indices[i] = edge_count += indices[i]; /* index behind the last successor */
+    indices[structure->node_count + 1] = edge_count;
+    for (size_t i = 0; i < structure->edge_count; i++)
+        order->successors[--indices[structure->edges[i].before]] = structure->edges[i].after;
+}
+
+/* Return whether each node of a graph is ordered before or after each other node. Then exactly one node can be next at
+ * any time. */
+static bool has_total_order(const graph_structure *structure, node_order *order)
+{
+    size_t passed_count = 0;
+    uint32_t node = 0, next_count = 0, next_node = 0;
+    for (uint32_t i = 1; i <= structure->node_count; i++)
+        if (!order->edge_counts[i])
+            next_node = i, next_count++;
+    for (; next_count == 1; passed_count++) {
+        node = next_node, next_count = 0;
+        for (uint32_t i = order->first_successors[node]; i < order->first_successors[node + 1]; i++)
+            if (!--order->edge_counts[order->successors[i]])
+                next_node = order->successors[i], next_count++;
+    }
+    return !next_count && passed_count == structure->node_count;
+}
+
+/* Return whether the edges order all nodes one after the other. Nodes that are not ordered may race with each other. */
+static bool nodes_are_ordered(const graph_structure *structure)
+{
+    node_order order = {
+        .edge_counts = calloc(structure->node_count + 1, sizeof(uint32_t)),
+        .first_successors = calloc(structure->node_count + 2, sizeof(uint32_t)),
+        .successors = calloc(structure->edge_count + 1, sizeof(uint32_t)),
+    };
+    bool are_ordered = order.edge_counts && order.first_successors && order.successors;
+    if (are_ordered) {
+        sort_edges(structure, &order);
+        are_ordered = has_total_order(structure, &order);
+    }
+    free(order.edge_counts);
+    free(order.first_successors);
+    free(order.successors);
+    return are_ordered;
 }
 
 static uint32_t write_graph(const graph_structure *structure, const call_site *stack)
@@ -406,7 +460,7 @@ static uint32_t write_graph(const graph_structure *structure, const call_site *s
         rec.edge.after = structure->edges[i].after;
         record_append(&rec);
     }
-    if (structure->has_failed || structure->has_conditional || !is_linear_graph(structure))
+    if (structure->has_failed || structure->has_conditional || !nodes_are_ordered(structure))
         graphs_always_record(graph);
     if (structure->has_failed)
         record_gap("graph with nodes that could not be queried");

@@ -82,7 +82,7 @@ bool graphs_child_graph_changed(CUgraphExec executable, CUgraphNode node, CUgrap
 /* The memory that the nodes of a graph reach. */
 typedef struct {
     const uint64_t
-        *addresses; /* addresses in the allocations that the nodes reach; valid while the recorder lock is held */
+        *addresses; /* pointers of the nodes, sorted, each once; valid while the recorder lock is held */
     size_t address_count;
     uint64_t content_hash; /* hash of the parameters of all nodes; 0: launches must always be recorded */
     bool has_copies;       /* whether the graph has copies or memsets */

@@ -41,7 +41,8 @@ struct kernel_layout {
 static struct kernel_layout
     *layouts[MAX_LAYOUTS]; /* entries are never freed, because a launch may still read them */
 static uint32_t last_layout;
-static hash_table layout_numbers, name_ids;
+static hash_table layout_numbers, name_ids; /* index in ``layouts``, and id of the name, by function handle */
+static hash_table layout_numbers_by_hash;   /* index in ``layouts``, by layout_hash() */
 
 static uint64_t handle_key(const void *handle)
 {
@@ -97,6 +98,50 @@ static struct kernel_layout *query_layout(const driver_functions *driver, CUfunc
     return layout;
 }
 
+static void free_layout(struct kernel_layout *layout)
+{
+    if (layout)
+        free(layout->spans);
+    free(layout);
+}
+
+static uint64_t layout_hash(const struct kernel_layout *layout)
+{
+    uint64_t hash = 0xcbf29ce484222325ull; /* FNV-1a */
+    for (size_t i = 0; i < layout->parameter_count; i++)
+        hash = (hash ^ ((uint64_t)layout->spans[i].offset << 16 | layout->spans[i].size)) * 0x100000001b3ull;
+    return hash | 1;
+}
+
+/* Return whether two layouts are equal. The words of a layout follow from its spans. */
+static bool are_equal_layouts(const struct kernel_layout *left, const struct kernel_layout *right)
+{
+    return left->parameter_count == right->parameter_count &&
+           !memcmp(left->spans, right->spans, left->parameter_count * sizeof *left->spans);
+}
+
+/* Add a layout, or find an equal one and free the new one. Return its index in ``layouts``, or 0 if there is no space
+ * left; the new layout is then freed. The recorder lock is held. */
+static uint32_t add_layout(struct kernel_layout *layout)
+{
+    if (!layout)
+        return 0;
+    const uint64_t hash = layout_hash(layout);
+    const uint32_t equal_number = hash_table_get(&layout_numbers_by_hash, hash);
+    if (equal_number && are_equal_layouts(layouts[equal_number], layout)) {
+        free_layout(layout);
+        return equal_number;
+    }
+    if (last_layout + 1 >= MAX_LAYOUTS) {
+        free_layout(layout);
+        return 0;
+    }
+    layouts[++last_layout] = layout;
+    if (!equal_number)
+        hash_table_put(&layout_numbers_by_hash, hash, last_layout);
+    return last_layout;
+}
+
 const struct kernel_layout *kernels_layout(CUfunction function)
 {
     pthread_mutex_lock(&recorder_lock);
@@ -111,16 +156,11 @@ const struct kernel_layout *kernels_layout(CUfunction function)
     struct kernel_layout *layout = query_layout(driver, function);
     this_thread.in_recorder_call = false;
     pthread_mutex_lock(&recorder_lock);
-    if (layout && last_layout + 1 < MAX_LAYOUTS) {
-        layouts[++last_layout] = layout;
-        hash_table_put(&layout_numbers, handle_key(function), last_layout);
-    } else if (layout) {
-        free(layout->spans);
-        free(layout);
-        layout = NULL;
-    }
+    number = add_layout(layout);
+    if (number)
+        hash_table_put(&layout_numbers, handle_key(function), number);
     pthread_mutex_unlock(&recorder_lock);
-    return layout;
+    return number ? layouts[number] : NULL;
 }
 
 const char *kernels_name(CUfunction function)
@@ -274,6 +314,23 @@ void kernels_find_arguments(const struct kernel_layout *layout, void **parameter
     arguments->is_complete = arguments->pointer_count < MAX_ACCESSES;
     if (arguments->is_complete)
         add_other_bytes(arguments, layout, buffer, parameters);
+}
+
+const launch_arguments *kernels_arguments_of_launch(void)
+{
+    static launch_arguments arguments;
+    /* The launch whose arguments these are, and the allocations at that time. */
+    static uint64_t call_number;
+    static uint32_t thread, allocation_changes;
+    const bool are_found = this_thread.parameter_layout && call_number == this_thread.call_number &&
+                           thread == this_thread.id && allocation_changes == allocations_change_count();
+    if (!are_found)
+        kernels_find_arguments(this_thread.parameter_layout, this_thread.parameters, this_thread.extra,
+                               &arguments);
+    call_number = this_thread.call_number;
+    thread = this_thread.id;
+    allocation_changes = allocations_change_count();
+    return &arguments;
 }
 
 uint64_t kernels_hash_arguments(const launch_arguments *arguments)

@@ -41,6 +41,10 @@ const char *kernels_name(CUfunction function);
 void kernels_find_arguments(const struct kernel_layout *layout, void **parameters, void **extra,
                             launch_arguments *arguments);
 
+/* Return the arguments of the kernel that this thread launches in its current driver call. The result is valid until the
+ * recorder lock is released. The recorder lock is held. */
+const launch_arguments *kernels_arguments_of_launch(void);
+
 /* Return a hash of all arguments; 0 if some are unknown. */
 uint64_t kernels_hash_arguments(const launch_arguments *arguments);
 
@@ -60,7 +64,8 @@ int kernels_read_words(const struct kernel_layout *layout, void **parameters, vo
 /* Return the string id of the name of a kernel. The recorder lock is held. */
 uint32_t kernels_name_id(CUfunction function, const char *name);
 
-/* Remove all function handles: a module was unloaded, so the driver may reuse them. The recorder lock is held. */
+/* Forget all function handles: a module is about to be unloaded, and the driver may reuse its handles. The recorder lock
+ * is held. */
 void kernels_clear(void);
 
 #endif

@@ -19,7 +19,10 @@ static vector_clock stream_clocks[MAX_STREAMS + 1];
 static uint32_t slot_contexts[MAX_STREAMS + 1]; /* context id of each stream, by slot */
 static uint32_t slot_count;                     /* number of slots in use; their numbers are 1 to slot_count */
 static hash_table slot_by_stream;               /* slot of each stream id */
-static vector_clock host_clock;                 /* operations that the host has waited for */
+static vector_clock host_clock;                 /* operations that happen before all later work of the host */
+/* Operations that a synchronizing call of the host has waited for. Those before a host function are not among them:
+ * while such a function runs, the device is not idle. */
+static vector_clock waited_clock;
 
 static vector_clock
     *event_clocks; /* clocks of recorded events; ``free_clock_indices`` has the indices of the unused ones */
@@ -128,25 +131,51 @@ void order_stream_waits(uint32_t stream, uint32_t context, uint32_t event)
 
 /* --- waits of the host ------------------------------------------------------------------------------- */
 
+static void add_wait(const vector_clock *clock)
+{
+    clock_join(&host_clock, clock);
+    clock_join(&waited_clock, clock);
+}
+
 void order_host_waited_for_event(uint32_t event)
 {
     const vector_clock *clock = event_clock(event);
     if (clock)
-        clock_join(&host_clock, clock);
+        add_wait(clock);
 }
 
 void order_host_waited_for_stream(uint32_t stream, uint32_t context)
 {
     uint32_t slot = stream_slot(stream, context);
     if (slot)
-        clock_join(&host_clock, stream_clocks + slot);
+        add_wait(stream_clocks + slot);
 }
 
 void order_host_waited_for_context(uint32_t context)
 {
     for (uint32_t slot = 1; slot <= slot_count; slot++)
         if (slot_contexts[slot] == context)
-            clock_join(&host_clock, stream_clocks + slot);
+            add_wait(stream_clocks + slot);
+}
+
+struct order_point {
+    vector_clock clock;
+};
+
+order_point *order_point_of_stream(uint32_t stream, uint32_t context)
+{
+    const uint32_t slot = stream_slot(stream, context);
+    order_point *point = slot ? malloc(sizeof *point) : NULL;
+    if (point)
+        point->clock = stream_clocks[slot];
+    return point;
+}
+
+void order_host_reached(order_point *point)
+{
+    if (point)
+        clock_join(&host_clock, &point->clock);
+    free(point);
 }
 
 bool order_host_waited_for(stream_operation operation)
@@ -159,7 +188,17 @@ bool order_host_waited_for_all_work(void)
     bool is_all_complete = slot_count < MAX_STREAMS;
     for (uint32_t slot = 1; slot <= slot_count; slot++)
         is_all_complete =
-            is_all_complete && host_clock.last_operations[slot] == stream_clocks[slot].last_operations[slot];
+            is_all_complete && waited_clock.last_operations[slot] == stream_clocks[slot].last_operations[slot];
+    return is_all_complete;
+}
+
+bool order_host_waited_for_other_contexts(uint32_t context)
+{
+    bool is_all_complete = slot_count < MAX_STREAMS;
+    for (uint32_t slot = 1; slot <= slot_count; slot++)
+        is_all_complete =
+            is_all_complete && (slot_contexts[slot] == context ||
+                                waited_clock.last_operations[slot] == stream_clocks[slot].last_operations[slot]);
     return is_all_complete;
 }
 
@@ -167,6 +206,7 @@ void stream_order_clear(void)
 {
     memset(stream_clocks, 0, sizeof stream_clocks);
     memset(&host_clock, 0, sizeof host_clock);
+    memset(&waited_clock, 0, sizeof waited_clock);
     hash_table_clear(&slot_by_stream);
     hash_table_clear(&event_clock_indices);
     slot_count = 0;

@@ -36,11 +36,21 @@ void order_host_waited_for_event(uint32_t event);
 void order_host_waited_for_stream(uint32_t stream, uint32_t context);
 void order_host_waited_for_context(uint32_t context);
 
+/* The operations that happen before a point of a stream. */
+typedef struct order_point order_point;
+
+/* Return the point behind all work of a stream so far. Return NULL if no memory is left. */
+order_point *order_point_of_stream(uint32_t stream, uint32_t context);
+
+/* Handle a host function that the stream has reached at this point, and free the point. NULL is allowed. */
+void order_host_reached(order_point *point);
+
 /* Return whether the host has waited for an operation. */
 bool order_host_waited_for(stream_operation operation);
 
-/* Return whether the host has waited for all work of all streams. */
+/* Return whether calls of the host have waited for all work of all streams, or for that of all contexts but one. */
 bool order_host_waited_for_all_work(void);
+bool order_host_waited_for_other_contexts(uint32_t context);
 
 /* Forget all streams and events, in the child of a fork. */
 void stream_order_clear(void);

@@ -22,7 +22,8 @@ typedef struct {
 } profiled_call;
 
 /* Profile the process from its first use of CUDA: the driver then loads this library and calls InitializeInjection.
- * Return NULL, or the path of the library of another tool that CUDA_INJECTION64_PATH names, which stays. */
+ * Return NULL. If CUDA_INJECTION64_PATH already names the library of another tool, change nothing and return its
+ * path. */
 const char *profile_at_first_use(const profile_options *options);
 
 /* Profile the process from now on. On failure return false and write the reason to ``error``. */

@@ -43,6 +43,7 @@ enum {
     KIND_COLLECTIVE = 39,
     KIND_TEMPLATE = 42,
     KIND_TEMPLATE_POINTERS = 43,
+    KIND_LAUNCH_DELAYED = 44,
 };
 
 enum {
@@ -96,7 +97,7 @@ typedef struct {
     uint64_t seq;
     int64_t time_ns;
     uint32_t thread;
-    uint32_t program_call; /* number of the program call; 0 if it is unknown */
+    uint32_t program_call; /* number of the call in the program's own code (walker.h); 0 if it is unknown */
     uint32_t stream, context, site;
     int16_t device;
     uint16_t kind;
@@ -110,10 +111,11 @@ typedef struct {
         struct {
             uint32_t name, grid[3], block[3];
             uint8_t pending;
-            uint32_t template_id; /* template that replaces the accesses; 0: none */
+            uint32_t template_id; /* template with the accesses of this launch; 0: its own accesses follow */
             uint8_t is_relative;  /* the template is of a launch with other pointers */
-            uint8_t is_checked;   /* the template was checked while unordered work used the same allocations */
-            uint8_t is_unordered; /* the launch should have been recorded, but the patch was removed */
+            uint8_t is_checked;   /* the template is contiguous, and was checked next to unordered work */
+            uint8_t
+                is_unordered; /* unordered with earlier work, but not recorded, because the patch was removed */
         } launch;
         struct {
             uint64_t lo, hi;
@@ -148,7 +150,7 @@ typedef struct {
         } edge;
         struct {
             uint32_t graph, executable, pending, template_id;
-            uint8_t is_checked; /* the template was checked while unordered work used the same allocations */
+            uint8_t is_checked, is_unordered; /* the same meaning as in ``launch`` */
         } graph_launch;
         struct {
             uint64_t address;
@@ -188,6 +190,9 @@ typedef struct {
         struct {
             uint64_t size_bytes;
         } arenas;
+        struct {
+            uint8_t pending; /* true at the begin of the delay, false at its end */
+        } launch_delay;
         struct {
             uint64_t size_bytes, free_bytes;
             uint32_t pool; /* text id of the pool's name */

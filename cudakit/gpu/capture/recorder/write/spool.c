@@ -190,14 +190,14 @@ static int open_losses_file(void)
 /* Return whether the reader still exists. If it was killed, delete the directory. */
 static bool has_reader(void)
 {
-    int losses_file = reader_is_gone ? -1 : open_losses_file();
-    if (losses_file >= 0 && !flock(losses_file, LOCK_EX | LOCK_NB)) {
+    int losses_fd = reader_is_gone ? -1 : open_losses_file();
+    if (losses_fd >= 0 && !flock(losses_fd, LOCK_EX | LOCK_NB)) {
         reader_is_gone = true;
         unmap_segment();
         delete_directory();
     }
-    if (losses_file >= 0)
-        close(losses_file);
+    if (losses_fd >= 0)
+        close(losses_fd);
     return !reader_is_gone;
 }
 
@@ -268,16 +268,16 @@ static void report_loss(bool is_last)
         (!is_last && lost_record_count < 2 * reported_lost_record_count))
         return;
     reported_lost_record_count = lost_record_count;
-    int losses_file = open_losses_file();
-    for (uint64_t i = 0; losses_file >= 0 && i < LOSS_SLOTS; i++) {
+    int losses_fd = open_losses_file();
+    for (uint64_t i = 0; losses_fd >= 0 && i < LOSS_SLOTS; i++) {
         const off_t slot_offset = (off_t)((slot_words[0] + i) % LOSS_SLOTS * sizeof slot_words);
-        if (pread(losses_file, &slot_pid, sizeof slot_pid, slot_offset) == sizeof slot_pid &&
+        if (pread(losses_fd, &slot_pid, sizeof slot_pid, slot_offset) == sizeof slot_pid &&
             (!slot_pid || slot_pid == slot_words[0]) &&
-            pwrite(losses_file, slot_words, sizeof slot_words, slot_offset) == sizeof slot_words)
+            pwrite(losses_fd, slot_words, sizeof slot_words, slot_offset) == sizeof slot_words)
             break;
     }
-    if (losses_file >= 0)
-        close(losses_file);
+    if (losses_fd >= 0)
+        close(losses_fd);
 }
 
 void spool_close(void)
