@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 import click
 from click.shell_completion import CompletionItem
 
+from cudakit.errors import GpuUnavailable
 from cudakit.units import parse_bytes, parse_ratio
 
 Decorator: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -129,6 +130,15 @@ class Command(click.Command):
                     formatter.write_dl(terms, col_max=_MAX_TERM_WIDTH)
                 else:
                     formatter.write_text(paragraph)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command. If it has ``--gpu`` and finds no GPU, the hint names the simulated one."""
+        try:
+            return super().invoke(ctx)
+        except GpuUnavailable as error:
+            if "gpu" in ctx.params:
+                error.hint += "; --gpu sim needs no GPU"
+            raise
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write each group of options under its title."""

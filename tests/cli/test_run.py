@@ -123,7 +123,9 @@ def test_program_without_gpu_work_is_reported_as_unchecked_with_the_reason(
 
     assert (run.exit_code, run.stdout) == (0, "")
     (line,) = run.stderr.splitlines()
-    assert "o GPU work was recorded, so nothing was checked (no CUDA driver: " in line  # No or no
+    assert (
+        "o GPU work was recorded, so nothing was checked (no CUDA driver found: " in line
+    )  # No or no
 
 
 @pytest.mark.skipif(HAS_DEVICE, reason="needs a machine without a CUDA device")

@@ -167,7 +167,7 @@ def why_cuda_is_unusable() -> str:
 
     cuda_view = start_probe().answer()
     if isinstance(cuda_view, Unavailable):
-        return f"no CUDA driver: {cuda_view.reason.partition(': ')[0]}"
+        return cuda_view.reason
     if cuda_view.hidden and not cuda_view.devices:
         return f"CUDA_VISIBLE_DEVICES={cuda_view.visible_devices} hides all devices"
     if cuda_view.error:

@@ -10,7 +10,7 @@ from typing import Any
 
 from cuda.bindings import driver as cu  # type: ignore[import-untyped]
 
-from cudakit.errors import CudaError, EnvironmentUnusable
+from cudakit.errors import CudaError, GpuUnavailable
 from cudakit.gpu.architectures import Capability
 from cudakit.gpu.driver_errors import cuda_error
 
@@ -22,15 +22,12 @@ Result = tuple[Any, ...]
 def initialize() -> None:
     """Initialize CUDA in this process; afterwards, forked children cannot use CUDA.
 
-    Raises EnvironmentUnusable without a driver, CudaError if cuInit fails.
+    Raises GpuUnavailable without a driver, CudaError if cuInit fails.
     """
     try:
         result = cu.cuInit(0)
     except RuntimeError as error:
-        raise EnvironmentUnusable(
-            "no CUDA driver: libcuda cannot be loaded",
-            hint="cudakit doctor finds the cause; --gpu sim simulates a GPU",
-        ) from error
+        raise GpuUnavailable from error
     check(result)
 
 

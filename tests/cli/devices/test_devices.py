@@ -216,7 +216,7 @@ def test_missing_driver_exits_with_3_and_names_the_simulator(
 
     assert run.exit_code == ExitCode.ENVIRONMENT
     printed = run.stdout if "--json" in arguments else run.stderr
-    for words in ("no CUDA driver: libcuda cannot be loaded", "--gpu sim"):
+    for words in ("no CUDA driver found: libcuda.so.1 cannot be loaded", "--gpu sim"):
         assert words in printed
     if "--json" in arguments:
         assert json.loads(run.stdout)["error"]["exit_code"] == 3
