@@ -204,6 +204,7 @@ def _cuda_state(cuda_view: CudaView | Unavailable) -> Cuda | Unavailable:
 
 
 # Clock event reasons that do not count as throttling.
+_POWER_LIMIT_REASON = "software power cap"  # NVML's name of the power limit.
 _NORMAL_REASONS = ("idle", "application clocks setting", "display clock setting")
 
 
@@ -242,7 +243,11 @@ def _device_notes(
         yield f"compute mode: {compute_mode}"
     reasons = fields.get("clock_event_reasons")
     throttling_reasons = (
-        [str(reason) for reason in reasons if reason not in _NORMAL_REASONS]
+        [
+            "power limit" if reason == _POWER_LIMIT_REASON else str(reason)
+            for reason in reasons
+            if reason not in _NORMAL_REASONS
+        ]
         if isinstance(reasons, tuple)
         else []
     )
