@@ -233,23 +233,19 @@ def test_wait_of_other_thread_does_not_order_a_launch_that_the_recorder_delays(
     """As in JAX, a host function behind a kernel tells another thread that the kernel has ended."""
     program = """
 import threading, time
-offsets = iter(range(0, 64, 4))  # the accesses differ, so that each launch is recorded
-def launch_with_many_pages(*each):
-    launch(*each, read((1 << 32) + next(offsets), 4, stride=1 << 17, count=9000))
-for _ in range(3):
-    launch_with_many_pages()
+# Later launches of this kernel get as much space.
+launch(read(1 << 32, 4, stride=1 << 17, count=27000), kernel=multimem)
 wait()
 cuda.defer_work(STREAM)
-launch_with_many_pages(write(0x100000))
-for _ in range(5):
-    launch_with_many_pages()  # both arenas are full now
+launch(write(0x100000))
+launch(write(0x100200), kernel=multimem)  # both arenas are in use now
 cuda.call_host(STREAM)
 def complete_stream():
     time.sleep(0.1)
     cuda.stop_deferring(STREAM)
 thread = threading.Thread(target=complete_stream)
 thread.start()
-launch(write(0x100000), stream=OTHER)  # waits for an arena until the stream is complete
+launch(write(0x100000), kernel=multimem, stream=OTHER)  # waits for an arena until the stream is complete
 thread.join()
 """
     events = recorded(
