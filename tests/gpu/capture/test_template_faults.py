@@ -237,7 +237,7 @@ import threading, time
 launch(read(1 << 32, 4, stride=1 << 17, count=27000), kernel=multimem)
 wait()
 cuda.defer_work(STREAM)
-launch(write(0x100000))
+launch(write(0x100000), kernel=multimem)
 launch(write(0x100200), kernel=multimem)  # both arenas are in use now
 cuda.call_host(STREAM)
 def complete_stream():
