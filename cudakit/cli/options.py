@@ -167,8 +167,8 @@ class Value(click.ParamType[Any]):
     """A value that ``parse`` converts, and for which the shell offers ``choices``.
 
     ``choices`` is a sequence of texts, a function that returns texts, or "module:NAME" of a sequence, which
-    is imported for completion only. With ``many`` the value is a comma-separated list, completed item by
-    item.
+    is imported for completion only. If ``is_list`` is true, the value is a comma-separated list, completed
+    item by item.
     """
 
     name = "value"

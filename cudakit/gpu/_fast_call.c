@@ -83,7 +83,7 @@ typedef struct {
     int64_t integer;          /* value of an int or bool */
     char kind;                /* 'a' array, 'f' float, 'i' int, 'b' bool */
     int32_t device_id;
-    word streams[2];        /* the launch must be on these streams, which the array is used on; 0 is any stream */
+    word streams[2];        /* streams that use the array, on which the launch must be; 0 is any stream */
     int key_start, key_end; /* indices of the first key word of the operand, and of the word after the last one */
 } operand;
 
@@ -126,7 +126,7 @@ typedef struct {
 typedef struct {
     PyObject_HEAD
     word words[3];  /* position, sequence and seed */
-    bool is_frozen; /* whether the position is in device memory, so that launches from here would repeat numbers */
+    bool is_frozen; /* whether the position is now in device memory; the words here are then out of date */
 } LaunchCounter;
 
 typedef struct {
@@ -431,7 +431,8 @@ static const array_class *class_of(PyObject *object)
     return class ? class : add_class(Py_TYPE(object));
 }
 
-/* Return whether a tensor is C-contiguous and has several elements; PyTorch negates no such tensor lazily. */
+/* Return whether a tensor is C-contiguous and has several elements. PyTorch has no such tensor with a lazy
+ * negation. */
 static bool is_contiguous(const dl_tensor *tensor)
 {
     int64_t stride = 1;
@@ -764,8 +765,9 @@ static bool read_new_output(const prepared_launch *plan, PyObject *object, opera
     return is_valid;
 }
 
-/* Allocate the outputs of a plan by its factory or its Python function, and read those of a Python function. Return a new reference to a tuple of outputs.
- * Return NULL without an exception after a failure, or for outputs that differ from those of the plan. */
+/* Allocate the outputs of a plan by its factory or its Python function, and read those of a Python function.
+ * Return a new reference to a tuple of outputs. Return NULL without an exception after a failure, or for outputs
+ * that differ from those of the plan. */
 static PyObject *allocate_arrays(FastCall *self, const prepared_launch *plan, operand *operands, handle stream)
 {
     word addresses[MAX_OPERANDS];
@@ -1186,7 +1188,7 @@ static PyObject *prepare(PyObject *object, PyObject *args)
     if (is_prepared) {
         prepared_launch *existing_plan = find_plan(self, plan->key, plan->key_words, plan->allocates);
         if (existing_plan && existing_plan->function != plan->function && !existing_plan->active_calls) {
-            /* another kernel performs the call since, such as that of a counter in device memory */
+            /* another kernel now performs equal calls, such as one that reads the counter from device memory */
             remove_first_plan(self);
             existing_plan = NULL;
         }

@@ -313,7 +313,9 @@ def _report_findings(spec: RunSpec, prepared_run: _PreparedRun, exit_status: int
         raise
     finally:
         if prepared_run.log:
-            prepared_run.log.finish(result, quiet=spec.output.quiet or spec.output.json)
+            prepared_run.log.complete_with_result(
+                result, quiet=spec.output.quiet or spec.output.json
+            )
     prepared_run.new_baseline.write(result)
     if has_passed_limit:
         return ExitCode.FINDINGS

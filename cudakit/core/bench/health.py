@@ -211,7 +211,7 @@ def figure_name(case: CaseResult) -> str:
     axis_text = str(case.axes.get(_NAMING_AXES.get(case.name, ""), ""))
     bench_name = (
         "" if case.name == "launch" and axis_text else case.name
-    )  # a call is named without its bench
+    )  # calls such as "launch-to-start" are named without "launch"
     peer_text = f"to {case.axes['peer']}" if "peer" in case.axes else ""
     return " ".join(filter(None, (bench_name, axis_text, peer_text)))
 

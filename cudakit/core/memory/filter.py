@@ -50,7 +50,7 @@ def filter_trace(
 
 
 def _pool_text(pool: PoolId) -> str:
-    """Return a pool as a hint shows it: ``default``, ``cupy``, or ``1,0 (graph)``."""
+    """Return a pool as a hint shows it: "default", "cupy", or "1,0 (graph)"."""
     kind, _, numbers = pool_name(pool).partition(" ")
     return f"{numbers} ({kind})" if "," in numbers else pool_name(pool)
 

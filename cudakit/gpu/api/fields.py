@@ -1,6 +1,6 @@
 """The device fields that NVML reports: unit, meaning and the NVML call that reads each.
 
-The fields of the CUDA driver are in ``attributes``.
+The fields of the CUDA driver are in attributes.py.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from cudakit.render.values import (
 _LIBRARY_PATH_PARTS = ("site-packages/", "dist-packages/", "/lib/python3", "<frozen ")
 _CALLED_FROM = " ← "
 _MIN_LEAF_WIDTH = 12  # minimum number of cells: shorter function names are ambiguous
-_MAX_CALLERS = 12  # maximum number of callers: more than fit on a line
+_MAX_CALLERS = 12  # maximum number of callers; more never fit on a line
 
 
 def format_stack(stack: Stack, *, with_callers: bool) -> str:

@@ -42,7 +42,8 @@ _MODE_NAMES = {"mig_mode": "MIG mode", "mps_enabled": "MPS mode", "ecc_enabled":
 def analyze(hosts: Sequence[FleetHost]) -> FleetResult:
     """Return the result of a fleet whose GPUs have suite results or errors.
 
-    A result of another GPU than its file belongs to is a finding, and is not compared.
+    If a file has the result of another GPU than its name says, the result is a finding, and is not
+    compared.
     """
     failures, identity_findings = tuple(_failures(hosts)), wrong_gpu_findings(hosts)
     hosts = without_wrong_results(hosts, identity_findings)

@@ -99,7 +99,7 @@ def _is_latency(case: CaseResult) -> bool:
 
 
 def cell(make_cell: Callable[[_T], Value], value: _T | Unavailable) -> Value:
-    """Return ``make(value)``, or the value itself if it is Unavailable."""
+    """Return ``make_cell(value)``, or the value itself if it is Unavailable."""
     return value if isinstance(value, Unavailable) else make_cell(value)
 
 

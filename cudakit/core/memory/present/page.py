@@ -83,7 +83,7 @@ def all_devices(devices: Sequence[DeviceMemory]) -> Explorer:
 
 
 def _devices_data(devices: Sequence[DeviceMemory]) -> ExplorerData:
-    """Return the reduced curves of each device; arrays of device 0 are ``event0``, ``time0`` and so on."""
+    """Return the reduced curves of each device; arrays of device 0 are "event0", "time0" and so on."""
     arrays: dict[str, Array] = {}
     device_facts = []
     for device_number, device in enumerate(devices):

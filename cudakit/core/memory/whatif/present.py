@@ -134,7 +134,7 @@ def _reserved_table(device: DeviceWhatIf, outcomes: tuple[Outcome, ...]) -> Tabl
     ended_outcomes = [outcome for outcome in device.tried if outcome.shortage is None]
     compared_ids = {id(outcome) for outcome in ended_outcomes if device.baseline.shortage is None}
 
-    def change_value(outcome: Outcome) -> Value:
+    def change_cell(outcome: Outcome) -> Value:
         increase_bytes = outcome.peak.reserved_bytes - baseline_bytes
         return Change(increase_bytes) if id(outcome) in compared_ids else Text("")
 
@@ -142,7 +142,7 @@ def _reserved_table(device: DeviceWhatIf, outcomes: tuple[Outcome, ...]) -> Tabl
         (
             _SETTINGS_COLUMN,
             ("peak", "number", lambda outcome: Bytes(outcome.peak.reserved_bytes)),
-            ("change", "number", change_value),
+            ("change", "number", change_cell),
             ("end", "number", lambda outcome: Bytes(outcome.end.reserved_bytes)),
             ("free in segments", "number", lambda outcome: Bytes(outcome.fragmentation_bytes)),
             ("free share", "number", lambda outcome: Ratio(outcome.fragmentation)),

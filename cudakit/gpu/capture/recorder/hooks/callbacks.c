@@ -219,7 +219,7 @@ static void on_synchronize(uint32_t cbid, const Sanitizer_SynchronizeData *sync)
         order_host_waited_for_context(rec.context);
     record_append_and_unlock(&rec);
     if (!is_stream_sync || sync->hStream)
-        exact_handle_synchronization(sync->context, is_stream_sync ? sync->hStream : NULL);
+        exact_on_synchronize(sync->context, is_stream_sync ? sync->hStream : NULL);
 }
 
 static void on_event_lifetime(uint32_t cbid, CUevent event)
@@ -267,7 +267,7 @@ static void on_event(uint32_t cbid, const Sanitizer_EventData *data)
     }
     pthread_mutex_unlock(&recorder_lock);
     if (cbid == EVENTS_SYNCHRONIZE)
-        exact_handle_completed_event(data->context);
+        exact_on_completed_event(data->context);
 }
 
 /* --- graphs ----------------------------------------------------------------------------------- */

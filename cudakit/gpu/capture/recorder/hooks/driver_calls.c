@@ -227,7 +227,7 @@ static void on_call_success(uint32_t cbid, const void *parameters, CUcontext con
     switch (cbid) {
     case CBID_cuEventQuery:
         record_event_completed(*(const CUevent *)parameters);
-        exact_handle_completed_event(context);
+        exact_on_completed_event(context);
         break;
     case CBID_cuEventElapsedTime:
     case CBID_cuEventElapsedTime_v2:

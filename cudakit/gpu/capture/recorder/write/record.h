@@ -97,7 +97,7 @@ typedef struct {
     uint64_t seq;
     int64_t time_ns;
     uint32_t thread;
-    uint32_t program_call; /* number of the program call; 0 if it is unknown */
+    uint32_t program_call; /* number of the call in the program's own code (walker.h); 0 if it is unknown */
     uint32_t stream, context, site;
     int16_t device;
     uint16_t kind;
