@@ -130,6 +130,32 @@ launch_graph(one, write({written:#x}))  # not ordered after the fill
     assert bool(result.incomplete) is not is_certain
 
 
+def test_patch_is_restored_for_scattered_accesses_next_to_unordered_work(
+    library: Path, tmp_path: Path
+) -> None:
+    program = """
+import time
+def step(wait_for=STREAM):
+    launch(write(0x300008), pointer=0x300000)
+    if wait_for:
+        wait(wait_for)
+        recorder.read()
+        time.sleep(0.002)  # longer than the interval between reviews
+for _ in range(9):
+    step()
+assert cuda.patched_modules() == 0
+step(wait_for=None)
+cuda.fill(CONTEXT, OTHER, U(0x3FFF00), U(16), 1)  # not ordered with the launches, in the same allocation
+step()
+assert cuda.patched_modules() == 1
+"""
+    events = run(tmp_path, library, program)
+    assert [bool(template) for template in template_ids(events)[-2:]] == [True, False]
+    result, _ = coverage_texts(events)
+    assert result.races == ()
+    assert result.incomplete == ()
+
+
 # --- templates that are wrong -------------------------------------------------------------------------
 
 
