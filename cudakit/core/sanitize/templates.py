@@ -62,9 +62,14 @@ class _Template:
         rows["hi"] += distances
         return accesses
 
-    def possible_accesses(self, pointers: _Addresses) -> list[PossibleAccess]:
+    def possible_accesses(
+        self, pointers: _Addresses, *, is_unordered: bool
+    ) -> list[PossibleAccess]:
         """Return the accesses to other bytes that a launch with these pointers may have made."""
-        return [PossibleAccess(int(pointers[index]), mode) for index, mode in self.possible_modes]
+        return [
+            PossibleAccess(int(pointers[index]), mode, is_unordered)
+            for index, mode in self.possible_modes
+        ]
 
 
 class TemplateAccesses:
@@ -72,9 +77,6 @@ class TemplateAccesses:
 
     def __init__(self) -> None:
         self.unknown_count = 0  # number of launches whose template is unknown
-        # Number of launches next to unordered work that could not be recorded, and that may have accessed
-        # bytes outside of their template.
-        self.unordered_count = 0
         # Accesses to other bytes that the launches of the last ``insert`` may have made, by call.
         self.possible_accesses: dict[int, list[PossibleAccess]] = {}
         # Pointer arguments of the kernel nodes of graphs, by graph and node.
@@ -176,9 +178,10 @@ class TemplateAccesses:
         if not len(pointers):
             pointers = template.pointers
         is_checked, is_unordered = launch_flags
-        self.unordered_count += bool(template.possible_modes) and is_unordered
         if template.possible_modes and not is_checked:
-            self.possible_accesses[seq] = template.possible_accesses(pointers)
+            self.possible_accesses[seq] = template.possible_accesses(
+                pointers, is_unordered=is_unordered
+            )
         accesses = template.accesses_for(pointers)
         launch_bytes = call_records[:1].view(np.uint8)
         access_bytes = accesses.view(np.uint8).reshape(len(accesses), RECORD.itemsize)

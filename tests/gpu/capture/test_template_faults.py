@@ -111,13 +111,25 @@ assert cuda.patched_modules() == 0
 """
 
 
-@pytest.mark.parametrize(("written", "is_certain"), [(0x100000, True), (0x100008, False)])
-def test_unordered_graph_whose_patch_cannot_be_restored_is_a_finding(
-    library: Path, tmp_path: Path, written: int, is_certain: bool
+@pytest.mark.parametrize(
+    ("written", "filled", "has_race", "is_unverified"),
+    [
+        (0x100000, 0x100000, True, False),
+        (0x100000, 0x100100, False, False),  # a graph that accessed the first bytes of an array
+        (0x100008, 0x100008, True, True),
+        (0x100008, 0x100100, False, True),  # the accesses may depend on the content of memory
+    ],
+)
+def test_unordered_graph_whose_patch_cannot_be_restored_is_compared_with_earlier_work(
+    library: Path,
+    tmp_path: Path,
+    written: int,
+    filled: int,
+    has_race: bool,
+    is_unverified: bool,
 ) -> None:
-    """If the accesses of the graph may depend on the content of memory, its template does not suffice."""
     program = f"""{REPEAT_GRAPH_UNTIL_REMOVED.format(written=written)}{REFUSE_PATCHES}
-cuda.fill(CONTEXT, OTHER, U(0x100000), U(16), 1)
+cuda.fill(CONTEXT, OTHER, U({filled:#x}), U(16), 1)
 launch_graph(one, write({written:#x}))  # not ordered after the fill
 """
     events = run(tmp_path, library, GRAPHS + program)
@@ -126,8 +138,38 @@ launch_graph(one, write({written:#x}))  # not ordered after the fill
     assert isinstance(last_launch, GraphLaunch)
     assert last_launch.is_unordered
     result, _ = coverage_texts(events)
-    assert len(result.races) == 1
-    assert bool(result.incomplete) is not is_certain
+    assert (bool(result.races), bool(result.unverified)) == (has_race, is_unverified)
+    assert result.incomplete == ()
+    for pair in result.unverified:
+        assert pair.sentence.startswith("graph launch on stream 3 (non-blocking) was not recorded")
+
+
+@pytest.mark.parametrize(("filled", "is_unverified"), [(0x300100, True), (0x2FFF00, False)])
+def test_unordered_launch_without_patch_is_compared_with_earlier_work(
+    library: Path, tmp_path: Path, filled: int, is_unverified: bool
+) -> None:
+    """The launch may have accessed the bytes from its pointer on, and no other ones."""
+    program = f"""
+memory(FREE, 0x300000, 0x100000)
+memory(ALLOC, 0x200000, 0x200000)
+import time
+def step():
+    launch(write(0x300008), pointer=0x300000)
+    wait()
+    recorder.read()
+    time.sleep(0.002)  # longer than the interval between reviews
+for _ in range(9):
+    step()
+assert cuda.patched_modules() == 0
+cuda.fill(CONTEXT, OTHER, U({filled:#x}), U(16), 1)  # the next launch is not ordered after it
+{REFUSE_PATCHES}
+step()
+"""
+    events = run(tmp_path, library, program)
+    assert template_ids(events)[-1] > 0
+    result, _ = coverage_texts(events)
+    assert result.races == ()
+    assert bool(result.unverified) is is_unverified
 
 
 def test_patch_is_restored_for_scattered_accesses_next_to_unordered_work(
