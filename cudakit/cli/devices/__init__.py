@@ -75,6 +75,9 @@ def devices(
     """
     if watch and (view.long or view.topology or spec):
         raise click.UsageError("--watch cannot be combined with --long, --topology or --select")
+    if list_fields and (watch or spec or view.is_restricted):
+        raise click.UsageError("--list-fields lists all fields; remove the other options")
+    view.refuse_options_without_effect(is_selection=spec is not None)
     from cudakit.core.devices.fields import fields_by_name
 
     selected_fields = fields_by_name(view.names)

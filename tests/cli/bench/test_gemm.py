@@ -65,16 +65,22 @@ def test_shapes_from_arguments_and_files_are_combined(cli: Cli, tmp_path: Path) 
     }
 
 
+def test_fast_accumulation_is_a_setting_of_fp8_only(cli: Cli) -> None:
+    cases = answer(cli, "32", "--dtype", "bf16,fp8_e4m3", "--fast-accumulate")["results"]
+
+    assert [case["settings"]["asked"] for case in cases] == ["", "fast accumulation"]
+
+
 def test_options_select_measured_gemms(cli: Cli) -> None:
     options = ("--batch", "2", "--padding", "8", "--epilogue", "relu-bias", "--output-type", "fp32")
-    more = ("--workspace", "1MiB", "--deterministic", "--fast-accumulate", "--no-reduced-precision")
+    more = ("--workspace", "1MiB", "--deterministic", "--no-reduced-precision")
     (case,) = answer(cli, "32", *options, *more, "--mode", "host", "--cache", "flush")["results"]
 
     usual = {"dtype": "bf16", "m": 32, "n": 32, "k": 32, "layout": "tn"}
     special = {"batch": 2, "padding": 8, "epilogue": "relu-bias", "output": "fp32"}
     assert case["axes"] == usual | special
     assert case["settings"]["workspace_bytes"] == 1 << 20
-    assert case["settings"]["asked"] == "deterministic, no reduced precision, fast accumulation"
+    assert case["settings"]["asked"] == "deterministic, no reduced precision"
     assert (case["method"]["mode"], case["method"]["cache"]) == ("host", "flush")
 
 
