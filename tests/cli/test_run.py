@@ -143,6 +143,29 @@ def test_require_gpu_fails_without_work_of_a_real_gpu(
     assert reason.startswith("no work of a real GPU was recorded")
 
 
+def test_require_gpu_without_a_gpu_leaves_the_result_complete(here: Here) -> None:
+    run = here.run("--sanitize", "--require-gpu", here.program(), "fixed")
+
+    assert run.stderr.startswith("No races found, no work of a real GPU, on a simulated device\n")
+
+
+@pytest.mark.parametrize(
+    ("options", "exit_code"),
+    [
+        (["--memory"], 125),
+        (["--profile", "--log", "no/x"], 125),
+        (["--sanitize", "absent.py"], 127),
+    ],
+)
+def test_json_of_an_error_has_the_exit_code_of_the_process(
+    here: Here, options: list[str], exit_code: int
+) -> None:
+    run = here.run("--json", *options, here.program())
+
+    assert run.exit_code == exit_code
+    assert json.loads(run.stderr)["error"]["exit_code"] == exit_code
+
+
 def test_require_gpu_keeps_the_exit_code_of_the_program(here: Here) -> None:
     run = here.run("--sanitize", "--require-gpu", here.program(text="raise SystemExit(3)"))
 
@@ -462,3 +485,9 @@ def test_help_fits_80_columns(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None
     lines = cli("run", "--help").stdout.splitlines()
 
     assert [line for line in lines if len(line) > 80] == []
+
+
+def test_accesses_are_reported_as_ignored_on_simulated_devices(here: Here) -> None:
+    run = here.run("--sanitize", "--accesses", "arguments", here.program(), "fixed")
+
+    assert "--accesses has no effect on a simulated device" in run.stderr

@@ -34,31 +34,6 @@ class View:
     processes: bool
     topology: bool
 
-    @property
-    def is_restricted(self) -> bool:
-        """Whether an option selects devices, fields or parts of the report."""
-        return bool(self.ids or self.names or self._passed_parts())
-
-    def refuse_options_without_effect(self, *, is_selection: bool) -> None:
-        """Raise UsageError for options that ``--fields`` or ``--select`` ignores."""
-        passed_parts = self._passed_parts()
-        if is_selection and (passed_parts or self.names):
-            options = [*passed_parts, *(["--fields"] if self.names else [])]
-            raise click.UsageError(f"--select prints UUIDs only; remove {' and '.join(options)}")
-        if self.names and passed_parts:
-            raise click.UsageError(
-                f"--fields shows only these fields; remove {' and '.join(passed_parts)}"
-            )
-
-    def _passed_parts(self) -> list[str]:
-        """List the options that add parts to the full report."""
-        is_passed_by_option = {
-            "--long": self.long,
-            "--processes": self.processes,
-            "--topology": self.topology,
-        }
-        return [option for option, is_passed in is_passed_by_option.items() if is_passed]
-
 
 def view_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options of a view to a command, which receives it as the keyword ``view``.

@@ -303,13 +303,6 @@ class GemmSpec(Spec):
             raise InputError(f"{duplicate_names[0]} cannot be compared with itself")
         _check_names("fill", (self.fill,), FILLS)
         _check_range("--workspace", self.settings.workspace_bytes, 0, math.inf)
-        if self.settings.fast_accumulate and not any(
-            gemm.dtype.startswith("fp8") for gemm in self.gemms
-        ):
-            raise InputError(
-                "--fast-accumulate has no effect without fp8",
-                hint="add --dtype fp8_e4m3 or fp8_e5m2, or remove --fast-accumulate",
-            )
         _check_method(self.mode, self.cache)
         if self.algorithms and self.library != "cublaslt":
             raise InputError(

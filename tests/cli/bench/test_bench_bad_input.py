@@ -213,7 +213,6 @@ def test_fail_on_amount_without_percent_is_ambiguous(saved: str, cli: Cli, tmp_p
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("gemm", "64", "--fast-accumulate"), "--fast-accumulate has no effect without fp8"),
         (("ops", "--vs", "none,torch"), "--vs none excludes other libraries"),
         (("nccl", "--rank-timeout", "0"), "'0' is not a number of seconds above 0"),
     ],
