@@ -34,15 +34,18 @@ class ExitCode(IntEnum):
     BROKEN_PIPE = 141  # the reader of the output closed the pipe, as in ``cudakit memviz x | head``
 
 
-def report_error(error: BaseException, *, json_to: Callable[[], Output] | None = None) -> int:
+def report_error(
+    error: BaseException, *, open_json_output: Callable[[], Output] | None = None
+) -> int:
     """Print an error and return its exit code.
 
-    The error is one line and a hint on standard error, or with ``json_to`` a JSON document on that stream.
+    The error is one line and a hint on standard error, or a JSON document on the stream that
+    ``open_json_output`` returns.
     """
     if os.environ.get("CUDAKIT_DEBUG"):
         _print_traceback(error)
     try:
-        return _print_error(error, json_to)
+        return _print_error(error, open_json_output)
     except BrokenPipeError:
         return ExitCode.BROKEN_PIPE
     finally:
@@ -60,13 +63,13 @@ def errors_before_start(*, as_json: bool) -> Iterator[None]:
     except (click.exceptions.Exit, click.Abort):
         raise
     except Exception as error:
-        exit_code = report_error(error, json_to=standard_error if as_json else None)
+        exit_code = report_error(error, open_json_output=standard_error if as_json else None)
         raise click.exceptions.Exit(
             exit_code if exit_code in (126, 127) else _NOT_STARTED
         ) from error
 
 
-def _print_error(error: BaseException, json_to: Callable[[], Output] | None) -> int:
+def _print_error(error: BaseException, open_json_output: Callable[[], Output] | None) -> int:
     if _is_interrupt(error):
         click.echo(err=True)
         # CPython ends ``python -m`` by the signal if the interrupt was raised inside an exec (such as the
@@ -77,7 +80,7 @@ def _print_error(error: BaseException, json_to: Callable[[], Output] | None) -> 
     if isinstance(error, BrokenPipeError):
         return ExitCode.BROKEN_PIPE
     cudakit_error = _as_cudakit_error(error)
-    if not (json_to and _write_json(cudakit_error, json_to)):
+    if not (open_json_output and _write_json(cudakit_error, open_json_output)):
         click.echo(
             f"cudakit: error: {_shorten(cudakit_error.message, _MAX_MESSAGE_LENGTH)}", err=True
         )
@@ -86,12 +89,12 @@ def _print_error(error: BaseException, json_to: Callable[[], Output] | None) -> 
     return cudakit_error.exit_code
 
 
-def _write_json(error: CudakitError, target: Callable[[], Output]) -> bool:
+def _write_json(error: CudakitError, open_output: Callable[[], Output]) -> bool:
     """Write an error as a JSON document; return False if the stream is closed or its disk is full."""
     from cudakit.render.json import render_error
 
     try:
-        stream = target()
+        stream = open_output()
         stream.write(render_error(error))
         stream.flush()
     except (BrokenPipeError, CudakitError):

@@ -83,7 +83,7 @@ typedef struct {
     int64_t integer;          /* value of an int or bool */
     char kind;                /* 'a' array, 'f' float, 'i' int, 'b' bool */
     int32_t device_id;
-    word streams[2];        /* the launch must be on these streams, which the array is used on; 0 is any stream */
+    word streams[2];        /* streams that use the array: the launch must be on them; 0 is any stream */
     int key_start, key_end; /* indices of the first key word of the operand, and of the word after the last one */
 } operand;
 
@@ -1282,7 +1282,7 @@ static PyObject *configure(PyObject *object, PyObject *args)
         return NULL;
     Py_XSETREF(self->counter, (LaunchCounter *)Py_XNewRef(counter));
     bool is_small = inputs + outputs <= MAX_OPERANDS;
-    self->input_count = is_small ? inputs : -1; /* -1 equals no number of arguments */
+    self->input_count = is_small ? inputs : -1; /* no call has -1 arguments */
     self->output_count = is_small ? outputs : 0;
     Py_RETURN_NONE;
 }

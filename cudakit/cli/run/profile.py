@@ -47,7 +47,8 @@ def check_profile_options(
 ) -> None:
     """Raise UsageError if --profile is missing, or combined with a recording that excludes it.
 
-    ``is_passed_by_option`` tells for each option on the times of a profile whether the user passed it.
+    The keys of ``is_passed_by_option`` are the options about the times of a profile, and its values are
+    whether the user passed them.
     """
     options = [option for option, is_passed in is_passed_by_option.items() if is_passed]
     if options and not has_profile:
