@@ -239,7 +239,7 @@ def log_seconds(path: Path, *, native: bool, max_records: int | None = None) -> 
     record_count, start = 0, time.process_time()
     with LogReader(path) as log:
         for batch in log.batches():
-            key = batch.process, batch.chain
+            key = batch.process, batch.trace_number
             if key not in engines:
                 engines[key] = Engine(native=native), ReorderBuffer()
             engine, buffer = engines[key]

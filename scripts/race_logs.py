@@ -42,7 +42,7 @@ def load(path: Path) -> list[Batch]:
     traces: dict[tuple[int, int], list[Batch]] = {}
     with LogReader(path) as log:
         for batch in log.batches():
-            traces.setdefault((batch.process, batch.chain), []).append(batch)
+            traces.setdefault((batch.process, batch.trace_number), []).append(batch)
     return [
         replace(batches[-1], records=np.concatenate([batch.records for batch in batches]))
         for batches in traces.values()

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING
@@ -32,8 +33,9 @@ _HINT = "give the architectures: --arch sm_80 --arch sm_90"
 def cache(context: click.Context) -> None:
     """Show, clear or fill the cache of compiled kernels.
 
-    Benchmarks and the race detector compile CUDA code for the GPU at hand and keep the result in
-    ~/.cache/cudakit, or in CUDAKIT_CACHE_DIR. Files that other users can write to are ignored.
+    Benchmarks, the race detector, random numbers and kernels of expressions are compiled for the GPU at hand.
+    The results are kept in ~/.cache/cudakit, or in CUDAKIT_CACHE_DIR. Files that other users can write to are
+    ignored.
 
     \b
     cudakit cache show
@@ -89,19 +91,23 @@ def clear(*, output: OutputOptions) -> int:
 def warm(*, arch: tuple[str, ...], output: OutputOptions) -> int:
     """Compile all kernels of cudakit now.
 
-    Then the first benchmark, or the first run in a container image, does not wait for the compiler.
+    Then the first benchmark, or the first run in a container image, does not wait for the compiler. Kernels
+    of expressions are not among them: they are compiled when the expression is first called.
 
     The command needs NVRTC, and for the race detector ptxas, but no GPU. The exit code is 1 if a source
-    cannot be compiled.
+    cannot be compiled, 3 if the cache cannot be written.
 
     \b
     cudakit cache warm
     cudakit cache warm --arch sm_80 --arch sm_90
     """
-    compile_cache = _user_cache()
+    compile_cache = replace(_user_cache(), reports_errors=True)
     capabilities = [_parse_capability(text) for text in arch] or _capabilities_of_this_machine()
     with open_outputs(output) as outputs:
-        with progress_line(quiet=output.quiet) as progress:
+        with (
+            progress_line(quiet=output.quiet) as progress,
+            _os_errors_reported(compile_cache),
+        ):
             warmed_targets = tuple(_compile_sources(compile_cache, capabilities, progress))
         outputs.write(_report(_result(compile_cache, warmed=warmed_targets)))
     return ExitCode.FINDINGS if any(target.failures for target in warmed_targets) else ExitCode.OK
@@ -224,18 +230,18 @@ def _compile_sources(
 
 def _compile_functions(
     compile_cache: CompileCache,
-) -> dict[str, Callable[[tuple[int, int]], bytes]]:
+) -> dict[str, partial[bytes]]:
     """Return a function for each source that compiles it for a compute capability."""
     from cudakit.gpu import selftest
     from cudakit.gpu.capture.device_patch import PATCH_IMAGE_NAME, build_patch
     from cudakit.gpu.compile import compile_cuda
-    from cudakit.kernels import bandwidth, compare, fill, poison, spin, timestamp
+    from cudakit.kernels import bandwidth, compare, fill, nonfinite, poison, random, spin, timestamp
+    from cudakit.kernels.random_source import STORED_COUNTER_SOURCE
 
-    modules = (bandwidth, compare, fill, poison, spin, timestamp, selftest)
-    compile_functions: dict[str, Callable[[tuple[int, int]], bytes]] = {
-        module.__name__.rpartition(".")[2]: partial(
-            compile_cuda, module.SOURCE, cache=compile_cache
-        )
-        for module in modules
+    modules = (bandwidth, compare, fill, nonfinite, poison, random, spin, timestamp, selftest)
+    sources = {module.__name__.rpartition(".")[2]: module.SOURCE for module in modules}
+    sources["random in CUDA graphs"] = STORED_COUNTER_SOURCE
+    compile_functions: dict[str, partial[bytes]] = {
+        name: partial(compile_cuda, source, cache=compile_cache) for name, source in sources.items()
     }
     return compile_functions | {PATCH_IMAGE_NAME: partial(build_patch, cache=compile_cache)}

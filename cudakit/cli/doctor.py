@@ -66,7 +66,8 @@ _CHECK_OPTIONS = option_group(
     option(
         "--deep",
         is_flag=True,
-        help="Also use each GPU briefly: create a context, compile with NVRTC, run a kernel, copy.",
+        help="Also use each GPU briefly (CK041 to CK044): create a context, compile with NVRTC, run a "
+        "kernel, copy.",
     ),
     option(
         "--explain",
@@ -127,7 +128,8 @@ def doctor(
 
     Checks the driver, libraries, packages, environment variables, containers and the health of each GPU.
     Needs no driver, no root and no framework, and changes nothing. Exits with 1 if a check failed, with 3 if
-    no check could be performed.
+    no check could be performed. With --gpu sim the whole machine is simulated: packages, environment
+    variables and limits are not those of this machine.
 
     \b
     cudakit doctor

@@ -37,6 +37,13 @@ class DeviceArray:
     ``__cuda_array_interface__`` (version 3) and DLPack; ``torch.from_dlpack(array)`` and
     ``cupy.asarray(array)`` share its memory. The memory is freed in stream order when the last reference to
     the array is deleted.
+
+    >>> array = cudakit.to_device([[1.0, 2.0], [3.0, 4.0]], "sim")
+    >>> array.shape, array.dtype, array.nbytes
+    ((2, 2), 'float64', 32)
+    >>> array.copy_to_host()
+    array([[1., 2.],
+           [3., 4.]])
     """
 
     def __init__(

@@ -57,6 +57,9 @@ class Status(IntEnum):
         "",
         "an external profiler",
     )
+    PROFILER_NOT_INITIALIZED = 6, "the profiler is not initialized (not returned since CUDA 5.0)"
+    PROFILER_ALREADY_STARTED = 7, "the profiler runs already (not returned since CUDA 5.0)"
+    PROFILER_ALREADY_STOPPED = 8, "the profiler is stopped already (not returned since CUDA 5.0)"
     STUB_LIBRARY = (
         34,
         "the stub libcuda was loaded instead of the driver's",
@@ -93,6 +96,7 @@ class Status(IntEnum):
         "the calling thread has no current CUDA context",
         "call cuCtxSetCurrent, or any runtime API function, in this thread first",
     )
+    CONTEXT_ALREADY_CURRENT = 202, "the context is already current (not returned since CUDA 3.2)"
     MAP_FAILED = 205, "mapping memory failed"
     UNMAP_FAILED = 206, "unmapping memory failed"
     ARRAY_IS_MAPPED = 207, "the array is mapped and cannot be destroyed"
@@ -362,26 +366,179 @@ _RUNTIME_NAMES = {
     719: "LaunchFailure",
 }
 # Codes of CUresult that have no cudaError.
-_DRIVER_ONLY = (47, 916)
+_DRIVER_ONLY = (47, 202, 916)
 
 # Name, meaning and action of the cudaError values that have no CUresult, by code.
+# Deprecated errors name the CUDA version since which the runtime does not return them.
 RUNTIME_ONLY: dict[int, tuple[str, str, str]] = {
     9: (
         "cudaErrorInvalidConfiguration",
         "the launch configuration is not valid for the device",
         "check the grid and block sizes: at most 1024 threads per block, no dimension of 0",
     ),
+    10: (
+        "cudaErrorVersionTranslation",
+        "the runtime does not know the parameters of a graph node that a newer driver returned",
+        "update the CUDA runtime",
+    ),
+    12: (
+        "cudaErrorInvalidPitchValue",
+        "the pitch of a copy or array is out of range",
+        "use a pitch of at least the width of a row in bytes, as cudaMallocPitch returns it",
+    ),
+    13: (
+        "cudaErrorInvalidSymbol",
+        "the symbol is not a variable of the device code",
+        "pass the __device__ or __constant__ variable, not its name as a string or a pointer to it",
+    ),
+    16: (
+        "cudaErrorInvalidHostPointer",
+        "a host pointer is not valid (not returned since CUDA 10.1)",
+        "",
+    ),
+    17: (
+        "cudaErrorInvalidDevicePointer",
+        "a device pointer is not valid (not returned since CUDA 10.1)",
+        "",
+    ),
+    18: ("cudaErrorInvalidTexture", "the texture is not valid", ""),
+    19: (
+        "cudaErrorInvalidTextureBinding",
+        "the texture is not bound, or not to this memory",
+        "bind the texture before cudaGetTextureAlignmentOffset, or use texture objects",
+    ),
+    20: (
+        "cudaErrorInvalidChannelDescriptor",
+        "the channel descriptor has an invalid format or size",
+        "create the descriptor with cudaCreateChannelDesc",
+    ),
+    21: (
+        "cudaErrorInvalidMemcpyDirection",
+        "the direction of a copy is not a value of cudaMemcpyKind",
+        "pass cudaMemcpyDefault: CUDA then finds the direction from the pointers",
+    ),
+    22: (
+        "cudaErrorAddressOfConstant",
+        "the program took the address of a constant variable (not returned since CUDA 3.1)",
+        "",
+    ),
+    23: (
+        "cudaErrorTextureFetchFailed",
+        "a texture could not be fetched (not returned since CUDA 3.1)",
+        "",
+    ),
+    24: (
+        "cudaErrorTextureNotBound",
+        "a texture was not bound (not returned since CUDA 3.1)",
+        "",
+    ),
+    25: (
+        "cudaErrorSynchronizationError",
+        "a synchronization failed (not returned since CUDA 3.1)",
+        "",
+    ),
+    26: (
+        "cudaErrorInvalidFilterSetting",
+        "a texture of integers is read with linear filtering",
+        "use cudaFilterModePoint, or read the texture as normalized floats",
+    ),
+    27: (
+        "cudaErrorInvalidNormSetting",
+        "a texture of this type cannot be read as normalized floats",
+        "use cudaReadModeElementType, or a texture of 8-bit or 16-bit integers",
+    ),
+    28: (
+        "cudaErrorMixedDeviceExecution",
+        "device code and emulated device code were mixed (not returned since CUDA 3.1)",
+        "",
+    ),
+    31: (
+        "cudaErrorNotYetImplemented",
+        "the call is not implemented (not returned since CUDA 4.1)",
+        "",
+    ),
+    32: (
+        "cudaErrorMemoryValueTooLarge",
+        "an emulated device pointer is too large (not returned since CUDA 3.1)",
+        "",
+    ),
     35: (
         "cudaErrorInsufficientDriver",
         "the driver is older than the CUDA runtime needs",
         "update the driver, or install a build for the driver's CUDA version (CK009)",
+    ),
+    37: ("cudaErrorInvalidSurface", "the surface is not valid", ""),
+    43: (
+        "cudaErrorDuplicateVariableName",
+        "two global or constant variables have the same name",
+        "rename a variable, or make it static",
+    ),
+    44: (
+        "cudaErrorDuplicateTextureName",
+        "two textures have the same name",
+        "rename a texture, or use texture objects",
+    ),
+    45: (
+        "cudaErrorDuplicateSurfaceName",
+        "two surfaces have the same name",
+        "rename a surface, or use surface objects",
+    ),
+    49: (
+        "cudaErrorIncompatibleDriverContext",
+        "the runtime cannot use the current context",
+        "use the primary context of the device (cuDevicePrimaryCtxRetain), and set its flags first",
+    ),
+    52: (
+        "cudaErrorMissingConfiguration",
+        "a kernel was launched without grid and block sizes",
+        "launch it with kernel<<<grid, block>>>() or cudaLaunchKernel",
+    ),
+    53: (
+        "cudaErrorPriorLaunchFailure",
+        "an earlier launch failed (not returned since CUDA 3.1)",
+        "",
+    ),
+    65: (
+        "cudaErrorLaunchMaxDepthExceeded",
+        "kernels that launch kernels are nested too deeply",
+        "launch fewer levels of kernels from the device",
+    ),
+    66: (
+        "cudaErrorLaunchFileScopedTex",
+        "a kernel that uses a texture of file scope was launched from the device",
+        "use texture objects",
+    ),
+    67: (
+        "cudaErrorLaunchFileScopedSurf",
+        "a kernel that uses a surface of file scope was launched from the device",
+        "use surface objects",
+    ),
+    68: (
+        "cudaErrorSyncDepthExceeded",
+        "cudaDeviceSynchronize was called on the device at a nesting level above the limit",
+        "raise the limit with cudaDeviceSetLimit(cudaLimitDevRuntimeSyncDepth, ...)",
+    ),
+    69: (
+        "cudaErrorLaunchPendingCountExceeded",
+        "too many launches from the device wait for their start",
+        "raise the limit with cudaDeviceSetLimit(cudaLimitDevRuntimePendingLaunchCount, ...)",
     ),
     98: (
         "cudaErrorInvalidDeviceFunction",
         "the function does not exist on the device, or was compiled for another architecture",
         "compile for the device's compute capability (CK010)",
     ),
+    103: (
+        "cudaErrorSoftwareValidityNotEstablished",
+        "a self-test of the runtime failed, or could not run",
+        "reinstall the driver and the runtime",
+    ),
     127: ("cudaErrorStartupFailure", "the CUDA runtime failed to start", ""),
+    10000: (
+        "cudaErrorApiFailureBase",
+        "this code plus an error of the driver was returned (not since CUDA 4.1)",
+        "",
+    ),
 }
 
 

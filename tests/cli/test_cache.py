@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
 
 import pytest
 from gpu.test_compile import needs_nvrtc
 from invocation import Cli
 
+import cudakit.kernels
+from cudakit.cli.cache import _compile_functions
 from cudakit.gpu.compile_cache import CompileCache, Label
 
 
@@ -84,6 +88,40 @@ def test_warmed_cache_has_all_kernels_of_each_architecture(cli: Cli) -> None:
 
     result = json.loads(done.stdout)
     assert {image["target"] for image in result["images"]} == {"sm_80", "sm_90"}
+    kernels = ", ".join(image["kernels"] for image in result["images"])
+    assert "cudakit_random_uniform_float32" in kernels
+    assert "cudakit_nonfinite_float32" in kernels
     assert [warmed["target"] for warmed in result["warmed"]] == ["sm_80", "sm_90"]
     assert too_old.exit_code == 1
     assert "sm_30" in too_old.stdout
+
+
+@needs_nvrtc
+def test_cache_that_cannot_be_written_is_an_unusable_environment(directory: Path, cli: Cli) -> None:
+    directory.parent.mkdir(parents=True)
+    directory.write_text("a file in place of the directory")
+
+    done = cli("cache", "warm", "--arch", "sm_90")
+
+    assert done.exit_code == 3
+    assert str(directory) in done.stderr
+    assert "CUDAKIT_CACHE_DIR" in done.stderr
+
+
+def test_sources_to_compile_are_those_of_all_modules_with_kernels(directory: Path) -> None:
+    modules = [
+        import_module(f"cudakit.kernels.{module.name}")
+        for module in iter_modules(cudakit.kernels.__path__)
+    ]
+    sources = {
+        text
+        for module in modules
+        for text in (getattr(module, "SOURCE", ""), getattr(module, "STORED_COUNTER_SOURCE", ""))
+        if "__global__" in text
+    }
+
+    functions = _compile_functions(CompileCache(directory))
+
+    compiled_sources = {function.args[0] for function in functions.values() if function.args}
+    assert sources <= compiled_sources
+    assert len(functions) == len(sources) + 2  # the self-test and the device patch

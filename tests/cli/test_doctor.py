@@ -76,6 +76,27 @@ def test_simulated_gpu_is_ok_and_marked(cli: Cli) -> None:
     assert parsed(cli(*SIM, "--json").stdout)["simulated"] is True
 
 
+def test_report_of_simulated_gpu_says_that_the_machine_is_simulated(cli: Cli) -> None:
+    first_note = cli(*SIM).stdout.splitlines()[2]
+
+    assert first_note.startswith("i The machine is simulated too: ")
+
+
+def test_self_test_of_simulated_gpu_is_listed_as_not_performed(cli: Cli) -> None:
+    stdout = cli(*SIM, "--deep").stdout
+
+    assert "i CK041, CK042, CK043, CK044 not performed: the GPU is simulated" in stdout
+    assert "!" not in stdout
+
+
+def test_checks_of_packages_name_no_build_if_none_is_installed(cli: Cli) -> None:
+    stdout = cli(*SIM, "--only", "CK009,CK010,CK038").stdout
+
+    assert "no installed package needs CUDA" in stdout
+    assert "no framework built for CUDA is installed" in stdout
+    assert "CK038 not performed: the machine is simulated" in stdout
+
+
 @pytest.mark.parametrize("name", ["CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"])
 def test_variables_that_choose_devices_do_not_affect_simulated_gpu(
     cli: Cli, monkeypatch: pytest.MonkeyPatch, name: str
@@ -175,12 +196,12 @@ def test_ids_ignore_case(cli: Cli) -> None:
     assert [check["id"] for check in result["checks"]] == ["CK020", "CK024"]
 
 
-def test_report_says_that_the_self_test_of_a_simulated_gpu_did_not_run(cli: Cli) -> None:
-    sentence = "The self-test did not run: the GPU is simulated."
+def test_title_says_that_the_self_test_of_a_simulated_gpu_was_not_performed(cli: Cli) -> None:
+    title = "Simulated: no problems found, CK041 to CK044 not performed"
 
-    assert f"! {sentence}" in cli(*SIM, "--deep").stdout
-    assert sentence in cli(*SIM, "--deep", "-q").stdout
-    assert "self-test" not in cli(*SIM).stdout
+    assert cli(*SIM, "--deep").stdout.splitlines()[0] == title
+    assert cli(*SIM, "--deep", "-q").stdout.splitlines()[0] == title
+    assert "CK041" not in cli(*SIM).stdout
 
 
 def test_self_test_of_simulated_gpu_is_unknown(cli: Cli) -> None:

@@ -15,6 +15,9 @@ from cudakit.cli.failure import ExitCode
         (("700",), "CUDA_ERROR_ILLEGAL_ADDRESS (CUDA error 700)"),
         (("cudaErrorMemoryAllocation",), "CUDA_ERROR_OUT_OF_MEMORY (CUDA error 2)"),
         (("cudaErrorInsufficientDriver",), "cudaErrorInsufficientDriver (CUDA error 35)"),
+        (("13",), "13: 2 explanations"),
+        (("21",), "cudaErrorInvalidMemcpyDirection (CUDA error 21)"),
+        (("cudaErrorMissingConfiguration",), "cudaErrorMissingConfiguration (CUDA error 52)"),
         (("Xid", "79"), "Xid 79"),
         (("Xid 79",), "Xid 79"),
         (("79",), "Xid 79"),
@@ -35,6 +38,19 @@ def test_number_with_two_meanings_explains_both(cli: Cli) -> None:
 
     assert result["schema"] == "cudakit.explain/1"
     assert [topic["kind"] for topic in result["topics"]] == ["CUDA error", "Xid"]
+
+
+@pytest.mark.parametrize(
+    ("check_id", "command"),
+    [("CK012", "doctor --only CK012"), ("CK041", "doctor --only CK041 --deep")],
+)
+def test_action_of_check_is_command_that_prints_the_remedy(
+    cli: Cli, check_id: str, command: str
+) -> None:
+    (topic,) = json.loads(cli("explain", check_id, "--json").stdout)["topics"]
+
+    assert topic["action"].startswith(f"cudakit {command} prints what to do")
+    assert cli(*command.split(), "--gpu", "sim", "--json").exit_code != ExitCode.USAGE
 
 
 def test_several_terms_have_a_section_each(cli: Cli) -> None:

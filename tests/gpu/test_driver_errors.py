@@ -27,6 +27,10 @@ def test_other_statuses_have_no_hint_to_restart_process() -> None:
     ]
 
 
+def test_every_error_of_the_driver_is_explained() -> None:
+    assert set(map(int, Status)) == set(map(int, driver.CUresult)) - {0}
+
+
 def test_observed_values_are_in_message() -> None:
     error = cuda_error(2, detail="8.0 GiB asked, 1.2 GiB free on cuda:0")
 
@@ -43,11 +47,11 @@ def test_unknown_code_has_text_of_driver() -> None:
     assert str(cuda_error(12345)) == "CUDA error 12345: no explanation"
 
 
-def test_runtime_names_are_those_of_the_runtime() -> None:
+def test_every_error_of_the_runtime_has_its_name_and_code() -> None:
     runtime_codes = {name: int(code) for name, code in runtime.cudaError_t.__members__.items()}
     our_names = {runtime_name(status): int(status) for status in Status if runtime_name(status)}
     our_names |= {name: code for code, (name, _, _) in RUNTIME_ONLY.items()}
 
-    assert our_names.items() <= runtime_codes.items()
+    assert our_names.items() == runtime_codes.items() - {("cudaSuccess", 0)}
     unnamed = {int(status) for status in Status if not runtime_name(status)}
     assert not unnamed & set(runtime_codes.values())

@@ -167,7 +167,7 @@ EFFORT_OPTIONS = option_group(
         "budget_s",
         type=float,
         metavar="SEC",
-        help="Spend about SEC seconds on all cases together.",
+        help="Spend about SEC seconds on all cases together. After twice that time no further case begins.",
     ),
     option(
         "--warmup",

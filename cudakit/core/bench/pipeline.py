@@ -37,9 +37,10 @@ from cudakit.core.bench.warnings import result_warnings
 from cudakit.core.bench.workload import UnsupportedCase, Workload
 from cudakit.core.bench.workloads.graph_costs import graph_costs
 from cudakit.core.bench.workloads.overlap import copy_overlaps
-from cudakit.errors import CollectiveError
+from cudakit.errors import CollectiveError, Unsupported
 from cudakit.gpu.api import Gpu
 from cudakit.gpu.api.run_context import RunContext
+from cudakit.units import format_seconds
 
 _NO_SAMPLES = "all samples were discarded, so there is no time"
 
@@ -92,10 +93,13 @@ def run(
     )
     machine = Machine(gpu.simulated, gpu.facts(), run_context)
     measured_cases: list[_MeasuredCase] = []
-    is_complete, failure = False, ""
+    is_complete, failure, begun_count = False, "", 0
     try:
         with closing(open_timer(gpu)) as timer:
-            for index, (case, share_s) in enumerate(share_budget(spec, cases, timer.now_s)):
+            shares = share_budget(spec, cases, _budget_clock(timer))
+            for index, (case, share_s) in enumerate(shares):
+                progress(case.title, index / len(cases))
+                begun_count = index + 1
                 implementations, variables = case.implementations, run_context.variables
                 method = plan_method(
                     case.method, share_s, len(implementations), variables, simulated=gpu.simulated
@@ -109,6 +113,7 @@ def run(
                     break
             else:
                 is_complete = True
+                measured_cases += _cases_beyond_budget(spec, cases[begun_count:])
     except (KeyboardInterrupt, CollectiveError) as error:
         if all(measured_case.outcome is None for measured_case in measured_cases):
             raise
@@ -127,6 +132,25 @@ def run(
         overlaps=copy_overlaps(results, cases),
         failure=failure,
     )
+
+
+def _budget_clock(timer: SampleTimer) -> Callable[[], float]:
+    """Return a function that returns the seconds since now, by the timer or the clock of the host.
+
+    The larger one counts: the virtual time of a simulated device passes faster or slower than real time.
+    """
+    timer_begin_s, host_begin_s = timer.now_s(), time.monotonic()
+    return lambda: max(timer.now_s() - timer_begin_s, time.monotonic() - host_begin_s)
+
+
+def _cases_beyond_budget(spec: Spec, cases: Sequence[Case]) -> list[_MeasuredCase]:
+    """Return cases that did not begin, because the time budget was used up."""
+    reason = Unsupported(f"the time budget of {format_seconds(spec.budget_s or 0.0)} was used up")
+    return [
+        _MeasuredCase(case, implementation, UnsupportedCase(implementation, reason, {}))
+        for case in cases
+        for implementation in case.implementations
+    ]
 
 
 def _summarize(

@@ -49,6 +49,9 @@ _ENERGY_SHARE = 0.2
 # Duration of the warm-up of later rounds, relative to the first round: a device that was just busy settles
 # sooner.
 _LATER_WARMUP_SHARE = 0.2
+# Time as a multiple of the budget after which no further case begins. Preparation and minimum numbers of
+# samples can take longer than the share of a case.
+_MAX_BUDGETS = 2.0
 # Approximate duration of a sample on a simulated device. In virtual time longer samples are no more precise.
 _SIMULATED_SAMPLE_S = 10e-6
 
@@ -61,13 +64,19 @@ def plan_cases(spec: Spec, gpu: Gpu) -> tuple[Case, ...]:
 def share_budget(
     spec: Spec, cases: Sequence[Case], now_s: Callable[[], float]
 ) -> Iterator[tuple[Case, float | None]]:
-    """Yield each case with its equal share of the remaining time budget, or None without a budget."""
+    """Yield each case with its equal share of the remaining time budget, or None without a budget.
+
+    Cases after the first one are not yielded once _MAX_BUDGETS times the budget has passed.
+    """
+    if spec.budget_s is None:
+        yield from ((case, None) for case in cases)
+        return
     begin_s = now_s()
     for index, case in enumerate(cases):
-        if spec.budget_s is None:
-            yield case, None
-        else:
-            yield case, (spec.budget_s - (now_s() - begin_s)) / (len(cases) - index)
+        elapsed_s = now_s() - begin_s
+        if index and elapsed_s > _MAX_BUDGETS * spec.budget_s:
+            return
+        yield case, (spec.budget_s - elapsed_s) / (len(cases) - index)
 
 
 def plan_method(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import ClassVar
 
-from cudakit.core.devices.diagnose.checks import checks_by_id, id_ranges
+from cudakit.core.devices.diagnose.checks import SELF_TEST, checks_by_id, id_ranges
 from cudakit.core.devices.diagnose.variable_table import known_variables
 from cudakit.core.devices.diagnose.xids import CATALOG_URL, known_xids
 from cudakit.document import Document, Facts, Node, Section, Text
@@ -216,8 +216,10 @@ def _xid_topics() -> Iterator[Topic]:
 
 
 def _check_topics() -> Iterator[Topic]:
+    self_test_ids = {check.id for checks in SELF_TEST.values() for check in checks}
     for check in checks_by_id().values():
-        action = f"run this check: cudakit doctor --only {check.id}"
+        deep_option = " --deep" if check.id in self_test_ids else ""
+        action = f"cudakit doctor --only {check.id}{deep_option} prints what to do if the check fails here"
         number = int(check.id.removeprefix("CK"))
         yield Topic(
             "check", check.id, number, (), check.title, check.explanation, "", action, "cudakit"

@@ -38,6 +38,7 @@ class RaceDetector:
         self._new_engine = partial(
             Engine, strict_threads=strict_threads, report_possible=report_possible
         )
+        self._strict_threads = strict_threads
         self._traces: dict[tuple[int, int], _TraceAnalysis] = {}
         self._ranks = RankComparison()
 
@@ -93,6 +94,14 @@ class RaceDetector:
             yield (
                 f"kernel launches next to unordered work could not be recorded ({unordered_count:,} times);"
                 " rerun with --accesses exact"
+            )
+        unrecorded_count = sum(
+            analysis.engine.coverage.launches_from_template for analysis in self._traces.values()
+        )
+        if self._strict_threads and unrecorded_count:
+            yield (
+                f"{unrecorded_count:,} kernel launches were not recorded, because all host threads counted"
+                " as one; record the program with: cudakit run --sanitize --host-threads strict"
             )
         outdated_count = sum(
             analysis.engine.gap_counts[OUTDATED_TEMPLATE] for analysis in self._traces.values()

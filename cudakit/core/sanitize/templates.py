@@ -27,9 +27,11 @@ OUTDATED_TEMPLATE: Final = (
     "launches whose template became outdated, on memory that unordered work uses as well"
 )
 
-# The fields that the accesses of a launch have in common with the launch.
-_CALL_FIELDS: Final = ("seq", "time_ns", "thread", "stream", "context", "site", "device")
+# Number of bytes at the begin of a record that the accesses of a launch have in common with the launch: the
+# fields before ``kind``, such as ``seq`` and ``stream``.
+_CALL_BYTES: Final[int] = RECORD.fields["kind"][1]  # type: ignore[index]
 _Addresses: TypeAlias = npt.NDArray[np.uint64]
+_NO_POINTERS: Final = np.zeros(0, np.uint64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,8 @@ class _Template:
     def accesses_for(self, pointers: _Addresses) -> Records:
         """Return the accesses of a launch with other pointers."""
         accesses = self.accesses.copy()
+        if pointers is self.pointers:
+            return accesses
         rows = accesses.view(layout(EventKind.ACCESS))[: len(self.pointer_indices)]
         distances = (pointers - self.pointers)[self.pointer_indices]
         rows["lo"] += distances
@@ -93,22 +97,28 @@ class TemplateAccesses:
         seqs = np.ascontiguousarray(records["seq"])
         call_begins = np.searchsorted(seqs, seqs[template_positions]).tolist()
         call_ends = np.searchsorted(seqs, seqs[template_positions], side="right").tolist()
-        for template_position, call_begin, call_end in zip(
-            template_positions.tolist(), call_begins, call_ends, strict=True
+        flags = _launch_flags(records[template_positions])
+        for template_position, template_id, call_begin, call_end, launch_flags in zip(
+            template_positions.tolist(),
+            template_ids[template_positions].tolist(),
+            call_begins,
+            call_ends,
+            flags,
+            strict=True,
         ):
             record_parts.append(records[next_index:template_position])
-            if kinds[template_position] == EventKind.TEMPLATE:
-                next_index = template_position + 1
-                self._apply_template_record(
-                    records[template_position], records[call_begin:call_end], coverage
-                )
-            else:
+            if template_id:
                 next_index = call_end
                 call_records = records[template_position:call_end]
                 record_parts += [
                     call_records[:1],
-                    self._accesses_of(call_records, int(template_ids[template_position]), coverage),
+                    self._accesses_of(call_records, template_id, launch_flags, coverage),
                 ]
+            else:
+                next_index = template_position + 1
+                self._apply_template_record(
+                    records[template_position], records[call_begin:call_end], coverage
+                )
         record_parts.append(records[next_index:])
         return concatenate_records(record_parts)
 
@@ -140,10 +150,20 @@ class TemplateAccesses:
         elif check_result is TemplateCheck.NONE:
             self._templates.clear()
 
-    def _accesses_of(self, call_records: Records, template_id: int, coverage: Coverage) -> Records:
-        """Return the accesses of a launch with a template; ``call`` has its records."""
+    def _accesses_of(
+        self,
+        call_records: Records,
+        template_id: int,
+        launch_flags: tuple[bool, bool],
+        coverage: Coverage,
+    ) -> Records:
+        """Return the accesses of a launch with a template.
+
+        ``call_records`` are the record of the launch, and those of its pointers. ``launch_flags`` are those
+        that ``_launch_flags`` returns.
+        """
         template = self._templates.get(template_id)
-        pointers = _pointers_of(call_records)
+        pointers = _pointers_of(call_records[1:])
         if template is None or (len(pointers) and len(pointers) != len(template.pointers)):
             self.unknown_count += 1
             return np.zeros(0, RECORD)
@@ -152,13 +172,14 @@ class TemplateAccesses:
         self._set_from_template(seq)
         if not len(pointers):
             pointers = template.pointers
-        is_checked, is_unordered = _launch_flags(call_records)
+        is_checked, is_unordered = launch_flags
         self.unordered_count += bool(template.possible_modes) and is_unordered
         if template.possible_modes and not is_checked:
             self.possible_accesses[seq] = template.possible_accesses(pointers)
         accesses = template.accesses_for(pointers)
-        for field_name in _CALL_FIELDS:
-            accesses[field_name] = call_records[field_name][0]
+        launch_bytes = call_records[:1].view(np.uint8)
+        access_bytes = accesses.view(np.uint8).reshape(len(accesses), RECORD.itemsize)
+        access_bytes[:, :_CALL_BYTES] = launch_bytes[:_CALL_BYTES]
         return accesses
 
     def _add_node_pointers(self, records: Records, kinds: npt.NDArray[np.uint16]) -> None:
@@ -202,14 +223,23 @@ def _template_ids(records: Records, kinds: npt.NDArray[np.uint16]) -> npt.NDArra
     return template_ids
 
 
-def _launch_flags(call_records: Records) -> tuple[bool, bool]:
-    """Return two flags: the template was checked next to unordered work, and the launch may be unordered."""
-    launch = view(call_records[:1], EventKind(int(call_records["kind"][0])))[0]
-    return bool(launch["is_checked"]), bool(launch["is_unordered"])
+def _launch_flags(records: Records) -> list[tuple[bool, bool]]:
+    """Return two flags of each launch: its template was checked next to unordered work; it may be unordered.
+
+    The flags of records that are no launches are false.
+    """
+    flags = np.zeros((len(records), 2), np.bool_)
+    for kind in (EventKind.LAUNCH, EventKind.GRAPH_LAUNCH):
+        is_kind = records["kind"] == kind
+        launches = view(records[is_kind], kind)
+        flags[is_kind] = np.column_stack([launches["is_checked"], launches["is_unordered"]])
+    return [(is_checked, is_unordered) for is_checked, is_unordered in flags.tolist()]
 
 
 def _pointers_of(call_records: Records) -> _Addresses:
     """Return the pointers among the arguments of a launch, from its TemplatePointers records."""
+    if not len(call_records):
+        return _NO_POINTERS
     is_pointers = call_records["kind"] == EventKind.TEMPLATE_POINTERS
     rows = view(call_records[is_pointers], EventKind.TEMPLATE_POINTERS)["pointers"]
     pointers: _Addresses = rows[rows != 0]

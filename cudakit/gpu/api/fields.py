@@ -251,7 +251,7 @@ slowed_by_power_brake_ns ns NVML_FI_DEV_CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWD
 [links]
 pcie_generation - nvmlDeviceGetCurrPcieLinkGeneration Current PCIe generation (lower when idle)
 pcie_width - nvmlDeviceGetCurrPcieLinkWidth Current PCIe lanes
-pcie_speed_mbps MB/s nvmlDeviceGetPcieSpeed Current speed of a PCIe lane
+pcie_speed_mbps Mbit/s nvmlDeviceGetPcieSpeed Current raw speed of one PCIe lane, such as 32000 for PCIe 5
 pcie_replays - nvmlDeviceGetPcieReplayCounter PCIe packet replays
 pcie_replay_rollovers - NVML_FI_DEV_PCIE_REPLAY_ROLLOVER_COUNTER Rollovers of the PCIe replay counter
 pcie_sent_bytes bytes NVML_FI_DEV_PCIE_COUNT_TX_BYTES Data sent over PCIe (the counter wraps)

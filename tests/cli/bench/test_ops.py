@@ -40,6 +40,26 @@ def test_page_has_a_curve_over_the_sizes(cli: Cli, tmp_path: Path) -> None:
     assert "By elements" in page.read_text()
 
 
+def test_cases_beyond_the_budget_are_named_and_not_run(cli: Cli) -> None:
+    result = cli(*SIM, "--sizes", "10K,20K", "--budget", "0.01", "--json")
+
+    cases = json.loads(result.stdout)["results"]
+    assert result.exit_code == 0
+    assert len(cases) == 24
+    assert cases[0]["median_s"] > 0
+    assert cases[-1]["unavailable"]["median_s"] == "the time budget of 10 ms was used up"
+
+
+def test_latency_has_no_rate_and_no_peak(cli: Cli) -> None:
+    result = cli(*SIM, "--operations", "add", "--sizes", "100", "--timings", "host-call,eager")
+
+    (latency,) = (
+        line for line in result.stdout.splitlines() if "host-call" in line and " ns" in line
+    )
+    assert "n/a" not in latency
+    assert "-: a host time or latency has no rate and no peak." in " ".join(result.stdout.split())
+
+
 def test_library_that_needs_a_real_gpu_is_left_out_with_a_note(cli: Cli) -> None:
     result = cli(
         *SIM, "--operations", "add", "--sizes", "100", "--timings", "eager", "--vs", "torch"

@@ -2,11 +2,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+from core.bench.workloads import Copy
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cudakit.core.bench.case import Case
 from cudakit.core.bench.method import Method, Rule
-from cudakit.core.bench.plan import plan_method, round_methods
+from cudakit.core.bench.plan import plan_method, round_methods, share_budget
+from cudakit.core.bench.spec import LaunchSpec
 
 METHOD = Method("batch", "rotate", warmup_s=1.0, rounds=5, rule=Rule(min_time_s=2.0))
 
@@ -39,3 +43,19 @@ def test_short_budget_has_fewer_rounds() -> None:
 def test_variable_that_synchronizes_launches_disables_blocking_kernel() -> None:
     assert not plan_method(METHOD, None, 1, {"CUDA_LAUNCH_BLOCKING": "1"}).blocker
     assert plan_method(METHOD, None, 1, {"CUDA_LAUNCH_BLOCKING": "0"}).blocker
+
+
+def test_no_case_begins_after_twice_the_budget() -> None:
+    cases = tuple(Case(Copy(), METHOD) for _ in range(4))
+    times_s = iter([0.0, 0.0, 1.0, 7.0])
+
+    shares = list(share_budget(LaunchSpec(budget_s=3.0), cases, lambda: next(times_s)))
+
+    assert shares == [(cases[0], 0.75), (cases[1], pytest.approx(2 / 3))]
+
+
+def test_first_case_begins_after_any_time() -> None:
+    cases = (Case(Copy(), METHOD),)
+    times_s = iter([0.0, 100.0])
+
+    assert len(list(share_budget(LaunchSpec(budget_s=1.0), cases, lambda: next(times_s)))) == 1

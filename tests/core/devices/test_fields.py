@@ -53,9 +53,15 @@ def test_field_has_short_description_and_unit_suffix(field: FieldInfo) -> None:
         "us": "_us",
         "bits": "_bits",
         "MB/s": "_mbps",
+        "Mbit/s": "_mbps",
         "B/s": "_bytes_per_s",
     }.get(field.unit, "")
     assert field.name.endswith(suffix)
+
+
+def test_pcie_speed_is_the_bit_rate_of_a_lane() -> None:
+    # NVML API Reference, nvmlDeviceGetPcieSpeed: "PCIe Link speed in Mbps". A lane of PCIe 5 has 32 GT/s.
+    assert field_registry()["pcie_speed_mbps"].unit == "Mbit/s"
 
 
 def test_attributes_cover_those_of_cuda() -> None:

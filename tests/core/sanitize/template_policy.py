@@ -7,6 +7,7 @@ never removed from modules, and that a log has no arguments that are not pointer
 
 from __future__ import annotations
 
+import enum
 import itertools
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
@@ -31,6 +32,9 @@ EQUAL_LAUNCHES = 2
 CHANGES_WITHOUT_EFFECT = 2
 FIRST_CHECK, MAX_CHECK_INTERVAL, MAX_SHARED_CHECK_INTERVAL = 4, 4096, 512
 MAX_RANGES = 8192
+# Number of recorded launches next to unordered work, before such launches use the template.
+MIN_UNORDERED_LAUNCHES = 128
+CONTESTED_ACCESSES = 64  # number of accesses for which bytes stay contested
 # Gaps in bytes between the ranges of a footprint that are joined: always, and of addresses at most.
 MIN_GAP, MAX_ADDRESS_GAP = 256, 512
 SIMPLE_FOOTPRINT = 32  # number of ranges of a template's footprint at which joining stops
@@ -84,6 +88,15 @@ def _join(clock: Clock, other: dict[int, int]) -> None:
         clock[stream] = max(clock[stream], number)
 
 
+class Order(enum.Enum):
+    """The order of a launch and earlier work on the memory that it reaches."""
+
+    ORDERED = enum.auto()
+    SHARED = enum.auto()  # ordered after all earlier accesses to the bytes of the footprint
+    UNORDERED = enum.auto()  # unordered work accesses these bytes, or the footprint is unknown
+    CONTESTED = enum.auto()  # the order of some work on the allocations is unknown
+
+
 @dataclass(frozen=True)
 class ByteAccess:
     """An access to all bytes of a range; an assumed one is that of an operation with unknown accesses."""
@@ -100,7 +113,7 @@ class Interval:
     lo: int
     hi: int
     accesses: list[ByteAccess]
-    is_contested: bool = False
+    contested_count: int = 0  # number of accesses for which the bytes stay contested
 
 
 @dataclass
@@ -125,7 +138,7 @@ class Memory:
             i = bisect_right(self.intervals, cut, key=lambda part: part.lo) - 1
             old = self.intervals[i]
             if old.lo < cut < old.hi:
-                rest = Interval(cut, old.hi, list(old.accesses), old.is_contested)
+                rest = Interval(cut, old.hi, list(old.accesses), old.contested_count)
                 self.intervals.insert(i + 1, rest)
                 old.hi = cut
         begin = bisect_left(self.intervals, lo, key=lambda part: part.lo)
@@ -150,9 +163,22 @@ class Signature:
         None  # accesses of the last recorded launch
     )
     is_checked_in_shared_memory: bool = False
+    unordered_equal_count: int = 0  # number of recorded launches on the bytes of unordered work
     is_contiguous: bool = (
         False  # whether the last launch accessed contiguous bytes from its pointers on
     )
+
+    def serves(self, order: Order) -> bool:
+        """Return whether the template applies to launches with this order."""
+        match order:
+            case Order.ORDERED:
+                return True
+            case Order.SHARED:
+                return self.serves_shared_memory
+            case Order.UNORDERED:
+                return self.is_contiguous and self.unordered_equal_count >= MIN_UNORDERED_LAUNCHES
+            case Order.CONTESTED:
+                return False
 
     @property
     def serves_shared_memory(self) -> bool:
@@ -308,9 +334,12 @@ class Policy:
     def _add_access(self, memory: Memory, lo: int, hi: int, access: ByteAccess) -> None:
         memory.last_work = access.operation
         for part in memory.intervals_in(lo, hi) if memory.intervals else ():
-            for earlier in part.accesses:
-                if self._is_conflict(earlier, access):
-                    part.is_contested |= not (earlier.is_assumed or access.is_assumed)
+            part.contested_count = max(0, part.contested_count - 1)
+            if not access.is_assumed and any(
+                self._is_conflict(earlier, access) and not earlier.is_assumed
+                for earlier in part.accesses
+            ):
+                part.contested_count = CONTESTED_ACCESSES
             part.accesses = [
                 earlier
                 for earlier in part.accesses
@@ -328,7 +357,7 @@ class Policy:
         return not any(
             memory.is_contested
             or any(
-                part.is_contested or any(self._is_conflict(e, access) for e in part.accesses)
+                part.contested_count or any(self._is_conflict(e, access) for e in part.accesses)
                 for part in (memory.intervals_in(lo, hi) if memory.intervals else ())
             )
             for memory in self._allocations
@@ -391,35 +420,45 @@ class Policy:
         signature = self._signatures.setdefault(key, Signature())
         applies = signature.applies(pointers)
         expected = signature.ranges(pointers) if has_footprint else None
-        is_shared = any(memory.intervals for memory in reached)
-        is_contested = any(memory.is_contested for memory in reached) or (
-            is_shared
-            and not (
-                expected is not None
-                and all(
-                    self._is_ordered(lo, hi, ByteAccess(operation, is_write))
-                    for lo, hi, is_write in expected
-                )
-            )
-        )
+        order = self._order_of(expected, reached, operation)
         uses_template = (
             applies
-            and not is_contested
-            and (signature.serves_shared_memory or not is_shared)
-            and not self._is_check_due(signature, is_shared)
+            and signature.serves(order)
+            and not self._is_check_due(signature, order is not Order.ORDERED)
         )
-        self._add_launch(expected, reached, operation)
+        self._add_launch(expected, reached, operation, is_assumed=not applies)
         if uses_template:
             signature.uses += 1
             return _with_template(call, signature, pointers)
-        is_shared &= not is_contested and applies
-        return self._compare(call, signature, pointers, reached, is_shared)
+        return self._compare(
+            call, signature, pointers, reached, order if applies else Order.ORDERED
+        )
+
+    def _order_of(
+        self,
+        expected: list[tuple[int, int, bool]] | None,
+        reached: list[Memory],
+        operation: Operation,
+    ) -> Order:
+        """Return the order of a launch and earlier work on its memory."""
+        if any(memory.is_contested for memory in reached):
+            return Order.CONTESTED
+        if not any(memory.intervals for memory in reached):
+            return Order.ORDERED
+        if expected is not None and all(
+            self._is_ordered(lo, hi, ByteAccess(operation, is_write))
+            for lo, hi, is_write in expected
+        ):
+            return Order.SHARED
+        return Order.UNORDERED
 
     def _add_launch(
         self,
         expected: list[tuple[int, int, bool]] | None,
         reached: list[Memory],
         operation: Operation,
+        *,
+        is_assumed: bool = True,
     ) -> None:
         """Add the accesses of a launch: those that are expected, or unknown ones."""
         for memory in reached:
@@ -429,7 +468,7 @@ class Policy:
         for lo, hi, is_write in expected or ():
             for memory in self._allocations:
                 if memory.intervals and memory.lo < hi and lo < memory.hi:
-                    self._add_access(memory, lo, hi, ByteAccess(operation, is_write))
+                    self._add_access(memory, lo, hi, ByteAccess(operation, is_write, is_assumed))
 
     def _is_check_due(self, signature: Signature, is_shared: bool) -> bool:
         if signature.uses < signature.next_check:
@@ -444,7 +483,7 @@ class Policy:
         signature: Signature,
         pointers: tuple[int, ...],
         reached: list[Memory],
-        is_shared: bool,
+        order: Order,
     ) -> Records:
         """Compare the accesses of a recorded launch; return its records, with a Template if there is one."""
         accessed = view(call[call["kind"] == EventKind.ACCESSED], EventKind.ACCESSED)
@@ -471,7 +510,8 @@ class Policy:
         check, template = TemplateCheck.NONE, 0
         if signature.applies(pointers):
             check = TemplateCheck.EQUAL if is_equal else TemplateCheck.DIFFERENT
-        signature.is_checked_in_shared_memory |= is_equal and is_shared
+        signature.is_checked_in_shared_memory |= is_equal and order is Order.SHARED
+        signature.unordered_equal_count += is_equal and order is Order.UNORDERED
         if is_equal:
             template = self._learn(signature, pointers, len(accesses))
         else:

@@ -13,13 +13,16 @@ from core.sanitize.template_policy import Policy
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cudakit.core.sanitize.detector import RaceDetector
 from cudakit.core.sanitize.engine import Engine
 from cudakit.core.sanitize.races import Coverage, Race
 from cudakit.core.sanitize.reorder_buffer import reorder_records
+from cudakit.core.sanitize.report import Report
 from cudakit.core.sanitize.templates import TemplateAccesses, _split_at_pointers
 from cudakit.trace.kinds import AllocationKind, AllocationLayer, EventKind, Precision
 from cudakit.trace.layout import RECORD, Records, layout, view
 from cudakit.trace.run_log import LogReader
+from cudakit.trace.spool import Batch
 
 LOGS = Path(__file__).parents[2] / "sanitize_corpus" / "logs"
 PROGRAMS = sorted({path.stem.rpartition("_")[0] for path in LOGS.glob("*_fixed.npz")})
@@ -264,3 +267,15 @@ def test_launch_with_forgotten_template_counts_as_gap() -> None:
     templates = TemplateAccesses()
     templates.insert(np.insert(in_order, first_use, forget), Coverage())
     assert templates.unknown_count > 0
+
+
+@pytest.mark.parametrize("strict_threads", [False, True])
+def test_log_with_templates_is_incomplete_for_separate_host_threads(strict_threads: bool) -> None:
+    """The recorder left launches out by the order of joined threads, in which more work is ordered."""
+    records, strings = program_log("torch_matmul_result_fixed")
+    trace = Policy().apply(in_rounds(records, unchanged, 0))
+    detector, report = RaceDetector(strict_threads=strict_threads), Report()
+    detector.feed(Batch(1, trace, strings, [()]), report)
+    detector.finish(report)
+    incomplete = detector.result(report).incomplete
+    assert any("--host-threads strict" in sentence for sentence in incomplete) is strict_threads

@@ -78,9 +78,24 @@ def rate(case: CaseResult) -> Value:
 
 def percent_of_peak(case: CaseResult) -> Value:
     """Return the rate as a share of the peak at the measured clock; "-" for a latency."""
-    if not case.amount and not isinstance(case.median_s, Unavailable):
+    return Text("-") if _is_latency(case) else cell(Ratio, case.ratio_to_limit)
+
+
+def _percent_of_datasheet(case: CaseResult) -> Value:
+    """Return the rate as a share of the peak at the datasheet's clock; "-" for a latency."""
+    return Text("-") if _is_latency(case) else cell(Ratio, case.ratio_to_datasheet)
+
+
+def _bound(case: CaseResult) -> Value:
+    """Return the term of the roofline that limits a case; "-" for a latency."""
+    if _is_latency(case):
         return Text("-")
-    return cell(Ratio, case.ratio_to_limit)
+    return cell(lambda limit: Text(limit.bound), case.limit)
+
+
+def _is_latency(case: CaseResult) -> bool:
+    """Return whether a case has a time, but neither operations nor bytes, so that it has no rate."""
+    return not case.amount and not isinstance(case.median_s, Unavailable)
 
 
 def cell(make_cell: Callable[[_T], Value], value: _T | Unavailable) -> Value:
@@ -116,7 +131,7 @@ def _columns(cases: Sequence[CaseResult]) -> list[_CaseColumn]:
         _CaseColumn("% of peak", percent_of_peak, has_value=_has_peak),
         _CaseColumn(
             "% of datasheet",
-            lambda case: cell(Ratio, case.ratio_to_datasheet),
+            _percent_of_datasheet,
             has_value=_has_datasheet_peak,
             is_optional=True,
         ),
@@ -129,7 +144,7 @@ def _columns(cases: Sequence[CaseResult]) -> list[_CaseColumn]:
         ),
         _CaseColumn(
             "bound",
-            lambda case: cell(lambda limit: Text(limit.bound), case.limit),
+            _bound,
             has_value=_has_peak,
             is_optional=True,
         ),
@@ -169,6 +184,8 @@ def _caption(cases: Sequence[CaseResult]) -> str:
         )
     elif any(map(_has_peak, cases)):
         caption_lines.append(_explain_peak(cases))
+        if any(map(_is_latency, cases)):
+            caption_lines.append("-: a host time or latency has no rate and no peak.")
     return " ".join(caption_lines)
 
 

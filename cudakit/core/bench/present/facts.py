@@ -27,7 +27,7 @@ _MODE_TEXTS = {
     "call": "host time of the call",
 }
 _CACHE_TEXTS = {
-    "rotate": "L2 cold, {sets} buffer sets in rotation",
+    "rotate": "L2: {sets} buffer sets in rotation",
     "flush": "L2 flushed before each sample",
     "hot": "L2 hot",
 }

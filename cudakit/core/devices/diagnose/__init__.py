@@ -124,7 +124,7 @@ def find_check(name: str) -> Check:
     if check is None:
         raise UsageError(
             f"no check {name!r}",
-            hint=f"ids are {id_ranges()}; cudakit doctor --all lists the checks",
+            hint=f"ids are {id_ranges()}; cudakit doctor --all --deep lists the checks",
         )
     return check
 

@@ -66,7 +66,7 @@ THEMES: dict[str, tuple[Check, ...]] = {
         Check("CK035", "no limit prevents CUDA from reserving memory", system.memory_limits),
         Check("CK036", "WSL uses the Windows driver", system.wsl_libraries),
         Check("CK037", "cudakit's compiled extensions are installed", system.compiled_extensions),
-        Check("CK038", "how cuFile reads files into GPU memory is known", system.gpudirect_storage),
+        Check("CK038", "GPUDirect Storage is complete, or not set up", system.gpudirect_storage),
     ),
 }
 

@@ -90,6 +90,8 @@ def driver_version(context: RunContext) -> Finding:
     }
     summary_if_ok = (
         f"the driver's CUDA {cuda_text(supported_cuda)} is new enough for the installed packages"
+        if requirements
+        else f"the driver supports CUDA {cuda_text(supported_cuda)}; no installed package needs CUDA"
     )
     return combine_findings(
         (_check_requirement(requirement, supported_cuda, evidence) for requirement in requirements),
@@ -181,12 +183,18 @@ def architectures(context: RunContext) -> Finding:
         name: f"compute capability {_capability_text(capability)}"
         for name, capability in capability_by_name.items()
     }
+    has_cuda_build = any(build.cuda for build in require_fact(context.software.builds))
+    summary_if_ok = (
+        f"the installed builds support {gpu_names_text}"
+        if has_cuda_build
+        else f"cudakit supports {gpu_names_text}; no framework built for CUDA is installed"
+    )
     return combine_findings(
         (
             *_unsupported_gpus(capability_by_name, evidence),
             *_builds_without_code(context, capability_by_name, evidence),
         ),
-        otherwise=ok_finding(f"the installed builds support {gpu_names_text}", evidence),
+        otherwise=ok_finding(summary_if_ok, evidence),
     )
 
 

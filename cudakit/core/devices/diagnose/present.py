@@ -46,7 +46,8 @@ def report(
     ``has_selection`` is true if the user selected checks by id. Then every check is shown, with the reason if
     it could not be performed.
     """
-    nodes: list[Node] = [node for check in _problems(result) for node in _problem_nodes(check)]
+    nodes: list[Node] = [*_simulation_note(result)]
+    nodes += [node for check in _problems(result) for node in _problem_nodes(check)]
     if show_all or has_selection:
         nodes += _passed_by_theme(result)
     if show_all:
@@ -63,7 +64,7 @@ def report(
 
 
 def paste_report(result: DoctorResult) -> Document:
-    """Return the report of ``--paste``, for issues: versions, devices, every check with its evidence."""
+    """Return the report of ``--report``, for issues: versions, devices, every check with its evidence."""
     versions = Facts(tuple((label, Text(version)) for label, version in result.about.items()))
     passed_checks = [check for check in result.checks if check.status is Status.OK]
     sections: tuple[tuple[str, Sequence[Node]], ...] = (
@@ -79,7 +80,9 @@ def paste_report(result: DoctorResult) -> Document:
     sections_with_nodes = (Section(title, tuple(nodes)) for title, nodes in sections if nodes)
     variables = _variables_section(result.variables)
     summary = Section("Summary", (_summary(result, show_all=True),))
-    return Document(_title(result), (*sections_with_nodes, *variables, summary))
+    return Document(
+        _title(result), (*_simulation_note(result), *sections_with_nodes, *variables, summary)
+    )
 
 
 # --- title and summary -----------------------------------------------------------------------------
@@ -87,7 +90,20 @@ def paste_report(result: DoctorResult) -> Document:
 
 def _title(result: DoctorResult) -> str:
     verdict = _verdict(result)
+    if self_test_checks := _unperformed_self_test(result):
+        check_ids = dict.fromkeys((self_test_checks[0].id, self_test_checks[-1].id))
+        verdict += f", {' to '.join(check_ids)} not performed"
     return f"Simulated: {verdict}" if result.simulated else capitalized(verdict)
+
+
+def _simulation_note(result: DoctorResult) -> Iterator[Note]:
+    """Yield a note on what a simulated GPU leaves out of the checks."""
+    if result.simulated:
+        yield Note(
+            "info",
+            "The machine is simulated too: the packages, environment variables and limits of this machine "
+            "are not checked",
+        )
 
 
 def _verdict(result: DoctorResult) -> str:
@@ -157,11 +173,15 @@ def _passed_by_theme(result: DoctorResult) -> Iterator[Node]:
 
 
 def _self_test_line(result: DoctorResult) -> Iterator[Node]:
-    """Yield the reason why the self-test did not run, if ``--deep`` requested it."""
-    self_test_checks = [check for check in result.checks if check.theme in SELF_TEST]
-    if self_test_checks and all(check.status is Status.UNKNOWN for check in self_test_checks):
-        reasons = dict.fromkeys(check.summary for check in self_test_checks)
-        yield Note("warn", f"The self-test did not run: {'; '.join(reasons)}.")
+    """Yield the reason why no check of the self-test was performed, if ``--deep`` requested them."""
+    yield from _unknown_check_notes(_unperformed_self_test(result))
+
+
+def _unperformed_self_test(result: DoctorResult) -> list[CheckResult]:
+    """Return the checks of the self-test if other checks were performed, but none of the self-test."""
+    checks = [check for check in result.checks if check.theme in SELF_TEST]
+    was_performed = any(check.status is not Status.UNKNOWN for check in checks)
+    return [] if was_performed or result.is_unknown else checks
 
 
 def _unknown_check_notes(checks: Sequence[CheckResult]) -> Iterator[Node]:

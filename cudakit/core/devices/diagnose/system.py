@@ -337,6 +337,8 @@ def gpudirect_storage(context: RunContext) -> Finding:
     read and a copy. cudakit bench gds measures both. Without udev's database, as in most containers, cuFile
     refuses files on drives. Source: GPUDirect Storage Installation and Troubleshooting Guide.
     """
+    if context.simulated:
+        raise NotCheckable("the machine is simulated")
     nvidia_fs_version, mounts = context.driver.nvidia_fs, context.driver.mounts
     mounts_text = ", ".join(
         f"{mount.directory} ({mount.file_system})" for mount in mounts[:_MAX_MOUNTS]
@@ -346,16 +348,13 @@ def gpudirect_storage(context: RunContext) -> Finding:
         "supported file systems": mounts_text or "none is mounted",
         "udev's database": "/run/udev/data" if context.driver.udev_database else "missing",
     }
-    if not nvidia_fs_version and not context.driver.udev_database:
-        return ok_finding(
-            "GPUDirect Storage is not set up; cuFile refuses files on drives, because udev's database "
-            "/run/udev is missing",
-            evidence,
-        )
     if not nvidia_fs_version:
-        return ok_finding(
-            "GPUDirect Storage is not set up: cuFile reads through host memory", evidence
+        effect = (
+            "cuFile reads through host memory"
+            if context.driver.udev_database
+            else "programs that use cuFile need udev's database /run/udev, which is missing"
         )
+        return ok_finding(f"GPUDirect Storage is not set up; {effect}", evidence)
     if not context.driver.udev_database:
         return warn_finding(
             f"nvidia-fs {nvidia_fs_version} is loaded, but cuFile refuses files on drives, because udev's "

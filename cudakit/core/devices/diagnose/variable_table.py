@@ -151,7 +151,7 @@ CUDNN_ERRATA_JSON_FILE rules that exclude cuDNN engines
 
 [PyTorch | PyTorch documentation, CUDA Environment Variables]
 PYTORCH_NO_CUDA_MEMORY_CACHING !CK020 every allocation calls cudaMalloc, and every free cudaFree
-PYTORCH_CUDA_ALLOC_CONF older name of PYTORCH_ALLOC_CONF; if both are set, it decides CUDA-only settings
+PYTORCH_CUDA_ALLOC_CONF older name of PYTORCH_ALLOC_CONF; if both are set, PYTORCH_CUDA_ALLOC_CONF applies
 PYTORCH_NVML_BASED_CUDA_CHECK is_available() asks NVML, so that a process can still fork afterwards
 TORCH_CUDNN_V8_API_LRU_CACHE_LIMIT number of cached cuDNN execution plans
 TORCH_CUDNN_V8_API_DISABLED the older cuDNN API is used
@@ -161,7 +161,7 @@ TORCH_CUBLAS_WORKSPACE_CACHE cuBLAS workspaces are kept per handle and stream
 CUBLASLT_WORKSPACE_SIZE workspace of cuBLASLt in KiB
 
 [PyTorch | c10/core/AllocatorConfig.h]
-PYTORCH_ALLOC_CONF settings of the caching allocator; see also PYTORCH_CUDA_ALLOC_CONF
+PYTORCH_ALLOC_CONF settings of the caching allocator; PyTorch 2.9 ignores those that only CUDA has
 
 [PyTorch | c10/cuda/CUDACachingAllocator.cpp]
 TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC 0: expandable segments cannot be shared between processes

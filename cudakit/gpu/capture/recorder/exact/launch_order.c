@@ -37,8 +37,10 @@ memory_order launch_begin_work(const launch_memory *memory)
         is_contested = is_contested || memory->allocations[i]->is_contested;
         is_shared = is_shared || memory->allocations[i]->history;
     }
-    if (is_contested || (is_shared && (!memory->footprint.ranges || !footprint_is_ordered(memory))))
+    if (is_contested)
         return MEMORY_CONTESTED;
+    if (is_shared && (!memory->footprint.ranges || !footprint_is_ordered(memory)))
+        return MEMORY_UNORDERED;
     return is_shared ? MEMORY_SHARED : MEMORY_ORDERED;
 }
 
@@ -54,6 +56,8 @@ void launch_add_accesses(const launch_memory *memory)
     for (size_t i = 0; memory->footprint.ranges && i < memory->footprint.range_count; i++) {
         const footprint_range range = range_of_launch(memory, memory->footprint.ranges + i);
         allocations_add_tracked_access(range.begin, range.end,
-                                       (byte_access){.operation = memory->operation, .is_write = range.is_write});
+                                       (byte_access){.operation = memory->operation,
+                                                     .is_write = range.is_write,
+                                                     .is_assumed = memory->footprint.is_assumed});
     }
 }

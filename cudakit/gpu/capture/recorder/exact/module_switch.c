@@ -15,6 +15,8 @@
  * patch must be restored. */
 #define MIN_REVIEWS 2
 #define MAX_REVIEWS 1024
+/* The number is halved after this number of times as many reviews without the patch. */
+#define REVIEWS_PER_DECAY 4
 /* Value of reviews_before_removal of a module whose patch is never removed. */
 #define NEVER_REMOVED UINT32_MAX
 #define REVIEW_INTERVAL_NS 1000000
@@ -150,7 +152,8 @@ static void restore_all_patches(void)
     for (uint32_t id = 1; removed_patch_count && copy_handle(id, WITHOUT_PATCH, &module); id++)
         if (module) {
             switch_patch(id, module, true);
-            modules[id].reviews_without_recording = 0;
+            /* The patch is removed again after few reviews, unless a launch must be recorded. */
+            modules[id].reviews_without_recording = modules[id].reviews_before_removal - MIN_REVIEWS;
         }
 }
 
@@ -181,6 +184,11 @@ static bool review_module(patched_module *module)
         module->reviews_without_recording = 0;
     else if (module->template_launch_count)
         module->reviews_without_recording++;
+    if (module->state == WITHOUT_PATCH && module->reviews_before_removal > MIN_REVIEWS &&
+        module->reviews_without_recording >= REVIEWS_PER_DECAY * module->reviews_before_removal) {
+        module->reviews_before_removal /= 2;
+        module->reviews_without_recording = 0;
+    }
     module->recorded_launch_count = module->template_launch_count = 0;
     return module->handle &&module->state == WITH_PATCH &&
            module->reviews_without_recording >= module->reviews_before_removal;

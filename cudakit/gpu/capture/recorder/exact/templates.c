@@ -20,6 +20,9 @@
 #define MAX_CHECK_INTERVAL 4096
 /* Maximum number of uses between two verifications, for launches that share allocations with unordered work. */
 #define MAX_SHARED_CHECK_INTERVAL 512
+/* Number of recorded launches on the bytes of unordered work, with the accesses of the template, after which such launches
+ * use the template. Their races have then been recorded as often. */
+#define MIN_UNORDERED_LAUNCHES 128
 
 typedef struct {
     launch_hashes last_hashes;      /* hashes of the arguments of the last recorded launch */
@@ -37,6 +40,8 @@ typedef struct {
     /* Whether the template was verified by a launch on memory that unordered work uses as well, and whether such a launch
      * was not recorded. */
     bool is_checked_in_shared_memory, is_used_in_shared_memory;
+    uint8_t
+        unordered_equal_count; /* number of recorded launches with the order MEMORY_UNORDERED, up to the minimum */
     bool is_contiguous; /* whether the last recorded launch accessed contiguous bytes from its pointers on */
     /* Number of changes between recorded launches that did not change the accesses, for each kind of argument. */
     uint8_t scalar_change_count, pointer_change_count, distance_change_count;
@@ -142,6 +147,18 @@ static bool serves_shared_memory(const signature_state *state)
     return state->is_checked_in_shared_memory && state->is_contiguous;
 }
 
+/* Return whether the template applies to launches with this order. */
+static bool serves_order(const signature_state *state, memory_order order)
+{
+    switch (order) {
+    case MEMORY_ORDERED: return true;
+    case MEMORY_SHARED: return serves_shared_memory(state);
+    case MEMORY_UNORDERED: return state->is_contiguous && state->unordered_equal_count >= MIN_UNORDERED_LAUNCHES;
+    case MEMORY_CONTESTED: break;
+    }
+    return false;
+}
+
 static launch_template template_of(const signature_state *state, const launch_hashes *hashes)
 {
     return (launch_template){state->template_id, state->pointer_hash != hashes->pointer_hash,
@@ -172,8 +189,9 @@ bool templates_apply_to(const launch_signature *signature)
 launch_footprint templates_footprint(const launch_signature *signature)
 {
     const signature_state *state = state_of(signature);
-    return state ? (launch_footprint){state->footprint, state->footprint_range_count}
-                 : (launch_footprint){NULL, 0};
+    return state ? (launch_footprint){state->footprint, state->footprint_range_count,
+                                      !template_applies(state, &signature->hashes)}
+                 : (launch_footprint){NULL, 0, true};
 }
 
 /* Return whether a template is due for verification, and set when it is due the next time. */
@@ -190,16 +208,17 @@ static bool is_check_due(signature_state *state, bool is_shared)
 launch_template templates_choose(launch_signature *signature, memory_order order, bool can_be_recorded)
 {
     signature_state *state = state_of(signature);
-    if (!state || order == MEMORY_CONTESTED || !template_applies(state, &signature->hashes))
+    const bool is_shared = order != MEMORY_ORDERED;
+    if (!state || !template_applies(state, &signature->hashes))
         return (launch_template){0};
-    signature->is_shared = order == MEMORY_SHARED;
-    if (signature->is_shared && !serves_shared_memory(state))
+    signature->order = order;
+    if (!serves_order(state, order))
         return (launch_template){0};
-    if (can_be_recorded && is_check_due(state, signature->is_shared)) {
+    if (can_be_recorded && is_check_due(state, is_shared)) {
         signature->is_check = true;
         return (launch_template){0};
     }
-    state->is_used_in_shared_memory = state->is_used_in_shared_memory || signature->is_shared;
+    state->is_used_in_shared_memory = state->is_used_in_shared_memory || is_shared;
     state->use_count++;
     return template_of(state, &signature->hashes);
 }
@@ -289,7 +308,10 @@ template_result templates_compare(const launch_signature *signature, const acces
         count_equal_launch(state, hashes);
     else
         reject_template(state, hashes, accesses->is_inside);
-    state->is_checked_in_shared_memory = state->is_checked_in_shared_memory || (is_equal && signature->is_shared);
+    state->is_checked_in_shared_memory =
+        state->is_checked_in_shared_memory || (is_equal && signature->order == MEMORY_SHARED);
+    if (is_equal && signature->order == MEMORY_UNORDERED && state->unordered_equal_count < MIN_UNORDERED_LAUNCHES)
+        state->unordered_equal_count++;
     if (is_equal && state->equal_count >= MIN_EQUAL_LAUNCHES && !state->template_id)
         result.new_template_id = add_template(state, hashes, accesses);
     if (!state->footprint || state->digest != accesses->hash)

@@ -30,13 +30,21 @@ typedef struct {
     uint64_t distance_hash; /* hash of the distances in bytes between the pointers */
 } launch_hashes;
 
+/* The order of a launch and earlier work on the memory that it reaches. */
+typedef enum {
+    MEMORY_ORDERED,   /* the launch is ordered after all earlier work on the allocations */
+    MEMORY_SHARED,    /* the launch is ordered after all earlier accesses to the bytes of its footprint */
+    MEMORY_UNORDERED, /* unordered work accesses bytes of the footprint, or the footprint is unknown */
+    MEMORY_CONTESTED  /* the order of some work on the allocations is unknown */
+} memory_order;
+
 /* The signature of a launch that is recorded. */
 typedef struct {
     launch_hashes hashes;
     uint32_t state_index; /* index of the signature's state; 0: the accesses of the launch are not compared */
     uint32_t generation;  /* number of times that all templates had been forgotten before the launch */
     bool is_check;        /* whether the launch is recorded only to verify its template */
-    bool is_shared;       /* whether the order of the launch and earlier work is MEMORY_SHARED */
+    memory_order order;   /* order of the launch and earlier work, if a template applies to the launch */
 } launch_signature;
 
 /* A template that applies to a launch. */
@@ -53,14 +61,8 @@ typedef struct {
 typedef struct {
     const footprint_range *ranges;
     size_t range_count;
+    bool is_assumed; /* whether the next launch may access other bytes, because no template applies to it */
 } launch_footprint;
-
-/* The order of a launch and earlier work on the memory that it reaches. */
-typedef enum {
-    MEMORY_ORDERED,  /* the launch is ordered after all earlier work on the allocations */
-    MEMORY_SHARED,   /* the launch is ordered after all earlier accesses to the bytes of its footprint */
-    MEMORY_CONTESTED /* unordered work may access the same bytes */
-} memory_order;
 
 /* Use templates from now on. */
 void templates_enable(void);

@@ -7,6 +7,10 @@
 
 /* Maximum number of accesses to one interval: with more, such as reads of many streams, the interval is contested. */
 #define MAX_INTERVAL_ACCESSES 8
+/* Number of accesses for which bytes stay contested after an unordered one. The launches that race are then recorded often
+ * enough to be reported exactly. */
+#define CONTESTED_ACCESSES 64
+#define ALWAYS_CONTESTED 255 /* some accesses to the bytes are not stored */
 /* Accesses that the host has waited for are removed when a history has this number of intervals, and when their number has
  * doubled since the last removal. */
 #define MIN_INTERVALS_TO_CLEAN 64
@@ -17,7 +21,7 @@
 typedef struct {
     uint64_t begin;
     uint8_t access_count;
-    bool is_contested;
+    uint8_t contested_count; /* number of accesses for which the bytes stay contested, or ALWAYS_CONTESTED */
     byte_access accesses[MAX_INTERVAL_ACCESSES];
 } byte_interval;
 
@@ -128,7 +132,7 @@ static bool is_same_access(const byte_access *left, const byte_access *right)
 
 static bool has_same_accesses(const byte_interval *left, const byte_interval *right)
 {
-    bool are_same = left->access_count == right->access_count && left->is_contested == right->is_contested;
+    bool are_same = left->access_count == right->access_count && !left->contested_count == !right->contested_count;
     for (uint8_t i = 0; are_same && i < left->access_count; i++)
         are_same = is_same_access(left->accesses + i, right->accesses + i);
     return are_same;
@@ -142,8 +146,12 @@ static void clean(access_history *history)
         byte_interval *interval = history->intervals + i;
         const bool is_end = i == history->interval_count - 1;
         remove_completed_accesses(interval);
-        if (kept_count && !is_end && has_same_accesses(history->intervals + kept_count - 1, interval))
+        byte_interval *last = kept_count ? history->intervals + kept_count - 1 : NULL;
+        if (last && !is_end && has_same_accesses(last, interval)) {
+            if (last->contested_count < interval->contested_count)
+                last->contested_count = interval->contested_count;
             continue;
+        }
         history->intervals[kept_count++] = *interval;
     }
     total_interval_count -= history->interval_count - kept_count;
@@ -166,7 +174,7 @@ bool history_is_ordered(const access_history *history, uint64_t lo, uint64_t hi,
         return is_ordered;
     for (size_t i = interval_at(history, lo); is_ordered && history->intervals[i].begin < hi; i++) {
         const byte_interval *interval = history->intervals + i;
-        is_ordered = !interval->is_contested;
+        is_ordered = !interval->contested_count;
         for (uint8_t j = 0; is_ordered && j < interval->access_count; j++)
             is_ordered = !are_in_conflict(interval->accesses + j, &access);
     }
@@ -180,24 +188,29 @@ bool history_has_contested_bytes(const access_history *history, uint64_t lo, uin
     if (lo >= hi)
         return is_contested;
     for (size_t i = interval_at(history, lo); !is_contested && history->intervals[i].begin < hi; i++)
-        is_contested = history->intervals[i].is_contested;
+        is_contested = history->intervals[i].contested_count;
     return is_contested;
 }
 
 static void add_to_interval(byte_interval *interval, byte_access access)
 {
     uint8_t kept_count = 0;
+    if (interval->contested_count && interval->contested_count != ALWAYS_CONTESTED)
+        interval->contested_count--;
+    if (interval->access_count == MAX_INTERVAL_ACCESSES)
+        remove_completed_accesses(interval);
     for (uint8_t i = 0; i < interval->access_count; i++) {
         const byte_access earlier = interval->accesses[i];
         const bool is_covered =
             order_happens_before(earlier.operation, access.operation) && (access.is_write || !earlier.is_write);
-        interval->is_contested = interval->is_contested ||
-                                 (are_in_conflict(&earlier, &access) && !earlier.is_assumed && !access.is_assumed);
+        if (are_in_conflict(&earlier, &access) && !earlier.is_assumed && !access.is_assumed &&
+            interval->contested_count < CONTESTED_ACCESSES)
+            interval->contested_count = CONTESTED_ACCESSES;
         if (!is_covered)
             interval->accesses[kept_count++] = earlier;
     }
     if (kept_count == MAX_INTERVAL_ACCESSES)
-        interval->is_contested = true;
+        interval->contested_count = ALWAYS_CONTESTED;
     else
         interval->accesses[kept_count++] = access;
     interval->access_count = kept_count;

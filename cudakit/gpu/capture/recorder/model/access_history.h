@@ -33,7 +33,7 @@ bool history_is_ordered(const access_history *history, uint64_t lo, uint64_t hi,
 bool history_has_contested_bytes(const access_history *history, uint64_t lo, uint64_t hi);
 
 /* Add an access. If it is unordered with an earlier access that it conflicts with, and neither of them is assumed,
- * these bytes count as contested from now on. */
+ * these bytes count as contested for a number of accesses from now on. */
 void history_add(access_history *history, uint64_t lo, uint64_t hi, byte_access access);
 
 #endif

@@ -113,7 +113,8 @@ typedef struct {
             uint32_t template_id; /* template with the accesses of this launch; 0: its own accesses follow */
             uint8_t is_relative;  /* the template is of a launch with other pointers */
             uint8_t is_checked;   /* the template is contiguous, and was checked next to unordered work */
-            uint8_t is_unordered; /* unordered with earlier work, but not recorded, because the patch was removed */
+            uint8_t
+                is_unordered; /* unordered with earlier work, but not recorded, because the patch was removed */
         } launch;
         struct {
             uint64_t lo, hi;
