@@ -272,7 +272,7 @@ def _allocate(gpu: Gpu, size_bytes: int, stream: Stream) -> StreamMemory | _Fina
     """Allocate memory in stream order. Raises CUDA_ERROR_OUT_OF_MEMORY with both sizes."""
     context = _CONTEXTS.get(gpu)
     if context is not None:
-        # The method of the device reports the error with its sizes.
+        # After a MemoryError, the allocation below fails too, and its error has the sizes.
         with suppress(MemoryError):
             return StreamMemory(context, size_bytes, stream)
     return _FinalizedMemory(gpu, size_bytes, stream)

@@ -15,6 +15,7 @@ from cudakit.torch_rules.setting_rules import (
     RULES,
     Reserve,
     SettingRefused,
+    refused_value,
     shown_value,
 )
 from cudakit.torch_rules.setting_text import Entry, Token, read_entries
@@ -30,9 +31,10 @@ _NO_DIVISIONS = (0,) * DIVISION_SLOTS
 class Settings:
     """The settings of a caching allocator, with the meanings, limits and defaults of PyTorch.
 
-    The source is PyTorch 2.15's c10/core/AllocatorConfig and c10/cuda/CUDAAllocatorConfig, whose keys
-    are these names; ``_mb`` there is ``_bytes`` here, always whole MiB, and ``memory_fraction`` is
-    ``per_process_memory_fraction``. Omitted settings have their defaults.
+    The source is PyTorch 2.15's c10/core/AllocatorConfig and c10/cuda/CUDAAllocatorConfig, whose keys have
+    the same names, with two exceptions: a key that ends in "_mb" ends in "_bytes" here, and its value is a
+    whole number of MiB; ``per_process_memory_fraction`` is ``memory_fraction`` here. Omitted settings have
+    their defaults.
 
     Raises SettingRefused, an InputError with the field, its value and the valid values.
     """
@@ -87,7 +89,7 @@ class Settings:
         for field, rule in RULES.items():
             value = getattr(self, field)
             if not rule.holds(value):
-                raise SettingRefused(field, shown_value(field, value), rule.expected)
+                raise refused_value(field, shown_value(field, value), rule.expected)
         self._check_against_segments()
         self._check_against_backend()
 
@@ -159,7 +161,7 @@ class Settings:
             if value is not None and value < minimum:
                 size_text = shown_value("large_segment_size_bytes", minimum)
                 expected = f"at least the size of a large segment, {size_text}"
-                raise SettingRefused(field, shown_value(field, value), expected)
+                raise refused_value(field, shown_value(field, value), expected)
 
     def _check_against_backend(self) -> None:
         if self.backend == "native":
@@ -169,7 +171,7 @@ class Settings:
             if key.native and key.field in changed_settings:
                 value_text = shown_value(key.field, getattr(self, key.field))
                 expected = f"left out: with backend {self.backend} it does nothing"
-                raise SettingRefused(key.field, value_text, expected)
+                raise refused_value(key.field, value_text, expected)
 
 
 # The environment variables of PyTorch in their order of precedence: the old name comes first
@@ -220,7 +222,7 @@ def parse_config(text: str, *, variable: str = "PYTORCH_CUDA_ALLOC_CONF") -> Set
     numbers with other characters after them, divisions in intervals that decrease or lie beyond the last,
     malformed reserves, and keys of the native backend with another backend.
 
-    Raises InputError with one line: the variable, the position (from 1), the value there, and the valid
+    Raises SettingRefused with one line: the variable, the position (from 1), the value there, and the valid
     values.
     """
     entries: dict[str, Entry] = {}

@@ -13,7 +13,7 @@ import click
 from cudakit.cli.bench.measure import opened_gpu
 from cudakit.cli.bench.options import passed_options
 from cudakit.cli.failure import ExitCode
-from cudakit.cli.options import FILE, OutputOptions, collect_options, option, option_group
+from cudakit.cli.options import FILE, OutputOptions, Seconds, collect_options, option, option_group
 from cudakit.cli.output import open_file, printable
 from cudakit.cli.report import COMMON_FORMATS, Report, format_of, open_outputs
 from cudakit.errors import MissingDependency, UsageError
@@ -38,7 +38,7 @@ _OPTIONS = option_group(
     option(
         "--tune-time",
         "time_s",
-        type=float,
+        type=Seconds(),
         metavar="SEC",
         help="Search for about SEC seconds per GEMM.  [default: 30]",
     ),
@@ -140,7 +140,14 @@ def tuned_algorithms(
         machine = tuning_machine(device, run_context)
     tuned_gemms = earlier_tuning.results_for(machine)
     _warn_missing(path, sum((gemm, settings) not in tuned_gemms for gemm in gemms), len(gemms))
-    return earlier_tuning.algorithms_for(machine, settings)
+    algorithms = earlier_tuning.algorithms_for(machine, settings)
+    used_count = sum(gemm in algorithms for gemm in gemms)
+    click.echo(
+        f"cudakit: {printable(path)} has a faster algorithm than the default for {used_count} of "
+        f"{len(gemms)} GEMM{'s' if len(gemms) > 1 else ''}",
+        err=True,
+    )
+    return algorithms
 
 
 def _warn_missing(path: str, missing_count: int, gemm_count: int) -> None:

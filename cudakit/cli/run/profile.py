@@ -47,8 +47,8 @@ def check_profile_options(
 ) -> None:
     """Raise UsageError if --profile is missing, or combined with a recording that excludes it.
 
-    The keys of ``is_passed_by_option`` are the options about the times of a profile, and its values are
-    whether the user passed them.
+    ``is_passed_by_option`` maps each option that limits the time of a profile to whether the user passed
+    the option.
     """
     options = [option for option, is_passed in is_passed_by_option.items() if is_passed]
     if options and not has_profile:

@@ -82,6 +82,12 @@ class Shadow(Protocol):
     def free_releases(self, lo: int, hi: int) -> list[Release]:
         """List the releases of the stream-ordered frees of bytes from ``lo`` up to ``hi``."""
 
+    def find_unordered(self, lo: int, hi: int, mode: int, clock: Clock) -> list[MemoryAccess]:
+        """List the stored accesses to the bytes from ``lo`` up to ``hi`` that race with an access.
+
+        The access has this mode, and its operation this clock. Pointer arguments of kernels are ignored.
+        """
+
     def clear(self, lo: int, hi: int) -> None:
         """Remove all accesses to the bytes from ``lo`` up to ``hi``."""
 
@@ -97,11 +103,11 @@ class Shadow(Protocol):
 
 
 def new_shadow(
-    checker: ConflictChecker, *, find_possible: bool = False, native: bool | None = None
+    checker: ConflictChecker, *, find_possible_races: bool = False, native: bool | None = None
 ) -> Shadow:
     """Return an empty shadow memory.
 
-    ``find_possible`` also finds races through pointers that may be stale, and through pointers to lower
+    ``find_possible_races`` also finds races through pointers that may be stale, and through pointers to lower
     addresses of the same allocation, from which a kernel may reach the bytes. Such races are only possible.
     If ``native`` is None, the compiled implementation is used if it is installed. Raises ImportError if
     ``native`` is true and it is not installed.
@@ -113,19 +119,19 @@ def new_shadow(
             if native:
                 raise
         else:
-            return NativeShadow(checker, find_possible)
-    return PythonShadow(checker, find_possible=find_possible)
+            return NativeShadow(checker, find_possible_races)
+    return PythonShadow(checker, find_possible_races=find_possible_races)
 
 
 class PythonShadow:
     """Shadow memory in Python: the reference for the C implementation, and its replacement."""
 
-    def __init__(self, checker: ConflictChecker, *, find_possible: bool = False) -> None:
+    def __init__(self, checker: ConflictChecker, *, find_possible_races: bool = False) -> None:
         self.checker = checker
         self._range_states = RangeStates()
         self._strided_states = StridedStates()
         self._pointer_states = PointerStates()
-        self._finds_possible = find_possible
+        self._finds_possible = find_possible_races
 
     @property
     def range_state_count(self) -> int:
@@ -168,6 +174,12 @@ class PythonShadow:
         writes = (state.last_write for state in self._range_states.find_overlapping(lo, hi))
         releases = (write.call.release for write in writes if write and write.tick == NEVER)
         return [release for release in releases if release is not None]
+
+    def find_unordered(self, lo: int, hi: int, mode: int, clock: Clock) -> list[MemoryAccess]:
+        range_states = self._range_states.find_overlapping(lo, hi)
+        strided_states = self._strided_states.find_overlapping(lo, hi)
+        states: list[AccessState] = [*range_states, *(state for state, _ in strided_states)]
+        return [access for state in states for access in state.unordered_accesses(mode, clock)]
 
     def clear(self, lo: int, hi: int) -> None:
         if lo < hi:

@@ -95,7 +95,7 @@ class NvmlView:
 
 
 class Machine(Protocol):
-    """The GPUs of a machine, observed without creating a context. Each ``device`` comes from ``nvml()``."""
+    """The GPUs of a machine, observed without creating a context. Methods take devices of ``nvml()``."""
 
     @property
     def simulated(self) -> bool:
@@ -117,3 +117,8 @@ class Machine(Protocol):
 
     def processes(self, device: DeviceFacts) -> tuple[Process, ...] | Unavailable:
         """List the processes that use the device."""
+
+
+def throttling_cause(reason: str) -> str:
+    """Return the name that reports use for a clock event reason, whose other names are those of NVML."""
+    return "power limit" if reason == "software power cap" else reason

@@ -168,6 +168,8 @@ def test_select_without_enough_matches_exits_with_3_and_reasons(cli: Cli) -> Non
         (("--id", "cuda:7"), "no device matches 'cuda:7'"),
         (("--id", "GPU-0000"), "2 devices match 'GPU-0000'"),
         (("--fields", "nmae"), "no field 'nmae'"),
+        (("--list-fields", "--long"), "--list-fields lists all fields; remove the other options"),
+        (("--device", "GPU-"), "2 devices match 'GPU-'"),
         (("--format", "csv"), "--format needs --fields"),
         (("--fields", ""), "name at least one field"),
         (("--fields", ","), "name at least one field"),
@@ -216,7 +218,7 @@ def test_missing_driver_exits_with_3_and_names_the_simulator(
 
     assert run.exit_code == ExitCode.ENVIRONMENT
     printed = run.stdout if "--json" in arguments else run.stderr
-    for words in ("libnvidia-ml.so.1", "libcuda.so.1", "--gpu sim"):
+    for words in ("no CUDA driver found: libcuda.so.1 cannot be loaded", "--gpu sim"):
         assert words in printed
     if "--json" in arguments:
         assert json.loads(run.stdout)["error"]["exit_code"] == 3
@@ -398,3 +400,19 @@ def test_report_imports_no_numpy() -> None:
     done = subprocess.run([sys.executable, "-P", "-c", script], check=False, capture_output=True)
 
     assert done.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--select", "--long"], "--long has no effect with --select"),
+        (["--select", "--processes"], "--processes has no effect with --select"),
+        (["--select", "--fields", "name"], "--fields has no effect with --select"),
+        (["--fields", "name", "--topology"], "--topology has no effect with --fields"),
+    ],
+)
+def test_option_without_effect_is_refused(arguments: list[str], message: str, cli: Cli) -> None:
+    run = cli("devices", "--gpu", "sim", *arguments)
+
+    assert run.exit_code == ExitCode.USAGE
+    assert message in run.stderr

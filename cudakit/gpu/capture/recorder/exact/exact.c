@@ -349,7 +349,12 @@ static bool graph_has_template(uint32_t graph, uint32_t context)
     const launch_hashes hashes = graph_hashes(&reached, context);
     const launch_signature signature = templates_find_signature(&hashes);
     const launch_memory memory = {.pointers = reached.addresses, .footprint = templates_footprint(&signature)};
-    return templates_apply_to(&signature) && !launch_has_contested_bytes(&memory);
+    size_t allocation_count;
+    allocation *const *allocations = find_allocations(reached.addresses, reached.address_count, &allocation_count);
+    bool is_shared = false;
+    for (size_t i = 0; i < allocation_count; i++)
+        is_shared = is_shared || allocations[i]->history;
+    return templates_apply_to(&signature, is_shared) && !launch_has_contested_bytes(&memory);
 }
 
 launch_template exact_choose_graph_template(const record *launch_record, launch_signature *signature)
@@ -598,7 +603,7 @@ static arena_pool *active_pool(CUcontext context)
     return is_disabled ? NULL : pool;
 }
 
-void exact_handle_completed_event(CUcontext context)
+void exact_on_completed_event(CUcontext context)
 {
     arena_pool *pool = active_pool(context);
     if (!pool)
@@ -607,7 +612,7 @@ void exact_handle_completed_event(CUcontext context)
     modules_request_review();
 }
 
-void exact_handle_synchronization(CUcontext context, Sanitizer_StreamHandle stream)
+void exact_on_synchronize(CUcontext context, Sanitizer_StreamHandle stream)
 {
     arena_pool *pool = active_pool(context);
     if (!pool)
