@@ -320,7 +320,7 @@ def _overview(result: ProfileResult) -> Table:
         ("collectives", "number", lambda device: Seconds(device.collectives_ns / 1e9)),
         ("largest idle cause", "text", lambda device: Text(_largest_cause(device))),
     )
-    return make_table(columns, result.devices)
+    return make_table(columns, result.devices, optional_titles=("GPU time", "collectives"))
 
 
 def _median_step(steps: Steps) -> Value:
