@@ -237,15 +237,15 @@ class PreparedTransfer:
 
     def _read_back(self, ptr: Ptr) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
         size_bytes = self._transfer.size_bytes
-        staging = self._gpu.host_malloc(size_bytes, pinned=False)
+        staging_buffer = self._gpu.host_malloc(size_bytes, pinned=False)
         try:
-            self._gpu.copy(staging, ptr, size_bytes, LEGACY)
+            self._gpu.copy(staging_buffer, ptr, size_bytes, LEGACY)
             self._gpu.sync()
-            view = self._gpu.host_view(staging, size_bytes)
+            view = self._gpu.host_view(staging_buffer, size_bytes)
             device_bytes = np.frombuffer(view, np.uint8).copy()
             view.release()
         finally:
-            self._gpu.host_free(staging)
+            self._gpu.host_free(staging_buffer)
         return device_bytes
 
     def _fill(self) -> None:

@@ -142,19 +142,19 @@ class _StagedFile:
 
     def __init__(self, gpu: Gpu, descriptor: int, size_bytes: int, cleanup: ExitStack) -> None:
         self._gpu, self._descriptor = gpu, descriptor
-        self._staging = gpu.host_malloc(size_bytes)
-        cleanup.callback(gpu.host_free, self._staging)
-        self._view = gpu.host_view(self._staging, size_bytes)
+        self._staging_buffer = gpu.host_malloc(size_bytes)
+        cleanup.callback(gpu.host_free, self._staging_buffer)
+        self._view = gpu.host_view(self._staging_buffer, size_bytes)
         cleanup.callback(self._view.release)
         self._stream = create_stream(gpu, cleanup)
 
     def read(self, buffer: Ptr, buffer_offset: int, size_bytes: int, file_offset: int) -> None:
         self._transfer_all(os.preadv, size_bytes, file_offset)
-        self._gpu.copy(Ptr(buffer + buffer_offset), self._staging, size_bytes, self._stream)
+        self._gpu.copy(Ptr(buffer + buffer_offset), self._staging_buffer, size_bytes, self._stream)
         self._gpu.sync_stream(self._stream)
 
     def write(self, buffer: Ptr, buffer_offset: int, size_bytes: int, file_offset: int) -> None:
-        self._gpu.copy(self._staging, Ptr(buffer + buffer_offset), size_bytes, self._stream)
+        self._gpu.copy(self._staging_buffer, Ptr(buffer + buffer_offset), size_bytes, self._stream)
         self._gpu.sync_stream(self._stream)
         self._transfer_all(os.pwritev, size_bytes, file_offset)
 
