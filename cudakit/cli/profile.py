@@ -22,8 +22,9 @@ from cudakit.cli.options import (
     percent,
     with_options,
 )
+from cudakit.cli.output import printable
 from cudakit.cli.progress import progress_line
-from cudakit.cli.report import COMMON_FORMATS, Report, open_outputs
+from cudakit.cli.report import COMMON_FORMATS, Report, Text, open_outputs
 from cudakit.errors import UsageError
 
 if TYPE_CHECKING:
@@ -183,6 +184,11 @@ class Profile:
         from cudakit.render import html
 
         activities = self.activities
+        exports: dict[str, Callable[[], Text]] = {}
+        if not self.result.devices:
+            exports["txt"] = self._reason_lines
+        if activities:
+            exports["html"] = lambda: html.render(present.page(self.result, activities, self.gaps))
         writers = {
             suffix: partial(writer, activities)
             for suffix, writer in WRITERS.items()
@@ -191,12 +197,18 @@ class Profile:
         return Report(
             result=self.result,
             document=lambda: present.report(self.result, top=top, by=by),
-            exports={"html": lambda: html.render(present.page(self.result, activities, self.gaps))}
-            if activities
-            else {},
+            exports=exports,
             writers=writers,
             brief_sentences=lambda: present.brief_sentences(self.result),
         )
+
+    def _reason_lines(self) -> Text:
+        """Return the reasons why there is no profile, in the form of ``run --sanitize``."""
+        from cudakit.core.profile.present.report import NO_WORK
+
+        reasons = (*self.result.incomplete, *self.result.notes)
+        sentences = (f"{NO_WORK} ({reasons[0]})",) if len(reasons) == 1 else (NO_WORK, *reasons)
+        return "".join(f"cudakit: {printable(sentence)}\n" for sentence in sentences)
 
 
 def analyze_activities(

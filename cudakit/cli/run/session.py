@@ -20,7 +20,7 @@ from cudakit.cli.profile import analyze_activities
 from cudakit.cli.report import Outputs, open_outputs, refuse_duplicates
 from cudakit.cli.run.log_file import LogFile
 from cudakit.cli.run.memory import MemoryMonitor, recorder_settings
-from cudakit.cli.run.monitor import Monitor
+from cudakit.cli.run.monitor import Monitor, why_cuda_is_unusable
 from cudakit.cli.run.profile import (
     ProfileMonitor,
     check_profile,
@@ -408,11 +408,15 @@ def _warn(line: str) -> None:
 
 
 def _print_snapshots(paths: Sequence[str]) -> None:
-    """Print the paths of memory snapshots, and the command that reads them."""
+    """Print the paths of memory snapshots, and the command that reads them; or why there is no snapshot."""
     for path in paths:
         _warn(f"memory snapshot written; analyze it with: cudakit memviz {path}")
     if not paths:
-        _warn("no memory snapshot was written: the program allocated no memory of a real GPU")
+        reason = why_cuda_is_unusable()
+        _warn(
+            "the program allocated no memory of a real GPU, so no memory snapshot was written"
+            + (f" ({reason})" if reason else "")
+        )
 
 
 # --- files

@@ -356,8 +356,8 @@ def unverified_pair(process: int, current_side: Side, previous_side: Side) -> Un
     """Return a pair whose earlier operation was not recorded, with its description."""
     return UnverifiedPair(
         sentence=(
-            f"{current_side.operation} on {current_side.stream} is not ordered after "
-            f"{previous_side.operation} on {previous_side.stream}, which was not recorded "
+            f"{current_side.operation_name} on {current_side.stream} is not ordered after "
+            f"{previous_side.operation_name} on {previous_side.stream}, which was not recorded "
             "and may have accessed the same bytes"
         ),
         current=current_side,
@@ -411,7 +411,7 @@ def _race_text(race: FoundRace) -> str:
 
 def _operation_lines(label: str, side: Side) -> list[str]:
     in_ranges = in_range(side.ranges)
-    return _with_stack(f"{label + ':':8} {side.operation} on {side.stream}{in_ranges}", side)
+    return _with_stack(f"{label + ':':8} {side.operation_name} on {side.stream}{in_ranges}", side)
 
 
 def _with_stack(first_line: str, source: Side | Memory) -> list[str]:

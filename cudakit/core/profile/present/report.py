@@ -49,7 +49,7 @@ from cudakit.trace.kernel_names import short_kernel
 from cudakit.trace.run_log import reasons_for_missing_events
 from cudakit.units import Unavailable, capitalized, format_count, format_ratio
 
-NO_WORK = "no GPU work was recorded"
+NO_WORK = "no GPU work was recorded, so nothing was profiled"
 # The columns of the causes in ``Gaps.by_cause_ns``, in the order of ``CAUSES``.
 _CAUSE_COLUMNS = [IdleCause[field.removesuffix("_ns").upper()] for field in CAUSES]
 _MAX_LISTED_GAPS = 5
@@ -319,7 +319,9 @@ def _overview(result: ProfileResult) -> Table:
         ("collectives", "number", lambda device: Seconds(device.collectives_ns / 1e9)),
         ("largest idle cause", "text", lambda device: Text(_largest_cause(device))),
     )
-    return make_table(columns, result.devices)
+    return make_table(
+        columns, result.devices, optional_titles=("GPU time", "collectives", "largest idle cause")
+    )
 
 
 def _median_step(steps: Steps) -> Value:
