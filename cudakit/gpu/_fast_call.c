@@ -396,6 +396,76 @@ static PyTypeObject array_factory_type = {
     .tp_call = call_factory,
 };
 
+/* --- calls of functions of other libraries --- */
+
+enum { FIXED_ARGUMENTS = 15 };
+
+/* A call of a C function with 16 arguments of 64 bits, of which only the last one, a stream, differs between calls. */
+typedef struct {
+    PyObject_HEAD
+    vectorcallfunc vectorcall;
+    int (*function)(word, word, word, word, word, word, word, word, word, word, word, word, word, word, word,
+                    handle stream);
+    word arguments[FIXED_ARGUMENTS];
+} StreamCall;
+
+/* Implement the call of a StreamCall object with the handle of a stream: return the status of the function. */
+static PyObject *call_function(PyObject *object, PyObject *const *args, size_t flags, PyObject *keyword_names)
+{
+    const StreamCall *self = (StreamCall *)object;
+    const word *fixed = self->arguments;
+    if (PyVectorcall_NARGS(flags) != 1 || (keyword_names && PyTuple_GET_SIZE(keyword_names))) {
+        PyErr_SetString(PyExc_TypeError, "the only argument is the handle of a stream");
+        return NULL;
+    }
+    handle stream = PyLong_AsVoidPtr(args[0]);
+    if (PyErr_Occurred())
+        return NULL;
+    int status;
+    Py_BEGIN_ALLOW_THREADS;
+    status = self->function(fixed[0], fixed[1], fixed[2], fixed[3], fixed[4], fixed[5], fixed[6], fixed[7],
+                            fixed[8], fixed[9], fixed[10], fixed[11], fixed[12], fixed[13], fixed[14], stream);
+    Py_END_ALLOW_THREADS;
+    return PyLong_FromLong(status);
+}
+
+/* Create a StreamCall object. */
+static PyObject *new_stream_call(PyTypeObject *type, PyObject *args, PyObject *keywords)
+{
+    unsigned long long function;
+    PyObject *arguments;
+    (void)keywords;
+    if (!PyArg_ParseTuple(args, "KO!", &function, &PyTuple_Type, &arguments))
+        return NULL;
+    if (PyTuple_GET_SIZE(arguments) != FIXED_ARGUMENTS) {
+        PyErr_SetString(PyExc_ValueError, "the function has 15 arguments before the stream");
+        return NULL;
+    }
+    StreamCall *self = (StreamCall *)type->tp_alloc(type, 0);
+    if (!self)
+        return NULL;
+    self->vectorcall = call_function;
+    *(void **)&self->function = (void *)(uintptr_t)function;
+    for (int i = 0; i < FIXED_ARGUMENTS; i++)
+        self->arguments[i] = PyLong_AsUnsignedLongLong(PyTuple_GET_ITEM(arguments, i));
+    if (PyErr_Occurred())
+        Py_CLEAR(self);
+    return (PyObject *)self;
+}
+
+static PyTypeObject stream_call_type = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "cudakit.gpu._fast_call.StreamCall",
+    .tp_doc = PyDoc_STR("StreamCall(function, arguments)\n--\n\n"
+                        "A call of the C function at an address, with 15 fixed arguments of 64 bits.\n\n"
+                        "The call takes the handle of a stream, which is the last argument of the function, and\n"
+                        "returns the status of the function."),
+    .tp_basicsize = sizeof(StreamCall),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL,
+    .tp_new = new_stream_call,
+    .tp_call = PyVectorcall_Call,
+    .tp_vectorcall_offset = offsetof(StreamCall, vectorcall),
+};
+
 static array_class classes[CACHED_CLASSES];
 static int class_count;
 
@@ -1412,13 +1482,15 @@ PyMODINIT_FUNC PyInit__fast_call(void)
         if (!(*names[i].name = PyUnicode_InternFromString(names[i].text)))
             return NULL;
     if (PyType_Ready(&fast_call_type) < 0 || PyType_Ready(&launch_counter_type) < 0 ||
-        PyType_Ready(&stream_memory_type) < 0 || PyType_Ready(&array_factory_type) < 0)
+        PyType_Ready(&stream_memory_type) < 0 || PyType_Ready(&array_factory_type) < 0 ||
+        PyType_Ready(&stream_call_type) < 0)
         return NULL;
     PyObject *module = PyModule_Create(&module_definition);
     if (module && (PyModule_AddObjectRef(module, "FastCall", (PyObject *)&fast_call_type) < 0 ||
                    PyModule_AddObjectRef(module, "LaunchCounter", (PyObject *)&launch_counter_type) < 0 ||
                    PyModule_AddObjectRef(module, "StreamMemory", (PyObject *)&stream_memory_type) < 0 ||
-                   PyModule_AddObjectRef(module, "ArrayFactory", (PyObject *)&array_factory_type) < 0))
+                   PyModule_AddObjectRef(module, "ArrayFactory", (PyObject *)&array_factory_type) < 0 ||
+                   PyModule_AddObjectRef(module, "StreamCall", (PyObject *)&stream_call_type) < 0))
         Py_CLEAR(module);
     return module;
 }
