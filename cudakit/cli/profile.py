@@ -20,12 +20,14 @@ from cudakit.cli.options import (
     option_group,
     output_options,
     percent,
+    suffixes,
     with_options,
 )
 from cudakit.cli.output import printable
 from cudakit.cli.progress import progress_line
-from cudakit.cli.report import COMMON_FORMATS, Report, Text, open_outputs
+from cudakit.cli.report import COMMON_FORMATS, Report, open_outputs
 from cudakit.errors import UsageError
+from cudakit.units import capitalized
 
 if TYPE_CHECKING:
     from cudakit.cli.report import Outputs
@@ -103,7 +105,7 @@ def _options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @click.command(cls=Command)
 @_options
-@output_options(FORMATS)
+@output_options(FORMATS, format_limits=f"With --diff: {suffixes(COMMON_FORMATS)}.")
 @click.argument("file", metavar="FILE", type=FILE)
 def profile(
     *,
@@ -184,11 +186,6 @@ class Profile:
         from cudakit.render import html
 
         activities = self.activities
-        exports: dict[str, Callable[[], Text]] = {}
-        if not self.result.devices:
-            exports["txt"] = self._reason_lines
-        if activities:
-            exports["html"] = lambda: html.render(present.page(self.result, activities, self.gaps))
         writers = {
             suffix: partial(writer, activities)
             for suffix, writer in WRITERS.items()
@@ -197,18 +194,31 @@ class Profile:
         return Report(
             result=self.result,
             document=lambda: present.report(self.result, top=top, by=by),
-            exports=exports,
+            exports={"html": lambda: html.render(present.page(self.result, activities, self.gaps))}
+            if activities
+            else {},
             writers=writers,
             brief_sentences=lambda: present.brief_sentences(self.result),
         )
 
-    def _reason_lines(self) -> Text:
-        """Return the reasons why there is no profile, in the form of ``run --sanitize``."""
+    def run_report(self, reason_without_work: str) -> Report:
+        """Return the report of ``run --profile``; without GPU work the text is a line per reason."""
         from cudakit.core.profile.present.report import NO_WORK
 
-        reasons = (*self.result.incomplete, *self.result.notes)
-        sentences = (f"{NO_WORK} ({reasons[0]})",) if len(reasons) == 1 else (NO_WORK, *reasons)
-        return "".join(f"cudakit: {printable(sentence)}\n" for sentence in sentences)
+        run_report = self.report()
+        if self.result.devices:
+            return run_report
+        sentences = (
+            f"{NO_WORK}, so there is no profile ({reason_without_work})",
+            *self.result.incomplete,
+            *(note for note in self.result.notes if note != reason_without_work),
+        )
+        lines = "".join(f"cudakit: {printable(sentence)}\n" for sentence in sentences)
+        return replace(
+            run_report,
+            exports={**run_report.exports, "txt": lambda: lines},
+            brief_sentences=lambda: tuple(map(capitalized, sentences)),
+        )
 
 
 def analyze_activities(

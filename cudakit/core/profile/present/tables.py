@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Literal, TypeAlias, TypeVar
 
 from cudakit.core.profile.findings import call_site_text
@@ -197,7 +197,7 @@ def _copy_table(device: Device, top: int) -> Table:
         top,
         ("kind of copies", "kinds of copies"),
         caption,
-        optional_titles=("copied", "calls"),
+        optional_titles=("copied",),
     )
 
 
@@ -235,7 +235,7 @@ def _collective_table(device: Device, top: int) -> Table:
         top,
         ("collective", "collectives"),
         caption,
-        optional_titles=("calls", "overlap"),
+        optional_titles=("size",),
     )
 
 
@@ -340,11 +340,13 @@ def make_table(
     row_items: Iterable[_T],
     caption: str = "",
     *,
-    optional_titles: Sequence[str] = (),
+    optional_titles: Collection[str] = (),
 ) -> Table:
-    """Return a table with a row for each item; ``optional_titles`` names the columns to hide first."""
+    """Return a table with a row for each item. Narrow terminals hide the optional columns first."""
     return Table(
-        tuple(Column(title, kind, title in optional_titles) for title, kind, _ in columns),
+        tuple(
+            Column(title, kind, is_optional=title in optional_titles) for title, kind, _ in columns
+        ),
         tuple(tuple(value_of(row_item) for _, _, value_of in columns) for row_item in row_items),
         caption,
     )
@@ -357,7 +359,7 @@ def limited_table(
     nouns: tuple[str, str],
     caption: str = "",
     *,
-    optional_titles: Sequence[str] = (),
+    optional_titles: Collection[str] = (),
 ) -> Table:
     """Return a table of the first ``top`` items, 0 for all; the caption counts the rest."""
     shown_items = row_items[:top] if top else row_items
