@@ -18,7 +18,13 @@ from cudakit.cli.failure import ExitCode
 from cudakit.cli.options import Command, OutputOptions, option, output_options
 from cudakit.cli.progress import Progress, progress_line
 from cudakit.cli.report import COMMON_FORMATS, Report, open_outputs
-from cudakit.errors import CudakitError, EnvironmentUnusable, MissingDependency, UsageError
+from cudakit.errors import (
+    CudakitError,
+    EnvironmentUnusable,
+    GpuUnavailable,
+    MissingDependency,
+    UsageError,
+)
 
 if TYPE_CHECKING:
     from cudakit.core.cache import CacheResult, Cleared, Warmed
@@ -197,7 +203,7 @@ def _capabilities_of_this_machine() -> list[tuple[int, int]]:
 
     capabilities = sorted(device_capabilities())
     if not capabilities:
-        raise UsageError("this machine has no GPU to compile for", hint=_HINT)
+        raise GpuUnavailable("this machine has no GPU to compile for", hint=_HINT)
     return capabilities
 
 

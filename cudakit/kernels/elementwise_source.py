@@ -15,10 +15,10 @@ from cudakit.kernels.layout import Layout
 _MAX_INDEX_32 = 1 << 31
 # Each row has the minimum array size in elements, the number of threads of a block, and the number of
 # vectors that each thread computes. Several loads at once hide the latency of memory; in small arrays, more
-# blocks occupy more multiprocessors. The sizes were measured on an H100 and an H200.
-_VECTOR_BLOCKS = ((0, 256, 1),)
+# blocks occupy more multiprocessors. The rows were measured on an H200.
+_VECTOR_BLOCKS = ((1 << 23, 128, 1), (1 << 21, 256, 1), (1 << 19, 512, 1), (0, 128, 1))
 # The same rows for vectors of one element.
-_SCALAR_BLOCKS = ((1 << 19, 256, 4), (1 << 15, 256, 2), (0, 256, 1))
+_SCALAR_BLOCKS = ((1 << 19, 256, 4), (1 << 14, 256, 2), (0, 256, 1))
 
 VECTORS = r"""
 template <int SIZE> struct vector_alignment { static const int value = SIZE > 16 ? 16 : SIZE; };

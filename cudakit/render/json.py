@@ -36,15 +36,18 @@ def render_line(result: object) -> str:
     return _json_text(to_plain(result), indented_levels=0)
 
 
-def render_error(error: CudakitError) -> str:
-    """Return an error as JSON: ``{"error": {"kind", "message", "hint", "exit_code"}}``."""
+def render_error(error: CudakitError, exit_code: int) -> str:
+    """Return an error as JSON: ``{"error": {"kind", "message", "hint", "exit_code"}}``.
+
+    ``exit_code`` is that of the process.
+    """
     return _json_text(
         {
             "error": {
                 "kind": type(error).__name__,
                 "message": error.message,
                 "hint": error.hint,
-                "exit_code": error.exit_code,
+                "exit_code": exit_code,
             }
         }
     )

@@ -15,6 +15,8 @@ import cudakit.kernels
 from cudakit.cli.cache import _compile_functions
 from cudakit.gpu.compile_cache import CompileCache, Label
 
+HAS_DEVICE = any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/dxg").exists()
+
 
 @pytest.fixture
 def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -78,6 +80,15 @@ def test_wrong_architecture_is_a_usage_error(architecture: str, cli: Cli) -> Non
 
     assert done.exit_code == 2
     assert architecture in done.stderr
+
+
+@pytest.mark.skipif(HAS_DEVICE, reason="there is a CUDA device")
+@pytest.mark.usefixtures("directory")
+def test_machine_without_a_gpu_is_an_unusable_environment(cli: Cli) -> None:
+    done = cli("cache", "warm")
+
+    assert done.exit_code == 3
+    assert "hint: give the architectures: --arch" in done.stderr
 
 
 @needs_nvrtc

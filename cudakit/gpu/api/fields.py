@@ -23,11 +23,11 @@ _CALL = re.compile(r"(\w+)(?:\(([\w,]+)\))?(\S*)")
 class FieldInfo:
     """One field of a device."""
 
-    name: str
+    name: str  # name of the field, as --fields accepts it
     unit: str  # printed after the number; "" for none; "bytes", "bool" and "hex" select a format
     source: str  # NVML function or field id, or CUDA attribute
-    description: str
-    group: str
+    description: str  # meaning of the field
+    group: str  # heading above the field in --long
     kind: Kind  # which query reads the field
 
 

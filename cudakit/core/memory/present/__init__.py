@@ -8,9 +8,12 @@ from dataclasses import replace
 from cudakit.core.memory.analyze import MemorySpec
 from cudakit.core.memory.present import call_sites, page, segments, steps, summary
 from cudakit.core.memory.present.rows import device_name, files_name, moment_name, per_device
-from cudakit.core.memory.record.pools import pool_name
+from cudakit.core.memory.record.pools import POOL_NAMES, pool_name
 from cudakit.core.memory.result import DeviceMemory, MemoryResult
 from cudakit.document import Document, Node, Note, Section
+
+# Names that the recorder of ``run --memory`` gives to blocks in the place of user metadata; "" is no name.
+_NAMES_OF_RECORDER = ("", *POOL_NAMES.values())
 
 
 def report(result: MemoryResult, spec: MemorySpec | None = None, *, top: int = 10) -> Document:
@@ -56,16 +59,21 @@ def _answers(result: MemoryResult) -> tuple[Node, ...]:
 
 
 def brief_sentences(result: MemoryResult) -> tuple[Note, ...]:
-    """Return the answer and the warnings; of several devices, only the findings, with file and device."""
+    """Return the answer and the warnings of each device; of several devices, with file and device."""
     if len(result.devices) == 1:
         (device,) = result.devices
-        notes = [*summary.answer(device), *summary.reliability(device)]
-        return (*notes[:3], *_warnings(notes[3:]))
+        return _device_sentences(device)
     return tuple(
         replace(note, text=f"{_note_source(device, note)}: {note.text}")
         for device in result.devices
-        for note in (next(summary.answer(device)), *_warnings(summary.reliability(device)))
+        for note in _device_sentences(device)
     )
+
+
+def _device_sentences(device: DeviceMemory) -> tuple[Note, ...]:
+    """Return the state, the cause, the action and the warnings of a device."""
+    notes = [*summary.answer(device), *summary.reliability(device)]
+    return (*notes[:3], *_warnings(notes[3:]))
 
 
 def _note_source(device: DeviceMemory, note: Note) -> str:
@@ -90,11 +98,10 @@ def _sections(device: DeviceMemory, top: int) -> Iterator[Node]:
     if len(device.steps.peaks) > 1:
         yield Section("Peak per step", tuple(steps.step_peaks(device, top)))
     moment = moment_name(device)
-    yield Section(
-        f"Memory by call site {moment}",
-        tuple(call_sites.memory_in_use(device, top)),
-    )
+    yield call_sites.memory_in_use(device, top)
     for facet in device.facets:
+        if all(group.name in _NAMES_OF_RECORDER for group in facet.groups):
+            continue
         yield Section(
             f"Memory by {facet.name.replace('_', ' ')} {moment}",
             (call_sites.facet_table(facet, top),),
