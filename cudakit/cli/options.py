@@ -281,6 +281,22 @@ def byte_size(text: str) -> int:
         raise click.BadParameter(str(error)) from error
 
 
+class Seconds(click.FloatRange):
+    """A number of seconds in a range. Its error names the range in words."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter:
+            bounds = []
+            if self.min is not None:
+                bounds.append(f"{'above' if self.min_open else 'of at least'} {self.min:g}")
+            if self.max is not None:
+                bounds.append(f"at most {self.max:,.0f}")
+            message = " ".join((f"{value!r} is not a number of seconds", " and ".join(bounds)))
+            self.fail(message.rstrip(), param, ctx)
+
+
 def percent(text: str) -> float:
     """Parse the value of an option such as ``--max-util 5%`` as 0.05; used as ``type=percent``.
 
@@ -327,11 +343,16 @@ class OutputOptions:
 
 
 def output_options(
-    formats: Sequence[str], *, old: Mapping[str, str] = MappingProxyType({}), json_help: str = ""
+    formats: Sequence[str],
+    *,
+    old: Mapping[str, str] = MappingProxyType({}),
+    json_help: str = "",
+    format_limits: str = "",
 ) -> Decorator:
     """Add ``--json -o -f -q`` to a command, which receives them as the keyword ``output: OutputOptions``.
 
     ``old`` maps options of earlier versions to formats: ``--perfetto FILE`` still writes a perfetto.json.
+    ``format_limits`` is a sentence of the help of ``-o`` on options with fewer formats.
     """
 
     def add_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -346,7 +367,7 @@ def output_options(
             return command(output=output, **other_options)
 
         options = option_group(
-            OUTPUT, *_output_decorators(formats, json_help), *map(_old_option, old)
+            OUTPUT, *_output_decorators(formats, json_help, format_limits), *map(_old_option, old)
         )
         return with_options(options, call_with_options)
 
@@ -359,7 +380,10 @@ def suffixes(formats: Sequence[str]) -> str:
     return f"{', '.join(other_suffixes)} or {last_suffix}" if other_suffixes else last_suffix
 
 
-def _output_decorators(formats: Sequence[str], json_help: str) -> tuple[Decorator, ...]:
+def _output_decorators(
+    formats: Sequence[str], json_help: str, format_limits: str
+) -> tuple[Decorator, ...]:
+    limits_text = f"{format_limits} " if format_limits else ""
     return (
         option(
             "-o",
@@ -369,7 +393,7 @@ def _output_decorators(formats: Sequence[str], json_help: str) -> tuple[Decorato
             metavar="FILE",
             multiple=True,
             help="Write the report to FILE instead of the terminal; - is standard output. The suffix "
-            f"selects the format: {suffixes(formats)}. Repeatable.",
+            f"selects the format: {suffixes(formats)}. {limits_text}Repeatable.",
         ),
         option("-f", "--force", is_flag=True, help="Replace existing files."),
         option(

@@ -29,6 +29,7 @@ from cudakit.cli.options import (
     FILE,
     Command,
     OutputOptions,
+    Seconds,
     gpu_option,
     option,
     option_group,
@@ -125,7 +126,7 @@ _RANK_OPTIONS = option_group(
     ),
     option(
         "--rank-timeout",
-        type=click.FloatRange(min=0, min_open=True),
+        type=Seconds(min=0, min_open=True),
         metavar="SEC",
         default=30.0,
         help="Stop if a rank does not connect or answer within SEC seconds.  [default: 30]",
@@ -218,7 +219,7 @@ def _measure_and_report(spec: NcclSpec, gpu: str, session: _Session, output: Out
         with (
             closing(open_gpu(gpu, session.ordinal)) as device,
             progress_line(quiet=output.quiet) as show_progress,
-            held_interrupts(includes_sigterm=True) as deliver_interrupt,
+            held_interrupts() as deliver_interrupt,
         ):
 
             def progress(stage: str, fraction: float) -> None:

@@ -13,6 +13,7 @@ from cudakit.cli.options import (
     FILE,
     Command,
     OutputOptions,
+    Seconds,
     Value,
     gpu_option,
     option,
@@ -42,7 +43,7 @@ _FLEET = option_group(
     ),
     option(
         "--ray-timeout",
-        type=click.FloatRange(min=0, min_open=True),
+        type=Seconds(min=0, min_open=True),
         metavar="SEC",
         default=60.0,
         help="Report a host as failed if it does not answer, or if other work uses its GPUs, for SEC seconds."
@@ -57,7 +58,7 @@ _FLEET = option_group(
 @option("--quick", is_flag=True, help="Run a subset that takes about a minute.")
 @gpu_option
 @partial(with_options, _FLEET)
-@output_options(FORMATS)
+@output_options(FORMATS, format_limits="With --ray or --results, there is no .nvbench.json.")
 def suite(
     *, quick: bool, gpu: str, ray: str, results: str, ray_timeout: float, output: OutputOptions
 ) -> int:

@@ -87,14 +87,6 @@ class RaceDetector:
 
     def _unrecorded_launches(self) -> Iterator[str]:
         """Yield a sentence for each reason why races with launches that were not recorded may be missing."""
-        unordered_count = sum(
-            analysis.templates.unordered_count for analysis in self._traces.values()
-        )
-        if unordered_count:
-            yield (
-                f"kernel launches next to unordered work could not be recorded ({unordered_count:,} times);"
-                " rerun with --accesses exact"
-            )
         unrecorded_count = sum(
             analysis.engine.coverage.launches_from_template for analysis in self._traces.values()
         )
@@ -113,12 +105,12 @@ class RaceDetector:
             )
 
     @property
-    def initialized_cuda(self) -> bool:
+    def has_initialized_cuda(self) -> bool:
         """Whether a process used CUDA on a real device."""
         return any(not analysis.last_batch.simulated for analysis in self._traces.values())
 
     @property
-    def recorded_gpu_work(self) -> bool:
+    def has_recorded_gpu_work(self) -> bool:
         """Whether work of a real device was recorded."""
         return any(
             analysis.engine.coverage.has_work
@@ -127,7 +119,7 @@ class RaceDetector:
         )
 
     @property
-    def recorded_work(self) -> bool:
+    def has_recorded_work(self) -> bool:
         """Whether work of a real or a simulated device was recorded."""
         return any(analysis.engine.coverage.has_work for analysis in self._traces.values())
 
@@ -212,7 +204,7 @@ def analyze_log(
         has_profile |= bool(np.isin(batch.records["kind"], _PROFILE_KINDS).any())
         progress("analyzing the log", log.fraction)
     detector.finish(report)
-    if has_profile and not detector.recorded_work:
+    if has_profile and not detector.has_recorded_work:
         raise InputError(
             f"{log.path} was written by run --profile, so it has no accesses to check for races",
             hint=f"show its profile with: cudakit profile {log.path}",

@@ -30,7 +30,7 @@ from cudakit.core.sanitize.races import (
     RaceKind,
 )
 from cudakit.core.sanitize.record_batch import AccessRows, RecordBatch, sorted_by_call
-from cudakit.core.sanitize.shadow_memory import MAX_RANGE_STATES, new_shadow
+from cudakit.core.sanitize.shadow_memory import MAX_RANGE_STATES, ClockPosition, new_shadow
 from cudakit.core.sanitize.unrecorded import (
     CheckedShadow,
     PossibleAccesses,
@@ -168,7 +168,7 @@ class Engine:
         self._races: list[Race] = []
         # Possible races with a launch that was not recorded and may have accessed other bytes than an earlier
         # launch of the same kernel: one race for each pair of call sites. See ``take_unverified``.
-        self._unverified: dict[tuple[int, ...], Race] = {}
+        self._unverified_race_by_key: dict[tuple[int, ...], Race] = {}
         self._possible_accesses: PossibleAccesses = {}
         self._strings: Sequence[str] = ()
         self._stream_order = stream_order = StreamOrder()
@@ -244,7 +244,7 @@ class Engine:
 
     def take_unverified(self) -> list[Race]:
         """Return the races with possible accesses since the last call, one for each pair of call sites."""
-        races, self._unverified = list(self._unverified.values()), {}
+        races, self._unverified_race_by_key = list(self._unverified_race_by_key.values()), {}
         return races
 
     def _split_by_thread(self, records: Records) -> Iterator[Records]:
@@ -278,8 +278,7 @@ class Engine:
                 call = next(calls[_LAUNCH])[0]
                 self._add_accesses = add_launch(call, rows)
                 if call.seq in possible_accesses:
-                    stream = self._stream_order.stream(call)
-                    self._add_unrecorded(call, stream.slot, stream.tick)
+                    self._add_unrecorded(call, self._stream_order.stream(call))
                 continue
             handlers[kind](*next(calls[kind]))
             if kind in access_handlers:
@@ -292,31 +291,29 @@ class Engine:
         graph_launch = self._graphs.current_launch
         self._graphs.finish_launch()
         if graph_launch is not None and graph_launch.call.seq in self._possible_accesses:
-            self._add_unrecorded(graph_launch.call, graph_launch.slot, graph_launch.tick)
+            self._add_unrecorded(graph_launch.call, graph_launch)
 
-    def _add_unrecorded(self, call: Call, slot: int, tick: int) -> None:
-        """Add the possible accesses of a launch that was not recorded."""
-        self._unrecorded.add(
-            call,
-            slot,
-            tick,
-            self._possible_accesses[call.seq],
-            self._allocation_events.innermost_at,
-        )
+    def _add_unrecorded(self, call: Call, position: ClockPosition) -> None:
+        """Check and add the possible accesses of a launch that was not recorded."""
+        accesses = self._possible_accesses[call.seq]
+        allocation_at = self._allocation_events.innermost_at
+        self._unrecorded.check_earlier_work(call, position, accesses, allocation_at, self._shadow)
+        self._unrecorded.add(call, position.slot, position.tick, accesses, allocation_at)
 
     def _report_unverified(self, conflict: Conflict) -> None:
         previous_call, current_call = conflict.previous_access.call, conflict.current_access.call
         sides = (
+            previous_call.kind,
             previous_call.name,
             previous_call.site,
             current_call.kind,
             current_call.name,
             current_call.site,
         )
-        if sides not in self._unverified and not are_peer_kernels(
+        if sides not in self._unverified_race_by_key and not are_peer_kernels(
             previous_call, current_call, self._strings
         ):
-            self._unverified[sides] = self._describer.describe(conflict, self._strings)
+            self._unverified_race_by_key[sides] = self._describer.describe(conflict, self._strings)
 
     def _update_coverage(self, batch: RecordBatch) -> None:
         """Add the launches and accesses of a batch to the coverage."""

@@ -1,7 +1,8 @@
 """Results as Columns, which are named arrays, for CSV, nvbench's JSON and charts.
 
 ``results`` has a row per case: ``name``, the axes, then figures from ``median_s`` on; NaN is an unavailable
-figure. ``samples`` has a row per sample, ``device`` one row.
+figure. With baselines, ``contender`` is "cudakit" or the baseline, and ``library`` the library as the report
+names it, such as "cublaslt". ``samples`` has a row per sample, ``device`` one row.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from statistics import median
 import numpy as np
 
 from cudakit.core.bench.environment import Environment
-from cudakit.core.bench.labels import axis_names, short_labels
+from cudakit.core.bench.labels import axis_names, called_library, short_labels
 from cudakit.core.bench.result import CaseResult
 from cudakit.core.bench.stats import Summary
 from cudakit.core.bench.workload import Axis
@@ -23,17 +24,19 @@ from cudakit.units import Unavailable
 def result_columns(cases: Sequence[CaseResult]) -> Columns:
     """Return the Columns ``results``, with a row per case."""
     arrays: dict[str, Array] = {}
-    texts: dict[str, tuple[str, ...]] = {}
-    arrays["name"], texts["name"] = _encode_words([case.name for case in cases])
+    texts_by_column: dict[str, tuple[str, ...]] = {}
+    arrays["name"], texts_by_column["name"] = _encode_words([case.name for case in cases])
     for name in axis_names(cases):
         values = [case.axes.get(name) for case in cases]
         if dtype := _dtype(values):
             arrays[name] = np.array(values, dtype)
         else:
             texts_of_axis = [None if value is None else str(value) for value in values]
-            arrays[name], texts[name] = _encode_words(texts_of_axis)
+            arrays[name], texts_by_column[name] = _encode_words(texts_of_axis)
     if {case.library for case in cases} - {"cudakit"}:
-        arrays["contender"], texts["contender"] = _encode_words([case.library for case in cases])
+        arrays["contender"], texts_by_column["contender"] = _encode_words(
+            [case.library for case in cases]
+        )
     for figure in _case_figures(cases[0]) if cases else ():
         arrays[figure] = np.array([_case_figures(case)[figure] for case in cases], np.float64)
     if any(case.bus_factor is not None for case in cases):
@@ -43,7 +46,10 @@ def result_columns(cases: Sequence[CaseResult]) -> Columns:
         arrays["verified"] = np.array([case.verified for case in cases], np.bool_)
         arrays["converged"] = np.array([case.converged for case in cases], np.bool_)
         arrays["simulated"] = np.array([case.environment.simulated for case in cases], np.bool_)
-    return Columns("results", arrays, texts)
+    if "contender" in arrays:
+        libraries = [called_library(case) for case in cases]
+        arrays["library"], texts_by_column["library"] = _encode_words(libraries)
+    return Columns("results", arrays, texts_by_column)
 
 
 def sample_columns(cases: Sequence[CaseResult]) -> Columns:
@@ -67,12 +73,12 @@ def sample_columns(cases: Sequence[CaseResult]) -> Columns:
 def device_columns(environment: Environment) -> Columns:
     """Return the Columns ``device``, with one row."""
     arrays: dict[str, Array] = {}
-    texts: dict[str, tuple[str, ...]] = {}
+    texts_by_column: dict[str, tuple[str, ...]] = {}
     for name, description in (
         ("gpu", environment.gpu),
         ("compute_capability", environment.compute_capability),
     ):
-        arrays[name], texts[name] = _encode_words(
+        arrays[name], texts_by_column[name] = _encode_words(
             [None if isinstance(description, Unavailable) else description]
         )
     for name, value in (
@@ -84,7 +90,7 @@ def device_columns(environment: Environment) -> Columns:
         ("l2_bytes", environment.l2_bytes),
     ):
         arrays[name] = np.array([number(value)], np.float64)
-    return Columns("device", arrays, texts)
+    return Columns("device", arrays, texts_by_column)
 
 
 def _case_figures(case: CaseResult) -> dict[str, float]:

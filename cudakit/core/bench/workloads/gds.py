@@ -18,7 +18,7 @@ from cudakit.core.bench.roofline import Work
 from cudakit.core.bench.spec import GdsSpec
 from cudakit.core.bench.workload import Axis, Verification, allocate, create_stream, verification
 from cudakit.core.bench.workloads.checks import POISON
-from cudakit.errors import EnvironmentUnusable, InputError
+from cudakit.errors import InputError, StorageError
 from cudakit.gpu.api import LEGACY, DeviceInfo, Gpu, Ptr, Stream
 from cudakit.gpu.api.storage import StoragePath
 from cudakit.kernels.fill import Fill
@@ -214,9 +214,13 @@ class PosixRoute:
         self, gpu: Gpu, transfer: Transfer, buffers: list[Ptr], cleanup: ExitStack
     ) -> None:
         open_flags = os.O_RDWR if transfer.direction == "write" else os.O_RDONLY
-        descriptor = os.open(
-            transfer.file.path, open_flags | (os.O_DIRECT if transfer.file.has_direct_io else 0)
-        )
+        direct_flag = os.O_DIRECT if transfer.file.has_direct_io else 0
+        try:
+            descriptor = os.open(transfer.file.path, open_flags | direct_flag)
+        except OSError as error:
+            raise StorageError(
+                f"{transfer.file.path} cannot be opened: {error.strerror}"
+            ) from error
         cleanup.callback(os.close, descriptor)
         self.routes: list[Route] = [
             _StagedFile(gpu, descriptor, transfer.size_bytes, cleanup) for _ in buffers
@@ -233,19 +237,19 @@ class _StagedFile:
 
     def __init__(self, gpu: Gpu, descriptor: int, size_bytes: int, cleanup: ExitStack) -> None:
         self._gpu, self._descriptor = gpu, descriptor
-        self._staging = gpu.host_malloc(size_bytes)
-        cleanup.callback(gpu.host_free, self._staging)
-        self._view = gpu.host_view(self._staging, size_bytes)
+        self._staging_buffer = gpu.host_malloc(size_bytes)
+        cleanup.callback(gpu.host_free, self._staging_buffer)
+        self._view = gpu.host_view(self._staging_buffer, size_bytes)
         cleanup.callback(self._view.release)
         self._stream = create_stream(gpu, cleanup)
 
     def read(self, buffer: Ptr, buffer_offset: int, size_bytes: int, file_offset: int) -> None:
         self._transfer_all(os.preadv, size_bytes, file_offset)
-        self._gpu.copy(Ptr(buffer + buffer_offset), self._staging, size_bytes, self._stream)
+        self._gpu.copy(Ptr(buffer + buffer_offset), self._staging_buffer, size_bytes, self._stream)
         self._gpu.sync_stream(self._stream)
 
     def write(self, buffer: Ptr, buffer_offset: int, size_bytes: int, file_offset: int) -> None:
-        self._gpu.copy(self._staging, Ptr(buffer + buffer_offset), size_bytes, self._stream)
+        self._gpu.copy(self._staging_buffer, Ptr(buffer + buffer_offset), size_bytes, self._stream)
         self._gpu.sync_stream(self._stream)
         self._transfer_all(os.pwritev, size_bytes, file_offset)
 
@@ -253,10 +257,17 @@ class _StagedFile:
         total_bytes = 0
         while total_bytes < size_bytes:
             remaining_view = self._view[total_bytes:size_bytes]
-            transferred_bytes = call(self._descriptor, [remaining_view], file_offset + total_bytes)
+            reason = "end of the file"
+            try:
+                transferred_bytes = call(
+                    self._descriptor, [remaining_view], file_offset + total_bytes
+                )
+            except OSError as error:
+                transferred_bytes, reason = 0, str(error.strerror)
             if transferred_bytes <= 0:
-                raise EnvironmentUnusable(
-                    f"{call.__name__} moved {total_bytes} of {size_bytes} bytes at offset {file_offset}"
+                raise StorageError(
+                    f"{call.__name__} moved {total_bytes} of {size_bytes} bytes at offset "
+                    f"{file_offset}: {reason}"
                 )
             total_bytes += transferred_bytes
 
@@ -377,15 +388,15 @@ class PreparedTransfer:
 
     def _read_back(self, ptr: Ptr) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
         size_bytes = self._transfer.size_bytes
-        staging = self._gpu.host_malloc(size_bytes, pinned=False)
+        staging_buffer = self._gpu.host_malloc(size_bytes, pinned=False)
         try:
-            self._gpu.copy(staging, ptr, size_bytes, LEGACY)
+            self._gpu.copy(staging_buffer, ptr, size_bytes, LEGACY)
             self._gpu.sync()
-            view = self._gpu.host_view(staging, size_bytes)
+            view = self._gpu.host_view(staging_buffer, size_bytes)
             device_bytes = np.frombuffer(view, np.uint8).copy()
             view.release()
         finally:
-            self._gpu.host_free(staging)
+            self._gpu.host_free(staging_buffer)
         return device_bytes
 
     def _fill(self) -> None:

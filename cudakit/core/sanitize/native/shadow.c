@@ -30,7 +30,7 @@ static int check_unordered(struct shadow *shadow, struct state *state, struct ac
     shadow->must_report = true;
     PyObject *previous_accesses = unordered_objects(shadow),
              *current_access = access_object(access, shadow->access_type);
-    PyObject *reported_pairs = state->already_reported ? Py_NewRef(state->already_reported) : PyTuple_New(0);
+    PyObject *reported_pairs = state->reported_pairs ? Py_NewRef(state->reported_pairs) : PyTuple_New(0);
     PyObject *new_pairs = NULL;
     if (previous_accesses && current_access && reported_pairs)
         new_pairs = PyObject_CallMethod(shadow->checker, "check", "OOOO(KK)OO", reported_pairs, previous_accesses,
@@ -47,7 +47,7 @@ static int check_unordered(struct shadow *shadow, struct state *state, struct ac
         return -1;
     if (!PyTuple_GET_SIZE(new_pairs))
         Py_CLEAR(new_pairs);
-    Py_XSETREF(state->already_reported, new_pairs);
+    Py_XSETREF(state->reported_pairs, new_pairs);
     return 0;
 }
 
@@ -101,7 +101,7 @@ static int append_copy(struct replacements *replacements, const struct state *st
     return 0;
 }
 
-/* Move the content of a state to a new replacement for other bytes. The state stays in the map, without any access. */
+/* Move the accesses of a state to a new replacement, which covers other bytes. The state stays in the map, empty. */
 static int append_moved(struct replacements *replacements, struct state *state, uint64_t lo, uint64_t hi)
 {
     struct state *replacement = append_replacement(replacements);
@@ -531,6 +531,39 @@ int shadow_add(struct shadow *shadow, struct access *access, int64_t stride, uin
         Py_DECREF(result);
     }
     return 0;
+}
+
+/* Append the accesses of a state that do not happen before the current operation to a list. */
+static int append_unordered(struct shadow *shadow, struct state *state, unsigned mode, PyObject *found)
+{
+    if (state_find_unordered(state, mode, &shadow->clock, &shadow->unordered))
+        return -1;
+    PyObject *accesses = unordered_objects(shadow);
+    int result = accesses ? 0 : -1;
+    for (Py_ssize_t i = 0; !result && i < PyList_GET_SIZE(accesses); i++)
+        result = PyList_Append(found, PyList_GET_ITEM(accesses, i));
+    Py_XDECREF(accesses);
+    return result;
+}
+
+PyObject *shadow_find_unordered(struct shadow *shadow, uint64_t lo, uint64_t hi, unsigned mode)
+{
+    PyObject *found = PyList_New(0);
+    struct position position = map_first_ending_above(&shadow->range_states, lo);
+    struct state *state;
+    for (; found && (state = map_state(&shadow->range_states, position)) && state->lo < hi;
+         position = map_next(&shadow->range_states, position))
+        if (append_unordered(shadow, state, mode, found))
+            Py_CLEAR(found);
+    const struct strided_list *overlapping = found ? strided_find_overlapping(&shadow->strided, lo, hi) : NULL;
+    if (!overlapping)
+        Py_CLEAR(found);
+    struct range shared_range;
+    for (size_t i = 0; found && i < overlapping->count; i++)
+        if (strided_shared_with_range(&overlapping->items[i]->range, (struct range){lo, hi}, &shared_range) &&
+            append_unordered(shadow, &overlapping->items[i]->state, mode, found))
+            Py_CLEAR(found);
+    return found;
 }
 
 int shadow_clear(struct shadow *shadow, uint64_t lo, uint64_t hi)

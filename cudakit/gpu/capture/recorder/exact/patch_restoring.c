@@ -59,10 +59,12 @@ static bool template_may_apply(const launched_kernel *kernel, const uint32_t gri
     };
     const launch_hashes hashes = exact_hash_launch(&shape, arguments);
     const launch_signature signature = templates_find_signature(&hashes);
-    bool is_contested = false;
-    for (size_t i = 0; i < arguments->allocation_count; i++)
+    bool is_contested = false, is_shared = false;
+    for (size_t i = 0; i < arguments->allocation_count; i++) {
         is_contested = is_contested || arguments->allocations[i]->is_contested;
-    return !is_contested && templates_apply_to(&signature);
+        is_shared = is_shared || arguments->allocations[i]->history;
+    }
+    return !is_contested && templates_apply_to(&signature, is_shared);
 }
 
 bool patch_restoring_enter_launch(const uint32_t grid[3], const uint32_t block[3])
