@@ -588,8 +588,10 @@ void exact_prepare_graph(CUcontext context, CUgraphExec executable)
                                       ? count_needed_launch_indices(executable_id, kernel_count)
                                       : 0;
     pthread_mutex_unlock(&recorder_lock);
-    if (must_restore)
+    if (must_restore) {
+        launch_begin_delay();
         modules_restore_all_patches(); /* the graph may have kernels of any module */
+    }
     /* A graph that needs more launch indices than any arena has must not wait for an arena: it requests none. */
     if (launch_index_count)
         prepare_launch(context, space_signature(executable, kernel_count), 0,
