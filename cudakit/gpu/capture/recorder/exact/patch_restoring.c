@@ -79,6 +79,8 @@ bool patch_restoring_enter_launch(const uint32_t grid[3], const uint32_t block[3
     const bool lacks_patch = module && !module_has_patch(module);
     const bool must_restore = lacks_patch && !template_may_apply(kernel, grid, block);
     pthread_mutex_unlock(&recorder_lock);
+    if (!kernel || must_restore)
+        launch_begin_delay();
     if (!kernel)
         modules_restore_all_patches();
     else if (must_restore)
