@@ -7,6 +7,8 @@
 #include "recorder.h"
 #include "write/record.h"
 
+#define LAST_INDICES 1024
+
 static allocation *allocations; /* sorted by address, without overlaps */
 static size_t allocation_count, allocation_capacity;
 static uint64_t device_bytes;
@@ -79,10 +81,17 @@ int allocations_remove(uint64_t address, allocation *removed)
 
 allocation *allocations_find(uint64_t address)
 {
+    /* The index of the allocation that was found last in each 2 MiB of memory. It may be outdated. */
+    static uint32_t last_indices[LAST_INDICES];
     if (!allocation_count || address < allocations[0].lo || address >= allocations[allocation_count - 1].hi)
         return NULL; /* fast path: most parameter words are not pointers */
-    allocation *candidate = allocations + find_first_ending_after(address);
-    return candidate->lo <= address ? candidate : NULL;
+    uint32_t *last_index = last_indices + (address >> 21) % LAST_INDICES;
+    if (*last_index < allocation_count && allocations[*last_index].lo <= address &&
+        address < allocations[*last_index].hi)
+        return allocations + *last_index;
+    const size_t index = find_first_ending_after(address);
+    *last_index = (uint32_t)index;
+    return allocations[index].lo <= address ? allocations + index : NULL;
 }
 
 /* Return an access that stands for all operations on an allocation so far, of which the last one may have accessed all

@@ -493,11 +493,11 @@ static void write_changed_node(uint32_t graph, uint32_t executable, uint32_t nod
 
 bool graphs_node_changed(CUgraphExec executable, CUgraphNode handle, const graph_node *changed)
 {
+    static record buffer[1 + MAX_ACCESSES]; /* protected by the recorder lock */
     graph_node node = *changed;
     uint32_t executable_id, kernel_count, node_id = 0;
     call_site stack;
-    record *buffer = has_changeable_accesses(&node) ? calloc(1 + MAX_ACCESSES, sizeof *buffer) : NULL;
-    if (!buffer)
+    if (!has_changeable_accesses(&node))
         return false;
     node.handle = handle;
     if (node.type == NODE_KERNEL) {
@@ -512,7 +512,6 @@ bool graphs_node_changed(CUgraphExec executable, CUgraphNode handle, const graph
     if (node_id)
         write_changed_node(graph, executable_id, node_id, &node, call_site_id(&stack), buffer);
     pthread_mutex_unlock(&recorder_lock);
-    free(buffer);
     return node_id != 0;
 }
 

@@ -266,6 +266,13 @@ static const char *parameter_bytes(const char *buffer, void **parameters, uint16
     return buffer ? buffer + offset : parameters[parameter];
 }
 
+/* Return the hash of scalars with one more scalar. The positions of the scalars follow from those of the pointers. A step
+ * is shorter than that of mix_hash(), because a fused kernel has hundreds of scalars. */
+static uint64_t mix_scalar(uint64_t hash, uint64_t value)
+{
+    return ((hash << 5 | hash >> 59) ^ value) * 0x9E3779B97F4A7C15ull;
+}
+
 /* Add the bytes of all parameters that are not part of a word. */
 static void add_other_bytes(launch_arguments *arguments, const struct kernel_layout *layout, const char *buffer,
                             void **parameters)
@@ -279,7 +286,9 @@ static void add_other_bytes(launch_arguments *arguments, const struct kernel_lay
         uint64_t bytes_before_words = 0, bytes_after_words = 0;
         memcpy(&bytes_before_words, bytes, words_begin);
         memcpy(&bytes_after_words, bytes + words_end, span.size - words_end);
-        arguments->scalar_hash = mix_hash(mix_hash(arguments->scalar_hash, bytes_before_words), bytes_after_words);
+        if (bytes_before_words | bytes_after_words)
+            arguments->scalar_hash =
+                mix_hash(mix_hash(arguments->scalar_hash ^ i, bytes_before_words), bytes_after_words);
     }
 }
 
@@ -309,7 +318,7 @@ void kernels_find_arguments(const struct kernel_layout *layout, void **parameter
         if (reached)
             add_pointer(arguments, i, value, word->certainty, reached);
         else
-            arguments->scalar_hash = mix_hash(mix_hash(arguments->scalar_hash, i), value);
+            arguments->scalar_hash = mix_scalar(arguments->scalar_hash, value);
     }
     arguments->is_complete = arguments->pointer_count < MAX_ACCESSES;
     if (arguments->is_complete)
