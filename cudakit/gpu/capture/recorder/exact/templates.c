@@ -186,6 +186,12 @@ bool templates_apply_to(const launch_signature *signature)
     return state && template_applies(state, &signature->hashes);
 }
 
+bool templates_serve_shared_memory(const launch_signature *signature)
+{
+    const signature_state *state = state_of(signature);
+    return state && serves_shared_memory(state);
+}
+
 launch_footprint templates_footprint(const launch_signature *signature)
 {
     const signature_state *state = state_of(signature);

@@ -75,6 +75,9 @@ launch_signature templates_find_signature(const launch_hashes *hashes);
 /* Return whether a template applies to a launch. */
 bool templates_apply_to(const launch_signature *signature);
 
+/* Return whether the template of a signature applies to launches on memory that unordered work uses as well. */
+bool templates_serve_shared_memory(const launch_signature *signature);
+
 /* Return the bytes that the last recorded launch of a signature accessed; ``ranges`` is NULL if no launch was
  * recorded. */
 launch_footprint templates_footprint(const launch_signature *signature);

@@ -71,7 +71,7 @@ static void on_launch(const Sanitizer_LaunchData *launch)
         const bool lacks_patch = !chosen_template.id && exact_lacks_patch(launch);
         if (lacks_patch) {
             chosen_template = templates_use_instead(&signature);
-            modules_request_restoring();
+            module_request_restoring(patching_module_id(launch->module));
             if (!chosen_template.id)
                 record_gap("launch inferred from arguments: its instrumentation was removed");
         }

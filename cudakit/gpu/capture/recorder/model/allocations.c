@@ -86,8 +86,8 @@ allocation *allocations_find(uint64_t address)
     if (!allocation_count || address < allocations[0].lo || address >= allocations[allocation_count - 1].hi)
         return NULL; /* fast path: most parameter words are not pointers */
     uint32_t *last_index = last_indices + (address >> 21) % LAST_INDICES;
-    if (*last_index < allocation_count && allocations[*last_index].lo <= address &&
-        address < allocations[*last_index].hi)
+    if (*last_index < allocation_count &&
+        allocations[*last_index].lo <= address &&address < allocations[*last_index].hi)
         return allocations + *last_index;
     const size_t index = find_first_ending_after(address);
     *last_index = (uint32_t)index;
@@ -105,6 +105,10 @@ void allocation_begin_work(allocation *accessed, stream_operation operation)
 {
     if (!operation.slot)
         accessed->is_contested = true;
+    if (accessed->history && history_is_obsolete(accessed->history)) {
+        history_free(accessed->history);
+        accessed->history = NULL;
+    }
     if (accessed->history || accessed->is_contested || !accessed->last_work.slot ||
         order_happens_before(accessed->last_work, operation))
         return;
@@ -132,9 +136,19 @@ bool allocations_have_contested_bytes(uint64_t lo, uint64_t hi)
     return is_contested;
 }
 
+void allocations_mark_accessed(uint64_t lo, uint64_t hi)
+{
+    const allocation *first = allocations_find(lo);
+    for (size_t i = first ? (size_t)(first - allocations) : find_first_ending_after(lo);
+         i < allocation_count && allocations[i].lo < hi; i++)
+        allocations[i].is_accessed = true;
+}
+
 void allocations_add_tracked_access(uint64_t lo, uint64_t hi, byte_access access)
 {
-    for (size_t i = find_first_ending_after(lo); i < allocation_count && allocations[i].lo < hi; i++)
+    const allocation *first = allocations_find(lo);
+    for (size_t i = first ? (size_t)(first - allocations) : find_first_ending_after(lo);
+         i < allocation_count && allocations[i].lo < hi; i++)
         if (allocations[i].history)
             allocation_add_access(allocations + i, lo, hi, access);
 }

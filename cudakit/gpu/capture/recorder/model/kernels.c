@@ -235,11 +235,16 @@ static size_t pointer_index(launch_arguments *arguments, uint64_t pointer)
 }
 
 /* Add an allocation that the launch reaches, unless it has been added. */
-static void add_allocation(launch_arguments *arguments, allocation *reached)
+static void add_allocation(launch_arguments *arguments, allocation *reached, uint8_t certainty)
 {
-    if (reached->last_launch_number == current_launch_number)
+    if (reached->last_launch_number == current_launch_number) {
+        uint8_t *lowest_certainty = arguments->allocation_certainties + reached->index_in_launch;
+        *lowest_certainty = certainty < *lowest_certainty ? certainty : *lowest_certainty;
         return;
+    }
     reached->last_launch_number = current_launch_number;
+    reached->index_in_launch = (uint32_t)arguments->allocation_count;
+    arguments->allocation_certainties[arguments->allocation_count] = certainty;
     arguments->allocations[arguments->allocation_count++] = reached;
 }
 
@@ -252,13 +257,14 @@ static void add_pointer(launch_arguments *arguments, size_t word_index, uint64_t
     if (index < old_count) {
         if (certainty < arguments->certainties[index])
             arguments->certainties[index] = certainty;
+        add_allocation(arguments, reached, certainty);
         return;
     }
     arguments->allocation_ends[index] = reached->hi;
     arguments->certainties[index] = certainty;
     arguments->pointer_hash = mix_hash(arguments->pointer_hash, pointer);
     arguments->distance_hash = mix_hash(arguments->distance_hash, pointer - arguments->pointers[0]);
-    add_allocation(arguments, reached);
+    add_allocation(arguments, reached, certainty);
 }
 
 static const char *parameter_bytes(const char *buffer, void **parameters, uint16_t parameter, uint16_t offset)
