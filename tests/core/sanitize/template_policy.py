@@ -357,6 +357,8 @@ class Policy:
             and idle_count - memory.last_unordered_idle_count >= IDLE_COUNT_TO_REMOVE
         ):
             memory.intervals = []
+        if last is not None and not self._order.is_before(last, operation):
+            memory.last_unordered_idle_count = idle_count
         if memory.intervals or last is None or self._order.is_before(last, operation):
             return
         memory.intervals = [Interval(memory.lo, memory.hi, [ByteAccess(last, is_assumed=True)])]

@@ -226,6 +226,11 @@ static void add_to_interval(access_history *history, byte_interval *interval, by
     history->has_conflicts = history->has_conflicts || interval->contested_count;
 }
 
+void history_note_unordered(access_history *history)
+{
+    history->last_unordered_idle_count = order_idle_count();
+}
+
 bool history_is_obsolete(const access_history *history)
 {
     return !history->is_contested && !history->has_conflicts && history->last_idle_count != order_idle_count() &&

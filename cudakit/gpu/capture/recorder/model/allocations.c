@@ -109,6 +109,8 @@ void allocation_begin_work(allocation *accessed, stream_operation operation)
         history_free(accessed->history);
         accessed->history = NULL;
     }
+    if (accessed->history && !order_happens_before(accessed->last_work, operation))
+        history_note_unordered(accessed->history);
     if (accessed->history || accessed->is_contested || !accessed->last_work.slot ||
         order_happens_before(accessed->last_work, operation))
         return;
