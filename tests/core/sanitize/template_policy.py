@@ -34,7 +34,7 @@ FIRST_CHECK, MAX_CHECK_INTERVAL, MAX_SHARED_CHECK_INTERVAL = 4, 4096, 512
 MAX_RANGES = 8192
 # Number of recorded launches next to unordered work, before such launches use the template.
 MIN_UNORDERED_LAUNCHES = 128
-IDLE_COUNT_TO_REMOVE = 4  # number of waits for all work after which ordered accesses are forgotten
+IDLE_COUNT_TO_REMOVE = 64  # number of waits for all work after which ordered accesses are forgotten
 CONTESTED_ACCESSES = 64  # number of accesses for which bytes stay contested
 # Gaps in bytes between the ranges of a footprint that are joined: always, and of addresses at most.
 MIN_GAP, MAX_ADDRESS_GAP = 256, 512

@@ -12,7 +12,7 @@
 #define CONTESTED_ACCESSES 64
 /* A history without conflicts is removed after this number of times that the host had waited for all work, during which
  * all accesses were ordered. */
-#define IDLE_COUNT_TO_REMOVE 4
+#define IDLE_COUNT_TO_REMOVE 64
 #define ALWAYS_CONTESTED 255 /* some accesses to the bytes are not stored */
 /* Accesses that the host has waited for are removed when a history has this number of intervals, and when their number has
  * doubled since the last removal. */
