@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+# The message if the machine has no driver, the same in every command and call.
+NO_DRIVER = "no CUDA driver found: libcuda.so.1 cannot be loaded"
+
 
 def one_of(names: Sequence[str]) -> str:
     """Join the alternatives in a hint: ``a``, ``a or b``, ``a, b or c``."""
@@ -56,6 +59,19 @@ class EnvironmentUnusable(CudakitError):
     """The machine lacks a required driver, GPU, library, memory or disk space."""
 
     exit_code = 3
+
+
+class GpuUnavailable(EnvironmentUnusable):
+    """The machine has no NVIDIA driver, or no GPU that CUDA can use."""
+
+    def __init__(
+        self,
+        message: str = NO_DRIVER,
+        *,
+        hint: str = "install the NVIDIA driver, or give the container its GPUs (docker run --gpus all); "
+        "cudakit doctor finds the cause",
+    ) -> None:
+        super().__init__(message, hint=hint)
 
 
 class MissingDependency(EnvironmentUnusable):

@@ -1,4 +1,4 @@
-"""Convert frozen dataclasses to plain JSON values and back.
+"""Convert frozen dataclasses to JSON values (dicts, lists, texts, numbers, bools and None) and back.
 
 This is the only encoder and decoder of Results: ``--json`` writes the values of ``to_plain``, ``from_plain``
 reads them by the annotations of the dataclass. Each field is a key. ``metadata={"json": name}`` renames the
@@ -37,7 +37,7 @@ _T = TypeVar("_T")
 _Reasons: TypeAlias = dict[str, str]  # the reasons why values are unavailable, by path
 _REASONS_KEY = "unavailable"  # the key under which a record has the reasons
 
-# --- from dataclasses to plain values --------------------------------------------------------------
+# --- from dataclasses to JSON values ---------------------------------------------------------------
 
 
 def to_plain(record: object, *, inline_reasons: bool = False) -> dict[str, object]:
@@ -53,7 +53,7 @@ def to_plain(record: object, *, inline_reasons: bool = False) -> dict[str, objec
     """
     if not _is_record(record):
         raise TypeError(f"a Result is a dataclass instance, not {type(record).__name__}")
-    return _plain_record(record, inline_reasons)
+    return _json_record(record, inline_reasons)
 
 
 def _is_record(value: object) -> bool:
@@ -65,16 +65,16 @@ def _json_name(field: Field[Any]) -> str | None:
     return name
 
 
-def _plain_record(record: Any, inline_reasons: bool) -> dict[str, object]:
-    plain_members: dict[str, object] = {}
+def _json_record(record: Any, inline_reasons: bool) -> dict[str, object]:
+    members: dict[str, object] = {}
     reason_by_path: _Reasons | None = None if inline_reasons else {}
     for name, value in _json_members(record):
-        if name in plain_members or name == _REASONS_KEY:
+        if name in members or name == _REASONS_KEY:
             raise TypeError(f"{type(record).__name__}: the JSON key {name!r} is taken")
-        plain_members[name] = _plain_value(value, name, reason_by_path)
+        members[name] = _json_value(value, name, reason_by_path)
     if reason_by_path:
-        plain_members[_REASONS_KEY] = reason_by_path
-    return plain_members
+        members[_REASONS_KEY] = reason_by_path
+    return members
 
 
 def _json_members(record: Any) -> Iterator[tuple[str, object]]:
@@ -87,7 +87,7 @@ def _json_members(record: Any) -> Iterator[tuple[str, object]]:
             yield name, getattr(record, field.name)
 
 
-def _plain_value(value: object, path: str, reason_by_path: _Reasons | None) -> object:
+def _json_value(value: object, path: str, reason_by_path: _Reasons | None) -> object:
     """Return the JSON form of a value; ``path`` is the path of the value in its record.
 
     Reasons of unavailable values are added to ``reason_by_path``; if it is None, they are inline.
@@ -105,16 +105,16 @@ def _plain_value(value: object, path: str, reason_by_path: _Reasons | None) -> o
             reason_by_path[path] = reason
             return None
         case _ if _is_numpy_value(value):
-            return _plain_array(value, path, reason_by_path)
+            return _json_array(value, path, reason_by_path)
         case Mapping():
-            return _plain_mapping(value, path, reason_by_path)
+            return _json_mapping(value, path, reason_by_path)
         case list() | tuple():
             return [
-                _plain_value(item, f"{path}[{index}]", reason_by_path)
+                _json_value(item, f"{path}[{index}]", reason_by_path)
                 for index, item in enumerate(value)
             ]
         case _ if _is_record(value):
-            return _plain_record(value, reason_by_path is None)
+            return _json_record(value, reason_by_path is None)
     raise TypeError(f"{path}: JSON has no form for {type(value).__name__}")
 
 
@@ -124,7 +124,7 @@ def _is_numpy_value(value: object) -> bool:
     return numpy is not None and isinstance(value, (numpy.ndarray, numpy.generic))
 
 
-def _plain_array(value: object, path: str, reason_by_path: _Reasons | None) -> object:
+def _json_array(value: object, path: str, reason_by_path: _Reasons | None) -> object:
     import numpy as np
 
     array: npt.NDArray[Any] = np.asarray(value)
@@ -133,20 +133,20 @@ def _plain_array(value: object, path: str, reason_by_path: _Reasons | None) -> o
     if array.dtype.kind == "f":
         doubles = array.astype(np.float64)
         items = doubles.tolist()
-        return items if np.isfinite(doubles).all() else _plain_value(items, path, reason_by_path)
+        return items if np.isfinite(doubles).all() else _json_value(items, path, reason_by_path)
     if array.dtype.kind in "OU":
-        return _plain_value(array.tolist(), path, reason_by_path)
+        return _json_value(array.tolist(), path, reason_by_path)
     raise TypeError(f"{path}: JSON has no form for an array of {array.dtype}")
 
 
-def _plain_mapping(
+def _json_mapping(
     mapping: Mapping[Any, object], path: str, reason_by_path: _Reasons | None
 ) -> dict[str, object]:
-    plain_members: dict[str, object] = {}
+    members: dict[str, object] = {}
     for key, value in mapping.items():
         name = _json_key(key, path)
-        plain_members[name] = _plain_value(value, f"{path}.{name}", reason_by_path)
-    return plain_members
+        members[name] = _json_value(value, f"{path}.{name}", reason_by_path)
+    return members
 
 
 def _json_key(key: object, path: str) -> str:
@@ -157,15 +157,15 @@ def _json_key(key: object, path: str) -> str:
     raise TypeError(f"{path}: a JSON key is a word or an integer, not {type(key).__name__}")
 
 
-# --- from plain values to dataclasses --------------------------------------------------------------
+# --- from JSON values to dataclasses ---------------------------------------------------------------
 
 
 class Mismatch(ValueError):
-    """A plain value does not fit the annotation of its field. The message has the path of the value."""
+    """A JSON value does not fit the annotation of its field. The message has the path of the value."""
 
 
 def from_plain(
-    kind: type[_T], plain_value: object, location: str = "", *, strict: bool = False
+    kind: type[_T], json_value: object, location: str = "", *, strict: bool = False
 ) -> _T:
     """Return the dataclass instance that ``to_plain`` converted, with or without inline reasons.
 
@@ -173,17 +173,17 @@ def from_plain(
     versions can be read; with ``strict``, they raise Mismatch. Raises Mismatch with the path of the first
     wrong value.
     """
-    if not isinstance(plain_value, dict):
-        raise _mismatch(location, "an object", plain_value)
+    if not isinstance(json_value, dict):
+        raise _mismatch(location, "an object", json_value)
     hinted_fields = _hinted_fields(kind)
     known_keys = {_json_name(field) for field, _ in hinted_fields} | {_REASONS_KEY}
-    unknown_keys = sorted(plain_value.keys() - known_keys) if strict else ()
+    unknown_keys = sorted(json_value.keys() - known_keys) if strict else ()
     if unknown_keys:
         raise Mismatch(f"{location or 'the file'} has an unknown key {unknown_keys[0]!r}")
-    reasons = plain_value.get(_REASONS_KEY)
+    reasons = json_value.get(_REASONS_KEY)
     reader = _Reader(reasons if isinstance(reasons, dict) else {}, strict)
     return kind(
-        **{f.name: reader.read_member(f, hint, plain_value, location) for f, hint in hinted_fields}
+        **{f.name: reader.read_member(f, hint, json_value, location) for f, hint in hinted_fields}
     )
 
 
@@ -214,51 +214,51 @@ class _Reader:
         self._strict = strict
 
     def read_member(
-        self, field: Field[Any], hint: Any, plain_value: Mapping[str, object], location: str
+        self, field: Field[Any], hint: Any, json_value: Mapping[str, object], location: str
     ) -> Any:
         name = _json_name(field)
         path = f"{location}.{name}" if location else str(name)
-        if name is not None and name in plain_value:
-            return self._read_value(hint, plain_value[name], path, name)
+        if name is not None and name in json_value:
+            return self._read_value(hint, json_value[name], path, name)
         if field.default is not MISSING:
             return field.default
         if field.default_factory is not MISSING:
             return field.default_factory()
         raise Mismatch(f"{path} is missing")
 
-    def _read_value(self, hint: Any, plain_value: object, location: str, path: str) -> object:
+    def _read_value(self, hint: Any, json_value: object, location: str, path: str) -> object:
         origin, arguments = get_origin(hint), get_args(hint)
         if origin in (Union, types.UnionType):
-            return self._read_union(arguments, plain_value, location, path)
+            return self._read_union(arguments, json_value, location, path)
         if origin is Literal:
-            if plain_value not in arguments:
-                raise _mismatch(location, " or ".join(map(repr, arguments)), plain_value)
-            return plain_value
+            if json_value not in arguments:
+                raise _mismatch(location, " or ".join(map(repr, arguments)), json_value)
+            return json_value
         if origin is tuple:
-            return self._read_tuple(arguments, plain_value, location, path)
+            return self._read_tuple(arguments, json_value, location, path)
         if isinstance(origin, type) and issubclass(origin, Mapping):
-            return self._read_mapping(arguments[1], plain_value, location, path)
+            return self._read_mapping(arguments[1], json_value, location, path)
         if is_dataclass(hint) and isinstance(hint, type):
-            return from_plain(hint, plain_value, location, strict=self._strict)
-        return _read_scalar(hint, plain_value, location)
+            return from_plain(hint, json_value, location, strict=self._strict)
+        return _read_scalar(hint, json_value, location)
 
     def _read_union(
-        self, kinds: tuple[Any, ...], plain_value: object, location: str, path: str
+        self, kinds: tuple[Any, ...], json_value: object, location: str, path: str
     ) -> object:
-        if plain_value is None:
+        if json_value is None:
             return self._read_null(kinds, location, path)
         if (
             Unavailable in kinds
-            and isinstance(plain_value, dict)
-            and plain_value.keys() == {_REASONS_KEY}
+            and isinstance(json_value, dict)
+            and json_value.keys() == {_REASONS_KEY}
         ):
-            return Unavailable(_read_scalar(str, plain_value[_REASONS_KEY], location))
+            return Unavailable(_read_scalar(str, json_value[_REASONS_KEY], location))
         problems = []
         # The type of the value is tried first, so that an integer stays an int if int and float are allowed.
-        for kind in sorted(kinds, key=lambda kind: kind is not type(plain_value)):
+        for kind in sorted(kinds, key=lambda kind: kind is not type(json_value)):
             if kind not in (Unavailable, types.NoneType):
                 try:
-                    return self._read_value(kind, plain_value, location, path)
+                    return self._read_value(kind, json_value, location, path)
                 except Mismatch as problem:
                     problems.append(problem)
         # The type whose problem has the longest path fits the value best, so its problem is reported.
@@ -273,53 +273,49 @@ class _Reader:
         raise _mismatch(location, "a value", None)
 
     def _read_tuple(
-        self, kinds: tuple[Any, ...], plain_value: object, location: str, path: str
+        self, kinds: tuple[Any, ...], json_value: object, location: str, path: str
     ) -> tuple[object, ...]:
-        if not isinstance(plain_value, list):
-            raise _mismatch(location, "a list", plain_value)
+        if not isinstance(json_value, list):
+            raise _mismatch(location, "a list", json_value)
         if len(kinds) == 2 and kinds[1] is Ellipsis:
-            if kinds[0] is float and set(map(type, plain_value)) <= {float, int}:
+            if kinds[0] is float and set(map(type, json_value)) <= {float, int}:
                 # A fast path for long lists of numbers. The code below reports an OverflowError with its
                 # path.
                 with suppress(OverflowError):
-                    return tuple(map(float, plain_value))
-            kinds = (kinds[0],) * len(plain_value)
-        if len(kinds) != len(plain_value):
-            raise _mismatch(location, f"a list of {len(kinds)}", plain_value)
+                    return tuple(map(float, json_value))
+            kinds = (kinds[0],) * len(json_value)
+        if len(kinds) != len(json_value):
+            raise _mismatch(location, f"a list of {len(kinds)}", json_value)
         return tuple(
             self._read_value(kind, item, f"{location}[{index}]", f"{path}[{index}]")
-            for index, (kind, item) in enumerate(zip(kinds, plain_value, strict=True))
+            for index, (kind, item) in enumerate(zip(kinds, json_value, strict=True))
         )
 
     def _read_mapping(
-        self, kind: Any, plain_value: object, location: str, path: str
+        self, kind: Any, json_value: object, location: str, path: str
     ) -> dict[str, object]:
-        if not isinstance(plain_value, dict):
-            raise _mismatch(location, "an object", plain_value)
+        if not isinstance(json_value, dict):
+            raise _mismatch(location, "an object", json_value)
         return {
             name: self._read_value(kind, item, f"{location}.{name}", f"{path}.{name}")
-            for name, item in plain_value.items()
+            for name, item in json_value.items()
         }
 
 
-def _read_scalar(kind: Any, plain_value: object, location: str) -> Any:
+def _read_scalar(kind: Any, json_value: object, location: str) -> Any:
     if isinstance(kind, type) and issubclass(kind, Enum):
-        if isinstance(plain_value, str) and plain_value.upper() in kind.__members__:
-            return kind[plain_value.upper()]
+        if isinstance(json_value, str) and json_value.upper() in kind.__members__:
+            return kind[json_value.upper()]
         raise _mismatch(
-            location, " or ".join(name.lower() for name in kind.__members__), plain_value
+            location, " or ".join(name.lower() for name in kind.__members__), json_value
         )
-    if (
-        kind is float
-        and isinstance(plain_value, (int, float))
-        and not isinstance(plain_value, bool)
-    ):
+    if kind is float and isinstance(json_value, (int, float)) and not isinstance(json_value, bool):
         # JSON has no infinity and no NaN.
-        if abs(plain_value) <= sys.float_info.max:
-            return float(plain_value)
-    elif type(plain_value) is kind:
-        return plain_value
-    raise _mismatch(location, _TYPE_NAMES.get(kind, str(kind)), plain_value)
+        if abs(json_value) <= sys.float_info.max:
+            return float(json_value)
+    elif type(json_value) is kind:
+        return json_value
+    raise _mismatch(location, _TYPE_NAMES.get(kind, str(kind)), json_value)
 
 
 _TYPE_NAMES = {float: "a number", int: "a whole number", str: "a text", bool: "true or false"}

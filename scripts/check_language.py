@@ -8,20 +8,24 @@ Without PATH: the package, tests, scripts, examples, docs and the pages at the t
 number of findings per package. Exits with 1 if anything was found.
 
 ``PHRASES`` and ``NAMES`` list what is flagged, ``EXCEPTIONS`` the files that may use a word, with the reason.
-The comment at the end of the line of an attribute must be a noun phrase, or "whether ..." for a bool.
+The comment at the end of the line of an attribute must be a noun phrase, or "whether ..." for a bool. A
+name in double backticks in a docstring of the package must exist: ``unknown_names`` has the rule.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import builtins
 import io
+import keyword
 import re
 import sys
 import tokenize
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -117,6 +121,38 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
     ("scripts/repeat_bench.py", "contender"): "the same field",
 }
 """The reason for each exception, by path prefix and allowed word; ``*`` allows every word."""
+
+EXTERNAL_NAMES = {
+    "CUDA": ("cudaEventQuery", "cudaStreamQuery", "offset", "subsequence"),
+    "data types": ("fp8_e4m3",),
+    "PyTorch": (
+        "_record_memory_history",
+        "action_to_str",
+        "allocator_settings",
+        "backward",
+        "device_total_bytes",
+        "host_segments",
+        "host_traces",
+        "internal_metadata",
+        "per_process_memory_fraction",
+        "pinned_max_cached_size_mb",
+        "pinned_max_round_threshold_mb",
+        "record_function",
+        "roundup_power2_divisions",
+    ),
+    "numpy": ("exp", "isnan", "maximum", "mean", "prod", "where"),
+    "other libraries": (
+        "_PendingDeallocs",
+        "bash_complete",
+        "bash_source",
+        "nohup",
+        "nvtxRangeStart",
+        "reserved",
+        "tensordot_core",
+    ),
+    "C files of the package": ("push_object",),
+}
+"""Names to which docstrings of the package refer, by their origin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,6 +368,90 @@ def rules_of(text: Text) -> list[tuple[re.Pattern[str], str]]:
     return PHRASES + (SENTENCE_STARTS if text.is_sentence else [])
 
 
+Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+
+
+def unknown_names(path: str, source: str, package_names: Collection[str]) -> Iterator[Finding]:
+    """Yield the names in double backticks in the docstrings of functions and classes that do not exist.
+
+    A name exists if it is a parameter or another name of the definition; an attribute, an import, a word in a
+    short string or the value of a module-level name of the file; or one of ``package_names``.
+    """
+    module = ast.parse(source)
+    shared_names: set[str] | None = None
+    for node in ast.walk(module):
+        if not isinstance(node, Definition):
+            continue
+        quoted_names = re.findall(r"``([a-z_]\w+)(?:\(\))?``", ast.get_docstring(node) or "")
+        names = set(quoted_names).difference(package_names)
+        for name in sorted(names - identifiers_below(node) if names else ()):
+            if shared_names is None:
+                shared_names = shared_identifiers(module)
+            if name not in shared_names:
+                yield Finding(
+                    path, node.lineno, name, "the new name of the parameter or definition"
+                )
+
+
+def shared_identifiers(module: ast.Module) -> set[str]:
+    """Return the identifiers of a file without the parameters and variables of its functions."""
+    assignments = [node for node in module.body if isinstance(node, ast.Assign)]
+    return set().union(
+        *(identifiers(node) for node in code_nodes(module) if not is_local(node)),
+        *map(identifiers_below, assignments),
+    )
+
+
+def is_local(node: ast.AST) -> bool:
+    """Return whether a node names a parameter or variable, which other functions cannot refer to."""
+    return isinstance(node, (ast.arg, ast.keyword, ast.Name))
+
+
+def identifiers_below(node: ast.AST) -> set[str]:
+    """Return the identifiers in a node and its descendants."""
+    return {name for child in code_nodes(node) for name in identifiers(child)}
+
+
+def code_nodes(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield a node and its descendants without docstrings."""
+    unvisited = [node]
+    while unvisited:
+        node = unvisited.pop()
+        yield node
+        unvisited += [child for child in ast.iter_child_nodes(node) if not is_docstring(child)]
+
+
+def is_docstring(node: ast.AST) -> bool:
+    """Return whether a node is a string literal that is a statement."""
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+
+
+def identifiers(node: ast.AST) -> list[str]:
+    """Return the identifiers that a node contains itself, including the words of a string of one line."""
+    match node:
+        case ast.Attribute(attr=name) | ast.arg(arg=name) | ast.Name(id=name):
+            return [name]
+        case ast.AnnAssign(target=ast.Name(id=name)):
+            return [name]
+        case ast.keyword(arg=str(name)):
+            return [name]
+        case ast.alias(name=name, asname=new_name):
+            return [*name.split("."), new_name or ""]
+        case ast.Constant(value=str(text)) if "\n" not in text and len(text) < 60:
+            return re.findall(r"\w+", text)
+    return []
+
+
+@cache
+def names_of_package() -> frozenset[str]:
+    """Return the names of the package's functions, classes and modules, of builtins, and external names."""
+    names = {*dir(builtins), *keyword.kwlist}.union(*EXTERNAL_NAMES.values())
+    for path in (ROOT / "cudakit").rglob("*.py"):
+        names.update(path.relative_to(ROOT).with_suffix("").parts)
+        names.update(re.findall(r"(?:def|class) (\w+)", path.read_text(encoding="utf-8")))
+    return frozenset(names)
+
+
 def name_words(name: str) -> str:
     """Return a name as separate words: ``pool_tally`` and ``PoolTally`` as "pool tally"."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|_+", " ", name)
@@ -342,6 +462,14 @@ def is_exception(path: str, word: str, exceptions: Collection[tuple[str, str]]) 
     return any(
         path.startswith(prefix) and allowed in ("*", word.lower()) for prefix, allowed in exceptions
     )
+
+
+def findings_of(path: Path) -> Iterator[Finding]:
+    """Yield the findings in a file."""
+    name = relative(path)
+    yield from findings_in(name, texts_of(path))
+    if name.startswith("cudakit/") and path.suffix == ".py":
+        yield from unknown_names(name, path.read_text(encoding="utf-8"), names_of_package())
 
 
 def files_under(paths: Iterable[Path]) -> Iterator[Path]:
@@ -376,7 +504,7 @@ def main(arguments: list[str] | None = None) -> int:
     findings = [
         finding
         for path in files_under(options.paths or [ROOT / folder for folder in DEFAULT_PATHS])
-        for finding in findings_in(relative(path), texts_of(path))
+        for finding in findings_of(path)
     ]
     if options.count:
         for package, count in Counter(

@@ -66,6 +66,10 @@ RESULTS = {
         "devices --select --json",
         "cudakit.core.devices.result:SelectResult",
     ),
+    "devices-list-fields-json.md": (
+        "devices --list-fields --json",
+        "cudakit.core.devices.fields:FieldsList",
+    ),
     "doctor-json.md": ("doctor --json", "cudakit.core.devices.diagnose.check:DoctorResult"),
     "doctor-explain-json.md": (
         "doctor --explain ID --json",
@@ -94,10 +98,16 @@ RESULTS = {
 }
 
 
+# Remarks on command lines that no help lists, by page.
+REMARKS = {"doctor-explain-json.md": "the earlier spelling of `cudakit explain ID`"}
+
 EXIT_CODES_OF_RUN = (
     (
         "1",
-        "the program succeeded, and had races; races inside libraries count with --internal only",
+        "the program succeeded, but it has races, launches that may race but were not recorded, or ranks "
+        "that call different collectives; or the recording is incomplete; or, with --require-gpu, no work of "
+        "a real GPU was recorded; or, with --fail-on limit, a process reserved more memory than --limit. "
+        "Races inside libraries count with --internal only",
     ),
     ("125", "cudakit failed before the program started"),
     ("126", "the program cannot be executed"),
@@ -131,7 +141,8 @@ def schemas_table() -> str:
     rows = []
     for page, (command_line, dataclass_path) in RESULTS.items():
         schema = schema_of(result_class(dataclass_path))
-        rows.append((f"[`cudakit {command_line}`]({page})", f"`{schema}`"))
+        remark = f"; {REMARKS[page]}" if page in REMARKS else ""
+        rows.append((f"[`cudakit {command_line}`]({page}){remark}", f"`{schema}`"))
     return table(("Command", "Schema"), rows)
 
 

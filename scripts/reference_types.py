@@ -23,14 +23,15 @@ from cudakit.units import Unavailable
 
 PYTHON_INTRO = """The public names of `import cudakit`. Errors are raised as one of the [errors](errors.md).
 
-Python calls for commands return the Result that the command prints with `--json`. The other commands have
-no Python call: run them with `--json` and read the document."""
+Python calls for commands return the Result that the command prints with `--json`. Run a command without a
+Python call with `--json`, and read the document."""
 PYTHON_CALLS = (
     ("`cudakit devices`", "`cudakit.devices()`"),
     ("`cudakit memviz`", "`cudakit.memviz()`, `cudakit.memviz_diff()`, `cudakit.memviz_what_if()`"),
     ("`cudakit run --sanitize`", "`cudakit.sanitize()`, for a block of code"),
     ("`cudakit run --memory`", "`cudakit.record_memory()`, for a block of code"),
-    ("`cudakit bench`, `cudakit doctor`", "none"),
+    ("`cudakit run --profile`", "`cudakit.profile()`, for a block of code"),
+    ("all other commands", "none"),
 )
 
 JSON_TYPE_NAMES = {

@@ -21,10 +21,19 @@ def test_examples_of_the_memory_calls_run(monkeypatch: pytest.MonkeyPatch) -> No
     assert results.failed == 0
 
 
-@pytest.mark.parametrize(("module", "count"), [("kernels", 7), ("cuda_kernels", 6)])
+@pytest.mark.parametrize(
+    ("module", "count"),
+    [
+        ("api.kernels", 12),
+        ("api.cuda_kernels", 7),
+        ("api.softmax", 2),
+        ("api.profile", 3),
+        ("gpu.device_array", 3),
+    ],
+)
 def test_examples_of_kernels_run(module: str, count: int) -> None:
     results = doctest.testmod(
-        importlib.import_module(f"cudakit.api.{module}"), extraglobs={"cudakit": cudakit}
+        importlib.import_module(f"cudakit.{module}"), extraglobs={"cudakit": cudakit}
     )
 
     assert results.attempted >= count

@@ -17,7 +17,8 @@ _LAUNCHES = 10  # number of launches per round and block size
 _SMALLEST_GAIN = 0.02  # minimum relative gain over the default block size
 _ALIGNMENT_BYTES = 512
 
-# A function that returns the launch plan for inputs, outputs and a block size; None is the default one.
+# A function that returns the launch plan for inputs, outputs and a block size. None stands for the default
+# block size.
 Planner = Callable[[Mapping[str, Operand], Mapping[str, ArrayView], int | None], LaunchPlan]
 
 
@@ -33,8 +34,8 @@ def choose_threads(
 ) -> int | None:
     """Return the fastest number of threads of a block, from the kernel cache or from a measurement.
 
-    The kernel runs on copies of the arrays that it writes, so that measuring changes no array. During a
-    stream capture nothing can be measured, and None is returned: the default. Raises
+    The kernel runs on copies of the arrays that it writes, so that measuring changes no array. Returns
+    None, the default block size, during a stream capture, in which nothing can be measured. Raises
     CUDA_ERROR_OUT_OF_MEMORY if the copies do not fit.
     """
     if gpu.capture_id(stream) is not None:

@@ -24,7 +24,11 @@ if TYPE_CHECKING:
 
 
 class CudaKernel:
-    """A kernel in CUDA C++, which ``cudakit.kernel`` returns. Call it with a grid, a block and arguments."""
+    """A kernel in CUDA C++, which ``cudakit.kernel`` returns. Call it with a grid, a block and arguments.
+
+    >>> cudakit.kernel("__global__ void increment(int* x) { ++*x; }").name
+    'increment'
+    """
 
     def __init__(self, text: str, name: str | None) -> None:
         self._source = kernel_source(text, name)

@@ -131,6 +131,9 @@ class Generator:
 
         The 32-bit words are those of cuRAND's Philox4_32_10 generator with this seed, ``subsequence`` equal
         to the sequence number, and ``offset`` equal to 4 times the position.
+
+        >>> cudakit.Generator(42, device="numpy").bits(2).tolist()
+        [2632642643, 2012563771]
         """
         name = None if dtype is None else _dtype_name(dtype)
         if (
@@ -180,6 +183,10 @@ class Generator:
         """Return normal values: float32 by default, float64, float16 or bfloat16.
 
         The transform of Box and Muller is computed in fp32 (float64: in fp64), and rounded to the dtype.
+
+        >>> values = cudakit.Generator(42, device="numpy").normal(100_000, mean=5.0, std=2.0)
+        >>> round(float(values.mean()), 1), round(float(values.std()), 1)
+        (5.0, 2.0)
         """
         name = None if dtype is None else _dtype_name(dtype)
         mean_and_std = _convert_argument("mean", mean, float), _convert_argument("std", std, float)
@@ -197,7 +204,11 @@ class Generator:
         out: Any = None,
         stream: object = None,
     ) -> Any:
-        """Return integers in [low, high), int64 by default; each one is exactly equally likely."""
+        """Return integers in [low, high), int64 by default; each one is exactly equally likely.
+
+        >>> cudakit.Generator(42, device="numpy").integers(1, 7, 8).tolist()
+        [4, 3, 1, 3, 6, 2, 4, 3]
+        """
         name = None if dtype is None else _dtype_name(dtype)
         bounds = _convert_argument("low", low, index), _convert_argument("high", high, index)
         return self._filler.fill(
@@ -225,7 +236,11 @@ class Generator:
         return self._filler.fill(request, count, out, stream)
 
     def state(self) -> dict[str, int | str]:
-        """Return the state of the generator as a dictionary of numbers and strings, which JSON can store."""
+        """Return the state of the generator as a dictionary of numbers and strings, which JSON can store.
+
+        >>> cudakit.Generator(42, device="numpy").state()["position"]
+        0
+        """
         with self._lock:
             spawned_count = self._spawned_count
         position, sequence, seed = self._counter.read()
@@ -268,6 +283,11 @@ class Generator:
         """Skip ``blocks`` Philox blocks, each of 4 words, or go back if negative.
 
         Raises UsageError if the sequence has no such block.
+
+        >>> generator = cudakit.Generator(42, device="numpy")
+        >>> generator.advance(3)
+        >>> generator.position
+        3
         """
         self._counter.change(partial(advance_counter, blocks))
 
@@ -275,6 +295,11 @@ class Generator:
         """Skip ``count`` sequences of 2^64 Philox blocks, backwards if negative; keep the position.
 
         Raises UsageError if the seed has no such sequence.
+
+        >>> generator = cudakit.Generator(42, device="numpy")
+        >>> generator.jump()
+        >>> generator
+        Generator(seed=42, sequence=1, position=0)
         """
 
         def add_sequences(counter: Counter) -> Counter:

@@ -63,6 +63,13 @@ class Elementwise(FastCall):
     the outputs that the expression does not read; without ``out``, the call allocates these outputs.
     ``stream`` is a stream of any library or a handle; the default is the current stream of the first array's
     library. The kernel is enqueued, and the call returns the output, or a tuple of several.
+
+    >>> sum_and_difference = cudakit.elementwise("s = x + y; d = x - y")
+    >>> sum_and_difference.inputs, sum_and_difference.outputs
+    (('x', 'y'), ('s', 'd'))
+    >>> s, d = sum_and_difference(cudakit.to_device([1.0, 2.0], "sim"), y=1.0)
+    >>> d.copy_to_host()
+    array([0., 1.])
     """
 
     def __init__(self, text: str, outputs: Sequence[str] | None, *, tune: bool) -> None:
@@ -212,6 +219,10 @@ class Reduction(FastCall):
     Arguments are given in the order of ``inputs``, or by name. ``out`` is an array for the results; without
     it, one is allocated. ``stream`` is a stream of any library or a handle; the default is the current stream
     of the first array's library. The kernel is enqueued, and the call returns the array of results.
+
+    >>> largest = cudakit.reduction("max(x)")
+    >>> float(largest(cudakit.to_device([1.0, 3.0, 2.0], "sim")).copy_to_host())
+    3.0
     """
 
     def __init__(self, text: str, axis: int | Sequence[int] | None, *, keepdims: bool) -> None:

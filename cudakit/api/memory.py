@@ -37,13 +37,14 @@ def load_snapshot(path: Path) -> Snapshot:
 def memviz(
     *paths: Path,
     at: str | int = "peak",
-    device: int | None = None,
+    device: int | str | None = None,
     stream: int | None = None,
-    pool: tuple[int, int] | None = None,
+    pool: tuple[int, int] | str | None = None,
 ) -> MemoryResult:
     """Analyze memory snapshots: return the result that ``cudakit memviz --json`` prints.
 
-    ``at`` is "peak", "end", "oom" or the index of an event; ``stream`` is the number in the report. Raises
+    ``at`` is "peak", "end", "oom" or the index of an event. ``device`` is 0, "cuda:0" or "host", ``stream`` a
+    number in the report, and ``pool`` a name in the report, such as "default", or its two numbers. Raises
     SnapshotError for a bad file, UsageError if no file has the device, stream, pool or event.
 
     >>> result = memviz("examples/memory/kv_cache.pkl.gz")
@@ -51,8 +52,14 @@ def memviz(
     146447695872
     """
     from cudakit.core.memory.analyze import MemorySpec, analyze
+    from cudakit.core.memory.selection import parse_device, parse_moment, parse_pool, parse_stream
 
-    spec = MemorySpec(at=at, device=device, stream=stream, pool=pool)
+    spec = MemorySpec(
+        at=parse_moment(at),
+        device=None if device is None else parse_device(device),
+        stream=None if stream is None else parse_stream(stream),
+        pool=None if pool is None else parse_pool(pool),
+    )
     return analyze([load_snapshot(path) for path in paths], spec, new_allocator)
 
 

@@ -123,7 +123,12 @@ class LossScaler:
         self._growth_interval = growth_interval
 
     def update(self, found_nonfinite: int | bool) -> bool:
-        """Adapt the scale to the gradients of a step; return whether the gradients may be applied."""
+        """Adapt the scale to the gradients of a step; return whether the gradients may be applied.
+
+        >>> scaler = cudakit.LossScaler(1024.0, growth_interval=2)
+        >>> [scaler.update(count) for count in (0, 0, 3)], scaler.scale
+        ([True, True, False], 1024.0)
+        """
         self.finite_steps = 0 if found_nonfinite else self.finite_steps + 1
         if found_nonfinite:
             self.scale *= self._backoff_factor

@@ -58,9 +58,10 @@ def pin(
     """Pin the memory of a host array in place, so that copies to and from the GPU do not block the host.
 
     ``array`` is a contiguous numpy array, any other object with the buffer protocol (``bytearray``,
-    ``mmap``), or a CPU tensor with DLPack. ``read_only=True`` pins memory that the GPU must only read, and is
-    required for arrays that are not writable. ``device`` is a CUDA index (the current device by default),
-    "sim" or "sim:MODEL", or an opened device of cudakit; all devices of the process can use the memory.
+    ``mmap.mmap``), or a CPU tensor with DLPack. ``read_only=True`` pins memory that the GPU must only read,
+    and is required for arrays that are not writable. ``device`` is a CUDA index (the current device by
+    default), "sim" or "sim:MODEL", or an opened device of cudakit; all devices of the process can use the
+    memory.
 
     Keep the returned object: the memory is pinned while it exists. Its attributes are ``array``, ``ptr``,
     ``size_bytes`` and ``is_pinned``. Pinning is slow and keeps the pages in RAM: pin buffers that are copied

@@ -178,6 +178,14 @@ def timed(stream: object = None, *, gpu: Gpu | None = None) -> Iterator[Timing]:
     ...     model(batch)
     >>> timing.seconds  # doctest: +SKIP
     0.0123
+
+    On a simulated device, the time is simulated:
+
+    >>> from cudakit.gpu.sim import Sim
+    >>> with cudakit.timed(gpu=Sim()) as timing:
+    ...     pass
+    >>> timing.seconds < 1e-5
+    True
     """
     device, measured_stream = _current_stream(stream) if gpu is None else (gpu, LEGACY)
     if gpu is not None and isinstance(stream, int):

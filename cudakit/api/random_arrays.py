@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 Shape: TypeAlias = int | Sequence[int]
 
-# Maximum number of prepared launches of a generator, one for each method and combination of arguments, and of
-# the functions that create its arrays.
+# Maximum number of prepared launches of a generator (one for each method and combination of arguments), and
+# of stored functions that create arrays.
 _MAX_FILLS = 64
 
 

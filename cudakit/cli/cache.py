@@ -7,6 +7,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING
@@ -17,7 +18,13 @@ from cudakit.cli.failure import ExitCode
 from cudakit.cli.options import Command, OutputOptions, option, output_options
 from cudakit.cli.progress import Progress, progress_line
 from cudakit.cli.report import COMMON_FORMATS, Report, open_outputs
-from cudakit.errors import CudakitError, EnvironmentUnusable, MissingDependency, UsageError
+from cudakit.errors import (
+    CudakitError,
+    EnvironmentUnusable,
+    GpuUnavailable,
+    MissingDependency,
+    UsageError,
+)
 
 if TYPE_CHECKING:
     from cudakit.core.cache import CacheResult, Cleared, Warmed
@@ -94,16 +101,19 @@ def warm(*, arch: tuple[str, ...], output: OutputOptions) -> int:
     of expressions are not among them: they are compiled when the expression is first called.
 
     The command needs NVRTC, and for the race detector ptxas, but no GPU. The exit code is 1 if a source
-    cannot be compiled.
+    cannot be compiled, 3 if the cache cannot be written.
 
     \b
     cudakit cache warm
     cudakit cache warm --arch sm_80 --arch sm_90
     """
-    compile_cache = _user_cache()
+    compile_cache = replace(_user_cache(), reports_errors=True)
     capabilities = [_parse_capability(text) for text in arch] or _capabilities_of_this_machine()
     with open_outputs(output) as outputs:
-        with progress_line(quiet=output.quiet) as progress:
+        with (
+            progress_line(quiet=output.quiet) as progress,
+            _os_errors_reported(compile_cache),
+        ):
             warmed_targets = tuple(_compile_sources(compile_cache, capabilities, progress))
         outputs.write(_report(_result(compile_cache, warmed=warmed_targets)))
     return ExitCode.FINDINGS if any(target.failures for target in warmed_targets) else ExitCode.OK
@@ -193,7 +203,7 @@ def _capabilities_of_this_machine() -> list[tuple[int, int]]:
 
     capabilities = sorted(device_capabilities())
     if not capabilities:
-        raise UsageError("this machine has no GPU to compile for", hint=_HINT)
+        raise GpuUnavailable("this machine has no GPU to compile for", hint=_HINT)
     return capabilities
 
 

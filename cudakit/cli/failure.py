@@ -34,15 +34,20 @@ class ExitCode(IntEnum):
     BROKEN_PIPE = 141  # the reader of the output closed the pipe, as in ``cudakit memviz x | head``
 
 
-def report_error(error: BaseException, *, json_to: Callable[[], Output] | None = None) -> int:
-    """Print an error and return its exit code.
+def report_error(
+    error: BaseException,
+    *,
+    json_to: Callable[[], Output] | None = None,
+    replace_exit_code: Callable[[int], int] = lambda exit_code: exit_code,
+) -> int:
+    """Print an error and return its exit code, which ``replace_exit_code`` can change.
 
     The error is one line and a hint on standard error, or with ``json_to`` a JSON document on that stream.
     """
     if os.environ.get("CUDAKIT_DEBUG"):
         _print_traceback(error)
     try:
-        return _print_error(error, json_to)
+        return _print_error(error, json_to, replace_exit_code)
     except BrokenPipeError:
         return ExitCode.BROKEN_PIPE
     finally:
@@ -60,13 +65,19 @@ def errors_before_start(*, as_json: bool) -> Iterator[None]:
     except (click.exceptions.Exit, click.Abort):
         raise
     except Exception as error:
-        exit_code = report_error(error, json_to=standard_error if as_json else None)
-        raise click.exceptions.Exit(
-            exit_code if exit_code in (126, 127) else _NOT_STARTED
-        ) from error
+        exit_code = report_error(
+            error,
+            json_to=standard_error if as_json else None,
+            replace_exit_code=lambda code: code if code in (126, 127) else _NOT_STARTED,
+        )
+        raise click.exceptions.Exit(exit_code) from error
 
 
-def _print_error(error: BaseException, json_to: Callable[[], Output] | None) -> int:
+def _print_error(
+    error: BaseException,
+    json_to: Callable[[], Output] | None,
+    replace_exit_code: Callable[[int], int],
+) -> int:
     if _is_interrupt(error):
         click.echo(err=True)
         # CPython ends ``python -m`` by the signal if the interrupt was raised inside an exec (such as the
@@ -77,22 +88,23 @@ def _print_error(error: BaseException, json_to: Callable[[], Output] | None) -> 
     if isinstance(error, BrokenPipeError):
         return ExitCode.BROKEN_PIPE
     cudakit_error = _as_cudakit_error(error)
-    if not (json_to and _write_json(cudakit_error, json_to)):
+    exit_code = replace_exit_code(cudakit_error.exit_code)
+    if not (json_to and _write_json(cudakit_error, exit_code, json_to)):
         click.echo(
             f"cudakit: error: {_shorten(cudakit_error.message, _MAX_MESSAGE_LENGTH)}", err=True
         )
         if cudakit_error.hint:
             click.echo(f"hint: {_shorten(cudakit_error.hint, _MAX_HINT_LENGTH)}", err=True)
-    return cudakit_error.exit_code
+    return exit_code
 
 
-def _write_json(error: CudakitError, target: Callable[[], Output]) -> bool:
+def _write_json(error: CudakitError, exit_code: int, target: Callable[[], Output]) -> bool:
     """Write an error as a JSON document; return False if the stream is closed or its disk is full."""
     from cudakit.render.json import render_error
 
     try:
         stream = target()
-        stream.write(render_error(error))
+        stream.write(render_error(error, exit_code))
         stream.flush()
     except (BrokenPipeError, CudakitError):
         return False
@@ -144,6 +156,7 @@ def _as_cudakit_error(error: BaseException) -> CudakitError:
 def _as_message(text: str) -> str:
     """Return a message of click in the style of cudakit: lower case at the start, no full stop."""
     message = text.replace("is not a valid integer range", "is not an integer")
+    message = message.replace("is not a valid float", "is not a number")
     message = re.sub(r"is not in the range x>=(\d+)", r"is less than \1", message)
     message = re.sub(r"the range (\d+)<=x<=(\d+)", r"the range \1 to \2", message)
     message = re.sub(

@@ -48,35 +48,21 @@ _OLD_FORMAT_OPTIONS = MappingProxyType(
 
 
 def _parse_moment(text: str) -> str | int:
-    if text in ("peak", "end", "oom"):
-        return text
-    if not text.isdecimal():
-        raise click.BadParameter(f"{text!r} is not peak, end, oom or the index of an event")
-    return int(text)
+    from cudakit.core.memory.selection import parse_moment
+
+    return parse_moment(text)
 
 
 def _parse_device(text: str) -> int:
-    from cudakit.core.memory.snapshot import HOST
+    from cudakit.core.memory.selection import parse_device
 
-    if text == "host":
-        return HOST
-    index_text = text.removeprefix("cuda:")
-    if not index_text.isdecimal():
-        raise click.BadParameter(f"{text!r} is not a device; use 0, cuda:0 or host")
-    return int(index_text)
+    return parse_device(text)
 
 
 def _parse_pool(text: str) -> tuple[int, int]:
-    from cudakit.core.memory.record.pools import POOL_IDS
+    from cudakit.core.memory.selection import parse_pool
 
-    if text in POOL_IDS:
-        return POOL_IDS[text]
-    first_number, _, second_number = text.partition(",")
-    if not (first_number.isdecimal() and second_number.isdecimal()):
-        raise click.BadParameter(
-            f"{text!r} is not a pool; use two numbers, for example 0,1, or cupy"
-        )
-    return int(first_number), int(second_number)
+    return parse_pool(text)
 
 
 def _parse_growth(text: str) -> float:
@@ -112,10 +98,10 @@ _VIEW_OPTIONS = option_group(
     ),
     option(
         "--pool",
-        type=_parse_pool,
-        metavar="A,B",
-        help="Show one pool only: its two numbers in the report, or its name, such as cupy; 0,0 is "
-        "the default pool of PyTorch.",
+        type=Value(("default", "cupy", "driver"), _parse_pool),
+        metavar="POOL",
+        help="Show one pool only: its name in the report, such as default or cupy, or its two numbers, such "
+        "as 0,1.",
     ),
     option(
         "--top",
@@ -209,6 +195,9 @@ def memviz(
     from cudakit.core.memory.analyze import MemorySpec
 
     spec = MemorySpec(at=at, device=device, stream=stream, pool=pool)
+    _refuse_options_without_effect(
+        "--what-if" if settings else "--diff" if before else "--summary" if summary else ""
+    )
     limit = old_limit if limit is None else limit
     if memory == 0:
         raise click.UsageError("--what-if-limit must be at least 1 byte")
@@ -225,6 +214,30 @@ def memviz(
             raise click.UsageError("--fail-on growth needs --diff")
         return _show(files, spec, output, top, summary_only=summary)
     return _compare(files, before, spec, output, top, limit)
+
+
+# The reason why an option has no effect with another one.
+_REASONS_WITHOUT_EFFECT = MappingProxyType(
+    {
+        "--what-if": {
+            "at": "replays the whole trace",
+            "stream": "replays the whole device",
+            "pool": "replays the whole device",
+            "top": "shows all rows of its tables",
+            "summary": "has no summary",
+        },
+        "--diff": {"at": "always compares the peak and the end", "summary": "has no summary"},
+        "--summary": {"top": "shows no tables"},
+    }
+)
+
+
+def _refuse_options_without_effect(mode: str) -> None:
+    """Raise UsageError if the command line has an option that has no effect with the option ``mode``."""
+    context = click.get_current_context()
+    for name, reason in _REASONS_WITHOUT_EFFECT.get(mode, {}).items():
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"{mode} {reason}; remove --{name}")
 
 
 def _show(
@@ -248,7 +261,7 @@ def _show(
             Report(
                 result=result,
                 document=lambda: (
-                    summary_report(result) if summary_only else report(result, top=top)
+                    summary_report(result, spec) if summary_only else report(result, spec, top=top)
                 ),
                 exports=exports,
                 brief_sentences=lambda: brief_sentences(result),
@@ -268,8 +281,6 @@ def _compare(
 ) -> int:
     if len(files) != 1:
         raise click.UsageError("--diff compares one SNAPSHOT with BEFORE; name one SNAPSHOT")
-    if spec.at != "peak":
-        raise click.UsageError("--diff always compares the peak and the end; remove --at")
     from cudakit.core.memory.analyze.diff import diff
     from cudakit.core.memory.present.diff import report
 
@@ -289,12 +300,6 @@ def _replay(
     limit_bytes: int | None,
     options: OutputOptions,
 ) -> int:
-    if spec.at != "peak" or spec.stream is not None or spec.pool is not None:
-        raise click.UsageError(
-            "--what-if replays the whole device; remove --at, --stream and --pool"
-        )
-    if click.get_current_context().get_parameter_source("top") is ParameterSource.COMMANDLINE:
-        raise click.UsageError("--what-if shows all rows of its tables; remove --top")
     from cudakit.api.memory import replay_snapshots
     from cudakit.core.memory.whatif import WhatIfSpec
     from cudakit.core.memory.whatif.present import brief_sentences, report

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import inspect
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from importlib import import_module
@@ -12,10 +14,14 @@ from typing import Any, TypeAlias
 import click
 from click.shell_completion import CompletionItem
 
+from cudakit.errors import GpuUnavailable
 from cudakit.units import parse_bytes, parse_ratio
 
 Decorator: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
 
+
+# Maximum width of the terms in a list of a description.
+_MAX_TERM_WIDTH = 30
 
 # The title of the option group that every command has.
 OUTPUT = "Output"
@@ -110,6 +116,30 @@ class Command(click.Command):
             error.ctx = error.ctx or ctx  # click sets no context for an option without its argument
             raise
 
+    def format_help_text(
+        self,
+        ctx: click.Context,  # noqa: ARG002
+        formatter: click.HelpFormatter,
+    ) -> None:
+        """Write the description; lists of terms are wrapped like the options."""
+        paragraphs = inspect.cleandoc(self.help or "").partition("\f")[0].split("\n\n")
+        for paragraph in paragraphs:
+            formatter.write_paragraph()
+            with formatter.indentation():
+                if terms := _described_terms(paragraph):
+                    formatter.write_dl(terms, col_max=_MAX_TERM_WIDTH)
+                else:
+                    formatter.write_text(paragraph)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command. If it has ``--gpu`` and finds no GPU, the hint names the simulated one."""
+        try:
+            return super().invoke(ctx)
+        except GpuUnavailable as error:
+            if "gpu" in ctx.params:
+                error.hint += "; --gpu sim needs no GPU"
+            raise
+
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write each group of options under its title."""
         for title, options in self.groups(ctx):
@@ -132,6 +162,26 @@ class Command(click.Command):
         yield from options_by_title.items()
         if output_options_of_command:
             yield OUTPUT, output_options_of_command
+
+
+def _described_terms(paragraph: str) -> list[tuple[str, str]]:
+    """Return the terms and descriptions of a preformatted list; empty for other paragraphs.
+
+    Each line of a list has a term, two spaces or more, and its description, or continues the description.
+    """
+    marker, _, text = paragraph.partition("\n")
+    if marker.strip() != "\b":
+        return []
+    terms: list[tuple[str, str]] = []
+    for line in text.splitlines():
+        match = re.match(r"(\S+(?: \S+)*) {2,}(\S.*)", line)
+        if match and "#" not in line:
+            terms.append((match[1], match[2]))
+        elif terms and line.startswith(" "):
+            terms[-1] = (terms[-1][0], f"{terms[-1][1]} {line.strip()}")
+        else:
+            return []
+    return terms
 
 
 def help_records(options: Iterable[click.Parameter], ctx: click.Context) -> list[tuple[str, str]]:
@@ -167,8 +217,8 @@ class Value(click.ParamType[Any]):
     """A value that ``parse`` converts, and for which the shell offers ``choices``.
 
     ``choices`` is a sequence of texts, a function that returns texts, or "module:NAME" of a sequence, which
-    is imported for completion only. With ``many`` the value is a comma-separated list, completed item by
-    item.
+    is imported for completion only. If ``is_list`` is true, the value is a comma-separated list, completed
+    item by item.
     """
 
     name = "value"
@@ -332,7 +382,7 @@ def _output_decorators(formats: Sequence[str], json_help: str) -> tuple[Decorato
             "-q",
             "--quiet",
             is_flag=True,
-            help="Print only the verdict and the findings, one line each.",
+            help="Print only the verdict, the findings and the main figures, one line each.",
         ),
     )
 

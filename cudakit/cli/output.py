@@ -73,7 +73,7 @@ def open_file(path: str, *, force: bool = False) -> Iterator[Output]:
 def open_binary_file(path: str, *, force: bool = False) -> Iterator[BinaryIO]:
     """Open a binary file for writing.
 
-    The text goes to a temporary file, which replaces the target if the block succeeds and is deleted if it
+    The bytes go to a temporary file, which replaces the target if the block succeeds and is deleted if it
     fails. A device or a pipe is written directly. Raises UsageError, before the block runs, if the file
     exists without ``force``, is a directory or cannot be written.
     """

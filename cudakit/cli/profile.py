@@ -57,7 +57,7 @@ TOP = option(
 BY = option(
     "--by",
     type=click.Choice(["kernel", "line", "range"]),
-    help="Show GPU time by kernel, Python line or NVTX range only.  [default: all three]",
+    help="Of the tables Kernels, Lines and NVTX ranges, show only this one.  [default: all three]",
 )
 STEP = option(
     "--step-range",

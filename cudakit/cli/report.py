@@ -17,7 +17,7 @@ from cudakit.cli.output import Output, open_file, printable, standard_error, sta
 from cudakit.errors import UsageError
 
 if TYPE_CHECKING:
-    from cudakit.document import Document, Note
+    from cudakit.document import Document, Note, Table
 
 # Formats that every report can be written in.
 COMMON_FORMATS = ("json", "html", "md", "txt")
@@ -41,6 +41,9 @@ class Report:
     # A function that returns the verdict and the findings as sentences, or as Notes, which have a symbol. The
     # default is ``brief_sentences(document)``.
     brief_sentences: Callable[[], Sequence[str | Note]] | None = None
+    # A function that returns the table whose rows ``--quiet`` prints. The default is the first table of the
+    # document; a report with its own sentences has none.
+    brief_table: Callable[[], Table] | None = None
 
     def text(self, suffix: str, target: Output) -> Text:
         """Return the report in a format, with the width and the colors of its target."""
@@ -73,7 +76,9 @@ class Report:
         if self.brief_sentences:
             return tuple(map(_brief_line, self.brief_sentences()))
         document = self.document()
-        rows = main_rows(document) if with_rows else ()
+        rows: Iterable[str] = ()
+        if with_rows:
+            rows = table_rows(self.brief_table()) if self.brief_table else main_rows(document)
         return tuple(map(_brief_line, (*brief_sentences(document), *rows)))
 
 
@@ -98,17 +103,23 @@ def _page_footer() -> str:
 
 
 def main_rows(document: Document) -> Iterator[str]:
-    """Yield the rows of the first table outside of sections: ``name H200, memory 1.0 / 140 GiB``."""
+    """Yield the rows of the first table outside of sections."""
     from cudakit.document import Table
+
+    for table in [node for node in document.nodes if isinstance(node, Table)][:1]:
+        yield from table_rows(table)
+
+
+def table_rows(table: Table) -> Iterator[str]:
+    """Yield the rows of a table as text: ``name H200, memory 1.0 / 140 GiB``."""
     from cudakit.render.values import NOT_AVAILABLE, format_value
 
     empty_texts = ("", "-", NOT_AVAILABLE)
-    for table in [node for node in document.nodes if isinstance(node, Table)][:1]:
-        for row in table.rows:
-            cells = zip(table.columns, map(format_value, row), strict=True)
-            yield ", ".join(
-                f"{column.name} {cell}" for column, cell in cells if cell not in empty_texts
-            )
+    for row in table.rows:
+        cells = zip(table.columns, map(format_value, row), strict=True)
+        yield ", ".join(
+            f"{column.name} {cell}".lstrip() for column, cell in cells if cell not in empty_texts
+        )
 
 
 def brief_sentences(document: Document) -> tuple[str | Note, ...]:

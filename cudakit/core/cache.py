@@ -40,7 +40,7 @@ class Warmed:
 
 @dataclass(frozen=True, slots=True)
 class CacheResult:
-    """The content of the cache, after ``clear`` or ``warm`` if one of them was requested."""
+    """The content of the cache, and what ``cudakit cache clear`` or ``cudakit cache warm`` changed."""
 
     schema: ClassVar[str] = "cudakit.cache/1"
     directory: str  # directory of the images

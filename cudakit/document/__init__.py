@@ -240,8 +240,8 @@ class ExplorerData:
 class Explorer:
     """An interactive picture of HTML pages; other formats leave it out.
 
-    ``package`` is the package whose folder ``assets`` has the script that draws it, ``KIND.js``. ``data`` is
-    called only if a page is written.
+    The script that draws the picture is the file "assets/KIND.js" of the package ``package``, where KIND is
+    ``kind``. ``data`` is called only if a page is written.
     """
 
     kind: str

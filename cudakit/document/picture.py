@@ -29,8 +29,8 @@ _DASH_COUNT = 3
 class Shape:
     """An SVG element; a string in ``children`` is a label, cut to ``max_length`` characters.
 
-    ``attributes`` are those of SVG, with ``_`` for ``-`` and ``class_`` for ``class``. An attribute that is
-    None is left out. ``title`` is the tooltip.
+    ``attributes`` are those of SVG, with "_" for "-" and "class_" for "class". An attribute that is None is
+    left out. ``title`` is the tooltip.
     """
 
     kind: ShapeKind

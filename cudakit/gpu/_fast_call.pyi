@@ -33,6 +33,15 @@ class ArrayFactory:
     ) -> None: ...
     def __call__(self, stream: int, /) -> tuple[object, ...]: ...
 
+class StreamCall:
+    """A call of a C function with 15 fixed arguments, whose last argument is a stream.
+
+    The call returns the status of the function.
+    """
+
+    def __init__(self, function: int, arguments: tuple[int, ...], /) -> None: ...
+    def __call__(self, stream: int, /) -> int: ...
+
 class FastCall:
     """The class whose Python implementation is ``cudakit.gpu.fast_call.SlowCall``."""
 

@@ -1,8 +1,8 @@
 """A cache of compiled kernels on disk.
 
 The file name is a hash of compiler, target, options and source. The content is a SHA-256 checksum, the label
-of the image in JSON on one line, and the image. Read and write errors are ignored: an unreadable image is
-compiled again.
+of the image in JSON on one line, and the image. Read and write errors are ignored, unless ``cache warm``
+writes the images: an unreadable image is compiled again.
 
 Images run on the GPU, so an image is read only if no other user can have written it: its directory and its
 file belong to this user, are no symbolic links, and are not writable by the group or by others.
@@ -14,7 +14,7 @@ import json
 import os
 import stat
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -54,6 +54,7 @@ class CompileCache:
     directory: Path
     max_images: int = 512
     max_bytes: int = 256 << 20
+    reports_errors: bool = False  # whether ``keep`` raises OSError if an image cannot be stored
 
     def get(self, key: str) -> bytes | None:
         """Return an image; None if it is missing or damaged, or if another user can have written it."""
@@ -64,9 +65,12 @@ class CompileCache:
             return None
 
     def keep(self, key: str, image: bytes, label: Label) -> None:
-        """Store an image atomically, and delete the oldest images above the limits."""
+        """Store an image atomically, and delete the oldest images above the limits.
+
+        Raises OSError only if ``reports_errors`` is true: most callers have the image, and need no cache.
+        """
         content = json.dumps(asdict(label)).encode() + b"\n" + image
-        with suppress(OSError):
+        with nullcontext() if self.reports_errors else suppress(OSError):
             _make_private_directories(self.directory)
             with self._open_directory() as directory_descriptor:
                 _write_atomically(

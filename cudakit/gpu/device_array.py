@@ -37,6 +37,13 @@ class DeviceArray:
     ``__cuda_array_interface__`` (version 3) and DLPack; ``torch.from_dlpack(array)`` and
     ``cupy.asarray(array)`` share its memory. The memory is freed in stream order when the last reference to
     the array is deleted.
+
+    >>> array = cudakit.to_device([[1.0, 2.0], [3.0, 4.0]], "sim")
+    >>> array.shape, array.dtype, array.nbytes
+    ((2, 2), 'float64', 32)
+    >>> array.copy_to_host()
+    array([[1., 2.],
+           [3., 4.]])
     """
 
     def __init__(
@@ -265,7 +272,7 @@ def _allocate(gpu: Gpu, size_bytes: int, stream: Stream) -> StreamMemory | _Fina
     """Allocate memory in stream order. Raises CUDA_ERROR_OUT_OF_MEMORY with both sizes."""
     context = _CONTEXTS.get(gpu)
     if context is not None:
-        # The method of the device reports the error with its sizes.
+        # After a MemoryError, the allocation below fails too, and its error has the sizes.
         with suppress(MemoryError):
             return StreamMemory(context, size_bytes, stream)
     return _FinalizedMemory(gpu, size_bytes, stream)

@@ -48,7 +48,7 @@ class SlowCall:
     def _configure(
         self, input_count: int, output_count: int, counter: LaunchCounter | None = None, /
     ) -> None:
-        """Set the number of arguments, the number of outputs that ``out`` provides, and the counter."""
+        """Set the number of arguments, the number of outputs that a call may pass, and the counter."""
 
     def _prepare(self, *_: object) -> bool:
         """Return False: no call can be launched without Python code."""
@@ -113,10 +113,10 @@ def prepare_call(
 ) -> None:
     """Prepare a launch on a real device, so that equal calls run without Python code.
 
-    ``allocate`` returns new outputs for a stream; None if calls pass ``out``. ``results`` are the indices of
-    the returned operands, inputs before outputs. Each of the ``parameters`` of the kernel is a kind of
-    ``_fast_call.c``, the index of an operand, and the value of a constant. Each launch adds ``counter_step``
-    to the position of the counter.
+    ``allocate`` returns new outputs for a stream; None if callers pass the outputs. ``results`` are the
+    indices of the returned operands, inputs before outputs. Each of the ``parameters`` of the kernel is a
+    kind of ``_fast_call.c``, the index of an operand, and the value of a constant. Each launch adds
+    ``counter_step`` to the position of the counter.
     """
     if not _load_driver():
         return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from cudakit.errors import EnvironmentUnusable
 from cudakit.gpu.api import Gpu
 from cudakit.gpu.machine import DEFAULT_MODEL, unknown_choice
 
@@ -18,15 +17,9 @@ def open_gpu(name: str = "auto", ordinal: int = 0) -> Gpu:
         from cudakit.gpu.sim import Sim
 
         return Sim(model or DEFAULT_MODEL, ordinal=ordinal)
-    if name == "cuda":
-        return _open_cuda(ordinal)
-    if name != "auto":
+    if name not in ("auto", "cuda"):
         raise unknown_choice(name)
-    try:
-        return _open_cuda(ordinal)
-    except EnvironmentUnusable as error:
-        error.hint = "; ".join(filter(None, (error.hint, "use --gpu sim to simulate a GPU")))
-        raise
+    return _open_cuda(ordinal)
 
 
 def _open_cuda(ordinal: int) -> Gpu:

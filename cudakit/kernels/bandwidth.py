@@ -85,13 +85,13 @@ class Bandwidth:
     def scale(
         self, destination: Ptr, source: Ptr, factor: float, size_bytes: int, stream: Stream
     ) -> None:
-        """Write ``factor * from_`` in fp32; read and write ``size_bytes`` each."""
+        """Write ``factor * source`` in fp32. Reads and writes ``size_bytes`` each."""
         self._launch("cudakit_scale", size_bytes, stream, destination, source, np.float32(factor))
 
     def triad(
         self, destination: Ptr, b: Ptr, c: Ptr, factor: float, size_bytes: int, stream: Stream
     ) -> None:
-        """Write ``b + factor * c`` in fp32, rounded once; read ``size_bytes`` twice, write once."""
+        """Write ``b + factor * c`` in fp32, rounded once. Each of the three arrays has ``size_bytes``."""
         self._launch("cudakit_triad", size_bytes, stream, destination, b, c, np.float32(factor))
 
     def close(self) -> None:

@@ -124,7 +124,7 @@ class ElementwiseProgram:
     def check_overlaps(
         self, inputs: Mapping[str, Operand], outputs: Mapping[str, ArrayView]
     ) -> None:
-        """Raise UsageError if an output shares memory with another array, or with an input in part."""
+        """Raise UsageError if an output overlaps another output, or only a part of an input."""
         output_arrays = self._output_arrays(inputs, outputs)
         for name, output in output_arrays.items():
             check_overlaps(name, output, arrays_of(inputs), output_arrays)
@@ -189,7 +189,7 @@ def _layout_argument(layout: Layout) -> np.generic:
 
 
 def input_types(inputs: Mapping[str, Operand]) -> dict[str, ValueType]:
-    """Return the type of each input. A Python float is a float64 only beside another 64-bit float."""
+    """Return the type of each input. Python floats are float64 only if an input is float64 or complex128."""
     value_types = {name: _value_type(value) for name, value in inputs.items()}
     dtype_names = {
         value_type.dtype.name for value_type in value_types.values() if not value_type.is_weak
@@ -270,7 +270,7 @@ def check_overlaps(
 ) -> None:
     """Raise UsageError if an output shares memory with another array.
 
-    An output may be the same array as one of the inputs, but must not overlap the ``excluded`` arrays.
+    An output may be the same array as one of the inputs, but must not overlap the ``excluded_arrays``.
     """
     for other_name, other_array in {**inputs, **excluded_arrays}.items():
         if other_name == name or not _overlaps(output, other_array):

@@ -13,12 +13,12 @@ from cudakit.kernels.expressions.typed import TypedAssignment
 from cudakit.kernels.layout import Layout
 
 _MAX_INDEX_32 = 1 << 31
-# Rows of the minimum array size in elements, the number of threads of a block, and the number of vectors that
-# each thread computes. Several loads at once hide the latency of memory; in small arrays, more blocks occupy
-# more multiprocessors. The sizes were measured on an H100 and an H200.
-_VECTOR_BLOCKS = ((0, 256, 1),)
-# Rows of vectors with one element.
-_SCALAR_BLOCKS = ((1 << 19, 256, 4), (1 << 15, 256, 2), (0, 256, 1))
+# Each row has the minimum array size in elements, the number of threads of a block, and the number of
+# vectors that each thread computes. Several loads at once hide the latency of memory; in small arrays, more
+# blocks occupy more multiprocessors. The rows were measured on an H200.
+_VECTOR_BLOCKS = ((1 << 23, 128, 1), (1 << 21, 256, 1), (1 << 19, 512, 1), (0, 128, 1))
+# The same rows for vectors of one element.
+_SCALAR_BLOCKS = ((1 << 19, 256, 4), (1 << 14, 256, 2), (0, 256, 1))
 
 VECTORS = r"""
 template <int SIZE> struct vector_alignment { static const int value = SIZE > 16 ? 16 : SIZE; };
@@ -39,9 +39,7 @@ class ElementwiseSource:
     layout: Layout
     width: int  # number of adjacent elements (a vector) that a thread loads from an array at once
     threads: int  # number of threads of a block
-    vectors: (
-        int  # number of vectors of a thread, with the vectors of the other threads between them
-    )
+    vectors: int  # number of vectors of a thread; between them are the vectors of other threads
 
     @property
     def elements_per_thread(self) -> int:

@@ -30,7 +30,8 @@ INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uin
 _MAX_BLOCKS = 2048
 # Number of draws whose parameters are cached, because programs repeat calls.
 _CACHED_DRAWS = 1024
-# Size of a counter in device memory: position, sequence, seed, and a count of the kernel that reads it.
+# Size of a counter in device memory: position, sequence, seed, and the number of CUDA blocks that have read
+# the counter during the running launch.
 COUNTER_BYTES = 32
 NO_COUNTER = Ptr(0)
 # Elements that the numpy counterpart computes at once: intermediate arrays stay in the CPU's cache.
@@ -169,7 +170,8 @@ class RandomKernels:
     def load_stored_kernels(self) -> None:
         """Load the kernels that read the counter from device memory.
 
-        During a stream capture, the caller must allow calls that are not part of the graph (``relaxed``).
+        During a stream capture, call this in a block of ``gpu.relaxed()``: loading is not part of the
+        graph.
         """
         _ = self._stored_kernels
 

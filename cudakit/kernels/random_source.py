@@ -1,4 +1,4 @@
-"""CUDA C++ of the random kernels. ``random_values`` has the same numbers in numpy, and the sources."""
+"""CUDA C++ of the random kernels. random_values.py computes the same numbers and cites the algorithms."""
 
 from __future__ import annotations
 

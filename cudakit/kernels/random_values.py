@@ -1,4 +1,4 @@
-"""Random numbers in numpy, equal bit by bit to those of the kernels in ``random_source``.
+"""Random numbers in numpy, equal bit by bit to those of the kernels in ``random_source.py``.
 
 Each function returns ``element_count`` elements of one call from ``first_index`` on. The call begins at a
 Philox counter. All floating-point operations are additions, multiplications, divisions and square roots,
@@ -19,7 +19,7 @@ Words = npt.NDArray[np.uint32]
 Values = npt.NDArray[Any]
 
 WORDS_PER_BLOCK = 4
-# Attempts to draw an integer beyond the first use sequence numbers whose top 16 bits count the attempts.
+# If an integer must be drawn again, the top 16 bits of the sequence number are the number of the attempt.
 ATTEMPT_SHIFT = 48
 # Feistel rounds of a permutation, and the Philox blocks that give their keys and the parity bit.
 ROUNDS = 16

@@ -285,7 +285,7 @@ def _pack_layouts(
 
 
 def _unpack_layouts(argument: np.generic, source: ReductionSource) -> tuple[Layout, Layout]:
-    """Return the layouts that an argument of ``_layout_argument`` describes."""
+    """Return the layouts of the output and of the reduced axes from the value of ``_pack_layouts``."""
     layout_words = np.frombuffer(argument.tobytes(), np.int64).tolist()[4:]
     output_dimensions, reduced_dimensions = source.output_dimensions, source.reduced_dimensions
     sizes, strides = (

@@ -15,6 +15,9 @@ _VECTORS_PER_THREAD = 4
 _THREAD_ELEMENTS = 8  # maximum number of elements that one thread reduces alone
 # Maximum number of blocks of a split reduction: about the number that a large GPU runs at once.
 _MAX_BLOCKS = 1024
+# Elements per vector width from which one sum of all elements has blocks of more threads, of which only
+# _SPLITS_OF_LARGE run: measured on an H200, which runs four of them on each multiprocessor.
+_LARGE_REDUCTION, _LARGE_BLOCK, _SPLITS_OF_LARGE = 1 << 17, 512, 264
 _MANY_OUTPUTS, _MANY_OUTPUTS_VECTORS = 4096, 32
 _FEW_OUTPUTS = 64  # with fewer outputs than this, a block of more threads occupies the GPU better
 _WARP = 32
@@ -53,6 +56,7 @@ def choose_block_shape(
     element_bytes = [dtype.size_bytes for dtype in dtypes]
     width = _vector_width(output_layout, reduced_layout, views, element_bytes)
     reduced_count, threads = max(reduced_layout.count, 1), _SHORT_BLOCK
+    max_blocks = _MAX_BLOCKS
     is_column_sum = width == 1 and _are_outputs_adjacent(
         output_layout, reduced_layout, element_bytes
     )
@@ -73,10 +77,12 @@ def choose_block_shape(
             and output_layout.count < _FEW_OUTPUTS
         ):
             threads = _LONG_BLOCK
+        elif output_layout.count == 1 and reduced_count >= _LARGE_REDUCTION * width:
+            threads, max_blocks = _LARGE_BLOCK, _SPLITS_OF_LARGE
     threads_per_output = threads // columns
     tile_count = max(-(-output_layout.count // columns), 1)
     smallest_chunk = threads_per_output * width * _VECTORS_PER_THREAD
-    splits = max(1, min(-(-reduced_count // smallest_chunk), _MAX_BLOCKS // tile_count))
+    splits = max(1, min(-(-reduced_count // smallest_chunk), max_blocks // tile_count))
     chunk = -(-reduced_count // splits)
     chunk = -(-chunk // (threads_per_output * width)) * threads_per_output * width
     is_adjacent = is_column_sum or columns == threads

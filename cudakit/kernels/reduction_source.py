@@ -115,7 +115,10 @@ extern "C" __global__ void __launch_bounds__({self.blocks.threads}) KERNEL_NAME(
 """
 
     def _chunk_text(self) -> str:
-        """Return the text that reduces the elements of a block, and ends the kernel if there is one split."""
+        """Return the text that reduces the elements of a block.
+
+        If the reduction is not split, the text also ends the kernel.
+        """
         element, operation = self._element_text(), f"op::{self.operation}"
         return f"""    if (is_used) {{
 {self._offset_text("output", "output", range(len(self.dtypes)))}

@@ -36,32 +36,35 @@ def render_line(result: object) -> str:
     return _json_text(to_plain(result), indented_levels=0)
 
 
-def render_error(error: CudakitError) -> str:
-    """Return an error as JSON: ``{"error": {"kind", "message", "hint", "exit_code"}}``."""
+def render_error(error: CudakitError, exit_code: int) -> str:
+    """Return an error as JSON: ``{"error": {"kind", "message", "hint", "exit_code"}}``.
+
+    ``exit_code`` is that of the process.
+    """
     return _json_text(
         {
             "error": {
                 "kind": type(error).__name__,
                 "message": error.message,
                 "hint": error.hint,
-                "exit_code": error.exit_code,
+                "exit_code": exit_code,
             }
         }
     )
 
 
-def _json_text(plain_value: object, *, indented_levels: int = _INDENTED_LEVELS) -> str:
-    text = "".join(_indented_pieces(plain_value, 0, indented_levels))
+def _json_text(json_value: object, *, indented_levels: int = _INDENTED_LEVELS) -> str:
+    text = "".join(_indented_pieces(json_value, 0, indented_levels))
     return _UNSAFE_CHARACTERS.sub(lambda match: f"\\u{ord(match[0]):04x}", text) + "\n"
 
 
-def _indented_pieces(plain_value: object, depth: int, levels: int) -> Iterator[str]:
+def _indented_pieces(json_value: object, depth: int, levels: int) -> Iterator[str]:
     """Yield the text with indented outer levels; each deeper value is one line, formatted by ``json``."""
-    if depth == levels or not plain_value or not isinstance(plain_value, (dict, list)):
-        yield json.dumps(plain_value, ensure_ascii=False, allow_nan=False)
+    if depth == levels or not json_value or not isinstance(json_value, (dict, list)):
+        yield json.dumps(json_value, ensure_ascii=False, allow_nan=False)
         return
-    members = _members_of(plain_value)
-    opening_bracket, closing_bracket = "{}" if isinstance(plain_value, dict) else "[]"
+    members = _members_of(json_value)
+    opening_bracket, closing_bracket = "{}" if isinstance(json_value, dict) else "[]"
     margin = "  " * depth
     for index, (key_text, item) in enumerate(members):
         yield f"{',' if index else opening_bracket}\n{margin}  {key_text}"
@@ -69,7 +72,7 @@ def _indented_pieces(plain_value: object, depth: int, levels: int) -> Iterator[s
     yield f"\n{margin}{closing_bracket}"
 
 
-def _members_of(plain_value: dict[str, object] | list[object]) -> Iterator[tuple[str, object]]:
-    if isinstance(plain_value, list):
-        return (("", item) for item in plain_value)
-    return ((f"{json.dumps(key, ensure_ascii=False)}: ", item) for key, item in plain_value.items())
+def _members_of(json_value: dict[str, object] | list[object]) -> Iterator[tuple[str, object]]:
+    if isinstance(json_value, list):
+        return (("", item) for item in json_value)
+    return ((f"{json.dumps(key, ensure_ascii=False)}: ", item) for key, item in json_value.items())

@@ -33,9 +33,9 @@ Attribute: TypeAlias = str | int | float | bool | None
 def element(tag: str, *children: Child, **attributes: Attribute) -> Markup:
     """Return an element. A child that is not Markup is text; None is left out.
 
-    Attribute names have ``_`` for ``-`` and may end in ``_`` (``class_``). An attribute that is None or False
-    is left out, True has no value. Raises ValueError for attributes that the content-security policy of the
-    page forbids: ``style``, event handlers and external links.
+    In attribute names, "_" stands for "-", and a final "_" is ignored, as in "class_". An attribute that is
+    None or False is left out; an attribute that is True has no value. Raises ValueError for attributes that
+    the content-security policy of the page forbids: ``style``, event handlers and external links.
     """
     opening_tag = tag + "".join(_attribute_text(key, value) for key, value in attributes.items())
     if tag in _VOID_TAGS:

@@ -30,9 +30,10 @@ _NO_DIVISIONS = (0,) * DIVISION_SLOTS
 class Settings:
     """The settings of a caching allocator, with the meanings, limits and defaults of PyTorch.
 
-    The source is PyTorch 2.15's c10/core/AllocatorConfig and c10/cuda/CUDAAllocatorConfig, whose keys
-    are these names; ``_mb`` there is ``_bytes`` here, always whole MiB, and ``memory_fraction`` is
-    ``per_process_memory_fraction``. Omitted settings have their defaults.
+    The source is PyTorch 2.15's c10/core/AllocatorConfig and c10/cuda/CUDAAllocatorConfig, whose keys have
+    the same names, with two exceptions: a key that ends in "_mb" ends in "_bytes" here, and its value is a
+    whole number of MiB; ``per_process_memory_fraction`` is ``memory_fraction`` here. Omitted settings have
+    their defaults.
 
     Raises SettingRefused, an InputError with the field, its value and the valid values.
     """

@@ -371,6 +371,19 @@ class TemplatePointers:
 
 
 @dataclass(frozen=True, slots=True)
+class LaunchDelayed:
+    """The recorder delays a launch, for example because no arena has space for its accesses.
+
+    The launch has the same ``seq``, so it counts as enqueued before the delay: calls of other threads during
+    the delay do not order it. If ``pending`` is true, the delay begins, and the launch is recorded later.
+    Otherwise the delay ended, and the launch was recorded unless it failed.
+    """
+
+    kind: ClassVar[EventKind] = EventKind.LAUNCH_DELAYED
+    pending: Annotated[bool, "?"] = True
+
+
+@dataclass(frozen=True, slots=True)
 class Arenas:
     """The recorder's arenas (device memory to which kernels write their accesses) changed in size."""
 
@@ -532,8 +545,9 @@ EventBody: TypeAlias = (
     Alloc | Free | Launch | Access | Copy | Fill | StreamCreate | StreamDestroy | EventRecord
     | StreamWait | EventSync | EventQueryOk | StreamSync | StreamQueryOk | ContextSync | HostCall
     | CaptureBegin | CaptureEnd | GraphNode | GraphEdge | GraphLaunch | Memop | RangePush | RangePop
-    | Mark | Gap | Accessed | Template | TemplatePointers | Arenas | OutOfMemory | ApiCall | KernelRun
-    | CopyRun | FillRun | GraphNodeSite | ProfileWindow | DeviceInfo | Communicator | Collective
+    | Mark | Gap | Accessed | Template | TemplatePointers | LaunchDelayed | Arenas | OutOfMemory
+    | ApiCall | KernelRun | CopyRun | FillRun | GraphNodeSite | ProfileWindow | DeviceInfo
+    | Communicator | Collective
 )  # fmt: skip
 
 

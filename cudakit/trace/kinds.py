@@ -49,6 +49,7 @@ class EventKind(IntEnum):
     COLLECTIVE = 39
     TEMPLATE = 42
     TEMPLATE_POINTERS = 43
+    LAUNCH_DELAYED = 44
 
 
 class AllocationLayer(IntEnum):

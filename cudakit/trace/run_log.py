@@ -45,6 +45,8 @@ from cudakit.trace.spool import Batch
 from cudakit.trace.trace_file import Frame, Stack
 
 VERSION: Final = 2
+# Start of the reason for an unsuccessful run with ``--require-gpu``. No event is missing from such a result.
+NO_REAL_GPU_WORK: Final = "no work of a real GPU was recorded (--require-gpu)"
 SANITIZE_LOG: Final = ExpectedFile(
     "a log of cudakit run --sanitize",
     "write a log with: cudakit run --sanitize --log races.log PROGRAM",
@@ -64,6 +66,11 @@ _RECORD_WORDS = RECORD_BYTES // _WORD_BYTES
 _Columns: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
 # Level of zlib. Higher levels are several times slower than the analysis of the records, and save little.
 _COMPRESSION_LEVEL = 1
+
+
+def reasons_for_missing_events(incomplete: Sequence[str]) -> list[str]:
+    """Return the reasons of ``incomplete`` for which a result may lack events."""
+    return [reason for reason in incomplete if not reason.startswith(NO_REAL_GPU_WORK)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -173,8 +173,8 @@ class TraceWriter:
 class TraceReader:
     """Reads a trace file, also while the program writes it, and also a truncated one.
 
-    ``previous`` is the reader of the file that this file continues; both share string and stack tables.
-    Raises InputError if the file is not a trace, or has another version.
+    ``previous_reader`` is the reader of the file that this file continues; both share string and stack
+    tables. Raises InputError if the file is not a trace, or has another version.
     """
 
     def __init__(self, path: Path, *, previous_reader: TraceReader | None = None) -> None:

@@ -15,6 +15,8 @@ import cudakit.kernels
 from cudakit.cli.cache import _compile_functions
 from cudakit.gpu.compile_cache import CompileCache, Label
 
+HAS_DEVICE = any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/dxg").exists()
+
 
 @pytest.fixture
 def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -80,6 +82,15 @@ def test_wrong_architecture_is_a_usage_error(architecture: str, cli: Cli) -> Non
     assert architecture in done.stderr
 
 
+@pytest.mark.skipif(HAS_DEVICE, reason="there is a CUDA device")
+@pytest.mark.usefixtures("directory")
+def test_machine_without_a_gpu_is_an_unusable_environment(cli: Cli) -> None:
+    done = cli("cache", "warm")
+
+    assert done.exit_code == 3
+    assert "hint: give the architectures: --arch" in done.stderr
+
+
 @needs_nvrtc
 @pytest.mark.usefixtures("directory")
 def test_warmed_cache_has_all_kernels_of_each_architecture(cli: Cli) -> None:
@@ -94,6 +105,18 @@ def test_warmed_cache_has_all_kernels_of_each_architecture(cli: Cli) -> None:
     assert [warmed["target"] for warmed in result["warmed"]] == ["sm_80", "sm_90"]
     assert too_old.exit_code == 1
     assert "sm_30" in too_old.stdout
+
+
+@needs_nvrtc
+def test_cache_that_cannot_be_written_is_an_unusable_environment(directory: Path, cli: Cli) -> None:
+    directory.parent.mkdir(parents=True)
+    directory.write_text("a file in place of the directory")
+
+    done = cli("cache", "warm", "--arch", "sm_90")
+
+    assert done.exit_code == 3
+    assert str(directory) in done.stderr
+    assert "CUDAKIT_CACHE_DIR" in done.stderr
 
 
 def test_sources_to_compile_are_those_of_all_modules_with_kernels(directory: Path) -> None:

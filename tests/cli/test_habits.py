@@ -52,6 +52,9 @@ LINES = {
     "run": ["--sanitize", str(RACE)],
     "sanitize": [LOG],
 }
+HAS_DRIVER = Path("/dev/nvidiactl").exists() or Path("/dev/dxg").exists()
+# Commands that need a GPU without --gpu sim.
+GPU_COMMANDS = [name for name, line in LINES.items() if "--gpu" in line and name != "doctor"]
 # Commands without a report.
 WITHOUT_REPORT = {"completion", "cache warm"}
 SCHEMAS = {
@@ -403,3 +406,15 @@ def test_documented_schemas_are_those_of_the_json() -> None:
     assert set(SCHEMAS.values()) | {"cudakit.bench/1"} <= set(
         re.findall(r"`(cudakit\.[^`]+/1)`", text)
     )
+
+
+@pytest.mark.skipif(HAS_DRIVER, reason="there is a driver")
+@pytest.mark.parametrize("name", GPU_COMMANDS)
+def test_missing_driver_is_the_same_error_in_every_command(cli: Cli, name: str) -> None:
+    arguments = [word for word in LINES[name] if word not in ("--gpu", "sim")]
+    run = cli(*name.split(), *arguments)
+    error, hint = run.stderr.splitlines()
+
+    assert (run.exit_code, run.stdout) == (3, "")
+    assert error == "cudakit: error: no CUDA driver found: libcuda.so.1 cannot be loaded"
+    assert hint.endswith("cudakit doctor finds the cause; --gpu sim needs no GPU")

@@ -13,6 +13,9 @@ from core.memory.load.files import KIB, LARGE, MIB, SMALL, event, pickled
 from invocation import Cli
 from rich.cells import cell_len
 
+import cudakit
+from cudakit.cli.failure import ExitCode
+
 DATA = Path(__file__).parents[1] / "data"
 OOM, TRAINING = DATA / "oom.pkl.gz", DATA / "train_python.pkl.gz"
 
@@ -201,6 +204,8 @@ def test_at_oom_without_a_failed_allocation_is_a_usage_error(cli: Cli) -> None:
         ("--stream", "0", 2 * MIB),
         ("--stream", "1", 40 * MIB),
         ("--pool", "0,0", 2 * MIB),
+        ("--pool", "default", 2 * MIB),
+        ("--pool", "MemPool 0,1", 40 * MIB),
         ("--pool", "0,1", 40 * MIB),
     ],
 )
@@ -231,6 +236,46 @@ def test_invalid_selection_is_a_usage_error(
     cli: Cli, snapshot: Path, option: str, value: str
 ) -> None:
     usage_error(cli, snapshot, option, value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--diff", TRAINING, "--summary"), "--diff has no summary; remove --summary"),
+        (("--diff", TRAINING, "--at", "peak"), "--diff always compares the peak and the end"),
+        (("--what-if", "", "--summary"), "--what-if has no summary; remove --summary"),
+        (("--summary", "--top", "3"), "--summary shows no tables; remove --top"),
+    ],
+)
+def test_option_without_effect_is_a_usage_error(
+    cli: Cli, arguments: tuple[str | Path, ...], message: str
+) -> None:
+    run = cli("memviz", TRAINING, *arguments)
+
+    assert run.exit_code == ExitCode.USAGE
+    assert message in run.stderr
+
+
+@pytest.mark.parametrize("option", [(), ("--summary",)])
+def test_report_begins_with_the_selected_pool(
+    cli: Cli, snapshot: Path, option: tuple[str, ...]
+) -> None:
+    report = cli("memviz", snapshot, "--pool", "default", *option).stdout
+
+    assert "i Shown: pool default only; failed allocations are those of" in report
+    assert "i Shown:" not in cli("memviz", snapshot, *option).stdout
+
+
+def test_python_and_command_select_the_same_pool(cli: Cli, snapshot: Path) -> None:
+    run = cli("memviz", snapshot, "--pool", "default", "--json")
+    (device,) = cudakit.memviz(snapshot, pool="default", device="cuda:0", at="2").devices
+
+    assert (
+        device.end.reserved_bytes == json.loads(run.stdout)["devices"][0]["end"]["reserved_bytes"]
+    )
+    assert device.at.event == 2
+    with pytest.raises(cudakit.UsageError, match="'foo' is not a moment"):
+        cudakit.memviz(snapshot, at="foo")
 
 
 def test_missing_file_argument_is_a_usage_error(cli: Cli) -> None:

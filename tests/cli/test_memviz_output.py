@@ -55,12 +55,14 @@ def test_quiet_prints_the_answer_of_one_file_in_three_lines(cli: Cli, snapshot: 
     assert len(run.stdout.splitlines()) == 3
 
 
-def test_quiet_prints_one_finding_per_file(cli: Cli, snapshot: Path) -> None:
+def test_quiet_prints_state_cause_and_action_of_each_file(cli: Cli, snapshot: Path) -> None:
     run = cli("memviz", snapshot, OOM, "-q")
-    first, second = run.stdout.splitlines()
+    first, *_, second, cause, action = run.stdout.splitlines()
     assert first.startswith(f"✗ {snapshot}: Allocating")
     assert first.count("cuda:0") == 1
     assert second.startswith(f"✗ {OOM}: Allocating 96.0 MiB failed on cuda:0 at event 7,712")
+    assert cause.startswith(f"i {OOM} cuda:0: Cause (")
+    assert action.startswith(f"i {OOM} cuda:0: Action: ")
 
 
 def test_quiet_prints_the_headline_of_a_replay(cli: Cli) -> None:
@@ -224,3 +226,18 @@ def test_csv_has_a_row_per_allocation(cli: Cli, snapshot: Path, tmp_path: Path) 
     cli("memviz", snapshot, "--csv", target)
     allocations = [entry for entry in files.trace() if entry["action"] == "alloc"]
     assert len(target.read_text().splitlines()) == 1 + len(allocations)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--diff", OOM, "--summary"], "--diff has no summary; remove --summary"),
+        (["--diff", OOM, "--at", "peak"], "--diff always compares the peak and the end"),
+        (["--what-if", "", "--summary"], "--what-if has no summary; remove --summary"),
+    ],
+)
+def test_option_without_effect_is_refused(cli: Cli, arguments: list[str], message: str) -> None:
+    run = cli("memviz", OOM, *arguments)
+
+    assert run.exit_code == 2
+    assert message in run.stderr

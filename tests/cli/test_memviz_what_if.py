@@ -54,11 +54,11 @@ def test_memviz_what_if_report_can_be_a_page(cli: Cli, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--what-if", "expandable_segments:Yes"), "--what-if, character 21"),
+        (("--what-if", "expandable_segments:Yes"), "settings, character 21"),
         (("--what-if", "max_split_size_mb:1"), "max_split_size_mb is 1 MiB"),
         (("--what-if", "", "--diff", OOM), "--what-if and --diff cannot be combined"),
         (("--what-if", "", "--fail-on", "growth:5%"), "--fail-on growth needs --diff"),
-        (("--what-if", "", "--at", "end"), "--at, --stream and --pool"),
+        (("--what-if", "", "--at", "end"), "--what-if replays the whole trace; remove --at"),
         (("--what-if", "", "--top", "3"), "--what-if shows all rows of its tables; remove --top"),
         (("--what-if", "", "-o", "all.csv"), "cannot write all.csv: this report has no format"),
         (("--what-if", "", "--csv", "all.csv"), "this report cannot be written as csv"),
@@ -69,7 +69,7 @@ def test_memviz_what_if_report_can_be_a_page(cli: Cli, tmp_path: Path) -> None:
         (("--what-if",), "hint: see cudakit memviz --help"),
         (("--what-if", "per_process_memory_fraction:0.5"), "does not record the size"),
         (("--what-if", "", "--device", "1"), "no device 1"),
-        (("--what-if", "", "--device", "host"), "cannot replay pinned host memory"),
+        (("--what-if", "", "--device", "host"), "pinned host memory cannot be replayed"),
     ],
 )
 def test_invalid_what_if_options_are_a_usage_error(

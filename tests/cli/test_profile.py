@@ -398,3 +398,51 @@ def test_log_with_extreme_times_is_reported(cli: Cli) -> None:
     program.kernel("late", 1 * US)
     program.write_log(Path("extreme.log"))
     assert cli("profile", "extreme.log").exit_code == 0
+
+
+def test_profile_that_requires_a_gpu_says_why_it_fails(cli: Cli) -> None:
+    Path("program.py").write_text(SIMULATED)
+
+    done = cli("run", "--profile", "--require-gpu", "-o", "p.json", "program.py")
+
+    assert done.exit_code == 1
+    assert "✗ No work of a real GPU was recorded (--require-gpu)" in done.stderr
+    assert "Events are missing" not in done.stderr
+    assert json.loads(Path("p.json").read_text())["incomplete"]
+
+
+def test_times_of_a_profile_are_reported_as_ignored_on_simulated_devices(cli: Cli) -> None:
+    Path("program.py").write_text(SIMULATED)
+
+    done = cli("run", "--profile", "--delay", "100", "--range", "train", "program.py")
+
+    assert "--delay and --range have no effect on a simulated device" in done.stderr
+    assert "no effect" not in cli("run", "--profile", "program.py").stderr
+
+
+def test_profile_cannot_be_delayed_and_paused(cli: Cli) -> None:
+    done = cli("run", "--profile", "--delay", "1", "--paused", "program.py")
+
+    assert done.exit_code == 125
+    assert "--delay and --paused exclude each other" in done.stderr
+
+
+def test_summary_of_several_ranks_is_about_all_of_them(cli: Cli) -> None:
+    done = cli("profile", Path(__file__).parents[2] / "examples" / "profile" / "ddp.plog", "-q")
+
+    title, idle, largest, last_rank, *_ = done.stdout.splitlines()
+    assert title == "2 GPUs busy 35.1% to 40.9% of the time"
+    assert idle == "i Idle 59.1% to 64.9%, mostly launch-bound (39.5% to 44.0%)."
+    assert largest == "i Most GPU time of both GPUs: ddp.py:28 in main, 71.2%."
+    assert last_rank.startswith("i Rank 1, cuda:1 was the last of all ranks in 119 of 185 measured")
+    assert last_rank.endswith("; rank 0, cuda:0 waited 26.5 ms for it.")
+
+
+def test_difference_of_simulated_profiles_says_so(cli: Cli) -> None:
+    Path("program.py").write_text(SIMULATED)
+    cli("run", "--profile", "-o", "p.json", "program.py")
+
+    done = cli("profile", "p.json", "--diff", "p.json", "-q")
+
+    assert done.stdout.startswith("Simulated: step unchanged: ")
+    assert "\nstep, before " in done.stdout

@@ -123,7 +123,9 @@ def test_program_without_gpu_work_is_reported_as_unchecked_with_the_reason(
 
     assert (run.exit_code, run.stdout) == (0, "")
     (line,) = run.stderr.splitlines()
-    assert "o GPU work was recorded, so nothing was checked (no CUDA driver: " in line  # No or no
+    assert (
+        "o GPU work was recorded, so nothing was checked (no CUDA driver found: " in line
+    )  # No or no
 
 
 @pytest.mark.skipif(HAS_DEVICE, reason="needs a machine without a CUDA device")
@@ -139,6 +141,29 @@ def test_require_gpu_fails_without_work_of_a_real_gpu(
     assert "No work of a real GPU was recorded (--require-gpu)" in run.stderr
     (reason,) = json.loads((here.path / "r.json").read_text())["incomplete"]
     assert reason.startswith("no work of a real GPU was recorded")
+
+
+def test_require_gpu_without_a_gpu_leaves_the_result_complete(here: Here) -> None:
+    run = here.run("--sanitize", "--require-gpu", here.program(), "fixed")
+
+    assert run.stderr.startswith("No races found, no work of a real GPU, on a simulated device\n")
+
+
+@pytest.mark.parametrize(
+    ("options", "exit_code"),
+    [
+        (["--memory"], 125),
+        (["--profile", "--log", "no/x"], 125),
+        (["--sanitize", "absent.py"], 127),
+    ],
+)
+def test_json_of_an_error_has_the_exit_code_of_the_process(
+    here: Here, options: list[str], exit_code: int
+) -> None:
+    run = here.run("--json", *options, here.program())
+
+    assert run.exit_code == exit_code
+    assert json.loads(run.stderr)["error"]["exit_code"] == exit_code
 
 
 def test_require_gpu_keeps_the_exit_code_of_the_program(here: Here) -> None:
@@ -460,3 +485,9 @@ def test_help_fits_80_columns(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None
     lines = cli("run", "--help").stdout.splitlines()
 
     assert [line for line in lines if len(line) > 80] == []
+
+
+def test_accesses_are_reported_as_ignored_on_simulated_devices(here: Here) -> None:
+    run = here.run("--sanitize", "--accesses", "arguments", here.program(), "fixed")
+
+    assert "--accesses has no effect on a simulated device" in run.stderr

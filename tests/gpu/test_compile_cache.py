@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -54,6 +56,29 @@ def test_read_only_directory_is_ignored(cache: CompileCache) -> None:
     cache.keep("a", b"machine code", LABEL)
 
     assert cache.get("a") is None
+
+
+# A program that stores an image although files may have no bytes, as on a full disk.
+_STORE_ON_FULL_DISK = """
+import resource, sys
+from pathlib import Path
+from cudakit.gpu.compile_cache import CompileCache, Label
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+cache = CompileCache(Path(sys.argv[1]), reports_errors=sys.argv[2] == "report")
+cache.keep("a", b"machine code", Label("add", "sm_90", "NVRTC 13.0"))
+"""
+
+
+def test_full_disk_leaves_no_image_and_is_reported_if_requested(cache: CompileCache) -> None:
+    arguments = [sys.executable, "-c", _STORE_ON_FULL_DISK, str(cache.directory)]
+
+    ignored = subprocess.run([*arguments, "ignore"], capture_output=True, text=True, check=False)
+    reported = subprocess.run([*arguments, "report"], capture_output=True, text=True, check=False)
+
+    assert (ignored.returncode, ignored.stderr) == (0, "")
+    assert reported.returncode == 1
+    assert "OSError" in reported.stderr
+    assert [*cache.directory.iterdir()] == []
 
 
 def _stored(cache: CompileCache) -> Path:

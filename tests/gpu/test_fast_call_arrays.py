@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -426,6 +427,32 @@ def test_words_of_a_counter_need_a_counter(driver: Driver) -> None:
     fill(out=out)
 
     assert fill.python_calls == 2
+
+
+FUNCTION_OF_16_WORDS = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_uint64] * 16)
+
+
+def test_stream_call_passes_fixed_arguments_and_the_stream() -> None:
+    calls: list[tuple[int, ...]] = []
+
+    def record(*words: int) -> int:
+        calls.append(words)
+        return 7
+
+    function = FUNCTION_OF_16_WORDS(record)
+    address = ctypes.cast(function, ctypes.c_void_p).value
+    fixed = (1 << 63, *range(14))
+
+    assert fast_call.StreamCall(address, fixed)(STREAM) == 7
+    assert calls == [(*fixed, STREAM)]
+    for bad_arguments in ((), (1, 2), ("text",)):
+        with pytest.raises(TypeError):
+            fast_call.StreamCall(address, fixed)(*bad_arguments)
+    with pytest.raises(ValueError, match="15 arguments"):
+        fast_call.StreamCall(address, (1, 2))
+    with pytest.raises(OverflowError):
+        fast_call.StreamCall(address, (-1,) * 15)
+    assert len(calls) == 1
 
 
 def test_memory_is_freed_on_its_stream_with_the_last_reference(driver: Driver) -> None:

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cudakit.errors import NO_DRIVER as NO_DRIVER_REASON
 from cudakit.errors import InputError, UsageError
 from cudakit.gpu.api.facts import CudaView, DeviceFacts, Link, NvmlView, Process, Telemetry
 from cudakit.gpu.machine import (
@@ -69,7 +70,7 @@ def test_machine_without_driver_has_reasons() -> None:
 
     assert isinstance(nvml, Unavailable)
     assert "libnvidia-ml.so.1 (NVML) cannot be loaded" in nvml.reason
-    assert cuda == Unavailable("libcuda cannot be loaded: libcuda.so.1: no such file")
+    assert cuda == Unavailable(f"{NO_DRIVER_REASON}: libcuda.so.1: no such file")
     device = DeviceFacts(0, "GPU-1", "0000:01:00.0", {})
     assert (
         machine.telemetry(device) == machine.activity(device) == machine.processes(device) == nvml

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from cudakit.errors import EnvironmentUnusable, UsageError
+from cudakit.errors import GpuUnavailable, UsageError
 from cudakit.gpu.open import open_gpu
 
 without_gpu = pytest.mark.skipif(
@@ -21,19 +21,13 @@ def test_unknown_gpu_error_lists_names(name: str) -> None:
 
 
 @without_gpu
-def test_auto_without_gpu_hints_at_simulation() -> None:
-    with pytest.raises(EnvironmentUnusable) as caught:
-        open_gpu("auto")
-    assert "--gpu sim" in caught.value.hint
-    assert caught.value.exit_code == 3
-
-
-@without_gpu
-def test_cuda_without_driver_hints_at_installation() -> None:
-    with pytest.raises(EnvironmentUnusable, match="libcuda") as caught:
-        open_gpu("cuda")
-    assert "driver" in caught.value.hint
+@pytest.mark.parametrize("name", ["auto", "cuda"])
+def test_missing_driver_hints_at_installation_and_not_at_options(name: str) -> None:
+    with pytest.raises(GpuUnavailable, match="no CUDA driver found: libcuda") as caught:
+        open_gpu(name)
+    assert "install the NVIDIA driver" in caught.value.hint
     assert "--gpu sim" not in caught.value.hint
+    assert caught.value.exit_code == 3
 
 
 @pytest.mark.gpu

@@ -376,6 +376,24 @@ def test_output_that_does_not_fit_is_reported_and_unchanged() -> None:
     np.testing.assert_array_equal(integers.copy_to_host(), np.full(4, 7))
 
 
+def test_launch_of_too_many_elements_is_reported() -> None:
+    program = ElementwiseProgram("z = x")
+    huge = ArrayView(Ptr(1 << 20), "float64", (1 << 41,), (8,))
+    result = ArrayView(Ptr(1 << 50), "float64", (1 << 41,), (8,))
+
+    with pytest.raises(cudakit.UsageError, match="2199023255552 elements are more than one launch"):
+        program.plan({"x": huge}, {"z": result}, threads=64)
+
+
+def test_result_that_does_not_fit_in_memory_is_reported_and_leaves_the_device_usable() -> None:
+    row, column = (cudakit.to_device(np.ones(shape), SIM) for shape in ((1 << 20,), (1 << 20, 1)))
+
+    with pytest.raises(cudakit.CudaError, match="OUT_OF_MEMORY"):
+        cudakit.elementwise("z = x + y")(row, column)
+
+    assert cudakit.reduction("sum(x)")(row).copy_to_host() == 1 << 20
+
+
 def test_captured_call_uses_arrays_of_the_default_stream() -> None:
     sim = Sim()
     x, out = (cudakit.to_device(np.full(4, value), sim) for value in (1.0, 0.0))

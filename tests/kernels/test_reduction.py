@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ import cudakit
 from cudakit.gpu.api import LEGACY, Ptr
 from cudakit.gpu.api.arrays import ArrayView
 from cudakit.gpu.compile import compile_cuda
-from cudakit.gpu.device_array import DeviceArray
+from cudakit.gpu.device_array import DeviceArray, array_over
 from cudakit.gpu.sim import Sim
 from cudakit.kernels.launch_plan import LaunchPlan, PlannedKernels, arguments_of
 from cudakit.kernels.reducers import REDUCERS
@@ -158,6 +159,16 @@ def test_bad_arrays_of_a_reduction_are_reported() -> None:
         cudakit.reduction("max(x)", axis=(), keepdims=True)(x, out=x)
     with pytest.raises(cudakit.UsageError, match="result is float64, and out is int64"):
         cudakit.reduction("sum(x)", axis=1)(x, out=cudakit.to_device(np.ones(2, int), SIM))
+    with pytest.raises(cudakit.UsageError, match="x is on sim:h200, y on sim:h200"):
+        cudakit.reduction("sum(x * y)")(x, cudakit.to_device(np.ones((2, 3)), Sim()))
+    result = cudakit.to_device(np.ones(2), SIM)
+    read_only = array_over(SIM, replace(result.view, read_only=True))
+    with pytest.raises(cudakit.UsageError, match="out is read-only"):
+        cudakit.reduction("sum(x)", axis=1)(x, out=read_only)
+    misaligned = array_over(SIM, replace(x.view, ptr=Ptr(x.ptr + 4), shape=(2, 2)))
+    with pytest.raises(cudakit.UsageError, match="x is misaligned"):
+        cudakit.reduction("sum(x)", axis=1)(misaligned)
+    np.testing.assert_array_equal(result.copy_to_host(), np.ones(2))
 
 
 # --- softmax ---------------------------------------------------------------------------------------

@@ -181,7 +181,7 @@ def test_result_that_is_not_a_dataclass_is_rejected() -> None:
 
 
 def test_error_carries_its_kind_hint_and_exit_code() -> None:
-    assert json.loads(render_error(SnapshotError("cut off", hint="record it again"))) == {
+    assert json.loads(render_error(SnapshotError("cut off", hint="record it again"), 2)) == {
         "error": {
             "kind": "SnapshotError",
             "message": "cut off",
@@ -189,7 +189,7 @@ def test_error_carries_its_kind_hint_and_exit_code() -> None:
             "exit_code": 2,
         }
     }
-    missing = json.loads(render_error(MissingDependency("torch", purpose="recording")))
+    missing = json.loads(render_error(MissingDependency("torch", purpose="recording"), 3))
     assert missing["error"]["exit_code"] == 3
 
 

@@ -93,6 +93,31 @@ def test_dialect_in_shell_and_markdown_is_reported(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("source", "unknown"),
+    [
+        ('def f(names):\n    """Join ``many``."""\n', ["many"]),
+        ('def f(names):\n    """Join ``names`` by ``g()``; ``None`` and ``A`` too."""\n', []),
+        ('def f(names): ...\ndef h():\n    """Join ``names``."""\n', ["names"]),
+        ('class A:\n    """Has ``size`` and ``color``."""\n\n    size: int\n', ["color"]),
+        ('class A:\n    """Has ``size``."""\n\n    def __init__(self, size): ...\n', []),
+        ('def f(key):\n    """Read ``kind``."""\n    return key["kind"]\n', []),
+        ('LIMITS = min(first, last)\ndef f():\n    """Use ``first``."""\n', []),
+        ('def f():\n    """Use ``first + 1``, ``numpy.first`` and `first`."""\n', []),
+    ],
+)
+def test_quoted_name_in_docstring_must_exist(source: str, unknown: list[str]) -> None:
+    package_names = {"g", "None"}
+    findings = check_language.unknown_names("cudakit/some.py", source, package_names)
+    assert [finding.word for finding in findings] == unknown
+
+
+def test_quoted_names_of_the_package_exist() -> None:
+    assert {"find_suppressed", "RaceKind", "torch_rules"} - check_language.names_of_package() == {
+        "find_suppressed"
+    }
+
+
 def test_file_name_is_checked(tmp_path: Path) -> None:
     assert words(tmp_path / "pool_tally.py", "") == [(1, "tally")]
 

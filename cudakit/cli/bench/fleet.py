@@ -209,7 +209,7 @@ def measure_gpu(
             result = check_health(SuiteSpec(quick=quick), device, run_context=run_context)
         yield render(result)
     except CudakitError as error:
-        yield render_error(error)
+        yield render_error(error, error.exit_code)
 
 
 def _find_ordinal(uuid: str, cuda: CudaView | Unavailable) -> int:

@@ -134,6 +134,8 @@ def gemm_spec(*, effort: Effort, **options: Any) -> GemmSpec:
     if is_simulated:
         # Simulated memory has no cache, and filling many buffer sets on the CPU would be slow.
         method_options = {"cache": "hot", **method_options}
+    if settings.fast_accumulate and not any(gemm.dtype.startswith("fp8") for gemm in gemms):
+        raise click.UsageError("--fast-accumulate needs a data type of fp8")
     return GemmSpec(gemms=gemms, shapes=name_by_gemm, settings=settings, **method_options, **effort)
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from cudakit.core.bench.health import SuiteResult
     from cudakit.core.bench.result import BenchResult
     from cudakit.core.bench.spec import Spec
-    from cudakit.document import Document
+    from cudakit.document import Document, Table
     from cudakit.gpu.api import Gpu
     from cudakit.gpu.api.run_context import RunContext
 
@@ -61,12 +61,23 @@ def report(result: BenchResult | SuiteResult) -> Report:
     return Report(
         result=result,
         document=lambda: _document(result),
+        brief_table=_brief_table(result),
         exports={
             "csv": lambda: _csv(result),
             "html": lambda: _page(result),
             "nvbench.json": lambda: _nvbench(result),
         },
     )
+
+
+def _brief_table(result: BenchResult | SuiteResult) -> Callable[[], Table] | None:
+    """Return a function that returns a table with all axes; None for the main table of the document."""
+    from cudakit.core.bench.present.cases import cases_table
+    from cudakit.core.bench.result import BenchResult
+
+    if not isinstance(result, BenchResult) or not result.results or result.overlaps:
+        return None
+    return lambda: cases_table(result.results, with_common_axes=True)
 
 
 @contextmanager

@@ -355,17 +355,15 @@ def _option_text(value: object) -> str:
 
 
 def _count_devices(machine: Machine) -> int:
-    """Return the number of CUDA devices. Raises EnvironmentUnusable if there is none."""
-    from cudakit.errors import EnvironmentUnusable
+    """Return the number of CUDA devices. Raises GpuUnavailable if there is none."""
+    from cudakit.errors import GpuUnavailable
     from cudakit.units import Unavailable
 
     cuda = machine.cuda()
-    if isinstance(cuda, Unavailable) or not cuda.devices:
-        reason = cuda.reason if isinstance(cuda, Unavailable) else "CUDA has no device"
-        raise EnvironmentUnusable(
-            f"no GPU can be used: {reason}",
-            hint="cudakit doctor finds the cause; use --gpu sim to simulate two GPUs",
-        )
+    if isinstance(cuda, Unavailable):
+        raise GpuUnavailable(cuda.reason)
+    if not cuda.devices:
+        raise GpuUnavailable("CUDA has no device", hint="cudakit doctor finds the cause")
     return len(cuda.devices)
 
 

@@ -174,7 +174,7 @@ EFFORT_OPTIONS = option_group(
         "warmup_s",
         type=float,
         metavar="SEC",
-        help="Warm up each case for at least SEC seconds.  [default: 0.25; gemm: 1]",
+        help="Warm up each case for at least SEC seconds.  [default: 0.25; gemm: 1; with --gpu sim: 0]",
     ),
     option("--seed", type=int, metavar="N", help="Seed of the random data.  [default: 0]"),
     option(

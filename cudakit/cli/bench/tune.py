@@ -140,7 +140,14 @@ def tuned_algorithms(
         machine = tuning_machine(device, run_context)
     tuned_gemms = earlier_tuning.results_for(machine)
     _warn_missing(path, sum((gemm, settings) not in tuned_gemms for gemm in gemms), len(gemms))
-    return earlier_tuning.algorithms_for(machine, settings)
+    algorithms = earlier_tuning.algorithms_for(machine, settings)
+    used_count = sum(gemm in algorithms for gemm in gemms)
+    click.echo(
+        f"cudakit: {printable(path)} has a faster algorithm than the default for {used_count} of "
+        f"{len(gemms)} GEMM{'s' if len(gemms) > 1 else ''}",
+        err=True,
+    )
+    return algorithms
 
 
 def _warn_missing(path: str, missing_count: int, gemm_count: int) -> None:

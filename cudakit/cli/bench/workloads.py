@@ -66,7 +66,7 @@ def memory(*, effort: Effort, **options: Any) -> Spec:
 )
 @sizes_option("Bytes of each copy")
 @mode_option("host for pageable memory, else isolated")
-@cache_option("rotate for d2d, else hot")
+@cache_option("rotate for d2d of sizes that can overwrite the L2, else hot")
 @option(
     "--overlap",
     type=click.Choice(["gemm"]),

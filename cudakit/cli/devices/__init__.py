@@ -75,6 +75,7 @@ def devices(
     """
     if watch and (view.long or view.topology or spec):
         raise click.UsageError("--watch cannot be combined with --long, --topology or --select")
+    _refuse_ignored(view, selects=spec is not None)
     from cudakit.core.devices.fields import fields_by_name
 
     selected_fields = fields_by_name(view.names)
@@ -103,3 +104,18 @@ def devices(
         else:
             show.show_once(machine, outputs, view, selected_fields)
     return ExitCode.OK
+
+
+def _refuse_ignored(view: View, *, selects: bool) -> None:
+    """Raise UsageError for options on the report with --select, and on tables with --fields."""
+    is_passed_by_option = {
+        "--long": view.long,
+        "--processes": view.processes,
+        "--topology": view.topology,
+    }
+    ignoring_option = "--select" if selects else "--fields" if view.names else ""
+    for option_name, is_passed in is_passed_by_option.items():
+        if ignoring_option and is_passed:
+            raise click.UsageError(f"{option_name} has no effect with {ignoring_option}")
+    if selects and view.names:
+        raise click.UsageError("--fields has no effect with --select")

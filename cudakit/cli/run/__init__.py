@@ -190,7 +190,8 @@ _PROGRAM_OPTIONS = option_group(
     option(
         "--require-gpu",
         is_flag=True,
-        help="Exit with 1 if no work of a real GPU was recorded, for example on a machine without one.",
+        help="With --sanitize or --profile: exit with 1 if no work of a real GPU was recorded, for example "
+        "on a machine without one.",
     ),
 )
 _RACE_OPTIONS = option_group(
@@ -239,9 +240,9 @@ def run(
     the program. Standard input and output belong to the program; the report goes to standard error.
 
     The exit code is that of the program. If that is 0, the exit code is 1 if there are races, if the
-    recording is incomplete or, with --fail-on limit, if a process reserved more memory than --limit. The exit
-    code is 125 if cudakit fails before the program starts, 126 if the program cannot be executed, 127 if it
-    is not found.
+    recording is incomplete, with --require-gpu if no work of a real GPU was recorded, and with --fail-on
+    limit if a process reserved more memory than --limit. The exit code is 125 if cudakit fails before the
+    program starts, 126 if the program cannot be executed, 127 if it is not found.
 
     \b
     cudakit run --sanitize train.py --epochs 1

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class LogFile:
-    """The file of ``--log``. After a failed write the program continues, and ``finish`` raises the error."""
+    """The file of ``--log``. If a write fails, the program continues, and ``complete`` raises the error."""
 
     def __init__(self, path: str, stack: ExitStack, *, force: bool) -> None:
         self._path = path
@@ -34,8 +34,8 @@ class LogFile:
             except OSError as error:
                 self._failure = error
 
-    def finish(self, result: SanitizeResult, *, quiet: bool) -> None:
-        """Complete the file with the outcome of a race check, and print the path of the file.
+    def complete_with_result(self, result: SanitizeResult, *, quiet: bool) -> None:
+        """Write the outcome of a race check to the file, close the file, and print its path.
 
         Raises EnvironmentUnusable if the file cannot be written.
         """
@@ -46,7 +46,10 @@ class LogFile:
         )
 
     def complete(self, outcome: Outcome, *, quiet: bool) -> None:
-        """Complete the file, and print its path. Raises EnvironmentUnusable if the file cannot be written."""
+        """Write the outcome, close the file, and print its path.
+
+        Raises EnvironmentUnusable if a write failed.
+        """
         if self._failure:
             reason = f"cannot write {self._path}: {self._failure.strerror}"
             hint = "free space on the disk, or write to another directory"

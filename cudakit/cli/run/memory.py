@@ -68,7 +68,7 @@ class MemoryMonitor:
         elif message.kind is AgentMessageKind.SNAPSHOTS:
             self._torch_paths.append(message.text)
             if message.text not in self._paths[message.process]:
-                # PyTorch has just run out of memory, so the recorded memory still is that of this moment.
+                # PyTorch has just run out of memory, so the recorded memory is still that of the failure.
                 self._add_to_torch_file(message.process, message.text)
         elif message.kind is AgentMessageKind.JAX:
             self._add_jax_arrays(message)

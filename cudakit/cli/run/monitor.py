@@ -12,6 +12,7 @@ from cudakit.core.sanitize.report import Report, findings
 from cudakit.core.sanitize.suppressions import suppressions
 from cudakit.gpu.demangle import demangle
 from cudakit.run.protocol import AgentMessage, AgentMessageKind
+from cudakit.trace.run_log import NO_REAL_GPU_WORK
 
 if TYPE_CHECKING:
     from cudakit.core.sanitize.baseline import BaselineMatcher
@@ -88,6 +89,11 @@ class Monitor:
         """The reasons why recorded events are missing; a reason of several processes states their number."""
         return _append_counts(self._incomplete_reasons)
 
+    @property
+    def recorded_simulated_work_only(self) -> bool:
+        """Whether work was recorded, and all of it on simulated devices."""
+        return self._detector.recorded_work and not self._detector.recorded_gpu_work
+
     def finish(self) -> None:
         """Analyze the records that still wait for earlier ones: no more records will come."""
         if self._failure is None:
@@ -107,7 +113,7 @@ class Monitor:
             no_gpu_work = self._why_no_gpu_work(exit_status)
         if require_gpu and not self._detector.recorded_gpu_work:
             reason = "" if no_gpu_work else f": {self._why_no_gpu_work(exit_status)}"
-            incomplete.append(f"no work of a real GPU was recorded (--require-gpu){reason}")
+            incomplete.append(f"{NO_REAL_GPU_WORK}{reason}")
         return self._detector.result(
             self._report,
             exit_status=exit_status,
@@ -161,7 +167,7 @@ def why_cuda_is_unusable() -> str:
 
     cuda_view = start_probe().answer()
     if isinstance(cuda_view, Unavailable):
-        return f"no CUDA driver: {cuda_view.reason.partition(': ')[0]}"
+        return cuda_view.reason
     if cuda_view.hidden and not cuda_view.devices:
         return f"CUDA_VISIBLE_DEVICES={cuda_view.visible_devices} hides all devices"
     if cuda_view.error:

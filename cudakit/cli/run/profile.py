@@ -47,7 +47,8 @@ def check_profile_options(
 ) -> None:
     """Raise UsageError if --profile is missing, or combined with a recording that excludes it.
 
-    ``is_passed_by_option`` tells for each option on the times of a profile whether the user passed it.
+    ``is_passed_by_option`` maps each option that limits the time of a profile to whether the user passed
+    the option.
     """
     options = [option for option, is_passed in is_passed_by_option.items() if is_passed]
     if options and not has_profile:

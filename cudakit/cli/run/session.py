@@ -35,6 +35,7 @@ from cudakit.cli.run.race_report import (
     open_baseline,
     race_report,
 )
+from cudakit.core.profile.activities import Activities
 from cudakit.core.sanitize.races import Confidence
 from cudakit.errors import EnvironmentUnusable, UsageError
 from cudakit.gpu.capture.device_patch import add_device_patches
@@ -43,7 +44,7 @@ from cudakit.run.child import end_like_program, shell_status
 from cudakit.run.command import Command, resolve
 from cudakit.run.protocol import AgentMessage, AgentMessageKind, Settings
 from cudakit.run.supervise import supervise
-from cudakit.trace.run_log import Outcome
+from cudakit.trace.run_log import NO_REAL_GPU_WORK, Outcome
 from cudakit.trace.spool import Batch
 
 
@@ -91,21 +92,12 @@ class RunSpec:
                 hint="add --sanitize or --profile; --memory writes its result with --snapshot FILE",
             )
         check_profile_options(
-            {
-                "--delay": self.delay is not None,
-                "--duration": self.duration is not None,
-                "--range": self.range_name is not None,
-                "--paused": self.paused,
-            },
+            self.time_options(),
             has_profile=self.profile,
             has_sanitize=self.sanitize,
             has_driver_memory=self.memory and not self.no_driver,
         )
-        if self.log is not None and not self.sanitize and not self.profile:
-            raise UsageError(
-                "--log needs --sanitize or --profile",
-                hint="add --sanitize or --profile, or remove --log",
-            )
+        self._check_recording_options()
         if not self.sanitize and (options := self._race_options()):
             verb = "needs" if len(options) == 1 else "need"
             raise UsageError(
@@ -124,6 +116,32 @@ class RunSpec:
             raise UsageError("--fail-on limit needs --limit", hint="for example: --limit 20GiB")
         refuse_duplicates([*self.output.paths, *filter(None, [self.log, self.write_baseline])])
 
+    def _check_recording_options(self) -> None:
+        """Raise UsageError for options that need --sanitize or --profile, or exclude each other."""
+        for option, is_passed in (
+            ("--log", self.log is not None),
+            ("--require-gpu", self.require_gpu),
+        ):
+            if is_passed and not (self.sanitize or self.profile):
+                raise UsageError(
+                    f"{option} needs --sanitize or --profile",
+                    hint=f"add --sanitize or --profile, or remove {option}",
+                )
+        if self.delay is not None and self.paused:
+            raise UsageError(
+                "--delay and --paused exclude each other: both choose when the profile begins",
+                hint="remove --delay or --paused",
+            )
+
+    def time_options(self) -> dict[str, bool]:
+        """Return for each option on the times of a profile whether the user passed it."""
+        return {
+            "--delay": self.delay is not None,
+            "--duration": self.duration is not None,
+            "--range": self.range_name is not None,
+            "--paused": self.paused,
+        }
+
     def _race_options(self) -> list[str]:
         """List the options on races that were passed."""
         is_passed_by_option = {
@@ -135,7 +153,6 @@ class RunSpec:
             "--accesses": self.accesses,
             "--host-threads": self.host_threads == "strict",
             "--stop-on-first": self.stop_on_first,
-            "--require-gpu": self.require_gpu and not self.profile,
         }
         return [option for option, is_passed in is_passed_by_option.items() if is_passed]
 
@@ -303,6 +320,8 @@ def _report_findings(spec: RunSpec, prepared_run: _PreparedRun, exit_status: int
             _warn(note)
         return ExitCode.FINDINGS if has_passed_limit else ExitCode.OK
     monitor.finish()
+    if spec.accesses and monitor.recorded_simulated_work_only:
+        monitor.add_note("--accesses has no effect on a simulated device, whose accesses are known")
     result = monitor.result(exit_status=exit_status, require_gpu=spec.require_gpu)
     races, stderr = race_report(result), standard_error()
     try:
@@ -313,7 +332,9 @@ def _report_findings(spec: RunSpec, prepared_run: _PreparedRun, exit_status: int
         raise
     finally:
         if prepared_run.log:
-            prepared_run.log.finish(result, quiet=spec.output.quiet or spec.output.json)
+            prepared_run.log.complete_with_result(
+                result, quiet=spec.output.quiet or spec.output.json
+            )
     prepared_run.new_baseline.write(result)
     if has_passed_limit:
         return ExitCode.FINDINGS
@@ -332,10 +353,19 @@ def _report_profile(
     if not any(process.has_work for process in activities):
         has_cuda_calls = any(process.has_cuda_calls for process in activities)
         monitor.add_note(monitor.why_no_profile(exit_status, has_cuda_calls=has_cuda_calls))
+    if ignored_options := _options_without_effect(spec, activities):
+        verb = "has" if len(ignored_options) == 1 else "have"
+        monitor.add_note(
+            f"{' and '.join(ignored_options)} {verb} no effect on a simulated device, "
+            "which is profiled from the first to the last operation"
+        )
+    incomplete = monitor.incomplete
+    if spec.require_gpu and not any(
+        process.has_work for process in activities if not process.simulated
+    ):
+        incomplete.append(NO_REAL_GPU_WORK)
     outcome = Outcome(
-        exit_status=exit_status,
-        notes=tuple(monitor.notes),
-        incomplete=tuple(monitor.incomplete),
+        exit_status=exit_status, notes=tuple(monitor.notes), incomplete=tuple(incomplete)
     )
     try:
         prepared_run.outputs.write(analyze_activities(activities, outcome).report())
@@ -343,9 +373,15 @@ def _report_profile(
         if prepared_run.log:
             is_quiet = spec.output.quiet or spec.output.json
             prepared_run.log.complete(outcome, quiet=is_quiet)
-    has_work = any(process.has_work for process in activities if not process.simulated)
-    lacks_work = spec.require_gpu and not has_work
-    return ExitCode.FINDINGS if lacks_work or outcome.incomplete else ExitCode.OK
+    return ExitCode.FINDINGS if outcome.incomplete else ExitCode.OK
+
+
+def _options_without_effect(spec: RunSpec, activities: Sequence[Activities]) -> list[str]:
+    """Return the options on the times of a profile if all work is that of simulated devices."""
+    working_processes = [process for process in activities if process.has_work]
+    if not working_processes or not all(process.simulated for process in working_processes):
+        return []
+    return [option for option, is_passed in spec.time_options().items() if is_passed]
 
 
 def _report_memory(spec: RunSpec, prepared_run: _PreparedRun) -> bool:

@@ -96,7 +96,10 @@ def awaited_bytes(awaited_blocks: Iterable[tuple[int, Block]]) -> dict[int, int]
 def stream_pools_of(
     segment_blocks: Iterable[tuple[Segment, list[Block]]],
 ) -> tuple[StreamPool, ...]:
-    """Sum up the segments of each pool and stream: the segments that serve the same requests."""
+    """Sum up the segments of each pool and stream.
+
+    Only segments of one pool and stream serve the same requests.
+    """
     stream_pools: dict[tuple[PoolId, bool, int], list[StreamPool]] = {}
     for segment, blocks in segment_blocks:
         key = segment.pool.id, segment.pool.is_small, segment.stream

@@ -225,7 +225,7 @@ class IpcRegistry:
         return str(self._gpu.facts().uuid)
 
     def defer_during(self, count_captures: Callable[[], int]) -> None:
-        """Close no handle while ``captures()`` is above 0, because closing waits for the device."""
+        """Close no handle while ``count_captures()`` is above 0, because closing waits for the device."""
         self._count_captures = count_captures
 
     def ipc_handle(self, ptr: Ptr) -> bytes:

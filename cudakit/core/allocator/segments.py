@@ -58,8 +58,9 @@ class Segment:
 class Segments(dict[int, Segment]):
     """The segments of a device by address, numbered from 1 in the order of their registration.
 
-    No number is used twice. The numbers are PyTorch's registration_counter, with which NCCL registers
-    segments in the same order on all ranks; PyTorch numbers each Block object, so its numbers differ.
+    No number is used twice. The numbers serve the same purpose as PyTorch's registration_counter: NCCL
+    registers segments in the same order on all ranks. The values differ, because PyTorch numbers each Block
+    object.
     """
 
     __slots__ = ("_last_number",)

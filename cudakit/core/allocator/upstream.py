@@ -101,7 +101,10 @@ class CapturableUpstream(Protocol):
 
 @runtime_checkable
 class PeerAccessUpstream(Protocol):
-    """An upstream whose memory other devices can access; ``mapped`` are the mapped ranges of its pages."""
+    """An upstream whose memory other devices can access.
+
+    ``mapped_ranges`` are the begins and ends of the mapped ranges of its pages.
+    """
 
     @property
     def peers(self) -> Sequence[int]: ...

@@ -84,10 +84,10 @@ def check_fit(
     *,
     simulated: bool = False,
 ) -> None:
-    """Raise InputError if a case needs more memory than is free; its hint is the largest case that fits.
+    """Raise InputError if a case needs more memory than is free; the hint of the error is a size that fits.
 
-    The error is that of the case that needs most, so that all cases fit with the size in the hint. The memory
-    of a simulated device is host memory.
+    The hint is computed for the case that needs the most memory, so that all cases fit with its size. The
+    memory of a simulated device is host memory.
     """
     if not cases:
         return

@@ -54,8 +54,8 @@ def temporary_data_file(
 ) -> Iterator[DataFile]:
     """Write a file of known content to a directory, and delete it at the end.
 
-    ``in_memory`` tells that the file system of the directory keeps its files in host memory, as tmpfs does.
-    O_DIRECT bypasses nothing there, although tmpfs accepts it.
+    ``in_memory`` is true if the file system of the directory keeps its files in host memory, as tmpfs does.
+    O_DIRECT then bypasses no page cache, although tmpfs accepts the flag.
 
     Raises InputError if the directory is missing, cannot be written to, or has too little space.
     """

@@ -17,7 +17,8 @@ from cudakit.core.bench.timer import MAX_QUEUED
 from cudakit.gpu.api import DeviceInfo, Stream, Streams
 from cudakit.units import Unavailable
 
-# The duration of each of the two chunks of work in the queue. Reading the counter takes up to 6 ms.
+# Seconds that a chunk takes. A chunk is a number of executions that are enqueued together, followed by an
+# event; two chunks are in the queue at a time. Reading the energy counter takes up to 6 ms.
 _CHUNK_S = 0.02
 # The maximum duration of a measurement, as a multiple of the time between its first and last counter change.
 _MAX_DURATION_FACTOR = 3.0
@@ -124,7 +125,7 @@ class EnergyMeter:
                 self._enqueue()
                 gpu.record(event, stream)
             cleanup.callback(gpu.sync_stream, stream)
-            chunk_ends_s: list[float] = []  # End times of the chunks.
+            chunk_ends_s: list[float] = []  # times at which the host saw that a chunk had completed
             begin_s = self._now_s()
             for event in cycle(events):
                 while not gpu.query_event(event):
@@ -153,8 +154,8 @@ class EnergyMeter:
     def _compute_energy_j(self, chunk_ends_s: list[float]) -> float | Unavailable:
         if self._steps.elapsed_s < self._min_s:
             return Unavailable("the energy counter changed too rarely")
-        chunk_s = (chunk_ends_s[-1] - chunk_ends_s[0]) / (len(chunk_ends_s) - 1)
-        elapsed_s = chunk_s / (self._repeat_count * self._executions)
+        seconds_per_chunk = (chunk_ends_s[-1] - chunk_ends_s[0]) / (len(chunk_ends_s) - 1)
+        elapsed_s = seconds_per_chunk / (self._repeat_count * self._executions)
         if self._execution_s < _MIN_BUSY_SHARE * elapsed_s:
             busy_share = self._execution_s / elapsed_s
             return Unavailable(f"the GPU was busy for only {busy_share:.0%} of the time")

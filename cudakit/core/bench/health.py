@@ -23,7 +23,8 @@ Health: TypeAlias = Literal["pass", "warn", "fail"]
 Source: TypeAlias = Literal["measured", "derived", "bound"]
 
 # Shares of the expected value: warn below, fail below, warn above. GPUs of one node differ by 5 % and more.
-_SHARES_OF_MEASURED = (0.93, 0.85, 1.15)
+# Four other H200s at their power limit reached 0.84 to 0.88 of the expected rates of tensor-core GEMMs.
+_SHARES_OF_MEASURED = (0.93, 0.80, 1.15)
 _SHARES_OF_DERIVED = (0.75, 0.5, None)
 # A time fails beyond this multiple of its bound.
 _FAIL_MULTIPLE = 3
@@ -211,7 +212,7 @@ def figure_name(case: CaseResult) -> str:
     axis_text = str(case.axes.get(_NAMING_AXES.get(case.name, ""), ""))
     bench_name = (
         "" if case.name == "launch" and axis_text else case.name
-    )  # a call is named without its bench
+    )  # calls such as "launch-to-start" are named without "launch"
     peer_text = f"to {case.axes['peer']}" if "peer" in case.axes else ""
     return " ".join(filter(None, (bench_name, axis_text, peer_text)))
 

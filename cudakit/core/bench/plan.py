@@ -106,7 +106,7 @@ def without_settling(method: Method) -> Method:
 
 
 def round_methods(method: Method) -> Iterator[Method]:
-    """Yield the measurement method of each round: its share of samples and time.
+    """Yield the measurement method of each round, with the share of samples and time of this round.
 
     Each round has its own buffers. Their addresses determine which memory channels and pages they share, so
     the time of a kernel differs more between rounds than within a round.

@@ -26,8 +26,8 @@ from cudakit.units import Unavailable
 # A callback that receives the current stage and the fraction that is done; it may raise KeyboardInterrupt.
 Progress: TypeAlias = Callable[[str, float], None]
 
-# After this number of timeouts the blocking kernel is no longer used: a call of the workload waits for the
-# device.
+# After this number of timeouts the blocking kernel is no longer used, because a call of the workload must
+# be waiting for the device.
 MAX_TIMEOUTS = 2
 
 

@@ -176,7 +176,8 @@ class Collectives:
 
     ranks: tuple[RankFacts, ...]  # Ranks in their order.
     variables: Mapping[str, str]  # Environment variables NCCL_* of rank 0.
-    # Connection of each pair of ranks on the host of rank 0, by "0-1": "NV18" (nvidia-smi topo -m).
+    # Connection of each pair of ranks on the host of rank 0. The key "0-1" is the pair of ranks 0 and 1,
+    # the value "NV18" is a path as nvidia-smi topo -m names it.
     links: Mapping[str, str]
     rates: tuple[CollectiveRate, ...]  # Bandwidths of each item of ``results``.
 

@@ -247,7 +247,7 @@ def rate_per_clock(kind: str, fields: Fields) -> int | Unavailable:
 
 
 def matrix_kind(dtype: str, fields: Fields) -> str:
-    """Return the fastest kind of operation for a GEMM of a data type: fp8 for ``fp8_e4m3``.
+    """Return the fastest kind of operation for a GEMM of a data type, such as "fp8" for "fp8_e4m3".
 
     The kind of fp64 is fp64_tensor on devices with tensor cores for fp64.
     """

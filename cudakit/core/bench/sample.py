@@ -54,7 +54,7 @@ def end_sampling(run: WorkloadRun) -> None:
 class ThrottlingFilter:
     """Divides readings into samples and discarded readings, whose SM clock is far below recent clocks.
 
-    The readings of ``warmup`` provide the first clocks for that comparison.
+    ``warmup_readings`` provide the first clocks for this comparison.
     """
 
     def __init__(self, warmup_readings: Iterable[Reading] = ()) -> None:

@@ -1,6 +1,6 @@
 """Specs: the options of a bench, one dataclass per bench.
 
-A Spec is validated without a device; ``plan`` checks whether a device supports it.
+A Spec is validated without a device. Before the measurement, plan.py checks whether the device supports it.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ class MemorySpec(Spec):
     # Sizes of each buffer. None: sizes around that of the L2 cache.
     sizes_bytes: tuple[int, ...] | None = None
     mode: Mode = "batch"
-    # With hot data the rate drops where buffers exceed the L2 cache, which shows its capacity.
+    # With hot data, the size from which the rate drops shows the capacity of the L2 cache.
     cache: Cache = "hot"
 
     def __post_init__(self) -> None:

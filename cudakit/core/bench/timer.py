@@ -172,7 +172,7 @@ def capture(gpu: Graphs, stream: Stream, work: Enqueue) -> Graph:
     try:
         work(stream)
     except BaseException:
-        with suppress(CudaError):  # Report the error that ended the capture.
+        with suppress(CudaError):  # the error of ``work`` is raised instead
             gpu.destroy_graph(gpu.capture_end(stream))
         raise
     return gpu.capture_end(stream)

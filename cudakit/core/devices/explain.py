@@ -333,7 +333,14 @@ def _nodes(topic: Topic) -> Iterator[Node]:
         ("also known as", ", ".join(topic.other_names)),
         ("source", "" if topic.kind == "check" else topic.source),
     )
-    yield Facts(tuple((label, Text(text)) for label, text in table_rows if label and text))
+    yield Facts(
+        tuple((label, Text(_without_stop(text))) for label, text in table_rows if label and text)
+    )
+
+
+def _without_stop(text: str) -> str:
+    """Remove the full stop of a single sentence, because other values are phrases."""
+    return text.removesuffix(".") if ". " not in text else text
 
 
 def _meaning_label(topic: Topic) -> str:

@@ -11,28 +11,25 @@ from cudakit.core.devices.match import MatchedDevice, match_devices
 from cudakit.core.devices.result import Cuda, CudaFailure, Device, DevicesResult
 from cudakit.core.devices.topology import device_pairs
 from cudakit.core.devices.visible_devices import VARIABLE, visibility
-from cudakit.errors import EnvironmentUnusable
+from cudakit.errors import GpuUnavailable
 from cudakit.gpu.api.facts import CudaView, Field, Machine, NvmlView, Process, Telemetry
 from cudakit.gpu.api.fields import INSTANCE_GROUP, FieldInfo, Kind
 from cudakit.units import Unavailable
 
 _NOT_IN_NVML = Unavailable("NVML does not report the device")
 _NOT_IN_CUDA = Unavailable("CUDA does not see the device")
-_HINT = "cudakit doctor finds the cause; --gpu sim shows a simulated GPU"
 
 
 def open_query(machine: Machine) -> Query:
     """Find the devices of a machine.
 
-    Raises EnvironmentUnusable if neither NVML nor CUDA sees a device.
+    Raises GpuUnavailable if neither NVML nor CUDA sees a device.
     """
     # NVML is queried first, because a child process queries CUDA at the same time.
     nvml_view, cuda_view = machine.nvml(), machine.cuda()
     matched_devices = match_devices(nvml_view, cuda_view)
     if not matched_devices:
-        raise EnvironmentUnusable(
-            f"no GPU found: {_why_no_device(nvml_view, cuda_view)}", hint=_HINT
-        )
+        raise _no_device_error(nvml_view, cuda_view)
     return Query(machine, nvml_view, cuda_view, matched_devices, field_registry())
 
 
@@ -41,16 +38,22 @@ def read_devices(
 ) -> DevicesResult:
     """Read all fields of the devices of a machine once.
 
-    Raises EnvironmentUnusable if neither NVML nor CUDA sees a device.
+    Raises GpuUnavailable if neither NVML nor CUDA sees a device.
     """
     return open_query(machine).read(processes=processes, topology=topology)
 
 
-def _why_no_device(nvml: NvmlView | Unavailable, cuda: CudaView | Unavailable) -> str:
+def _no_device_error(nvml: NvmlView | Unavailable, cuda: CudaView | Unavailable) -> GpuUnavailable:
+    if isinstance(nvml, Unavailable) and isinstance(cuda, Unavailable):
+        return GpuUnavailable(cuda.reason)
     nvml_reason = nvml.reason if isinstance(nvml, Unavailable) else "NVML reports none"
     if isinstance(cuda, Unavailable):
-        return f"{nvml_reason}; {cuda.reason}"
-    return f"{nvml_reason}; CUDA: {cuda.error[1] if cuda.error else 'no device'}"
+        cuda_reason = cuda.reason
+    else:
+        cuda_reason = f"CUDA: {cuda.error[1] if cuda.error else 'no device'}"
+    return GpuUnavailable(
+        f"no GPU found: {nvml_reason}; {cuda_reason}", hint="cudakit doctor finds the cause"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +204,7 @@ def _cuda_state(cuda_view: CudaView | Unavailable) -> Cuda | Unavailable:
 
 
 # Clock event reasons that do not count as throttling.
+_POWER_LIMIT_REASON = "software power cap"  # NVML's name of the power limit.
 _NORMAL_REASONS = ("idle", "application clocks setting", "display clock setting")
 
 
@@ -239,7 +243,11 @@ def _device_notes(
         yield f"compute mode: {compute_mode}"
     reasons = fields.get("clock_event_reasons")
     throttling_reasons = (
-        [str(reason) for reason in reasons if reason not in _NORMAL_REASONS]
+        [
+            "power limit" if reason == _POWER_LIMIT_REASON else str(reason)
+            for reason in reasons
+            if reason not in _NORMAL_REASONS
+        ]
         if isinstance(reasons, tuple)
         else []
     )

@@ -53,8 +53,8 @@ def _is_uuid_prefix(selector: str, uuid: str | Unavailable) -> bool:
     if isinstance(uuid, Unavailable):
         return False
     prefix, uuid_digits = selector.lower(), uuid.lower().partition("-")[2]
-    # "GPU-" alone, or a few digits, is too short for a UUID prefix.
-    return (len(prefix) > len("GPU-") and uuid.lower().startswith(prefix)) or (
+    # A few digits alone are too short for a UUID prefix.
+    return (len(prefix) >= len("GPU-") and uuid.lower().startswith(prefix)) or (
         len(prefix) >= _MIN_UUID_DIGITS and uuid_digits.startswith(prefix)
     )
 

@@ -76,7 +76,7 @@ def _is_bidirectional(
     second_gpu: MatchedDevice,
     attribute: str,
 ) -> bool | Unavailable:
-    """Return whether a list of CUDA's view has a pair of devices in both directions."""
+    """Return whether an attribute of CUDA's view, such as "peer_access", has two GPUs in both directions."""
     if isinstance(cuda, Unavailable):
         return Unavailable("CUDA does not answer")
     indices = [

@@ -79,8 +79,8 @@ def arrange(result: DevicesResult, view: WatchView) -> DevicesResult:
     matching_devices = [
         device for device in result.devices if _contains_pattern(device, view.pattern.lower())
     ]
-    sort_value = _SORT_VALUES[view.sort]
-    matching_devices.sort(key=lambda device: _magnitude(sort_value(device)), reverse=True)
+    sort_value_of = _SORT_VALUES[view.sort]
+    matching_devices.sort(key=lambda device: _magnitude(sort_value_of(device)), reverse=True)
     return replace(result, devices=tuple(matching_devices))
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from cudakit.core.memory.record.pools import POOL_NAMES
+from cudakit.core.memory.record.pools import POOL_NAMES, PoolId, pool_name
 from cudakit.core.memory.replay.segments import segment_history
 from cudakit.core.memory.snapshot import Blocks, DeviceTrace, Snapshot, take
 from cudakit.errors import UsageError
@@ -35,10 +35,9 @@ def filter_trace(
         keep_segment &= trace.segments.stream == stream
     if pool is not None:
         if pool not in snapshot.pools:
-            pool_list = "; ".join(map(_pool_text, snapshot.pools))
             raise UsageError(
-                f"no pool {_pool_text(pool)} in the snapshot",
-                hint=f"pools of the snapshot: {pool_list}",
+                f"no pool {POOL_NAMES.get(pool, f'{pool[0]},{pool[1]}')} in the snapshot",
+                hint=f"pools of the snapshot: {'; '.join(map(_pool_text, snapshot.pools))}",
             )
         pool_id = snapshot.pools.index(pool)
         recorded_pools = trace.events.pool
@@ -50,9 +49,10 @@ def filter_trace(
     return _select_events(trace, keep_event, keep_segment)
 
 
-def _pool_text(pool: tuple[int, int]) -> str:
-    """Return a pool as --pool accepts it: the name of a library, or two numbers."""
-    return POOL_NAMES.get(pool, f"{pool[0]},{pool[1]}")
+def _pool_text(pool: PoolId) -> str:
+    """Return a pool as a hint shows it: "default", "cupy", or "1,0 (graph)"."""
+    kind, _, numbers = pool_name(pool).partition(" ")
+    return f"{numbers} ({kind})" if "," in numbers else pool_name(pool)
 
 
 def pytorch_trace(snapshot: Snapshot, trace: DeviceTrace) -> DeviceTrace:

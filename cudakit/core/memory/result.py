@@ -25,13 +25,15 @@ DIFF_SCHEMA = "cudakit.memviz.diff/1"
 class State:
     """The memory totals of one moment, as defined by ``torch.cuda.memory_stats``."""
 
-    allocated_bytes: int  # total size of blocks in use, until the program frees the blocks
-    requested_bytes: int  # bytes requested by the program, in use and pending free
-    active_bytes: int  # total size of blocks in use and pending free
+    allocated_bytes: int  # total size of the allocated blocks, which the program has not freed
+    requested_bytes: (
+        int  # bytes that the program requested, for the blocks in use (allocated or pending free)
+    )
+    active_bytes: int  # total size of the blocks in use: allocated or pending free
     reserved_bytes: int  # total size of segments
     pending_free_bytes: int  # total size of freed blocks that a stream may still use
     segments: int  # number of segments
-    blocks: int  # number of blocks in use and pending free
+    blocks: int  # number of blocks in use (allocated or pending free)
     allocated_is_derived: bool  # whether some block sizes are computed by the allocator's rules
 
 
@@ -80,7 +82,7 @@ class Health:
 class Holder:
     """The memory of one call stack at the chosen moment."""
 
-    bytes: int  # total size of the blocks in use and pending free
+    bytes: int  # total size of the blocks in use (allocated or pending free)
     requested_bytes: int  # requested bytes
     count: int  # number of blocks
     share: float  # share of all bytes in use
@@ -92,7 +94,7 @@ class Holder:
 class Line:
     """The memory of one call site at the chosen moment."""
 
-    bytes: int  # total size of the blocks in use and pending free
+    bytes: int  # total size of the blocks in use (allocated or pending free)
     count: int  # number of blocks
     share: float  # share of all bytes in use
     frame: Frame | None  # frame of the call site; null: no stack was recorded
@@ -103,7 +105,7 @@ class Group:
     """The memory of one value of a facet, such as one annotation, at the chosen moment."""
 
     name: str  # value, such as the name of an annotation; empty: none
-    bytes: int  # total size of the blocks in use and pending free
+    bytes: int  # total size of the blocks in use (allocated or pending free)
     count: int  # number of blocks
     share: float  # share of all bytes in use
 
@@ -126,7 +128,7 @@ class SegmentGroup:
     expandable: bool  # whether the segments are expandable
     segments: int  # number of segments
     reserved_bytes: int  # total size of the segments
-    used_bytes: int  # bytes of blocks in use and pending free
+    used_bytes: int  # bytes of blocks in use (allocated or pending free)
     free_bytes: int  # free bytes in the segments
     largest_hole_bytes: int  # size of the largest free block
 

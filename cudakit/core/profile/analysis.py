@@ -35,6 +35,7 @@ from cudakit.core.profile.steps import (
 from cudakit.core.profile.timeline import Timeline, WorkKind, first_time, timeline
 from cudakit.core.profile.waits import host_waits
 from cudakit.trace.kinds import EventKind
+from cudakit.trace.run_log import reasons_for_missing_events
 
 # Maximum number of steps that a profile result lists; its sums include all steps.
 _MAX_STEPS = 10_000
@@ -86,21 +87,29 @@ def analyze(
     """
     spec = spec or ProfileSpec()
     timelines = [timeline(process) for process in activities]
+    origin_ns = first_time(timelines)
     lost_event_counts = _lost_events(activities)
     analyzed_devices = [
         analyzed_device
         for process_timeline in timelines
-        for analyzed_device in _Process(
-            process_timeline, spec, demangle, first_time(timelines)
-        ).devices()
+        for analyzed_device in _Process(process_timeline, spec, demangle, origin_ns).devices()
     ]
     devices = [device for device, _ in analyzed_devices]
+    measured_times = {
+        (device.process, device.device): (
+            device.measured.start_ns + origin_ns,
+            device.measured.end_ns + origin_ns,
+        )
+        for device in devices
+    }
     result = ProfileResult(
         exit_status=exit_status,
         simulated=any(process.simulated for process in activities),
         devices=tuple(devices),
-        findings=find(devices, is_lossy=bool(lost_event_counts or incomplete)),
-        straggler=match_collectives(timelines),
+        findings=find(
+            devices, is_lossy=bool(lost_event_counts or reasons_for_missing_events(incomplete))
+        ),
+        straggler=match_collectives(timelines, measured_times),
         limits=(),
         gaps=lost_event_counts,
         notes=tuple(notes),

@@ -50,6 +50,7 @@ class ProfileDiff:
     schema: ClassVar[str] = "cudakit.profile-diff/1"
     devices: tuple[DeviceChange, ...]
     unmatched: int  # number of devices that only one of the profiles has
+    simulated: bool = False  # whether a simulated device did the work of one of the profiles
 
     def slowest_growth(self) -> float | None:
         """Return the largest relative growth of a step; None if nothing can be compared."""
@@ -61,7 +62,11 @@ def compare(before_result: ProfileResult, after_result: ProfileResult) -> Profil
     """Return the changes between two profiles, whose devices are matched in their order."""
     device_pairs = list(zip(before_result.devices, after_result.devices, strict=False))
     unmatched_count = abs(len(before_result.devices) - len(after_result.devices))
-    return ProfileDiff(tuple(_compare_devices(*pair) for pair in device_pairs), unmatched_count)
+    return ProfileDiff(
+        tuple(_compare_devices(*pair) for pair in device_pairs),
+        unmatched_count,
+        before_result.simulated or after_result.simulated,
+    )
 
 
 def _compare_devices(before_device: Device, after_device: Device) -> DeviceChange:

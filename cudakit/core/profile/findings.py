@@ -184,7 +184,8 @@ def _pageable_to_device(device: Device) -> list[Copies]:
 
 
 def _data_loading(device: Device) -> Iterator[Finding]:
-    if not device.steps.measured:  # without steps, the host may only compile, once
+    # Without steps, the time may be a single compilation, not data loading.
+    if not device.steps.measured:
         return iter(())
     idle_ns = device.measured.idle.data_loading_ns
     copies_to_device = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -11,8 +11,13 @@ from cudakit.core.profile.result import Straggler
 from cudakit.core.profile.timeline import Timeline, WorkKind
 
 
-def match_collectives(timelines: Sequence[Timeline]) -> Straggler | None:
+def match_collectives(
+    timelines: Sequence[Timeline], measured_times: Mapping[tuple[int, int], tuple[int, int]]
+) -> Straggler | None:
     """Return the rank that the other ranks waited for; None if the ranks ran different collectives.
+
+    ``measured_times`` has for each process and device the start and the end of the measured time, in
+    nanoseconds; other collectives are not counted.
 
     A rank is one device of one process. A collective begins on a rank when its kernel starts, and cannot
     complete before it has begun on all ranks, so that all ranks wait for the last one. The times of all
@@ -39,6 +44,13 @@ def match_collectives(timelines: Sequence[Timeline]) -> Straggler | None:
         ],
         axis=1,
     )
+    begin_times, end_times = np.array(
+        [measured_times[process, device] for process, device, _ in ranks]
+    ).T[:, :, np.newaxis]
+    is_measured = ((begin_times <= start_times) & (start_times <= end_times)).all(axis=0)
+    start_times = start_times[:, is_measured]
+    if not start_times.shape[1]:
+        return None
     last_ranks = start_times.argmax(axis=0)
     waited_ns = (start_times.max(axis=0) - start_times).sum(axis=0)
     last_counts = np.bincount(last_ranks, minlength=len(ranks))

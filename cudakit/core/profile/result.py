@@ -247,7 +247,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Straggler:
-    """Collectives of all ranks, matched by their order."""
+    """Collectives of all ranks in the measured time, matched by their order."""
 
     matched: int  # number of collectives that were matched
     process: int  # PID of the process that most often came last

@@ -72,5 +72,5 @@ def _idle_by_site(gaps: Gaps, is_gap_measured: Times, cause: IdleCause) -> dict[
 
 
 def _most_frequent_function(timeline: Timeline, rows: Times) -> str:
-    names, call_counts = np.unique(timeline.calls.name[rows], return_counts=True)
-    return timeline.names[int(names[np.argmax(call_counts)])]
+    name_indices, call_counts = np.unique(timeline.calls.name[rows], return_counts=True)
+    return timeline.names[int(name_indices[np.argmax(call_counts)])]

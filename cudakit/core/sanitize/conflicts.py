@@ -33,10 +33,10 @@ class Conflict:
 
 
 class ConflictChecker:
-    """Collects the conflicts of one access at a time, and passes those to report to ``on_conflict``.
+    """Collects the conflicts of one access at a time, and calls ``on_conflict`` for those that are reported.
 
-    During the check of a graph launch, ``ancestors`` maps each node to the nodes that happen before it, as
-    the bits of a number.
+    During the check of a graph launch, ``ancestors`` maps each node to a bit mask of the nodes that happen
+    before it.
     """
 
     def __init__(self, on_conflict: Callable[[Conflict], None]) -> None:

@@ -174,7 +174,9 @@ class Engine:
         self._stream_order = stream_order = StreamOrder()
         self._unrecorded = UnrecordedLaunches(self._report_unverified)
         accesses = new_shadow(
-            ConflictChecker(self._report_conflict), find_possible=report_possible, native=native
+            ConflictChecker(self._report_conflict),
+            find_possible_races=report_possible,
+            native=native,
         )
         self._shadow = shadow = CheckedShadow(accesses, self._unrecorded)
         self._allocation_events = AllocationEvents(stream_order, shadow)

@@ -77,7 +77,7 @@ class Graph:
 
     @property
     def ancestors(self) -> Mapping[int, int]:
-        """The nodes that happen before each node, as the bits of a number; nodes in topological order."""
+        """For each node, in topological order, a bit mask of the nodes that happen before it."""
         if self._ancestors is None:
             self._ancestors = {}
             for node in self._topological_order():

@@ -266,7 +266,7 @@ class Signal(NamedTuple):
 class SyncTracker:
     """Handles events, waits, host functions, stream capture and memory words.
 
-    A wait for an event that was never recorded has no effect (CUDA Driver API, ``cuStreamWaitEvent``).
+    A wait for an event that was never recorded has no effect (CUDA Driver API, cuStreamWaitEvent).
     """
 
     def __init__(self, stream_order: StreamOrder, gap_counts: Counter[str]) -> None:

@@ -42,9 +42,9 @@ class Confidence(StrEnum):
     LIKELY = (
         "likely"  # one access is exact, the other is to a whole tensor or assumed from a pointer
     )
-    POSSIBLE = (
-        "possible"  # both accesses are assumed, a pointer is below the bytes, or ranges were merged
-    )
+    # Both accesses are assumed, an access is assumed from a pointer to a lower address, or ranges were
+    # merged.
+    POSSIBLE = "possible"
 
     @property
     def is_finding(self) -> bool:

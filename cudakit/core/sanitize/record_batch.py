@@ -86,7 +86,7 @@ class RecordBatch:
     * ``leading_rows``, ``following_rows``: the access records before the first call, and after each call;
       None if there are none.
     * ``leading_precision``: the precision that the records before the first call give their launch.
-    * ``stray_accesses``: the number of accesses whose call is missing.
+    * ``stray_access_count``: the number of accesses whose call is missing.
     * ``launch_precisions``: the precision of each launch.
     * ``launches_without_call_site``: the number of launches whose call stack is unknown.
     * ``rows``: for each event kind, its calls, each followed by the fields of its body.

@@ -1,7 +1,7 @@
 """Reorder records by their calls, because the exact accesses of a launch are recorded late.
 
 The recorder reads the accesses of a kernel back after the host has waited for the kernel. Until then the
-launch is *pending*, and no later record can be analyzed.
+launch is *pending*, and no later record can be analyzed. A launch that the recorder delays is pending, too.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NEVER_READ: Final = "launch whose accesses were never read back"
 _CallNumbers: TypeAlias = npt.NDArray[np.uint64]
 _Counts: TypeAlias = npt.NDArray[np.int64]
 _NO_CALL: Final = np.uint64(0)  # no call has this number, because calls are counted from 1
-_PENDING_KINDS: Final = (EventKind.LAUNCH, EventKind.GRAPH_LAUNCH)
+_PENDING_KINDS: Final = (EventKind.LAUNCH, EventKind.GRAPH_LAUNCH, EventKind.LAUNCH_DELAYED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,10 @@ class _SortedRecords:
 
 
 class PendingLaunches:
-    """The pending launches in order, each with its count of missing ``Accessed`` records."""
+    """The pending launches in order, each with its count of missing records.
+
+    These are ``Accessed`` records, and the ``LaunchDelayed`` record at the end of a delay.
+    """
 
     def __init__(self) -> None:
         self._seqs: _CallNumbers = np.zeros(0, np.uint64)
@@ -59,22 +62,23 @@ class PendingLaunches:
         return int(self._seqs[-1]) if len(self._seqs) else None
 
     def add(self, seqs: _CallNumbers, missing_counts: _Counts) -> None:
-        """Add pending launches, each with its count of missing ``Accessed`` records."""
+        """Add pending launches, each with its count of missing records. A launch may be added twice."""
         seqs, missing_counts = (
             np.append(self._seqs, seqs),
             np.append(self._missing_counts, missing_counts),
         )
-        if np.any(seqs[1:] < seqs[:-1]):
-            seq_order = np.argsort(seqs)
-            seqs, missing_counts = seqs[seq_order], missing_counts[seq_order]
+        if np.any(seqs[1:] <= seqs[:-1]):
+            seqs, launch_indices = np.unique(seqs, return_inverse=True)
+            missing_counts, added_counts = np.zeros(len(seqs), np.int64), missing_counts
+            np.add.at(missing_counts, launch_indices, added_counts)
         self._seqs, self._missing_counts = seqs, missing_counts
 
-    def subtract(self, accessed_seqs: _CallNumbers) -> None:
-        """Subtract the ``Accessed`` records of these calls from the numbers of missing records."""
-        seqs, accessed_counts = np.unique(accessed_seqs, return_counts=True)
+    def subtract(self, recorded_seqs: _CallNumbers) -> None:
+        """Subtract the ``Accessed`` and ``LaunchDelayed`` records of these calls from the missing records."""
+        seqs, recorded_counts = np.unique(recorded_seqs, return_counts=True)
         launch_indices = np.searchsorted(self._seqs, seqs)
         is_pending = np.append(self._seqs, _NO_CALL)[launch_indices] == seqs
-        self._missing_counts[launch_indices[is_pending]] -= accessed_counts[is_pending]
+        self._missing_counts[launch_indices[is_pending]] -= recorded_counts[is_pending]
         self._remove_first(0)
 
     def give_up(self, last_call: int) -> int:
@@ -129,12 +133,12 @@ class ReorderBuffer:
         new_pending_launches = [
             (seqs, missing_counts) for seqs, missing_counts in pending_by_kind if len(seqs)
         ]
-        is_accessed = kinds == EventKind.ACCESSED
-        if not (self._sorted_runs or new_pending_launches or is_accessed.any()):
+        is_end = (kinds == EventKind.ACCESSED) | _ends_delay(records, kinds)
+        if not (self._sorted_runs or new_pending_launches or is_end.any()):
             return self._drop_late_accesses(records)
         for seqs, missing_counts in new_pending_launches:
             self._pending.add(seqs, missing_counts)
-        self._pending.subtract(records["seq"][is_accessed])
+        self._pending.subtract(records["seq"][is_end])
         self._hold_records(self._drop_late_accesses(records))
         first_call = self._pending.first_call
         if first_call is not None and self._count_from(first_call) > self._max_held:
@@ -196,7 +200,11 @@ class ReorderBuffer:
         self._sorted_runs = [run for run in held_runs if len(run.seqs)]
         if not complete_records:
             return np.zeros(0, RECORD)
-        return _drop_superseded_accesses(sorted_by_call(concatenate_records(complete_records)))
+        ordered_records = sorted_by_call(concatenate_records(complete_records))
+        is_delay = ordered_records["kind"] == EventKind.LAUNCH_DELAYED
+        if is_delay.any():
+            ordered_records = take_records(ordered_records, ~is_delay)
+        return _drop_superseded_accesses(ordered_records)
 
     def _count_from(self, seq: int) -> int:
         """Return the number of records at and after a call."""
@@ -222,6 +230,13 @@ def _pending_launches(
     missing_counts = view(records, kind)["pending"]
     indices = np.flatnonzero((kinds == kind) & (missing_counts != 0))
     return records["seq"][indices], missing_counts[indices].astype(np.int64)
+
+
+def _ends_delay(records: Records, kinds: npt.NDArray[np.uint16]) -> npt.NDArray[np.bool_]:
+    """Return for each record whether it ends the delay of a launch."""
+    is_end: npt.NDArray[np.bool_] = kinds == EventKind.LAUNCH_DELAYED
+    is_end[is_end] = ~view(records[is_end], EventKind.LAUNCH_DELAYED)["pending"]
+    return is_end
 
 
 def _drop_superseded_accesses(records: Records) -> Records:

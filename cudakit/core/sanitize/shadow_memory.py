@@ -97,11 +97,11 @@ class Shadow(Protocol):
 
 
 def new_shadow(
-    checker: ConflictChecker, *, find_possible: bool = False, native: bool | None = None
+    checker: ConflictChecker, *, find_possible_races: bool = False, native: bool | None = None
 ) -> Shadow:
     """Return an empty shadow memory.
 
-    ``find_possible`` also finds races through pointers that may be stale, and through pointers to lower
+    ``find_possible_races`` also finds races through pointers that may be stale, and through pointers to lower
     addresses of the same allocation, from which a kernel may reach the bytes. Such races are only possible.
     If ``native`` is None, the compiled implementation is used if it is installed. Raises ImportError if
     ``native`` is true and it is not installed.
@@ -113,19 +113,19 @@ def new_shadow(
             if native:
                 raise
         else:
-            return NativeShadow(checker, find_possible)
-    return PythonShadow(checker, find_possible=find_possible)
+            return NativeShadow(checker, find_possible_races)
+    return PythonShadow(checker, find_possible_races=find_possible_races)
 
 
 class PythonShadow:
     """Shadow memory in Python: the reference for the C implementation, and its replacement."""
 
-    def __init__(self, checker: ConflictChecker, *, find_possible: bool = False) -> None:
+    def __init__(self, checker: ConflictChecker, *, find_possible_races: bool = False) -> None:
         self.checker = checker
         self._range_states = RangeStates()
         self._strided_states = StridedStates()
         self._pointer_states = PointerStates()
-        self._finds_possible = find_possible
+        self._finds_possible = find_possible_races
 
     @property
     def range_state_count(self) -> int:

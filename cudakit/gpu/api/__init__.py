@@ -233,7 +233,7 @@ class Ipc(Protocol):
         """Map another process's allocation (cuIpcOpenMemHandle); repeated calls return the same address."""
 
     def ipc_close(self, ptr: Ptr) -> None:
-        """Undo one ``ipc_open`` (cuIpcCloseMemHandle). The last undone call unmaps the memory."""
+        """Undo one ``ipc_open`` (cuIpcCloseMemHandle). The memory is unmapped when all of them are undone."""
 
     def handle_kinds(self) -> tuple[HandleKind, ...]:
         """Return the kinds of shareable handles that the device supports, preferred ones first."""

@@ -44,7 +44,7 @@ class Collective:
 
     @property
     def chunk_bytes(self) -> int:
-        """Size of one chunk."""
+        """Size of one chunk, the part of a buffer that belongs to one rank, in bytes."""
         return self.count * self.element.size_bytes
 
     def send_chunks(self, rank_count: int) -> int:

@@ -95,7 +95,7 @@ class NvmlView:
 
 
 class Machine(Protocol):
-    """The GPUs of a machine, observed without creating a context. Each ``device`` comes from ``nvml()``."""
+    """The GPUs of a machine, observed without creating a context. Methods take devices of ``nvml()``."""
 
     @property
     def simulated(self) -> bool:

@@ -1,6 +1,6 @@
 """The device fields that NVML reports: unit, meaning and the NVML call that reads each.
 
-The fields of the CUDA driver are in ``attributes``.
+The fields of the CUDA driver are in attributes.py.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _CALL = re.compile(r"(\w+)(?:\(([\w,]+)\))?(\S*)")
 class FieldInfo:
     """One field of a device."""
 
-    name: str
+    name: str  # name of the field, as --fields accepts it
     unit: str  # printed after the number; "" for none; "bytes", "bool" and "hex" select a format
     source: str  # NVML function or field id, or CUDA attribute
-    description: str
-    group: str
+    description: str  # meaning of the field
+    group: str  # heading above the field in --long
     kind: Kind  # which query reads the field
 
 

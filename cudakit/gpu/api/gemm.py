@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
 from cudakit.errors import InputError
 from cudakit.gpu.api.elements import (
@@ -239,6 +239,14 @@ class GemmPlan(Protocol):
 
     def close(self) -> None:
         """Free the workspace and all other resources. A second call has no effect."""
+
+
+@runtime_checkable
+class BindableGemmPlan(Protocol):
+    """A prepared GEMM whose operands can be fixed, so that a call takes less time on the host."""
+
+    def bind(self, operands: Operands) -> Callable[[Stream], None]:
+        """Return a function that enqueues the GEMM with these operands, like ``enqueue``."""
 
 
 def never_over() -> bool:

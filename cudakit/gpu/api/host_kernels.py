@@ -23,7 +23,7 @@ _REGISTERED_KERNELS: dict[str, HostKernel] = {}
 
 
 def host_kernel(name: str) -> Callable[[_F], _F]:
-    """Run a function in place of the kernels of that name, on every simulated device.
+    """Return a decorator that makes simulated devices call a function in place of the kernels with a name.
 
     The function is called with a Launch and the kernel's arguments: pointers as addresses, numbers as numpy
     scalars.

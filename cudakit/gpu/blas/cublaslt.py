@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -25,6 +26,13 @@ from cudakit.gpu.blas.errors import (
 from cudakit.gpu.blas.search import allowed_reductions, configurations, round_robin
 from cudakit.gpu.blas.vendor import CudaDevice, Nvmath
 from cudakit.units import format_bytes
+
+try:
+    from cudakit.gpu._fast_call import StreamCall
+
+    _HAS_EXTENSION = True
+except ImportError:
+    _HAS_EXTENSION = False
 
 _ALGORITHM_HINT = "let the library choose, or tune again"
 
@@ -223,11 +231,34 @@ class LtGemm:
         """
         if self._is_closed:
             raise closed_error("the cuBLASLt GEMM")
-        problem, cuda = self._problem, self._blas.cuda
-        if problem.gemm.has_bias:
-            problem.set_bias(operands.bias)
+        if self._problem.gemm.has_bias:
+            self._problem.set_bias(operands.bias)
         self._blas.call(
             self._matmul,
+            *self._arguments(operands),
+            self._blas.cuda.stream_address(stream),
+            name="cublasLtMatmul",
+        )
+
+    def bind(self, operands: Operands) -> Callable[[Stream], None]:
+        """Return a function that enqueues the GEMM with these operands, without Python code if possible."""
+        cuda, address = self._blas.cuda, self._blas.vendor.matmul_address
+        if address is None or not _HAS_EXTENSION or self._problem.gemm.has_bias:
+            return partial(self.enqueue, operands)
+        call = StreamCall(address, self._arguments(operands))
+
+        def enqueue_bound(stream: Stream) -> None:
+            if self._is_closed:
+                raise closed_error("the cuBLASLt GEMM")
+            if status := cuda.in_context(call, cuda.stream_address(stream)):
+                raise call_error(status, "cublasLtMatmul")
+
+        return enqueue_bound
+
+    def _arguments(self, operands: Operands) -> tuple[int, ...]:
+        """Return the arguments of cublasLtMatmul before the stream."""
+        problem = self._problem
+        return (
             self._blas.handle,
             problem.operation,
             problem.alpha,
@@ -243,8 +274,6 @@ class LtGemm:
             self._algorithm_address,
             self._workspace,
             self._workspace_bytes,
-            cuda.stream_address(stream),
-            name="cublasLtMatmul",
         )
 
     def close(self) -> None:

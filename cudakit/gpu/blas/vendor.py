@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -42,6 +43,8 @@ class Nvmath:
     lt: Any
     cublas: Any
     data_types: Any
+    # Address of cublasLtMatmul in the library that the bindings call; None if it is not known.
+    matmul_address: int | None = None
 
     def data_type(self, name: str) -> int:
         """Return the value of a cudaDataType_t, such as ``CUDA_R_16F``."""
@@ -70,7 +73,18 @@ def load_nvmath() -> Nvmath:
         raise MissingDependency(
             "cuBLAS", purpose="computing GEMMs", requirement=_cublas_requirement()
         ) from error
-    return Nvmath(lt, cublas, nvmath.CudaDataType)
+    return Nvmath(lt, cublas, nvmath.CudaDataType, _matmul_address())
+
+
+def _matmul_address() -> int | None:
+    """Return the address of cublasLtMatmul in the library that cuda.pathfinder finds for nvmath-python."""
+    try:
+        pathfinder = import_module("cuda.pathfinder")
+        path = pathfinder.load_nvidia_dynamic_lib("cublasLt").abs_path
+        function = ctypes.CDLL(path).cublasLtMatmul
+    except (ImportError, OSError, AttributeError, RuntimeError, TypeError):
+        return None
+    return ctypes.cast(function, ctypes.c_void_p).value
 
 
 def load_torch() -> Any:

@@ -48,14 +48,14 @@ def begin_memory(on_batch: BatchHandler, on_jax_profile: Callable[[str], None]) 
     except EnvironmentUnusable as error:
         return MemorySource(None, None, (f"only PyTorch's memory is recorded: {error.message}",))
     library, reason = _sanitizer_library()
-    directory = Path(mkdtemp(prefix=PREFIX))
+    trace_directory = Path(mkdtemp(prefix=PREFIX))
     notes = [f"allocations from the driver are not recorded: {reason}"] if reason else []
     try:
-        library = _start_recorder(recorder, directory, library, walker_address, notes)
+        library = _start_recorder(recorder, trace_directory, library, walker_address, notes)
     except RuntimeError as error:
-        shutil.rmtree(directory)
+        shutil.rmtree(trace_directory)
         return MemorySource(None, None, (f"only PyTorch's memory is recorded: {error}",))
-    recording = Recording(on_batch, directory, CudaRecording(memory_only=True))
+    recording = Recording(on_batch, trace_directory, CudaRecording(memory_only=True))
     pool_hooks = PoolHooks(
         recorder, _attempt(notes), on_jax_profile, driver_is_recorded=bool(library)
     )
@@ -65,19 +65,19 @@ def begin_memory(on_batch: BatchHandler, on_jax_profile: Callable[[str], None]) 
 
 
 def _start_recorder(
-    recorder: Any, directory: Path, library: str, walker_address: int, notes: list[str]
+    recorder: Any, trace_directory: Path, library: str, walker_address: int, notes: list[str]
 ) -> str:
     """Start the recorder; return the path of its library, which is empty if no CUDA calls are recorded."""
     try:
-        nvtx_tool = recorder.start(str(directory), library, walker_address, [], True)
+        other_nvtx_tool = recorder.start(str(trace_directory), library, walker_address, [], True)
     except RuntimeError as error:
         if not library:
             raise
         notes.append(f"allocations from the driver are not recorded: {error}")
         library = ""
-        nvtx_tool = recorder.start(str(directory), library, walker_address, [], True)
-    if nvtx_tool:
-        notes.append(f"NVTX ranges are not recorded: NVTX_INJECTION64_PATH is {nvtx_tool}")
+        other_nvtx_tool = recorder.start(str(trace_directory), library, walker_address, [], True)
+    if other_nvtx_tool:
+        notes.append(f"NVTX ranges are not recorded: NVTX_INJECTION64_PATH is {other_nvtx_tool}")
     return library
 
 

@@ -61,7 +61,7 @@ class Recording:
     def __init__(
         self,
         on_batch: BatchHandler,
-        directory: Path,
+        trace_directory: Path,
         cuda: CudaRecording = NOT_RECORDED,
         *,
         simulated_events: str = "",
@@ -70,9 +70,9 @@ class Recording:
         # The events that simulated devices record; "" for the events that the race detector needs.
         self.simulated_events = simulated_events
         self._on_batch = on_batch
-        self._directory = directory
-        self._spool = Spool(directory, discard=True)
-        self._losses = Losses(directory)
+        self._trace_directory = trace_directory
+        self._spool = Spool(trace_directory, discard=True)
+        self._losses = Losses(trace_directory)
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._is_closed = False
@@ -118,12 +118,12 @@ class Recording:
             self._is_closed = True
             self._spool.close()
             self._losses.close()
-            shutil.rmtree(self._directory, ignore_errors=True)
+            shutil.rmtree(self._trace_directory, ignore_errors=True)
 
     def record_simulated(self, *, enabled: bool) -> None:
         """Start or stop recording simulated devices that are opened from now on."""
         if enabled:
-            os.environ[SPOOL] = str(self._directory)
+            os.environ[SPOOL] = str(self._trace_directory)
             if self.simulated_events:
                 os.environ[EVENTS_VARIABLE] = self.simulated_events
         else:
@@ -159,17 +159,17 @@ def begin(
             "this process is already recorded: by cudakit run --sanitize, pytest or another block",
             hint="remove all but one of them: one recording covers the whole process",
         )
-    directory = Path(mkdtemp(prefix=PREFIX))
+    trace_directory = Path(mkdtemp(prefix=PREFIX))
     try:
         cuda_recording = (
-            _record_cuda(directory, readiness, accesses) if gpu == "auto" else NOT_RECORDED
+            _record_cuda(trace_directory, readiness, accesses) if gpu == "auto" else NOT_RECORDED
         )
     except CudakitError as error:
         if on_missing == "refuse":
-            shutil.rmtree(directory)
+            shutil.rmtree(trace_directory)
             raise
         cuda_recording = CudaRecording(notes=(f"CUDA was not recorded: {error.message}",))
-    return Recording(on_batch, directory, cuda_recording)
+    return Recording(on_batch, trace_directory, cuda_recording)
 
 
 def begin_profile(on_batch: BatchHandler, *, gpu: str = "auto") -> Recording:
@@ -183,16 +183,16 @@ def begin_profile(on_batch: BatchHandler, *, gpu: str = "auto") -> Recording:
             "this process is already recorded: by cudakit run, pytest or another block",
             hint="remove all but one of them: one recording covers the whole process",
         )
-    directory = Path(mkdtemp(prefix=PREFIX))
+    trace_directory = Path(mkdtemp(prefix=PREFIX))
     try:
-        cuda_recording = _profile_cuda(directory) if gpu == "auto" else NOT_RECORDED
+        cuda_recording = _profile_cuda(trace_directory) if gpu == "auto" else NOT_RECORDED
     except CudakitError:
-        shutil.rmtree(directory)
+        shutil.rmtree(trace_directory)
         raise
-    return Recording(on_batch, directory, cuda_recording, simulated_events=PROFILE_EVENTS)
+    return Recording(on_batch, trace_directory, cuda_recording, simulated_events=PROFILE_EVENTS)
 
 
-def _profile_cuda(directory: Path) -> CudaRecording:
+def _profile_cuda(trace_directory: Path) -> CudaRecording:
     """Start CUPTI. If CUPTI does not work and there is no CUDA device, record nothing."""
     from cudakit.gpu.cuda.current import device_count
     from cudakit.gpu.cuda.driver import is_initialized
@@ -204,8 +204,8 @@ def _profile_cuda(directory: Path) -> CudaRecording:
         return NOT_RECORDED
     recorder = _load_recorder_once(files.recorder)
     try:
-        other_tool = recorder.start(
-            str(directory), "", frame_walker_address(files.frame_modules), [], True
+        other_nvtx_tool = recorder.start(
+            str(trace_directory), "", frame_walker_address(files.frame_modules), [], True
         )
         why_no_profile = recorder.profile(
             str(files.library),
@@ -225,7 +225,10 @@ def _profile_cuda(directory: Path) -> CudaRecording:
             f"another tool is attached by CUDA_INJECTION64_PATH: {why_no_profile}",
             hint="unset the variable",
         )
-    note = other_tool and f"NVTX ranges are not recorded: NVTX_INJECTION64_PATH is {other_tool}"
+    note = (
+        other_nvtx_tool
+        and f"NVTX ranges are not recorded: NVTX_INJECTION64_PATH is {other_nvtx_tool}"
+    )
     notes = tuple(filter(None, (note,)))
     return CudaRecording(notes=notes, flush=recorder.finish, is_profile=True)
 
@@ -242,7 +245,7 @@ def _load_recorder_once(path: Path) -> Any:
 
 
 def _record_cuda(
-    directory: Path, readiness: RecorderFiles | Refusal | None, accesses: Accesses | None
+    trace_directory: Path, readiness: RecorderFiles | Refusal | None, accesses: Accesses | None
 ) -> CudaRecording:
     """Start the recorder. If the recorder does not work and there is no CUDA device, record nothing."""
     from cudakit.gpu.cuda.current import device_count
@@ -255,8 +258,8 @@ def _record_cuda(
         )
     readiness = readiness or preflight(None)
     if isinstance(readiness, RecorderFiles):
-        files, note = add_device_patches(readiness, accesses, directory)
-        recorder, why_no_ranges = _start_recorder(files, directory)
+        files, note = add_device_patches(readiness, accesses, trace_directory)
+        recorder, why_no_ranges = _start_recorder(files, trace_directory)
         return CudaRecording(
             accesses=_recorded_accesses(files),
             notes=tuple(filter(None, (note, why_no_ranges))),
@@ -273,14 +276,14 @@ def _recorded_accesses(files: RecorderFiles) -> Accesses:
     return "auto" if files.templates else "exact"
 
 
-def _start_recorder(files: RecorderFiles, directory: Path) -> tuple[Any, str]:
+def _start_recorder(files: RecorderFiles, trace_directory: Path) -> tuple[Any, str]:
     """Start the recorder; return its module, and the reason why NVTX ranges are not recorded, or ""."""
     walker_address = frame_walker_address(files.frame_modules, watch_program_calls=True)
     patches = [(capability, path.read_bytes()) for capability, path in files.patches.items()]
     recorder = load_native_module("_recorder", files.recorder)
     try:
-        other_tool = recorder.start(
-            str(directory),
+        other_nvtx_tool = recorder.start(
+            str(trace_directory),
             str(files.library),
             walker_address,
             patches,
@@ -294,7 +297,8 @@ def _start_recorder(files: RecorderFiles, directory: Path) -> tuple[Any, str]:
     after_torch_import(partial(attribute_backward, recorder))
     return (
         recorder,
-        other_tool and f"NVTX ranges are not recorded: NVTX_INJECTION64_PATH is {other_tool}",
+        other_nvtx_tool
+        and f"NVTX ranges are not recorded: NVTX_INJECTION64_PATH is {other_nvtx_tool}",
     )
 
 

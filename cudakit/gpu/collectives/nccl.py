@@ -30,7 +30,7 @@ _DATA_TYPES = {
 }
 _SUM_OPERATION = 0  # The value of ncclSum in ncclRedOp_t.
 _SUCCESS, _IN_PROGRESS = 0, 7  # Values of ncclResult_t.
-# Polling without a pause lasts this long; longer operations are polled at intervals of _PAUSE_S.
+# Time in which ``synchronize`` polls without a pause. Afterwards it polls at intervals of _PAUSE_S.
 _SPIN_S = 0.005
 _PAUSE_S = 0.0002
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from cuda.bindings import driver as cu  # type: ignore[import-untyped]
 
-from cudakit.errors import CudaError, EnvironmentUnusable
+from cudakit.errors import CudaError, GpuUnavailable
 from cudakit.gpu.architectures import Capability
 from cudakit.gpu.driver_errors import cuda_error
 
@@ -22,15 +22,12 @@ Result = tuple[Any, ...]
 def initialize() -> None:
     """Initialize CUDA in this process; afterwards, forked children cannot use CUDA.
 
-    Raises EnvironmentUnusable without a driver, CudaError if cuInit fails.
+    Raises GpuUnavailable without a driver, CudaError if cuInit fails.
     """
     try:
         result = cu.cuInit(0)
     except RuntimeError as error:
-        raise EnvironmentUnusable(
-            "no CUDA driver found: libcuda.so.1 cannot be loaded",
-            hint="install the NVIDIA driver, or give the container its GPUs (docker run --gpus all)",
-        ) from error
+        raise GpuUnavailable from error
     check(result)
 
 

@@ -22,9 +22,9 @@ _FUNCTION_BY_KIND = {
     "MPS": "nvmlDeviceGetMPSComputeRunningProcesses",
 }
 _OTHER_NAMESPACE = Unavailable("the pid belongs to the host or to another container")
-_NO_MEMORY = Unavailable("the driver does not report memory per process (WDDM or WSL)")
+_MEMORY_NOT_REPORTED = Unavailable("the driver does not report memory per process (WDDM or WSL)")
 # NVML_SUCCESS and NVML_ERROR_NOT_FOUND: no process has used the SMs since the last sample.
-_NO_SAMPLES = (0, 6)
+_NO_SAMPLE_CODES = (0, 6)
 # Index of the start time, field 22 of /proc/PID/stat, among the fields after the command, field 2
 # (proc_pid_stat(5)). It is in clock ticks since boot.
 _START_TIME_INDEX = 22 - 3
@@ -71,7 +71,7 @@ def _sm_utilization(reader: Reader) -> Mapping[int, int] | Unavailable:
     try:
         samples = reader.lib.nvmlDeviceGetProcessUtilization(reader.handle, 0)
     except reader.lib.NVMLError as error:
-        return {} if error.value in _NO_SAMPLES else reader.reason(error.value)
+        return {} if error.value in _NO_SAMPLE_CODES else reader.reason(error.value)
     except AttributeError:
         return Unavailable("this nvidia-ml-py does not report utilization by process")
     samples_by_time = sorted(samples, key=lambda sample: sample.timeStamp)
@@ -87,7 +87,7 @@ def _process(
     return Process(
         pid=nvml_process.pid,
         kind=kind,
-        used_bytes=_NO_MEMORY if used_bytes is None else used_bytes,
+        used_bytes=_MEMORY_NOT_REPORTED if used_bytes is None else used_bytes,
         name=_command_line(directory),
         user=_user_name(directory),
         sm_percent=utilization

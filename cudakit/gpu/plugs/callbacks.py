@@ -1,4 +1,4 @@
-"""Plugs for CuPy and RMM, which call two functions of an allocator: alloc and free."""
+"""Adapters for CuPy and RMM, which call two functions of an allocator: alloc and free."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ def cupy_function_of(cupy: Any, allocators: Iterable[Allocator]) -> Callable[[in
     """Return a function that allocates a MemoryPointer on the current device and stream, given a size.
 
     Freed memory can be reused by the stream of its allocation at once, as with CuPy's own pool: a program
-    that uses the memory on another stream must synchronize the two streams, or call ``record_use``.
+    that uses the memory on another stream must synchronize the two streams, or call the allocator's
+    ``record_use``.
     """
     allocator_by_device = AllocatorByDevice(allocators)
     current_stream = cupy.cuda.get_current_stream

@@ -51,7 +51,7 @@ class AllocatorResource(MemoryResource, Calls):  # type: ignore[misc]  # mypy se
         return self._device
 
     def statistics(self) -> dict[str, int]:
-        """Return the statistics of torch.cuda.memory_stats."""
+        """Return the statistics of the allocator, with the keys of torch.cuda.memory_stats."""
         return self._allocator.statistics()
 
     def snapshot(self) -> dict[str, Any]:

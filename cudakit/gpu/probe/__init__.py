@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from cudakit.errors import NO_DRIVER
 from cudakit.gpu.api.attributes import Attribute, attributes
 from cudakit.gpu.api.facts import CudaView, DeviceFacts, Field
 from cudakit.gpu.architectures import Capability
@@ -151,12 +152,19 @@ def _exit_reason(exit_code: int, stderr: str) -> str:
 
 
 _UNKNOWN = Unavailable("not supported by this driver")
+# The text of dlopen for a library that is not installed, which the reason need not repeat.
+_NOT_INSTALLED = "cannot open shared object file: No such file"
 
 # CUcomputemode and CUdeviceNumaConfig (cuda.h).
 _VALUE_NAMES: Mapping[str, Mapping[int, str]] = {
     "compute_mode": {0: "default", 2: "prohibited", 3: "exclusive process"},
     "numa_config": {0: "none", 1: "own node"},
 }
+
+
+def _no_driver_reason(loader_error: str) -> str:
+    """Return the reason why CUDA cannot be queried, from the loader's error for libcuda."""
+    return NO_DRIVER if _NOT_INSTALLED in loader_error else f"{NO_DRIVER}: {loader_error}"
 
 
 def cuda_view(
@@ -170,7 +178,7 @@ def cuda_view(
     if isinstance(visible_answer, str):
         return Unavailable(visible_answer)
     if "missing" in visible_answer:
-        return Unavailable(f"libcuda cannot be loaded: {visible_answer['missing']}")
+        return Unavailable(_no_driver_reason(visible_answer["missing"]))
     devices = tuple(_device_facts(visible_answer))
     visible_uuids = {device.uuid for device in devices}
     all_devices = (

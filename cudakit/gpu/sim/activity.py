@@ -100,7 +100,7 @@ class ActivityRecorder:
             ]
         for pending_work in finished_work:
             body = pending_work.event.body
-            assert isinstance(body, (KernelRun, CopyRun, FillRun))  # noqa: S101 of ``enqueued``
+            assert isinstance(body, (KernelRun, CopyRun, FillRun))  # noqa: S101 see record_enqueued
             body_with_times = replace(
                 body, start_ns=pending_work.task.begin_ns, end_ns=pending_work.task.end_ns
             )

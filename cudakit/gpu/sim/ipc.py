@@ -48,7 +48,7 @@ class _ExportedAllocation:
 class IpcRegistry:
     """The processes of one simulated machine, and the handles that they exported.
 
-    ``boot`` is a random number that distinguishes processes and handles from those of other simulated
+    ``machine_id`` is a random number that distinguishes processes and handles from those of other simulated
     machines.
     """
 

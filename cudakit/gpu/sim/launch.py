@@ -1,4 +1,4 @@
-"""The ``Launch`` that is passed to host kernels."""
+"""The launch of a kernel that runs on the host: its threads and its checked access to simulated memory."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class Engine(Enum):
 
 
 class Poll(NamedTuple):
-    """The condition that a running kernel polls for, with a timeout and its callback."""
+    """The condition that a running kernel waits for, with a timeout and the function called after it."""
 
     is_done: Callable[[], bool]
     timeout_ns: int
@@ -58,7 +58,7 @@ class Outcome(NamedTuple):
 
     duration_ns: int = 0
     accesses: tuple[Access, ...] = ()
-    poll: Poll | None = None  # the job runs until the poll is done, at least for its duration
+    poll: Poll | None = None  # condition until which the job runs; None: it only takes its duration
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class Schedule:
         self._end_ns = 0  # the latest end of the tasks that ran
         self._engine_free_ns: dict[Engine, int] = {}  # time at which each copy engine becomes free
         self._unfinished_tasks: dict[int, Task] = {}
-        # The poll and the outcome of each task that runs until its poll is done.
+        # Tasks that run until a condition holds (see Poll): the condition and the outcome of each.
         self._polling_tasks: dict[Task, tuple[Poll, Outcome]] = {}
 
     @property
@@ -121,7 +121,7 @@ class Schedule:
     def add(
         self, job: Job, dependencies: Iterable[Task], *, delay_ns: int = 0, priority: int = 0
     ) -> Task:
-        """Enqueue a job that begins after the tasks ``after`` have finished and ``delay_ns`` has passed."""
+        """Enqueue a job that begins after the dependencies have finished and ``delay_ns`` has passed."""
         self._task_count += 1
         task = Task(self._task_count, job, self._clock.now_ns + delay_ns, priority)
         for dependency in dependencies:

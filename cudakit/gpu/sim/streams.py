@@ -154,7 +154,7 @@ class SimStreams:
         return queue
 
     def queue_of(self, stream: Stream) -> Queue:
-        """Return the queue of a stream without side effects."""
+        """Return the queue of a stream, without checking or invalidating captures."""
         if stream == LEGACY:
             return self.queues.legacy_queue
         if stream != PER_THREAD:
@@ -230,7 +230,7 @@ class SimStreams:
         return queue
 
     def _uncaptured_event(self, event: Event) -> EventState:
-        """Return an event that was not recorded in a capture. Raises CUDA_ERROR_CAPTURED_EVENT."""
+        """Return an event. Raises CUDA_ERROR_CAPTURED_EVENT if the event was recorded in a capture."""
         event_state = self._events[event]
         if event_state.capture:
             event_state.capture.is_invalidated = True

@@ -24,7 +24,7 @@ from cudakit.render.values import (
 _LIBRARY_PATH_PARTS = ("site-packages/", "dist-packages/", "/lib/python3", "<frozen ")
 _CALLED_FROM = " ← "
 _MIN_LEAF_WIDTH = 12  # minimum number of cells: shorter function names are ambiguous
-_MAX_CALLERS = 12  # maximum number of callers: more than fit on a line
+_MAX_CALLERS = 12  # maximum number of callers; more never fit on a line
 
 
 def format_stack(stack: Stack, *, with_callers: bool) -> str:
@@ -64,6 +64,11 @@ def stack_line(stack: Stack, *, width: int, with_callers: bool) -> Text:
     return line
 
 
+def lacks_innermost_frame(line: str, stack: Stack) -> bool:
+    """Return whether a line of ``stack_line`` shows the call site alone, for lack of columns."""
+    return leaf(stack) is not None and distinct_caller(stack) is None and " (" not in line
+
+
 def two_stack_lines(stack: Stack, *, width: int) -> list[Text]:
     """Format a stack in ``width`` columns: the call site and, on a second line, the frame beside it.
 
@@ -77,7 +82,7 @@ def two_stack_lines(stack: Stack, *, width: int) -> list[Text]:
         file_and_line = f"…/{escape(format_place(caller)).rpartition('/')[2]}"
         second_forms = [f"← {form}" for form in (*_frame_forms(caller), file_and_line)]
     else:
-        second_forms = [form.strip() for form in _leaf_forms(stack, with_line=True)]
+        second_forms = [form.strip() for form in _leaf_forms(stack)]
     if not second_forms:
         return [site_line]
     second_line = _first_fitting([f"  {form}" for form in second_forms], width)
@@ -100,15 +105,16 @@ def _stack_forms(stack: Stack, width: int) -> Iterator[str]:
         caller_text, short_caller_text = _frame_forms(caller)
         is_direct = stack.distinct_index == max(stack.site, 0) + 1
         arrow = _CALLED_FROM if is_direct else f"{_CALLED_FROM}… "
-        for leaf_form in dict.fromkeys((*_leaf_forms(stack, with_line=True), "")):
+        for leaf_form in dict.fromkeys((*_leaf_forms(stack), "")):
             yield f"{site_text}{leaf_form}{arrow}{caller_text}"
         yield f"{short_site_text}{_CALLED_FROM}{short_caller_text}"
         yield f"{short_site_text}{_CALLED_FROM}…/{escape(format_place(caller)).rpartition('/')[2]}"
         return
-    leaf_forms = _leaf_forms(stack, with_line=stack.distinct_index is not None) or ("",)
+    leaf_forms = _leaf_forms(stack) or ("",)
     yield from (site_text + leaf_form for leaf_form in leaf_forms)
     yield from (short_site_text + leaf_form for leaf_form in leaf_forms[1:])
-    is_cuttable = stack.distinct_index is None  # a cut line number would be wrong
+    leaf_frame = leaf(stack)
+    is_cuttable = leaf_frame is not None and not leaf_frame.line  # a cut line number would be wrong
     leaf_width = width - cell_len(short_site_text)
     if is_cuttable and _MIN_LEAF_WIDTH <= leaf_width < cell_len(leaf_forms[-1]):
         yield cut(short_site_text + leaf_forms[-1], width)
@@ -124,18 +130,17 @@ def _frame_forms(frame: Frame) -> tuple[str, str]:
     return full_text, short_text if short_text == full_text else f"…/{short_text}"
 
 
-def _leaf_forms(stack: Stack, *, with_line: bool) -> tuple[str, ...]:
+def _leaf_forms(stack: Stack) -> tuple[str, ...]:
     """Return forms of the frame beside the call site, from long to short: ``(functional.py:7 relu)``.
 
-    With ``with_line`` the shortest form has the file and the line, else the function.
+    The shortest form has the file name and the line, or the function if the line is unknown.
     """
     frame = leaf(stack)
     if frame is None:
         return ()
     full_text, short_text = _frame_forms(frame)
-    # The shortest form of a frame that distinguishes two stacks keeps the line, because the line differs.
     shortest_text = f"… {escape(frame.name)}"
-    if with_line and frame.line:
+    if frame.line:
         short_place = escape(format_place(Frame("", frame.filename.rpartition("/")[2], frame.line)))
         shortest_text = f"…/{short_place}"
     return tuple(f" ({form})" for form in dict.fromkeys((full_text, short_text, shortest_text)))

@@ -14,7 +14,12 @@ from rich.text import Text
 
 from cudakit.document import Column, Frame, Ratio, Stack, Table, Value
 from cudakit.render.console import theme
-from cudakit.render.console.frames import format_stack, stack_line, two_stack_lines
+from cudakit.render.console.frames import (
+    format_stack,
+    lacks_innermost_frame,
+    stack_line,
+    two_stack_lines,
+)
 from cudakit.render.console.text import (
     cut,
     escape,
@@ -306,7 +311,7 @@ def _cell_lines(
 ) -> list[Text]:
     """Return the lines of a cell; text and stacks can have several lines.
 
-    A stack has two lines if its single line is cut, or is in ``repeated_lines``.
+    A stack has two lines if its single line is cut, is in ``repeated_lines`` or lacks the innermost frame.
     """
     match column.kind, cell:
         case "bar", Ratio(ratio) if math.isfinite(ratio):
@@ -314,8 +319,9 @@ def _cell_lines(
         case "stack", Stack() | Frame():
             line = _stack_cell_line(cell, width, with_callers=with_callers)
             is_cut = line.plain.endswith("…")
-            if is_cut or line.plain in repeated_lines:
-                return two_stack_lines(_as_stack(cell), width=width)
+            stack = _as_stack(cell)
+            if is_cut or line.plain in repeated_lines or lacks_innermost_frame(line.plain, stack):
+                return two_stack_lines(stack, width=width)
             return [line]
         case "text" | "stack", _:
             lines = wrap(format_value(cell), width, max_lines=_MAX_CELL_LINES)

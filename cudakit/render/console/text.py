@@ -34,7 +34,19 @@ _VARIATION_SELECTOR = re.compile("[\ufe00-\ufe0f\U000e0100-\U000e01ef]")
 # The ASCII forms of the symbols that the texts of reports contain. The layout follows this replacement, so
 # that a form may be wider than its symbol.
 _ASCII_SYMBOLS = str.maketrans(
-    {"±": "+/-", "→": "->", "←": "<-", "…": "...", "×": "x", "°": "", "³": "^3", "µ": "u", "·": "-"}
+    {
+        "±": "+/-",
+        "→": "->",
+        "←": "<-",
+        "…": "...",
+        "×": "x",
+        "°": "",
+        "³": "^3",
+        "µ": "u",
+        "·": "-",
+        "“": '"',
+        "”": '"',
+    }
 )
 # Each character that the layout draws has one ASCII character, so that columns stay aligned.
 _ASCII_DRAWING = str.maketrans(
@@ -46,7 +58,7 @@ _ASCII_DRAWING = str.maketrans(
         **dict.fromkeys("▍▎▏", "-"),
         **dict(zip("▁▂▃▄▅▆▇", "_.-=+*%", strict=True)),
         **dict.fromkeys("⣤⠶⠛", "#"),
-        **dict.fromkeys("⣀⠤⠒⠉", "-"),
+        **dict.fromkeys("⣀⠤⠒⠉", "="),
         **dict.fromkeys("⡀⠄⠂⠁·", "."),
         **dict(zip("✓✗▲→←…", "+x^><*", strict=True)),
     }

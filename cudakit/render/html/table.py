@@ -98,7 +98,7 @@ def cell(value: Value) -> Markup:
 
 
 def fact(value: Value) -> Markup:
-    """Return a value of Facts; an Unavailable has its reason."""
+    """Return the markup of a value in a list of Facts. An unavailable value is shown with its reason."""
     match value:
         case Unavailable(reason):
             return element("span", f"{format_value(value)}: {reason}", class_="muted")

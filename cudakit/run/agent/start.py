@@ -115,7 +115,7 @@ def record(settings: "dict[str, Any]", spool: "Spool") -> "Any":
     memory_only = not settings["sanitize"]
     try:
         _refuse_loaded_cuda(settings["library"])
-        nvtx_tool = recorder.start(
+        other_nvtx_tool = recorder.start(
             spool.directory,
             settings["library"],
             walker_address,
@@ -128,10 +128,10 @@ def record(settings: "dict[str, Any]", spool: "Spool") -> "Any":
             raise
         spool.report("failed", f"allocations from the driver are not recorded: {error}")
         settings["library"] = ""
-        nvtx_tool = recorder.start(spool.directory, "", walker_address, patches, memory_only)
-    if nvtx_tool:
+        other_nvtx_tool = recorder.start(spool.directory, "", walker_address, patches, memory_only)
+    if other_nvtx_tool:
         spool.report(
-            "failed", f"NVTX ranges are not recorded: NVTX_INJECTION64_PATH is {nvtx_tool}"
+            "failed", f"NVTX ranges are not recorded: NVTX_INJECTION64_PATH is {other_nvtx_tool}"
         )
     ranges = bool(settings["memory"])
     spool.attempt(lambda: attribute_backward(recorder, spool, ranges=ranges))

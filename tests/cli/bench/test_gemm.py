@@ -67,15 +67,40 @@ def test_shapes_from_arguments_and_files_are_combined(cli: Cli, tmp_path: Path) 
 
 def test_options_select_measured_gemms(cli: Cli) -> None:
     options = ("--batch", "2", "--padding", "8", "--epilogue", "relu-bias", "--output-type", "fp32")
-    more = ("--workspace", "1MiB", "--deterministic", "--fast-accumulate", "--no-reduced-precision")
+    more = ("--workspace", "1MiB", "--deterministic", "--no-reduced-precision")
     (case,) = answer(cli, "32", *options, *more, "--mode", "host", "--cache", "flush")["results"]
 
     usual = {"dtype": "bf16", "m": 32, "n": 32, "k": 32, "layout": "tn"}
     special = {"batch": 2, "padding": 8, "epilogue": "relu-bias", "output": "fp32"}
     assert case["axes"] == usual | special
     assert case["settings"]["workspace_bytes"] == 1 << 20
-    assert case["settings"]["asked"] == "deterministic, no reduced precision, fast accumulation"
+    assert case["settings"]["asked"] == "deterministic, no reduced precision"
     assert (case["method"]["mode"], case["method"]["cache"]) == ("host", "flush")
+
+
+def test_fast_accumulation_needs_fp8(cli: Cli) -> None:
+    (case,) = answer(cli, "32", "--dtype", "fp8_e4m3", "--fast-accumulate")["results"]
+    refused = cli(*ON_SIM, "32", "--dtype", "bf16", "--fast-accumulate")
+
+    assert case["settings"]["asked"] == "fast accumulation"
+    assert refused.exit_code == ExitCode.USAGE
+    assert "--fast-accumulate needs a data type of fp8" in refused.stderr
+
+
+def test_quiet_lines_name_all_parameters_of_each_case(cli: Cli) -> None:
+    lines = cli(*ON_SIM, "16", "32", "--dtype", "fp16", "-q").stdout.splitlines()
+
+    assert lines[2].startswith("dtype fp16, m 16, n 16, k 16, layout tn, time ")
+    assert lines[3].startswith("dtype fp16, m 32, n 32, k 32, layout tn, time ")
+
+
+def test_use_of_tuned_algorithms_is_reported(cli: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "tuned.json"
+    cli(*ON_SIM, "32", "--tune", "-o", file)
+
+    run = cli(*ON_SIM, "32", "--tuned", file)
+
+    assert f"{file} has a faster algorithm than the default for 0 of 1 GEMM" in run.stderr
 
 
 def test_repeated_gemm_is_measured_once(cli: Cli) -> None:

@@ -16,7 +16,7 @@ def test_simulated_quick_suite_is_labelled_in_every_format(cli: Cli, tmp_path: P
 
     assert run.exit_code == ExitCode.OK
     lines = run.stdout.splitlines()
-    assert lines[0] == "Simulated: bench suite, NVIDIA H200"
+    assert lines[0] == "Simulated: bench suite, NVIDIA H200, not assessed"
     assert lines[2].endswith("Not assessed: all values are simulated, computed on the CPU.")
     assert max(map(len, lines)) <= 100
     assert "n/a" not in run.stdout

@@ -113,7 +113,7 @@ def test_gemms_without_tuned_algorithm_are_counted(
     place = tmp_path / "tuned.json"
     tune("-o", place, gemms=(EQUAL,))
 
-    assert run("--tuned", place, gemms=(EQUAL,)).stderr == ""
+    assert "has no algorithm" not in run("--tuned", place, gemms=(EQUAL,)).stderr
     some = run("--tuned", place, gemms=(GAINS, EQUAL))
     assert f"{place} has no algorithm for 1 of 2 GEMMs" in some.stderr
 

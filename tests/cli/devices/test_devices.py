@@ -216,7 +216,7 @@ def test_missing_driver_exits_with_3_and_names_the_simulator(
 
     assert run.exit_code == ExitCode.ENVIRONMENT
     printed = run.stdout if "--json" in arguments else run.stderr
-    for words in ("libnvidia-ml.so.1", "libcuda.so.1", "--gpu sim"):
+    for words in ("no CUDA driver found: libcuda.so.1 cannot be loaded", "--gpu sim"):
         assert words in printed
     if "--json" in arguments:
         assert json.loads(run.stdout)["error"]["exit_code"] == 3
@@ -398,3 +398,19 @@ def test_report_imports_no_numpy() -> None:
     done = subprocess.run([sys.executable, "-P", "-c", script], check=False, capture_output=True)
 
     assert done.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--select", "--long"], "--long has no effect with --select"),
+        (["--select", "--processes"], "--processes has no effect with --select"),
+        (["--select", "--fields", "name"], "--fields has no effect with --select"),
+        (["--fields", "name", "--topology"], "--topology has no effect with --fields"),
+    ],
+)
+def test_option_without_effect_is_refused(arguments: list[str], message: str, cli: Cli) -> None:
+    run = cli("devices", "--gpu", "sim", *arguments)
+
+    assert run.exit_code == ExitCode.USAGE
+    assert message in run.stderr

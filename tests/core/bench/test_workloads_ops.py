@@ -242,9 +242,13 @@ def test_libraries_compute_the_same_values_on_gpu(real_device: Gpu, name: Any) -
     )
 
     assert [case.library for case in result.results] == ["cudakit", name] * 12
-    assert all(case.verified for case in result.results), [
-        case.median_s for case in result.results if not case.verified
+    unverified_cases = [
+        (case.library, case.axes["operation"], case.axes["timing"])
+        for case in result.results
+        if not case.verified
     ]
+    # CuPy does not let cuBLAS run during a stream capture.
+    assert unverified_cases == ([("cupy", "matmul", "graph")] if name == "cupy" else [])
 
 
 @pytest.mark.gpu

@@ -8,6 +8,7 @@ from typing import Any
 
 from cudakit.core.devices import query
 from cudakit.core.devices.result import Device, DevicesResult
+from cudakit.errors import NO_DRIVER
 from cudakit.gpu.api.facts import (
     CudaView,
     DeviceFacts,
@@ -22,7 +23,7 @@ from cudakit.units import Unavailable
 GIB = 2**30
 NO_NVML = Unavailable("the library of NVML cannot be loaded")
 NOT_COUNTED = Unavailable("the GPU does not measure it")
-NO_CUDA = Unavailable("the CUDA driver's library cannot be loaded")
+NO_CUDA = Unavailable(NO_DRIVER)
 
 
 def uuid(number: int) -> str:

@@ -142,6 +142,17 @@ def test_report_of_check_labels_its_paragraphs() -> None:
     (facts,) = document.nodes
     assert isinstance(facts, Facts)
     assert [label for label, _ in facts.rows] == ["purpose", "background", "what to do"]
+    texts = {label: value.value for label, value in facts.rows if isinstance(value, Text)}
+    assert not texts["purpose"].endswith(".")
+    assert texts["background"].endswith(".")
+
+
+def test_single_sentences_of_all_checks_have_no_full_stop() -> None:
+    for name in checks_by_id():
+        (facts,) = report(explain([name], ERRORS)).nodes
+        assert isinstance(facts, Facts)
+        texts = [value.value for _, value in facts.rows if isinstance(value, Text)]
+        assert all(". " in text for text in texts if text.endswith("."))
 
 
 def test_report_of_several_meanings_has_a_section_for_each() -> None:

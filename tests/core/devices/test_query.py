@@ -21,7 +21,7 @@ from core.devices.machines import (
 
 from cudakit.core.devices.fields import field_registry
 from cudakit.core.devices.query import open_query
-from cudakit.errors import EnvironmentUnusable
+from cudakit.errors import EnvironmentUnusable, GpuUnavailable
 from cudakit.gpu.api.facts import DeviceFacts, Process, Telemetry
 from cudakit.units import Unavailable
 
@@ -139,10 +139,11 @@ def test_nvml_fields_are_unavailable_without_nvml() -> None:
 
 
 def test_query_without_any_gpu_is_refused_with_hint() -> None:
-    with pytest.raises(EnvironmentUnusable, match=r"NVML.*; .*CUDA") as failure:
+    with pytest.raises(GpuUnavailable) as failure:
         read_devices(FakeMachine(NO_NVML, NO_CUDA))
 
-    assert "--gpu sim" in failure.value.hint
+    assert failure.value.message == NO_CUDA.reason
+    assert "cudakit doctor finds the cause" in failure.value.hint
 
 
 def test_driver_without_gpus_differs_from_no_driver() -> None:

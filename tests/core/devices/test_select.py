@@ -49,7 +49,7 @@ def test_device_is_selected_by_any_of_its_names(selector: str, nvml_index: int) 
 
 @pytest.mark.parametrize(
     "selector",
-    ["cuda:3", "nvml:9", "GPU-", "GPU-f", "3", "12", "gpu:0", "0001:25:00.0", "", "cuda:"],
+    ["cuda:3", "nvml:9", "GPU-f", "3", "12", "gpu:0", "0001:25:00.0", "", "cuda:"],
 )
 def test_selector_without_match_is_refused_with_all_devices(selector: str) -> None:
     with pytest.raises(UsageError, match="no device matches") as failure:
@@ -65,6 +65,8 @@ def test_ambiguous_selector_is_refused_with_its_matches() -> None:
     with pytest.raises(UsageError, match="2 devices match") as failure:
         filter_devices(result, ["GPU-abcd"])
     assert "GPU-abcd0" in failure.value.hint
+    with pytest.raises(UsageError, match="3 devices match 'GPU-'"):
+        filter_devices(result, ["GPU-"])
     assert uuid(2) not in failure.value.hint
 
 

@@ -146,4 +146,6 @@ def test_unknown_stream_error_lists_the_streams(
 def test_unknown_pool_error_lists_the_pools() -> None:
     with pytest.raises(UsageError, match="no pool 7,7") as caught:
         narrowed(two_streams(), pool=(7, 7))
-    assert caught.value.hint == "pools of the snapshot: 0,0; 0,1; 1,0; 0,2"
+    assert caught.value.hint == (
+        "pools of the snapshot: default; 0,1 (MemPool); 1,0 (graph); 0,2 (MemPool)"
+    )

@@ -49,7 +49,7 @@ def test_report_names_the_straggler_and_has_a_section_for_each_rank() -> None:
     text = console.render(
         report(_ranks(1 * MS, 2 * MS)), width=100, color=False, ascii_only=False, height=1000
     )
-    assert "Process 101 cuda:0 was the last of all ranks in 8 of 8 collectives" in text
+    assert "Process 101 cuda:0 was the last of all ranks in 8 of 8 measured collectives" in text
     assert "── process 100 cuda:0 " in text
     assert "── process 101 cuda:0 " in text
 
@@ -61,9 +61,29 @@ def test_report_names_ranks_that_a_launcher_numbered() -> None:
 
     text = console.render(document, width=100, color=False, ascii_only=False, height=1000)
 
-    assert "Rank 1, cuda:0 was the last of all ranks in 8 of 8 collectives" in text
+    assert "Rank 1, cuda:0 was the last of all ranks in 8 of 8 measured collectives" in text
     assert "── rank 0, cuda:0 " in text
     assert "process 100" not in text
+
+
+def test_collectives_outside_the_measured_time_are_not_matched() -> None:
+    programs = [Program(process=100 + rank) for rank in range(2)]
+    for step in range(12):
+        # The first step of the second rank is long: it is warm-up.
+        times = (1 * MS, 90 * MS if step == 0 else 2 * MS)
+        ends = []
+        for program, time in zip(programs, times, strict=True):
+            with program.range("step"):
+                ends.append(program.kernel("gemm", time, line=10))
+        for program, end in zip(programs, ends, strict=True):
+            program.kernel(ALL_REDUCE, max(ends) - end + 100 * US, line=20)
+            program.synchronize()
+
+    result = analyze(activities_of(*programs)).result
+
+    assert result.straggler is not None
+    assert result.straggler.matched < 12
+    assert result.straggler.waited_ns < 12 * MS
 
 
 def test_overlap_of_collectives_counts_other_kernels_only() -> None:

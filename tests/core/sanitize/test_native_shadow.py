@@ -289,7 +289,7 @@ class Position:
 
 
 def empty_shadow() -> Shadow:
-    return new_shadow(ConflictChecker(lambda _: None), find_possible=True, native=True)
+    return new_shadow(ConflictChecker(lambda _: None), find_possible_races=True, native=True)
 
 
 def test_incomplete_record_is_refused() -> None:

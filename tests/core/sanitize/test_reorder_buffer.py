@@ -8,7 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cudakit.core.sanitize.reorder_buffer import ReorderBuffer, reorder_records
-from cudakit.trace.events import Access, Accessed, Event, EventBody, Fill, GraphLaunch, Launch
+from cudakit.trace.events import (
+    Access,
+    Accessed,
+    Event,
+    EventBody,
+    Fill,
+    GraphLaunch,
+    Launch,
+    LaunchDelayed,
+)
 from cudakit.trace.kinds import AccessMode, Precision
 from cudakit.trace.layout import Records, pack, unpack
 
@@ -209,3 +218,46 @@ def test_accesses_of_given_up_launch_are_dropped() -> None:
     last_call = [Event(LAUNCH, 4), Event(Accessed(), 4)]
     assert events_of(buffer.feed(records(last_call[1]))) == last_call
     assert buffer.never_read_count == 1
+
+
+DELAY_BEGIN, DELAY_END = LaunchDelayed(pending=True), LaunchDelayed(pending=False)
+
+
+def test_delayed_launch_is_before_calls_that_were_recorded_during_the_delay() -> None:
+    buffer = ReorderBuffer()
+    fill = Event(Fill(2, 0, 1), seq=2)
+    launch, accessed = Event(LAUNCH, seq=1), Event(Accessed(), seq=1)
+
+    assert events_of(buffer.feed(records(Event(DELAY_BEGIN, seq=1), fill))) == []
+    assert events_of(buffer.feed(records(launch))) == []
+    assert events_of(buffer.feed(records(Event(DELAY_END, seq=1)))) == []
+    assert events_of(buffer.feed(records(accessed))) == [launch, accessed, fill]
+
+
+def test_delayed_launch_without_pending_accesses_ends_with_the_delay() -> None:
+    launch, fill = Event(Launch(1, ""), seq=1), Event(Fill(2, 0, 1), seq=2)
+    written = [Event(DELAY_BEGIN, seq=1), fill, launch, Event(DELAY_END, seq=1)]
+
+    for size in range(1, len(written) + 1):
+        buffer = ReorderBuffer()
+        returned = [
+            event
+            for begin in range(0, len(written), size)
+            for event in events_of(buffer.feed(records(*written[begin : begin + size])))
+        ]
+        assert returned == [launch, fill]
+        assert buffer.held_count == 0
+
+
+def test_delay_of_failed_launch_leaves_no_event() -> None:
+    fill = Event(Fill(2, 0, 1), seq=2)
+    ordered, never_read_count = reorder_records(
+        records(Event(DELAY_BEGIN, seq=1), fill, Event(DELAY_END, seq=1))
+    )
+    assert (events_of(ordered), never_read_count) == ([fill], 0)
+
+
+def test_delay_that_never_ends_holds_records_until_the_end_of_the_trace() -> None:
+    fill = Event(Fill(2, 0, 1), seq=2)
+    ordered, never_read_count = reorder_records(records(Event(DELAY_BEGIN, seq=1), fill))
+    assert (events_of(ordered), never_read_count) == ([fill], 1)

@@ -11,7 +11,7 @@ from gpu.blas.fake_cublas import DATA_TYPES, Device, FakeLt, Places, vendor
 
 from cudakit.errors import CudaError, Unsupported
 from cudakit.gpu.api import LEGACY, Ptr
-from cudakit.gpu.api.gemm import Algorithm, Gemm, GemmSettings
+from cudakit.gpu.api.gemm import Algorithm, BindableGemmPlan, Gemm, GemmSettings
 from cudakit.gpu.architectures import Capability
 from cudakit.gpu.blas.cublaslt import CublasLt
 
@@ -54,6 +54,17 @@ def test_descriptors_match_gemm(device: Device) -> None:
     assert (lt.alive[b_layout]["rows"], lt.alive[b_layout]["columns"]) == (32, 16)
     assert lt.alive[d_layout] == lt.alive[c_layout]
     assert rest[-2] == 0x1000 + LEGACY
+
+
+def test_bound_gemm_without_the_address_of_cublaslt_calls_the_bindings(device: Device) -> None:
+    lt = FakeLt()
+    plan = _opened(device, lt).prepare(GEMM, USUAL)
+    plan.enqueue(Places(), LEGACY)
+
+    assert isinstance(plan, BindableGemmPlan)
+    plan.bind(Places())(LEGACY)
+
+    assert lt.products[1] == lt.products[0]
 
 
 def test_bias_address_is_set_per_call(device: Device) -> None:

@@ -20,7 +20,7 @@ from gpu.capture.test_recorder_templates import (
     written_ranges,
 )
 
-from cudakit.trace.events import GraphLaunch, Template
+from cudakit.trace.events import GraphLaunch, HostCall, Launch, Template
 from cudakit.trace.kinds import TemplateCheck
 
 REFUSE = "ctypes.c_int.in_dll(cuda, {!r}).value = 1\n"
@@ -221,6 +221,47 @@ cuda.fill(CONTEXT, OTHER, U(0x100000), U(16), 1)  # not ordered after the launch
     result, _ = coverage_texts(run(tmp_path, library, program))
     assert result.coverage.launches_exact == 8
     assert [race.confidence.value for race in result.races] == ["certain"]
+
+
+# --- delays -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("templates", [False, True])
+def test_wait_of_other_thread_does_not_order_a_launch_that_the_recorder_delays(
+    library: Path, tmp_path: Path, templates: bool
+) -> None:
+    """As in JAX, a host function behind a kernel tells another thread that the kernel has ended."""
+    program = """
+import threading, time
+offsets = iter(range(0, 64, 4))  # the accesses differ, so that each launch is recorded
+def launch_with_many_pages(*each):
+    launch(*each, read((1 << 32) + next(offsets), 4, stride=1 << 17, count=9000))
+for _ in range(3):
+    launch_with_many_pages()
+wait()
+cuda.defer_work(STREAM)
+launch_with_many_pages(write(0x100000))
+for _ in range(5):
+    launch_with_many_pages()  # both arenas are full now
+cuda.call_host(STREAM)
+def complete_stream():
+    time.sleep(0.1)
+    cuda.stop_deferring(STREAM)
+thread = threading.Thread(target=complete_stream)
+thread.start()
+launch(write(0x100000), stream=OTHER)  # waits for an arena until the stream is complete
+thread.join()
+"""
+    events = recorded(
+        tmp_path, library, BEGIN + MORE + program, patches=PATCHES, templates=templates
+    )
+    host_call = next(event for event in events if isinstance(event.body, HostCall))
+    last_launch = [event for event in events if isinstance(event.body, Launch)][-1]
+    assert last_launch.time_ns > host_call.time_ns
+    assert last_launch.seq < host_call.seq
+    assert gaps(events) == {}
+    result, _ = coverage_texts(events)
+    assert [race.kind.value for race in result.races] == ["write-after-write"]
 
 
 # --- readers and programs that end --------------------------------------------------------------------

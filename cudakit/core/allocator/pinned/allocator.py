@@ -227,7 +227,7 @@ class CachingHostAllocator:
     def counters(self) -> dict[str, int]:
         """Return counters that PyTorch does not have.
 
-        ``waiting_bytes`` is the size of the freed blocks that streams still use.
+        The key "waiting_bytes" has the size of the freed blocks that streams still use.
         """
         with self._guard.locked():
             return self._memory.counters()

@@ -82,8 +82,8 @@ class Pow2Bins(FreeBlocks):
 class Pow2Sizes:
     """The block sizes of PyTorch's pinned memory: powers of two.
 
-    Sizes above ``pinned_max_round_threshold_mb`` or ``pinned_max_cached_size_mb`` are multiples of 512 bytes
-    instead (allocate).
+    Sizes above ``pinned_max_round_threshold_mb`` or ``pinned_max_cached_size_mb`` are multiples of 512
+    bytes instead (PyTorch: CachingHostAllocatorImpl::allocate).
     """
 
     def __init__(self) -> None:

@@ -9,14 +9,19 @@ from dataclasses import dataclass
 
 from cudakit.errors import InputError, UsageError
 
-# The variables of each launcher: rank, number of ranks, rank on the host.
+# The variables of each launcher: rank, number of ranks, rank on the host. In a Slurm job, torchrun, Open MPI
+# and Hydra (the launcher of MPICH and Intel MPI) start a daemon per node by srun, and the ranks inherit the
+# Slurm variables of the daemon. So Slurm comes after these launchers.
 _LAUNCHERS = {
     "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
+    "Open MPI": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    "Hydra": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
     # srun sets these variables; a batch script that starts no job step has no SLURM_STEP_NUM_TASKS.
     "Slurm": ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
-    "Open MPI": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
-    "MPI": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
+    "PMI": ("PMI_RANK", "PMI_SIZE", "PMI_LOCAL_RANK"),  # PMI without Hydra, such as that of Cray.
 }
+# Variables of the rank on the host that may be absent; then the rank among all processes is used.
+_OPTIONAL_VARIABLES = ("LOCAL_RANK", "PMI_LOCAL_RANK")
 # Variables that have equal values in all processes of a job, and other values in other jobs.
 _JOB_VARIABLES = (
     "TORCHELASTIC_RUN_ID",
@@ -24,7 +29,10 @@ _JOB_VARIABLES = (
     "SLURM_STEP_ID",
     "PMIX_NAMESPACE",
     "OMPI_MCA_ess_base_jobid",
+    "I_MPI_HYDRA_UUID",
 )
+# Variables with the nodes of a Slurm step or job, whose first node has rank 0.
+_NODE_LIST_VARIABLES = ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST")
 # The variable with the number of ranks on this host, by the variable with the number of all ranks.
 _LOCAL_COUNT_VARIABLES = {
     "OMPI_COMM_WORLD_SIZE": "OMPI_COMM_WORLD_LOCAL_SIZE",
@@ -55,9 +63,9 @@ def detect_launch(variables: Mapping[str, str]) -> Launch | None:
     Raises InputError for variables that contradict one another.
     """
     for launcher, variable_names in _LAUNCHERS.items():
-        rank_variable, count_variable, local_rank_variable = variable_names
-        if rank_variable not in variables or count_variable not in variables:
+        if not all(name in variables or name in _OPTIONAL_VARIABLES for name in variable_names):
             continue
+        rank_variable, count_variable, local_rank_variable = variable_names
         rank, rank_count = (
             _read_number(variables, rank_variable),
             _read_number(variables, count_variable),
@@ -96,12 +104,14 @@ def _find_address(launcher: str, variables: Mapping[str, str], job: str) -> tupl
             # torchrun's agent itself listens at MASTER_PORT.
             port += variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         return host, port
-    if launcher == "Slurm":
-        return _first_node(variables.get("SLURM_STEP_NODELIST", "127.0.0.1")), port
     count_variable = _LAUNCHERS[launcher][1]
     local_rank_count = variables.get(_LOCAL_COUNT_VARIABLES.get(count_variable, ""))
-    is_one_host = local_rank_count is None or local_rank_count == variables[count_variable]
-    return ("127.0.0.1" if is_one_host else ""), port
+    if local_rank_count == variables[count_variable]:
+        return "127.0.0.1", port
+    for name in _NODE_LIST_VARIABLES:
+        if name in variables:
+            return _first_node(variables[name]), port
+    return "", port
 
 
 def _first_node(nodes: str) -> str:

@@ -1,6 +1,6 @@
 """One rank: the buffers, verification and timing of collective operations on one device.
 
-A rank executes the requests of rank 0's process (see ``group``). All of its work runs in one thread.
+A rank executes the requests of rank 0's process (see group.py). All of its work runs in one thread.
 """
 
 from __future__ import annotations
@@ -282,7 +282,8 @@ class RankOperation:
         self._output_chunks = expected_chunks(collective, rank, rank_count, seed)
         self._sets: list[_BufferSet] = []
         self._cleanup = ExitStack()
-        # A sum in place is an input of the next execution, so that later outputs differ from the first one.
+        # An in-place reduction overwrites its input with the sum, so later outputs differ from the first
+        # one.
         self._accumulates = in_place and collective.operation in REDUCTIONS
         try:
             self._staging_buffer = gpu.host_malloc(PERIOD * collective.element.size_bytes)

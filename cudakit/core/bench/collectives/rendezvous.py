@@ -31,6 +31,15 @@ _MAX_MESSAGE_BYTES = 64 << 20
 _HELLO_TIMEOUT_S = 2.0
 _RETRY_S = 0.1
 _LENGTH_PREFIX = struct.Struct("!I")
+# Options that end a connection 20 s after the last answer of the other host, for example because its network
+# failed: after 5 s without data the kernel sends a keepalive probe every 5 s (tcp(7)).
+_TCP_OPTIONS = {
+    socket.TCP_NODELAY: 1,
+    socket.TCP_KEEPIDLE: 5,
+    socket.TCP_KEEPINTVL: 5,
+    socket.TCP_KEEPCNT: 3,
+    socket.TCP_USER_TIMEOUT: 20_000,
+}
 
 Message = dict[str, Any]
 
@@ -41,7 +50,9 @@ class Connection:
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
         self._lock = threading.Lock()  # Held while a message is sent.
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in _TCP_OPTIONS.items():
+            connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
     @property
     def local_host(self) -> str:
@@ -55,7 +66,7 @@ class Connection:
             self._socket.sendall(_LENGTH_PREFIX.pack(len(content)) + content)
 
     def receive(self, timeout_s: float | None = None) -> Message | None:
-        """Return the next message, or None after the other process closed the connection or ended.
+        """Return the next message, or None after the other process or its host ended.
 
         Raises TimeoutError after ``timeout_s``, ValueError for bytes that are no message.
         """
@@ -65,9 +76,10 @@ class Connection:
             if size_bytes > _MAX_MESSAGE_BYTES:
                 raise ValueError("the message is too large")
             message = json.loads(self._read(size_bytes))
-        except TimeoutError:
-            raise
-        except OSError:
+        except OSError as error:
+            # The timeout of settimeout has no number; ETIMEDOUT means that the host does not answer.
+            if isinstance(error, TimeoutError) and error.errno is None:
+                raise
             return None
         if not isinstance(message, dict):
             raise ValueError("the message is not a JSON object")

@@ -45,9 +45,9 @@ class FleetOptions:
 class HostFunctions:
     """The functions that run on the hosts, in processes of Ray.
 
-    ``describe`` gets the arguments of the options and yields the JSON document of HostFacts. ``measure`` gets
-    the CUDA device index of a GPU, its UUID ("" if unknown) and the arguments. It yields "" when it starts,
-    then the JSON document of the suite.
+    ``describe`` gets FleetOptions.function_arguments, and yields the JSON document of HostFacts.
+    ``measure`` gets the CUDA device index of a GPU, the UUID of the GPU ("" if unknown) and
+    FleetOptions.function_arguments. It yields "" when it starts, then the JSON document of the suite.
     """
 
     describe: HostFunction

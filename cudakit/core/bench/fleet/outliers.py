@@ -1,4 +1,4 @@
-"""Outliers among comparable values: each value beside the median and the spread of all other values."""
+"""Outliers among comparable values: each value is compared with the median and spread of all others."""
 
 from __future__ import annotations
 

@@ -91,7 +91,8 @@ def baseline_sections(cases: Sequence[CaseResult]) -> Iterator[Node]:
 def draw_relative_rates(columns: Sequence[Columns]) -> Figure:
     """Draw cudakit's rate relative to a baseline with its 95% CI; cudakit is faster to the right of 100%.
 
-    The arrays of ``vs BASELINE`` are ``case`` (decoded by ``text``), ``ratio``, ``low`` and ``high``.
+    ``columns`` is the Columns "vs BASELINE" with the arrays "case" (a number, with names in ``text``),
+    "ratio", "low" and "high".
     """
     (rates,) = columns
     baseline = rates.name.removeprefix("vs ")

@@ -9,6 +9,7 @@ from statistics import median
 from typing import Literal, TypeVar
 
 from cudakit.core.bench.labels import (
+    axis_names,
     axis_title,
     axis_value,
     describe_common_axes,
@@ -41,14 +42,15 @@ class _CaseColumn:
     is_optional: bool = False
 
 
-def cases_table(cases: Sequence[CaseResult]) -> Table:
+def cases_table(cases: Sequence[CaseResult], *, with_common_axes: bool = False) -> Table:
     """Return a table with a row per case; rows of baselines are printed in a muted style.
 
-    The steps of graphs of several sizes have a more compact table: see ``steps_table``.
+    Axes that have one value in all cases are in the caption, or ``with_common_axes`` in columns. The steps of
+    graphs of several sizes have a more compact table: see ``steps_table``.
     """
     if are_graph_steps(cases):
-        return steps_table(cases)
-    axes = varying_axes(cases)
+        return steps_table(cases, with_common_axes=with_common_axes)
+    axes = axis_names(cases) if with_common_axes else varying_axes(cases)
     visible_columns = [column for column in _columns(cases) if any(map(column.has_value, cases))]
     return Table(
         columns=(
@@ -99,7 +101,7 @@ def _is_latency(case: CaseResult) -> bool:
 
 
 def cell(make_cell: Callable[[_T], Value], value: _T | Unavailable) -> Value:
-    """Return ``make(value)``, or the value itself if it is Unavailable."""
+    """Return ``make_cell(value)``, or the value itself if it is Unavailable."""
     return value if isinstance(value, Unavailable) else make_cell(value)
 
 
@@ -259,9 +261,13 @@ def are_graph_steps(cases: Sequence[CaseResult]) -> bool:
     )
 
 
-def steps_table(cases: Sequence[CaseResult]) -> Table:
-    """Return a table with a row per step of a graph, and a column per number of nodes."""
-    axes = [name for name in varying_axes(cases) if name not in (_STEP, _NODES)]
+def steps_table(cases: Sequence[CaseResult], *, with_common_axes: bool = False) -> Table:
+    """Return a table with a row per step of a graph, and a column per number of nodes.
+
+    ``with_common_axes`` adds columns for axes that have one value in all cases.
+    """
+    axes = axis_names(cases) if with_common_axes else varying_axes(cases)
+    axes = [name for name in axes if name not in (_STEP, _NODES)]
     node_counts = sorted({int(case.axes[_NODES]) for case in cases})
     rows: dict[tuple[Axis | None, ...], dict[int, CaseResult]] = {}
     for case in cases:

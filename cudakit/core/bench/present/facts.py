@@ -106,7 +106,7 @@ def _describe_library(case: CaseResult) -> str:
         ),
         *(
             str(settings[name])
-            for name in ("asked", "path", "buffers", "page_cache")
+            for name in ("asked", "algorithm_source", "path", "buffers", "page_cache")
             if settings.get(name)
         ),
     ]

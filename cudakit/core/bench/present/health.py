@@ -51,7 +51,10 @@ def present_health(suite: SuiteResult, *, detail: bool = False) -> Document:
         ]
     if result.results and detail:
         nodes.append(sample_section(result.results))
-    return Document(title(result), tuple(nodes))
+    is_assessed = any(not isinstance(figure.health, Unavailable) for figure in suite.figures)
+    return Document(
+        title(result) if is_assessed else f"{title(result)}, not assessed", tuple(nodes)
+    )
 
 
 def _headline(suite: SuiteResult) -> Note:

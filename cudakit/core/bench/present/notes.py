@@ -11,7 +11,8 @@ from cudakit.document import Note
 from cudakit.units import Unavailable, capitalized, format_ratio
 
 SIMULATED_NOTE = "Simulated: all values are computed on the CPU, not measured on a GPU."
-# Maximum plausible share of the peak: smaller excesses are errors of the measurement or of the datasheet.
+# Largest plausible share of the peak. A share between 1 and this value is an error of the measurement or of
+# the datasheet.
 _MAX_SHARE = 1.02
 
 

@@ -1,4 +1,4 @@
-"""A result in nvbench's JSON format, so that its tools can read and compare it.
+"""A result in nvbench's JSON format, so that nvbench's scripts can read and compare the result.
 
 The input is the Columns ``results`` and ``device`` (see ``columns``). The format is version 1.0.0, written by
 nvbench/json_printer.cu; the tags are those of nvbench/detail/measure_cold.cu, which nvbench's scripts read.

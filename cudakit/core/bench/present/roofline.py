@@ -136,11 +136,11 @@ def roofline_section(cases: Sequence[CaseResult]) -> Iterator[Node]:
 
 
 def draw_roofline(columns: Sequence[Columns]) -> Plot:
-    """Draw a dot per case of ``roofline``, and the roofs above them (Williams et al., 2009).
+    """Draw a dot per case of the Columns "roofline", and the roofs above the dots (Williams et al., 2009).
 
-    The arrays that ``text`` decodes are ``case``, ``kind`` (the kind of arithmetic), ``near`` (the label of
-    the dot), ``library`` (0 is cudakit) and the ``unit`` of the operations. ``operations_per_byte``,
-    ``operations_per_s``, ``peak_operations_per_s`` and ``peak_bytes_per_s`` are positive numbers.
+    The arrays "case", "kind" (of arithmetic), "near" (the label of the dot), "library" (0 is cudakit) and
+    "unit" (of the operations) have numbers, whose names are in ``text``. The arrays "operations_per_byte",
+    "operations_per_s", "peak_operations_per_s" and "peak_bytes_per_s" are positive.
     """
     (cases_with_peak,) = columns
     picture = _picture(cases_with_peak)

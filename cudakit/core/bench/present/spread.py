@@ -89,8 +89,9 @@ def sample_section(cases: Sequence[CaseResult]) -> Section:
 def draw_samples(columns: Sequence[Columns]) -> Figure | NoData:
     """Draw the deviations of samples from the median of their case, in the order of measurement.
 
-    The arrays of ``samples`` are ``case`` (decoded by ``text``), ``time_s`` and ``round``; those of
-    ``results`` are ``ci95_low_s`` and ``ci95_high_s``, one item per case.
+    ``columns`` are the Columns "samples" with the arrays "case" (a number, with names in ``text``),
+    "time_s" and "round", and the Columns "results" with the arrays "ci95_low_s" and "ci95_high_s", one item
+    per case.
     """
     samples, result_columns = columns
     cases = list(_cases(samples, result_columns))

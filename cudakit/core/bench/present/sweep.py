@@ -48,12 +48,12 @@ class _Curves:
 
 
 def draw_sweep(columns: Sequence[Columns]) -> Plot:
-    """Draw a curve per line of ``sweep AXIS``: the rate and its peak, or the time.
+    """Draw a curve per line of the Columns "sweep AXIS": the rate and its peak, or the time.
 
-    The arrays are ``line`` (decoded by ``text``), ``colour`` and ``library`` of the line, AXIS,
-    ``median_s``, ``ci95_low_s``, ``ci95_high_s``, ``limit_s``, ``fit_s``, and the ``amount`` of work per
-    execution with its ``unit``. Bars span the confidence intervals. A line connects the points or, if there
-    is a fit, shows the fit. The title of the plot is the text after the colon in the name of the Columns.
+    The arrays are "line" (a number, with names in ``text``), "colour" and "library" of the line, AXIS,
+    "median_s", "ci95_low_s", "ci95_high_s", "limit_s", "fit_s", and "amount" and "unit" of the work per
+    execution. Bars span the confidence intervals. A line connects the points or, if there is a fit, shows
+    the fit. The title of the plot is the text after the colon in the name of the Columns.
     """
     (point_columns,) = columns
     name, _, panel = point_columns.name.removeprefix("sweep ").partition(": ")

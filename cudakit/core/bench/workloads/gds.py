@@ -196,7 +196,7 @@ class CuFileRoute:
 
     @property
     def settings(self) -> Mapping[str, Axis]:
-        """The version of cuFile, the path of the data, and whether cuFile knows the buffers."""
+        """The version of cuFile, the path of the data, and whether the buffers are registered with cuFile."""
         return {
             "library": "cufile",
             "version": self._storage.version,

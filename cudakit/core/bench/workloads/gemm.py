@@ -207,6 +207,11 @@ class PreparedGemm:
             "asked": describe_settings(self._workload.settings),
             **self._plan.settings,
             "algorithm": algorithm,
+            **(
+                {"algorithm_source": "algorithm of --tuned"}
+                if self._workload.algorithm is not None
+                else {}
+            ),
         }
 
     def rotate(self, set_count: int) -> None:

@@ -25,8 +25,8 @@ _SIMULATED_NODES = (1, 8, 64)
 _MODES: Mapping[str, Mode] = {"run": "isolated", "replay": "host", "eager": "host"}
 # Samples of the steps replay and eager are interleaved, so that both steps run at the same clock.
 _INTERLEAVED_STEPS = ("replay", "eager")
-# A step keeps up to this number of graphs. To destroy each graph at once would be part of the step's time.
-# One sample in this number contains the destruction of all graphs, which does not affect the median.
+# Maximum number of graphs that a step keeps. When the limit is reached, all of them are destroyed: only the
+# sample in which this happens contains the time of the destruction, so the median does not.
 _MAX_KEPT_GRAPHS = 64
 _MAX_KEPT_NODES = 1 << 16  # Maximum number of nodes in all graphs that a step keeps.
 

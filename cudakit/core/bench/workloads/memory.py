@@ -1,4 +1,4 @@
-"""Benchmark of memory bandwidth: kernels that read, write, copy, scale and add device memory."""
+"""Benchmark of memory bandwidth: kernels that read, write, copy, scale or add arrays in device memory."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def nccl_cases(
     simulated: bool,
     host_count: int = 1,
 ) -> tuple[Case, ...]:
-    """Return a case per operation, data type, place and size.
+    """Return a case per operation, data type, place (in-place or out-of-place) and size.
 
     ``versions`` are those of the libraries, ``unsupported_baselines`` the reasons why baselines cannot run.
     Raises Unsupported if no operation can run in the given places.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
+from functools import partial
 from types import MappingProxyType
 
 from cudakit.core.bench.workload import CUDAKIT, allocate
@@ -11,7 +12,7 @@ from cudakit.core.bench.workloads.gemm_operands import OperandSet
 from cudakit.errors import MissingDependency, Unsupported
 from cudakit.gpu.api import LEGACY, Gpu, Ptr, Stream
 from cudakit.gpu.api.arrays import ArrayView
-from cudakit.gpu.api.gemm import Gemm, GemmPlan, GemmSettings
+from cudakit.gpu.api.gemm import BindableGemmPlan, Gemm, GemmPlan, GemmSettings
 from cudakit.gpu.api.operations import Operation
 from cudakit.kernels.elementwise import ElementwiseProgram
 from cudakit.kernels.launch_plan import NO_SCRATCH, LaunchPlan, PlannedKernels, arguments_of
@@ -103,7 +104,12 @@ class KernelLibrary:
         if self._gemm_plan is None:
             self._gemm_plan = self._prepare_gemm(gemm)
         plan, operands = self._gemm_plan, OperandSet(right.ptr, left.ptr, output.ptr, Ptr(0))
-        return lambda: plan.enqueue(operands, self._stream)
+        enqueue = (
+            plan.bind(operands)
+            if isinstance(plan, BindableGemmPlan)
+            else partial(plan.enqueue, operands)
+        )
+        return lambda: enqueue(self._stream)
 
     def _prepare_gemm(self, gemm: Gemm) -> GemmPlan:
         try:

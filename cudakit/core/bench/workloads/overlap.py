@@ -314,7 +314,7 @@ def copy_overlaps(
 ) -> tuple[CopyOverlap, ...]:
     """Return the overlap of each planned direction and size; cases of other benches are ignored.
 
-    The figures of cases without results have the reason.
+    The figures of a case without a result are Unavailable, with the reason.
     """
     results_by_copy: dict[Copy, dict[Axis, CaseResult]] = {
         case.workload.copy: {}

@@ -176,7 +176,7 @@ def context_step(context: RunContext) -> Finding:
     """Every CUDA program first creates a context on its device. A context takes a few hundred MiB.
 
     Creating a context fails, although cuInit succeeded, if another process uses the device in exclusive
-    mode (46), if no memory is free (2), or if the device is broken.
+    mode (CUDA error 46), if no memory is free (CUDA error 2), or if the device is broken.
     """
     return _check_step(context, "context", "a CUDA context can be created")
 

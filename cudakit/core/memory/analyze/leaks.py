@@ -30,6 +30,7 @@ class GrowingStacks:
     live_bytes: Ints  # bytes of live blocks at each compared moment
     counts: Ints  # number of live blocks at each compared moment
     bytes_at_end: Ints  # live bytes at the end
+    counts_at_end: Ints  # number of live blocks at the end
     steps: Ints  # step number of each compared moment
 
 
@@ -42,16 +43,13 @@ def growing_stacks(allocations: Allocations, bounds: Ints, end_moment: int) -> G
     bounds = bounds[bounds <= end_moment]
     if len(bounds) < _MIN_STEPS:
         no_ids, no_rows = np.zeros(0, np.int64), np.zeros((0, len(bounds)), np.int64)
-        return GrowingStacks(no_ids, no_rows, no_rows, no_ids, np.arange(len(bounds)))
+        return GrowingStacks(no_ids, no_rows, no_rows, no_ids, no_ids, np.arange(len(bounds)))
     sampled_indices = evenly_spaced(len(bounds), _MAX_STEPS)
     stack_ids, live_bytes, live_counts = live_totals_at(
         allocations, np.append(bounds[sampled_indices], end_moment)
     )
-    live_bytes, live_counts, bytes_at_end = (
-        live_bytes[:, :-1],
-        live_counts[:, :-1],
-        live_bytes[:, -1],
-    )
+    bytes_at_end, counts_at_end = live_bytes[:, -1], live_counts[:, -1]
+    live_bytes, live_counts = live_bytes[:, :-1], live_counts[:, :-1]
     is_growing_stack = is_growing(live_bytes) & (
         2 * bytes_at_end > live_bytes[:, 0] + live_bytes[:, -1]
     )
@@ -60,6 +58,7 @@ def growing_stacks(allocations: Allocations, bounds: Ints, end_moment: int) -> G
         live_bytes[is_growing_stack],
         live_counts[is_growing_stack],
         bytes_at_end[is_growing_stack],
+        counts_at_end[is_growing_stack],
         sampled_indices,
     )
 

@@ -5,14 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
+from cudakit.core.memory.analyze import MemorySpec
 from cudakit.core.memory.present import call_sites, page, segments, steps, summary
 from cudakit.core.memory.present.rows import device_name, files_name, moment_name, per_device
+from cudakit.core.memory.record.pools import POOL_NAMES, pool_name
 from cudakit.core.memory.result import DeviceMemory, MemoryResult
 from cudakit.document import Document, Node, Note, Section
 
+# Names that the recorder of ``run --memory`` gives to blocks in the place of user metadata; "" is no name.
+_NAMES_OF_RECORDER = ("", *POOL_NAMES.values())
 
-def report(result: MemoryResult, *, top: int = 10) -> Document:
-    """Return the report; tables show ``top`` rows, 0 shows all."""
+
+def report(result: MemoryResult, spec: MemorySpec | None = None, *, top: int = 10) -> Document:
+    """Return the report; tables show ``top`` rows, 0 shows all.
+
+    With ``spec``, the report begins with the stream and the pool that it selects.
+    """
     devices = result.devices
     overview = (summary.overview(devices), page.all_devices(devices)) if len(devices) > 1 else ()
     device_nodes = per_device(
@@ -20,12 +28,27 @@ def report(result: MemoryResult, *, top: int = 10) -> Document:
     )
     title = f"GPU memory of {files_name(result.files)}"
     closing_notes = _answers(result) if len(devices) == 1 else brief_sentences(result)
-    return Document(title, (*overview, *device_nodes), closing_nodes=closing_notes)
+    selection = _selection_note(result, spec or MemorySpec())
+    return Document(title, (*selection, *overview, *device_nodes), closing_nodes=closing_notes)
 
 
-def summary_report(result: MemoryResult) -> Document:
-    """Return only the summary: the state, the cause and the action of each device."""
-    return Document(f"GPU memory of {files_name(result.files)}", _answers(result))
+def summary_report(result: MemoryResult, spec: MemorySpec | None = None) -> Document:
+    """Return only the summary: the state, the cause and the action of each device.
+
+    With ``spec``, the summary begins with the stream and the pool that it selects.
+    """
+    selection = _selection_note(result, spec or MemorySpec())
+    return Document(f"GPU memory of {files_name(result.files)}", (*selection, *_answers(result)))
+
+
+def _selection_note(result: MemoryResult, spec: MemorySpec) -> Iterator[Note]:
+    """Yield a note on the selected stream and pool, and on what the selection does not limit."""
+    stream_text = "" if spec.stream is None else f"stream {spec.stream}"
+    pool_text = "" if spec.pool is None else f"pool {pool_name(spec.pool)}"
+    if selected_text := " and ".join(filter(None, (stream_text, pool_text))):
+        has_failure = any(device.ooms for device in result.devices)
+        scope_text = "; failed allocations are those of the whole device" if has_failure else ""
+        yield Note("info", f"Shown: {selected_text} only{scope_text}.")
 
 
 def _answers(result: MemoryResult) -> tuple[Node, ...]:
@@ -36,16 +59,21 @@ def _answers(result: MemoryResult) -> tuple[Node, ...]:
 
 
 def brief_sentences(result: MemoryResult) -> tuple[Note, ...]:
-    """Return the answer and the warnings; of several devices, only the findings, with file and device."""
+    """Return the answer and the warnings of each device; of several devices, with file and device."""
     if len(result.devices) == 1:
         (device,) = result.devices
-        notes = [*summary.answer(device), *summary.reliability(device)]
-        return (*notes[:3], *_warnings(notes[3:]))
+        return _device_sentences(device)
     return tuple(
         replace(note, text=f"{_note_source(device, note)}: {note.text}")
         for device in result.devices
-        for note in (next(summary.answer(device)), *_warnings(summary.reliability(device)))
+        for note in _device_sentences(device)
     )
+
+
+def _device_sentences(device: DeviceMemory) -> tuple[Note, ...]:
+    """Return the state, the cause, the action and the warnings of a device."""
+    notes = [*summary.answer(device), *summary.reliability(device)]
+    return (*notes[:3], *_warnings(notes[3:]))
 
 
 def _note_source(device: DeviceMemory, note: Note) -> str:
@@ -70,11 +98,10 @@ def _sections(device: DeviceMemory, top: int) -> Iterator[Node]:
     if len(device.steps.peaks) > 1:
         yield Section("Peak per step", tuple(steps.step_peaks(device, top)))
     moment = moment_name(device)
-    yield Section(
-        f"Memory by call site {moment}",
-        tuple(call_sites.memory_in_use(device, top)),
-    )
+    yield call_sites.memory_in_use(device, top)
     for facet in device.facets:
+        if all(group.name in _NAMES_OF_RECORDER for group in facet.groups):
+            continue
         yield Section(
             f"Memory by {facet.name.replace('_', ' ')} {moment}",
             (call_sites.facet_table(facet, top),),

@@ -4,28 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from cudakit.core.memory.present.rows import NO_STACK, limited_table, stack_value, steps_source
+from cudakit.core.memory.present.rows import (
+    NO_STACK,
+    limited_table,
+    moment_name,
+    stack_value,
+    steps_source,
+)
 from cudakit.core.memory.present.summary import growth_sentence, rising_sentence
 from cudakit.core.memory.result import Churn, DeviceMemory, Facet
-from cudakit.document import Bytes, Count, Node, Note, Ratio, Seconds, Table, Text, Value
+from cudakit.document import Bytes, Count, Node, Note, Ratio, Seconds, Section, Table, Text, Value
 from cudakit.units import Unavailable
 
 
-def memory_in_use(device: DeviceMemory, top: int) -> Iterator[Table]:
+def memory_in_use(device: DeviceMemory, top: int) -> Section:
     """List the call sites and the call stacks that hold most memory.
 
     If each call site has one call stack, the tables would be the same: only the call stacks are listed.
     """
-    if len(device.lines) != len(device.holders):
-        yield _site_table(device, top)
-    yield _stack_table(device, top)
+    stack_table, moment = _stack_table(device, top), moment_name(device)
+    if len(device.lines) == len(device.holders):
+        return Section(f"Memory by call stack {moment}", (stack_table,))
+    return Section(f"Memory by call site {moment}", (_site_table(device, top), stack_table))
 
 
 def _site_table(device: DeviceMemory, top: int) -> Table:
     """List the call sites that hold most memory."""
     return limited_table(
         (
-            ("bytes", "number", lambda line: Bytes(line.bytes)),
+            ("in use", "number", lambda line: Bytes(line.bytes)),
             ("share", "bar", lambda line: Ratio(line.share)),
             ("blocks", "number", lambda line: Count(line.count)),
             ("call site", "text", lambda line: line.frame or Text(NO_STACK)),
@@ -40,13 +47,14 @@ def _stack_table(device: DeviceMemory, top: int) -> Table:
     """List the call stacks that hold most memory."""
     return limited_table(
         (
-            ("bytes", "number", lambda holder: Bytes(holder.bytes)),
+            ("in use", "number", lambda holder: Bytes(holder.bytes)),
             ("share", "bar", lambda holder: Ratio(holder.share)),
             ("blocks", "number", lambda holder: Count(holder.count)),
             ("call stack", "stack", lambda holder: stack_value(holder.stack, holder.site)),
         ),
         device.holders,
         top,
+        caption="In use: the sizes of the blocks, which the allocator rounds up.",
     )
 
 
@@ -58,7 +66,7 @@ def facet_table(facet: Facet, top: int) -> Table:
     facet_name = facet.name.replace("_", " ")
     return limited_table(
         (
-            ("bytes", "number", lambda group: Bytes(group.bytes)),
+            ("in use", "number", lambda group: Bytes(group.bytes)),
             ("share", "bar", lambda group: Ratio(group.share)),
             ("blocks", "number", lambda group: Count(group.count)),
             (facet_name, "text", lambda group: Text(group.name or "(none)")),
@@ -115,7 +123,7 @@ def churn(device: DeviceMemory, top: int) -> Table:
     has_missing_lifetime = any(row.mean_lifetime_us is None for row in listed_rows)
     return limited_table(
         (
-            ("allocated", "number", lambda row: Bytes(row.bytes)),
+            ("requested", "number", lambda row: Bytes(row.bytes)),
             ("share", "bar", lambda row: Ratio(row.share)),
             ("count", "number", lambda row: Count(row.count)),
             ("mean lifetime", "number", _mean_lifetime),

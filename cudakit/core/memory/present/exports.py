@@ -16,7 +16,8 @@ from cudakit.core.memory.snapshot import Ids, Ints, Snapshot
 from cudakit.document import Chart, Columns, Document, Frame, Marker, Series, Tree
 from cudakit.errors import UsageError
 
-# Minimum share of the peak of an allocation that is exported as a slice: at most 200 of them exist at a time.
+# Minimum size of an allocation that is exported as a slice, as a share of the peak. So at most 200 slices
+# overlap.
 _MIN_SLICE_SHARE = 1 / 200
 
 # Limits of the number of characters of call stacks in an export: a number that is always allowed, and a
@@ -44,8 +45,8 @@ def flame(result: MemoryResult) -> Document:
 
 def timeline(result: MemoryResult) -> Document:
     """Return the curves as counters and large allocations as slices, by time since the first event."""
-    nodes = [node for device in result.devices for node in _timeline_nodes(device)]
-    return Document(result.files[0].name, tuple(nodes))
+    parts = [part for device in result.devices for part in _timeline_parts(device)]
+    return Document(result.files[0].name, tuple(parts))
 
 
 def _allocation_columns(devices: list[DeviceMemory]) -> Columns:
@@ -201,7 +202,7 @@ class _CallNode:
         return tree_by_id[id(self)]
 
 
-def _timeline_nodes(device: DeviceMemory) -> Iterator[Chart | Columns]:
+def _timeline_parts(device: DeviceMemory) -> Iterator[Chart | Columns]:
     trace, curves = device.trace, device.replay.curves
     n_events = len(trace.events)
     if not n_events:

@@ -13,7 +13,8 @@ import numpy as np
 
 from cudakit.core.memory.analyze.call_sites import StackTable
 from cudakit.core.memory.analyze.steps import active_annotation, non_decreasing
-from cudakit.core.memory.present.rows import device_name, pool_name
+from cudakit.core.memory.present.rows import device_name
+from cudakit.core.memory.record.pools import pool_name
 from cudakit.core.memory.result import DeviceDiff, DeviceMemory
 from cudakit.core.memory.snapshot import DeviceTrace, Ids, Ints, SegmentKind, Snapshot
 from cudakit.document import Array, Explorer, ExplorerData, Frame
@@ -82,7 +83,7 @@ def all_devices(devices: Sequence[DeviceMemory]) -> Explorer:
 
 
 def _devices_data(devices: Sequence[DeviceMemory]) -> ExplorerData:
-    """Return the reduced curves of each device; arrays of device 0 are ``event0``, ``time0`` and so on."""
+    """Return the reduced curves of each device; arrays of device 0 are "event0", "time0" and so on."""
     arrays: dict[str, Array] = {}
     device_facts = []
     for device_number, device in enumerate(devices):

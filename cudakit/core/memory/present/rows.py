@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Literal, TypeAlias, TypeVar
 
-from cudakit.core.memory.record.pools import POOL_NAMES
 from cudakit.core.memory.result import DeviceDiff, DeviceMemory, FileFacts
 from cudakit.document import Column, Frame, Node, Section, Stack, Table, Text, Value
 
@@ -36,15 +35,6 @@ def steps_source(device: DeviceMemory) -> str:
     if source_kind == "annotation":
         return f"the annotation '{source_name}', where # is a number"
     return f"the {device.steps.source}"
-
-
-def pool_name(pool: tuple[int, int]) -> str:
-    """Return the name of a pool: the default pool, that of a graph (n, 0), a MemPool (0, n), or a library."""
-    if pool == (0, 0):
-        return "default"
-    if pool in POOL_NAMES:
-        return POOL_NAMES[pool]
-    return f"graph {pool[0]},{pool[1]}" if pool[0] else f"MemPool {pool[0]},{pool[1]}"
 
 
 def files_name(files: Sequence[FileFacts]) -> str:

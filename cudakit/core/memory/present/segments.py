@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from cudakit.core.memory.present.rows import limited_table, pool_name, stack_value, table
+from cudakit.core.memory.present.rows import limited_table, stack_value, table
+from cudakit.core.memory.record.pools import POOL_NAMES, pool_name
 from cudakit.core.memory.result import DeviceMemory, SegmentGroup
 from cudakit.document import Bytes, Count, Facts, Node, Table, Text
 from cudakit.units import format_bytes, format_ratio
@@ -34,6 +35,8 @@ def segments(device: DeviceMemory, top: int) -> Table:
 
 
 def _segment_kind(group: SegmentGroup) -> Text:
+    if group.pool in POOL_NAMES:  # Only PyTorch's pools have small and large segments.
+        return Text("-")
     return Text(f"{group.kind}, expandable" if group.expandable else group.kind)
 
 

@@ -13,10 +13,10 @@ from cudakit.core.memory.present.rows import (
     NO_STACK,
     device_name,
     moment_name,
-    pool_name,
     stack_value,
     table,
 )
+from cudakit.core.memory.record.pools import pool_name
 from cudakit.core.memory.result import Cause, DeviceMemory, Oom, Peak, State
 from cudakit.core.memory.verdict import replays_sentence
 from cudakit.document import (
@@ -133,7 +133,7 @@ def growth_sentence(device: DeviceMemory) -> str:
     growth_text = format_bytes(sum(leak.bytes_per_step for leak in device.leaks))
     if leak_count == 1:
         return f"1 call stack holds {growth_text} more memory after each step."
-    return f"{leak_count:,} call stacks hold more memory after each step, {growth_text} in total."
+    return f"{leak_count:,} call stacks together hold {growth_text} more memory after each step."
 
 
 def _cause_name(cause: Cause) -> str:
@@ -160,7 +160,9 @@ def _cause_note(device: DeviceMemory) -> str:
     largest_line = device.lines[0]
     site_text = NO_STACK if largest_line.frame is None else site_name(largest_line.frame)
     size_text, share_text = format_bytes(largest_line.bytes), format_ratio(largest_line.share)
-    return f"Largest call site {moment_name(device)}: {site_text}, {size_text} ({share_text})."
+    return (
+        f"Largest call site {moment_name(device)}: {site_text}, {size_text} in use ({share_text})."
+    )
 
 
 def _action_note(device: DeviceMemory) -> str:

@@ -20,3 +20,12 @@ POOL_IDS: dict[str, PoolId] = {
     name: (0, _FIRST_POOL_ID + index) for index, name in enumerate(_POOL_NAMES)
 }
 POOL_NAMES: dict[PoolId, str] = {pool_id: name for name, pool_id in POOL_IDS.items()}
+
+
+def pool_name(pool: PoolId) -> str:
+    """Return the name of a pool: the default pool, that of a graph (n, 0), a MemPool (0, n), or a library."""
+    if pool == (0, 0):
+        return "default"
+    if pool in POOL_NAMES:
+        return POOL_NAMES[pool]
+    return f"graph {pool[0]},{pool[1]}" if pool[0] else f"MemPool {pool[0]},{pool[1]}"

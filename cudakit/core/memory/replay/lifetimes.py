@@ -182,7 +182,7 @@ def match_final_blocks(
     # A live block without a lifetime was allocated before the trace. If its address has earlier lifetimes in
     # the trace, its allocation was lost instead.
     unmatched_blocks = np.setdiff1d(live_blocks, block_indices[is_matched])
-    unmatched_begin, reallocated_count = _begins_of_unmatched(
+    unmatched_begin, lost_reallocation_count = _begins_of_unmatched(
         addresses, lifetimes, blocks, unmatched_blocks
     )
     has_block = block_indices >= 0
@@ -202,7 +202,7 @@ def match_final_blocks(
         source=np.concatenate((steps.event[lifetimes.first], np.full(len(unmatched_blocks), -1))),
         block=np.concatenate((block_indices, unmatched_blocks)),
         counts=Contradictions(
-            lost_allocations=lost_alloc_count + reallocated_count,
+            lost_allocations=lost_alloc_count + lost_reallocation_count,
             lost_frees=int(np.count_nonzero(is_missing_at_end | is_overwritten)),
             lost_requests=lost_request_count,
             sizes=int(mismatch_count),

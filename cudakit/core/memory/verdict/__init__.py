@@ -23,6 +23,7 @@ from cudakit.core.memory.verdict.causes import causes_of
 from cudakit.core.memory.verdict.failure import Failure, failure_at
 from cudakit.core.memory.verdict.trials import replay_changes
 from cudakit.core.memory.whatif.replay import NewAllocator
+from cudakit.errors import one_of
 from cudakit.torch_rules.actions import Action
 from cudakit.torch_rules.oom_verdict import AllocatorCalls, verdict_of
 from cudakit.units import format_bytes, format_count
@@ -185,8 +186,7 @@ def replays_sentence(oom: Oom) -> str:
         if any(remedy_replay.recommended for remedy_replay in setting_replays):
             return ""
         return (
-            f"{' or '.join(helpful_changes[:2])} would have let this request succeed, but no setting moves"
+            f"{one_of(helpful_changes)} would have let this request succeed, but no setting moves"
             " free memory to another stream or pool."
         )
-    helpful_text = " or ".join(helpful_changes[:2])
-    return f"{helpful_text} would have let this request succeed, but would only delay the failure."
+    return f"{one_of(helpful_changes)} would have let this request succeed, but would only delay the failure."

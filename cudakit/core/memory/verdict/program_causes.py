@@ -42,8 +42,8 @@ def retained(failure: Failure) -> Cause | None:
     if total_bytes < _MIN_CAUSE_SHARE * failure.request.active_bytes or not len(stack_ids):
         return None
     largest_stack = int(grown_bytes.argmax())
-    step_count = int(growing.steps[-1] - growing.steps[0])
-    block_count = int(added_blocks[is_accumulating].sum())
+    step_count = int(growing.steps[-1] - growing.steps[0]) + 1
+    block_count = int((growing.counts_at_end - growing.counts[:, 0])[is_accumulating].sum())
     return Cause(
         "retained",
         total_bytes,

@@ -30,7 +30,6 @@ from cudakit.core.memory.whatif.verdict import best_of, differences, headline, r
 from cudakit.errors import SnapshotError, UsageError
 from cudakit.torch_rules.settings import Settings, parse_config
 
-_OPTION_NAME = "--what-if"
 _RECORDED_REPLAY_NAME = "replayed, as recorded"  # the name of the replay with the recorded settings
 
 
@@ -89,7 +88,9 @@ def _traces_to_replay(
         (snapshot, trace) for snapshot in snapshots for trace in snapshot.devices
     ]
     if device == HOST:
-        raise UsageError("--what-if cannot replay pinned host memory", hint="remove --device host")
+        raise UsageError(
+            "pinned host memory cannot be replayed", hint="choose a GPU, such as device 0"
+        )
     pairs_of_device = [
         snapshot_trace_pair
         for snapshot_trace_pair in snapshot_trace_pairs
@@ -121,11 +122,11 @@ def _traces_to_replay(
 
 def _trials(spec: WhatIfSpec, new_allocator: NewAllocator) -> Iterator[_Trial]:
     for settings_text in spec.settings:
-        settings = parse_config(settings_text, variable=_OPTION_NAME)
+        settings = parse_config(settings_text, variable="settings")
         if settings.memory_fraction < 1 and spec.limit_bytes is None:
             raise UsageError(
-                f"{_OPTION_NAME} {settings_text}: a snapshot does not record the size of the device's memory",
-                hint="add it, for example --what-if-limit 80GiB",
+                f"settings {settings_text}: a snapshot does not record the size of the device's memory",
+                hint="add this size: --what-if-limit 80GiB on the command line, limit_bytes in Python",
             )
         # An empty replay raises Unsupported for settings that the allocator lacks, before the long work.
         replay(EMPTY_PROGRAM, settings, new_allocator, limit_bytes=spec.limit_bytes)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Final, Literal, TypeAlias
 
 from cudakit.core.memory.present.rows import files_name, per_device, table
 from cudakit.core.memory.whatif.result import DeviceWhatIf, Difference, Outcome, WhatIfResult
@@ -23,6 +23,8 @@ from cudakit.document import (
     Value,
 )
 from cudakit.units import Unavailable, format_bytes, format_count
+
+_OutcomeColumn: TypeAlias = tuple[str, Literal["number", "text"], Callable[[Outcome], Value]]
 
 
 def report(result: WhatIfResult) -> Document:
@@ -134,22 +136,24 @@ def _reserved_table(device: DeviceWhatIf, outcomes: tuple[Outcome, ...]) -> Tabl
     ended_outcomes = [outcome for outcome in device.tried if outcome.shortage is None]
     compared_ids = {id(outcome) for outcome in ended_outcomes if device.baseline.shortage is None}
 
-    def change_value(outcome: Outcome) -> Value:
+    def change_cell(outcome: Outcome) -> Value:
         increase_bytes = outcome.peak.reserved_bytes - baseline_bytes
         return Change(increase_bytes) if id(outcome) in compared_ids else Text("")
 
+    change_column: _OutcomeColumn = ("change", "number", change_cell)
+    change_text = "Change: of the peak, relative to the recorded settings. "
     return table(
         (
             _SETTINGS_COLUMN,
             ("peak", "number", lambda outcome: Bytes(outcome.peak.reserved_bytes)),
-            ("change", "number", change_value),
+            *((change_column,) if compared_ids else ()),
             ("end", "number", lambda outcome: Bytes(outcome.end.reserved_bytes)),
             ("free in segments", "number", lambda outcome: Bytes(outcome.fragmentation_bytes)),
             ("free share", "number", lambda outcome: Ratio(outcome.fragmentation)),
         ),
         outcomes,
-        "Change: of the peak, relative to the recorded settings. Free in segments: at the peak of"
-        " requested memory. Free share: free in segments, relative to reserved memory.",
+        f"{change_text if compared_ids else ''}Free in segments: at the peak of requested memory. Free "
+        "share: free in segments, relative to reserved memory.",
     )
 
 
@@ -185,4 +189,4 @@ def _settings_name(outcome: Outcome) -> Text:
     return Text(_ROW_NAMES.get(outcome.name, outcome.name))
 
 
-_SETTINGS_COLUMN: Final = ("settings", "text", _settings_name)
+_SETTINGS_COLUMN: Final[_OutcomeColumn] = ("settings", "text", _settings_name)

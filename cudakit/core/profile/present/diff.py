@@ -40,7 +40,8 @@ def report(diff: ProfileDiff, *, top: int = 10) -> Document:
         if len(device_sections) == 1
         else [Section(*device_section) for device_section in device_sections]
     )
-    return Document(_title(diff.devices[0]), tuple(nodes))
+    title = _title(diff.devices[0])
+    return Document(f"Simulated: {title}" if diff.simulated else capitalized(title), tuple(nodes))
 
 
 def _title(device: DeviceChange) -> str:
@@ -48,14 +49,14 @@ def _title(device: DeviceChange) -> str:
     times_text = f"{format_seconds(step.before_ns / 1e9)} → {format_seconds(step.after_ns / 1e9)}"
     growth = step.growth
     if growth is None:
-        return f"{capitalized(step.name)}: {times_text}"
+        return f"{step.name}: {times_text}"
     direction = "slower" if growth > 0 else "faster"
     change_text = (
         f"{format_ratio(abs(growth))} {direction}"
         if abs(growth) >= _MIN_SHOWN_CHANGE
         else "unchanged"
     )
-    return f"{capitalized(step.name)} {change_text}: {times_text}"
+    return f"{step.name} {change_text}: {times_text}"
 
 
 def _nodes(device: DeviceChange, top: int) -> Iterator[Node]:
@@ -65,7 +66,7 @@ def _nodes(device: DeviceChange, top: int) -> Iterator[Node]:
     unit_text = (
         "Times are per step." if device.per_step else "Times are totals: no steps to compare."
     )
-    yield _table("time", [device.step, device.busy, *idle_changes], unit_text)
+    yield _table("", [device.step, device.busy, *idle_changes], unit_text)
     kernels = tuple(replace(row, name=short_kernel(row.name)) for row in device.kernels)
     for title, rows in (("Kernels", kernels), ("Lines", device.lines)):
         if rows:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -46,6 +46,7 @@ from cudakit.document import (
     Finding as DocumentFinding,
 )
 from cudakit.trace.kernel_names import short_kernel
+from cudakit.trace.run_log import reasons_for_missing_events
 from cudakit.units import Unavailable, capitalized, format_count, format_ratio
 
 NO_WORK = "no GPU work was recorded"
@@ -67,7 +68,7 @@ def report(result: ProfileResult, *, top: int = 10, by: TableName | None = None)
     if len(sections) == 1:
         nodes += sections[0].nodes
     else:
-        nodes += [_overview(result), *_straggler(result), *sections]
+        nodes += [_overview(result), *sections]
     nodes += limit_tables(result)
     return Document(title(result), tuple(nodes))
 
@@ -120,10 +121,12 @@ def brief_sentences(result: ProfileResult) -> tuple[str | Note, ...]:
     """Return the answer, the limits of the recording and the findings."""
     if not result.devices:
         return (capitalized(NO_WORK), *_limits_of_recording(result))
+    limits = list(_limits_of_recording(result))
     return (
         title(result),
+        *(note for note in limits if note.level == "error"),
         *_answers(result),
-        *_limits_of_recording(result),
+        *(note for note in limits if note.level != "error"),
         *_finding_notes(result),
     )
 
@@ -137,11 +140,8 @@ def title(result: ProfileResult) -> str:
     devices = result.devices
     if len(devices) == 1:
         return f"{simulated_prefix}GPU busy {_busy_text(devices[0].measured)} of {_measured_time(devices[0])}"
-    shares = [device.measured.busy_share for device in devices]
-    return (
-        f"{simulated_prefix}{len(devices)} GPUs busy {format_ratio(min(shares))} to "
-        f"{format_ratio(max(shares))} of the time"
-    )
+    shares_text = _range_text([device.measured.busy_share for device in devices])
+    return f"{simulated_prefix}{len(devices)} GPUs busy {shares_text} of the time"
 
 
 def _busy_text(time: TimeDivision) -> str:
@@ -156,33 +156,78 @@ def _measured_time(device: Device) -> str:
 
 
 def _answers(result: ProfileResult) -> Iterator[Note]:
-    """Yield why the busiest device is idle, and which line has most of its time."""
-    device = max(result.devices, key=lambda device: device.work_ns)
-    device_prefix = f"{device_name(device, result)}: " if len(result.devices) > 1 else ""
-    if causes := _largest_causes(device.measured):
-        idle_text = format_ratio(1 - device.measured.busy_share)
-        yield Note("info", f"{device_prefix}Idle {idle_text}: {', '.join(causes)}.")
-    largest_line = max(device.lines, key=lambda line: line.own_ns, default=None)
-    kernel = device.kernels[0] if device.kernels else None
-    # The table of lines is incomplete if most work has no call stack.
-    if largest_line and (kernel is None or 2 * largest_line.own_ns >= kernel.total_ns):
-        share_text = format_ratio(share_of(largest_line.own_ns, device.work_ns))
-        name = f"{call_site_text((largest_line.frame,), 0)} in {largest_line.frame.name}"
-        yield Note("info", f"{device_prefix}Most GPU time: {name}, {share_text}.")
-    elif kernel:
-        share_text = format_ratio(kernel.share)
-        yield Note(
-            "info",
-            f"{device_prefix}Most GPU time: kernel {short_kernel(kernel.name)}, {share_text}.",
-        )
+    """Yield why the GPUs are idle, which line has most of their time, and which rank is the last one."""
+    devices = result.devices
+    if idle_text := _idle_text(devices[0]) if len(devices) == 1 else _idle_range_text(devices):
+        yield Note("info", idle_text)
+    if largest_text := _largest_work(devices):
+        devices_text = {1: "", 2: " of both GPUs"}.get(len(devices), f" of all {len(devices)} GPUs")
+        yield Note("info", f"Most GPU time{devices_text}: {largest_text}.")
+    yield from _straggler(result)
 
 
-def _largest_causes(time: TimeDivision) -> list[str]:
-    causes = sorted(_causes(time.idle), key=lambda cause: -cause[1])
-    largest_causes = [
-        (name, idle_ns) for name, idle_ns in causes[:3] if idle_ns * 200 >= time.length_ns
+def _idle_text(device: Device) -> str:
+    """Return the idle share of a device and its causes as a sentence; empty if the device is busy."""
+    causes = _largest_causes(device.measured)
+    causes_text = ", ".join(f"{name} {format_ratio(share)}" for name, share in causes)
+    idle_share_text = format_ratio(1 - device.measured.busy_share)
+    return f"Idle {idle_share_text}: {causes_text}." if causes else ""
+
+
+def _idle_range_text(devices: Sequence[Device]) -> str:
+    """Return the idle shares of several devices and their largest causes as a sentence."""
+    shares_by_cause: defaultdict[str, list[float]] = defaultdict(list)
+    for device in devices:
+        for name, share in _largest_causes(device.measured)[:1]:
+            shares_by_cause[name].append(share)
+    if not shares_by_cause:
+        return ""
+    idle_text = _range_text([1 - device.measured.busy_share for device in devices])
+    causes = sorted(shares_by_cause.items(), key=lambda cause: -len(cause[1]))
+    cause_texts = [
+        f"{name} ({_range_text(shares)})"
+        if len(shares) == len(devices)
+        else f"{name} on {count_text('GPU', len(shares))} ({_range_text(shares)})"
+        for name, shares in causes
     ]
-    return [f"{name} {format_ratio(idle_ns / time.length_ns)}" for name, idle_ns in largest_causes]
+    return f"Idle {idle_text}, mostly {', '.join(cause_texts)}."
+
+
+def _range_text(shares: Sequence[float]) -> str:
+    """Return the smallest and the largest share as text, or one share if both have the same text."""
+    smallest_text, largest_text = format_ratio(min(shares)), format_ratio(max(shares))
+    return smallest_text if smallest_text == largest_text else f"{smallest_text} to {largest_text}"
+
+
+def _largest_work(devices: Sequence[Device]) -> str:
+    """Return the line that launched most GPU time of all devices, or the kernel, as text."""
+    work_ns = sum(device.work_ns for device in devices)
+    time_by_line: Counter[str] = Counter()
+    time_by_kernel: Counter[str] = Counter()
+    for device in devices:
+        for line in device.lines:
+            time_by_line[f"{call_site_text((line.frame,), 0)} in {line.frame.name}"] += line.own_ns
+        for kernel in device.kernels:
+            time_by_kernel[kernel.name] += kernel.total_ns
+    largest_lines, largest_kernels = time_by_line.most_common(1), time_by_kernel.most_common(1)
+    # The table of lines is incomplete if most work has no call stack.
+    for line_text, own_ns in largest_lines:
+        if not largest_kernels or 2 * own_ns >= largest_kernels[0][1]:
+            return f"{line_text}, {format_ratio(share_of(own_ns, work_ns))}"
+    for kernel_name, total_ns in largest_kernels:
+        share_text = format_ratio(share_of(total_ns, work_ns))
+        return f"kernel {short_kernel(kernel_name)}, {share_text}"
+    return ""
+
+
+def _largest_causes(time: TimeDivision) -> list[tuple[str, float]]:
+    """Return the causes of at least 0.5% of the time with their shares of it, the largest first."""
+    causes = sorted(_causes(time.idle), key=lambda cause: -cause[1])
+    return [
+        (name, idle_ns / time.length_ns)
+        for name, idle_ns in causes
+        if idle_ns * 200 >= time.length_ns
+    ]
 
 
 def _causes(idle: IdleTime) -> list[tuple[str, int]]:
@@ -237,15 +282,13 @@ def _other_devices_text(other_findings: Sequence[Finding]) -> str:
     ]
     if len(other_findings) == 1:
         return f"The same on 1 other GPU (up to {format_ratio(shares[0])})"
-    smallest_share_text, largest_share_text = format_ratio(min(shares)), format_ratio(max(shares))
-    shares_text = f"{smallest_share_text} to {largest_share_text}"
-    return f"The same on {len(other_findings):,} other GPUs (up to {shares_text})"
+    return f"The same on {len(other_findings):,} other GPUs (up to {_range_text(shares)})"
 
 
 def _limits_of_recording(result: ProfileResult) -> Iterator[Note]:
     for reason in result.incomplete:
         yield Note("error", capitalized(reason))
-    if result.gaps or result.incomplete:
+    if result.gaps or reasons_for_missing_events(result.incomplete):
         yield Note("warn", "Events are missing: shares and counts may be wrong.")
     gaps = sorted(result.gaps.items(), key=lambda gap: -gap[1])
     for reason, gap_count in gaps[:_MAX_LISTED_GAPS]:
@@ -285,7 +328,7 @@ def _median_step(steps: Steps) -> Value:
 
 def _largest_cause(device: Device) -> str:
     causes = _largest_causes(device.measured)
-    return causes[0] if causes else "-"
+    return f"{causes[0][0]} {format_ratio(causes[0][1])}" if causes else "-"
 
 
 def _straggler(result: ProfileResult) -> Iterator[Note]:
@@ -299,9 +342,15 @@ def _straggler(result: ProfileResult) -> Iterator[Note]:
         for device in result.devices
         if (device.process, device.device) == place_of_straggler
     )
+    other_names = [
+        device_name(device, result)
+        for device in result.devices
+        if (device.process, device.device) != place_of_straggler
+    ]
+    waiting_text = f"{other_names[0]} waited" if len(other_names) == 1 else "the other ranks waited"
     yield Note(
         "info",
         f"{capitalized(name)} was the last of all ranks in "
-        f"{format_count(straggler.last_count)} of {format_count(straggler.matched)} collectives "
-        f"({format_ratio(share)}); the other ranks waited {duration_text(straggler.waited_ns)} for it.",
+        f"{format_count(straggler.last_count)} of {format_count(straggler.matched)} measured collectives "
+        f"({format_ratio(share)}); {waiting_text} {duration_text(straggler.waited_ns)} for it.",
     )

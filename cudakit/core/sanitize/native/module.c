@@ -274,7 +274,7 @@ static PyObject *get_strided_state_count(struct native_shadow *self, void *Py_UN
 
 static PyObject *native_shadow_new(PyTypeObject *type, PyObject *arguments, PyObject *keywords)
 {
-    static char *parameter_names[] = {"checker", "find_possible", NULL};
+    static char *parameter_names[] = {"checker", "find_possible_races", NULL};
     PyObject *checker;
     int finds_possible = 0;
     if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "O|p:NativeShadow", parameter_names, &checker,

@@ -9,6 +9,7 @@ from cudakit.core.sanitize.present.different_calls import call_sections, calls_n
 from cudakit.core.sanitize.races import RaceKind
 from cudakit.core.sanitize.result import SanitizeResult
 from cudakit.document import Document, Node, Note, Section
+from cudakit.trace.run_log import reasons_for_missing_events
 from cudakit.units import capitalized, format_count
 
 
@@ -101,8 +102,11 @@ def _verdict(result: SanitizeResult) -> Iterator[str]:
             f"{library_race_count:,} races inside libraries",
         )
         yield one_race_text if library_race_count == 1 else several_races_text
-    if result.incomplete:
+    missing_event_reasons = reasons_for_missing_events(result.incomplete)
+    if missing_event_reasons:
         yield "result incomplete"
+    if len(missing_event_reasons) < len(result.incomplete):
+        yield "no work of a real GPU"
     if result.simulated:
         yield "on a simulated device"
     if result.stopped:

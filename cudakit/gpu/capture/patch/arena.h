@@ -126,13 +126,14 @@ typedef struct { /* one use of a tensor map */
 #define CK_NO_MAP 0xFFFFu
 #define CK_MAX_MAPS 4096u
 #define CK_MAX_BOXES (1u << 18)
-/* At most half of the key slots are used, and at most a quarter of the entries while pages are left. Otherwise many
- * accesses would take the slow path, because the first entry of their page belongs to another page. */
+/* The hash tables stay sparse: there are two key slots per map or box, and four entries per page. In a fuller
+ * table, many accesses would take the slow path, because the first entry at the hash of their page belongs to
+ * another page. */
 #define CK_MAP_KEYS (2 * CK_MAX_MAPS)
 #define CK_BOX_KEYS (2 * CK_MAX_BOXES)
 #define CK_MAX_PAGES(entries_log2) (1ull << ((entries_log2) - 2))
 
-/* The entries come first, so that their offset fits into a load instruction. */
+/* The entries precede the other tables, so that their offset fits into a load instruction. */
 #define CK_LOST_OFFSET 4096ull
 #define CK_ENTRIES_OFFSET (CK_LOST_OFFSET + CK_MAX_LAUNCHES / 8)
 #define CK_PAGES_OFFSET(entries_log2) (CK_ENTRIES_OFFSET + (sizeof(ck_entry) << (entries_log2)))

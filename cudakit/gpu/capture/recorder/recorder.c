@@ -95,6 +95,36 @@ void record_gap_detail(const char *reason, const char *detail)
     record_gaps(text, 1);
 }
 
+static void append_delay(uint64_t seq, bool is_pending)
+{
+    record rec = record_begin(KIND_LAUNCH_DELAYED, 0, 0, 0);
+    if (seq)
+        rec.seq = seq;
+    rec.launch_delay.pending = is_pending;
+    this_thread.delayed_seq = is_pending ? rec.seq : 0;
+    record_append(&rec);
+}
+
+void launch_begin_delay(void)
+{
+    if (this_thread.delayed_seq)
+        return;
+    pthread_mutex_lock(&recorder_lock);
+    append_delay(0, true);
+    pthread_mutex_unlock(&recorder_lock);
+}
+
+uint64_t launch_seq(uint64_t new_seq)
+{
+    return this_thread.delayed_seq ? this_thread.delayed_seq : new_seq;
+}
+
+void launch_end_delay(void)
+{
+    if (this_thread.delayed_seq)
+        append_delay(this_thread.delayed_seq, false);
+}
+
 record record_begin_and_lock(uint16_t kind, CUcontext context, Sanitizer_StreamHandle stream)
 {
     call_site stack;

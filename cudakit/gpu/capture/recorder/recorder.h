@@ -60,6 +60,7 @@ typedef struct {
     uint64_t user_data;       /* value that the device patch receives */
     uint64_t space_signature; /* signature of the prepared launch, by which its arena space is estimated */
     uint64_t reserved_pages, reserved_boxes; /* arena space that is reserved for the prepared launch */
+    uint64_t delayed_seq; /* ``seq`` of the launch that the recorder delays; 0 if no launch is delayed */
     /* Fields of a stream creation */
     uint32_t stream_flags;
     int32_t stream_priority;
@@ -114,6 +115,16 @@ void record_append(const record *rec);
  * record and releases the recorder lock. */
 record record_begin_and_lock(uint16_t kind, CUcontext context, Sanitizer_StreamHandle stream);
 void record_append_and_unlock(const record *rec);
+
+/* Begin a delay of this thread's launch: record its ``seq``, so that work of other threads during the delay does not
+ * order the launch. Takes the recorder lock. */
+void launch_begin_delay(void);
+
+/* Return the ``seq`` of this thread's launch: that of the begin of the delay, or ``new_seq`` without a delay. */
+uint64_t launch_seq(uint64_t new_seq);
+
+/* End the delay of this thread's launch, if the recorder delayed it. The recorder lock is held. */
+void launch_end_delay(void);
 
 /* Append a GAP record: work could not be recorded in full for this reason, ``count`` times. ``detail`` is appended
  * to the reason. The recorder lock is held. */

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import shutil
 import socket
+import subprocess
+import sys
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -152,3 +155,47 @@ def connect_soon(port: int) -> socket.socket:
             if time.monotonic() > deadline_s:
                 raise
             time.sleep(0.01)
+
+
+# Exchanges a message over the loopback interface of a network namespace, shuts the interface down, and prints
+# the message that arrives then, and the seconds until it arrives. The ioctl calls read and write the flags of
+# an interface (netdevice(7)), of which 1 is IFF_UP.
+FAILING_NETWORK_PROGRAM = """
+import fcntl, socket, struct, time
+from cudakit.core.bench.collectives.rendezvous import Connection
+SIOCGIFFLAGS, SIOCSIFFLAGS = 0x8913, 0x8914
+
+def set_up(is_up):
+    with socket.socket() as any_socket:
+        request = fcntl.ioctl(any_socket, SIOCGIFFLAGS, struct.pack("16sh14x", b"lo", 0))
+        flags = struct.unpack("16sh14x", request)[1]
+        request = struct.pack("16sh14x", b"lo", flags | 1 if is_up else flags & ~1)
+        fcntl.ioctl(any_socket, SIOCSIFFLAGS, request)
+
+set_up(True)
+server = socket.create_server(("127.0.0.1", 0))
+first = Connection(socket.create_connection(server.getsockname()))
+second = Connection(server.accept()[0])
+first.send({"number": 1})
+assert second.receive() == {"number": 1}
+set_up(False)
+begin_s = time.monotonic()
+print(second.receive(), round(time.monotonic() - begin_s))
+"""
+
+
+def test_connection_ends_if_the_network_fails() -> None:
+    namespace = ("unshare", "--user", "--map-root-user", "--net")
+    if not shutil.which("unshare") or subprocess.run((*namespace, "true"), check=False).returncode:
+        pytest.skip("network namespaces cannot be created here")
+    done = subprocess.run(
+        [*namespace, sys.executable, "-P", "-c", FAILING_NETWORK_PROGRAM],
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+
+    message, seconds = done.stdout.split()
+    assert message == "None"
+    assert int(seconds) <= 30

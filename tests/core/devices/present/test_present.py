@@ -151,7 +151,7 @@ def test_note_of_several_devices_appears_once() -> None:
     machine = three_gpus(telemetry_reads={0: [hot], 2: [hot]})
 
     assert notes(report(read_devices(machine))) == [
-        Note("warn", "cuda:2, cuda:1: throttled: software power cap")
+        Note("warn", "cuda:2, cuda:1: throttled: power limit")
     ]
 
 

@@ -100,12 +100,18 @@ def test_call_sites_with_one_call_stack_each_are_listed_once() -> None:
         name: [
             len(section.nodes)
             for section in report(examined(name)).nodes
-            if isinstance(section, Section) and section.title.startswith("Memory by call site")
+            if isinstance(section, Section) and section.title.startswith("Memory by call s")
         ]
         for name in ("tests/data/leak.pkl.gz", "tests/data/oom.pkl.gz")
     }
 
     assert tables == {"tests/data/leak.pkl.gz": [1], "tests/data/oom.pkl.gz": [2]}
+    titles = [
+        section.title
+        for section in report(examined("tests/data/leak.pkl.gz")).nodes
+        if isinstance(section, Section)
+    ]
+    assert "Memory by call stack at the peak" in titles
 
 
 def test_page_of_several_devices_has_an_explorer_for_each_and_one_for_all() -> None:

@@ -71,7 +71,7 @@ void footprint_add(footprint *accesses, footprint_range range)
     }
     if (accesses->range_count == FOOTPRINT_CAPACITY)
         simplify_to(accesses, FOOTPRINT_CAPACITY / 2);
-    if (accesses->range_count == FOOTPRINT_CAPACITY) { /* only ranges of addresses, which cannot be joined */
+    if (accesses->range_count == FOOTPRINT_CAPACITY) { /* the ranges are too far apart to be joined */
         accesses->is_incomplete = true;
         return;
     }

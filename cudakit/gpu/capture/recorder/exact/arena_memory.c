@@ -91,7 +91,7 @@ static uint32_t contiguous_pages(uint32_t page, uint32_t end)
 /* With fewer pages than this, copying all bitmaps is faster than copying the summaries first. */
 #define MIN_PAGES_FOR_SUMMARIES 128
 
-/* Copy the summaries of the pages, and set ``full`` of the pages whose bits are all set. */
+/* Copy the summaries of the pages, and set ``is_full`` of the pages whose bits are all set. */
 static bool find_full_pages(const arena_memory *arena, page_set *pages)
 {
     const uint32_t page_count = pages->page_count < MIN_PAGES_FOR_SUMMARIES ? 0 : (uint32_t)pages->page_count;

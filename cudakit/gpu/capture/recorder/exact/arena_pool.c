@@ -322,6 +322,8 @@ static void poll_pool(arena_pool *pool, bool host_waits)
         read_retired_arenas(pool);
     if (level == HALF_FULL)
         replace_current_arena(pool);
+    if (level == FULL && !host_waits)
+        launch_begin_delay();
     if (level == FULL)
         wait_for_free_arena(pool);
 }
@@ -375,6 +377,8 @@ void pool_reserve(arena_pool *pool, arena_space needed)
     bool must_wait = pool->current && !has_space(pool->current, needed);
     int64_t timeout_ns = pool->wait_timed_out ? 0 : LAUNCH_WAIT_LIMIT_NS;
     pthread_mutex_unlock(&recorder_lock);
+    if (must_wait)
+        launch_begin_delay();
     if (must_wait && reader_lock_acquire(timeout_ns)) {
         if (pool->current && !has_space(pool->current, needed))
             wait_for_free_arena(pool);

@@ -601,7 +601,7 @@ static arena_pool *active_pool(CUcontext context)
     return is_disabled ? NULL : pool;
 }
 
-void exact_handle_completed_event(CUcontext context)
+void exact_on_completed_event(CUcontext context)
 {
     arena_pool *pool = active_pool(context);
     if (!pool)
@@ -610,7 +610,7 @@ void exact_handle_completed_event(CUcontext context)
     modules_request_review();
 }
 
-void exact_handle_synchronization(CUcontext context, Sanitizer_StreamHandle stream)
+void exact_on_synchronize(CUcontext context, Sanitizer_StreamHandle stream)
 {
     arena_pool *pool = active_pool(context);
     if (!pool)

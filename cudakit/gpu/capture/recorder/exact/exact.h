@@ -72,11 +72,11 @@ uint64_t exact_assign_node(const Sanitizer_LaunchData *launch, uint32_t node);
 
 /* Handle a synchronization of this thread with a stream, or with all streams of the context if ``stream`` is NULL.
  * Calls CUDA: the recorder lock is not held. */
-void exact_handle_synchronization(CUcontext context, Sanitizer_StreamHandle stream);
+void exact_on_synchronize(CUcontext context, Sanitizer_StreamHandle stream);
 
 /* Handle an event that the host knows to be complete, after a wait or a query. Calls CUDA: the recorder lock is not
  * held. */
-void exact_handle_completed_event(CUcontext context);
+void exact_on_completed_event(CUcontext context);
 
 /* Return whether a stream belongs to the recorder. The creation of such a stream is not recorded. Takes the recorder
  * lock. */

@@ -57,6 +57,7 @@ static void on_launch(const Sanitizer_LaunchData *launch)
         return;
     }
     record rec = record_begin_and_lock(KIND_LAUNCH, launch->context, launch->hStream);
+    rec.seq = launch_seq(rec.seq);
     rec.device = (int16_t)launch->device;
     const launch_arguments *arguments = kernels_arguments_of_launch();
     rec.launch.name = kernels_name_id(launch->function, launch->functionName);
@@ -86,6 +87,7 @@ static void on_launch(const Sanitizer_LaunchData *launch)
         rec.launch.pending = this_thread.user_data != 0;
     }
     write_launch(&rec, arguments, has_accesses);
+    launch_end_delay();
     bool context_is_patched = patching_is_active(launch->context);
     pthread_mutex_unlock(&recorder_lock);
     if (context_is_patched && !set_user_data(launch, this_thread.user_data) && this_thread.user_data)
@@ -217,7 +219,7 @@ static void on_synchronize(uint32_t cbid, const Sanitizer_SynchronizeData *sync)
         order_host_waited_for_context(rec.context);
     record_append_and_unlock(&rec);
     if (!is_stream_sync || sync->hStream)
-        exact_handle_synchronization(sync->context, is_stream_sync ? sync->hStream : NULL);
+        exact_on_synchronize(sync->context, is_stream_sync ? sync->hStream : NULL);
 }
 
 static void on_event_lifetime(uint32_t cbid, CUevent event)
@@ -265,7 +267,7 @@ static void on_event(uint32_t cbid, const Sanitizer_EventData *data)
     }
     pthread_mutex_unlock(&recorder_lock);
     if (cbid == EVENTS_SYNCHRONIZE)
-        exact_handle_completed_event(data->context);
+        exact_on_completed_event(data->context);
 }
 
 /* --- graphs ----------------------------------------------------------------------------------- */
@@ -292,6 +294,7 @@ static void on_graph_launch(const Sanitizer_GraphLaunchData *data)
     if (data->isGraphUpload)
         return;
     record rec = record_begin_and_lock(KIND_GRAPH_LAUNCH, data->context, data->hStream);
+    rec.seq = launch_seq(rec.seq);
     rec.graph_launch.graph =
         executable_graph(data->graphExec, &rec.graph_launch.executable, &this_thread.expected_kernel_count);
     this_thread.launched_graph_id = rec.graph_launch.graph;
@@ -311,6 +314,7 @@ static void on_graph_launch(const Sanitizer_GraphLaunchData *data)
         record_append(&rec);
     else
         record_gap("graph launch whose instantiation was not recorded");
+    launch_end_delay();
     this_thread.in_graph_launch = true;
     this_thread.launched_kernel_count = 0;
     pthread_mutex_unlock(&recorder_lock);

@@ -229,7 +229,7 @@ static void on_call_success(uint32_t cbid, const void *parameters, CUcontext con
     switch (cbid) {
     case CBID_cuEventQuery:
         record_event_completed(*(const CUevent *)parameters);
-        exact_handle_completed_event(context);
+        exact_on_completed_event(context);
         break;
     case CBID_cuEventElapsedTime:
     case CBID_cuEventElapsedTime_v2:
@@ -297,6 +297,14 @@ static void on_call_success(uint32_t cbid, const void *parameters, CUcontext con
     }
 }
 
+/* End the delay of a launch that failed before its callback. */
+static void exit_failed_launch(void)
+{
+    pthread_mutex_lock(&recorder_lock);
+    launch_end_delay();
+    pthread_mutex_unlock(&recorder_lock);
+}
+
 void on_driver_call(uint32_t cbid, const Sanitizer_CallbackData *data)
 {
     if (data->callbackSite == 0) {
@@ -308,6 +316,8 @@ void on_driver_call(uint32_t cbid, const Sanitizer_CallbackData *data)
     if (cbid == CBID_cuStreamEndCapture || cbid == CBID_cuStreamEndCapture_ptsz)
         graphs_count_captures(-1); /* a capture that failed has ended as well */
     exact_launch_ended();          /* also if the launch failed: it is no longer pending */
+    if (this_thread.delayed_seq)
+        exit_failed_launch();
     if (cbid == CBID_cuGraphLaunch || cbid == CBID_cuGraphLaunch_ptsz)
         this_thread.in_graph_launch = false;
     this_thread.cbid = 0;

@@ -5,7 +5,8 @@
 
 #include "containers.h"
 
-/* Maximum number of accesses to one interval: with more, such as reads of many streams, the interval is contested. */
+/* Maximum number of accesses to one interval. With more, such as reads of many streams, the interval is contested:
+ * see access_history.h. */
 #define MAX_INTERVAL_ACCESSES 8
 /* Number of accesses for which bytes stay contested after an unordered one. The launches that race are then recorded often
  * enough to be reported exactly. */
@@ -17,7 +18,7 @@
 /* Accesses that the host has waited for are removed when a history has this number of intervals, and when their number has
  * doubled since the last removal. */
 #define MIN_INTERVALS_TO_CLEAN 64
-/* Maximum number of intervals of all histories; beyond it, all bytes of the allocation count as contested. */
+/* Maximum number of intervals of all histories; beyond it, all bytes of the allocation become contested. */
 #define MAX_INTERVALS (1u << 18)
 
 /* The bytes from ``begin`` up to the begin of the next interval. */
@@ -85,8 +86,8 @@ static size_t interval_at(const access_history *history, uint64_t address)
     return low;
 }
 
-/* Make an interval begin at an address inside the allocation, and return its index. If no memory is left, all bytes
- * become contested. */
+/* Make an interval begin at an address inside the allocation, and return the index of the interval. If no memory
+ * is left, mark all bytes of the allocation as contested: see access_history.h. */
 static size_t divide_at(access_history *history, uint64_t address)
 {
     const size_t index = interval_at(history, address);

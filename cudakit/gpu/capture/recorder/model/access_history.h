@@ -1,8 +1,10 @@
 /* The earlier accesses to an allocation that several streams use, by byte range.
  *
  * Each interval of bytes has the accesses that later work may be unordered with: an access is dropped when a later
- * access is ordered after the access and conflicts with at least the same accesses. Two accesses conflict if at least
- * one of them writes. Callers hold the recorder lock. */
+ * access is ordered after the access and conflicts with at least the same accesses. Two accesses conflict if at
+ * least one of them writes. Bytes are contested if two exact accesses to them were unordered and conflicted, or if
+ * a limit of the history was reached: launches that access contested bytes are always recorded. Callers hold the
+ * recorder lock. */
 #ifndef CK_ACCESS_HISTORY_H
 #define CK_ACCESS_HISTORY_H
 

@@ -317,8 +317,8 @@ static bool advance_to_next_record(buffer_reader *position)
     return false;
 }
 
-/* Append translated records to the trace. Store the device of each context, for records of API calls, and the devices
- * in ``devices``. */
+/* Append translated records to the trace. Store the device of each context, for records of API calls, and set the
+ * bits of these devices in ``device_bits``. */
 static void append_records(record *records, size_t count, uint64_t *device_bits)
 {
     pthread_mutex_lock(&recorder_lock);

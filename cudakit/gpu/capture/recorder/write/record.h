@@ -43,6 +43,7 @@ enum {
     KIND_COLLECTIVE = 39,
     KIND_TEMPLATE = 42,
     KIND_TEMPLATE_POINTERS = 43,
+    KIND_LAUNCH_DELAYED = 44,
 };
 
 enum {
@@ -96,7 +97,7 @@ typedef struct {
     uint64_t seq;
     int64_t time_ns;
     uint32_t thread;
-    uint32_t program_call; /* number of the program call; 0 if it is unknown */
+    uint32_t program_call; /* number of the call in the program's own code (walker.h); 0 if it is unknown */
     uint32_t stream, context, site;
     int16_t device;
     uint16_t kind;
@@ -189,6 +190,9 @@ typedef struct {
         struct {
             uint64_t size_bytes;
         } arenas;
+        struct {
+            uint8_t pending; /* true at the begin of the delay, false at its end */
+        } launch_delay;
         struct {
             uint64_t size_bytes, free_bytes;
             uint32_t pool; /* text id of the pool's name */
