@@ -61,8 +61,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--cuda-sanitize-accesses",
         choices=("auto", "exact", "arguments"),
-        help="accesses of kernels: recorded until they repeat, recorded in each launch, or assumed from"
-        " pointer arguments (default: auto if possible)",
+        help="accesses of kernels: auto (observed until they repeat), exact (observed in each launch) or"
+        " arguments (assumed from their pointer arguments); default: auto if available",
     )
     group.addoption(
         "--cuda-profile",

@@ -44,7 +44,7 @@ class CachingAllocator(DeviceAllocator):
     ``enable_caching(enabled=True)``.
 
     All memory is freed when the allocator is garbage-collected. Raises EnvironmentUnusable without a GPU, and
-    InputError with the position for invalid settings.
+    SettingRefused with the position for invalid settings.
 
     >>> allocator = cudakit.CachingAllocator("sim")
     >>> ptr = allocator.alloc(1000)

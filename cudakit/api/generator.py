@@ -365,7 +365,11 @@ def _draw_permutation(output: Output, _: tuple[float, ...]) -> Draw:
 @cache
 def _shared_kernels(device: int | str) -> SharedKernels:
     """Return the kernels of a device, which all generators of the process share."""
-    return SharedKernels(open_device(device))
+    try:
+        return SharedKernels(open_device(device))
+    except UsageError as error:
+        error.hint += "; numpy computes on the host"
+        raise
 
 
 def _open_filler(device: int | str | Gpu | None, counter: GeneratorCounter) -> ArrayFiller:

@@ -139,6 +139,8 @@ def doctor(
     cudakit doctor --report -o report.txt
     """
     if explained_id is not None:
+        if only or skip or deep or show_all or for_issue or fail_on or strict:
+            raise click.UsageError("--explain performs no check; remove the other options")
         return explain_terms((explained_id,), output, for_doctor=True)
     from cudakit.core.devices.diagnose import diagnose, present, selected_ids
     from cudakit.core.devices.diagnose.redact import redact_value

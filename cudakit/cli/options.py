@@ -281,6 +281,22 @@ def byte_size(text: str) -> int:
         raise click.BadParameter(str(error)) from error
 
 
+class Seconds(click.FloatRange):
+    """A number of seconds in a range. Its error names the range in words."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter:
+            bounds = []
+            if self.min is not None:
+                bounds.append(f"{'above' if self.min_open else 'of at least'} {self.min:g}")
+            if self.max is not None:
+                bounds.append(f"at most {self.max:,.0f}")
+            message = " ".join((f"{value!r} is not a number of seconds", " and ".join(bounds)))
+            self.fail(message.rstrip(), param, ctx)
+
+
 def percent(text: str) -> float:
     """Parse the value of an option such as ``--max-util 5%`` as 0.05; used as ``type=percent``.
 

@@ -9,12 +9,12 @@ from itertools import pairwise
 from types import MappingProxyType
 from typing import Any
 
-from cudakit.errors import InputError
 from cudakit.torch_rules.setting_rules import (
     BACKENDS,
     DIVISION_SLOTS,
     LARGEST_MIB,
     Reserve,
+    SettingRefused,
     is_power_of_two,
 )
 from cudakit.torch_rules.setting_text import Entry, Token
@@ -167,7 +167,7 @@ def _parse_divisions(entry: Entry, token: Token, *, minimum: int) -> int:
 
 
 def _parse_slot(interval: Token, last_slot: int) -> int:
-    """Return the slot of an interval. Raises InputError unless it follows the slot ``last_slot``."""
+    """Return the slot of an interval. Raises SettingRefused unless it follows the slot ``last_slot``."""
     interval_mib = int(interval.text) if _SHORT_INTEGER_PATTERN.fullmatch(interval.text) else -1
     if not is_power_of_two(interval_mib) or interval_mib > 1 << (DIVISION_SLOTS - 1):
         raise interval.error(
@@ -197,7 +197,7 @@ def _parse_reserve(entry: Entry, token: Token) -> Reserve:
         raise entry.value_error(_RESERVE_FORMAT, token)
     try:
         return Reserve(value=float(number_text), unit="GiB" if is_gib else "share")
-    except InputError:
+    except SettingRefused:
         raise entry.value_error(_RESERVE_FORMAT, token) from None
 
 

@@ -27,11 +27,43 @@ DIVISION_SLOTS = 16
 MAX_REGISTER_THREADS = 128
 
 
+class SettingRefused(InputError):
+    """A setting is unknown, its value is not valid, or the text of settings is malformed.
+
+    ``field``, ``value_text`` and ``valid_values`` describe the value of a field that is not valid. They are
+    empty for other errors.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        hint: str = "",
+        field: str = "",
+        value_text: str = "",
+        valid_values: str = "",
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.field = field
+        self.value_text = value_text
+        self.valid_values = valid_values
+
+
+def refused_value(field: str, value_text: str, valid_values: str) -> SettingRefused:
+    """Return the error for a value that a field of the settings cannot have."""
+    return SettingRefused(
+        f"{field} is {value_text}; it must be {valid_values}",
+        field=field,
+        value_text=value_text,
+        valid_values=valid_values,
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reserve:
     """The size of an address range: ``0.5`` is a share of the device's memory, ``40G`` is GiB.
 
-    Raises InputError for a value that is not above 0, and for a share above 9/8, which PyTorch accepts
+    Raises SettingRefused for a value that is not above 0, and for a share above 9/8, which PyTorch accepts
     but does not apply.
     """
 
@@ -40,11 +72,13 @@ class Reserve:
 
     def __post_init__(self) -> None:
         if self.unit not in ("share", "GiB"):
-            raise InputError(f"the unit of a reserve is {self.unit!r}; it must be 'share' or 'GiB'")
+            raise SettingRefused(
+                f"the unit of a reserve is {self.unit!r}; it must be 'share' or 'GiB'"
+            )
         value: object = self.value  # Callers without a type checker can pass any type.
         maximum = FULL_RESERVE if self.unit == "share" else sys.float_info.max
         if not isinstance(value, float) or not 0 < value <= maximum:
-            raise InputError(
+            raise SettingRefused(
                 f"a reserve is {value!r} ({self.unit}); it must be a float above 0, at most {maximum:g}",
                 hint="an absolute size is in GiB: 40G",
             )
@@ -53,16 +87,6 @@ class Reserve:
         """Return the size on a device with ``total_bytes`` of memory; at most 9/8 of it, as in PyTorch."""
         unit_bytes = total_bytes if self.unit == "share" else _GIB
         return int(min(self.value * unit_bytes, FULL_RESERVE * total_bytes))
-
-
-class SettingRefused(InputError):
-    """The value of a setting is invalid."""
-
-    def __init__(self, field: str, value_text: str, valid_values: str) -> None:
-        super().__init__(f"{field} is {value_text}; it must be {valid_values}")
-        self.field = field
-        self.value_text = value_text
-        self.valid_values = valid_values
 
 
 @dataclass(frozen=True, slots=True)

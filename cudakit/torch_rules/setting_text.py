@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from cudakit.errors import InputError
+from cudakit.torch_rules.setting_rules import SettingRefused
 
 _TOKEN_PATTERN = re.compile(r"[,:\[\]]|[^,:\[\]]+")
 _SPACE_CHARACTERS = " \t\n\v\f\r"  # isspace of C
@@ -40,9 +40,11 @@ class Token:
             else f"{self.text[:_MAX_SHOWN_LENGTH]}..."
         )
 
-    def error(self, reason: str, *, hint: str = "") -> InputError:
+    def error(self, reason: str, *, hint: str = "") -> SettingRefused:
         """Return an error with the position of this token; characters count from 1."""
-        return InputError(f"{self.variable}, character {self.position + 1}: {reason}", hint=hint)
+        return SettingRefused(
+            f"{self.variable}, character {self.position + 1}: {reason}", hint=hint
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +63,14 @@ class Entry:
 
     def value_error(
         self, expected: str, wrong_token: Token | None = None, *, hint: str = ""
-    ) -> InputError:
+    ) -> SettingRefused:
         """Return the error for an invalid value."""
         token = wrong_token or self.value
         return token.error(f"{self.key.text} takes {expected}, not {token.shown}", hint=hint)
 
 
 def read_entries(variable: str, text: str) -> Iterator[Entry]:
-    """Read entries one by one. Raises InputError at the first token that the grammar does not allow."""
+    """Read entries one by one. Raises SettingRefused at the first token that the grammar does not allow."""
     cursor = _Cursor([*_tokens(variable, text), Token(variable, len(text), "")])
     while cursor.current.text:
         yield cursor.entry()

@@ -15,6 +15,7 @@ from cudakit.torch_rules.setting_rules import (
     RULES,
     Reserve,
     SettingRefused,
+    refused_value,
     shown_value,
 )
 from cudakit.torch_rules.setting_text import Entry, Token, read_entries
@@ -88,7 +89,7 @@ class Settings:
         for field, rule in RULES.items():
             value = getattr(self, field)
             if not rule.holds(value):
-                raise SettingRefused(field, shown_value(field, value), rule.expected)
+                raise refused_value(field, shown_value(field, value), rule.expected)
         self._check_against_segments()
         self._check_against_backend()
 
@@ -160,7 +161,7 @@ class Settings:
             if value is not None and value < minimum:
                 size_text = shown_value("large_segment_size_bytes", minimum)
                 expected = f"at least the size of a large segment, {size_text}"
-                raise SettingRefused(field, shown_value(field, value), expected)
+                raise refused_value(field, shown_value(field, value), expected)
 
     def _check_against_backend(self) -> None:
         if self.backend == "native":
@@ -170,7 +171,7 @@ class Settings:
             if key.native and key.field in changed_settings:
                 value_text = shown_value(key.field, getattr(self, key.field))
                 expected = f"left out: with backend {self.backend} it does nothing"
-                raise SettingRefused(key.field, value_text, expected)
+                raise refused_value(key.field, value_text, expected)
 
 
 # The environment variables of PyTorch in their order of precedence: the old name comes first
@@ -221,7 +222,7 @@ def parse_config(text: str, *, variable: str = "PYTORCH_CUDA_ALLOC_CONF") -> Set
     numbers with other characters after them, divisions in intervals that decrease or lie beyond the last,
     malformed reserves, and keys of the native backend with another backend.
 
-    Raises InputError with one line: the variable, the position (from 1), the value there, and the valid
+    Raises SettingRefused with one line: the variable, the position (from 1), the value there, and the valid
     values.
     """
     entries: dict[str, Entry] = {}

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import cudakit
-from cudakit.errors import InputError, Unsupported, UsageError
+from cudakit.errors import Unsupported, UsageError
 from cudakit.gpu.plugs.numba import UNUSED_STREAM
 from cudakit.gpu.sim import Sim
 
@@ -88,8 +88,24 @@ def test_settings_argument_has_priority_over_the_environment(
 
 
 def test_invalid_settings_error_names_the_position() -> None:
-    with pytest.raises(InputError, match=r"settings, character 1: .*'gc'"):
+    with pytest.raises(cudakit.SettingRefused, match=r"settings, character 1: .*'gc'"):
         cudakit.CachingAllocator("sim", settings="gc:0.5")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        "max_split_size_mb:abc",
+        "expandable_segments:maybe",
+        "per_process_memory_fraction:2",
+        "foo:1",
+        "expandable_segments_reserve:9",
+        "max_split_size_mb",
+    ],
+)
+def test_every_invalid_setting_is_refused_with_the_same_class(settings: str) -> None:
+    with pytest.raises(cudakit.SettingRefused):
+        cudakit.CachingAllocator("sim", settings=settings)
 
 
 def test_snapshot_is_readable_by_memviz(

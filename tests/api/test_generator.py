@@ -405,3 +405,11 @@ def test_examples_of_the_generator_run() -> None:
 
     assert results.attempted >= 10
     assert results.failed == 0
+
+
+def test_unknown_device_is_refused_with_all_kinds_of_devices() -> None:
+    with pytest.raises(UsageError, match="unknown GPU choice 'foo'") as refused:
+        Generator(1, device="foo")
+
+    for kind in ("auto", "cuda", "sim:MODEL", "numpy"):
+        assert kind in refused.value.hint

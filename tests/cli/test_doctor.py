@@ -281,3 +281,10 @@ def test_selection_without_any_check_is_an_error(cli: Cli) -> None:
 
     assert run.exit_code == ExitCode.USAGE
     assert "--skip excludes every check of --only" in run.stderr
+
+
+def test_options_of_checks_are_refused_with_explain(cli: Cli) -> None:
+    run = cli("doctor", "--explain", "CK001", "--only", "CK002")
+
+    assert run.exit_code == ExitCode.USAGE
+    assert "--explain performs no check; remove the other options" in run.stderr

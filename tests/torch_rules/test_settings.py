@@ -11,7 +11,6 @@ from hypothesis import given
 from torch_rules.all_settings import settings as all_settings
 
 from cudakit.core.memory.load.schema import valid_settings
-from cudakit.errors import InputError
 from cudakit.torch_rules.setting_keys import KEYS
 from cudakit.torch_rules.setting_rules import RULES, Reserve, SettingRefused
 from cudakit.torch_rules.settings import Settings, parse_config
@@ -159,5 +158,5 @@ def test_reserve_is_a_share_or_gib_up_to_pytorchs_maximum() -> None:
 
 @pytest.mark.parametrize("value", [0.0, -1.0, 1.2, 40.0, float("inf"), float("nan"), 1, "0.5"])
 def test_reserve_share_beyond_the_maximum_is_refused(value: Any) -> None:
-    with pytest.raises(InputError, match=r"above 0, at most 1.125"):
+    with pytest.raises(SettingRefused, match=r"above 0, at most 1.125"):
         Reserve(value=value)

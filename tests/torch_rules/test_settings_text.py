@@ -8,9 +8,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch_rules.all_settings import settings as all_settings
 
-from cudakit.errors import InputError
 from cudakit.torch_rules.setting_keys import KEYS
-from cudakit.torch_rules.setting_rules import Reserve
+from cudakit.torch_rules.setting_rules import Reserve, SettingRefused
 from cudakit.torch_rules.settings import Settings, SettingsWarning, effective, parse_config
 from cudakit.torch_rules.sizes import MIB
 
@@ -25,16 +24,16 @@ def changed(settings: Settings) -> dict[str, Any]:
     }
 
 
-def refusal(text: str) -> InputError:
-    with pytest.raises(InputError) as refused:
+def refusal(text: str) -> SettingRefused:
+    with pytest.raises(SettingRefused) as refused:
         parse_config(text)
     return refused.value
 
 
-def tried(text: str) -> InputError | None:
+def tried(text: str) -> SettingRefused | None:
     try:
         parse_config(text)
-    except InputError as refused:
+    except SettingRefused as refused:
         return refused
     return None
 
@@ -257,7 +256,7 @@ def test_duplicate_key_is_refused(text: str) -> None:
 
 
 def test_error_names_the_environment_variable() -> None:
-    with pytest.raises(InputError, match="CUDAKIT_ALLOC_CONF, character 1:"):
+    with pytest.raises(SettingRefused, match="CUDAKIT_ALLOC_CONF, character 1:"):
         effective({OURS: "x:1"})
 
 

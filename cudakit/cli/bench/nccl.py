@@ -29,6 +29,7 @@ from cudakit.cli.options import (
     FILE,
     Command,
     OutputOptions,
+    Seconds,
     gpu_option,
     option,
     option_group,
@@ -125,7 +126,7 @@ _RANK_OPTIONS = option_group(
     ),
     option(
         "--rank-timeout",
-        type=click.FloatRange(min=0, min_open=True),
+        type=Seconds(min=0, min_open=True),
         metavar="SEC",
         default=30.0,
         help="Stop if a rank does not connect or answer within SEC seconds.  [default: 30]",

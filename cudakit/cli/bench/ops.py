@@ -17,6 +17,7 @@ from cudakit.cli.bench.options import (
     passed_options,
 )
 from cudakit.cli.options import Command, OutputOptions, Value, gpu_option, option, output_options
+from cudakit.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -112,7 +113,9 @@ def ops(
     is_simulated = gpu.startswith("sim")
     if baselines is None:
         baselines = () if is_simulated else tuple(filter(has_array_library, ARRAY_LIBRARIES))
-    elif baselines == ("none",):
+    elif "none" in baselines:
+        if len(baselines) > 1:
+            raise UsageError("--vs none excludes other libraries", hint="remove none")
         baselines = ()
     public_libraries: dict[Operation, OpenLibrary] = {
         operation: partial(PublicFunction, operation=operation) for operation in _PUBLIC_CALLS

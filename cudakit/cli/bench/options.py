@@ -10,6 +10,7 @@ import click
 
 from cudakit.cli.options import (
     Decorator,
+    Seconds,
     Value,
     byte_size,
     option,
@@ -145,7 +146,7 @@ EFFORT_OPTIONS = option_group(
     option(
         "--timeout",
         "timeout_s",
-        type=float,
+        type=Seconds(),
         metavar="SEC",
         help="Stop sampling a case after SEC seconds.  [default: 15]",
     ),
@@ -165,14 +166,14 @@ EFFORT_OPTIONS = option_group(
     option(
         "--budget",
         "budget_s",
-        type=float,
+        type=Seconds(),
         metavar="SEC",
         help="Spend about SEC seconds on all cases together. After twice that time no further case begins.",
     ),
     option(
         "--warmup",
         "warmup_s",
-        type=float,
+        type=Seconds(),
         metavar="SEC",
         help="Warm up each case for at least SEC seconds.  [default: 0.25; gemm: 1; with --gpu sim: 0]",
     ),

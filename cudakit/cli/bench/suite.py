@@ -13,6 +13,7 @@ from cudakit.cli.options import (
     FILE,
     Command,
     OutputOptions,
+    Seconds,
     Value,
     gpu_option,
     option,
@@ -42,7 +43,7 @@ _FLEET = option_group(
     ),
     option(
         "--ray-timeout",
-        type=click.FloatRange(min=0, min_open=True),
+        type=Seconds(min=0, min_open=True),
         metavar="SEC",
         default=60.0,
         help="Report a host as failed if it does not answer, or if other work uses its GPUs, for SEC seconds."

@@ -13,7 +13,7 @@ import click
 from cudakit.cli.bench.measure import opened_gpu
 from cudakit.cli.bench.options import passed_options
 from cudakit.cli.failure import ExitCode
-from cudakit.cli.options import FILE, OutputOptions, collect_options, option, option_group
+from cudakit.cli.options import FILE, OutputOptions, Seconds, collect_options, option, option_group
 from cudakit.cli.output import open_file, printable
 from cudakit.cli.report import COMMON_FORMATS, Report, format_of, open_outputs
 from cudakit.errors import MissingDependency, UsageError
@@ -38,7 +38,7 @@ _OPTIONS = option_group(
     option(
         "--tune-time",
         "time_s",
-        type=float,
+        type=Seconds(),
         metavar="SEC",
         help="Search for about SEC seconds per GEMM.  [default: 30]",
     ),

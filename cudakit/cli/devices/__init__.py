@@ -75,6 +75,8 @@ def devices(
     """
     if watch and (view.long or view.topology or spec):
         raise click.UsageError("--watch cannot be combined with --long, --topology or --select")
+    if list_fields and (watch or spec or view != View((), (), False, False, False)):
+        raise click.UsageError("--list-fields lists all fields; remove the other options")
     _refuse_ignored(view, selects=spec is not None)
     from cudakit.core.devices.fields import fields_by_name
 

@@ -12,6 +12,7 @@ from cudakit.cli.options import (
     FILE,
     Command,
     OutputOptions,
+    Seconds,
     Value,
     byte_size,
     option,
@@ -23,21 +24,6 @@ from cudakit.cli.profile import ACTIVITY_FORMATS
 from cudakit.cli.run.race_report import FORMATS
 
 MAX_SECONDS = 1e9  # about 30 years
-
-
-class _Seconds(click.FloatRange):
-    """A number of seconds in a range. Its error names the range in words."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        try:
-            return super().convert(value, param, ctx)
-        except click.BadParameter:
-            lower_bound = "above 0" if self.min_open else "of at least 0"
-            self.fail(
-                f"{value!r} is not a number of seconds {lower_bound} and at most {MAX_SECONDS:,.0f}",
-                param,
-                ctx,
-            )
 
 
 class Launcher(Command):
@@ -146,13 +132,13 @@ _PROFILE_TIME_OPTIONS = option_group(
     "Times to profile",
     option(
         "--delay",
-        type=_Seconds(min=0, max=MAX_SECONDS),
+        type=Seconds(min=0, max=MAX_SECONDS),
         metavar="SECONDS",
         help="Begin the profile SECONDS after the first use of CUDA.",
     ),
     option(
         "--duration",
-        type=_Seconds(min=0, min_open=True, max=MAX_SECONDS),
+        type=Seconds(min=0, min_open=True, max=MAX_SECONDS),
         metavar="SECONDS",
         help="End the profile SECONDS after it began.  [default: at the end of the program]",
     ),

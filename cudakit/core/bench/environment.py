@@ -12,7 +12,7 @@ from cudakit.units import Unavailable
 _MODE_FIELDS = ("mig_mode", "mps_enabled", "ecc_enabled", "persistence_mode", "compute_mode")
 # The reason for throttling, by the NVML counter of the throttled time.
 _THROTTLING_COUNTERS = {
-    "slowed_by_power_cap_ns": "power cap",
+    "slowed_by_power_cap_ns": "power limit",
     "slowed_by_sync_boost_ns": "sync boost",
     "slowed_by_software_thermal_ns": "heat, by software",
     "slowed_by_hardware_thermal_ns": "heat, by hardware",

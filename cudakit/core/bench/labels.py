@@ -31,6 +31,19 @@ class LabelledCase(Protocol):
     def library(self) -> str: ...
 
 
+class MeasuredCase(LabelledCase, Protocol):
+    """A case with the settings of its library."""
+
+    @property
+    def settings(self) -> Mapping[str, object]: ...
+
+
+def called_library(case: MeasuredCase) -> str:
+    """Return the library of a case as reports name it; for cudakit, the library that cudakit calls."""
+    library_words = str(case.settings.get("library", "")).split()
+    return library_words[0] if case.library == CUDAKIT and library_words else case.library
+
+
 def axis_names(cases: Sequence[LabelledCase]) -> list[str]:
     """Return the axes of all cases, in the order of first appearance."""
     return list(dict.fromkeys(name for case in cases for name in case.axes))

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from cudakit.core.bench.environment import Environment
 from cudakit.core.bench.result import CaseResult
 from cudakit.core.bench.roofline import Fields
+from cudakit.gpu.api.facts import throttling_cause
 from cudakit.units import Unavailable, format_seconds
 
 # Reasons for a lower clock that need no warning.
@@ -114,7 +115,7 @@ def _throttling_reasons(environment: Environment) -> Iterator[str]:
     ):
         for reason in telemetry.clock_reasons:
             if reason not in _NORMAL_CLOCK_REASONS:
-                yield f"the clock was throttled: {reason}"
+                yield f"the clock was throttled: {throttling_cause(reason)}"
 
 
 def _pcie_warnings(fields: Fields) -> Iterator[str]:

@@ -12,7 +12,15 @@ from cudakit.core.devices.result import Cuda, CudaFailure, Device, DevicesResult
 from cudakit.core.devices.topology import device_pairs
 from cudakit.core.devices.visible_devices import VARIABLE, visibility
 from cudakit.errors import GpuUnavailable
-from cudakit.gpu.api.facts import CudaView, Field, Machine, NvmlView, Process, Telemetry
+from cudakit.gpu.api.facts import (
+    CudaView,
+    Field,
+    Machine,
+    NvmlView,
+    Process,
+    Telemetry,
+    throttling_cause,
+)
 from cudakit.gpu.api.fields import INSTANCE_GROUP, FieldInfo, Kind
 from cudakit.units import Unavailable
 
@@ -204,7 +212,6 @@ def _cuda_state(cuda_view: CudaView | Unavailable) -> Cuda | Unavailable:
 
 
 # Clock event reasons that do not count as throttling.
-_POWER_LIMIT_REASON = "software power cap"  # NVML's name of the power limit.
 _NORMAL_REASONS = ("idle", "application clocks setting", "display clock setting")
 
 
@@ -243,11 +250,7 @@ def _device_notes(
         yield f"compute mode: {compute_mode}"
     reasons = fields.get("clock_event_reasons")
     throttling_reasons = (
-        [
-            "power limit" if reason == _POWER_LIMIT_REASON else str(reason)
-            for reason in reasons
-            if reason not in _NORMAL_REASONS
-        ]
+        [throttling_cause(str(reason)) for reason in reasons if reason not in _NORMAL_REASONS]
         if isinstance(reasons, tuple)
         else []
     )

@@ -87,14 +87,6 @@ class RaceDetector:
 
     def _unrecorded_launches(self) -> Iterator[str]:
         """Yield a sentence for each reason why races with launches that were not recorded may be missing."""
-        unordered_count = sum(
-            analysis.templates.unordered_count for analysis in self._traces.values()
-        )
-        if unordered_count:
-            yield (
-                f"kernel launches next to unordered work could not be recorded ({unordered_count:,} times);"
-                " rerun with --accesses exact"
-            )
         unrecorded_count = sum(
             analysis.engine.coverage.launches_from_template for analysis in self._traces.values()
         )

@@ -30,7 +30,7 @@ from cudakit.core.sanitize.races import (
     RaceKind,
 )
 from cudakit.core.sanitize.record_batch import AccessRows, RecordBatch, sorted_by_call
-from cudakit.core.sanitize.shadow_memory import MAX_RANGE_STATES, new_shadow
+from cudakit.core.sanitize.shadow_memory import MAX_RANGE_STATES, ClockPosition, new_shadow
 from cudakit.core.sanitize.unrecorded import (
     CheckedShadow,
     PossibleAccesses,
@@ -278,8 +278,7 @@ class Engine:
                 call = next(calls[_LAUNCH])[0]
                 self._add_accesses = add_launch(call, rows)
                 if call.seq in possible_accesses:
-                    stream = self._stream_order.stream(call)
-                    self._add_unrecorded(call, stream.slot, stream.tick)
+                    self._add_unrecorded(call, self._stream_order.stream(call))
                 continue
             handlers[kind](*next(calls[kind]))
             if kind in access_handlers:
@@ -292,21 +291,19 @@ class Engine:
         graph_launch = self._graphs.current_launch
         self._graphs.finish_launch()
         if graph_launch is not None and graph_launch.call.seq in self._possible_accesses:
-            self._add_unrecorded(graph_launch.call, graph_launch.slot, graph_launch.tick)
+            self._add_unrecorded(graph_launch.call, graph_launch)
 
-    def _add_unrecorded(self, call: Call, slot: int, tick: int) -> None:
-        """Add the possible accesses of a launch that was not recorded."""
-        self._unrecorded.add(
-            call,
-            slot,
-            tick,
-            self._possible_accesses[call.seq],
-            self._allocation_events.innermost_at,
-        )
+    def _add_unrecorded(self, call: Call, position: ClockPosition) -> None:
+        """Check and add the possible accesses of a launch that was not recorded."""
+        accesses = self._possible_accesses[call.seq]
+        allocation_at = self._allocation_events.innermost_at
+        self._unrecorded.check_earlier_work(call, position, accesses, allocation_at, self._shadow)
+        self._unrecorded.add(call, position.slot, position.tick, accesses, allocation_at)
 
     def _report_unverified(self, conflict: Conflict) -> None:
         previous_call, current_call = conflict.previous_access.call, conflict.current_access.call
         sides = (
+            previous_call.kind,
             previous_call.name,
             previous_call.site,
             current_call.kind,

@@ -41,7 +41,7 @@ from cudakit.core.sanitize.result import (
 )
 from cudakit.core.sanitize.suppressions import Suppression
 from cudakit.document import Frame
-from cudakit.trace.kinds import StreamFlag
+from cudakit.trace.kinds import Precision, StreamFlag
 from cudakit.trace.trace_file import Stack
 from cudakit.units import format_bytes
 
@@ -182,7 +182,13 @@ class Report:
             if is_counted and not is_suppressed:
                 _, *sides = self._key(decoder, race)
                 self._unverified.setdefault(
-                    tuple(sides), unverified_pair(process, current_side, previous_side)
+                    tuple(sides),
+                    unverified_pair(
+                        process,
+                        current_side,
+                        previous_side,
+                        is_current_unrecorded=race.current.precision >= Precision.ASSUMED,
+                    ),
                 )
 
     def result(
@@ -352,14 +358,21 @@ def _confidence_rank(found_race: FoundRace) -> int:
     return _CONFIDENCE_ORDER.index(found_race.confidence)
 
 
-def unverified_pair(process: int, current_side: Side, previous_side: Side) -> UnverifiedPair:
-    """Return a pair whose earlier operation was not recorded, with its description."""
+def unverified_pair(
+    process: int, current_side: Side, previous_side: Side, *, is_current_unrecorded: bool = False
+) -> UnverifiedPair:
+    """Return a pair of which one operation was not recorded, with its description."""
+    current = f"{current_side.operation} on {current_side.stream}"
+    previous = f"{previous_side.operation} on {previous_side.stream}"
+    sentence = (
+        f"{current} was not recorded and may have accessed the same bytes as {previous}, "
+        "after which it is not ordered"
+        if is_current_unrecorded
+        else f"{current} is not ordered after {previous}, which was not recorded and may have "
+        "accessed the same bytes"
+    )
     return UnverifiedPair(
-        sentence=(
-            f"{current_side.operation} on {current_side.stream} is not ordered after "
-            f"{previous_side.operation} on {previous_side.stream}, which was not recorded "
-            "and may have accessed the same bytes"
-        ),
+        sentence=sentence,
         current=current_side,
         previous=previous_side,
         process=process,

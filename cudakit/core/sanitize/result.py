@@ -124,14 +124,14 @@ class FoundRace:
 
 @dataclass(frozen=True, slots=True)
 class UnverifiedPair:
-    """Two unordered operations that race if the earlier operation accessed bytes outside of its template.
+    """Two unordered operations that race if one of them accessed bytes outside of its template.
 
-    The earlier operation is a launch that was not recorded.
+    That operation is a launch that was not recorded: the earlier one, unless the sentence says otherwise.
     """
 
     sentence: str  # description of the pair
     current: Side  # the operation that was enqueued later
-    previous: Side  # the launch that was not recorded
+    previous: Side  # the operation that was enqueued earlier
     process: int  # PID of the process
     hint: str  # advice on how to decide whether the operations race
 

@@ -82,6 +82,12 @@ class Shadow(Protocol):
     def free_releases(self, lo: int, hi: int) -> list[Release]:
         """List the releases of the stream-ordered frees of bytes from ``lo`` up to ``hi``."""
 
+    def find_unordered(self, lo: int, hi: int, mode: int, clock: Clock) -> list[MemoryAccess]:
+        """List the stored accesses to the bytes from ``lo`` up to ``hi`` that race with an access.
+
+        The access has this mode, and its operation this clock. Pointer arguments of kernels are ignored.
+        """
+
     def clear(self, lo: int, hi: int) -> None:
         """Remove all accesses to the bytes from ``lo`` up to ``hi``."""
 
@@ -168,6 +174,12 @@ class PythonShadow:
         writes = (state.last_write for state in self._range_states.find_overlapping(lo, hi))
         releases = (write.call.release for write in writes if write and write.tick == NEVER)
         return [release for release in releases if release is not None]
+
+    def find_unordered(self, lo: int, hi: int, mode: int, clock: Clock) -> list[MemoryAccess]:
+        range_states = self._range_states.find_overlapping(lo, hi)
+        strided_states = self._strided_states.find_overlapping(lo, hi)
+        states: list[AccessState] = [*range_states, *(state for state, _ in strided_states)]
+        return [access for state in states for access in state.unordered_accesses(mode, clock)]
 
     def clear(self, lo: int, hi: int) -> None:
         if lo < hi:

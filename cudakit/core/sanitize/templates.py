@@ -21,6 +21,9 @@ from cudakit.trace.layout import RECORD, Records, concatenate_records, layout, v
 
 # Number of records behind the record of a graph node that are searched for its pointer arguments.
 _MAX_NODE_ACCESSES: Final = 512
+# Number of elements at equal distances from which accesses count as those of an array. The indices of a small
+# gather may have equal distances by chance.
+_MIN_ARRAY_ELEMENTS: Final = 16
 UNKNOWN_TEMPLATE: Final = "launch whose template was not recorded"
 # The recorder writes this gap: gpu/capture/recorder/exact/templates.c.
 OUTDATED_TEMPLATE: Final = (
@@ -59,9 +62,14 @@ class _Template:
         rows["hi"] += distances
         return accesses
 
-    def possible_accesses(self, pointers: _Addresses) -> list[PossibleAccess]:
+    def possible_accesses(
+        self, pointers: _Addresses, *, is_unordered: bool
+    ) -> list[PossibleAccess]:
         """Return the accesses to other bytes that a launch with these pointers may have made."""
-        return [PossibleAccess(int(pointers[index]), mode) for index, mode in self.possible_modes]
+        return [
+            PossibleAccess(int(pointers[index]), mode, is_unordered)
+            for index, mode in self.possible_modes
+        ]
 
 
 class TemplateAccesses:
@@ -69,9 +77,6 @@ class TemplateAccesses:
 
     def __init__(self) -> None:
         self.unknown_count = 0  # number of launches whose template is unknown
-        # Number of launches next to unordered work that could not be recorded, and that may have accessed
-        # bytes outside of their template.
-        self.unordered_count = 0
         # Accesses to other bytes that the launches of the last ``insert`` may have made, by call.
         self.possible_accesses: dict[int, list[PossibleAccess]] = {}
         # Pointer arguments of the kernel nodes of graphs, by graph and node.
@@ -173,9 +178,10 @@ class TemplateAccesses:
         if not len(pointers):
             pointers = template.pointers
         is_checked, is_unordered = launch_flags
-        self.unordered_count += bool(template.possible_modes) and is_unordered
         if template.possible_modes and not is_checked:
-            self.possible_accesses[seq] = template.possible_accesses(pointers)
+            self.possible_accesses[seq] = template.possible_accesses(
+                pointers, is_unordered=is_unordered
+            )
         accesses = template.accesses_for(pointers)
         launch_bytes = call_records[:1].view(np.uint8)
         access_bytes = accesses.view(np.uint8).reshape(len(accesses), RECORD.itemsize)
@@ -310,7 +316,7 @@ def _possible_modes(
 ) -> Iterator[tuple[int, int]]:
     """Yield the pointers through which a kernel may access other bytes in another launch, with the mode.
 
-    A kernel that accesses contiguous bytes from a pointer on accesses a whole array, so it accesses the same
+    A kernel that accesses the elements of an array, as ``_are_those_of_array`` decides, accesses the same
     bytes in each launch. A pointer that the kernel did not use is ignored: it often is an old value in an
     unused part of a structure.
     """
@@ -319,8 +325,14 @@ def _possible_modes(
     for address, index in zip(addresses.tolist(), first_indices.tolist(), strict=True):
         accesses_through_pointer = accesses[pointers[pointer_indices] == address]
         is_used = len(accesses_through_pointer) > 0
-        if is_used and not _are_contiguous(accesses_through_pointer, address):
+        if is_used and not _are_those_of_array(accesses_through_pointer, address):
             yield index, int(np.bitwise_or.reduce(accesses_through_pointer["mode"]))
+
+
+def _are_those_of_array(accesses: Records, begin: int) -> bool:
+    """Return whether accesses are contiguous from ``begin`` on, or have elements at equal distances."""
+    is_regular = (accesses["count"] == 0) | (accesses["count"] >= _MIN_ARRAY_ELEMENTS)
+    return bool((is_regular & (accesses["lo"] == begin)).all()) or _are_contiguous(accesses, begin)
 
 
 def _are_contiguous(accesses: Records, begin: int) -> bool:

@@ -5,6 +5,7 @@ addresses by the content of memory, such as a gather, may access other bytes in 
 at its pointer arguments, so they are between a pointer and the end of the allocation. The recorder orders a
 launch with all earlier work on these allocations before it uses a template. So only work that is enqueued
 later, and that is not ordered after the launch, may race with such an access. This module finds that work.
+A launch that could not be recorded, but is not ordered after earlier work, is also compared with that work.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ class PossibleAccess(NamedTuple):
 
     pointer: int
     mode: int  # value of an AccessMode
+    is_unordered: bool = False  # whether the launch may not be ordered after earlier work
 
 
 # The possible accesses of launches that were not recorded, by the number of the call.
@@ -80,11 +82,34 @@ class UnrecordedLaunches:
     ) -> None:
         """Add a launch. ``allocation_at`` returns the allocation or pool block that contains an address."""
         ranges = self._ranges_by_slot.setdefault(slot, {})
-        for pointer, mode in accesses:
+        for pointer, mode, _ in accesses:
             if allocation := allocation_at(pointer):
                 hi = allocation.address + allocation.size_bytes
                 ranges[pointer, mode] = _PossibleRange(pointer, hi, mode, slot, tick, call)
                 self._last_tick_by_slot[slot] = tick
+
+    def check_earlier_work(
+        self,
+        call: Call,
+        position: ClockPosition,
+        accesses: Sequence[PossibleAccess],
+        allocation_at: AllocationAt,
+        shadow: Shadow,
+    ) -> None:
+        """Check the possible accesses of a launch that may not be ordered after earlier work.
+
+        ``shadow`` has the accesses of earlier work.
+        """
+        for pointer, mode, is_unordered in accesses:
+            if not is_unordered or not (allocation := allocation_at(pointer)):
+                continue
+            hi = allocation.address + allocation.size_bytes
+            possible = MemoryAccess(position.slot, position.tick, call, pointer, hi, mode, ASSUMED)
+            for earlier in shadow.find_unordered(pointer, hi, mode, position.clock):
+                if earlier.precision < ASSUMED and earlier.call.seq != call.seq:
+                    lo, end = max(pointer, earlier.lo), min(hi, earlier.hi)
+                    conflict = Conflict(earlier, possible, lo, end, Confidence.POSSIBLE, False)
+                    self._on_conflict(conflict)
 
     def check_rows(self, rows: AccessRows, call: Call, position: ClockPosition) -> None:
         """Check the accesses of a launch."""
@@ -220,6 +245,9 @@ class CheckedShadow:
 
     def free_releases(self, lo: int, hi: int) -> list[Release]:
         return self._shadow.free_releases(lo, hi)
+
+    def find_unordered(self, lo: int, hi: int, mode: int, clock: Clock) -> list[MemoryAccess]:
+        return self._shadow.find_unordered(lo, hi, mode, clock)
 
     def clear(self, lo: int, hi: int) -> None:
         self._unrecorded_launches.clear(lo, hi)

@@ -117,3 +117,8 @@ class Machine(Protocol):
 
     def processes(self, device: DeviceFacts) -> tuple[Process, ...] | Unavailable:
         """List the processes that use the device."""
+
+
+def throttling_cause(reason: str) -> str:
+    """Return the name that reports use for a clock event reason, whose other names are those of NVML."""
+    return "power limit" if reason == "software power cap" else reason

@@ -31,6 +31,8 @@ def error_of(cli: Cli, *arguments: str | Path) -> str:
     [
         ("--budget", "0", "--budget is 0; it must be a number above 0"),
         ("--budget", "inf", "--budget is inf"),
+        ("--budget", "x", "'x' is not a number of seconds"),
+        ("--timeout", "x", "'x' is not a number of seconds"),
         ("--timeout", "nan", "--timeout is nan"),
         ("--precision", "0", "--precision is 0"),
         ("--precision", "-1%", "is not a percentage or a ratio"),
@@ -206,3 +208,16 @@ def test_fail_on_amount_without_percent_is_ambiguous(saved: str, cli: Cli, tmp_p
 
     message = error_of(cli, "compare", file, file, "--fail-on", "slower:5")
     assert "'slower:5' is ambiguous" in message
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("ops", "--vs", "none,torch"), "--vs none excludes other libraries"),
+        (("nccl", "--rank-timeout", "0"), "'0' is not a number of seconds above 0"),
+    ],
+)
+def test_options_that_exclude_each_other_are_refused(
+    cli: Cli, arguments: tuple[str, ...], message: str
+) -> None:
+    assert message in error_of(cli, *arguments, *ON_SIM)

@@ -65,6 +65,12 @@ def test_shapes_from_arguments_and_files_are_combined(cli: Cli, tmp_path: Path) 
     }
 
 
+def test_fast_accumulation_is_a_setting_of_fp8_only(cli: Cli) -> None:
+    cases = answer(cli, "32", "--dtype", "bf16,fp8_e4m3", "--fast-accumulate")["results"]
+
+    assert [case["settings"]["asked"] for case in cases] == ["", "fast accumulation"]
+
+
 def test_options_select_measured_gemms(cli: Cli) -> None:
     options = ("--batch", "2", "--padding", "8", "--epilogue", "relu-bias", "--output-type", "fp32")
     more = ("--workspace", "1MiB", "--deterministic", "--no-reduced-precision")

@@ -168,6 +168,8 @@ def test_select_without_enough_matches_exits_with_3_and_reasons(cli: Cli) -> Non
         (("--id", "cuda:7"), "no device matches 'cuda:7'"),
         (("--id", "GPU-0000"), "2 devices match 'GPU-0000'"),
         (("--fields", "nmae"), "no field 'nmae'"),
+        (("--list-fields", "--long"), "--list-fields lists all fields; remove the other options"),
+        (("--device", "GPU-"), "2 devices match 'GPU-'"),
         (("--format", "csv"), "--format needs --fields"),
         (("--fields", ""), "name at least one field"),
         (("--fields", ","), "name at least one field"),

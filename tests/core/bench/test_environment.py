@@ -43,7 +43,7 @@ def test_throttled_time_is_difference_of_counters() -> None:
         after=moment(telemetry(2_000_000_000, slowed_by_power_cap_ns=5_500_000_000)),
     )
 
-    assert recorded.throttled_seconds == {"power cap": 0.5}
+    assert recorded.throttled_seconds == {"power limit": 0.5}
 
 
 def test_throttling_counter_in_one_moment_is_ignored() -> None:

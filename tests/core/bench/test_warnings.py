@@ -73,7 +73,7 @@ def test_quiet_machine_has_no_warning() -> None:
         ({"variables": {"CUDA_LAUNCH_BLOCKING": "1"}}, "CUDA_LAUNCH_BLOCKING is set"),
         (
             {"after": moment(telemetry(1, slowed_by_power_cap_ns=500_000_000))},
-            "the clock was throttled for 500 ms: power cap",
+            "the clock was throttled for 500 ms: power limit",
         ),
     ],
 )
@@ -94,5 +94,5 @@ def test_clock_reasons_are_warned_if_throttled_time_is_not_counted() -> None:
     )
 
     assert environment_warnings([machine(before=None, after=moment(sample_telemetry))]) == (
-        "the clock was throttled: software power cap",
+        "the clock was throttled: power limit",
     )

@@ -391,3 +391,30 @@ LARGEST = (1 << 64) - 1
 )
 def test_call_with_impossible_addresses_does_not_crash(body: EventBody) -> None:
     assert_equal_results(events_of([[Fill(2, BASE, 8)], [body], [Fill(3, BASE, 8)]]))
+
+
+@given(
+    stored=st.lists(accesses(), max_size=8),
+    lo=st.integers(0, 60),
+    size=st.integers(1, 60),
+    mode=st.sampled_from(MODES),
+    clock=st.lists(st.integers(0, 8), min_size=STREAM_COUNT + 1, max_size=STREAM_COUNT + 1),
+)
+def test_unordered_accesses_to_a_range_are_those_of_the_python_implementation(
+    stored: list[Access], lo: int, size: int, mode: AccessMode, clock: list[int]
+) -> None:
+    found_accesses = []
+    for is_native in (False, True):
+        shadow = new_shadow(ConflictChecker(lambda _: None), native=is_native)
+        for number, access in enumerate(stored, start=1):
+            slot = number % STREAM_COUNT + 1
+            call = Call(number, EventKind.LAUNCH, 0, slot, 1, 0, 1, 1)
+            stored_access = MemoryAccess(
+                slot, number, call, access.lo, access.hi, access.mode, access.precision
+            )
+            shadow.add(stored_access, [0] * (STREAM_COUNT + 1), access.stride_bytes, access.count)
+        found = shadow.find_unordered(BASE + lo, BASE + lo + size, mode, clock)
+        found_accesses.append(
+            sorted((a.call.seq, a.slot, a.tick, a.lo, a.hi, a.mode) for a in found)
+        )
+    assert found_accesses[0] == found_accesses[1]

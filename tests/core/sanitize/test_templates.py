@@ -18,8 +18,12 @@ from cudakit.core.sanitize.engine import Engine
 from cudakit.core.sanitize.races import Coverage, Race
 from cudakit.core.sanitize.reorder_buffer import reorder_records
 from cudakit.core.sanitize.report import Report
-from cudakit.core.sanitize.templates import TemplateAccesses, _split_at_pointers
-from cudakit.trace.kinds import AllocationKind, AllocationLayer, EventKind, Precision
+from cudakit.core.sanitize.templates import (
+    TemplateAccesses,
+    _possible_modes,
+    _split_at_pointers,
+)
+from cudakit.trace.kinds import AccessMode, AllocationKind, AllocationLayer, EventKind, Precision
 from cudakit.trace.layout import RECORD, Records, layout, view
 from cudakit.trace.run_log import LogReader
 from cudakit.trace.spool import Batch
@@ -102,7 +106,7 @@ def with_moved_accesses(work: Records) -> Records:
 
 
 def with_moved_scattered_accesses(work: Records) -> Records:
-    """Move the accesses of kernels that are not contiguous from a pointer on, as if indices had changed."""
+    """Move the accesses of kernels that are not those of an array at a pointer, as if indices had changed."""
     moved = with_moved_accesses(work)
     accesses = view(work, EventKind.ACCESS)
     is_access = work["kind"] == EventKind.ACCESS
@@ -110,8 +114,8 @@ def with_moved_scattered_accesses(work: Records) -> Records:
     pointers = set(
         zip(work["seq"][is_pointer].tolist(), accesses["lo"][is_pointer].tolist(), strict=True)
     )
-    is_contiguous = [
-        not count and (seq, lo) in pointers and precision == Precision.EXACT
+    is_of_array = [
+        (not count or count >= 16) and (seq, lo) in pointers and precision == Precision.EXACT
         for seq, lo, count, precision in zip(
             work["seq"].tolist(),
             accesses["lo"].tolist(),
@@ -120,7 +124,7 @@ def with_moved_scattered_accesses(work: Records) -> Records:
             strict=True,
         )
     ]
-    keep = is_access & np.array(is_contiguous)
+    keep = is_access & np.array(is_of_array)
     moved[keep] = work[keep]
     return moved
 
@@ -279,3 +283,23 @@ def test_log_with_templates_is_incomplete_for_separate_host_threads(strict_threa
     detector.finish(report)
     incomplete = detector.result(report).incomplete
     assert any("--host-threads strict" in sentence for sentence in incomplete) is strict_threads
+
+
+@pytest.mark.parametrize(
+    ("count", "offset", "is_of_array"),
+    [(16, 0, True), (15, 0, False), (16, 4, False), (0, 0, True)],
+)
+def test_accesses_at_equal_distances_from_a_pointer_are_those_of_an_array(
+    count: int, offset: int, is_of_array: bool
+) -> None:
+    pointer = 0x1000
+    rows = np.zeros(2, RECORD)
+    rows["kind"] = EventKind.ACCESS
+    accesses = rows.view(layout(EventKind.ACCESS))
+    accesses["lo"], accesses["mode"] = pointer + offset, (AccessMode.READ, AccessMode.WRITE)
+    accesses["hi"] = pointer + offset + 8 * max(count - 1, 0) + 4
+    accesses["count"], accesses["stride_bytes"] = count, 8 if count else 0
+    possible_modes = list(
+        _possible_modes(rows, np.zeros(2, np.intp), np.array([pointer], np.uint64))
+    )
+    assert possible_modes == ([] if is_of_array else [(0, AccessMode.READ | AccessMode.WRITE)])

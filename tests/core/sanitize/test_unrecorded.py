@@ -137,11 +137,16 @@ def test_contiguous_accesses_from_the_pointers_on_leave_no_possible_access() -> 
     assert template_launch(*accesses) == {}
 
 
+def test_strided_accesses_from_the_pointers_on_leave_no_possible_access() -> None:
+    assert template_launch(exact(BEGIN, BEGIN + 0x104, READ, 16, 17)) == {}
+
+
 @pytest.mark.parametrize(
     "scattered",
     [
         exact(BEGIN + 64, BEGIN + 128),
-        exact(BEGIN, BEGIN + 0x104, READ, 16, 17),
+        exact(BEGIN, BEGIN + 14 * 16 + 4, READ, 16, 15),
+        exact(BEGIN + 4, BEGIN + 0x108, READ, 16, 17),
     ],
 )
 def test_scattered_accesses_through_a_pointer_are_possible_elsewhere(scattered: Access) -> None:

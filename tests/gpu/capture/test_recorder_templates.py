@@ -288,7 +288,7 @@ step()
     assert gaps(events) == {}
 
 
-def test_patch_is_restored_before_unordered_launch(library: Path, tmp_path: Path) -> None:
+def test_unordered_launch_without_patch_uses_its_template(library: Path, tmp_path: Path) -> None:
     program = """
 import time
 def step(stream, wait_for):
@@ -301,15 +301,17 @@ for _ in range(9):
     step(STREAM, True)
 assert cuda.patched_modules() == 0
 step(STREAM, False)
-step(OTHER, True)  # not ordered after the last launch
+step(OTHER, True)  # not ordered after the last launch; the launch callback cannot restore the patch
+step(OTHER, True)
 assert cuda.patched_modules() == 1
 """
     events = run(tmp_path, library, program)
     launches = [event.body for event in events if isinstance(event.body, Launch)]
-    assert [bool(launch.template_id) for launch in launches[-2:]] == [True, False]
+    assert [bool(launch.template_id) for launch in launches[-3:]] == [True, True, False]
+    assert [launch.is_unordered for launch in launches[-3:]] == [False, True, False]
     result, _ = coverage_texts(events)
     assert len(result.races) == 1
-    assert result.incomplete == ()
+    assert result.incomplete == (), "the template has contiguous accesses"
 
 
 def test_patch_stays_while_another_stream_has_work(library: Path, tmp_path: Path) -> None:

@@ -111,13 +111,25 @@ assert cuda.patched_modules() == 0
 """
 
 
-@pytest.mark.parametrize(("written", "is_certain"), [(0x100000, True), (0x100008, False)])
-def test_unordered_graph_whose_patch_cannot_be_restored_is_a_finding(
-    library: Path, tmp_path: Path, written: int, is_certain: bool
+@pytest.mark.parametrize(
+    ("written", "filled", "has_race", "is_unverified"),
+    [
+        (0x100000, 0x100000, True, False),
+        (0x100000, 0x100100, False, False),  # a graph that accessed the first bytes of an array
+        (0x100008, 0x100008, True, True),
+        (0x100008, 0x100100, False, True),  # the accesses may depend on the content of memory
+    ],
+)
+def test_unordered_graph_whose_patch_cannot_be_restored_is_compared_with_earlier_work(
+    library: Path,
+    tmp_path: Path,
+    written: int,
+    filled: int,
+    has_race: bool,
+    is_unverified: bool,
 ) -> None:
-    """If the accesses of the graph may depend on the content of memory, its template does not suffice."""
     program = f"""{REPEAT_GRAPH_UNTIL_REMOVED.format(written=written)}{REFUSE_PATCHES}
-cuda.fill(CONTEXT, OTHER, U(0x100000), U(16), 1)
+cuda.fill(CONTEXT, OTHER, U({filled:#x}), U(16), 1)
 launch_graph(one, write({written:#x}))  # not ordered after the fill
 """
     events = run(tmp_path, library, GRAPHS + program)
@@ -126,8 +138,64 @@ launch_graph(one, write({written:#x}))  # not ordered after the fill
     assert isinstance(last_launch, GraphLaunch)
     assert last_launch.is_unordered
     result, _ = coverage_texts(events)
-    assert len(result.races) == 1
-    assert bool(result.incomplete) is not is_certain
+    assert (bool(result.races), bool(result.unverified)) == (has_race, is_unverified)
+    assert result.incomplete == ()
+    for pair in result.unverified:
+        assert pair.sentence.startswith("graph launch on stream 3 (non-blocking) was not recorded")
+
+
+@pytest.mark.parametrize(("filled", "is_unverified"), [(0x300100, True), (0x2FFF00, False)])
+def test_unordered_launch_without_patch_is_compared_with_earlier_work(
+    library: Path, tmp_path: Path, filled: int, is_unverified: bool
+) -> None:
+    """The launch may have accessed the bytes from its pointer on, and no other ones."""
+    program = f"""
+memory(FREE, 0x300000, 0x100000)
+memory(ALLOC, 0x200000, 0x200000)
+import time
+def step():
+    launch(write(0x300008), pointer=0x300000)
+    wait()
+    recorder.read()
+    time.sleep(0.002)  # longer than the interval between reviews
+for _ in range(9):
+    step()
+assert cuda.patched_modules() == 0
+cuda.fill(CONTEXT, OTHER, U({filled:#x}), U(16), 1)  # the next launch is not ordered after it
+{REFUSE_PATCHES}
+step()
+"""
+    events = run(tmp_path, library, program)
+    assert template_ids(events)[-1] > 0
+    result, _ = coverage_texts(events)
+    assert result.races == ()
+    assert bool(result.unverified) is is_unverified
+
+
+def test_patch_is_restored_for_scattered_accesses_next_to_unordered_work(
+    library: Path, tmp_path: Path
+) -> None:
+    program = """
+import time
+def step(wait_for=STREAM):
+    launch(write(0x300008), pointer=0x300000)
+    if wait_for:
+        wait(wait_for)
+        recorder.read()
+        time.sleep(0.002)  # longer than the interval between reviews
+for _ in range(9):
+    step()
+assert cuda.patched_modules() == 0
+step(wait_for=None)
+cuda.fill(CONTEXT, OTHER, U(0x3FFF00), U(16), 1)  # not ordered with the launches, in the same allocation
+step()
+assert cuda.patched_modules() == 1
+"""
+    events = run(tmp_path, library, program)
+    assert [bool(template) for template in template_ids(events)[-2:]] == [True, False]
+    result, _ = coverage_texts(events)
+    assert result.races == ()
+    assert result.incomplete == ()
 
 
 # --- templates that are wrong -------------------------------------------------------------------------
@@ -233,23 +301,19 @@ def test_wait_of_other_thread_does_not_order_a_launch_that_the_recorder_delays(
     """As in JAX, a host function behind a kernel tells another thread that the kernel has ended."""
     program = """
 import threading, time
-offsets = iter(range(0, 64, 4))  # the accesses differ, so that each launch is recorded
-def launch_with_many_pages(*each):
-    launch(*each, read((1 << 32) + next(offsets), 4, stride=1 << 17, count=9000))
-for _ in range(3):
-    launch_with_many_pages()
+# Later launches of this kernel get as much space.
+launch(read(1 << 32, 4, stride=1 << 17, count=27000), kernel=multimem)
 wait()
 cuda.defer_work(STREAM)
-launch_with_many_pages(write(0x100000))
-for _ in range(5):
-    launch_with_many_pages()  # both arenas are full now
+launch(write(0x100000), kernel=multimem)
+launch(write(0x100200), kernel=multimem)  # both arenas are in use now
 cuda.call_host(STREAM)
 def complete_stream():
     time.sleep(0.1)
     cuda.stop_deferring(STREAM)
 thread = threading.Thread(target=complete_stream)
 thread.start()
-launch(write(0x100000), stream=OTHER)  # waits for an arena until the stream is complete
+launch(write(0x100000), kernel=multimem, stream=OTHER)  # waits for an arena until the stream is complete
 thread.join()
 """
     events = recorded(

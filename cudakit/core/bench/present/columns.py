@@ -1,7 +1,8 @@
 """Results as Columns, which are named arrays, for CSV, nvbench's JSON and charts.
 
 ``results`` has a row per case: ``name``, the axes, then figures from ``median_s`` on; NaN is an unavailable
-figure. ``samples`` has a row per sample, ``device`` one row.
+figure. With baselines, ``contender`` is "cudakit" or the baseline, and ``library`` the library as the report
+names it, such as "cublaslt". ``samples`` has a row per sample, ``device`` one row.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from statistics import median
 import numpy as np
 
 from cudakit.core.bench.environment import Environment
-from cudakit.core.bench.labels import axis_names, short_labels
+from cudakit.core.bench.labels import axis_names, called_library, short_labels
 from cudakit.core.bench.result import CaseResult
 from cudakit.core.bench.stats import Summary
 from cudakit.core.bench.workload import Axis
@@ -43,6 +44,9 @@ def result_columns(cases: Sequence[CaseResult]) -> Columns:
         arrays["verified"] = np.array([case.verified for case in cases], np.bool_)
         arrays["converged"] = np.array([case.converged for case in cases], np.bool_)
         arrays["simulated"] = np.array([case.environment.simulated for case in cases], np.bool_)
+    if "contender" in arrays:
+        libraries = [called_library(case) for case in cases]
+        arrays["library"], texts["library"] = _encode_words(libraries)
     return Columns("results", arrays, texts)
 
 

@@ -8,6 +8,7 @@ from functools import partial
 from cudakit.core.bench.environment import Environment
 from cudakit.core.bench.labels import (
     axis_names,
+    called_library,
     format_axis,
     join_first_names,
     short_labels,
@@ -184,8 +185,8 @@ def describe_method(
 
 def _called_library(cases: Sequence[CaseResult]) -> str:
     """Return the library that cudakit calls in the first case with one, such as cublaslt."""
-    libraries = (str(case.settings.get("library", "")) for case in cases if case.library == CUDAKIT)
-    return next((library.split()[0] for library in libraries if library), CUDAKIT)
+    libraries = (called_library(case) for case in cases if case.library == CUDAKIT)
+    return next((library for library in libraries if library != CUDAKIT), CUDAKIT)
 
 
 def _first_varying_values(cases: Sequence[CaseResult]) -> list[str]:

@@ -204,7 +204,7 @@ class PreparedGemm:
             "library": self._workload.library,
             "version": self._version,
             "workspace_bytes": self._workload.settings.workspace_bytes,
-            "asked": describe_settings(self._workload.settings),
+            "asked": describe_settings(self._workload.settings, self._workload.gemm.dtype),
             **self._plan.settings,
             "algorithm": algorithm,
             **(
@@ -253,12 +253,12 @@ class PreparedGemm:
         self._gpu.sync()
 
 
-def describe_settings(settings: GemmSettings) -> str:
-    """Describe the GEMM settings that differ from their default."""
+def describe_settings(settings: GemmSettings, dtype: str) -> str:
+    """Describe the settings that differ from their default and have an effect on a GEMM of ``dtype``."""
     changed_settings = {
         "deterministic": settings.deterministic,
         "no reduced precision": not settings.reduced_precision,
-        "fast accumulation": settings.fast_accumulate,
+        "fast accumulation": settings.fast_accumulate and dtype.startswith("fp8"),
     }
     return ", ".join(text for text, is_set in changed_settings.items() if is_set)
 

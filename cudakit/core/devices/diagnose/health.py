@@ -141,8 +141,8 @@ def memory_repairs(context: RunContext) -> Finding:
 
 # Minimum utilization at which the PCIe link is not idle.
 _MIN_BUSY_PERCENT = 10
-# Clock event reasons that are a problem. A software power cap is not one of them, since it is normal under
-# load.
+# Clock event reasons that are a problem. The power limit ("software power cap") is not among these reasons,
+# because it is normal under load.
 _THROTTLING_REASONS = (
     "hardware slowdown",
     "software thermal slowdown",
@@ -239,9 +239,9 @@ THROTTLING_RULE = GpuRule(
 def throttling(context: RunContext) -> Finding:
     """A GPU that is too hot, or gets too little power, lowers its clocks (throttling).
 
-    The check sees the current state only: run it while the GPU is under load. A software power cap is not
-    reported, because it is normal under full load; CK031 checks the limit itself. "Hardware
-    power brake slowdown" is NVML's name of a slowdown that the power supply requests.
+    The check sees the current state only: run it while the GPU is under load. Throttling by the power limit,
+    which NVML calls "software power cap", is normal under full load and is not reported; CK031 checks the
+    limit itself. "Hardware power brake slowdown" is NVML's name of a slowdown that the power supply requests.
     """
     gpus = [
         gpu for gpu in gpu_states(context) if gpu.text_list_field("clock_event_reasons") is not None

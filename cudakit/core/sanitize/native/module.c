@@ -217,6 +217,19 @@ static PyObject *native_shadow_free_releases(struct native_shadow *self, PyObjec
     return releases;
 }
 
+static PyObject *native_shadow_find_unordered(struct native_shadow *self, PyObject *arguments)
+{
+    unsigned long long lo, hi;
+    unsigned mode;
+    PyObject *clock;
+    if (!PyArg_ParseTuple(arguments, "KKIO:find_unordered", &lo, &hi, &mode, &clock) || begin_call(self))
+        return NULL;
+    PyObject *found =
+        clock_load(&self->shadow.clock, clock) ? NULL : shadow_find_unordered(&self->shadow, lo, hi, mode);
+    self->shadow.is_busy = false;
+    return found;
+}
+
 static PyObject *native_shadow_clear(struct native_shadow *self, PyObject *arguments)
 {
     unsigned long long lo, hi;
@@ -323,6 +336,7 @@ static PyMethodDef methods[] = {
     {"add_all", (PyCFunction)native_shadow_add_all, METH_VARARGS, NULL},
     {"add_free", (PyCFunction)native_shadow_add_free, METH_VARARGS, NULL},
     {"free_releases", (PyCFunction)native_shadow_free_releases, METH_VARARGS, NULL},
+    {"find_unordered", (PyCFunction)native_shadow_find_unordered, METH_VARARGS, NULL},
     {"clear", (PyCFunction)native_shadow_clear, METH_VARARGS, NULL},
     {"prune", (PyCFunction)native_shadow_prune, METH_O, NULL},
     {"coarsen", (PyCFunction)native_shadow_coarsen, METH_VARARGS, NULL},

@@ -533,6 +533,39 @@ int shadow_add(struct shadow *shadow, struct access *access, int64_t stride, uin
     return 0;
 }
 
+/* Append the accesses of a state that do not happen before the current operation to a list. */
+static int append_unordered(struct shadow *shadow, struct state *state, unsigned mode, PyObject *found)
+{
+    if (state_find_unordered(state, mode, &shadow->clock, &shadow->unordered))
+        return -1;
+    PyObject *accesses = unordered_objects(shadow);
+    int result = accesses ? 0 : -1;
+    for (Py_ssize_t i = 0; !result && i < PyList_GET_SIZE(accesses); i++)
+        result = PyList_Append(found, PyList_GET_ITEM(accesses, i));
+    Py_XDECREF(accesses);
+    return result;
+}
+
+PyObject *shadow_find_unordered(struct shadow *shadow, uint64_t lo, uint64_t hi, unsigned mode)
+{
+    PyObject *found = PyList_New(0);
+    struct position position = map_first_ending_above(&shadow->range_states, lo);
+    struct state *state;
+    for (; found && (state = map_state(&shadow->range_states, position)) && state->lo < hi;
+         position = map_next(&shadow->range_states, position))
+        if (append_unordered(shadow, state, mode, found))
+            Py_CLEAR(found);
+    const struct strided_list *overlapping = found ? strided_find_overlapping(&shadow->strided, lo, hi) : NULL;
+    if (!overlapping)
+        Py_CLEAR(found);
+    struct range shared_range;
+    for (size_t i = 0; found && i < overlapping->count; i++)
+        if (strided_shared_with_range(&overlapping->items[i]->range, (struct range){lo, hi}, &shared_range) &&
+            append_unordered(shadow, &overlapping->items[i]->state, mode, found))
+            Py_CLEAR(found);
+    return found;
+}
+
 int shadow_clear(struct shadow *shadow, uint64_t lo, uint64_t hi)
 {
     struct state_run run;

@@ -31,6 +31,10 @@ struct shadow {
 /* Check an access for races, and store it; if `count` is greater than 1, the access is strided. All functions return
  * -1 with an exception on errors, and need the clock of the operation in shadow->clock. */
 int shadow_add(struct shadow *shadow, struct access *access, int64_t stride, uint64_t count);
+/* Return a list of the MemoryAccess objects of the stored accesses to the bytes from lo up to hi that conflict with an
+ * access in this mode, and do not happen before the operation. Pointers are ignored. Return NULL with an exception on
+ * errors. */
+PyObject *shadow_find_unordered(struct shadow *shadow, uint64_t lo, uint64_t hi, unsigned mode);
 /* Remove all accesses to the bytes from lo up to hi. */
 int shadow_clear(struct shadow *shadow, uint64_t lo, uint64_t hi);
 /* Remove the accesses that happen before the clock `past_clock`. */

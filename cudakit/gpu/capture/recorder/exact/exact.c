@@ -352,7 +352,12 @@ static bool graph_has_template(uint32_t graph, uint32_t context)
     const launch_hashes hashes = graph_hashes(&reached, context);
     const launch_signature signature = templates_find_signature(&hashes);
     const launch_memory memory = {.pointers = reached.addresses, .footprint = templates_footprint(&signature)};
-    return templates_apply_to(&signature) && !launch_has_contested_bytes(&memory);
+    size_t allocation_count;
+    allocation *const *allocations = find_allocations(reached.addresses, reached.address_count, &allocation_count);
+    bool is_shared = false;
+    for (size_t i = 0; i < allocation_count; i++)
+        is_shared = is_shared || allocations[i]->history;
+    return templates_apply_to(&signature, is_shared) && !launch_has_contested_bytes(&memory);
 }
 
 launch_template exact_choose_graph_template(const record *launch_record, launch_signature *signature)

@@ -82,8 +82,7 @@ static bool template_may_apply(const launched_kernel *kernel, const uint32_t gri
     bool is_contested = false;
     for (size_t i = 0; i < arguments->allocation_count; i++)
         is_contested = is_contested || arguments->allocations[i]->is_contested;
-    return !is_contested && templates_apply_to(&signature) &&
-           (templates_serve_shared_memory(&signature) || !launch_may_share_memory(&memory, stream));
+    return !is_contested && templates_apply_to(&signature, launch_may_share_memory(&memory, stream));
 }
 
 bool patch_restoring_enter_launch(CUcontext context, CUstream stream, const uint32_t grid[3],

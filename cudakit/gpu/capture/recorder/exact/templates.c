@@ -180,16 +180,10 @@ static signature_state *state_of(const launch_signature *signature)
     return exists ? states + signature->state_index : NULL;
 }
 
-bool templates_apply_to(const launch_signature *signature)
+bool templates_apply_to(const launch_signature *signature, bool is_shared)
 {
     const signature_state *state = state_of(signature);
-    return state && template_applies(state, &signature->hashes);
-}
-
-bool templates_serve_shared_memory(const launch_signature *signature)
-{
-    const signature_state *state = state_of(signature);
-    return state && serves_shared_memory(state);
+    return state && template_applies(state, &signature->hashes) && (state->is_contiguous || !is_shared);
 }
 
 launch_footprint templates_footprint(const launch_signature *signature)

@@ -72,11 +72,9 @@ bool templates_are_enabled(void);
 /* Return the signature of a launch. */
 launch_signature templates_find_signature(const launch_hashes *hashes);
 
-/* Return whether a template applies to a launch. */
-bool templates_apply_to(const launch_signature *signature);
-
-/* Return whether the template of a signature applies to launches on memory that unordered work uses as well. */
-bool templates_serve_shared_memory(const launch_signature *signature);
+/* Return whether a template applies to a launch. If the launch ``is_shared``, because unordered work uses the same
+ * allocations, the accesses of the template must be contiguous from the pointers on. */
+bool templates_apply_to(const launch_signature *signature, bool is_shared);
 
 /* Return the bytes that the last recorded launch of a signature accessed; ``ranges`` is NULL if no launch was
  * recorded. */
