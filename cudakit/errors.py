@@ -93,5 +93,9 @@ class CudaError(EnvironmentUnusable):
         self.name = name
 
 
+class StorageError(EnvironmentUnusable):
+    """A transfer between a file and device memory failed, for example because the drive failed."""
+
+
 class CollectiveError(EnvironmentUnusable):
     """A collective operation failed, or a process that takes part in collective operations ended."""

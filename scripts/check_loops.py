@@ -37,6 +37,7 @@ LOOP_CORPUS = str(Path(__file__).with_name("loop_corpus.py"))
 NO_ROUND = 0  # The racing round of loops without a race.
 RACING_ROUNDS = (1, 37, ROUNDS, NO_ROUND)
 MAX_PROGRAMS = 6  # Number of programs that one process runs.
+GRACE_S = 25  # Seconds after --until at which running processes are killed.
 FRAMEWORKS = ("cuda_python", "cupy", "jax", "numba", "torch", "triton")
 # These programs change the current context or the memory settings of the process.
 ALONE = ("cuda_python_two_contexts", "jax_cupy", "jax_overwritten", "jax_torch")
@@ -124,7 +125,9 @@ def _groups(cases: list[Case]) -> Iterator[tuple[Case, ...]]:
         yield tuple(others[begin : begin + MAX_PROGRAMS])
 
 
-def run_job(job: Job, accesses: str, *, seconds: float, device: int) -> Run:
+def run_job(job: Job, accesses: str, *, seconds: float, end: float, device: int) -> Run:
+    """Run a job for at most ``seconds``, and until the time ``end`` at the latest."""
+    seconds = max(1, min(seconds, end - time.monotonic()))
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder, "races.json")
         program = [LOOP_CORPUS, "--race-in", str(job.racing_round), *job.kind.options]
@@ -137,9 +140,11 @@ def run_job(job: Job, accesses: str, *, seconds: float, device: int) -> Run:
         return run
 
 
-def check(job: Job, number: int, *, seconds: float, devices: int, always_exact: bool) -> Outcome:
+def check(
+    job: Job, number: int, *, seconds: float, end: float, devices: int, always_exact: bool
+) -> Outcome:
     """Run a job with auto and, if a race is missing or not expected, with exact accesses."""
-    run = partial(run_job, job, seconds=seconds, device=number % devices)
+    run = partial(run_job, job, seconds=seconds, end=end, device=number % devices)
     outcome = Outcome(job, run("auto"))
     problems = list(_problems(job, outcome.auto))
     if problems or always_exact:
@@ -231,13 +236,13 @@ def main() -> int:
     begin, numbers = time.monotonic(), count()
 
     def check_in_time(job: Job) -> Outcome | None:
-        left = options.until - (time.monotonic() - begin)
-        if left < 0:
+        if time.monotonic() > begin + options.until:
             return None
         return check(
             job,
             next(numbers),
-            seconds=min(options.seconds, left + 30),
+            seconds=options.seconds,
+            end=begin + options.until + GRACE_S,
             devices=max(check_races.visible_devices(), 1),
             always_exact=options.compare_all,
         )

@@ -1,4 +1,4 @@
-"""Deliver Ctrl-C at safe points of long work."""
+"""Deliver Ctrl-C and SIGTERM at safe points of long work."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ from typing import Any
 
 
 @contextmanager
-def held_interrupts(*, includes_sigterm: bool = False) -> Iterator[Callable[[], None]]:
-    """Defer Ctrl-C until the block calls the yielded function; a second Ctrl-C is immediate.
-
-    With ``includes_sigterm``, SIGTERM has the same effect.
+def held_interrupts() -> Iterator[Callable[[], None]]:
+    """Defer Ctrl-C and SIGTERM until the block calls the yielded function; a second signal is immediate.
 
     KeyboardInterrupt between any two instructions can leave an object half-initialized, which then fails to
     close. The handler is only installed if the default handler is in place, and only in the main thread,
@@ -34,24 +32,31 @@ def held_interrupts(*, includes_sigterm: bool = False) -> Iterator[Callable[[], 
             is_pending = False
             raise KeyboardInterrupt
 
-    default_handlers: dict[signal.Signals, Any] = {signal.SIGINT: signal.default_int_handler}
-    if includes_sigterm:
-        default_handlers[signal.SIGTERM] = signal.SIG_DFL
-    replaced_handlers = {
-        signal_number: handler
-        for signal_number, handler in default_handlers.items()
-        if _can_replace(signal_number, handler)
-    }
-    for signal_number in replaced_handlers:
-        signal.signal(signal_number, defer_interrupt)
-    try:
+    with _handled_by(defer_interrupt, signal.SIGINT, signal.SIGTERM):
         yield deliver_interrupt
-    finally:
-        for signal_number, handler in replaced_handlers.items():
-            signal.signal(signal_number, handler)
 
 
-def _can_replace(signal_number: signal.Signals, default_handler: object) -> bool:
-    """Return whether this is the main thread, and a signal has its default handler."""
+@contextmanager
+def sigterm_as_interrupt() -> Iterator[None]:
+    """Let SIGTERM raise KeyboardInterrupt in the block, so that the block deletes its files."""
+    with _handled_by(signal.default_int_handler, signal.SIGTERM):
+        yield
+
+
+@contextmanager
+def _handled_by(handler: Callable[..., Any], *signal_numbers: signal.Signals) -> Iterator[None]:
+    """Replace the default handlers of signals in the block, if this is the main thread."""
     is_main_thread = threading.current_thread() is threading.main_thread()
-    return is_main_thread and signal.getsignal(signal_number) is default_handler
+    default_handlers = {
+        signal_number: signal.getsignal(signal_number)
+        for signal_number in signal_numbers
+        if is_main_thread
+        and signal.getsignal(signal_number) in (signal.default_int_handler, signal.SIG_DFL)
+    }
+    for signal_number in default_handlers:
+        signal.signal(signal_number, handler)
+    try:
+        yield
+    finally:
+        for signal_number, default_handler in default_handlers.items():
+            signal.signal(signal_number, default_handler)

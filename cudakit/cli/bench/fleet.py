@@ -100,7 +100,7 @@ def _measure(fleet: FleetRequest, records: FleetRecords, *, quiet: bool) -> bool
             click.echo(f"Writing results to {printable(str(records.directory))}", err=True)
         with (
             progress_line(quiet=quiet) as show_progress,
-            held_interrupts(includes_sigterm=True) as deliver_interrupt,
+            held_interrupts() as deliver_interrupt,
         ):
 
             def progress(stage: str, fraction: float) -> None:

@@ -18,6 +18,7 @@ from cudakit.cli.bench.options import (
     passed_options,
     sizes_option,
 )
+from cudakit.cli.interrupts import sigterm_as_interrupt
 from cudakit.cli.options import (
     FILE,
     Command,
@@ -104,7 +105,7 @@ def gds(
     from cudakit.core.bench.spec import GdsSpec
 
     default_bytes = _SIMULATED_FILE_BYTES if gpu.startswith("sim") else _FILE_BYTES
-    with ExitStack() as cleanup:
+    with sigterm_as_interrupt(), ExitStack() as cleanup:
         files = {
             direction: cleanup.enter_context(
                 temporary_data_file(

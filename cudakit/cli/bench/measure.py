@@ -82,7 +82,7 @@ def _brief_table(result: BenchResult | SuiteResult) -> Callable[[], Table] | Non
 
 @contextmanager
 def opened_gpu(gpu: str, *, quiet: bool) -> Iterator[tuple[Gpu, Progress, RunContext]]:
-    """Open a device, show a progress line, and gather the run context; Ctrl-C interrupts between samples."""
+    """Open a device, show a progress line, and gather the run context; signals interrupt between samples."""
     from cudakit.gpu.machine import open_machine
     from cudakit.gpu.open import open_gpu
     from cudakit.gpu.run_context import gather
@@ -107,7 +107,7 @@ def _command() -> tuple[str, ...]:
 
 
 def exit_code(result: BenchResult) -> ExitCode:
-    """Return FINDINGS for wrong values, else INTERRUPTED for an incomplete result."""
+    """Return FINDINGS for wrong values, ENVIRONMENT for a failure, INTERRUPTED for an incomplete result."""
     from cudakit.core.bench.workload import Verification
 
     verifications = [case.verification for case in result.results]
@@ -116,6 +116,8 @@ def exit_code(result: BenchResult) -> ExitCode:
         for verification in verifications
     ):
         return ExitCode.FINDINGS
+    if result.failure:
+        return ExitCode.ENVIRONMENT
     return ExitCode.OK if result.complete else ExitCode.INTERRUPTED
 
 

@@ -219,7 +219,7 @@ def _measure_and_report(spec: NcclSpec, gpu: str, session: _Session, output: Out
         with (
             closing(open_gpu(gpu, session.ordinal)) as device,
             progress_line(quiet=output.quiet) as show_progress,
-            held_interrupts(includes_sigterm=True) as deliver_interrupt,
+            held_interrupts() as deliver_interrupt,
         ):
 
             def progress(stage: str, fraction: float) -> None:

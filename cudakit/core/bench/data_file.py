@@ -80,8 +80,10 @@ def _check_directory(directory: Path, size_bytes: int) -> None:
         if directory.exists():
             raise InputError(f"{directory} is not a directory", hint="name a directory with --path")
         raise read_error(directory, FileNotFoundError(), hint="name a directory with --path")
-    free_bytes = shutil.disk_usage(directory).free
-    if size_bytes > free_bytes:
+    disk_usage = shutil.disk_usage(directory)
+    free_bytes = disk_usage.free
+    # File systems without a size, such as ramfs, report 0 bytes in total.
+    if disk_usage.total and size_bytes > free_bytes:
         raise InputError(
             f"the file needs {format_bytes(size_bytes)}, but {directory} has only "
             f"{format_bytes(free_bytes)} free",

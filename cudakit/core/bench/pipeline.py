@@ -37,7 +37,7 @@ from cudakit.core.bench.warnings import result_warnings
 from cudakit.core.bench.workload import UnsupportedCase, Workload
 from cudakit.core.bench.workloads.graph_costs import graph_costs
 from cudakit.core.bench.workloads.overlap import copy_overlaps
-from cudakit.errors import CollectiveError, Unsupported
+from cudakit.errors import CollectiveError, StorageError, Unsupported
 from cudakit.gpu.api import Gpu
 from cudakit.gpu.api.run_context import RunContext
 from cudakit.units import format_seconds
@@ -76,7 +76,7 @@ def run(
 
     A case whose values are wrong, or that a library does not support, has a result without a time. After a
     KeyboardInterrupt the result has the measurements so far; if there are none, the interrupt propagates.
-    A CollectiveError has the same effect, and its message becomes the ``failure`` of the result.
+    A CollectiveError or StorageError has the same effect, and its message is the ``failure`` of the result.
     ``open_timer`` opens the timer of the run.
 
     Raises InputError, before any allocation, for a case that does not fit in memory, UnsupportedCase if no
@@ -114,10 +114,10 @@ def run(
             else:
                 is_complete = True
                 measured_cases += _cases_beyond_budget(spec, cases[begun_count:])
-    except (KeyboardInterrupt, CollectiveError) as error:
+    except (KeyboardInterrupt, CollectiveError, StorageError) as error:
         if all(measured_case.outcome is None for measured_case in measured_cases):
             raise
-        failure = error.message if isinstance(error, CollectiveError) else ""
+        failure = "" if isinstance(error, KeyboardInterrupt) else error.message
     results = _summarize(machine, measured_cases, is_complete=is_complete)
     warnings = tuple(result_warnings(results, _titles_by_warning(measured_cases)))
     costs_of_graphs = graph_costs(results)

@@ -199,6 +199,5 @@ class BenchResult:
     )
     # How copies overlap with GEMMs, by direction and size; empty for other benches.
     overlaps: tuple[CopyOverlap, ...] = ()
-    failure: str = (
-        ""  # Reason why the run ended early, such as a rank that ended; "" for other runs.
-    )
+    # Reason why the run ended early, such as a rank that ended or a drive that failed; "" for other runs.
+    failure: str = ""

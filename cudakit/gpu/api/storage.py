@@ -20,10 +20,10 @@ class StorageFile(Protocol):
     """
 
     def read(self, buffer: Ptr, buffer_offset: int, size_bytes: int, file_offset: int) -> None:
-        """Read bytes of the file to device memory, and wait. Raises EnvironmentUnusable if that fails."""
+        """Read bytes of the file to device memory, and wait. Raises StorageError if that fails."""
 
     def write(self, buffer: Ptr, buffer_offset: int, size_bytes: int, file_offset: int) -> None:
-        """Write device memory to the file, and wait. Raises EnvironmentUnusable if that fails."""
+        """Write device memory to the file, and wait. Raises StorageError if that fails."""
 
     def close(self) -> None:
         """Close the file. A second call does nothing."""

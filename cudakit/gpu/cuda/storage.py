@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from cudakit.errors import EnvironmentUnusable, MissingDependency, Unsupported
+from cudakit.errors import EnvironmentUnusable, MissingDependency, StorageError, Unsupported
 from cudakit.gpu.api import Ptr
 from cudakit.gpu.api.storage import StoragePath
 
@@ -217,11 +217,14 @@ class CuFileFile:
         file_offset: int,
         buffer_offset: int,
     ) -> None:
-        transferred_bytes = self._driver.call(
-            name, function, self._handle, int(buffer), size_bytes, file_offset, buffer_offset
-        )
+        try:
+            transferred_bytes = self._driver.call(
+                name, function, self._handle, int(buffer), size_bytes, file_offset, buffer_offset
+            )
+        except EnvironmentUnusable as error:
+            raise StorageError(error.message, hint=error.hint) from error
         if transferred_bytes != size_bytes:
-            raise EnvironmentUnusable(
+            raise StorageError(
                 f"{name} moved {transferred_bytes} of {size_bytes} bytes at offset {file_offset}"
             )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from cudakit.errors import EnvironmentUnusable
+from cudakit.errors import StorageError
 from cudakit.gpu.api import LEGACY, Memory, Ptr
 from cudakit.gpu.api.storage import StoragePath
 
@@ -72,6 +72,6 @@ class SimStorageFile:
 
 def _check_complete(transferred_bytes: int, size_bytes: int, file_offset: int) -> None:
     if transferred_bytes != size_bytes:
-        raise EnvironmentUnusable(
+        raise StorageError(
             f"the file has {transferred_bytes} of {size_bytes} bytes at offset {file_offset}"
         )

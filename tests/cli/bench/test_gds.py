@@ -3,12 +3,50 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 from invocation import Cli
 
+END_TIMEOUT_S = 60
+# A run of about 20 s of CPU time.
+LONG_RUN = ("--sizes", "4KiB..64KiB", "--threads", "1,2,4,8", "--samples", "10")
 SIM = ("bench", "gds", "--gpu", "sim", "--sizes", "64KiB", "--threads", "1")
+
+
+def start(*arguments: str | Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", "cudakit", *SIM[:4], *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def wait_for_data_file(directory: Path) -> list[Path]:
+    """Return the data file of a run, once it exists."""
+    deadline_s = time.monotonic() + END_TIMEOUT_S
+    while not (paths := list(directory.iterdir())):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+    return paths
+
+
+def wait_for_cpu_time(process: subprocess.Popen[str], seconds: float = 5.0) -> None:
+    """Wait until a process has used some CPU time; then LONG_RUN has completed a few of its 40 cases."""
+    deadline_s = time.monotonic() + END_TIMEOUT_S
+    used_s = 0.0
+    while used_s < seconds:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+        fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+        # The user and system time are fields 14 and 15 of the line (proc(5)), in clock ticks.
+        used_s = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def test_rates_of_both_directions_are_written_as_json(cli: Cli, tmp_path: Path) -> None:
@@ -47,3 +85,47 @@ def test_bad_input_gives_one_line_and_exit_code_2(
     assert result.exit_code == 2
     assert message in result.stderr
     assert result.stdout == ""
+
+
+def test_file_that_is_cut_during_the_run_ends_it_with_the_completed_cases(tmp_path: Path) -> None:
+    result_path, directory = tmp_path / "gds.json", tmp_path / "data"
+    directory.mkdir()
+    process = start(*LONG_RUN, "--path", directory, "-o", result_path)
+    (data_path,) = wait_for_data_file(directory)
+    wait_for_cpu_time(process)
+    os.truncate(data_path, 0)
+    stdout, stderr = process.communicate(timeout=END_TIMEOUT_S)
+
+    assert process.returncode == 3, stderr
+    assert stdout == ""
+    assert "Ended after" in stderr
+    result = json.loads(result_path.read_text())
+    assert not result["complete"]
+    assert result["results"]
+    assert "bytes at offset" in result["failure"]
+    assert list(directory.iterdir()) == []
+
+
+@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupt_keeps_the_completed_cases_and_deletes_the_file(
+    tmp_path: Path, signal_number: signal.Signals
+) -> None:
+    process = start(*LONG_RUN, "--path", tmp_path)
+    wait_for_data_file(tmp_path)
+    wait_for_cpu_time(process)
+    process.send_signal(signal_number)
+    stdout, stderr = process.communicate(timeout=END_TIMEOUT_S)
+
+    assert process.returncode == 130, stderr
+    assert "Interrupted after" in stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_file_is_deleted_if_the_command_ends_while_it_is_written(tmp_path: Path) -> None:
+    process = start("--file-size", "1GiB", "--path", tmp_path)
+    wait_for_data_file(tmp_path)
+    process.terminate()
+    process.communicate(timeout=END_TIMEOUT_S)
+
+    assert process.returncode == 130
+    assert list(tmp_path.iterdir()) == []

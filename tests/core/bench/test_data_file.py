@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -94,3 +96,28 @@ def test_directory_without_write_permission_is_an_input_error(tmp_path: Path) ->
 def test_file_in_memory_does_not_bypass_the_page_cache(tmp_path: Path) -> None:
     with temporary_data_file(tmp_path, 4 * KIB, 0, in_memory=True) as file:
         assert not file.has_direct_io
+
+
+# Writes a data file to a ramfs, which refuses O_DIRECT, and prints whether O_DIRECT is used.
+RAMFS_PROGRAM = """
+import subprocess, sys
+from pathlib import Path
+from cudakit.core.bench.data_file import temporary_data_file
+subprocess.run(["mount", "-t", "ramfs", "ramfs", sys.argv[1]], check=True)
+with temporary_data_file(Path(sys.argv[1]), 1 << 20, 3) as file:
+    print(file.has_direct_io)
+"""
+
+
+def test_file_system_without_direct_io_uses_the_page_cache(tmp_path: Path) -> None:
+    namespace = ("unshare", "--user", "--map-root-user", "--mount")
+    if not shutil.which("unshare") or subprocess.run((*namespace, "true"), check=False).returncode:
+        pytest.skip("mount namespaces cannot be created here")
+    done = subprocess.run(
+        [*namespace, sys.executable, "-P", "-c", RAMFS_PROGRAM, tmp_path],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+
+    assert done.stdout == "False\n"

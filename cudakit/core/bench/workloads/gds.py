@@ -18,7 +18,7 @@ from cudakit.core.bench.roofline import Work
 from cudakit.core.bench.spec import GdsSpec
 from cudakit.core.bench.workload import Axis, Verification, allocate, create_stream, verification
 from cudakit.core.bench.workloads.checks import POISON
-from cudakit.errors import EnvironmentUnusable, InputError
+from cudakit.errors import InputError, StorageError
 from cudakit.gpu.api import LEGACY, DeviceInfo, Gpu, Ptr, Stream
 from cudakit.gpu.api.storage import StoragePath
 from cudakit.kernels.fill import Fill
@@ -214,9 +214,13 @@ class PosixRoute:
         self, gpu: Gpu, transfer: Transfer, buffers: list[Ptr], cleanup: ExitStack
     ) -> None:
         open_flags = os.O_RDWR if transfer.direction == "write" else os.O_RDONLY
-        descriptor = os.open(
-            transfer.file.path, open_flags | (os.O_DIRECT if transfer.file.has_direct_io else 0)
-        )
+        direct_flag = os.O_DIRECT if transfer.file.has_direct_io else 0
+        try:
+            descriptor = os.open(transfer.file.path, open_flags | direct_flag)
+        except OSError as error:
+            raise StorageError(
+                f"{transfer.file.path} cannot be opened: {error.strerror}"
+            ) from error
         cleanup.callback(os.close, descriptor)
         self.routes: list[Route] = [
             _StagedFile(gpu, descriptor, transfer.size_bytes, cleanup) for _ in buffers
@@ -253,10 +257,17 @@ class _StagedFile:
         total_bytes = 0
         while total_bytes < size_bytes:
             remaining_view = self._view[total_bytes:size_bytes]
-            transferred_bytes = call(self._descriptor, [remaining_view], file_offset + total_bytes)
+            reason = "end of the file"
+            try:
+                transferred_bytes = call(
+                    self._descriptor, [remaining_view], file_offset + total_bytes
+                )
+            except OSError as error:
+                transferred_bytes, reason = 0, str(error.strerror)
             if transferred_bytes <= 0:
-                raise EnvironmentUnusable(
-                    f"{call.__name__} moved {total_bytes} of {size_bytes} bytes at offset {file_offset}"
+                raise StorageError(
+                    f"{call.__name__} moved {total_bytes} of {size_bytes} bytes at offset "
+                    f"{file_offset}: {reason}"
                 )
             total_bytes += transferred_bytes
 
