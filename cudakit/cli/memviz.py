@@ -21,6 +21,7 @@ from cudakit.cli.options import (
     option_group,
     output_options,
     percent,
+    suffixes,
     with_options,
 )
 from cudakit.cli.progress import progress_line
@@ -162,7 +163,11 @@ def _options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.command(cls=Command)
 @click.argument("files", nargs=-1, required=True, metavar="SNAPSHOT...", type=FILE)
 @_options
-@output_options(_FORMATS, old=_OLD_FORMAT_OPTIONS)
+@output_options(
+    _FORMATS,
+    old=_OLD_FORMAT_OPTIONS,
+    format_limits=f"With --diff or --what-if: {suffixes(COMMON_FORMATS)}.",
+)
 def memviz(
     *,
     files: tuple[str, ...],

@@ -343,11 +343,16 @@ class OutputOptions:
 
 
 def output_options(
-    formats: Sequence[str], *, old: Mapping[str, str] = MappingProxyType({}), json_help: str = ""
+    formats: Sequence[str],
+    *,
+    old: Mapping[str, str] = MappingProxyType({}),
+    json_help: str = "",
+    format_limits: str = "",
 ) -> Decorator:
     """Add ``--json -o -f -q`` to a command, which receives them as the keyword ``output: OutputOptions``.
 
     ``old`` maps options of earlier versions to formats: ``--perfetto FILE`` still writes a perfetto.json.
+    ``format_limits`` is a sentence of the help of ``-o`` on options with fewer formats.
     """
 
     def add_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -362,7 +367,7 @@ def output_options(
             return command(output=output, **other_options)
 
         options = option_group(
-            OUTPUT, *_output_decorators(formats, json_help), *map(_old_option, old)
+            OUTPUT, *_output_decorators(formats, json_help, format_limits), *map(_old_option, old)
         )
         return with_options(options, call_with_options)
 
@@ -375,7 +380,10 @@ def suffixes(formats: Sequence[str]) -> str:
     return f"{', '.join(other_suffixes)} or {last_suffix}" if other_suffixes else last_suffix
 
 
-def _output_decorators(formats: Sequence[str], json_help: str) -> tuple[Decorator, ...]:
+def _output_decorators(
+    formats: Sequence[str], json_help: str, format_limits: str
+) -> tuple[Decorator, ...]:
+    limits_text = f"{format_limits} " if format_limits else ""
     return (
         option(
             "-o",
@@ -385,7 +393,7 @@ def _output_decorators(formats: Sequence[str], json_help: str) -> tuple[Decorato
             metavar="FILE",
             multiple=True,
             help="Write the report to FILE instead of the terminal; - is standard output. The suffix "
-            f"selects the format: {suffixes(formats)}. Repeatable.",
+            f"selects the format: {suffixes(formats)}. {limits_text}Repeatable.",
         ),
         option("-f", "--force", is_flag=True, help="Replace existing files."),
         option(

@@ -20,11 +20,14 @@ from cudakit.cli.options import (
     option_group,
     output_options,
     percent,
+    suffixes,
     with_options,
 )
+from cudakit.cli.output import printable
 from cudakit.cli.progress import progress_line
 from cudakit.cli.report import COMMON_FORMATS, Report, open_outputs
 from cudakit.errors import UsageError
+from cudakit.units import capitalized
 
 if TYPE_CHECKING:
     from cudakit.cli.report import Outputs
@@ -102,7 +105,7 @@ def _options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @click.command(cls=Command)
 @_options
-@output_options(FORMATS)
+@output_options(FORMATS, format_limits=f"With --diff: {suffixes(COMMON_FORMATS)}.")
 @click.argument("file", metavar="FILE", type=FILE)
 def profile(
     *,
@@ -196,6 +199,25 @@ class Profile:
             else {},
             writers=writers,
             brief_sentences=lambda: present.brief_sentences(self.result),
+        )
+
+    def run_report(self, reason_without_work: str) -> Report:
+        """Return the report of ``run --profile``; without GPU work the text is a line per reason."""
+        from cudakit.core.profile.present.report import NO_WORK
+
+        run_report = self.report()
+        if self.result.devices:
+            return run_report
+        sentences = (
+            f"{NO_WORK}, so there is no profile ({reason_without_work})",
+            *self.result.incomplete,
+            *(note for note in self.result.notes if note != reason_without_work),
+        )
+        lines = "".join(f"cudakit: {printable(sentence)}\n" for sentence in sentences)
+        return replace(
+            run_report,
+            exports={**run_report.exports, "txt": lambda: lines},
+            brief_sentences=lambda: tuple(map(capitalized, sentences)),
         )
 
 

@@ -106,13 +106,12 @@ def test_report_on_the_log_is_that_of_the_run(cli: Cli) -> None:
     assert (result["schema"], result["simulated"]) == ("cudakit.profile/1", True)
 
 
-def test_program_without_gpu_work_has_one_line(cli: Cli) -> None:
+def test_program_without_gpu_work_has_one_line_with_the_reason(cli: Cli) -> None:
     done = cli("run", "--profile", "-c", "print(1)")
     assert done.exit_code == 0
-    first, *_, last = done.stderr.splitlines()
-    assert first == "No GPU work was recorded"
-    assert last.startswith("i ")
-    assert "CUDA" in last
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("cudakit: no GPU work was recorded, so there is no profile (")
+    assert "CUDA" in line
 
 
 def test_exit_code_is_that_of_the_program(cli: Cli) -> None:
@@ -446,3 +445,15 @@ def test_difference_of_simulated_profiles_says_so(cli: Cli) -> None:
 
     assert done.stdout.startswith("Simulated: step unchanged: ")
     assert "\nstep, before " in done.stdout
+
+
+def test_narrow_report_shows_how_busy_each_gpu_is(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    example = Path(__file__).parents[2] / "examples" / "profile" / "ddp.plog"
+    report = cli("profile", example).stdout
+
+    assert "Columns hidden at this width: collectives." in report
+    assert "rank 0, cuda:0   40.9%" in report
+    assert "Columns hidden at this width: copied." in report

@@ -163,6 +163,14 @@ def test_races_of_a_baseline_are_not_reported_and_do_not_fail_the_run(cli: Cli) 
     assert json.loads(log.stdout)["baseline"]["count"] == 1
 
 
+def test_baseline_of_another_program_is_said_not_to_occur(cli: Cli) -> None:
+    cli("run", "--sanitize", "--write-baseline", "known.json", RACES / "sim_kernels_race.py")
+
+    other_run = cli("run", "--sanitize", "--baseline", "known.json", RACES / "sim_copies_race.py")
+
+    assert "i The race of the baseline known.json did not occur" in other_run.stderr
+
+
 def test_race_that_a_baseline_does_not_have_fails_the_run(cli: Cli) -> None:
     cli("run", "--sanitize", "--write-baseline", "known.json", RACES / "sim_copies_race.py")
 

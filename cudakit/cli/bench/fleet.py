@@ -53,7 +53,7 @@ def measure_and_report(fleet: FleetRequest, output: OutputOptions) -> int:
     for path in output.paths:
         if path.lower().endswith(".nvbench.json"):
             raise UsageError(
-                f"cannot write {path}: the report of a fleet has no such format",
+                f"cannot write {path}: this report has no format with this suffix",
                 hint=f"end the name in {suffixes(FLEET_FORMATS)}",
             )
     directory = fleet.directory or f"fleet-{datetime.now().astimezone():%Y%m%d-%H%M%S}"

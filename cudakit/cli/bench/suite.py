@@ -58,7 +58,7 @@ _FLEET = option_group(
 @option("--quick", is_flag=True, help="Run a subset that takes about a minute.")
 @gpu_option
 @partial(with_options, _FLEET)
-@output_options(FORMATS)
+@output_options(FORMATS, format_limits="With --ray or --results, there is no .nvbench.json.")
 def suite(
     *, quick: bool, gpu: str, ray: str, results: str, ray_timeout: float, output: OutputOptions
 ) -> int:

@@ -20,7 +20,7 @@ from cudakit.cli.profile import analyze_activities
 from cudakit.cli.report import Outputs, open_outputs, refuse_duplicates
 from cudakit.cli.run.log_file import LogFile
 from cudakit.cli.run.memory import MemoryMonitor, recorder_settings
-from cudakit.cli.run.monitor import Monitor
+from cudakit.cli.run.monitor import Monitor, why_cuda_is_unusable
 from cudakit.cli.run.profile import (
     ProfileMonitor,
     check_profile,
@@ -209,7 +209,9 @@ def run_program(spec: RunSpec) -> int:
         if not status:
             raise
         # The program's status is more important than the failure to write the report.
-        exit_code = report_error(error, json_to=standard_error if spec.output.json else None)
+        exit_code = report_error(
+            error, open_json_output=standard_error if spec.output.json else None
+        )
     return exit_code if monitor.is_stopped or not status else end_like_program(status)
 
 
@@ -226,7 +228,7 @@ def _prepare(spec: RunSpec, stack: ExitStack) -> _PreparedRun:
         accept_unrecorded=spec.on_missing == "run",
     )
     outputs = stack.enter_context(
-        open_outputs(spec.output, _formats(spec), terminal=standard_error)
+        open_outputs(spec.output, _formats(spec), open_terminal=standard_error)
     )
     path = _snapshot_file(spec) if spec.memory else None
     new_baseline = stack.enter_context(open_baseline(spec.write_baseline, spec.output))
@@ -350,9 +352,11 @@ def _report_profile(
     """
     monitor = prepared_run.monitor
     activities = profile.activities()
+    reason_without_work = ""
     if not any(process.has_work for process in activities):
         has_cuda_calls = any(process.has_cuda_calls for process in activities)
-        monitor.add_note(monitor.why_no_profile(exit_status, has_cuda_calls=has_cuda_calls))
+        reason_without_work = monitor.why_no_profile(exit_status, has_cuda_calls=has_cuda_calls)
+        monitor.add_note(reason_without_work)
     if ignored_options := _options_without_effect(spec, activities):
         verb = "has" if len(ignored_options) == 1 else "have"
         monitor.add_note(
@@ -368,7 +372,8 @@ def _report_profile(
         exit_status=exit_status, notes=tuple(monitor.notes), incomplete=tuple(incomplete)
     )
     try:
-        prepared_run.outputs.write(analyze_activities(activities, outcome).report())
+        profile_report = analyze_activities(activities, outcome).run_report(reason_without_work)
+        prepared_run.outputs.write(profile_report)
     finally:
         if prepared_run.log:
             is_quiet = spec.output.quiet or spec.output.json
@@ -408,11 +413,12 @@ def _warn(line: str) -> None:
 
 
 def _print_snapshots(paths: Sequence[str]) -> None:
-    """Print the paths of memory snapshots, and the command that reads them."""
+    """Print the paths of memory snapshots, and the command that reads them; or why there is no snapshot."""
     for path in paths:
         _warn(f"memory snapshot written; analyze it with: cudakit memviz {path}")
     if not paths:
-        _warn("no memory snapshot was written: the program allocated no memory of a real GPU")
+        reason = why_cuda_is_unusable() or "the program allocated no memory of a real GPU"
+        _warn(f"no GPU memory was recorded, so no snapshot was written ({reason})")
 
 
 # --- files

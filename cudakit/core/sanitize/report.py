@@ -124,7 +124,7 @@ class Report:
         self._known_races: dict[_Key, KnownRace] = {}  # races that the baseline has
         self._occurrence_counts: Counter[_Key] = Counter()
         self._occurrences_by_process: Counter[int] = Counter()
-        self._unverified: dict[
+        self._unverified_pair_by_key: dict[
             _Key, UnverifiedPair
         ] = {}  # pairs by the identities of both operations
         self._hidden_count = 0  # number of occurrences with less confidence than is shown
@@ -181,7 +181,7 @@ class Report:
             )
             if is_counted and not is_suppressed:
                 _, *sides = self._key(decoder, race)
-                self._unverified.setdefault(
+                self._unverified_pair_by_key.setdefault(
                     tuple(sides),
                     unverified_pair(
                         process,
@@ -234,7 +234,9 @@ class Report:
             internal=self._counts_library_races,
             different_calls=different_calls,
             unverified=tuple(
-                pair for sides, pair in self._unverified.items() if sides not in racing_sides
+                pair
+                for sides, pair in self._unverified_pair_by_key.items()
+                if sides not in racing_sides
             ),
         )
 
@@ -362,8 +364,8 @@ def unverified_pair(
     process: int, current_side: Side, previous_side: Side, *, is_current_unrecorded: bool = False
 ) -> UnverifiedPair:
     """Return a pair of which one operation was not recorded, with its description."""
-    current = f"{current_side.operation} on {current_side.stream}"
-    previous = f"{previous_side.operation} on {previous_side.stream}"
+    current = f"{current_side.operation_name} on {current_side.stream}"
+    previous = f"{previous_side.operation_name} on {previous_side.stream}"
     sentence = (
         f"{current} was not recorded and may have accessed the same bytes as {previous}, "
         "after which it is not ordered"
@@ -424,7 +426,7 @@ def _race_text(race: FoundRace) -> str:
 
 def _operation_lines(label: str, side: Side) -> list[str]:
     in_ranges = in_range(side.ranges)
-    return _with_stack(f"{label + ':':8} {side.operation} on {side.stream}{in_ranges}", side)
+    return _with_stack(f"{label + ':':8} {side.operation_name} on {side.stream}{in_ranges}", side)
 
 
 def _with_stack(first_line: str, source: Side | Memory) -> list[str]:

@@ -409,3 +409,12 @@ def test_format_that_a_fleet_lacks_is_refused_first(cli: Cli, tmp_path: Path, su
 
     assert run.exit_code == 2
     assert not list(tmp_path.iterdir())
+
+
+def test_format_of_a_single_gpu_is_refused_for_a_fleet(cli: Cli, tmp_path: Path) -> None:
+    run = cli("bench", "suite", "--results", tmp_path, "-o", "fleet.nvbench.json")
+
+    assert run.exit_code == 2
+    assert (
+        "cannot write fleet.nvbench.json: this report has no format with this suffix" in run.stderr
+    )

@@ -201,6 +201,8 @@ def _figure_row(group: Sequence[PeerComparison], *, with_model: bool) -> tuple[V
         group[0],
         min(group, key=lambda comparison: comparison.of_peers),
     )
+    # Rounded as in the report, so that a subject whose figure is shown as 100% is not named.
+    slowest_speed = round(slowest_comparison.of_peers, 3)
     figure_values = np.array([comparison.value for comparison in group])
     median = float(np.median(figure_values))
     model = f", {first_comparison.group}" if with_model else ""
@@ -209,8 +211,8 @@ def _figure_row(group: Sequence[PeerComparison], *, with_model: bool) -> tuple[V
         Text(f"{len(group)} {_KIND_NAMES[first_comparison.subject.kind]}{model}"),
         _amount(median, first_comparison.unit),
         _share(float(np.median(np.abs(figure_values - median))), median),
-        Ratio(slowest_comparison.of_peers),
-        Text(str(slowest_comparison.subject) if slowest_comparison.of_peers < 1 else "-"),
+        Ratio(slowest_speed),
+        Text(str(slowest_comparison.subject) if slowest_speed < 1 else "-"),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Literal, TypeAlias, TypeVar
 
 from cudakit.core.profile.findings import call_site_text
@@ -192,7 +192,12 @@ def _copy_table(device: Device, top: int) -> Table:
         f"{format_ratio(share_of(device.copies_overlapped_ns, device.copies_ns))} for all copies together."
     )
     return limited_table(
-        columns, device.copies, top, ("kind of copies", "kinds of copies"), caption
+        columns,
+        device.copies,
+        top,
+        ("kind of copies", "kinds of copies"),
+        caption,
+        optional_titles=("copied",),
     )
 
 
@@ -224,7 +229,14 @@ def _collective_table(device: Device, top: int) -> Table:
     )
     if any(row.size_bytes is None for row in device.collectives):
         caption += " NCCL 2.28 or newer reports sizes, except those of collectives in CUDA graphs."
-    return limited_table(columns, device.collectives, top, ("collective", "collectives"), caption)
+    return limited_table(
+        columns,
+        device.collectives,
+        top,
+        ("collective", "collectives"),
+        caption,
+        optional_titles=("size",),
+    )
 
 
 def _wait_table(device: Device, top: int) -> Table:
@@ -323,10 +335,18 @@ def grid_table(device: Device, top: int) -> Iterator[Node]:
 # --- building tables -------------------------------------------------------------------------------
 
 
-def make_table(columns: Columns[_T], row_items: Iterable[_T], caption: str = "") -> Table:
-    """Return a table with a row for each item."""
+def make_table(
+    columns: Columns[_T],
+    row_items: Iterable[_T],
+    caption: str = "",
+    *,
+    optional_titles: Collection[str] = (),
+) -> Table:
+    """Return a table with a row for each item. Narrow terminals hide the optional columns first."""
     return Table(
-        tuple(Column(title, kind) for title, kind, _ in columns),
+        tuple(
+            Column(title, kind, is_optional=title in optional_titles) for title, kind, _ in columns
+        ),
         tuple(tuple(value_of(row_item) for _, _, value_of in columns) for row_item in row_items),
         caption,
     )
@@ -338,6 +358,8 @@ def limited_table(
     top: int,
     nouns: tuple[str, str],
     caption: str = "",
+    *,
+    optional_titles: Collection[str] = (),
 ) -> Table:
     """Return a table of the first ``top`` items, 0 for all; the caption counts the rest."""
     shown_items = row_items[:top] if top else row_items
@@ -348,7 +370,12 @@ def limited_table(
         if omitted_count
         else ""
     )
-    return make_table(columns, shown_items, " ".join(filter(None, (caption, omitted_text))))
+    return make_table(
+        columns,
+        shown_items,
+        " ".join(filter(None, (caption, omitted_text))),
+        optional_titles=optional_titles,
+    )
 
 
 def share_of(part_ns: int, total_ns: int) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from cudakit.core.sanitize.races import Coverage
-from cudakit.core.sanitize.result import SanitizeResult
+from cudakit.core.sanitize.result import BaselineUse, SanitizeResult
 from cudakit.document import Note
 from cudakit.units import capitalized, format_bytes, format_count
 
@@ -55,7 +55,7 @@ def _recorded_notes(result: SanitizeResult) -> Iterator[Note]:
     work_counts = _nonzero_counts(
         ("kernel launch", coverage.launches),
         ("copy", coverage.copies),
-        ("fill", coverage.fills),
+        ("memset", coverage.fills),
         ("graph launch", coverage.graph_launches),
         ("collective", coverage.collectives),
     )
@@ -160,17 +160,32 @@ def _suppression_notes(result: SanitizeResult) -> Iterator[Note]:
 
 def _baseline_notes(result: SanitizeResult) -> Iterator[Note]:
     if baseline_use := result.baseline:
+        if not baseline_use.races:
+            yield Note("info", _absence_text(baseline_use))
+            return
         occurrences_text = (
             f", found {_occurrences(baseline_use.count)}" if baseline_use.count else ""
         )
         races_text = _count_with_noun("race", len(baseline_use.races))
-        note_text = (
-            f"Not reported: {races_text} of the baseline {baseline_use.path}{occurrences_text}"
-        )
+        baseline_text = f"of the baseline {baseline_use.path}"
+        if not baseline_use.races:
+            absent_races_text = _count_with_noun("race", baseline_use.absent)
+            yield Note("info", f"The {absent_races_text} {baseline_text} did not occur")
+            return
+        note_text = f"Not reported: {races_text} {baseline_text}{occurrences_text}"
         if baseline_use.absent:
             absent_races_text = _count_with_noun("other race", baseline_use.absent)
             note_text += f"; {absent_races_text} of the baseline did not occur"
         yield Note("info", note_text)
+
+
+def _absence_text(baseline_use: BaselineUse) -> str:
+    """Return a sentence on a baseline of which no race occurred."""
+    if not baseline_use.absent:
+        return f"The baseline {baseline_use.path} has no races"
+    if baseline_use.absent == 1:
+        return f"The race of the baseline {baseline_use.path} did not occur"
+    return f"None of the {baseline_use.absent:,} races of the baseline {baseline_use.path} occurred"
 
 
 def _possible_race_note(race_count: int) -> Note:

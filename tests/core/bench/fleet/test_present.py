@@ -96,3 +96,15 @@ def test_fleet_of_two_models_with_one_gpu_each_says_once_that_there_are_no_peers
 
     assert headline(result) == Note("info", "Nothing was compared: no GPU has peers.")
     assert result.warnings == ()
+
+
+def test_figure_that_differs_by_less_than_the_shown_digits_names_no_slowest_gpu() -> None:
+    hosts = [
+        fleet_host("node-a", gpus={1: {"gemm_rate": 789.95e12}}),
+        fleet_host("node-b", gpus={}),
+    ]
+    report = console.render(present_fleet(analyze(hosts)), width=160, color=False)
+    gemm_rows = [line.rstrip() for line in report.splitlines() if "gemm bf16" in line]
+
+    assert gemm_rows
+    assert all("100%" in row and row.endswith(" -") for row in gemm_rows)
