@@ -29,7 +29,7 @@ bool launch_may_share_memory(const launch_memory *memory, uint32_t stream);
 /* Begin a launch, and return the order of the launch and earlier work on its memory. */
 memory_order launch_begin_work(const launch_memory *memory);
 
-/* Return whether some bytes of the footprint of a launch are contested. */
+/* Return whether some bytes of the footprint of a launch are contested (model/access_history.h). */
 bool launch_has_contested_bytes(const launch_memory *memory);
 
 /* Add the accesses of a launch to the accesses that later launches are compared with. */

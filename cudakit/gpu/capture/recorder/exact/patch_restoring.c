@@ -101,6 +101,8 @@ bool patch_restoring_enter_launch(CUcontext context, CUstream stream, const uint
         lacks_patch &&
         !template_may_apply(kernel, grid, block, hash_table_get(&stream_ids, this_thread.entered_stream_key));
     pthread_mutex_unlock(&recorder_lock);
+    if (!kernel || must_restore)
+        launch_begin_delay();
     if (!kernel)
         modules_restore_all_patches();
     else if (must_restore)

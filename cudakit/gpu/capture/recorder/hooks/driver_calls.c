@@ -59,7 +59,7 @@ static void enter_unload(CUmodule module)
     pthread_mutex_unlock(&recorder_lock);
 }
 
-/* After a library was unloaded, forget all templates if it is unknown which modules it had. */
+/* After a library was unloaded, forget all templates if it is unknown which modules the library had. */
 static void exit_library_unload(void)
 {
     if (this_thread.has_reported_unload)

@@ -8,17 +8,18 @@
 /* Maximum number of accesses to one interval. With more, such as reads of many streams, the interval is contested:
  * see access_history.h. */
 #define MAX_INTERVAL_ACCESSES 8
-/* Number of accesses for which bytes stay contested after an unordered one. The launches that race are then recorded often
- * enough to be reported exactly. */
+/* Number of accesses for which bytes stay contested after an unordered access. This is enough to record the
+ * launches that race, and to report them exactly. */
 #define CONTESTED_ACCESSES 64
 /* A history without conflicts is removed after this number of times that the host had waited for all work, during which
  * all accesses were ordered. */
 #define IDLE_COUNT_TO_REMOVE 64
 #define ALWAYS_CONTESTED 255 /* some accesses to the bytes are not stored */
-/* Accesses that the host has waited for are removed when a history has this number of intervals, and when their number has
- * doubled since the last removal. */
+/* Accesses that the host has waited for are removed when a history has this number of intervals, and again when
+ * the number of intervals has doubled since the last removal. */
 #define MIN_INTERVALS_TO_CLEAN 64
-/* Maximum number of intervals of all histories; beyond it, all bytes of the allocation become contested. */
+/* Maximum number of intervals of all histories; beyond it, all bytes of an allocation that needs a new interval
+ * become contested. */
 #define MAX_INTERVALS (1u << 18)
 
 /* The bytes from ``begin`` up to the begin of the next interval. */

@@ -94,7 +94,7 @@ allocation *allocations_find(uint64_t address)
     return allocations[index].lo <= address ? allocations + index : NULL;
 }
 
-/* Return an access that stands for all operations on an allocation so far, of which the last one may have accessed all
+/* Return an access that stands for all operations on an allocation so far: the last one is assumed to write all
  * bytes. */
 static byte_access access_of_earlier_work(const allocation *accessed)
 {

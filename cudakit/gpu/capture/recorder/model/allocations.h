@@ -38,7 +38,7 @@ void allocation_begin_work(allocation *accessed, stream_operation operation);
  * conflicts with, and none of these bytes are contested. The bytes may be in several allocations. */
 bool allocations_are_ordered(uint64_t lo, uint64_t hi, byte_access access);
 
-/* Return whether some of the bytes from ``lo`` up to ``hi`` are contested. */
+/* Return whether some of the bytes from ``lo`` up to ``hi`` are contested (access_history.h). */
 bool allocations_have_contested_bytes(uint64_t lo, uint64_t hi);
 
 /* Set ``is_accessed`` of the allocations that have bytes from ``lo`` up to ``hi``. */

@@ -16,7 +16,7 @@
 #define MAX_SLICES 64 /* maximum number of slices of a 3D copy; a copy with more slices is recorded as one range */
 
 static hash_table node_call_sites;    /* call site ids of captured nodes, by node handle */
-static hash_table node_program_calls; /* numbers of the program calls that captured nodes, by node handle */
+static hash_table node_program_calls; /* numbers of program calls (walker.h), by handle of the captured node */
 static hash_table node_ids;           /* node ids of kernels, copies, memsets and child graphs, by node_key() */
 static int active_captures;
 
@@ -419,14 +419,16 @@ static void index_node(uint32_t graph, uint32_t node_id, const graph_node *node,
         set_tensor_maps(tensor_map_key(graph, 0, node_id), node);
 }
 
-/* The number of edges to each node from nodes that are not passed, and the nodes behind each node, by node id. */
+/* For each node id: the number of edges to the node that has_total_order() has not followed yet, and the nodes
+ * that follow the node. */
 typedef struct {
     uint32_t *edge_counts;
     uint32_t *first_successors; /* index of the first successor of each node in ``successors`` */
     uint32_t *successors;
 } node_order;
 
-/* Sort the edges of a graph by the node before them. The arrays of ``order`` have zeros. */
+/* Sort the edges of a graph by the node at which they begin. The arrays of ``order`` contain zeros before the
+ * call. */
 static void sort_edges(const graph_structure *structure, node_order *order)
 {
     uint32_t *indices = order->first_successors, edge_count = 0;

@@ -120,8 +120,8 @@ static bool are_equal_layouts(const struct kernel_layout *left, const struct ker
            !memcmp(left->spans, right->spans, left->parameter_count * sizeof *left->spans);
 }
 
-/* Add a layout, or find an equal one and free the new one. Return its index in ``layouts``, or 0 if there is no space
- * left; the new layout is then freed. The recorder lock is held. */
+/* Add a layout, or find an equal one and free the new one. Return the index of the added or equal layout in
+ * ``layouts``. If there is no space left, free the new layout and return 0. The recorder lock is held. */
 static uint32_t add_layout(struct kernel_layout *layout)
 {
     if (!layout)

@@ -20,8 +20,8 @@ static uint32_t slot_contexts[MAX_STREAMS + 1]; /* context id of each stream, by
 static uint32_t slot_count;                     /* number of slots in use; their numbers are 1 to slot_count */
 static hash_table slot_by_stream;               /* slot of each stream id */
 static vector_clock host_clock;                 /* operations that happen before all later work of the host */
-/* Operations that a synchronizing call of the host has waited for. Those before a host function are not among them:
- * while such a function runs, the device is not idle. */
+/* Operations that a synchronizing call of the host has waited for. Operations that are known to be complete only
+ * because a host function ran after them are not included: while such a function runs, the device is not idle. */
 static vector_clock waited_clock;
 static uint32_t idle_count; /* number of times that the host had waited for all work, with new work in between */
 static uint64_t operation_count,

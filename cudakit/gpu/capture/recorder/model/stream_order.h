@@ -51,7 +51,7 @@ void order_host_reached(order_point *point);
 /* Return whether the host has waited for an operation. */
 bool order_host_waited_for(stream_operation operation);
 
-/* Return whether calls of the host have waited for all work of all streams, or for that of all contexts but one. */
+/* Return whether calls of the host have waited for all work: of all contexts, or of all contexts but one. */
 bool order_host_waited_for_all_work(void);
 bool order_host_waited_for_other_contexts(uint32_t context);
 
