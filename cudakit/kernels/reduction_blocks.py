@@ -15,8 +15,9 @@ _VECTORS_PER_THREAD = 4
 _THREAD_ELEMENTS = 8  # maximum number of elements that one thread reduces alone
 # Maximum number of blocks of a split reduction: about the number that a large GPU runs at once.
 _MAX_BLOCKS = 1024
-# Elements per vector width from which one sum of all elements has blocks of more threads, of which only
-# _SPLITS_OF_LARGE run: measured on an H200, which runs four of them on each multiprocessor.
+# A reduction of at least _LARGE_REDUCTION vectors to one output has at most _SPLITS_OF_LARGE blocks of
+# _LARGE_BLOCK threads. These values were the fastest on an H200, which has 132 multiprocessors and can run
+# four such blocks on each of them.
 _LARGE_REDUCTION, _LARGE_BLOCK, _SPLITS_OF_LARGE = 1 << 17, 512, 264
 _MANY_OUTPUTS, _MANY_OUTPUTS_VECTORS = 4096, 32
 _FEW_OUTPUTS = 64  # with fewer outputs than this, a block of more threads occupies the GPU better
