@@ -53,6 +53,7 @@ typedef struct {
 
     /* Fields of a kernel launch: arguments of cuLaunchKernel */
     CUfunction entered_function;
+    uint64_t entered_stream_key; /* key of the stream in exact/patch_restoring.c */
     void **parameters, **extra;
     const struct kernel_layout *parameter_layout;
     uint64_t user_data;       /* value that the device patch receives */

@@ -8,7 +8,8 @@
 #include "recorder.h"
 #include "write/spool.h"
 
-#define BUFFERED_RECORDS 1024
+/* The recorder lock is held while the buffered records are written. Launches wait meanwhile, so the buffer is small. */
+#define BUFFERED_RECORDS 64
 /* Maximum number of separate address intervals of a launch. If a launch has more intervals, those that are less than
  * COALESCE_GAP_BYTES apart are joined and marked as merged. */
 #define MAX_SEPARATE_INTERVALS 16384

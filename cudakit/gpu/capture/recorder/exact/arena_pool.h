@@ -49,9 +49,9 @@ typedef struct {
      * the reader lock. */
     launch_arena *current;
     uint32_t recorded_since_poll; /* number of recorded kernels since the last pool_poll() */
-    /* Times of the last pool_poll(), of the last read of an arena, and of the last replacement of the current
-     * arena */
-    int64_t last_poll_ns, last_read_ns, last_replacement_ns;
+    /* Times of the last pool_poll(), of the last wait of the host, of the last read of an arena, and of the last
+     * replacement of the current arena */
+    int64_t last_poll_ns, last_wait_ns, last_read_ns, last_replacement_ns;
 } arena_pool;
 
 /* Return the pool of a context, or NULL. ``context`` NULL finds a pool whose context was destroyed. The recorder lock

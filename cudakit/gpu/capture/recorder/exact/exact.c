@@ -208,9 +208,12 @@ launch_template exact_choose_template(const record *launch_record, const Sanitiz
     };
     const launch_hashes hashes = exact_hash_launch(&shape, arguments);
     *signature = templates_find_signature(&hashes);
-    const launch_memory memory = {order_enqueue(launch_record->stream, launch_record->context),
-                                  arguments->allocations, arguments->allocation_count, arguments->pointers,
-                                  templates_footprint(signature)};
+    const launch_memory memory = {.operation = order_enqueue(launch_record->stream, launch_record->context),
+                                  .allocations = arguments->allocations,
+                                  .allocation_count = arguments->allocation_count,
+                                  .certainties = arguments->allocation_certainties,
+                                  .pointers = arguments->pointers,
+                                  .footprint = templates_footprint(signature)};
     const launch_template chosen_template =
         templates_choose(signature, launch_begin_work(&memory), module_has_patch(module));
     launch_add_accesses(&memory);

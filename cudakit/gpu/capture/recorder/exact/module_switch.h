@@ -37,8 +37,8 @@ bool module_restore_patch(uint32_t id);
 /* Restore the patch of all modules. Calls CUDA: the recorder lock is not held. */
 void modules_restore_all_patches(void);
 
-/* Restore the patch of all modules at the next entry of a driver call. */
-void modules_request_restoring(void);
+/* Restore the patch of a module at the next entry of a driver call. The recorder lock is held. */
+void module_request_restoring(uint32_t id);
 
 /* Request a call of modules_review(), because the host has waited for work. */
 void modules_request_review(void);

@@ -72,7 +72,7 @@ static void on_launch(const Sanitizer_LaunchData *launch)
         const bool lacks_patch = !chosen_template.id && exact_lacks_patch(launch);
         if (lacks_patch) {
             chosen_template = templates_use_instead(&signature);
-            modules_request_restoring();
+            module_request_restoring(patching_module_id(launch->module));
             if (!chosen_template.id)
                 record_gap("launch inferred from arguments: its instrumentation was removed");
         }
@@ -299,6 +299,10 @@ static void on_graph_launch(const Sanitizer_GraphLaunchData *data)
         executable_graph(data->graphExec, &rec.graph_launch.executable, &this_thread.expected_kernel_count);
     this_thread.launched_graph_id = rec.graph_launch.graph;
     const launch_template chosen_template = exact_choose_graph_template(&rec, &signature);
+    if (!chosen_template.id) {
+        graphs_write_changed_nodes(rec.graph_launch.graph);
+        rec.seq = record_begin(KIND_GRAPH_LAUNCH, rec.context, rec.stream, rec.site).seq; /* behind the nodes */
+    }
     rec.graph_launch.template_id = chosen_template.id;
     rec.graph_launch.is_checked = chosen_template.is_checked;
     rec.graph_launch.is_unordered = chosen_template.is_unordered;
