@@ -97,7 +97,7 @@ def read_error(
     )
 
 
-def read_text(path: Path, expected: ExpectedFile, *, may_be_empty: bool = False) -> str:
+def read_text(path: Path, expected_file: ExpectedFile, *, may_be_empty: bool = False) -> str:
     """Return the content of a UTF-8 file without its byte order mark.
 
     Raises InputError if the file is unreadable, empty, too large or not text.
@@ -108,41 +108,47 @@ def read_text(path: Path, expected: ExpectedFile, *, may_be_empty: bool = False)
     except (OSError, ValueError) as error:
         raise read_error(path, error) from None
     if len(content) > _MAX_BYTES:
-        raise InputError(f"{path} is larger than {format_bytes(_MAX_BYTES)}", hint=expected.hint)
+        raise InputError(
+            f"{path} is larger than {format_bytes(_MAX_BYTES)}", hint=expected_file.hint
+        )
     if not (content or may_be_empty):
-        raise empty_file_error(path, expected)
+        raise empty_file_error(path, expected_file)
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError:
-        raise wrong_file_error(path, content, expected, reason="it is not text") from None
+        raise wrong_file_error(path, content, expected_file, reason="it is not text") from None
 
 
-def read_json(path: Path, expected: ExpectedFile) -> object:
+def read_json(path: Path, expected_file: ExpectedFile) -> object:
     """Return the JSON value of a file. Raises InputError, for invalid JSON with the position of the error."""
-    text = read_text(path, expected)
+    text = read_text(path, expected_file)
     try:
         value: object = json.loads(text)
     except json.JSONDecodeError as error:
         if not text.lstrip().startswith(("{", "[")):
-            raise wrong_file_error(path, text.encode(), expected, reason="it is not JSON") from None
+            raise wrong_file_error(
+                path, text.encode(), expected_file, reason="it is not JSON"
+            ) from None
         defect = "it ends too early" if error.pos >= len(text.rstrip()) else error.msg
         raise InputError(
             f"{path} is not valid JSON: {defect} (line {error.lineno}, column {error.colno})",
-            hint=expected.hint,
+            hint=expected_file.hint,
         ) from None
     except RecursionError:
         raise InputError(
-            f"{path} is not {expected.noun}: its JSON is nested too deeply", hint=expected.hint
+            f"{path} is not {expected_file.noun}: its JSON is nested too deeply",
+            hint=expected_file.hint,
         ) from None
     except ValueError:  # int() raises this error for too many digits (sys.set_int_max_str_digits).
         raise InputError(
-            f"{path} is not {expected.noun}: a number in its JSON is too long", hint=expected.hint
+            f"{path} is not {expected_file.noun}: a number in its JSON is too long",
+            hint=expected_file.hint,
         ) from None
     return value
 
 
 def check_schema(
-    path: object, document: object, schema: str, expected: ExpectedFile
+    path: object, document: object, schema: str, expected_file: ExpectedFile
 ) -> Mapping[str, object]:
     """Return a JSON document if it has the schema. Raises InputError for another schema or version."""
     found_schema = document.get("schema") if isinstance(document, dict) else None
@@ -158,20 +164,20 @@ def check_schema(
     else:
         start = json.dumps({"schema": found_schema}).encode()
         reason = f"it has the schema {str(found_schema)[:60]!r}"
-    raise wrong_file_error(path, start, expected, reason=reason)
+    raise wrong_file_error(path, start, expected_file, reason=reason)
 
 
 def empty_file_error(
-    path: object, expected: ExpectedFile, *, error_type: type[InputError] = InputError
+    path: object, expected_file: ExpectedFile, *, error_type: type[InputError] = InputError
 ) -> InputError:
     """Return the error for an empty file."""
-    return error_type(f"{path} is empty", hint=expected.hint)
+    return error_type(f"{path} is empty", hint=expected_file.hint)
 
 
 def wrong_file_error(
     path: object,
     start: bytes,
-    expected: ExpectedFile,
+    expected_file: ExpectedFile,
     *,
     reason: str = "",
     error_type: type[InputError] = InputError,
@@ -181,18 +187,18 @@ def wrong_file_error(
     ``reason`` says what is wrong with a file of an unknown kind.
     """
     known_file = _recognize(start[:START_BYTES])
-    if known_file and known_file.noun != expected.noun:
+    if known_file and known_file.noun != expected_file.noun:
         return error_type(
-            f"{path} is {known_file.noun}, not {expected.noun}",
-            hint=known_file.hint.replace("FILE", str(path)) or expected.hint,
+            f"{path} is {known_file.noun}, not {expected_file.noun}",
+            hint=known_file.hint.replace("FILE", str(path)) or expected_file.hint,
         )
     if str(path).endswith(".py"):
         return error_type(
-            f"{path} is a Python script, not {expected.noun}",
-            hint=expected.hint.replace("PROGRAM", str(path)),
+            f"{path} is a Python script, not {expected_file.noun}",
+            hint=expected_file.hint.replace("PROGRAM", str(path)),
         )
     reason_text = f": {reason}" if reason else ""
-    return error_type(f"{path} is not {expected.noun}{reason_text}", hint=expected.hint)
+    return error_type(f"{path} is not {expected_file.noun}{reason_text}", hint=expected_file.hint)
 
 
 def _recognize(start: bytes) -> _KnownFile | None:

@@ -195,7 +195,7 @@ class _Sanitizer:
         self._tests_by_call: defaultdict[tuple[int, int], _TestsByCall] = defaultdict(_TestsByCall)
         self._shared_race_notes: list[str] = []  # notes on races with operations of earlier tests
         # Sentences on operations that may race with a launch that was not recorded; the keys are unique.
-        self._unverified: dict[str, None] = {}
+        self._unverified_sentences: dict[str, None] = {}
         self._recording = begin(
             self._feed,
             accesses=config.getoption("--cuda-sanitize-accesses"),
@@ -239,7 +239,7 @@ class _Sanitizer:
             "fills": coverage.fills,
             "gaps": sum(result.gaps.values()),
             "elsewhere": len(findings(result)),
-            "real_gpu": self._detector.recorded_gpu_work,
+            "real_gpu": self._detector.has_recorded_gpu_work,
         }
 
     @property
@@ -250,7 +250,7 @@ class _Sanitizer:
     @property
     def incomplete(self) -> tuple[str, ...]:
         """The reasons why recorded events are missing, or why a race may be missing."""
-        return (*self._recording.incomplete, *self._unverified)
+        return (*self._recording.incomplete, *self._unverified_sentences)
 
     def _check_phase(self, item: pytest.Item, phase: str) -> Wrapper:
         """Fail the test if it has a race in this phase. If it fails anyway, add the race to its report."""
@@ -285,7 +285,7 @@ class _Sanitizer:
         """Add the operations of a result that may race with a launch that was not recorded."""
         advice = "rerun with --cuda-sanitize-accesses exact"
         for pair in result.unverified:
-            self._unverified[f"{pair.sentence}: {advice}"] = None
+            self._unverified_sentences[f"{pair.sentence}: {advice}"] = None
 
     def _new_report(self) -> Report:
         from cudakit.core.sanitize.report import Report

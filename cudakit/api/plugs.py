@@ -40,9 +40,9 @@ def numba_memory_manager(*allocators: Allocator, default_stream_only: bool = Fal
     >>> numba.cuda.set_memory_manager(cudakit.numba_memory_manager(allocator))  # doctest: +SKIP
     """
     from cudakit.api.allocator import CachingAllocator
-    from cudakit.gpu.plugs.numba import allocator_by_device, memory_manager
+    from cudakit.gpu.plugs.numba import allocator_finder, memory_manager
 
-    find_allocator = allocator_by_device(allocators) if allocators else CachingAllocator
+    find_allocator = allocator_finder(allocators) if allocators else CachingAllocator
     return memory_manager(find_allocator, default_stream_only=default_stream_only)
 
 

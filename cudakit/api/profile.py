@@ -203,4 +203,4 @@ def _current_stream(stream: object) -> tuple[Gpu, Stream]:
 
     with current.stream(current.current_stream() if stream is None else stream):
         device = Cuda(current.current_device())
-        return device, device.streams.external(current.current_stream())
+        return device, device.streams.external_stream(current.current_stream())

@@ -39,28 +39,32 @@ class GeneratorCounter:
     def seed_and_sequence(self) -> tuple[int, int]:
         """Return the seed and the sequence number, without waiting for the device."""
         device_counter = self.device_counter
-        counter = device_counter.stored if device_counter else Counter(*self.words.read())
+        counter = device_counter.stored_counter if device_counter else Counter(*self.words.read())
         return counter.seed, counter.sequence
 
-    def take(self, change: CounterChange) -> Counter | None:
-        """Replace a counter in host memory by ``change(counter)``, and return the counter before the change.
+    def take(self, change_counter: CounterChange) -> Counter | None:
+        """Replace a counter in host memory by ``change_counter(counter)``.
 
-        Returns None, changing nothing, if the counter is in device memory.
+        Returns the counter before the change. If the counter is in device memory, changes nothing and returns
+        None.
         """
         while self.device_counter is None:
             counter = Counter(*self.words.read())
-            if self.words.replace(counter, change(counter)):
+            if self.words.replace(counter, change_counter(counter)):
                 return counter
             with self._lock:  # another thread changed the counter, or is moving it to device memory
                 pass
         return None
 
-    def change(self, change: CounterChange) -> None:
-        """Replace the counter by ``change(counter)``; wait for the device before a read of its memory."""
-        if self.take(change) is not None or self.device_counter is None:
+    def change(self, change_counter: CounterChange) -> None:
+        """Replace the counter by ``change_counter(counter)``.
+
+        If the counter is in device memory, waits for the device first.
+        """
+        if self.take(change_counter) is not None or self.device_counter is None:
             return
         with self._lock:
-            self.device_counter.store(change(self.device_counter.read()))
+            self.device_counter.store(change_counter(self.device_counter.read()))
 
     def move_to_device(self, gpu: Gpu, kernels: RandomKernels) -> None:
         """Move the counter to device memory, also during a stream capture."""
@@ -84,17 +88,17 @@ class DeviceCounter:
         kernels.load_stored_kernels()
         self.address = gpu.malloc(COUNTER_BYTES)
         # Counter that the host stored last. Launches change only the position.
-        self.stored = Counter(0, 0, 0)
+        self.stored_counter = Counter(0, 0, 0)
 
     def fill(self, destination: Ptr, draw: Draw, stream: Stream) -> None:
-        """Enqueue the kernel of a draw, which starts at the counter and advances it."""
+        """Enqueue the kernel of a draw; the kernel reads the counter and advances it."""
         self._kernels.fill_from_stored_counter(destination, draw, self.address, stream)
 
     def store(self, counter: Counter) -> None:
         """Write a counter to the memory, and wait for the write."""
         with self._temporary_stream() as stream:
             self._kernels.store_counter(self.address, counter, stream)
-        self.stored = counter
+        self.stored_counter = counter
 
     def read(self) -> Counter:
         """Wait for all work of the device, and return the counter."""

@@ -124,7 +124,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if sys.stdout is not None:
             sys.stdout.flush()
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 every failure is reported
-        return report_error(error, json_to=standard_output if _wants_json(arguments) else None)
+        return report_error(
+            error, open_json_output=standard_output if _wants_json(arguments) else None
+        )
     return exit_code
 
 

@@ -37,17 +37,18 @@ class ExitCode(IntEnum):
 def report_error(
     error: BaseException,
     *,
-    json_to: Callable[[], Output] | None = None,
+    open_json_output: Callable[[], Output] | None = None,
     replace_exit_code: Callable[[int], int] = lambda exit_code: exit_code,
 ) -> int:
     """Print an error and return its exit code, which ``replace_exit_code`` can change.
 
-    The error is one line and a hint on standard error, or with ``json_to`` a JSON document on that stream.
+    The error is one line and a hint on standard error, or a JSON document on the stream that
+    ``open_json_output`` returns.
     """
     if os.environ.get("CUDAKIT_DEBUG"):
         _print_traceback(error)
     try:
-        return _print_error(error, json_to, replace_exit_code)
+        return _print_error(error, open_json_output, replace_exit_code)
     except BrokenPipeError:
         return ExitCode.BROKEN_PIPE
     finally:
@@ -67,7 +68,7 @@ def errors_before_start(*, as_json: bool) -> Iterator[None]:
     except Exception as error:
         exit_code = report_error(
             error,
-            json_to=standard_error if as_json else None,
+            open_json_output=standard_error if as_json else None,
             replace_exit_code=lambda code: code if code in (126, 127) else _NOT_STARTED,
         )
         raise click.exceptions.Exit(exit_code) from error
@@ -75,7 +76,7 @@ def errors_before_start(*, as_json: bool) -> Iterator[None]:
 
 def _print_error(
     error: BaseException,
-    json_to: Callable[[], Output] | None,
+    open_json_output: Callable[[], Output] | None,
     replace_exit_code: Callable[[int], int],
 ) -> int:
     if _is_interrupt(error):
@@ -89,7 +90,7 @@ def _print_error(
         return ExitCode.BROKEN_PIPE
     cudakit_error = _as_cudakit_error(error)
     exit_code = replace_exit_code(cudakit_error.exit_code)
-    if not (json_to and _write_json(cudakit_error, exit_code, json_to)):
+    if not (open_json_output and _write_json(cudakit_error, exit_code, open_json_output)):
         click.echo(
             f"cudakit: error: {_shorten(cudakit_error.message, _MAX_MESSAGE_LENGTH)}", err=True
         )
@@ -98,12 +99,12 @@ def _print_error(
     return exit_code
 
 
-def _write_json(error: CudakitError, exit_code: int, target: Callable[[], Output]) -> bool:
+def _write_json(error: CudakitError, exit_code: int, open_output: Callable[[], Output]) -> bool:
     """Write an error as a JSON document; return False if the stream is closed or its disk is full."""
     from cudakit.render.json import render_error
 
     try:
-        stream = target()
+        stream = open_output()
         stream.write(render_error(error, exit_code))
         stream.flush()
     except (BrokenPipeError, CudakitError):

@@ -150,12 +150,12 @@ class Outputs:
         options: OutputOptions,
         files: Sequence[tuple[str, Output]],
         open_files: ExitStack,
-        terminal: Callable[[], Output],
+        open_terminal: Callable[[], Output],
     ) -> None:
         self._options = options
         self._files = files
         self._open_files = open_files
-        self._terminal = terminal
+        self._open_terminal = open_terminal
         # Formats of the report on the terminal. With --quiet or -o FILE, the terminal gets a report only if
         # ``-o -`` or --json asks for it.
         terminal_formats = [
@@ -180,7 +180,7 @@ class Outputs:
                 file.write(report.text(suffix, file))
         self._open_files.close()
         for suffix in self._formats_on_terminal:
-            terminal = self._terminal()
+            terminal = self._open_terminal()
             terminal.write(report.text(suffix, terminal))
         if not self._formats_on_terminal:
             self._print_brief(report)
@@ -189,20 +189,20 @@ class Outputs:
     def streams(self) -> list[tuple[str, Output]]:
         """Return every open output with its format. A command that writes repeatedly calls ``close`` last."""
         formats = self._formats_on_terminal or ([] if self._files else ["txt"])
-        return [*self._files, *((suffix, self._terminal()) for suffix in formats)]
+        return [*self._files, *((suffix, self._open_terminal()) for suffix in formats)]
 
     def close(self) -> None:
         """Complete the files, and name them on standard error."""
         self._open_files.close()
         # Standard error must contain nothing else if the JSON document is written to it.
-        is_json_on_stderr = self._options.json and self._terminal is standard_error
+        is_json_on_stderr = self._options.json and self._open_terminal is standard_error
         if not (self._options.quiet or is_json_on_stderr):
             for _, file in self._files:
                 click.echo(f"Wrote {printable(file.name)}", err=True)
 
     def _print_brief(self, report: Report) -> None:
         lines = report.lines(with_rows=self._options.quiet)
-        target = standard_error() if self._files else self._terminal()
+        target = standard_error() if self._files else self._open_terminal()
         if self._files and not self._options.quiet:
             lines = lines[:_MAX_SUMMARY_LINES]
         text = "".join(f"{line}\n" for line in lines)
@@ -214,12 +214,12 @@ def open_outputs(
     options: OutputOptions,
     formats: Sequence[str] | None = None,
     *,
-    terminal: Callable[[], Output] = standard_output,
+    open_terminal: Callable[[], Output] = standard_output,
 ) -> Iterator[Outputs]:
     """Open the files of ``-o`` before the long work; the block writes the report.
 
-    ``formats`` restricts the formats of the command. ``terminal`` returns the stream of the report, which is
-    standard error for ``run``. A file appears complete or not at all.
+    ``formats`` restricts the formats of the command. ``open_terminal`` returns the
+    stream of the report, which is standard error for ``run``. A file appears complete or not at all.
 
     Raises UsageError for a suffix that is none of ``formats``, for a file named twice, one that exists
     without ``--force``, and one that cannot be written.
@@ -229,13 +229,13 @@ def open_outputs(
     refuse_duplicates(options.paths)
     outputs_by_format = [(_target_format(target, formats), target.path) for target in files]
     if options.json or len(files) < len(options.targets) or not files:
-        terminal()  # raises UsageError if standard output is closed
+        open_terminal()  # raises UsageError if standard output is closed
     with ExitStack() as open_files:
         file_outputs = [
             (suffix, open_files.enter_context(open_file(path, force=options.force)))
             for suffix, path in outputs_by_format
         ]
-        yield Outputs(options, file_outputs, open_files, terminal)
+        yield Outputs(options, file_outputs, open_files, open_terminal)
 
 
 def _target_format(target: Target, formats: Sequence[str]) -> str:

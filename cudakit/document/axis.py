@@ -190,7 +190,7 @@ def _label_function(unit: Unit, tick_step: float, amount_unit: str) -> Callable[
         case "rate":
             return partial(_rate_label, amount_unit=amount_unit)
         case "seconds":
-            return _seconds_labels(tick_step)
+            return _seconds_label_function(tick_step)
 
 
 def _bytes_label(value: float) -> str:
@@ -198,7 +198,7 @@ def _bytes_label(value: float) -> str:
     return f"{number_text.rstrip('0').rstrip('.') if '.' in number_text else number_text} {unit}"
 
 
-def _seconds_labels(step: float) -> Callable[[float], str]:
+def _seconds_label_function(step: float) -> Callable[[float], str]:
     """Return the labels of ticks that are ``step`` seconds apart, all in one unit."""
     units = (
         (_DAY_SECONDS, "d"),

@@ -1354,7 +1354,7 @@ static PyObject *configure(PyObject *object, PyObject *args)
         return NULL;
     Py_XSETREF(self->counter, (LaunchCounter *)Py_XNewRef(counter));
     bool is_small = inputs + outputs <= MAX_OPERANDS;
-    self->input_count = is_small ? inputs : -1; /* -1 equals no number of arguments */
+    self->input_count = is_small ? inputs : -1; /* no call has -1 arguments */
     self->output_count = is_small ? outputs : 0;
     Py_RETURN_NONE;
 }

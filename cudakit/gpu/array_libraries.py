@@ -119,7 +119,7 @@ class CupyOperations:
         self._cuda, self._cupy = cuda, cupy
         self.version = str(cupy.__version__)
         # Current device and stream of CuPy before set_stream; None: not changed.
-        self._previous: tuple[Any, Any] | None = None
+        self._previous_device_and_stream: tuple[Any, Any] | None = None
 
     def describe(self, operation: Operation) -> str:
         """Return the calls of CuPy that compute an operation."""
@@ -144,19 +144,19 @@ class CupyOperations:
     def set_stream(self, stream: Stream) -> None:
         """Make a stream the current stream of CuPy, on the device of the arrays."""
         cuda = self._cupy.cuda
-        if self._previous is None:
-            self._previous = cuda.Device(), cuda.get_current_stream()
+        if self._previous_device_and_stream is None:
+            self._previous_device_and_stream = cuda.Device(), cuda.get_current_stream()
         cuda.Device(self._cuda.ordinal).use()
         handle = self._cuda.stream_address(stream)
         (cuda.Stream.null if stream == LEGACY else stream_of_cupy(self._cupy, handle)).use()
 
     def close(self) -> None:
         """Restore the current device and stream of CuPy. A second call has no effect."""
-        if self._previous is not None:
-            device, stream = self._previous
+        if self._previous_device_and_stream is not None:
+            device, stream = self._previous_device_and_stream
             stream.use()
             device.use()
-            self._previous = None
+            self._previous_device_and_stream = None
 
     def _softmax(self, values: Any, result: Any) -> None:
         """Compute a softmax over the last axis: CuPy has no function that writes it to an array."""

@@ -70,8 +70,8 @@ class Nvrtc:
 
     def architectures(self) -> list[int]:
         """Return the supported architectures as numbers, such as 90 for compute capability 9.0."""
-        supported: list[int] = _check_nvrtc(self._nvrtc.nvrtcGetSupportedArchs())
-        return supported
+        supported_architectures: list[int] = _check_nvrtc(self._nvrtc.nvrtcGetSupportedArchs())
+        return supported_architectures
 
     def compile(
         self,

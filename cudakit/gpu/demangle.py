@@ -36,12 +36,12 @@ def _demangler() -> Callable[[str], str]:
     free_memory.argtypes = [ctypes.c_void_p]
 
     def demangle_with_library(name: str) -> str:
-        demangled = cxa_demangle(name.encode("utf-8", "surrogateescape"), None, None, None)
-        if demangled is None:
+        demangled_address = cxa_demangle(name.encode("utf-8", "surrogateescape"), None, None, None)
+        if demangled_address is None:
             return name
         try:
-            return ctypes.string_at(demangled).decode("utf-8", "surrogateescape")
+            return ctypes.string_at(demangled_address).decode("utf-8", "surrogateescape")
         finally:
-            free_memory(demangled)
+            free_memory(demangled_address)
 
     return demangle_with_library

@@ -128,8 +128,8 @@ def prepare_call(
         allocate,
         tuple(results),
         tuple(
-            (kind, operand, b"" if constant is None else constant.tobytes())
-            for kind, operand, constant in parameters
+            (kind, operand_index, b"" if constant is None else constant.tobytes())
+            for kind, operand_index, constant in parameters
         ),
         gpu.kernels.function_address(kernel),
         int(gpu.context.handle),

@@ -164,7 +164,7 @@ class RandomKernels:
     def fill_from_stored_counter(
         self, destination: Ptr, draw: Draw, address: Ptr, stream: Stream
     ) -> None:
-        """Enqueue the kernel of a draw, which starts at the counter at an address and advances it."""
+        """Enqueue the kernel of a draw. The kernel reads the counter at ``address``, and advances it."""
         _launch(self._stored_kernels, destination, draw, Counter(0, 0, 0), address, stream)
 
     def load_stored_kernels(self) -> None:
@@ -225,10 +225,12 @@ def fill_on_host(destination: npt.NDArray[Any], draw: Draw, start_counter: Count
         )
 
 
-def _check_dtype(dtype: str, allowed: tuple[str, ...], method: str) -> None:
+def _check_dtype(dtype: str, allowed_dtypes: tuple[str, ...], method: str) -> None:
     """Raise UsageError unless a method of a generator can fill arrays of a dtype."""
-    if dtype not in allowed:
-        raise UsageError(f"{method} cannot give {dtype}", hint=f"use one of {', '.join(allowed)}")
+    if dtype not in allowed_dtypes:
+        raise UsageError(
+            f"{method} cannot give {dtype}", hint=f"use one of {', '.join(allowed_dtypes)}"
+        )
 
 
 def _compute_type(dtype: str) -> type[np.float64] | type[np.float32]:

@@ -195,7 +195,7 @@ def permutation(first_index: int, element_count: int, start_counter: Counter, si
             else _permute_domain(network_inputs, round_keys, half_widths)
         )
         too_large_indices = too_large_indices[values[too_large_indices] >= size]
-    # A Feistel network is an even permutation; the swap of 0 and 1 makes odd ones as likely.
+    # A Feistel network gives even permutations only. A random swap of 0 and 1 makes odd ones as likely.
     values[values < 2] ^= np.uint64(round_keys[ROUNDS] & 1 if size > 1 else 0)
     return values
 
@@ -376,8 +376,8 @@ def _permute_domain(values: Values, round_keys: Words, half_widths: tuple[int, i
     for round_number in range(0, ROUNDS, 2):
         left ^= _mix_bits(right ^ round_keys[round_number]) & left_mask
         right ^= _mix_bits(left ^ round_keys[round_number + 1]) & right_mask
-    permuted: Values = left.astype(np.uint64) << right_bits | right
-    return permuted
+    permuted_values: Values = left.astype(np.uint64) << right_bits | right
+    return permuted_values
 
 
 def _mix_bits(words: Words) -> Words:

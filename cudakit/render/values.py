@@ -125,12 +125,12 @@ def x_value(chart: Chart, x: float) -> Value:
 
 
 def y_value(chart: Chart, y: float) -> Value:
-    """Return a height as a value with its unit."""
+    """Return a value on the y axis with its unit."""
     return _with_unit(chart.y_unit, y)
 
 
 def format_y(chart: Chart, y: float) -> str:
-    """Format a height with its unit."""
+    """Format a value on the y axis with its unit."""
     return format_value(y_value(chart, y))
 
 

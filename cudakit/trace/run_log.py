@@ -164,13 +164,13 @@ class _WrittenTrace:
 class LogReader:
     """Reads a log block by block. Raises InputError if the file is missing, damaged or not a log.
 
-    ``expected`` describes the file in errors.
+    ``expected_file`` describes the file in errors.
     """
 
-    def __init__(self, path: Path, expected: ExpectedFile = SANITIZE_LOG) -> None:
+    def __init__(self, path: Path, expected_file: ExpectedFile = SANITIZE_LOG) -> None:
         self.outcome = Outcome()  # outcome of the run; valid after all batches were read
         self.path = path
-        self._expected = expected
+        self._expected_file = expected_file
         self._traces: list[_ReadTrace] = []
         try:
             self._file = path.open("rb")
@@ -205,9 +205,9 @@ class LogReader:
             return
         if len(header) < _HEADER.size or not header.startswith(LOG_MAGIC):
             if not header:
-                raise empty_file_error(self.path, self._expected)
+                raise empty_file_error(self.path, self._expected_file)
             start = header + self._file.read(START_BYTES - len(header))
-            raise wrong_file_error(self.path, start, self._expected)
+            raise wrong_file_error(self.path, start, self._expected_file)
         _, version = _HEADER.unpack(header)
         if version != VERSION:
             raise InputError(
@@ -298,7 +298,8 @@ class LogReader:
                         yield self._transposed_batch(trace, batch_columns)
         except (zipfile.BadZipFile, zlib.error, NotImplementedError, *_JSON_ERRORS) as error:
             raise InputError(
-                f"{self.path} is not {self._expected.noun}, or is damaged", hint=self._expected.hint
+                f"{self.path} is not {self._expected_file.noun}, or is damaged",
+                hint=self._expected_file.hint,
             ) from error
         self._file.seek(0, os.SEEK_END)
 

@@ -178,7 +178,7 @@ def test_long_message_is_cut(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_interrupt_ends_with_130_and_no_message(capsys: pytest.CaptureFixture[str]) -> None:
-    assert report_error(KeyboardInterrupt(), json_to=standard_output) == 130
+    assert report_error(KeyboardInterrupt(), open_json_output=standard_output) == 130
 
     stdout, stderr = capsys.readouterr()
     assert (stdout, stderr.strip()) == ("", "")

@@ -39,7 +39,7 @@ def written(output_options: OutputOptions, report: Report = REPORT) -> str:
     """Write a report; return the text on the terminal."""
     stream = io.StringIO()
     with open_outputs(
-        output_options, terminal=lambda: Output(stream, "terminal", 80, color=False)
+        output_options, open_terminal=lambda: Output(stream, "terminal", 80, color=False)
     ) as outputs:
         outputs.write(report)
     return stream.getvalue()
@@ -76,7 +76,7 @@ def test_quiet_prints_brief_and_rows() -> None:
 def test_quiet_marks_notes_in_ascii_if_the_terminal_has_no_symbols() -> None:
     stream = io.StringIO()
     terminal = Output(stream, "terminal", 80, color=False, ascii_only=True)
-    with open_outputs(options(quiet=True), terminal=lambda: terminal) as outputs:
+    with open_outputs(options(quiet=True), open_terminal=lambda: terminal) as outputs:
         outputs.write(REPORT)
 
     assert stream.getvalue().splitlines()[1:4] == ["+ verified", "! a warning", "x a failure"]

@@ -159,15 +159,17 @@ def _warn_missing(path: str, missing_count: int, gemm_count: int) -> None:
         )
 
 
-def tune(spec: GemmSpec, gpu: str, output: OutputOptions, tuning: TuneOptions) -> ExitCode:
+def tune(spec: GemmSpec, gpu: str, output: OutputOptions, tune_options: TuneOptions) -> ExitCode:
     """Tune the GEMMs of a Spec, and write the report and the file for torch."""
-    limits = tuning.limits()
+    limits = tune_options.limits()
     with open_outputs(output, COMMON_FORMATS) as outputs, ExitStack() as stack:
         export_file = None
-        if tuning.export_path is not None:
-            format_of(tuning.export_path, ("csv",))
-            export_file = stack.enter_context(open_file(tuning.export_path, force=output.force))
-        tuned, torch_csv = _search(spec, gpu, limits, tuning, quiet=output.quiet)
+        if tune_options.export_path is not None:
+            format_of(tune_options.export_path, ("csv",))
+            export_file = stack.enter_context(
+                open_file(tune_options.export_path, force=output.force)
+            )
+        tuned, torch_csv = _search(spec, gpu, limits, tune_options, quiet=output.quiet)
         if export_file and torch_csv:
             export_file.write(torch_csv.text)
         stack.close()
@@ -178,23 +180,27 @@ def tune(spec: GemmSpec, gpu: str, output: OutputOptions, tuning: TuneOptions) -
 
 
 def _search(
-    spec: GemmSpec, gpu: str, limits: Limits, tuning: TuneOptions, *, quiet: bool
+    spec: GemmSpec, gpu: str, limits: Limits, tune_options: TuneOptions, *, quiet: bool
 ) -> tuple[Tuned, TorchCsv | None]:
     from cudakit.core.bench.tuning.torch_csv import torch_csv
     from cudakit.core.bench.tuning.tune import tune as search
     from cudakit.core.bench.tuning.tuned import load_tuned
 
-    earlier_tuning = load_tuned(Path(tuning.tuned_path)) if tuning.tuned_path else None
+    earlier_tuning = load_tuned(Path(tune_options.tuned_path)) if tune_options.tuned_path else None
     with opened_gpu(gpu, quiet=quiet) as (device, progress, run_context):
         # The validators are checked before the long search, so that an impossible export is reported at once.
-        validators = _validators(tuning, device, run_context) if tuning.export_path else None
+        validators = (
+            _validators(tune_options, device, run_context) if tune_options.export_path else None
+        )
         tuned = search(
             spec, device, limits, progress, earlier_tuning=earlier_tuning, run_context=run_context
         )
     return tuned, torch_csv(tuned, validators) if validators else None
 
 
-def _validators(tuning: TuneOptions, device: Gpu, run_context: RunContext) -> Mapping[str, str]:
+def _validators(
+    tune_options: TuneOptions, device: Gpu, run_context: RunContext
+) -> Mapping[str, str]:
     from cudakit.core.bench.tuning.torch_csv import check_validators, read_validators
     from cudakit.core.bench.tuning.tune import tuning_machine
 
@@ -203,8 +209,8 @@ def _validators(tuning: TuneOptions, device: Gpu, run_context: RunContext) -> Ma
             "torch cannot use the algorithms of a simulated GPU", hint="remove --export"
         )
     accepted_validators = (
-        read_validators(Path(tuning.validators_path))
-        if tuning.validators_path
+        read_validators(Path(tune_options.validators_path))
+        if tune_options.validators_path
         else _installed_validators()
     )
     check_validators(accepted_validators, tuning_machine(device, run_context))

@@ -127,14 +127,14 @@ class Writer:
     selected_fields: tuple[FieldInfo, ...]  # fields of --fields; empty for the full report
     _lines_above: int = 0  # number of lines of the last text, if it is on a terminal
 
-    def show(self, result: DevicesResult, live: LiveState, *, is_first: bool = True) -> None:
+    def show(self, result: DevicesResult, live_state: LiveState, *, is_first: bool = True) -> None:
         """Write a result; on a terminal it replaces the previous one. ``is_first`` adds the header of CSV."""
         if self._is_live:
-            self.redraw(result, live)
+            self.redraw(result, live_state)
         else:
             self._replace_text(self._text(result, is_first=is_first))
 
-    def redraw(self, result: DevicesResult, live: LiveState) -> None:
+    def redraw(self, result: DevicesResult, live_state: LiveState) -> None:
         """Rewrite the last report, on a terminal only."""
         if self._is_live:
             from cudakit.core.devices.present.live import live_report
@@ -143,10 +143,10 @@ class Writer:
             width = terminal_width(self.target.stream)
             page = live_report(
                 self._arrange_devices(result),
-                live.history,
-                live.view,
+                live_state.history,
+                live_state.view,
                 width=width,
-                with_keys=live.keys,
+                with_keys=live_state.keys,
             )
             report = Report(result=result, document=lambda: page)
             target = replace(self.target, width=width)
@@ -241,8 +241,8 @@ def keyboard() -> Iterator[WaitForKeys | None]:
 
 
 def _read_keys(descriptor: int, seconds: float) -> str:
-    readable, _, _ = select.select([descriptor], [], [], seconds)
-    if not readable:
+    readable_descriptors, _, _ = select.select([descriptor], [], [], seconds)
+    if not readable_descriptors:
         return ""
     try:
         typed_keys = os.read(descriptor, 64).decode(errors="replace")

@@ -30,12 +30,12 @@ class Launcher(Command):
     """A command whose usage errors give exit code 125, because other exit codes are those of the program."""
 
     def make_context(
-        self, info_name: str | None, args: list[str], *remaining: Any, **kwargs: Any
+        self, info_name: str | None, args: list[str], *remaining_arguments: Any, **kwargs: Any
     ) -> click.Context:
         """Parse the command line."""
         as_json = self._wants_json(info_name, args)
         with errors_before_start(as_json=as_json):
-            return super().make_context(info_name, args, *remaining, **kwargs)
+            return super().make_context(info_name, args, *remaining_arguments, **kwargs)
 
     def _wants_json(self, info_name: str | None, args: list[str]) -> bool:
         """Return whether ``--json`` precedes the program, also if the command line has an error."""

@@ -92,7 +92,7 @@ class Monitor:
     @property
     def recorded_simulated_work_only(self) -> bool:
         """Whether work was recorded, and all of it on simulated devices."""
-        return self._detector.recorded_work and not self._detector.recorded_gpu_work
+        return self._detector.has_recorded_work and not self._detector.has_recorded_gpu_work
 
     def finish(self) -> None:
         """Analyze the records that still wait for earlier ones: no more records will come."""
@@ -109,9 +109,9 @@ class Monitor:
         if self._failure:
             raise self._failure
         incomplete, no_gpu_work = self.incomplete, None
-        if not self._detector.recorded_work:
+        if not self._detector.has_recorded_work:
             no_gpu_work = self._why_no_gpu_work(exit_status)
-        if require_gpu and not self._detector.recorded_gpu_work:
+        if require_gpu and not self._detector.has_recorded_gpu_work:
             reason = "" if no_gpu_work else f": {self._why_no_gpu_work(exit_status)}"
             incomplete.append(f"{NO_REAL_GPU_WORK}{reason}")
         return self._detector.result(
@@ -131,7 +131,7 @@ class Monitor:
 
     def _why_no_gpu_work(self, exit_status: int | None) -> str:
         """Return the most likely reason why no work of a real GPU was recorded."""
-        if self._detector.initialized_cuda:
+        if self._detector.has_initialized_cuda:
             return "the program initialized CUDA, but enqueued no work"
         return self._why_cuda_was_not_used(exit_status)
 
@@ -140,7 +140,7 @@ class Monitor:
             return unusable_reason
         if self._has_unrecorded_part:
             return "the program was not recorded"
-        if self._detector.recorded_work:
+        if self._detector.has_recorded_work:
             return "the program used simulated devices only"
         if exit_status:
             return f"the program ended with status {exit_status} and had not initialized CUDA"

@@ -209,7 +209,9 @@ def run_program(spec: RunSpec) -> int:
         if not status:
             raise
         # The program's status is more important than the failure to write the report.
-        exit_code = report_error(error, json_to=standard_error if spec.output.json else None)
+        exit_code = report_error(
+            error, open_json_output=standard_error if spec.output.json else None
+        )
     return exit_code if monitor.is_stopped or not status else end_like_program(status)
 
 
@@ -226,7 +228,7 @@ def _prepare(spec: RunSpec, stack: ExitStack) -> _PreparedRun:
         accept_unrecorded=spec.on_missing == "run",
     )
     outputs = stack.enter_context(
-        open_outputs(spec.output, _formats(spec), terminal=standard_error)
+        open_outputs(spec.output, _formats(spec), open_terminal=standard_error)
     )
     path = _snapshot_file(spec) if spec.memory else None
     new_baseline = stack.enter_context(open_baseline(spec.write_baseline, spec.output))

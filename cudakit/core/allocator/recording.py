@@ -52,7 +52,7 @@ class Recording:
     ) -> None:
         self._state = state
         self._cudakit_settings = cudakit_settings
-        self._pinned: HasSnapshot | None = None
+        self._pinned_allocator: HasSnapshot | None = None
 
     def record_history(
         self,
@@ -114,7 +114,7 @@ class Recording:
 
     def include_pinned(self, pool: HasSnapshot | None) -> None:
         """Include ``host_segments`` and ``host_traces`` of a pinned memory allocator in snapshots."""
-        self._pinned = pool
+        self._pinned_allocator = pool
 
     def snapshot(self) -> dict[str, Any]:
         """Return the segments and the trace in PyTorch's format, as builtin types."""
@@ -123,7 +123,7 @@ class Recording:
             snapshot = _snapshot(
                 state.engine, state.history, state.device, self._cudakit_settings()
             )
-        return snapshot | (self._pinned.snapshot() if self._pinned else {})
+        return snapshot | (self._pinned_allocator.snapshot() if self._pinned_allocator else {})
 
     def save_snapshot(self, path: str | os.PathLike[str]) -> None:
         """Write a snapshot to a file that PyTorch's tools and `cudakit memviz` read.

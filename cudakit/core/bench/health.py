@@ -24,8 +24,8 @@ Source: TypeAlias = Literal["measured", "derived", "bound"]
 
 # Shares of the expected value: warn below, fail below, warn above. GPUs of one node differ by 5 % and more.
 # Four other H200s at their power limit reached 0.84 to 0.88 of the expected rates of tensor-core GEMMs.
-_SHARES_OF_MEASURED = (0.93, 0.80, 1.15)
-_SHARES_OF_DERIVED = (0.75, 0.5, None)
+_SHARES_OF_MEASURED_VALUE = (0.93, 0.80, 1.15)
+_SHARES_OF_DERIVED_VALUE = (0.75, 0.5, None)
 # A time fails beyond this multiple of its bound.
 _FAIL_MULTIPLE = 3
 
@@ -231,7 +231,7 @@ def band(case: CaseResult) -> Band | Unavailable:
         return _time_band(name)
     measured_amount = _MEASURED_FIGURES.get(str(case.environment.gpu), {}).get(name)
     if measured_amount is not None:
-        return _band_around(measured_amount, unit, _SHARES_OF_MEASURED, "measured")
+        return _band_around(measured_amount, unit, _SHARES_OF_MEASURED_VALUE, "measured")
     if name in _NOT_DERIVED:
         return _NOT_DERIVED[name]
     return _derived_band(case, unit)
@@ -251,7 +251,7 @@ def _derived_band(case: CaseResult, unit: str) -> Band | Unavailable:
     if not isinstance(limit, Limit):
         return limit
     return _band_around(
-        share_of_peak * case.amount / limit.datasheet_s, unit, _SHARES_OF_DERIVED, "derived"
+        share_of_peak * case.amount / limit.datasheet_s, unit, _SHARES_OF_DERIVED_VALUE, "derived"
     )
 
 

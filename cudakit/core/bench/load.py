@@ -42,7 +42,7 @@ def load_suite(path: Path) -> SuiteResult:
 
 
 def _from_document(
-    kind: type[_Result], document: object, path: Path, expected: ExpectedFile
+    kind: type[_Result], document: object, path: Path, expected_file: ExpectedFile
 ) -> _Result:
     """Return a result of the class ``kind`` from its JSON value."""
     if isinstance(document, dict) and "error" in document and "schema" not in document:
@@ -50,7 +50,7 @@ def _from_document(
             f"{path} contains an error instead of a result: {_error_message(document['error'])}",
             hint="repeat the measurement",
         )
-    document = check_schema(path, document, kind.schema, expected)
+    document = check_schema(path, document, kind.schema, expected_file)
     try:
         return from_plain(kind, document)
     except Mismatch as mismatch:

@@ -248,11 +248,11 @@ def _lower_rank(n: int, confidence: float) -> int:
     return max(rank - 1, 0)
 
 
-def _autocorrelation(centred: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+def _autocorrelation(centred_values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """Return the autocorrelation at all lags, by the Fourier transform of the zero-padded series."""
-    padded_size = 1 << (2 * len(centred) - 1).bit_length()
-    power = np.abs(np.fft.rfft(centred, padded_size)) ** 2
-    products = np.fft.irfft(power, padded_size)[: len(centred)]
+    padded_size = 1 << (2 * len(centred_values) - 1).bit_length()
+    power = np.abs(np.fft.rfft(centred_values, padded_size)) ** 2
+    products = np.fft.irfft(power, padded_size)[: len(centred_values)]
     correlation: npt.NDArray[np.float64] = products / products[0]
     return correlation
 

@@ -123,7 +123,7 @@ class Timer:
             if work.with_untimed_work:
                 work.with_untimed_work.enqueue_after_sample(stream)
         self._wait(stream)
-        is_valid = not (is_blocked and self._blocking_kernel.timed_out)
+        is_valid = not (is_blocked and self._blocking_kernel.has_timed_out)
         time_s = gpu.elapsed(self._begin_event, self._end_event) / work.executions
         return Reading(time_s, self._clock.take_hz(), is_valid)
 
@@ -214,7 +214,7 @@ class _BlockingKernel:
             self._flag_words[0] = 1
 
     @property
-    def timed_out(self) -> bool:
+    def has_timed_out(self) -> bool:
         """Whether the last kernel, which must have finished, reached its time limit."""
         return bool(self._flag_words[1])
 

@@ -290,7 +290,7 @@ class Steps:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """The curves, reduced to at most 2,000 spans of events with the maximum of each."""
+    """The memory over time, as the maxima of at most 2,000 spans of events."""
 
     event: tuple[int, ...]  # first event of the span
     time_us: tuple[int, ...] | None  # time of ``event``; null: not recorded

@@ -86,7 +86,7 @@ def analyze(
     about the recording.
     """
     spec = spec or ProfileSpec()
-    timelines = [timeline(process) for process in activities]
+    timelines = [timeline(process_activities) for process_activities in activities]
     origin_ns = first_time(timelines)
     lost_event_counts = _lost_events(activities)
     analyzed_devices = [
@@ -104,7 +104,7 @@ def analyze(
     }
     result = ProfileResult(
         exit_status=exit_status,
-        simulated=any(process.simulated for process in activities),
+        simulated=any(process_activities.simulated for process_activities in activities),
         devices=tuple(devices),
         findings=find(
             devices, is_lossy=bool(lost_event_counts or reasons_for_missing_events(incomplete))
@@ -122,10 +122,10 @@ def analyze(
 def _lost_events(activities: Sequence[Activities]) -> dict[str, int]:
     """Return the number of missing events for each reason."""
     lost_event_counts: Counter[str] = Counter()
-    for process in activities:
-        rows = process.records_of(EventKind.GAP)
+    for process_activities in activities:
+        rows = process_activities.records_of(EventKind.GAP)
         for reason, lost_count in zip(rows["reason"].tolist(), rows["count"].tolist(), strict=True):
-            reason_text = process.strings[reason]
+            reason_text = process_activities.strings[reason]
             if not reason_text.startswith(_UNKNOWN_COLLECTIVE):
                 lost_event_counts[reason_text] += lost_count
     return dict(lost_event_counts)
@@ -135,17 +135,22 @@ class _Process:
     """The analysis of one process."""
 
     def __init__(
-        self, process: Timeline, spec: ProfileSpec, demangle: Callable[[str], str], origin_ns: int
+        self,
+        process_timeline: Timeline,
+        spec: ProfileSpec,
+        demangle: Callable[[str], str],
+        origin_ns: int,
     ) -> None:
-        self._timeline = process
+        self._timeline = process_timeline
         self._demangle = demangle
         self._origin_ns = origin_ns
-        self._steps: HostSteps = find_steps(process, spec.range_name)
-        calls, work = process.calls, process.work
-        self._call_cause = call_causes(process)
+        self._steps: HostSteps = find_steps(process_timeline, spec.range_name)
+        calls, work = process_timeline.calls, process_timeline.work
+        self._call_cause = call_causes(process_timeline)
         launching_threads = np.unique(calls.thread[work.call[work.call >= 0]]).tolist()
-        self._threads: dict[int, ThreadTime] = {
-            thread: divide_thread(process, self._call_cause, thread) for thread in launching_threads
+        self._time_by_thread: dict[int, ThreadTime] = {
+            thread: divide_thread(process_timeline, self._call_cause, thread)
+            for thread in launching_threads
         }
         self._ranges, self._range_path = self._work_ranges()
 
@@ -171,7 +176,7 @@ class _Process:
         rows = np.flatnonzero(work.device == device)
         first_ns, last_ns = int(work.start_ns[rows[0]]), int(work.end_ns[rows].max())
         steps = steps_of_device(self._timeline, rows, self._steps)
-        gaps = find_gaps(self._timeline, rows, self._threads)
+        gaps = find_gaps(self._timeline, rows, self._time_by_thread)
         if steps.count:
             _mark_start_up(gaps, int(steps.begin_ns[0]))
         division = _Division(

@@ -60,7 +60,7 @@ def load_log(
             has_launches |= bool(np.isin(batch.records["kind"], _SANITIZE_KINDS).any())
             progress("reading the log", log.fraction)
     activities = tuple(collector.activities())
-    if has_launches and not any(process.has_work for process in activities):
+    if has_launches and not any(process_activities.has_work for process_activities in activities):
         raise InputError(
             f"{path} was written by run --sanitize, so it has no times for a profile",
             hint=f"find its races with: cudakit sanitize {path}",

@@ -26,19 +26,19 @@ class AccessState:
     """The accesses to some bytes. The collections are tuples, so that copies of a state can share them."""
 
     __slots__ = (
-        "already_reported",
         "atomics",
         "is_approximate",
         "is_merged",
         "last_write",
         "reads",
+        "reported_pairs",
     )
 
     def __init__(self) -> None:
         self.last_write: MemoryAccess | None = None
         self.reads: Accesses = ()
         self.atomics: Accesses = ()
-        self.already_reported: ReportedPairs = ()
+        self.reported_pairs: ReportedPairs = ()
         # Whether this state was merged from several states, so that each access is to some of the
         # bytes only.
         self.is_merged = False
@@ -75,7 +75,7 @@ class AccessState:
             self.atomics = replace_ordered(self.atomics, clock, access)
         elif mode & WRITE:
             self.last_write = access
-            self.reads = self.atomics = self.already_reported = ()
+            self.reads = self.atomics = self.reported_pairs = ()
             self.is_merged = self.is_approximate = False
         else:
             self.reads = replace_ordered(self.reads, clock, access)
@@ -87,7 +87,7 @@ class AccessState:
             source_state.reads,
             source_state.atomics,
         )
-        self.already_reported = source_state.already_reported
+        self.reported_pairs = source_state.reported_pairs
         self.is_merged, self.is_approximate = source_state.is_merged, source_state.is_approximate
 
     def is_equivalent(self, other_state: AccessState) -> bool:
@@ -96,8 +96,8 @@ class AccessState:
             are_equivalent(self.last_write, other_state.last_write)
             and _are_all_equivalent(self.reads, other_state.reads)
             and _are_all_equivalent(self.atomics, other_state.atomics)
-            and not self.already_reported
-            and not other_state.already_reported
+            and not self.reported_pairs
+            and not other_state.reported_pairs
             and (self.is_merged, self.is_approximate)
             == (other_state.is_merged, other_state.is_approximate)
         )
@@ -229,7 +229,7 @@ class PointerState:
     allocations. Therefore the access counts as an access to one address.
     """
 
-    __slots__ = ("address", "already_reported", "readers", "writers")
+    __slots__ = ("address", "readers", "reported_pairs", "writers")
 
     is_merged = False
 
@@ -237,7 +237,7 @@ class PointerState:
         self.address = address
         self.writers: Accesses = ()
         self.readers: Accesses = ()
-        self.already_reported: ReportedPairs = ()
+        self.reported_pairs: ReportedPairs = ()
 
     def unordered_accesses(self, mode: int, clock: Clock) -> Sequence[MemoryAccess]:
         """List the stored kernels that may race with an access of this mode whose clock is ``clock``."""
@@ -254,7 +254,7 @@ class PointerState:
 
     def clear(self) -> None:
         """Remove all kernels. Call it after an exact write, which conflicts with the same later accesses."""
-        self.writers = self.readers = self.already_reported = ()
+        self.writers = self.readers = self.reported_pairs = ()
 
     @property
     def last_seq(self) -> int:
@@ -297,12 +297,14 @@ class PointerStates:
 
     def remove_unless(self, predicate: Callable[[PointerState], bool]) -> None:
         """Remove all pointers for which the predicate is False."""
-        for pointer in [state for state in self.states_by_address.values() if not predicate(state)]:
-            del self.states_by_address[pointer.address]
+        for pointer_state in [
+            state for state in self.states_by_address.values() if not predicate(state)
+        ]:
+            del self.states_by_address[pointer_state.address]
         self._addresses = sorted(self.states_by_address)
 
     def _remove_half(self) -> None:
         """Remove the least recently used half of the pointers."""
-        seqs = sorted(pointer.last_seq for pointer in self.states_by_address.values())
+        seqs = sorted(pointer_state.last_seq for pointer_state in self.states_by_address.values())
         median_seq = seqs[len(seqs) // 2]
-        self.remove_unless(lambda pointer: pointer.last_seq > median_seq)
+        self.remove_unless(lambda pointer_state: pointer_state.last_seq > median_seq)

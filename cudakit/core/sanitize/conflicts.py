@@ -47,7 +47,7 @@ class ConflictChecker:
 
     def check(
         self,
-        already_reported: ReportedPairs,
+        reported_pairs: ReportedPairs,
         previous_accesses: Iterable[MemoryAccess],
         current_access: MemoryAccess,
         clock: Clock,
@@ -57,7 +57,7 @@ class ConflictChecker:
     ) -> ReportedPairs:
         """Check an access against the earlier accesses of a state that do not happen before it.
 
-        Returns the reported pairs of the state: ``already_reported`` and the new pairs. Unless
+        Returns the reported pairs of the state: ``reported_pairs`` and the new pairs. Unless
         ``certainly_overlap``, a race is only possible, because the stored ranges are not exact.
         With ``is_merged_state``, the state was merged from several states, so each earlier access is to
         some of the bytes of the state.
@@ -65,9 +65,9 @@ class ConflictChecker:
         for access in previous_accesses:
             if not (
                 self._are_ordered_nodes(access, current_access)
-                or self._is_already_reported(already_reported, access, current_access, clock)
+                or self._is_already_reported(reported_pairs, access, current_access, clock)
             ):
-                already_reported = (*already_reported, (access, current_access))
+                reported_pairs = (*reported_pairs, (access, current_access))
                 confidence = (
                     _confidence(access, current_access)
                     if certainly_overlap
@@ -76,7 +76,7 @@ class ConflictChecker:
                 self._add_conflict(
                     Conflict(access, current_access, *shared_bytes, confidence, is_merged_state)
                 )
-        return already_reported
+        return reported_pairs
 
     def report(self) -> None:
         """Report the conflicts of the current access."""
@@ -122,7 +122,7 @@ class ConflictChecker:
 
     def _is_already_reported(
         self,
-        already_reported: ReportedPairs,
+        reported_pairs: ReportedPairs,
         access: MemoryAccess,
         current_access: MemoryAccess,
         clock: Clock,
@@ -134,7 +134,7 @@ class ConflictChecker:
                 later_access.tick <= clock[later_access.slot]
                 or self._are_ordered_nodes(later_access, current_access)
             )
-            for earlier_access, later_access in already_reported
+            for earlier_access, later_access in reported_pairs
         )
 
     def _are_ordered_nodes(self, first_access: MemoryAccess, second_access: MemoryAccess) -> bool:

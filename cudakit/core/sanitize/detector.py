@@ -105,12 +105,12 @@ class RaceDetector:
             )
 
     @property
-    def initialized_cuda(self) -> bool:
+    def has_initialized_cuda(self) -> bool:
         """Whether a process used CUDA on a real device."""
         return any(not analysis.last_batch.simulated for analysis in self._traces.values())
 
     @property
-    def recorded_gpu_work(self) -> bool:
+    def has_recorded_gpu_work(self) -> bool:
         """Whether work of a real device was recorded."""
         return any(
             analysis.engine.coverage.has_work
@@ -119,7 +119,7 @@ class RaceDetector:
         )
 
     @property
-    def recorded_work(self) -> bool:
+    def has_recorded_work(self) -> bool:
         """Whether work of a real or a simulated device was recorded."""
         return any(analysis.engine.coverage.has_work for analysis in self._traces.values())
 
@@ -204,7 +204,7 @@ def analyze_log(
         has_profile |= bool(np.isin(batch.records["kind"], _PROFILE_KINDS).any())
         progress("analyzing the log", log.fraction)
     detector.finish(report)
-    if has_profile and not detector.recorded_work:
+    if has_profile and not detector.has_recorded_work:
         raise InputError(
             f"{log.path} was written by run --profile, so it has no accesses to check for races",
             hint=f"show its profile with: cudakit profile {log.path}",

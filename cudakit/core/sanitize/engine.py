@@ -168,7 +168,7 @@ class Engine:
         self._races: list[Race] = []
         # Possible races with a launch that was not recorded and may have accessed other bytes than an earlier
         # launch of the same kernel: one race for each pair of call sites. See ``take_unverified``.
-        self._unverified: dict[tuple[int, ...], Race] = {}
+        self._unverified_race_by_key: dict[tuple[int, ...], Race] = {}
         self._possible_accesses: PossibleAccesses = {}
         self._strings: Sequence[str] = ()
         self._stream_order = stream_order = StreamOrder()
@@ -244,7 +244,7 @@ class Engine:
 
     def take_unverified(self) -> list[Race]:
         """Return the races with possible accesses since the last call, one for each pair of call sites."""
-        races, self._unverified = list(self._unverified.values()), {}
+        races, self._unverified_race_by_key = list(self._unverified_race_by_key.values()), {}
         return races
 
     def _split_by_thread(self, records: Records) -> Iterator[Records]:
@@ -310,10 +310,10 @@ class Engine:
             current_call.name,
             current_call.site,
         )
-        if sides not in self._unverified and not are_peer_kernels(
+        if sides not in self._unverified_race_by_key and not are_peer_kernels(
             previous_call, current_call, self._strings
         ):
-            self._unverified[sides] = self._describer.describe(conflict, self._strings)
+            self._unverified_race_by_key[sides] = self._describer.describe(conflict, self._strings)
 
     def _update_coverage(self, batch: RecordBatch) -> None:
         """Add the launches and accesses of a batch to the coverage."""

@@ -124,7 +124,7 @@ class Report:
         self._known_races: dict[_Key, KnownRace] = {}  # races that the baseline has
         self._occurrence_counts: Counter[_Key] = Counter()
         self._occurrences_by_process: Counter[int] = Counter()
-        self._unverified: dict[
+        self._unverified_pair_by_key: dict[
             _Key, UnverifiedPair
         ] = {}  # pairs by the identities of both operations
         self._hidden_count = 0  # number of occurrences with less confidence than is shown
@@ -181,7 +181,7 @@ class Report:
             )
             if is_counted and not is_suppressed:
                 _, *sides = self._key(decoder, race)
-                self._unverified.setdefault(
+                self._unverified_pair_by_key.setdefault(
                     tuple(sides),
                     unverified_pair(
                         process,
@@ -234,7 +234,9 @@ class Report:
             internal=self._counts_library_races,
             different_calls=different_calls,
             unverified=tuple(
-                pair for sides, pair in self._unverified.items() if sides not in racing_sides
+                pair
+                for sides, pair in self._unverified_pair_by_key.items()
+                if sides not in racing_sides
             ),
         )
 

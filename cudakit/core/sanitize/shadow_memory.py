@@ -218,8 +218,8 @@ class PythonShadow:
     ) -> None:
         """Check an access against a state whose bytes it shares."""
         if unordered_accesses := state.unordered_accesses(access.mode, clock):
-            state.already_reported = self.checker.check(
-                state.already_reported,
+            state.reported_pairs = self.checker.check(
+                state.reported_pairs,
                 unordered_accesses,
                 access,
                 clock,
@@ -228,35 +228,39 @@ class PythonShadow:
                 state.is_merged,
             )
 
-    def _add_strided(self, access: MemoryAccess, clock: Clock, strided: StridedRange) -> None:
+    def _add_strided(self, access: MemoryAccess, clock: Clock, strided_range: StridedRange) -> None:
         """Check and store a strided access."""
-        if strided.row_count <= _MAX_SEPARATE_ROWS:
-            for lo, hi in strided.row_ranges():
+        if strided_range.row_count <= _MAX_SEPARATE_ROWS:
+            for lo, hi in strided_range.row_ranges():
                 self._add_range(_part_of_access(access, lo, hi), clock)
             return
-        for state in self._range_states.find_overlapping(strided.lo, strided.hi):
-            if shared_bytes := strided.bytes_shared_with_range(state.lo, state.hi):
+        for state in self._range_states.find_overlapping(strided_range.lo, strided_range.hi):
+            if shared_bytes := strided_range.bytes_shared_with_range(state.lo, state.hi):
                 is_exact = not state.is_merged and all(
                     earlier_access.precision != MERGED
                     for earlier_access in state.unordered_accesses(access.mode, clock)
                 )
                 self._check(state, access, clock, shared_bytes, certainly_overlap=is_exact)
-        for strided_state, shared_bytes in self._strided_states.find_overlapping_strided(strided):
+        for strided_state, shared_bytes in self._strided_states.find_overlapping_strided(
+            strided_range
+        ):
             self._check(strided_state, access, clock, shared_bytes)
-        for pointer in self._pointer_states.find_overlapping(strided.lo, strided.hi):
-            address = pointer.address
-            if shared_bytes := strided.bytes_shared_with_range(address, address + 1):
-                self._check(pointer, access, clock, shared_bytes)
-        equal_state = self._strided_states.get_or_create(strided)
-        self._check(equal_state, access, clock, (strided.lo, strided.hi))
+        for pointer_state in self._pointer_states.find_overlapping(
+            strided_range.lo, strided_range.hi
+        ):
+            address = pointer_state.address
+            if shared_bytes := strided_range.bytes_shared_with_range(address, address + 1):
+                self._check(pointer_state, access, clock, shared_bytes)
+        equal_state = self._strided_states.get_or_create(strided_range)
+        self._check(equal_state, access, clock, (strided_range.lo, strided_range.hi))
         equal_state.store(access, clock)
 
     def _add_pointer(self, access: MemoryAccess, clock: Clock) -> None:
         """Check and store a pointer argument of a kernel."""
         lo = access.lo
-        pointer = self._pointer_states.get_or_create(lo)
-        self._check(pointer, access, clock, (lo, lo + 1))
-        pointer.store(access, clock)
+        pointer_state = self._pointer_states.get_or_create(lo)
+        self._check(pointer_state, access, clock, (lo, lo + 1))
+        pointer_state.store(access, clock)
         state = self._range_states.last_beginning_at_or_below(lo)
         if state.hi > lo:
             shared_bytes = (lo, min(state.hi, access.hi))
@@ -286,23 +290,23 @@ class PythonShadow:
             self._strided_states.clear(access.lo, access.hi)
 
     def _check_pointers(self, access: MemoryAccess, clock: Clock) -> None:
-        for pointer in self._pointer_states.find_overlapping(access.lo, access.hi):
-            self._check(pointer, access, clock, (pointer.address, access.hi))
+        for pointer_state in self._pointer_states.find_overlapping(access.lo, access.hi):
+            self._check(pointer_state, access, clock, (pointer_state.address, access.hi))
             if access.mode & WRITE:
-                pointer.clear()
+                pointer_state.clear()
         if self._finds_possible:
             self._check_pointers_below(access, clock)
 
     def _check_pointers_below(self, access: MemoryAccess, clock: Clock) -> None:
         """Check an access to a range against the pointers from which a kernel may reach the range."""
-        for pointer in self._pointer_states.find_overlapping(0, access.lo):
+        for pointer_state in self._pointer_states.find_overlapping(0, access.lo):
             reaching_accesses = [
                 assumed_access
-                for assumed_access in pointer.unordered_accesses(access.mode, clock)
+                for assumed_access in pointer_state.unordered_accesses(access.mode, clock)
                 if assumed_access.hi > access.lo
             ]
-            pointer.already_reported = self.checker.check(
-                pointer.already_reported,
+            pointer_state.reported_pairs = self.checker.check(
+                pointer_state.reported_pairs,
                 reaching_accesses,
                 access,
                 clock,
@@ -339,19 +343,17 @@ def _prune_state(state: AccessState, past_clock: Clock) -> bool:
     state.reads = _without_past_accesses(state.reads, past_clock)
     state.atomics = _without_past_accesses(state.atomics, past_clock)
     stored_ids = {id(access) for access in (state.last_write, *state.reads, *state.atomics)}
-    state.already_reported = tuple(
-        pair for pair in state.already_reported if id(pair[0]) in stored_ids
-    )
+    state.reported_pairs = tuple(pair for pair in state.reported_pairs if id(pair[0]) in stored_ids)
     return stored_ids != {id(None)}
 
 
-def _prune_pointer(pointer: PointerState, past_clock: Clock) -> bool:
+def _prune_pointer(pointer_state: PointerState, past_clock: Clock) -> bool:
     """Remove the kernels that all future work happens after. Return whether any kernel is left."""
-    pointer.writers = _without_past_accesses(pointer.writers, past_clock)
-    pointer.readers = _without_past_accesses(pointer.readers, past_clock)
-    stored_ids = {id(access) for access in pointer.writers + pointer.readers}
-    pointer.already_reported = tuple(
-        pair for pair in pointer.already_reported if id(pair[0]) in stored_ids
+    pointer_state.writers = _without_past_accesses(pointer_state.writers, past_clock)
+    pointer_state.readers = _without_past_accesses(pointer_state.readers, past_clock)
+    stored_ids = {id(access) for access in pointer_state.writers + pointer_state.readers}
+    pointer_state.reported_pairs = tuple(
+        pair for pair in pointer_state.reported_pairs if id(pair[0]) in stored_ids
     )
     return bool(stored_ids)
 
@@ -376,8 +378,8 @@ def _merge_adjacent_states(states: list[RangeState], max_states: int) -> Iterato
         merged_state.atomics = _last_access_per_stream(
             [access for state in adjacent_states for access in state.atomics]
         )
-        merged_state.already_reported = tuple(
-            pair for state in adjacent_states for pair in state.already_reported
+        merged_state.reported_pairs = tuple(
+            pair for state in adjacent_states for pair in state.reported_pairs
         )
         merged_state.is_merged = True
         merged_state.is_approximate = any(state.is_approximate for state in adjacent_states)

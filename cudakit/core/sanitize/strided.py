@@ -111,48 +111,48 @@ class StridedStates:
     def __init__(self) -> None:
         self.states_by_range: dict[StridedRange, AccessState] = {}  # the oldest first
         # For each bit length of a length in bytes: first address, number in order of creation, and range.
-        self._sorted: dict[int, list[tuple[int, int, StridedRange]]] = {}
+        self._ranges_by_length_class: dict[int, list[tuple[int, int, StridedRange]]] = {}
         self._created_count = 0
 
     def __len__(self) -> int:
         return len(self.states_by_range)
 
-    def get_or_create(self, strided: StridedRange) -> AccessState:
+    def get_or_create(self, strided_range: StridedRange) -> AccessState:
         """Return the state of a strided range; create it if there is none."""
-        state = self.states_by_range.get(strided)
+        state = self.states_by_range.get(strided_range)
         if state is None:
             if len(self.states_by_range) >= MAX_STRIDED_STATES:
                 ranges = list(self.states_by_range)
                 self._remove(ranges[: len(ranges) // 2])
-            state = self.states_by_range[strided] = AccessState()
-            length_class = (strided.hi - strided.lo).bit_length()
-            sorted_item = strided.lo, self._created_count, strided
-            insort(self._sorted.setdefault(length_class, []), sorted_item)
+            state = self.states_by_range[strided_range] = AccessState()
+            length_class = (strided_range.hi - strided_range.lo).bit_length()
+            sorted_item = strided_range.lo, self._created_count, strided_range
+            insort(self._ranges_by_length_class.setdefault(length_class, []), sorted_item)
             self._created_count += 1
         return state
 
     def find_overlapping(self, lo: int, hi: int) -> Iterator[tuple[AccessState, Range]]:
         """Yield each state that has bytes from ``lo`` up to ``hi``, and the first of those bytes."""
-        for strided in self._ranges_between(lo, hi):
-            if shared_bytes := strided.bytes_shared_with_range(lo, hi):
-                yield self.states_by_range[strided], shared_bytes
+        for strided_range in self._ranges_between(lo, hi):
+            if shared_bytes := strided_range.bytes_shared_with_range(lo, hi):
+                yield self.states_by_range[strided_range], shared_bytes
 
     def find_overlapping_strided(
-        self, strided: StridedRange
+        self, strided_range: StridedRange
     ) -> Iterator[tuple[AccessState, Range]]:
         """Yield each state of another strided range that overlaps this one, and the first shared bytes."""
-        for stored_range in self._ranges_between(strided.lo, strided.hi):
-            if stored_range != strided and (
-                shared_bytes := strided.bytes_shared_with(stored_range)
+        for stored_range in self._ranges_between(strided_range.lo, strided_range.hi):
+            if stored_range != strided_range and (
+                shared_bytes := strided_range.bytes_shared_with(stored_range)
             ):
                 yield self.states_by_range[stored_range], shared_bytes
 
     def clear(self, lo: int, hi: int) -> None:
         """Remove the strided ranges that lie completely between two addresses."""
         self._remove(
-            strided
-            for strided in self._ranges_between(lo, hi)
-            if lo <= strided.lo and strided.hi <= hi
+            strided_range
+            for strided_range in self._ranges_between(lo, hi)
+            if lo <= strided_range.lo and strided_range.hi <= hi
         )
 
     def remove_unless(self, predicate: Callable[[StridedRange, AccessState], bool]) -> None:
@@ -168,23 +168,23 @@ class StridedStates:
     def _ranges_between(self, lo: int, hi: int) -> list[StridedRange]:
         """List the ranges that begin below ``hi`` and end above ``lo``, the oldest first."""
         numbered_ranges: list[tuple[int, StridedRange]] = []
-        for length_class, sorted_items in self._sorted.items():
+        for length_class, sorted_items in self._ranges_by_length_class.items():
             begin = bisect_left(sorted_items, lo - (1 << length_class), key=itemgetter(0))
             end = bisect_left(sorted_items, hi, key=itemgetter(0))
             numbered_ranges += [
-                (creation_number, strided)
-                for _, creation_number, strided in sorted_items[begin:end]
-                if strided.hi > lo
+                (creation_number, strided_range)
+                for _, creation_number, strided_range in sorted_items[begin:end]
+                if strided_range.hi > lo
             ]
-        return [strided for _, strided in sorted(numbered_ranges, key=itemgetter(0))]
+        return [strided_range for _, strided_range in sorted(numbered_ranges, key=itemgetter(0))]
 
     def _remove(self, ranges: Iterable[StridedRange]) -> None:
         removed_ranges = set(ranges)
         if not removed_ranges:
             return
-        for strided in removed_ranges:
-            del self.states_by_range[strided]
-        for length_class, sorted_items in self._sorted.items():
-            self._sorted[length_class] = [
+        for strided_range in removed_ranges:
+            del self.states_by_range[strided_range]
+        for length_class, sorted_items in self._ranges_by_length_class.items():
+            self._ranges_by_length_class[length_class] = [
                 sorted_item for sorted_item in sorted_items if sorted_item[2] not in removed_ranges
             ]

@@ -158,7 +158,7 @@ class CublasLt:
                 hint=_ALGORITHM_HINT,
             )
         algorithm_check = _AlgorithmCheck(self, problem, algorithm.id)
-        if not (checked_algorithm := algorithm_check.accepts(algorithm)):
+        if not (checked_algorithm := algorithm_check.check_algorithm(algorithm)):
             raise Unsupported(
                 f"cuBLASLt {self.version} does not accept {algorithm} for this GEMM",
                 hint=_ALGORITHM_HINT,
@@ -195,7 +195,7 @@ class CublasLt:
             self._capability,
             name="cublasLtMatmulAlgoCapGetAttribute",
         )
-        yield from configurations(algorithm_choices, algorithm_check.accepts)
+        yield from configurations(algorithm_choices, algorithm_check.check_algorithm)
 
 
 class LtGemm:
@@ -324,7 +324,7 @@ class _AlgorithmCheck:
         )
         self.is_initialized = self._initialize(algorithm_id)
 
-    def accepts(self, algorithm: Algorithm) -> Algorithm | None:
+    def check_algorithm(self, algorithm: Algorithm) -> Algorithm | None:
         """Return the algorithm with its workspace size, or None if cuBLASLt does not support it."""
         blas, lt = self._blas, self._blas.vendor.lt
         if not self.is_initialized:

@@ -25,7 +25,7 @@ SPLIT_K_FACTORS = (2, 3, 4, 5, 6, 8, 10, 12, 16)
 _SAMPLE_COUNT = 16
 
 # A function that returns an algorithm with its workspace size, or None if the library does not support it.
-Accepts = Callable[[Algorithm], "Algorithm | None"]
+CheckAlgorithm = Callable[[Algorithm], "Algorithm | None"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ def allowed_reductions(gemm: Gemm, settings: GemmSettings) -> tuple[int, ...]:
     return tuple(scheme for scheme in SCHEMES if scheme not in excluded_schemes)
 
 
-def configurations(choices: Choices, accepts: Accepts) -> Iterator[Algorithm | None]:
+def configurations(choices: Choices, check_algorithm: CheckAlgorithm) -> Iterator[Algorithm | None]:
     """Yield each supported configuration once, and None for each unsupported one.
 
     Combinations of tiles and stages come first, because they are found fast, and their speed differs most. A
@@ -70,18 +70,18 @@ def configurations(choices: Choices, accepts: Accepts) -> Iterator[Algorithm | N
     ]
     supported_shapes: list[Algorithm] = []
     for shape in shapes:
-        if accepted_shape := accepts(shape):
+        if accepted_shape := check_algorithm(shape):
             supported_shapes.append(shape)
         yield accepted_shape
     sampled_shapes = _sample(supported_shapes or shapes)
-    clusters = _effective_values("cluster", choices.clusters, sampled_shapes, accepts)
-    inners = _effective_values("inner", choices.inners, sampled_shapes, accepts)
+    clusters = _effective_values("cluster", choices.clusters, sampled_shapes, check_algorithm)
+    inners = _effective_values("inner", choices.inners, sampled_shapes, check_algorithm)
     for shape, custom, cluster, inner_shape in product(shapes, choices.customs, clusters, inners):
         candidate = replace(shape, custom=custom, cluster=cluster, inner=inner_shape)
-        accepted_shape = accepts(candidate)
+        accepted_shape = check_algorithm(candidate)
         yield accepted_shape if candidate != shape else None
         if accepted_shape:
-            yield from map(accepts, _variants(candidate, choices))
+            yield from map(check_algorithm, _variants(candidate, choices))
 
 
 def round_robin(
@@ -111,7 +111,7 @@ def _sample(shapes: Sequence[Algorithm]) -> Sequence[Algorithm]:
 
 
 def _effective_values(
-    field: str, values: Sequence[int], shapes: Sequence[Algorithm], accepts: Accepts
+    field: str, values: Sequence[int], shapes: Sequence[Algorithm], check_algorithm: CheckAlgorithm
 ) -> Sequence[int]:
     """Return the supported values of a parameter; only the first value if the parameter has no effect."""
     if len(values) == 1:
@@ -119,7 +119,7 @@ def _effective_values(
     supported_values = [
         value
         for value in values
-        if any(accepts(replace(shape, **{field: value})) for shape in shapes)
+        if any(check_algorithm(replace(shape, **{field: value})) for shape in shapes)
     ]
     return (
         supported_values if supported_values and len(supported_values) < len(values) else values[:1]

@@ -1,4 +1,4 @@
-"""Find CUPTI's library, and check that it can profile programs of an interpreter."""
+"""Find CUPTI's library, and check that it can profile programs that a Python interpreter runs."""
 
 from __future__ import annotations
 

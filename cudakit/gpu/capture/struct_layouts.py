@@ -80,7 +80,7 @@ class Header:
 
     def __init__(self, header_text: str) -> None:
         header_text = _COMMENT.sub(" ", header_text)
-        self._structs = dict(_struct_bodies(header_text))
+        self._members_by_struct = dict(_struct_bodies(header_text))
         self._enums = frozenset(_ENUM.findall(header_text))
         self._handles = frozenset(_HANDLE.findall(header_text))
 
@@ -90,14 +90,14 @@ class Header:
         Members of an unnamed struct or union count as fields of the outer one. Raises ValueError for a
         declaration that cannot be parsed.
         """
-        if name not in self._structs:
+        if name not in self._members_by_struct:
             return None
         struct = self._struct(name)
         return {**struct.fields, SIZE: struct.size}
 
     def _struct(self, name: str) -> _Aggregate:
         struct = _Aggregate()
-        self._add_members(struct, _TOKEN.findall(self._structs[name]))
+        self._add_members(struct, _TOKEN.findall(self._members_by_struct[name]))
         return struct
 
     def _add_members(self, aggregate: _Aggregate, tokens: list[str]) -> None:
@@ -137,7 +137,7 @@ class Header:
                     raise ValueError(f"cannot parse the declaration {' '.join(words)!r}")
 
     def _size_and_alignment(self, type_name: str) -> tuple[int, int]:
-        if type_name in self._structs:
+        if type_name in self._members_by_struct:
             struct = self._struct(type_name)
             return struct.size, struct.alignment
         if type_name in self._enums or type_name in _CUDA_INTEGER_TYPES:

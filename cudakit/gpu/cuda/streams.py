@@ -112,7 +112,7 @@ class CudaStreams:
         finally:
             self._context.call(cu.cuThreadExchangeStreamCaptureMode, previous_mode)
 
-    def external(self, handle: int) -> Stream:
+    def external_stream(self, handle: int) -> Stream:
         """Return an id for the handle of another library's stream, which ``close`` does not destroy."""
         if handle in _DEFAULT_BY_HANDLE:
             return _DEFAULT_BY_HANDLE[handle]
@@ -151,7 +151,7 @@ class HandleStreams(CudaStreams):
     def handle(self, stream: Stream) -> object:
         return cu.CUstream(_DEFAULT_BY_HANDLE.get(stream, stream))
 
-    def external(self, handle: int) -> Stream:
+    def external_stream(self, handle: int) -> Stream:
         return _DEFAULT_BY_HANDLE.get(handle, Stream(handle))
 
     def stream(self, *, blocking: bool = True, priority: int = 0) -> Stream:

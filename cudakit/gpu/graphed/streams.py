@@ -50,11 +50,11 @@ class FrameworkStreams:
     def stream(self, stream_argument: object) -> Stream:
         """Return the stream for an argument of any library; for None, the current stream."""
         if stream_argument is None:
-            return self._gpu.streams.external(self._current_stream())
+            return self._gpu.streams.external_stream(self._current_stream())
         from cudakit.gpu.cuda.current import stream
 
         with stream(stream_argument) as handle:
-            return self._gpu.streams.external(handle)
+            return self._gpu.streams.external_stream(handle)
 
     @contextmanager
     def as_current(self, handle: StreamHandle) -> Iterator[None]:

@@ -37,7 +37,7 @@ def memory_manager(
     return manager_of(cuda, find_allocator, default_stream_only=default_stream_only)
 
 
-def allocator_by_device(allocators: Iterable[Allocator]) -> Callable[[int], Allocator]:
+def allocator_finder(allocators: Iterable[Allocator]) -> Callable[[int], Allocator]:
     """Return a function from a device index to its allocator; it raises UsageError for other indices."""
     return AllocatorByDevice(allocators).__getitem__
 

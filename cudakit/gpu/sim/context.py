@@ -50,7 +50,7 @@ class Context:
         ordinal: int,
         seed: int | None,
         sink: Sink | None,
-        site: Callable[[], int] | None,
+        current_site: Callable[[], int] | None,
     ) -> None:
         self.model = model
         self.name = f"sim:{model}"
@@ -61,14 +61,14 @@ class Context:
         self.schedule = Schedule(self.clock, seed=seed)
         self._spool = None if sink else attach_to_spool(os.environ)
         if self._spool:
-            sink, site = self._spool.sink, self._spool.site
+            sink, current_site = self._spool.sink, self._spool.current_site
             atexit.register(self._finish_work_at_exit)
         is_profiled = os.environ.get(EVENTS_VARIABLE) == PROFILE_EVENTS
         self.recorder = Recorder(None if is_profiled else sink)
         self.cuda_view = _cuda_view(model)
         self.facts = self.facts_of(ordinal)
         self.costs = costs_of(self.facts)
-        self._read_call_site = site or int
+        self._read_call_site = current_site or int
         self._program_call = self._spool.program_call if self._spool else int
         self._event_number = 0
         self._thread_numbers: dict[int, int] = {}

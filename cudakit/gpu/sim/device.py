@@ -31,8 +31,8 @@ class Sim(Device):
 
     ``model`` names the machine, ``ordinal`` selects a device of it. With a ``seed``, ready tasks run in a
     reproducible random order; without one, each task runs as early as possible. ``sink`` receives the events
-    of every call, ``site`` returns the index of the current call stack (``trace_file.TraceWriter.stack``);
-    without a sink, a traced program writes to the spool directory named by the environment.
+    of every call; without a sink, a traced program writes to the spool directory named by the environment.
+    ``current_site`` returns the index of the current call stack (``trace_file.TraceWriter.stack``).
     ``capacity_bytes`` overrides the memory size; ``host_kernels`` are visible to this device only. Each
     device has a separate simulated process, on the machine of ``same_machine_as`` or on a new machine;
     ``handle_kinds`` are the kinds of shareable handles that it supports.
@@ -54,13 +54,13 @@ class Sim(Device):
         ordinal: int = 0,
         seed: int | None = None,
         sink: Sink | None = None,
-        site: Callable[[], int] | None = None,
+        current_site: Callable[[], int] | None = None,
         capacity_bytes: int | None = None,
         host_kernels: Mapping[str, HostKernel] | None = None,
         same_machine_as: Sim | None = None,
         handle_kinds: tuple[HandleKind, ...] = ("descriptor",),
     ) -> None:
-        context = Context(model, ordinal=ordinal, seed=seed, sink=sink, site=site)
+        context = Context(model, ordinal=ordinal, seed=seed, sink=sink, current_site=current_site)
         streams, heap = SimStreams(context), Heap(context, capacity_bytes)
         registry = same_machine_as.ipc.registry if same_machine_as else IpcRegistry()
         self.context, self.heap, self.streams = context, heap, streams

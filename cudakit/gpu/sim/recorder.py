@@ -73,12 +73,12 @@ _MAX_FRAMES = 128
 class SpoolSink:
     """The sink of a spool directory, and functions that number the call stack and the call of the program.
 
-    ``site`` returns the number of the call stack. ``program_call`` returns the number of the program call, or
-    0.
+    ``current_site`` returns the number of the call stack. ``program_call`` returns the
+    number of the current program call, or 0.
     """
 
     sink: Sink
-    site: Callable[[], int]
+    current_site: Callable[[], int]
     program_call: Callable[[], int]
     close: Callable[[], None]
 
@@ -93,7 +93,7 @@ def attach_to_spool(environment: Mapping[str, str]) -> SpoolSink | None:
 
 
 def _program_calls() -> Callable[[], int]:
-    """Return the function that returns the number of the current program call; 0 if it is unknown."""
+    """Return a function that gives the number of the current program call, or 0 if the number is unknown."""
     try:
         frames_module = import_module("cudakit.gpu.capture._frames")
     except ImportError:  # cudakit was installed without a compiler

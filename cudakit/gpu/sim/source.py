@@ -83,7 +83,8 @@ def signatures_of(image: bytes) -> Signatures:
 
 def _looks_like_cuda(text: str) -> bool:
     has_balanced_brackets = all(
-        text.count(opening) == text.count(closing) for opening, closing in ("()", "[]", "{}")
+        text.count(opening_bracket) == text.count(closing_bracket)
+        for opening_bracket, closing_bracket in ("()", "[]", "{}")
     )
     return has_balanced_brackets and (
         not text.strip() or any(token in text for token in ("{", ";"))

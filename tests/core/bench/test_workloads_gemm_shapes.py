@@ -102,7 +102,7 @@ def test_file_has_one_shape_per_line(text: str, expected: list[Shape], tmp_path:
         ("m,n,k,batch\n1,2,3\n", ":2: '1 2 3' is not a shape"),
         ("m,n\n1,2\n", ":1: 'm n' is not a shape, and as a header it lacks k"),
         ("m,n,k,k\n1,2,3,3\n", "it lacks k"),
-        ("", "contains no shapes"),
+        ("", "is empty"),
         ("# nothing\n", "contains no shapes"),
         ("m n k\n", "contains no shapes"),
     ],
@@ -124,5 +124,5 @@ def test_unreadable_file_error_names_file(tmp_path: Path) -> None:
         read_shapes(tmp_path / "missing")
     with pytest.raises(InputError, match="is a directory"):
         read_shapes(tmp_path)
-    with pytest.raises(InputError, match="not a text file"):
+    with pytest.raises(InputError, match="it is not text"):
         read_shapes(binary)

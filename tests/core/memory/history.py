@@ -26,7 +26,7 @@ class Lifetime:
     pool: int
     stack: int
     begin: int
-    free_requested: int
+    free_request: int
     end: int
 
 
@@ -138,6 +138,6 @@ def _renumbered(lifetime: Lifetime, to: Callable[[int], int]) -> Lifetime:
     return replace(
         lifetime,
         begin=to(lifetime.begin),
-        free_requested=to(lifetime.free_requested),
+        free_request=to(lifetime.free_request),
         end=to(lifetime.end),
     )

@@ -116,7 +116,7 @@ class Allocator:
         """Free an allocation; the free completes after all recorded streams have finished with it."""
         area, piece = self._holding(address)
         lifetime = self.lifetimes[piece.lifetime]
-        self.lifetimes[piece.lifetime] = replace(lifetime, free_requested=len(self.entries))
+        self.lifetimes[piece.lifetime] = replace(lifetime, free_request=len(self.entries))
         piece.use = Use.PENDING
         self._emit_piece(Action.FREE_REQUESTED, area, piece)
         if not piece.other_streams:
@@ -153,9 +153,7 @@ class Allocator:
         """Return the history so far."""
         n = len(self.entries)
         lifetimes = (
-            replace(
-                lifetime, free_requested=min(lifetime.free_requested, n), end=min(lifetime.end, n)
-            )
+            replace(lifetime, free_request=min(lifetime.free_request, n), end=min(lifetime.end, n))
             for lifetime in self.lifetimes
         )
         limit = -1 if self.max_split is None else self.max_split

@@ -44,8 +44,8 @@ def test_foreign_stream_is_used_by_handle(gpu: Cuda, handle: int) -> None:
     gpu.sync_event(event)
 
     assert gpu.query_stream(stream)
-    assert gpu.streams.external(handle) == gpu.stream_address(stream) == handle
-    assert gpu.streams.external(0) == LEGACY
+    assert gpu.streams.external_stream(handle) == gpu.stream_address(stream) == handle
+    assert gpu.streams.external_stream(0) == LEGACY
 
 
 def test_stream_ids_are_handles_and_foreign_streams_are_not_destroyed(

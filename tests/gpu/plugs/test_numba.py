@@ -18,7 +18,7 @@ from cudakit.errors import CudakitError, MissingDependency, UsageError
 from cudakit.gpu.api import LEGACY
 from cudakit.gpu.plugs.numba import (
     UNUSED_STREAM,
-    allocator_by_device,
+    allocator_finder,
     manager_of,
     memory_manager,
     unpickle_handle,
@@ -71,7 +71,7 @@ CUDA = SimpleNamespace(
 
 def manager(*allocators: Allocating, device: int = 0, default_stream_only: bool = False) -> Any:
     manager_class = manager_of(
-        CUDA, allocator_by_device(allocators), default_stream_only=default_stream_only
+        CUDA, allocator_finder(allocators), default_stream_only=default_stream_only
     )
     context = Context(device)
     memory_manager = manager_class(context=context)
@@ -172,5 +172,5 @@ def test_without_numba_the_package_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setitem(sys.modules, "numba", None)
 
     with pytest.raises(MissingDependency) as caught:
-        memory_manager(allocator_by_device([Allocating()]), default_stream_only=False)
+        memory_manager(allocator_finder([Allocating()]), default_stream_only=False)
     assert caught.value.hint == "pip install 'numba-cuda[cu13]'"

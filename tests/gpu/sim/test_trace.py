@@ -284,7 +284,7 @@ def test_graph_launched_into_capture_is_inlined() -> None:
 
 def test_events_have_time_device_and_thread() -> None:
     trace: list[Event] = []
-    gpu = Sim(sink=trace.append, site=lambda: 42)
+    gpu = Sim(sink=trace.append, current_site=lambda: 42)
     gpu.sync()
     gpu.close()
 
@@ -303,7 +303,7 @@ def test_events_round_trip_through_log(tmp_path: Path) -> None:
             writer.write(event)
             trace.append(event)
 
-        bench = SimBench(sink=sink, site=lambda: writer.stack((frame,)))
+        bench = SimBench(sink=sink, current_site=lambda: writer.stack((frame,)))
         bench.mix(bench.ints(), bench.ints(), 1, LEGACY)
         bench.gpu.close()
 

@@ -249,7 +249,10 @@ def _import_ray() -> Any:
 
 
 def _local_settings() -> dict[str, str]:
-    """Return the settings of a new cluster: no usage report, and a token, which Ray would write to ~/.ray."""
+    """Return environment variables for a new cluster.
+
+    They disable the usage report, and set a token, because Ray would otherwise write one to ~/.ray.
+    """
     settings = {"RAY_USAGE_STATS_ENABLED": "0"}
     if "RAY_AUTH_MODE" in os.environ:
         return settings

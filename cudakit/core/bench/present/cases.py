@@ -320,5 +320,5 @@ def _steps_caption(cases: Sequence[CaseResult]) -> str:
     return " ".join(caption_lines)
 
 
-def _text_range(lowest: str, highest: str) -> str:
-    return lowest if lowest == highest else f"{lowest} to {highest}"
+def _text_range(lowest_text: str, highest_text: str) -> str:
+    return lowest_text if lowest_text == highest_text else f"{lowest_text} to {highest_text}"

@@ -24,17 +24,19 @@ from cudakit.units import Unavailable
 def result_columns(cases: Sequence[CaseResult]) -> Columns:
     """Return the Columns ``results``, with a row per case."""
     arrays: dict[str, Array] = {}
-    texts: dict[str, tuple[str, ...]] = {}
-    arrays["name"], texts["name"] = _encode_words([case.name for case in cases])
+    texts_by_column: dict[str, tuple[str, ...]] = {}
+    arrays["name"], texts_by_column["name"] = _encode_words([case.name for case in cases])
     for name in axis_names(cases):
         values = [case.axes.get(name) for case in cases]
         if dtype := _dtype(values):
             arrays[name] = np.array(values, dtype)
         else:
             texts_of_axis = [None if value is None else str(value) for value in values]
-            arrays[name], texts[name] = _encode_words(texts_of_axis)
+            arrays[name], texts_by_column[name] = _encode_words(texts_of_axis)
     if {case.library for case in cases} - {"cudakit"}:
-        arrays["contender"], texts["contender"] = _encode_words([case.library for case in cases])
+        arrays["contender"], texts_by_column["contender"] = _encode_words(
+            [case.library for case in cases]
+        )
     for figure in _case_figures(cases[0]) if cases else ():
         arrays[figure] = np.array([_case_figures(case)[figure] for case in cases], np.float64)
     if any(case.bus_factor is not None for case in cases):
@@ -46,8 +48,8 @@ def result_columns(cases: Sequence[CaseResult]) -> Columns:
         arrays["simulated"] = np.array([case.environment.simulated for case in cases], np.bool_)
     if "contender" in arrays:
         libraries = [called_library(case) for case in cases]
-        arrays["library"], texts["library"] = _encode_words(libraries)
-    return Columns("results", arrays, texts)
+        arrays["library"], texts_by_column["library"] = _encode_words(libraries)
+    return Columns("results", arrays, texts_by_column)
 
 
 def sample_columns(cases: Sequence[CaseResult]) -> Columns:
@@ -71,12 +73,12 @@ def sample_columns(cases: Sequence[CaseResult]) -> Columns:
 def device_columns(environment: Environment) -> Columns:
     """Return the Columns ``device``, with one row."""
     arrays: dict[str, Array] = {}
-    texts: dict[str, tuple[str, ...]] = {}
+    texts_by_column: dict[str, tuple[str, ...]] = {}
     for name, description in (
         ("gpu", environment.gpu),
         ("compute_capability", environment.compute_capability),
     ):
-        arrays[name], texts[name] = _encode_words(
+        arrays[name], texts_by_column[name] = _encode_words(
             [None if isinstance(description, Unavailable) else description]
         )
     for name, value in (
@@ -88,7 +90,7 @@ def device_columns(environment: Environment) -> Columns:
         ("l2_bytes", environment.l2_bytes),
     ):
         arrays[name] = np.array([number(value)], np.float64)
-    return Columns("device", arrays, texts)
+    return Columns("device", arrays, texts_by_column)
 
 
 def _case_figures(case: CaseResult) -> dict[str, float]:

@@ -106,7 +106,7 @@ def tune(
         machine=machine,
         warnings=(_UNBLOCKED_WARNING,) if lacks_blocker else (),
         gemms=(*results_to_keep.values(), *session.gemms.values()),
-        untuned=tuple(session.untuned),
+        untuned=tuple(session.untuned_gemms),
     )
 
 
@@ -119,8 +119,8 @@ class _Session:
 
     def __init__(self, spec: GemmSpec, gpu: Gpu, limits: Limits, *, is_unblocked: bool) -> None:
         self.gemms: dict[object, TunedGemm] = {}
-        self.untuned: list[UntunedGemm] = []
-        self._unsupported: list[Unsupported] = []
+        self.untuned_gemms: list[UntunedGemm] = []
+        self._unsupported_errors: list[Unsupported] = []
         self._spec, self._gpu, self._search_limits, self._is_unblocked = (
             spec,
             gpu,
@@ -151,8 +151,8 @@ class _Session:
             if not self.gemms:
                 raise
             return False
-        if self._unsupported and not self.gemms and not skipped_keys:
-            raise self._unsupported[0]
+        if self._unsupported_errors and not self.gemms and not skipped_keys:
+            raise self._unsupported_errors[0]
         return True
 
     def _tune_gemm(self, timer: Timer, gemm: Gemm, method: Method, progress: Progress) -> bool:
@@ -160,11 +160,11 @@ class _Session:
         try:
             result = self._search(timer, gemm, method, progress)
         except Unsupported as reason:
-            self._unsupported.append(reason)
-            self.untuned.append(UntunedGemm(gemm, reason.message, wrong=False))
+            self._unsupported_errors.append(reason)
+            self.untuned_gemms.append(UntunedGemm(gemm, reason.message, wrong=False))
             return False
         if isinstance(result, UntunedGemm):
-            self.untuned.append(result)
+            self.untuned_gemms.append(result)
             return False
         self.gemms[result.key] = result
         return result.stopped == "interrupted"

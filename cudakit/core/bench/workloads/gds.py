@@ -237,19 +237,19 @@ class _StagedFile:
 
     def __init__(self, gpu: Gpu, descriptor: int, size_bytes: int, cleanup: ExitStack) -> None:
         self._gpu, self._descriptor = gpu, descriptor
-        self._staging = gpu.host_malloc(size_bytes)
-        cleanup.callback(gpu.host_free, self._staging)
-        self._view = gpu.host_view(self._staging, size_bytes)
+        self._staging_buffer = gpu.host_malloc(size_bytes)
+        cleanup.callback(gpu.host_free, self._staging_buffer)
+        self._view = gpu.host_view(self._staging_buffer, size_bytes)
         cleanup.callback(self._view.release)
         self._stream = create_stream(gpu, cleanup)
 
     def read(self, buffer: Ptr, buffer_offset: int, size_bytes: int, file_offset: int) -> None:
         self._transfer_all(os.preadv, size_bytes, file_offset)
-        self._gpu.copy(Ptr(buffer + buffer_offset), self._staging, size_bytes, self._stream)
+        self._gpu.copy(Ptr(buffer + buffer_offset), self._staging_buffer, size_bytes, self._stream)
         self._gpu.sync_stream(self._stream)
 
     def write(self, buffer: Ptr, buffer_offset: int, size_bytes: int, file_offset: int) -> None:
-        self._gpu.copy(self._staging, Ptr(buffer + buffer_offset), size_bytes, self._stream)
+        self._gpu.copy(self._staging_buffer, Ptr(buffer + buffer_offset), size_bytes, self._stream)
         self._gpu.sync_stream(self._stream)
         self._transfer_all(os.pwritev, size_bytes, file_offset)
 
@@ -388,15 +388,15 @@ class PreparedTransfer:
 
     def _read_back(self, ptr: Ptr) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
         size_bytes = self._transfer.size_bytes
-        staging = self._gpu.host_malloc(size_bytes, pinned=False)
+        staging_buffer = self._gpu.host_malloc(size_bytes, pinned=False)
         try:
-            self._gpu.copy(staging, ptr, size_bytes, LEGACY)
+            self._gpu.copy(staging_buffer, ptr, size_bytes, LEGACY)
             self._gpu.sync()
-            view = self._gpu.host_view(staging, size_bytes)
+            view = self._gpu.host_view(staging_buffer, size_bytes)
             device_bytes = np.frombuffer(view, np.uint8).copy()
             view.release()
         finally:
-            self._gpu.host_free(staging)
+            self._gpu.host_free(staging_buffer)
         return device_bytes
 
     def _fill(self) -> None:

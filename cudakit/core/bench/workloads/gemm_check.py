@@ -196,8 +196,8 @@ class _Sample:
         if errors[index] <= _OUTLIER_FACTOR * tolerance * root_mean_square:
             return ""
         row, column = self.rows[index[1]], self.columns[index[2]]
-        computed, reference = computed_values[index], expected_values[index]
-        return f"row {row}, column {column} is {computed:.6g} instead of {reference:.6g}"
+        computed_value, expected_value = computed_values[index], expected_values[index]
+        return f"row {row}, column {column} is {computed_value:.6g} instead of {expected_value:.6g}"
 
     def _gather(self, slab: Slab, matrix: Matrix, rows: _Indices, columns: _Indices) -> Floats:
         """Read the intersection of rows and columns of a matrix."""

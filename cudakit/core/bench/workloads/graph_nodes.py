@@ -73,18 +73,18 @@ class Nodes:
         self._gpu.sync()
 
 
-def _kernel_node(gpu: ComputeDevice, cleanup: ExitStack) -> _EnqueueNode:
+def _prepare_kernel_node(gpu: ComputeDevice, cleanup: ExitStack) -> _EnqueueNode:
     kernels = cleanup.enter_context(closing(Bandwidth(gpu)))
     return lambda address, byte, stream: kernels.write(
         address, byte * _REPEATED_BYTE, WIDTH_BYTES, stream
     )
 
 
-def _fill_node(gpu: ComputeDevice, cleanup: ExitStack) -> _EnqueueNode:  # noqa: ARG001
+def _prepare_fill_node(gpu: ComputeDevice, cleanup: ExitStack) -> _EnqueueNode:  # noqa: ARG001
     return lambda address, byte, stream: gpu.fill(address, byte, WIDTH_BYTES, stream)
 
 
-def _copy_node(gpu: ComputeDevice, cleanup: ExitStack) -> _EnqueueNode:
+def _prepare_copy_node(gpu: ComputeDevice, cleanup: ExitStack) -> _EnqueueNode:
     source_by_byte = {byte: allocate(gpu, cleanup, WIDTH_BYTES) for byte in BYTES}
     for byte, source in source_by_byte.items():
         gpu.fill(source, byte, WIDTH_BYTES, LEGACY)
@@ -94,7 +94,7 @@ def _copy_node(gpu: ComputeDevice, cleanup: ExitStack) -> _EnqueueNode:
 
 
 _KINDS: Mapping[str, Callable[[ComputeDevice, ExitStack], _EnqueueNode]] = {
-    "kernel": _kernel_node,
-    "fill": _fill_node,
-    "copy": _copy_node,
+    "kernel": _prepare_kernel_node,
+    "fill": _prepare_fill_node,
+    "copy": _prepare_copy_node,
 }

@@ -79,11 +79,11 @@ class _LaunchToStart:
         return any(self._words[0] == self._launch_count for _ in range(_POLLS_PER_QUERY))
 
 
-def _empty_kernel(gpu: ComputeDevice, prepared_launch: PreparedLatency) -> _Call:
+def _prepare_empty_kernel(gpu: ComputeDevice, prepared_launch: PreparedLatency) -> _Call:
     return prepared_launch.cleanup.enter_context(closing(Spin(gpu))).empty
 
 
-def _record(gpu: ComputeDevice, prepared_launch: PreparedLatency) -> _Call:
+def _prepare_record(gpu: ComputeDevice, prepared_launch: PreparedLatency) -> _Call:
     event = gpu.event()
     prepared_launch.cleanup.callback(gpu.destroy_event, event)
     return lambda stream: gpu.record(event, stream)
@@ -96,11 +96,11 @@ class _TimedCall:
 
 
 _CALLS: Mapping[str, _TimedCall] = {
-    "launch": _TimedCall("call", _empty_kernel),
+    "launch": _TimedCall("call", _prepare_empty_kernel),
     "launch-to-start": _TimedCall("call", _LaunchToStart),
-    "launch-to-finish": _TimedCall("host", _empty_kernel),
-    "launch-back-to-back": _TimedCall("batch", _empty_kernel),
-    "event-record": _TimedCall("call", _record),
+    "launch-to-finish": _TimedCall("host", _prepare_empty_kernel),
+    "launch-back-to-back": _TimedCall("batch", _prepare_empty_kernel),
+    "event-record": _TimedCall("call", _prepare_record),
     "stream-synchronize": _TimedCall("call", lambda gpu, _: gpu.sync_stream),
     "event-create-destroy": _TimedCall(
         "call",

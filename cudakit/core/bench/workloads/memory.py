@@ -199,14 +199,14 @@ class PreparedMemory:
     def _write_sentinel(self, source: Ptr) -> None:
         """Write SENTINEL, which the read kernel searches, to the end of a buffer."""
         gpu, sentinel_ptr = self._gpu, Ptr(source + self._size_bytes - WIDTH_BYTES)
-        staging = gpu.host_malloc(WIDTH_BYTES)
+        staging_buffer = gpu.host_malloc(WIDTH_BYTES)
         try:
-            sentinel_words = gpu.host_view(staging, WIDTH_BYTES)
+            sentinel_words = gpu.host_view(staging_buffer, WIDTH_BYTES)
             sentinel_words[:] = np.array([SENTINEL, 0, 0, 0], np.uint32).tobytes()
-            gpu.copy(sentinel_ptr, staging, WIDTH_BYTES, LEGACY)
+            gpu.copy(sentinel_ptr, staging_buffer, WIDTH_BYTES, LEGACY)
             gpu.sync()
         finally:
-            gpu.host_free(staging)
+            gpu.host_free(staging_buffer)
 
     def _poison(self, target: Ptr) -> None:
         self._gpu.fill(target, POISON, self._target_bytes, LEGACY)

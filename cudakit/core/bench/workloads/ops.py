@@ -40,8 +40,8 @@ _ROW_ELEMENTS = 10_000
 _MODES: Mapping[str, Mode] = MappingProxyType(
     {"host-call": "call", "eager": "isolated", "graph": "graph"}
 )
-# Consecutive calls of a sample of host times: so many that the first ones, after an idle time, matter little,
-# and so few that the driver's launch queue (about 1000 launches) never fills.
+# Number of consecutive calls in a sample of host times. With many calls, the slow first calls after an idle
+# time matter little. More calls could fill the driver's launch queue (about 1000 launches).
 _CALLS_PER_SAMPLE = 20
 _LATENCY = Unavailable("a latency has no theoretical peak")
 _IN_CACHE = Unavailable("the data stays in the L2 cache, and datasheets state no L2 bandwidth")

@@ -57,7 +57,7 @@ class KernelLibrary:
     ) -> Callable[[], object]:
         """Return a function that launches the kernel or enqueues the GEMM."""
         if operation == "matmul":
-            return self._gemm_of(inputs, output)
+            return self._bind_gemm(inputs, output)
         if self._plan is None:
             self._plan = self._plan_of(operation, inputs, output)
             self._scratch = self._zeroed_memory(self._plan.scratch_bytes)
@@ -93,10 +93,11 @@ class KernelLibrary:
         self._gpu.sync()
         return memory
 
-    def _gemm_of(self, inputs: Sequence[ArrayView], output: ArrayView) -> Callable[[], object]:
-        """Return a GEMM of row-major matrices: column-major memory holds their transposes.
+    def _bind_gemm(self, inputs: Sequence[ArrayView], output: ArrayView) -> Callable[[], object]:
+        """Return a function that enqueues a GEMM of row-major matrices.
 
-        The transpose of x @ y is the product of the transposes in reverse order.
+        Their memory holds the column-major transposes. The transpose of x @ y is the product of the
+        transposes in reverse order.
         """
         left, right = inputs
         (rows, inner_size), columns = left.shape, right.shape[1]

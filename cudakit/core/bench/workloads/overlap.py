@@ -248,7 +248,9 @@ class PreparedOverlap:
         """Check the targets of the copies and the results of the GEMMs."""
         prepared_workloads = ((self._copy, self.has_copies), (self._gemm, self.has_gemms))
         return worst_verification(
-            prepared.verify() for prepared, is_used in prepared_workloads if is_used
+            prepared_workload.verify()
+            for prepared_workload, is_used in prepared_workloads
+            if is_used
         )
 
     def close(self) -> None:

@@ -103,7 +103,7 @@ class GpuRule:
     message: str
     fix: tuple[str, ...]
     describe: Callable[[GpuState], str | None]  # function that returns the evidence about one GPU
-    detail: Callable[[GpuState], object] = lambda gpu: ""  # noqa: ARG005
+    detail_of: Callable[[GpuState], object] = lambda gpu: ""  # noqa: ARG005
 
     def findings(self, gpus: Sequence[GpuState]) -> Iterator[Finding]:
         """Yield the finding if at least one GPU fulfills the condition."""
@@ -113,7 +113,7 @@ class GpuRule:
                 "gpus": names_of(affected_gpus),
                 "indices": ",".join(str(gpu.facts.index) for gpu in affected_gpus),
                 "index": affected_gpus[0].facts.index,
-                "detail": self.detail(affected_gpus[0]),
+                "detail": self.detail_of(affected_gpus[0]),
             }
             yield Finding(
                 self.status,

@@ -120,7 +120,7 @@ REPAIR_RULES = (
         "{gpus}: the driver requests a recovery action: {detail}",
         (_RESET_FIX,),
         _recovery_action,
-        detail=_recovery_action,
+        detail_of=_recovery_action,
     ),
 )
 
@@ -232,7 +232,7 @@ THROTTLING_RULE = GpuRule(
     "{gpus}: throttled now ({detail})",
     ("check fans, airflow and power supply: nvidia-smi -q -d TEMPERATURE,POWER,PERFORMANCE",),
     lambda gpu: f"{_clock_reasons(gpu)}, {gpu.number_field('temperature_gpu_c') or 0:g} °C",
-    detail=_throttling_reason,
+    detail_of=_throttling_reason,
 )
 
 
@@ -272,7 +272,7 @@ POWER_RULE = GpuRule(
     "{gpus}: the power limit is below its default",
     ("sudo nvidia-smi -i {index} -pl {detail:.0f}",),
     _power_text,
-    detail=lambda gpu: gpu.number_field("power_limit_default_w") or 0,
+    detail_of=lambda gpu: gpu.number_field("power_limit_default_w") or 0,
 )
 
 

@@ -81,7 +81,7 @@ def segment_groups(snapshot: Snapshot, layout: Layout) -> tuple[SegmentGroup, ..
     distinct_keys, group_of_segment = np.unique(group_keys, axis=0, return_inverse=True)
     group_of_segment = group_of_segment.reshape(-1)
     groups = []
-    for index, (pool, stream, kind, expandable) in enumerate(distinct_keys.tolist()):
+    for index, (pool, stream, kind, is_expandable) in enumerate(distinct_keys.tolist()):
         is_in_group = group_of_segment == index
         reserved_bytes, free_bytes = (
             int(segments.size[is_in_group].sum()),
@@ -92,7 +92,7 @@ def segment_groups(snapshot: Snapshot, layout: Layout) -> tuple[SegmentGroup, ..
                 pool=snapshot.pools[pool],
                 stream=stream,
                 kind=SegmentKind(kind).name.lower(),
-                expandable=bool(expandable),
+                expandable=bool(is_expandable),
                 segments=int(is_in_group.sum()),
                 reserved_bytes=reserved_bytes,
                 used_bytes=reserved_bytes - free_bytes,

@@ -212,7 +212,7 @@ def _parse_numbers(tree: Tree, handles: Handles) -> tuple[Ints, Mask]:
 def _overflow_flag(
     tree: Tree, handle_by_key: Mapping[str, int], settings: Mapping[str, Any]
 ) -> object:
-    """Return the flag for dropped old events, which only some builds of PyTorch write."""
+    """Return the flag that old events were dropped; None in files of PyTorch builds that do not write it."""
     key = "trace_alloc_overflowed"
     return _plain_part(tree, handle_by_key, key) if key in handle_by_key else settings.get(key)
 

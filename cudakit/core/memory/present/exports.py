@@ -85,7 +85,7 @@ def _allocation_rows(device: DeviceMemory, site_frames: Ids) -> dict[str, npt.ND
         "size_bytes": allocations.size,
         "size_is_derived": (~allocations.size_known).astype(np.uint8),
         "begin_event": _masked_outside_trace(allocations.begin, n_events),
-        "free_requested_event": _masked_outside_trace(allocations.free_requested, n_events),
+        "free_requested_event": _masked_outside_trace(allocations.free_request, n_events),
         "end_event": _masked_outside_trace(allocations.end, n_events),
         "begin_us": _event_times(device, allocations.begin),
         "end_us": _event_times(device, allocations.end),

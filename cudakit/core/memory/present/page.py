@@ -42,7 +42,7 @@ def _device_arrays(device: DeviceMemory) -> Mapping[str, Array]:
     begin_order = np.argsort(allocations.begin, kind="stable")
     begin_events, free_events, end_events = (
         array[begin_order]
-        for array in (allocations.begin, allocations.free_requested, allocations.end)
+        for array in (allocations.begin, allocations.free_request, allocations.end)
     )
     source_events = allocations.source[begin_order]
     range_ids, _ = active_annotation(device.snapshot, trace)

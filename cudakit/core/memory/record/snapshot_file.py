@@ -343,9 +343,10 @@ def _merge_traces(
     """
     if not torch_entries or not all("time_us" in trace_entry for trace_entry in torch_entries):
         return [*torch_entries, *recorded_entries], any(overflow_flags)
-    traces = zip((torch_entries, recorded_entries), overflow_flags, strict=True)
+    entries_and_flags = zip((torch_entries, recorded_entries), overflow_flags, strict=True)
     begin_us = max(
-        (trace[0]["time_us"] for trace, has_overflowed in traces if has_overflowed), default=0
+        (trace[0]["time_us"] for trace, has_overflowed in entries_and_flags if has_overflowed),
+        default=0,
     )
     complete_traces = (
         [trace_entry for trace_entry in trace if trace_entry["time_us"] >= begin_us]

@@ -18,7 +18,7 @@ from cudakit.torch_rules.sizes import rounded_array
 class Allocations:
     """All allocations of a trace and its final state; every array has one item per allocation.
 
-    ``begin``, ``free_requested`` and ``end`` are event indices. BEFORE_TRACE is before the trace; n, the
+    ``begin``, ``free_request`` and ``end`` are event indices. BEFORE_TRACE is before the trace; n, the
     number of events, is after it.
     """
 
@@ -27,7 +27,7 @@ class Allocations:
     size: Ints  # bytes of the block; computed by the allocator's rules if ``size_known`` is False
     size_known: Mask
     begin: Ints
-    free_requested: Ints
+    free_request: Ints
     end: Ints
     stream: Ids
     pool: Ids
@@ -75,7 +75,7 @@ def allocations_of(
         size=block_bytes,
         size_known=has_final_block,
         begin=matched_lifetimes.begin,
-        free_requested=matched_lifetimes.free_requested,
+        free_request=matched_lifetimes.free_request,
         end=matched_lifetimes.end,
         stream=stream_ids,
         pool=_pools(trace, segments, matched_lifetimes),
@@ -114,7 +114,7 @@ def curves_of(segments: SegmentHistory, allocations: Allocations) -> Curves:
     n_events = len(segments.reserved) - 1
     begin_events, request_events, end_events = (
         allocations.begin,
-        allocations.free_requested,
+        allocations.free_request,
         allocations.end,
     )
     return Curves(

@@ -66,7 +66,7 @@ def layout_at(history: SegmentHistory, allocations: Allocations, moment: int) ->
         block_offset=offsets,
         block_size=sizes,
         block_requested=allocations.requested[live_allocations],
-        block_pending=allocations.free_requested[live_allocations] < moment,
+        block_pending=allocations.free_request[live_allocations] < moment,
         free_segment=free_segment,
         free_offset=free_offset,
         free_size=free_size,

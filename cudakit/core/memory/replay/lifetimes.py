@@ -146,14 +146,14 @@ def allocation_lifetime_steps(events: Events) -> LifetimeSteps:
 class MatchedLifetimes:
     """Lifetimes, matched with the blocks of the final state.
 
-    ``begin``, ``free_requested`` and ``end`` are indices of events: -1 is before the trace, the number of
+    ``begin``, ``free_request`` and ``end`` are indices of events: -1 is before the trace, the number of
     events is after the trace.
     """
 
     address: Addresses
     requested: Ints  # requested bytes
     begin: Ints
-    free_requested: Ints
+    free_request: Ints
     end: Ints
     source: Ints  # event of the first recorded step; -1: none
     block: Ints  # index of the block in the final state; -1: freed before
@@ -195,7 +195,7 @@ def match_final_blocks(
         address=np.concatenate((addresses, blocks.address[unmatched_blocks])),
         requested=np.concatenate((requested_bytes, blocks.requested[unmatched_blocks])),
         begin=np.concatenate((begin_events, unmatched_begin)),
-        free_requested=np.concatenate(
+        free_request=np.concatenate(
             (request_events, np.where(is_unmatched_pending, unmatched_begin, n_events))
         ),
         end=np.concatenate((end_events, np.full(len(unmatched_blocks), n_events))),

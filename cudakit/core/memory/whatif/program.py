@@ -138,7 +138,7 @@ def program_of(recording: Recording, *, garbage_collects: bool) -> Program:
         ),
         pending_frees_before=tuple(
             allocations_before[
-                allocations.free_requested[allocations_before] == BEFORE_TRACE
+                allocations.free_request[allocations_before] == BEFORE_TRACE
             ].tolist()
         ),
         steps=tuple(
@@ -164,7 +164,7 @@ def _wait_streams(allocations: Allocations, events: Events) -> tuple[int, ...]:
     wait_streams = np.full(len(allocations), NO_WAIT)
     waited_frees = _waited_frees(allocations, events)
     request_order = np.lexsort(
-        (allocations.end[waited_frees], allocations.free_requested[waited_frees])
+        (allocations.end[waited_frees], allocations.free_request[waited_frees])
     )
     last_completions: list[int] = []  # the latest completion of each stream, ascending
     stream_numbers: list[int] = []  # stream numbers in the same order
@@ -186,9 +186,9 @@ def _wait_streams(allocations: Allocations, events: Events) -> tuple[int, ...]:
 def _waited_frees(allocations: Allocations, events: Events) -> npt.NDArray[np.intp]:
     """Return the allocations whose free did not complete in the same call."""
     n_events = len(events)
-    freed_allocations = np.flatnonzero(allocations.free_requested < n_events)
+    freed_allocations = np.flatnonzero(allocations.free_request < n_events)
     request_events, end_events = (
-        allocations.free_requested[freed_allocations],
+        allocations.free_request[freed_allocations],
         allocations.end[freed_allocations],
     )
     is_completed_later = (end_events - request_events > 1) | (end_events == n_events)
@@ -204,10 +204,10 @@ def _waited_frees(allocations: Allocations, events: Events) -> npt.NDArray[np.in
 
 
 def _frees_have_stacks(allocations: Allocations, events: Events) -> bool:
-    is_in_trace = (allocations.begin != BEFORE_TRACE) & (allocations.free_requested < len(events))
+    is_in_trace = (allocations.begin != BEFORE_TRACE) & (allocations.free_request < len(events))
     alloc_events, free_events = (
         allocations.begin[is_in_trace],
-        allocations.free_requested[is_in_trace],
+        allocations.free_request[is_in_trace],
     )
     return bool((events.stack[alloc_events] != events.stack[free_events]).any())
 
@@ -237,7 +237,7 @@ def _lifetime_steps(
     }
     end_events = allocations.end.tolist()
     for allocation_index, (begin_event, free_event) in enumerate(
-        zip(allocations.begin.tolist(), allocations.free_requested.tolist(), strict=True)
+        zip(allocations.begin.tolist(), allocations.free_request.tolist(), strict=True)
     ):
         if begin_event != BEFORE_TRACE:
             yield begin_event, 0, Step.ALLOC, allocation_index

@@ -125,7 +125,10 @@ def _first_of_request(
 
 
 def _is_before_default(is_private: Mask) -> Mask:
-    """Mark private pools released before the default pool; a request releases the default pool first."""
+    """Mark releases of private pools that a release of the default pool follows.
+
+    A request never releases in this order: it releases the default pool first.
+    """
     is_followed_by_default = np.logical_or.accumulate(~is_private[::-1])[::-1]
     mask: Mask = is_private & is_followed_by_default
     return mask

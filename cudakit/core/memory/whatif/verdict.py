@@ -67,7 +67,7 @@ def reasons(recording: Recording, initial_totals: MemoryTotals) -> Iterator[str]
 
 
 def _has_pending_frees(allocations: Allocations) -> bool:
-    return bool((allocations.end - allocations.free_requested > 1).any())
+    return bool((allocations.end - allocations.free_request > 1).any())
 
 
 def best_of(baseline: Outcome, trial_outcomes: Sequence[Outcome]) -> int | None:

@@ -18,10 +18,10 @@ import numpy as np
 from cudakit.core.profile.activities import Activities
 from cudakit.core.profile.call_sites import call_site
 from cudakit.core.profile.exports.texts import (
+    cache_texts,
     json_string,
-    json_string_items,
+    json_string_getter,
     row_slices,
-    texts_by_index,
 )
 from cudakit.core.profile.exports.tracks import (
     HostSource,
@@ -92,16 +92,16 @@ def _write_texts(activities: Sequence[Activities], file: BinaryIO | gzip.GzipFil
 
 
 def _texts(activities: Sequence[Activities]) -> Iterator[str]:
-    timelines = [timeline(process) for process in activities]
+    timelines = [timeline(process_activities) for process_activities in activities]
     base_ns = first_time(timelines)
     processes = [
         _Process(
-            process,
+            process_timeline,
             base_ns,
             flow_offset=index << 32,
             first_device=_FIRST_DEVICE + index * _DEVICES_PER_PROCESS if len(timelines) > 1 else 0,
         )
-        for index, process in enumerate(timelines)
+        for index, process_timeline in enumerate(timelines)
     ]
     devices_json = ",".join(text for process in processes for text in process.device_properties())
     yield (
@@ -128,22 +128,24 @@ class _Process:
     """Formats the events of one process."""
 
     def __init__(
-        self, process: Timeline, base_ns: int, *, flow_offset: int, first_device: int
+        self, process_timeline: Timeline, base_ns: int, *, flow_offset: int, first_device: int
     ) -> None:
-        self._timeline = process
+        self._timeline = process_timeline
         self._base_ns = base_ns
         self._flow_offset = flow_offset
         self._first_device = first_device
-        self._name_json = json_string_items(process.names)
-        self._site_json = texts_by_index(lambda site: json_string(call_site(process.stacks[site])))
-        self._work_tracks: WorkTracks = work_tracks(process)
-        self._host_tracks: HostTracks = host_tracks(process)
+        self._name_json = json_string_getter(process_timeline.names)
+        self._site_json = cache_texts(
+            lambda site: json_string(call_site(process_timeline.stacks[site]))
+        )
+        self._work_tracks: WorkTracks = work_tracks(process_timeline)
+        self._host_tracks: HostTracks = host_tracks(process_timeline)
         self._work_numbers = [
             self._track_numbers(first_device + track.group, track, index)
             for index, track in enumerate(self._work_tracks.tracks)
         ]
         self._host_numbers = [
-            self._track_numbers(process.process, track, index)
+            self._track_numbers(process_timeline.process, track, index)
             for index, track in enumerate(self._host_tracks.tracks)
         ]
 

@@ -77,14 +77,14 @@ _ANNOTATIONS = ("stream", "correlation", "call site", "call stack", "grid", "blo
 
 def write_perfetto_trace(activities: Sequence[Activities], file: BinaryIO) -> None:
     """Write the profiles of processes as one Perfetto trace, in pieces of bounded size."""
-    timelines = [timeline(process) for process in activities]
+    timelines = [timeline(process_activities) for process_activities in activities]
     base_ns = first_time(timelines)
     interned_texts = _InternedTexts()
     uuids = count(1)
     file.write(_first_packet())
-    for index, process in enumerate(timelines):
+    for index, process_timeline in enumerate(timelines):
         for packets in _Process(
-            process, base_ns, interned_texts, uuids, flow_offset=index << 32
+            process_timeline, base_ns, interned_texts, uuids, flow_offset=index << 32
         ).packets():
             file.write(packets)
 
@@ -157,20 +157,20 @@ class _Process:
 
     def __init__(
         self,
-        process: Timeline,
+        process_timeline: Timeline,
         base_ns: int,
         interned: _InternedTexts,
         uuids: count[int],
         *,
         flow_offset: int,
     ) -> None:
-        self._timeline = process
+        self._timeline = process_timeline
         self._base_ns = base_ns
         self._interned = interned
         self._flow_offset = flow_offset
         self._next_uuid = uuids
-        self._work = work_tracks(process)
-        self._host = host_tracks(process)
+        self._work = work_tracks(process_timeline)
+        self._host = host_tracks(process_timeline)
         self._strings: dict[str, Column] = {}
 
     def packets(self) -> Iterator[bytes]:
@@ -300,7 +300,8 @@ class _Process:
         names = np.zeros(len(rows), np.uint64)
         correlation = np.zeros(len(rows), np.uint64)
         site = np.zeros(len(rows), np.int64)
-        # A span that started no work gets the number of an arrow that no work has, so that no arrow is drawn.
+        # An arrow connects a span and a piece of work with the same flow id. A span that started no work gets
+        # an id of its own, so that Perfetto draws no arrow.
         flow_ids = np.uint64(1 << 63) + rows.astype(np.uint64)
         for source in HostSource:
             is_of_source = host.source[rows] == source

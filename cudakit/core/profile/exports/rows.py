@@ -10,7 +10,7 @@ import numpy as np
 
 from cudakit.core.profile.activities import Activities
 from cudakit.core.profile.call_sites import call_site
-from cudakit.core.profile.exports.texts import printable_text, row_slices, texts_by_index
+from cudakit.core.profile.exports.texts import cache_texts, printable_text, row_slices
 from cudakit.core.profile.timeline import Column, Timeline, WorkKind, timeline
 from cudakit.trace.kinds import EventKind
 
@@ -30,19 +30,21 @@ _NEEDS_QUOTES = re.compile('[",;]')
 def write_csv(activities: Sequence[Activities], file: BinaryIO) -> None:
     """Write a row for each kernel, copy and memset, in the order of their starts within each process."""
     file.write((",".join(_COLUMNS) + "\r\n").encode())
-    for process in activities:
-        for csv_text in _rows(timeline(process)):
+    for process_activities in activities:
+        for csv_text in _rows(timeline(process_activities)):
             file.write(csv_text.encode())
 
 
-def _rows(process: Timeline) -> Iterator[str]:
-    work = process.work
-    name_cell = texts_by_index(lambda name: _cell(process.names[name]))
-    site_cell = texts_by_index(lambda site: _cell(call_site(process.stacks[site])) if site else "")
+def _rows(process_timeline: Timeline) -> Iterator[str]:
+    work = process_timeline.work
+    name_cell = cache_texts(lambda name: _cell(process_timeline.names[name]))
+    site_cell = cache_texts(
+        lambda site: _cell(call_site(process_timeline.stacks[site])) if site else ""
+    )
     kind_names = [kind.name.lower() for kind in WorkKind]
     for row_slice in row_slices(len(work.start_ns)):
         columns = (
-            [str(process.process)] * len(work.start_ns[row_slice]),
+            [str(process_timeline.process)] * len(work.start_ns[row_slice]),
             _number_texts(work.device[row_slice]),
             _number_texts(work.stream[row_slice]),
             [kind_names[kind] for kind in work.kind[row_slice].tolist()],
@@ -52,17 +54,17 @@ def _rows(process: Timeline) -> Iterator[str]:
             _number_texts(work.correlation[row_slice]),
             _number_texts(work.graph_node[row_slice]),
             _number_texts(work.size_bytes[row_slice]),
-            _kernel_cells(process, work.kind[row_slice], work.record[row_slice]),
+            _kernel_cells(process_timeline, work.kind[row_slice], work.record[row_slice]),
             map(site_cell, work.site[row_slice].tolist()),
         )
         yield "".join(",".join(row) + "\r\n" for row in zip(*columns, strict=True))
 
 
-def _kernel_cells(process: Timeline, kind: Column, record: Column) -> list[str]:
+def _kernel_cells(process_timeline: Timeline, kind: Column, record: Column) -> list[str]:
     """Return the cells of the columns that only kernels have, joined by commas."""
     cells = np.full(len(kind), "," * (_KERNEL_COLUMNS - 1), object)
     is_kernel = kind == WorkKind.KERNEL
-    kernels = process.activities.records_of(EventKind.KERNEL_RUN)[record[is_kernel]]
+    kernels = process_timeline.activities.records_of(EventKind.KERNEL_RUN)[record[is_kernel]]
     columns = (
         *(kernels["grid"][:, axis] for axis in range(3)),
         *(kernels["block"][:, axis] for axis in range(3)),

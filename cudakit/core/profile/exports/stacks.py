@@ -10,7 +10,7 @@ import numpy as np
 
 from cudakit.core.profile.activities import Activities
 from cudakit.core.profile.call_sites import NO_STACK, frame_text
-from cudakit.core.profile.exports.texts import printable_text, texts_by_index
+from cudakit.core.profile.exports.texts import cache_texts, printable_text
 from cudakit.core.profile.exports.tracks import distinct_rows
 from cudakit.core.profile.timeline import Timeline, timeline
 from cudakit.trace.trace_file import Frame
@@ -24,16 +24,16 @@ def write_collapsed(activities: Sequence[Activities], file: BinaryIO) -> None:
 
     In a frame ``;`` becomes ``:``. If there are several processes, the first frame of a stack is the process.
     """
-    for process in activities:
-        prefix = f"process {process.process};" if len(activities) > 1 else ""
-        for line in _collapsed_lines(timeline(process)):
+    for process_activities in activities:
+        prefix = f"process {process_activities.process};" if len(activities) > 1 else ""
+        for line in _collapsed_lines(timeline(process_activities)):
             file.write(f"{prefix}{line}\n".encode())
 
 
-def _collapsed_lines(process: Timeline) -> Iterator[str]:
-    stack_text = texts_by_index(lambda site: _join_frames(process.stacks[site]))
-    name_text = texts_by_index(lambda name: _collapsed_label(process.names[name]))
-    for site, name, duration_ns in stack_times(process):
+def _collapsed_lines(process_timeline: Timeline) -> Iterator[str]:
+    stack_text = cache_texts(lambda site: _join_frames(process_timeline.stacks[site]))
+    name_text = cache_texts(lambda name: _collapsed_label(process_timeline.names[name]))
+    for site, name, duration_ns in stack_times(process_timeline):
         yield f"{stack_text(site)};{name_text(name)} {duration_ns}"
 
 
@@ -45,9 +45,9 @@ def _collapsed_label(text: str) -> str:
     return printable_text(text).replace(";", ":")
 
 
-def stack_times(process: Timeline) -> Iterator[tuple[int, int, int]]:
+def stack_times(process_timeline: Timeline) -> Iterator[tuple[int, int, int]]:
     """Yield each distinct (site, name) of GPU work and its GPU time in ns, first occurrence first."""
-    work = process.work
+    work = process_timeline.work
     if not len(work.start_ns):
         return
     first_indices, row_numbers = distinct_rows(work.site, work.name)
@@ -66,7 +66,9 @@ def stack_times(process: Timeline) -> Iterator[tuple[int, int, int]]:
 def write_speedscope(activities: Sequence[Activities], file: BinaryIO) -> None:
     """Write a speedscope file: for each process, call stacks with their kernels, weighted by GPU time."""
     number_by_frame: dict[Frame, int] = {}
-    profiles = [_profile(timeline(process), number_by_frame) for process in activities]
+    profiles = [
+        _profile(timeline(process_activities), number_by_frame) for process_activities in activities
+    ]
     content = {
         "$schema": _SPEEDSCOPE_FORMAT,
         "shared": {"frames": [_speedscope_frame(frame) for frame in number_by_frame]},
@@ -90,18 +92,18 @@ def _speedscope_frame(frame: Frame) -> dict[str, object]:
     return frame_object
 
 
-def _profile(process: Timeline, number_by_frame: dict[Frame, int]) -> dict[str, object]:
+def _profile(process_timeline: Timeline, number_by_frame: dict[Frame, int]) -> dict[str, object]:
     samples: list[list[int]] = []
     weights: list[int] = []
-    for site, name, duration_ns in stack_times(process):
-        stack = process.stacks[site] or (Frame(NO_STACK, "", 0),)
-        path = (*reversed(stack), Frame(process.names[name], "", 0))
+    for site, name, duration_ns in stack_times(process_timeline):
+        stack = process_timeline.stacks[site] or (Frame(NO_STACK, "", 0),)
+        path = (*reversed(stack), Frame(process_timeline.names[name], "", 0))
         samples.append([number_by_frame.setdefault(frame, len(number_by_frame)) for frame in path])
         weights.append(duration_ns)
-    simulated_text = " (simulated)" if process.simulated else ""
+    simulated_text = " (simulated)" if process_timeline.simulated else ""
     return {
         "type": "sampled",
-        "name": f"process {process.process}{simulated_text}",
+        "name": f"process {process_timeline.process}{simulated_text}",
         "unit": "nanoseconds",
         "startValue": 0,
         "endValue": sum(weights),

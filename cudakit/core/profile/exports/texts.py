@@ -34,7 +34,7 @@ def json_string(text: str) -> str:
     return json.dumps(printable_text(text), ensure_ascii=False)
 
 
-def texts_by_index(text_of: Callable[[int], str]) -> TextOfIndex:
+def cache_texts(text_of: Callable[[int], str]) -> TextOfIndex:
     """Return a function that computes the text of each index once."""
     text_by_index: dict[int, str] = {}
 
@@ -46,9 +46,9 @@ def texts_by_index(text_of: Callable[[int], str]) -> TextOfIndex:
     return text
 
 
-def json_string_items(item_texts: Sequence[str]) -> TextOfIndex:
+def json_string_getter(item_texts: Sequence[str]) -> TextOfIndex:
     """Return a function from an index of a sequence to the item as a JSON string."""
-    return texts_by_index(lambda index: json_string(item_texts[index]))
+    return cache_texts(lambda index: json_string(item_texts[index]))
 
 
 def row_slices(row_count: int) -> Iterator[slice]:

@@ -57,7 +57,7 @@ class DeviceIdle:
 
 
 @dataclass(frozen=True, slots=True)
-class Idle:
+class IdleTimes:
     """The idle time of all devices, divided by cause."""
 
     causes: tuple[str, ...]  # name of each column of ``DeviceIdle.by_cause_ns``
@@ -77,10 +77,14 @@ class DeviceSteps:
 
 
 def explorer(
-    activities: Sequence[Activities], idle: Idle | None = None, steps: Sequence[DeviceSteps] = ()
+    activities: Sequence[Activities],
+    idle_times: IdleTimes | None = None,
+    steps: Sequence[DeviceSteps] = (),
 ) -> Explorer:
     """Return the interactive views of the profiles of all processes."""
-    return Explorer("profile", _PACKAGE, lambda: _Page(activities, idle or Idle(()), steps).data())
+    return Explorer(
+        "profile", _PACKAGE, lambda: _Page(activities, idle_times or IdleTimes(()), steps).data()
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +103,10 @@ class _Page:
     """Collects the arrays of all processes."""
 
     def __init__(
-        self, activities: Sequence[Activities], idle: Idle, steps: Sequence[DeviceSteps]
+        self, activities: Sequence[Activities], idle_times: IdleTimes, steps: Sequence[DeviceSteps]
     ) -> None:
-        self._timelines = [timeline(process) for process in activities]
-        self._idle = idle
+        self._timelines = [timeline(process_activities) for process_activities in activities]
+        self._idle_times = idle_times
         self._steps = steps
         self._base_ns = first_time(self._timelines)
         self._number_by_name: dict[str, int] = {}
@@ -115,13 +119,19 @@ class _Page:
     def data(self) -> ExplorerData:
         """Return all arrays, and the texts and numbers that JSON can hold."""
         call_tables, range_tables, work_tables = [], [], []
-        for index, process in enumerate(self._timelines):
-            names = np.array([self._name_number(name) for name in process.names], np.int64)
-            nodes = np.array([self._tree.add_stack(stack) for stack in process.stacks], np.int64)
-            work_tables.append(self._work_table(index, process, names, nodes))
-            range_tables.append(self._span_table(index, "range", process.ranges, names))
-            call_tables.append(self._span_table(index, "call", process.calls, names))
-            call_tables[-1]["node"] = self._call_nodes(process, nodes)
+        for process_index, process_timeline in enumerate(self._timelines):
+            names = np.array([self._name_number(name) for name in process_timeline.names], np.int64)
+            nodes = np.array(
+                [self._tree.add_stack(stack) for stack in process_timeline.stacks], np.int64
+            )
+            work_tables.append(self._work_table(process_index, process_timeline, names, nodes))
+            range_tables.append(
+                self._span_table(process_index, "range", process_timeline.ranges, names)
+            )
+            call_tables.append(
+                self._span_table(process_index, "call", process_timeline.calls, names)
+            )
+            call_tables[-1]["node"] = self._call_nodes(process_timeline, nodes)
         range_tables += map(self._step_table, self._steps)
         idle_columns = self._idle_table()
         first_call_rows = np.cumsum([0, *(len(table["start"]) for table in call_tables)])
@@ -151,7 +161,11 @@ class _Page:
         return ExplorerData({**arrays, **self._signatures.arrays()}, self._facts(row_order))
 
     def _facts(self, row_order: Iterable[int]) -> Mapping[str, Any]:
-        ends = [end for process in self._timelines if (end := process.last_ns()) is not None]
+        ends = [
+            end
+            for process_timeline in self._timelines
+            if (end := process_timeline.last_ns()) is not None
+        ]
         rows = [self._rows[fact_number] for fact_number in row_order]
         return {
             "duration_ns": max(ends, default=self._base_ns) - self._base_ns,
@@ -160,18 +174,18 @@ class _Page:
             "names": list(self._number_by_name),
             "frames": list(self._tree.frames),
             "kinds": [kind.name.lower() for kind in WorkKind],
-            "causes": list(self._idle.causes),
+            "causes": list(self._idle_times.causes),
             "devices": [
-                [(index << 16) + device, self._device_name(process, name)]
-                for index, process in enumerate(self._timelines)
-                for device, name in list(device_names(process).items())[:_MAX_DEVICES]
+                [(process_index << 16) + device, self._device_name(process_timeline, name)]
+                for process_index, process_timeline in enumerate(self._timelines)
+                for device, name in list(device_names(process_timeline).items())[:_MAX_DEVICES]
             ],
             "processes": len(self._timelines),
-            "simulated": any(process.simulated for process in self._timelines),
+            "simulated": any(process_timeline.simulated for process_timeline in self._timelines),
         }
 
-    def _device_name(self, process: Timeline, name: str) -> str:
-        return f"{name} of process {process.process}" if len(self._timelines) > 1 else name
+    def _device_name(self, process_timeline: Timeline, name: str) -> str:
+        return f"{name} of process {process_timeline.process}" if len(self._timelines) > 1 else name
 
     def _name_number(self, name: str) -> int:
         """Return the number of a name in the list of names of the page."""
@@ -185,72 +199,74 @@ class _Page:
     # --- GPU work ----------------------------------------------------------------------------------
 
     def _work_table(
-        self, process_index: int, process: Timeline, names: Column, nodes: Column
+        self, process_index: int, process_timeline: Timeline, names: Column, nodes: Column
     ) -> PageTable:
-        work = process.work
+        work = process_timeline.work
         return {
             "start": work.start_ns - self._base_ns,
             "duration": work.end_ns - work.start_ns,
-            "track": self._add_tracks(process_index, process),
+            "track": self._add_tracks(process_index, process_timeline),
             "kind": work.kind,
-            "signature": self._signatures.of_work(process, names, nodes),
+            "signature": self._signatures.of_work(process_timeline, names, nodes),
             "size": work.size_bytes.astype(np.int64) & ((1 << 53) - 1),
             "in_graph": (work.graph_node != 0).astype(np.uint8),
             "call": work.call,
         }
 
-    def _add_tracks(self, index: int, process: Timeline) -> Column:
+    def _add_tracks(self, process_index: int, process_timeline: Timeline) -> Column:
         """Add a track and a row for each stream; return the track of each piece of work."""
-        work = work_tracks(process)
-        name_by_device = device_names(process)
+        work = work_tracks(process_timeline)
+        name_by_device = device_names(process_timeline)
         work_counts = np.bincount(work.track, minlength=len(work.tracks))
         row_of_track = np.full(len(work.tracks), -1, np.int64)
         tracks_of_device: dict[int, list[int]] = {}
         for track_number, track in enumerate(work.tracks):
             tracks_of_device.setdefault(track.group, []).append(track_number)
         for device, tracks in list(tracks_of_device.items())[:_MAX_DEVICES]:
-            group = self._device_name(process, name_by_device[device])
+            group = self._device_name(process_timeline, name_by_device[device])
             most_used_tracks = sorted(
                 tracks, key=lambda track_number: -int(work_counts[track_number])
             )[:_MAX_STREAMS]
             for track_number in most_used_tracks:
-                place = (index, 0, device, 2, track_number)
+                place = (process_index, 0, device, 2, track_number)
                 label = work.tracks[track_number].name
                 row_of_track[track_number] = self._append_row(place, "work", label, group)
         first_track_number = len(self._tracks)
         self._tracks += [
-            (row, track.group + (index << 16), track.number)
+            (row, track.group + (process_index << 16), track.number)
             for row, track in zip(row_of_track.tolist(), work.tracks, strict=True)
         ]
         return first_track_number + work.track
 
     # --- the host ----------------------------------------------------------------------------------
 
-    def _call_nodes(self, process: Timeline, nodes: Column) -> Column:
+    def _call_nodes(self, process_timeline: Timeline, nodes: Column) -> Column:
         """Return the node of each call's stack; 0 if the work of the call has the same stack.
 
         Most calls launch work, so that most nodes are 0, which keeps the page small.
         """
-        work, calls = process.work, process.calls
+        work, calls = process_timeline.work, process_timeline.calls
         has_call = work.call >= 0
         has_same_stack = np.zeros(len(calls.site), np.bool_)
         has_same_stack[work.call[has_call]] = work.site[has_call] == calls.site[work.call[has_call]]
         return np.where(has_same_stack, 0, nodes[calls.site])
 
-    def _span_table(self, index: int, source: str, spans: Spans, names: Column) -> PageTable:
+    def _span_table(
+        self, process_index: int, source: str, spans: Spans, names: Column
+    ) -> PageTable:
         """Return the ranges or calls of a process, and add a row for each thread and depth."""
         _, thread = distinct_rows(spans.thread)
         lane = flat_lanes(thread, spans.start_ns, spans.end_ns)
         first_spans, track = distinct_rows(thread, lane)
         span_counts = np.bincount(track, minlength=len(first_spans))
         row_of_track = np.full(len(first_spans), -1, np.int64)
-        process = self._timelines[index].process
+        process = self._timelines[process_index].process
         for span_number in np.argsort(-span_counts, kind="stable")[:_MAX_HOST_ROWS].tolist():
             first_span = first_spans[span_number]
             thread_number = int(spans.thread[first_span])
             label = f"thread {thread_number}" if thread_number else "process"
             label += " · ranges" if source == "range" else " · CUDA API"
-            place = (index, 1, thread_number, int(source == "call"), int(lane[first_span]))
+            place = (process_index, 1, thread_number, int(source == "call"), int(lane[first_span]))
             row_of_track[span_number] = self._append_row(place, source, label, f"process {process}")
         return {
             "start": spans.start_ns - self._base_ns,
@@ -290,21 +306,23 @@ class _Page:
         self, device: DeviceIdle | DeviceSteps, place: int, source: str, label: str
     ) -> int:
         """Add a row at a place among the rows of a device, and return its number."""
-        index = [process.process for process in self._timelines].index(device.process)
-        process = self._timelines[index]
-        group = self._device_name(process, device_names(process)[device.device])
-        return self._append_row((index, 0, device.device, place), source, label, group)
+        process_index = [process_timeline.process for process_timeline in self._timelines].index(
+            device.process
+        )
+        process_timeline = self._timelines[process_index]
+        group = self._device_name(process_timeline, device_names(process_timeline)[device.device])
+        return self._append_row((process_index, 0, device.device, place), source, label, group)
 
     def _idle_table(self) -> PageTable:
         """Return the gaps of all devices, and add a row for each device; the last columns are the causes."""
         tables = []
-        for idle in self._idle.devices:
-            row = self._device_row(idle, 1, "idle", "idle")
-            causes = idle.by_cause_ns.reshape(-1, len(self._idle.causes))
+        for device_idle in self._idle_times.devices:
+            row = self._device_row(device_idle, 1, "idle", "idle")
+            causes = device_idle.by_cause_ns.reshape(-1, len(self._idle_times.causes))
             tables.append(
                 {
-                    "start": idle.start_ns - self._base_ns,
-                    "duration": idle.end_ns - idle.start_ns,
+                    "start": device_idle.start_ns - self._base_ns,
+                    "duration": device_idle.end_ns - device_idle.start_ns,
                     "row": np.full(len(causes), row),
                     **{
                         f"cause{cause_number}": causes[:, cause_number]
@@ -312,6 +330,8 @@ class _Page:
                     },
                 }
             )
-        causes_columns = (f"cause{cause_number}" for cause_number in range(len(self._idle.causes)))
+        causes_columns = (
+            f"cause{cause_number}" for cause_number in range(len(self._idle_times.causes))
+        )
         _, table = sorted_table(("start", "duration", "row", *causes_columns), tables)
         return table

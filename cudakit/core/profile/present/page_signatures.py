@@ -70,20 +70,27 @@ class Signatures:
         self._signatures: dict[tuple[int, int, int, int], int] = {}
         self._launches: dict[tuple[int, ...], int] = {(0,) * len(_LAUNCH_COLUMNS): 0}
 
-    def of_work(self, process: Timeline, names: Column, nodes: Column) -> Column:
+    def of_work(self, process_timeline: Timeline, names: Column, nodes: Column) -> Column:
         """Return the signature of each piece of work.
 
         ``names`` has the number of each name of the process, ``nodes`` the node of each call stack.
         """
-        work = process.work
-        columns = (work.site, work.name, self._launches_of_work(process))
+        work = process_timeline.work
+        columns = (work.site, work.name, self._launches_of_work(process_timeline))
         first_rows, row_numbers = distinct_rows(*columns)
         signatures = []
         for site, name, launch in zip(
             *(column[first_rows].tolist() for column in columns), strict=True
         ):
-            leaf_node = self._tree.child(int(nodes[site]), Frame(process.names[name], "", 0))
-            signature = (leaf_node, int(names[name]), self._call_site(process.stacks[site]), launch)
+            leaf_node = self._tree.child(
+                int(nodes[site]), Frame(process_timeline.names[name], "", 0)
+            )
+            signature = (
+                leaf_node,
+                int(names[name]),
+                self._call_site(process_timeline.stacks[site]),
+                launch,
+            )
             signatures.append(self._signatures.setdefault(signature, len(self._signatures)))
         return np.array(signatures, np.int64)[row_numbers]
 
@@ -91,11 +98,13 @@ class Signatures:
         """Return the number of the frame of a stack's call site; 0 for an empty stack."""
         return self._tree.frame(stack[call_site_index(stack)]) if stack else 0
 
-    def _launches_of_work(self, process: Timeline) -> Column:
+    def _launches_of_work(self, process_timeline: Timeline) -> Column:
         """Return the number of the launch configuration of each piece of work; 0 for copies and memsets."""
-        work = process.work
+        work = process_timeline.work
         is_kernel = work.kind == WorkKind.KERNEL
-        kernels = process.activities.records_of(EventKind.KERNEL_RUN)[work.record[is_kernel]]
+        kernels = process_timeline.activities.records_of(EventKind.KERNEL_RUN)[
+            work.record[is_kernel]
+        ]
         columns = [
             *(kernels["grid"][:, axis] for axis in range(3)),
             *(kernels["block"][:, axis] for axis in range(3)),

@@ -10,7 +10,7 @@ from cudakit.core.profile.activities import Activities
 from cudakit.core.profile.analysis import DeviceGaps
 from cudakit.core.profile.findings import call_site_text
 from cudakit.core.profile.host_time import IdleCause
-from cudakit.core.profile.present.page import DeviceIdle, DeviceSteps, Idle, explorer
+from cudakit.core.profile.present.page import DeviceIdle, DeviceSteps, IdleTimes, explorer
 from cudakit.core.profile.present.tables import (
     CAUSES,
     Columns,
@@ -77,7 +77,7 @@ def page(
     result: ProfileResult, activities: Sequence[Activities], gaps: Sequence[DeviceGaps]
 ) -> Document:
     """Return the report with all rows and the interactive views, for an HTML page."""
-    idle = Idle(
+    idle_times = IdleTimes(
         tuple(name for name, _ in CAUSES.values()),
         tuple(
             DeviceIdle(
@@ -100,7 +100,8 @@ def page(
     )
     steps = [_drawn_steps(device) for device in result.devices if device.steps.steps]
     return replace(
-        document, nodes=(*notes_before_tables, explorer(activities, idle, steps), *tables_and_notes)
+        document,
+        nodes=(*notes_before_tables, explorer(activities, idle_times, steps), *tables_and_notes),
     )
 
 

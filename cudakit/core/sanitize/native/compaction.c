@@ -124,15 +124,14 @@ static int merge_states(struct state *merged_state, const struct state *states, 
     if (merged_state->write)
         access_share(merged_state->write);
     for (size_t i = 0; i < count; i++) {
-        if (!states[i].already_reported)
+        if (!states[i].reported_pairs)
             continue;
-        PyObject *reported_pairs =
-            merged_state->already_reported
-                ? PySequence_Concat(merged_state->already_reported, states[i].already_reported)
-                : Py_NewRef(states[i].already_reported);
+        PyObject *reported_pairs = merged_state->reported_pairs
+                                       ? PySequence_Concat(merged_state->reported_pairs, states[i].reported_pairs)
+                                       : Py_NewRef(states[i].reported_pairs);
         if (!reported_pairs)
             goto fail;
-        Py_XSETREF(merged_state->already_reported, reported_pairs);
+        Py_XSETREF(merged_state->reported_pairs, reported_pairs);
     }
     if (!merge_access_lists(&merged_state->reads, states, count, offsetof(struct state, reads)) &&
         !merge_access_lists(&merged_state->atomics, states, count, offsetof(struct state, atomics)))

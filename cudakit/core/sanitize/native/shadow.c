@@ -30,7 +30,7 @@ static int check_unordered(struct shadow *shadow, struct state *state, struct ac
     shadow->must_report = true;
     PyObject *previous_accesses = unordered_objects(shadow),
              *current_access = access_object(access, shadow->access_type);
-    PyObject *reported_pairs = state->already_reported ? Py_NewRef(state->already_reported) : PyTuple_New(0);
+    PyObject *reported_pairs = state->reported_pairs ? Py_NewRef(state->reported_pairs) : PyTuple_New(0);
     PyObject *new_pairs = NULL;
     if (previous_accesses && current_access && reported_pairs)
         new_pairs = PyObject_CallMethod(shadow->checker, "check", "OOOO(KK)OO", reported_pairs, previous_accesses,
@@ -47,7 +47,7 @@ static int check_unordered(struct shadow *shadow, struct state *state, struct ac
         return -1;
     if (!PyTuple_GET_SIZE(new_pairs))
         Py_CLEAR(new_pairs);
-    Py_XSETREF(state->already_reported, new_pairs);
+    Py_XSETREF(state->reported_pairs, new_pairs);
     return 0;
 }
 
@@ -101,7 +101,7 @@ static int append_copy(struct replacements *replacements, const struct state *st
     return 0;
 }
 
-/* Move the content of a state to a new replacement for other bytes. The state stays in the map, without any access. */
+/* Move the accesses of a state to a new replacement, which covers other bytes. The state stays in the map, empty. */
 static int append_moved(struct replacements *replacements, struct state *state, uint64_t lo, uint64_t hi)
 {
     struct state *replacement = append_replacement(replacements);

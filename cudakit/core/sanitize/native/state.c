@@ -8,7 +8,7 @@ void state_clear(struct state *state)
     state->write = NULL;
     access_list_clear(&state->reads);
     access_list_clear(&state->atomics);
-    Py_CLEAR(state->already_reported);
+    Py_CLEAR(state->reported_pairs);
     state->is_merged = state->is_approximate = false;
 }
 
@@ -17,7 +17,7 @@ int state_copy(struct state *new_state, const struct state *state, uint64_t lo, 
     *new_state =
         (struct state){.lo = lo, .hi = hi, .is_merged = state->is_merged, .is_approximate = state->is_approximate};
     new_state->write = state->write ? access_share(state->write) : NULL;
-    new_state->already_reported = Py_XNewRef(state->already_reported);
+    new_state->reported_pairs = Py_XNewRef(state->reported_pairs);
     if (access_list_copy(&new_state->reads, &state->reads) ||
         access_list_copy(&new_state->atomics, &state->atomics)) {
         state_clear(new_state);
@@ -30,8 +30,8 @@ bool states_are_equivalent(const struct state *first, const struct state *second
 {
     return accesses_are_equivalent(first->write, second->write) &&
            access_lists_are_equivalent(&first->reads, &second->reads) &&
-           access_lists_are_equivalent(&first->atomics, &second->atomics) && !first->already_reported &&
-           !second->already_reported && first->is_merged == second->is_merged &&
+           access_lists_are_equivalent(&first->atomics, &second->atomics) && !first->reported_pairs &&
+           !second->reported_pairs && first->is_merged == second->is_merged &&
            first->is_approximate == second->is_approximate;
 }
 
@@ -131,7 +131,7 @@ static bool list_has_object(const struct access_list *list, const PyObject *obje
 /* Remove the reported pairs whose earlier access is not in the state. Return -1 with an exception on errors. */
 static int prune_reported_pairs(struct state *state)
 {
-    PyObject *pairs = state->already_reported;
+    PyObject *pairs = state->reported_pairs;
     if (!pairs)
         return 0;
     PyObject *remaining_pairs = PyList_New(0);
@@ -154,7 +154,7 @@ static int prune_reported_pairs(struct state *state)
     Py_DECREF(remaining_pairs);
     if (has_failed)
         return -1;
-    Py_SETREF(state->already_reported, remaining_tuple);
+    Py_SETREF(state->reported_pairs, remaining_tuple);
     return 0;
 }
 

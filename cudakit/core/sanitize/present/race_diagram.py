@@ -244,10 +244,10 @@ def _calls(columns: Columns) -> Iterator[_Call]:
     )
     lanes: list[int] = columns.arrays["lane"].tolist()
     step_width = 1 / (len(lanes) - 1 + _MAX_BOX_STEPS)
-    for i, (lane, seq, operation, after, label, site) in enumerate(rows):
+    for i, (lane, seq, operation, awaited_row, label, site) in enumerate(rows):
         remark = " · ".join(filter(None, (site, f"call {seq:,}" if seq else "")))
         width = _free_steps(lanes, i) - _GAP_STEPS
-        yield _Call(lane, i * step_width, width * step_width, label, remark, operation, after)
+        yield _Call(lane, i * step_width, width * step_width, label, remark, operation, awaited_row)
 
 
 def _free_steps(lanes: Sequence[int], i: int) -> float:

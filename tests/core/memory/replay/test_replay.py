@@ -40,13 +40,13 @@ def replayed(trace: DeviceTrace) -> Replay:
 
 
 def intervals(allocations: Allocations) -> list[tuple[int, int, int]]:
-    columns = (allocations.begin, allocations.free_requested, allocations.end)
+    columns = (allocations.begin, allocations.free_request, allocations.end)
     return sorted(zip(*(column.tolist() for column in columns), strict=True))
 
 
 def rows(allocations: Allocations) -> list[tuple[int, ...]]:
     names = ("address", "size", "requested", "stream", "pool", "stack")
-    names += ("begin", "free_requested", "end")
+    names += ("begin", "free_request", "end")
     return sorted(zip(*(getattr(allocations, n).tolist() for n in names), strict=True))
 
 
@@ -77,7 +77,7 @@ def test_allocations_equal_the_allocators(history: History) -> None:
             lifetime.pool,
             history.knowable_stack(lifetime),
             lifetime.begin,
-            lifetime.free_requested,
+            lifetime.free_request,
             lifetime.end,
         )
         for lifetime in history.lifetimes

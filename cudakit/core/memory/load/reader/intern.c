@@ -73,7 +73,7 @@ static bool add_key_slots(Interner *in, uint32_t shape)
     return true;
 }
 
-/* Returns the number of the sequence that starts at a position of the draft. NOT_FOUND: out of memory. */
+/* Returns the number of the sequence that starts at a position of the draft, or NOT_FOUND if memory runs out. */
 static uint32_t id_of_draft(Interner *in, uint64_t from)
 {
     const Value *draft = ITEMS(Value, in->draft) + from;
@@ -97,7 +97,7 @@ static uint32_t id_of_draft(Interner *in, uint64_t from)
 
 static Value new_content(Interner *in, Value node, int depth);
 
-/* Returns a Value that is equal for nodes of equal content; 0 if out of memory. */
+/* Returns a Value that is equal for nodes of equal content, or 0 if memory runs out. */
 static inline Value content_of(Interner *in, Value node, int depth)
 {
     if (TAG(node) < LIST || depth == INTERN_DEPTH)

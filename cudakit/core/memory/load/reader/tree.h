@@ -162,16 +162,17 @@ int64_t decode_signed(const uint8_t *bytes, uint64_t size);
 /* Returns the index of the blob with these bytes, or NOT_FOUND. */
 uint32_t find_blob(const Tree *tree, const void *bytes, uint64_t size, uint32_t hash);
 
-/* Returns the index of the blob with these bytes, adding it if it is new. NOT_FOUND: out of memory. */
+/* Returns the index of the blob with these bytes, adding it if it is new; NOT_FOUND if memory runs out. */
 uint32_t intern_blob(Tree *tree, Span span);
 
-/* Copies bytes into Tree.converted and sets the span; false if out of memory. */
+/* Copies bytes into Tree.converted and sets the span. Returns false if memory runs out. */
 bool store_converted(Tree *tree, const void *bytes, uint64_t size, Span *span);
 
-/* Returns the child shape that has one more key. NOT_FOUND: out of memory. */
+/* Returns the child shape that has one more key, or NOT_FOUND if memory runs out. */
 uint32_t shape_with_key(Tree *tree, uint32_t parent, uint32_t key);
 
-/* Makes the capacity at least length + extra items; keeps the first `length`. False: out of memory. */
+/* Grows the capacity to at least length + extra items, and keeps the first `length` items. Returns false if memory
+ * runs out. */
 bool grow_items(Tree *tree, Value **items, uint32_t *capacity, uint32_t length, uint64_t extra);
 
 /* Returns the size in bytes of all arrays, tables and chunks of a tree. */

@@ -146,7 +146,7 @@ typedef struct {
     size_t tile_count, run_count;
 } located_boxes;
 
-/* Compute the memory that a box covers; false if that is not certain. */
+/* Compute the memory that a box covers. Return false if the memory is not certain. */
 static bool locate_box(located_boxes *located, const ck_box *box)
 {
     const unsigned map_number = box->map < CK_MAP_KEYS ? located->index->map_numbers[box->map] : 0;

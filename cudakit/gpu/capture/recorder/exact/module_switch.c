@@ -303,8 +303,8 @@ static bool drain_context_if_due(CUcontext context, int64_t now_ns)
     return is_complete;
 }
 
-/* Review all modules while the device is idle, or, with ``is_idle`` false, after the recorder has waited for it if a patch
- * can be removed. The patching lock is held, the recorder lock is not. */
+/* Review all modules. ``is_idle`` is whether the device is idle; if it is not, the recorder waits for the device before
+ * it removes a patch. The patching lock is held, the recorder lock is not. */
 static void review_all(CUcontext context, bool is_idle, int64_t now_ns)
 {
     const bool must_verify = removed_patch_count && now_ns >= next_verification_ns;
