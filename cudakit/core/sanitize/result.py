@@ -7,6 +7,7 @@ CUDA call in its process.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -30,9 +31,7 @@ class Side:
     """One of the two operations of a race."""
 
     stream: str  # name of the stream, as in the report
-    operation: (
-        str  # operation, as in the report: kernel NAME, copy, fill, allocation, free or all-reduce
-    )
+    operation: str  # operation: kernel NAME, copy, fill (a memset), allocation, free or all-reduce
     stack: tuple[Frame, ...]  # call stack that enqueued the operation
     site: int  # index of the call site in `stack`
     stream_number: int  # number of the stream, unique within the process; 0 is the host
@@ -55,6 +54,11 @@ class Side:
     from_template: bool = (
         False  # whether the accesses are known from earlier launches of the kernel
     )
+
+    @property
+    def operation_name(self) -> str:
+        """The operation as reports name it: a fill is a memset, as in CUDA and in profiles."""
+        return re.sub(r"^fill\b", "memset", self.operation)
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,7 +55,7 @@ def _recorded_notes(result: SanitizeResult) -> Iterator[Note]:
     work_counts = _nonzero_counts(
         ("kernel launch", coverage.launches),
         ("copy", coverage.copies),
-        ("fill", coverage.fills),
+        ("memset", coverage.fills),
         ("graph launch", coverage.graph_launches),
         ("collective", coverage.collectives),
     )
