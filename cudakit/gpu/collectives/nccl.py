@@ -90,11 +90,13 @@ class NcclCommunicator:
             "send-receive": self._send_receive,
         }
 
-    def enqueue(self, collective: Collective, send: Ptr, receive: Ptr, stream: Stream) -> None:
+    def enqueue(
+        self, collective: Collective, send_buffer: Ptr, receive_buffer: Ptr, stream: Stream
+    ) -> None:
         """Enqueue an operation on a stream."""
         self._raise_if_aborted()
         address = self._gpu.stream_address(stream)
-        self._calls[collective.operation](collective, send, receive, address)
+        self._calls[collective.operation](collective, send_buffer, receive_buffer, address)
 
     def synchronize(self, stream: Stream) -> None:
         """Poll a stream until its work has completed."""
@@ -134,12 +136,14 @@ class NcclCommunicator:
             self.abort()
             raise CollectiveError("NCCL reports that another rank failed")
 
-    def _all_reduce(self, collective: Collective, send: Ptr, receive: Ptr, stream: int) -> None:
+    def _all_reduce(
+        self, collective: Collective, send_buffer: Ptr, receive_buffer: Ptr, stream: int
+    ) -> None:
         element_count, data_type = collective.count, _DATA_TYPES[collective.element.name]
         self._nccl.call(
             "ncclAllReduce",
-            send,
-            receive,
+            send_buffer,
+            receive_buffer,
             element_count,
             data_type,
             _SUM_OPERATION,
@@ -147,18 +151,28 @@ class NcclCommunicator:
             stream,
         )
 
-    def _all_gather(self, collective: Collective, send: Ptr, receive: Ptr, stream: int) -> None:
+    def _all_gather(
+        self, collective: Collective, send_buffer: Ptr, receive_buffer: Ptr, stream: int
+    ) -> None:
         element_count, data_type = collective.count, _DATA_TYPES[collective.element.name]
         self._nccl.call(
-            "ncclAllGather", send, receive, element_count, data_type, self._handle, stream
+            "ncclAllGather",
+            send_buffer,
+            receive_buffer,
+            element_count,
+            data_type,
+            self._handle,
+            stream,
         )
 
-    def _reduce_scatter(self, collective: Collective, send: Ptr, receive: Ptr, stream: int) -> None:
+    def _reduce_scatter(
+        self, collective: Collective, send_buffer: Ptr, receive_buffer: Ptr, stream: int
+    ) -> None:
         element_count, data_type = collective.count, _DATA_TYPES[collective.element.name]
         self._nccl.call(
             "ncclReduceScatter",
-            send,
-            receive,
+            send_buffer,
+            receive_buffer,
             element_count,
             data_type,
             _SUM_OPERATION,
@@ -166,18 +180,29 @@ class NcclCommunicator:
             stream,
         )
 
-    def _broadcast(self, collective: Collective, send: Ptr, receive: Ptr, stream: int) -> None:
+    def _broadcast(
+        self, collective: Collective, send_buffer: Ptr, receive_buffer: Ptr, stream: int
+    ) -> None:
         element_count, data_type = collective.count, _DATA_TYPES[collective.element.name]
         self._nccl.call(
-            "ncclBroadcast", send, receive, element_count, data_type, ROOT, self._handle, stream
+            "ncclBroadcast",
+            send_buffer,
+            receive_buffer,
+            element_count,
+            data_type,
+            ROOT,
+            self._handle,
+            stream,
         )
 
-    def _reduce(self, collective: Collective, send: Ptr, receive: Ptr, stream: int) -> None:
+    def _reduce(
+        self, collective: Collective, send_buffer: Ptr, receive_buffer: Ptr, stream: int
+    ) -> None:
         element_count, data_type = collective.count, _DATA_TYPES[collective.element.name]
         self._nccl.call(
             "ncclReduce",
-            send,
-            receive,
+            send_buffer,
+            receive_buffer,
             element_count,
             data_type,
             _SUM_OPERATION,
@@ -186,23 +211,29 @@ class NcclCommunicator:
             stream,
         )
 
-    def _all_to_all(self, collective: Collective, send: Ptr, receive: Ptr, stream: int) -> None:
+    def _all_to_all(
+        self, collective: Collective, send_buffer: Ptr, receive_buffer: Ptr, stream: int
+    ) -> None:
         """Exchange a chunk with every rank by sends and receives, as in nccl-tests (src/alltoall.cu)."""
         offsets = [rank * collective.chunk_bytes for rank in range(self._rank_count)]
         self._exchange(
             collective,
-            [(Ptr(send + offset), rank) for rank, offset in enumerate(offsets)],
-            [(Ptr(receive + offset), rank) for rank, offset in enumerate(offsets)],
+            [(Ptr(send_buffer + offset), rank) for rank, offset in enumerate(offsets)],
+            [(Ptr(receive_buffer + offset), rank) for rank, offset in enumerate(offsets)],
             stream,
         )
 
-    def _send_receive(self, collective: Collective, send: Ptr, receive: Ptr, stream: int) -> None:
+    def _send_receive(
+        self, collective: Collective, send_buffer: Ptr, receive_buffer: Ptr, stream: int
+    ) -> None:
         """Send to the next rank and receive from the previous one, as in nccl-tests (src/sendrecv.cu)."""
         next_rank, previous_rank = (
             (self._rank + 1) % self._rank_count,
             (self._rank - 1) % self._rank_count,
         )
-        self._exchange(collective, [(send, next_rank)], [(receive, previous_rank)], stream)
+        self._exchange(
+            collective, [(send_buffer, next_rank)], [(receive_buffer, previous_rank)], stream
+        )
 
     def _exchange(
         self,

@@ -254,23 +254,23 @@ static void set_node_reach(const record *node_record, const graph_node *node, co
                            size_t access_count, uint64_t content_hash)
 {
     graph_reach *reach = graph_reach_get(node_record->node.graph);
-    node_reach *changed = reach ? node_reach_get(reach, node_record->node.node) : NULL;
+    node_reach *changed_reach = reach ? node_reach_get(reach, node_record->node.node) : NULL;
     uint64_t *addresses = malloc((access_count + 1) * sizeof *addresses);
-    if (!changed || !addresses) {
+    if (!changed_reach || !addresses) {
         free(addresses);
         graphs_forget_reach(node_record->node.graph);
         return;
     }
     for (size_t i = 0; i < access_count; i++)
         addresses[i] = accesses[i].access.lo;
-    free(changed->addresses);
-    reach->content_hash += content_hash - changed->content_hash;
+    free(changed_reach->addresses);
+    reach->content_hash += content_hash - changed_reach->content_hash;
     reach->is_outdated = true;
     reach->has_copies = reach->has_copies || node->type == NODE_MEMCPY || node->type == NODE_MEMSET;
     /* Each launch of a graph with allocation nodes may get other memory. */
     reach->is_always_recorded =
         reach->is_always_recorded || !content_hash || node->type == NODE_MEM_ALLOC || node->type == NODE_MEM_FREE;
-    *changed = (node_reach){addresses, access_count, content_hash};
+    *changed_reach = (node_reach){addresses, access_count, content_hash};
 }
 
 static int compare_addresses(const void *left, const void *right)
