@@ -61,7 +61,7 @@ def test_racing_test_fails_with_the_report_as_message(pytester: pytest.Pytester)
     found.stdout.fnmatch_lines(
         [
             "1 race between operations on the GPU",
-            "write-after-write (certain): the fill on stream 4 writes *",
+            "write-after-write (certain): the memset on stream 4 writes *",
             "*/test_suite.py:11 step",
             "*/test_suite.py:15 test_racing",
             "  fix:     record an event on stream 3 *",

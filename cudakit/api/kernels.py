@@ -190,11 +190,12 @@ def elementwise(
 
     Expressions are Python assignments, one on each line or separated by semicolons. Names that are read
     before they are assigned are the arguments, in the order of first use: device arrays of any library
-    (``__cuda_array_interface__`` or DLPack), which broadcast as in numpy, or numbers. Assigned names are the
-    outputs; ``outputs`` selects those to store, if others are only intermediate values. A name that is read
-    and assigned, as in ``x += y``, is updated in place. New outputs are arrays of the first argument's
-    library. With ``tune``, the first call with new dtypes or sizes measures several block sizes on copies of
-    the arrays that it writes; the fastest one is stored in the kernel cache for this model of GPU.
+    (``__cuda_array_interface__`` or DLPack), which broadcast as in numpy, or numbers. Assigned names are
+    the outputs; ``outputs`` names the outputs to store, if the others are only intermediate values. A name
+    that is read and assigned, as in ``x += y``, is updated in place. New outputs are arrays of the first
+    argument's library. With ``tune``, the first call with new dtypes or sizes measures several block sizes
+    on copies of the arrays that it writes; the fastest one is stored in the kernel cache for this model of
+    GPU.
 
     Operators are those of Python, with ``a if c else b``; functions are those of numpy, such as ``exp``,
     ``maximum``, ``where`` and ``isnan``, and conversions have the name of a dtype. Dtypes are promoted as in

@@ -38,7 +38,7 @@ def softmax(x: Any, *, out: Any = None, stream: object = None) -> Any:
 
 @cache
 def _shared_call() -> _SoftmaxCall:
-    """Return the callable whose prepared launches all calls of the process share."""
+    """Return the one callable of the process, so that all calls share its prepared launches."""
     return _SoftmaxCall()
 
 

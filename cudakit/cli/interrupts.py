@@ -38,7 +38,7 @@ def held_interrupts() -> Iterator[Callable[[], None]]:
 
 @contextmanager
 def sigterm_as_interrupt() -> Iterator[None]:
-    """Let SIGTERM raise KeyboardInterrupt in the block, so that the block deletes its files."""
+    """Turn SIGTERM into KeyboardInterrupt in the block, so that the block deletes its files."""
     with _handled_by(signal.default_int_handler, signal.SIGTERM):
         yield
 

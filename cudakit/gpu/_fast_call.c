@@ -835,9 +835,9 @@ static bool read_new_output(const prepared_launch *plan, PyObject *object, opera
     return is_valid;
 }
 
-/* Allocate the outputs of a plan by its factory or its Python function, and read those of a Python function.
- * Return a new reference to a tuple of outputs. Return NULL without an exception after a failure, or for outputs
- * that differ from those of the plan. */
+/* Allocate the outputs of a plan by its factory or its Python function. Store their addresses in ``operands``.
+ * Return a new reference to a tuple of outputs. Return NULL without an exception after a failure, or if the plan
+ * expects other outputs. */
 static PyObject *allocate_arrays(FastCall *self, const prepared_launch *plan, operand *operands, handle stream)
 {
     word addresses[MAX_OPERANDS];
@@ -1127,8 +1127,8 @@ static bool prepare_operands(FastCall *self, prepared_launch *plan, PyObject *in
     return true;
 }
 
-/* Read the parameters of a launch: tuples of a kind, the index of an operand, and the bytes of a constant. Return false
- * for those that the fast path does not handle, such as words of the counter without a counter. */
+/* Read the parameters of a launch: tuples of a kind, the index of an operand, and the bytes of a constant. Return
+ * false if the fast path does not handle a parameter, such as a word of the counter without a counter. */
 static bool prepare_parameters(prepared_launch *plan, PyObject *parameters, bool has_counter)
 {
     Py_ssize_t used_bytes = 0;

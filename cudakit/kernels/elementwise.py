@@ -132,7 +132,7 @@ class ElementwiseProgram:
     def _output_arrays(
         self, inputs: Mapping[str, Operand], outputs: Mapping[str, ArrayView]
     ) -> dict[str, ArrayView]:
-        """Return the arrays of all outputs, those that the expression updates included."""
+        """Return the arrays of all outputs, including arrays that the expression updates."""
         return {
             name: outputs[name] if name in outputs else _updated_array(name, inputs[name])
             for name in self.program.outputs

@@ -112,7 +112,7 @@ try:
 except cudakit.RaceError as error:
     head, _, race = error.message.partition("\\n\\n")
     assert head == "1 race between operations on the GPU"
-    assert race.startswith("write-after-write (certain): the fill on stream 4 writes 1.00 KiB")
+    assert race.startswith("write-after-write (certain): the memset on stream 4 writes 1.00 KiB")
     assert "<string>:13 step" in race and "fix:     record an event on stream 3" in race
     assert error.exit_code == 1
 else:

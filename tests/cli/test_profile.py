@@ -106,7 +106,7 @@ def test_report_on_the_log_is_that_of_the_run(cli: Cli) -> None:
     assert (result["schema"], result["simulated"]) == ("cudakit.profile/1", True)
 
 
-def test_program_without_gpu_work_has_one_line(cli: Cli) -> None:
+def test_program_without_gpu_work_has_one_line_with_the_reason(cli: Cli) -> None:
     done = cli("run", "--profile", "-c", "print(1)")
     assert done.exit_code == 0
     (line,) = done.stderr.splitlines()

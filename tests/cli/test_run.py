@@ -94,7 +94,7 @@ def test_quiet_prints_the_verdict_and_a_line_for_each_race(here: Here) -> None:
     verdict, race = racing.stderr.splitlines()
     assert racing.exit_code == 1
     assert verdict.startswith("1 race between streams")
-    assert race.startswith("✗ The fill on stream")
+    assert race.startswith("✗ The memset on stream")
     assert (clean.exit_code, clean.stderr) == (0, "No races found, on a simulated device\n")
 
 

@@ -268,7 +268,7 @@ def _local_session(
 def _process_session(
     spec: NcclSpec, gpu: str, launch: Launch, rendezvous: str, timeout_s: float
 ) -> Iterator[_Session]:
-    """Yield a group of processes: rank 0 in a thread of this process, the others by TCP."""
+    """Yield a group of ranks: rank 0 in a thread of this process, the others connected by TCP."""
     from cudakit.core.bench.collectives.group import LocalChannel, RankGroup, new_answers
     from cudakit.core.bench.collectives.processes import RemoteChannel, check_same_options
     from cudakit.core.bench.collectives.rendezvous import accept_ranks, reachable_host

@@ -413,7 +413,7 @@ def _warn(line: str) -> None:
 
 
 def _print_snapshots(paths: Sequence[str]) -> None:
-    """Print the paths of memory snapshots, and the command that reads them."""
+    """Print the paths of memory snapshots, and the command that reads them; or why there is no snapshot."""
     for path in paths:
         _warn(f"memory snapshot written; analyze it with: cudakit memviz {path}")
     if not paths:

@@ -52,7 +52,7 @@ def end_sampling(run: WorkloadRun) -> None:
 
 
 class ThrottlingFilter:
-    """Divides readings into samples and discarded readings, whose SM clock is far below recent clocks.
+    """Divides readings into samples, and readings to discard because the SM clock is far below recent clocks.
 
     ``warmup_readings`` provide the first clocks for this comparison.
     """

@@ -18,7 +18,8 @@ _Times: TypeAlias = "Sequence[float] | npt.NDArray[np.float64]"
 _MAX_EXACT_BINOMIAL = 1000
 # Minimum number of samples for an estimate of their autocorrelation.
 _MIN_FOR_AUTOCORRELATION = 20
-# Minimum number of samples for a trend: a third of them, 8, gives a CI of 99 %, because 2 ** (1 - 8) < 1 %.
+# Minimum number of samples for a trend. A third of them is 8, the smallest number for which the median has
+# a CI of 99 %: 2 ** (1 - 8) < 1 %.
 _MIN_FOR_TREND = 24
 _TREND_CONFIDENCE = 0.99
 # The 97.5 % quantiles of Student's t distribution for 1, 2, 3 ... degrees of freedom.
@@ -92,7 +93,8 @@ def ci_over_rounds(times: _Times, rounds: Sequence[int] = ()) -> tuple[float, fl
 
     The speed depends on the addresses of buffers, so samples with one set of buffers vary less than runs do.
     Each round has new buffers: the medians of rounds vary like those of runs, and Student's t distribution
-    gives the CI of their mean. The result is the union of that CI, centred on the median, and ``median_ci``.
+    gives the CI of their mean. The result contains ``median_ci`` and an interval around the median with the
+    width of that CI.
     """
     values = _array(times)
     shifted_times = without_round_offsets(values, rounds)

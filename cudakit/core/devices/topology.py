@@ -76,7 +76,7 @@ def _is_bidirectional(
     second_gpu: MatchedDevice,
     attribute: str,
 ) -> bool | Unavailable:
-    """Return whether an attribute of CUDA's view, such as "peer_access", has two GPUs in both directions."""
+    """Return whether CUDA reports an attribute, such as "peer_access", for both directions of a pair."""
     if isinstance(cuda, Unavailable):
         return Unavailable("CUDA does not answer")
     indices = [

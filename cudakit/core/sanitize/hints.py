@@ -374,7 +374,7 @@ def short_stream_name(side: Side) -> str:
 def operation_at(side: Side) -> str:
     """Return the operation with its call site. Without a call site, return its name."""
     site_text = call_site(side.stack)
-    operation = "kernel" if _is_kernel(side) else side.operation.partition(" (rank ")[0]
+    operation = "kernel" if _is_kernel(side) else side.operation_name.partition(" (rank ")[0]
     prefix = "backward pass started at " if is_backward(side.stack) else ""
     return f"the {operation} ({prefix}{site_text})" if site_text else _operation_name(side)
 
@@ -387,7 +387,7 @@ def _subject_text(side: Side) -> str:
 
 
 def _operation_name(side: Side) -> str:
-    return side.operation if _is_kernel(side) else f"the {side.operation}"
+    return side.operation if _is_kernel(side) else f"the {side.operation_name}"
 
 
 def _is_kernel(side: Side) -> bool:

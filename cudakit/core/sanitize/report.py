@@ -364,8 +364,8 @@ def unverified_pair(
     process: int, current_side: Side, previous_side: Side, *, is_current_unrecorded: bool = False
 ) -> UnverifiedPair:
     """Return a pair of which one operation was not recorded, with its description."""
-    current = f"{current_side.operation} on {current_side.stream}"
-    previous = f"{previous_side.operation} on {previous_side.stream}"
+    current = f"{current_side.operation_name} on {current_side.stream}"
+    previous = f"{previous_side.operation_name} on {previous_side.stream}"
     sentence = (
         f"{current} was not recorded and may have accessed the same bytes as {previous}, "
         "after which it is not ordered"
@@ -426,7 +426,7 @@ def _race_text(race: FoundRace) -> str:
 
 def _operation_lines(label: str, side: Side) -> list[str]:
     in_ranges = in_range(side.ranges)
-    return _with_stack(f"{label + ':':8} {side.operation} on {side.stream}{in_ranges}", side)
+    return _with_stack(f"{label + ':':8} {side.operation_name} on {side.stream}{in_ranges}", side)
 
 
 def _with_stack(first_line: str, source: Side | Memory) -> list[str]:

@@ -30,9 +30,7 @@ class Side:
     """One of the two operations of a race."""
 
     stream: str  # name of the stream, as in the report
-    operation: (
-        str  # operation, as in the report: kernel NAME, copy, fill, allocation, free or all-reduce
-    )
+    operation: str  # operation: kernel NAME, copy, fill (a memset), allocation, free or all-reduce
     stack: tuple[Frame, ...]  # call stack that enqueued the operation
     site: int  # index of the call site in `stack`
     stream_number: int  # number of the stream, unique within the process; 0 is the host
@@ -55,6 +53,11 @@ class Side:
     from_template: bool = (
         False  # whether the accesses are known from earlier launches of the kernel
     )
+
+    @property
+    def operation_name(self) -> str:
+        """The operation in CUDA's words: a ``fill``, as files and JSON documents name it, is a memset."""
+        return "memset" if self.operation == "fill" else self.operation
 
 
 @dataclass(frozen=True, slots=True)

@@ -221,8 +221,8 @@ static bool is_directory_name(const char *path_part, size_t length, const char *
     return strlen(name) == length && !strncmp(path_part, name, length);
 }
 
-/* Return whether a directory belongs to a library. ``parent`` and ``parent_length`` are the name of the directory that
- * contains it; its length is 0 at the begin of a path. */
+/* Return whether a directory belongs to a library. ``parent`` is the name of the directory above it, with
+ * ``parent_length`` characters: 0 at the begin of a path. */
 static bool is_library_directory(const char *parent, size_t parent_length, const char *name, size_t length)
 {
     if (is_directory_name(name, length, "site-packages") || is_directory_name(name, length, "dist-packages"))
@@ -326,8 +326,8 @@ typedef struct {
         program_call; /* number of the program call; 0 if the frame has run on since the number was assigned */
 } program_frame;
 
-/* The frames of the program on this thread. The program calls of a frame that another frame has replaced here are
- * unknown. */
+/* The frames of the program on this thread. The program call of a frame is unknown if another frame has taken its
+ * entry. */
 static __thread program_frame program_frames[FRAME_SLOTS];
 
 /* Number of the last program call of the process. */
@@ -363,8 +363,9 @@ static bool is_running_frame(const Frame *frame)
     return running_frame != NULL;
 }
 
-/* Begin a new program call of a frame that has started, was resumed or has jumped backward. If there is no free entry, the
- * frame gets that of a frame that does not run: such a frame has ended, or begins a new program call when it is resumed. */
+/* Begin a new program call of a frame that has started, was resumed or has jumped backward. If there is no free
+ * entry, the frame takes the entry of a frame that is not running: the other frame has ended, or begins a new
+ * program call when it is resumed. */
 static void begin_program_call(const Frame *frame)
 {
     program_frame *program_entry = find_program_frame(frame);

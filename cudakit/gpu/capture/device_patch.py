@@ -56,8 +56,9 @@ def add_device_patches(
 
     Returns ``files`` with the paths of the patches, and the reason why there are no patches, or "".
     Without a device there are no patches and no reason. ``accesses`` None or "auto" builds patches if
-    possible, and uses templates. ``devices`` and ``build`` replace NVML and the compiler. Raises
-    EnvironmentUnusable if ``accesses`` is "exact" and the patches cannot be built.
+    possible, and launches that repeat known accesses are not recorded. ``devices`` and ``build`` replace
+    NVML and the compiler. Raises EnvironmentUnusable if ``accesses`` is "exact" and the patches cannot be
+    built.
     """
     if accesses == "arguments":
         return files, ""

@@ -1,4 +1,4 @@
-"""Check that recording works before the program starts."""
+"""Check, before the program starts, that recording works."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ _PROFILE_MODULE_NAME = "cudakit._profile_recorder"
 
 
 class Recording:
-    """Passes the GPU work of this process to a consumer, from ``begin`` until the process ends.
+    """Passes the GPU work of this process to a consumer, until ``close`` or the end of the process.
 
     The recorder can be subscribed only once per process, before CUDA is used. Therefore it stays subscribed,
     and its trace is read every second, so that it does not fill the disk.
@@ -150,9 +150,9 @@ def begin(
     With ``gpu`` "sim", CUDA is not recorded; with "auto", CUDA is recorded unless there is no CUDA
     device. ``accesses`` None means "auto": accesses are recorded until they repeat, and assumed from
     arguments if recording is impossible. With ``on_missing`` "run", the recording continues without CUDA if
-    CUDA cannot be recorded. ``files_or_refusal`` replaces the preflight. Raises UsageError if CUDA is
-    already in use or the process is already recorded, and EnvironmentUnusable if the recorder does not work
-    or required exact accesses are impossible.
+    CUDA cannot be recorded. ``files_or_refusal`` is the result of ``preflight``, which is called if the
+    argument is None. Raises UsageError if CUDA is already in use or the process is already recorded, and
+    EnvironmentUnusable if the recorder does not work or required exact accesses are impossible.
     """
     if SPOOL in os.environ:
         raise UsageError(

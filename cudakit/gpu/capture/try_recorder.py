@@ -2,9 +2,8 @@
 
 Without arguments, the script describes its interpreter. With the paths of the recorder and of NVIDIA's
 Sanitizer API, it loads both and subscribes once, so that failures happen here and not in the program; with
-the path of CUPTI and the word "profile", it does the same with CUPTI. It imports
-only the standard library, because it runs in the program's interpreter. The last line of the output is the
-result: a JSON object.
+the path of CUPTI and the word "profile", it does the same with CUPTI. It imports only the standard library,
+because it runs in the program's interpreter. The last line of the output is the result: a JSON object.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@
 #include <stdint.h>
 
 struct ck_frame {
-    char function[256]; /* qualified name; of the function: UTF-8, zero-terminated, cut at a character boundary */
+    char function[256]; /* qualified name of the function: UTF-8, zero-terminated, cut at a character boundary */
     char file[512];     /* file name, encoded like the function name */
     int32_t line;       /* line number; 0 if it is unknown */
 };

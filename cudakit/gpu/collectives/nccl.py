@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Mapping
 from contextlib import suppress
 
 from cudakit.errors import CollectiveError, CudaError
@@ -29,6 +29,14 @@ _DATA_TYPES = {
     "fp8_e5m2": 11,
 }
 _SUM_OPERATION = 0  # The value of ncclSum in ncclRedOp_t.
+# NCCL's function for each operation, and its arguments between the data type and the communicator (nccl.h).
+_FUNCTIONS: Mapping[str, tuple[str, tuple[int, ...]]] = {
+    "all-reduce": ("ncclAllReduce", (_SUM_OPERATION,)),
+    "all-gather": ("ncclAllGather", ()),
+    "reduce-scatter": ("ncclReduceScatter", (_SUM_OPERATION,)),
+    "broadcast": ("ncclBroadcast", (ROOT,)),
+    "reduce": ("ncclReduce", (_SUM_OPERATION, ROOT)),
+}
 _SUCCESS, _IN_PROGRESS = 0, 7  # Values of ncclResult_t.
 # Time in which ``synchronize`` polls without a pause. Afterwards it polls at intervals of _PAUSE_S.
 _SPIN_S = 0.005
@@ -80,23 +88,22 @@ class NcclCommunicator:
         self._handle: ctypes.c_void_p | None = handle
         self._rank, self._rank_count = rank, rank_count
         self._abort_requested = threading.Event()
-        self._calls: dict[str, Callable[[Collective, Ptr, Ptr, int], None]] = {
-            "all-reduce": self._all_reduce,
-            "all-gather": self._all_gather,
-            "reduce-scatter": self._reduce_scatter,
-            "broadcast": self._broadcast,
-            "reduce": self._reduce,
-            "all-to-all": self._all_to_all,
-            "send-receive": self._send_receive,
-        }
 
     def enqueue(
         self, collective: Collective, send_buffer: Ptr, receive_buffer: Ptr, stream: Stream
     ) -> None:
         """Enqueue an operation on a stream."""
         self._raise_if_aborted()
-        address = self._gpu.stream_address(stream)
-        self._calls[collective.operation](collective, send_buffer, receive_buffer, address)
+        stream_address = self._gpu.stream_address(stream)
+        if collective.operation == "all-to-all":
+            self._all_to_all(collective, send_buffer, receive_buffer, stream_address)
+        elif collective.operation == "send-receive":
+            self._send_receive(collective, send_buffer, receive_buffer, stream_address)
+        else:
+            function, arguments = _FUNCTIONS[collective.operation]
+            data_type = _DATA_TYPES[collective.element.name]
+            buffers = (send_buffer, receive_buffer, collective.count, data_type)
+            self._nccl.call(function, *buffers, *arguments, self._handle, stream_address)
 
     def synchronize(self, stream: Stream) -> None:
         """Poll a stream until its work has completed."""
@@ -135,81 +142,6 @@ class NcclCommunicator:
         if status.value not in (_SUCCESS, _IN_PROGRESS):
             self.abort()
             raise CollectiveError("NCCL reports that another rank failed")
-
-    def _all_reduce(
-        self, collective: Collective, send_buffer: Ptr, receive_buffer: Ptr, stream: int
-    ) -> None:
-        element_count, data_type = collective.count, _DATA_TYPES[collective.element.name]
-        self._nccl.call(
-            "ncclAllReduce",
-            send_buffer,
-            receive_buffer,
-            element_count,
-            data_type,
-            _SUM_OPERATION,
-            self._handle,
-            stream,
-        )
-
-    def _all_gather(
-        self, collective: Collective, send_buffer: Ptr, receive_buffer: Ptr, stream: int
-    ) -> None:
-        element_count, data_type = collective.count, _DATA_TYPES[collective.element.name]
-        self._nccl.call(
-            "ncclAllGather",
-            send_buffer,
-            receive_buffer,
-            element_count,
-            data_type,
-            self._handle,
-            stream,
-        )
-
-    def _reduce_scatter(
-        self, collective: Collective, send_buffer: Ptr, receive_buffer: Ptr, stream: int
-    ) -> None:
-        element_count, data_type = collective.count, _DATA_TYPES[collective.element.name]
-        self._nccl.call(
-            "ncclReduceScatter",
-            send_buffer,
-            receive_buffer,
-            element_count,
-            data_type,
-            _SUM_OPERATION,
-            self._handle,
-            stream,
-        )
-
-    def _broadcast(
-        self, collective: Collective, send_buffer: Ptr, receive_buffer: Ptr, stream: int
-    ) -> None:
-        element_count, data_type = collective.count, _DATA_TYPES[collective.element.name]
-        self._nccl.call(
-            "ncclBroadcast",
-            send_buffer,
-            receive_buffer,
-            element_count,
-            data_type,
-            ROOT,
-            self._handle,
-            stream,
-        )
-
-    def _reduce(
-        self, collective: Collective, send_buffer: Ptr, receive_buffer: Ptr, stream: int
-    ) -> None:
-        element_count, data_type = collective.count, _DATA_TYPES[collective.element.name]
-        self._nccl.call(
-            "ncclReduce",
-            send_buffer,
-            receive_buffer,
-            element_count,
-            data_type,
-            _SUM_OPERATION,
-            ROOT,
-            self._handle,
-            stream,
-        )
 
     def _all_to_all(
         self, collective: Collective, send_buffer: Ptr, receive_buffer: Ptr, stream: int

@@ -104,7 +104,8 @@ class CudaStreams:
         """Allow this thread to allocate during a stream capture; the allocation is not part of the graph.
 
         In other capture modes cuMemAlloc fails and invalidates the capture (CUDA Driver API,
-        cuThreadExchangeStreamCaptureMode). PyTorch's allocator does the same (CUDAStreamCaptureModeGuard).
+        cuThreadExchangeStreamCaptureMode). PyTorch's allocator also uses the relaxed mode
+        (CUDAStreamCaptureModeGuard).
         """
         previous_mode = self._context.call(cu.cuThreadExchangeStreamCaptureMode, _RELAXED)
         try:

@@ -99,7 +99,10 @@ def _common_facts(machine: Machine, variables: Mapping[str, str], files: Files) 
 def _effective_variables(
     machine: Machine, cuda: CudaView | Unavailable, variables: Mapping[str, str]
 ) -> Mapping[str, str]:
-    """Return the environment variables. A simulated machine replaces those that select CUDA devices."""
+    """Return the environment variables.
+
+    On a simulated machine, the variables that select CUDA devices are simulated.
+    """
     if not machine.simulated or isinstance(cuda, Unavailable):
         return variables
     recorded_variables = {

@@ -12,7 +12,8 @@ from cudakit.core.bench.method import Rule
 from cudakit.core.bench.pipeline import run
 from cudakit.core.bench.result import CaseResult
 from cudakit.core.bench.spec import PATTERNS, STORAGE_DIRECTIONS, GdsSpec
-from cudakit.core.bench.workloads.gds import CuFileRoute, PreparedTransfer, Transfer, gds_cases
+from cudakit.core.bench.workloads.gds import PreparedTransfer, Transfer, gds_cases
+from cudakit.core.bench.workloads.storage_routes import CuFileRoute
 from cudakit.errors import InputError, Unsupported
 from cudakit.gpu.api import LEGACY, Gpu, Ptr
 from cudakit.gpu.api.storage import StoragePath

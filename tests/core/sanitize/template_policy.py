@@ -34,6 +34,7 @@ FIRST_CHECK, MAX_CHECK_INTERVAL, MAX_SHARED_CHECK_INTERVAL = 4, 4096, 512
 MAX_RANGES = 8192
 # Number of recorded launches next to unordered work, before such launches use the template.
 MIN_UNORDERED_LAUNCHES = 128
+IDLE_COUNT_TO_REMOVE = 64  # number of waits for all work after which ordered accesses are forgotten
 CONTESTED_ACCESSES = 64  # number of accesses for which bytes stay contested
 # Gaps in bytes between the ranges of a footprint that are joined: always, and of addresses at most.
 MIN_GAP, MAX_ADDRESS_GAP = 256, 512
@@ -51,10 +52,13 @@ class StreamOrder:
         self._contexts: dict[int, int] = {}
         self._events: dict[int, Clock] = {}
         self._host: Clock = defaultdict(int)
+        self.idle_count = 0  # number of times that the host had waited for all work
+        self._operation_count = self._idle_operation_count = 0
 
     def enqueue(self, stream: int, context: int) -> Operation:
         clock = self._clock(stream, context)
         clock[stream] += 1
+        self._operation_count += 1
         return stream, clock[stream]
 
     def is_before(self, earlier: Operation, later: Operation) -> bool:
@@ -67,15 +71,30 @@ class StreamOrder:
         _join(self._clock(stream, context), self._events.get(event, {}))
 
     def host_waits_for_event(self, event: int) -> None:
-        _join(self._host, self._events.get(event, {}))
+        self._add_waits([self._events[event]] if event in self._events else [])
 
     def host_waits_for_stream(self, stream: int, context: int) -> None:
-        _join(self._host, self._clock(stream, context))
+        self._add_waits([self._clock(stream, context)])
 
     def host_waits_for_context(self, context: int) -> None:
-        for stream, stream_context in self._contexts.items():
-            if stream_context == context:
-                _join(self._host, self._clocks[stream])
+        self._add_waits(
+            [
+                self._clocks[stream]
+                for stream, stream_context in self._contexts.items()
+                if stream_context == context
+            ]
+        )
+
+    def _add_waits(self, clocks: list[Clock]) -> None:
+        for clock in clocks:
+            _join(self._host, clock)
+        is_idle = all(
+            self._host[stream] == stream_clock[stream]
+            for stream, stream_clock in self._clocks.items()
+        )
+        if is_idle and self._operation_count != self._idle_operation_count:
+            self._idle_operation_count = self._operation_count
+            self.idle_count += 1
 
     def _clock(self, stream: int, context: int) -> Clock:
         self._contexts.setdefault(stream, context)
@@ -128,6 +147,10 @@ class Memory:
     last_work: Operation | None = None
     is_contested: bool = False
     intervals: list[Interval] = field(default_factory=list)
+    has_conflicts: bool = False  # whether bytes were contested since ``intervals`` was created
+    # Values of StreamOrder.idle_count at the last access, and at the last unordered access.
+    last_idle_count: int = 0
+    last_unordered_idle_count: int = 0
 
     def intervals_in(self, lo: int, hi: int) -> list[Interval]:
         """Return the intervals of some bytes, which are divided at their ends."""
@@ -327,12 +350,23 @@ class Policy:
 
     def _begin_work(self, memory: Memory, operation: Operation) -> None:
         last = memory.last_work
+        idle_count = self._order.idle_count
+        if (
+            not memory.has_conflicts
+            and memory.last_idle_count != idle_count
+            and idle_count - memory.last_unordered_idle_count >= IDLE_COUNT_TO_REMOVE
+        ):
+            memory.intervals = []
+        if last is not None and not self._order.is_before(last, operation):
+            memory.last_unordered_idle_count = idle_count
         if memory.intervals or last is None or self._order.is_before(last, operation):
             return
         memory.intervals = [Interval(memory.lo, memory.hi, [ByteAccess(last, is_assumed=True)])]
+        memory.last_idle_count = memory.last_unordered_idle_count = idle_count
 
     def _add_access(self, memory: Memory, lo: int, hi: int, access: ByteAccess) -> None:
         memory.last_work = access.operation
+        memory.last_idle_count = self._order.idle_count
         for part in memory.intervals_in(lo, hi) if memory.intervals else ():
             part.contested_count = max(0, part.contested_count - 1)
             if not access.is_assumed and any(
@@ -340,6 +374,9 @@ class Policy:
                 for earlier in part.accesses
             ):
                 part.contested_count = CONTESTED_ACCESSES
+            memory.has_conflicts |= part.contested_count > 0
+            if not all(self._order.is_before(e.operation, access.operation) for e in part.accesses):
+                memory.last_unordered_idle_count = self._order.idle_count
             part.accesses = [
                 earlier
                 for earlier in part.accesses

@@ -119,14 +119,14 @@ def test_message_contains_call_sites_and_the_fix(tmp_path: Path) -> None:
     assert message(findings(detector.result(report))) == (
         "1 race between operations on the GPU\n"
         "\n"
-        "write-after-write (certain): the fill on stream 4 writes 1.00 KiB"
-        " that the fill on stream 3 may still be writing\n"
-        "  later:   fill on stream 4 (non-blocking)\n"
+        "write-after-write (certain): the memset on stream 4 writes 1.00 KiB"
+        " that the memset on stream 3 may still be writing\n"
+        "  later:   memset on stream 4 (non-blocking)\n"
         "           /home/user/train.py:4 step\n"
-        "  earlier: fill on stream 3 (non-blocking)\n"
+        "  earlier: memset on stream 3 (non-blocking)\n"
         "           /home/user/train.py:3 step\n"
-        "  fix:     record an event on stream 3 after the fill (train.py:3)"
-        " and make stream 4 wait for it before the fill (train.py:4)"
+        "  fix:     record an event on stream 3 after the memset (train.py:3)"
+        " and make stream 4 wait for it before the memset (train.py:4)"
     )
 
 

@@ -47,14 +47,14 @@ exact_kernel = partial(kernel, precision=Precision.EXACT)
             RaceKind.WRITE_AFTER_READ,
             exact_operation(EventKind.FILL, stream=BLOCKING_STREAM),
             exact_kernel("add"),
-            "the fill on stream 9 overwrites 1.00 KiB that kernel add on the legacy default stream "
+            "the memset on stream 9 overwrites 1.00 KiB that kernel add on the legacy default stream "
             "may still be reading",
         ),
         (
             RaceKind.WRITE_AFTER_WRITE,
             exact_operation(EventKind.FILL, stream=BLOCKING_STREAM),
             exact_operation(),
-            "the fill on stream 9 writes 1.00 KiB that the copy on stream 7 may still be writing",
+            "the memset on stream 9 writes 1.00 KiB that the copy on stream 7 may still be writing",
         ),
         (
             RaceKind.USE_BEFORE_ALLOCATION,

@@ -19,7 +19,7 @@ from cudakit.core.sanitize.races import Coverage
 from cudakit.core.sanitize.reorder_buffer import reorder_records
 from cudakit.core.sanitize.result import SanitizeResult
 from cudakit.core.sanitize.templates import TemplateAccesses
-from cudakit.trace.events import Access, Event, GraphLaunch, Launch, Template
+from cudakit.trace.events import Access, Event, GraphLaunch, GraphNode, Launch, Template
 from cudakit.trace.kinds import Precision, TemplateCheck
 from cudakit.trace.layout import pack, unpack
 from cudakit.trace.spool import Batch
@@ -429,6 +429,8 @@ for i in range(8):
     events = run(tmp_path, library, GRAPHS + program)
     assert graph_templates(events) == [0, 0, 0, 0, 1, 2, 1, 2]
     assert gaps(events) == {}
+    node_count = sum(isinstance(event.body, GraphNode) for event in events)
+    assert node_count == 2 + 4, "changed nodes are written for the recorded launches only"
 
 
 # --- the rules in Python ------------------------------------------------------------------------------

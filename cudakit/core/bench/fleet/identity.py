@@ -1,7 +1,8 @@
 """The identity of measured GPUs: a result must be that of the GPU to which its file belongs.
 
 A GPU can be measured under the index of another one if the order of GPUs changes between two tasks, if two
-Ray nodes offer the same GPU, or if files are copied. Then its figures must not be compared with themselves.
+Ray nodes offer the same GPU, or if files are copied. Then the figures of one GPU must not be compared with
+themselves.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def wrong_gpu_findings(hosts: Sequence[FleetHost]) -> tuple[Finding, ...]:
 def without_wrong_results(
     hosts: Sequence[FleetHost], findings: Sequence[Finding]
 ) -> tuple[FleetHost, ...]:
-    """Return the hosts, in which the GPUs of the findings have an error instead of a suite result."""
+    """Return the hosts, with an error instead of the suite result of each GPU that has a finding."""
     texts = {finding.subject: finding.text for finding in findings}
 
     def without_wrong_result(host: FleetHost, gpu: FleetGpu) -> FleetGpu:

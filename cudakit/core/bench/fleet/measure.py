@@ -125,7 +125,7 @@ def _describe_progress(runs: Sequence[_HostRun]) -> tuple[str, float]:
 
 
 class _Fleet:
-    """Starts the tasks of all hosts, and handles the texts that they yield, failures and time limits."""
+    """Starts the tasks of all hosts, and handles failures, time limits and the texts that the tasks yield."""
 
     def __init__(
         self,

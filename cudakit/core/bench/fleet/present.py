@@ -33,15 +33,20 @@ from cudakit.document import (
 )
 from cudakit.units import Unavailable, capitalized, format_ratio
 
-_SLOW_COLUMNS = (
-    Column("slower", "text"),
+# The columns of a comparison after the name of its subject.
+_COMPARISON_COLUMNS = (
     Column("figure", "text"),
     Column("measured", "number"),
     Column("peers", "number"),
     Column("of peers", "number"),
     Column("limit", "number"),
+)
+_SLOW_COLUMNS = (
+    Column("slower", "text"),
+    *_COMPARISON_COLUMNS,
     Column("spread", "number", is_optional=True),
 )
+_SUBJECT_COLUMNS = (Column("of", "text"), *_COMPARISON_COLUMNS, Column("verdict", "text"))
 _SLOW_CAPTION = (
     "Peers: the median of the same figure of all other GPUs of the model, or links of the same topology. Of "
     "peers: the speed relative to it. Spread: the median absolute deviation of the peers. Limit: the lowest "
@@ -156,14 +161,19 @@ def _slow_table(findings: Sequence[Finding]) -> Table:
 
 
 def _slow_row(slow_figure: PeerComparison) -> tuple[Value, ...]:
+    spread = _share(slow_figure.peer_mad, slow_figure.peer_median)
+    return (*_comparison_cells(slow_figure), spread)
+
+
+def _comparison_cells(comparison: PeerComparison) -> tuple[Value, ...]:
+    """Return the subject of a comparison, and its values in _COMPARISON_COLUMNS."""
     return (
-        Text(str(slow_figure.subject)),
-        Text(slow_figure.figure),
-        _amount(slow_figure.value, slow_figure.unit),
-        _amount(slow_figure.peer_median, slow_figure.unit),
-        Ratio(slow_figure.of_peers),
-        _limit_speed(slow_figure),
-        _share(slow_figure.peer_mad, slow_figure.peer_median),
+        Text(str(comparison.subject)),
+        Text(comparison.figure),
+        _amount(comparison.value, comparison.unit),
+        _amount(comparison.peer_median, comparison.unit),
+        Ratio(comparison.of_peers),
+        _limit_speed(comparison),
     )
 
 
@@ -235,29 +245,12 @@ def _host_row(host: FleetHost) -> tuple[Value, ...]:
 
 def _subject_section(host: FleetHost, comparisons: Sequence[PeerComparison]) -> Section:
     """Return the figures of all GPUs and links of a host."""
-    columns = (
-        Column("of", "text"),
-        Column("figure", "text"),
-        Column("measured", "number"),
-        Column("peers", "number"),
-        Column("of peers", "number"),
-        Column("limit", "number"),
-        Column("verdict", "text"),
-    )
     rows = tuple(
-        (
-            Text(str(comparison.subject)),
-            Text(comparison.figure),
-            _amount(comparison.value, comparison.unit),
-            _amount(comparison.peer_median, comparison.unit),
-            Ratio(comparison.of_peers),
-            _limit_speed(comparison),
-            Text("slow" if comparison.is_slow else "ok"),
-        )
+        (*_comparison_cells(comparison), Text("slow" if comparison.is_slow else "ok"))
         for comparison in comparisons
         if comparison.subject.host == host.name
     )
-    return Section(f"All figures of {host.name}", (Table(columns, rows),), is_folded=True)
+    return Section(f"All figures of {host.name}", (Table(_SUBJECT_COLUMNS, rows),), is_folded=True)
 
 
 def _comparison_columns(comparisons: Sequence[PeerComparison]) -> Columns:

@@ -1,4 +1,4 @@
-"""The speed of each operation that the requirements of cudakit demand, beside the measured speed."""
+"""The speed that cudakit must reach for each operation, beside the measured speed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cudakit.document import Column, Node, Section, Table, Text, Value
 from cudakit.gpu.api.operations import TARGET_ELEMENTS
 from cudakit.units import Unavailable
 
-# Speed relative to torch that the requirements of cudakit demand, by operation.
+# Speed relative to torch that cudakit must reach, by operation.
 TARGET_RATIOS: Mapping[str, float] = MappingProxyType(
     {"add": 3.0, "matmul": 1.5, "softmax": 1.4, "sum": 1.5}
 )

@@ -52,7 +52,7 @@ _SAFETY_FACTOR = 2.0
 # Number of terms that a tensor core adds per step, for the type with the fewest (PTX ISA, "mma": k of tf32).
 _TERMS_PER_STEP = 8
 # Sums of fp8 products have about 14 bits (DeepSeek-V3 Technical Report, arXiv 2412.19437, section 3.5.2).
-# After 128 terms such a sum is added to one in fp32; with fast accumulation, all terms are summed with 14
+# After 128 terms such a sum is added to a sum in fp32; with fast accumulation, all terms are summed with 14
 # bits.
 _FP8_ROUNDOFF = 2.0**-14
 _FP8_STEP_TERMS = 128

@@ -191,7 +191,10 @@ class _Instantiate(PreparedStep):
 
 
 class _Update(PreparedStep):
-    """Updates an executable graph to two graphs in turn, whose nodes write different bytes."""
+    """Updates an executable graph to one of two graphs in turn.
+
+    The nodes of the two graphs write different bytes.
+    """
 
     def __init__(self, gpu: _GraphDevice, nodes: Nodes) -> None:
         super().__init__(gpu, nodes)

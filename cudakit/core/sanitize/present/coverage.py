@@ -55,7 +55,7 @@ def _recorded_notes(result: SanitizeResult) -> Iterator[Note]:
     work_counts = _nonzero_counts(
         ("kernel launch", coverage.launches),
         ("copy", coverage.copies),
-        ("fill", coverage.fills),
+        ("memset", coverage.fills),
         ("graph launch", coverage.graph_launches),
         ("collective", coverage.collectives),
     )
@@ -167,9 +167,12 @@ def _baseline_notes(result: SanitizeResult) -> Iterator[Note]:
             f", found {_occurrences(baseline_use.count)}" if baseline_use.count else ""
         )
         races_text = _count_with_noun("race", len(baseline_use.races))
-        note_text = (
-            f"Not reported: {races_text} of the baseline {baseline_use.path}{occurrences_text}"
-        )
+        baseline_text = f"of the baseline {baseline_use.path}"
+        if not baseline_use.races:
+            absent_races_text = _count_with_noun("race", baseline_use.absent)
+            yield Note("info", f"The {absent_races_text} {baseline_text} did not occur")
+            return
+        note_text = f"Not reported: {races_text} {baseline_text}{occurrences_text}"
         if baseline_use.absent:
             absent_races_text = _count_with_noun("other race", baseline_use.absent)
             note_text += f"; {absent_races_text} of the baseline did not occur"

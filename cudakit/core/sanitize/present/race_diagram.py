@@ -79,7 +79,7 @@ def _operation_step(side: Side, lane: str, awaited_step: Step | None = None) -> 
     label = (
         short_kernel(side.kernel, max_length=_MAX_LABEL_LENGTH)
         if side.kernel and not side.collective
-        else side.operation
+        else side.operation_name
     )
     return Step(lane, side.seq, label, call_site(side.stack), True, awaited_step)
 

@@ -231,7 +231,7 @@ def _process_facts(race: FoundRace, processes: Sequence[Process]) -> Iterator[tu
 
 def _operation_text(side: Side) -> str:
     node_text = f" (node {side.node} of graph {side.graph})" if side.graph else ""
-    return f"{side.operation}{node_text} on {side.stream}{in_range(side.ranges)}"
+    return f"{side.operation_name}{node_text} on {side.stream}{in_range(side.ranges)}"
 
 
 def _stack(side: Side) -> Stack:

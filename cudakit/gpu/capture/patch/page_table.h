@@ -42,7 +42,7 @@ CK_INLINE bool launch_is_lost(ck_u64 userdata)
     return load(lost_word(userdata)) >> (CK_LAUNCH_OF(userdata) & 31) & 1;
 }
 
-/* Set the lost bit of the launch, whose accesses are then known to be incomplete, and count the launch once. */
+/* Set the lost bit of the launch, which marks its accesses as incomplete, and count the launch once. */
 CK_INLINE void mark_launch_lost(ck_u64 userdata)
 {
     const ck_u32 bit = 1u << (CK_LAUNCH_OF(userdata) & 31);

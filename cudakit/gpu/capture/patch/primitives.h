@@ -132,7 +132,7 @@ CK_INLINE bool is_leader(ck_u32 lanes)
  * ".sync" would then first gather its threads (WARPSYNC.COLLECTIVE), which takes longer than all other work for an
  * access. Lanes that execute together stay together, because there is no branch between these instructions. */
 
-/* Return the active lanes whose condition has the same value as that of this lane. */
+/* Return the active lanes whose condition has the same value as the condition of this lane. */
 CK_INLINE ck_u32 active_lanes_with_same(bool condition)
 {
     ck_u32 matching_lanes;

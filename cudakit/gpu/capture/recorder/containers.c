@@ -21,53 +21,56 @@ void *array_reserve(void *items, size_t *capacity, size_t count, size_t item_byt
 #define MIN_SLOT_COUNT 256
 
 /* Return the slot of a key, or the free slot where the key would be inserted. */
-static size_t find_slot(const hash_table *table, uint64_t key)
+static hash_slot *find_slot(const hash_table *table, uint64_t key)
 {
     /* Fibonacci hashing, without the lowest bits: keys are often addresses, which differ in their middle bits. */
     size_t slot = (size_t)((key * 0x9E3779B97F4A7C15ull) >> 20) & (table->slot_count - 1);
-    while (table->keys[slot] && table->keys[slot] != key)
+    while (table->slots[slot].key && table->slots[slot].key != key)
         slot = (slot + 1) & (table->slot_count - 1);
-    return slot;
+    return table->slots + slot;
 }
 
 uint32_t hash_table_get(const hash_table *table, uint64_t key)
 {
-    return table->slot_count ? table->values[find_slot(table, key)] : 0;
+    return table->slot_count ? find_slot(table, key)->value : 0;
 }
 
-/* Double the number of slots. Return 0, or -1 if no memory is left. */
-static int grow_hash_table(hash_table *table)
+static size_t count_keys(const hash_table *table)
 {
-    hash_table new_table = {NULL, NULL, table->slot_count ? table->slot_count * 2 : MIN_SLOT_COUNT, 0};
-    new_table.keys = calloc(new_table.slot_count, sizeof *new_table.keys);
-    new_table.values = calloc(new_table.slot_count, sizeof *new_table.values);
-    if (!new_table.keys || !new_table.values) {
-        free(new_table.keys);
-        free(new_table.values);
+    size_t key_count = 0;
+    for (size_t i = 0; i < table->slot_count; i++)
+        key_count += table->slots[i].value != 0;
+    return key_count;
+}
+
+/* Free the slots of removed keys, and double the number of slots if many keys remain. Return 0, or -1 if no memory is
+ * left. */
+static int make_free_slots(hash_table *table)
+{
+    hash_table new_table = {NULL, MIN_SLOT_COUNT, 0};
+    if (table->slot_count)
+        new_table.slot_count =
+            4 * count_keys(table) > table->slot_count ? 2 * table->slot_count : table->slot_count;
+    new_table.slots = calloc(new_table.slot_count, sizeof *new_table.slots);
+    if (!new_table.slots)
         return -1;
-    }
-    for (size_t i = 0; i < table->slot_count; i++) {
-        if (table->keys[i] && table->values[i]) { /* skip removed keys */
-            size_t slot = find_slot(&new_table, table->keys[i]);
-            new_table.keys[slot] = table->keys[i];
-            new_table.values[slot] = table->values[i];
+    for (size_t i = 0; i < table->slot_count; i++)
+        if (table->slots[i].value) {
+            *find_slot(&new_table, table->slots[i].key) = table->slots[i];
             new_table.used_slot_count++;
         }
-    }
-    free(table->keys);
-    free(table->values);
+    free(table->slots);
     *table = new_table;
     return 0;
 }
 
 int hash_table_put(hash_table *table, uint64_t key, uint32_t value)
 {
-    if (2 * (table->used_slot_count + 1) > table->slot_count && grow_hash_table(table))
+    if (2 * (table->used_slot_count + 1) > table->slot_count && make_free_slots(table))
         return -1;
-    size_t slot = find_slot(table, key);
-    table->used_slot_count += table->keys[slot] == 0;
-    table->keys[slot] = key;
-    table->values[slot] = value;
+    hash_slot *slot = find_slot(table, key);
+    table->used_slot_count += slot->key == 0;
+    *slot = (hash_slot){key, value};
     return 0;
 }
 
@@ -75,15 +78,14 @@ uint32_t hash_table_remove(hash_table *table, uint64_t key)
 {
     if (!table->slot_count)
         return 0;
-    size_t slot = find_slot(table, key);
-    uint32_t value = table->values[slot];
-    table->values[slot] = 0; /* the key stays, so that keys that were inserted behind this slot are still found */
+    hash_slot *slot = find_slot(table, key);
+    const uint32_t value = slot->value;
+    slot->value = 0; /* the key stays, so that keys that were inserted behind this slot are still found */
     return value;
 }
 
 void hash_table_clear(hash_table *table)
 {
-    free(table->keys);
-    free(table->values);
-    memset(table, 0, sizeof *table);
+    free(table->slots);
+    *table = (hash_table){0};
 }

@@ -11,8 +11,12 @@ void *array_reserve(void *items, size_t *capacity, size_t count, size_t item_byt
 
 /* A hash table from 64-bit keys to 32-bit numbers, with linear probing. Key 0 and value 0 mean "no entry". */
 typedef struct {
-    uint64_t *keys;
-    uint32_t *values;
+    uint64_t key;
+    uint32_t value; /* 0: the key was removed */
+} hash_slot;
+
+typedef struct {
+    hash_slot *slots;
     size_t slot_count,
         used_slot_count; /* slot_count is a power of two; used_slot_count includes slots of removed keys */
 } hash_table;

@@ -2,8 +2,7 @@
  *
  * Callbacks arrive on any thread, while frameworks and the driver hold locks of their own. Therefore nothing in
  * the recorder waits for the GIL, and no CUDA function is called while ``recorder_lock`` is held: that lock only
- * protects short, bounded work. In the comments of all files, "the recorder lock" is
- * ``recorder_lock``.
+ * protects short, bounded work. In the comments of all files, "the recorder lock" is ``recorder_lock``.
  */
 #ifndef CK_RECORDER_H
 #define CK_RECORDER_H
@@ -50,10 +49,11 @@ typedef struct {
     bool in_graph_launch;     /* the thread launches a graph, whose nodes are already recorded */
     uint32_t cbid;            /* callback id of the current driver call; 0 if its callbacks are not subscribed */
     bool has_reported_unload; /* the current driver call unloads a module, whose handle was reported */
-    uint64_t call_number;     /* number of driver calls of the thread so far, whose callbacks are subscribed */
+    uint64_t call_number;     /* number of subscribed driver calls that the thread has made so far */
 
     /* Fields of a kernel launch: arguments of cuLaunchKernel */
     CUfunction entered_function;
+    uint64_t entered_stream_key; /* key of the stream in exact/patch_restoring.c */
     void **parameters, **extra;
     const struct kernel_layout *parameter_layout;
     uint64_t user_data;       /* value that the device patch receives */

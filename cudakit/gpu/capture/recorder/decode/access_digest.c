@@ -49,9 +49,8 @@ static const reached_range *find_reached(access_digest *digest, uint64_t address
     return NULL;
 }
 
-/* Return whether the launch reaches a piece. If not, mark the allocations that have bytes of the piece as contested.
- * Takes
- * the recorder lock. */
+/* Return whether the launch reaches a piece. If not, mark the allocations that have bytes of the piece as
+ * contested (model/access_history.h). Takes the recorder lock. */
 static bool piece_is_reached(access_digest *digest, uint64_t lo, uint64_t hi)
 {
     const reached_range *reached;
@@ -66,8 +65,9 @@ static bool piece_is_reached(access_digest *digest, uint64_t lo, uint64_t hi)
     return false;
 }
 
-/* Return whether the launch reaches several pieces, of which few or none are between two allocations. If not, mark the
- * allocations that have bytes of the pieces as contested. Takes the recorder lock. */
+/* Return whether the launch reaches all bytes of several pieces. More than MAX_PIECES_TO_FIND pieces are treated
+ * as one piece, with the bytes between them. If the launch does not reach all bytes, mark the allocations that
+ * have bytes of the pieces as contested. Takes the recorder lock. */
 static bool pieces_are_reached(access_digest *digest, uint64_t lo, uint64_t bytes, uint64_t stride, uint64_t count)
 {
     const uint64_t hi = lo + (count - 1) * stride + bytes;
@@ -108,7 +108,8 @@ typedef struct {
     bool is_write;
 } access_kind;
 
-/* Add accessed pieces of memory, in whose bytes after the first no pointer lies. Takes the recorder lock. */
+/* Add accessed pieces of memory. No pointer points into a piece, except to its first byte. Takes the recorder
+ * lock. */
 static void add_pieces(access_digest *digest, access_kind kind, uint64_t lo, uint64_t bytes, uint64_t stride,
                        uint64_t count)
 {

@@ -27,12 +27,12 @@ typedef struct {
     uint64_t hash;       /* hash of the bytes */
     size_t range_count;  /* number of ranges; ranges are divided at the pointers that they contain */
     bool is_inside;      /* whether the launch reaches all bytes, through a pointer into the same allocation */
-    footprint footprint; /* the accessed bytes as few ranges, after footprint_simplify() */
+    footprint footprint; /* the accessed bytes as a small number of ranges */
     indexed_pointer pointers[MAX_ACCESSES]; /* sorted by address */
     size_t pointer_count;
     const reached_range *reached; /* the allocations that the launch reaches */
     size_t reached_count;
-    size_t reached_index; /* index of the reached allocation that has the last range */
+    size_t reached_index; /* index of the reached allocation that was found last */
 } access_digest;
 
 /* Begin the digest of a launch with these pointers, which reaches these allocations; a launch without pointers is
@@ -42,7 +42,8 @@ void digest_begin(access_digest *digest, const uint64_t *pointers, size_t pointe
 
 /* Add ``count`` pieces of ``bytes`` bytes, the first at ``lo`` and each next one ``stride`` bytes later, that a kernel
  * accessed in this mode; ``node`` is its node in a graph, or 0. Allocations that the launch does not reach become
- * contested, because the order of this launch with other work on them is unknown. Takes the recorder lock. */
+ * contested (model/access_history.h), because the order of this launch with other work on them is unknown. Takes
+ * the recorder lock. */
 void digest_add(access_digest *digest, uint32_t node, uint32_t mode, uint64_t lo, uint64_t bytes, uint64_t stride,
                 uint64_t count);
 

@@ -8,7 +8,8 @@
 #include "recorder.h"
 #include "write/spool.h"
 
-#define BUFFERED_RECORDS 1024
+/* The recorder lock is held while the buffered records are written. Launches wait meanwhile, so the buffer is small. */
+#define BUFFERED_RECORDS 64
 /* Maximum number of separate address intervals of a launch. If a launch has more intervals, those that are less than
  * COALESCE_GAP_BYTES apart are joined and marked as merged. */
 #define MAX_SEPARATE_INTERVALS 16384
@@ -136,9 +137,10 @@ static void append_pointers(emitter *writer, const launch_group *group)
         *append_record(writer, launch_record, KIND_TEMPLATE_POINTERS) = pointer_records[i];
 }
 
-/* Compare the accesses of the current group, whose last launch is the current one, with its template. Append a
- * TEMPLATE record if the accesses become the template, or differ from it. The record precedes the last ACCESSED
- * record of the call, so that the analysis has the template before it continues with later calls. */
+/* Compare the accesses of the current group with the template of its signature. The current launch is the last one
+ * of the group. Append a TEMPLATE record if the accesses become the template, or differ from it. The record
+ * precedes the last ACCESSED record of the call, so that the analysis has the template before it continues with
+ * later calls. */
 static void compare_group_with_template(emitter *writer, bool is_exact)
 {
     const launch_group *group = writer->arena->groups + writer->next_group;
@@ -243,8 +245,8 @@ static void mark_launch_lost(void *context, uint32_t launch)
     writer->host_copy->lost_bits[launch / 32] |= 1u << (launch & 31);
 }
 
-/* Mark the launches whose stores cannot be determined as lost. A launch that loads through each of its tensor maps
- * stores through an unknown map, or loads and stores through the same map. */
+/* Mark each launch as lost that stores through tensor maps, but loads through every map among its parameters: it
+ * stores through an unknown map, or through one that it also loads from. */
 static void mark_unknown_stores_lost(emitter *writer)
 {
     const tma_store *maps = writer->tma_stores->maps;

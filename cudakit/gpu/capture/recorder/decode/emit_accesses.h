@@ -37,8 +37,7 @@ typedef struct {
  * accesses cannot be attributed to launches, and all launches are lost. The caller holds the reader lock, but not
  * ``recorder_lock``.
  *
- * If some accesses of a launch are missing, its remaining accesses are written, but its ACCESSED record is not exact.
- * */
+ * If some accesses of a launch are missing, the others are written, but its ACCESSED record is not exact. */
 void emit_accesses(arena_copy *copy, const arena_launches *arena, tma_store_set *stores, bool attribution_lost);
 
 /* Write an ACCESSED record for a launch whose accesses are unknown. The recorder lock is held. */

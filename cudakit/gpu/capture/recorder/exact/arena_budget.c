@@ -40,7 +40,7 @@ static void record_arena_size(const arena_pool *pool)
     pthread_mutex_unlock(&recorder_lock);
 }
 
-/* Return the size of an arena within the budget, without regard to free memory. */
+/* Return the log2 of the number of entries of an arena within the budget, without regard to free memory. */
 static unsigned target_entries_log2(void)
 {
     pthread_mutex_lock(&recorder_lock);
@@ -54,7 +54,7 @@ static unsigned target_entries_log2(void)
     return entries_log2;
 }
 
-/* Return the size of an arena within the budget and the free memory. */
+/* Return the log2 of the number of entries of an arena within the budget and the free memory. */
 static unsigned affordable_entries_log2(const arena_pool *pool)
 {
     unsigned entries_log2 = target_entries_log2();

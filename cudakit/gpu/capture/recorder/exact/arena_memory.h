@@ -74,7 +74,7 @@ uint64_t arena_bytes(unsigned entries_log2);
 typedef struct {
     Sanitizer_StreamHandle stream; /* NULL after the stream was destroyed */
     uint64_t launching_thread;     /* id of the only thread that launched, or SEVERAL_THREADS */
-    uint32_t enqueued_launch_count, complete_launch_count; /* number of launches that the host has waited for */
+    uint32_t enqueued_launch_count, complete_launch_count; /* complete: the host has waited for the launch */
     uint32_t marker_index;                                 /* index of the stream's marker */
     uint32_t marked_launch_count; /* number of launches before the marker; 0 if there is no marker */
 } arena_stream;
@@ -87,7 +87,7 @@ typedef struct {
     uint32_t marker_count; /* number of markers in use */
 } arena_streams;
 
-/* Return the launches of a stream in an arena, which are 0 for a new stream. Return NULL if no memory is left. The
+/* Return the state of a stream in an arena; a new stream has no launches. Return NULL if no memory is left. The
  * recorder lock is held. */
 arena_stream *arena_streams_get(arena_streams *streams, Sanitizer_StreamHandle stream);
 

@@ -11,6 +11,8 @@
 
 #define MAX_POOLS 32
 #define READ_INTERVAL_NS 100000000
+/* A program that did not wait for this time is treated as one that never waits. */
+#define INTERVAL_WITHOUT_WAIT_NS 1000000000
 /* Minimum number of launches in an arena before it is replaced, and in the current arena before the replaced one is
  * read. With fewer, a device that lags behind the host would run out of queued launches during the read. With more,
  * the bitmaps of two arenas no longer fit into the L2 cache. */
@@ -301,10 +303,10 @@ static void wait_for_free_arena(arena_pool *pool)
  * launches of programs that never wait are compared soon. */
 static bool is_replacement_due(const arena_pool *pool)
 {
-    const uint32_t launch_count = pool->current->launch_count;
-    return templates_are_enabled() && launch_count &&
-           (launch_count >= MIN_LAUNCHES_PER_READ ||
-            monotonic_now_ns() - pool->last_replacement_ns >= POLL_INTERVAL_NS);
+    const int64_t now_ns = monotonic_now_ns();
+    return templates_are_enabled() && pool->current->launch_count &&
+           now_ns - pool->last_wait_ns >= INTERVAL_WITHOUT_WAIT_NS &&
+           now_ns - pool->last_replacement_ns >= READ_INTERVAL_NS;
 }
 
 static void poll_pool(arena_pool *pool, bool host_waits)
@@ -331,6 +333,8 @@ static void poll_pool(arena_pool *pool, bool host_waits)
 void pool_poll(arena_pool *pool, bool host_waits)
 {
     pthread_mutex_lock(&recorder_lock);
+    if (host_waits)
+        pool->last_wait_ns = monotonic_now_ns();
     bool is_too_early = host_waits && pool->current &&
                         (!pool_has_unread_launches(pool) ||
                          (pool->current->launch_count < MIN_LAUNCHES_PER_READ && !is_nearly_full(pool->current) &&

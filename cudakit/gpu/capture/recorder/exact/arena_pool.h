@@ -41,16 +41,17 @@ typedef struct {
     CUcontext context;             /* NULL after the context was destroyed */
     Sanitizer_StreamHandle stream; /* stream of the recorder, for its CUDA calls */
     CUstream driver_stream;        /* the driver handle of ``stream`` */
-    bool is_disabled;              /* accesses cannot be recorded in this context */
+    bool is_disabled;              /* whether accesses cannot be recorded in this context */
     uint64_t free_bytes;           /* device memory that was free at the last query */
-    bool wait_timed_out;           /* the last wait for a free arena timed out, and no arena was read since then */
+    bool wait_timed_out;           /* whether no arena was read since a wait for a free arena timed out */
     launch_arena arenas[ARENAS];
     /* The arena to which launches write; NULL if no arena is free. A thread that changes it holds the recorder lock and
      * the reader lock. */
     launch_arena *current;
-    uint32_t recorded_since_poll; /* number of recorded kernels since the last poll */
-    /* Times of the last poll, of the last read of an arena, and of the last replacement of the current arena */
-    int64_t last_poll_ns, last_read_ns, last_replacement_ns;
+    uint32_t recorded_since_poll; /* number of recorded kernels since the last pool_poll() */
+    /* Times of the last pool_poll(), of the last wait of the host, of the last read of an arena, and of the last
+     * replacement of the current arena */
+    int64_t last_poll_ns, last_wait_ns, last_read_ns, last_replacement_ns;
 } arena_pool;
 
 /* Return the pool of a context, or NULL. ``context`` NULL finds a pool whose context was destroyed. The recorder lock
@@ -72,7 +73,7 @@ arena_pool *pool_open(CUcontext context);
  * another thread holds the reader lock, do nothing. Calls CUDA: the recorder lock is not held. */
 void pool_poll(arena_pool *pool, bool host_waits);
 
-/* Interval at which arenas are polled at least while they have launches that are not read. */
+/* Maximum interval between two calls of pool_poll() while an arena has launches that are not read. */
 #define POLL_INTERVAL_NS 20000000
 
 /* Return whether an arena has launches that are not read. The recorder lock is held. */

@@ -21,8 +21,8 @@ typedef struct {
  * true. */
 decode_job *decode_acquire(bool must_wait);
 
-/* Convert the copy of an acquired job: in the decode thread, or before this function returns if ``must_wait`` is true.
- * */
+/* Convert the copy of an acquired job: in the decode thread, or, if ``must_wait`` is true, before this function
+ * returns. */
 void decode_submit(decode_job *job, bool must_wait);
 
 /* Wait until the decode thread has converted the last copy of an arena. */

@@ -55,7 +55,8 @@ static uint32_t assign_launch_indices(launch_arena *arena, uint32_t launch_index
     return group.first_launch_index;
 }
 
-/* Store an allocation that a launch reaches. If no memory is left, accesses to it count as outside. */
+/* Store an allocation that a launch reaches. If no memory is left, accesses to this allocation count as accesses
+ * outside of the reached memory. */
 static void store_reached_range(launch_arena *arena, const allocation *reached, reached_memory *memory)
 {
     reached_range *ranges = array_reserve(arena->reached_ranges, &arena->reached_range_capacity,
@@ -207,9 +208,12 @@ launch_template exact_choose_template(const record *launch_record, const Sanitiz
     };
     const launch_hashes hashes = exact_hash_launch(&shape, arguments);
     *signature = templates_find_signature(&hashes);
-    const launch_memory memory = {order_enqueue(launch_record->stream, launch_record->context),
-                                  arguments->allocations, arguments->allocation_count, arguments->pointers,
-                                  templates_footprint(signature)};
+    const launch_memory memory = {.operation = order_enqueue(launch_record->stream, launch_record->context),
+                                  .allocations = arguments->allocations,
+                                  .allocation_count = arguments->allocation_count,
+                                  .certainties = arguments->allocation_certainties,
+                                  .pointers = arguments->pointers,
+                                  .footprint = templates_footprint(signature)};
     const launch_template chosen_template =
         templates_choose(signature, launch_begin_work(&memory), module_has_patch(module));
     launch_add_accesses(&memory);
@@ -342,7 +346,8 @@ static const uint64_t *graph_pointers(const graph_memory *reached, size_t *count
     return reached->addresses;
 }
 
-/* Return whether a launch of a graph probably has a template and is not contested. */
+/* Return whether a launch of a graph probably has a template and accesses no contested bytes
+ * (model/access_history.h). */
 static bool graph_has_template(uint32_t graph, uint32_t context)
 {
     const graph_memory reached = graphs_memory(graph);
@@ -586,8 +591,10 @@ void exact_prepare_graph(CUcontext context, CUgraphExec executable)
                                       ? count_needed_launch_indices(executable_id, kernel_count)
                                       : 0;
     pthread_mutex_unlock(&recorder_lock);
-    if (must_restore)
+    if (must_restore) {
+        launch_begin_delay();
         modules_restore_all_patches(); /* the graph may have kernels of any module */
+    }
     /* A graph that needs more launch indices than any arena has must not wait for an arena: it requests none. */
     if (launch_index_count)
         prepare_launch(context, space_signature(executable, kernel_count), 0,

@@ -31,8 +31,8 @@ typedef struct {
 launch_hashes exact_hash_launch(const launch_shape *shape, const launch_arguments *arguments);
 
 /* Assign a launch index to a kernel launch and return its user data, or 0 if its accesses will not be recorded.
- * ``signature`` and ``arguments`` are those by which its accesses are compared. The recorder lock is held. The arena is
- * not replaced before exact_launch_ended(). */
+ * By ``signature`` and ``arguments``, the accesses of the launch are later compared with those of earlier
+ * launches. The recorder lock is held. The arena is not replaced before exact_launch_ended(). */
 uint64_t exact_assign_launch(const record *launch_record, const Sanitizer_LaunchData *launch,
                              const launch_signature *signature, const launch_arguments *arguments);
 

@@ -1,5 +1,7 @@
 #include "exact/launch_order.h"
 
+#include "write/record.h"
+
 /* Return the address range of a range of the footprint in this launch. */
 static footprint_range range_of_launch(const launch_memory *memory, const footprint_range *range)
 {
@@ -29,10 +31,43 @@ bool launch_has_contested_bytes(const launch_memory *memory)
     return is_contested;
 }
 
+/* Find the allocations that the launch may access: all that it reaches, except those that only entries of a large table
+ * reach and that have no byte of the footprint. Behind the used entries of a table is often old memory of the stack. */
+static void mark_accessed_allocations(const launch_memory *memory)
+{
+    bool has_unused_entries = false;
+    for (size_t i = 0; i < memory->allocation_count; i++) {
+        const bool is_certain = !memory->certainties || memory->certainties[i] < PRECISION_UNCERTAIN;
+        memory->allocations[i]->is_accessed =
+            is_certain || !memory->footprint.ranges || memory->footprint.is_assumed;
+        has_unused_entries = has_unused_entries || !memory->allocations[i]->is_accessed;
+    }
+    for (size_t i = 0; has_unused_entries && i < memory->footprint.range_count; i++) {
+        const footprint_range range = range_of_launch(memory, memory->footprint.ranges + i);
+        allocations_mark_accessed(range.begin, range.end);
+    }
+}
+
+bool launch_may_share_memory(const launch_memory *memory, uint32_t stream)
+{
+    bool may_share = false;
+    mark_accessed_allocations(memory);
+    for (size_t i = 0; !may_share && i < memory->allocation_count; i++) {
+        const allocation *accessed = memory->allocations[i];
+        may_share = accessed->is_accessed &&
+                    (accessed->history || accessed->is_contested ||
+                     (accessed->last_work.slot && !order_happens_before_next(accessed->last_work, stream)));
+    }
+    return may_share;
+}
+
 memory_order launch_begin_work(const launch_memory *memory)
 {
     bool is_contested = !memory->operation.slot, is_shared = false;
+    mark_accessed_allocations(memory);
     for (size_t i = 0; i < memory->allocation_count; i++) {
+        if (!memory->allocations[i]->is_accessed)
+            continue;
         allocation_begin_work(memory->allocations[i], memory->operation);
         is_contested = is_contested || memory->allocations[i]->is_contested;
         is_shared = is_shared || memory->allocations[i]->history;
@@ -48,6 +83,8 @@ void launch_add_accesses(const launch_memory *memory)
 {
     for (size_t i = 0; i < memory->allocation_count; i++) {
         allocation *accessed = memory->allocations[i];
+        if (!accessed->is_accessed)
+            continue;
         if (!accessed->history || !memory->footprint.ranges)
             allocation_add_access(
                 accessed, accessed->lo, accessed->hi,

@@ -14,7 +14,10 @@
 /* A patch is removed after this number of reviews without a recorded launch; the number doubles each time that the
  * patch must be restored. */
 #define MIN_REVIEWS 2
-#define MAX_REVIEWS 1024
+#define MAX_REVIEWS 64
+/* A patch is also removed after one review without a recorded launch, and this number of launches in a row with templates:
+ * restoring it later costs about as much as the patch costs in these launches. */
+#define LAUNCHES_BEFORE_REMOVAL 128
 /* The number is halved after this number of times as many reviews without the patch. */
 #define REVIEWS_PER_DECAY 4
 /* Value of reviews_before_removal of a module whose patch is never removed. */
@@ -37,9 +40,11 @@
 typedef struct {
     CUmodule handle; /* NULL: no module has this id, or it was unloaded */
     enum { WITHOUT_PATCH, WITH_PATCH, REMOVING_PATCH, SWITCH_FAILED } state;
+    bool must_restore; /* the patch is restored at the next entry of a driver call */
     uint32_t recorded_launch_count, template_launch_count; /* numbers of launches since the last review */
-    uint32_t reviews_without_recording; /* number of reviews in a row with launches, none of which was recorded */
-    uint32_t reviews_before_removal;    /* value of reviews_without_recording at which the patch is removed */
+    uint32_t launches_without_recording; /* number of launches with templates since the last recorded launch */
+    uint32_t reviews_without_recording;  /* number of reviews in a row with launches, none of which was recorded */
+    uint32_t reviews_before_removal;     /* value of reviews_without_recording at which the patch is removed */
 } patched_module;
 
 static patched_module *modules; /* by module id */
@@ -90,10 +95,13 @@ void module_count_launch(uint32_t id, bool must_be_recorded)
 {
     if (id >= module_count)
         return;
-    if (must_be_recorded)
+    if (must_be_recorded) {
         modules[id].recorded_launch_count++;
-    else
+        modules[id].launches_without_recording = 0;
+    } else {
         modules[id].template_launch_count++;
+        modules[id].launches_without_recording++;
+    }
 }
 
 /* Set ``module`` to the handle of the module with this id, or to NULL if the module has another state. Return false
@@ -137,12 +145,30 @@ bool module_restore_patch(uint32_t id)
     pthread_mutex_lock(&recorder_lock);
     const bool is_restored = module_has_patch(id);
     if (id < module_count) {
-        modules[id].reviews_without_recording = 0;
+        modules[id].reviews_without_recording = modules[id].launches_without_recording = 0;
         if (modules[id].reviews_before_removal < MAX_REVIEWS)
             modules[id].reviews_before_removal *= 2;
     }
     pthread_mutex_unlock(&recorder_lock);
     return is_restored;
+}
+
+/* Return whether a module's patch must be restored, for the first time since the request. Takes the recorder lock. */
+static bool take_request(uint32_t id)
+{
+    pthread_mutex_lock(&recorder_lock);
+    const bool must_restore = modules[id].must_restore;
+    modules[id].must_restore = false;
+    pthread_mutex_unlock(&recorder_lock);
+    return must_restore;
+}
+
+static void restore_requested_patches(void)
+{
+    CUmodule module;
+    for (uint32_t id = 1; copy_handle(id, WITHOUT_PATCH, &module); id++)
+        if (take_request(id))
+            module_restore_patch(id);
 }
 
 /* Restore the patch of all modules. The patching lock is held, the recorder lock is not. */
@@ -167,14 +193,24 @@ void modules_restore_all_patches(void)
 
 /* --- reviews ------------------------------------------------------------------------------------- */
 
-void modules_request_restoring(void)
+void module_request_restoring(uint32_t id)
 {
+    if (id < module_count)
+        modules[id].must_restore = true;
     __atomic_store_n(&restoring_is_requested, true, __ATOMIC_RELAXED);
 }
 
 void modules_request_review(void)
 {
     __atomic_store_n(&review_is_requested, true, __ATOMIC_RELAXED);
+}
+
+/* Return whether the reviews show that the patch of a module is not needed. The recorder lock is held. */
+static bool is_patch_unneeded(const patched_module *module)
+{
+    return module->handle &&module->state == WITH_PATCH && !module->recorded_launch_count &&
+           (module->reviews_without_recording >= module->reviews_before_removal ||
+            (module->reviews_without_recording && module->launches_without_recording >= LAUNCHES_BEFORE_REMOVAL));
 }
 
 /* Count a review of a module. Return whether the reviews show that its patch is not needed. The recorder lock is held. */
@@ -190,8 +226,7 @@ static bool review_module(patched_module *module)
         module->reviews_without_recording = 0;
     }
     module->recorded_launch_count = module->template_launch_count = 0;
-    return module->handle &&module->state == WITH_PATCH &&
-           module->reviews_without_recording >= module->reviews_before_removal;
+    return is_patch_unneeded(module);
 }
 
 /* Review all modules, and return the number of those whose patch is not needed. Takes the recorder lock. */
@@ -211,9 +246,7 @@ static bool begin_removal(uint32_t id)
 {
     pthread_mutex_lock(&recorder_lock);
     patched_module *module = modules + id;
-    const bool begins_removal = module->handle &&module->state == WITH_PATCH && !module->recorded_launch_count &&
-                                module->reviews_without_recording >= module->reviews_before_removal &&
-                                !pool_count_entering_launches();
+    const bool begins_removal = is_patch_unneeded(module) && !pool_count_entering_launches();
     if (begins_removal)
         module->state = REMOVING_PATCH;
     pthread_mutex_unlock(&recorder_lock);
@@ -320,7 +353,7 @@ static void review_all(CUcontext context, bool is_idle, int64_t now_ns)
 void modules_review(CUcontext context)
 {
     if (__atomic_exchange_n(&restoring_is_requested, false, __ATOMIC_RELAXED))
-        modules_restore_all_patches();
+        restore_requested_patches();
     const bool has_waited = __atomic_load_n(&review_is_requested, __ATOMIC_RELAXED);
     if (!has_waited && this_thread.call_number % CALLS_PER_TIME_CHECK)
         return;

@@ -1,10 +1,10 @@
 /* Removes the device patch from CUDA modules while templates have the accesses of their launches, and restores it.
  *
  * A kernel of a patched module calls the patch for each access, even if its launch is not recorded: a kernel that is
- * limited by memory then takes ten times as long. The removal of a patch waits for the device, so patches are removed
- * at the first driver call after the host has waited for all work anyway, or, in programs that do not wait, rarely after a
- * wait of the recorder. A patch is restored, which takes about 0.4
- * ms, before the first launch that must be recorded. */
+ * limited by memory then takes ten times as long. The removal of a patch waits for the device, so patches are
+ * removed at the first driver call after the host has waited for all work anyway. In a program that never does so,
+ * the recorder itself waits, at long intervals. A patch is restored, which takes about 0.4 ms, before the first
+ * launch that must be recorded. */
 #ifndef CK_MODULE_SWITCH_H
 #define CK_MODULE_SWITCH_H
 
@@ -37,15 +37,16 @@ bool module_restore_patch(uint32_t id);
 /* Restore the patch of all modules. Calls CUDA: the recorder lock is not held. */
 void modules_restore_all_patches(void);
 
-/* Restore the patch of all modules at the next entry of a driver call. */
-void modules_request_restoring(void);
+/* Restore the patch of a module at the next entry of a driver call. The recorder lock is held. */
+void module_request_restoring(uint32_t id);
 
 /* Request a call of modules_review(), because the host has waited for work. */
 void modules_request_review(void);
 
-/* If a review is requested and the device is idle, remove the patch of modules that need no patch, or, at times,
- * restore all patches so that templates are verified. If the program does not wait, do so at times after a short wait for
- * the current context. Called at the entry of a driver call. Calls CUDA: the recorder lock is not held. */
+/* If a review is requested and the device is idle, remove the patch of modules that need no patch; at long
+ * intervals, restore all patches instead, so that templates are verified. If the program never waits, first wait
+ * for the current context for a short time, at long intervals. Called at the entry of a driver call. Calls CUDA:
+ * the recorder lock is not held. */
 void modules_review(CUcontext context);
 
 /* Forget all modules, in the child of a fork. */

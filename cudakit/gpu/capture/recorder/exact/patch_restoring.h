@@ -18,7 +18,11 @@ void patch_restoring_add_kernel(const record *launch_record, const Sanitizer_Lau
 /* Before a launch of this thread, restore the patch of the kernel's module if it was removed and no template applies to
  * the launch. If the kernel is unknown, restore the patch of all modules. Return whether the launch may be recorded. Called
  * at the entry of the driver call. Calls CUDA: the recorder lock is not held. */
-bool patch_restoring_enter_launch(const uint32_t grid[3], const uint32_t block[3]);
+bool patch_restoring_enter_launch(CUcontext context, CUstream stream, const uint32_t grid[3],
+                                  const uint32_t block[3]);
+
+/* Forget all streams, because a stream is destroyed. The recorder lock is held. */
+void patch_restoring_forget_streams(void);
 
 /* Forget all kernels, because a module is unloaded. The recorder lock is held. */
 void patch_restoring_clear(void);

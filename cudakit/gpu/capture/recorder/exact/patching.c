@@ -230,7 +230,7 @@ void patching_lock_release(void)
     pthread_mutex_unlock(&patching_lock);
 }
 
-/* Patch or unpatch a module without callbacks of these calls being handled. */
+/* Patch or unpatch a module. The callbacks of the driver calls that this makes are ignored. */
 static bool switch_patch(CUmodule module, bool apply)
 {
     const bool was_in_recorder_call = this_thread.in_recorder_call;

@@ -20,8 +20,8 @@
 #define MAX_CHECK_INTERVAL 4096
 /* Maximum number of uses between two verifications, for launches that share allocations with unordered work. */
 #define MAX_SHARED_CHECK_INTERVAL 512
-/* Number of recorded launches on the bytes of unordered work, with the accesses of the template, after which such launches
- * use the template. Their races have then been recorded as often. */
+/* Launches that are unordered with earlier accesses to their bytes use the template after this number of such
+ * launches was recorded with the accesses of the template. By then, their races have been recorded that often. */
 #define MIN_UNORDERED_LAUNCHES 128
 
 typedef struct {
@@ -37,8 +37,8 @@ typedef struct {
     uint32_t next_check_use_count;  /* value of use_count at which the template is verified */
     bool is_untrusted;              /* whether launches with equal arguments accessed different bytes */
     bool accesses_depend_on_scalars; /* whether accesses depend on arguments that are not pointers */
-    /* Whether the template was verified by a launch on memory that unordered work uses as well, and whether such a launch
-     * was not recorded. */
+    /* Whether the template was verified by a launch on memory that unordered work uses as well, and whether it
+     * replaced the recording of such a launch. */
     bool is_checked_in_shared_memory, is_used_in_shared_memory;
     uint8_t
         unordered_equal_count; /* number of recorded launches with the order MEMORY_UNORDERED, up to the minimum */
@@ -266,7 +266,7 @@ static void count_change(uint8_t *change_count, uint64_t hash, uint64_t other_ha
         (*change_count)++;
 }
 
-/* Count a launch with the same accesses as the last launch of the signature, or the first launch. */
+/* Count a recorded launch that is the first of its signature, or that has the same accesses as the last one. */
 static void count_equal_launch(signature_state *state, const launch_hashes *hashes)
 {
     if (state->equal_count++) {

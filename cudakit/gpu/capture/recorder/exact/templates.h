@@ -7,10 +7,10 @@
  * with the same pointers, and, after launches with two other sets of pointers confirmed it, to all launches of the
  * signature. The trace names the template instead of the accesses of such a launch.
  *
- * A launch is always recorded if operations that are not ordered may access one of the allocations that its pointers
- * reach. So a launch that uses a template is ordered with all earlier operations on this memory, and only a later
- * operation can race with the launch. Other launches are recorded to verify their template: often at first, then
- * rarely. A signature whose accesses change, or that accesses memory outside of the allocations, is always recorded.
+ * Whether a launch may use its template also depends on its order with earlier work on the allocations that its
+ * pointers reach: see memory_order and serves_order() in templates.c. Some of the launches that may use a template
+ * are recorded to verify the template: often at first, then rarely. A signature whose accesses change, or that
+ * accesses memory outside of the allocations, is always recorded.
  *
  * tests/core/sanitize/template_policy.py has the same rules. Callers hold the recorder lock. */
 #ifndef CK_TEMPLATES_H

@@ -30,9 +30,9 @@ static bool is_split_launch(const Sanitizer_LaunchData *launch)
     return launch->splitLaunchPart > 0;
 }
 
-/* Write the records of a launch: the pointers of a launch that uses a template of a launch with other pointers, and the
- * assumed accesses of a launch without template. Launches of NCCL that are pending have neither, because their
- * arguments are pointers to NCCL's own memory. The recorder lock is held. */
+/* Write the record of a launch. After it, write the pointers of the launch if its template is from a launch with
+ * other pointers, or its assumed accesses if it has no template. Launches of NCCL that are pending have neither,
+ * because their arguments are pointers to NCCL's own memory. The recorder lock is held. */
 static void write_launch(const record *launch_record, const launch_arguments *arguments, bool has_accesses)
 {
     static record records[1 + MAX_ACCESSES]; /* protected by the recorder lock */
@@ -72,7 +72,7 @@ static void on_launch(const Sanitizer_LaunchData *launch)
         const bool lacks_patch = !chosen_template.id && exact_lacks_patch(launch);
         if (lacks_patch) {
             chosen_template = templates_use_instead(&signature);
-            modules_request_restoring();
+            module_request_restoring(patching_module_id(launch->module));
             if (!chosen_template.id)
                 record_gap("launch inferred from arguments: its instrumentation was removed");
         }
@@ -132,8 +132,8 @@ static uint64_t bytes_of_rows(uint64_t row_count, uint64_t row_bytes, uint64_t p
     return (row_count - 1) * pitch_bytes + row_bytes;
 }
 
-/* Add a copy to the work on the memory that it accesses. The last slice begins ``source_bytes`` and
- * ``destination_bytes`` behind the first. The recorder lock is held. */
+/* Add a copy to the work on the memory that it accesses. The last slice begins ``source_bytes`` behind the first
+ * one in the source, and ``destination_bytes`` behind it in the destination. The recorder lock is held. */
 static void add_copy_accesses(const record *rec, const Sanitizer_MemcpyData *copy, uint64_t source_bytes,
                               uint64_t destination_bytes)
 {
@@ -299,6 +299,10 @@ static void on_graph_launch(const Sanitizer_GraphLaunchData *data)
         executable_graph(data->graphExec, &rec.graph_launch.executable, &this_thread.expected_kernel_count);
     this_thread.launched_graph_id = rec.graph_launch.graph;
     const launch_template chosen_template = exact_choose_graph_template(&rec, &signature);
+    if (!chosen_template.id) {
+        graphs_write_changed_nodes(rec.graph_launch.graph);
+        rec.seq = record_begin(KIND_GRAPH_LAUNCH, rec.context, rec.stream, rec.site).seq; /* behind the nodes */
+    }
     rec.graph_launch.template_id = chosen_template.id;
     rec.graph_launch.is_checked = chosen_template.is_checked;
     rec.graph_launch.is_unordered = chosen_template.is_unordered;

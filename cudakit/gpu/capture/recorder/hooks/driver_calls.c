@@ -20,15 +20,16 @@ static uint64_t count_launch_threads(const uint32_t grid[3], const uint32_t bloc
     return (uint64_t)grid[0] * grid[1] * grid[2] * block[0] * block[1] * block[2];
 }
 
-static void enter_launch(CUcontext context, const uint32_t grid[3], const uint32_t block[3], CUfunction function,
-                         void **parameters, void **extra)
+static void enter_launch(CUcontext context, CUstream stream, const uint32_t grid[3], const uint32_t block[3],
+                         CUfunction function, void **parameters, void **extra)
 {
     this_thread.entered_function = function;
     this_thread.parameters = parameters;
     this_thread.extra = extra;
     this_thread.parameter_layout =
         kernels_layout(function); /* at the entry of the launch, the module is already loaded */
-    const bool may_be_recorded = !templates_are_enabled() || patch_restoring_enter_launch(grid, block);
+    const bool may_be_recorded =
+        !templates_are_enabled() || patch_restoring_enter_launch(context, stream, grid, block);
     exact_prepare(context, function, count_launch_threads(grid, block), may_be_recorded);
 }
 
@@ -58,7 +59,7 @@ static void enter_unload(CUmodule module)
     pthread_mutex_unlock(&recorder_lock);
 }
 
-/* After a library was unloaded, forget all templates if it is unknown which modules it had. */
+/* After a library was unloaded, forget all templates if it is unknown which modules the library had. */
 static void exit_library_unload(void)
 {
     if (this_thread.has_reported_unload)
@@ -86,16 +87,17 @@ static void on_call_entry(uint32_t cbid, const void *parameters, CUcontext conte
     switch (cbid) {
     case CBID_cuLaunchKernel:
     case CBID_cuLaunchKernel_ptsz:
-        enter_launch(context, launch->grid, launch->block, launch->f, launch->kernelParams, launch->extra);
+        enter_launch(context, launch->hStream, launch->grid, launch->block, launch->f, launch->kernelParams,
+                     launch->extra);
         break;
     case CBID_cuLaunchCooperativeKernel:
     case CBID_cuLaunchCooperativeKernel_ptsz:
-        enter_launch(context, launch->grid, launch->block, launch->f, launch->kernelParams, NULL);
+        enter_launch(context, launch->hStream, launch->grid, launch->block, launch->f, launch->kernelParams, NULL);
         break;
     case CBID_cuLaunchKernelEx:
     case CBID_cuLaunchKernelEx_ptsz:
-        enter_launch(context, launch_ex->config->grid, launch_ex->config->block, launch_ex->f,
-                     launch_ex->kernelParams, launch_ex->extra);
+        enter_launch(context, launch_ex->config->hStream, launch_ex->config->grid, launch_ex->config->block,
+                     launch_ex->f, launch_ex->kernelParams, launch_ex->extra);
         break;
     case CBID_cuLaunchHostFunc:
     case CBID_cuLaunchHostFunc_v2:

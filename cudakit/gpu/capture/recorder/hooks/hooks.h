@@ -15,8 +15,9 @@ bool subscription_begin(const char *library, bool memory_only, char *error, size
 /* Stop recording. Also runs at process exit: after the program, and before the driver's exit handlers. */
 void subscription_end(void);
 
-/* Record NVTX ranges and marks to the open spool, and handle forks and the end of the process. subscription_begin()
- * calls this function; a recording without a subscription must call it directly. A second call does nothing. */
+/* Record NVTX ranges and marks to the open trace, and handle forks and the end of the process.
+ * subscription_begin() calls this function; a recording without a subscription must call it directly. A second
+ * call does nothing. */
 void tracing_begin(void);
 
 /* Start or stop recording the calls of NVTX. */

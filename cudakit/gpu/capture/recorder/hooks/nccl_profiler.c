@@ -8,8 +8,7 @@
  * A call of NCCL, such as ncclAllReduce, makes these events (version 5 and newer; older versions make only the last
  * three): CollApi or P2pApi when it is called; KernelLaunch around the launch of its kernel; Group around Coll or P2p
  * for each operation of the kernel. Group follows the launch on the same thread, or comes from a host function of the
- * stream.
- * */
+ * stream. */
 #define _GNU_SOURCE
 #include "hooks/nccl_profiler.h"
 
@@ -29,8 +28,8 @@
 #define MAX_PLUGIN_PATH 254                  /* NCCL truncates longer names */
 #define EXPORTED __attribute__((visibility("default")))
 
-/* Whether NCCL's communicators are recorded, and whether the record of their operations is paused. Both variables are
- * read without the recorder lock. */
+/* Whether NCCL's communicators are recorded, and whether the recording of their operations is paused. Both
+ * variables are read without the recorder lock. */
 static bool is_enabled, is_paused;
 
 /* --- handles ------------------------------------------------------------------------------------- */
@@ -138,8 +137,8 @@ static collective point_to_point_operation(uint8_t function, uint8_t datatype, c
 
 /* --- events -------------------------------------------------------------------------------------- */
 
-/* The plan whose buffers this thread reports. NCCL reports all buffers of a plan between the begin and the end of its
- * Group event, on one thread. */
+/* The plan (model/collectives.h) whose buffers NCCL reports on this thread. NCCL reports all buffers of a plan
+ * between the begin and the end of its Group event, on one thread. */
 static __thread uint64_t reported_plan;
 
 static void begin_report(const void *context, void **handle)

@@ -113,6 +113,7 @@ static void on_stream_destroying(const Sanitizer_ResourceStreamData *data)
     exact_stream_destroying(data->context, data->hStream);
     record rec = record_begin_and_lock(KIND_STREAM_DESTROY, data->context, data->hStream);
     stream_forget(data->hStream);
+    patch_restoring_forget_streams();
     record_append_and_unlock(&rec);
 }
 

@@ -8,14 +8,18 @@
 /* Maximum number of accesses to one interval. With more, such as reads of many streams, the interval is contested:
  * see access_history.h. */
 #define MAX_INTERVAL_ACCESSES 8
-/* Number of accesses for which bytes stay contested after an unordered one. The launches that race are then recorded often
- * enough to be reported exactly. */
+/* Number of accesses for which bytes stay contested after an unordered access. This is enough to record the
+ * launches that race, and to report them exactly. */
 #define CONTESTED_ACCESSES 64
+/* A history without conflicts is removed after this number of times that the host had waited for all work, during which
+ * all accesses were ordered. */
+#define IDLE_COUNT_TO_REMOVE 64
 #define ALWAYS_CONTESTED 255 /* some accesses to the bytes are not stored */
-/* Accesses that the host has waited for are removed when a history has this number of intervals, and when their number has
- * doubled since the last removal. */
+/* Accesses that the host has waited for are removed when a history has this number of intervals, and again when
+ * the number of intervals has doubled since the last removal. */
 #define MIN_INTERVALS_TO_CLEAN 64
-/* Maximum number of intervals of all histories; beyond it, all bytes of the allocation become contested. */
+/* Maximum number of intervals of all histories; beyond it, all bytes of an allocation that needs a new interval
+ * become contested. */
 #define MAX_INTERVALS (1u << 18)
 
 /* The bytes from ``begin`` up to the begin of the next interval. */
@@ -31,6 +35,9 @@ struct access_history {
     size_t interval_count, interval_capacity;
     size_t clean_count; /* number of intervals at which completed accesses are removed */
     bool is_contested;  /* whether all bytes are contested */
+    bool has_conflicts; /* whether bytes were contested at any time */
+    /* Values of order_idle_count() at the last access, and at the last access that was unordered with an earlier one */
+    uint32_t last_idle_count, last_unordered_idle_count;
 };
 
 static size_t total_interval_count; /* number of intervals of all histories */
@@ -52,6 +59,7 @@ access_history *history_create(uint64_t lo, uint64_t hi, byte_access last_access
     history->intervals[1] = (byte_interval){.begin = hi};
     history->interval_count = 2;
     history->clean_count = MIN_INTERVALS_TO_CLEAN;
+    history->last_idle_count = history->last_unordered_idle_count = order_idle_count();
     total_interval_count += 2;
     return history;
 }
@@ -193,7 +201,7 @@ bool history_has_contested_bytes(const access_history *history, uint64_t lo, uin
     return is_contested;
 }
 
-static void add_to_interval(byte_interval *interval, byte_access access)
+static void add_to_interval(access_history *history, byte_interval *interval, byte_access access)
 {
     uint8_t kept_count = 0;
     if (interval->contested_count && interval->contested_count != ALWAYS_CONTESTED)
@@ -207,6 +215,8 @@ static void add_to_interval(byte_interval *interval, byte_access access)
         if (are_in_conflict(&earlier, &access) && !earlier.is_assumed && !access.is_assumed &&
             interval->contested_count < CONTESTED_ACCESSES)
             interval->contested_count = CONTESTED_ACCESSES;
+        if (!order_happens_before(earlier.operation, access.operation))
+            history->last_unordered_idle_count = order_idle_count();
         if (!is_covered)
             interval->accesses[kept_count++] = earlier;
     }
@@ -215,6 +225,18 @@ static void add_to_interval(byte_interval *interval, byte_access access)
     else
         interval->accesses[kept_count++] = access;
     interval->access_count = kept_count;
+    history->has_conflicts = history->has_conflicts || interval->contested_count;
+}
+
+void history_note_unordered(access_history *history)
+{
+    history->last_unordered_idle_count = order_idle_count();
+}
+
+bool history_is_obsolete(const access_history *history)
+{
+    return !history->is_contested && !history->has_conflicts && history->last_idle_count != order_idle_count() &&
+           order_idle_count() - history->last_unordered_idle_count >= IDLE_COUNT_TO_REMOVE;
 }
 
 void history_add(access_history *history, uint64_t lo, uint64_t hi, byte_access access)
@@ -224,10 +246,11 @@ void history_add(access_history *history, uint64_t lo, uint64_t hi, byte_access 
         return;
     if (history->interval_count >= history->clean_count)
         clean(history);
+    history->last_idle_count = order_idle_count();
     const uint64_t end = history->intervals[history->interval_count - 1].begin;
     const size_t first = divide_at(history, lo);
     if (hi < end)
         divide_at(history, hi);
     for (size_t i = first; history->intervals[i].begin < hi; i++)
-        add_to_interval(history->intervals + i, access);
+        add_to_interval(history, history->intervals + i, access);
 }

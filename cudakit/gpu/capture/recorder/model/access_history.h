@@ -1,10 +1,10 @@
 /* The earlier accesses to an allocation that several streams use, by byte range.
  *
- * Each interval of bytes has the accesses that later work may be unordered with: an access is dropped when a later
- * access is ordered after the access and conflicts with at least the same accesses. Two accesses conflict if at
- * least one of them writes. Bytes are contested if two exact accesses to them were unordered and conflicted, or if
- * a limit of the history was reached: launches that access contested bytes are always recorded. Callers hold the
- * recorder lock. */
+ * For each interval of bytes, the accesses are stored that later work may be unordered with. An access is dropped
+ * when a later access is ordered after it and conflicts with at least the same accesses. Two accesses conflict if
+ * at least one of them writes. Bytes are contested if two exact accesses to them were unordered and conflicted, or
+ * if a limit of the history was reached. A launch that accesses contested bytes counts as unordered. Callers hold
+ * the recorder lock. */
 #ifndef CK_ACCESS_HISTORY_H
 #define CK_ACCESS_HISTORY_H
 
@@ -27,6 +27,13 @@ typedef struct access_history access_history;
 access_history *history_create(uint64_t lo, uint64_t hi, byte_access last_access);
 void history_free(access_history *history);
 
+/* Note that an operation on the allocation is not ordered after the operation before it. */
+void history_note_unordered(access_history *history);
+
+/* Return whether a history can be freed: the host has waited for all accesses to the allocation, they did not conflict, and
+ * all recent ones were ordered. */
+bool history_is_obsolete(const access_history *history);
+
 /* Return whether an access to the bytes from ``lo`` up to ``hi`` is ordered after all earlier accesses that it
  * conflicts with, and none of the bytes are contested. */
 bool history_is_ordered(const access_history *history, uint64_t lo, uint64_t hi, byte_access access);
@@ -35,7 +42,7 @@ bool history_is_ordered(const access_history *history, uint64_t lo, uint64_t hi,
 bool history_has_contested_bytes(const access_history *history, uint64_t lo, uint64_t hi);
 
 /* Add an access. If it is unordered with an earlier access that it conflicts with, and neither of them is assumed,
- * these bytes count as contested for a number of accesses from now on. */
+ * the bytes that both access are contested during the next accesses to them. */
 void history_add(access_history *history, uint64_t lo, uint64_t hi, byte_access access);
 
 #endif

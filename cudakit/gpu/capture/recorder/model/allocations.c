@@ -7,6 +7,8 @@
 #include "recorder.h"
 #include "write/record.h"
 
+#define LAST_INDICES 1024
+
 static allocation *allocations; /* sorted by address, without overlaps */
 static size_t allocation_count, allocation_capacity;
 static uint64_t device_bytes;
@@ -79,13 +81,20 @@ int allocations_remove(uint64_t address, allocation *removed)
 
 allocation *allocations_find(uint64_t address)
 {
+    /* The index of the allocation that was found last in each 2 MiB of memory. It may be outdated. */
+    static uint32_t last_indices[LAST_INDICES];
     if (!allocation_count || address < allocations[0].lo || address >= allocations[allocation_count - 1].hi)
         return NULL; /* fast path: most parameter words are not pointers */
-    allocation *candidate = allocations + find_first_ending_after(address);
-    return candidate->lo <= address ? candidate : NULL;
+    uint32_t *last_index = last_indices + (address >> 21) % LAST_INDICES;
+    if (*last_index < allocation_count &&
+        allocations[*last_index].lo <= address &&address < allocations[*last_index].hi)
+        return allocations + *last_index;
+    const size_t index = find_first_ending_after(address);
+    *last_index = (uint32_t)index;
+    return allocations[index].lo <= address ? allocations + index : NULL;
 }
 
-/* Return an access that stands for all operations on an allocation so far, of which the last one may have accessed all
+/* Return an access that stands for all operations on an allocation so far: the last one is assumed to write all
  * bytes. */
 static byte_access access_of_earlier_work(const allocation *accessed)
 {
@@ -96,6 +105,12 @@ void allocation_begin_work(allocation *accessed, stream_operation operation)
 {
     if (!operation.slot)
         accessed->is_contested = true;
+    if (accessed->history && history_is_obsolete(accessed->history)) {
+        history_free(accessed->history);
+        accessed->history = NULL;
+    }
+    if (accessed->history && !order_happens_before(accessed->last_work, operation))
+        history_note_unordered(accessed->history);
     if (accessed->history || accessed->is_contested || !accessed->last_work.slot ||
         order_happens_before(accessed->last_work, operation))
         return;
@@ -123,9 +138,19 @@ bool allocations_have_contested_bytes(uint64_t lo, uint64_t hi)
     return is_contested;
 }
 
+void allocations_mark_accessed(uint64_t lo, uint64_t hi)
+{
+    const allocation *first = allocations_find(lo);
+    for (size_t i = first ? (size_t)(first - allocations) : find_first_ending_after(lo);
+         i < allocation_count && allocations[i].lo < hi; i++)
+        allocations[i].is_accessed = true;
+}
+
 void allocations_add_tracked_access(uint64_t lo, uint64_t hi, byte_access access)
 {
-    for (size_t i = find_first_ending_after(lo); i < allocation_count && allocations[i].lo < hi; i++)
+    const allocation *first = allocations_find(lo);
+    for (size_t i = first ? (size_t)(first - allocations) : find_first_ending_after(lo);
+         i < allocation_count && allocations[i].lo < hi; i++)
         if (allocations[i].history)
             allocation_add_access(allocations + i, lo, hi, access);
 }

@@ -11,10 +11,12 @@ typedef struct {
     uint64_t lo, hi;             /* first address, and first address behind the end */
     uint8_t memory_kind;         /* ALLOCATION_*: the kind of memory */
     uint32_t last_launch_number; /* number of the last launch whose arguments reach the allocation */
+    uint32_t index_in_launch;    /* index of the allocation among those that this launch reaches */
 
     stream_operation last_work; /* the last operation that may access the allocation */
     access_history
         *history;      /* earlier accesses by byte range, if unordered operations may access the allocation */
+    bool is_accessed;  /* the current launch may access the allocation */
     bool is_contested; /* the order of some operations on the allocation is unknown */
 } allocation;
 
@@ -36,8 +38,11 @@ void allocation_begin_work(allocation *accessed, stream_operation operation);
  * conflicts with, and none of these bytes are contested. The bytes may be in several allocations. */
 bool allocations_are_ordered(uint64_t lo, uint64_t hi, byte_access access);
 
-/* Return whether some of the bytes from ``lo`` up to ``hi`` are contested. */
+/* Return whether some of the bytes from ``lo`` up to ``hi`` are contested (access_history.h). */
 bool allocations_have_contested_bytes(uint64_t lo, uint64_t hi);
+
+/* Set ``is_accessed`` of the allocations that have bytes from ``lo`` up to ``hi``. */
+void allocations_mark_accessed(uint64_t lo, uint64_t hi);
 
 /* Add an access to the bytes from ``lo`` up to ``hi`` of those allocations whose accesses are tracked by byte range. */
 void allocations_add_tracked_access(uint64_t lo, uint64_t hi, byte_access access);

@@ -309,8 +309,8 @@ void communicator_close(uint32_t communicator_number)
     pthread_mutex_unlock(&recorder_lock);
 }
 
-/* Return the first plan of a communicator whose buffers were reported but which was not launched, or, without
- * ``has_report``, the first plan that was launched but whose buffers were not reported. */
+/* Return the first plan of a communicator that waits for its launch, after NCCL reported its buffers; without
+ * ``has_report``, return the first plan that was launched and waits for the report of its buffers. */
 static nccl_plan *first_waiting_plan(uint32_t communicator_number, bool has_report)
 {
     nccl_plan *plan = plans;

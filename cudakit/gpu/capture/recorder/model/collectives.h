@@ -74,8 +74,8 @@ bool is_nccl_kernel(const char *function_name);
  * buffers of the kernel stay unknown: write a GAP record and return false. The recorder lock is held. */
 bool collectives_assign_launch(const record *launch_record);
 
-/* End the plan of a kernel whose launch NCCL did not announce, because this thread records an event after the launch,
- * and NCCL has not reported the buffers until then. */
+/* End the plan of the last launch of this thread that NCCL did not announce. Called when this thread records an
+ * event after the launch: NCCL should have reported the buffers before. */
 void collectives_end_unannounced_plan(void);
 
 /* Assign a node of a captured graph to the plan that this thread launches. Forget the operations of an earlier node

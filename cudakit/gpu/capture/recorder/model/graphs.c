@@ -16,7 +16,7 @@
 #define MAX_SLICES 64 /* maximum number of slices of a 3D copy; a copy with more slices is recorded as one range */
 
 static hash_table node_call_sites;    /* call site ids of captured nodes, by node handle */
-static hash_table node_program_calls; /* numbers of the program calls that captured nodes, by node handle */
+static hash_table node_program_calls; /* numbers of program calls (walker.h), by handle of the captured node */
 static hash_table node_ids;           /* node ids of kernels, copies, memsets and child graphs, by node_key() */
 static int active_captures;
 
@@ -188,6 +188,10 @@ typedef struct {
     uint64_t *addresses; /* addresses at which the accesses and allocations begin */
     size_t address_count;
     uint64_t content_hash; /* hash of the node's parameters */
+    uint32_t name;         /* text id of the name of a kernel */
+    /* Records of the changed node and of its accesses, which are written before the next launch that is recorded */
+    record *unwritten_records;
+    size_t unwritten_count;
 } node_reach;
 
 typedef struct {
@@ -195,10 +199,11 @@ typedef struct {
     size_t node_count, node_capacity;
     uint64_t *addresses; /* addresses of all nodes, sorted, each once; invalid if ``is_outdated`` */
     size_t address_count, address_capacity;
-    uint64_t content_hash;   /* sum of the hashes of all nodes */
-    bool is_outdated;        /* a node changed after ``addresses`` was computed */
-    bool has_copies;         /* the graph has copies or memsets */
-    bool is_always_recorded; /* launches of the graph have no template */
+    uint64_t content_hash;    /* sum of the hashes of all nodes */
+    bool is_outdated;         /* a node changed after ``addresses`` was computed */
+    bool has_copies;          /* the graph has copies or memsets */
+    bool has_unwritten_nodes; /* changed nodes are not written */
+    bool is_always_recorded;  /* launches of the graph have no template */
 } graph_reach;
 
 static graph_reach *graph_reaches; /* by graph id */
@@ -222,8 +227,10 @@ void graphs_forget_reach(uint32_t graph)
     graph_reach *reach = graph && graph < graph_reach_count ? graph_reaches + graph : NULL;
     if (!reach)
         return;
-    for (size_t i = 0; i < reach->node_count; i++)
+    for (size_t i = 0; i < reach->node_count; i++) {
         free(reach->nodes[i].addresses);
+        free(reach->nodes[i].unwritten_records);
+    }
     free(reach->nodes);
     free(reach->addresses);
     *reach = (graph_reach){.is_always_recorded = true};
@@ -255,22 +262,23 @@ static void set_node_reach(const record *node_record, const graph_node *node, co
 {
     graph_reach *reach = graph_reach_get(node_record->node.graph);
     node_reach *changed_reach = reach ? node_reach_get(reach, node_record->node.node) : NULL;
-    uint64_t *addresses = malloc((access_count + 1) * sizeof *addresses);
-    if (!changed_reach || !addresses) {
-        free(addresses);
+    uint64_t *addresses =
+        changed_reach ? realloc(changed_reach->addresses, (access_count + 1) * sizeof *addresses) : NULL;
+    if (!addresses) {
         graphs_forget_reach(node_record->node.graph);
         return;
     }
     for (size_t i = 0; i < access_count; i++)
         addresses[i] = accesses[i].access.lo;
-    free(changed_reach->addresses);
     reach->content_hash += content_hash - changed_reach->content_hash;
     reach->is_outdated = true;
     reach->has_copies = reach->has_copies || node->type == NODE_MEMCPY || node->type == NODE_MEMSET;
     /* Each launch of a graph with allocation nodes may get other memory. */
     reach->is_always_recorded =
         reach->is_always_recorded || !content_hash || node->type == NODE_MEM_ALLOC || node->type == NODE_MEM_FREE;
-    *changed_reach = (node_reach){addresses, access_count, content_hash};
+    changed_reach->addresses = addresses;
+    changed_reach->address_count = access_count;
+    changed_reach->content_hash = content_hash;
 }
 
 static int compare_addresses(const void *left, const void *right)
@@ -345,11 +353,14 @@ static uint64_t content_hash_of(const node_writer *writer, const graph_node *nod
     return hash | 1;
 }
 
-static void write_node(uint32_t graph, uint32_t node_id, const graph_node *node, uint32_t site, record *buffer)
+/* Fill ``buffer`` with the records of a node and of its accesses, and return their number. Their common fields are those of
+ * no call. */
+static size_t fill_node_records(uint32_t graph, uint32_t node_id, const graph_node *node, uint32_t site,
+                                record *buffer)
 {
     uint32_t captured_site =
         node->handle ? hash_table_get(&node_call_sites, (uint64_t)(uintptr_t)node->handle) : 0;
-    record rec = record_begin(KIND_GRAPH_NODE, context_id(NULL), 0, captured_site ? captured_site : site);
+    record rec = {.kind = KIND_GRAPH_NODE, .site = captured_site ? captured_site : site};
     rec.program_call = node->handle ? hash_table_get(&node_program_calls, (uint64_t)(uintptr_t)node->handle) : 0;
     rec.node.graph = graph;
     rec.node.node = node_id;
@@ -357,15 +368,42 @@ static void write_node(uint32_t graph, uint32_t node_id, const graph_node *node,
     rec.node.name = node->name ? spool_text(node->name) : 0;
     node_writer writer = {rec, buffer + 1, 0, 0};
     buffer[0] = rec;
-    if (node->type == NODE_KERNEL && is_nccl_kernel(node->name)) {
-        record_append(&rec);
-        if (!collectives_write_node(node->handle, &rec))
-            record_gap("captured collective whose buffers are unknown");
-        return;
-    }
+    if (node->type == NODE_KERNEL && is_nccl_kernel(node->name))
+        return 1;
     write_accesses(&writer, node);
     set_node_reach(&rec, node, buffer + 1, writer.access_count, content_hash_of(&writer, node));
-    spool_records(buffer, 1 + writer.access_count);
+    return 1 + writer.access_count;
+}
+
+/* Write the records of a node. */
+static void write_node_records(record *records, size_t record_count)
+{
+    const record call = record_begin(KIND_GRAPH_NODE, 0, 0, 0);
+    for (size_t i = 0; i < record_count; i++) {
+        records[i].seq = call.seq;
+        records[i].time_ns = call.time_ns;
+        records[i].thread = call.thread;
+        records[i].device = call.device;
+    }
+    spool_records(records, record_count);
+}
+
+/* Write the records of a node of a graph, which replace earlier records that are not written. */
+static void write_records_of_node(uint32_t graph, uint32_t node_id, record *records, size_t record_count)
+{
+    graph_reach *reach = graph_reach_get(graph);
+    write_node_records(records, record_count);
+    if (!reach || node_id >= reach->node_count)
+        return;
+    reach->nodes[node_id].name = records[0].node.name;
+    reach->nodes[node_id].unwritten_count = 0;
+}
+
+static void write_node(uint32_t graph, uint32_t node_id, const graph_node *node, uint32_t site, record *buffer)
+{
+    write_records_of_node(graph, node_id, buffer, fill_node_records(graph, node_id, node, site, buffer));
+    if (node->type == NODE_KERNEL && is_nccl_kernel(node->name) && !collectives_write_node(node->handle, buffer))
+        record_gap("captured collective whose buffers are unknown");
 }
 
 /* Remember a node for launches and changes: a kernel by its handle and its position among the kernels, a copy, a
@@ -382,14 +420,16 @@ static void index_node(uint32_t graph, uint32_t node_id, const graph_node *node,
         set_tensor_maps(tensor_map_key(graph, 0, node_id), node);
 }
 
-/* The number of edges to each node from nodes that are not passed, and the nodes behind each node, by node id. */
+/* For each node id: the number of edges to the node that has_total_order() has not followed yet, and the nodes
+ * that follow the node. */
 typedef struct {
     uint32_t *edge_counts;
     uint32_t *first_successors; /* index of the first successor of each node in ``successors`` */
     uint32_t *successors;
 } node_order;
 
-/* Sort the edges of a graph by the node before them. The arrays of ``order`` have zeros. */
+/* Sort the edges of a graph by the node at which they begin. The arrays of ``order`` contain zeros before the
+ * call. */
 static void sort_edges(const graph_structure *structure, node_order *order)
 {
     uint32_t *indices = order->first_successors, edge_count = 0;
@@ -482,22 +522,64 @@ uint32_t graphs_record(CUgraph graph, const call_site *stack, uint32_t *kernel_c
 
 /* --- changed nodes of executable graphs ------------------------------------------------------------ */
 
-/* Write the new parameters of a node, with which the analysis replaces the earlier ones. The recorder lock is held. */
+/* Store the records of a changed kernel, and return true, if the analysis does not need them before the next launch that
+ * is recorded: a launch that uses a template has the accesses of the template. XLA changes all nodes before each launch. */
+static bool store_node_records(uint32_t graph, uint32_t node_id, const record *records, size_t record_count)
+{
+    graph_reach *reach = graph_reach_get(graph);
+    node_reach *changed = reach && node_id < reach->node_count ? reach->nodes + node_id : NULL;
+    if (!changed || !templates_are_enabled() || reach->has_copies || reach->is_always_recorded ||
+        changed->name != records[0].node.name)
+        return false;
+    record *unwritten_records = realloc(changed->unwritten_records, record_count * sizeof *unwritten_records);
+    if (!unwritten_records)
+        return false;
+    memcpy(unwritten_records, records, record_count * sizeof *unwritten_records);
+    changed->unwritten_records = unwritten_records;
+    changed->unwritten_count = record_count;
+    reach->has_unwritten_nodes = true;
+    return true;
+}
+
+void graphs_write_changed_nodes(uint32_t graph)
+{
+    graph_reach *reach = graph && graph < graph_reach_count ? graph_reaches + graph : NULL;
+    if (!reach || !reach->has_unwritten_nodes)
+        return;
+    for (size_t i = 0; i < reach->node_count; i++) {
+        node_reach *changed = reach->nodes + i;
+        if (changed->unwritten_count)
+            write_node_records(changed->unwritten_records, changed->unwritten_count);
+        changed->unwritten_count = 0;
+    }
+    reach->has_unwritten_nodes = false;
+}
+
+/* Write the new parameters of a node, with which the analysis replaces the earlier ones, or store them until the next
+ * launch that is recorded. The recorder lock is held. */
 static void write_changed_node(uint32_t graph, uint32_t executable, uint32_t node_id, const graph_node *node,
                                uint32_t site, record *buffer)
 {
-    write_node(graph, node_id, node, site, buffer);
-    if (node->type == NODE_KERNEL && patching_is_enabled())
+    if (node->type != NODE_KERNEL || is_nccl_kernel(node->name)) {
+        write_node(graph, node_id, node, site, buffer);
+        return;
+    }
+    const size_t record_count = fill_node_records(graph, node_id, node, site, buffer);
+    if (!store_node_records(graph, node_id, buffer, record_count)) {
+        graphs_write_changed_nodes(graph);
+        write_records_of_node(graph, node_id, buffer, record_count);
+    }
+    if (patching_is_enabled())
         set_tensor_maps(tensor_map_key(graph, executable, node_id), node);
 }
 
 bool graphs_node_changed(CUgraphExec executable, CUgraphNode handle, const graph_node *changed)
 {
+    static record buffer[1 + MAX_ACCESSES]; /* protected by the recorder lock */
     graph_node node = *changed;
     uint32_t executable_id, kernel_count, node_id = 0;
     call_site stack;
-    record *buffer = has_changeable_accesses(&node) ? calloc(1 + MAX_ACCESSES, sizeof *buffer) : NULL;
-    if (!buffer)
+    if (!has_changeable_accesses(&node))
         return false;
     node.handle = handle;
     if (node.type == NODE_KERNEL) {
@@ -512,7 +594,6 @@ bool graphs_node_changed(CUgraphExec executable, CUgraphNode handle, const graph
     if (node_id)
         write_changed_node(graph, executable_id, node_id, &node, call_site_id(&stack), buffer);
     pthread_mutex_unlock(&recorder_lock);
-    free(buffer);
     return node_id != 0;
 }
 

@@ -79,6 +79,10 @@ const tma_store *node_tensor_maps(uint32_t graph, uint32_t executable, uint32_t 
 bool graphs_node_changed(CUgraphExec executable, CUgraphNode node, const graph_node *changed);
 bool graphs_child_graph_changed(CUgraphExec executable, CUgraphNode node, CUgraph child);
 
+/* Write the nodes of a graph that changed and are not written, before a launch that does not use a template. The recorder
+ * lock is held. */
+void graphs_write_changed_nodes(uint32_t graph);
+
 /* The memory that the nodes of a graph reach. */
 typedef struct {
     const uint64_t

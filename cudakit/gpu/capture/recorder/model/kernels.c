@@ -120,8 +120,8 @@ static bool are_equal_layouts(const struct kernel_layout *left, const struct ker
            !memcmp(left->spans, right->spans, left->parameter_count * sizeof *left->spans);
 }
 
-/* Add a layout, or find an equal one and free the new one. Return its index in ``layouts``, or 0 if there is no space
- * left; the new layout is then freed. The recorder lock is held. */
+/* Add a layout, or find an equal one and free the new one. Return the index of the added or equal layout in
+ * ``layouts``. If there is no space left, free the new layout and return 0. The recorder lock is held. */
 static uint32_t add_layout(struct kernel_layout *layout)
 {
     if (!layout)
@@ -235,11 +235,16 @@ static size_t pointer_index(launch_arguments *arguments, uint64_t pointer)
 }
 
 /* Add an allocation that the launch reaches, unless it has been added. */
-static void add_allocation(launch_arguments *arguments, allocation *reached)
+static void add_allocation(launch_arguments *arguments, allocation *reached, uint8_t certainty)
 {
-    if (reached->last_launch_number == current_launch_number)
+    if (reached->last_launch_number == current_launch_number) {
+        uint8_t *lowest_certainty = arguments->allocation_certainties + reached->index_in_launch;
+        *lowest_certainty = certainty < *lowest_certainty ? certainty : *lowest_certainty;
         return;
+    }
     reached->last_launch_number = current_launch_number;
+    reached->index_in_launch = (uint32_t)arguments->allocation_count;
+    arguments->allocation_certainties[arguments->allocation_count] = certainty;
     arguments->allocations[arguments->allocation_count++] = reached;
 }
 
@@ -252,18 +257,26 @@ static void add_pointer(launch_arguments *arguments, size_t word_index, uint64_t
     if (index < old_count) {
         if (certainty < arguments->certainties[index])
             arguments->certainties[index] = certainty;
+        add_allocation(arguments, reached, certainty);
         return;
     }
     arguments->allocation_ends[index] = reached->hi;
     arguments->certainties[index] = certainty;
     arguments->pointer_hash = mix_hash(arguments->pointer_hash, pointer);
     arguments->distance_hash = mix_hash(arguments->distance_hash, pointer - arguments->pointers[0]);
-    add_allocation(arguments, reached);
+    add_allocation(arguments, reached, certainty);
 }
 
 static const char *parameter_bytes(const char *buffer, void **parameters, uint16_t parameter, uint16_t offset)
 {
     return buffer ? buffer + offset : parameters[parameter];
+}
+
+/* Return the hash of scalars with one more scalar. The positions of the scalars follow from those of the pointers. A step
+ * is shorter than that of mix_hash(), because a fused kernel has hundreds of scalars. */
+static uint64_t mix_scalar(uint64_t hash, uint64_t value)
+{
+    return ((hash << 5 | hash >> 59) ^ value) * 0x9E3779B97F4A7C15ull;
 }
 
 /* Add the bytes of all parameters that are not part of a word. */
@@ -279,7 +292,9 @@ static void add_other_bytes(launch_arguments *arguments, const struct kernel_lay
         uint64_t bytes_before_words = 0, bytes_after_words = 0;
         memcpy(&bytes_before_words, bytes, words_begin);
         memcpy(&bytes_after_words, bytes + words_end, span.size - words_end);
-        arguments->scalar_hash = mix_hash(mix_hash(arguments->scalar_hash, bytes_before_words), bytes_after_words);
+        if (bytes_before_words | bytes_after_words)
+            arguments->scalar_hash =
+                mix_hash(mix_hash(arguments->scalar_hash ^ i, bytes_before_words), bytes_after_words);
     }
 }
 
@@ -309,7 +324,7 @@ void kernels_find_arguments(const struct kernel_layout *layout, void **parameter
         if (reached_allocation)
             add_pointer(arguments, i, value, word->certainty, reached_allocation);
         else
-            arguments->scalar_hash = mix_hash(mix_hash(arguments->scalar_hash, i), value);
+            arguments->scalar_hash = mix_scalar(arguments->scalar_hash, value);
     }
     arguments->is_complete = arguments->pointer_count < MAX_ACCESSES;
     if (arguments->is_complete)

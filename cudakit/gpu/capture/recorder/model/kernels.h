@@ -20,7 +20,8 @@ typedef struct {
     uint64_t allocation_ends[MAX_ACCESSES]; /* first address behind the allocation that a pointer reaches */
     uint8_t certainties[MAX_ACCESSES];      /* PRECISION_* of the access through a pointer */
     size_t pointer_count;
-    allocation *allocations[MAX_ACCESSES]; /* valid while the recorder lock is held */
+    allocation *allocations[MAX_ACCESSES];        /* valid while the recorder lock is held */
+    uint8_t allocation_certainties[MAX_ACCESSES]; /* lowest PRECISION_* of the pointers into an allocation */
     size_t allocation_count;
     uint64_t pointer_hash;  /* hash of the pointers */
     uint64_t distance_hash; /* hash of the distances of the pointers to the first one */

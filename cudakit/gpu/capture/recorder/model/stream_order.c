@@ -20,9 +20,12 @@ static uint32_t slot_contexts[MAX_STREAMS + 1]; /* context id of each stream, by
 static uint32_t slot_count;                     /* number of slots in use; their numbers are 1 to slot_count */
 static hash_table slot_by_stream;               /* slot of each stream id */
 static vector_clock host_clock;                 /* operations that happen before all later work of the host */
-/* Operations that a synchronizing call of the host has waited for. Those before a host function are not among them:
- * while such a function runs, the device is not idle. */
+/* Operations that a synchronizing call of the host has waited for. Operations that are known to be complete only
+ * because a host function ran after them are not included: while such a function runs, the device is not idle. */
 static vector_clock waited_clock;
+static uint32_t idle_count; /* number of times that the host had waited for all work, with new work in between */
+static uint64_t operation_count,
+    idle_operation_count; /* number of operations so far, and when the device was idle last */
 
 static vector_clock
     *event_clocks; /* clocks of recorded events; ``free_clock_indices`` has the indices of the unused ones */
@@ -57,12 +60,20 @@ stream_operation order_enqueue(uint32_t stream, uint32_t context)
     vector_clock *clock = stream_clocks + operation.slot;
     clock_join(clock, &host_clock);
     operation.number = ++clock->last_operations[operation.slot];
+    operation_count++;
     return operation;
 }
 
 bool order_happens_before(stream_operation earlier, stream_operation later)
 {
     return earlier.slot && later.slot && earlier.number <= stream_clocks[later.slot].last_operations[earlier.slot];
+}
+
+bool order_happens_before_next(stream_operation earlier, uint32_t stream)
+{
+    const uint32_t slot = stream ? hash_table_get(&slot_by_stream, stream) : 0;
+    return earlier.slot && (earlier.number <= host_clock.last_operations[earlier.slot] ||
+                            (slot && earlier.number <= stream_clocks[slot].last_operations[earlier.slot]));
 }
 
 /* --- events ---------------------------------------------------------------------------------------- */
@@ -131,10 +142,32 @@ void order_stream_waits(uint32_t stream, uint32_t context, uint32_t event)
 
 /* --- waits of the host ------------------------------------------------------------------------------- */
 
+bool order_host_waited_for_all_work(void)
+{
+    bool is_all_complete = slot_count < MAX_STREAMS;
+    for (uint32_t slot = 1; slot <= slot_count; slot++)
+        is_all_complete =
+            is_all_complete && waited_clock.last_operations[slot] == stream_clocks[slot].last_operations[slot];
+    return is_all_complete;
+}
+
+uint32_t order_idle_count(void)
+{
+    return idle_count;
+}
+
 static void add_wait(const vector_clock *clock)
 {
     clock_join(&host_clock, clock);
     clock_join(&waited_clock, clock);
+}
+
+static void count_idle_device(void)
+{
+    if (operation_count == idle_operation_count || !order_host_waited_for_all_work())
+        return;
+    idle_operation_count = operation_count;
+    idle_count++;
 }
 
 void order_host_waited_for_event(uint32_t event)
@@ -142,6 +175,7 @@ void order_host_waited_for_event(uint32_t event)
     const vector_clock *clock = event_clock(event);
     if (clock)
         add_wait(clock);
+    count_idle_device();
 }
 
 void order_host_waited_for_stream(uint32_t stream, uint32_t context)
@@ -149,6 +183,7 @@ void order_host_waited_for_stream(uint32_t stream, uint32_t context)
     uint32_t slot = stream_slot(stream, context);
     if (slot)
         add_wait(stream_clocks + slot);
+    count_idle_device();
 }
 
 void order_host_waited_for_context(uint32_t context)
@@ -156,6 +191,7 @@ void order_host_waited_for_context(uint32_t context)
     for (uint32_t slot = 1; slot <= slot_count; slot++)
         if (slot_contexts[slot] == context)
             add_wait(stream_clocks + slot);
+    count_idle_device();
 }
 
 struct order_point {
@@ -181,15 +217,6 @@ void order_host_reached(order_point *point)
 bool order_host_waited_for(stream_operation operation)
 {
     return operation.slot && operation.number <= host_clock.last_operations[operation.slot];
-}
-
-bool order_host_waited_for_all_work(void)
-{
-    bool is_all_complete = slot_count < MAX_STREAMS;
-    for (uint32_t slot = 1; slot <= slot_count; slot++)
-        is_all_complete =
-            is_all_complete && waited_clock.last_operations[slot] == stream_clocks[slot].last_operations[slot];
-    return is_all_complete;
 }
 
 bool order_host_waited_for_other_contexts(uint32_t context)

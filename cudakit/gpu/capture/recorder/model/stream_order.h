@@ -23,6 +23,9 @@ stream_operation order_enqueue(uint32_t stream, uint32_t context);
 /* Return whether an operation happens before an operation that was enqueued later. */
 bool order_happens_before(stream_operation earlier, stream_operation later);
 
+/* Return whether an operation happens before the next operation of a stream. ``stream`` is an id. */
+bool order_happens_before_next(stream_operation earlier, uint32_t stream);
+
 /* Handle the record of an event on a stream, and the destruction of an event. An event that was recorded during a
  * stream capture orders nothing. */
 void order_event_recorded(uint32_t event, uint32_t stream, uint32_t context);
@@ -48,9 +51,12 @@ void order_host_reached(order_point *point);
 /* Return whether the host has waited for an operation. */
 bool order_host_waited_for(stream_operation operation);
 
-/* Return whether calls of the host have waited for all work of all streams, or for that of all contexts but one. */
+/* Return whether calls of the host have waited for all work: of all contexts, or of all contexts but one. */
 bool order_host_waited_for_all_work(void);
 bool order_host_waited_for_other_contexts(uint32_t context);
+
+/* Return the number of times that the host had waited for all work, with new work in between. */
+uint32_t order_idle_count(void);
 
 /* Forget all streams and events, in the child of a fork. */
 void stream_order_clear(void);

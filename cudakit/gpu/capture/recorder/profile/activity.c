@@ -200,8 +200,8 @@ static size_t bytes_of_kind(int kind)
     }
 }
 
-/* Translate a record of CUPTI; ``rec`` has common fields already. Return false if the start or end time is missing:
- * CUPTI returns such records for work that did not end. The translation lock is held. */
+/* Translate a record of CUPTI; ``rec`` already has the common fields. Return false if the start or end time is
+ * missing: CUPTI returns such records for work that did not end. The translation lock is held. */
 static bool translate_record(const CUpti_Activity *activity, record *rec)
 {
     uint64_t start_ns, end_ns;

@@ -28,7 +28,7 @@ static const char *const WORK_PREFIXES[] = {
     "cuCtxSynchronize", "cuStreamSynchronize", "cuEventSynchronize",
 };
 
-/* Names of functions of which the second argument is the number of bytes to allocate. */
+/* Names of functions whose second argument is the number of bytes to allocate. */
 static const char *const ALLOCATION_FUNCTIONS[] = {
     "cuMemAlloc",      "cuMemAllocHost",          "cuMemHostAlloc", "cuMemAllocManaged",
     "cuMemAllocAsync", "cuMemAllocFromPoolAsync", "cuMemCreate",

@@ -65,8 +65,8 @@ void library_describe_error(const char *failed_call, int result, char *error, si
              result, remedy_for_result(result));
 }
 
-/* Describe the failure of the subscription. A second subscription, which fails too, returns the name of the other
- * tool. */
+/* Describe the failure of the subscription. If another tool is subscribed, subscribe once more by a newer
+ * function, which returns the name of the tool. */
 static void describe_failed_subscription(int result, CUpti_CallbackFunc on_callback, char *error,
                                          size_t error_bytes)
 {

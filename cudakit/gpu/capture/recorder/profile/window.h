@@ -40,7 +40,8 @@ void profile_cancel(void);
  * of its own at its first use of CUDA. */
 void profile_forked(void);
 
-/* Handle the begin or end of an NVTX range with the name in the options. Calls CUPTI: the recorder lock is not held. */
+/* Return whether this is the name of the range in the options. Handle the begin and the end of a range with this
+ * name. Calls CUPTI: the recorder lock is not held. */
 bool window_is_range(const char *name);
 void window_range_began(void);
 void window_range_ended(void);

@@ -48,8 +48,8 @@ typedef struct {
 static char directory[PATH_MAX - 64];
 static char *segment; /* start of the mapped file; NULL if no segment is open */
 static size_t end_offset, segment_bytes;
-/* Protects the mapping of the segment while its pages are allocated, and the number of bytes whose pages are
- * allocated. The lock order is recorder lock, then mapping lock. */
+/* Protects the mapping of the segment while its pages are allocated, and ``allocated_bytes``, the number of bytes
+ * whose pages are allocated. The lock order is recorder lock, then mapping lock. */
 static pthread_mutex_t mapping_lock = PTHREAD_MUTEX_INITIALIZER;
 static size_t allocated_bytes;
 static bool reader_is_gone; /* the process that reads the trace was killed */
