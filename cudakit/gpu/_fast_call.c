@@ -250,12 +250,23 @@ static PyTypeObject stream_memory_type = {
 
 /* --- new arrays --- */
 
+/* Items of the tuple that describes a new array. */
+enum {
+    LAYOUT_GPU,
+    LAYOUT_CUDA_INDEX,
+    LAYOUT_DTYPE,
+    LAYOUT_SHAPE,
+    LAYOUT_STRIDES,
+    LAYOUT_SIZE_BYTES,
+    LAYOUT_ITEMS
+};
+
 /* Creates arrays of cudakit of fixed dtypes and shapes, in new memory, without Python code. */
 typedef struct {
     PyObject_HEAD
     handle context;
     PyObject *array_class, *view_class; /* the Python classes DeviceArray and ArrayView */
-    PyObject *layouts;                  /* tuple of (gpu, cuda_index, dtype, shape, strides, size_bytes) */
+    PyObject *layouts;                  /* tuple of layouts: each a tuple of LAYOUT_ITEMS items */
 } ArrayFactory;
 
 /* Return a new object of a class whose __init__ is not called, or NULL with an exception. */
@@ -273,9 +284,9 @@ static PyObject *new_view(const ArrayFactory *self, PyObject *layout, word addre
 {
     PyObject *view = new_instance(self->view_class), *pointer = PyLong_FromUnsignedLongLong(address);
     bool is_valid = view && pointer && !PyObject_GenericSetAttr(view, name_ptr, pointer) &&
-                    !PyObject_GenericSetAttr(view, name_dtype, PyTuple_GET_ITEM(layout, 2)) &&
-                    !PyObject_GenericSetAttr(view, name_shape, PyTuple_GET_ITEM(layout, 3)) &&
-                    !PyObject_GenericSetAttr(view, name_strides, PyTuple_GET_ITEM(layout, 4)) &&
+                    !PyObject_GenericSetAttr(view, name_dtype, PyTuple_GET_ITEM(layout, LAYOUT_DTYPE)) &&
+                    !PyObject_GenericSetAttr(view, name_shape, PyTuple_GET_ITEM(layout, LAYOUT_SHAPE)) &&
+                    !PyObject_GenericSetAttr(view, name_strides, PyTuple_GET_ITEM(layout, LAYOUT_STRIDES)) &&
                     !PyObject_GenericSetAttr(view, name_read_only, Py_False);
     Py_XDECREF(pointer);
     if (!is_valid)
@@ -288,15 +299,15 @@ static PyObject *new_view(const ArrayFactory *self, PyObject *layout, word addre
 static PyObject *new_array(const ArrayFactory *self, PyObject *layout, PyObject *stream_number, handle stream,
                            word *address)
 {
-    Py_ssize_t size_bytes = PyLong_AsSsize_t(PyTuple_GET_ITEM(layout, 5));
+    Py_ssize_t size_bytes = PyLong_AsSsize_t(PyTuple_GET_ITEM(layout, LAYOUT_SIZE_BYTES));
     StreamMemory *memory =
         size_bytes > 0 ? allocate_memory(&stream_memory_type, self->context, size_bytes, stream) : NULL;
     if (!memory)
         return NULL;
     *address = memory->address;
     PyObject *array = new_instance(self->array_class), *view = new_view(self, layout, memory->address);
-    bool is_valid = array && view && !PyObject_SetAttr(array, name_gpu, PyTuple_GET_ITEM(layout, 0)) &&
-                    !PyObject_SetAttr(array, name_cuda_index, PyTuple_GET_ITEM(layout, 1)) &&
+    bool is_valid = array && view && !PyObject_SetAttr(array, name_gpu, PyTuple_GET_ITEM(layout, LAYOUT_GPU)) &&
+                    !PyObject_SetAttr(array, name_cuda_index, PyTuple_GET_ITEM(layout, LAYOUT_CUDA_INDEX)) &&
                     !PyObject_SetAttr(array, name_stream, stream_number) &&
                     !PyObject_SetAttr(array, name_allocation_stream, stream_number) &&
                     !PyObject_SetAttr(array, name_memory, (PyObject *)memory) &&
@@ -317,9 +328,10 @@ static PyObject *new_arrays(const ArrayFactory *self, handle stream, word *addre
     if (stream != LEGACY_STREAM &&
         (!driver.is_capturing || driver.is_capturing(stream, &capture_status) || capture_status))
         return NULL;
-    Py_ssize_t count = PyTuple_GET_SIZE(self->layouts);
-    PyObject *stream_number = PyLong_FromVoidPtr(stream), *arrays = stream_number ? PyTuple_New(count) : NULL;
-    for (Py_ssize_t i = 0; arrays && i < count; i++) {
+    Py_ssize_t array_count = PyTuple_GET_SIZE(self->layouts);
+    PyObject *stream_number = PyLong_FromVoidPtr(stream),
+             *arrays = stream_number ? PyTuple_New(array_count) : NULL;
+    for (Py_ssize_t i = 0; arrays && i < array_count; i++) {
         PyObject *array =
             new_array(self, PyTuple_GET_ITEM(self->layouts, i), stream_number, stream, &addresses[i]);
         if (array)
@@ -343,8 +355,8 @@ static PyObject *new_factory(PyTypeObject *type, PyObject *args, PyObject *keywo
     bool is_valid = PyTuple_GET_SIZE(layouts) <= MAX_OPERANDS;
     for (Py_ssize_t i = 0; is_valid && i < PyTuple_GET_SIZE(layouts); i++) {
         PyObject *layout = PyTuple_GET_ITEM(layouts, i);
-        is_valid = PyTuple_CheckExact(layout) && PyTuple_GET_SIZE(layout) == 6 &&
-                   PyLong_Check(PyTuple_GET_ITEM(layout, 5));
+        is_valid = PyTuple_CheckExact(layout) && PyTuple_GET_SIZE(layout) == LAYOUT_ITEMS &&
+                   PyLong_Check(PyTuple_GET_ITEM(layout, LAYOUT_SIZE_BYTES));
     }
     if (!is_valid) {
         PyErr_SetString(PyExc_ValueError, "the layouts are not tuples of six items");
@@ -413,7 +425,7 @@ typedef struct {
 static PyObject *call_function(PyObject *object, PyObject *const *args, size_t flags, PyObject *keyword_names)
 {
     const StreamCall *self = (StreamCall *)object;
-    const word *fixed = self->arguments;
+    const word *arguments = self->arguments;
     if (PyVectorcall_NARGS(flags) != 1 || (keyword_names && PyTuple_GET_SIZE(keyword_names))) {
         PyErr_SetString(PyExc_TypeError, "the only argument is the handle of a stream");
         return NULL;
@@ -423,8 +435,9 @@ static PyObject *call_function(PyObject *object, PyObject *const *args, size_t f
         return NULL;
     int status;
     Py_BEGIN_ALLOW_THREADS;
-    status = self->function(fixed[0], fixed[1], fixed[2], fixed[3], fixed[4], fixed[5], fixed[6], fixed[7],
-                            fixed[8], fixed[9], fixed[10], fixed[11], fixed[12], fixed[13], fixed[14], stream);
+    status = self->function(arguments[0], arguments[1], arguments[2], arguments[3], arguments[4], arguments[5],
+                            arguments[6], arguments[7], arguments[8], arguments[9], arguments[10], arguments[11],
+                            arguments[12], arguments[13], arguments[14], stream);
     Py_END_ALLOW_THREADS;
     return PyLong_FromLong(status);
 }

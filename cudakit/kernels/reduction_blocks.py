@@ -15,9 +15,9 @@ _VECTORS_PER_THREAD = 4
 _THREAD_ELEMENTS = 8  # maximum number of elements that one thread reduces alone
 # Maximum number of blocks of a split reduction: about the number that a large GPU runs at once.
 _MAX_BLOCKS = 1024
-# Elements per vector width from which one sum of all elements has blocks of more threads, of which only
-# _SPLITS_OF_LARGE run: measured on an H200, which runs four of them on each multiprocessor.
-_LARGE_REDUCTION, _LARGE_BLOCK, _SPLITS_OF_LARGE = 1 << 17, 512, 264
+# A reduction of all elements with at least this number of vectors has fewer blocks, with more threads each.
+# The three numbers were measured on an H200, on which two such blocks run on each multiprocessor.
+_LARGE_VECTOR_COUNT, _LARGE_BLOCK, _LARGE_MAX_BLOCKS = 1 << 17, 512, 264
 _MANY_OUTPUTS, _MANY_OUTPUTS_VECTORS = 4096, 32
 _FEW_OUTPUTS = 64  # with fewer outputs than this, a block of more threads occupies the GPU better
 _WARP = 32
@@ -77,8 +77,8 @@ def choose_block_shape(
             and output_layout.count < _FEW_OUTPUTS
         ):
             threads = _LONG_BLOCK
-        elif output_layout.count == 1 and reduced_count >= _LARGE_REDUCTION * width:
-            threads, max_blocks = _LARGE_BLOCK, _SPLITS_OF_LARGE
+        elif output_layout.count == 1 and reduced_count >= _LARGE_VECTOR_COUNT * width:
+            threads, max_blocks = _LARGE_BLOCK, _LARGE_MAX_BLOCKS
     threads_per_output = threads // columns
     tile_count = max(-(-output_layout.count // columns), 1)
     smallest_chunk = threads_per_output * width * _VECTORS_PER_THREAD

@@ -93,13 +93,13 @@ def run(
     )
     machine = Machine(gpu.simulated, gpu.facts(), run_context)
     measured_cases: list[_MeasuredCase] = []
-    is_complete, failure, begun_count = False, "", 0
+    is_complete, failure, begun_case_count = False, "", 0
     try:
         with closing(open_timer(gpu)) as timer:
             shares = share_budget(spec, cases, _budget_clock(timer))
             for index, (case, share_s) in enumerate(shares):
                 progress(case.title, index / len(cases))
-                begun_count = index + 1
+                begun_case_count = index + 1
                 implementations, variables = case.implementations, run_context.variables
                 method = plan_method(
                     case.method, share_s, len(implementations), variables, simulated=gpu.simulated
@@ -113,7 +113,7 @@ def run(
                     break
             else:
                 is_complete = True
-                measured_cases += _cases_beyond_budget(spec, cases[begun_count:])
+                measured_cases += _cases_beyond_budget(spec, cases[begun_case_count:])
     except (KeyboardInterrupt, CollectiveError, StorageError) as error:
         if all(measured_case.outcome is None for measured_case in measured_cases):
             raise

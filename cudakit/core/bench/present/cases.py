@@ -187,7 +187,7 @@ def _caption(cases: Sequence[CaseResult]) -> str:
     elif any(map(_has_peak, cases)):
         caption_lines.append(_explain_peak(cases))
         if any(map(_is_latency, cases)):
-            caption_lines.append("-: a host time or latency has no rate and no peak.")
+            caption_lines.append('"-": host times and latencies have no rate and no peak.')
     return " ".join(caption_lines)
 
 
