@@ -185,9 +185,10 @@ def wrong_file_error(
     reason: str = "",
     error_type: type[InputError] = InputError,
 ) -> InputError:
-    """Return the error for a file of another kind; ``first_bytes`` of the file identify a known kind.
+    """Return the error for a file of another kind.
 
-    ``reason`` says what is wrong with a file of an unknown kind.
+    ``first_bytes`` of the file identify a known kind. ``reason`` says what is wrong
+    with a file of an unknown kind.
     """
     known_file = _recognize(first_bytes[:START_BYTES])
     if known_file and known_file.noun != expected_file.noun:
