@@ -16,8 +16,8 @@ from cudakit.gpu.api.storage import StoragePath
 
 POSIX = "posix"  # Name of the baseline in results.
 
-# An execution is several transfers of each thread: so many that the start of threads does not matter, and so
-# few that a sample does not take long.
+# Maximum number of transfers, and of bytes, of one thread in an execution: large enough that the start of
+# threads is negligible, and small enough that a sample is short.
 _MAX_TRANSFERS = 64
 _BYTES_PER_THREAD = 16 << 20
 _PATH_TEXTS: Mapping[StoragePath, str] = {
@@ -29,13 +29,13 @@ _PATH_TEXTS: Mapping[StoragePath, str] = {
 
 @dataclass(frozen=True, slots=True)
 class FileTransfer:
-    """Transfers between a file and device memory, several by each of several threads."""
+    """Transfers between a file and device memory. Each thread makes several transfers in one execution."""
 
     file: DataFile
-    direction: str  # "read" or "write"
-    pattern: str  # "sequential" or "random"
+    direction: str  # "read" (file to device) or "write" (device to file).
+    pattern: str  # Order of the file offsets: "sequential" or "random".
     size_bytes: int  # Bytes of one transfer.
-    threads: int
+    threads: int  # Number of threads that transfer at the same time.
 
     @property
     def transfers_per_thread(self) -> int:
