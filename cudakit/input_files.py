@@ -182,9 +182,10 @@ def wrong_file_error(
     reason: str = "",
     error_type: type[InputError] = InputError,
 ) -> InputError:
-    """Return the error for a file of another kind, which its first bytes ``start`` identify if it is known.
+    """Return the error for a file of another kind.
 
-    ``reason`` says what is wrong with a file of an unknown kind.
+    ``start`` are the first bytes of the file, which identify a known kind. ``reason`` says what is wrong
+    with a file of an unknown kind.
     """
     known_file = _recognize(start[:START_BYTES])
     if known_file and known_file.noun != expected_file.noun:

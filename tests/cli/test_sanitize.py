@@ -163,7 +163,7 @@ def test_races_of_a_baseline_are_not_reported_and_do_not_fail_the_run(cli: Cli) 
     assert json.loads(log.stdout)["baseline"]["count"] == 1
 
 
-def test_baseline_of_another_program_is_said_not_to_occur(cli: Cli) -> None:
+def test_races_of_a_baseline_that_did_not_occur_are_named(cli: Cli) -> None:
     cli("run", "--sanitize", "--write-baseline", "known.json", RACES / "sim_kernels_race.py")
 
     other_run = cli("run", "--sanitize", "--baseline", "known.json", RACES / "sim_copies_race.py")

@@ -109,7 +109,7 @@ def devices(
 
 
 def _refuse_ignored(view: View, *, selects: bool) -> None:
-    """Raise UsageError for options on the report with --select, and on tables with --fields."""
+    """Raise UsageError for an option that has no effect with --select or --fields."""
     is_passed_by_option = {
         "--long": view.long,
         "--processes": view.processes,

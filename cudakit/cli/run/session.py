@@ -134,7 +134,7 @@ class RunSpec:
             )
 
     def time_options(self) -> dict[str, bool]:
-        """Return for each option on the times of a profile whether the user passed it."""
+        """Return for each option for times of a profile whether the user passed it."""
         return {
             "--delay": self.delay is not None,
             "--duration": self.duration is not None,
@@ -382,7 +382,7 @@ def _report_profile(
 
 
 def _options_without_effect(spec: RunSpec, activities: Sequence[Activities]) -> list[str]:
-    """Return the options on the times of a profile if all work is that of simulated devices."""
+    """Return the passed options for times of a profile if all work ran on simulated devices."""
     working_processes = [process for process in activities if process.has_work]
     if not working_processes or not all(process.simulated for process in working_processes):
         return []

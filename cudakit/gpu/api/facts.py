@@ -120,5 +120,5 @@ class Machine(Protocol):
 
 
 def throttling_cause(reason: str) -> str:
-    """Return the name that reports use for a clock event reason, whose other names are those of NVML."""
+    """Return the name of a clock event reason in reports: "power limit", or NVML's name of another reason."""
     return "power limit" if reason == "software power cap" else reason

@@ -44,6 +44,11 @@ static uint32_t last_layout;
 static hash_table layout_numbers, name_ids; /* index in ``layouts``, and id of the name, by function handle */
 static hash_table layout_numbers_by_hash;   /* index in ``layouts``, by layout_hash() */
 
+/* Names of functions, which the driver keeps until their module is unloaded */
+static const char **driver_names;
+static size_t driver_name_count, driver_name_capacity;
+static hash_table driver_name_indices; /* index in ``driver_names`` plus 1, by function handle */
+
 static uint64_t handle_key(const void *handle)
 {
     return (uint64_t)(uintptr_t)handle;
@@ -163,16 +168,40 @@ const struct kernel_layout *kernels_layout(CUfunction function)
     return number ? layouts[number] : NULL;
 }
 
+/* Store the name of a function that the driver returned. The recorder lock is held. */
+static void add_driver_name(CUfunction function, const char *name)
+{
+    const char **new_names =
+        array_reserve(driver_names, &driver_name_capacity, driver_name_count + 1, sizeof *driver_names, 256);
+    if (!new_names)
+        return;
+    driver_names = new_names;
+    driver_names[driver_name_count] = name;
+    if (!hash_table_put(&driver_name_indices, handle_key(function), (uint32_t)driver_name_count + 1))
+        driver_name_count++;
+}
+
 const char *kernels_name(CUfunction function)
 {
     const driver_functions *driver = driver_api();
     const char *name = NULL;
     if (!driver || !function)
         return NULL;
+    pthread_mutex_lock(&recorder_lock);
+    const uint32_t index_plus_one = hash_table_get(&driver_name_indices, handle_key(function));
+    if (index_plus_one)
+        name = driver_names[index_plus_one - 1];
+    pthread_mutex_unlock(&recorder_lock);
+    if (name)
+        return name;
     this_thread.in_recorder_call = true;
     if (driver->cuFuncGetName(&name, function) && driver->cuKernelGetName(&name, function))
         name = NULL;
     this_thread.in_recorder_call = false;
+    pthread_mutex_lock(&recorder_lock);
+    if (name)
+        add_driver_name(function, name);
+    pthread_mutex_unlock(&recorder_lock);
     return name;
 }
 
@@ -401,4 +430,6 @@ void kernels_clear(void)
 {
     hash_table_clear(&layout_numbers);
     hash_table_clear(&name_ids);
+    hash_table_clear(&driver_name_indices);
+    driver_name_count = 0;
 }
