@@ -265,8 +265,12 @@ def parse_field_comments(source: str) -> dict[str, str]:
             comments[line] for line in range(last_line + 1, node.lineno) if line in comments
         )
         last_line = node.end_lineno or node.lineno
+        # A long type or default is in parentheses, with the comment on one of the lines in them.
+        comment_within = " ".join(
+            comments[line] for line in range(node.lineno, last_line + 1) if line in comments
+        )
         for target in assigned_names(node):
-            comments_by_name[target] = plain(comments.get(last_line, comment_above))
+            comments_by_name[target] = plain(comment_within or comment_above)
     return comments_by_name
 
 

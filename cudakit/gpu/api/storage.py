@@ -43,7 +43,7 @@ class Storage(Protocol):
         """Register device memory until ``close`` for direct transfers; return whether that worked."""
 
     def path_used(self) -> StoragePath:
-        """Return how the transfers so far were performed. Later transfers are not counted."""
+        """Return how the transfers so far were performed."""
 
     def close(self) -> None:
         """Release the library. A second call does nothing."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import re
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -25,6 +26,7 @@ _PROPERTIES_BYTES = 256
 # The variable with the path of a configuration, and the default path (cuFile, "Environment Variables").
 _CONFIGURATION_VARIABLE = "CUFILE_ENV_PATH_JSON"
 _SYSTEM_CONFIGURATION = Path("/etc/cufile.json")
+_P2PDMA_VARIABLE = "CUFILE_USE_PCIP2PDMA"
 # udev's database, which has a file per block device, and the properties that cuFile needs there. Without
 # these properties cuFileHandleRegister fails: with error 5027 in cuFile 1.20, with error 5030 in cuFile 1.13.
 _UDEV_DATABASE = Path("/run/udev/data")
@@ -63,7 +65,9 @@ class CuFile:
         except EnvironmentUnusable as error:
             raise Unsupported(f"cuFile does not start here: {error.message}") from error
         self._is_open = True
-        self._has_statistics = self._start_statistics()
+        # Statistics cost time in each transfer, and cuFile 1.15 crashes if they are stopped after transfers.
+        can_be_direct = bool(self._driver_version()) or uses_p2pdma(os.environ)
+        self._has_statistics = can_be_direct and self._start_statistics()
 
     @property
     def version(self) -> str:
@@ -99,11 +103,8 @@ class CuFile:
         """Return the data path of the transfers so far, according to cuFile's statistics or its driver.
 
         Without statistics, the path is "compatibility" if the driver nvidia-fs is missing, else unknown.
-        The statistics end here, so that cuFile does not count while transfers are timed.
         """
-        path_counts = self._path_counts() if self._has_statistics else None
-        self._stop_statistics()
-        if path_counts:
+        if self._has_statistics and (path_counts := self._path_counts()):
             direct_count, posix_count = path_counts
             if direct_count or posix_count:
                 return "compatibility" if posix_count else "direct"
@@ -128,13 +129,6 @@ class CuFile:
         except Exception:  # noqa: BLE001  # errors of several types: not found, not supported
             return False
         return True
-
-    def _stop_statistics(self) -> None:
-        if self._has_statistics:
-            self._has_statistics = False
-            with suppress(Exception):  # errors of several types, as in _start_statistics
-                self._cufile.stats_stop()
-                self._cufile.set_stats_level(0)
 
     def _path_counts(self) -> tuple[int, int] | None:
         """Return the number of direct transfers and of those through host memory; None if unknown."""
@@ -250,6 +244,22 @@ def explain_refusal(message: str, device: int, database: Path = _UDEV_DATABASE) 
         f"{path} of udev's database does not have {' and '.join(missing_names)} of the drive; in a "
         "container: docker run -v /run/udev:/run/udev:ro"
     )
+
+
+def uses_p2pdma(variables: Mapping[str, str]) -> bool:
+    """Return whether cuFile may use PCI P2PDMA of the Linux kernel, which does not need nvidia-fs.
+
+    The setting is properties.use_pci_p2pdma of the configuration, or the variable CUFILE_USE_PCIP2PDMA.
+    """
+    if variables.get(_P2PDMA_VARIABLE, "").lower() in ("true", "1"):
+        return True
+    configuration = Path(variables.get(_CONFIGURATION_VARIABLE, str(_SYSTEM_CONFIGURATION)))
+    try:
+        text = configuration.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    # The file is JSON with comments, which json.loads refuses.
+    return re.search(r'^\s*"use_pci_p2pdma"\s*:\s*true', text, re.MULTILINE) is not None
 
 
 @cache

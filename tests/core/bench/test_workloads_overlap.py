@@ -69,6 +69,18 @@ def test_copies_and_gemms_take_about_the_same_time() -> None:
         assert overlap.copy_s == pytest.approx(overlap.gemm_s, rel=0.25)
 
 
+def test_limited_number_of_short_copies_has_a_shorter_time_of_both() -> None:
+    with closing(Sim()) as gpu:
+        (case,) = overlap_cases(OverlapSpec(directions=("h2d",), sizes_bytes=(4 * KIB,)), gpu)
+        assert isinstance(case.workload, OverlapWorkload)
+        repetitions = case.workload.repetitions
+        repetitions.max_repetitions = 3
+        (overlap,) = run(OverlapSpec(rounds=1), gpu, cases=(case,)).overlaps
+
+    assert max(repetitions.copies, repetitions.gemms) <= 3
+    assert not isinstance(overlap.gemm_slowdown, Unavailable)
+
+
 def test_rates_are_those_of_all_copies_and_gemms() -> None:
     with closing(Sim()) as gpu:
         (to_device, within_device) = measure(gpu, "h2d", "d2d").overlaps

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cudakit.gpu.cuda.storage import explain_refusal
+from cudakit.gpu.cuda.storage import explain_refusal, uses_p2pdma
 
 DRIVE = os.makedev(259, 1)
 MESSAGE = "cuFileHandleRegister failed: 5027"
@@ -44,3 +44,26 @@ def test_text_without_property_lines_is_no_property(tmp_path: Path, text: str) -
     (tmp_path / "b259:1").write_text(text)
 
     assert "ID_FS_USAGE and ID_FS_TYPE" in explain_refusal(MESSAGE, DRIVE, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("configuration", "is_used"),
+    [
+        ('{ "properties": {\n  "use_pci_p2pdma": true, // without nvidia-fs\n} }', True),
+        ('{ "properties": {\n  "use_pci_p2pdma": false,\n} }', False),
+        ('{ "properties": {\n  // "use_pci_p2pdma": true,\n} }', False),
+        ("", False),
+    ],
+)
+def test_configuration_enables_p2pdma(tmp_path: Path, configuration: str, is_used: bool) -> None:
+    path = tmp_path / "cufile.json"
+    path.write_text(configuration)
+
+    assert uses_p2pdma({"CUFILE_ENV_PATH_JSON": str(path)}) == is_used
+
+
+def test_variable_enables_p2pdma_without_a_configuration(tmp_path: Path) -> None:
+    missing_path = str(tmp_path / "missing.json")
+
+    assert not uses_p2pdma({"CUFILE_ENV_PATH_JSON": missing_path})
+    assert uses_p2pdma({"CUFILE_ENV_PATH_JSON": missing_path, "CUFILE_USE_PCIP2PDMA": "true"})

@@ -51,8 +51,12 @@ _MAX_REPETITIONS, _MAX_REPETITIONS_UNBLOCKED = MAX_QUEUED // 7, MAX_QUEUED // 2
 # The same number of GEMMs runs before GEMMs are timed: a GPU at its power limit lowers its clock during GEMMs
 # and raises it during copies, so the clock would depend on the previous sample.
 _CONCURRENT_FACTOR = 3
-# Number of executions per timed run, and number of runs, of which the fastest one is the estimate.
-_PILOT_EXECUTIONS, _PILOT_RUNS = 4, 2
+# Numbers of executions of a timed run: a run that lasts less than _MIN_PILOT_S is repeated with the second
+# number, because the first launches take longer on the host than a short copy on the device.
+_PILOT_EXECUTIONS = (4, 64)
+_MIN_PILOT_S = 2e-3
+# Number of timed runs, of which the fastest one is the estimate.
+_PILOT_RUNS = 2
 # Maximum duration of a warm-up, relative to its minimum. At the power limit the clock never settles, and the
 # untimed GEMMs before each sample continue the warm-up.
 _MAX_WARMUP_FACTOR = 3
@@ -128,27 +132,32 @@ class Repetitions:
         longer_s, min_s = max(copy_s, gemm_s), _SIMULATED_MIN_S if gpu.simulated else _MIN_S
         # The target is a multiple of the longer time; repetitions of the shorter work last about as long.
         target_s = max(1, round(min_s / longer_s)) * longer_s
-        self.copies, self.gemms = (
-            min(round(target_s / time_s), self.max_repetitions) for time_s in (copy_s, gemm_s)
-        )
+        # If the number of repetitions of the shorter work is limited, both take less time.
+        target_s = min(target_s, self.max_repetitions * min(copy_s, gemm_s))
+        self.copies, self.gemms = (max(1, round(target_s / time_s)) for time_s in (copy_s, gemm_s))
 
 
 def _time_alone(gpu: Gpu, prepared_workload: PreparedWorkload) -> float:
     """Return the time of one execution on an idle device in seconds."""
     begin_event, end_event = gpu.event(), gpu.event()
-    times_s = []
+    time_s = 0.0
     try:
-        for _ in range(_PILOT_RUNS):
-            gpu.record(begin_event, LEGACY)
-            for _ in range(_PILOT_EXECUTIONS):
-                prepared_workload.enqueue(LEGACY, 0)
-            gpu.record(end_event, LEGACY)
-            gpu.sync()
-            times_s.append(gpu.elapsed(begin_event, end_event) / _PILOT_EXECUTIONS)
+        for executions in _PILOT_EXECUTIONS:
+            times_s = []
+            for _ in range(_PILOT_RUNS):
+                gpu.record(begin_event, LEGACY)
+                for _ in range(executions):
+                    prepared_workload.enqueue(LEGACY, 0)
+                gpu.record(end_event, LEGACY)
+                gpu.sync()
+                times_s.append(gpu.elapsed(begin_event, end_event))
+            time_s = min(times_s) / executions
+            if min(times_s) >= _MIN_PILOT_S:
+                break
     finally:
         gpu.destroy_event(begin_event)
         gpu.destroy_event(end_event)
-    return max(min(times_s), 1e-9)
+    return max(time_s, 1e-9)
 
 
 @dataclass(frozen=True, slots=True)
