@@ -261,23 +261,24 @@ static void set_node_reach(const record *node_record, const graph_node *node, co
                            size_t access_count, uint64_t content_hash)
 {
     graph_reach *reach = graph_reach_get(node_record->node.graph);
-    node_reach *changed = reach ? node_reach_get(reach, node_record->node.node) : NULL;
-    uint64_t *addresses = changed ? realloc(changed->addresses, (access_count + 1) * sizeof *addresses) : NULL;
+    node_reach *changed_reach = reach ? node_reach_get(reach, node_record->node.node) : NULL;
+    uint64_t *addresses =
+        changed_reach ? realloc(changed_reach->addresses, (access_count + 1) * sizeof *addresses) : NULL;
     if (!addresses) {
         graphs_forget_reach(node_record->node.graph);
         return;
     }
     for (size_t i = 0; i < access_count; i++)
         addresses[i] = accesses[i].access.lo;
-    reach->content_hash += content_hash - changed->content_hash;
+    reach->content_hash += content_hash - changed_reach->content_hash;
     reach->is_outdated = true;
     reach->has_copies = reach->has_copies || node->type == NODE_MEMCPY || node->type == NODE_MEMSET;
     /* Each launch of a graph with allocation nodes may get other memory. */
     reach->is_always_recorded =
         reach->is_always_recorded || !content_hash || node->type == NODE_MEM_ALLOC || node->type == NODE_MEM_FREE;
-    changed->addresses = addresses;
-    changed->address_count = access_count;
-    changed->content_hash = content_hash;
+    changed_reach->addresses = addresses;
+    changed_reach->address_count = access_count;
+    changed_reach->content_hash = content_hash;
 }
 
 static int compare_addresses(const void *left, const void *right)

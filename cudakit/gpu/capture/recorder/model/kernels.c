@@ -349,9 +349,9 @@ void kernels_find_arguments(const struct kernel_layout *layout, void **parameter
                                     : (const char *)parameters[word->parameter_index] + word->offset_in_parameter;
         uint64_t value;
         memcpy(&value, source, sizeof value);
-        allocation *reached = allocations_find(value);
-        if (reached)
-            add_pointer(arguments, i, value, word->certainty, reached);
+        allocation *reached_allocation = allocations_find(value);
+        if (reached_allocation)
+            add_pointer(arguments, i, value, word->certainty, reached_allocation);
         else
             arguments->scalar_hash = mix_scalar(arguments->scalar_hash, value);
     }
