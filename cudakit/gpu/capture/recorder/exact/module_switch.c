@@ -330,6 +330,7 @@ static bool drain_context_if_due(CUcontext context, int64_t now_ns)
     if (drain_interval_ns > MAX_DRAIN_INTERVAL_NS)
         drain_interval_ns = MAX_DRAIN_INTERVAL_NS;
     next_drain_ns = now_ns + drain_interval_ns;
+    launch_begin_delay(); /* other threads may see that the work is complete */
     const bool was_in_recorder_call = this_thread.in_recorder_call;
     this_thread.in_recorder_call = true;
     const bool is_complete = wait_for_context(driver, context);
