@@ -308,7 +308,7 @@ static uint64_t mix_scalar(uint64_t hash, uint64_t value)
     return ((hash << 5 | hash >> 59) ^ value) * 0x9E3779B97F4A7C15ull;
 }
 
-/* Add the bytes of all parameters that are not part of a word. */
+/* Hash the bytes of all parameters that do not belong to an aligned 8-byte word. */
 static void add_other_bytes(launch_arguments *arguments, const struct kernel_layout *layout, const char *buffer,
                             void **parameters)
 {
