@@ -160,11 +160,14 @@ def check_schema(
             hint="read the file with the version of cudakit that wrote it",
         )
     if found_schema is None:
-        start, reason = json.dumps(document)[:START_BYTES].encode(), f"it has no schema {schema!r}"
+        first_bytes, reason = (
+            json.dumps(document)[:START_BYTES].encode(),
+            f"it has no schema {schema!r}",
+        )
     else:
-        start = json.dumps({"schema": found_schema}).encode()
+        first_bytes = json.dumps({"schema": found_schema}).encode()
         reason = f"it has the schema {str(found_schema)[:60]!r}"
-    raise wrong_file_error(path, start, expected_file, reason=reason)
+    raise wrong_file_error(path, first_bytes, expected_file, reason=reason)
 
 
 def empty_file_error(
@@ -176,7 +179,7 @@ def empty_file_error(
 
 def wrong_file_error(
     path: object,
-    start: bytes,
+    first_bytes: bytes,
     expected_file: ExpectedFile,
     *,
     reason: str = "",
@@ -184,10 +187,10 @@ def wrong_file_error(
 ) -> InputError:
     """Return the error for a file of another kind.
 
-    ``start`` are the first bytes of the file, which identify a known kind. ``reason`` says what is wrong
+    ``first_bytes`` of the file identify a known kind. ``reason`` says what is wrong
     with a file of an unknown kind.
     """
-    known_file = _recognize(start[:START_BYTES])
+    known_file = _recognize(first_bytes[:START_BYTES])
     if known_file and known_file.noun != expected_file.noun:
         return error_type(
             f"{path} is {known_file.noun}, not {expected_file.noun}",
@@ -202,23 +205,27 @@ def wrong_file_error(
     return error_type(f"{path} is not {expected_file.noun}{reason_text}", hint=expected_file.hint)
 
 
-def _recognize(start: bytes) -> _KnownFile | None:
+def _recognize(first_bytes: bytes) -> _KnownFile | None:
     """Return the kind of a file that starts with these bytes; None if the kind is unknown."""
-    if start.startswith(_GZIP_MAGIC):
+    if first_bytes.startswith(_GZIP_MAGIC):
         with suppress(EOFError, OSError, zlib.error):
-            start = zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(start, START_BYTES)
-    if start.startswith(LOG_MAGIC):
+            first_bytes = zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(
+                first_bytes, START_BYTES
+            )
+    if first_bytes.startswith(LOG_MAGIC):
         return _LOG
-    if match := _SCHEMA.match(start):
+    if match := _SCHEMA.match(first_bytes):
         schema_name = match[1].decode()
         return _KNOWN_SCHEMAS.get(
             schema_name, _KnownFile(f"a JSON document with the schema cudakit.{schema_name}")
         )
-    if b'"traceEvents"' in start:
+    if b'"traceEvents"' in first_bytes:
         return _KnownFile("a timeline", "open it at https://ui.perfetto.dev")
-    if start.startswith((b"\x80", b"{", b"[")) and any(key in start for key in _SNAPSHOT_KEYS):
+    if first_bytes.startswith((b"\x80", b"{", b"[")) and any(
+        key in first_bytes for key in _SNAPSHOT_KEYS
+    ):
         return _SNAPSHOT
-    if start.startswith(_ZIP_MAGIC):
+    if first_bytes.startswith(_ZIP_MAGIC):
         return _KnownFile("a zip archive (as torch.save writes)")
     return None
 

@@ -30,7 +30,7 @@ _COUNT_NOUNS = {
     "raced": ("test with races", "tests with races"),
     "launches": ("kernel launch", "kernel launches"),
     "copies": ("copy", "copies"),
-    "fills": ("fill", "fills"),
+    "fills": ("memset", "memsets"),
     "gaps": ("event not analyzed", "events not analyzed"),
     "elsewhere": ("race outside the checked tests", "races outside the checked tests"),
 }

@@ -13,7 +13,7 @@ Analyzes generated traces, and prints the CPU times of the compiled and of the P
 * the resident memory during a million launches. The host waits for them regularly, as in training.
 
 ``--log`` measures a log of ``run --log``, too. ``--quick`` skips the two longest traces. Exits with 1 if a
-limit is exceeded: 5 µs for a small launch in one stream, 2 s for the log, 60 s for 100,000 launches, 8 MiB of
+limit is exceeded: 5 us for a small launch in one stream, 2 s for the log, 60 s for 100,000 launches, 8 MiB of
 growth.
 """
 
@@ -227,7 +227,7 @@ def measure_small(
     seconds = min(engine_seconds(batches, native=True)[0] for _ in range(ROUNDS))
     python_seconds = min(engine_seconds(batches, native=False)[0] for _ in range(2))
     print(
-        f"{name:11} {precision.name.lower():8} {seconds / SMALL_LAUNCHES * 1e6:6.2f} µs per launch,"
+        f"{name:11} {precision.name.lower():8} {seconds / SMALL_LAUNCHES * 1e6:6.2f} us per launch,"
         f" Python {python_seconds / SMALL_LAUNCHES * 1e6:6.2f} ({python_seconds / seconds:.1f} times)"
     )
     return seconds / SMALL_LAUNCHES
@@ -256,7 +256,7 @@ def measure_log(name: str, path: Path) -> float:
     part_seconds, _ = log_seconds(path, native=True, max_records=python_count)
     print(
         f"{name}: {record_count:,} records in {seconds:.2f} s,"
-        f" {seconds / record_count * 1e6:.2f} µs per record;"
+        f" {seconds / record_count * 1e6:.2f} us per record;"
         f" the first {python_count:,} in {part_seconds:.2f} s,"
         f" Python {python_seconds:.2f} s ({python_seconds / part_seconds:.1f} times)"
     )
@@ -280,7 +280,7 @@ def measure_many() -> float:
     ranges = MANY_LAUNCHES * RANGES_PER_LAUNCH
     print(
         f"{engine.coverage.launches:,} launches of {RANGES_PER_LAUNCH} ranges: {seconds:.1f} s,"
-        f" {seconds / ranges * 1e6:.2f} µs per range"
+        f" {seconds / ranges * 1e6:.2f} us per range"
     )
     return seconds
 
@@ -290,7 +290,7 @@ def measure_graphs() -> None:
     python_seconds, _ = engine_seconds(graph_batches(), native=False)
     nodes = GRAPH_LAUNCHES * GRAPH_NODES
     print(
-        f"graph nodes of {RANGES_PER_NODE} ranges: {seconds / nodes * 1e6:.2f} µs per node,"
+        f"graph nodes of {RANGES_PER_NODE} ranges: {seconds / nodes * 1e6:.2f} us per node,"
         f" Python {python_seconds / nodes * 1e6:.2f} ({python_seconds / seconds:.1f} times)"
     )
 
@@ -344,7 +344,7 @@ def main() -> int:
             "small launch",
             small,
             MAX_SMALL_LAUNCH_SECONDS,
-            f"{MAX_SMALL_LAUNCH_SECONDS * 1e6:.0f} µs",
+            f"{MAX_SMALL_LAUNCH_SECONDS * 1e6:.0f} us",
         ),
         ("LSTM shape", lstm, MAX_LSTM_SECONDS, f"{MAX_LSTM_SECONDS:.0f} s"),
         ("100,000 launches", many, MAX_MANY_SECONDS, f"{MAX_MANY_SECONDS:.0f} s"),

@@ -232,8 +232,9 @@ def main() -> int:
     options = parser.parse_args()
     rounds = [int(number) for number in options.rounds.split(",") if number]
     kinds = [name for name in options.kinds.split(",") if name]
-    planned = list(jobs(options.names, kinds, rounds))
     begin, numbers = time.monotonic(), count()
+    check_races.import_needed_modules(check_races.cases())
+    planned = list(jobs(options.names, kinds, rounds))
 
     def check_in_time(job: Job) -> Outcome | None:
         if time.monotonic() > begin + options.until:

@@ -32,7 +32,7 @@ import sys
 import tempfile
 import time
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -174,6 +174,12 @@ def is_usable(module: str) -> bool:
     """Return whether a module can be imported; the import of an installed module may fail."""
     command = [sys.executable, "-c", f"import {module}"]
     return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+def import_needed_modules(cases: Iterable[Case]) -> None:
+    """Check all modules that programs need at the same time, because importing some of them takes seconds."""
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(is_usable, {module for case in cases for module in case.needs}))
 
 
 visible_devices = cache(device_count)
@@ -424,6 +430,8 @@ def main() -> int:
         for case in cases("arguments" if options.accesses == "arguments" else "exact")
         if not options.names or case.matches_any(options.names)
     ]
+    deadline = time.monotonic() + options.until
+    import_needed_modules(selected)
     check = partial(
         check_case,
         without_cudakit=options.plain,
@@ -431,7 +439,7 @@ def main() -> int:
         accesses=options.accesses,
         keep=options.keep,
         compare=options.compare,
-        deadline=time.monotonic() + options.until,
+        deadline=deadline,
     )
     outcomes: list[Outcome] = []
     with ThreadPoolExecutor(options.jobs) as pool:

@@ -65,7 +65,7 @@ def test_racing_test_fails_with_the_report_as_message(pytester: pytest.Pytester)
             "*/test_suite.py:11 step",
             "*/test_suite.py:15 test_racing",
             "  fix:     record an event on stream 3 *",
-            "checked: 2 tests, 1 test with races, 4 fills",
+            "checked: 2 tests, 1 test with races, 4 memsets",
             "FAILED test_suite.py::test_racing - Failed: 1 race between operations on *",
         ]
     )
@@ -250,7 +250,7 @@ def test_xdist_workers_check_their_own_tests(pytester: pytest.Pytester) -> None:
     found = run(pytester, RACING, WAITING, options=(*CHECKED, "-n", "2"))
 
     found.assert_outcomes(failed=1, passed=1)
-    found.stdout.fnmatch_lines(["checked: 2 tests, 1 test with races, 4 fills"])
+    found.stdout.fnmatch_lines(["checked: 2 tests, 1 test with races, 4 memsets"])
 
 
 PROFILED = """

@@ -13,10 +13,10 @@ from cudakit.kernels.expressions.typed import TypedAssignment
 from cudakit.kernels.layout import Layout
 
 _MAX_INDEX_32 = 1 << 31
-# Each row has the minimum array size in elements, the number of threads of a block, and the number of
+# Each row has the minimum number of vectors in an array, the number of threads of a block, and the number of
 # vectors that each thread computes. Several loads at once hide the latency of memory; in small arrays, more
 # blocks occupy more multiprocessors. The rows were measured on an H200.
-_VECTOR_BLOCKS = ((1 << 23, 128, 1), (1 << 21, 256, 1), (1 << 19, 512, 1), (0, 128, 1))
+_VECTOR_BLOCKS = ((1 << 17, 128, 1), (1 << 16, 256, 1), (0, 128, 1))
 # The same rows for vectors of one element.
 _SCALAR_BLOCKS = ((1 << 19, 256, 4), (1 << 14, 256, 2), (0, 256, 1))
 
@@ -242,5 +242,5 @@ extern "C" __global__ void __launch_bounds__(THREADS) KERNEL_NAME(const Layout l
 def choose_block(layout: Layout, width: int) -> tuple[int, int]:
     """Return the number of threads of a block, and the number of vectors that each thread computes."""
     rows = _SCALAR_BLOCKS if width == 1 else _VECTOR_BLOCKS
-    threads, vectors = next(row[1:] for row in rows if layout.count >= row[0])
+    threads, vectors = next(row[1:] for row in rows if layout.count >= row[0] * width)
     return threads, vectors if len(layout.sizes) == 1 else 1

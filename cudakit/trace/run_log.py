@@ -206,8 +206,8 @@ class LogReader:
         if len(header) < _HEADER.size or not header.startswith(LOG_MAGIC):
             if not header:
                 raise empty_file_error(self.path, self._expected_file)
-            start = header + self._file.read(START_BYTES - len(header))
-            raise wrong_file_error(self.path, start, self._expected_file)
+            first_bytes = header + self._file.read(START_BYTES - len(header))
+            raise wrong_file_error(self.path, first_bytes, self._expected_file)
         _, version = _HEADER.unpack(header)
         if version != VERSION:
             raise InputError(

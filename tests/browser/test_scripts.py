@@ -176,4 +176,4 @@ def test_axis_labels_have_as_many_digits_as_their_step_needs(modules: Page) -> N
         })()""",
         [[0, 1e6], [3.4e6, 2e5], [3_421_000, 1000], [20, 10], [1500, 500]],
     )
-    assert labels == ["+0 s", "+3.4 s", "+3.421 s", "+20 µs", "+1.5 ms"]
+    assert labels == ["+0 s", "+3.4 s", "+3.421 s", "+20 us", "+1.5 ms"]

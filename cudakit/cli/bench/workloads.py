@@ -191,7 +191,7 @@ def _caching_allocator(gpu: Gpu) -> Allocator:
     "kinds",
     type=name_list("cudakit.core.bench.spec:NODE_KINDS"),
     metavar="NAME,...",
-    help="Node types: kernel, fill, copy, of 16 bytes each.  [default: kernel]",
+    help="Node types: kernel, fill (memset), copy, of 16 bytes each.  [default: kernel]",
 )
 @option(
     "--steps",

@@ -134,7 +134,7 @@ class RunSpec:
             )
 
     def time_options(self) -> dict[str, bool]:
-        """Return for each option for times of a profile whether the user passed it."""
+        """Return whether the user passed each of the options for times of a profile."""
         return {
             "--delay": self.delay is not None,
             "--duration": self.duration is not None,

@@ -60,7 +60,11 @@ class ExpandableSegments:
     @property
     def segments(self) -> list[ExpandableSegment]:
         """The expandable segments, each a reserved range of addresses."""
-        return [segment for group in self._stream_segments.values() for segment in group.segments]
+        return [
+            segment
+            for stream_segments in self._stream_segments.values()
+            for segment in stream_segments.segments
+        ]
 
     @property
     def mapped_ranges(self) -> list[tuple[int, int]]:
@@ -91,25 +95,25 @@ class ExpandableSegments:
         Waits for the streams of the pages. On CudaError the remaining pages stay mapped.
         """
         groups = [
-            group
-            for (group_pool, _), group in sorted(
+            stream_segments
+            for (group_pool, _), stream_segments in sorted(
                 self._stream_segments.items(), key=_stream_of_group
             )
             if group_pool is pool
         ]
-        for group in groups:
+        for stream_segments in groups:
             for block in [
                 free_block
-                for free_block in group.free_blocks
+                for free_block in stream_segments.free_blocks
                 if free_block.expandable_segment is not None
             ]:
                 self._unmap_pages(owner, block, stack)
-        for group in groups:
-            for segment in [segment for segment in group.segments if not segment.ranges]:
+        for stream_segments in groups:
+            for segment in [segment for segment in stream_segments.segments if not segment.ranges]:
                 self._pages.unreserve(segment.ptr, segment.size)
                 segment.remove_from_stream()
-            if not group.segments:
-                del self._stream_segments[pool, group.free_blocks.stream]
+            if not stream_segments.segments:
+                del self._stream_segments[pool, stream_segments.free_blocks.stream]
 
     def reservation_bytes(
         self, settings: Settings, pool: BlockPool, stream: int, total_bytes: int
@@ -124,8 +128,10 @@ class ExpandableSegments:
         return -(-class_reserve.size_bytes(total_bytes) // page_bytes) * page_bytes
 
     def _find_start_block(self, owner: PageOwner, request: Request) -> Block | None:
-        group = self._stream_segments.get((request.pool, request.stream))
-        start_block = group.find_start_block(request.size) if group is not None else None
+        stream_segments = self._stream_segments.get((request.pool, request.stream))
+        start_block = (
+            stream_segments.find_start_block(request.size) if stream_segments is not None else None
+        )
         return start_block or self._reserve_addresses(owner, request)
 
     def _reserve_addresses(self, owner: PageOwner, request: Request) -> Block | None:
@@ -143,11 +149,15 @@ class ExpandableSegments:
         except CudaError as error:
             _raise_unless_out_of_memory(error)
             return None
-        group = self._stream_segments.get((pool, stream))
-        if group is None:
-            group = self._stream_segments[pool, stream] = StreamSegments(pool.free_blocks(stream))
+        stream_segments = self._stream_segments.get((pool, stream))
+        if stream_segments is None:
+            stream_segments = self._stream_segments[pool, stream] = StreamSegments(
+                pool.free_blocks(stream)
+            )
         page_bytes = _page_bytes(owner.settings, pool)
-        return ExpandableSegment(ptr, range_bytes, page_bytes, group, self._registry).first_block
+        return ExpandableSegment(
+            ptr, range_bytes, page_bytes, stream_segments, self._registry
+        ).first_block
 
     def _map_pages(
         self, owner: PageOwner, unmapped_block: Block, needed_bytes: int, stack: RawStack | None

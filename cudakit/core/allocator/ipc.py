@@ -41,7 +41,7 @@ _MAX_PID = (1 << 31) - 1  # The largest process id: pid_t is an int.
 
 _HANDLE_PATTERN = re.compile(r"([a-z]+):([0-9a-f]+)(?::([0-9]{1,19}))?")
 
-# Error codes with which no handle can be open any more: CUDA_ERROR_NOT_INITIALIZED, in a forked child, and
+# Error codes after which no handle is open any more: CUDA_ERROR_NOT_INITIALIZED, in a forked child, and
 # CUDA_ERROR_CONTEXT_IS_DESTROYED (CUDA Driver API, CUresult).
 _ERRORS_WITHOUT_CONTEXT = (3, 709)
 

@@ -164,19 +164,19 @@ class ExpandableSegment:
         ptr: int,
         size: int,
         page_bytes: int,
-        group: StreamSegments,
+        stream_segments: StreamSegments,
         registry: dict[int, Segment],
     ) -> None:
         self.ptr = ptr
         self.size = size
         self.page_bytes = page_bytes
-        self.group = group
+        self.group = stream_segments
         self.registry = registry
         self.ranges: list[MappedRange] = []
         self.stack: RawStack | None = None
         self.first_block = self._unmapped_block(ptr, size)
-        group.add_unmapped(self.first_block)
-        insort(group.segments, self, key=_address_of)
+        stream_segments.add_unmapped(self.first_block)
+        insort(stream_segments.segments, self, key=_address_of)
 
     def remove_from_stream(self) -> None:
         """Remove the segment, which has no mapped pages, from the segments of its stream."""
@@ -259,16 +259,16 @@ class ExpandableSegment:
         return block
 
     def _merge_unmapped(self, gap: Block) -> None:
-        group, previous_block, next_block = self.group, gap.prev, gap.next
+        stream_segments, previous_block, next_block = self.group, gap.prev, gap.next
         if next_block is not None and not next_block.is_mapped:
-            group.remove_unmapped(next_block)
+            stream_segments.remove_unmapped(next_block)
             _absorb_next(gap)
         if previous_block is not None and not previous_block.is_mapped:
-            group.remove_unmapped(previous_block)
+            stream_segments.remove_unmapped(previous_block)
             previous_block.requested = gap.requested
             _absorb_next(previous_block)
             gap = previous_block
-        group.add_unmapped(gap)
+        stream_segments.add_unmapped(gap)
 
     def _extend_ranges(self, block: Block) -> None:
         """Add a newly mapped block to the mapped ranges, and join the ranges before and after the block."""

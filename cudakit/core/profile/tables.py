@@ -127,19 +127,19 @@ def kernels(table: WorkTable) -> tuple[Kernel, ...]:
     work = table.timeline.work
     begins_run = _begins_run(table)
     rows = [
-        _kernel(table, name, positions[index], int(begins_run[positions[index]].sum()))
-        for name, index in groups(work.name[table.rows[positions]])
+        _kernel(table, name_index, positions[index], int(begins_run[positions[index]].sum()))
+        for name_index, index in groups(work.name[table.rows[positions]])
     ]
     return tuple(sorted(rows, key=lambda row: (-row.total_ns, row.name)))
 
 
-def _kernel(table: WorkTable, name: int, positions: Times, run_count: int) -> Kernel:
+def _kernel(table: WorkTable, name_index: int, positions: Times, run_count: int) -> Kernel:
     durations = table.duration_ns[positions]
     total_ns = int(durations.sum())
     stack, site = table.stack(positions)
     sites = np.unique(table.timeline.work.site[table.rows[positions]])
     return Kernel(
-        name=table.demangle(table.timeline.names[name]),
+        name=table.demangle(table.timeline.names[name_index]),
         calls=len(positions),
         total_ns=total_ns,
         mean_ns=total_ns // len(positions),

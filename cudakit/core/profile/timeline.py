@@ -333,13 +333,13 @@ def _paired_ranges(rows: Any, last_ns: int, libraries: Set[int]) -> list[tuple[i
     """
     open_ranges: defaultdict[tuple[int, int], list[tuple[int, int, int]]] = defaultdict(list)
     paired_ranges = []
-    for time, is_pop, name, thread, domain, range_number in rows:
+    for time, is_pop, name_index, thread, domain, range_number in rows:
         # A range of the process has a number, and any thread may end it.
         range_key = (_PROCESS, range_number) if range_number else (thread, domain)
         ranges = open_ranges[range_key]
         if not is_pop:
             if len(ranges) < _MAX_OPEN_RANGES:
-                ranges.append((time, 0 if range_number else thread, name))
+                ranges.append((time, 0 if range_number else thread, name_index))
         elif ranges:
             start, range_thread, range_name = ranges.pop()
             paired_ranges.append((start, time, range_thread, range_name))
@@ -347,7 +347,7 @@ def _paired_ranges(rows: Any, last_ns: int, libraries: Set[int]) -> list[tuple[i
         if thread_number != _PROCESS and domain in libraries:
             continue
         paired_ranges += [
-            (start, max(start, last_ns), thread, name) for start, thread, name in ranges
+            (start, max(start, last_ns), thread, name_index) for start, thread, name_index in ranges
         ]
     return paired_ranges
 

@@ -63,9 +63,9 @@ class Graph:
 
     def add_accesses(self, rows: AccessRows) -> None:
         """Add accesses that nodes perform in each launch."""
-        for node, accesses in rows_by_node(rows):
+        for node, access_records in rows_by_node(rows):
             if node in self._nodes:
-                self._nodes[node].accesses += accesses
+                self._nodes[node].accesses += access_records
 
     def add_collective(self, call: Call, rows: bytes) -> None:
         """Add a collective that a kernel node performs in each launch."""
@@ -133,11 +133,11 @@ class GraphLaunch:
         launch = self.call
         for node_number in self.graph.ancestors:
             node = self.graph.node(node_number)
-            for node_call, accesses in (
+            for node_call, access_records in (
                 *node.collectives,
                 (node.call, self._accesses(node_number)),
             ):
-                if accesses:
+                if access_records:
                     call = replace(
                         node_call,
                         seq=launch.seq,
@@ -147,21 +147,21 @@ class GraphLaunch:
                         capturing_call=node_call.program_call,
                         innermost_range=launch.innermost_range,
                     )
-                    yield call, memoryview(accesses)
+                    yield call, memoryview(access_records)
 
     def launch_precision(self, node_number: int) -> LaunchPrecision:
         """Return the precision of a node; a node without any recorded access counts as assumed."""
         if self.graph.node(node_number).collectives:
             return LaunchPrecision.EXACT
-        accesses = self._accesses(node_number)
-        least_precise_value = least_precise_access(accesses) if accesses else ASSUMED
+        access_records = self._accesses(node_number)
+        least_precise_value = least_precise_access(access_records) if access_records else ASSUMED
         if node_number not in self.exact_nodes and (
             node_number in self.lost_nodes or least_precise_value >= ASSUMED
         ):
             return LaunchPrecision.ASSUMED
         return (
             LaunchPrecision.WHOLE_TENSOR
-            if accesses and least_precise_value == SUMMARY
+            if access_records and least_precise_value == SUMMARY
             else LaunchPrecision.EXACT
         )
 
@@ -240,8 +240,8 @@ class GraphTracker:
         """Add accesses that nodes performed in the current launch."""
         if self.current_launch is not None:
             recorded_accesses = self.current_launch.accesses_by_node
-            for node, accesses in rows_by_node(rows):
-                recorded_accesses[node] = recorded_accesses.get(node, b"") + accesses
+            for node, access_records in rows_by_node(rows):
+                recorded_accesses[node] = recorded_accesses.get(node, b"") + access_records
 
     def mark_accessed(self, call: Call, node: int, is_exact: bool) -> None:
         """Record whether all accesses of a node in the current launch are exact, or some were lost."""

@@ -178,7 +178,7 @@ class Coverage:
     template_checks: int = 0  # number of recorded launches compared with their template
     template_differences: int = 0  # number of recorded launches unlike their template
     copies: int = 0  # number of copies, whose accesses are always exact
-    fills: int = 0  # number of fills, whose accesses are always exact
+    fills: int = 0  # number of memsets, whose accesses are always exact
     accesses_exact: int = 0  # number of exact accesses of kernels
     # Stores of kernels through a tensor map, to an unknown part of the tensor.
     accesses_summary: int = 0

@@ -124,7 +124,7 @@ class ReorderBuffer:
     @property
     def held_count(self) -> int:
         """The number of records in the buffer."""
-        return sum(len(run.seqs) for run in self._sorted_runs)
+        return sum(len(sorted_run.seqs) for sorted_run in self._sorted_runs)
 
     def feed(self, records: Records) -> Records:
         """Add the next records of the trace; return all held records before the first pending launch."""
@@ -162,7 +162,7 @@ class ReorderBuffer:
 
     def _give_up_oldest(self) -> None:
         """Give up the oldest pending launches, until the buffer is three quarters full."""
-        seqs = np.concatenate([run.seqs for run in self._sorted_runs])
+        seqs = np.concatenate([sorted_run.seqs for sorted_run in self._sorted_runs])
         excess_count = len(seqs) - self._max_held * 3 // 4
         self._give_up(int(np.partition(seqs, excess_count - 1)[excess_count - 1]))
 
@@ -185,19 +185,19 @@ class ReorderBuffer:
         """Remove and return the records before the first pending launch."""
         first_call = self._pending.first_call
         end_indices = [
-            len(run.seqs) if first_call is None else run.count_before(first_call)
-            for run in self._sorted_runs
+            len(sorted_run.seqs) if first_call is None else sorted_run.count_before(first_call)
+            for sorted_run in self._sorted_runs
         ]
         complete_records = [
-            run.records[:end]
-            for run, end in zip(self._sorted_runs, end_indices, strict=True)
+            sorted_run.records[:end]
+            for sorted_run, end in zip(self._sorted_runs, end_indices, strict=True)
             if end
         ]
         held_runs = (
-            run.slice(end, len(run.seqs))
-            for run, end in zip(self._sorted_runs, end_indices, strict=True)
+            sorted_run.slice(end, len(sorted_run.seqs))
+            for sorted_run, end in zip(self._sorted_runs, end_indices, strict=True)
         )
-        self._sorted_runs = [run for run in held_runs if len(run.seqs)]
+        self._sorted_runs = [sorted_run for sorted_run in held_runs if len(sorted_run.seqs)]
         if not complete_records:
             return np.zeros(0, RECORD)
         ordered_records = sorted_by_call(concatenate_records(complete_records))
@@ -208,7 +208,9 @@ class ReorderBuffer:
 
     def _count_from(self, seq: int) -> int:
         """Return the number of records at and after a call."""
-        return sum(len(run.seqs) - run.count_before(seq) for run in self._sorted_runs)
+        return sum(
+            len(sorted_run.seqs) - sorted_run.count_before(seq) for sorted_run in self._sorted_runs
+        )
 
 
 def reorder_records(records: Records) -> tuple[Records, int]:

@@ -7,6 +7,7 @@ CUDA call in its process.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -56,8 +57,8 @@ class Side:
 
     @property
     def operation_name(self) -> str:
-        """The operation in CUDA's words: a ``fill``, as files and JSON documents name it, is a memset."""
-        return "memset" if self.operation == "fill" else self.operation
+        """The operation as reports name it: a fill is a memset, as in CUDA and in profiles."""
+        return re.sub(r"^fill\b", "memset", self.operation)
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,7 +75,9 @@ def bus_factor(operation: str, rank_count: int) -> float:
 class Communicator(Protocol):
     """One rank of a group of ranks that perform collective operations together."""
 
-    def enqueue(self, collective: Collective, send: Ptr, receive: Ptr, stream: Stream) -> None:
+    def enqueue(
+        self, collective: Collective, send_buffer: Ptr, receive_buffer: Ptr, stream: Stream
+    ) -> None:
         """Enqueue one operation. All ranks must enqueue the same operations in the same order.
 
         Raises Unsupported for an operation that the library lacks, CollectiveError if the library fails.

@@ -88,10 +88,10 @@ def _sanitizer_library() -> tuple[str, str]:
 
     if is_initialized():
         return "", "CUDA was initialized before the block"
-    readiness = preflight(None)
-    if isinstance(readiness, RecorderFiles):
-        return str(readiness.library), ""
-    return "", readiness.message if device_count() else ""
+    files_or_refusal = preflight(None)
+    if isinstance(files_or_refusal, RecorderFiles):
+        return str(files_or_refusal.library), ""
+    return "", files_or_refusal.message if device_count() else ""
 
 
 def _attempt(notes: list[str]) -> Callable[[Callable[[], None]], None]:

@@ -143,15 +143,15 @@ def begin(
     gpu: str = "auto",
     accesses: Accesses | None = None,
     on_missing: str = "refuse",
-    readiness: RecorderFiles | Refusal | None = None,
+    files_or_refusal: RecorderFiles | Refusal | None = None,
 ) -> Recording:
     """Start recording this process, before it uses CUDA.
 
     With ``gpu`` "sim", CUDA is not recorded; with "auto", CUDA is recorded unless there is no CUDA
     device. ``accesses`` None means "auto": accesses are recorded until they repeat, and assumed from
     arguments if recording is impossible. With ``on_missing`` "run", the recording continues without CUDA if
-    CUDA cannot be recorded. ``readiness`` is the result of ``preflight``, which is called if the argument
-    is None. Raises UsageError if CUDA is already in use or the process is already recorded, and
+    CUDA cannot be recorded. ``files_or_refusal`` is the result of ``preflight``, which is called if the
+    argument is None. Raises UsageError if CUDA is already in use or the process is already recorded, and
     EnvironmentUnusable if the recorder does not work or required exact accesses are impossible.
     """
     if SPOOL in os.environ:
@@ -162,7 +162,9 @@ def begin(
     trace_directory = Path(mkdtemp(prefix=PREFIX))
     try:
         cuda_recording = (
-            _record_cuda(trace_directory, readiness, accesses) if gpu == "auto" else NOT_RECORDED
+            _record_cuda(trace_directory, files_or_refusal, accesses)
+            if gpu == "auto"
+            else NOT_RECORDED
         )
     except CudakitError as error:
         if on_missing == "refuse":
@@ -245,7 +247,9 @@ def _load_recorder_once(path: Path) -> Any:
 
 
 def _record_cuda(
-    trace_directory: Path, readiness: RecorderFiles | Refusal | None, accesses: Accesses | None
+    trace_directory: Path,
+    files_or_refusal: RecorderFiles | Refusal | None,
+    accesses: Accesses | None,
 ) -> CudaRecording:
     """Start the recorder. If the recorder does not work and there is no CUDA device, record nothing."""
     from cudakit.gpu.cuda.current import device_count
@@ -256,9 +260,9 @@ def _record_cuda(
             "CUDA is already initialized in this process, so earlier GPU work was not recorded",
             hint="start before the first use of CUDA, or run the whole script: cudakit run --sanitize SCRIPT",
         )
-    readiness = readiness or preflight(None)
-    if isinstance(readiness, RecorderFiles):
-        files, note = add_device_patches(readiness, accesses, trace_directory)
+    files_or_refusal = files_or_refusal or preflight(None)
+    if isinstance(files_or_refusal, RecorderFiles):
+        files, note = add_device_patches(files_or_refusal, accesses, trace_directory)
         recorder, why_no_ranges = _start_recorder(files, trace_directory)
         return CudaRecording(
             accesses=_recorded_accesses(files),
@@ -266,7 +270,7 @@ def _record_cuda(
             flush=getattr(recorder, "read", None),
         )
     if device_count():
-        raise readiness.error()
+        raise files_or_refusal.error()
     return NOT_RECORDED
 
 

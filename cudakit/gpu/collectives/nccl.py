@@ -89,18 +89,20 @@ class NcclCommunicator:
         self._rank, self._rank_count = rank, rank_count
         self._abort_requested = threading.Event()
 
-    def enqueue(self, collective: Collective, send: Ptr, receive: Ptr, stream: Stream) -> None:
+    def enqueue(
+        self, collective: Collective, send_buffer: Ptr, receive_buffer: Ptr, stream: Stream
+    ) -> None:
         """Enqueue an operation on a stream."""
         self._raise_if_aborted()
         stream_address = self._gpu.stream_address(stream)
         if collective.operation == "all-to-all":
-            self._all_to_all(collective, send, receive, stream_address)
+            self._all_to_all(collective, send_buffer, receive_buffer, stream_address)
         elif collective.operation == "send-receive":
-            self._send_receive(collective, send, receive, stream_address)
+            self._send_receive(collective, send_buffer, receive_buffer, stream_address)
         else:
             function, arguments = _FUNCTIONS[collective.operation]
             data_type = _DATA_TYPES[collective.element.name]
-            buffers = (send, receive, collective.count, data_type)
+            buffers = (send_buffer, receive_buffer, collective.count, data_type)
             self._nccl.call(function, *buffers, *arguments, self._handle, stream_address)
 
     def synchronize(self, stream: Stream) -> None:
@@ -141,23 +143,29 @@ class NcclCommunicator:
             self.abort()
             raise CollectiveError("NCCL reports that another rank failed")
 
-    def _all_to_all(self, collective: Collective, send: Ptr, receive: Ptr, stream: int) -> None:
+    def _all_to_all(
+        self, collective: Collective, send_buffer: Ptr, receive_buffer: Ptr, stream: int
+    ) -> None:
         """Exchange a chunk with every rank by sends and receives, as in nccl-tests (src/alltoall.cu)."""
         offsets = [rank * collective.chunk_bytes for rank in range(self._rank_count)]
         self._exchange(
             collective,
-            [(Ptr(send + offset), rank) for rank, offset in enumerate(offsets)],
-            [(Ptr(receive + offset), rank) for rank, offset in enumerate(offsets)],
+            [(Ptr(send_buffer + offset), rank) for rank, offset in enumerate(offsets)],
+            [(Ptr(receive_buffer + offset), rank) for rank, offset in enumerate(offsets)],
             stream,
         )
 
-    def _send_receive(self, collective: Collective, send: Ptr, receive: Ptr, stream: int) -> None:
+    def _send_receive(
+        self, collective: Collective, send_buffer: Ptr, receive_buffer: Ptr, stream: int
+    ) -> None:
         """Send to the next rank and receive from the previous one, as in nccl-tests (src/sendrecv.cu)."""
         next_rank, previous_rank = (
             (self._rank + 1) % self._rank_count,
             (self._rank - 1) % self._rank_count,
         )
-        self._exchange(collective, [(send, next_rank)], [(receive, previous_rank)], stream)
+        self._exchange(
+            collective, [(send_buffer, next_rank)], [(receive_buffer, previous_rank)], stream
+        )
 
     def _exchange(
         self,

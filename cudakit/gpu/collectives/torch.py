@@ -112,13 +112,17 @@ class TorchCommunicator:
         self._tensors: dict[tuple[int, int, str], Any] = {}
         self._abort_requested = threading.Event()
 
-    def enqueue(self, collective: Collective, send: Ptr, receive: Ptr, stream: Stream) -> None:
+    def enqueue(
+        self, collective: Collective, send_buffer: Ptr, receive_buffer: Ptr, stream: Stream
+    ) -> None:
         """Enqueue an operation on a stream. Raises Unsupported with torch's reason if the call fails."""
         operation, torch = collective.operation, self._torch
-        if operation in _IN_PLACE_ONLY and send != receive:
+        if operation in _IN_PLACE_ONLY and send_buffer != receive_buffer:
             raise Unsupported(f"torch performs {operation} in place only")
-        inputs = self._tensor(collective, send, collective.send_chunks(self._rank_count))
-        outputs = self._tensor(collective, receive, collective.receive_chunks(self._rank_count))
+        inputs = self._tensor(collective, send_buffer, collective.send_chunks(self._rank_count))
+        outputs = self._tensor(
+            collective, receive_buffer, collective.receive_chunks(self._rank_count)
+        )
         try:
             with torch.cuda.stream(self._stream(stream)):
                 if operation == "send-receive":

@@ -91,17 +91,17 @@ static void pop_context(int device)
  * PyTorch's pools outlives the graph. */
 static int allocate_in_stream_order(address *ptr, size_t size, handle stream)
 {
-    int capturing = 1;
+    int is_capturing = 1;
 
-    return cuStreamIsCapturing(stream, &capturing) || capturing || cuMemAllocAsync(ptr, size, stream);
+    return cuStreamIsCapturing(stream, &is_capturing) || is_capturing || cuMemAllocAsync(ptr, size, stream);
 }
 
 /* Free in stream order, or with cuMemFree if the stream of the allocation was destroyed or is being captured. */
 static int free_in_stream_order(address ptr, handle stream)
 {
-    int capturing = 1;
+    int is_capturing = 1;
 
-    if (!cuStreamIsCapturing(stream, &capturing) && !capturing && !cuMemFreeAsync(ptr, stream))
+    if (!cuStreamIsCapturing(stream, &is_capturing) && !is_capturing && !cuMemFreeAsync(ptr, stream))
         return 0;
     return cuMemFree_v2(ptr);
 }

@@ -27,8 +27,8 @@ export function formatShare(share) {
 
 /** Return microseconds as a duration: "3.22 ms". */
 export function formatMicroseconds(us) {
-  const [value, unit] = us < 1e3 ? [us, "µs"] : us < 1e6 ? [us / 1e3, "ms"] : [us / 1e6, "s"];
-  return `${value >= 100 || unit === "µs" ? value.toFixed(0) : value.toPrecision(3)} ${unit}`;
+  const [value, unit] = us < 1e3 ? [us, "us"] : us < 1e6 ? [us / 1e3, "ms"] : [us / 1e6, "s"];
+  return `${value >= 100 || unit === "us" ? value.toFixed(0) : value.toPrecision(3)} ${unit}`;
 }
 
 /** Return microseconds as seconds, to the microsecond: "3.351234 s". */

@@ -56,7 +56,7 @@ from cudakit.trace.kinds import EventKind
 
 library, places, batches = sys.argv[1], SearchPaths.of_this_process(), []
 ready = RecorderFiles(Path(library), (), find_recorder(places), find_frame_readers(places))
-recording = begin(batches.append, readiness=ready)
+recording = begin(batches.append, files_or_refusal=ready)
 
 def stacks(process=None):
     with recording.drain():

@@ -122,7 +122,7 @@ from cudakit.trace.kinds import EventKind
 
 library, places, recorded = sys.argv[1], SearchPaths.of_this_process(), []
 ready = RecorderFiles(Path(library), (), find_recorder(places), find_frame_readers(places))
-recording = begin(recorded.append, readiness=ready)
+recording = begin(recorded.append, files_or_refusal=ready)
 cuda, U = ctypes.CDLL(library), ctypes.c_uint64
 context, stream = ctypes.c_void_p(0x1000), ctypes.c_void_p(0x2000)
 cuda.make_context(context, 0)
@@ -165,12 +165,12 @@ def test_second_recording_of_process_is_refused(library: Path) -> None:
         library,
         """
 try:
-    begin(recorded.append, readiness=ready)
+    begin(recorded.append, files_or_refusal=ready)
 except CudakitError as error:
     assert "being recorded already" in error.message and error.hint
 else:
     raise AssertionError("nothing was raised")
-again = begin(recorded.append, readiness=ready, on_missing="run")
+again = begin(recorded.append, files_or_refusal=ready, on_missing="run")
 assert "CUDA was not recorded" in again.cuda.notes[0]
 """,
     )

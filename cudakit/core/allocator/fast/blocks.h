@@ -43,14 +43,14 @@ DEFINE_GC_FUNCTIONS(block, BLOCK_FIELDS)
 static PyObject *block_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *argument_names[] = {"ptr", "size", "free_blocks", "expandable_segment", NULL};
-    struct block parsed = {.expandable_segment = Py_None}, *self;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "LLO!|O", argument_names, &parsed.ptr, &parsed.size,
-                                     state_of(type)->types[FREE_BLOCKS], &parsed.free_blocks,
-                                     &parsed.expandable_segment) ||
+    struct block parsed_fields = {.expandable_segment = Py_None}, *self;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "LLO!|O", argument_names, &parsed_fields.ptr,
+                                     &parsed_fields.size, state_of(type)->types[FREE_BLOCKS],
+                                     &parsed_fields.free_blocks, &parsed_fields.expandable_segment) ||
         !(self = (struct block *)type->tp_alloc(type, 0)))
         return NULL;
-    self->ptr = parsed.ptr;
-    self->size = parsed.size;
+    self->ptr = parsed_fields.ptr;
+    self->size = parsed_fields.size;
     self->is_mapped = true;
     BLOCK_FIELDS(COPY)
     return (PyObject *)self;
@@ -275,10 +275,10 @@ DEFINE_GC_FUNCTIONS(free_blocks, VISIT_ROOTS)
 static PyObject *free_blocks_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *argument_names[] = {"pool", "pool_id", "stream", "counters", NULL};
-    struct free_blocks parsed, *self;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO!O!", argument_names, &parsed.pool, &parsed.pool_id,
-                                     &PyLong_Type, &parsed.stream, state_of(type)->types[COUNTERS],
-                                     &parsed.counters) ||
+    struct free_blocks parsed_fields, *self;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO!O!", argument_names, &parsed_fields.pool,
+                                     &parsed_fields.pool_id, &PyLong_Type, &parsed_fields.stream,
+                                     state_of(type)->types[COUNTERS], &parsed_fields.counters) ||
         !(self = (struct free_blocks *)type->tp_alloc(type, 0)))
         return NULL;
     FREE_BLOCKS_FIELDS(COPY)

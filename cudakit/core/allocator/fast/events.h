@@ -54,12 +54,13 @@ static int events_clear(PyObject *object)
 static PyObject *events_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *argument_names[] = {"maxlen", "metadata", NULL};
-    struct events parsed, *self;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "nO", argument_names, &parsed.maxlen, &parsed.metadata) ||
+    struct events parsed_fields, *self;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "nO", argument_names, &parsed_fields.maxlen,
+                                     &parsed_fields.metadata) ||
         !(self = (struct events *)type->tp_alloc(type, 0)))
         return NULL;
-    self->maxlen = Py_MAX(parsed.maxlen, 1);
-    self->metadata = Py_NewRef(parsed.metadata);
+    self->maxlen = Py_MAX(parsed_fields.maxlen, 1);
+    self->metadata = Py_NewRef(parsed_fields.metadata);
     return (PyObject *)self;
 }
 

@@ -144,16 +144,17 @@ static void alloc_found_block(struct fast_path *self, struct block *block, long 
 /* Merge the next block into a block; return the absorbed block with the reference of self->next. */
 static struct block *absorb_next(struct block *self)
 {
-    struct block *absorbed = self->next, *next_block = absorbed->next;
-    self->size += absorbed->size;
-    self->next = next_block; /* takes over the reference of absorbed->next */
-    absorbed->next = NULL;
-    Py_CLEAR(absorbed->prev); /* not the last reference to `self`, because the caller holds one */
+    struct block *absorbed_block = self->next, *next_block = absorbed_block->next;
+    self->size += absorbed_block->size;
+    self->next = next_block; /* takes over the reference of absorbed_block->next */
+    absorbed_block->next = NULL;
+    Py_CLEAR(absorbed_block->prev); /* not the last reference to `self`, because the caller holds one */
     if (next_block) {
         next_block->prev = (struct block *)Py_NewRef(self);
-        Py_DECREF(absorbed); /* reference of next_block->prev; not the last one, because the caller gets one */
+        Py_DECREF(
+            absorbed_block); /* reference of next_block->prev; not the last one, because the caller gets one */
     }
-    return absorbed;
+    return absorbed_block;
 }
 
 /* Remove an adjacent block from the tree, so that it can be merged; return false if it is not free. */
@@ -164,7 +165,7 @@ static bool take_adjacent(struct free_blocks *free_blocks, struct block *adjacen
 
 /* Free an allocated block, and merge it with adjacent free blocks. The caller gets references to up to two absorbed
  * blocks, and must have saved block->stack, whose reference it then owns. */
-static void free_block(struct fast_path *self, struct block *block, struct block *absorbed[2])
+static void free_block(struct fast_path *self, struct block *block, struct block *absorbed_blocks[2])
 {
     struct free_blocks *free_blocks = block->free_blocks;
     struct block *previous_block = block->prev, *next_block = block->next;
@@ -177,13 +178,13 @@ static void free_block(struct fast_path *self, struct block *block, struct block
         count_change--;
         size_change -= next_block->size;
         Py_DECREF(next_block); /* reference of the tree; not the last one, because block->next has one */
-        absorbed[0] = absorb_next(block);
+        absorbed_blocks[0] = absorb_next(block);
     }
     if (take_adjacent(free_blocks, previous_block)) { /* insert_block below takes over the reference of the tree */
         count_change--;
         size_change -= previous_block->size;
         previous_block->requested = block->requested;
-        absorbed[1] = absorb_next(previous_block);
+        absorbed_blocks[1] = absorb_next(previous_block);
         block = previous_block;
     } else {
         Py_INCREF(block);
@@ -356,7 +357,7 @@ static PyObject *fast_path_free(PyObject *object, PyObject *const *args, Py_ssiz
     struct fast_path *self = (struct fast_path *)object;
     Py_ssize_t argument_count = count_arguments(self, nargs, kwnames);
     PyObject *stream = argument_count == 2 ? args[1] : Py_None, *stack = NULL;
-    struct block *block = NULL, *absorbed[2] = {NULL, NULL};
+    struct block *block = NULL, *absorbed_blocks[2] = {NULL, NULL};
     /* The address must be a plain int: comparing another type of key could run Python code. */
     if (argument_count && is_open(self) && PyLong_CheckExact(args[0]) && gather_stack(self, LEVEL_ALL, &stack) &&
         is_open(self))
@@ -368,11 +369,11 @@ static PyObject *fast_path_free(PyObject *object, PyObject *const *args, Py_ssiz
     }
     struct event event = event_of(self, block, stack);
     PyObject *old_stack = block->stack;
-    free_block(self, block, absorbed);
+    free_block(self, block, absorbed_blocks);
     record_events(self, event, self->state->free_requested, self->state->free_completed);
     Py_DECREF(block);
-    reuse_as_spare(self, absorbed[0]);
-    reuse_as_spare(self, absorbed[1]);
+    reuse_as_spare(self, absorbed_blocks[0]);
+    reuse_as_spare(self, absorbed_blocks[1]);
     Py_XDECREF(stack);
     Py_XDECREF(old_stack);
     Py_RETURN_NONE;
@@ -382,14 +383,14 @@ static PyObject *fast_path_free(PyObject *object, PyObject *const *args, Py_ssiz
  * the stacks that gather() returns. */
 static PyObject *fast_path_set_history(PyObject *object, PyObject *args)
 {
-    struct fast_path *self = (struct fast_path *)object, parsed = {.level = 0};
+    struct fast_path *self = (struct fast_path *)object, parsed_fields = {.level = 0};
     PyObject *events;
-    if (!PyArg_ParseTuple(args, "OlO", &events, &parsed.level, &parsed.gather))
+    if (!PyArg_ParseTuple(args, "OlO", &events, &parsed_fields.level, &parsed_fields.gather))
         return NULL;
     if (events != Py_None && !PyObject_TypeCheck(events, self->state->types[EVENTS]))
         return PyErr_Format(PyExc_TypeError, "the events of the history are not native");
-    self->level = parsed.level;
-    Py_XSETREF(self->gather, Py_NewRef(parsed.gather));
+    self->level = parsed_fields.level;
+    Py_XSETREF(self->gather, Py_NewRef(parsed_fields.gather));
     Py_XSETREF(self->events, events == Py_None ? NULL : (struct events *)Py_NewRef(events));
     Py_RETURN_NONE;
 }
@@ -413,14 +414,15 @@ static PyObject *fast_path_new(PyTypeObject *type, PyObject *args, PyObject *kwa
                                      NULL};
     struct state *state = state_of(type);
     PyTypeObject *dict_type = &PyDict_Type, **types = state->types;
-    struct fast_path parsed = {.level = 0}, *self;
+    struct fast_path parsed_fields = {.level = 0}, *self;
     if (!PyArg_ParseTupleAndKeywords(
-            args, kwargs, "O!O!O!O!O!O!O!O!OO", argument_names, types[GATE], &parsed.gate, dict_type,
-            &parsed.live_blocks, dict_type, &parsed.small_by_stream, dict_type, &parsed.large_by_stream,
-            types[COUNTERS], &parsed.small_counters, types[COUNTERS], &parsed.large_counters, types[COUNTERS],
-            &parsed.total_counters, &PyType_Type, &parsed.block_type, &parsed.slow_alloc, &parsed.slow_free))
+            args, kwargs, "O!O!O!O!O!O!O!O!OO", argument_names, types[GATE], &parsed_fields.gate, dict_type,
+            &parsed_fields.live_blocks, dict_type, &parsed_fields.small_by_stream, dict_type,
+            &parsed_fields.large_by_stream, types[COUNTERS], &parsed_fields.small_counters, types[COUNTERS],
+            &parsed_fields.large_counters, types[COUNTERS], &parsed_fields.total_counters, &PyType_Type,
+            &parsed_fields.block_type, &parsed_fields.slow_alloc, &parsed_fields.slow_free))
         return NULL;
-    if (!PyType_IsSubtype(parsed.block_type, types[BLOCK]))
+    if (!PyType_IsSubtype(parsed_fields.block_type, types[BLOCK]))
         return PyErr_Format(PyExc_TypeError, "the type of blocks is not a subclass of Block");
     if (!(self = (struct fast_path *)type->tp_alloc(type, 0)))
         return NULL;

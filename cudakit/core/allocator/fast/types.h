@@ -15,7 +15,7 @@
 /* Operations on one field of `self`, to apply to every field that owns a reference. */
 #define VISIT(field) Py_VISIT(self->field);
 #define CLEAR(field) Py_CLEAR(self->field);
-#define COPY(field) self->field = (void *)Py_XNewRef((PyObject *)parsed.field);
+#define COPY(field) self->field = (void *)Py_XNewRef((PyObject *)parsed_fields.field);
 /* Define tp_traverse and tp_clear for the garbage collector; FIELDS lists the fields that own references. */
 #define DEFINE_GC_FUNCTIONS(type, FIELDS) \
     static int type##_traverse(PyObject *object, visitproc visit, void *arg) \

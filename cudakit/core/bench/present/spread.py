@@ -196,7 +196,7 @@ def _spread_table(cases: Sequence[CaseResult]) -> Table:
 
 
 def _spread_row(name: str, summary: Summary) -> tuple[Value, ...]:
-    times = (Seconds(getattr(summary, time_text)) for time_text in _TIME_FIELDS)
+    times = (Seconds(getattr(summary, field_name)) for field_name in _TIME_FIELDS)
     return (Text(name), Count(summary.n), *times, Text(_describe_shape(summary)))
 
 

@@ -76,7 +76,7 @@ def _title(tuned: Tuned) -> str:
 
 
 def _facts(tuned: Tuned) -> Facts:
-    method_text = describe_method([result.method for result in tuned.gemms])
+    method_text = describe_method([tuned_gemm.method for tuned_gemm in tuned.gemms])
     return Facts((("method", Text(method_text)), ("library", Text(_library(tuned.machine)))))
 
 
@@ -91,22 +91,22 @@ def _table(results: Sequence[TunedGemm]) -> Table:
         tuple(map(_row, results)),
         caption=_CAPTION,
         faint_rows=frozenset(
-            index for index, result in enumerate(results) if not result.significant
+            index for index, tuned_gemm in enumerate(results) if not tuned_gemm.significant
         ),
     )
 
 
-def _row(result: TunedGemm) -> tuple[Value, ...]:
-    name = describe_gemm(result.gemm)
+def _row(tuned_gemm: TunedGemm) -> tuple[Value, ...]:
+    name = describe_gemm(tuned_gemm.gemm)
     return (
-        Text(f"{result.shape}: {name}" if result.shape else name),
-        cell(Seconds, result.default_s),
-        cell(Seconds, result.winner_s),
-        cell(Ratio, result.gain),
-        cell(_interval, result.gain_interval),
-        Text(_verdict(result)),
-        Text(describe_algorithm(result.winner)),
-        Text(_count_measured(result)),
+        Text(f"{tuned_gemm.shape}: {name}" if tuned_gemm.shape else name),
+        cell(Seconds, tuned_gemm.default_s),
+        cell(Seconds, tuned_gemm.winner_s),
+        cell(Ratio, tuned_gemm.gain),
+        cell(_interval, tuned_gemm.gain_interval),
+        Text(_verdict(tuned_gemm)),
+        Text(describe_algorithm(tuned_gemm.winner)),
+        Text(_count_measured(tuned_gemm)),
     )
 
 
@@ -115,27 +115,29 @@ def _interval(interval: tuple[float, float]) -> Value:
     return Text(f"{format_ratio(ci_low)} to {format_ratio(ci_high)}")
 
 
-def _verdict(result: TunedGemm) -> str:
-    if result.significant:
+def _verdict(tuned_gemm: TunedGemm) -> str:
+    if tuned_gemm.significant:
         return "faster"
-    return "interrupted" if result.stopped == "interrupted" else "no significant gain"
+    return "interrupted" if tuned_gemm.stopped == "interrupted" else "no significant gain"
 
 
-def _count_measured(result: TunedGemm) -> str:
-    return f"{result.tried} of {result.candidates}{'' if result.all_listed else '+'}"
+def _count_measured(tuned_gemm: TunedGemm) -> str:
+    return f"{tuned_gemm.tried} of {tuned_gemm.candidates}{'' if tuned_gemm.all_listed else '+'}"
 
 
 def _missing_gain_notes(tuned: Tuned) -> Iterator[Note]:
     """Yield each reason for a missing gain or CI once, with its GEMMs."""
     gemms_by_reason: dict[tuple[str, str], list[str]] = {}
-    for result in tuned.gemms:
+    for tuned_gemm in tuned.gemms:
         for figure_name, figure in (
-            ("gain", result.gain),
-            ("CI of the gain", result.gain_interval),
+            ("gain", tuned_gemm.gain),
+            ("CI of the gain", tuned_gemm.gain_interval),
         ):
-            if isinstance(figure, Unavailable) and (figure_name == "gain" or figure != result.gain):
+            if isinstance(figure, Unavailable) and (
+                figure_name == "gain" or figure != tuned_gemm.gain
+            ):
                 gemms_by_reason.setdefault((figure_name, figure.reason), []).append(
-                    describe_gemm(result.gemm)
+                    describe_gemm(tuned_gemm.gemm)
                 )
     for (figure_name, reason), gemms in gemms_by_reason.items():
         yield Note(
@@ -147,13 +149,13 @@ def _wrong_value_notes(tuned: Tuned) -> Iterator[Note]:
     for untuned_gemm in tuned.untuned:
         sentence = f"{describe_gemm(untuned_gemm.gemm)} was not tuned: {untuned_gemm.reason}."
         yield Note("error" if untuned_gemm.wrong else "warn", sentence)
-    for result in tuned.gemms:
-        gemm_text = describe_gemm(result.gemm)
-        for algorithm in result.wrong:
+    for tuned_gemm in tuned.gemms:
+        gemm_text = describe_gemm(tuned_gemm.gemm)
+        for algorithm in tuned_gemm.wrong:
             text = f"{gemm_text}: {describe_algorithm(algorithm)} computes wrong values and was excluded."
             yield Note("warn", text)
-        if not result.verification.passed:
-            error_text = result.verification.detail or "the error exceeds that of rounding"
+        if not tuned_gemm.verification.passed:
+            error_text = tuned_gemm.verification.detail or "the error exceeds that of rounding"
             text = (
                 f"{gemm_text}: the library's default algorithm computes wrong values: {error_text}."
             )
@@ -182,7 +184,7 @@ def _warning_notes(tuned: Tuned) -> Iterator[Note]:
 def _summary_notes(tuned: Tuned, files: Sequence[str]) -> Iterator[Note]:
     if tuned.simulated:
         yield Note("info", SIMULATED_NOTE)
-    faster_count = sum(result.significant for result in tuned.gemms)
+    faster_count = sum(tuned_gemm.significant for tuned_gemm in tuned.gemms)
     if not tuned.gemms:
         return
     gemm_count_text = _count_gemms(len(tuned.gemms))

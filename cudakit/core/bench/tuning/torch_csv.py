@@ -47,14 +47,14 @@ def torch_csv(tuned: Tuned, validators: Mapping[str, str]) -> TorchCsv:
     """Return a file for torch with the GEMMs whose tuned algorithm is faster than the default."""
     lines = [f"Validator,{name},{value}" for name, value in validators.items()]
     omitted_gemms: list[tuple[Gemm, str]] = []
-    for result in tuned.gemms:
-        if not result.significant:
+    for tuned_gemm in tuned.gemms:
+        if not tuned_gemm.significant:
             continue
-        reason = next(_unsupported_properties(result), "")
+        reason = next(_unsupported_properties(tuned_gemm), "")
         if reason:
-            omitted_gemms.append((result.gemm, reason))
+            omitted_gemms.append((tuned_gemm.gemm, reason))
         else:
-            lines.append(_result_line(result))
+            lines.append(_result_line(tuned_gemm))
     return TorchCsv(tuple(lines), tuple(omitted_gemms))
 
 
@@ -92,12 +92,12 @@ def read_validators(path: Path) -> Mapping[str, str]:
     return validators
 
 
-def _result_line(result: TunedGemm) -> str:
-    seconds = result.winner_s
+def _result_line(tuned_gemm: TunedGemm) -> str:
+    seconds = tuned_gemm.winner_s
     times = [] if isinstance(seconds, Unavailable) else [f"{seconds * 1e3:.6g}"]
-    gemm = result.gemm
+    gemm = tuned_gemm.gemm
     return ",".join(
-        (_operator_name(gemm), _parameters(gemm), algorithm_name(result.winner), *times)
+        (_operator_name(gemm), _parameters(gemm), algorithm_name(tuned_gemm.winner), *times)
     )
 
 
@@ -128,9 +128,9 @@ def algorithm_name(algorithm: Algorithm) -> str:
     return "_".join(["Gemm_Cublaslt", *(f"{name}_{number}" for name, number in parameter_numbers)])
 
 
-def _unsupported_properties(result: TunedGemm) -> Iterator[str]:
+def _unsupported_properties(tuned_gemm: TunedGemm) -> Iterator[str]:
     """Yield the properties of a GEMM that torch cannot express."""
-    gemm = result.gemm
+    gemm = tuned_gemm.gemm
     data_type = DATA_TYPES[gemm.dtype]
     if gemm.dtype not in _TYPE_NAMES:
         yield f"torch's names of GEMMs in {gemm.dtype} contain their scales"

@@ -93,11 +93,15 @@ def tune(
     earlier_results = earlier_tuning.results_for(machine) if earlier_tuning else {}
     is_complete = session.tune_all(
         case_by_gemm,
-        {key: result for key, result in earlier_results.items() if _is_complete(result)},
+        {
+            key: tuned_gemm
+            for key, tuned_gemm in earlier_results.items()
+            if _is_complete(tuned_gemm)
+        },
         progress,
     )
     results_to_keep = {
-        key: result for key, result in earlier_results.items() if key not in session.gemms
+        key: tuned_gemm for key, tuned_gemm in earlier_results.items() if key not in session.gemms
     }
     return Tuned(
         simulated=gpu.simulated,
@@ -110,8 +114,8 @@ def tune(
     )
 
 
-def _is_complete(result: TunedGemm) -> bool:
-    return result.stopped != "interrupted"
+def _is_complete(tuned_gemm: TunedGemm) -> bool:
+    return tuned_gemm.stopped != "interrupted"
 
 
 class _Session:

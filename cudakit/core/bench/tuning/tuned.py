@@ -114,7 +114,7 @@ class Tuned:
                 f"the algorithms were tuned on another machine: {'; '.join(differences)}",
                 hint="tune on this machine: cudakit bench gemm --tune -o tuned.json",
             )
-        return {result.key: result for result in self.gemms}
+        return {tuned_gemm.key: tuned_gemm for tuned_gemm in self.gemms}
 
     def algorithms_for(
         self, machine: TunedMachine, settings: GemmSettings | None = None
@@ -124,9 +124,9 @@ class Tuned:
         Raises InputError if they were tuned on another machine.
         """
         return {
-            result.gemm: result.winner
-            for result in self.results_for(machine).values()
-            if result.significant and settings in (None, result.settings)
+            tuned_gemm.gemm: tuned_gemm.winner
+            for tuned_gemm in self.results_for(machine).values()
+            if tuned_gemm.significant and settings in (None, tuned_gemm.settings)
         }
 
 

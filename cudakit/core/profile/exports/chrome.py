@@ -238,7 +238,8 @@ class _Process:
         calls = self._timeline.calls
         functions = calls.name[rows].tolist()
         head_texts = [
-            f'"cat":"{self._category(name)}","name":{self._name_json(name)}' for name in functions
+            f'"cat":"{self._category(name_index)}","name":{self._name_json(name_index)}'
+            for name_index in functions
         ]
         template = ',"args":{"External id":%d,"correlation":%d,"Call site":%s}'
         correlation = calls.correlation[rows].tolist()

@@ -32,9 +32,9 @@ def write_collapsed(activities: Sequence[Activities], file: BinaryIO) -> None:
 
 def _collapsed_lines(process_timeline: Timeline) -> Iterator[str]:
     stack_text = cache_texts(lambda site: _join_frames(process_timeline.stacks[site]))
-    name_text = cache_texts(lambda name: _collapsed_label(process_timeline.names[name]))
-    for site, name, duration_ns in stack_times(process_timeline):
-        yield f"{stack_text(site)};{name_text(name)} {duration_ns}"
+    name_text = cache_texts(lambda name_index: _collapsed_label(process_timeline.names[name_index]))
+    for site, name_index, duration_ns in stack_times(process_timeline):
+        yield f"{stack_text(site)};{name_text(name_index)} {duration_ns}"
 
 
 def _join_frames(stack: Sequence[Frame]) -> str:
@@ -95,9 +95,9 @@ def _speedscope_frame(frame: Frame) -> dict[str, object]:
 def _profile(process_timeline: Timeline, number_by_frame: dict[Frame, int]) -> dict[str, object]:
     samples: list[list[int]] = []
     weights: list[int] = []
-    for site, name, duration_ns in stack_times(process_timeline):
+    for site, name_index, duration_ns in stack_times(process_timeline):
         stack = process_timeline.stacks[site] or (Frame(NO_STACK, "", 0),)
-        path = (*reversed(stack), Frame(process_timeline.names[name], "", 0))
+        path = (*reversed(stack), Frame(process_timeline.names[name_index], "", 0))
         samples.append([number_by_frame.setdefault(frame, len(number_by_frame)) for frame in path])
         weights.append(duration_ns)
     simulated_text = " (simulated)" if process_timeline.simulated else ""

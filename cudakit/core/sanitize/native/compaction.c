@@ -37,7 +37,7 @@ int shadow_prune(struct shadow *shadow, const struct clock *past_clock)
     if (map_filter(&shadow->range_states, prune_state, past_clock) ||
         map_filter(&shadow->pointer_states, prune_state, past_clock))
         return -1;
-    return strided_filter(&shadow->strided, prune_state, past_clock);
+    return strided_filter(&shadow->strided_states, prune_state, past_clock);
 }
 
 /* ---- merging ----------------------------------------------------------------------------------------------- */
@@ -77,8 +77,8 @@ static void keep_last_per_stream(struct access_array *array)
     array->access_count = kept_count;
 }
 
-/* Make `merged_list` the list of the last accesses per stream of the lists of several states; `offset` selects the list
- * within a state. Return -1 with an exception if memory runs out. */
+/* Merge one list of each of several states into `merged_list`, which gets the last accesses of each stream. `offset` is
+ * the offset of the list in a state. Return -1 with an exception if memory runs out. */
 static int merge_access_lists(struct access_list *merged_list, const struct state *states, size_t count,
                               size_t offset)
 {

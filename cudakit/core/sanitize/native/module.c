@@ -280,7 +280,7 @@ static PyObject *get_pointer_state_count(struct native_shadow *self, void *Py_UN
 
 static PyObject *get_strided_state_count(struct native_shadow *self, void *Py_UNUSED(closure))
 {
-    return PyLong_FromSize_t(self->shadow.strided.state_count);
+    return PyLong_FromSize_t(self->shadow.strided_states.state_count);
 }
 
 /* ---- the type ---------------------------------------------------------------------------------------------- */

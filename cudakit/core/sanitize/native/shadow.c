@@ -10,9 +10,9 @@ enum { MAX_SEPARATE_ROWS = 16 };
 /* Return the MemoryAccess objects of the accesses in shadow->unordered as a list, or NULL with an exception. */
 static PyObject *unordered_objects(const struct shadow *shadow)
 {
-    PyObject *objects = PyList_New((Py_ssize_t)shadow->unordered.access_count);
-    for (size_t i = 0; objects && i < shadow->unordered.access_count; i++) {
-        PyObject *object = access_object(shadow->unordered.accesses[i], shadow->access_type);
+    PyObject *objects = PyList_New((Py_ssize_t)shadow->unordered_accesses.access_count);
+    for (size_t i = 0; objects && i < shadow->unordered_accesses.access_count; i++) {
+        PyObject *object = access_object(shadow->unordered_accesses.accesses[i], shadow->access_type);
         if (!object)
             Py_CLEAR(objects);
         else
@@ -25,7 +25,7 @@ static PyObject *unordered_objects(const struct shadow *shadow)
 static int check_unordered(struct shadow *shadow, struct state *state, struct access *access,
                            struct range shared_range, bool certainly_overlap, bool approximate)
 {
-    if (!shadow->unordered.access_count)
+    if (!shadow->unordered_accesses.access_count)
         return 0;
     shadow->must_report = true;
     PyObject *previous_accesses = unordered_objects(shadow),
@@ -55,7 +55,7 @@ static int check_unordered(struct shadow *shadow, struct state *state, struct ac
 static int check_range(struct shadow *shadow, struct state *state, struct access *access,
                        struct range shared_range, bool certainly_overlap)
 {
-    if (state_find_unordered(state, access->mode, &shadow->clock, &shadow->unordered))
+    if (state_find_unordered(state, access->mode, &shadow->clock, &shadow->unordered_accesses))
         return -1;
     return check_unordered(shadow, state, access, shared_range, certainly_overlap, state->is_merged);
 }
@@ -64,7 +64,7 @@ static int check_range(struct shadow *shadow, struct state *state, struct access
 static int check_pointer(struct shadow *shadow, struct state *pointer, struct access *access,
                          struct range shared_range)
 {
-    if (pointer_find_unordered(pointer, access->mode, &shadow->clock, &shadow->unordered))
+    if (pointer_find_unordered(pointer, access->mode, &shadow->clock, &shadow->unordered_accesses))
         return -1;
     return check_unordered(shadow, pointer, access, shared_range, true, false);
 }
@@ -260,9 +260,9 @@ static int add_to_equal_range(struct shadow *shadow, struct access *access)
     struct state *state = map_state(&shadow->range_states, position);
     if (!state || state->lo != access->lo || state->hi != access->hi)
         return 0;
-    if (state_find_unordered(state, access->mode, &shadow->clock, &shadow->unordered))
+    if (state_find_unordered(state, access->mode, &shadow->clock, &shadow->unordered_accesses))
         return -1;
-    if (shadow->unordered.access_count)
+    if (shadow->unordered_accesses.access_count)
         return 0;
     if (state_store(state, access, &shadow->clock))
         return -1;
@@ -295,17 +295,18 @@ static int add_to_ranges(struct shadow *shadow, struct access *access)
 /* Check an access to a range, or to the address of a pointer, against all strided ranges. */
 static int check_strided(struct shadow *shadow, struct access *access, struct range range, bool certainly_overlap)
 {
-    if (!shadow->strided.state_count)
+    if (!shadow->strided_states.state_count)
         return 0;
-    const struct strided_list *overlapping = strided_find_overlapping(&shadow->strided, range.lo, range.hi);
-    for (size_t i = 0; overlapping && i < overlapping->count; i++) {
-        struct strided_state *item = overlapping->items[i];
+    const struct strided_list *overlapping_list =
+        strided_find_overlapping(&shadow->strided_states, range.lo, range.hi);
+    for (size_t i = 0; overlapping_list && i < overlapping_list->count; i++) {
+        struct strided_state *item = overlapping_list->items[i];
         struct range shared_range;
         if (strided_shared_with_range(&item->range, range, &shared_range) &&
             check_range(shadow, &item->state, access, shared_range, certainly_overlap))
             return -1;
     }
-    return overlapping ? 0 : -1;
+    return overlapping_list ? 0 : -1;
 }
 
 /* Check an access to a range against the pointers from which a kernel may reach the range. */
@@ -315,14 +316,14 @@ static int check_pointers_below(struct shadow *shadow, struct access *access)
     struct state *pointer;
     for (; (pointer = map_state(&shadow->pointer_states, position)) && pointer->lo < access->lo;
          position = map_next(&shadow->pointer_states, position)) {
-        struct unordered_accesses *unordered = &shadow->unordered;
-        if (pointer_find_unordered(pointer, access->mode, &shadow->clock, unordered))
+        struct unordered_accesses *unordered_accesses = &shadow->unordered_accesses;
+        if (pointer_find_unordered(pointer, access->mode, &shadow->clock, unordered_accesses))
             return -1;
         size_t reaching_count = 0;
-        for (size_t i = 0; i < unordered->access_count; i++)
-            if (unordered->accesses[i]->hi > access->lo)
-                unordered->accesses[reaching_count++] = unordered->accesses[i];
-        unordered->access_count = reaching_count;
+        for (size_t i = 0; i < unordered_accesses->access_count; i++)
+            if (unordered_accesses->accesses[i]->hi > access->lo)
+                unordered_accesses->accesses[reaching_count++] = unordered_accesses->accesses[i];
+        unordered_accesses->access_count = reaching_count;
         struct range shared_range = {access->lo, access->hi};
         if (check_unordered(shadow, pointer, access, shared_range, false, false))
             return -1;
@@ -353,18 +354,18 @@ static int add_range(struct shadow *shadow, struct access *access)
     if (add_to_ranges(shadow, access) ||
         check_strided(shadow, access, range, access->precision != PRECISION_MERGED))
         return -1;
-    if (access->mode & MODE_WRITE && strided_clear(&shadow->strided, access->lo, access->hi))
+    if (access->mode & MODE_WRITE && strided_clear(&shadow->strided_states, access->lo, access->hi))
         return -1;
     return check_pointers(shadow, access);
 }
 
 /* Add each row of a strided access as a range. */
-static int add_rows(struct shadow *shadow, struct access *access, const struct strided_range *strided)
+static int add_rows(struct shadow *shadow, struct access *access, const struct strided_range *strided_range)
 {
-    for (uint64_t i = 0; i < strided->count; i++) {
-        uint64_t lo = strided->lo + i * strided->stride;
-        struct access *row = access_new(access->operation, access->slot, access->tick, lo, lo + strided->width,
-                                        access->mode, access->precision);
+    for (uint64_t i = 0; i < strided_range->count; i++) {
+        uint64_t lo = strided_range->lo + i * strided_range->stride;
+        struct access *row = access_new(access->operation, access->slot, access->tick, lo,
+                                        lo + strided_range->width, access->mode, access->precision);
         int result = row ? add_range(shadow, row) : -1;
         access_release(row);
         if (result)
@@ -375,52 +376,55 @@ static int add_rows(struct shadow *shadow, struct access *access, const struct s
 
 /* Check a strided access against the ranges of contiguous accesses. */
 static int check_strided_with_ranges(struct shadow *shadow, struct access *access,
-                                     const struct strided_range *strided)
+                                     const struct strided_range *strided_range)
 {
-    struct position position = map_first_ending_above(&shadow->range_states, strided->lo);
+    struct position position = map_first_ending_above(&shadow->range_states, strided_range->lo);
     struct state *state;
-    for (; (state = map_state(&shadow->range_states, position)) && state->lo < strided->hi;
+    for (; (state = map_state(&shadow->range_states, position)) && state->lo < strided_range->hi;
          position = map_next(&shadow->range_states, position)) {
         struct range shared_range;
-        if (!strided_shared_with_range(strided, (struct range){state->lo, state->hi}, &shared_range))
+        if (!strided_shared_with_range(strided_range, (struct range){state->lo, state->hi}, &shared_range))
             continue;
-        if (state_find_unordered(state, access->mode, &shadow->clock, &shadow->unordered))
+        if (state_find_unordered(state, access->mode, &shadow->clock, &shadow->unordered_accesses))
             return -1;
         bool certainly_overlap = !state->is_merged;
-        for (size_t i = 0; i < shadow->unordered.access_count; i++)
-            certainly_overlap &= shadow->unordered.accesses[i]->precision != PRECISION_MERGED;
+        for (size_t i = 0; i < shadow->unordered_accesses.access_count; i++)
+            certainly_overlap &= shadow->unordered_accesses.accesses[i]->precision != PRECISION_MERGED;
         if (check_unordered(shadow, state, access, shared_range, certainly_overlap, state->is_merged))
             return -1;
     }
     return 0;
 }
 
-static int add_strided(struct shadow *shadow, struct access *access, const struct strided_range *strided)
+static int add_strided(struct shadow *shadow, struct access *access, const struct strided_range *strided_range)
 {
-    if (strided->count <= MAX_SEPARATE_ROWS)
-        return add_rows(shadow, access, strided);
-    if (check_strided_with_ranges(shadow, access, strided))
+    if (strided_range->count <= MAX_SEPARATE_ROWS)
+        return add_rows(shadow, access, strided_range);
+    if (check_strided_with_ranges(shadow, access, strided_range))
         return -1;
     struct range shared_range;
-    const struct strided_list *overlapping = strided_find_overlapping(&shadow->strided, strided->lo, strided->hi);
-    for (size_t i = 0; overlapping && i < overlapping->count; i++) {
-        struct strided_state *item = overlapping->items[i];
-        if (!strided_are_equal(&item->range, strided) &&
-            strided_shared_with(strided, &item->range, &shared_range) &&
+    const struct strided_list *overlapping_list =
+        strided_find_overlapping(&shadow->strided_states, strided_range->lo, strided_range->hi);
+    for (size_t i = 0; overlapping_list && i < overlapping_list->count; i++) {
+        struct strided_state *item = overlapping_list->items[i];
+        if (!strided_are_equal(&item->range, strided_range) &&
+            strided_shared_with(strided_range, &item->range, &shared_range) &&
             check_range(shadow, &item->state, access, shared_range, true))
             return -1;
     }
-    if (!overlapping)
+    if (!overlapping_list)
         return -1;
-    struct position position = map_lower_bound(&shadow->pointer_states, strided->lo);
+    struct position position = map_lower_bound(&shadow->pointer_states, strided_range->lo);
     struct state *pointer;
-    for (; (pointer = map_state(&shadow->pointer_states, position)) && pointer->lo < strided->hi;
+    for (; (pointer = map_state(&shadow->pointer_states, position)) && pointer->lo < strided_range->hi;
          position = map_next(&shadow->pointer_states, position))
-        if (strided_shared_with_range(strided, (struct range){pointer->lo, pointer->lo + 1}, &shared_range) &&
+        if (strided_shared_with_range(strided_range, (struct range){pointer->lo, pointer->lo + 1},
+                                      &shared_range) &&
             check_pointer(shadow, pointer, access, shared_range))
             return -1;
-    struct state *equal_state = strided_get_or_create(&shadow->strided, strided);
-    if (!equal_state || check_range(shadow, equal_state, access, (struct range){strided->lo, strided->hi}, true))
+    struct state *equal_state = strided_get_or_create(&shadow->strided_states, strided_range);
+    if (!equal_state ||
+        check_range(shadow, equal_state, access, (struct range){strided_range->lo, strided_range->hi}, true))
         return -1;
     return state_store(equal_state, access, &shadow->clock);
 }
@@ -507,15 +511,15 @@ static int add_pointer(struct shadow *shadow, struct access *access)
 
 static int add_access(struct shadow *shadow, struct access *access, int64_t stride, uint64_t count)
 {
-    struct strided_range strided;
+    struct strided_range strided_range;
     if (access->precision == PRECISION_UNCERTAIN && !shadow->finds_possible)
         return 0;
     if (access->precision >= PRECISION_ASSUMED)
         return add_pointer(shadow, access);
     if (access->lo >= access->hi)
         return 0;
-    if (count > 1 && strided_from_access(&strided, access->lo, access->hi, stride, count))
-        return add_strided(shadow, access, &strided);
+    if (count > 1 && strided_from_access(&strided_range, access->lo, access->hi, stride, count))
+        return add_strided(shadow, access, &strided_range);
     return add_range(shadow, access);
 }
 
@@ -536,7 +540,7 @@ int shadow_add(struct shadow *shadow, struct access *access, int64_t stride, uin
 /* Append the accesses of a state that do not happen before the current operation to a list. */
 static int append_unordered(struct shadow *shadow, struct state *state, unsigned mode, PyObject *found)
 {
-    if (state_find_unordered(state, mode, &shadow->clock, &shadow->unordered))
+    if (state_find_unordered(state, mode, &shadow->clock, &shadow->unordered_accesses))
         return -1;
     PyObject *accesses = unordered_objects(shadow);
     int result = accesses ? 0 : -1;
@@ -555,13 +559,14 @@ PyObject *shadow_find_unordered(struct shadow *shadow, uint64_t lo, uint64_t hi,
          position = map_next(&shadow->range_states, position))
         if (append_unordered(shadow, state, mode, found))
             Py_CLEAR(found);
-    const struct strided_list *overlapping = found ? strided_find_overlapping(&shadow->strided, lo, hi) : NULL;
-    if (!overlapping)
+    const struct strided_list *overlapping_list =
+        found ? strided_find_overlapping(&shadow->strided_states, lo, hi) : NULL;
+    if (!overlapping_list)
         Py_CLEAR(found);
     struct range shared_range;
-    for (size_t i = 0; found && i < overlapping->count; i++)
-        if (strided_shared_with_range(&overlapping->items[i]->range, (struct range){lo, hi}, &shared_range) &&
-            append_unordered(shadow, &overlapping->items[i]->state, mode, found))
+    for (size_t i = 0; found && i < overlapping_list->count; i++)
+        if (strided_shared_with_range(&overlapping_list->items[i]->range, (struct range){lo, hi}, &shared_range) &&
+            append_unordered(shadow, &overlapping_list->items[i]->state, mode, found))
             Py_CLEAR(found);
     return found;
 }
@@ -586,7 +591,7 @@ int shadow_clear(struct shadow *shadow, uint64_t lo, uint64_t hi)
     replacements->state_count = remaining_count;
     if (run.count && replace_states(shadow, run))
         return -1;
-    if (strided_clear(&shadow->strided, lo, hi))
+    if (strided_clear(&shadow->strided_states, lo, hi))
         return -1;
     struct position begin = map_lower_bound(&shadow->pointer_states, lo), position = begin;
     struct state *pointer;
@@ -601,12 +606,12 @@ void shadow_release(struct shadow *shadow)
 {
     map_release(&shadow->range_states);
     map_release(&shadow->pointer_states);
-    strided_release(&shadow->strided);
+    strided_release(&shadow->strided_states);
     clock_release(&shadow->clock);
-    PyMem_Free(shadow->unordered.accesses);
+    PyMem_Free(shadow->unordered_accesses.accesses);
     clear_replacements(&shadow->replacements);
     PyMem_Free(shadow->replacements.states);
-    shadow->unordered = (struct unordered_accesses){0};
+    shadow->unordered_accesses = (struct unordered_accesses){0};
     shadow->replacements = (struct replacements){0};
     Py_CLEAR(shadow->checker);
     Py_CLEAR(shadow->access_type);

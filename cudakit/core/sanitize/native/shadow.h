@@ -22,9 +22,9 @@ struct shadow {
     bool
         must_report; /* whether the checker got a conflict of the current access, which it must report after the access */
     struct state_map range_states, pointer_states;
-    struct strided_states strided;
+    struct strided_states strided_states;
     struct clock clock; /* clock of the current operation */
-    struct unordered_accesses unordered;
+    struct unordered_accesses unordered_accesses;
     struct replacements replacements;
 };
 

@@ -38,30 +38,31 @@ bool states_are_equivalent(const struct state *first, const struct state *second
 /* ---- unordered accesses ----------------------------------------------------------------------------------- */
 
 /* Append an access if it does not happen before the clock. Return -1 with an exception if memory runs out. */
-static int add_unordered(struct unordered_accesses *unordered, struct access *access, const struct clock *clock)
+static int add_unordered(struct unordered_accesses *unordered_accesses, struct access *access,
+                         const struct clock *clock)
 {
     if (access_is_ordered(access, clock))
         return 0;
-    if (unordered->access_count == unordered->capacity) {
-        size_t capacity = unordered->capacity ? 2 * unordered->capacity : 16;
-        struct access **items = PyMem_Realloc(unordered->accesses, capacity * sizeof(struct access *));
+    if (unordered_accesses->access_count == unordered_accesses->capacity) {
+        size_t capacity = unordered_accesses->capacity ? 2 * unordered_accesses->capacity : 16;
+        struct access **items = PyMem_Realloc(unordered_accesses->accesses, capacity * sizeof(struct access *));
         if (!items) {
             PyErr_NoMemory();
             return -1;
         }
-        unordered->accesses = items;
-        unordered->capacity = capacity;
+        unordered_accesses->accesses = items;
+        unordered_accesses->capacity = capacity;
     }
-    unordered->accesses[unordered->access_count++] = access;
+    unordered_accesses->accesses[unordered_accesses->access_count++] = access;
     return 0;
 }
 
-static int add_all_unordered(struct unordered_accesses *unordered, const struct access_list *list,
+static int add_all_unordered(struct unordered_accesses *unordered_accesses, const struct access_list *list,
                              const struct clock *clock)
 {
     struct access *const *items = access_list_items(list);
     for (uint32_t i = 0; i < list->access_count; i++)
-        if (add_unordered(unordered, items[i], clock))
+        if (add_unordered(unordered_accesses, items[i], clock))
             return -1;
     return 0;
 }
@@ -69,28 +70,28 @@ static int add_all_unordered(struct unordered_accesses *unordered, const struct 
 /* Reads and atomics are ordered after the last write, or were reported. So if there is a conflicting read or atomic,
  * the write needs no check, except in a merged state, whose accesses may be to different bytes. */
 int state_find_unordered(const struct state *state, uint8_t mode, const struct clock *clock,
-                         struct unordered_accesses *unordered)
+                         struct unordered_accesses *unordered_accesses)
 {
     bool checks_reads = mode & (MODE_WRITE | MODE_ATOMIC), checks_atomics = !(mode & MODE_ATOMIC);
-    unordered->access_count = 0;
-    if (checks_reads && add_all_unordered(unordered, &state->reads, clock))
+    unordered_accesses->access_count = 0;
+    if (checks_reads && add_all_unordered(unordered_accesses, &state->reads, clock))
         return -1;
-    if (checks_atomics && add_all_unordered(unordered, &state->atomics, clock))
+    if (checks_atomics && add_all_unordered(unordered_accesses, &state->atomics, clock))
         return -1;
     bool has_candidates =
         (checks_reads && state->reads.access_count) || (checks_atomics && state->atomics.access_count);
     if (state->write && (!has_candidates || state->is_merged))
-        return add_unordered(unordered, state->write, clock);
+        return add_unordered(unordered_accesses, state->write, clock);
     return 0;
 }
 
 int pointer_find_unordered(const struct state *pointer, uint8_t mode, const struct clock *clock,
-                           struct unordered_accesses *unordered)
+                           struct unordered_accesses *unordered_accesses)
 {
-    unordered->access_count = 0;
-    if (add_all_unordered(unordered, &pointer->atomics, clock))
+    unordered_accesses->access_count = 0;
+    if (add_all_unordered(unordered_accesses, &pointer->atomics, clock))
         return -1;
-    return mode & MODE_WRITE ? add_all_unordered(unordered, &pointer->reads, clock) : 0;
+    return mode & MODE_WRITE ? add_all_unordered(unordered_accesses, &pointer->reads, clock) : 0;
 }
 
 /* ---- storing and pruning ---------------------------------------------------------------------------------- */

@@ -32,12 +32,12 @@ int state_copy(struct state *new_state, const struct state *state, uint64_t lo, 
 bool states_are_equivalent(const struct state *first, const struct state *second);
 /* List the accesses of a range that may race with an access of this mode. Return -1 with an exception on errors. */
 int state_find_unordered(const struct state *state, uint8_t mode, const struct clock *clock,
-                         struct unordered_accesses *unordered);
+                         struct unordered_accesses *unordered_accesses);
 /* Store an access in the state of a range. Return -1 with an exception if memory runs out. */
 int state_store(struct state *state, struct access *access, const struct clock *clock);
 /* List the kernels that may race with an access through a pointer, and store a kernel in the state of a pointer. */
 int pointer_find_unordered(const struct state *pointer, uint8_t mode, const struct clock *clock,
-                           struct unordered_accesses *unordered);
+                           struct unordered_accesses *unordered_accesses);
 int pointer_store(struct state *pointer, struct access *access, const struct clock *clock);
 /* Remove the accesses that happen before the clock `past_clock`, and their reported pairs. Return whether any access is
  * left, or -1 with an exception. */

@@ -7,27 +7,31 @@
 /* The same value as in strided.py: maximum number of rows that are compared one by one. */
 enum { MAX_COMPARED_ROWS = 1 << 20 };
 
-bool strided_from_access(struct strided_range *strided, uint64_t lo, uint64_t hi, int64_t stride, uint64_t count)
+bool strided_from_access(struct strided_range *strided_range, uint64_t lo, uint64_t hi, int64_t stride,
+                         uint64_t count)
 {
     uint64_t distance = stride < 0 ? -(uint64_t)stride : (uint64_t)stride, last_row;
     if (count <= 1 || __builtin_mul_overflow(count - 1, distance, &last_row) || last_row >= hi - lo)
         return false;
     uint64_t width = hi - lo - last_row;
-    *strided = (struct strided_range){.lo = lo, .hi = hi, .width = width, .stride = distance, .count = count};
+    *strided_range =
+        (struct strided_range){.lo = lo, .hi = hi, .width = width, .stride = distance, .count = count};
     return width < distance;
 }
 
-bool strided_shared_with_range(const struct strided_range *strided, struct range range, struct range *shared_range)
+bool strided_shared_with_range(const struct strided_range *strided_range, struct range range,
+                               struct range *shared_range)
 {
-    uint64_t row_index = 0, first_end = strided->lo + strided->width;
+    uint64_t row_index = 0, first_end = strided_range->lo + strided_range->width;
     if (range.lo >= first_end)
-        row_index = (range.lo - first_end) / strided->stride + 1;
-    if (row_index >= strided->count)
+        row_index = (range.lo - first_end) / strided_range->stride + 1;
+    if (row_index >= strided_range->count)
         return false;
-    uint64_t row_address = strided->lo + row_index * strided->stride;
+    uint64_t row_address = strided_range->lo + row_index * strided_range->stride;
     if (row_address >= range.hi)
         return false;
-    *shared_range = (struct range){Py_MAX(row_address, range.lo), Py_MIN(row_address + strided->width, range.hi)};
+    *shared_range =
+        (struct range){Py_MAX(row_address, range.lo), Py_MIN(row_address + strided_range->width, range.hi)};
     return true;
 }
 
@@ -51,13 +55,15 @@ static bool can_never_overlap(const struct strided_range *first, const struct st
     return first->width <= offset && second->width <= common_stride - offset;
 }
 
-bool strided_shared_with(const struct strided_range *strided, const struct strided_range *stored,
+bool strided_shared_with(const struct strided_range *strided_range, const struct strided_range *stored_range,
                          struct range *shared_range)
 {
-    if (strided->hi <= stored->lo || stored->hi <= strided->lo || can_never_overlap(strided, stored))
+    if (strided_range->hi <= stored_range->lo || stored_range->hi <= strided_range->lo ||
+        can_never_overlap(strided_range, stored_range))
         return false;
-    const struct strided_range *shorter_range = stored->count < strided->count ? stored : strided;
-    const struct strided_range *longer_range = shorter_range == strided ? stored : strided;
+    const struct strided_range *shorter_range =
+        stored_range->count < strided_range->count ? stored_range : strided_range;
+    const struct strided_range *longer_range = shorter_range == strided_range ? stored_range : strided_range;
     if (shorter_range->count > MAX_COMPARED_ROWS)
         return false;
     for (uint64_t i = 0; i < shorter_range->count; i++) {
@@ -122,8 +128,8 @@ static int compare_numbers(const void *left, const void *right)
 
 const struct strided_list *strided_find_overlapping(struct strided_states *states, uint64_t lo, uint64_t hi)
 {
-    struct strided_list *overlapping = &states->overlapping;
-    overlapping->count = 0;
+    struct strided_list *overlapping_list = &states->overlapping_list;
+    overlapping_list->count = 0;
     for (uint64_t bits = states->nonempty_lists; bits; bits &= bits - 1) {
         unsigned index = (unsigned)__builtin_ctzll(bits);
         struct strided_list *list = &states->lists[index];
@@ -132,22 +138,22 @@ const struct strided_list *strided_find_overlapping(struct strided_states *state
              i < list->count && list->items[i]->range.lo < hi; i++) {
             if (list->items[i]->range.hi <= lo)
                 continue;
-            if (reserve_item(overlapping))
+            if (reserve_item(overlapping_list))
                 return NULL;
-            overlapping->items[overlapping->count++] = list->items[i];
+            overlapping_list->items[overlapping_list->count++] = list->items[i];
         }
     }
-    if (overlapping->count > 1)
-        qsort(overlapping->items, overlapping->count, sizeof *overlapping->items, compare_numbers);
-    return overlapping;
+    if (overlapping_list->count > 1)
+        qsort(overlapping_list->items, overlapping_list->count, sizeof *overlapping_list->items, compare_numbers);
+    return overlapping_list;
 }
 
 /* Clear the state of a strided range if its number is lower than `number`, and return whether it stays. */
 static int is_recent(struct state *state, const void *number)
 {
-    const struct strided_state *strided =
+    const struct strided_state *strided_state =
         (const struct strided_state *)((const char *)state - offsetof(struct strided_state, state));
-    if (strided->number >= *(const uint64_t *)number)
+    if (strided_state->number >= *(const uint64_t *)number)
         return 1;
     state_clear(state);
     return 0;
@@ -163,13 +169,13 @@ static int remove_older_half(struct strided_states *states)
     return strided_filter(states, is_recent, &oldest_remaining_number);
 }
 
-struct state *strided_get_or_create(struct strided_states *states, const struct strided_range *strided)
+struct state *strided_get_or_create(struct strided_states *states, const struct strided_range *strided_range)
 {
-    unsigned index = list_index(strided);
+    unsigned index = list_index(strided_range);
     struct strided_list *list = &states->lists[index];
-    for (size_t i = lower_bound(list, strided->lo); i < list->count && list->items[i]->range.lo == strided->lo;
-         i++)
-        if (strided_are_equal(&list->items[i]->range, strided))
+    for (size_t i = lower_bound(list, strided_range->lo);
+         i < list->count && list->items[i]->range.lo == strided_range->lo; i++)
+        if (strided_are_equal(&list->items[i]->range, strided_range))
             return &list->items[i]->state;
     if (states->state_count >= MAX_STRIDED_STATES && remove_older_half(states))
         return NULL;
@@ -178,11 +184,11 @@ struct state *strided_get_or_create(struct strided_states *states, const struct 
         PyErr_NoMemory();
         return NULL;
     }
-    new_state->range = *strided;
-    new_state->state.lo = strided->lo;
-    new_state->state.hi = strided->hi;
+    new_state->range = *strided_range;
+    new_state->state.lo = strided_range->lo;
+    new_state->state.hi = strided_range->hi;
     new_state->number = states->created_count++;
-    size_t position = lower_bound(list, strided->lo + 1);
+    size_t position = lower_bound(list, strided_range->lo + 1);
     memmove(list->items + position + 1, list->items + position, (list->count - position) * sizeof *list->items);
     list->items[position] = new_state;
     list->count++;
@@ -210,11 +216,11 @@ int strided_clear(struct strided_states *states, uint64_t lo, uint64_t hi)
 {
     if (!states->state_count)
         return 0;
-    const struct strided_list *overlapping = strided_find_overlapping(states, lo, hi);
-    if (!overlapping)
+    const struct strided_list *overlapping_list = strided_find_overlapping(states, lo, hi);
+    if (!overlapping_list)
         return -1;
-    for (size_t i = 0; i < overlapping->count; i++) {
-        struct strided_state *item = overlapping->items[i];
+    for (size_t i = 0; i < overlapping_list->count; i++) {
+        struct strided_state *item = overlapping_list->items[i];
         if (item->range.lo < lo || hi < item->range.hi)
             continue;
         remove_item(states, item);
@@ -259,6 +265,6 @@ void strided_release(struct strided_states *states)
     strided_filter(states, keep_none, NULL);
     for (unsigned index = 0; index < 64; index++)
         PyMem_Free(states->lists[index].items);
-    PyMem_Free(states->overlapping.items);
+    PyMem_Free(states->overlapping_list.items);
     *states = (struct strided_states){0};
 }

@@ -16,12 +16,13 @@ struct strided_range {
 
 /* Return the rows of a strided access. Return false if its rows are contiguous or its numbers contradict each other;
  * it then counts as one range. */
-bool strided_from_access(struct strided_range *strided, uint64_t lo, uint64_t hi, int64_t stride, uint64_t count);
+bool strided_from_access(struct strided_range *strided_range, uint64_t lo, uint64_t hi, int64_t stride,
+                         uint64_t count);
 /* Find the bytes of a range in the first row that overlaps the range. Return false if no row overlaps it. */
-bool strided_shared_with_range(const struct strided_range *strided, struct range range,
+bool strided_shared_with_range(const struct strided_range *strided_range, struct range range,
                                struct range *shared_range);
 /* Find the first bytes that are in rows of both strided ranges. Return false if there are none. */
-bool strided_shared_with(const struct strided_range *strided, const struct strided_range *stored,
+bool strided_shared_with(const struct strided_range *strided_range, const struct strided_range *stored_range,
                          struct range *shared_range);
 
 /* The same value as strided.MAX_STRIDED_STATES. */
@@ -44,10 +45,10 @@ struct strided_list {
  * address looks at few ranges that do not overlap. */
 struct strided_states {
     struct strided_list lists[64];
-    uint64_t nonempty_lists;         /* bit i is set if the list with index i has items */
-    size_t state_count;              /* number of states in all lists */
-    uint64_t created_count;          /* number of states that were ever created */
-    struct strided_list overlapping; /* result of the last strided_find_overlapping() */
+    uint64_t nonempty_lists;              /* bit i is set if the list with index i has items */
+    size_t state_count;                   /* number of states in all lists */
+    uint64_t created_count;               /* number of states that were ever created */
+    struct strided_list overlapping_list; /* result of the last strided_find_overlapping() */
 };
 
 /* Find the states whose ranges begin below hi and end above lo, the oldest first. The result is valid until the next
@@ -55,7 +56,7 @@ struct strided_states {
 const struct strided_list *strided_find_overlapping(struct strided_states *states, uint64_t lo, uint64_t hi);
 /* Return the state of a strided range. Create it if there is none; if there are too many, remove the older half.
  * Return NULL with an exception if memory runs out. */
-struct state *strided_get_or_create(struct strided_states *states, const struct strided_range *strided);
+struct state *strided_get_or_create(struct strided_states *states, const struct strided_range *strided_range);
 /* Remove the strided ranges that lie completely between two addresses. Return -1 with an exception if memory runs out. */
 int strided_clear(struct strided_states *states, uint64_t lo, uint64_t hi);
 /* Remove states. `keep` returns 1 for a state that stays; for a state to remove it clears the state and returns 0; on

@@ -45,15 +45,15 @@ static int add_patches(PyObject *patches)
     Py_ssize_t patch_count = patches ? PySequence_Size(patches) : 0;
     for (Py_ssize_t i = 0; i < patch_count; i++) {
         PyObject *pair = PySequence_GetItem(patches, i);
-        int capability, failed = 1;
+        int capability, has_failed = 1;
         const char *image;
         Py_ssize_t bytes;
         if (pair && PyArg_ParseTuple(pair, "iy#", &capability, &image, &bytes))
-            failed = patching_add_image(capability, image, (size_t)bytes);
+            has_failed = patching_add_image(capability, image, (size_t)bytes);
         Py_XDECREF(pair);
-        if (failed && !PyErr_Occurred())
+        if (has_failed && !PyErr_Occurred())
             PyErr_NoMemory();
-        if (failed)
+        if (has_failed)
             return -1;
     }
     return patch_count < 0 ? -1 : 0;
@@ -496,9 +496,9 @@ static int set_offset(PyObject *offset_dicts, const char *structure, const char 
         Py_DECREF(fields);
     }
     PyObject *offset_object = PyLong_FromSize_t(offset);
-    int failed = !offset_object || PyDict_SetItemString(fields, field, offset_object);
+    int has_failed = !offset_object || PyDict_SetItemString(fields, field, offset_object);
     Py_XDECREF(offset_object);
-    return failed ? -1 : 0;
+    return has_failed ? -1 : 0;
 }
 
 PyDoc_STRVAR(offsets_doc, "offsets()\n--\n\n"
@@ -508,14 +508,14 @@ PyDoc_STRVAR(offsets_doc, "offsets()\n--\n\n"
 static PyObject *offsets(PyObject *self, PyObject *unused)
 {
     PyObject *offset_dicts = PyDict_New();
-    int failed = !offset_dicts;
+    int has_failed = !offset_dicts;
     (void)self, (void)unused;
 #define X(structure, field) \
-    failed = failed || set_offset(offset_dicts, #structure, #field, offsetof(structure, field));
+    has_failed = has_failed || set_offset(offset_dicts, #structure, #field, offsetof(structure, field));
     SANITIZER_FIELDS(X)
     RECORD_FIELDS(X)
 #undef X
-    if (failed)
+    if (has_failed)
         Py_CLEAR(offset_dicts);
     return offset_dicts;
 }

@@ -55,7 +55,7 @@ export class Axis {
   tickText(value, step) {
     if (this.kind !== "time") return Number.isInteger(value) ? formatCount(value) : "";
     if (value < 0) return "";
-    const [unit, size] = value + step >= 1e6 ? ["s", 1e6] : value + step >= 1e3 ? ["ms", 1e3] : ["µs", 1];
+    const [unit, size] = value + step >= 1e6 ? ["s", 1e6] : value + step >= 1e3 ? ["ms", 1e3] : ["us", 1];
     const digits = Math.max(0, Math.ceil(-Math.log10(step / size) - 1e-9));
     return `+${(value / size).toFixed(digits)} ${unit}`;
   }

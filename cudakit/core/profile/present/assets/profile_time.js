@@ -5,7 +5,7 @@ import { formatCount } from "./canvas.js";
 const UNITS = [
   ["s", 1e9],
   ["ms", 1e6],
-  ["µs", 1e3],
+  ["us", 1e3],
   ["ns", 1],
 ];
 

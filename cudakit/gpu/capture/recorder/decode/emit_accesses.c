@@ -47,6 +47,8 @@ static void write_buffered_records(emitter *writer)
 {
     if (!writer->buffered_record_count)
         return;
+    if (templates_are_enabled())
+        spool_allocate_ahead(); /* so that no page is allocated while the recorder lock is held */
     pthread_mutex_lock(&recorder_lock);
     spool_records(record_buffer, writer->buffered_record_count);
     pthread_mutex_unlock(&recorder_lock);

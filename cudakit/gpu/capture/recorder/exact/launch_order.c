@@ -2,7 +2,7 @@
 
 #include "write/record.h"
 
-/* Return the address range of a range of the footprint in this launch. */
+/* Return a range of the footprint with the addresses that it has in this launch. */
 static footprint_range range_of_launch(const launch_memory *memory, const footprint_range *range)
 {
     const uint64_t base = range->pointer_index == NO_POINTER ? 0 : memory->pointers[range->pointer_index];
@@ -31,8 +31,9 @@ bool launch_has_contested_bytes(const launch_memory *memory)
     return is_contested;
 }
 
-/* Find the allocations that the launch may access: all that it reaches, except those that only entries of a large table
- * reach and that have no byte of the footprint. Behind the used entries of a table is often old memory of the stack. */
+/* Mark the allocations that the launch may access: all that it reaches. An exception are allocations that only
+ * entries of a large table point into, because behind the used entries of a table is often old memory of the
+ * stack: these are marked only if they have bytes of the footprint. */
 static void mark_accessed_allocations(const launch_memory *memory)
 {
     bool has_unused_entries = false;

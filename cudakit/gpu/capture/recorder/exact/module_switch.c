@@ -15,10 +15,11 @@
  * patch must be restored. */
 #define MIN_REVIEWS 2
 #define MAX_REVIEWS 64
-/* A patch is also removed after one review without a recorded launch, and this number of launches in a row with templates:
- * restoring it later costs about as much as the patch costs in these launches. */
+/* A patch is also removed after one review without a recorded launch, if this number of launches in a row used
+ * templates. Restoring the patch later costs about as much as the patch has cost in these launches. */
 #define LAUNCHES_BEFORE_REMOVAL 128
-/* The number is halved after this number of times as many reviews without the patch. */
+/* The number of reviews before the next removal is halved after REVIEWS_PER_DECAY times as many reviews without
+ * the patch. */
 #define REVIEWS_PER_DECAY 4
 /* Value of reviews_before_removal of a module whose patch is never removed. */
 #define NEVER_REMOVED UINT32_MAX
@@ -153,7 +154,7 @@ bool module_restore_patch(uint32_t id)
     return is_restored;
 }
 
-/* Return whether a module's patch must be restored, for the first time since the request. Takes the recorder lock. */
+/* Return whether restoring the patch of a module was requested, and reset the request. Takes the recorder lock. */
 static bool take_request(uint32_t id)
 {
     pthread_mutex_lock(&recorder_lock);
@@ -329,6 +330,7 @@ static bool drain_context_if_due(CUcontext context, int64_t now_ns)
     if (drain_interval_ns > MAX_DRAIN_INTERVAL_NS)
         drain_interval_ns = MAX_DRAIN_INTERVAL_NS;
     next_drain_ns = now_ns + drain_interval_ns;
+    launch_begin_delay(); /* other threads may see that the work is complete */
     const bool was_in_recorder_call = this_thread.in_recorder_call;
     this_thread.in_recorder_call = true;
     const bool is_complete = wait_for_context(driver, context);

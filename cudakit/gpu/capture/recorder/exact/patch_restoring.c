@@ -49,7 +49,8 @@ void patch_restoring_add_kernel(const record *launch_record, const Sanitizer_Lau
                                     {launch->clusterDim_x, launch->clusterDim_y, launch->clusterDim_z}};
 }
 
-/* Return a key of the stream of a launch: of the handle, and of what a handle of a default stream refers to. */
+/* Return a key of the stream of a launch, which differs between the default streams of two contexts, and between
+ * the per-thread default streams of two threads. */
 static uint64_t stream_key(CUcontext context, CUstream stream)
 {
     const uint64_t thread = stream == STREAM_PER_THREAD_HANDLE ? this_thread.id : 0;

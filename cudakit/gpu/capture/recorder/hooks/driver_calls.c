@@ -225,7 +225,7 @@ static void exit_node_change(uint32_t cbid, const node_set_params *change)
 
 static void on_call_success(uint32_t cbid, const void *parameters, CUcontext context)
 {
-    const event_elapsed_params *elapsed = parameters;
+    const event_elapsed_params *elapsed_params = parameters;
     switch (cbid) {
     case CBID_cuEventQuery:
         record_event_completed(*(const CUevent *)parameters);
@@ -233,8 +233,8 @@ static void on_call_success(uint32_t cbid, const void *parameters, CUcontext con
         break;
     case CBID_cuEventElapsedTime:
     case CBID_cuEventElapsedTime_v2:
-        record_event_completed(elapsed->hStart);
-        record_event_completed(elapsed->hEnd);
+        record_event_completed(elapsed_params->hStart);
+        record_event_completed(elapsed_params->hEnd);
         break;
     case CBID_cuLaunchKernel:
     case CBID_cuLaunchKernel_ptsz:

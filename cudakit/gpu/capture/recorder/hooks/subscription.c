@@ -186,8 +186,8 @@ static void register_process_handlers(void)
 
 void tracing_begin(void)
 {
-    static pthread_once_t handlers_registered = PTHREAD_ONCE_INIT;
-    pthread_once(&handlers_registered, register_process_handlers);
+    static pthread_once_t register_once = PTHREAD_ONCE_INIT;
+    pthread_once(&register_once, register_process_handlers);
     is_tracing = true;
     nvtx_enable(true);
 }

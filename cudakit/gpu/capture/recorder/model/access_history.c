@@ -11,8 +11,8 @@
 /* Number of accesses for which bytes stay contested after an unordered access. This is enough to record the
  * launches that race, and to report them exactly. */
 #define CONTESTED_ACCESSES 64
-/* A history without conflicts is removed after this number of times that the host had waited for all work, during which
- * all accesses were ordered. */
+/* A history without conflicts is removed after the host has waited for all work this number of times, if all
+ * accesses meanwhile were ordered. */
 #define IDLE_COUNT_TO_REMOVE 64
 #define ALWAYS_CONTESTED 255 /* some accesses to the bytes are not stored */
 /* Accesses that the host has waited for are removed when a history has this number of intervals, and again when

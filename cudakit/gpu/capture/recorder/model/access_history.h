@@ -27,7 +27,7 @@ typedef struct access_history access_history;
 access_history *history_create(uint64_t lo, uint64_t hi, byte_access last_access);
 void history_free(access_history *history);
 
-/* Note that an operation on the allocation is not ordered after the operation before it. */
+/* Store that an operation on the allocation is not ordered after the operation before it. */
 void history_note_unordered(access_history *history);
 
 /* Return whether a history can be freed: the host has waited for all accesses to the allocation, they did not conflict, and

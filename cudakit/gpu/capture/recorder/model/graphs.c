@@ -261,23 +261,24 @@ static void set_node_reach(const record *node_record, const graph_node *node, co
                            size_t access_count, uint64_t content_hash)
 {
     graph_reach *reach = graph_reach_get(node_record->node.graph);
-    node_reach *changed = reach ? node_reach_get(reach, node_record->node.node) : NULL;
-    uint64_t *addresses = changed ? realloc(changed->addresses, (access_count + 1) * sizeof *addresses) : NULL;
+    node_reach *changed_reach = reach ? node_reach_get(reach, node_record->node.node) : NULL;
+    uint64_t *addresses =
+        changed_reach ? realloc(changed_reach->addresses, (access_count + 1) * sizeof *addresses) : NULL;
     if (!addresses) {
         graphs_forget_reach(node_record->node.graph);
         return;
     }
     for (size_t i = 0; i < access_count; i++)
         addresses[i] = accesses[i].access.lo;
-    reach->content_hash += content_hash - changed->content_hash;
+    reach->content_hash += content_hash - changed_reach->content_hash;
     reach->is_outdated = true;
     reach->has_copies = reach->has_copies || node->type == NODE_MEMCPY || node->type == NODE_MEMSET;
     /* Each launch of a graph with allocation nodes may get other memory. */
     reach->is_always_recorded =
         reach->is_always_recorded || !content_hash || node->type == NODE_MEM_ALLOC || node->type == NODE_MEM_FREE;
-    changed->addresses = addresses;
-    changed->address_count = access_count;
-    changed->content_hash = content_hash;
+    changed_reach->addresses = addresses;
+    changed_reach->address_count = access_count;
+    changed_reach->content_hash = content_hash;
 }
 
 static int compare_addresses(const void *left, const void *right)
@@ -352,8 +353,8 @@ static uint64_t content_hash_of(const node_writer *writer, const graph_node *nod
     return hash | 1;
 }
 
-/* Fill ``buffer`` with the records of a node and of its accesses, and return their number. Their common fields are those of
- * no call. */
+/* Fill ``buffer`` with the records of a node and of its accesses, and return the number of records.
+ * write_node_records() sets the common fields of their call. */
 static size_t fill_node_records(uint32_t graph, uint32_t node_id, const graph_node *node, uint32_t site,
                                 record *buffer)
 {
@@ -387,7 +388,7 @@ static void write_node_records(record *records, size_t record_count)
     spool_records(records, record_count);
 }
 
-/* Write the records of a node of a graph, which replace earlier records that are not written. */
+/* Write the records of a node of a graph, and discard earlier records of the node that are not written. */
 static void write_records_of_node(uint32_t graph, uint32_t node_id, record *records, size_t record_count)
 {
     graph_reach *reach = graph_reach_get(graph);
@@ -521,8 +522,10 @@ uint32_t graphs_record(CUgraph graph, const call_site *stack, uint32_t *kernel_c
 
 /* --- changed nodes of executable graphs ------------------------------------------------------------ */
 
-/* Store the records of a changed kernel, and return true, if the analysis does not need them before the next launch that
- * is recorded: a launch that uses a template has the accesses of the template. XLA changes all nodes before each launch. */
+/* Store the records of a changed kernel until the next launch that is recorded, and return true. Until then the
+ * analysis does not need them, because a launch that uses a template has the accesses of the template. Return
+ * false if the records must be written now. XLA changes all nodes before each launch, so writing all records would
+ * take long. */
 static bool store_node_records(uint32_t graph, uint32_t node_id, const record *records, size_t record_count)
 {
     graph_reach *reach = graph_reach_get(graph);
@@ -554,7 +557,7 @@ void graphs_write_changed_nodes(uint32_t graph)
     reach->has_unwritten_nodes = false;
 }
 
-/* Write the new parameters of a node, with which the analysis replaces the earlier ones, or store them until the next
+/* Write the new parameters of a node, which replace the earlier ones in the analysis, or store them until the next
  * launch that is recorded. The recorder lock is held. */
 static void write_changed_node(uint32_t graph, uint32_t executable, uint32_t node_id, const graph_node *node,
                                uint32_t site, record *buffer)

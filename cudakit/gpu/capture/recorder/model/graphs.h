@@ -79,7 +79,7 @@ const tma_store *node_tensor_maps(uint32_t graph, uint32_t executable, uint32_t 
 bool graphs_node_changed(CUgraphExec executable, CUgraphNode node, const graph_node *changed);
 bool graphs_child_graph_changed(CUgraphExec executable, CUgraphNode node, CUgraph child);
 
-/* Write the nodes of a graph that changed and are not written, before a launch that does not use a template. The recorder
+/* Write the stored records of changed nodes of a graph, before a launch that does not use a template. The recorder
  * lock is held. */
 void graphs_write_changed_nodes(uint32_t graph);
 

@@ -308,7 +308,7 @@ static uint64_t mix_scalar(uint64_t hash, uint64_t value)
     return ((hash << 5 | hash >> 59) ^ value) * 0x9E3779B97F4A7C15ull;
 }
 
-/* Add the bytes of all parameters that are not part of a word. */
+/* Hash the bytes of all parameters that do not belong to an aligned 8-byte word. */
 static void add_other_bytes(launch_arguments *arguments, const struct kernel_layout *layout, const char *buffer,
                             void **parameters)
 {
@@ -349,9 +349,9 @@ void kernels_find_arguments(const struct kernel_layout *layout, void **parameter
                                     : (const char *)parameters[word->parameter_index] + word->offset_in_parameter;
         uint64_t value;
         memcpy(&value, source, sizeof value);
-        allocation *reached = allocations_find(value);
-        if (reached)
-            add_pointer(arguments, i, value, word->certainty, reached);
+        allocation *reached_allocation = allocations_find(value);
+        if (reached_allocation)
+            add_pointer(arguments, i, value, word->certainty, reached_allocation);
         else
             arguments->scalar_hash = mix_scalar(arguments->scalar_hash, value);
     }

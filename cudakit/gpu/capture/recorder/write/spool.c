@@ -123,18 +123,18 @@ void spool_forked(void)
 /* Create and map a file. On failure return NULL and set ``error_number`` to the errno. */
 static char *map_file(const char *path, size_t bytes, int *error_number)
 {
-    int file = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-    *error_number = file < 0 ? errno : 0;
-    if (file < 0)
+    int descriptor = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    *error_number = descriptor < 0 ? errno : 0;
+    if (descriptor < 0)
         return NULL;
     /* Allocate the disk space now: a full disk is an error here, but a SIGBUS in the user's program later. */
-    *error_number = posix_fallocate(file, 0, (off_t)bytes);
+    *error_number = posix_fallocate(descriptor, 0, (off_t)bytes);
     void *mapped_file = MAP_FAILED;
     if (!*error_number) {
-        mapped_file = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+        mapped_file = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
         *error_number = mapped_file == MAP_FAILED ? errno : 0;
     }
-    close(file);
+    close(descriptor);
     if (*error_number)
         unlink(path);
     return *error_number ? NULL : mapped_file;
