@@ -370,7 +370,8 @@ def test_unknown_option_names_the_help_of_the_command(name: str, place: Place) -
 
 def documented_lines() -> Iterator[tuple[str, str]]:
     """Yield the command lines in the code blocks of all pages, fenced or indented."""
-    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    folders = (ROOT / "docs", ROOT / "examples")
+    pages = [ROOT / "README.md", *(page for folder in folders for page in folder.rglob("*.md"))]
     for page in pages:
         is_fenced = False
         for line in page.read_text(encoding="utf-8").splitlines():
