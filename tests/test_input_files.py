@@ -72,7 +72,11 @@ def test_invalid_json_is_an_error_with_the_hint(
     [
         (b"cudakit log\n\x02\0\0\0", "a log of cudakit run", "cudakit sanitize a.file"),
         (SNAPSHOT, "a memory snapshot", "show it with: cudakit memviz a.file"),
-        (gzip.compress(SNAPSHOT), "a memory snapshot", "show it with: cudakit memviz a.file"),
+        (
+            gzip.compress(SNAPSHOT, mtime=0),
+            "a memory snapshot",
+            "show it with: cudakit memviz a.file",
+        ),
         (b'{"segments": [', "a memory snapshot", "show it with: cudakit memviz a.file"),
         (b'{\n "schema": "cudakit.profile/1",', "a profile", "cudakit profile a.file"),
         (b'{"schema": "cudakit.bench/1",', "a result of cudakit bench", "bench compare a.file"),

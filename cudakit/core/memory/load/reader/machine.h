@@ -16,7 +16,7 @@ typedef struct {
     Vector memo;           /* Values; 0 for an index that is not set */
     uint64_t memoized;     /* number of memo entries that are set */
     const char *failure;   /* the reason word, a key of _DAMAGE_REASONS in pickled.py */
-    PyObject *convert;     /* convert_argument of machine.py */
+    PyObject *convert;     /* _convert_for_native of native.py */
     PyThreadState *thread; /* the saved thread state while the interpreter lock is released */
 } Machine;
 
