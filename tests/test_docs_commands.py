@@ -25,7 +25,11 @@ import pytest
 import cudakit
 
 ROOT = Path(__file__).parent.parent
-PAGES = (ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md")))
+PAGES = (
+    ROOT / "README.md",
+    *sorted(ROOT.glob("docs/**/*.md")),
+    *sorted(ROOT.glob("examples/**/*.md")),
+)
 LEFT_OUT = "…"
 
 _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

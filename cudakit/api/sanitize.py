@@ -140,7 +140,10 @@ class _Session:
 
 
 def _session(gpu: GpuChoice, accesses: Accesses | None) -> _Session:
-    """Return the session of this process. All blocks share it, because a process is recorded only once."""
+    """Return the session for a choice of GPU.
+
+    All ``with`` blocks share it, because a process can be recorded only once.
+    """
     sessions = _sessions()
     if gpu not in sessions:
         sessions[gpu] = _Session(gpu, accesses)

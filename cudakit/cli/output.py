@@ -84,7 +84,7 @@ def open_binary_file(path: str, *, force: bool = False) -> Iterator[BinaryIO]:
 def refuse_unwritable(path: str, *, force: bool = False) -> None:
     """Raise UsageError for a file that another process is to write later, as ``open_binary_file`` does."""
     target = Path(os.path.realpath(path))
-    _refuse_unusable(_file_mode(target, name=path), name=path, force=force)
+    _refuse_unusable_target(_file_mode(target, name=path), name=path, force=force)
     if not target.parent.is_dir():
         raise unwritable_error(path, FileNotFoundError())
     if not os.access(target.parent, os.W_OK | os.X_OK):
@@ -95,7 +95,7 @@ def refuse_unwritable(path: str, *, force: bool = False) -> None:
 def _open_new(path: str, stream_kind: Literal["b", "t"], *, force: bool) -> Iterator[Any]:
     target = Path(os.path.realpath(path))
     mode = _file_mode(target, name=path)
-    _refuse_unusable(mode, name=path, force=force)
+    _refuse_unusable_target(mode, name=path, force=force)
     temporary_path = _temporary_path(target) if mode is None or stat.S_ISREG(mode) else None
     stream = _create_file(temporary_path or target, stream_kind, name=path)
     try:
@@ -197,7 +197,7 @@ def _file_mode(target: Path, *, name: str) -> int | None:
         raise unwritable_error(name, error) from error
 
 
-def _refuse_unusable(mode: int | None, *, name: str, force: bool) -> None:
+def _refuse_unusable_target(mode: int | None, *, name: str, force: bool) -> None:
     if name.endswith(os.sep) or (mode is not None and stat.S_ISDIR(mode)):
         raise UsageError(f"{name} is a directory", hint="name a file in it")
     if mode is not None and stat.S_ISREG(mode) and not force:

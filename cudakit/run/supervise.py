@@ -20,7 +20,7 @@ from cudakit.run.protocol import (
     child_environment,
 )
 from cudakit.run.signals import SignalRelay
-from cudakit.trace.losses import PREFIX, Losses, delete_abandoned
+from cudakit.trace.losses import SPOOL_PREFIX, Losses, delete_abandoned
 from cudakit.trace.spool import Batch, Spool
 
 _SECONDS_BETWEEN_READS = 0.05
@@ -47,7 +47,7 @@ def supervise(
     ended. Must be called in the main thread. Raises CommandNotFound and CommandNotExecutable.
     """
     delete_abandoned(Path(gettempdir()))
-    with TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True) as directory_name:
+    with TemporaryDirectory(prefix=SPOOL_PREFIX, ignore_cleanup_errors=True) as directory_name:
         directory = Path(directory_name)
         child_env = child_environment(
             os.environ if environment is None else environment, settings, directory

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FILE = "losses"
-PREFIX = "cudakit-spool-"  # prefix of the directory names of spools
+SPOOL_PREFIX = "cudakit-spool-"  # prefix of the directory names of spools
 # A slot has the PID, the number of lost events, and the errno of the first failure. spool.c of the native
 # recorder writes the same format.
 _SLOT = struct.Struct("<3Q")
@@ -101,7 +101,7 @@ def is_abandoned(directory: Path) -> bool:
 
 def delete_abandoned(parent: Path) -> None:
     """Delete the abandoned spools of this user in a directory. Never raises."""
-    for directory in parent.glob(f"{PREFIX}*"):
+    for directory in parent.glob(f"{SPOOL_PREFIX}*"):
         try:
             belongs_to_user = directory.stat(follow_symlinks=False).st_uid == os.getuid()
         except OSError:

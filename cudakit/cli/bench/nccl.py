@@ -159,9 +159,9 @@ def nccl(
     is compared with the links of a GPU. The time of a sample is that of the slowest rank. All received values
     are verified. The default sizes are 1 KiB to 1 GiB, and with --gpu sim 1 KiB to 256 KiB.
 
-    A single process uses all visible GPUs. Processes of torchrun, srun or mpirun are one rank each; only rank
-    0 prints and writes files. If a rank ends early, the others stop within seconds and the completed cases
-    are kept.
+    A single process uses all visible GPUs; --gpu sim simulates two. Processes of torchrun, srun or mpirun are
+    one rank each; only rank 0 prints and writes files. If a rank ends early, the others stop within seconds
+    and the completed cases are kept.
 
     \b
     cudakit bench nccl

@@ -114,7 +114,7 @@ class MemoryMonitor:
             self._write_ooms()
 
     def _write_ooms(self) -> None:
-        """Write the snapshots of out-of-memory errors; the agent has reported the path of its process."""
+        """Write the snapshots of out-of-memory errors. The agent must have reported the path before."""
         from cudakit.core.memory.record.snapshot_file import extended_stem
 
         for pid, trace_number, snapshot in self._unwritten_ooms:

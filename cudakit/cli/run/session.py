@@ -313,14 +313,14 @@ def _has_device() -> bool:
 def _report_findings(spec: RunSpec, prepared_run: _PreparedRun, exit_status: int) -> int:
     """Print and write the findings; return 1 for races or an incomplete result."""
     monitor = prepared_run.monitor
-    has_passed_limit = _report_memory(spec, prepared_run) and spec.fail_on == "limit"
+    fails_for_limit = _report_memory(spec, prepared_run) and spec.fail_on == "limit"
     if prepared_run.profile:
         code = _report_profile(spec, prepared_run, prepared_run.profile, exit_status)
-        return ExitCode.FINDINGS if has_passed_limit else code
+        return ExitCode.FINDINGS if fails_for_limit else code
     if not spec.sanitize:
         for note in monitor.notes:
             _warn(note)
-        return ExitCode.FINDINGS if has_passed_limit else ExitCode.OK
+        return ExitCode.FINDINGS if fails_for_limit else ExitCode.OK
     monitor.finish()
     if spec.accesses and monitor.recorded_simulated_work_only:
         monitor.add_note("--accesses has no effect on a simulated device, whose accesses are known")
@@ -338,7 +338,7 @@ def _report_findings(spec: RunSpec, prepared_run: _PreparedRun, exit_status: int
                 result, quiet=spec.output.quiet or spec.output.json
             )
     prepared_run.new_baseline.write(result)
-    if has_passed_limit:
+    if fails_for_limit:
         return ExitCode.FINDINGS
     return exit_code(result, races_are_accepted=spec.write_baseline is not None)
 

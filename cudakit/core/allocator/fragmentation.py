@@ -98,7 +98,7 @@ def stream_pools_of(
 ) -> tuple[StreamPool, ...]:
     """Sum up the segments of each pool and stream.
 
-    Only segments of one pool and stream serve the same requests.
+    A request can be served only by segments of its own pool and stream.
     """
     stream_pools: dict[tuple[PoolId, bool, int], list[StreamPool]] = {}
     for segment, blocks in segment_blocks:

@@ -119,7 +119,7 @@ class MappedRange(Segment):
 
 
 class StreamSegments:
-    """The expandable segments of one pool and stream, and their unmapped blocks, both by address."""
+    """The expandable segments of one pool and stream, and their unmapped blocks, both sorted by address."""
 
     __slots__ = ("free_blocks", "segments", "unmapped_blocks")
 

@@ -274,7 +274,7 @@ def calling_thread_filter() -> StreamFilter:
 
 
 def capture_filter(stream: int | None, graph: CaptureGraph | None) -> StreamFilter:
-    """Return a filter that selects the requests on all streams of the capture that contains a stream.
+    """Return a filter that selects the requests on all streams of the capture to which ``stream`` belongs.
 
     Only the graph shows which streams belong to the capture. Without a graph, the filter selects all requests
     of this thread, and all requests on the stream. The filter may then select requests of other work, which

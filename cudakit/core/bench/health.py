@@ -218,7 +218,7 @@ def figure_name(case: CaseResult) -> str:
 
 
 def measured_value(case: CaseResult) -> tuple[float | Unavailable, str]:
-    """Return the rate of a case, or the time of a latency; and the unit."""
+    """Return the rate of a case, or its time if it measures a latency, and the unit of this value."""
     if case.amount:
         return case.per_second(case.amount), f"{case.unit}/s"
     return case.median_s, "s"

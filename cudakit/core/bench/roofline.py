@@ -165,7 +165,10 @@ def limit(
 
 
 def datasheet_clock(kind: str, fields: Fields) -> float | Unavailable:
-    """Return the SM clock in Hz of the datasheet's peak: the maximum clock, except for some products."""
+    """Return the SM clock in Hz at which the datasheet states the peak for a kind of arithmetic.
+
+    It is the maximum clock, except for some products.
+    """
     matrix_clock = _MATRIX_CLOCKS.get(str(fields.get("name")))
     if matrix_clock is not None and kind and kind not in _KINDS_AT_MAX_CLOCK:
         return matrix_clock

@@ -15,6 +15,7 @@ _FIRST_PAUSE_S, _MAX_PAUSE_S = 0.05, 1.0
 # but of the default clock.
 _THROTTLED_SHARE = 0.75
 _RECENT_CLOCK_COUNT = 101
+# A clock is checked only after this number of readings.
 _MIN_CLOCK_COUNT = 5
 # A low clock is accepted as normal once the number of throttled readings reaches both this number and the
 # number of samples.

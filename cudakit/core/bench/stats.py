@@ -210,17 +210,17 @@ def is_bimodal(times: _Times) -> bool:
     split_index = _best_split(sorted_times)
     if split_index is None:
         return False
-    low_peak, high_peak = (
+    fast_peak, slow_peak = (
         float(np.median(sorted_times[:split_index])),
         float(np.median(sorted_times[split_index:])),
     )
-    peak_distance = high_peak - low_peak
+    peak_distance = slow_peak - fast_peak
     if peak_distance <= _CLOCK_STEPS * _clock_step(sorted_times):
         return False
-    valley_count = _count_within(sorted_times, (low_peak + high_peak) / 2, peak_distance / 6)
+    valley_count = _count_within(sorted_times, (fast_peak + slow_peak) / 2, peak_distance / 6)
     peak_count = min(
-        _count_within(sorted_times, low_peak, peak_distance / 6),
-        _count_within(sorted_times, high_peak, peak_distance / 6),
+        _count_within(sorted_times, fast_peak, peak_distance / 6),
+        _count_within(sorted_times, slow_peak, peak_distance / 6),
     )
     return (
         valley_count < _MAX_VALLEY_SHARE * peak_count

@@ -84,7 +84,7 @@ class Grid:
     multiprocessors_share: float  # share of the multiprocessors that get at least one block
     threads_share: float  # largest share of the device's resident threads that the kernel uses
     waves: float  # number of blocks divided by the number of blocks that run at the same time
-    tail_share: float  # share of the block slots of all waves that stay empty in the last wave
+    tail_share: float  # block slots that stay empty in the last wave, divided by those of all waves
 
 
 @dataclass(frozen=True, slots=True)

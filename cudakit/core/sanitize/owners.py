@@ -129,7 +129,8 @@ class StreamUse:
         self._is_called_by_program = np.zeros(1, np.bool_)
         # Program calls that created streams on which no work was enqueued yet, by stream number.
         self._unused_streams: dict[int, int] = {}
-        # Streams that a library created and used first within one program call, with the number of that call.
+        # Streams that a library created and used for the first time during the same call by the program, with
+        # the number of that call.
         self._library_streams: dict[int, int] = {}
         # Streams with which the program's own code called CUDA.
         self._program_streams: set[int] = set()

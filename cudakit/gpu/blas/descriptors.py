@@ -293,12 +293,12 @@ class Capabilities:
 def choices(
     lt: Any,
     algorithm_id: int,
-    address: int,
+    algorithm_address: int,
     allowed_schemes: Sequence[int],
     capability: tuple[int, int],
 ) -> Choices:
     """Return the parameter values of an algorithm, with reduction schemes from ``allowed_schemes`` only."""
-    capabilities = Capabilities(lt, address)
+    capabilities = Capabilities(lt, algorithm_address)
     scheme_mask = capabilities.number("REDUCTION_SCHEME_MASK")
     max_custom = min(capabilities.number("CUSTOM_OPTION_MAX"), _MAX_CUSTOM_OPTIONS)
     return Choices(

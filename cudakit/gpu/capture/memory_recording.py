@@ -22,7 +22,7 @@ from cudakit.gpu.capture.recording import (
     load_native_module,
 )
 from cudakit.gpu.capture.torch_import import after_import, attribute_backward
-from cudakit.trace.losses import PREFIX
+from cudakit.trace.losses import SPOOL_PREFIX
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ def begin_memory(on_batch: BatchHandler, on_jax_profile: Callable[[str], None]) 
     except EnvironmentUnusable as error:
         return MemorySource(None, None, (f"only PyTorch's memory is recorded: {error.message}",))
     library, reason = _sanitizer_library()
-    trace_directory = Path(mkdtemp(prefix=PREFIX))
+    trace_directory = Path(mkdtemp(prefix=SPOOL_PREFIX))
     notes = [f"allocations from the driver are not recorded: {reason}"] if reason else []
     try:
         library = _start_recorder(recorder, trace_directory, library, walker_address, notes)

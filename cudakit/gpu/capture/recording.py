@@ -24,7 +24,7 @@ from cudakit.gpu.capture.preflight import RecorderFiles, Refusal, preflight
 from cudakit.gpu.capture.torch_import import after_torch_import, attribute_backward
 from cudakit.gpu.sim.recorder import EVENTS_VARIABLE, PROFILE_EVENTS
 from cudakit.gpu.sim.recorder import SPOOL_VARIABLE as SPOOL
-from cudakit.trace.losses import PREFIX, Losses
+from cudakit.trace.losses import SPOOL_PREFIX, Losses
 from cudakit.trace.spool import Batch, Spool
 
 # A function that receives each batch of recorded events.
@@ -159,7 +159,7 @@ def begin(
             "this process is already recorded: by cudakit run --sanitize, pytest or another block",
             hint="remove all but one of them: one recording covers the whole process",
         )
-    trace_directory = Path(mkdtemp(prefix=PREFIX))
+    trace_directory = Path(mkdtemp(prefix=SPOOL_PREFIX))
     try:
         cuda_recording = (
             _record_cuda(trace_directory, files_or_refusal, accesses)
@@ -185,7 +185,7 @@ def begin_profile(on_batch: BatchHandler, *, gpu: str = "auto") -> Recording:
             "this process is already recorded: by cudakit run, pytest or another block",
             hint="remove all but one of them: one recording covers the whole process",
         )
-    trace_directory = Path(mkdtemp(prefix=PREFIX))
+    trace_directory = Path(mkdtemp(prefix=SPOOL_PREFIX))
     try:
         cuda_recording = _profile_cuda(trace_directory) if gpu == "auto" else NOT_RECORDED
     except CudakitError:

@@ -52,12 +52,12 @@ def processes(
     return tuple(sorted(running_processes, key=lambda process: (process.kind, process.pid)))
 
 
-def _running_processes(reader: Reader, function: str) -> Any:
+def _running_processes(reader: Reader, function_name: str) -> Any:
     result: Any = Unavailable("this driver does not report processes")
     for suffix in _FUNCTION_SUFFIXES:
-        call = getattr(reader.lib, function + suffix, None)
-        if call is not None:
-            result = reader.attempt(partial(call, reader.handle))
+        nvml_function = getattr(reader.lib, function_name + suffix, None)
+        if nvml_function is not None:
+            result = reader.attempt(partial(nvml_function, reader.handle))
             if not isinstance(result, Unavailable):
                 break
     return result

@@ -32,7 +32,7 @@ class Files:
     root: Path | None
 
     def text(self, path: str) -> str | None:
-        """Return the text of a file, without its last newline."""
+        """Return the text of a file without newlines at its end, or None if it cannot be read."""
         location = self.locate(path)
         if location is None:
             return None

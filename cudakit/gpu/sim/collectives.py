@@ -40,7 +40,7 @@ _LATENCY_NS = 5_000
 _LINK_EFFICIENCY = 0.8
 _NS_PER_S = 1_000_000_000
 _CONNECT_TIMEOUT_S = 30.0
-_PACKET_PREFIX = struct.Struct("!IQ")  # Bytes of the JSON header, bytes of the data.
+_PACKET_PREFIX = struct.Struct("!IQ")  # Sizes of the JSON header and of the data, in bytes.
 
 
 @dataclass(frozen=True, slots=True)

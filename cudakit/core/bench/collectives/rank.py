@@ -206,7 +206,7 @@ class _Requests:
                 executions,
                 (lambda stream: self._enqueue(enqueue_before, stream)) if enqueue_before else None,
                 "host" if clock == "host" else "device",
-                align_devices=self._align,
+                align_devices=self._align_ranks,
             ),
             is_blocked=is_blocked,
         )
@@ -236,7 +236,8 @@ class _Requests:
             else:
                 self._operations[operation_id].enqueue(stream, set_index)
 
-    def _align(self, stream: Stream) -> None:
+    def _align_ranks(self, stream: Stream) -> None:
+        """Enqueue a collective, after which the streams of all ranks continue at the same time."""
         buffer = self._aligning_buffer
         self._communicators["nccl"].enqueue(_ALIGNING_OPERATION, buffer, buffer, stream)
 

@@ -24,7 +24,7 @@ _ROUTES: Mapping[str, str] = MappingProxyType(
 _GOOD_SHARE, _BAD_SHARE = 0.9, 0.5
 _PAGEABLE_REASON = (
     "Copies of pageable memory go through a pinned buffer of the driver. Their call blocks the host, so the "
-    "GEMM is launched when the copy is over (CUDA Driver API, “API synchronization behavior”)."
+    'GEMM is launched when the copy is over (CUDA Driver API, "API synchronization behavior").'
 )
 _PIN = "pin the host memory: pin_memory() of a tensor, or cudakit.pin(array) for existing memory"
 _CAPTION = (

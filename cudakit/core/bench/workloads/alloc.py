@@ -40,7 +40,7 @@ def _factories(spec: AllocSpec) -> dict[str, AllocatorFactory]:
 def _case(spec: AllocSpec, workload: Alloc) -> Case:
     is_on_device = workload.allocator != "pinned"
     # Allocators that cache freed blocks keep two blocks: one for the stream of the samples, one for the
-    # default stream of the check.
+    # default stream, on which the results are checked.
     may_cache = workload.allocator not in DRIVER_ALLOCATORS
     return Case(
         workload,

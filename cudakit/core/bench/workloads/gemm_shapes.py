@@ -110,7 +110,7 @@ def read_shapes(path: Path) -> tuple[Shape, ...]:
     """Read a file with one shape per line: ``m n k`` or ``m,n,k``, with an optional batch.
 
     The first line may name the columns. Text after ``#`` is a comment. Raises InputError for a file that
-    cannot be read, and for an invalid line with its number.
+    cannot be read, or for an invalid line, whose number the error contains.
     """
     text = read_text(path, _SHAPES_FILE)
     if text.lstrip().startswith(("{", "[")):

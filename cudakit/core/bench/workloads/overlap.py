@@ -47,9 +47,10 @@ _MIN_S, _SIMULATED_MIN_S = 5e-3, 20e-6
 # Maximum number of copies, and of GEMMs, of one execution. With a blocking kernel, the timed work and
 # _CONCURRENT_FACTOR times both kinds of untimed work must fit in the launch queue of the device.
 _MAX_REPETITIONS, _MAX_REPETITIONS_UNBLOCKED = MAX_QUEUED // 7, MAX_QUEUED // 2
-# The work beside the timed work lasts this number of times as long, in case it slows the timed work down.
-# The same number of GEMMs runs before GEMMs are timed: a GPU at its power limit lowers its clock during GEMMs
-# and raises it during copies, so the clock would depend on the previous sample.
+# The untimed work is this many times as long as the timed work beside which it runs, so that it does not end
+# first if it slows the timed work down. Before GEMMs are timed, this many times their number of GEMMs runs: a
+# GPU at its power limit lowers its clock during GEMMs and raises it during copies, so the clock would depend
+# on the previous sample.
 _CONCURRENT_FACTOR = 3
 # Numbers of executions of a timed run: a run that lasts less than _MIN_PILOT_S is repeated with the second
 # number, because the first launches take longer on the host than a short copy on the device.
@@ -89,7 +90,7 @@ def _case(spec: OverlapSpec, copy: Copy, gemm: GemmWorkload) -> Case:
         _MAX_REPETITIONS_UNBLOCKED if has_pageable_memory else _MAX_REPETITIONS
     )
     workloads = [
-        # The names of interleaved workloads differ.
+        # Interleaved workloads must have different names.
         OverlapWorkload(copy, gemm, measurement, repetitions, f"{spec.bench} {measurement}")
         for measurement in MEASUREMENTS
         if measurement != GEMM_DURING_COPY or not has_pageable_memory

@@ -191,7 +191,7 @@ def versions_agree(context: RunContext) -> Finding:
     versions = {
         "kernel module": module.version if module else None,
         "libnvidia-ml": nvml_library_version(context),
-        "libcuda": None if _is_cuda_compat(context) else libcuda_version(context),
+        "libcuda": None if _loads_cuda_compat(context) else libcuda_version(context),
     }
     known_versions = {component: version for component, version in versions.items() if version}
     if len(known_versions) < 2:
@@ -214,7 +214,7 @@ def versions_agree(context: RunContext) -> Finding:
     )
 
 
-def _is_cuda_compat(context: RunContext) -> bool:
+def _loads_cuda_compat(context: RunContext) -> bool:
     return "compat" in (libcuda_path(context) or "")
 
 

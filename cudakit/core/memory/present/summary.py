@@ -166,17 +166,17 @@ def _cause_note(device: DeviceMemory) -> str:
 
 
 def _action_note(device: DeviceMemory) -> str:
-    calls = device.snapshot.calls
+    call_names = device.snapshot.calls
     if device.ooms:
         return f"{device.ooms[-1].remedies[0]}."
     if device.leaks:
         return "find the reference that keeps this memory alive."
     if not device.events:
-        return f"record a trace: call {calls.record_trace} before the first allocation."
+        return f"record a trace: call {call_names.record_trace} before the first allocation."
     if device.steps.rising:
         return "limit what grows: section Peak per step lists it by call site."
     if device.steps.source == "none":
-        return f"mark each step with {calls.mark_step}, so that growth can be checked."
+        return f"mark each step with {call_names.mark_step}, so that growth can be checked."
     return "to lower the peak, start with the largest call site."
 
 

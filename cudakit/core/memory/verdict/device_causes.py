@@ -15,7 +15,8 @@ from cudakit.units import format_bytes
 
 # Free memory below this share of the reserved memory is normal for the caching allocator.
 LARGE_FREE_SHARE = 0.1
-# Upper bound of the memory of a CUDA context with its libraries: the larger of a size and a device share.
+# Upper bound of the memory of a CUDA context with its libraries: the larger of this size and
+# this share of the device's memory.
 _CONTEXT_BYTES, _CONTEXT_SHARE = 1536 * MIB, 0.04
 
 

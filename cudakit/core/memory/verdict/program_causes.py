@@ -67,9 +67,9 @@ def growth(failure: Failure) -> Cause | None:
     peaks = np.append(failure.earlier_peaks, failure.needed_bytes)
     if not is_rising(peaks):
         return None
-    moment_before = failure.steps.peak_moment(len(peaks) // 4)
+    earlier_moment = failure.steps.peak_moment(len(peaks) // 4)
     growth_rows = growth_between(
-        failure.stacks, failure.trace_replay.allocations, moment_before, failure.event
+        failure.stacks, failure.trace_replay.allocations, earlier_moment, failure.event
     )
     larger_rows = [
         (_larger_bytes(row), row) for row in growth_rows if row.before_count and row.after_count
@@ -115,9 +115,9 @@ def one_off_peak(failure: Failure) -> Cause | None:
         or excess_bytes < _MIN_CAUSE_SHARE * failure.request.active_bytes
     ):
         return None
-    moment_before = failure.steps.peak_moment(int(earlier_peaks.argmax()))
+    earlier_moment = failure.steps.peak_moment(int(earlier_peaks.argmax()))
     growth_rows = growth_between(
-        failure.stacks, failure.trace_replay.allocations, moment_before, failure.event
+        failure.stacks, failure.trace_replay.allocations, earlier_moment, failure.event
     )
     stack, site = failure.stacks.frames(failure.stack), failure.stacks.site_index(failure.stack)
     if growth_rows and growth_rows[0].change_bytes > failure.request.size_bytes:

@@ -94,11 +94,11 @@ def _reliability_notes(device: DeviceWhatIf) -> Note:
             f"The replay with the recorded settings{limit_clause} reproduces every recorded figure.",
         )
     differences_text = "; ".join(_difference_text(difference) for difference in device.differences)
-    causes = device.reasons or ("the reason is unknown",)
+    reasons = device.reasons or ("the reason is unknown",)
     return Note(
         "warn",
         f"The replay with the recorded settings differs from the recording: {differences_text}.",
-        causes,
+        reasons,
     )
 
 

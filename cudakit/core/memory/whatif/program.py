@@ -156,10 +156,10 @@ def _requests(sizes: Ints, streams: Ids, pools: Ids) -> Iterator[Request]:
 
 
 def _wait_streams(allocations: Allocations, events: Events) -> tuple[int, ...]:
-    """Assign every free that waited to a stand-in stream, on which earlier frees complete earlier.
+    """Return the stream that each free waits for in the replay, or NO_WAIT.
 
-    A trace does not record which streams a free waited for. They are replaced by the smallest number of
-    streams that explains the recorded completions.
+    A trace does not record which streams a free waited for. The replay uses the smallest number of streams
+    that explains the recorded completions: on one stream, frees complete in the order of their requests.
     """
     wait_streams = np.full(len(allocations), NO_WAIT)
     waited_frees = _waited_frees(allocations, events)

@@ -1,5 +1,5 @@
-/* The memory that launches of a template access (templates.h), as a small number of byte ranges relative to the
- * pointers of the launch. The ranges may contain bytes that are not accessed. */
+/* The memory accessed by the launches to which a template applies (templates.h), as a small number of byte ranges
+ * relative to the pointers of the launch. The ranges may contain bytes that are not accessed. */
 #ifndef CK_FOOTPRINT_H
 #define CK_FOOTPRINT_H
 

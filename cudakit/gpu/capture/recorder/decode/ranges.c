@@ -238,7 +238,8 @@ static void spread_quarter(uint64_t *byte_bits, const uint64_t *bitmap, unsigned
         byte_bits[i] = spread_bits(words[i / 4] >> (i % 4 * 16) & 0xFFFF);
 }
 
-/* Add a level-0 page combined with the level-1 pages of the same memory. */
+/* Add the ranges of a level-0 page (one bit for 4 bytes) combined with the level-1 pages (one bit for each byte) of the
+ * same memory. */
 static void add_mixed_window(range_writer *writer, page_source *source, const sort_entry *pages, size_t count)
 {
     uint64_t base_address = address_of(source, pages[0].page);

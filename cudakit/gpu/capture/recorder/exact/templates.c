@@ -12,7 +12,8 @@
 #define MAX_STATES (1u << 18)
 /* Number of recorded launches in a row with equal accesses, after which these accesses become a template. */
 #define MIN_EQUAL_LAUNCHES 2
-/* Number of changes of an argument that changed no access, after which a template applies to all values. Arguments that
+/* After an argument has changed this many times without a change of the accesses, the template applies to all values of
+ * this argument. Arguments that
  * are not pointers (scalars), pointers, and distances between pointers are counted separately. */
 #define CHANGES_WITHOUT_EFFECT 2
 /* Number of uses of a template before its first verification, and maximum number of uses between two verifications. */

@@ -408,7 +408,7 @@ void collective_add_to_plan(uint64_t plan_id, uint64_t call_id, const collective
                                                           plan->operation_count + 1, sizeof *new_operations, 1)
                                           : NULL;
     if (new_operations) {
-        /* NCCL reports the buffers of some collectives in bytes. */
+        /* NCCL reports the sizes of some collectives in bytes. The call has the number of elements. */
         const collective *counted_operation =
             call && call->operation.function == operation->function ? &call->operation : operation;
         plan->operations = new_operations;
