@@ -226,7 +226,7 @@ def test_launches_and_copies_are_compared_with_two_benches(cli: Cli) -> None:
     cli("bench", "launch", "--gpu", "sim", *calls, "-o", "launch.json")
     cli("bench", "copy", "--gpu", "sim", *copies, "-o", "copy.json")
     text = cli("profile", "slow.log", "--bench", "copy.json", "--bench", "launch.json").stdout
-    assert "time for each kernel launch" in text
+    assert "step time per kernel launch" in text
     assert "host to device, pageable copies" in text
 
 

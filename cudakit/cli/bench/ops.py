@@ -91,10 +91,10 @@ def ops(
     Samples of the libraries alternate, on equal data. All results are verified in float64. The timings:
 
     \b
-    host-call  the host time of a call: cudakit.elementwise for add,
-               cudakit.reduction for sum and cudakit.softmax, on tensors
-               if torch is installed; the call of cuBLASLt for matmul,
-               which has no public function
+    host-call  the host time of a call, on tensors if torch is installed:
+               cudakit.elementwise for add, cudakit.reduction for sum,
+               cudakit.softmax for softmax; the call of cuBLASLt for
+               matmul, which has no public function
     eager      the GPU time of one execution
     graph      the GPU time of one execution in a CUDA graph of many
 

@@ -234,10 +234,10 @@ def run(
     cudakit run --sanitize train.py --epochs 1
     cudakit run --sanitize -o races.json -o races.html -m package.train
     cudakit run --sanitize --suppress 'kernel:nccl*' --stop-on-first train.py
-    cudakit run --sanitize --log races.log train.py && cudakit sanitize races.log
+    cudakit run --sanitize --log races.log train.py; cudakit sanitize races.log
     cudakit run --profile train.py
     cudakit run --profile --delay 30 --duration 10 -o profile.html train.py
-    cudakit run --memory train.py && cudakit memviz cudakit-memory.pickle
+    cudakit run --memory train.py; cudakit memviz cudakit-memory.pickle
     cudakit run --memory --limit 20GiB --fail-on limit train.py
     """
     from cudakit.cli.run.session import RunSpec, run_program

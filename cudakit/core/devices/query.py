@@ -244,7 +244,7 @@ def _device_notes(
     if fields.get("integrated") is True:
         yield "integrated GPU: it uses the memory of the host"
     if fields.get("mig_mode") is True and device.nvml and device.nvml.parent is None:
-        yield "MIG mode is on: CUDA sees only the MIG instances"
+        yield "MIG mode is on: a CUDA process sees one MIG instance only"
     compute_mode = fields.get("compute_mode", "default")
     if isinstance(compute_mode, str) and compute_mode != "default":
         yield f"compute mode: {compute_mode}"

@@ -91,7 +91,7 @@ def test_mig_instance_is_matched_by_own_uuid() -> None:
         Unavailable("CUDA does not see the device"),
         0,
     ]
-    assert result.devices[0].notes == ("MIG mode is on: CUDA sees only the MIG instances",)
+    assert result.devices[0].notes == ("MIG mode is on: a CUDA process sees one MIG instance only",)
 
 
 # --- hidden, absent and lost -----------------------------------------------------------------------

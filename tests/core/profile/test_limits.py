@@ -57,6 +57,6 @@ def test_report_says_that_rates_of_kernels_are_unknown() -> None:
     program.kernel("long", 1 * MS)
     result = _compared(program, MeasuredLimits(launch_s=2e-6))
     text = console.render(report(result), width=120, color=False, ascii_only=True, height=100)
-    assert "time for each kernel launch" in text
+    assert "step time per kernel launch" in text
     assert "1 kernel run (0.2% of the GPU time)" in text
     assert "Bytes and FLOPs of kernels are not recorded" in text

@@ -52,8 +52,8 @@ def _table(comparison: Comparison) -> Table:
         _COLUMNS,
         tuple(map(_row, cases, short_labels(cases))),
         caption=(f"All cases: {common_axes_text}. " if common_axes_text else "")
-        + "Change: of the median time. 95% CI: of this change, at least 0.5% to both sides. In cycles: "
-        "change of the median time multiplied by the SM clock.",
+        + "Change: of the median time. 95% CI: of this change; the CI of each median extends at least 0.5% "
+        "to both sides. In cycles: change of the median time multiplied by the SM clock.",
         faint_rows=frozenset(i for i, case in enumerate(cases) if case.verdict is Verdict.SAME),
     )
 

@@ -50,13 +50,16 @@ def _title(device: DeviceChange) -> str:
     growth = step.growth
     if growth is None:
         return f"{step.name}: {times_text}"
-    direction = "slower" if growth > 0 else "faster"
-    change_text = (
-        f"{format_ratio(abs(growth))} {direction}"
-        if abs(growth) >= _MIN_SHOWN_CHANGE
-        else "unchanged"
-    )
-    return f"{step.name} {change_text}: {times_text}"
+    return f"{step.name} {_speed_text(growth)}: {times_text}"
+
+
+def _speed_text(growth: float) -> str:
+    """Describe a growth of time: a factor if the time has more than halved, else a percentage."""
+    if abs(growth) < _MIN_SHOWN_CHANGE:
+        return "unchanged"
+    if -1 < growth < -0.5:
+        return f"{1 / (1 + growth):.1f} times as fast"
+    return f"{format_ratio(abs(growth))} {'slower' if growth > 0 else 'faster'}"
 
 
 def _nodes(device: DeviceChange, top: int) -> Iterator[Node]:

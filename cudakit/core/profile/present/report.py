@@ -315,7 +315,7 @@ def _overview(result: ProfileResult) -> Table:
     columns: Columns[Device] = (
         ("device", "text", lambda device: Text(device_name(device, result))),
         ("busy", "bar", lambda device: Ratio(device.measured.busy_share)),
-        ("step", "number", lambda device: _median_step(device.steps)),
+        ("median step", "number", lambda device: _median_step(device.steps)),
         ("GPU time", "number", lambda device: Seconds(device.work_ns / 1e9)),
         ("collectives", "number", lambda device: Seconds(device.collectives_ns / 1e9)),
         ("largest idle cause", "text", lambda device: Text(_largest_cause(device))),

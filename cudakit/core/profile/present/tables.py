@@ -47,7 +47,10 @@ CAUSES = {
     "host_wait_ns": ("host waits", "the host waited for the GPU, then the GPU for new work"),
     "allocation_ns": ("memory allocation", "the host called the driver to allocate or free memory"),
     "data_loading_ns": ("data loading", "the host prepared data before it copied them to the GPU"),
-    "other_host_ns": ("other host work", "the host was outside of CUDA calls for at least 1 ms"),
+    "other_host_ns": (
+        "other host work",
+        "gaps of at least 1 ms in which the host made no CUDA calls",
+    ),
     "dependency_ns": ("dependencies", "enqueued work waited for other streams or earlier work"),
     "unknown_ns": ("unknown", "the launch of the next work was not recorded"),
     "not_started_ns": ("before the first work", "no work had been enqueued yet"),
@@ -274,7 +277,7 @@ def limit_tables(result: ProfileResult) -> Iterator[Node]:
     ]
     rows += [
         (
-            Text("time for each kernel launch"),
+            Text("step time per kernel launch"),
             Seconds(launch_limit.interval_ns / 1e9),
             Seconds(launch_limit.limit_interval_ns / 1e9),
             Ratio(launch_limit.share),
