@@ -24,6 +24,7 @@ LOG_MAGIC: Final = b"cudakit log\n"
 
 # The size limit stops reading of endless files such as /dev/zero; results are far smaller.
 _MAX_BYTES: Final = 256 << 20
+_CHUNK_BYTES: Final = 1 << 20
 # Number of bytes at the start of a file that identify its kind.
 START_BYTES: Final = 4096
 
@@ -102,9 +103,12 @@ def read_text(path: Path, expected_file: ExpectedFile, *, may_be_empty: bool = F
 
     Raises InputError if the file is unreadable, empty, too large or not text.
     """
+    content = bytearray()
     try:
         with path.open("rb") as file:
-            content = file.read(_MAX_BYTES + 1)
+            # A single read of the maximum would need twice the memory.
+            while len(content) <= _MAX_BYTES and (chunk := file.read(_CHUNK_BYTES)):
+                content += chunk
     except (OSError, ValueError) as error:
         raise read_error(path, error) from None
     if len(content) > _MAX_BYTES:
@@ -116,7 +120,9 @@ def read_text(path: Path, expected_file: ExpectedFile, *, may_be_empty: bool = F
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError:
-        raise wrong_file_error(path, content, expected_file, reason="it is not text") from None
+        raise wrong_file_error(
+            path, bytes(content[:START_BYTES]), expected_file, reason="it is not text"
+        ) from None
 
 
 def read_json(path: Path, expected_file: ExpectedFile) -> object:

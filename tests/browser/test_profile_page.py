@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from playwright.sync_api import Browser
 
 from cudakit.core.profile.activities import Activities
-from cudakit.core.profile.present.page import DeviceIdle, DeviceSteps, Idle, explorer
+from cudakit.core.profile.present.page import DeviceIdle, DeviceSteps, IdleTimes, explorer
 from cudakit.core.profile.timeline import Timeline, first_time, timeline
 from cudakit.document import Document, Note
 from cudakit.render.html import render
@@ -31,7 +31,7 @@ from cudakit.trace.events import ApiCall, Event, KernelRun
 TABS = ("flame", "kernels", "lines", "work")
 
 
-def write_page(folder: Path, *activities: Activities, idle: Idle | None = None) -> Path:
+def write_page(folder: Path, *activities: Activities, idle: IdleTimes | None = None) -> Path:
     page = folder / "profile.html"
     nodes = (Note("ok", "The GPU was busy."), explorer(activities, idle))
     page.write_text(render(Document("GPU profile", nodes)), encoding="utf-8")
@@ -218,7 +218,7 @@ def test_idle_time_of_a_window_is_divided_by_cause(open_page: OpenPage, tmp_path
     kernels = [(0, 100), (300, 400), (1000, 1100)]
     activities = collect([Event(KernelRun(7, "k", 1, *times)) for times in kernels])
     causes = np.array([[150, 50], [100, 500]])
-    idle = Idle(
+    idle = IdleTimes(
         ("launch", "host wait"),
         (DeviceIdle(activities.process, 0, np.array([100, 400]), np.array([300, 1000]), causes),),
     )

@@ -119,7 +119,7 @@ def test_name_of_maximal_length_is_written(tmp_path: Path) -> None:
         ("", "is a directory"),
         (".", "is a directory"),
         ("missing/", "is a directory"),
-        ("missing/report.txt", "No such file or directory"),
+        ("missing/report.txt", "the directory missing does not exist"),
         ("file/report.txt", "Not a directory"),
         ("n" * 300, "File name too long"),
     ],

@@ -79,7 +79,8 @@ def test_error_names_the_invalid_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "reason"), [(None, "does not exist"), (b"\xff\xfe", "is not valid UTF-8")]
+    ("content", "reason"),
+    [(None, "does not exist"), (b"\xff\xfe", "is not a file of suppressions: it is not text")],
 )
 def test_error_names_the_unreadable_file(
     tmp_path: Path, content: bytes | None, reason: str
@@ -93,5 +94,5 @@ def test_error_names_the_unreadable_file(
 
 
 def test_endless_file_of_suppressions_is_rejected() -> None:
-    with pytest.raises(UsageError, match="/dev/zero has more than 1 MiB"):
+    with pytest.raises(InputError, match="/dev/zero is larger than 256 MiB"):
         suppressions(["@/dev/zero"])
