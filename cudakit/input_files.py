@@ -48,9 +48,8 @@ class _KnownFile:
     """A kind of file that some command of cudakit writes or reads."""
 
     noun: str  # The kind with its article.
-    hint: str = (
-        ""  # The command for files of this kind, in which FILE is the file; empty if there is none.
-    )
+    # The command for files of this kind, in which FILE is the file; empty if there is none.
+    hint: str = ""
 
 
 _LOG = _KnownFile(
@@ -193,8 +192,8 @@ def wrong_file_error(
 ) -> InputError:
     """Return the error for a file of another kind.
 
-    ``first_bytes`` of the file identify a known kind. ``reason`` says what is wrong
-    with a file of an unknown kind.
+    The kind is recognized by the first bytes of the file. If they are those of no known kind, the error
+    contains ``reason``.
     """
     known_file = _recognize(first_bytes[:START_BYTES])
     if known_file and known_file.noun != expected_file.noun:

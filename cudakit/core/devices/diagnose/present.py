@@ -97,7 +97,7 @@ def _title(result: DoctorResult) -> str:
 
 
 def _simulation_note(result: DoctorResult) -> Iterator[Note]:
-    """Yield a note on what a simulated GPU leaves out of the checks."""
+    """Yield a note for a simulated GPU: this machine itself is not checked."""
     if result.simulated:
         yield Note(
             "info",

@@ -42,7 +42,7 @@ def summary_report(result: MemoryResult, spec: MemorySpec | None = None) -> Docu
 
 
 def _selection_note(result: MemoryResult, spec: MemorySpec) -> Iterator[Note]:
-    """Yield a note on the selected stream and pool, and on what the selection does not limit."""
+    """Yield a note that names the selected stream and pool. The selection does not apply to failures."""
     stream_text = "" if spec.stream is None else f"stream {spec.stream}"
     pool_text = "" if spec.pool is None else f"pool {pool_name(spec.pool)}"
     if selected_text := " and ".join(filter(None, (stream_text, pool_text))):

@@ -114,8 +114,8 @@ def _with_recommendations(
     """Recommend the changes that help and that remove the first cause.
 
     All other changes only delay the failure. Of several settings, the first that helps is recommended,
-    because the trace does not show what the program needs later. Returns no setting if the free memory
-    belongs to another stream or pool, because no setting moves memory between streams or pools.
+    because the later requests of the program are unknown. Returns no setting if the free memory belongs to
+    another stream or pool, because no setting moves memory between streams or pools.
     """
     helpful_replays = [
         remedy_replay
