@@ -15,8 +15,8 @@ from invocation import Cli
 
 from cudakit.cli.failure import ExitCode
 
-# The line of progress, once --warmup is over.
-_SAMPLED = re.compile(rb"4\.00 KiB +\d+%")
+# The line of progress, once samples exist: it shows 0% before the first one.
+_SAMPLED = re.compile(rb"4\.00 KiB +[1-9]\d*%")
 ON_SIM = ("--gpu", "sim", "--warmup", "0")
 SMALL: dict[str, tuple[str, ...]] = {
     "memory": ("--operations", "copy,read", "--sizes", "4KiB..8KiB", "--mode", "isolated"),
