@@ -218,11 +218,19 @@ class ContextSync:
 
 @dataclass(frozen=True, slots=True)
 class HostCall:
-    """A host function that was enqueued in a stream began or returned."""
+    """A host function that was enqueued in a stream began or returned.
+
+    ``event`` is the number of an event that the recorder itself recorded in the stream, directly before the
+    program enqueued the host function (``EventRecord``). The beginning of the function has the effect of a wait
+    of the host for this event: work that was enqueued after the function is not ordered. The number is 0 in
+    older traces, in which the beginning of the function has the effect of a wait of the host for all work that
+    was enqueued in the stream until then.
+    """
 
     kind: ClassVar[EventKind] = EventKind.HOST_CALL
     stream: U32
     phase: HostCallPhase
+    event: U32 = 0
 
 
 @dataclass(frozen=True, slots=True)

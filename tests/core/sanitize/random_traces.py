@@ -20,6 +20,7 @@ from cudakit.trace.events import (
     GraphEdge,
     GraphLaunch,
     GraphNode,
+    HostCall,
     Launch,
     StreamCreate,
     StreamDestroy,
@@ -27,7 +28,7 @@ from cudakit.trace.events import (
     StreamSync,
     StreamWait,
 )
-from cudakit.trace.kinds import AccessMode, NodeType, StreamFlag
+from cudakit.trace.kinds import AccessMode, HostCallPhase, NodeType, StreamFlag
 
 # The name of a step, and numbers from which the step takes its parameters.
 Step: TypeAlias = tuple[str, int, int, int]
@@ -47,7 +48,7 @@ ACCESS_MODES = (READ, READ, WRITE, READ | WRITE)
 STEP_NAMES = (
     *("kernel", "kernel", "kernel", "kernel", "copy", "fill", "record", "record", "wait", "wait"),
     *("sync stream", "query stream", "sync event", "query event", "sync", "renew"),
-    *("graph", "replay"),
+    *("graph", "replay", "host function", "run function"),
 )
 # Edges of graphs with four nodes.
 GRAPH_EDGES = (
@@ -59,9 +60,11 @@ GRAPH_EDGES = (
 )
 
 
-def steps() -> st.SearchStrategy[list[Step]]:
+def steps(
+    names: Sequence[str] = STEP_NAMES, *, max_size: int = 30
+) -> st.SearchStrategy[list[Step]]:
     number = st.integers(0, 59)
-    return st.lists(st.tuples(st.sampled_from(STEP_NAMES), number, number, number), max_size=30)
+    return st.lists(st.tuples(st.sampled_from(names), number, number, number), max_size=max_size)
 
 
 def trace(steps: Sequence[Step], *, same_call_site: bool = False) -> list[Event]:
@@ -78,6 +81,8 @@ class _TraceBuilder:
         self.same_call_site = same_call_site
         self.streams: list[int] = []
         self.graphs = 0
+        self.host_functions: list[EventRecord] = []  # event before each function that has not run
+        self.host_function_count = 0
         self.seq = 0
         for number, flag in enumerate(FLAGS, 1):
             self.streams.append(number)
@@ -113,8 +118,29 @@ class _TraceBuilder:
                 self.call(StreamWait(stream, event))
             case "graph" | "replay":
                 self.use_graph(step_name, stream, second, third)
+            case "host function":
+                self.host_function_count += 1
+                self.host_functions.append(
+                    EventRecord(EVENT_COUNT + self.host_function_count, stream)
+                )
+                self.call(self.host_functions[-1])
+            case "run function":
+                self.run_host_function(second)
             case _:
                 self.wait(step_name, stream, event)
+
+    def run_host_function(self, number: int) -> None:
+        """Run the first host function of one of the streams that have any."""
+        streams = sorted({function.stream for function in self.host_functions})
+        if not streams:
+            return
+        stream = streams[number % len(streams)]
+        function = next(each for each in self.host_functions if each.stream == stream)
+        self.host_functions.remove(function)
+        self.call(
+            HostCall(stream, HostCallPhase.BEGIN, function.event),
+            HostCall(stream, HostCallPhase.END, function.event),
+        )
 
     def wait(self, step_name: str, stream: int, event: int) -> None:
         match step_name:

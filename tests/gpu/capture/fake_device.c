@@ -173,6 +173,22 @@ void stop_deferring(void *stream)
     pthread_mutex_unlock(&device_lock);
 }
 
+/* Run the deferred work of a stream up to its next host function, and this function. */
+void run_next_host_function(void *stream)
+{
+    pthread_mutex_lock(&device_lock);
+    const size_t i = stream_index(stream);
+    size_t done = 0;
+    while (done < streams[i].count && !streams[i].deferred[done].function)
+        run_work(streams[i].deferred + done++);
+    if (done < streams[i].count)
+        run_work(streams[i].deferred + done++);
+    streams[i].count -= done;
+    if (done)
+        memmove(streams[i].deferred, streams[i].deferred + done, streams[i].count * sizeof *streams[i].deferred);
+    pthread_mutex_unlock(&device_lock);
+}
+
 /* --- patches ---------------------------------------------------------------------------------------- */
 
 static CUmodule modules[MAX_MODULES];
