@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
+from itertools import groupby
+from pathlib import Path
 
 import pytest
 from core.sanitize.trace_scene import (
@@ -18,21 +21,28 @@ from core.sanitize.trace_scene import (
 )
 
 from cudakit.core.sanitize.clocks import Call
+from cudakit.core.sanitize.engine import Engine
 from cudakit.core.sanitize.ordering import StreamOrder, SyncTracker
-from cudakit.core.sanitize.races import SyncKind
+from cudakit.core.sanitize.races import Race, SyncKind
+from cudakit.core.sanitize.reorder_buffer import reorder_records
 from cudakit.trace.events import (
     Access,
     CaptureBegin,
     CaptureEnd,
     Event,
+    EventRecord,
     GraphEdge,
     GraphLaunch,
     GraphNode,
     HostCall,
+    Launch,
 )
 from cudakit.trace.kinds import EventKind, HostCallPhase, NodeType, StreamFlag
-from cudakit.trace.layout import layout, pack
+from cudakit.trace.layout import layout, pack, unpack
+from cudakit.trace.run_log import LogReader
+from cudakit.trace.spool import Batch
 
+LOGS = Path(__file__).parents[2] / "sanitize_corpus/logs"
 # Number of later calls that are made before the host function runs.
 DELAYS = range(4)
 
@@ -258,3 +268,45 @@ def test_event_before_a_host_function_is_forgotten_after_the_function() -> None:
     for phase in HostCallPhase:
         syncs.run_host_function(run, phase, 1)
     assert len(syncs) == 0
+
+
+def analyzed_gpu_log(variant: str, *, runs_before: str) -> list[Race]:
+    """Return the races of a program on a GPU, whose host function runs directly before a kernel."""
+    with LogReader(LOGS / f"cupy_host_function_{variant}.npz") as log:
+        (batch,) = log.batches()
+    calls = [list(call) for _, call in groupby(in_call_order(batch), key=lambda event: event.seq)]
+    enqueued = next(i for i, call in enumerate(calls) if isinstance(call[0].body, HostCall))
+    first_event = calls[enqueued][0]
+    stream, event = first_event.body.stream, 1 << 20
+    phases = (HostCallPhase.BEGIN, HostCallPhase.END)
+    run = [replace(first_event, body=HostCall(stream, phase, event)) for phase in phases]
+    calls[enqueued] = [replace(first_event, body=EventRecord(event, stream))]
+    kernel = next(
+        i
+        for i, call in enumerate(calls)
+        if isinstance(call[0].body, Launch) and call[0].body.name.startswith(runs_before)
+    )
+    calls.insert(kernel, run)
+    strings = {"": 0}
+    records = pack(
+        [replace(event, seq=seq) for seq, call in enumerate(calls, 1) for event in call],
+        lambda text: strings.setdefault(text, len(strings)),
+    )
+    return Engine().feed(records, list(strings))
+
+
+def in_call_order(batch: Batch) -> list[Event]:
+    in_order, never_read_count = reorder_records(batch.records)
+    assert never_read_count == 0
+    return list(unpack(in_order, batch.strings))
+
+
+@pytest.mark.parametrize("runs_before", ["cupy_add", "cupy_multiply"])
+def test_race_of_gpu_program_is_found_whenever_its_host_function_runs(runs_before: str) -> None:
+    (race,) = analyzed_gpu_log("race", runs_before=runs_before)
+    assert race.previous.name.startswith("cupy_add")
+    assert race.current.name.startswith("cupy_multiply")
+
+
+def test_gpu_program_that_waits_for_its_host_function_has_no_race() -> None:
+    assert analyzed_gpu_log("fixed", runs_before="cupy_multiply") == []

@@ -31,7 +31,7 @@ typedef struct {
 
 static struct {
     Sanitizer_StreamHandle handle;
-    bool defers;
+    bool defers, defers_functions;
     work *deferred;
     size_t count;
 } streams[MAX_STREAMS];
@@ -102,7 +102,7 @@ static void run_work(const work *item)
 static void enqueue(Sanitizer_StreamHandle handle, work item)
 {
     size_t i = stream_index(handle);
-    if (!streams[i].defers) {
+    if (!streams[i].defers && !(streams[i].defers_functions && item.function)) {
         run_work(&item);
         return;
     }
@@ -151,6 +151,15 @@ void defer_work(void *stream)
 {
     pthread_mutex_lock(&device_lock);
     streams[stream_index(stream)].defers = true;
+    pthread_mutex_unlock(&device_lock);
+}
+
+/* Defer the host functions of a stream until it is waited for or run_next_host_function() runs them. Later kernels
+ * run at once, unlike on a real device, so that the recorder reads their accesses at once. */
+void defer_host_functions(void *stream)
+{
+    pthread_mutex_lock(&device_lock);
+    streams[stream_index(stream)].defers_functions = true;
     pthread_mutex_unlock(&device_lock);
 }
 
