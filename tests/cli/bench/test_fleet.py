@@ -236,7 +236,9 @@ def test_host_and_process_that_die_are_findings_beside_the_results_of_others(
                     if len(seen_pids) <= 2:  # The first attempt, and Ray's second one.
                         os.kill(pid, signal.SIGKILL)
                     else:
+                        os.kill(pid, signal.SIGSTOP)  # GPU 1 must not end before its host does.
                         kill_programs(second_host, "raylet")
+                        os.kill(pid, signal.SIGKILL)
             time.sleep(0.02)
         stdout, stderr = process.communicate(timeout=END_TIMEOUT_S)
 
