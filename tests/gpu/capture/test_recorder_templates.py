@@ -520,6 +520,51 @@ launch(write(0x300000), stream=stream, pointer=0x300000)  # not ordered after th
     assert [race.kind.value for race in result.races] == ["write-after-write"]
 
 
+def test_stream_does_not_have_the_order_of_the_destroyed_stream_with_its_slot(
+    library: Path, tmp_path: Path
+) -> None:
+    program = f"""{SHORT_LIVED_STREAMS}
+for i in range(12):
+    round(0, False)
+    recorder.read()
+launch(write(0x300000), pointer=0x300000)
+cuda.event(RECORD, EVENT, CONTEXT, STREAM)
+stream = P(0x1F000)
+cuda.make_stream(CONTEXT, stream, 1)
+cuda.event(WAIT, EVENT, CONTEXT, stream)
+cuda.destroy_stream(CONTEXT, stream)
+cuda.make_stream(CONTEXT, stream, 1)
+launch(write(0x300000), stream=stream, pointer=0x300000)  # not ordered after the last launch
+"""
+    events = run(tmp_path, library, program)
+    assert [bool(template) for template in template_ids(events)[-2:]] == [True, False]
+
+
+def test_stream_that_waits_for_another_stream_keeps_its_order_while_all_slots_are_in_use(
+    library: Path, tmp_path: Path
+) -> None:
+    program = """
+waiting = P(0x40000)
+cuda.make_stream(CONTEXT, waiting, 1)
+for _ in range(12):
+    launch(write(0x300000), stream=waiting, pointer=0x300000)
+    wait(waiting)
+    recorder.read()
+launch(write(0x300000), pointer=0x300000)
+cuda.event(RECORD, EVENT, CONTEXT, STREAM)
+cuda.event(WAIT, EVENT, CONTEXT, waiting)
+for i in range(200):
+    stream = P(0x50000 + i)
+    cuda.make_stream(CONTEXT, stream, 1)
+    launch(read(0x100000), stream=stream)
+    wait(stream)
+launch(write(0x300000), stream=waiting, pointer=0x300000)
+"""
+    events = run(tmp_path, library, program)
+    assert gaps(events) == {}
+    assert template_ids(events)[-1] > 0
+
+
 def test_launches_on_more_than_128_busy_streams_are_recorded(library: Path, tmp_path: Path) -> None:
     program = f"""{SHORT_LIVED_STREAMS}
 for i in range(12):
