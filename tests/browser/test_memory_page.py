@@ -350,7 +350,7 @@ def test_damaged_hash_is_ignored(
     assert opened.messages == []
 
 
-@pytest.mark.parametrize("width", [800, 1300, 3840])
+@pytest.mark.parametrize("width", [700, 1300, 3840])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_memory_page_fits_the_width_of_the_window(
     open_page: OpenPage, pages: dict[str, Path], width: int, scheme: str
@@ -358,6 +358,20 @@ def test_memory_page_fits_the_width_of_the_window(
     opened = open_page(pages["fragmented_oom"], size=(width, 900), scheme=scheme)
     assert evaluate(opened, "() => document.documentElement.scrollWidth <= innerWidth")
     assert count_colors(opened, ".panes canvas") > 4
+
+
+def test_page_of_several_files_fits_a_narrow_window_and_has_a_valid_policy(
+    open_page: OpenPage, tmp_path: Path
+) -> None:
+    page = tmp_path / "several.html"
+    # The page has three scripts: a device ran out of memory, and a setting can be copied.
+    snapshots = [EXAMPLES / f"{name}.pkl.gz" for name in ("retained_graph", "varying_lengths")]
+    run = run_cli("memviz", *snapshots, "-q", "-f", "-o", page)
+    assert run.exit_code == 0
+    opened = open_page(page, size=(700, 900))
+    opened.page.wait_for_selector(".explorer[data-ready] >> nth=2", state="attached")
+    assert evaluate(opened, "() => document.documentElement.scrollWidth <= innerWidth")
+    assert opened.messages == []
 
 
 def test_page_of_two_devices_keeps_their_states_apart(open_page: OpenPage, tmp_path: Path) -> None:

@@ -111,13 +111,13 @@ def gds(
                 temporary_data_file(
                     Path(directory),
                     file_size or default_bytes,
-                    effort.get("seed") or 0,
+                    effort.spec_options.get("seed") or 0,
                     in_memory=_is_in_memory(Path(directory)),
                 )
             )
             for direction in directions
         }
-        spec = GdsSpec(files=files, **passed_options(**options), **effort)
+        spec = GdsSpec(files=files, **passed_options(**options), **effort.arguments(GdsSpec))
         return measure_spec(spec, gpu, output)
 
 

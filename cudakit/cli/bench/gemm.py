@@ -136,7 +136,13 @@ def gemm_spec(*, effort: Effort, **options: Any) -> GemmSpec:
         method_options = {"cache": "hot", **method_options}
     if settings.fast_accumulate and not any(gemm.dtype.startswith("fp8") for gemm in gemms):
         raise click.UsageError("--fast-accumulate needs a data type of fp8")
-    return GemmSpec(gemms=gemms, shapes=name_by_gemm, settings=settings, **method_options, **effort)
+    return GemmSpec(
+        gemms=gemms,
+        shapes=name_by_gemm,
+        settings=settings,
+        **method_options,
+        **effort.arguments(GemmSpec),
+    )
 
 
 def _settings(options: dict[str, Any]) -> GemmSettings:

@@ -195,7 +195,7 @@ def nccl(
 def _make_spec(options: dict[str, Any], effort: Effort) -> NcclSpec:
     from cudakit.core.bench.spec import NcclSpec
 
-    return NcclSpec(**passed_options(**options), **effort)
+    return NcclSpec(**passed_options(**options), **effort.arguments(NcclSpec))
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,7 +124,7 @@ def ops(
         baselines=baselines,
         public_libraries=public_libraries,
         **passed_options(**options),
-        **effort,
+        **effort.arguments(OpsSpec),
     )
     return measure_spec(spec, gpu, output)
 

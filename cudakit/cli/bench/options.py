@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -19,8 +20,24 @@ from cudakit.cli.options import (
     with_options,
 )
 
-# Arguments of a Spec for precision and time; options that were not given are absent.
-Effort: TypeAlias = dict[str, Any]
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """The options for precision and time that the user passed."""
+
+    spec_options: Mapping[str, Any]  # Arguments of a Spec, without its stopping rule.
+    rule_options: Mapping[str, Any]  # Values of the stopping rule.
+
+    def arguments(self, spec_class: type[Spec]) -> dict[str, Any]:
+        """Return the arguments of a Spec class; values of the rule that were not passed keep its defaults."""
+        return {
+            **self.spec_options,
+            "rule": replace(spec_class.default_rule, **self.rule_options),
+        }
+
+
+if TYPE_CHECKING:
+    from cudakit.core.bench.spec import Spec
 
 _ELEMENT_UNITS = {"K": 1000, "M": 1000**2, "G": 1000**3}
 _MAX_SIZES = 64  # maximum number of sizes in a range
@@ -197,15 +214,11 @@ def effort_options(command: Callable[..., Any]) -> Callable[..., Any]:
         rule_options = {
             name: options.pop(name) for name in ("precision", "timeout_s", "min_samples")
         }
-        effort = passed_options(
+        passed_spec_options = passed_options(
             **spec_options, blocker=False if options.pop("no_blocker") else None
         )
-        return command(effort=effort | _stopping_rule(passed_options(**rule_options)), **options)
+        return command(
+            effort=Effort(passed_spec_options, passed_options(**rule_options)), **options
+        )
 
     return with_options(EFFORT_OPTIONS, call_with_options)
-
-
-def _stopping_rule(rule_options: dict[str, Any]) -> Effort:
-    from cudakit.core.bench.method import Rule
-
-    return {"rule": Rule(**rule_options)} if rule_options else {}

@@ -12,6 +12,9 @@ from cudakit.units import format_bytes
 
 # The dimensions of a GEMM, which a label shows together: "4096³".
 DIMENSIONS = ("m", "n", "k")
+# The axis with the name of a measurement of an overlap. The measurements of one direction and size are shown
+# as one case.
+MEASUREMENT_AXIS = "measurement"
 # A label shows the values of these axes before the name of the axis: "8 nodes".
 _COUNTED_AXES = ("nodes",)
 # Values of these axes are large numbers, which are shown with separators: "1,000,000".

@@ -112,6 +112,8 @@ class Spec:
     """The options that all benches share. Specs raise InputError for invalid values."""
 
     bench: ClassVar[str]
+    # Stopping rule of which the user changes single values.
+    default_rule: ClassVar[Rule] = Rule()
 
     seed: int = 0  # Seed of random data.
     warmup_s: float = 0.25  # Minimum warm-up time per case.
@@ -196,12 +198,13 @@ class OverlapSpec(Spec):
     """Options of ``cudakit bench copy --overlap gemm``."""
 
     bench: ClassVar[str] = "copy-overlap"
+    # GEMMs at the power limit vary by some percent, so a smaller interval would take much longer.
+    default_rule: ClassVar[Rule] = Rule(precision=0.02, timeout_s=3.0)
 
     # Each of the five measurements of a case has a warm-up, so each of them can be short.
     warmup_s: float = 0.1
     rounds: int = 2
-    # GEMMs at the power limit vary by some percent, so a smaller interval would take much longer.
-    rule: Rule = field(default_factory=lambda: Rule(precision=0.02, timeout_s=3.0))
+    rule: Rule = default_rule
     work: str = "gemm"  # Work that runs beside the copies.
     directions: tuple[str, ...] = OVERLAP_DIRECTIONS
     sizes_bytes: tuple[int, ...] | None = None  # Sizes of each copy; None: one size.

@@ -161,7 +161,7 @@ def test_missing_rank_is_named_within_seconds() -> None:
 
     assert process.returncode == 3
     assert "ranks 1 and 2 of 3 did not connect" in stderr
-    assert time.monotonic() - begin_s < 15
+    assert time.monotonic() - begin_s < 30
 
 
 def test_rank_with_other_options_ends_all_ranks() -> None:
@@ -203,7 +203,7 @@ def test_killed_rank_ends_the_others_and_keeps_the_completed_cases(
     begin_s = time.monotonic()
     outputs = [process.communicate(timeout=END_TIMEOUT_S) for process in processes]
 
-    assert time.monotonic() - begin_s < 10
+    assert time.monotonic() - begin_s < 30
     for rank, process in enumerate(processes):
         if rank != victim:
             assert process.returncode == 3, outputs[rank]

@@ -211,6 +211,15 @@ def test_overlap_report_begins_with_an_answer_per_direction(cli: Cli) -> None:
     assert lines[2].startswith("✓ A copy from pinned host memory to the device overlaps 100%")
     assert lines[3].startswith("! A copy from the device to pageable host memory overlaps 0%")
     assert "API synchronization behavior" in run.stdout
+    assert "Results verified for both cases." in run.stdout
+
+
+def test_overlap_with_samples_keeps_its_own_time_limit(cli: Cli) -> None:
+    options = ("--overlap", "gemm", "--directions", "h2d", "--samples", "12", "--json")
+    result = json.loads(cli("bench", "copy", *ON_SIM, *options).stdout)
+
+    rule = result["results"][0]["method"]["rule"]
+    assert (rule["min_samples"], rule["precision"], rule["timeout_s"]) == (12, 0.02, 3.0)
 
 
 def test_json_of_overlap_has_times_and_shares(cli: Cli) -> None:

@@ -41,6 +41,12 @@ def test_report_of_simulated_machine(
     golden(f"devices-{model}-{width}.txt", run.stdout)
 
 
+def test_nvml_index_field_names_the_gpu_of_a_mig_instance(cli: Cli) -> None:
+    run = cli("devices", "--gpu", "sim:a100-mig", "--fields", "nvml_index")
+
+    assert [line.strip() for line in run.stdout.splitlines()[-3:]] == ["0", "0/0", "0/1"]
+
+
 def test_long_report_lists_every_field(cli: Cli, golden: Golden) -> None:
     golden("devices-long.txt", cli("devices", "--gpu", "sim", "--long").stdout)
 

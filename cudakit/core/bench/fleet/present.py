@@ -16,6 +16,7 @@ from cudakit.core.bench.fleet.result import (
 )
 from cudakit.core.bench.health import SuiteResult
 from cudakit.core.bench.labels import join_first_names
+from cudakit.core.bench.present.health import figure_table
 from cudakit.document import (
     Column,
     Columns,
@@ -92,6 +93,7 @@ def present_fleet(result: FleetResult, *, detail: bool = False) -> Document:
     nodes += [Note("warn", f"{capitalized(warning_text)}.") for warning_text in result.warnings]
     if result.comparisons:
         nodes.append(Section("Figures of the fleet", (_figure_table(result.comparisons),)))
+    nodes += _sections_without_peers(result)
     nodes.append(Section("Hosts", (_host_table(result.hosts),)))
     if detail:
         nodes += [_subject_section(host, result.comparisons) for host in result.hosts]
@@ -241,6 +243,18 @@ def _host_row(host: FleetHost) -> tuple[Value, ...]:
         Text(host.facts.versions.get("cudakit", "-")),
         Text(host.facts.address or "-"),
     )
+
+
+def _sections_without_peers(result: FleetResult) -> Iterator[Node]:
+    """Yield the figures of each measured GPU of which no figure was compared."""
+    compared_gpus = {
+        (comparison.subject.host, comparison.subject.gpu) for comparison in result.comparisons
+    }
+    for host in result.hosts:
+        for gpu in host.gpus:
+            if isinstance(gpu.suite, SuiteResult) and (host.name, gpu.index) not in compared_gpus:
+                table = figure_table(gpu.suite)
+                yield Section(f"Figures of {host.name} GPU {gpu.index}, without peers", (table,))
 
 
 def _subject_section(host: FleetHost, comparisons: Sequence[PeerComparison]) -> Section:

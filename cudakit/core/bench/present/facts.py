@@ -27,6 +27,9 @@ _MODE_TEXTS = {
     "host": "host time until the GPU has finished",
     "call": "host time of the call",
 }
+# The time of a case of mode "call" ends with the call, except for this call of bench launch.
+_LAUNCH_TO_START = "launch-to-start"
+_LAUNCH_TO_START_TEXT = "host time until the host sees the first write of the kernel"
 _CACHE_TEXTS = {
     "rotate": "L2: {sets} buffer sets in rotation",
     "flush": "L2 flushed before each sample",
@@ -119,7 +122,7 @@ def method_rows(cases: Sequence[CaseResult]) -> list[tuple[str, Value]]:
     cases_by_method: dict[tuple[object, ...], list[CaseResult]] = {}
     for case in cases:
         method = case.method
-        key = (method.mode, method.cache, method.fill)
+        key = (method.mode, method.cache, method.fill, _is_launch_to_start(case))
         cases_by_method.setdefault(key, []).append(case)
     rows: list[tuple[str, Value]] = []
     for cases_of_method in cases_by_method.values():
@@ -127,6 +130,7 @@ def method_rows(cases: Sequence[CaseResult]) -> list[tuple[str, Value]]:
             [case.method for case in cases_of_method],
             cudakit_names=_first_varying_values(cases_of_method),
             called_library=_called_library(cases_of_method),
+            timing_text=_LAUNCH_TO_START_TEXT if _is_launch_to_start(cases_of_method[0]) else "",
         )
         rows.append(
             (
@@ -141,16 +145,22 @@ def method_rows(cases: Sequence[CaseResult]) -> list[tuple[str, Value]]:
     return rows
 
 
+def _is_launch_to_start(case: CaseResult) -> bool:
+    return case.axes.get("call") == _LAUNCH_TO_START
+
+
 def describe_method(
     methods: Sequence[Method],
     *,
     cudakit_names: Sequence[str] = (),
     called_library: str = CUDAKIT,
+    timing_text: str = "",
 ) -> str:
     """Describe methods that differ only in their numbers: differing numbers are printed as ranges.
 
     ``cudakit_names`` are the names of the interleaved workloads if cudakit runs them all, without a baseline.
-    ``called_library`` is the library that cudakit calls.
+    ``called_library`` is the library that cudakit calls. ``timing_text`` says from when until when a sample
+    is timed; if it is empty, the mode does.
     """
     first_method = methods[0]
     warmup_text = _range(
@@ -159,10 +169,14 @@ def describe_method(
     )
     executions_text = _range([method.executions for method in methods], str)
     has_several_calls = first_method.mode == "call" and first_method.executions > 1
+    if not timing_text:
+        timing_text = (
+            f"host time of a call, mean of {executions_text} consecutive calls"
+            if has_several_calls
+            else _MODE_TEXTS[first_method.mode].format(n=_with_noun(executions_text, "execution"))
+        )
     description_parts = [
-        f"host time of a call, mean of {executions_text} consecutive calls"
-        if has_several_calls
-        else _MODE_TEXTS[first_method.mode].format(n=_with_noun(executions_text, "execution")),
+        timing_text,
         _CACHE_TEXTS[first_method.cache].format(
             sets=_range([method.buffer_sets for method in methods], str)
         ),

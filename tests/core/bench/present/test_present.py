@@ -167,6 +167,40 @@ def test_verified_cases_are_counted() -> None:
     assert notes(present(CUBES)) == ["ok: Results verified for all 3 cases."]
 
 
+@pytest.mark.parametrize(
+    ("bench", "stop_reason", "expected"),
+    [
+        ("memory", "timeout", [("The time limit ended", ("--timeout",))]),
+        ("memory", "budget", [("The time budget ended", ("--budget",))]),
+        ("suite", "timeout", [("The time limit ended", ())]),
+        ("suite", "budget", [("The time budget ended", ("--quick",))]),
+        ("memory", "interrupted", []),
+    ],
+)
+def test_advice_after_an_early_end_names_the_option_that_ended_sampling(
+    bench: str, stop_reason: str, expected: list[tuple[str, tuple[str, ...]]]
+) -> None:
+    case = gemm(samples=replace(samples_near(1e-3), converged=False), stop_reason=stop_reason)
+    document = present(replace(result(case), bench=bench))
+
+    doubts = [
+        node for node in document.nodes if isinstance(node, Note) and "ended sampling" in node.text
+    ]
+    assert len(doubts) == len(expected)
+    for doubt, (text, options) in zip(doubts, expected, strict=True):
+        assert doubt.text.startswith(text)
+        assert len(doubt.remedies) == len(options)
+        assert all(option in remedy for option, remedy in zip(options, doubt.remedies, strict=True))
+
+
+@pytest.mark.parametrize(("bench", "has_remedy"), [("memory", True), ("gds", False)])
+def test_cache_option_is_advised_only_to_benches_that_have_it(bench: str, has_remedy: bool) -> None:
+    document = present(replace(result(gemm(rate=2e15)), bench=bench))
+
+    (doubt,) = [node for node in document.nodes if isinstance(node, Note) and "peak" in node.text]
+    assert doubt.remedies == (("measure with --cache rotate",) if has_remedy else ())
+
+
 def test_doubtful_cases_are_grouped() -> None:
     cases = (
         gemm(size, samples=replace(samples_near(1e-3), converged=False)) for size in range(64, 69)
