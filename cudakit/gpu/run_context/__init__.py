@@ -71,7 +71,9 @@ def gather_all(
         files, variables, search_path = Files(None), {}, ()
     context = _common_facts(machine, variables, files)
     if machine.simulated:
-        context = replace(context, host=replace(context.host, is_wsl=_uses_wsl_driver(context.cuda)))
+        context = replace(
+            context, host=replace(context.host, is_wsl=_uses_wsl_driver(context.cuda))
+        )
     return replace(
         context,
         driver=read_driver(files, context.variables, context.host.kernel),
