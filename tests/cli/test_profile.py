@@ -243,6 +243,22 @@ def test_diff_shows_the_change_of_a_step(
     golden("profile-diff-80.txt", done.stdout)
 
 
+def test_diff_of_two_ranks_names_the_rank_that_became_slower(cli: Cli) -> None:
+    log_path = str(Path(__file__).parents[2] / "examples" / "profile" / "ddp.plog")
+    cli("profile", log_path, "-o", "before.json")
+    result = json.loads(Path("before.json").read_text())
+    result["devices"][1]["steps"]["median_ns"] *= 2
+    Path("after.json").write_text(json.dumps(result))
+
+    changed = cli("profile", "after.json", "--diff", "before.json", "--fail-on", "slower:5%")
+    unchanged = cli("profile", "before.json", "--diff", log_path)
+
+    assert changed.exit_code == 1
+    assert changed.stdout.startswith("Step of rank 1, cuda:1 100% slower: ")
+    assert "── rank 0, cuda:0 ──" in changed.stdout
+    assert unchanged.stdout.startswith("Step unchanged on all GPUs\n")
+
+
 @pytest.mark.parametrize(("limit", "code"), [("slower:1%", 1), ("slower:90%", 0)])
 def test_slower_step_fails(cli: Cli, limit: str, code: int) -> None:
     write_logs()

@@ -82,6 +82,8 @@ def wsl_libraries(context: RunContext) -> Finding:
     """
     if not context.host.is_wsl:
         return ok_finding("not in WSL")
+    if context.simulated:
+        raise NotCheckable("the machine is simulated")
     libcuda_copies = [
         library
         for library in require_fact(context.software.libraries)

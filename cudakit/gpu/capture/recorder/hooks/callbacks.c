@@ -214,7 +214,7 @@ static void on_synchronize(uint32_t cbid, const Sanitizer_SynchronizeData *sync)
     record rec = record_begin_and_lock(is_stream_sync ? KIND_STREAM_SYNC : KIND_CONTEXT_SYNC, sync->context,
                                        is_stream_sync ? sync->hStream : NULL);
     if (is_stream_sync)
-        order_host_waited_for_stream(rec.stream, rec.context);
+        order_host_waited_for_stream(rec.stream);
     else
         order_host_waited_for_context(rec.context);
     record_append_and_unlock(&rec);
