@@ -303,11 +303,30 @@ def test_clicking_an_event_shows_its_allocation_with_the_call_stack(
     opened = open_page(pages["train"])
     opened.page.click("#tab-events")
     wait_until_drawn(opened)
+    headings = opened.page.locator(".view .list-head span").all_inner_texts()
+    assert headings == ["event", "time", "action", "requested", "call site"]
     opened.page.locator(".view .list .list-row", has_text="alloc").first.click()
     wait_until_drawn(opened)
     details = opened.page.locator(".details").inner_text()
-    assert "Picked allocation" in details
+    assert "Selected allocation" in details
     assert "record_snapshots.py" in details
+
+
+def test_filter_that_matches_nothing_says_that_no_memory_matches(
+    open_page: OpenPage, pages: dict[str, Path]
+) -> None:
+    opened = open_page(pages["train"])
+    opened.page.click("#tab-holders")
+    wait_until_drawn(opened)
+    empty_text = opened.page.get_by_text("No memory in use at the cursor matches the filter.")
+    assert not empty_text.is_visible()
+    opened.page.fill("input[type=search]", "no_such_function")
+    wait_until_drawn(opened)
+    assert empty_text.is_visible()
+    opened.page.click("#tab-events")
+    wait_until_drawn(opened)
+    title = opened.page.locator(".view-bar").inner_text()
+    assert title.endswith("match the filter, the selected group and the selected window")
 
 
 @pytest.mark.parametrize("clipboard", ["allowed", "missing"])

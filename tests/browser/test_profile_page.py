@@ -62,6 +62,7 @@ def test_profile_page_draws_every_view_without_network_or_errors(
             assert count_colors(opened, ".view canvas") > 4
         else:
             assert opened.page.locator(".view .list .list-row").count() > 0, tab
+            assert opened.page.locator(".view .list-head > *").last.inner_text() == "name", tab
     assert opened.messages == []
     assert opened.requests == [page.as_uri()]
     assert count_colors(opened, ".panes canvas") > 8
