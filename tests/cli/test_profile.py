@@ -226,8 +226,28 @@ def test_launches_and_copies_are_compared_with_two_benches(cli: Cli) -> None:
     cli("bench", "launch", "--gpu", "sim", *calls, "-o", "launch.json")
     cli("bench", "copy", "--gpu", "sim", *copies, "-o", "copy.json")
     text = cli("profile", "slow.log", "--bench", "copy.json", "--bench", "launch.json").stdout
+    assert "--bench compared nothing" not in text
     assert "step time per kernel launch" in text
     assert "host to device, pageable copies" in text
+
+
+def test_bench_result_without_comparable_work_is_named(cli: Cli) -> None:
+    write_logs()
+    cli(
+        "bench",
+        "memory",
+        "--gpu",
+        "sim",
+        "--operations",
+        "write",
+        "--sizes",
+        "1MiB",
+        "-o",
+        "write.json",
+    )
+    text = cli("profile", "slow.log", "--bench", "write.json").stdout
+    assert "i --bench compared nothing: the profile has no launches" in text
+    assert "Limits of this GPU" not in text
 
 
 # --- comparison ------------------------------------------------------------------------------------
