@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from cudakit.trace.kinds import EventKind
-from cudakit.trace.layout import Records, view
+from cudakit.trace.layout import Records, take_records, view
 
 # Maximum number of ranges that are open at once, in each thread and in the process. Further ranges are
 # ignored, so that programs that never end their ranges do not use ever more memory.
@@ -47,90 +46,109 @@ class _Range(NamedTuple):
     domain: int
 
 
+class _ThreadRanges:
+    """The open ranges of one thread."""
+
+    __slots__ = ("nested_ranges", "ranges")
+
+    def __init__(self) -> None:
+        self.ranges: list[_Range] = []  # outermost first
+        # The first of ``ranges``, each with the ranges that contain it, computed when a record needs them.
+        self.nested_ranges: list[OpenRange] = []
+
+    def push(self, new_range: _Range) -> None:
+        if len(self.ranges) < _MAX_OPEN_RANGES:
+            self.ranges.append(new_range)
+
+    def pop(self, domain: int) -> None:
+        """Remove the innermost range of a domain, if there is one."""
+        for index in reversed(range(len(self.ranges))):
+            if self.ranges[index].domain == domain:
+                del self.ranges[index]
+                del self.nested_ranges[index:]
+                return
+
+    def innermost(self, process_range: OpenRange | None) -> OpenRange | None:
+        """Return the innermost range; ``process_range``, which contains all of them, if there is none."""
+        nested_ranges = self.nested_ranges
+        for name, domain in self.ranges[len(nested_ranges) :]:
+            outer_range = nested_ranges[-1] if nested_ranges else process_range
+            nested_ranges.append(OpenRange(name, domain, outer_range))
+        return nested_ranges[-1] if nested_ranges else process_range
+
+
 class RangeTracker:
     """Tracks the open NVTX ranges of one trace, whose records are passed in the order of their calls."""
 
     def __init__(self) -> None:
         # Ranges of the process by number, in the order in which they began.
         self._process_ranges: dict[int, _Range] = {}
-        # Ranges of each thread, outermost first.
-        self._thread_ranges: dict[int, list[_Range]] = {}
-        # The innermost open range of each thread, computed when a record of the thread needs it.
-        self._innermost_by_thread: dict[int, OpenRange | None] = {}
+        self._innermost_process_range: OpenRange | None = None
+        # Ranges of each thread that has open ranges.
+        self._thread_ranges: dict[int, _ThreadRanges] = {}
 
     def follow(self, records: Records) -> OpenRanges | None:
-        """Return the innermost range that is open at each record; None if no record has an open range."""
+        """Return the innermost range that is open at each call; None if no call has an open range.
+
+        Accesses and other records that are no calls have None.
+        """
         kinds = records["kind"]
-        changes = np.flatnonzero((kinds == EventKind.RANGE_PUSH) | (kinds == EventKind.RANGE_POP))
-        if not len(changes) and not self._process_ranges and not self._thread_ranges:
+        is_change = (kinds == EventKind.RANGE_PUSH) | (kinds == EventKind.RANGE_POP)
+        if not self._process_ranges and not self._thread_ranges and not is_change.any():
             return None
-        threads = records["thread"].tolist()
-        innermost_ranges_of_rows: list[OpenRange | None] = []
-        rows = zip(changes.tolist(), _rows(records[changes]), strict=True)
-        for index, (kind, name, domain, range_number) in rows:
-            innermost_ranges_of_rows += self._innermost_ranges(
-                islice(threads, len(innermost_ranges_of_rows), index)
-            )
+        is_call = (kinds != EventKind.ACCESS) & (kinds != EventKind.ACCESSED) & ~is_change
+        indices = np.flatnonzero(is_change | is_call)
+        ranges_of_calls: list[OpenRange | None] = []
+        for kind, thread, name, domain, range_number in _rows(take_records(records, indices)):
             if kind == EventKind.RANGE_PUSH:
-                self._push(threads[index], _Range(name, domain), range_number)
+                self._push(thread, _Range(name, domain), range_number)
+            elif kind == EventKind.RANGE_POP:
+                self._pop(thread, domain, range_number)
             else:
-                self._pop(threads[index], domain, range_number)
-        innermost_ranges_of_rows += self._innermost_ranges(
-            islice(threads, len(innermost_ranges_of_rows), None)
-        )
+                thread_ranges = self._thread_ranges.get(thread)
+                process_range = self._innermost_process_range
+                ranges_of_calls.append(
+                    thread_ranges.innermost(process_range) if thread_ranges else process_range
+                )
         innermost_ranges = np.empty(len(records), np.object_)
-        innermost_ranges[:] = innermost_ranges_of_rows
+        innermost_ranges[is_call] = ranges_of_calls
         return innermost_ranges
 
-    def _innermost_ranges(self, threads: Iterator[int]) -> Iterator[OpenRange | None]:
-        """Yield the innermost open range of each thread."""
-        computed_ranges = self._innermost_by_thread
-        for thread in threads:
-            if thread not in computed_ranges:
-                computed_ranges[thread] = self._nested_ranges(thread)
-            yield computed_ranges[thread]
-
-    def _nested_ranges(self, thread: int) -> OpenRange | None:
-        """Return the innermost open range of a thread, with the ranges that contain it."""
-        innermost_range: OpenRange | None = None
-        for name, domain in (*self._process_ranges.values(), *self._thread_ranges.get(thread, ())):
-            innermost_range = OpenRange(name, domain, innermost_range)
-        return innermost_range
-
     def _push(self, thread: int, new_range: _Range, range_number: int) -> None:
-        if range_number:
-            if len(self._process_ranges) < _MAX_OPEN_RANGES:
-                self._process_ranges[range_number] = new_range
-            self._innermost_by_thread.clear()
-            return
-        thread_ranges = self._thread_ranges.setdefault(thread, [])
-        if len(thread_ranges) < _MAX_OPEN_RANGES:
-            thread_ranges.append(new_range)
-        self._innermost_by_thread.pop(thread, None)
+        if not range_number:
+            self._thread_ranges.setdefault(thread, _ThreadRanges()).push(new_range)
+        elif len(self._process_ranges) < _MAX_OPEN_RANGES:
+            self._process_ranges[range_number] = new_range
+            self._nest_process_ranges()
 
     def _pop(self, thread: int, domain: int, range_number: int) -> None:
         if range_number:
             self._process_ranges.pop(range_number, None)
-            self._innermost_by_thread.clear()
-            return
-        thread_ranges = self._thread_ranges.get(thread, [])
-        for index in reversed(range(len(thread_ranges))):
-            if thread_ranges[index].domain == domain:
-                del thread_ranges[index]
-                break
-        if not thread_ranges:
-            self._thread_ranges.pop(thread, None)
-        self._innermost_by_thread.pop(thread, None)
+            self._nest_process_ranges()
+        elif thread_ranges := self._thread_ranges.get(thread):
+            thread_ranges.pop(domain)
+            if not thread_ranges.ranges:
+                del self._thread_ranges[thread]
+
+    def _nest_process_ranges(self) -> None:
+        """Compute the innermost range of the process after a change: the ranges of all threads are in it."""
+        self._innermost_process_range = None
+        for name, domain in self._process_ranges.values():
+            self._innermost_process_range = OpenRange(name, domain, self._innermost_process_range)
+        for thread_ranges in self._thread_ranges.values():
+            thread_ranges.nested_ranges.clear()
 
 
-def _rows(changes: Records) -> Iterator[tuple[Any, ...]]:
-    """Yield kind, name, domain and number of the begins and ends of ranges; an end has no name."""
-    kinds = changes["kind"]
-    pushes, pops = view(changes, EventKind.RANGE_PUSH), view(changes, EventKind.RANGE_POP)
+def _rows(records: Records) -> Iterator[tuple[int, int, int, int, int]]:
+    """Yield kind, thread, name, domain and number of the begins and ends of ranges.
+
+    An end has no name. For other records, the name, domain and number have no meaning.
+    """
+    kinds = records["kind"]
+    pushes, pops = view(records, EventKind.RANGE_PUSH), view(records, EventKind.RANGE_POP)
     is_push = kinds == EventKind.RANGE_PUSH
     names = np.where(is_push, pushes["name"], 0)
     domains = np.where(is_push, pushes["domain"], pops["domain"])
     range_numbers = np.where(is_push, pushes["number"], pops["number"])
-    return zip(
-        kinds.tolist(), names.tolist(), domains.tolist(), range_numbers.tolist(), strict=True
-    )
+    columns = kinds, records["thread"], names, domains, range_numbers
+    return zip(*(column.tolist() for column in columns), strict=True)

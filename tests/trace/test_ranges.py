@@ -68,6 +68,15 @@ def test_range_of_process_is_open_in_all_threads_until_any_ends_it() -> None:
     ) == [("epoch", "worker"), ("epoch",), ("worker",), ()]  # fmt: skip
 
 
+def test_range_of_process_contains_ranges_that_threads_opened_before_it() -> None:
+    assert Trace().at_launches(
+        RangePush("step"), LAUNCH, RangePush("epoch", number=7), LAUNCH, RangePush("layer"), LAUNCH,
+        RangePop(number=7), LAUNCH, RangePop(), RangePush("loss"), LAUNCH,
+    ) == [
+        ("step",), ("epoch", "step"), ("epoch", "step", "layer"), ("step", "layer"), ("step", "loss"),
+    ]  # fmt: skip
+
+
 def test_marks_and_unmatched_ends_change_nothing() -> None:
     assert Trace().at_launches(RangePop(), RangePop(number=3), Mark("here"), LAUNCH) == [()]
 

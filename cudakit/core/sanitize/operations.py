@@ -221,13 +221,13 @@ class StreamWork:
             return
         role = host_role(direction, host_memory, asynchronous=asynchronous, strict=self._strict)
         if role.waits_before:
-            self._stream_order.sync_stream(self._stream_order.stream(call), call)
+            self._stream_order.sync_stream(call)
         source_rows = source, size_bytes, rows, source_pitch_bytes
         destination_rows = destination, size_bytes, rows, destination_pitch_bytes
         self._add_access(call, *source_rows, READ, is_by_host=role.reads_source)
         self._add_access(call, *destination_rows, WRITE, is_by_host=role.writes_destination)
         if role.waits_after:
-            self._stream_order.sync_stream(self._stream_order.stream(call), call)
+            self._stream_order.sync_stream(call)
 
     def add_fill(
         self,
@@ -244,7 +244,7 @@ class StreamWork:
         allocation = self._driver_allocations.find(address)
         kind = allocation.kind if allocation else None
         if host_waits_for_fill(kind, asynchronous=asynchronous):
-            self._stream_order.sync_stream(self._stream_order.stream(call), call)
+            self._stream_order.sync_stream(call)
 
     def _add_access(
         self, call: Call, lo: int, width: int, rows: int, pitch: int, mode: int, *, is_by_host: bool

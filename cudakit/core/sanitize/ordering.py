@@ -18,6 +18,8 @@ _BLOCKING_FLAGS: Final = (StreamFlag.BLOCKING, StreamFlag.PER_THREAD)
 _OUTDATED_VERSION: Final = (
     -1
 )  # clock version of a stream whose clock is outdated; less than any current version
+# Minimum number of destroyed streams at which a new stream causes a search for slots that can be reused.
+_MIN_DESTROYED_STREAMS: Final = 32
 
 
 class ContextStreams:
@@ -96,8 +98,14 @@ class StreamOrder:
             tuple[int, int]
         ] = []  # slots of removed streams, with their next ticks
         self._streams: dict[int, Stream] = {}
+        # The flag and the context of each stream that was created and not used since, by number. Such streams
+        # get no slot: PyTorch and JAX create dozens of streams that they never use, and the time to update a
+        # clock is proportional to the number of slots.
+        self._unused_streams: dict[int, tuple[StreamFlag, int]] = {}
         self._contexts: dict[int, ContextStreams] = {}
         self._destroyed_streams: list[Stream] = []
+        # Number of destroyed streams at which a new stream causes the next search for slots.
+        self._next_search_count = _MIN_DESTROYED_STREAMS
         self.host = Timeline(0, self._clock_width)
         self._host_timelines = [self.host]
         self._thread_timelines: dict[int, Timeline] = {}
@@ -106,14 +114,18 @@ class StreamOrder:
         return iter(self._streams.values())
 
     def has_stream(self, stream_number: int) -> bool:
-        return stream_number in self._streams
+        return stream_number in self._streams or stream_number in self._unused_streams
 
     def stream(self, call: Call) -> Stream:
         """Return the stream of a call. A stream whose creation was not recorded counts as blocking."""
         stream = self._streams.get(call.stream)
         if stream is None:
-            self.unrecorded_stream_count += 1
-            stream = self.create_stream(call.stream, StreamFlag.BLOCKING, call.context)
+            if call.stream not in self._unused_streams:
+                self.unrecorded_stream_count += 1
+            flag, context = self._unused_streams.pop(
+                call.stream, (StreamFlag.BLOCKING, call.context)
+            )
+            stream = self._add_stream(call.stream, flag, context)
         return stream
 
     def enqueue(self, call: Call) -> Stream | None:
@@ -125,8 +137,16 @@ class StreamOrder:
             self._update_clock(stream, call)
         return stream
 
-    def create_stream(self, stream_number: int, flag: StreamFlag, context: int) -> Stream:
-        """Add a stream."""
+    def create_stream(self, stream_number: int, flag: StreamFlag, context: int) -> None:
+        """Add a stream, which gets a slot when it is first used."""
+        self._unused_streams[stream_number] = flag, context
+
+    def _add_stream(self, stream_number: int, flag: StreamFlag, context: int) -> Stream:
+        """Add a stream with a slot."""
+        if not self._free_slots and len(self._destroyed_streams) >= self._next_search_count:
+            self.reuse_slots()
+            remaining_count = len(self._destroyed_streams)
+            self._next_search_count = max(_MIN_DESTROYED_STREAMS, 2 * remaining_count)
         slot, tick = self._free_slots.pop() if self._free_slots else (self._new_slot(), 1)
         context_streams = self._contexts.setdefault(context, ContextStreams())
         width = self._clock_width
@@ -140,9 +160,11 @@ class StreamOrder:
         stream.release()
         stream.graph = graph
 
-    def destroy_stream(self, stream: Stream) -> None:
+    def destroy_stream(self, stream_number: int) -> None:
         """Mark a stream as destroyed. Its enqueued work continues, and streams may wait for it."""
-        if stream not in self._destroyed_streams:
+        self._unused_streams.pop(stream_number, None)
+        stream = self._streams.get(stream_number)
+        if stream is not None and stream not in self._destroyed_streams:
             stream.release()
             self._destroyed_streams.append(stream)
 
@@ -174,8 +196,15 @@ class StreamOrder:
         self.host.tick += 1
         self.current_version += 1
 
-    def sync_stream(self, stream: Stream, call: Call) -> None:
-        """Order the host after a stream; for the legacy default stream also after all blocking streams."""
+    def sync_stream(self, call: Call) -> None:
+        """Order the host after the stream of a call.
+
+        If this is the legacy default stream, order the host also after all blocking streams.
+        """
+        flag_and_context = self._unused_streams.get(call.stream)
+        if flag_and_context is not None and flag_and_context[0] is not StreamFlag.LEGACY:
+            return  # the stream has no work to wait for
+        stream = self.stream(call)
         if stream.flag is StreamFlag.LEGACY:
             for blocking_stream in stream.context.blocking_streams:
                 self.host_acquires(blocking_stream.release(), call)
@@ -289,8 +318,7 @@ class SyncTracker:
             self._stream_order.create_stream(call.stream, StreamFlag(flag), call.context)
 
     def destroy_stream(self, call: Call) -> None:
-        if self._stream_order.has_stream(call.stream):
-            self._stream_order.destroy_stream(self._stream_order.stream(call))
+        self._stream_order.destroy_stream(call.stream)
 
     def record_event(self, call: Call, event: int) -> None:
         """Record an event on a stream. If the stream is captured, store the graph of the event."""
@@ -317,7 +345,7 @@ class SyncTracker:
             self._stream_order.host_acquires(signal.release, call)
 
     def sync_stream(self, call: Call) -> None:
-        self._stream_order.sync_stream(self._stream_order.stream(call), call)
+        self._stream_order.sync_stream(call)
 
     def sync_context(self, call: Call) -> None:
         self._stream_order.sync_context(call)

@@ -161,7 +161,7 @@ def test_missing_rank_is_named_within_seconds() -> None:
 
     assert process.returncode == 3
     assert "ranks 1 and 2 of 3 did not connect" in stderr
-    assert time.monotonic() - begin_s < 15
+    assert time.monotonic() - begin_s < 30
 
 
 def test_rank_with_other_options_ends_all_ranks() -> None:
@@ -203,7 +203,7 @@ def test_killed_rank_ends_the_others_and_keeps_the_completed_cases(
     begin_s = time.monotonic()
     outputs = [process.communicate(timeout=END_TIMEOUT_S) for process in processes]
 
-    assert time.monotonic() - begin_s < 10
+    assert time.monotonic() - begin_s < 30
     for rank, process in enumerate(processes):
         if rank != victim:
             assert process.returncode == 3, outputs[rank]
@@ -237,9 +237,9 @@ def test_interrupt_of_rank_0_keeps_the_completed_cases(tmp_path: Path) -> None:
         (("--places", "nowhere"), "unknown place 'nowhere'"),
         (("--vs", "gloo"), "unknown library 'gloo'"),
         (("--sizes", "1MiB..1KiB"), "not an ascending range"),
-        (("--sizes", "1KiB..1MiB:1"), "not an ascending range"),
+        (("--sizes", "1KiB..1MiB:1"), "is not a whole number of at least 2"),
         (("--rank-timeout", "0"), "--rank-timeout"),
-        (("--rendezvous", "node0:29500"), "--rendezvous connects the processes of torchrun"),
+        (("--rendezvous", "node0:29500"), "--rendezvous needs a process of torchrun"),
     ],
 )
 def test_invalid_option_is_one_error(cli: Cli, arguments: tuple[str, ...], message: str) -> None:
@@ -266,4 +266,4 @@ def test_other_number_of_ranks_than_started_is_an_error(
         if name in TORCHRUN:
             monkeypatch.setenv(name, value)
 
-    assert "torchrun started 2 ranks, not 3" in cli(*SIM, "--ranks", "3").stderr
+    assert "--ranks is 3, but torchrun started 2 ranks" in cli(*SIM, "--ranks", "3").stderr

@@ -33,11 +33,11 @@ def test_invisible_characters_are_escaped(written: str, shown: str) -> None:
     assert escape(written) == shown
 
 
-def test_megabyte_of_text_is_cut_quickly() -> None:
+def test_large_text_is_cut_before_it_is_escaped() -> None:
     start = time.perf_counter()
-    assert escape("\x1b" * 1_000_000, limit=10) == r"\x1b\x1b\…"
-    assert len(escape("x" * 1_000_000)) == MAX_TEXT_LENGTH
-    assert time.perf_counter() - start < 0.1
+    assert escape("\x1b" * 50_000_000, limit=10) == r"\x1b\x1b\…"
+    assert len(escape("x" * 50_000_000)) == MAX_TEXT_LENGTH
+    assert time.perf_counter() - start < 5, "to escape the whole text takes minutes"
 
 
 def test_text_of_exactly_the_limit_is_not_cut() -> None:
