@@ -372,6 +372,15 @@ def test_profile_page_fits_the_width_of_the_window(
     assert count_colors(opened, ".panes canvas") > 8
 
 
+def test_devices_of_ranks_have_the_names_of_the_report(open_page: OpenPage, tmp_path: Path) -> None:
+    log = Path(__file__).parents[2] / "examples" / "profile" / "ddp.plog"
+    page = tmp_path / "ddp.html"
+    assert run_cli("profile", log, "-q", "-f", "-o", page).exit_code == 0
+    panel = open_page(page).page.locator(".details").inner_text()
+    assert "rank 0, GPU 0 busy" in panel
+    assert "rank 1, GPU 1 busy" in panel
+
+
 def test_panel_says_that_the_whole_recording_is_longer_than_the_measured_steps(
     open_page: OpenPage, tmp_path: Path
 ) -> None:

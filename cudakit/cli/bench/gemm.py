@@ -26,8 +26,10 @@ from cudakit.cli.options import (
     option,
     option_group,
     output_options,
+    suffixes,
     with_options,
 )
+from cudakit.cli.report import COMMON_FORMATS
 
 if TYPE_CHECKING:
     from cudakit.core.bench.spec import GemmSpec
@@ -98,7 +100,7 @@ def gemm_options(command: Any) -> Any:
 @gemm_options
 @tune_options
 @effort_options
-@output_options(FORMATS)
+@output_options(FORMATS, format_limits=f"With --tune: {suffixes(COMMON_FORMATS)}.")
 def gemm(*, gpu: str, output: OutputOptions, tuning: TuneOptions, **options: Any) -> int:
     """Measure GEMMs of a library against the theoretical peak of the GPU.
 

@@ -166,7 +166,7 @@ def _label(case: LabelledCase, axes: Sequence[str], *, with_bench: bool, with_li
     # For the calls "launch" and "launch-to-start", the name of the call contains the name of the bench.
     call_names_bench = str(case.axes.get("call", "")).startswith(case.name)
     label_parts = [case.name] if with_bench and not call_names_bench else []
-    for name in axes:
+    for name in filter(axes.__contains__, case.axes):
         if name in DIMENSIONS and all(size in case.axes for size in DIMENSIONS):
             label_parts += [_format_dimensions(case)] if name == DIMENSIONS[0] else []
         elif (value := case.axes.get(name)) is not None:

@@ -212,7 +212,13 @@ class OverlapSpec(Spec):
     def __post_init__(self) -> None:
         Spec.__post_init__(self)
         _check_names("work", (self.work,), OVERLAP_WORK)
-        _check_names("--overlap direction", self.directions, OVERLAP_DIRECTIONS)
+        _check_names("direction", self.directions, DIRECTIONS)
+        for direction in self.directions:
+            if direction not in OVERLAP_DIRECTIONS:
+                raise InputError(
+                    f"--overlap cannot be measured for --directions {direction}",
+                    hint=f"choose from {', '.join(OVERLAP_DIRECTIONS)}",
+                )
         _check_sizes(self.sizes_bytes, _WORD_BYTES)
 
 
@@ -265,7 +271,7 @@ class GraphSpec(Spec):
     def __post_init__(self) -> None:
         Spec.__post_init__(self)
         _check_names("topology", self.topologies, TOPOLOGIES)
-        _check_names("node kind", self.kinds, NODE_KINDS)
+        _check_names("node type", self.kinds, NODE_KINDS)
         _check_names("step", self.steps, STEPS)
         _check_not_empty("nodes", self.nodes)
         for node_count in self.nodes or ():
@@ -423,7 +429,7 @@ def _check_sizes(sizes_bytes: tuple[int, ...] | None, unit_bytes: int) -> None:
             rounded_bytes = max(size_bytes // unit_bytes, 1) * unit_bytes
             raise InputError(
                 f"--sizes: {size_bytes} bytes is not a multiple of {unit_bytes}",
-                hint=f"the nearest size is {rounded_bytes}",
+                hint=f"the nearest size is {rounded_bytes} bytes",
             )
 
 

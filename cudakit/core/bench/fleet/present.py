@@ -103,7 +103,9 @@ def present_fleet(result: FleetResult, *, detail: bool = False) -> Document:
 def _title(result: FleetResult) -> str:
     gpu_count = sum(_measured_count(host) for host in result.hosts)
     prefix = "Simulated: " if result.simulated else ""
-    return f"{prefix}bench suite, {_count(gpu_count, 'GPU')} on {_count(len(result.hosts), 'host')}"
+    suffix = "" if result.comparisons or result.findings else ", not compared"
+    counts_text = f"{_count(gpu_count, 'GPU')} on {_count(len(result.hosts), 'host')}"
+    return f"{prefix}bench suite, {counts_text}{suffix}"
 
 
 def _headline(result: FleetResult) -> Note:

@@ -27,9 +27,10 @@ _MODE_TEXTS = {
     "host": "host time until the GPU has finished",
     "call": "host time of the call",
 }
-# The time of a case of mode "call" ends with the call, except for this call of bench launch.
+# In mode "call", the time is that of one call, except in bench alloc, and for one call of bench launch.
 _LAUNCH_TO_START = "launch-to-start"
 _LAUNCH_TO_START_TEXT = "host time until the host sees the first write of the kernel"
+_ALLOC_TEXT = "host time of one allocation and its free"
 _CACHE_TEXTS = {
     "rotate": "L2: {sets} buffer sets in rotation",
     "flush": "L2 flushed before each sample",
@@ -122,7 +123,7 @@ def method_rows(cases: Sequence[CaseResult]) -> list[tuple[str, Value]]:
     cases_by_method: dict[tuple[object, ...], list[CaseResult]] = {}
     for case in cases:
         method = case.method
-        key = (method.mode, method.cache, method.fill, _is_launch_to_start(case))
+        key = (method.mode, method.cache, method.fill, _timing_text(case))
         cases_by_method.setdefault(key, []).append(case)
     rows: list[tuple[str, Value]] = []
     for cases_of_method in cases_by_method.values():
@@ -130,7 +131,7 @@ def method_rows(cases: Sequence[CaseResult]) -> list[tuple[str, Value]]:
             [case.method for case in cases_of_method],
             cudakit_names=_first_varying_values(cases_of_method),
             called_library=_called_library(cases_of_method),
-            timing_text=_LAUNCH_TO_START_TEXT if _is_launch_to_start(cases_of_method[0]) else "",
+            timing_text=_timing_text(cases_of_method[0]),
         )
         rows.append(
             (
@@ -145,8 +146,11 @@ def method_rows(cases: Sequence[CaseResult]) -> list[tuple[str, Value]]:
     return rows
 
 
-def _is_launch_to_start(case: CaseResult) -> bool:
-    return case.axes.get("call") == _LAUNCH_TO_START
+def _timing_text(case: CaseResult) -> str:
+    """Return what the time of a case is if the mode does not say it, else ""."""
+    if case.method.mode == "call" and case.name == "alloc":
+        return _ALLOC_TEXT
+    return _LAUNCH_TO_START_TEXT if case.axes.get("call") == _LAUNCH_TO_START else ""
 
 
 def describe_method(

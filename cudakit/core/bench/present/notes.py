@@ -141,13 +141,17 @@ def _is_above_peak(case: CaseResult) -> bool:
     return not isinstance(share_of_peak, Unavailable) and share_of_peak > _MAX_SHARE
 
 
+def _is_link_bound(case: CaseResult) -> bool:
+    return not isinstance(case.limit, Unavailable) and case.limit.bound == "link"
+
+
 @dataclass(frozen=True, slots=True)
 class _Doubt:
     """A reason to doubt the figures of a case, and the remedies by bench."""
 
     is_present: Callable[[CaseResult], bool]  # Whether the reason applies to a case.
     text: str  # The reason, as a sentence without a period.
-    remedy: str  # Advice to the user.
+    remedy: str = ""  # Advice to the user; empty if there is none.
     # Names of the benches with the options of ``remedy``; None: all benches.
     benches_with_remedy: Collection[str] | None = None
     suite_remedy: str = ""  # Advice for bench suite; empty if there is none.
@@ -157,21 +161,52 @@ class _Doubt:
         if bench == _SUITE:
             return (self.suite_remedy,) if self.suite_remedy else ()
         has_options = self.benches_with_remedy is None or bench in self.benches_with_remedy
-        return (self.remedy,) if has_options else ()
+        return (self.remedy,) if self.remedy and has_options else ()
 
 
+def _lacks_precision(case: CaseResult, limits: Collection[str]) -> bool:
+    """Return whether one of the limits ended sampling before the precision was reached."""
+    was_ended = not case.converged and case.stop_reason in limits
+    return (
+        was_ended
+        and isinstance(case.statistics, Summary)
+        and (case.statistics.noise >= case.method.rule.precision)
+    )
+
+
+def _lacks_samples(case: CaseResult, limits: Collection[str]) -> bool:
+    """Return whether one of the limits ended sampling with the precision, but with too few samples."""
+    was_ended = not case.converged and case.stop_reason in limits
+    has_few_samples = len(case.samples_s) < case.method.rule.min_samples
+    return was_ended and has_few_samples and not _lacks_precision(case, limits)
+
+
+# Reasons why sampling ended, in results of this version and of older ones.
+_TIME_LIMIT, _BUDGET = ("timeout", ""), ("budget",)
 _SEE_SAMPLES = "see the samples in the HTML report: -o bench.html"
+_WITHOUT_QUICK = "measure without --quick"
 _DOUBTS = (
     _Doubt(
-        lambda case: not case.converged and case.stop_reason in ("timeout", ""),
+        lambda case: _lacks_precision(case, _TIME_LIMIT),
         "The time limit ended sampling before the precision was reached",
         "allow more time with --timeout, or a wider interval with --precision",
     ),
     _Doubt(
-        lambda case: not case.converged and case.stop_reason == "budget",
+        lambda case: _lacks_samples(case, _TIME_LIMIT),
+        "The time limit ended sampling before the minimum number of samples was reached",
+        "allow more time with --timeout, or fewer samples with --samples",
+    ),
+    _Doubt(
+        lambda case: _lacks_precision(case, _BUDGET),
         "The time budget ended sampling before the precision was reached",
         "allow more time with --budget, or a wider interval with --precision",
-        suite_remedy="measure without --quick",
+        suite_remedy=_WITHOUT_QUICK,
+    ),
+    _Doubt(
+        lambda case: _lacks_samples(case, _BUDGET),
+        "The time budget ended sampling before the minimum number of samples was reached",
+        "allow more time with --budget, or fewer samples with --samples",
+        suite_remedy=_WITHOUT_QUICK,
     ),
     _Doubt(
         lambda case: _has_flag(case, "trend"),
@@ -185,7 +220,11 @@ _DOUBTS = (
         suite_remedy=_SEE_SAMPLES,
     ),
     _Doubt(
-        _is_above_peak,
+        lambda case: _is_above_peak(case) and _is_link_bound(case),
+        f"Over {format_ratio(_MAX_SHARE - 1)} above the peak of the link: the peak is wrong",
+    ),
+    _Doubt(
+        lambda case: _is_above_peak(case) and not _is_link_bound(case),
         f"Over {format_ratio(_MAX_SHARE - 1)} above the peak: data came from a cache, or the peak is wrong",
         "measure with --cache rotate",
         benches_with_remedy=("memory", "copy", "gemm", "nccl", "ops"),

@@ -72,6 +72,7 @@ def test_single_gpu_has_nothing_to_compare() -> None:
 def test_gpu_without_peers_has_a_section_with_its_figures() -> None:
     document = present_fleet(analyze([fleet_host("node-a", gpu_count=1)]))
 
+    assert document.title.endswith("bench suite, 1 GPU on 1 host, not compared")
     titles = [node.title for node in document.nodes if isinstance(node, Section)]
     assert titles == ["Figures of node-a GPU 0, without peers", "Hosts"]
     section = next(node for node in document.nodes if isinstance(node, Section))

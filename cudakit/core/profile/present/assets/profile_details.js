@@ -26,7 +26,7 @@ export class DetailsView {
     const totals = model.totalsIn(first, last);
     const rows = [
       ["length", formatNanoseconds(last - first)],
-      ["kernels, copies, memsets", formatCount(totals.count)],
+      ["GPU operations", formatCount(totals.count)],
       ["GPU time", formatNanoseconds(totals.time)],
     ];
     for (const { number, name } of model.devices) {
