@@ -168,10 +168,6 @@ def _baseline_notes(result: SanitizeResult) -> Iterator[Note]:
         )
         races_text = _count_with_noun("race", len(baseline_use.races))
         baseline_text = f"of the baseline {baseline_use.path}"
-        if not baseline_use.races:
-            absent_races_text = _count_with_noun("race", baseline_use.absent)
-            yield Note("info", f"The {absent_races_text} {baseline_text} did not occur")
-            return
         note_text = f"Not reported: {races_text} {baseline_text}{occurrences_text}"
         if baseline_use.absent:
             absent_races_text = _count_with_noun("other race", baseline_use.absent)
