@@ -458,6 +458,14 @@ void instantiate(graph *source, void *executable)
     notify_call(CBID_cuGraphInstantiateWithFlags, 1, &call, 0);
 }
 
+/* Fail to instantiate a graph. */
+void fail_to_instantiate(graph *source)
+{
+    instantiate_params call = {NULL, source};
+    notify_call(CBID_cuGraphInstantiateWithFlags, 0, &call, 0);
+    notify_call(CBID_cuGraphInstantiateWithFlags, 1, &call, 2);
+}
+
 void destroy_executable(void *executable)
 {
     Sanitizer_GraphExecData data = {NULL, executable, 0, 0, NULL};

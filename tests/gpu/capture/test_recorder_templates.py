@@ -412,6 +412,91 @@ for _ in range(5):
     assert gaps(events) == {}
 
 
+# Each round instantiates a graph of two nodes, launches it twice, updates it in every fourth round, and
+# destroys it. ``has_new_handle`` is whether the driver gives each executable graph another handle.
+SHORT_LIVED_GRAPHS = """
+def graph_in_line():
+    nodes = [kernel_node(plain), kernel_node(plain)]
+    made = Graph(2, 1)
+    made.node[0], made.node[1] = map(ctypes.addressof, nodes)
+    made.before[0], made.after[0] = 0, 1
+    return made, nodes
+made, nodes = graph_in_line()
+accesses = (Touch * 2)(write(0x100000), write(0x100008))
+def round(i, has_new_handle, stream=STREAM):
+    executable = P(0x9000 + has_new_handle * 16 * i)
+    cuda.instantiate(ctypes.byref(made), executable)
+    for _ in range(2):
+        cuda.set_next_accesses(accesses, 2, 0)
+        cuda.launch_kernels(CONTEXT, stream, executable, ctypes.byref(made), U(1000), 1)
+        cuda.synchronize(1, CONTEXT, stream)
+    if i % 4 == 0:
+        cuda.update_executable(executable, ctypes.byref(made), i % 8)  # every second update fails
+        cuda.fail_to_instantiate(ctypes.byref(made))
+    cuda.destroy_executable(executable)
+"""
+
+
+@pytest.mark.parametrize("has_new_handle", [False, True])
+def test_10000_graphs_one_after_the_other_need_no_more_memory_and_use_template(
+    library: Path, tmp_path: Path, has_new_handle: bool
+) -> None:
+    program = f"""{SHORT_LIVED_GRAPHS}{HEAP_BYTES}
+for i in range(10_000):
+    round(i, {has_new_handle})
+    if i < 100:
+        recorder.read()
+    if i == 5000:
+        bytes_before = heap_bytes()
+assert heap_bytes() - bytes_before < 256 << 10
+"""
+    events = run(tmp_path, library, GRAPHS + program)
+    assert gaps(events) == {}
+    assert len(graph_templates(events)) == 20_000
+    assert graph_templates(events).count(0) < 200, (
+        "a few launches are recorded to verify the template"
+    )
+
+
+def test_race_between_graph_and_copy_is_found_in_last_of_many_graphs(
+    library: Path, tmp_path: Path
+) -> None:
+    program = f"""{SHORT_LIVED_GRAPHS}
+for i in range(500):
+    round(i, False)
+    recorder.read()
+cuda.instantiate(ctypes.byref(made), EXECUTABLE)
+launch_graph(made, *accesses)
+cuda.fill(CONTEXT, OTHER, U(0x100008), U(4), 1)  # not ordered after the graph
+"""
+    events = run(tmp_path, library, GRAPHS + program)
+    assert graph_templates(events)[-1] > 0
+    assert gaps(events) == {}
+    result, _ = coverage_texts(events)
+    assert [race.kind.value for race in result.races] == ["write-after-write"]
+
+
+def test_graphs_of_two_threads_have_right_templates(library: Path, tmp_path: Path) -> None:
+    program = f"""{SHORT_LIVED_GRAPHS}
+import threading
+for i in range(6):
+    round(i, False)
+    recorder.read()
+def work(stream, first_round):
+    for i in range(first_round, first_round + 500):
+        round(i, True, stream)
+threads = [threading.Thread(target=work, args=(STREAM, 1000 * i)) for i in (1, 2)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+"""
+    events = run(tmp_path, library, GRAPHS + program)
+    assert len(graph_templates(events)) == 2012
+    assert graph_templates(events).count(0) < 400
+    assert gaps(events) == {}
+    result, _ = coverage_texts(events)
+    assert result.races == ()
+
+
 def test_graph_with_changed_nodes_has_template_if_parameters_repeat(
     library: Path, tmp_path: Path
 ) -> None:
