@@ -102,7 +102,7 @@ def format_ratio(ratio: float) -> str:
     percent = ratio * 100
     if 0 < abs(percent) < 0.1:
         return "<0.1%" if percent > 0 else ">-0.1%"
-    return f"{percent:.1f}%" if abs(percent) < 100 else f"{percent:.0f}%"
+    return f"{percent:.1f}%" if abs(percent) < 99.95 else f"{percent:.0f}%"
 
 
 def capitalized(sentence: str) -> str:

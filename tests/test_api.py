@@ -15,7 +15,8 @@ ROOT = Path(__file__).parents[1]
 
 def test_examples_of_the_memory_calls_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    results = doctest.testmod(importlib.import_module("cudakit.api.memory"))
+    module = importlib.import_module("cudakit.api.memory")
+    results = doctest.testmod(module, extraglobs={"cudakit": cudakit})
 
     assert results.attempted >= 6
     assert results.failed == 0

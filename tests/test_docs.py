@@ -28,8 +28,10 @@ SOURCES = {
 _DEFINITION = re.compile(r"^ *(?:def|static [\w *]+?[ *])\s*(\w+)\(", re.MULTILINE)
 
 
-def test_files_named_by_the_architecture_page_exist() -> None:
-    named = set(re.findall(r"`([\w/]+\.(?:py|c))`", ARCHITECTURE)) - {"setup.py"}
+@pytest.mark.parametrize("page", ["docs/explanation/architecture.md", "CONTRIBUTING.md"])
+def test_files_that_a_page_for_contributors_names_exist(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    named = set(re.findall(r"`([\w/]+\.(?:py|c))`", text)) - {"setup.py"}
     missing = [
         name for name in named if not any(f"/{path}".endswith(f"/{name}") for path in SOURCES)
     ]

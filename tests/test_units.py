@@ -78,7 +78,15 @@ def test_rates_have_a_decimal_prefix(amount: float, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("ratio", "text"),
-    [(0.0, "0.0%"), (1e-6, "<0.1%"), (-1e-6, ">-0.1%"), (0.1234, "12.3%"), (2.5, "250%")],
+    [
+        (0.0, "0.0%"),
+        (1e-6, "<0.1%"),
+        (-1e-6, ">-0.1%"),
+        (0.1234, "12.3%"),
+        (0.9994, "99.9%"),
+        (0.9999, "100%"),
+        (2.5, "250%"),
+    ],
 )
 def test_nonzero_ratio_is_never_shown_as_zero(ratio: float, text: str) -> None:
     assert format_ratio(ratio) == text

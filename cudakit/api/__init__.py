@@ -19,7 +19,7 @@ def devices(*, gpu: str = "auto", processes: bool = False, topology: bool = Fals
     no context is created here and the caller can still fork. Raises EnvironmentUnusable if no GPU is
     available, UsageError for another ``gpu``.
 
-    >>> for device in devices(gpu="sim:h200x2").visible:
+    >>> for device in cudakit.devices(gpu="sim:h200x2").visible:
     ...     print(device.cuda_index, device.name, device.field("multiprocessor_count"))
     0 NVIDIA H200 132
     1 NVIDIA H200 132

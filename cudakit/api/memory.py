@@ -24,7 +24,7 @@ def load_snapshot(path: Path) -> Snapshot:
     Raises SnapshotError if the file is not a memory snapshot, or needs more time or memory than a snapshot of
     its size can.
 
-    >>> snapshot = load_snapshot("examples/memory/kv_cache.pkl.gz")
+    >>> snapshot = cudakit.load_snapshot("examples/memory/kv_cache.pkl.gz")
     >>> len(snapshot.devices[0].events)
     5665
     """
@@ -47,7 +47,7 @@ def memviz(
     number in the report, and ``pool`` a name in the report, such as "default", or its two numbers. Raises
     SnapshotError for a bad file, UsageError if no file has the device, stream, pool or event.
 
-    >>> result = memviz("examples/memory/kv_cache.pkl.gz")
+    >>> result = cudakit.memviz("examples/memory/kv_cache.pkl.gz")
     >>> result.devices[0].peak.requested_bytes
     146447695872
     """
@@ -67,7 +67,7 @@ def memviz_diff(before: Path, after: Path) -> DiffResult:
     """Compare two memory snapshots: return the result of ``cudakit memviz AFTER --diff BEFORE --json``.
 
     >>> before = "examples/memory/retained_graph_fixed.pkl.gz"
-    >>> diff = memviz_diff(before, "examples/memory/retained_graph.pkl.gz")
+    >>> diff = cudakit.memviz_diff(before, "examples/memory/retained_graph.pkl.gz")
     >>> diff.grew_beyond(0.05)
     True
     """
@@ -87,7 +87,8 @@ def memviz_what_if(
     recording applies. Raises InputError for invalid settings, SnapshotError for a bad file or a file without
     a trace, UsageError if the file lacks the device.
 
-    >>> result = memviz_what_if("examples/memory/varying_lengths.pkl.gz", "expandable_segments:True")
+    >>> path = "examples/memory/varying_lengths.pkl.gz"
+    >>> result = cudakit.memviz_what_if(path, "expandable_segments:True")
     >>> result.devices[0].headline
     'expandable_segments:True would have let the failed request succeed, with 130 GiB reserved at the peak'
     """

@@ -157,6 +157,7 @@ def _as_cudakit_error(error: BaseException) -> CudakitError:
 def _as_message(text: str) -> str:
     """Return a message of click in the style of cudakit: lower case at the start, no full stop."""
     message = text.replace("is not a valid integer range", "is not an integer")
+    message = message.replace("is not a valid integer", "is not an integer")
     message = message.replace("is not a valid float", "is not a number")
     message = re.sub(r"is not in the range x>=(\d+)", r"is less than \1", message)
     message = re.sub(r"the range (\d+)<=x<=(\d+)", r"the range \1 to \2", message)

@@ -60,7 +60,8 @@ TOP = option(
 BY = option(
     "--by",
     type=click.Choice(["kernel", "line", "range"]),
-    help="Of the tables Kernels, Lines and NVTX ranges, show only this one.  [default: all three]",
+    help="Of the tables Kernels, Lines and NVTX ranges, show only this one; kernel also shows the grids of "
+    "the kernels.  [default: all three]",
 )
 STEP = option(
     "--step-range",
@@ -273,7 +274,14 @@ def with_limits(result: ProfileResult, files: Sequence[str]) -> ProfileResult:
                 f"{file} has no copies or writes of at least 1 MiB, and no back-to-back launches",
                 hint="measure them: cudakit bench copy -o copy.json, and the same with launch and memory",
             )
-    return compare_limits(result, MeasuredLimits(copy_rates, write_rates, launch_s))
+    compared = compare_limits(result, MeasuredLimits(copy_rates, write_rates, launch_s))
+    if compared.limits or compared.launch_limits:
+        return compared
+    note = (
+        "--bench compared nothing: the profile has no launches, and no copies or memsets of at least 1 MiB, "
+        "that the files have limits for"
+    )
+    return replace(compared, notes=(*compared.notes, note))
 
 
 def _measured_cases(file: str) -> Sequence[CaseResult]:

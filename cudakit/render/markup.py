@@ -73,8 +73,8 @@ def _attribute_text(key: str, value: Attribute) -> str:
 
 
 def _length_limit(attribute: str) -> int:
-    # The data of a path is long, and contains no text of a user.
-    return 1 << 30 if attribute == "d" else TITLE_LIMIT
+    # The data of a path and a content-security policy are long, and contain no text of a user.
+    return 1 << 30 if attribute in {"d", "content"} else TITLE_LIMIT
 
 
 def _is_local_link(link: str) -> bool:

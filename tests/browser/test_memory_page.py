@@ -303,11 +303,30 @@ def test_clicking_an_event_shows_its_allocation_with_the_call_stack(
     opened = open_page(pages["train"])
     opened.page.click("#tab-events")
     wait_until_drawn(opened)
+    headings = opened.page.locator(".view .list-head span").all_inner_texts()
+    assert headings == ["event", "time", "action", "requested", "call site"]
     opened.page.locator(".view .list .list-row", has_text="alloc").first.click()
     wait_until_drawn(opened)
     details = opened.page.locator(".details").inner_text()
-    assert "Picked allocation" in details
+    assert "Selected allocation" in details
     assert "record_snapshots.py" in details
+
+
+def test_filter_that_matches_nothing_says_that_no_memory_matches(
+    open_page: OpenPage, pages: dict[str, Path]
+) -> None:
+    opened = open_page(pages["train"])
+    opened.page.click("#tab-holders")
+    wait_until_drawn(opened)
+    empty_text = opened.page.get_by_text("No memory in use at the cursor matches the filter.")
+    assert not empty_text.is_visible()
+    opened.page.fill("input[type=search]", "no_such_function")
+    wait_until_drawn(opened)
+    assert empty_text.is_visible()
+    opened.page.click("#tab-events")
+    wait_until_drawn(opened)
+    title = opened.page.locator(".view-bar").inner_text()
+    assert title.endswith("match the filter, the selected group and the selected window")
 
 
 @pytest.mark.parametrize("clipboard", ["allowed", "missing"])
@@ -350,7 +369,7 @@ def test_damaged_hash_is_ignored(
     assert opened.messages == []
 
 
-@pytest.mark.parametrize("width", [800, 1300, 3840])
+@pytest.mark.parametrize("width", [700, 1300, 3840])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_memory_page_fits_the_width_of_the_window(
     open_page: OpenPage, pages: dict[str, Path], width: int, scheme: str
@@ -358,6 +377,20 @@ def test_memory_page_fits_the_width_of_the_window(
     opened = open_page(pages["fragmented_oom"], size=(width, 900), scheme=scheme)
     assert evaluate(opened, "() => document.documentElement.scrollWidth <= innerWidth")
     assert count_colors(opened, ".panes canvas") > 4
+
+
+def test_page_of_several_files_fits_a_narrow_window_and_has_a_valid_policy(
+    open_page: OpenPage, tmp_path: Path
+) -> None:
+    page = tmp_path / "several.html"
+    # The page has three scripts: a device ran out of memory, and a setting can be copied.
+    snapshots = [EXAMPLES / f"{name}.pkl.gz" for name in ("retained_graph", "varying_lengths")]
+    run = run_cli("memviz", *snapshots, "-q", "-f", "-o", page)
+    assert run.exit_code == 0
+    opened = open_page(page, size=(700, 900))
+    opened.page.wait_for_selector(".explorer[data-ready] >> nth=2", state="attached")
+    assert evaluate(opened, "() => document.documentElement.scrollWidth <= innerWidth")
+    assert opened.messages == []
 
 
 def test_page_of_two_devices_keeps_their_states_apart(open_page: OpenPage, tmp_path: Path) -> None:

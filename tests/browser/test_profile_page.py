@@ -19,6 +19,7 @@ from core.profile.recordings import collect, training
 from core.profile.test_exports import hostile_program, odd_times, overlapping, small_program
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from invocation import run_cli
 from playwright.sync_api import Browser
 
 from cudakit.core.profile.activities import Activities
@@ -61,6 +62,7 @@ def test_profile_page_draws_every_view_without_network_or_errors(
             assert count_colors(opened, ".view canvas") > 4
         else:
             assert opened.page.locator(".view .list .list-row").count() > 0, tab
+            assert opened.page.locator(".view .list-head > *").last.inner_text() == "name", tab
     assert opened.messages == []
     assert opened.requests == [page.as_uri()]
     assert count_colors(opened, ".panes canvas") > 8
@@ -368,6 +370,29 @@ def test_profile_page_fits_the_width_of_the_window(
     opened = open_page(page, size=(width, 900), scheme=scheme)
     assert evaluate(opened, "() => document.documentElement.scrollWidth <= innerWidth")
     assert count_colors(opened, ".panes canvas") > 8
+
+
+def test_devices_of_ranks_have_the_names_of_the_report(open_page: OpenPage, tmp_path: Path) -> None:
+    log = Path(__file__).parents[2] / "examples" / "profile" / "ddp.plog"
+    page = tmp_path / "ddp.html"
+    assert run_cli("profile", log, "-q", "-f", "-o", page).exit_code == 0
+    panel = open_page(page).page.locator(".details").inner_text()
+    assert "rank 0, GPU 0 busy" in panel
+    assert "rank 1, GPU 1 busy" in panel
+
+
+def test_panel_says_that_the_whole_recording_is_longer_than_the_measured_steps(
+    open_page: OpenPage, tmp_path: Path
+) -> None:
+    log = Path(__file__).parents[2] / "examples" / "profile" / "ddp.plog"
+    page = tmp_path / "ddp.html"
+    assert run_cli("profile", log, "-q", "-f", "-o", page).exit_code == 0
+    opened = open_page(page)
+    panel = opened.page.locator(".details")
+    assert "includes time before and after the measured steps" in panel.inner_text()
+    evaluate(opened, f"() => {APP}.state.set({{ window: [4.60e9, 4.65e9] }})")
+    wait_until_drawn(opened)
+    assert "measured steps" not in panel.inner_text()
 
 
 def test_page_of_two_processes_sums_both(open_page: OpenPage, tmp_path: Path) -> None:

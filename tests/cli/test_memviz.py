@@ -238,6 +238,13 @@ def test_invalid_selection_is_a_usage_error(
     usage_error(cli, snapshot, option, value)
 
 
+@pytest.mark.parametrize("option", ["--stream", "--top"])
+def test_text_for_a_number_is_refused_as_no_integer(cli: Cli, snapshot: Path, option: str) -> None:
+    run = cli("memviz", snapshot, option, "x")
+
+    assert f"invalid value for '{option}': 'x' is not an integer\n" in run.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -317,6 +324,7 @@ def test_file_without_a_trace_has_a_report_of_its_end(cli: Cli, tmp_path: Path) 
     run = cli("memviz", path)
     assert run.exit_code == 0
     assert "Without a trace, only the end is known" in run.stdout
+    assert "Growth was not checked: the snapshot has no trace." in run.stdout
     assert "20.0 MiB" in run.stdout
 
 

@@ -226,8 +226,28 @@ def test_launches_and_copies_are_compared_with_two_benches(cli: Cli) -> None:
     cli("bench", "launch", "--gpu", "sim", *calls, "-o", "launch.json")
     cli("bench", "copy", "--gpu", "sim", *copies, "-o", "copy.json")
     text = cli("profile", "slow.log", "--bench", "copy.json", "--bench", "launch.json").stdout
+    assert "--bench compared nothing" not in text
     assert "step time per kernel launch" in text
     assert "host to device, pageable copies" in text
+
+
+def test_bench_result_without_comparable_work_is_named(cli: Cli) -> None:
+    write_logs()
+    cli(
+        "bench",
+        "memory",
+        "--gpu",
+        "sim",
+        "--operations",
+        "write",
+        "--sizes",
+        "1MiB",
+        "-o",
+        "write.json",
+    )
+    text = cli("profile", "slow.log", "--bench", "write.json").stdout
+    assert "i --bench compared nothing: the profile has no launches" in text
+    assert "Limits of this GPU" not in text
 
 
 # --- comparison ------------------------------------------------------------------------------------
@@ -241,6 +261,22 @@ def test_diff_shows_the_change_of_a_step(
     done = cli("profile", "slow.log", "--diff", "fast.log")
     assert done.exit_code == 0
     golden("profile-diff-80.txt", done.stdout)
+
+
+def test_diff_of_two_ranks_names_the_rank_that_became_slower(cli: Cli) -> None:
+    log_path = str(Path(__file__).parents[2] / "examples" / "profile" / "ddp.plog")
+    cli("profile", log_path, "-o", "before.json")
+    result = json.loads(Path("before.json").read_text())
+    result["devices"][1]["steps"]["median_ns"] *= 2
+    Path("after.json").write_text(json.dumps(result))
+
+    changed = cli("profile", "after.json", "--diff", "before.json", "--fail-on", "slower:5%")
+    unchanged = cli("profile", "before.json", "--diff", log_path)
+
+    assert changed.exit_code == 1
+    assert changed.stdout.startswith("Step of rank 1, cuda:1 100% slower: ")
+    assert "── rank 0, cuda:0 ──" in changed.stdout
+    assert unchanged.stdout.startswith("Step unchanged on all GPUs\n")
 
 
 @pytest.mark.parametrize(("limit", "code"), [("slower:1%", 1), ("slower:90%", 0)])

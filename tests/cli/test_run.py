@@ -146,7 +146,9 @@ def test_require_gpu_fails_without_work_of_a_real_gpu(
 def test_require_gpu_without_a_gpu_leaves_the_result_complete(here: Here) -> None:
     run = here.run("--sanitize", "--require-gpu", here.program(), "fixed")
 
-    assert run.stderr.startswith("No races found, no work of a real GPU, on a simulated device\n")
+    assert run.stderr.startswith(
+        "Failed, because no work of a real GPU was recorded: no races found, on a simulated device\n"
+    )
 
 
 @pytest.mark.parametrize(

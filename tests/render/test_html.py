@@ -24,6 +24,8 @@ from cudakit.document import (
     Columns,
     Count,
     Document,
+    Explorer,
+    ExplorerData,
     Facts,
     Frame,
     Marker,
@@ -207,6 +209,30 @@ def test_policy_allows_only_the_stylesheet_of_the_page() -> None:
         f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; "
         "base-uri 'none'; form-action 'none'"
     )
+
+
+def test_policy_of_a_page_with_many_scripts_is_complete() -> None:
+    kinds = ("memory", "memory_devices", "memory_difference")
+    explorers = [
+        Explorer(kind, "cudakit.core.memory.present", lambda: ExplorerData({}, {}))
+        for kind in kinds
+    ]
+    page = read(render(Document("pages", (*explorers, Note("info", "a", settings="b:1")))))
+
+    digests = [
+        b64encode(sha256(script.text.encode()).digest()).decode()
+        for script in page.all("script")
+        if "type" not in script.attributes
+    ]
+    (policy,) = (
+        node.attributes["content"]
+        for node in page.all("meta")
+        if node.attributes.get("http-equiv") == "Content-Security-Policy"
+    )
+    assert len(digests) == 4
+    script_sources = " ".join(f"'sha256-{digest}'" for digest in digests)
+    assert f"; script-src {script_sources}; " in str(policy)
+    assert str(policy).endswith("; base-uri 'none'; form-action 'none'")
 
 
 def test_page_has_no_external_references() -> None:

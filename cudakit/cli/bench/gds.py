@@ -103,7 +103,10 @@ def gds(
     """
     from cudakit.core.bench.data_file import temporary_data_file
     from cudakit.core.bench.spec import GdsSpec
+    from cudakit.errors import UsageError
 
+    if file_size == 0:
+        raise UsageError("--file-size is 0; it must be at least 1 byte")
     default_bytes = _SIMULATED_FILE_BYTES if gpu.startswith("sim") else _FILE_BYTES
     with sigterm_as_interrupt(), ExitStack() as cleanup:
         files = {
@@ -111,13 +114,13 @@ def gds(
                 temporary_data_file(
                     Path(directory),
                     file_size or default_bytes,
-                    effort.get("seed") or 0,
+                    effort.spec_options.get("seed") or 0,
                     in_memory=_is_in_memory(Path(directory)),
                 )
             )
             for direction in directions
         }
-        spec = GdsSpec(files=files, **passed_options(**options), **effort)
+        spec = GdsSpec(files=files, **passed_options(**options), **effort.arguments(GdsSpec))
         return measure_spec(spec, gpu, output)
 
 

@@ -26,8 +26,10 @@ from cudakit.cli.options import (
     option,
     option_group,
     output_options,
+    suffixes,
     with_options,
 )
+from cudakit.cli.report import COMMON_FORMATS
 
 if TYPE_CHECKING:
     from cudakit.core.bench.spec import GemmSpec
@@ -98,7 +100,7 @@ def gemm_options(command: Any) -> Any:
 @gemm_options
 @tune_options
 @effort_options
-@output_options(FORMATS)
+@output_options(FORMATS, format_limits=f"With --tune: {suffixes(COMMON_FORMATS)}.")
 def gemm(*, gpu: str, output: OutputOptions, tuning: TuneOptions, **options: Any) -> int:
     """Measure GEMMs of a library against the theoretical peak of the GPU.
 
@@ -136,7 +138,13 @@ def gemm_spec(*, effort: Effort, **options: Any) -> GemmSpec:
         method_options = {"cache": "hot", **method_options}
     if settings.fast_accumulate and not any(gemm.dtype.startswith("fp8") for gemm in gemms):
         raise click.UsageError("--fast-accumulate needs a data type of fp8")
-    return GemmSpec(gemms=gemms, shapes=name_by_gemm, settings=settings, **method_options, **effort)
+    return GemmSpec(
+        gemms=gemms,
+        shapes=name_by_gemm,
+        settings=settings,
+        **method_options,
+        **effort.arguments(GemmSpec),
+    )
 
 
 def _settings(options: dict[str, Any]) -> GemmSettings:

@@ -38,6 +38,7 @@ from cudakit.cli.options import (
 )
 from cudakit.cli.progress import progress_line
 from cudakit.cli.report import open_outputs
+from cudakit.errors import UsageError
 
 if TYPE_CHECKING:
     from cudakit.core.bench.collectives.group import RankGroup
@@ -178,14 +179,17 @@ def nccl(
     launch = detect_launch(os.environ)
     if launch is None:
         if rendezvous:
-            raise click.UsageError(
-                "--rendezvous connects the processes of torchrun, srun or mpirun, which started no process "
-                "here; a single process uses all visible GPUs without it"
+            raise UsageError(
+                "--rendezvous needs a process of torchrun, srun or mpirun, but none of them started this one",
+                hint="remove --rendezvous: a single process uses all visible GPUs",
             )
         with _local_session(gpu, ranks, rank_timeout) as session:
             return _measure_and_report(spec, gpu, session, output)
     if ranks not in (None, launch.rank_count):
-        raise click.UsageError(f"{launch.launcher} started {launch.rank_count} ranks, not {ranks}")
+        raise UsageError(
+            f"--ranks is {ranks}, but {launch.launcher} started {launch.rank_count} ranks",
+            hint="remove --ranks",
+        )
     if launch.rank:
         return _serve_rank_0(spec, gpu, launch, rendezvous, rank_timeout)
     with _process_session(spec, gpu, launch, rendezvous, rank_timeout) as session:
@@ -195,7 +199,7 @@ def nccl(
 def _make_spec(options: dict[str, Any], effort: Effort) -> NcclSpec:
     from cudakit.core.bench.spec import NcclSpec
 
-    return NcclSpec(**passed_options(**options), **effort)
+    return NcclSpec(**passed_options(**options), **effort.arguments(NcclSpec))
 
 
 @dataclass(frozen=True, slots=True)

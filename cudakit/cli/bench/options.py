@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -19,8 +20,24 @@ from cudakit.cli.options import (
     with_options,
 )
 
-# Arguments of a Spec for precision and time; options that were not given are absent.
-Effort: TypeAlias = dict[str, Any]
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """The options for precision and time that the user passed."""
+
+    spec_options: Mapping[str, Any]  # Arguments of a Spec, without its stopping rule.
+    rule_options: Mapping[str, Any]  # Values of the stopping rule.
+
+    def arguments(self, spec_class: type[Spec]) -> dict[str, Any]:
+        """Return the arguments of a Spec class; values of the rule that were not passed keep its defaults."""
+        return {
+            **self.spec_options,
+            "rule": replace(spec_class.default_rule, **self.rule_options),
+        }
+
+
+if TYPE_CHECKING:
+    from cudakit.core.bench.spec import Spec
 
 _ELEMENT_UNITS = {"K": 1000, "M": 1000**2, "G": 1000**3}
 _MAX_SIZES = 64  # maximum number of sizes in a range
@@ -41,6 +58,10 @@ def name_list(choices: str | Sequence[str] | Callable[[], Iterable[str]]) -> Val
     return Value(choices, parse_names, is_list=True)
 
 
+_SIZE_RANGES = "1MiB..1GiB or 1KiB..1GiB:4"
+_ELEMENT_RANGES = "10K..1M or 10K..10M:10"
+
+
 def parse_sizes(text: str) -> tuple[int, ...]:
     """Parse ``64KiB,1MiB..1GiB`` as bytes; the sizes of a range double, or grow by N in ``1MiB..1GiB:N``."""
     sizes_bytes = [size for item in _split_list(text) for size in _parse_range(item)]
@@ -59,7 +80,11 @@ def parse_counts(text: str) -> tuple[int, ...]:
 
 def parse_elements(text: str) -> tuple[int, ...]:
     """Parse ``10K,1M`` or ``10K..10M:10`` as numbers of elements; K and M are powers of 1000."""
-    sizes = [size for item in _split_list(text) for size in _parse_range(item, element_count)]
+    sizes = [
+        size
+        for item in _split_list(text)
+        for size in _parse_range(item, element_count, _ELEMENT_RANGES)
+    ]
     return tuple(dict.fromkeys(sizes))
 
 
@@ -83,14 +108,22 @@ def _split_list(text: str) -> list[str]:
     return items
 
 
-def _parse_range(text: str, parse: Callable[[str], int] = byte_size) -> list[int]:
+def _parse_range(
+    text: str, parse: Callable[[str], int] = byte_size, example: str = _SIZE_RANGES
+) -> list[int]:
+    """Return the sizes of a range, or the single size. ``example`` is text for the error."""
     low_text, range_dots, high_and_factor = text.partition("..")
     high_text, colon, factor_text = high_and_factor.partition(":")
     first_size, last_size = parse(low_text), parse(high_text if range_dots else low_text)
     factor = int(factor_text) if factor_text.isdecimal() else 0 if colon else 2
-    if (range_dots and not 0 < first_size <= last_size) or factor < 2:
+    if range_dots and not 0 < first_size <= last_size:
         raise click.BadParameter(
-            f"{text.strip()!r} is not an ascending range; write for example 1MiB..1GiB or 1KiB..1GiB:4"
+            f"{text.strip()!r} is not an ascending range; write for example {example}"
+        )
+    if factor < 2:
+        raise click.BadParameter(
+            f"the factor of the range {text.strip()!r} is not a whole number of at least 2; write for "
+            f"example {example}"
         )
     powers = [first_size * factor**i for i in range(_MAX_SIZES)]
     return [size for size in powers if size <= last_size] if range_dots else [first_size]
@@ -141,27 +174,30 @@ EFFORT_OPTIONS = option_group(
         "--precision",
         type=percent,
         metavar="RATIO",
-        help="Stop once the 95% CI half-width is below this fraction of the median.  [default: 1%]",
+        help="Stop once the 95% CI half-width is below this fraction of the median.  [default: 1%; copy "
+        "--overlap: 2%]",
     ),
     option(
         "--timeout",
         "timeout_s",
         type=Seconds(),
         metavar="SEC",
-        help="Stop sampling a case after SEC seconds.  [default: 15]",
+        help="Stop sampling a case after SEC seconds.  [default: 15; copy --overlap: 3]",
     ),
     option(
         "--samples",
         "min_samples",
         type=int,
         metavar="N",
-        help="Minimum number of samples of each case.  [default: 10]",
+        help="Minimum number of samples of each case, unless the time limit ends sampling earlier.  "
+        "[default: 10]",
     ),
     option(
         "--rounds",
         type=int,
         metavar="N",
-        help="Spread the samples over N rounds, each with newly allocated buffers.  [default: 5]",
+        help="Spread the samples over N rounds, each with newly allocated buffers.  [default: 5; ops, nccl, "
+        "gds and copy --overlap: 2; with --gpu sim always 1]",
     ),
     option(
         "--budget",
@@ -175,7 +211,8 @@ EFFORT_OPTIONS = option_group(
         "warmup_s",
         type=Seconds(),
         metavar="SEC",
-        help="Warm up each case for at least SEC seconds.  [default: 0.25; gemm: 1; with --gpu sim: 0]",
+        help="Warm up each case for at least SEC seconds.  [default: 0.25; gemm: 1; nccl and "
+        "copy --overlap: 0.1; with --gpu sim always 0]",
     ),
     option("--seed", type=int, metavar="N", help="Seed of the random data.  [default: 0]"),
     option(
@@ -197,15 +234,11 @@ def effort_options(command: Callable[..., Any]) -> Callable[..., Any]:
         rule_options = {
             name: options.pop(name) for name in ("precision", "timeout_s", "min_samples")
         }
-        effort = passed_options(
+        passed_spec_options = passed_options(
             **spec_options, blocker=False if options.pop("no_blocker") else None
         )
-        return command(effort=effort | _stopping_rule(passed_options(**rule_options)), **options)
+        return command(
+            effort=Effort(passed_spec_options, passed_options(**rule_options)), **options
+        )
 
     return with_options(EFFORT_OPTIONS, call_with_options)
-
-
-def _stopping_rule(rule_options: dict[str, Any]) -> Effort:
-    from cudakit.core.bench.method import Rule
-
-    return {"rule": Rule(**rule_options)} if rule_options else {}

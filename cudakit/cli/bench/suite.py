@@ -21,6 +21,9 @@ from cudakit.cli.options import (
     output_options,
     with_options,
 )
+from cudakit.errors import UsageError
+
+_RAY_TIMEOUT_S = 60.0
 
 _FLEET = option_group(
     "Fleet",
@@ -45,7 +48,6 @@ _FLEET = option_group(
         "--ray-timeout",
         type=Seconds(min=0, min_open=True),
         metavar="SEC",
-        default=60.0,
         help="Report a host as failed if it does not answer, or if other work uses its GPUs, for SEC seconds."
         "  [default: 60]",
     ),
@@ -60,7 +62,13 @@ _FLEET = option_group(
 @partial(with_options, _FLEET)
 @output_options(FORMATS, format_limits="With --ray or --results, there is no .nvbench.json.")
 def suite(
-    *, quick: bool, gpu: str, ray: str, results: str, ray_timeout: float, output: OutputOptions
+    *,
+    quick: bool,
+    gpu: str,
+    ray: str,
+    results: str,
+    ray_timeout: float | None,
+    output: OutputOptions,
 ) -> int:
     """Measure the main figures of a GPU, and compare each with an expected value: pass, warn or fail.
 
@@ -79,9 +87,20 @@ def suite(
     cudakit bench suite --ray auto --results nightly -o fleet.html
     cudakit bench suite --results nightly
     """
+    if ray_timeout is not None and not ray:
+        raise UsageError("--ray-timeout needs --ray", hint="add --ray, or remove --ray-timeout")
+    if quick and results and not ray:
+        raise UsageError(
+            "--results without --ray measures nothing, so --quick has no effect",
+            hint="remove --quick",
+        )
     if ray or results:
         fleet = FleetRequest(
-            ray=ray, directory=results, timeout_s=ray_timeout, quick=quick, gpu=gpu
+            ray=ray,
+            directory=results,
+            timeout_s=ray_timeout or _RAY_TIMEOUT_S,
+            quick=quick,
+            gpu=gpu,
         )
         return measure_and_report(fleet, output)
 

@@ -53,7 +53,7 @@ def memory(*, effort: Effort, **options: Any) -> Spec:
     """
     from cudakit.core.bench.spec import MemorySpec
 
-    return MemorySpec(**passed_options(**options), **effort)
+    return MemorySpec(**passed_options(**options), **effort.arguments(MemorySpec))
 
 
 @_benchmark("Bandwidth of copies between host and device, and between GPUs.")
@@ -97,8 +97,10 @@ def copy(*, overlap: str | None, effort: Effort, **options: Any) -> Spec:
         for name in ("mode", "cache"):
             if options.pop(name):
                 raise UsageError(f"--{name} cannot be used with --overlap", hint=f"remove --{name}")
-        return OverlapSpec(work=overlap, **passed_options(**options), **effort)
-    return CopySpec(**passed_options(**options), **effort)
+        return OverlapSpec(
+            work=overlap, **passed_options(**options), **effort.arguments(OverlapSpec)
+        )
+    return CopySpec(**passed_options(**options), **effort.arguments(CopySpec))
 
 
 @_benchmark("Latency of launches, events, waits and streams.")
@@ -129,7 +131,7 @@ def launch(*, effort: Effort, **options: Any) -> Spec:
     """
     from cudakit.core.bench.spec import LaunchSpec
 
-    return LaunchSpec(**passed_options(**options), **effort)
+    return LaunchSpec(**passed_options(**options), **effort.arguments(LaunchSpec))
 
 
 @_benchmark("Latency of memory allocation and free.")
@@ -161,7 +163,9 @@ def alloc(*, effort: Effort, **options: Any) -> Spec:
     from cudakit.core.bench.spec import AllocSpec
 
     return AllocSpec(
-        other_allocators={"caching": _caching_allocator}, **passed_options(**options), **effort
+        other_allocators={"caching": _caching_allocator},
+        **passed_options(**options),
+        **effort.arguments(AllocSpec),
     )
 
 
@@ -225,4 +229,4 @@ def graph(*, effort: Effort, **options: Any) -> Spec:
     """
     from cudakit.core.bench.spec import GraphSpec
 
-    return GraphSpec(**passed_options(**options), **effort)
+    return GraphSpec(**passed_options(**options), **effort.arguments(GraphSpec))

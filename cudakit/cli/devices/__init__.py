@@ -17,6 +17,7 @@ from cudakit.cli.options import (
     option,
     option_group,
     output_options,
+    suffixes,
     with_options,
 )
 from cudakit.cli.report import COMMON_FORMATS, open_outputs
@@ -46,7 +47,10 @@ def _other_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @click.command(cls=Command)
-@output_options(_FORMATS)
+@output_options(
+    _FORMATS,
+    format_limits=f"With --watch: {suffixes(_WATCH_FORMATS)}. With --select: {suffixes(_SELECT_FORMATS)}.",
+)
 @view_options
 @_other_options
 @select_options
@@ -64,8 +68,8 @@ def devices(
     CUDA, NVML (nvidia-smi) and PCI number devices differently: the report shows all three, and also the
     devices that CUDA_VISIBLE_DEVICES hides. The command changes nothing and creates no CUDA context.
 
-    With --watch on a terminal, the report has bars, a history of one minute, and keys: s sorts, / filters, p
-    shows processes, q quits.
+    With --watch on a terminal (except with TERM=dumb), the report has bars, a history of one minute, and
+    keys: s sorts, / filters by device or process, p shows processes, q quits.
 
     \b
     cudakit devices --processes --topology

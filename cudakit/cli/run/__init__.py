@@ -18,6 +18,7 @@ from cudakit.cli.options import (
     option,
     option_group,
     output_options,
+    suffixes,
     with_options,
 )
 from cudakit.cli.profile import ACTIVITY_FORMATS
@@ -208,6 +209,7 @@ def _options(command: Callable[..., Any]) -> Callable[..., Any]:
 @_options
 @output_options(
     (*FORMATS, *ACTIVITY_FORMATS),
+    format_limits=f"With --sanitize: {suffixes(FORMATS)}. With --profile: all but .sarif.",
     json_help="Print the result, or the error, as one JSON document on standard error.",
 )
 @click.argument(

@@ -12,6 +12,9 @@ from cudakit.units import format_bytes
 
 # The dimensions of a GEMM, which a label shows together: "4096³".
 DIMENSIONS = ("m", "n", "k")
+# The axis with the name of a measurement of an overlap. The measurements of one direction and size are shown
+# as one case.
+MEASUREMENT_AXIS = "measurement"
 # A label shows the values of these axes before the name of the axis: "8 nodes".
 _COUNTED_AXES = ("nodes",)
 # Values of these axes are large numbers, which are shown with separators: "1,000,000".
@@ -163,7 +166,7 @@ def _label(case: LabelledCase, axes: Sequence[str], *, with_bench: bool, with_li
     # For the calls "launch" and "launch-to-start", the name of the call contains the name of the bench.
     call_names_bench = str(case.axes.get("call", "")).startswith(case.name)
     label_parts = [case.name] if with_bench and not call_names_bench else []
-    for name in axes:
+    for name in filter(axes.__contains__, case.axes):
         if name in DIMENSIONS and all(size in case.axes for size in DIMENSIONS):
             label_parts += [_format_dimensions(case)] if name == DIMENSIONS[0] else []
         elif (value := case.axes.get(name)) is not None:

@@ -48,6 +48,9 @@ class CaseResult:
     energy_j: float | Unavailable  # Energy of one execution.
     settings: Mapping[str, Axis]  # Other parameters: algorithm, workspace.
     rounds: tuple[int, ...] = ()  # Number of samples of each round; empty for one round.
+    # Reason why sampling ended: precision, stable, timeout, budget, interrupted or wrong. Empty for a case
+    # that was not run, and in results of older versions.
+    stop_reason: str = ""
 
     @property
     def cycles(self) -> tuple[float, ...]:

@@ -221,7 +221,7 @@ def peer_bandwidth(fields: Fields) -> float | Unavailable:
 
     This is an upper bound, because two devices may be connected by some of the NVLinks only.
     """
-    link_count = fields.get("nvlink_count", Unavailable("NVML was not queried"))
+    link_count = fields.get("nvlink_count", Unavailable("NVML did not report it"))
     if isinstance(link_count, Unavailable):
         return Unavailable(f"the number of NVLinks is unknown: {link_count.reason}")
     if not isinstance(link_count, int) or link_count == 0:

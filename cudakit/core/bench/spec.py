@@ -112,6 +112,8 @@ class Spec:
     """The options that all benches share. Specs raise InputError for invalid values."""
 
     bench: ClassVar[str]
+    # Stopping rule of which the user changes single values.
+    default_rule: ClassVar[Rule] = Rule()
 
     seed: int = 0  # Seed of random data.
     warmup_s: float = 0.25  # Minimum warm-up time per case.
@@ -196,12 +198,13 @@ class OverlapSpec(Spec):
     """Options of ``cudakit bench copy --overlap gemm``."""
 
     bench: ClassVar[str] = "copy-overlap"
+    # GEMMs at the power limit vary by some percent, so a smaller interval would take much longer.
+    default_rule: ClassVar[Rule] = Rule(precision=0.02, timeout_s=3.0)
 
     # Each of the five measurements of a case has a warm-up, so each of them can be short.
     warmup_s: float = 0.1
     rounds: int = 2
-    # GEMMs at the power limit vary by some percent, so a smaller interval would take much longer.
-    rule: Rule = field(default_factory=lambda: Rule(precision=0.02, timeout_s=3.0))
+    rule: Rule = default_rule
     work: str = "gemm"  # Work that runs beside the copies.
     directions: tuple[str, ...] = OVERLAP_DIRECTIONS
     sizes_bytes: tuple[int, ...] | None = None  # Sizes of each copy; None: one size.
@@ -209,7 +212,13 @@ class OverlapSpec(Spec):
     def __post_init__(self) -> None:
         Spec.__post_init__(self)
         _check_names("work", (self.work,), OVERLAP_WORK)
-        _check_names("--overlap direction", self.directions, OVERLAP_DIRECTIONS)
+        _check_names("direction", self.directions, DIRECTIONS)
+        for direction in self.directions:
+            if direction not in OVERLAP_DIRECTIONS:
+                raise InputError(
+                    f"--overlap cannot be measured for --directions {direction}",
+                    hint=f"choose from {', '.join(OVERLAP_DIRECTIONS)}",
+                )
         _check_sizes(self.sizes_bytes, _WORD_BYTES)
 
 
@@ -262,7 +271,7 @@ class GraphSpec(Spec):
     def __post_init__(self) -> None:
         Spec.__post_init__(self)
         _check_names("topology", self.topologies, TOPOLOGIES)
-        _check_names("node kind", self.kinds, NODE_KINDS)
+        _check_names("node type", self.kinds, NODE_KINDS)
         _check_names("step", self.steps, STEPS)
         _check_not_empty("nodes", self.nodes)
         for node_count in self.nodes or ():
@@ -420,7 +429,7 @@ def _check_sizes(sizes_bytes: tuple[int, ...] | None, unit_bytes: int) -> None:
             rounded_bytes = max(size_bytes // unit_bytes, 1) * unit_bytes
             raise InputError(
                 f"--sizes: {size_bytes} bytes is not a multiple of {unit_bytes}",
-                hint=f"the nearest size is {rounded_bytes}",
+                hint=f"the nearest size is {rounded_bytes} bytes",
             )
 
 

@@ -120,7 +120,14 @@ def summarize_case(
         energy_j=outcome.energy_j,
         library=implementation.library,
         settings=_settings(case, implementation, outcome.settings),
+        stop_reason=_stop_reason(case, outcome),
     )
+
+
+def _stop_reason(case: Case, outcome: Measurement) -> str:
+    """Return why sampling ended; ``budget`` if the time budget made the timeout of the case shorter."""
+    is_shortened = outcome.method.rule.timeout_s < case.method.rule.timeout_s
+    return "budget" if outcome.stop_reason == "timeout" and is_shortened else outcome.stop_reason
 
 
 def _unsupported_result(
@@ -159,6 +166,7 @@ def case_result(
     library: str = CUDAKIT,
     settings: Mapping[str, Axis] | None = None,
     unsupported: Unavailable | None = None,
+    stop_reason: str = "",
 ) -> CaseResult:
     """Return the result of a case.
 
@@ -194,6 +202,7 @@ def case_result(
         energy_j=why_no_time or energy_j,
         settings=dict(settings or {}),
         rounds=reported_samples.rounds,
+        stop_reason=stop_reason,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from cudakit.core.bench.environment import Environment
+from cudakit.core.bench.labels import MEASUREMENT_AXIS
 from cudakit.core.bench.result import CaseResult
 from cudakit.core.bench.roofline import Fields
 from cudakit.gpu.api.facts import throttling_cause
@@ -39,7 +40,7 @@ def result_warnings(
 
 def _name_cases(titles: Sequence[str], cases: Sequence[CaseResult]) -> str:
     """Return the first title and the number of titles as text; "" if ``titles`` has all cases."""
-    case_count = len({(case.name, str(case.axes)) for case in cases})
+    case_count = len({(case.name, str({**case.axes, MEASUREMENT_AXIS: ""})) for case in cases})
     if len(titles) >= case_count:
         return ""
     return (

@@ -134,6 +134,8 @@ def _suggestion(spelling: str, topics: Sequence[Topic]) -> str:
     """Return a hint for an unknown term in upper case."""
     if _CHECK_PATTERN.fullmatch(spelling):
         return f"checks are {id_ranges()}"
+    if _XID_PATTERN.fullmatch(spelling):
+        return f"NVIDIA's catalog may have it: {CATALOG_URL}"
     term = _ABBREVIATIONS.get(spelling, spelling)
     similar_names = (
         _similar_names(term, topics)
@@ -266,13 +268,13 @@ cuBLAS | 11 | CUBLAS_STATUS_MAPPING_ERROR | access to GPU memory failed |
 cuBLAS | 13 | CUBLAS_STATUS_EXECUTION_FAILED | a kernel of cuBLAS failed |
     an earlier CUDA error, or an invalid pointer | run the program under compute-sanitizer
 cuBLAS | 14 | CUBLAS_STATUS_INTERNAL_ERROR | an internal error of cuBLAS |
-    no free GPU memory, or mixed versions of cuBLAS and cuBLASLt | free GPU memory; check CK012
+    no free GPU memory, or mixed versions of cuBLAS and cuBLASLt | free GPU memory; run cudakit doctor
 cuBLAS | 15 | CUBLAS_STATUS_NOT_SUPPORTED | cuBLAS does not support these arguments |
     an unsupported combination of data types or layouts | check the table of supported types
 cuDNN | 1001 | CUDNN_STATUS_NOT_INITIALIZED | cuDNN could not be initialized |
-    no free GPU memory, or mixed versions of cuDNN's libraries | free GPU memory; check CK012
+    no free GPU memory, or mixed versions of cuDNN's libraries | free GPU memory; run cudakit doctor
 cuDNN | 1002 | CUDNN_STATUS_SUBLIBRARY_VERSION_MISMATCH | cuDNN's libraries have different versions |
-    another cuDNN on LD_LIBRARY_PATH | check CK012
+    another cuDNN on LD_LIBRARY_PATH | run cudakit doctor --only CK012
 cuDNN | 2000 | CUDNN_STATUS_BAD_PARAM | an argument is not valid |
     a wrong shape, stride or data type | check shapes and strides
 cuDNN | 3000 | CUDNN_STATUS_NOT_SUPPORTED | cuDNN does not support these arguments |

@@ -15,7 +15,7 @@ HISTORY_SECONDS = 60
 # The values by which devices can be sorted, the largest first. The key "s" selects the next one.
 _SORT_VALUES: dict[str, Callable[[Device], Field]] = {
     "index": lambda device: 0,  # noqa: ARG005
-    "utilization": lambda device: utilization(device),
+    "SM": lambda device: sm_activity(device),
     "memory": lambda device: device.field("memory_used_bytes"),
     "temperature": lambda device: device.field("temperature_gpu_c"),
     "power": lambda device: device.field("power_draw_w"),
@@ -99,10 +99,10 @@ def _magnitude(value: Field) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The utilization and the memory use of one device at one time, as fractions from 0 to 1."""
+    """The SM activity and the memory use of one device at one time, as fractions from 0 to 1."""
 
     time_ns: int
-    utilization: float | Unavailable
+    sm_activity: float | Unavailable
     memory: float | Unavailable
 
 
@@ -117,7 +117,7 @@ class History:
         oldest_ns = result.time_ns - HISTORY_SECONDS * 10**9
         for device in result.devices:
             samples = self._samples.setdefault(label(device), deque())
-            samples.append(Sample(result.time_ns, utilization(device), memory_share(device)))
+            samples.append(Sample(result.time_ns, sm_activity(device), memory_share(device)))
             while samples[0].time_ns < oldest_ns:
                 samples.popleft()
 
@@ -126,11 +126,11 @@ class History:
         return tuple(self._samples.get(label(device), ()))
 
 
-def utilization(device: Device) -> float | Unavailable:
+def sm_activity(device: Device) -> float | Unavailable:
     """Return the SM activity from 0 to 1, or the utilization if the GPU does not measure SM activity."""
-    sm_activity = device.field("sm_activity_percent")
-    utilization_percent = device.field("utilization_gpu_percent")
-    percent = utilization_percent if isinstance(sm_activity, Unavailable) else sm_activity
+    percent = device.field("sm_activity_percent")
+    if isinstance(percent, Unavailable):
+        percent = device.field("utilization_gpu_percent")
     if isinstance(percent, (int, float)):
         return percent / 100
     return percent if isinstance(percent, Unavailable) else Unavailable("not a number")

@@ -236,8 +236,8 @@ class Leak:
 
     bytes_per_step: int  # median slope over all pairs of steps (Theil-Sen)
     count_per_step: float  # median growth of the number of blocks per step
-    bytes: int  # bytes at the last step
-    count: int  # number of blocks at the last step
+    bytes: int  # bytes at the last compared boundary between steps
+    count: int  # number of blocks at the last compared boundary between steps
     growth: tuple[int, ...]  # bytes at each compared moment
     stack: tuple[Frame, ...]  # call stack, innermost frame first
     site: int  # index of the call site in ``stack``

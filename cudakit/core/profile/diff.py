@@ -34,13 +34,14 @@ class Change:
 class DeviceChange:
     """The changes of one device."""
 
-    device: int
+    device: int  # CUDA index in the process of the later profile
     per_step: bool  # whether the times are times of one step
     step: Change  # time of a step (median), or without steps the measured time
     busy: Change
     idle: tuple[Change, ...]  # changes of idle time, one for each cause
     kernels: tuple[Change, ...]  # changes of kernels, the largest first
     lines: tuple[Change, ...]  # changes of own time of lines, the largest first
+    rank: int | None = None  # rank of the process in the later profile; null if there is none
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +109,7 @@ def _compare_devices(before_device: Device, after_device: Device) -> DeviceChang
                 for row in device.lines
             )
         ),
+        rank=after_device.rank,
     )
 
 

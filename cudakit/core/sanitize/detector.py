@@ -29,6 +29,8 @@ from cudakit.trace.spool import Batch
 
 # Kinds of events that only a log of run --profile has.
 _PROFILE_KINDS = (EventKind.KERNEL_RUN, EventKind.COPY_RUN, EventKind.FILL_RUN)
+# The recorder writes this gap: gpu/capture/recorder/model/stream_order.c. All work is analyzed nevertheless.
+_TOO_MANY_STREAMS = "work on more than 128 streams at the same time"
 
 
 class RaceDetector:
@@ -78,7 +80,7 @@ class RaceDetector:
             gaps=[gaps for analysis in self._traces.values() for gaps in analysis.gaps()],
             simulated=any(analysis.last_batch.simulated for analysis in self._traces.values()),
             stopped=stopped,
-            notes=notes,
+            notes=(*notes, *self._recording_costs()),
             incomplete=(*incomplete, *self._unrecorded_launches()),
             no_gpu_work=no_gpu_work,
             different_calls=tuple(self._ranks.differences()),
@@ -102,6 +104,14 @@ class RaceDetector:
             yield (
                 "kernels next to unordered work accessed other bytes than their earlier launches, which were"
                 f" not all recorded ({outdated_count:,} times); rerun with --accesses exact"
+            )
+
+    def _recording_costs(self) -> Iterator[str]:
+        """Yield a sentence for each limit of the recorder that made recording slower."""
+        if any(_TOO_MANY_STREAMS in trace.engine.gap_counts for trace in self._traces.values()):
+            yield (
+                "more than 128 streams had unfinished work at the same time; all launches on the other"
+                " streams were recorded, which takes time, but misses no race"
             )
 
     @property
@@ -177,7 +187,8 @@ class _TraceAnalysis:
 
     def gaps(self) -> Iterator[Mapping[str, int]]:
         """Yield the events that were not analyzed, with their counts."""
-        yield self.engine.gap_counts
+        gap_counts = self.engine.gap_counts
+        yield {reason: gap_counts[reason] for reason in gap_counts if reason != _TOO_MANY_STREAMS}
         if self.reorder_buffer.never_read_count:
             yield {NEVER_READ: self.reorder_buffer.never_read_count}
         if self.templates.unknown_count:

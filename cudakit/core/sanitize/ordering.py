@@ -19,6 +19,8 @@ _BLOCKING_FLAGS: Final = (StreamFlag.BLOCKING, StreamFlag.PER_THREAD)
 _OUTDATED_VERSION: Final = (
     -1
 )  # clock version of a stream whose clock is outdated; less than any current version
+# Minimum number of destroyed streams at which a new stream causes a search for slots that can be reused.
+_MIN_DESTROYED_STREAMS: Final = 32
 
 
 class ContextStreams:
@@ -129,6 +131,8 @@ class StreamOrder:
         self._unused_streams: dict[int, UnusedStream] = {}
         self._contexts: dict[int, ContextStreams] = {}
         self._destroyed_streams: list[Stream] = []
+        # Number of destroyed streams at which a new stream causes the next search for slots.
+        self._next_search_count = _MIN_DESTROYED_STREAMS
         self.host = Timeline(0, self._clock_width)
         self._host_timelines = [self.host]
         self._thread_timelines: dict[int, Timeline] = {}
@@ -168,6 +172,10 @@ class StreamOrder:
 
     def _add_stream(self, stream_number: int, flag: StreamFlag, context: int) -> Stream:
         """Add a stream with a slot."""
+        if not self._free_slots and len(self._destroyed_streams) >= self._next_search_count:
+            self.reuse_slots()
+            remaining_count = len(self._destroyed_streams)
+            self._next_search_count = max(_MIN_DESTROYED_STREAMS, 2 * remaining_count)
         slot, tick = self._free_slots.pop() if self._free_slots else (self._new_slot(), 1)
         context_streams = self._contexts.setdefault(context, ContextStreams())
         width = self._clock_width

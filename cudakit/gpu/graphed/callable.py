@@ -171,7 +171,7 @@ def graph(
     >>> buffer = sim.malloc(1024)
     >>> def clear(buffer, stream):
     ...     sim.fill(buffer, 0, 1024, stream)
-    >>> with graph(clear, buffer, device=sim) as cleared:
+    >>> with cudakit.graph(clear, buffer, device=sim) as cleared:
     ...     cleared.replay()
     """
     if warmup < 0:

@@ -70,6 +70,10 @@ def gather_all(
     if machine.simulated:
         files, variables, search_path = Files(None), {}, ()
     context = _common_facts(machine, variables, files)
+    if machine.simulated:
+        context = replace(
+            context, host=replace(context.host, is_wsl=_uses_wsl_driver(context.cuda))
+        )
     return replace(
         context,
         driver=read_driver(files, context.variables, context.host.kernel),
@@ -94,6 +98,12 @@ def _common_facts(machine: Machine, variables: Mapping[str, str], files: Files) 
         nvml=nvml,
         cuda=cuda,
     )
+
+
+def _uses_wsl_driver(cuda: CudaView | Unavailable) -> bool:
+    """Return whether libcuda is the one that Windows provides in WSL."""
+    library = cuda if isinstance(cuda, Unavailable) else cuda.libcuda
+    return isinstance(library, str) and library.startswith("/usr/lib/wsl/")
 
 
 def _effective_variables(

@@ -139,6 +139,18 @@ export function fitted(context, text, width) {
   return low ? `${text.slice(0, low)}…` : "";
 }
 
+/** Return a text or, if the text is wider than `width`, "…" and the longest end that fits. */
+export function fittedEnd(context, text, width) {
+  if (context.measureText(text).width <= width) return text;
+  let [low, high] = [1, text.length];
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (context.measureText(`…${text.slice(middle)}`).width <= width) high = middle;
+    else low = middle + 1;
+  }
+  return `…${text.slice(low)}`;
+}
+
 /** A box of lines that follows the pointer. */
 export class Tooltip {
   constructor() {

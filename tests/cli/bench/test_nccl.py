@@ -237,9 +237,9 @@ def test_interrupt_of_rank_0_keeps_the_completed_cases(tmp_path: Path) -> None:
         (("--places", "nowhere"), "unknown place 'nowhere'"),
         (("--vs", "gloo"), "unknown library 'gloo'"),
         (("--sizes", "1MiB..1KiB"), "not an ascending range"),
-        (("--sizes", "1KiB..1MiB:1"), "not an ascending range"),
+        (("--sizes", "1KiB..1MiB:1"), "is not a whole number of at least 2"),
         (("--rank-timeout", "0"), "--rank-timeout"),
-        (("--rendezvous", "node0:29500"), "--rendezvous connects the processes of torchrun"),
+        (("--rendezvous", "node0:29500"), "--rendezvous needs a process of torchrun"),
     ],
 )
 def test_invalid_option_is_one_error(cli: Cli, arguments: tuple[str, ...], message: str) -> None:
@@ -266,4 +266,4 @@ def test_other_number_of_ranks_than_started_is_an_error(
         if name in TORCHRUN:
             monkeypatch.setenv(name, value)
 
-    assert "torchrun started 2 ranks, not 3" in cli(*SIM, "--ranks", "3").stderr
+    assert "--ranks is 3, but torchrun started 2 ranks" in cli(*SIM, "--ranks", "3").stderr

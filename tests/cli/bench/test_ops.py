@@ -75,7 +75,7 @@ def test_library_that_needs_a_real_gpu_is_left_out_with_a_note(cli: Cli) -> None
     ("arguments", "message"),
     [
         (("--sizes", "10KiB"), "is not a number of elements"),
-        (("--sizes", "10M..10K"), "is not an ascending range"),
+        (("--sizes", "10M..10K"), "is not an ascending range; write for example 10K..1M"),
         (("--operations", "divide"), "unknown operation 'divide'"),
         (("--vs", "numpy"), "unknown library 'numpy'"),
     ],

@@ -83,9 +83,11 @@ def test_help_names_all_choices_and_fits_80_columns(
 def test_options_in_remedies_exist(cli: Cli) -> None:
     source = Path(notes.__code__.co_filename).read_text(encoding="utf-8")
     named = set(re.findall(r"--[a-z]+", source))
-    stdout = cli("bench", "memory", "--help").stdout + cli("bench", "--help").stdout
+    stdout = "".join(
+        cli("bench", *command, "--help").stdout for command in (["memory"], ["suite"], [])
+    )
 
-    assert {"--timeout", "--cache"} <= named
+    assert {"--timeout", "--budget", "--cache", "--quick"} <= named
     assert [option for option in named if f"{option} " not in stdout] == []
 
 

@@ -103,6 +103,10 @@ def test_written_files_can_be_compared(cli: Cli, tmp_path: Path) -> None:
         (("memory", "--mode", "fast"), 2, "'isolated'"),
         (("copy", "--directions", "pageable"), 2, "pageable"),
         (("graph", "--nodes", "0"), 2, "--nodes is 0"),
+        (("graph", "--nodes-of", "event"), 2, "unknown node type 'event'"),
+        (("copy", "--overlap", "gemm", "--directions", "both"), 2, "--overlap cannot be measured"),
+        (("suite", "--ray-timeout", "5"), 2, "--ray-timeout needs --ray"),
+        (("suite", "--results", "nightly", "--quick"), 2, "--quick has no effect"),
         (("launch", "--precision", "0"), 2, "precision"),
         (("launch", "--precision", "5"), 2, "write 5%"),
         (("launch", "--timeout", "-1"), 2, "timeout"),
@@ -211,6 +215,15 @@ def test_overlap_report_begins_with_an_answer_per_direction(cli: Cli) -> None:
     assert lines[2].startswith("✓ A copy from pinned host memory to the device overlaps 100%")
     assert lines[3].startswith("! A copy from the device to pageable host memory overlaps 0%")
     assert "API synchronization behavior" in run.stdout
+    assert "Results verified for both cases." in run.stdout
+
+
+def test_overlap_with_samples_keeps_its_own_time_limit(cli: Cli) -> None:
+    options = ("--overlap", "gemm", "--directions", "h2d", "--samples", "12", "--json")
+    result = json.loads(cli("bench", "copy", *ON_SIM, *options).stdout)
+
+    rule = result["results"][0]["method"]["rule"]
+    assert (rule["min_samples"], rule["precision"], rule["timeout_s"]) == (12, 0.02, 3.0)
 
 
 def test_json_of_overlap_has_times_and_shares(cli: Cli) -> None:

@@ -41,6 +41,12 @@ def test_report_of_simulated_machine(
     golden(f"devices-{model}-{width}.txt", run.stdout)
 
 
+def test_nvml_index_field_names_the_gpu_of_a_mig_instance(cli: Cli) -> None:
+    run = cli("devices", "--gpu", "sim:a100-mig", "--fields", "nvml_index")
+
+    assert [line.strip() for line in run.stdout.splitlines()[-3:]] == ["0", "0/0", "0/1"]
+
+
 def test_long_report_lists_every_field(cli: Cli, golden: Golden) -> None:
     golden("devices-long.txt", cli("devices", "--gpu", "sim", "--long").stdout)
 
@@ -353,7 +359,7 @@ def test_report_higher_than_the_terminal_begins_at_its_top_again(command: list[s
 def test_report_on_a_terminal_has_bars_and_history(terminal: Terminal) -> None:
     frame = terminal.read_until(shown("keys:"))
 
-    assert "Utilization and memory, last 60 s" in frame
+    assert "SM activity and memory, last 60 s" in frame
     assert "█" in frame
     assert "·▆" in frame
 
@@ -361,7 +367,7 @@ def test_report_on_a_terminal_has_bars_and_history(terminal: Terminal) -> None:
 def test_keys_sort_filter_and_show_processes(terminal: Terminal) -> None:
     terminal.read_until(shown("sort (by index)"))
     terminal.press("s")
-    terminal.read_until(shown("sort (by utilization)"))
+    terminal.read_until(shown("sort (by SM)"))
     terminal.press("p")
     terminal.read_until(shown("python train.py"))
     terminal.press("/nvml:1\r")

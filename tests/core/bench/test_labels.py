@@ -57,6 +57,13 @@ def test_label_names_baseline_and_bench_if_several_are_measured() -> None:
     assert short_labels([gemm(64), launch()]) == ["gemm 64³ bf16", "launch empty"]
 
 
+def test_label_has_the_axes_in_the_order_of_its_own_bench() -> None:
+    copy = replace(gemm(), name="copy", axes={"size_bytes": 4096, "direction": "h2d"})
+    memory = replace(gemm(), name="memory", axes={"operation": "read", "size_bytes": 1 << 20})
+
+    assert short_labels([copy, memory]) == ["copy 4.00 KiB h2d", "memory read 1.00 MiB"]
+
+
 def test_label_of_a_call_does_not_repeat_the_name_of_its_bench() -> None:
     calls = [replace(launch(), axes={"call": call}) for call in ("launch-to-start", "event-record")]
 

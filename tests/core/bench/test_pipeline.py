@@ -158,6 +158,17 @@ def test_budget_is_shared_among_cases() -> None:
     assert 3.5 < elapsed_s < 5.0
     assert len(result.results) == 4
     assert not any(case.converged for case in result.results)
+    assert {case.stop_reason for case in result.results} == {"budget"}
+
+
+def test_timeout_within_the_budget_is_the_reason_why_sampling_ended() -> None:
+    varying_ns = (10_000_000 * (1 + n * 7 % 10) for n in count())
+    with closing(busy_device(varying_ns)) as gpu:
+        rule = Rule(precision=1e-9, timeout_s=0.5)
+        cases = [Case(Busy(gpu), Method("isolated", "hot", rule=rule))]
+        result = run(LaunchSpec(budget_s=100.0), gpu, cases=cases)
+
+    assert [case.stop_reason for case in result.results] == ["timeout"]
 
 
 @dataclass

@@ -83,5 +83,5 @@ def test_spec_error_has_hint() -> None:
     with pytest.raises(InputError) as name:
         CopySpec(directions=("up",))
 
-    assert size.value.hint == "the nearest size is 96"
+    assert size.value.hint == "the nearest size is 96 bytes"
     assert name.value.hint == "choose from " + ", ".join(DIRECTIONS)

@@ -207,8 +207,8 @@ def test_overlap_of_missing_time_is_unavailable(missing: int) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"directions": ("peer",)}, "unknown --overlap direction 'peer'"),
-        ({"directions": ()}, "no --overlap direction was given"),
+        ({"directions": ("peer",)}, "--overlap cannot be measured for --directions peer"),
+        ({"directions": ()}, "no direction was given"),
         ({"work": "conv"}, "unknown work 'conv'"),
         ({"sizes_bytes": (3,)}, "not a multiple of 4"),
     ],

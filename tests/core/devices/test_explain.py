@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from cudakit.core.devices.diagnose.checks import checks_by_id
-from cudakit.core.devices.diagnose.xids import known_xids
+from cudakit.core.devices.diagnose.xids import CATALOG_URL, known_xids
 from cudakit.core.devices.explain import Topic, explain, report
 from cudakit.document import Facts, Section, Text
 from cudakit.errors import UsageError
@@ -95,6 +95,12 @@ def test_several_terms_are_explained_in_their_order() -> None:
         ("CUDA error", "CUDA_ERROR_ILLEGAL_ADDRESS"),
         ("check", "CK001"),
     ]
+
+
+def test_unknown_xid_refers_to_the_catalog() -> None:
+    with pytest.raises(UsageError, match="no explanation for 'Xid 999'") as refused:
+        explained("Xid", "999")
+    assert refused.value.hint == f"NVIDIA's catalog may have it: {CATALOG_URL}"
 
 
 def test_unknown_term_among_others_is_named() -> None:

@@ -24,7 +24,7 @@ from cudakit.core.devices.watch import (
     arrange,
     averages,
     memory_share,
-    utilization,
+    sm_activity,
 )
 from cudakit.document import Note, Ratio, Section, Table, Text
 from cudakit.gpu.api.facts import Process
@@ -71,7 +71,7 @@ def test_key_s_cycles_through_sort_orders() -> None:
 
     assert [view.sort for view in views] == [
         "index",
-        "utilization",
+        "SM",
         "memory",
         "temperature",
         "power",
@@ -101,7 +101,7 @@ def test_unknown_key_changes_nothing() -> None:
 
 
 def test_help_names_sort_order_and_filter() -> None:
-    assert "sort (by utilization)" in WatchView(sort="utilization").help
+    assert "sort (by SM)" in WatchView(sort="SM").help
     assert "filter (h200)" in WatchView(pattern="h200").help
     assert WatchView(pattern="h2", is_editing=True).help.startswith("filter: h2_")
 
@@ -113,7 +113,7 @@ def test_help_names_sort_order_and_filter() -> None:
     ("sort", "order"),
     [
         ("index", [0, 1, 2]),
-        ("utilization", [2, 1, 0]),
+        ("SM", [2, 1, 0]),
         ("memory", [0, 1, 2]),
         ("power", [1, 2, 0]),
     ],
@@ -160,10 +160,10 @@ def test_history_drops_samples_older_than_a_minute() -> None:
     ]
 
 
-def test_utilization_is_sm_activity_or_coarse() -> None:
-    assert utilization(device(utilization_gpu_percent=30)) == 0.3
-    assert utilization(device(sm_activity_percent=74.0)) == 0.74
-    assert utilization(device(utilization_gpu_percent=Unavailable("MIG"))) == Unavailable("MIG")
+def test_sm_activity_falls_back_to_utilization() -> None:
+    assert sm_activity(device(utilization_gpu_percent=30)) == 0.3
+    assert sm_activity(device(sm_activity_percent=74.0)) == 0.74
+    assert sm_activity(device(utilization_gpu_percent=Unavailable("MIG"))) == Unavailable("MIG")
 
 
 def test_memory_share_is_of_total_memory() -> None:

@@ -11,9 +11,10 @@ from core.sanitize.trace_scene import (
     Scene,
 )
 
-from cudakit.core.sanitize.ordering import UNKNOWN_WORD
+from cudakit.core.sanitize.clocks import Call
+from cudakit.core.sanitize.ordering import UNKNOWN_WORD, StreamOrder
 from cudakit.trace.events import CaptureBegin, CaptureEnd, Gap, HostCall, Memop
-from cudakit.trace.kinds import HostCallPhase, MemopType
+from cudakit.trace.kinds import EventKind, HostCallPhase, MemopType
 
 
 def test_work_of_one_stream_is_ordered() -> None:
@@ -246,6 +247,17 @@ def test_peer_access_uses_the_same_addresses() -> None:
     scene.write(1, "x")
     (race,) = scene.copy(2, "y", "x", context=2, device=1)
     assert (race.previous.device, race.current.device) == (0, 1)
+
+
+def test_clocks_do_not_grow_with_streams_that_were_destroyed() -> None:
+    order = StreamOrder()
+    for number in range(1, 2001):
+        order.create_stream(number, NON_BLOCKING, context=1)
+        call = Call(number, EventKind.LAUNCH, 0, number, context=1, device=0, thread=1, site=0)
+        assert order.enqueue(call)
+        order.sync_stream(call)
+        order.destroy_stream(number)
+    assert len(order.past_clock()) <= 64
 
 
 def test_threads_share_the_host_clock_unless_strict() -> None:

@@ -64,6 +64,22 @@ memory(ALLOC, 0x100000, 0x100000)
 load_module()
 """
 
+# heap_bytes() returns the number of bytes that the process has allocated on the heap; 0 if the C library
+# does not count them.
+HEAP_BYTES = """
+class HeapUse(ctypes.Structure):  # struct mallinfo2
+    _fields_ = [(name, ctypes.c_size_t) for name in (
+        "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks",
+        "keepcost")]
+libc = ctypes.CDLL(None)
+def heap_bytes():
+    if not hasattr(libc, "mallinfo2"):
+        return 0
+    libc.mallinfo2.restype = HeapUse
+    use = libc.mallinfo2()
+    return use.uordblks + use.hblkhd
+"""
+
 
 @dataclass
 class RecordedLaunch:

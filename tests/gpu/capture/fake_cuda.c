@@ -458,6 +458,28 @@ void instantiate(graph *source, void *executable)
     notify_call(CBID_cuGraphInstantiateWithFlags, 1, &call, 0);
 }
 
+/* Fail to instantiate a graph. */
+void fail_to_instantiate(graph *source)
+{
+    instantiate_params call = {NULL, source};
+    notify_call(CBID_cuGraphInstantiateWithFlags, 0, &call, 0);
+    notify_call(CBID_cuGraphInstantiateWithFlags, 1, &call, 2);
+}
+
+void destroy_executable(void *executable)
+{
+    Sanitizer_GraphExecData data = {NULL, executable, 0, 0, NULL};
+    notify(DOMAIN_GRAPHS, GRAPHS_EXEC_DESTROYING, &data);
+}
+
+/* Replace the nodes of an executable graph by those of a graph with the same structure. */
+void update_executable(void *executable, graph *source, int result)
+{
+    void *call[] = {executable, source};
+    notify_call(CBID_cuGraphExecUpdate_v2, 0, call, 0);
+    notify_call(CBID_cuGraphExecUpdate_v2, 1, call, result);
+}
+
 void launch_graph(void *context, void *stream, void *executable, int kernels)
 {
     Sanitizer_GraphLaunchData data = {context, NULL, stream, executable, 0};

@@ -38,13 +38,21 @@ static struct {
 static size_t stream_count;
 static pthread_mutex_t device_lock = PTHREAD_MUTEX_INITIALIZER;
 
+/* Return the index of a stream. A new stream gets the place of a destroyed one without work, or the next place. */
 static size_t stream_index(Sanitizer_StreamHandle handle)
 {
-    for (size_t i = 0; i < stream_count; i++)
+    size_t unused = stream_count;
+    for (size_t i = stream_count; i-- > 0;) {
         if (streams[i].handle == handle)
             return i;
-    streams[stream_count].handle = handle;
-    return stream_count++;
+        if (streams[i].handle == streams + i && !streams[i].count)
+            unused = i;
+    }
+    if (unused == stream_count)
+        stream_count++;
+    streams[unused].handle = handle;
+    streams[unused].defers = false;
+    return unused;
 }
 
 static void set_memory(void *memory, int value, size_t bytes)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import race_logs
 from core.sanitize.template_policy import Policy
-from gpu.capture.exact_programs import BEGIN, PATCHES, gaps
+from gpu.capture.exact_programs import BEGIN, HEAP_BYTES, PATCHES, gaps
 from gpu.capture.recorded import build_library, recorded
 from gpu.capture.test_recorder_exact_graphs import GRAPHS
 
@@ -19,7 +19,15 @@ from cudakit.core.sanitize.races import Coverage
 from cudakit.core.sanitize.reorder_buffer import reorder_records
 from cudakit.core.sanitize.result import SanitizeResult
 from cudakit.core.sanitize.templates import TemplateAccesses
-from cudakit.trace.events import Access, Event, GraphLaunch, GraphNode, Launch, Template
+from cudakit.trace.events import (
+    Access,
+    Event,
+    GraphLaunch,
+    GraphNode,
+    Launch,
+    StreamDestroy,
+    Template,
+)
 from cudakit.trace.kinds import Precision, TemplateCheck
 from cudakit.trace.layout import pack, unpack
 from cudakit.trace.spool import Batch
@@ -404,6 +412,91 @@ for _ in range(5):
     assert gaps(events) == {}
 
 
+# Each round instantiates a graph of two nodes, launches it twice, updates it in every fourth round, and
+# destroys it. ``has_new_handle`` is whether the driver gives each executable graph another handle.
+SHORT_LIVED_GRAPHS = """
+def graph_in_line():
+    nodes = [kernel_node(plain), kernel_node(plain)]
+    made = Graph(2, 1)
+    made.node[0], made.node[1] = map(ctypes.addressof, nodes)
+    made.before[0], made.after[0] = 0, 1
+    return made, nodes
+made, nodes = graph_in_line()
+accesses = (Touch * 2)(write(0x100000), write(0x100008))
+def round(i, has_new_handle, stream=STREAM):
+    executable = P(0x9000 + has_new_handle * 16 * i)
+    cuda.instantiate(ctypes.byref(made), executable)
+    for _ in range(2):
+        cuda.set_next_accesses(accesses, 2, 0)
+        cuda.launch_kernels(CONTEXT, stream, executable, ctypes.byref(made), U(1000), 1)
+        cuda.synchronize(1, CONTEXT, stream)
+    if i % 4 == 0:
+        cuda.update_executable(executable, ctypes.byref(made), i % 8)  # every second update fails
+        cuda.fail_to_instantiate(ctypes.byref(made))
+    cuda.destroy_executable(executable)
+"""
+
+
+@pytest.mark.parametrize("has_new_handle", [False, True])
+def test_10000_graphs_one_after_the_other_need_no_more_memory_and_use_template(
+    library: Path, tmp_path: Path, has_new_handle: bool
+) -> None:
+    program = f"""{SHORT_LIVED_GRAPHS}{HEAP_BYTES}
+for i in range(10_000):
+    round(i, {has_new_handle})
+    if i < 100:
+        recorder.read()
+    if i == 5000:
+        bytes_before = heap_bytes()
+assert heap_bytes() - bytes_before < 256 << 10
+"""
+    events = run(tmp_path, library, GRAPHS + program)
+    assert gaps(events) == {}
+    assert len(graph_templates(events)) == 20_000
+    assert graph_templates(events).count(0) < 200, (
+        "a few launches are recorded to verify the template"
+    )
+
+
+def test_race_between_graph_and_copy_is_found_in_last_of_many_graphs(
+    library: Path, tmp_path: Path
+) -> None:
+    program = f"""{SHORT_LIVED_GRAPHS}
+for i in range(500):
+    round(i, False)
+    recorder.read()
+cuda.instantiate(ctypes.byref(made), EXECUTABLE)
+launch_graph(made, *accesses)
+cuda.fill(CONTEXT, OTHER, U(0x100008), U(4), 1)  # not ordered after the graph
+"""
+    events = run(tmp_path, library, GRAPHS + program)
+    assert graph_templates(events)[-1] > 0
+    assert gaps(events) == {}
+    result, _ = coverage_texts(events)
+    assert [race.kind.value for race in result.races] == ["write-after-write"]
+
+
+def test_graphs_of_two_threads_have_right_templates(library: Path, tmp_path: Path) -> None:
+    program = f"""{SHORT_LIVED_GRAPHS}
+import threading
+for i in range(6):
+    round(i, False)
+    recorder.read()
+def work(stream, first_round):
+    for i in range(first_round, first_round + 500):
+        round(i, True, stream)
+threads = [threading.Thread(target=work, args=(STREAM, 1000 * i)) for i in (1, 2)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+"""
+    events = run(tmp_path, library, GRAPHS + program)
+    assert len(graph_templates(events)) == 2012
+    assert graph_templates(events).count(0) < 400
+    assert gaps(events) == {}
+    result, _ = coverage_texts(events)
+    assert result.races == ()
+
+
 def test_graph_with_changed_nodes_has_template_if_parameters_repeat(
     library: Path, tmp_path: Path
 ) -> None:
@@ -431,6 +524,211 @@ for i in range(8):
     assert gaps(events) == {}
     node_count = sum(isinstance(event.body, GraphNode) for event in events)
     assert node_count == 2 + 4, "changed nodes are written for the recorded launches only"
+
+
+# --- many streams -------------------------------------------------------------------------------------
+
+# Each round creates a stream, launches a kernel on it, waits for the stream and destroys it.
+# ``has_new_handle`` is whether the driver gives each stream another handle.
+SHORT_LIVED_STREAMS = """
+def round(i, has_new_handle):
+    stream = P(0x20000 + has_new_handle * 16 * i)
+    cuda.make_stream(CONTEXT, stream, 1)
+    launch(write(0x300000), stream=stream, pointer=0x300000)
+    wait(stream)
+    cuda.destroy_stream(CONTEXT, stream)
+    held.clear()
+"""
+
+
+@pytest.mark.parametrize("has_new_handle", [False, True])
+def test_launches_on_10000_streams_one_after_the_other_use_template(
+    library: Path, tmp_path: Path, has_new_handle: bool
+) -> None:
+    program = f"""{SHORT_LIVED_STREAMS}{HEAP_BYTES}
+for i in range(10_000):
+    round(i, {has_new_handle})
+    if i < 100:
+        recorder.read()
+    if i == 5000:
+        bytes_before = heap_bytes()
+assert heap_bytes() - bytes_before < 256 << 10
+"""
+    events = run(tmp_path, library, program)
+    assert gaps(events) == {}
+    assert len(template_ids(events)) == 10_000
+    assert template_ids(events).count(0) < 200, "a few launches are recorded to verify the template"
+    result, _ = coverage_texts(events)
+    assert result.races == ()
+
+
+def test_race_is_found_on_stream_that_has_the_slot_of_a_destroyed_stream(
+    library: Path, tmp_path: Path
+) -> None:
+    program = f"""{SHORT_LIVED_STREAMS}
+for i in range(300):
+    round(i, True)
+    recorder.read()
+launch(write(0x300000), pointer=0x300000)
+stream = P(0x1F000)
+cuda.make_stream(CONTEXT, stream, 1)
+launch(write(0x300000), stream=stream, pointer=0x300000)  # not ordered after the last launch
+"""
+    events = run(tmp_path, library, program)
+    result, _ = coverage_texts(events)
+    assert [race.kind.value for race in result.races] == ["write-after-write"]
+    assert gaps(events) == {}
+
+
+def test_work_of_destroyed_stream_without_wait_is_unordered_with_work_of_later_streams(
+    library: Path, tmp_path: Path
+) -> None:
+    """A later stream must not get the slot of the stream, whose work the host has not waited for."""
+    program = f"""{SHORT_LIVED_STREAMS}
+for i in range(12):
+    round(0, False)
+    recorder.read()
+stream = P(0x1F000)
+cuda.make_stream(CONTEXT, stream, 1)
+launch(write(0x300000), stream=stream, pointer=0x300000)
+cuda.destroy_stream(CONTEXT, stream)
+launch(write(0x100000))
+wait()
+cuda.make_stream(CONTEXT, stream, 1)
+launch(write(0x500000), stream=stream, pointer=0x500000)
+launch(write(0x300000), stream=stream, pointer=0x300000)  # not ordered after the first stream
+"""
+    events = run(tmp_path, library, "memory(ALLOC, 0x500000, 0x100000)\n" + program)
+    assert template_ids(events)[-4] > 0
+    assert template_ids(events)[-1] == 0
+    result, _ = coverage_texts(events)
+    assert [race.kind.value for race in result.races] == ["write-after-write"]
+
+
+def test_stream_does_not_have_the_order_of_the_destroyed_stream_with_its_slot(
+    library: Path, tmp_path: Path
+) -> None:
+    program = f"""{SHORT_LIVED_STREAMS}
+for i in range(12):
+    round(0, False)
+    recorder.read()
+launch(write(0x300000), pointer=0x300000)
+cuda.event(RECORD, EVENT, CONTEXT, STREAM)
+stream = P(0x1F000)
+cuda.make_stream(CONTEXT, stream, 1)
+cuda.event(WAIT, EVENT, CONTEXT, stream)
+cuda.destroy_stream(CONTEXT, stream)
+cuda.make_stream(CONTEXT, stream, 1)
+launch(write(0x300000), stream=stream, pointer=0x300000)  # not ordered after the last launch
+"""
+    events = run(tmp_path, library, program)
+    assert [bool(template) for template in template_ids(events)[-2:]] == [True, False]
+
+
+def test_stream_that_waits_for_another_stream_keeps_its_order_while_all_slots_are_in_use(
+    library: Path, tmp_path: Path
+) -> None:
+    program = """
+waiting = P(0x40000)
+cuda.make_stream(CONTEXT, waiting, 1)
+for _ in range(12):
+    launch(write(0x300000), stream=waiting, pointer=0x300000)
+    wait(waiting)
+    recorder.read()
+launch(write(0x300000), pointer=0x300000)
+cuda.event(RECORD, EVENT, CONTEXT, STREAM)
+cuda.event(WAIT, EVENT, CONTEXT, waiting)
+for i in range(200):
+    stream = P(0x50000 + i)
+    cuda.make_stream(CONTEXT, stream, 1)
+    launch(read(0x100000), stream=stream)
+    wait(stream)
+launch(write(0x300000), stream=waiting, pointer=0x300000)
+"""
+    events = run(tmp_path, library, program)
+    assert gaps(events) == {}
+    assert template_ids(events)[-1] > 0
+
+
+def test_launches_on_more_than_128_busy_streams_are_recorded(library: Path, tmp_path: Path) -> None:
+    program = f"""{SHORT_LIVED_STREAMS}
+for i in range(12):
+    round(i, True)
+    recorder.read()
+streams = [P(0x40000 + i) for i in range(140)]
+for stream in streams:
+    cuda.make_stream(CONTEXT, stream, 1)
+for stream in streams:
+    launch(read(0x500000), stream=stream, pointer=0x500000)
+launch(write(0x300000), stream=streams[0], pointer=0x300000)
+launch(write(0x300000), stream=streams[-1], pointer=0x300000)  # not ordered after the last launch
+cuda.synchronize(2, CONTEXT, None)
+for i in range(12):
+    round(20 + i, True)
+"""
+    events = run(tmp_path, library, "memory(ALLOC, 0x500000, 0x100000)\n" + program)
+    assert template_ids(events)[12:-12][-1] == 0
+    result, text = coverage_texts(events)
+    assert [race.kind.value for race in result.races] == ["write-after-write"]
+    assert "all events analyzed" in text
+    assert "More than 128 streams had unfinished work at the same time" in text
+
+
+def test_idle_streams_give_their_slots_to_busy_streams(library: Path, tmp_path: Path) -> None:
+    program = """
+streams = [P(0x40000 + i) for i in range(300)]
+for stream in streams:
+    cuda.make_stream(CONTEXT, stream, 1)
+for i in range(3):
+    for stream in streams:
+        launch(write(0x300000), stream=stream, pointer=0x300000)
+        wait(stream)
+        recorder.read()
+launch(write(0x300000), stream=streams[0], pointer=0x300000)
+launch(write(0x300000), stream=streams[1], pointer=0x300000)  # not ordered after the last launch
+"""
+    events = run(tmp_path, library, program)
+    assert gaps(events) == {}
+    assert template_ids(events).count(0) < 50
+    result, _ = coverage_texts(events)
+    assert [race.kind.value for race in result.races] == ["write-after-write"]
+
+
+def test_streams_of_two_threads_have_right_accesses_and_order(
+    library: Path, tmp_path: Path
+) -> None:
+    program = """
+import threading
+memory(ALLOC, 0x500000, 0x100000)
+for _ in range(3):
+    for base in (0x300000, 0x500000):
+        launch(write(base), pointer=base)
+        wait()
+        recorder.read()
+def work(base, first_stream):
+    accesses = (Touch * 1)(write(base))
+    arguments = pointers(base)
+    for i in range(1500):
+        stream = P(first_stream + i % 7)
+        cuda.make_stream(CONTEXT, stream, 1)
+        for _ in range(2):
+            cuda.set_next_accesses(accesses, 1, 0)
+            cuda.launch(CONTEXT, stream, ctypes.byref(plain), arguments, None)
+        wait(stream)
+        cuda.destroy_stream(CONTEXT, stream)
+places = (0x300000, 0x20000), (0x500000, 0x30000)
+threads = [threading.Thread(target=work, args=place) for place in places]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+"""
+    events = run(tmp_path, library, program)
+    assert gaps(events) == {}
+    ranges = written_ranges(events)
+    for base in (0x300000, 0x500000):
+        assert ranges.count({(base, base + 4)}) == 3003
+    assert template_ids(events).count(0) < 600
+    result, _ = coverage_texts(events)
+    assert result.races == ()
 
 
 # --- the rules in Python ------------------------------------------------------------------------------
@@ -475,7 +773,12 @@ def random_program(seed: int) -> str:
 def test_recorder_chooses_templates_by_the_rules_in_python(
     library: Path, tmp_path: Path, seed: int
 ) -> None:
-    program = MORE + "memory(ALLOC, 0x500000, 0x100000)\n" + random_program(seed)
+    compare_with_rules(library, tmp_path, random_program(seed))
+
+
+def compare_with_rules(library: Path, tmp_path: Path, actions: str) -> list[Event]:
+    """Compare the templates that the recorder chooses with the rules in Python; return the events."""
+    program = MORE + "memory(ALLOC, 0x500000, 0x100000)\n" + actions
     for name in ("exact", "auto"):
         (tmp_path / name).mkdir()
     exact = recorded(tmp_path / "exact", library, BEGIN + program, patches=PATCHES)
@@ -485,6 +788,50 @@ def test_recorder_chooses_templates_by_the_rules_in_python(
     expected = Policy().apply(in_order[np.argsort(in_order["seq"], kind="stable")])
     assert template_ids(auto) == template_ids(list(unpack(expected, strings)))
     assert any(template_ids(auto))
+    return auto
+
+
+def program_with_short_lived_streams(seed: int) -> str:
+    """Return a program that uses over 200 streams: it creates, uses and destroys a few of them at a time."""
+    choices = random.Random(seed)
+    lines = [NEVER_IDLE.replace("pointer=", "kernel=multimem, pointer=")]
+    streams: list[int] = []
+    for i in range(1200):
+        action = choices.choice(
+            ["create", "destroy", "launch", "launch", "launch", "event", "wait"]
+        )
+        if len(streams) < 3 or (action == "create" and len(streams) < 6):
+            streams.append(0x40000 + (i if choices.random() < 0.5 else i % 7 + 1000))
+            streams = list(dict.fromkeys(streams))
+            lines.append(f"cuda.make_stream(CONTEXT, P({streams[-1]:#x}), 1)")
+            continue
+        first, second = choices.sample(streams, 2)
+        pointer = choices.choice([0x300000, 0x300400, 0x500000, 0x100000])
+        launch = f"launch(write({pointer:#x}), stream=P({first:#x}), pointer={pointer:#x})"
+        lines += {
+            "create": [],
+            "launch": [launch, "recorder.read()"]
+            + [f"wait(P({first:#x}))"] * (choices.random() < 0.97),
+            "event": [
+                f"cuda.event(RECORD, EVENT, CONTEXT, P({first:#x}))",
+                f"cuda.event(WAIT, EVENT, CONTEXT, P({second:#x}))",
+            ],
+            "wait": [f"wait(P({first:#x}))"],
+            "destroy": [f"wait(P({first:#x}))"] * (choices.random() < 0.9)
+            + [f"cuda.destroy_stream(CONTEXT, P({first:#x}))"],
+        }[action]
+        if action == "destroy":
+            streams.remove(first)
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_recorder_chooses_templates_by_the_rules_in_python_for_short_lived_streams(
+    library: Path, tmp_path: Path, seed: int
+) -> None:
+    events = compare_with_rules(library, tmp_path, program_with_short_lived_streams(seed))
+    assert sum(isinstance(event.body, StreamDestroy) for event in events) > 130
+    assert gaps(events) == {}
 
 
 def _index_in(strings: list[str]) -> Callable[[str], int]:

@@ -16,6 +16,7 @@ from cudakit.core.bench.fleet.result import (
 )
 from cudakit.core.bench.health import SuiteResult
 from cudakit.core.bench.labels import join_first_names
+from cudakit.core.bench.present.health import figure_table
 from cudakit.document import (
     Column,
     Columns,
@@ -92,6 +93,7 @@ def present_fleet(result: FleetResult, *, detail: bool = False) -> Document:
     nodes += [Note("warn", f"{capitalized(warning_text)}.") for warning_text in result.warnings]
     if result.comparisons:
         nodes.append(Section("Figures of the fleet", (_figure_table(result.comparisons),)))
+    nodes += _sections_without_peers(result)
     nodes.append(Section("Hosts", (_host_table(result.hosts),)))
     if detail:
         nodes += [_subject_section(host, result.comparisons) for host in result.hosts]
@@ -101,7 +103,9 @@ def present_fleet(result: FleetResult, *, detail: bool = False) -> Document:
 def _title(result: FleetResult) -> str:
     gpu_count = sum(_measured_count(host) for host in result.hosts)
     prefix = "Simulated: " if result.simulated else ""
-    return f"{prefix}bench suite, {_count(gpu_count, 'GPU')} on {_count(len(result.hosts), 'host')}"
+    suffix = "" if result.comparisons or result.findings else ", not compared"
+    counts_text = f"{_count(gpu_count, 'GPU')} on {_count(len(result.hosts), 'host')}"
+    return f"{prefix}bench suite, {counts_text}{suffix}"
 
 
 def _headline(result: FleetResult) -> Note:
@@ -241,6 +245,18 @@ def _host_row(host: FleetHost) -> tuple[Value, ...]:
         Text(host.facts.versions.get("cudakit", "-")),
         Text(host.facts.address or "-"),
     )
+
+
+def _sections_without_peers(result: FleetResult) -> Iterator[Node]:
+    """Yield the figures of each measured GPU of which no figure was compared."""
+    compared_gpus = {
+        (comparison.subject.host, comparison.subject.gpu) for comparison in result.comparisons
+    }
+    for host in result.hosts:
+        for gpu in host.gpus:
+            if isinstance(gpu.suite, SuiteResult) and (host.name, gpu.index) not in compared_gpus:
+                table = figure_table(gpu.suite)
+                yield Section(f"Figures of {host.name} GPU {gpu.index}, without peers", (table,))
 
 
 def _subject_section(host: FleetHost, comparisons: Sequence[PeerComparison]) -> Section:

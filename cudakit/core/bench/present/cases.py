@@ -172,6 +172,8 @@ def _axis_column(name: str, cases: Sequence[CaseResult]) -> Column:
 def _caption(cases: Sequence[CaseResult]) -> str:
     common_axes_text = describe_common_axes(cases)
     caption_lines = [f"All cases: {common_axes_text}."] if common_axes_text else []
+    if all(case.name == "gds" for case in cases):
+        caption_lines.append("Size: of one transfer. Time: of all transfers of a sample.")
     caption_lines.append("±: half the width of the 95% CI of the median time.")
     if libraries := measured_baselines(cases):
         headings = " and ".join(f"vs {name}" for name in libraries)

@@ -27,6 +27,10 @@ _MODE_TEXTS = {
     "host": "host time until the GPU has finished",
     "call": "host time of the call",
 }
+# In mode "call", the time is that of one call, except in bench alloc, and for one call of bench launch.
+_LAUNCH_TO_START = "launch-to-start"
+_LAUNCH_TO_START_TEXT = "host time until the host sees the first write of the kernel"
+_ALLOC_TEXT = "host time of one allocation and its free"
 _CACHE_TEXTS = {
     "rotate": "L2: {sets} buffer sets in rotation",
     "flush": "L2 flushed before each sample",
@@ -119,7 +123,7 @@ def method_rows(cases: Sequence[CaseResult]) -> list[tuple[str, Value]]:
     cases_by_method: dict[tuple[object, ...], list[CaseResult]] = {}
     for case in cases:
         method = case.method
-        key = (method.mode, method.cache, method.fill)
+        key = (method.mode, method.cache, method.fill, _timing_text(case))
         cases_by_method.setdefault(key, []).append(case)
     rows: list[tuple[str, Value]] = []
     for cases_of_method in cases_by_method.values():
@@ -127,6 +131,7 @@ def method_rows(cases: Sequence[CaseResult]) -> list[tuple[str, Value]]:
             [case.method for case in cases_of_method],
             cudakit_names=_first_varying_values(cases_of_method),
             called_library=_called_library(cases_of_method),
+            timing_text=_timing_text(cases_of_method[0]),
         )
         rows.append(
             (
@@ -141,16 +146,25 @@ def method_rows(cases: Sequence[CaseResult]) -> list[tuple[str, Value]]:
     return rows
 
 
+def _timing_text(case: CaseResult) -> str:
+    """Return what the time of a case is if the mode does not say it, else ""."""
+    if case.method.mode == "call" and case.name == "alloc":
+        return _ALLOC_TEXT
+    return _LAUNCH_TO_START_TEXT if case.axes.get("call") == _LAUNCH_TO_START else ""
+
+
 def describe_method(
     methods: Sequence[Method],
     *,
     cudakit_names: Sequence[str] = (),
     called_library: str = CUDAKIT,
+    timing_text: str = "",
 ) -> str:
     """Describe methods that differ only in their numbers: differing numbers are printed as ranges.
 
     ``cudakit_names`` are the names of the interleaved workloads if cudakit runs them all, without a baseline.
-    ``called_library`` is the library that cudakit calls.
+    ``called_library`` is the library that cudakit calls. ``timing_text`` says from when until when a sample
+    is timed; if it is empty, the mode does.
     """
     first_method = methods[0]
     warmup_text = _range(
@@ -159,10 +173,14 @@ def describe_method(
     )
     executions_text = _range([method.executions for method in methods], str)
     has_several_calls = first_method.mode == "call" and first_method.executions > 1
+    if not timing_text:
+        timing_text = (
+            f"host time of a call, mean of {executions_text} consecutive calls"
+            if has_several_calls
+            else _MODE_TEXTS[first_method.mode].format(n=_with_noun(executions_text, "execution"))
+        )
     description_parts = [
-        f"host time of a call, mean of {executions_text} consecutive calls"
-        if has_several_calls
-        else _MODE_TEXTS[first_method.mode].format(n=_with_noun(executions_text, "execution")),
+        timing_text,
         _CACHE_TEXTS[first_method.cache].format(
             sets=_range([method.buffer_sets for method in methods], str)
         ),

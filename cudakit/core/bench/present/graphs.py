@@ -63,6 +63,11 @@ def _table(
         for row in rows
         if not all(isinstance(value, Unavailable) for value in row[len(_GRAPH_COLUMNS) + 1 :])
     )
+    reasons = dict.fromkeys(
+        value.reason for row in rows_with_values for value in row if isinstance(value, Unavailable)
+    )
+    if reasons:
+        caption = f"{caption} n/a: {'; '.join(reasons)}."
     if rows_with_values:
         yield Table(columns, rows_with_values, caption)
 

@@ -37,7 +37,7 @@ def present_health(suite: SuiteResult, *, detail: bool = False) -> Document:
     The Columns are for exports such as CSV, as in the reports of other benches.
     """
     result = suite.bench
-    nodes: list[Node] = [result_columns(result.results), _headline(suite), _table(suite)]
+    nodes: list[Node] = [result_columns(result.results), _headline(suite), figure_table(suite)]
     # The note on simulated values is dropped, because the headline says the same.
     other_notes = [
         note for note in notes(_without_likely_causes(result)) if note.text != SIMULATED_NOTE
@@ -91,7 +91,7 @@ def _describe_figure(figure: Figure) -> str:
     return f"{figure.name} ({format_ratio(figure.reached / figure.band.expected)} of expected)"
 
 
-def _table(suite: SuiteResult) -> Table:
+def figure_table(suite: SuiteResult) -> Table:
     """Return a row per figure, without expected values if no figure has one."""
     figures = suite.figures
     is_assessed = any(not isinstance(figure.band, Unavailable) for figure in figures)

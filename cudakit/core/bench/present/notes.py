@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 
-from cudakit.core.bench.labels import count_cases, describe_subset
+from cudakit.core.bench.labels import MEASUREMENT_AXIS, count_cases, describe_subset
 from cudakit.core.bench.result import BenchResult, CaseResult
 from cudakit.core.bench.stats import Summary
 from cudakit.document import Note
@@ -14,20 +15,50 @@ SIMULATED_NOTE = "Simulated: all values are computed on the CPU, not measured on
 # Largest plausible share of the peak. A share between 1 and this value is an error of the measurement or of
 # the datasheet.
 _MAX_SHARE = 1.02
+# The bench that has no options for its method.
+_SUITE = "suite"
 
 
 def notes(result: BenchResult) -> list[Note]:
     """Return the notes of a result, each once, with the labels of the cases that it concerns."""
-    cases = result.results
+    cases = _table_rows(result)
     heading_notes = [Note("info", SIMULATED_NOTE)] if result.simulated else []
     return [
         *heading_notes,
         *_error_notes(cases),
         *_not_run_notes(cases),
         *_missing_figure_notes(cases),
-        *_warning_notes(result),
+        *_warning_notes(result, cases),
         *_verified_notes(cases),
     ]
+
+
+def _table_rows(result: BenchResult) -> Sequence[CaseResult]:
+    """Return a case per row of the table: the measurements of an overlap share a row."""
+    if not result.overlaps:
+        return result.results
+    cases_by_row: dict[tuple[object, ...], list[CaseResult]] = {}
+    for case in result.results:
+        row_axes = {name: value for name, value in case.axes.items() if name != MEASUREMENT_AXIS}
+        cases_by_row.setdefault(tuple(row_axes.values()), []).append(replace(case, axes=row_axes))
+    return [_merge_measurements(cases) for cases in cases_by_row.values()]
+
+
+def _merge_measurements(cases: Sequence[CaseResult]) -> CaseResult:
+    """Return one case with the defects of all measurements of an overlap."""
+    doubtful_first = sorted(cases, key=lambda case: case.converged)
+    withheld_cases = [case for case in cases if isinstance(case.median_s, Unavailable)]
+    case = (withheld_cases or doubtful_first)[0]
+    if isinstance(case.statistics, Summary):
+        case = replace(
+            case,
+            statistics=replace(
+                case.statistics,
+                trend=any(_has_flag(measurement, "trend") for measurement in cases),
+                bimodal=any(_has_flag(measurement, "bimodal") for measurement in cases),
+            ),
+        )
+    return replace(case, verified=all(measurement.verified for measurement in cases))
 
 
 def _error_notes(cases: Sequence[CaseResult]) -> Iterator[Note]:
@@ -62,8 +93,7 @@ def _missing_figure_notes(cases: Sequence[CaseResult]) -> Iterator[Note]:
         yield Note("info", f"No {figure} for {subset_text}: {reason}.")
 
 
-def _warning_notes(result: BenchResult) -> Iterator[Note]:
-    cases = result.results
+def _warning_notes(result: BenchResult, cases: Sequence[CaseResult]) -> Iterator[Note]:
     if not result.complete and not result.failure:
         yield Note("warn", f"Interrupted after {count_cases(len(cases))}.")
     if result.failure:
@@ -71,9 +101,10 @@ def _warning_notes(result: BenchResult) -> Iterator[Note]:
     for sentence in result.warnings:
         yield Note("warn", f"{capitalized(sentence)}.")
     summarized_cases = [case for case in cases if isinstance(case.statistics, Summary)]
-    for is_doubtful, text, remedy in _DOUBTS:
-        if doubtful_cases := [case for case in summarized_cases if is_doubtful(case)]:
-            yield Note("warn", f"{text}: {describe_subset(doubtful_cases, cases)}.", (remedy,))
+    for doubt in _DOUBTS:
+        if doubtful_cases := [case for case in summarized_cases if doubt.is_present(case)]:
+            subset_text = describe_subset(doubtful_cases, cases)
+            yield Note("warn", f"{doubt.text}: {subset_text}.", doubt.remedies(result.bench))
 
 
 def _verified_notes(cases: Sequence[CaseResult]) -> Iterator[Note]:
@@ -110,25 +141,92 @@ def _is_above_peak(case: CaseResult) -> bool:
     return not isinstance(share_of_peak, Unavailable) and share_of_peak > _MAX_SHARE
 
 
-_DOUBTS: tuple[tuple[Callable[[CaseResult], bool], str, str], ...] = (
-    (
-        lambda case: not case.converged,
+def _is_link_bound(case: CaseResult) -> bool:
+    return not isinstance(case.limit, Unavailable) and case.limit.bound == "link"
+
+
+@dataclass(frozen=True, slots=True)
+class _Doubt:
+    """A reason to doubt the figures of a case, and the remedies by bench."""
+
+    is_present: Callable[[CaseResult], bool]  # Whether the reason applies to a case.
+    text: str  # The reason, as a sentence without a period.
+    remedy: str = ""  # Advice to the user; empty if there is none.
+    # Names of the benches with the options of ``remedy``; None: all benches.
+    benches_with_remedy: Collection[str] | None = None
+    suite_remedy: str = ""  # Advice for bench suite; empty if there is none.
+
+    def remedies(self, bench: str) -> tuple[str, ...]:
+        """Return the advice that a user of a bench can follow."""
+        if bench == _SUITE:
+            return (self.suite_remedy,) if self.suite_remedy else ()
+        has_options = self.benches_with_remedy is None or bench in self.benches_with_remedy
+        return (self.remedy,) if self.remedy and has_options else ()
+
+
+def _lacks_precision(case: CaseResult, limits: Collection[str]) -> bool:
+    """Return whether one of the limits ended sampling before the precision was reached."""
+    was_ended = not case.converged and case.stop_reason in limits
+    return (
+        was_ended
+        and isinstance(case.statistics, Summary)
+        and (case.statistics.noise >= case.method.rule.precision)
+    )
+
+
+def _lacks_samples(case: CaseResult, limits: Collection[str]) -> bool:
+    """Return whether one of the limits ended sampling with the precision, but with too few samples."""
+    was_ended = not case.converged and case.stop_reason in limits
+    has_few_samples = len(case.samples_s) < case.method.rule.min_samples
+    return was_ended and has_few_samples and not _lacks_precision(case, limits)
+
+
+# Reasons why sampling ended, in results of this version and of older ones.
+_TIME_LIMIT, _BUDGET = ("timeout", ""), ("budget",)
+_SEE_SAMPLES = "see the samples in the HTML report: -o bench.html"
+_WITHOUT_QUICK = "measure without --quick"
+_DOUBTS = (
+    _Doubt(
+        lambda case: _lacks_precision(case, _TIME_LIMIT),
         "The time limit ended sampling before the precision was reached",
         "allow more time with --timeout, or a wider interval with --precision",
     ),
-    (
+    _Doubt(
+        lambda case: _lacks_samples(case, _TIME_LIMIT),
+        "The time limit ended sampling before the minimum number of samples was reached",
+        "allow more time with --timeout, or fewer samples with --samples",
+    ),
+    _Doubt(
+        lambda case: _lacks_precision(case, _BUDGET),
+        "The time budget ended sampling before the precision was reached",
+        "allow more time with --budget, or a wider interval with --precision",
+        suite_remedy=_WITHOUT_QUICK,
+    ),
+    _Doubt(
+        lambda case: _lacks_samples(case, _BUDGET),
+        "The time budget ended sampling before the minimum number of samples was reached",
+        "allow more time with --budget, or fewer samples with --samples",
+        suite_remedy=_WITHOUT_QUICK,
+    ),
+    _Doubt(
         lambda case: _has_flag(case, "trend"),
         "Times drift between the first and the last third of the samples",
         "warm up longer with --warmup",
     ),
-    (
+    _Doubt(
         lambda case: _has_flag(case, "bimodal"),
         "Times form two groups, so the median may jump between runs",
-        "see the samples in the HTML report: -o bench.html",
+        _SEE_SAMPLES,
+        suite_remedy=_SEE_SAMPLES,
     ),
-    (
-        _is_above_peak,
+    _Doubt(
+        lambda case: _is_above_peak(case) and _is_link_bound(case),
+        f"Over {format_ratio(_MAX_SHARE - 1)} above the peak of the link: the peak is wrong",
+    ),
+    _Doubt(
+        lambda case: _is_above_peak(case) and not _is_link_bound(case),
         f"Over {format_ratio(_MAX_SHARE - 1)} above the peak: data came from a cache, or the peak is wrong",
         "measure with --cache rotate",
+        benches_with_remedy=("memory", "copy", "gemm", "nccl", "ops"),
     ),
 )

@@ -230,11 +230,16 @@ def _roof_labels(picture: _Picture, dots: Sequence[_Box]) -> Iterator[_PointLabe
 
 
 def _draw_cases(picture: _Picture) -> Iterator[Shape]:
-    """Draw cases of baselines as rings below the dots of cudakit, so that both are visible at one point."""
+    """Draw cases of baselines as rings below the dots of cudakit, so that both are visible at one point.
+
+    Of dots that overlap, the first one has the label, and is drawn last, above the others.
+    """
     arrays, case_labels = picture.columns.arrays, picture.columns.text["case"]
     dot_x = to_units(picture.x.shares(arrays["operations_per_byte"]), _WIDTH)
     dot_y = to_units(1 - picture.y.shares(arrays["operations_per_s"]), _HEIGHT)
-    for i in np.argsort(arrays["library"] == 0, kind="stable").tolist():
+    is_cudakit = arrays["library"] == 0
+    drawing_order = [*np.flatnonzero(~is_cudakit), *np.flatnonzero(is_cudakit)[::-1]]
+    for i in map(int, drawing_order):
         name = case_labels[int(arrays["case"][i])]
         rate_text = format_rate(float(arrays["operations_per_s"][i]), picture.unit)
         dot, colour = dots([dot_x[i]], [dot_y[i]]), series_class(int(arrays["kind"][i]), 0)
@@ -278,7 +283,7 @@ def _draw_labels(picture: _Picture) -> Iterator[Shape]:
 def _roofline_columns(cases_with_peak: Sequence[tuple[CaseResult, Limit]]) -> Columns:
     cases = [case for case, _ in cases_with_peak]
     limits = [limit for _, limit in cases_with_peak]
-    kinds = [str(case.axes.get("dtype", case.name)) for case in cases]
+    kinds = [str(case.axes.get("dtype", case.axes.get("operation", case.name))) for case in cases]
     kind_names = list(dict.fromkeys(kinds))
     point_labels = short_labels(cases, omitted_axes=("dtype",), with_library=False)
     libraries = [CUDAKIT, *baseline_libraries(cases)]

@@ -64,7 +64,7 @@ def draw_sweep(columns: Sequence[Columns]) -> Plot:
         _y_axis(curves, point_columns.text["unit"][0] if shows_rate else ""),
     )
     line_names = point_columns.text["line"]
-    limits = list(_draw_limits(curves, x, y)) if shows_rate else []
+    limits = list(_draw_limits(curves, line_names, x, y)) if shows_rate else []
     paths = (path for i, label in enumerate(line_names) for path in _paths(curves, i, label, x, y))
     fit_text = (
         ""
@@ -144,27 +144,33 @@ def _y_axis(curves: _Curves, unit: str) -> Axis:
     return rounded_axis(0, largest_value, "rate", amount_unit=unit)
 
 
-def _draw_limits(curves: _Curves, x: Axis, y: Axis) -> Iterator[Shape]:
-    """Draw the peaks as lines. Curves with equal peaks share a line, in their colour if it is the same."""
-    paths_and_colours: list[tuple[dict[int, int], set[str]]] = []
-    for i, classes in enumerate(curves.classes):
+def _draw_limits(curves: _Curves, line_names: Sequence[str], x: Axis, y: Axis) -> Iterator[Shape]:
+    """Draw the peaks as lines. Curves with equal peaks share a line, in their colour if it is the same.
+
+    The tooltip of a line names its curves.
+    """
+    peak_lines: list[tuple[dict[int, int], set[str], list[str]]] = []
+    for i, (classes, name) in enumerate(zip(curves.classes, line_names, strict=True)):
         is_of_line = (curves.line == i) & np.isfinite(curves.limit)
         x_units = to_units(x.shares(curves.x[is_of_line]), _WIDTH)
         y_units = to_units(1 - y.shares(curves.limit[is_of_line]), _HEIGHT)
         y_by_x = dict(zip(x_units, y_units, strict=True))
-        for limit_points, colours in paths_and_colours:
+        for limit_points, colours, names in peak_lines:
             common_x = y_by_x.keys() & limit_points.keys()
             if common_x and all(y_by_x[x_unit] == limit_points[x_unit] for x_unit in common_x):
                 limit_points.update(y_by_x)
                 colours.add(_colour(classes))
+                names.append(name)
                 break
         else:
             if y_by_x:
-                paths_and_colours.append((y_by_x, {_colour(classes)}))
-    for y_by_x, colours in paths_and_colours:
+                peak_lines.append((y_by_x, {_colour(classes)}, [name]))
+    for y_by_x, colours, names in peak_lines:
         path = polyline(*zip(*sorted(y_by_x.items()), strict=True))
         colour = "shared" if len(colours) > 1 else next(iter(colours))
-        yield shape("path", class_=f"line limit {colour}", d=path)
+        yield shape(
+            "path", title=f"peak of {', '.join(names)}", class_=f"line limit {colour}", d=path
+        )
 
 
 def _colour(classes: str) -> str:

@@ -11,6 +11,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 
 from cudakit.core.bench.case import Case
+from cudakit.core.bench.labels import MEASUREMENT_AXIS
 from cudakit.core.bench.result import CaseResult, CopyOverlap
 from cudakit.core.bench.spec import OverlapSpec, is_pageable
 from cudakit.core.bench.timer import MAX_QUEUED
@@ -174,7 +175,7 @@ class OverlapWorkload:
 
     @property
     def axes(self) -> Mapping[str, Axis]:
-        return {**self.copy.axes, "measurement": self.measurement}
+        return {**self.copy.axes, MEASUREMENT_AXIS: self.measurement}
 
     def prepare(self, gpu: Gpu, seed: int) -> PreparedOverlap:
         if self.measurement in _CONCURRENT:
@@ -334,9 +335,9 @@ def copy_overlaps(
         if isinstance(case.workload, OverlapWorkload)
     }
     for result in results:
-        if "measurement" in result.axes:
+        if MEASUREMENT_AXIS in result.axes:
             copy = Copy(str(result.axes["direction"]), int(result.axes["size_bytes"]))
-            results_by_copy.setdefault(copy, {})[result.axes["measurement"]] = result
+            results_by_copy.setdefault(copy, {})[result.axes[MEASUREMENT_AXIS]] = result
     return tuple(
         _overlap(copy.direction, copy.size_bytes, result_by_measurement)
         for copy, result_by_measurement in results_by_copy.items()

@@ -222,10 +222,10 @@ def libcuda_origin(context: RunContext) -> Finding:
     """Programs should load the driver's own libcuda, unless cuda-compat is needed and supported.
 
     Two other libraries can replace the driver's: the stub of the CUDA toolkit, which exists only for
-    linking and fails with 34; and the library of the package cuda-compat, which adds a newer CUDA to an
-    older driver. cuda-compat supports data-center GPUs only (else 804) and must be newer than the driver:
-    an older one, as in old container images, hides the driver's newer CUDA or fails with 803. Source: CUDA
-    Compatibility, section Forward Compatibility.
+    linking and fails with error 34; and the library of the package cuda-compat, which adds a newer CUDA to
+    an older driver. cuda-compat supports data-center GPUs only (others: error 804) and must be newer than
+    the driver: an older one, as in old container images, hides the driver's newer CUDA or fails with error
+    803. Source: CUDA Compatibility, section Forward Compatibility.
     """
     loaded_path = libcuda_path(context)
     if loaded_path is None:

@@ -78,10 +78,12 @@ def wsl_libraries(context: RunContext) -> Finding:
     """WSL uses the Windows driver; its libcuda is in /usr/lib/wsl/lib.
 
     If a Linux driver is installed inside WSL, its libcuda is loaded instead and cuInit fails. In WSL, NVML
-    reports no processes and fewer fields. Source: CUDA on WSL User Guide.
+    reports fewer fields, and not the memory of each process. Source: CUDA on WSL User Guide.
     """
     if not context.host.is_wsl:
         return ok_finding("not in WSL")
+    if context.simulated:
+        raise NotCheckable("the machine is simulated")
     libcuda_copies = [
         library
         for library in require_fact(context.software.libraries)
@@ -253,7 +255,7 @@ def shared_memory(context: RunContext) -> Finding:
 
 
 def memory_limits(context: RunContext) -> Finding:
-    """CUDA reserves far more address space than it uses; if the reservation fails, CUDA fails with 2.
+    """CUDA reserves far more address space than it uses; if that fails, CUDA fails with error 2.
 
     A limit on address space (ulimit -v, as batch systems set it) and vm.overcommit_memory=2 can prevent this
     reservation. With InfiniBand, NCCL locks memory for the card: a low ulimit -l makes it slower or fail.

@@ -49,7 +49,7 @@ def known_xids() -> Mapping[int, Xid]:
 _USUAL_ACTIONS = {
     "program": "run the program under compute-sanitizer: it prints the kernel and the source line",
     "hardware": "reset the GPU or reboot; if the error returns, test the GPU (dcgmi diag -r 3)",
-    "notice": "no action is needed unless it appears often",
+    "notice": "no action is needed unless the Xid appears often",
 }
 
 # Number, origin, meaning, and an action if it differs from the usual action for the origin. Sources: Xid
@@ -63,23 +63,23 @@ _TABLE = """
 39 hardware error of a copy engine
 40 hardware error of a copy engine
 41 hardware error of a copy engine
-43 program the GPU stopped the program after an error of its own
+43 program the GPU stopped the program after an error in the program
 44 hardware graphics engine fault during a context switch
-45 program cleanup of a program that ended after an error, Ctrl-C or kill | find the first Xid before it
+45 program cleanup of a program that ended after an error, Ctrl-C or kill | find the first Xid before this one
 46 hardware the GPU stopped processing
 48 hardware uncorrectable memory error (double-bit ECC)
 54 hardware auxiliary power is not connected | check the power cables
 56 hardware display engine error
 57 hardware error of the memory interface
 58 hardware unstable memory interface
-60 program video processor exception
+60 program video processor exception | check the video data and the calls of the video library
 61 hardware breakpoint of the internal microcontroller
 62 hardware halt of the internal microcontroller
-63 notice a memory row was remapped, or a page retired | check CK028
+63 notice a memory row was remapped, or a page retired | cudakit doctor --only CK028 shows what to do
 64 hardware a memory row could not be remapped, or a page not retired
-65 program video encoder exception
-68 program video decoder exception
-69 program graphics engine exception
+65 program video encoder exception | check the video data and the calls of the video library
+68 program video decoder exception | check the video data and the calls of the video library
+69 program graphics engine exception | check the graphics calls of the program
 70 hardware error of a copy engine
 71 hardware error of a copy engine
 72 hardware error of a copy engine
@@ -88,12 +88,12 @@ _TABLE = """
 76 hardware error of a copy engine
 77 hardware error of a copy engine
 78 hardware a virtual GPU could not start | update the drivers of host and guest
-79 hardware the GPU has fallen off the bus | reboot; if it returns, check power, cooling and the PCIe slot
+79 hardware the GPU has fallen off the bus | reboot; if this repeats, check power, cooling and the PCIe slot
 80 hardware corrupt data sent to the GPU
 85 hardware error of a copy engine
 92 notice high rate of corrected memory errors
 93 notice the wear limit of the GPU's flash memory (InfoROM) is reached
-94 hardware contained memory error: only the affected program ended | restart it; reset the GPU when possible
+94 hardware contained memory error: only the affected program ended | restart the program; reset the GPU later
 95 hardware uncontained memory error: the GPU must be reset
 109 hardware context switch timeout
 110 hardware security fault
@@ -117,9 +117,9 @@ _TABLE = """
 149 hardware NVLink error (NVLink 5)
 150 hardware NVLink error (NVLink 5)
 151 hardware key rotation of confidential computing failed | restart the virtual machine
-154 notice the driver requests another recovery action | check CK028
+154 notice the driver requests another recovery action | cudakit doctor --only CK028 shows what to do
 155 notice an NVLink link went down on request | reset the GPU if the link stays down
-156 notice a defective part of the GPU was retired | reset the GPU to apply it
+156 notice a defective part of the GPU was retired | reset the GPU: the retirement takes effect then
 157 hardware a defective part of the GPU could not be retired
 158 hardware fatal timeout of the GPU
 159 hardware error of the C2C link's protocol (CHI)
@@ -141,7 +141,7 @@ _TABLE = """
 def xids(context: RunContext) -> Finding:
     """The driver writes its errors to the kernel log as numbered Xid messages.
 
-    13, 31, 43 and 45 mostly come from errors of programs. 48, 63, 64, 92, 94 and 95 concern memory, 74
+    Xids 13, 31, 43 and 45 mostly come from errors of programs. 48, 63, 64, 92, 94 and 95 concern memory, 74
     NVLink, 79 a GPU that has fallen off the bus, 119 and 120 the GPU's system processor. The log starts at
     boot or at the oldest message in its buffer; on most systems reading it needs privilege.
     `cudakit explain NUMBER` explains each Xid. Source: https://docs.nvidia.com/deploy/xid-errors/

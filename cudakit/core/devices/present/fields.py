@@ -106,11 +106,16 @@ def field_table(fields: Sequence[FieldInfo], result: DevicesResult) -> Document:
         Column(field.name, "number" if _is_number(field) else "text") for field in fields
     )
     table_rows = tuple(
-        tuple(field_value(device.field(field.name), field) for field in fields)
-        for device in result.devices
+        tuple(_device_field_value(device, field) for field in fields) for device in result.devices
     )
     hidden_rows = frozenset(row for row, device in enumerate(result.devices) if device.hidden)
     return Document(report_title(result), (Table(columns, table_rows, faint_rows=hidden_rows),))
+
+
+def _device_field_value(device: Device, field: FieldInfo) -> Value:
+    if field.name == "nvml_index":
+        return nvml_index_text(device)
+    return field_value(device.field(field.name), field)
 
 
 def field_columns(fields: Sequence[FieldInfo], result: DevicesResult) -> Document:

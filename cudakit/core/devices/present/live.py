@@ -32,7 +32,7 @@ def live_report(
     """Return the report with bars and history; with ``with_keys`` also the line that explains the keys."""
     devices = arrange(result, view)
     devices_report = report(devices, with_activity=True)
-    title = f"Utilization and memory, last {HISTORY_SECONDS} s"
+    title = f"SM activity and memory, last {HISTORY_SECONDS} s"
     nodes = [*devices_report.nodes, Section(title, (_history_table(devices, history, width),))]
     if with_keys:
         nodes.append(Note("info", view.help))
@@ -44,7 +44,7 @@ def _history_table(result: DevicesResult, history: History, width: int) -> Table
     sample_count = min(max(history_width, _MIN_HISTORY_WIDTH), _MAX_HISTORY_WIDTH)
     columns = (
         Column("device"),
-        Column("utilization", "bar"),
+        Column("SM", "bar"),
         Column("history"),
         Column("memory", "bar"),
         Column("history"),
@@ -63,8 +63,8 @@ def _history_row(
 ) -> tuple[Value, ...]:
     no_sample = Sample(now_ns, Unavailable("no sample"), Unavailable("no sample"))
     last_sample = samples[-1] if samples else no_sample
-    utilization_shares = averages(
-        [(sample.time_ns, sample.utilization) for sample in samples],
+    activity_shares = averages(
+        [(sample.time_ns, sample.sm_activity) for sample in samples],
         now_ns=now_ns,
         interval_count=sample_count,
     )
@@ -75,8 +75,8 @@ def _history_row(
     )
     return (
         Text(short_label(device)),
-        _ratio_value(last_sample.utilization),
-        Text(sparkline(utilization_shares)),
+        _ratio_value(last_sample.sm_activity),
+        Text(sparkline(activity_shares)),
         _ratio_value(last_sample.memory),
         Text(sparkline(memory_shares)),
     )

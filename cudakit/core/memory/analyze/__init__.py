@@ -55,7 +55,9 @@ def analyze(
     """
     selected_pairs = select_devices(snapshots, spec)
     if spec.at == "oom" and not any(_has_oom(trace) for _, trace in selected_pairs):
-        raise UsageError("no allocation failed in this trace", hint="choose the peak or the end")
+        raise UsageError(
+            "no allocation failed in this trace", hint="show the peak or the end of the trace"
+        )
     failed_device_ids = [id(trace) for _, trace in selected_pairs if _has_oom(trace)]
     replayed_device_ids = failed_device_ids[:_MAX_REPLAYED_DEVICES]
     stacks = {id(snapshot): StackTable(snapshot) for snapshot in snapshots}

@@ -80,6 +80,9 @@ def facet_table(facet: Facet, top: int) -> Table:
 def leaks(device: DeviceMemory, top: int) -> Iterator[Node]:
     """List the call stacks that hold more memory after each step."""
     steps = device.steps
+    if not device.events:
+        yield Note("info", "Growth was not checked: the snapshot has no trace.")
+        return
     if steps.source == "none":
         yield Note(
             "info",
@@ -105,7 +108,7 @@ def leaks(device: DeviceMemory, top: int) -> Iterator[Node]:
     yield limited_table(
         (
             ("per step", "number", lambda leak: Bytes(leak.bytes_per_step)),
-            ("at last step", "number", lambda leak: Bytes(leak.bytes)),
+            ("at last boundary", "number", lambda leak: Bytes(leak.bytes)),
             ("blocks", "number", lambda leak: Count(leak.count)),
             ("call stack", "stack", lambda leak: stack_value(leak.stack, leak.site)),
         ),

@@ -154,7 +154,7 @@ def _cause_note(device: DeviceMemory) -> str:
     if device.leaks:
         leak = device.leaks[0]
         site_text = site_name(leak.stack[leak.site]) if leak.stack else NO_STACK
-        return f"Largest growth: {site_text}, {format_bytes(leak.bytes)} at the last step."
+        return f"Largest growth: {site_text}, {format_bytes(leak.bytes)} in use at the last step boundary."
     if not device.lines:
         return f"No memory is in use {moment_name(device)}."
     largest_line = device.lines[0]
@@ -317,6 +317,8 @@ def _outlier_sentence(devices: Sequence[DeviceMemory]) -> str:
     if len(devices) < 3 or relative_excess < _MIN_OUTLIER_EXCESS:
         return ""
     device_text = f"{highest_device.file} {device_name(highest_device)}"
+    if relative_excess >= 1:
+        return f"The peak of {device_text} is {1 + relative_excess:.1f} times the median peak."
     return f"The peak of {device_text} is {relative_excess:.0%} above the median peak."
 
 

@@ -30,27 +30,43 @@ def report(diff: ProfileDiff, *, top: int = 10) -> Document:
     if not diff.devices:
         return Document("Nothing to compare: a profile has no GPU work", ())
     device_sections = [
-        (f"cuda:{device.device}", tuple(_nodes(device, top))) for device in diff.devices
+        (_device_name(device), tuple(_nodes(device, top))) for device in diff.devices
     ]
     nodes: list[Node] = []
     if diff.unmatched:
-        nodes.append(Note("warn", f"{diff.unmatched} GPUs are in only one of the profiles."))
+        gpus_text = "1 GPU is" if diff.unmatched == 1 else f"{diff.unmatched} GPUs are"
+        nodes.append(Note("warn", f"{gpus_text} in only one of the profiles."))
     nodes += (
         device_sections[0][1]
         if len(device_sections) == 1
         else [Section(*device_section) for device_section in device_sections]
     )
-    title = _title(diff.devices[0])
+    title = _title(diff.devices)
     return Document(f"Simulated: {title}" if diff.simulated else capitalized(title), tuple(nodes))
 
 
-def _title(device: DeviceChange) -> str:
+def _title(devices: Sequence[DeviceChange]) -> str:
+    """Describe the change of the device that became slower most, or else changed most."""
+    device = max(devices, key=_title_priority)
     step = device.step
+    name = step.name if len(devices) == 1 else f"{step.name} of {_device_name(device)}"
     times_text = f"{format_seconds(step.before_ns / 1e9)} → {format_seconds(step.after_ns / 1e9)}"
     growth = step.growth
     if growth is None:
-        return f"{step.name}: {times_text}"
-    return f"{step.name} {_speed_text(growth)}: {times_text}"
+        return f"{name}: {times_text}"
+    if len(devices) > 1 and abs(growth) < _MIN_SHOWN_CHANGE:
+        return f"{step.name} unchanged on all GPUs"
+    return f"{name} {_speed_text(growth)}: {times_text}"
+
+
+def _title_priority(device: DeviceChange) -> tuple[bool, float]:
+    growth = device.step.growth or 0.0
+    return growth >= _MIN_SHOWN_CHANGE, abs(growth)
+
+
+def _device_name(device: DeviceChange) -> str:
+    name = f"cuda:{device.device}"
+    return name if device.rank is None else f"rank {device.rank}, {name}"
 
 
 def _speed_text(growth: float) -> str:
@@ -67,7 +83,9 @@ def _nodes(device: DeviceChange, top: int) -> Iterator[Node]:
         Change(f"idle: {CAUSES[row.name][0]}", row.before_ns, row.after_ns) for row in device.idle
     ]
     unit_text = (
-        "Times are per step." if device.per_step else "Times are totals: no steps to compare."
+        "Per step: the median time of a step, and the mean busy and idle time."
+        if device.per_step
+        else "Times are totals: no steps to compare."
     )
     yield _table("", [device.step, device.busy, *idle_changes], unit_text)
     kernels = tuple(replace(row, name=short_kernel(row.name)) for row in device.kernels)

@@ -185,6 +185,9 @@ class _Page:
         }
 
     def _device_name(self, process_timeline: Timeline, name: str) -> str:
+        rank = process_timeline.activities.rank
+        if rank is not None:
+            return f"rank {rank}, {name}"
         return f"{name} of process {process_timeline.process}" if len(self._timelines) > 1 else name
 
     def _name_number(self, name: str) -> int:
@@ -260,14 +263,14 @@ class _Page:
         first_spans, track = distinct_rows(thread, lane)
         span_counts = np.bincount(track, minlength=len(first_spans))
         row_of_track = np.full(len(first_spans), -1, np.int64)
-        process = self._timelines[process_index].process
+        process = _process_name(self._timelines[process_index])
         for span_number in np.argsort(-span_counts, kind="stable")[:_MAX_HOST_ROWS].tolist():
             first_span = first_spans[span_number]
             thread_number = int(spans.thread[first_span])
             label = f"thread {thread_number}" if thread_number else "process"
             label += " · ranges" if source == "range" else " · CUDA API"
             place = (process_index, 1, thread_number, int(source == "call"), int(lane[first_span]))
-            row_of_track[span_number] = self._append_row(place, source, label, f"process {process}")
+            row_of_track[span_number] = self._append_row(place, source, label, process)
         return {
             "start": spans.start_ns - self._base_ns,
             "duration": spans.end_ns - spans.start_ns,
@@ -335,3 +338,10 @@ class _Page:
         )
         _, table = sorted_table(("start", "duration", "row", *causes_columns), tables)
         return table
+
+
+def _process_name(process_timeline: Timeline) -> str:
+    """Return the name of a process in the timeline of the page, with its rank if the rank is known."""
+    rank = process_timeline.activities.rank
+    name = f"process {process_timeline.process}"
+    return name if rank is None else f"rank {rank}, {name}"

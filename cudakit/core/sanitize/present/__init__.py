@@ -76,7 +76,15 @@ def _incomplete_notes(result: SanitizeResult) -> Iterator[Note]:
 
 def title(result: SanitizeResult) -> str:
     """Return the verdict: ``2 races between streams, found 1,204 times``."""
-    return capitalized(", ".join(_verdict(result)))
+    verdict = ", ".join(_verdict(result))
+    if _lacks_required_gpu(result) and not coverage.is_empty(result):
+        verdict = f"failed, because no work of a real GPU was recorded: {verdict}"
+    return capitalized(verdict)
+
+
+def _lacks_required_gpu(result: SanitizeResult) -> bool:
+    """Return whether work of a real GPU was required (--require-gpu), but not recorded."""
+    return len(reasons_for_missing_events(result.incomplete)) < len(result.incomplete)
 
 
 def _verdict(result: SanitizeResult) -> Iterator[str]:
@@ -102,11 +110,8 @@ def _verdict(result: SanitizeResult) -> Iterator[str]:
             f"{library_race_count:,} races inside libraries",
         )
         yield one_race_text if library_race_count == 1 else several_races_text
-    missing_event_reasons = reasons_for_missing_events(result.incomplete)
-    if missing_event_reasons:
+    if reasons_for_missing_events(result.incomplete):
         yield "result incomplete"
-    if len(missing_event_reasons) < len(result.incomplete):
-        yield "no work of a real GPU"
     if result.simulated:
         yield "on a simulated device"
     if result.stopped:

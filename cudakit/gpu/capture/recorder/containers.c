@@ -18,7 +18,7 @@ void *array_reserve(void *items, size_t *capacity, size_t count, size_t item_byt
 
 /* --- hash table ------------------------------------------------------------------------------- */
 
-#define MIN_SLOT_COUNT 256
+#define MIN_SLOT_COUNT 16
 
 /* Return the slot of a key, or the free slot where the key would be inserted. */
 static hash_slot *find_slot(const hash_table *table, uint64_t key)

@@ -31,7 +31,7 @@ typedef struct {
 /* A launch of a graph whose kernel nodes write their accesses to an arena. */
 typedef struct {
     record launch_record;
-    uint32_t executable; /* id of the executable graph */
+    CUgraphExec executable;
     uint32_t expected_kernel_count,
         remaining_kernel_count;    /* number of expected kernels; number of those that have not launched yet */
     uint32_t first_launch_index;   /* first reserved launch index */
@@ -65,8 +65,10 @@ typedef struct {
     int32_t stream_priority;
     /* Fields of a 3D copy: number of rows from one slice to the next */
     uint64_t source_height, destination_height;
-    /* Fields of a graph instantiation: id of the graph, and number of its kernel nodes */
+    /* Fields of a graph instantiation: id of the graph, number of its kernel nodes, and whether an executable graph
+     * was created or updated from the graph */
     uint32_t instantiated_graph_id, instantiated_kernel_count;
+    bool is_graph_in_use;
     /* Fields of a graph launch */
     uint32_t expected_kernel_count, launched_kernel_count, launched_graph_id;
     graph_launch pending_graph_launch;

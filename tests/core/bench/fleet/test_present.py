@@ -8,7 +8,7 @@ from core.bench.fleet.example_fleet import failed_gpu, fleet_host
 from cudakit.core.bench.fleet.analysis import analyze
 from cudakit.core.bench.fleet.present import present_fleet
 from cudakit.core.bench.fleet.result import FleetHost, FleetResult, HostFacts
-from cudakit.document import Note
+from cudakit.document import Note, Section, Table
 from cudakit.render import console, csv, html, markdown
 
 
@@ -67,6 +67,25 @@ def test_single_gpu_has_nothing_to_compare() -> None:
     note = headline(analyze([fleet_host(gpu_count=1)]))
 
     assert note == Note("info", "Nothing was compared: no GPU has peers.")
+
+
+def test_gpu_without_peers_has_a_section_with_its_figures() -> None:
+    document = present_fleet(analyze([fleet_host("node-a", gpu_count=1)]))
+
+    assert document.title.endswith("bench suite, 1 GPU on 1 host, not compared")
+    titles = [node.title for node in document.nodes if isinstance(node, Section)]
+    assert titles == ["Figures of node-a GPU 0, without peers", "Hosts"]
+    section = next(node for node in document.nodes if isinstance(node, Section))
+    (table,) = section.nodes
+    assert isinstance(table, Table)
+    assert len(table.rows) > 1
+
+
+def test_gpus_with_peers_have_no_section_of_their_own() -> None:
+    document = present_fleet(analyze([fleet_host("node-a"), fleet_host("node-b")]))
+
+    titles = [node.title for node in document.nodes if isinstance(node, Section)]
+    assert titles == ["Figures of the fleet", "Hosts"]
 
 
 def test_many_slow_figures_are_counted_instead_of_listed() -> None:

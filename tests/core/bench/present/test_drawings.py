@@ -150,6 +150,10 @@ def test_different_peaks_have_colours_of_their_curves() -> None:
     first, second = render_figure(columns).one("svg", "plot").all("path", "limit")
     assert "s0" in str(first.attributes["class"])
     assert "s1" in str(second.attributes["class"])
+    names = columns.text["line"]
+    assert [path.one("title").words for path in (first, second)] == [
+        f"peak of {name}" for name in names
+    ]
 
 
 def test_sweep_without_peaks_has_no_peak_in_legend() -> None:
@@ -247,7 +251,7 @@ def test_roof_bends_at_ridge_above_cases() -> None:
     picture = render_figure(roofline_columns())
 
     (left, rising), (ridge, roof), (right, flat) = points(picture.one("path", "roof"))
-    dots = [points(path)[0] for path in picture.one("svg", "plot").all("path", "case")]
+    dots = sorted(points(path)[0] for path in picture.one("svg", "plot").all("path", "case"))
     assert 0 <= left < ridge
     assert right == 2400
     assert rising > roof == flat
@@ -259,7 +263,8 @@ def test_case_at_peak_is_drawn_on_roof() -> None:
     picture = render_figure(roofline_columns(rate=800e12))
 
     roof = points(picture.one("path", "roof"))[1][1]
-    assert points(picture.one("svg", "plot").all("path", "case")[1])[0][1] == roof
+    heights = [points(path)[0][1] for path in picture.one("svg", "plot").all("path", "case")]
+    assert min(heights) == roof
 
 
 def test_roofs_and_dots_have_labels() -> None:
@@ -280,6 +285,16 @@ def test_overlapping_dots_have_one_label_and_all_tooltips() -> None:
     assert labels(picture)[2:] == ["256³"]
     message = [path.one("title").words for path in picture.one("svg", "plot").all("path", "case")]
     assert message == ["bf16 256³: 300 TFLOP/s"] * 9
+
+
+def test_labelled_dot_is_drawn_above_dots_that_overlap_it() -> None:
+    picture = render_figure(roofline_columns(rate=300e12, intensities=(100.0, 100.0)))
+
+    assert labels(picture)[2:] == ["256³"]
+    drawn_dots = [
+        path.one("title").words for path in picture.one("svg", "plot").all("path", "case")
+    ]
+    assert drawn_dots == ["fp16 8192³: 300 TFLOP/s", "bf16 256³: 300 TFLOP/s"]
 
 
 def test_baseline_is_ring_below_dot_with_one_label() -> None:

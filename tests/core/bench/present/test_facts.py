@@ -92,6 +92,25 @@ def test_interleaved_libraries_and_steps_are_named() -> None:
     assert "interleaved" not in describe_methods(gemm(method=interleaved_method))[0]
 
 
+def test_time_of_bench_alloc_includes_the_free() -> None:
+    case = replace(launch(method=Method("call", "hot")), name="alloc")
+
+    assert describe_methods(case)[0].startswith("host time of one allocation and its free; ")
+
+
+def test_launch_to_start_has_a_method_row_of_its_own() -> None:
+    cases = [
+        replace(launch(method=Method("call", "hot")), axes={"call": call})
+        for call in ("launch", "launch-to-start")
+    ]
+
+    first_text, second_text = describe_methods(*cases)
+    assert first_text.startswith("launch: host time of the call; ")
+    assert second_text.startswith(
+        "launch-to-start: host time until the host sees the first write of the kernel; "
+    )
+
+
 def test_single_execution_is_singular() -> None:
     assert describe_method([replace(HOT, executions=1)]).startswith("1 execution per sample, ")
 

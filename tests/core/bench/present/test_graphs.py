@@ -32,6 +32,13 @@ def test_number_of_nodes_has_row_with_break_even_rounded_up() -> None:
     )
 
 
+def test_missing_value_has_its_reason_in_the_caption() -> None:
+    payoff = BreakEven(8, Unavailable("the step capture was not measured"), 2e-6, NOT_MEASURED)
+    _, break_evens = tables(GraphCosts("chain", "kernel", (RUN,), (payoff,)))
+
+    assert "n/a: the step capture was not measured; " in break_evens.caption
+
+
 def test_time_below_a_picosecond_is_shown_as_zero() -> None:
     step = StepCost("launch", 1e-6, 1e-21, 0.0)
     (steps,) = tables(GraphCosts("chain", "kernel", (step,), ()))

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from core.bench.example_results import (
     FAILED_VERIFICATION,
+    NVML_FIELDS,
     gemm,
     launch,
     machine,
@@ -15,10 +16,12 @@ from core.bench.example_results import (
 
 from cudakit.core.bench.compare import compare
 from cudakit.core.bench.measurement import Samples
+from cudakit.core.bench.method import Method, Rule
 from cudakit.core.bench.present import present
 from cudakit.core.bench.present.comparison import present_comparison
 from cudakit.core.bench.present.nvbench import nvbench
 from cudakit.core.bench.result import BenchResult
+from cudakit.core.bench.roofline import Work, limit
 from cudakit.document import Columns, Document, Note, Section, Table, View
 from cudakit.render import console, csv, html, markdown
 from cudakit.units import Unavailable
@@ -29,6 +32,8 @@ CUBES = result(
     *(gemm(size, rate=rate) for size, rate in ((1024, 3e14), (4096, 7e14), (8192, 79e13)))
 )
 AGAINST_TORCH = result(gemm(), gemm(library="torch", rate=795e12), gemm(4096, rate=7e14))
+# Samples whose CI is wider than the default precision, because a limit ended sampling.
+IMPRECISE = Samples(tuple(1e-3 + 1e-5 * (i * 37 % 64) for i in range(64)), converged=False)
 SLOWER = result(
     gemm(1024, rate=27e13),
     gemm(4096, rate=702e12),
@@ -146,7 +151,7 @@ def test_wrong_values_are_an_error() -> None:
         (result(gemm(), complete=False), "Interrupted after 1 case"),
         (result(gemm(), warnings=("the clock was held down",)), "The clock was held down."),
         (
-            result(gemm(samples=replace(samples_near(1e-3), converged=False))),
+            result(gemm(samples=IMPRECISE)),
             "The time limit ended sampling",
         ),
         (result(gemm(samples=Samples(tuple(1 + i / 300 for i in range(300))))), "Times drift"),
@@ -167,10 +172,70 @@ def test_verified_cases_are_counted() -> None:
     assert notes(present(CUBES)) == ["ok: Results verified for all 3 cases."]
 
 
+@pytest.mark.parametrize(
+    ("bench", "stop_reason", "expected"),
+    [
+        ("memory", "timeout", [("The time limit ended", ("--timeout",))]),
+        ("memory", "budget", [("The time budget ended", ("--budget",))]),
+        ("suite", "timeout", [("The time limit ended", ())]),
+        ("suite", "budget", [("The time budget ended", ("--quick",))]),
+        ("memory", "interrupted", []),
+    ],
+)
+def test_advice_after_an_early_end_names_the_option_that_ended_sampling(
+    bench: str, stop_reason: str, expected: list[tuple[str, tuple[str, ...]]]
+) -> None:
+    case = gemm(samples=IMPRECISE, stop_reason=stop_reason)
+    document = present(replace(result(case), bench=bench))
+
+    doubts = [
+        node for node in document.nodes if isinstance(node, Note) and "ended sampling" in node.text
+    ]
+    assert len(doubts) == len(expected)
+    for doubt, (text, options) in zip(doubts, expected, strict=True):
+        assert doubt.text.startswith(text)
+        assert len(doubt.remedies) == len(options)
+        assert all(option in remedy for option, remedy in zip(options, doubt.remedies, strict=True))
+
+
+@pytest.mark.parametrize(("bench", "has_remedy"), [("memory", True), ("gds", False)])
+def test_cache_option_is_advised_only_to_benches_that_have_it(bench: str, has_remedy: bool) -> None:
+    document = present(replace(result(gemm(rate=2e15)), bench=bench))
+
+    (doubt,) = [node for node in document.nodes if isinstance(node, Note) and "peak" in node.text]
+    assert doubt.remedies == (("measure with --cache rotate",) if has_remedy else ())
+
+
+@pytest.mark.parametrize(
+    ("stop_reason", "option"), [("timeout", "--timeout"), ("budget", "--budget")]
+)
+def test_too_few_samples_with_the_precision_have_a_warning(stop_reason: str, option: str) -> None:
+    method = Method("isolated", "rotate", rule=Rule(min_samples=100))
+    precise = replace(samples_near(1e-3), converged=False)
+    document = present(result(gemm(samples=precise, stop_reason=stop_reason, method=method)))
+
+    (doubt,) = [
+        node for node in document.nodes if isinstance(node, Note) and "sampling" in node.text
+    ]
+    assert "ended sampling before the minimum number of samples was reached" in doubt.text
+    assert doubt.remedies == (f"allow more time with {option}, or fewer samples with --samples",)
+
+
+def test_rate_above_the_peak_of_a_link_names_the_peak_as_wrong() -> None:
+    peak = limit(Work(link_bytes=1e6, link="host"), NVML_FIELDS, None)
+    case = gemm(samples=samples_near(1e-6), limit=peak)
+
+    (doubt,) = [
+        node
+        for node in present(result(case)).nodes
+        if isinstance(node, Note) and node.level == "warn"
+    ]
+    assert doubt.text.startswith("Over 2.0% above the peak of the link: the peak is wrong")
+    assert doubt.remedies == ()
+
+
 def test_doubtful_cases_are_grouped() -> None:
-    cases = (
-        gemm(size, samples=replace(samples_near(1e-3), converged=False)) for size in range(64, 69)
-    )
+    cases = (gemm(size, samples=IMPRECISE) for size in range(64, 69))
     message = notes(present(result(gemm(), *cases)))
 
     assert any(line.endswith(": 64³, 65³, 66³ and 2 more.") for line in message)

@@ -21,6 +21,8 @@ from core.devices.diagnose.machines import (
 
 from cudakit.core.devices.diagnose.check import Status
 from cudakit.gpu.api.run_context import SHARED_MEMORY, Library, Limits, Mount, RunContext
+from cudakit.gpu.machine import open_machine
+from cudakit.gpu.run_context import gather_all
 from cudakit.units import Unavailable
 
 # --- CK016: the container --------------------------------------------------------------------------
@@ -106,6 +108,13 @@ def wsl(root: Path, *real: str, **changes: Any) -> RunContext:
 
 def test_wsl_check_is_ok_outside_wsl(machine: Machine) -> None:
     assert run_check("CK036", machine()).summary == "not in WSL"
+
+
+def test_wsl_check_is_not_performed_on_simulated_wsl() -> None:
+    context = gather_all(open_machine("sim:wsl"), variables={}, search_path=())
+
+    assert context.host.is_wsl
+    assert run_check("CK036", context).summary == "the machine is simulated"
 
 
 def test_wsl_with_windows_driver_is_ok(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 // All devices of a report in one view: a row for each, with one scale of bytes, one x axis and one cursor.
 
-import { Surface, Tooltip, fitted, formatBytes, formatCount, formatMicroseconds, make, ticks } from "./canvas.js";
+import { Surface, Tooltip, fittedEnd, formatBytes, formatCount, formatMicroseconds, make, ticks } from "./canvas.js";
 import { drawExplorers } from "./explorer.js";
 import { PageState, choiceReader } from "./page_state.js";
 
@@ -10,7 +10,6 @@ const CURVES = 52;
 const AXIS = 22;
 const LEFT = 230;
 const RIGHT = 10;
-const MOST_LETTERS = 34; // length of the longest name that is drawn
 const AREA_COLOR = 4; // index of the color of the areas
 
 class DevicesView {
@@ -100,9 +99,8 @@ class DevicesView {
     context.textAlign = "left";
     context.textBaseline = "middle";
     context.fillStyle = colors.ink;
-    const { name } = device;
     // The end of a long path has the name of the file.
-    context.fillText(fitted(context, name.length > MOST_LETTERS ? `…${name.slice(1 - MOST_LETTERS)}` : name, LEFT - 16), 4, bottom - 34);
+    context.fillText(fittedEnd(context, device.name, LEFT - 16), 4, bottom - 34);
     context.fillStyle = colors.muted;
     context.fillText(`peak ${formatBytes(peak)}, ${formatCount(device.events)} events`, 4, bottom - 16);
     context.fillStyle = colors.line;

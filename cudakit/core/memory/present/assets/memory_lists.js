@@ -12,6 +12,15 @@ const COLUMNS = [
   ["name", "name"],
 ];
 
+// The columns of the list of events: the class of the style sheet with the width, and the heading.
+const EVENT_COLUMNS = [
+  ["blocks", "event"],
+  ["time", "time"],
+  ["action", "action"],
+  ["bytes", "requested"],
+  ["name", "call site"],
+];
+
 /** The groups that hold memory at the cursor, sortable by each column. */
 export class HoldersView {
   constructor(app) {
@@ -19,7 +28,8 @@ export class HoldersView {
     this.sort = { column: "bytes", down: true };
     this.list = new VirtualList(396, ROW, (index) => this.#row(this.rows[index]));
     this.headings = COLUMNS.map(([column, text]) => make("button", { type: "button", class: column, onclick: () => this.#sortBy(column) }, text));
-    this.element = make("div", { class: "holders" }, make("div", { class: "list-row list-head" }, ...this.headings), this.list.element);
+    this.emptyText = make("p", { class: "muted", hidden: true }, "No memory in use at the cursor matches the filter.");
+    this.element = make("div", { class: "holders" }, make("div", { class: "list-row list-head" }, ...this.headings), this.emptyText, this.list.element);
   }
 
   redraw(changed) {
@@ -45,6 +55,7 @@ export class HoldersView {
     const sign = down ? -1 : 1;
     this.rows.sort((a, b) => sign * (a[column] < b[column] ? -1 : a[column] > b[column] ? 1 : 0));
     COLUMNS.forEach(([name, text], i) => (this.headings[i].textContent = name === column ? `${text} ${down ? "▾" : "▴"}` : text));
+    this.emptyText.hidden = this.rows.length > 0;
     this.list.setLength(this.rows.length);
   }
 
@@ -73,7 +84,8 @@ export class EventsView {
     this.app = app;
     this.list = new VirtualList(396, ROW, (index) => this.#row(this.shownEvents ? this.shownEvents[index] : index));
     this.title = make("span", { class: "muted" });
-    this.element = make("div", { class: "events" }, make("div", { class: "view-bar" }, this.title), this.list.element);
+    const headings = EVENT_COLUMNS.map(([style, text]) => make("span", { class: `muted ${style}` }, text));
+    this.element = make("div", { class: "events" }, make("div", { class: "view-bar" }, this.title), make("div", { class: "list-row list-head" }, ...headings), this.list.element);
   }
 
   redraw(changed) {
@@ -105,7 +117,7 @@ export class EventsView {
       this.shownEvents = events;
     }
     const count = this.shownEvents ? this.shownEvents.length : model.events;
-    this.title.textContent = `${formatCount(count)} of ${formatCount(model.events)} events${showsAll ? "" : ", by the filter, the picked group or the selected window"}`;
+    this.title.textContent = `${formatCount(count)} of ${formatCount(model.events)} events${showsAll ? "" : ": those that match the filter, the selected group and the selected window"}`;
     this.list.setLength(count);
   }
 
@@ -181,10 +193,10 @@ export class DetailsView {
       ["stream", arrays.stream[i] ? String(arrays.stream[i]) : "default"],
       ["pool", facts.pools[arrays.pool[i]] || "default"],
     ];
-    if (arrays.range[i]) rows.push(["range", facts.range_names[arrays.range[i]]]);
+    if (arrays.range[i]) rows.push(["annotation", facts.range_names[arrays.range[i]]]);
     const frames = model.stackFrames(arrays.stack[i]);
     const list = frames.length ? make("ol", {}, ...frames.map((frame) => make("li", {}, frame))) : make("p", { class: "muted" }, "no call stack recorded");
-    return [make("h3", {}, "Picked allocation"), factList(rows), list];
+    return [make("h3", {}, "Selected allocation"), factList(rows), list];
   }
 }
 

@@ -40,9 +40,8 @@ export class MapView {
     context.fillStyle = colors.muted;
     context.textAlign = "right";
     context.textBaseline = "top";
-    context.fillText("addresses", left - 8, 2);
-    context.textBaseline = "bottom";
-    context.fillText(formatBytes(this.space.total), left - 8, height - 2);
+    context.fillText("addresses of", left - 8, 2);
+    context.fillText(formatBytes(this.space.total), left - 8, 16);
     this.#drawCursor(context, width, height, colors);
   }
 

@@ -115,7 +115,7 @@ export class MemoryModel {
       case "category":
         return { ids: arrays.category, name: nameFrom(facts.texts, "no category") };
       case "range":
-        return { ids: arrays.range, name: nameFrom(facts.range_names, "outside of ranges") };
+        return { ids: arrays.range, name: nameFrom(facts.range_names, "no annotation") };
       default:
         return { ids: arrays.stack, name: (id) => this.stackText(id), names: (ids) => this.distinctTexts(ids) };
     }

@@ -83,7 +83,7 @@ class ProfileExplorer {
     const { work, calls, facts, duration } = this.model;
     const hidden = work.row.some((row) => !row) ? " Streams with little work are not drawn; sums count them." : "";
     const simulated = facts.simulated ? " Simulated device." : "";
-    return `${formatCount(work.count)} kernels, copies and memsets and ${formatCount(calls.count)} API calls in ${formatNanoseconds(duration)}. In narrow columns the height is the busy share.${hidden}${simulated}`;
+    return `${formatCount(work.count)} kernels, copies and memsets and ${formatCount(calls.count)} API calls in ${formatNanoseconds(duration)}. Where one pixel stands for many kernels or calls, the height of its bar is the share of time that they cover.${hidden}${simulated}`;
   }
 
   /** Compute the groups, their colors and the mask after a change of the filter or the grouping. */

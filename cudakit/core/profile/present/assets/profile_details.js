@@ -26,7 +26,7 @@ export class DetailsView {
     const totals = model.totalsIn(first, last);
     const rows = [
       ["length", formatNanoseconds(last - first)],
-      ["work", formatCount(totals.count)],
+      ["GPU operations", formatCount(totals.count)],
       ["GPU time", formatNanoseconds(totals.time)],
     ];
     for (const { number, name } of model.devices) {
@@ -37,8 +37,14 @@ export class DetailsView {
       .filter(([, time]) => time > 0)
       .sort((a, b) => b[1] - a[1])
       .map(([cause, time, number]) => [make("span", {}, make("span", { class: `swatch band${causeBand(number)}` }), cause), formatNanoseconds(time)]);
-    const parts = [make("h3", {}, this.app.state.get("window") ? "Selected window" : "Whole recording"), factList(rows)];
-    if (idle.length) parts.push(make("h3", {}, "Idle time by cause"), factList(idle));
+    const isWindow = this.app.state.get("window") !== null;
+    const parts = [make("h3", {}, isWindow ? "Selected window" : "Whole recording"), factList(rows)];
+    const [measuredFirst, measuredLast] = model.facts.measured_ns || [0, model.duration];
+    if (!isWindow && (measuredFirst > 0 || measuredLast < model.duration)) {
+      const text = "The whole recording includes time before and after the measured steps. The text above the timeline is about the measured steps only.";
+      parts.push(make("p", { class: "muted" }, text));
+    }
+    if (idle.length) parts.push(make("h3", {}, model.devices.length > 1 ? "Idle time by cause, all GPUs" : "Idle time by cause"), factList(idle));
     return parts;
   }
 

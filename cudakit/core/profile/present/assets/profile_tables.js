@@ -15,6 +15,14 @@ const COLUMNS = [
   ["name", "name", ({ name }) => name],
 ];
 
+// The columns of the list of all work: the class of the style sheet with the width, and the heading.
+const WORK_COLUMNS = [
+  ["time", "start"],
+  ["bytes", "duration"],
+  ["change", "stream or size"],
+  ["name", "name"],
+];
+
 /** The kernels or the lines with GPU time in the selected window, sortable by each column. */
 export class GroupTable {
   constructor(app, kind) {
@@ -67,7 +75,8 @@ export class WorkList {
     this.app = app;
     this.list = new VirtualList(396, ROW, (row) => this.#row(row < this.listed.length ? this.listed[row] : this.next + row - this.listed.length));
     this.title = make("span", { class: "muted" });
-    this.element = make("div", { class: "events" }, make("div", { class: "view-bar" }, this.title), this.list.element);
+    const headings = WORK_COLUMNS.map(([style, text]) => make("span", { class: `muted ${style}` }, text));
+    this.element = make("div", { class: "events" }, make("div", { class: "view-bar" }, this.title), make("div", { class: "list-row list-head" }, ...headings), this.list.element);
   }
 
   redraw(changed) {
@@ -115,7 +124,7 @@ export class WorkList {
       { class: `list-row${picked?.source === "work" && picked.index === i ? " picked" : ""}`, title: name, onclick: () => app.pickAndShow("work", i) },
       make("span", { class: "time" }, formatTime(work.start[i])),
       make("span", { class: "bytes" }, formatNanoseconds(work.duration[i])),
-      make("span", { class: "share" }, work.kind[i] ? formatBytes(work.size[i]) : `stream ${app.model.streamOfWork(i)}`),
+      make("span", { class: "change" }, work.kind[i] ? formatBytes(work.size[i]) : `stream ${app.model.streamOfWork(i)}`),
       make("span", { class: "name" }, app.swatch(app.grouping.ids[work.signature[i]]), shortName(name)),
     );
   }

@@ -283,21 +283,16 @@ void exact_assign_failed(void)
 /* The driver passes the user data that was set last to all kernel nodes of a linear graph. The patch distinguishes the
  * nodes by %gridid, which is the same in every launch of an executable graph: the launch index of a node is a base
  * plus its %gridid. */
-#define MAX_EXECUTABLES 65536
-static struct {
-    uint64_t lo, hi; /* lowest and highest %gridid of the kernels; 0 if unknown */
-} grid_id_ranges[MAX_EXECUTABLES];
-
 /* Assumed distance of the lowest and of the highest %gridid of a graph from that of its first kernel, until the
  * actual range is known. */
 #define GRID_IDS_BEFORE 64
 #define GRID_IDS_AFTER(kernels) (4 * (uint64_t)(kernels) + 256)
 
 /* Return the number of launch indices that a graph launch needs: one for each %gridid in the range. */
-static uint64_t count_needed_launch_indices(uint32_t executable, uint32_t kernel_count)
+static uint64_t count_needed_launch_indices(const executable_info *executable)
 {
-    const uint64_t lo = grid_id_ranges[executable].lo, hi = grid_id_ranges[executable].hi;
-    return hi ? hi - lo + 1 : GRID_IDS_BEFORE + GRID_IDS_AFTER(kernel_count) + 1;
+    return executable->highest_grid_id ? executable->highest_grid_id - executable->lowest_grid_id + 1
+                                       : GRID_IDS_BEFORE + GRID_IDS_AFTER(executable->kernel_count) + 1;
 }
 
 static void record_graph_gap(void)
@@ -403,20 +398,18 @@ static reached_memory store_graph_reach(launch_arena *arena, uint32_t graph)
 uint32_t exact_assign_graph(const record *launch_record, const Sanitizer_GraphLaunchData *launch, uint32_t kernels,
                             const launch_signature *signature)
 {
-    const uint32_t executable = launch_record->graph_launch.executable;
     arena_pool *pool = patching_is_active(launch->context) ? pool_find(launch->context) : NULL;
     graph_launch *graph = &this_thread.pending_graph_launch;
     finish_pending_launch();
     *graph = (graph_launch){0};
     if (!kernels || !patching_is_active(launch->context))
         return 0;
-    if (!pool || !pool->current || executable >= MAX_EXECUTABLES ||
-        !arena_streams_get(&pool->current->streams, launch->hStream)) {
+    if (!pool || !pool->current || !arena_streams_get(&pool->current->streams, launch->hStream)) {
         record_graph_gap();
         return 0;
     }
     graph->launch_record = *launch_record;
-    graph->executable = executable;
+    graph->executable = launch->graphExec;
     graph->signature = *signature;
     graph->reached_memory = signature->state_index
                                 ? store_graph_reach(pool->current, launch_record->graph_launch.graph)
@@ -438,13 +431,15 @@ void exact_skip_graph(CUcontext context)
  * ``grid_id``. */
 static bool reserve_graph_launch_indices(launch_arena *arena, graph_launch *graph, uint64_t grid_id)
 {
-    const uint32_t executable = graph->executable;
-    const bool is_in_range = grid_id_ranges[executable].hi && grid_id >= grid_id_ranges[executable].lo &&
-                             grid_id <= grid_id_ranges[executable].hi;
+    executable_info *executable = executable_find(graph->executable);
+    if (!executable)
+        return false; /* another thread has destroyed the executable graph */
+    const bool is_in_range = executable->highest_grid_id && grid_id >= executable->lowest_grid_id &&
+                             grid_id <= executable->highest_grid_id;
     if (!is_in_range)
-        grid_id_ranges[executable].lo = grid_id_ranges[executable].hi = 0;
-    const uint64_t launch_index_count = count_needed_launch_indices(executable, graph->expected_kernel_count);
-    graph->first_grid_id = is_in_range                 ? grid_id_ranges[executable].lo
+        executable->lowest_grid_id = executable->highest_grid_id = 0;
+    const uint64_t launch_index_count = count_needed_launch_indices(executable);
+    graph->first_grid_id = is_in_range                 ? executable->lowest_grid_id
                            : grid_id > GRID_IDS_BEFORE ? grid_id - GRID_IDS_BEFORE
                                                        : 0;
     if (launch_index_count > CK_MAX_LAUNCHES || !reserve_launch_indices(arena, launch_index_count)) {
@@ -463,12 +458,12 @@ static uint64_t graph_user_data(const launch_arena *arena, const graph_launch *g
     return CK_USERDATA(arena->memory.base_address, arena->memory.entries_log2, launch_bits) | CK_BY_GRID;
 }
 
-static void extend_grid_id_range(uint32_t executable, uint64_t grid_id)
+static void extend_grid_id_range(executable_info *executable, uint64_t grid_id)
 {
-    if (!grid_id_ranges[executable].hi || grid_id < grid_id_ranges[executable].lo)
-        grid_id_ranges[executable].lo = grid_id;
-    if (grid_id > grid_id_ranges[executable].hi)
-        grid_id_ranges[executable].hi = grid_id;
+    if (!executable->highest_grid_id || grid_id < executable->lowest_grid_id)
+        executable->lowest_grid_id = grid_id;
+    if (grid_id > executable->highest_grid_id)
+        executable->highest_grid_id = grid_id;
 }
 
 /* Use the launch index of a kernel node in the assigned range. Return false if its %gridid is outside of the range: its
@@ -477,7 +472,9 @@ static bool use_node_launch_index(launch_arena *arena, graph_launch *graph, uint
                                   bool is_incomplete)
 {
     const uint64_t offset = grid_id - graph->first_grid_id;
-    extend_grid_id_range(graph->executable, grid_id);
+    executable_info *executable = executable_find(graph->executable);
+    if (executable)
+        extend_grid_id_range(executable, grid_id);
     if (offset >= graph->launch_index_count) {
         arena->is_attribution_lost = true;
         return false;
@@ -493,7 +490,9 @@ static bool add_node_stores(launch_arena *arena, const graph_launch *graph, uint
                             uint8_t mode)
 {
     size_t map_count;
-    const tma_store *maps = node_tensor_maps(this_thread.launched_graph_id, graph->executable, node, &map_count);
+    const executable_info *executable = executable_find(graph->executable);
+    const tma_store *maps =
+        node_tensor_maps(this_thread.launched_graph_id, executable ? executable->id : 0, node, &map_count);
     return grid_id - graph->first_grid_id < graph->launch_index_count &&
            tma_stores_copy(&arena->tma_stores,
                            graph->first_launch_index + (uint32_t)(grid_id - graph->first_grid_id), mode, maps,
@@ -581,15 +580,13 @@ void exact_prepare(CUcontext context, CUfunction function, uint64_t threads, boo
 
 void exact_prepare_graph(CUcontext context, CUgraphExec executable)
 {
-    uint32_t executable_id, kernel_count;
     if (!patching_is_enabled())
         return;
     pthread_mutex_lock(&recorder_lock);
-    const uint32_t graph = executable_graph(executable, &executable_id, &kernel_count);
+    const executable_info *info = executable_find(executable);
+    const uint32_t graph = info ? info->graph : 0, kernel_count = info ? info->kernel_count : 0;
     const bool must_restore = modules_include_unpatched() && !graph_has_template(graph, context_id(context));
-    uint64_t launch_index_count = kernel_count && executable_id < MAX_EXECUTABLES
-                                      ? count_needed_launch_indices(executable_id, kernel_count)
-                                      : 0;
+    const uint64_t launch_index_count = kernel_count ? count_needed_launch_indices(info) : 0;
     pthread_mutex_unlock(&recorder_lock);
     if (must_restore) {
         launch_begin_delay();
@@ -677,5 +674,4 @@ void exact_clear(void)
     patching_clear();
     templates_clear();
     patch_restoring_clear();
-    memset(grid_id_ranges, 0, sizeof grid_id_ranges);
 }

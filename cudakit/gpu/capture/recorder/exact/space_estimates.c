@@ -54,8 +54,9 @@ static void update_known_space(uint64_t signature, arena_space needed_space)
     if (!signature)
         return; /* the driver call that launched the kernel is not subscribed */
     uint32_t signature_number = hash_table_get(&signature_numbers, signature);
-    if (!signature_number && (known_space_count + 1 >= MAX_SIGNATURES ||
-                              hash_table_put(&signature_numbers, signature, known_space_count + 1)))
+    if (!signature_number && known_space_count + 1 >= MAX_SIGNATURES)
+        space_clear(); /* the signatures of launches that repeat are stored again */
+    if (!signature_number && hash_table_put(&signature_numbers, signature, known_space_count + 1))
         return;
     if (!signature_number)
         known_space[signature_number = ++known_space_count] = (arena_space){0};

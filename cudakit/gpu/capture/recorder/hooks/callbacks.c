@@ -214,7 +214,7 @@ static void on_synchronize(uint32_t cbid, const Sanitizer_SynchronizeData *sync)
     record rec = record_begin_and_lock(is_stream_sync ? KIND_STREAM_SYNC : KIND_CONTEXT_SYNC, sync->context,
                                        is_stream_sync ? sync->hStream : NULL);
     if (is_stream_sync)
-        order_host_waited_for_stream(rec.stream, rec.context);
+        order_host_waited_for_stream(rec.stream);
     else
         order_host_waited_for_context(rec.context);
     record_append_and_unlock(&rec);
@@ -274,14 +274,11 @@ static void on_event(uint32_t cbid, const Sanitizer_EventData *data)
 
 static void on_executable(uint32_t cbid, const Sanitizer_GraphExecData *data)
 {
-    uint32_t executable, kernel_count;
     pthread_mutex_lock(&recorder_lock);
     if (cbid == GRAPHS_EXEC_DESTROYING) {
-        graphs_forget_reach(executable_graph(data->graphExec, &executable, &kernel_count));
-        executable_forget(data->graphExec);
+        graphs_executable_destroyed(data->graphExec);
     } else {
-        executable_created(data->graphExec, this_thread.instantiated_graph_id,
-                           this_thread.instantiated_kernel_count);
+        graphs_executable_created(data->graphExec);
         if (data->isDeviceLaunch || data->containsDeviceGraphLaunches)
             record_gap("graph launched from the device");
     }
@@ -295,8 +292,10 @@ static void on_graph_launch(const Sanitizer_GraphLaunchData *data)
         return;
     record rec = record_begin_and_lock(KIND_GRAPH_LAUNCH, data->context, data->hStream);
     rec.seq = launch_seq(rec.seq);
-    rec.graph_launch.graph =
-        executable_graph(data->graphExec, &rec.graph_launch.executable, &this_thread.expected_kernel_count);
+    const executable_info *info = executable_find(data->graphExec);
+    rec.graph_launch.graph = info ? info->graph : 0;
+    rec.graph_launch.executable = info ? info->id : 0;
+    this_thread.expected_kernel_count = info ? info->kernel_count : 0;
     this_thread.launched_graph_id = rec.graph_launch.graph;
     const launch_template chosen_template = exact_choose_graph_template(&rec, &signature);
     if (!chosen_template.id) {

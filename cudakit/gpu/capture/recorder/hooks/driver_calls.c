@@ -161,7 +161,7 @@ static void lock_and_record_gap(const char *reason)
 static void exit_graph_update(CUgraphExec executable)
 {
     pthread_mutex_lock(&recorder_lock);
-    executable_created(executable, this_thread.instantiated_graph_id, this_thread.instantiated_kernel_count);
+    graphs_executable_created(executable);
     pthread_mutex_unlock(&recorder_lock);
 }
 
@@ -203,10 +203,10 @@ static graph_node changed_node(uint32_t cbid, const void *parameters)
 /* Handle a change of a graph that could not be recorded: its launches have no template from now on. */
 static void exit_unrecorded_change(CUgraphExec executable)
 {
-    uint32_t id, kernel_count;
     pthread_mutex_lock(&recorder_lock);
+    const executable_info *info = executable_find(executable);
     record_gap("executable graph whose nodes were changed");
-    graphs_always_record(executable_graph(executable, &id, &kernel_count));
+    graphs_always_record(info ? info->graph : 0);
     pthread_mutex_unlock(&recorder_lock);
 }
 
@@ -325,5 +325,5 @@ void on_driver_call(uint32_t cbid, const Sanitizer_CallbackData *data)
     this_thread.parameters = this_thread.extra = NULL;
     this_thread.parameter_layout = NULL;
     this_thread.source_height = this_thread.destination_height = 0;
-    this_thread.instantiated_graph_id = this_thread.instantiated_kernel_count = 0;
+    graphs_instantiation_ended();
 }

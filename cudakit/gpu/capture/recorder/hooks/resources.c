@@ -7,6 +7,7 @@
 #include "model/allocations.h"
 #include "model/ids.h"
 #include "model/kernels.h"
+#include "model/stream_order.h"
 #include "recorder.h"
 #include "write/call_sites.h"
 
@@ -77,6 +78,7 @@ static void on_context_destroying(const Sanitizer_ResourceContextData *data)
     exact_context_destroying(data->context);
     record rec = record_begin_and_lock(KIND_CONTEXT_SYNC, data->context, NULL);
     context_forget(data->context);
+    order_context_destroyed(rec.context);
     record_append_and_unlock(&rec);
 }
 
@@ -112,7 +114,7 @@ static void on_stream_destroying(const Sanitizer_ResourceStreamData *data)
         return;
     exact_stream_destroying(data->context, data->hStream);
     record rec = record_begin_and_lock(KIND_STREAM_DESTROY, data->context, data->hStream);
-    stream_forget(data->hStream);
+    order_stream_destroyed(stream_forget(data->hStream));
     patch_restoring_forget_streams();
     record_append_and_unlock(&rec);
 }

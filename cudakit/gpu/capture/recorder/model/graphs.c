@@ -8,6 +8,7 @@
 #include "hooks/driver_api.h"
 #include "model/allocations.h"
 #include "model/collectives.h"
+#include "model/graph_contents.h"
 #include "model/ids.h"
 #include "model/kernels.h"
 #include "recorder.h"
@@ -17,7 +18,6 @@
 
 static hash_table node_call_sites;    /* call site ids of captured nodes, by node handle */
 static hash_table node_program_calls; /* numbers of program calls (walker.h), by handle of the captured node */
-static hash_table node_ids;           /* node ids of kernels, copies, memsets and child graphs, by node_key() */
 static int active_captures;
 
 /* --- records ---------------------------------------------------------------------------------- */
@@ -108,151 +108,46 @@ static void write_accesses(node_writer *writer, const graph_node *node)
     }
 }
 
-/* Return a hash of a graph id and a second key: the handle of a node, or its position among the kernels. */
-static uint64_t node_key(uint32_t graph, uint64_t key)
-{
-    return (key * 0x9E3779B97F4A7C15ull ^ (uint64_t)graph << 40 ^ graph) | 1;
-}
-
 uint32_t graphs_find_node(uint32_t graph, CUgraphNode handle, uint32_t kernel_position)
 {
-    uint32_t node_id = hash_table_get(&node_ids, node_key(graph, (uint64_t)(uintptr_t)handle));
-    return node_id ? node_id : hash_table_get(&node_ids, node_key(graph, kernel_position));
+    const graph_contents *contents = graph_contents_find(graph);
+    const uint32_t node_id = contents ? graph_contents_node_id(contents, handle) : 0;
+    return node_id || !contents || !kernel_position ? node_id
+                                                    : graph_contents_kernel_id(contents, kernel_position);
 }
 
 /* --- tensor maps of kernel nodes ----------------------------------------------------------------- */
 
-/* The tensor maps among the parameters of one kernel node. They are stored when the graph is instantiated or the
- * node is changed, because the callback of a node's launch has no parameters. */
-typedef struct {
-    tma_store *maps;
-    size_t map_count;
-} node_maps;
-
-static hash_table node_map_ids; /* values are indices of ``all_node_maps`` plus 1 */
-static node_maps *all_node_maps;
-static size_t node_map_count, node_map_capacity;
-
-/* Return the key of a node's tensor maps. If ``executable`` is 0, these are the maps of the instantiation, otherwise
- * the maps that were changed in this executable graph. cuGraphExecUpdate gives the executable graph another graph
- * id, so that earlier changes no longer apply. */
-static uint64_t tensor_map_key(uint32_t graph, uint32_t executable, uint32_t node)
+/* Store the tensor maps among the parameters of a kernel node: those of the instantiation if ``executable`` is 0, else
+ * those that were changed in this executable graph. */
+static void set_tensor_maps(uint32_t graph, uint32_t executable, uint32_t node_id, const graph_node *node)
 {
-    return node_key(graph, (uint64_t)executable << 32 | node);
-}
-
-/* Return the tensor maps of a key, which are empty if the key is new. Return NULL if no memory is left. */
-static node_maps *node_maps_get(uint64_t key)
-{
-    uint32_t id = hash_table_get(&node_map_ids, key);
-    if (id)
-        return all_node_maps + id - 1;
-    node_maps *new_maps =
-        array_reserve(all_node_maps, &node_map_capacity, node_map_count + 1, sizeof *new_maps, 64);
-    if (!new_maps)
-        return NULL;
-    all_node_maps = new_maps;
-    if (hash_table_put(&node_map_ids, key, (uint32_t)node_map_count + 1))
-        return NULL;
-    all_node_maps[node_map_count] = (node_maps){NULL, 0};
-    return all_node_maps + node_map_count++;
-}
-
-static void set_tensor_maps(uint64_t key, const graph_node *node)
-{
+    graph_contents *contents = graph_contents_find(graph);
     tma_store_set parameter_maps = {0};
-    tma_stores_add(&parameter_maps, 0, 0, node->layout, node->kernel.kernelParams, node->kernel.extra);
-    node_maps *maps_of_node =
-        parameter_maps.map_count || hash_table_get(&node_map_ids, key) ? node_maps_get(key) : NULL;
-    if (!maps_of_node) {
-        free(parameter_maps.maps);
+    if (!contents)
         return;
-    }
-    free(maps_of_node->maps);
-    *maps_of_node = (node_maps){parameter_maps.maps, parameter_maps.map_count};
+    tma_stores_add(&parameter_maps, 0, 0, node->layout, node->kernel.kernelParams, node->kernel.extra);
+    graph_contents_set_maps(contents, executable, node_id,
+                            (node_maps){parameter_maps.maps, parameter_maps.map_count});
 }
 
 const tma_store *node_tensor_maps(uint32_t graph, uint32_t executable, uint32_t node, size_t *count)
 {
-    uint32_t id = hash_table_get(&node_map_ids, tensor_map_key(graph, executable, node));
-    if (!id)
-        id = hash_table_get(&node_map_ids, tensor_map_key(graph, 0, node));
-    *count = id ? all_node_maps[id - 1].map_count : 0;
-    return id ? all_node_maps[id - 1].maps : NULL;
+    const graph_contents *contents = graph_contents_find(graph);
+    const node_maps *maps = contents ? graph_contents_maps(contents, executable, node) : NULL;
+    if (contents && !maps)
+        maps = graph_contents_maps(contents, 0, node);
+    *count = maps ? maps->map_count : 0;
+    return maps ? maps->maps : NULL;
 }
 
 /* --- reached memory -------------------------------------------------------------------------------- */
 
-/* The memory that one node of a graph reaches. */
-typedef struct {
-    uint64_t *addresses; /* addresses at which the accesses and allocations begin */
-    size_t address_count;
-    uint64_t content_hash; /* hash of the node's parameters */
-    uint32_t name;         /* text id of the name of a kernel */
-    /* Records of the changed node and of its accesses, which are written before the next launch that is recorded */
-    record *unwritten_records;
-    size_t unwritten_count;
-} node_reach;
-
-typedef struct {
-    node_reach *nodes; /* by node id */
-    size_t node_count, node_capacity;
-    uint64_t *addresses; /* addresses of all nodes, sorted, each once; invalid if ``is_outdated`` */
-    size_t address_count, address_capacity;
-    uint64_t content_hash;    /* sum of the hashes of all nodes */
-    bool is_outdated;         /* a node changed after ``addresses`` was computed */
-    bool has_copies;          /* the graph has copies or memsets */
-    bool has_unwritten_nodes; /* changed nodes are not written */
-    bool is_always_recorded;  /* launches of the graph have no template */
-} graph_reach;
-
-static graph_reach *graph_reaches; /* by graph id */
-static size_t graph_reach_count, graph_reach_capacity;
-
-/* Return the memory that a graph reaches, which is empty for a new graph. Return NULL if no memory is left. */
-static graph_reach *graph_reach_get(uint32_t graph)
-{
-    graph_reach *reaches =
-        array_reserve(graph_reaches, &graph_reach_capacity, graph + 1u, sizeof *graph_reaches, 64);
-    if (!reaches)
-        return NULL;
-    graph_reaches = reaches;
-    for (; graph_reach_count <= graph; graph_reach_count++)
-        graph_reaches[graph_reach_count] = (graph_reach){0};
-    return graph_reaches + graph;
-}
-
-void graphs_forget_reach(uint32_t graph)
-{
-    graph_reach *reach = graph && graph < graph_reach_count ? graph_reaches + graph : NULL;
-    if (!reach)
-        return;
-    for (size_t i = 0; i < reach->node_count; i++) {
-        free(reach->nodes[i].addresses);
-        free(reach->nodes[i].unwritten_records);
-    }
-    free(reach->nodes);
-    free(reach->addresses);
-    *reach = (graph_reach){.is_always_recorded = true};
-}
-
 void graphs_always_record(uint32_t graph)
 {
-    graph_reach *reach = graph_reach_get(graph);
-    if (reach)
-        reach->is_always_recorded = true;
-}
-
-/* Return the memory that a node reaches, which is empty for a new node. Return NULL if no memory is left. */
-static node_reach *node_reach_get(graph_reach *reach, uint32_t node_id)
-{
-    node_reach *nodes = array_reserve(reach->nodes, &reach->node_capacity, node_id + 1u, sizeof *nodes, 16);
-    if (!nodes)
-        return NULL;
-    reach->nodes = nodes;
-    for (; reach->node_count <= node_id; reach->node_count++)
-        nodes[reach->node_count] = (node_reach){0};
-    return nodes + node_id;
+    graph_contents *contents = graph_contents_find(graph);
+    if (contents)
+        contents->is_always_recorded = true;
 }
 
 /* Set the memory that a node of a graph reaches to the addresses of its accesses. ``content_hash`` is a hash of its
@@ -260,65 +155,33 @@ static node_reach *node_reach_get(graph_reach *reach, uint32_t node_id)
 static void set_node_reach(const record *node_record, const graph_node *node, const record *accesses,
                            size_t access_count, uint64_t content_hash)
 {
-    graph_reach *reach = graph_reach_get(node_record->node.graph);
-    node_reach *changed_reach = reach ? node_reach_get(reach, node_record->node.node) : NULL;
-    uint64_t *addresses =
-        changed_reach ? realloc(changed_reach->addresses, (access_count + 1) * sizeof *addresses) : NULL;
+    graph_contents *contents = graph_contents_find(node_record->node.graph);
+    node_contents *changed = contents ? graph_contents_node(contents, node_record->node.node) : NULL;
+    uint64_t *addresses = changed ? realloc(changed->addresses, (access_count + 1) * sizeof *addresses) : NULL;
     if (!addresses) {
-        graphs_forget_reach(node_record->node.graph);
+        graphs_always_record(node_record->node.graph);
         return;
     }
     for (size_t i = 0; i < access_count; i++)
         addresses[i] = accesses[i].access.lo;
-    reach->content_hash += content_hash - changed_reach->content_hash;
-    reach->is_outdated = true;
-    reach->has_copies = reach->has_copies || node->type == NODE_MEMCPY || node->type == NODE_MEMSET;
+    contents->content_hash += content_hash - changed->content_hash;
+    contents->is_outdated = true;
+    contents->has_copies = contents->has_copies || node->type == NODE_MEMCPY || node->type == NODE_MEMSET;
     /* Each launch of a graph with allocation nodes may get other memory. */
-    reach->is_always_recorded =
-        reach->is_always_recorded || !content_hash || node->type == NODE_MEM_ALLOC || node->type == NODE_MEM_FREE;
-    changed_reach->addresses = addresses;
-    changed_reach->address_count = access_count;
-    changed_reach->content_hash = content_hash;
-}
-
-static int compare_addresses(const void *left, const void *right)
-{
-    const uint64_t a = *(const uint64_t *)left, b = *(const uint64_t *)right;
-    return (a > b) - (a < b);
-}
-
-/* Compute the addresses of all nodes. Return false if no memory is left. */
-static bool update_addresses(graph_reach *reach)
-{
-    size_t address_count = 0;
-    for (size_t i = 0; i < reach->node_count; i++)
-        address_count += reach->nodes[i].address_count;
-    uint64_t *addresses =
-        array_reserve(reach->addresses, &reach->address_capacity, address_count + 1, sizeof *addresses, 64);
-    if (!addresses)
-        return false;
-    reach->addresses = addresses;
-    reach->address_count = 0;
-    for (size_t i = 0; i < reach->node_count; i++)
-        for (size_t j = 0; j < reach->nodes[i].address_count; j++)
-            addresses[reach->address_count++] = reach->nodes[i].addresses[j];
-    qsort(addresses, reach->address_count, sizeof *addresses, compare_addresses);
-    address_count = reach->address_count;
-    reach->address_count = 0;
-    for (size_t i = 0; i < address_count; i++)
-        if (!i || addresses[i] != addresses[i - 1])
-            addresses[reach->address_count++] = addresses[i];
-    reach->is_outdated = false;
-    return true;
+    contents->is_always_recorded = contents->is_always_recorded || !content_hash || node->type == NODE_MEM_ALLOC ||
+                                   node->type == NODE_MEM_FREE;
+    changed->addresses = addresses;
+    changed->address_count = access_count;
+    changed->content_hash = content_hash;
 }
 
 graph_memory graphs_memory(uint32_t graph)
 {
-    graph_reach *reach = graph && graph < graph_reach_count ? graph_reaches + graph : NULL;
-    if (!reach || (reach->is_outdated && !update_addresses(reach)))
+    graph_contents *contents = graph_contents_find(graph);
+    if (!contents || (contents->is_outdated && !graph_contents_update_addresses(contents)))
         return (graph_memory){0};
-    return (graph_memory){reach->addresses, reach->address_count,
-                          reach->is_always_recorded ? 0 : reach->content_hash | 1, reach->has_copies};
+    return (graph_memory){contents->addresses, contents->address_count,
+                          contents->is_always_recorded ? 0 : contents->content_hash | 1, contents->has_copies};
 }
 
 /* --- writing graphs ------------------------------------------------------------------------------ */
@@ -391,12 +254,12 @@ static void write_node_records(record *records, size_t record_count)
 /* Write the records of a node of a graph, and discard earlier records of the node that are not written. */
 static void write_records_of_node(uint32_t graph, uint32_t node_id, record *records, size_t record_count)
 {
-    graph_reach *reach = graph_reach_get(graph);
+    graph_contents *contents = graph_contents_find(graph);
     write_node_records(records, record_count);
-    if (!reach || node_id >= reach->node_count)
+    if (!contents || node_id >= contents->node_count)
         return;
-    reach->nodes[node_id].name = records[0].node.name;
-    reach->nodes[node_id].unwritten_count = 0;
+    contents->nodes[node_id].name = records[0].node.name;
+    contents->nodes[node_id].unwritten_count = 0;
 }
 
 static void write_node(uint32_t graph, uint32_t node_id, const graph_node *node, uint32_t site, record *buffer)
@@ -410,14 +273,12 @@ static void write_node(uint32_t graph, uint32_t node_id, const graph_node *node,
  * memset and a child graph by their handles. */
 static void index_node(uint32_t graph, uint32_t node_id, const graph_node *node, uint32_t *kernel_count)
 {
-    if (!has_changeable_accesses(node) && !node->is_child_graph)
+    graph_contents *contents = graph_contents_find(graph);
+    if (!contents || (!has_changeable_accesses(node) && !node->is_child_graph))
         return;
-    hash_table_put(&node_ids, node_key(graph, (uint64_t)(uintptr_t)node->handle), node_id);
-    if (node->type != NODE_KERNEL)
-        return;
-    hash_table_put(&node_ids, node_key(graph, ++*kernel_count), node_id);
-    if (patching_is_enabled())
-        set_tensor_maps(tensor_map_key(graph, 0, node_id), node);
+    graph_contents_add_node(contents, node_id, node->handle, node->type == NODE_KERNEL ? ++*kernel_count : 0);
+    if (node->type == NODE_KERNEL && patching_is_enabled())
+        set_tensor_maps(graph, 0, node_id, node);
 }
 
 /* For each node id: the number of edges to the node that has_total_order() has not followed yet, and the nodes
@@ -489,6 +350,8 @@ static uint32_t write_graph(const graph_structure *structure, const call_site *s
     pthread_mutex_lock(&recorder_lock);
     uint32_t graph = new_graph_id(), site = call_site_id(stack);
     uint32_t kernel_count = 0;
+    if (!graph_contents_add(graph))
+        record_gap("graph whose nodes are unknown, because no host memory is left");
     for (size_t i = 0; i < structure->node_count; i++) {
         write_node(graph, (uint32_t)(i + 1), structure->nodes + i, site, buffer);
         index_node(graph, (uint32_t)(i + 1), structure->nodes + i, &kernel_count);
@@ -520,6 +383,37 @@ uint32_t graphs_record(CUgraph graph, const call_site *stack, uint32_t *kernel_c
     return graph_id;
 }
 
+/* --- executable graphs ------------------------------------------------------------------------------ */
+
+void graphs_executable_created(CUgraphExec executable)
+{
+    const executable_info *info = executable_find(executable);
+    const uint32_t old_graph = info ? info->graph : 0;
+    executable_add(executable, this_thread.instantiated_graph_id, this_thread.instantiated_kernel_count);
+    this_thread.is_graph_in_use = true;
+    if (old_graph != this_thread.instantiated_graph_id)
+        graph_contents_free(old_graph);
+}
+
+void graphs_executable_destroyed(CUgraphExec executable)
+{
+    const executable_info *info = executable_find(executable);
+    if (info)
+        graph_contents_free(info->graph);
+    executable_remove(executable);
+}
+
+void graphs_instantiation_ended(void)
+{
+    if (this_thread.instantiated_graph_id && !this_thread.is_graph_in_use) {
+        pthread_mutex_lock(&recorder_lock);
+        graph_contents_free(this_thread.instantiated_graph_id);
+        pthread_mutex_unlock(&recorder_lock);
+    }
+    this_thread.instantiated_graph_id = this_thread.instantiated_kernel_count = 0;
+    this_thread.is_graph_in_use = false;
+}
+
 /* --- changed nodes of executable graphs ------------------------------------------------------------ */
 
 /* Store the records of a changed kernel until the next launch that is recorded, and return true. Until then the
@@ -528,9 +422,9 @@ uint32_t graphs_record(CUgraph graph, const call_site *stack, uint32_t *kernel_c
  * take long. */
 static bool store_node_records(uint32_t graph, uint32_t node_id, const record *records, size_t record_count)
 {
-    graph_reach *reach = graph_reach_get(graph);
-    node_reach *changed = reach && node_id < reach->node_count ? reach->nodes + node_id : NULL;
-    if (!changed || !templates_are_enabled() || reach->has_copies || reach->is_always_recorded ||
+    graph_contents *contents = graph_contents_find(graph);
+    node_contents *changed = contents && node_id < contents->node_count ? contents->nodes + node_id : NULL;
+    if (!changed || !templates_are_enabled() || contents->has_copies || contents->is_always_recorded ||
         changed->name != records[0].node.name)
         return false;
     record *unwritten_records = realloc(changed->unwritten_records, record_count * sizeof *unwritten_records);
@@ -539,22 +433,22 @@ static bool store_node_records(uint32_t graph, uint32_t node_id, const record *r
     memcpy(unwritten_records, records, record_count * sizeof *unwritten_records);
     changed->unwritten_records = unwritten_records;
     changed->unwritten_count = record_count;
-    reach->has_unwritten_nodes = true;
+    contents->has_unwritten_nodes = true;
     return true;
 }
 
 void graphs_write_changed_nodes(uint32_t graph)
 {
-    graph_reach *reach = graph && graph < graph_reach_count ? graph_reaches + graph : NULL;
-    if (!reach || !reach->has_unwritten_nodes)
+    graph_contents *contents = graph_contents_find(graph);
+    if (!contents || !contents->has_unwritten_nodes)
         return;
-    for (size_t i = 0; i < reach->node_count; i++) {
-        node_reach *changed = reach->nodes + i;
+    for (size_t i = 0; i < contents->node_count; i++) {
+        node_contents *changed = contents->nodes + i;
         if (changed->unwritten_count)
             write_node_records(changed->unwritten_records, changed->unwritten_count);
         changed->unwritten_count = 0;
     }
-    reach->has_unwritten_nodes = false;
+    contents->has_unwritten_nodes = false;
 }
 
 /* Write the new parameters of a node, which replace the earlier ones in the analysis, or store them until the next
@@ -572,14 +466,14 @@ static void write_changed_node(uint32_t graph, uint32_t executable, uint32_t nod
         write_records_of_node(graph, node_id, buffer, record_count);
     }
     if (patching_is_enabled())
-        set_tensor_maps(tensor_map_key(graph, executable, node_id), node);
+        set_tensor_maps(graph, executable, node_id, node);
 }
 
 bool graphs_node_changed(CUgraphExec executable, CUgraphNode handle, const graph_node *changed)
 {
     static record buffer[1 + MAX_ACCESSES]; /* protected by the recorder lock */
     graph_node node = *changed;
-    uint32_t executable_id, kernel_count, node_id = 0;
+    uint32_t node_id = 0;
     call_site stack;
     if (!has_changeable_accesses(&node))
         return false;
@@ -591,10 +485,10 @@ bool graphs_node_changed(CUgraphExec executable, CUgraphNode handle, const graph
     }
     call_site_read(&stack);
     pthread_mutex_lock(&recorder_lock);
-    uint32_t graph = executable_graph(executable, &executable_id, &kernel_count);
-    node_id = hash_table_get(&node_ids, node_key(graph, (uint64_t)(uintptr_t)handle));
+    const executable_info *info = executable_find(executable);
+    node_id = info ? graphs_find_node(info->graph, handle, 0) : 0;
     if (node_id)
-        write_changed_node(graph, executable_id, node_id, &node, call_site_id(&stack), buffer);
+        write_changed_node(info->graph, info->id, node_id, &node, call_site_id(&stack), buffer);
     pthread_mutex_unlock(&recorder_lock);
     return node_id != 0;
 }
@@ -619,7 +513,6 @@ static bool write_changed_child(const graph_structure *child, uint32_t graph, ui
 bool graphs_child_graph_changed(CUgraphExec executable, CUgraphNode handle, CUgraph child)
 {
     graph_structure structure;
-    uint32_t executable_id, kernel_count;
     call_site stack;
     bool all_updated = false;
     record *buffer = calloc(1 + MAX_ACCESSES, sizeof *buffer);
@@ -628,11 +521,11 @@ bool graphs_child_graph_changed(CUgraphExec executable, CUgraphNode handle, CUgr
     graph_structure_query(&structure, child);
     call_site_read(&stack);
     pthread_mutex_lock(&recorder_lock);
-    uint32_t graph = executable_graph(executable, &executable_id, &kernel_count);
-    uint32_t node_id = hash_table_get(&node_ids, node_key(graph, (uint64_t)(uintptr_t)handle));
+    const executable_info *info = executable_find(executable);
+    const uint32_t node_id = info ? graphs_find_node(info->graph, handle, 0) : 0;
     if (node_id && !structure.has_failed) /* the nodes of the child graph follow the two nodes that represent it */
         all_updated =
-            write_changed_child(&structure, graph, executable_id, node_id + 2, call_site_id(&stack), buffer);
+            write_changed_child(&structure, info->graph, info->id, node_id + 2, call_site_id(&stack), buffer);
     pthread_mutex_unlock(&recorder_lock);
     graph_structure_free(&structure);
     free(buffer);
@@ -685,9 +578,6 @@ void graphs_clear(void)
 {
     hash_table_clear(&node_call_sites);
     hash_table_clear(&node_program_calls);
-    hash_table_clear(&node_ids);
-    hash_table_clear(&node_map_ids);
-    node_map_count = 0;
-    graph_reach_count = 0;
+    graph_contents_clear();
     __atomic_store_n(&active_captures, 0, __ATOMIC_RELAXED);
 }

@@ -55,8 +55,17 @@ void graph_structure_free(graph_structure *structure);
  * its number of kernel nodes. Calls CUDA: the recorder lock is not held. */
 uint32_t graphs_record(CUgraph graph, const call_site *stack, uint32_t *kernel_count);
 
-/* Return the id of a kernel node, or 0 if it is unknown. ``kernel_position`` counts the kernels of the graph launch
- * from 1. The recorder lock is held. */
+/* Handle the creation or the update of an executable graph from the graph that this thread has recorded, and the
+ * destruction of an executable graph. The recorder lock is held. */
+void graphs_executable_created(CUgraphExec executable);
+void graphs_executable_destroyed(CUgraphExec executable);
+
+/* Handle the end of a call that may have recorded a graph. If no executable graph was created or updated, because the
+ * call failed, free what was kept of the graph. Takes the recorder lock. */
+void graphs_instantiation_ended(void);
+
+/* Return the id of a node, or 0 if it is unknown: by its handle, or, unless ``kernel_position`` is 0, by its position
+ * among the kernels of the graph launch, counted from 1. The recorder lock is held. */
 uint32_t graphs_find_node(uint32_t graph, CUgraphNode handle, uint32_t kernel_position);
 
 /* Change the number of active stream captures: by +1 when a capture begins, by -1 when it ends. */
@@ -97,9 +106,6 @@ graph_memory graphs_memory(uint32_t graph);
 
 /* Always record the launches of a graph. The recorder lock is held. */
 void graphs_always_record(uint32_t graph);
-
-/* Forget the memory that a destroyed graph reaches. The recorder lock is held. */
-void graphs_forget_reach(uint32_t graph);
 
 /* Remove all nodes and captures, in the child of a fork. */
 void graphs_clear(void);

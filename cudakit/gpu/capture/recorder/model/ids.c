@@ -8,13 +8,12 @@
 #include "model/stream_order.h"
 #include "recorder.h"
 
-#define MAX_EXECUTABLES 65536
-
-static hash_table context_ids, created_contexts, stream_ids, event_ids, executable_ids;
+static hash_table context_ids, created_contexts, stream_ids, event_ids;
 static uint32_t last_context, last_stream, last_event, last_graph, last_executable;
-static struct {
-    uint32_t graph, kernel_count;
-} executable_infos[MAX_EXECUTABLES];
+static hash_table executable_indices;     /* index in ``executable_infos`` plus 1, by handle */
+static executable_info *executable_infos; /* without gaps */
+static CUgraphExec *executable_handles;   /* handle of each element of ``executable_infos`` */
+static size_t executable_count, executable_capacity, executable_handle_capacity;
 
 static uint64_t handle_key(const void *handle)
 {
@@ -27,7 +26,8 @@ void ids_clear(void)
     hash_table_clear(&created_contexts);
     hash_table_clear(&stream_ids);
     hash_table_clear(&event_ids);
-    hash_table_clear(&executable_ids);
+    hash_table_clear(&executable_indices);
+    executable_count = 0;
     allocations_clear();
     stream_order_clear();
     last_context = last_stream = last_event = last_graph = last_executable = 0;
@@ -128,25 +128,50 @@ uint32_t new_graph_id(void)
     return ++last_graph;
 }
 
-void executable_created(CUgraphExec executable, uint32_t graph, uint32_t kernel_count)
+executable_info *executable_find(CUgraphExec executable)
 {
-    uint32_t id = hash_table_get(&executable_ids, handle_key(executable));
-    if (!id)
-        hash_table_put(&executable_ids, handle_key(executable), id = ++last_executable);
-    if (id < MAX_EXECUTABLES) {
-        executable_infos[id].graph = graph;
-        executable_infos[id].kernel_count = kernel_count;
+    const uint32_t index_plus_one = hash_table_get(&executable_indices, handle_key(executable));
+    return index_plus_one ? executable_infos + index_plus_one - 1 : NULL;
+}
+
+/* Add an executable graph with a new id. Return NULL if no memory is left. */
+static executable_info *add_executable(CUgraphExec executable)
+{
+    executable_info *infos =
+        array_reserve(executable_infos, &executable_capacity, executable_count + 1, sizeof *infos, 64);
+    executable_infos = infos ? infos : executable_infos;
+    CUgraphExec *handles = array_reserve(executable_handles, &executable_handle_capacity, executable_count + 1,
+                                         sizeof(CUgraphExec), 64);
+    executable_handles = handles ? handles : executable_handles;
+    if (!infos || !handles ||
+        hash_table_put(&executable_indices, handle_key(executable), (uint32_t)executable_count + 1))
+        return NULL;
+    infos[executable_count] = (executable_info){.id = ++last_executable};
+    handles[executable_count] = executable;
+    return infos + executable_count++;
+}
+
+void executable_add(CUgraphExec executable, uint32_t graph, uint32_t kernel_count)
+{
+    executable_info *info = executable_find(executable);
+    if (!info)
+        info = add_executable(executable);
+    if (!info)
+        return;
+    info->graph = graph;
+    info->kernel_count = kernel_count;
+}
+
+void executable_remove(CUgraphExec executable)
+{
+    const uint32_t index_plus_one = hash_table_remove(&executable_indices, handle_key(executable));
+    if (!index_plus_one)
+        return;
+    /* The last element takes the place of the removed one. */
+    executable_count--;
+    if (index_plus_one - 1 < executable_count) {
+        executable_infos[index_plus_one - 1] = executable_infos[executable_count];
+        executable_handles[index_plus_one - 1] = executable_handles[executable_count];
+        hash_table_put(&executable_indices, handle_key(executable_handles[index_plus_one - 1]), index_plus_one);
     }
-}
-
-void executable_forget(CUgraphExec executable)
-{
-    hash_table_remove(&executable_ids, handle_key(executable));
-}
-
-uint32_t executable_graph(CUgraphExec executable, uint32_t *id, uint32_t *kernel_count)
-{
-    *id = hash_table_get(&executable_ids, handle_key(executable));
-    *kernel_count = *id < MAX_EXECUTABLES ? executable_infos[*id].kernel_count : 0;
-    return *id && *id < MAX_EXECUTABLES ? executable_infos[*id].graph : 0;
 }

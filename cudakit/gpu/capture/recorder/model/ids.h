@@ -32,13 +32,22 @@ void event_destroyed(CUevent event);
 
 uint32_t new_graph_id(void);
 
-/* Store the graph id that an executable graph was instantiated from, and the number of kernel nodes of that graph. */
-void executable_created(CUgraphExec executable, uint32_t graph, uint32_t kernel_count);
-void executable_forget(CUgraphExec executable);
+/* Properties of an executable graph. */
+typedef struct {
+    uint32_t id;
+    uint32_t graph;                           /* id of the graph that it was instantiated from; 0 if unknown */
+    uint32_t kernel_count;                    /* number of kernel nodes */
+    uint64_t lowest_grid_id, highest_grid_id; /* lowest and highest %gridid of its kernels; 0 if unknown */
+} executable_info;
 
-/* Return the id of the graph that an executable graph was instantiated from, or 0 if it is unknown. Set ``id`` to the
- * id of the executable graph, and ``kernel_count`` to its number of kernel nodes. */
-uint32_t executable_graph(CUgraphExec executable, uint32_t *id, uint32_t *kernel_count);
+/* Add an executable graph, or set the graph and the number of kernel nodes of an executable graph that was updated. */
+void executable_add(CUgraphExec executable, uint32_t graph, uint32_t kernel_count);
+/* Remove the handle of a destroyed executable graph. */
+void executable_remove(CUgraphExec executable);
+
+/* Return the properties of an executable graph, or NULL if it is unknown. They are valid until the next
+ * executable_add() or executable_remove(). */
+executable_info *executable_find(CUgraphExec executable);
 
 /* Remove all handles and live allocations: after a fork they belong to the parent. */
 void ids_clear(void);

@@ -5,9 +5,13 @@
 
 #include "containers.h"
 #include "model/graphs.h"
+#include "recorder.h"
 
-/* Maximum number of streams with a vector clock. Work on further streams counts as unordered. */
+/* Maximum number of streams with work that the host has not waited for. Work on further streams counts as unordered. */
 #define MAX_STREAMS 128
+#define SEVERAL_CONTEXTS UINT32_MAX
+/* The reason of a gap. core/sanitize/detector.py has the same text. */
+#define TOO_MANY_STREAMS "work on more than 128 streams at the same time"
 
 typedef struct {
     /* Number of the last operation that happens before the clock, by slot; 0: none. */
@@ -16,10 +20,17 @@ typedef struct {
 
 /* The clock of each stream, by slot. The clock of a stream includes the stream's last operation. */
 static vector_clock stream_clocks[MAX_STREAMS + 1];
-static uint32_t slot_contexts[MAX_STREAMS + 1]; /* context id of each stream, by slot */
-static uint32_t slot_count;                     /* number of slots in use; their numbers are 1 to slot_count */
-static hash_table slot_by_stream;               /* slot of each stream id */
-static vector_clock host_clock;                 /* operations that happen before all later work of the host */
+static struct {
+    uint32_t stream, context;     /* ids of the stream and of its context */
+    bool is_destroyed;            /* whether the stream is destroyed; its enqueued work may still run */
+} slot_streams[MAX_STREAMS + 1];  /* stream of each slot */
+static uint32_t slot_count;       /* number of slots that were ever in use; their numbers are 1 to slot_count */
+static hash_table slot_by_stream; /* slot of each stream id that has one */
+/* Id of the context of the work on streams without a slot, until the host has waited for this context; 0: there is
+ * no such work; SEVERAL_CONTEXTS: several contexts have such work. */
+static uint32_t untracked_context;
+static bool has_reported_limit; /* whether a gap for streams without a slot was written */
+static vector_clock host_clock; /* operations that happen before all later work of the host */
 /* Operations that a synchronizing call of the host has waited for. Operations that are known to be complete only
  * because a host function ran after them are not included: while such a function runs, the device is not idle. */
 static vector_clock waited_clock;
@@ -41,15 +52,85 @@ static void clock_join(vector_clock *clock, const vector_clock *other_clock)
             clock->last_operations[slot] = other_clock->last_operations[slot];
 }
 
-/* Return the slot of a stream; a new stream gets a new slot. Return 0 if there are too many streams. */
+/* Return whether calls of the host have waited for all work of a slot. */
+static bool slot_is_complete(uint32_t slot)
+{
+    return waited_clock.last_operations[slot] == stream_clocks[slot].last_operations[slot];
+}
+
+/* Return whether all operations that happen before new work of a stream also happen before all new work of the host. */
+static bool slot_has_clock_of_host(uint32_t slot)
+{
+    bool is_equal = true;
+    for (uint32_t i = 1; is_equal && i <= slot_count; i++)
+        is_equal = stream_clocks[slot].last_operations[i] <= host_clock.last_operations[i];
+    return is_equal;
+}
+
+/* Return a slot for a new stream, or 0 if there is none: the slot of a destroyed stream whose work is complete, else a
+ * slot that was never in use, else the slot of another stream whose work is complete. The other stream gets a slot
+ * again at its next work; it loses no order, because its clock is part of the clock of the host. */
+static uint32_t find_unused_slot(void)
+{
+    for (uint32_t slot = 1; slot <= slot_count; slot++)
+        if (slot_streams[slot].is_destroyed && slot_is_complete(slot))
+            return slot;
+    if (slot_count < MAX_STREAMS)
+        return ++slot_count;
+    for (uint32_t slot = 1; slot <= slot_count; slot++)
+        if (slot_is_complete(slot) && slot_has_clock_of_host(slot)) {
+            hash_table_remove(&slot_by_stream, slot_streams[slot].stream);
+            return slot;
+        }
+    return 0;
+}
+
+/* Handle work of a stream for which no slot is left. */
+static void count_untracked_work(uint32_t context)
+{
+    untracked_context = !untracked_context || untracked_context == context ? context : SEVERAL_CONTEXTS;
+    if (templates_are_enabled() && !has_reported_limit)
+        record_gap(TOO_MANY_STREAMS);
+    has_reported_limit = true;
+}
+
+/* Return the slot of a stream; a new stream gets an unused slot. Return 0 if there are too many streams.
+ *
+ * The operations of a stream continue the numbers of the stream that had the slot before. All new work is ordered after
+ * the operations of that stream, because the host has waited for them, so a clock with the number of a new operation
+ * may include them. */
 static uint32_t stream_slot(uint32_t stream, uint32_t context)
 {
     uint32_t slot = stream ? hash_table_get(&slot_by_stream, stream) : 0;
-    if (slot || !stream || slot_count == MAX_STREAMS || hash_table_put(&slot_by_stream, stream, slot_count + 1))
+    if (slot || !stream)
         return slot;
-    slot = ++slot_count;
-    slot_contexts[slot] = context;
+    slot = find_unused_slot();
+    if (!slot || hash_table_put(&slot_by_stream, stream, slot)) {
+        count_untracked_work(context);
+        return 0;
+    }
+    const uint64_t last_operation = stream_clocks[slot].last_operations[slot];
+    stream_clocks[slot] = (vector_clock){0};
+    stream_clocks[slot].last_operations[slot] = last_operation;
+    slot_streams[slot].stream = stream;
+    slot_streams[slot].context = context;
+    slot_streams[slot].is_destroyed = false;
     return slot;
+}
+
+void order_stream_destroyed(uint32_t stream)
+{
+    const uint32_t slot = stream ? hash_table_remove(&slot_by_stream, stream) : 0;
+    if (slot)
+        slot_streams[slot].is_destroyed = true;
+}
+
+void order_context_destroyed(uint32_t context)
+{
+    order_host_waited_for_context(context);
+    for (uint32_t slot = 1; slot <= slot_count; slot++)
+        if (slot_streams[slot].context == context && !slot_streams[slot].is_destroyed)
+            order_stream_destroyed(slot_streams[slot].stream);
 }
 
 stream_operation order_enqueue(uint32_t stream, uint32_t context)
@@ -144,10 +225,9 @@ void order_stream_waits(uint32_t stream, uint32_t context, uint32_t event)
 
 bool order_host_waited_for_all_work(void)
 {
-    bool is_all_complete = slot_count < MAX_STREAMS;
-    for (uint32_t slot = 1; slot <= slot_count; slot++)
-        is_all_complete =
-            is_all_complete && waited_clock.last_operations[slot] == stream_clocks[slot].last_operations[slot];
+    bool is_all_complete = !untracked_context;
+    for (uint32_t slot = 1; is_all_complete && slot <= slot_count; slot++)
+        is_all_complete = slot_is_complete(slot);
     return is_all_complete;
 }
 
@@ -178,9 +258,10 @@ void order_host_waited_for_event(uint32_t event)
     count_idle_device();
 }
 
-void order_host_waited_for_stream(uint32_t stream, uint32_t context)
+void order_host_waited_for_stream(uint32_t stream)
 {
-    uint32_t slot = stream_slot(stream, context);
+    const uint32_t slot =
+        hash_table_get(&slot_by_stream, stream); /* a stream without a slot has no tracked work */
     if (slot)
         add_wait(stream_clocks + slot);
     count_idle_device();
@@ -189,8 +270,10 @@ void order_host_waited_for_stream(uint32_t stream, uint32_t context)
 void order_host_waited_for_context(uint32_t context)
 {
     for (uint32_t slot = 1; slot <= slot_count; slot++)
-        if (slot_contexts[slot] == context)
+        if (slot_streams[slot].context == context)
             add_wait(stream_clocks + slot);
+    if (untracked_context == context)
+        untracked_context = 0;
     count_idle_device();
 }
 
@@ -221,11 +304,9 @@ bool order_host_waited_for(stream_operation operation)
 
 bool order_host_waited_for_other_contexts(uint32_t context)
 {
-    bool is_all_complete = slot_count < MAX_STREAMS;
-    for (uint32_t slot = 1; slot <= slot_count; slot++)
-        is_all_complete =
-            is_all_complete && (slot_contexts[slot] == context ||
-                                waited_clock.last_operations[slot] == stream_clocks[slot].last_operations[slot]);
+    bool is_all_complete = !untracked_context || untracked_context == context;
+    for (uint32_t slot = 1; is_all_complete && slot <= slot_count; slot++)
+        is_all_complete = slot_streams[slot].context == context || slot_is_complete(slot);
     return is_all_complete;
 }
 
@@ -236,6 +317,7 @@ void stream_order_clear(void)
     memset(&waited_clock, 0, sizeof waited_clock);
     hash_table_clear(&slot_by_stream);
     hash_table_clear(&event_clock_indices);
-    slot_count = 0;
+    slot_count = untracked_context = 0;
+    has_reported_limit = false;
     event_clock_count = free_clock_count = 0;
 }

@@ -16,6 +16,11 @@ typedef struct {
     uint64_t number : 48; /* number of the operation in its stream, from 1 */
 } stream_operation;
 
+/* Handle the coming destruction of a stream or a context. The enqueued work of a destroyed stream may still run; that of
+ * a destroyed context is complete. */
+void order_stream_destroyed(uint32_t stream);
+void order_context_destroyed(uint32_t context);
+
 /* Add an operation to a stream, and return the operation. ``stream`` and ``context`` are ids. The slot of the
  * operation is 0 if there are too many streams. */
 stream_operation order_enqueue(uint32_t stream, uint32_t context);
@@ -36,7 +41,7 @@ void order_stream_waits(uint32_t stream, uint32_t context, uint32_t event);
 
 /* Handle a host wait for an event, for all work of a stream, or for all streams of a context. */
 void order_host_waited_for_event(uint32_t event);
-void order_host_waited_for_stream(uint32_t stream, uint32_t context);
+void order_host_waited_for_stream(uint32_t stream);
 void order_host_waited_for_context(uint32_t context);
 
 /* The operations that happen before a point of a stream. */
