@@ -106,7 +106,9 @@ def test_report_without_races(golden: Callable[[str, str], None]) -> None:
 def test_stores_through_tensor_maps_count_for_the_whole_tensor() -> None:
     coverage = Coverage(launches=2, launches_exact=2, launches_whole_tensor=1)
     text = read(Report().result(exit_status=0, coverage={1: coverage}))
-    sentence = "1 of the exact launches stores through tensor maps: the whole tensor counts as written"
+    sentence = (
+        "1 of the exact launches stores through tensor maps: the whole tensor counts as written"
+    )
     assert sentence in " ".join(text.split())
 
 
