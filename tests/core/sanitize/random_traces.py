@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from cudakit.trace.events import (
     Access,
+    Accessed,
     ContextSync,
     Copy,
     Event,
@@ -48,7 +49,7 @@ ACCESS_MODES = (READ, READ, WRITE, READ | WRITE)
 STEP_NAMES = (
     *("kernel", "kernel", "kernel", "kernel", "copy", "fill", "record", "record", "wait", "wait"),
     *("sync stream", "query stream", "sync event", "query event", "sync", "renew"),
-    *("graph", "replay", "host function", "run function"),
+    *("graph", "replay", "repeat", "change node", "host function", "run function"),
 )
 # Edges of graphs with four nodes.
 GRAPH_EDGES = (
@@ -80,7 +81,8 @@ class _TraceBuilder:
         self.events: list[Event] = []
         self.same_call_site = same_call_site
         self.streams: list[int] = []
-        self.graphs = 0
+        # The type of each node of each graph, by the number of the graph and the node.
+        self.node_types: dict[int, dict[int, NodeType]] = {}
         self.host_functions: list[EventRecord] = []  # event before each function that has not run
         self.host_function_count = 0
         self.seq = 0
@@ -116,8 +118,15 @@ class _TraceBuilder:
                 self.call(EventRecord(event, stream))
             case "wait":
                 self.call(StreamWait(stream, event))
-            case "graph" | "replay":
-                self.use_graph(step_name, stream, second, third)
+            case "graph":
+                self.add_graph(second, third)
+                self.launch_graph(stream, second, third)
+            case "replay" if self.node_types:
+                self.launch_graph(stream, second, third)
+            case "repeat" if self.node_types:
+                self.launch_graph(stream, second, 0)
+            case "change node" if self.node_types:
+                self.add_node(second % len(self.node_types) + 1, third % 4 + 1, first, second)
             case "host function":
                 self.host_function_count += 1
                 self.host_functions.append(
@@ -160,31 +169,36 @@ class _TraceBuilder:
                 self.streams[index] = new_stream
                 self.call(StreamCreate(new_stream, FLAGS[index]))
 
-    def use_graph(self, step_name: str, stream: int, second: int, third: int) -> None:
-        if step_name == "graph":
-            self.graphs += 1
-            for node in range(1, 5):
-                node_type = NodeType.COPY if (second + node) % 3 else NodeType.LAUNCH
-                self.call(
-                    GraphNode(self.graphs, node, node_type),
-                    *self.accesses(node, second, third, node_type),
-                )
-            for before, after in GRAPH_EDGES[third % len(GRAPH_EDGES)]:
-                self.call(GraphEdge(self.graphs, before, after))
-        if self.graphs:
-            graph = second % self.graphs + 1
-            bodies = [event.body for event in self.events]
-            kernels = [
-                body.node
-                for body in bodies
-                if isinstance(body, GraphNode)
-                and body.graph == graph
-                and body.node_type is NodeType.LAUNCH
-            ]
-            accesses_by_nodes = [
-                _access(third + node, ACCESS_MODES[(second + node) % 4], node) for node in kernels
-            ]
-            self.call(GraphLaunch(stream, graph, executable=graph), *accesses_by_nodes)
+    def add_graph(self, second: int, third: int) -> None:
+        graph = len(self.node_types) + 1
+        self.node_types[graph] = {
+            node: NodeType.COPY if (second + node) % 3 else NodeType.LAUNCH for node in range(1, 5)
+        }
+        for node in self.node_types[graph]:
+            self.add_node(graph, node, second, third)
+        for before, after in GRAPH_EDGES[third % len(GRAPH_EDGES)]:
+            self.call(GraphEdge(graph, before, after))
+
+    def add_node(self, graph: int, node: int, second: int, third: int) -> None:
+        """Add a node, or change the accesses of a node of this graph."""
+        node_type = self.node_types[graph][node]
+        self.call(
+            GraphNode(graph, node, node_type),
+            *self.accesses(node, second, third, node_type),
+        )
+
+    def launch_graph(self, stream: int, second: int, third: int) -> None:
+        graph = second % len(self.node_types) + 1
+        kernels = [
+            node
+            for node, node_type in self.node_types[graph].items()
+            if node_type is NodeType.LAUNCH
+        ]
+        accesses = [
+            _access(third + node, ACCESS_MODES[(second + node) % 4], node) for node in kernels
+        ]
+        recorded = [Accessed(node) for node in kernels if third % 3]
+        self.call(GraphLaunch(stream, graph, executable=graph), *accesses, *recorded)
 
     def accesses(self, node: int, second: int, third: int, node_type: NodeType) -> list[Access]:
         if node_type is NodeType.LAUNCH:
