@@ -114,10 +114,6 @@ class _TraceBuilder:
                         stream, second % BYTE_COUNT, 1 + third % (BYTE_COUNT - second % BYTE_COUNT)
                     )
                 )
-            case "record":
-                self.call(EventRecord(event, stream))
-            case "wait":
-                self.call(StreamWait(stream, event))
             case "graph":
                 self.add_graph(second, third)
                 self.launch_graph(stream, second, third)
@@ -127,19 +123,18 @@ class _TraceBuilder:
                 self.launch_graph(stream, second, 0)
             case "change node" if self.node_types:
                 self.add_node(second % len(self.node_types) + 1, third % 4 + 1, first, second)
-            case "host function":
-                self.host_function_count += 1
-                self.host_functions.append(
-                    EventRecord(EVENT_COUNT + self.host_function_count, stream)
-                )
-                self.call(self.host_functions[-1])
-            case "run function":
-                self.run_host_function(second)
+            case "host function" | "run function":
+                self.use_host_function(step_name, stream, second)
             case _:
-                self.wait(step_name, stream, event)
+                self.synchronize(step_name, stream, event)
 
-    def run_host_function(self, number: int) -> None:
-        """Run the first host function of one of the streams that have any."""
+    def use_host_function(self, step_name: str, stream: int, number: int) -> None:
+        """Enqueue a host function, or run the first one of one of the streams that have any."""
+        if step_name == "host function":
+            self.host_function_count += 1
+            self.host_functions.append(EventRecord(EVENT_COUNT + self.host_function_count, stream))
+            self.call(self.host_functions[-1])
+            return
         streams = sorted({function.stream for function in self.host_functions})
         if not streams:
             return
@@ -151,8 +146,12 @@ class _TraceBuilder:
             HostCall(stream, HostCallPhase.END, function.event),
         )
 
-    def wait(self, step_name: str, stream: int, event: int) -> None:
+    def synchronize(self, step_name: str, stream: int, event: int) -> None:
         match step_name:
+            case "record":
+                self.call(EventRecord(event, stream))
+            case "wait":
+                self.call(StreamWait(stream, event))
             case "sync stream":
                 self.call(StreamSync(stream))
             case "query stream":
