@@ -84,7 +84,9 @@ class LastSync:
     recorded_stack: tuple[Frame, ...]  # call stack of the call `recorded_seq`
     recorded_site: int  # index of the call site in `recorded_stack`
     waited_seq: int  # number of the call that waited, or of the execution of the host function
-    waited_stack: tuple[Frame, ...]  # call stack of the wait, or of the call that enqueued the host function
+    waited_stack: tuple[
+        Frame, ...
+    ]  # call stack of the wait, or of the call that enqueued the host function
     waited_site: int  # index of the call site in `waited_stack`
 
 
