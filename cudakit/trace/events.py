@@ -221,10 +221,9 @@ class HostCall:
     """A host function that was enqueued in a stream began or returned.
 
     ``event`` is the number of an event that the recorder itself recorded in the stream, directly before the
-    program enqueued the host function (``EventRecord``). The beginning of the function has the effect of a wait
-    of the host for this event: work that was enqueued after the function is not ordered. The number is 0 in
-    older traces, in which the beginning of the function has the effect of a wait of the host for all work that
-    was enqueued in the stream until then.
+    program enqueued the host function (``EventRecord``). When the function begins, the host is ordered after
+    this event, but not after work that was enqueued after the function. The number is 0 in older traces:
+    there, the host is ordered after all work that was enqueued in the stream before the function began.
     """
 
     kind: ClassVar[EventKind] = EventKind.HOST_CALL
