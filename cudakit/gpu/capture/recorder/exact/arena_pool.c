@@ -171,6 +171,8 @@ static void read_arena(arena_pool *pool, launch_arena *arena, bool must_wait)
     if (!job)
         return;
     const bool is_copied = arena->memory.device_memory && arena_copy_all(&arena->memory, &job->copy);
+    if (is_copied)
+        space_count_used(arena->launch_count, &job->copy);
     pthread_mutex_lock(&recorder_lock);
     if (is_copied && !arena->is_attribution_lost)
         space_store_needed(arena, &job->copy);
