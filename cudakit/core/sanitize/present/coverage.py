@@ -99,7 +99,8 @@ def _access_notes(coverage: Coverage) -> Iterator[Note]:
         verb = "stores" if coverage.launches_whole_tensor == 1 else "store"
         yield Note(
             "info",
-            f"{store_count_text} of the exact launches {verb} to an unknown part of a tensor",
+            f"{store_count_text} of the exact launches {verb} through tensor maps: "
+            "the whole tensor counts as written",
         )
     if coverage.arenas_bytes:
         memory_text = format_bytes(coverage.arenas_bytes)
