@@ -87,7 +87,7 @@ class GraphAccesses:
     """The accesses of a graph launch. Launches with equal accesses share one object."""
 
     order: NodeOrder
-    nodes: tuple[NodeAccesses, ...]  # in topological order
+    nodes: tuple[NodeAccesses, ...]  # nodes in topological order
     # The number of kernel nodes of each precision.
     kernel_counts: tuple[tuple[LaunchPrecision, int], ...]
 
