@@ -43,7 +43,7 @@ HANDLER_FIELDS: Final[dict[EventKind, tuple[str, ...]]] = {
     EventKind.STREAM_SYNC: (),
     EventKind.STREAM_QUERY_OK: (),
     EventKind.CONTEXT_SYNC: (),
-    EventKind.HOST_CALL: ("phase",),
+    EventKind.HOST_CALL: ("phase", "event"),
     EventKind.CAPTURE_BEGIN: ("graph",),
     EventKind.CAPTURE_END: ("graph",),
     EventKind.GRAPH_NODE: ("graph", "node", "node_type"),
