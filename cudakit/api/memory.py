@@ -87,7 +87,8 @@ def memviz_what_if(
     recording applies. Raises InputError for invalid settings, SnapshotError for a bad file or a file without
     a trace, UsageError if the file lacks the device.
 
-    >>> result = cudakit.memviz_what_if("examples/memory/varying_lengths.pkl.gz", "expandable_segments:True")
+    >>> path = "examples/memory/varying_lengths.pkl.gz"
+    >>> result = cudakit.memviz_what_if(path, "expandable_segments:True")
     >>> result.devices[0].headline
     'expandable_segments:True would have let the failed request succeed, with 130 GiB reserved at the peak'
     """

@@ -346,12 +346,13 @@ def output_options(
     formats: Sequence[str],
     *,
     old: Mapping[str, str] = MappingProxyType({}),
-    json_help: str = "",
+    report_stream: str = "standard output",
     format_limits: str = "",
 ) -> Decorator:
     """Add ``--json -o -f -q`` to a command, which receives them as the keyword ``output: OutputOptions``.
 
     ``old`` maps options of earlier versions to formats: ``--perfetto FILE`` still writes a perfetto.json.
+    ``report_stream`` is the stream to which the command writes its report and its JSON document.
     ``format_limits`` is a sentence of the help of ``-o`` on options with fewer formats.
     """
 
@@ -367,7 +368,9 @@ def output_options(
             return command(output=output, **other_options)
 
         options = option_group(
-            OUTPUT, *_output_decorators(formats, json_help, format_limits), *map(_old_option, old)
+            OUTPUT,
+            *_output_decorators(formats, report_stream, format_limits),
+            *map(_old_option, old),
         )
         return with_options(options, call_with_options)
 
@@ -381,9 +384,10 @@ def suffixes(formats: Sequence[str]) -> str:
 
 
 def _output_decorators(
-    formats: Sequence[str], json_help: str, format_limits: str
+    formats: Sequence[str], report_stream: str, format_limits: str
 ) -> tuple[Decorator, ...]:
     limits_text = f"{format_limits} " if format_limits else ""
+    stream_text = "" if report_stream == "standard output" else f" on {report_stream}"
     return (
         option(
             "-o",
@@ -392,7 +396,7 @@ def _output_decorators(
             type=FILE,
             metavar="FILE",
             multiple=True,
-            help="Write the report to FILE instead of the terminal; - is standard output. The suffix "
+            help=f"Write the report to FILE instead of the terminal; - is {report_stream}. The suffix "
             f"selects the format: {suffixes(formats)}. {limits_text}Repeatable.",
         ),
         option("-f", "--force", is_flag=True, help="Replace existing files."),
@@ -400,7 +404,7 @@ def _output_decorators(
             "--json",
             "json",
             is_flag=True,
-            help=json_help or "Print the result, or the error, as one JSON document.",
+            help=f"Print the result, or the error, as one JSON document{stream_text}.",
         ),
         option(
             "-q",

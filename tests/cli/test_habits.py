@@ -158,15 +158,18 @@ def test_output_options_have_the_same_names_and_help_on_every_command() -> None:
                 names = ", ".join(option.opts)
                 text = re.sub(r"(?<=format: ).*(?=\. Repeatable)", "", option.help or "")
                 described.setdefault(names, set()).add(
-                    (name if name == "run" and "--json" in names else "", text)
+                    (
+                        name if name == "run" and option.opts[-1] in ("--json", "--output") else "",
+                        text,
+                    )
                 )
         assert {"-o, --output", "-f, --force", "--json", "-q, --quiet"} <= {
             ", ".join(option.opts) for option in group
         }
 
-    # The JSON of run goes to standard error, because standard output belongs to the program.
+    # The report and the JSON of run go to standard error, because standard output belongs to the program.
     assert {names: len(texts) for names, texts in described.items()} == {
-        "-o, --output": 1,
+        "-o, --output": 2,
         "-f, --force": 1,
         "--json": 2,
         "-q, --quiet": 1,

@@ -186,7 +186,10 @@ def nccl(
         with _local_session(gpu, ranks, rank_timeout) as session:
             return _measure_and_report(spec, gpu, session, output)
     if ranks not in (None, launch.rank_count):
-        raise click.UsageError(f"{launch.launcher} started {launch.rank_count} ranks, not {ranks}")
+        raise UsageError(
+            f"--ranks is {ranks}, but {launch.launcher} started {launch.rank_count} ranks",
+            hint="remove --ranks",
+        )
     if launch.rank:
         return _serve_rank_0(spec, gpu, launch, rendezvous, rank_timeout)
     with _process_session(spec, gpu, launch, rendezvous, rank_timeout) as session:

@@ -98,8 +98,9 @@ def ops(
     eager      the GPU time of one execution
     graph      the GPU time of one execution in a CUDA graph of many
 
-    matmul is computed by cuBLASLt (pip install 'cudakit[bench]') on square matrices of N elements. softmax
-    has rows of 10,000 elements. At the default sizes, the report compares the times with cudakit's targets.
+    matmul is computed by cuBLASLt (pip install 'cudakit[bench]') on square matrices of about N elements.
+    softmax has rows of 10,000 elements. At the default sizes, the report compares the times with cudakit's
+    targets.
 
     \b
     cudakit bench ops

@@ -139,24 +139,23 @@ def tuned_algorithms(
     with opened_gpu(gpu, quiet=True) as (device, _, run_context):
         machine = tuning_machine(device, run_context)
     tuned_gemms = earlier_tuning.results_for(machine)
-    _warn_missing(path, sum((gemm, settings) not in tuned_gemms for gemm in gemms), len(gemms))
+    missing_count = sum((gemm, settings) not in tuned_gemms for gemm in gemms)
+    gemms_text = f"{len(gemms)} GEMM{'s' if len(gemms) > 1 else ''}"
+    if missing_count:
+        subject = "it uses" if missing_count == 1 else "they use"
+        click.echo(
+            f"cudakit: {printable(path)} has no algorithm for {missing_count} of {gemms_text} with these "
+            f"settings; {subject} the default algorithm",
+            err=True,
+        )
     algorithms = earlier_tuning.algorithms_for(machine, settings)
     used_count = sum(gemm in algorithms for gemm in gemms)
     click.echo(
         f"cudakit: {printable(path)} has a faster algorithm than the default for {used_count} of "
-        f"{len(gemms)} GEMM{'s' if len(gemms) > 1 else ''}",
+        f"{gemms_text}",
         err=True,
     )
     return algorithms
-
-
-def _warn_missing(path: str, missing_count: int, gemm_count: int) -> None:
-    if missing_count:
-        click.echo(
-            f"cudakit: {printable(path)} has no algorithm for {missing_count} of {gemm_count} GEMMs with "
-            "these settings; they use the default algorithm",
-            err=True,
-        )
 
 
 def tune(spec: GemmSpec, gpu: str, output: OutputOptions, tune_options: TuneOptions) -> ExitCode:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import cache, partial
 
 import click
 
@@ -55,11 +56,9 @@ def show_once(
         activity=counts_activity(selected_fields), processes=view.processes, topology=view.topology
     )
     filtered_result = replace(result, devices=filter_devices(result, view.ids))
-    outputs.write(
-        report_of(
-            filtered_result, view, selected_fields, warn_simulated=lambda: _warn_simulated(machine)
-        )
-    )
+    # The cache makes several CSV outputs warn only once.
+    warn_simulated = cache(partial(_warn_simulated, machine))
+    outputs.write(report_of(filtered_result, view, selected_fields, warn_simulated=warn_simulated))
 
 
 def counts_activity(selected_fields: tuple[FieldInfo, ...], *, watching: bool = False) -> bool:

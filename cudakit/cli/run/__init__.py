@@ -210,7 +210,7 @@ def _options(command: Callable[..., Any]) -> Callable[..., Any]:
 @output_options(
     (*FORMATS, *ACTIVITY_FORMATS),
     format_limits=f"With --sanitize: {suffixes(FORMATS)}. With --profile: all but .sarif.",
-    json_help="Print the result, or the error, as one JSON document on standard error.",
+    report_stream="standard error",
 )
 @click.argument(
     "words",

@@ -32,9 +32,10 @@ def parse_device(device: str | int) -> int:
     """Return the index of a device, or HOST for "host". Raises UsageError for another value."""
     if device == "host":
         return HOST
-    if isinstance(device, str):
-        device = device.removeprefix("cuda:")
-    return _whole_number(device, "device", "use 0, cuda:0 or host")
+    index = device.removeprefix("cuda:") if isinstance(device, str) else device
+    if isinstance(index, str) and not index.isdecimal():
+        index = device  # the error then names the value as it was written
+    return _whole_number(index, "device", "use 0, cuda:0 or host")
 
 
 def parse_stream(stream: str | int) -> int:

@@ -218,11 +218,13 @@ def _allocation(device: Device) -> Iterator[Finding]:
         return iter(())
     blocked_ns, idle_ns = sum(row.blocked_ns for row in rows), device.measured.idle.allocation_ns
     largest_wait = max(rows, key=lambda row: (row.idle_ns, row.blocked_ns))
+    site_text = _at_site(largest_wait.stack, largest_wait.site)
+    function = largest_wait.function
+    main_source = f"mainly{site_text} ({function})" if site_text else f"mainly in {function}"
     return _finding(
         device,
         "allocation",
-        f"The driver allocates or frees memory {_per_step(device, call_count)}, most"
-        f"{_at_site(largest_wait.stack, largest_wait.site) or ' often'} ({largest_wait.function}). "
+        f"The driver allocates or frees memory {_per_step(device, call_count)}, {main_source}. "
         f"This leaves the GPU idle for {_share_text(device, idle_ns)} of the time, "
         "and delays later launches.",
         min(blocked_ns, idle_ns + device.measured.idle.launch_ns),

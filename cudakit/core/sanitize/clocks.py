@@ -10,7 +10,7 @@ stored.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import repeat
 from typing import Final, TypeAlias
 
@@ -123,6 +123,18 @@ class Call:
     # The release of a stream-ordered free: the driver orders the next allocation of the memory after it.
     release: Release | None = None
     collective: CollectiveOperation | None = None  # the collective of the call, or None
+
+    def in_launch(self, launch: Call) -> Call:
+        """Return the call that added a graph node as a part of a launch of the graph."""
+        return replace(
+            self,
+            seq=launch.seq,
+            stream=launch.stream,
+            site=self.site or launch.site,
+            program_call=launch.program_call,
+            capturing_call=self.program_call,
+            innermost_range=launch.innermost_range,
+        )
 
 
 @dataclass(slots=True, eq=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from cudakit.core.sanitize.access_state import ReportedPairs
@@ -15,6 +15,7 @@ from cudakit.core.sanitize.clocks import (
     Clock,
     MemoryAccess,
 )
+from cudakit.core.sanitize.graph_accesses import NodeOrder
 from cudakit.core.sanitize.races import Confidence
 
 _CONFIDENCE_RANK = {Confidence.POSSIBLE: 0, Confidence.LIKELY: 1, Confidence.CERTAIN: 2}
@@ -35,13 +36,12 @@ class Conflict:
 class ConflictChecker:
     """Collects the conflicts of one access at a time, and calls ``on_conflict`` for those that are reported.
 
-    During the check of a graph launch, ``ancestors`` maps each node to a bit mask of the nodes that happen
-    before it.
+    During the check of a graph launch, ``node_order`` is the order of the graph's nodes.
     """
 
     def __init__(self, on_conflict: Callable[[Conflict], None]) -> None:
         self._on_conflict = on_conflict
-        self.ancestors: Mapping[int, int] = {}
+        self.node_order = NodeOrder((), {})
         # Conflicts of the current access, by slot and graph node of the earlier access.
         self.pending_conflicts: dict[tuple[int, int], Conflict] = {}
 
@@ -116,7 +116,7 @@ class ConflictChecker:
         return _is_one_launch(conflict) and any(
             pending_slot == slot
             and later_node != node
-            and self.ancestors.get(later_node, 0) >> node & 1
+            and self.node_order.precedes(node, later_node)
             for pending_slot, later_node in self.pending_conflicts
         )
 
@@ -144,8 +144,8 @@ class ConflictChecker:
         first_node, second_node = first_access.call.node, second_access.call.node
         return (
             first_node == second_node
-            or bool(self.ancestors.get(second_node, 0) >> first_node & 1)
-            or bool(self.ancestors.get(first_node, 0) >> second_node & 1)
+            or self.node_order.precedes(first_node, second_node)
+            or self.node_order.precedes(second_node, first_node)
         )
 
 

@@ -132,7 +132,6 @@ def _open_ranges(call: Call, strings: Sequence[str]) -> Iterator[NamedRange]:
 
 
 _LAUNCH: Final = int(EventKind.LAUNCH)
-_ACCESSED: Final = int(EventKind.ACCESSED)
 _AccessHandler: TypeAlias = Callable[[AccessRows], None]
 
 # Number of records that are decoded at a time, which limits the memory that decoding needs.
@@ -272,7 +271,7 @@ class Engine:
         if batch.leading_rows is not None:
             self._add_accesses(batch.leading_rows)
         for kind, rows in zip(batch.kinds, batch.following_rows, strict=True):
-            if graphs.current_launch is not None and kind != _ACCESSED:
+            if graphs.current_launch is not None:
                 self._finish_graph_launch()
             if kind == _LAUNCH:  # the most frequent kind is handled without a lookup
                 call = next(calls[_LAUNCH])[0]
@@ -418,7 +417,6 @@ class Engine:
             EventKind.GRAPH_LAUNCH: graphs.add_launch,
             EventKind.MEMOP: syncs.apply_memop,
             EventKind.GAP: self._add_gap,
-            EventKind.ACCESSED: graphs.mark_accessed,
             EventKind.ARENAS: self._set_arena_size,
             EventKind.COMMUNICATOR: self._collectives.add_communicator,
             EventKind.COLLECTIVE: self._collectives.add_collective,

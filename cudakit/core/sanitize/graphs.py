@@ -7,14 +7,19 @@ the nodes. Rules: CUDA C++ Programming Guide, "CUDA Graphs".
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from graphlib import CycleError, TopologicalSorter
+from dataclasses import dataclass, field
 
 from cudakit.core.sanitize.clocks import ASSUMED, SUMMARY, Call, Clock, Release
+from cudakit.core.sanitize.graph_accesses import GraphAccesses, NodeAccesses, NodeOrder
 from cudakit.core.sanitize.ordering import StreamOrder
 from cudakit.core.sanitize.races import Coverage, LaunchPrecision, Sync, SyncKind
-from cudakit.core.sanitize.record_batch import AccessRows, least_precise_access, rows_by_node
+from cudakit.core.sanitize.record_batch import (
+    AccessRows,
+    exact_and_lost_nodes,
+    least_precise_access,
+    record_contents,
+    rows_by_node,
+)
 from cudakit.core.sanitize.shadow_memory import Shadow
 from cudakit.trace.kinds import EventKind, NodeType
 
@@ -44,75 +49,83 @@ class Graph:
     """The nodes of a graph and their order."""
 
     def __init__(self) -> None:
+        self.version = 0  # number of changes
         self._nodes: dict[int, Node] = {}
         self._predecessors: dict[int, list[int]] = {}
-        self._ancestors: dict[int, int] | None = None  # computed when first needed
+        self._order: NodeOrder | None = None  # computed when first needed
 
     def add_node(self, call: Call, node: int, node_type: int) -> None:
         """Add a node, which replaces a node with the same number."""
         call.kind = _EVENT_KINDS.get(NodeType(node_type), EventKind.GRAPH_LAUNCH)
         call.node = node
         if node not in self._nodes:
-            self._ancestors = None
+            self._order = None
         self._nodes[node] = Node(call)
+        self.version += 1
 
     def add_edge(self, predecessor: int, successor: int) -> None:
         """Order the node ``successor`` after the node ``predecessor``."""
         self._predecessors.setdefault(successor, []).append(predecessor)
-        self._ancestors = None
+        self._order = None
+        self.version += 1
 
     def add_accesses(self, rows: AccessRows) -> None:
         """Add accesses that nodes perform in each launch."""
         for node, access_records in rows_by_node(rows):
             if node in self._nodes:
                 self._nodes[node].accesses += access_records
+        self.version += 1
 
     def add_collective(self, call: Call, rows: bytes) -> None:
         """Add a collective that a kernel node performs in each launch."""
         if call.node in self._nodes:
             self._nodes[call.node].collectives.append((call, rows))
+        self.version += 1
 
     def __len__(self) -> int:
         return len(self._nodes)
 
-    @property
-    def ancestors(self) -> Mapping[int, int]:
-        """For each node, in topological order, a bit mask of the nodes that happen before it."""
-        if self._ancestors is None:
-            self._ancestors = {}
-            for node in self._topological_order():
-                ancestor_bits = 0
-                for predecessor in self._predecessors.get(node, ()):
-                    ancestor_bits |= self._ancestors.get(predecessor, 0) | 1 << predecessor
-                self._ancestors[node] = ancestor_bits
-        return self._ancestors
-
-    def node(self, node_number: int) -> Node:
-        return self._nodes[node_number]
-
-    @property
-    def kernel_nodes(self) -> Iterator[int]:
-        """The numbers of the kernel nodes."""
-        return (
-            node_number
-            for node_number, node in self._nodes.items()
-            if node.call.kind == EventKind.LAUNCH
+    def launch_accesses(self, rows: AccessRows) -> GraphAccesses:
+        """Return the accesses of a launch whose recorded accesses are ``rows``."""
+        if self._order is None:
+            self._order = NodeOrder(self._nodes, self._predecessors)
+        recorded_accesses = dict(rows_by_node(rows))
+        exact_nodes, lost_nodes = exact_and_lost_nodes(rows)
+        accesses_of_nodes: list[NodeAccesses] = []
+        kernel_counts: Counter[LaunchPrecision] = Counter()
+        for position, node_number in enumerate(self._order.nodes):
+            node, is_exact = self._nodes[node_number], node_number in exact_nodes
+            access_records = recorded_accesses.get(node_number, b"")
+            if not is_exact:
+                access_records = node.accesses + access_records
+            if node.call.kind == EventKind.LAUNCH:
+                is_lost = node_number in lost_nodes
+                kernel_counts[_kernel_precision(node, access_records, is_exact, is_lost)] += 1
+            accesses_of_nodes += [
+                NodeAccesses(call, position, records)
+                for call, records in (*node.collectives, (node.call, access_records))
+                if records
+            ]
+        return GraphAccesses(
+            self._order, tuple(accesses_of_nodes), tuple(sorted(kernel_counts.items()))
         )
 
-    def _topological_order(self) -> list[int]:
-        """List the nodes in topological order: in order of their numbers if no edge contradicts that."""
-        if all(
-            predecessor < node
-            for node, predecessors in self._predecessors.items()
-            for predecessor in predecessors
-        ):
-            return sorted(self._nodes)
-        try:
-            sorted_nodes = TopologicalSorter(self._predecessors).static_order()
-            all_nodes = dict.fromkeys([*sorted_nodes, *self._nodes])
-        except CycleError:  # the trace is damaged: CUDA accepts no graph with a cycle
-            return sorted(self._nodes)
-        return [node for node in all_nodes if node in self._nodes]
+
+def _kernel_precision(
+    node: Node, access_records: bytes, is_exact: bool, is_lost: bool
+) -> LaunchPrecision:
+    """Return the precision of a kernel node in a launch; a node without any access counts as assumed.
+
+    ``is_exact``: all accesses of the node were recorded. ``is_lost``: some recorded accesses were lost.
+    """
+    if node.collectives:
+        return LaunchPrecision.EXACT
+    least_precise_value = least_precise_access(access_records) if access_records else ASSUMED
+    if not is_exact and (is_lost or least_precise_value >= ASSUMED):
+        return LaunchPrecision.ASSUMED
+    if access_records and least_precise_value == SUMMARY:
+        return LaunchPrecision.WHOLE_TENSOR
+    return LaunchPrecision.EXACT
 
 
 @dataclass(slots=True)
@@ -120,59 +133,41 @@ class GraphLaunch:
     """A graph launch whose accesses are being collected."""
 
     call: Call
-    graph: Graph
+    graph: int  # number of the graph
     slot: int
     tick: int
     clock: Clock
-    accesses_by_node: dict[int, bytes] = field(default_factory=dict)  # recorded accesses by node
-    exact_nodes: set[int] = field(default_factory=set)  # nodes whose accesses were all recorded
-    lost_nodes: set[int] = field(default_factory=set)  # nodes of which some accesses were lost
+    # The records of the accesses that nodes performed in this launch.
+    rows: list[AccessRows] = field(default_factory=list)
 
-    def node_accesses(self) -> Iterator[tuple[Call, AccessRows]]:
-        """Yield the call and the accesses of each node that has accesses, in topological order."""
-        launch = self.call
-        for node_number in self.graph.ancestors:
-            node = self.graph.node(node_number)
-            for node_call, access_records in (
-                *node.collectives,
-                (node.call, self._accesses(node_number)),
-            ):
-                if access_records:
-                    call = replace(
-                        node_call,
-                        seq=launch.seq,
-                        stream=launch.stream,
-                        site=node_call.site or launch.site,
-                        program_call=launch.program_call,
-                        capturing_call=node_call.program_call,
-                        innermost_range=launch.innermost_range,
-                    )
-                    yield call, memoryview(access_records)
 
-    def launch_precision(self, node_number: int) -> LaunchPrecision:
-        """Return the precision of a node; a node without any recorded access counts as assumed."""
-        if self.graph.node(node_number).collectives:
-            return LaunchPrecision.EXACT
-        access_records = self._accesses(node_number)
-        least_precise_value = least_precise_access(access_records) if access_records else ASSUMED
-        if node_number not in self.exact_nodes and (
-            node_number in self.lost_nodes or least_precise_value >= ASSUMED
-        ):
-            return LaunchPrecision.ASSUMED
-        return (
-            LaunchPrecision.WHOLE_TENSOR
-            if access_records and least_precise_value == SUMMARY
-            else LaunchPrecision.EXACT
-        )
+# Maximum size in bytes of the accesses that are stored for later launches.
+MAX_STORED_BYTES = 16 << 20
 
-    def _accesses(self, node_number: int) -> bytes:
-        """Return the accesses of a node: the recorded ones and, unless they are exact, the assumed ones."""
-        recorded_accesses = self.accesses_by_node.get(node_number, b"")
-        return (
-            recorded_accesses
-            if node_number in self.exact_nodes
-            else self.graph.node(node_number).accesses + recorded_accesses
-        )
+
+class LaunchAccessCache:
+    """The accesses of the last graph launches, which later launches share if they have equal records."""
+
+    def __init__(self) -> None:
+        # Accesses by the number and version of the graph, and the contents of the launch's records, least
+        # recently used first.
+        self._accesses_by_key: dict[tuple[int, int, bytes], GraphAccesses] = {}
+        self.stored_bytes = 0
+
+    def accesses_of(self, launch: GraphLaunch, graph: Graph) -> GraphAccesses:
+        """Return the accesses of a launch, after all its records were collected."""
+        rows = launch.rows[0] if len(launch.rows) == 1 else memoryview(b"".join(launch.rows))
+        key = launch.graph, graph.version, record_contents(rows)
+        accesses = self._accesses_by_key.pop(key, None)
+        if accesses is None:
+            accesses = graph.launch_accesses(rows)
+            self.stored_bytes += accesses.size_bytes + len(key[2])
+        self._accesses_by_key[key] = accesses
+        while self.stored_bytes > MAX_STORED_BYTES:
+            oldest_key = next(iter(self._accesses_by_key))
+            oldest_accesses = self._accesses_by_key.pop(oldest_key)
+            self.stored_bytes -= oldest_accesses.size_bytes + len(oldest_key[2])
+        return accesses
 
 
 UNKNOWN_GRAPH = "launch of a graph whose nodes were not recorded"
@@ -197,6 +192,7 @@ class GraphTracker:
             int, tuple[Release, Call]
         ] = {}  # the last launch of each executable graph
         self._last_graph = Graph()  # graph to which a node was added last
+        self._cache = LaunchAccessCache()
         # The launch whose accesses are being collected; None after ``finish_launch``.
         self.current_launch: GraphLaunch | None = None
 
@@ -232,34 +228,25 @@ class GraphTracker:
         stream.release()
         clock = stream.clock.copy()
         clock[stream.slot] = stream.tick - 1
-        self.current_launch = GraphLaunch(call, self._graph(graph), stream.slot, stream.tick, clock)
+        self.current_launch = GraphLaunch(call, graph, stream.slot, stream.tick, clock)
         self._stream_order.enqueue(call)
         self._last_launches[executable] = stream.release(), call
 
     def add_launch_accesses(self, rows: AccessRows) -> None:
         """Add accesses that nodes performed in the current launch."""
         if self.current_launch is not None:
-            recorded_accesses = self.current_launch.accesses_by_node
-            for node, access_records in rows_by_node(rows):
-                recorded_accesses[node] = recorded_accesses.get(node, b"") + access_records
-
-    def mark_accessed(self, call: Call, node: int, is_exact: bool) -> None:
-        """Record whether all accesses of a node in the current launch are exact, or some were lost."""
-        if self.current_launch is not None and self.current_launch.call.seq == call.seq:
-            (self.current_launch.exact_nodes if is_exact else self.current_launch.lost_nodes).add(
-                node
-            )
+            self.current_launch.rows.append(rows)
 
     def finish_launch(self) -> None:
         """Check the accesses of the current launch, after all of them were collected."""
         graph_launch, self.current_launch = self.current_launch, None
         if graph_launch is None:
             return
-        for kernel_node in graph_launch.graph.kernel_nodes:
-            self._coverage.count(graph_launch.launch_precision(kernel_node))
-        self._shadow.checker.ancestors = graph_launch.graph.ancestors
-        for call, accesses in graph_launch.node_accesses():
-            self._shadow.add_all(accesses, call, graph_launch)
+        accesses = self._cache.accesses_of(graph_launch, self._graph(graph_launch.graph))
+        for launch_precision, kernel_count in accesses.kernel_counts:
+            self._coverage.count(launch_precision, kernel_count)
+        self._shadow.checker.node_order = accesses.order
+        self._shadow.add_graph_launch(accesses, graph_launch.call, graph_launch)
 
     def prune(self) -> None:
         """Remove the launches that all future work happens after."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from cudakit.core.sanitize.clocks import Call, Clock, Release, Timeline
@@ -53,7 +54,15 @@ class Stream(Timeline):
     ``clock_version`` is the version of the order (``StreamOrder.current_version``) at the last clock update.
     """
 
-    __slots__ = ("clock_version", "context", "first_tick", "flag", "graph", "number")
+    __slots__ = (
+        "clock_version",
+        "context",
+        "first_tick",
+        "flag",
+        "graph",
+        "number",
+        "wait_before_first_use",
+    )
 
     def __init__(
         self,
@@ -72,6 +81,7 @@ class Stream(Timeline):
         self.first_tick = tick  # earlier ticks belong to a destroyed stream with the same slot
         self.clock_version = _OUTDATED_VERSION
         self.graph = 0  # number of the graph into which work is captured; 0 if it is not captured
+        self.wait_before_first_use: HostWait | None = None
 
     def release(self) -> Release:
         """Return a release of all enqueued work. The next operation has a greater tick."""
@@ -80,6 +90,26 @@ class Stream(Timeline):
             self.tick += 1
             self.clock_version = _OUTDATED_VERSION
         return self._last_release
+
+
+class HostWait(NamedTuple):
+    """A wait of the host for a stream without work, which orders nothing. Reports of races mention it."""
+
+    sync: Sync
+    slot: int  # slot of the host thread
+    tick: int  # tick of the host thread that began with the wait
+
+
+@dataclass(slots=True)
+class UnusedStream:
+    """A non-blocking stream without work.
+
+    It has no slot: PyTorch and JAX create dozens of streams that they never use, and the time to update a
+    clock is proportional to the number of slots.
+    """
+
+    context: int
+    first_wait: HostWait | None = None  # the first wait of the host for the stream
 
 
 class StreamOrder:
@@ -98,10 +128,7 @@ class StreamOrder:
             tuple[int, int]
         ] = []  # slots of removed streams, with their next ticks
         self._streams: dict[int, Stream] = {}
-        # The flag and the context of each stream that was created and not used since, by number. Such streams
-        # get no slot: PyTorch and JAX create dozens of streams that they never use, and the time to update a
-        # clock is proportional to the number of slots.
-        self._unused_streams: dict[int, tuple[StreamFlag, int]] = {}
+        self._unused_streams: dict[int, UnusedStream] = {}
         self._contexts: dict[int, ContextStreams] = {}
         self._destroyed_streams: list[Stream] = []
         # Number of destroyed streams at which a new stream causes the next search for slots.
@@ -119,13 +146,12 @@ class StreamOrder:
     def stream(self, call: Call) -> Stream:
         """Return the stream of a call. A stream whose creation was not recorded counts as blocking."""
         stream = self._streams.get(call.stream)
+        if stream is None and (unused_stream := self._unused_streams.pop(call.stream, None)):
+            stream = self._add_stream(call.stream, StreamFlag.NON_BLOCKING, unused_stream.context)
+            stream.wait_before_first_use = unused_stream.first_wait
         if stream is None:
-            if call.stream not in self._unused_streams:
-                self.unrecorded_stream_count += 1
-            flag, context = self._unused_streams.pop(
-                call.stream, (StreamFlag.BLOCKING, call.context)
-            )
-            stream = self._add_stream(call.stream, flag, context)
+            self.unrecorded_stream_count += 1
+            stream = self._add_stream(call.stream, StreamFlag.BLOCKING, call.context)
         return stream
 
     def enqueue(self, call: Call) -> Stream | None:
@@ -138,8 +164,11 @@ class StreamOrder:
         return stream
 
     def create_stream(self, stream_number: int, flag: StreamFlag, context: int) -> None:
-        """Add a stream, which gets a slot when it is first used."""
-        self._unused_streams[stream_number] = flag, context
+        """Add a stream."""
+        if flag is StreamFlag.NON_BLOCKING:
+            self._unused_streams[stream_number] = UnusedStream(context)
+        else:
+            self._add_stream(stream_number, flag, context)
 
     def _add_stream(self, stream_number: int, flag: StreamFlag, context: int) -> Stream:
         """Add a stream with a slot."""
@@ -182,10 +211,13 @@ class StreamOrder:
         self.host = self._thread_timelines[thread]
         self.current_version += 1
 
-    def host_acquires(self, release: Release, call: Call) -> None:
-        """Order the host after a release, because ``call`` waits for it."""
+    def host_acquires(self, release: Release, call: Call, sync: Sync | None = None) -> None:
+        """Order the host after a release, because ``call`` waits for it.
+
+        ``sync`` is the synchronization to report; if it is None, ``call`` alone is reported.
+        """
         if release.tick > self.host.clock[release.slot]:
-            self.host.acquire(release, _single_call(SyncKind.HOST, call))
+            self.host.acquire(release, sync or _single_call(SyncKind.HOST, call))
             self.advance_host()
 
     def advance_host(self) -> None:
@@ -198,9 +230,9 @@ class StreamOrder:
 
         If this is the legacy default stream, order the host also after all blocking streams.
         """
-        flag_and_context = self._unused_streams.get(call.stream)
-        if flag_and_context is not None and flag_and_context[0] is not StreamFlag.LEGACY:
-            return  # the stream has no work to wait for
+        if call.stream in self._unused_streams:
+            self._wait_for_unused(self._unused_streams[call.stream], call)
+            return
         stream = self.stream(call)
         if stream.flag is StreamFlag.LEGACY:
             for blocking_stream in stream.context.blocking_streams:
@@ -212,6 +244,9 @@ class StreamOrder:
         context = self._contexts.get(call.context)
         for stream in context.streams if context else ():
             self.host_acquires(stream.release(), call)
+        for unused_stream in self._unused_streams.values():
+            if unused_stream.context == call.context:
+                self._wait_for_unused(unused_stream, call)
 
     def reuse_slots(self) -> None:
         """Free the slots of destroyed streams whose work happens before all host threads."""
@@ -237,9 +272,21 @@ class StreamOrder:
         """
         later_timeline = self._streams.get(later_number, self.host)
         earlier_stream = self._streams.get(earlier_number)
-        if earlier_stream is None or later_timeline.clock[slot] < earlier_stream.first_tick:
+        if earlier_stream is None:
             return None
-        return later_timeline.tick_syncs[slot]
+        if later_timeline.clock[slot] >= earlier_stream.first_tick:
+            return later_timeline.tick_syncs[slot]
+        early_wait = earlier_stream.wait_before_first_use
+        if early_wait is not None and later_timeline.clock[early_wait.slot] >= early_wait.tick:
+            return early_wait.sync
+        return None
+
+    def _wait_for_unused(self, unused_stream: UnusedStream, call: Call) -> None:
+        """Store the first wait of the host for a stream without work."""
+        if unused_stream.first_wait is None:
+            self.advance_host()
+            sync = _single_call(SyncKind.HOST, call)
+            unused_stream.first_wait = HostWait(sync, self.host.slot, self.host.tick)
 
     def _update_clock(self, stream: Stream, call: Call) -> None:
         """Order the next work of a stream after the host, and after streams that it waits for implicitly.
@@ -287,9 +334,9 @@ class Signal(NamedTuple):
     seq: int  # number of the call that made the release
     site: int  # index of the call stack of the call that made the release
 
-    def sync(self, call: Call) -> Sync:
+    def sync(self, kind: SyncKind, call: Call) -> Sync:
         """Return the synchronization by a call that waits for the release."""
-        return Sync(SyncKind.EVENT, self.seq, self.site, call.seq, call.site)
+        return Sync(kind, self.seq, self.site, call.seq, call.site)
 
 
 class SyncTracker:
@@ -347,12 +394,22 @@ class SyncTracker:
     def sync_context(self, call: Call) -> None:
         self._stream_order.sync_context(call)
 
-    def run_host_function(self, call: Call, phase: int) -> None:
-        """Order a host function after the stream's work, and the stream's next work after the function."""
-        if phase == HostCallPhase.BEGIN:
-            self.sync_stream(call)
+    def run_host_function(self, call: Call, phase: int, event: int) -> None:
+        """Order a host function after the work before it, and the stream's next work after the function.
+
+        ``event`` was recorded in the stream before the function was enqueued, so it covers the work
+        before the function. It is 0 in older traces: then all work of the stream counts as work before it.
+        """
+        if phase == HostCallPhase.END:
+            self._events.pop(event, None)  # no other call waits for this event
+            if self._stream_order.has_stream(call.stream):  # the stream may have been destroyed
+                self._stream_order.enqueue(call)
+        elif event:
+            if signal := self._events.get(event):
+                sync = signal.sync(SyncKind.HOST, call)
+                self._stream_order.host_acquires(signal.release, call, sync)
         else:
-            self._stream_order.enqueue(call)
+            self.sync_stream(call)
 
     def begin_capture(self, call: Call, graph: int) -> None:
         self._stream_order.capture_stream(self._stream_order.stream(call), graph)
@@ -407,4 +464,4 @@ class SyncTracker:
 
 def _wait_for_signal(stream: Stream, signal: Signal | None, call: Call) -> None:
     if signal is not None and signal.release.tick > stream.clock[signal.release.slot]:
-        stream.acquire(signal.release, signal.sync(call))
+        stream.acquire(signal.release, signal.sync(SyncKind.EVENT, call))

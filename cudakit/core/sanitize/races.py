@@ -115,12 +115,14 @@ class Sync:
     """
 
     kind: SyncKind
-    recorded_seq: int  # number of the call that recorded the event, or of the host's wait
-    recorded_site: int  # call stack of the event record, or of the host's wait
-    waited_seq: (
-        int  # number of the call that waited; for a wait of the host equal to ``recorded_seq``
-    )
-    waited_site: int  # call stack of the wait
+    # Number of the call that recorded the event, of the call that enqueued the host function, or of the
+    # host's wait.
+    recorded_seq: int
+    recorded_site: int  # call stack of the call with the number ``recorded_seq``
+    # Number of the call that waited, or of the beginning of the host function. For another wait of the host
+    # equal to ``recorded_seq``.
+    waited_seq: int
+    waited_site: int  # call stack of the wait, or of the call that enqueued the host function
 
 
 @dataclass(frozen=True, slots=True)

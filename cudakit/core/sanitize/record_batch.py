@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator
-from itertools import repeat
+from itertools import pairwise, repeat
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -43,7 +43,7 @@ HANDLER_FIELDS: Final[dict[EventKind, tuple[str, ...]]] = {
     EventKind.STREAM_SYNC: (),
     EventKind.STREAM_QUERY_OK: (),
     EventKind.CONTEXT_SYNC: (),
-    EventKind.HOST_CALL: ("phase",),
+    EventKind.HOST_CALL: ("phase", "event"),
     EventKind.CAPTURE_BEGIN: ("graph",),
     EventKind.CAPTURE_END: ("graph",),
     EventKind.GRAPH_NODE: ("graph", "node", "node_type"),
@@ -51,7 +51,6 @@ HANDLER_FIELDS: Final[dict[EventKind, tuple[str, ...]]] = {
     EventKind.GRAPH_LAUNCH: ("graph", "executable"),
     EventKind.MEMOP: ("address", "flag"),
     EventKind.GAP: ("reason", "count"),
-    EventKind.ACCESSED: ("node", "exact"),
     EventKind.ARENAS: ("size_bytes",),
     EventKind.COMMUNICATOR: ("communicator", "rank", "rank_count", "hash"),
     EventKind.COLLECTIVE: (
@@ -73,7 +72,12 @@ AccessRows: TypeAlias = memoryview
 _ACCESS_RECORD: Final = struct.Struct("<38xHQQBB6xqQI12x")
 _Mask: TypeAlias = npt.NDArray[np.bool_]
 _CALL_FIELDS: Final = ("stream", "context", "device", "thread", "site", "program_call")
-_IS_HANDLED: Final = np.isin(np.arange(1 << 16), (EventKind.ACCESS, *HANDLER_FIELDS))
+_IS_HANDLED: Final = np.isin(
+    np.arange(1 << 16), (EventKind.ACCESS, EventKind.ACCESSED, *HANDLER_FIELDS)
+)
+# Offset of the kind, with which the content begins that only records of a kind have.
+_KIND_OFFSET: Final[int] = RECORD.fields["kind"][1]  # type: ignore[index]
+_PRECISION_OFFSET: Final[int] = layout(EventKind.ACCESS).fields["precision"][1]  # type: ignore[index]
 
 
 class RecordBatch:
@@ -95,7 +99,9 @@ class RecordBatch:
 
     def __init__(self, records: Records, last_seq: int, ranges: RangeTracker) -> None:
         innermost_ranges = ranges.follow(records)
-        belongs_to_previous = _belongs_to_previous_call(records)
+        belongs_to_previous = (records["kind"] == EventKind.ACCESS) | (
+            records["kind"] == EventKind.ACCESSED
+        )
         is_stray = _find_stray_accesses(records, belongs_to_previous, last_seq)
         is_handled = _IS_HANDLED[records["kind"]] & ~is_stray
         self.stray_access_count = 0
@@ -146,24 +152,36 @@ def access_record(lo: int, hi: int, mode: int, precision: int, node: int) -> byt
     return _ACCESS_RECORD.pack(EventKind.ACCESS, lo, hi, mode, precision, 0, 0, node)
 
 
+def record_contents(rows: AccessRows) -> bytes:
+    """Return the contents of records without their common fields, such as the number of the call."""
+    records = np.frombuffer(rows, np.uint8).reshape(-1, RECORD_BYTES)
+    return records[:, _KIND_OFFSET:].tobytes()
+
+
 def rows_by_node(rows: AccessRows) -> Iterator[tuple[int, bytes]]:
     """Yield each node of a graph that has accesses, with the records of its accesses in order."""
     records = np.frombuffer(rows, RECORD)
     access_indices = np.flatnonzero(records["kind"] == EventKind.ACCESS)
-    access_nodes = view(records, EventKind.ACCESS)["node"][access_indices]
+    access_nodes = records.view(layout(EventKind.ACCESS))["node"][access_indices]
     node_order = np.argsort(access_nodes, kind="stable")
-    sorted_accesses = take_records(records, access_indices[node_order])
-    node_numbers, node_begins = np.unique(access_nodes[node_order], return_index=True)
-    node_ends = (*node_begins[1:].tolist(), len(sorted_accesses))
-    for node, begin, end in zip(
-        node_numbers.tolist(), node_begins.tolist(), node_ends, strict=False
-    ):
-        yield node, sorted_accesses[begin:end].tobytes()
+    sorted_bytes = take_records(records, access_indices[node_order]).tobytes()
+    sorted_nodes = access_nodes[node_order]
+    node_begins = np.flatnonzero(np.diff(sorted_nodes, prepend=-1)).tolist()
+    for begin, end in pairwise((*node_begins, len(sorted_nodes))):
+        yield int(sorted_nodes[begin]), sorted_bytes[begin * RECORD_BYTES : end * RECORD_BYTES]
+
+
+def exact_and_lost_nodes(rows: AccessRows) -> tuple[set[int], set[int]]:
+    """Return the nodes whose accesses in a graph launch were all recorded, and those that lost some."""
+    records = np.frombuffer(rows, RECORD)
+    accessed = records.view(layout(EventKind.ACCESSED))[records["kind"] == EventKind.ACCESSED]
+    is_exact = accessed["exact"] != 0
+    return set(accessed["node"][is_exact].tolist()), set(accessed["node"][~is_exact].tolist())
 
 
 def least_precise_access(rows: bytes) -> int:
     """Return the precision of the least precise of some accesses."""
-    return int(np.frombuffer(rows, layout(EventKind.ACCESS))["precision"].max())
+    return max(rows[_PRECISION_OFFSET::RECORD_BYTES])
 
 
 def _access_rows(records: Records, call_indices: list[int]) -> Iterator[AccessRows | None]:
@@ -183,16 +201,6 @@ def sorted_by_call(records: Records) -> Records:
     if np.all(seqs[1:] >= seqs[:-1]):
         return records
     return take_records(records, np.argsort(seqs, kind="stable"))
-
-
-def _belongs_to_previous_call(records: Records) -> _Mask:
-    """Mark the records that belong to the call before them: accesses, and ``Accessed`` events of launches."""
-    kinds = records["kind"]
-    belongs_to_previous: _Mask = kinds == EventKind.ACCESS
-    if len(accessed_indices := np.flatnonzero(kinds == EventKind.ACCESSED)):
-        accessed_nodes = view(records[accessed_indices], EventKind.ACCESSED)["node"]
-        belongs_to_previous[accessed_indices] = accessed_nodes == 0
-    return belongs_to_previous
 
 
 def _find_stray_accesses(records: Records, belongs_to_previous: _Mask, last_seq: int) -> _Mask:
@@ -215,9 +223,11 @@ def _record_precisions(
     launch_precisions[is_access & (precisions == Precision.SUMMARY)] = LaunchPrecision.WHOLE_TENSOR
     launch_precisions[is_access & (precisions >= Precision.ASSUMED)] = LaunchPrecision.ASSUMED
     if len(accessed_indices := np.flatnonzero(belongs_to_previous & ~is_access)):
-        is_exact = view(records[accessed_indices], EventKind.ACCESSED)["exact"]
-        launch_precisions[accessed_indices] = np.where(
-            is_exact, LaunchPrecision.EXACT, LaunchPrecision.ASSUMED
+        accessed = view(records[accessed_indices], EventKind.ACCESSED)
+        launch_precisions[accessed_indices] = np.select(
+            [accessed["node"] != 0, accessed["exact"] != 0],
+            [LaunchPrecision.UNKNOWN, LaunchPrecision.EXACT],
+            LaunchPrecision.ASSUMED,
         )
     return launch_precisions
 

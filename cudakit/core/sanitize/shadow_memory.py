@@ -33,6 +33,7 @@ from cudakit.core.sanitize.clocks import (
     Release,
 )
 from cudakit.core.sanitize.conflicts import ConflictChecker
+from cudakit.core.sanitize.graph_accesses import GraphAccesses
 from cudakit.core.sanitize.races import Allocation
 from cudakit.core.sanitize.record_batch import AccessRows, access_fields
 from cudakit.core.sanitize.strided import Range, StridedRange, StridedStates, strided_range
@@ -75,6 +76,11 @@ class Shadow(Protocol):
 
     def add_all(self, rows: AccessRows, call: Call, position: ClockPosition) -> None:
         """Check and store the accesses of a launch."""
+
+    def add_graph_launch(
+        self, accesses: GraphAccesses, launch: Call, position: ClockPosition
+    ) -> None:
+        """Check and store the accesses of a graph launch, whose nodes ``checker.node_order`` orders."""
 
     def add_free(self, access: MemoryAccess, clock: Clock) -> None:
         """Check and store a stream-ordered free. Each later access to the bytes is a race."""
@@ -165,6 +171,12 @@ class PythonShadow:
         for lo, hi, mode, precision, stride, element_count in access_fields(rows):
             access = MemoryAccess(slot, tick, call, lo, hi, mode, precision)
             self.add(access, clock, stride, element_count)
+
+    def add_graph_launch(
+        self, accesses: GraphAccesses, launch: Call, position: ClockPosition
+    ) -> None:
+        for call, rows in accesses.in_launch(launch):
+            self.add_all(rows, call, position)
 
     def add_free(self, access: MemoryAccess, clock: Clock) -> None:
         self.add(access, clock)

@@ -7,9 +7,9 @@ with the nearest pointer at or below it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,15 @@ import numpy.typing as npt
 from cudakit.core.sanitize.races import Coverage, Operation, Race
 from cudakit.core.sanitize.unrecorded import PossibleAccess
 from cudakit.trace.kinds import EventKind, Precision, TemplateCheck
-from cudakit.trace.layout import RECORD, Records, concatenate_records, layout, view
+from cudakit.trace.layout import (
+    RECORD,
+    RECORD_BYTES,
+    Records,
+    concatenate_records,
+    layout,
+    take_records,
+    view,
+)
 
 # Number of records behind the record of a graph node that are searched for its pointer arguments.
 _MAX_NODE_ACCESSES: Final = 512
@@ -35,6 +43,7 @@ OUTDATED_TEMPLATE: Final = (
 _CALL_BYTES: Final[int] = RECORD.fields["kind"][1]  # type: ignore[index]
 _Addresses: TypeAlias = npt.NDArray[np.uint64]
 _NO_POINTERS: Final = np.zeros(0, np.uint64)
+_NO_RECORDS: Final = np.zeros(0, RECORD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,16 +60,9 @@ class _Template:
     pointer_indices: npt.NDArray[np.intp]
     possible_modes: tuple[tuple[int, int], ...]
 
-    def accesses_for(self, pointers: _Addresses) -> Records:
-        """Return the accesses of a launch with other pointers."""
-        accesses = self.accesses.copy()
-        if pointers is self.pointers:
-            return accesses
-        rows = accesses.view(layout(EventKind.ACCESS))[: len(self.pointer_indices)]
-        distances = (pointers - self.pointers)[self.pointer_indices]
-        rows["lo"] += distances
-        rows["hi"] += distances
-        return accesses
+    def distances_to(self, pointers: _Addresses) -> _Addresses:
+        """Return the distance of each access to that of a launch with other pointers, modulo 2^64."""
+        return (pointers - self.pointers)[self.pointer_indices]
 
     def possible_accesses(
         self, pointers: _Addresses, *, is_unordered: bool
@@ -70,6 +72,16 @@ class _Template:
             PossibleAccess(int(pointers[index]), mode, is_unordered)
             for index, mode in self.possible_modes
         ]
+
+
+class _Insertion(NamedTuple):
+    """The accesses that replace the other records of the call of a launch."""
+
+    launch_index: int  # index of the record of the launch
+    call_end: int  # index after the last record of the call
+    accesses: Records  # those of a template
+    # Distance by which each access moves; None if the launch has the pointers of the template.
+    distances: _Addresses | None
 
 
 class TemplateAccesses:
@@ -97,35 +109,47 @@ class TemplateAccesses:
         template_positions = np.flatnonzero((template_ids != 0) | (kinds == EventKind.TEMPLATE))
         if not len(template_positions):
             return records
-        record_parts: list[Records] = []
-        next_index = 0
         seqs = np.ascontiguousarray(records["seq"])
-        call_begins = np.searchsorted(seqs, seqs[template_positions]).tolist()
-        call_ends = np.searchsorted(seqs, seqs[template_positions], side="right").tolist()
-        flags = _launch_flags(records[template_positions])
-        for template_position, template_id, call_begin, call_end, launch_flags in zip(
-            template_positions.tolist(),
-            template_ids[template_positions].tolist(),
+        template_seqs = seqs[template_positions]
+        call_begins = np.searchsorted(seqs, template_seqs)
+        call_ends = np.searchsorted(seqs, template_seqs, side="right")
+        pointer_positions = np.flatnonzero(kinds == EventKind.TEMPLATE_POINTERS)
+        pointer_rows = records[pointer_positions]
+        columns = (
+            template_positions,
+            template_ids[template_positions],
+            template_seqs,
             call_begins,
             call_ends,
-            flags,
-            strict=True,
+            np.searchsorted(pointer_positions, template_positions),
+            np.searchsorted(pointer_positions, call_ends),
+        )
+        flags = _launch_flags(records[template_positions])
+        insertions: list[_Insertion] = []
+        for position, template_id, seq, call_begin, call_end, row_begin, row_end in zip(
+            *(column.tolist() for column in columns), strict=True
         ):
-            record_parts.append(records[next_index:template_position])
-            if template_id:
-                next_index = call_end
-                call_records = records[template_position:call_end]
-                record_parts += [
-                    call_records[:1],
-                    self._accesses_of(call_records, template_id, launch_flags, coverage),
-                ]
-            else:
-                next_index = template_position + 1
+            is_checked, is_unordered = next(flags)
+            if not template_id:
                 self._apply_template_record(
-                    records[template_position], records[call_begin:call_end], coverage
+                    records[position], records[call_begin:call_end], coverage
                 )
-        record_parts.append(records[next_index:])
-        return concatenate_records(record_parts)
+                continue
+            template = self._templates.get(template_id)
+            pointers = _pointers_of(pointer_rows[row_begin:row_end])
+            if template is None or (len(pointers) and len(pointers) != len(template.pointers)):
+                self.unknown_count += 1
+                insertions.append(_Insertion(position, call_end, _NO_RECORDS, None))
+                continue
+            coverage.launches_from_template += 1
+            self._set_from_template(seq)
+            distances = template.distances_to(pointers) if len(pointers) else None
+            insertions.append(_Insertion(position, call_end, template.accesses, distances))
+            if template.possible_modes and not is_checked:
+                self.possible_accesses[seq] = template.possible_accesses(
+                    pointers if len(pointers) else template.pointers, is_unordered=is_unordered
+                )
+        return _insert_accesses(records, insertions)
 
     def mark_races(self, races: Iterable[Race]) -> list[Race]:
         """Return the races, with a mark on each operation whose accesses are from a template."""
@@ -154,39 +178,6 @@ class TemplateAccesses:
             self._templates[template_id] = _template_of_call(call_records, self._node_pointers)
         elif check_result is TemplateCheck.NONE:
             self._templates.clear()
-
-    def _accesses_of(
-        self,
-        call_records: Records,
-        template_id: int,
-        launch_flags: tuple[bool, bool],
-        coverage: Coverage,
-    ) -> Records:
-        """Return the accesses of a launch with a template.
-
-        ``call_records`` are the record of the launch, and those of its pointers. ``launch_flags`` are those
-        that ``_launch_flags`` returns.
-        """
-        template = self._templates.get(template_id)
-        pointers = _pointers_of(call_records[1:])
-        if template is None or (len(pointers) and len(pointers) != len(template.pointers)):
-            self.unknown_count += 1
-            return np.zeros(0, RECORD)
-        coverage.launches_from_template += 1
-        seq = int(call_records["seq"][0])
-        self._set_from_template(seq)
-        if not len(pointers):
-            pointers = template.pointers
-        is_checked, is_unordered = launch_flags
-        if template.possible_modes and not is_checked:
-            self.possible_accesses[seq] = template.possible_accesses(
-                pointers, is_unordered=is_unordered
-            )
-        accesses = template.accesses_for(pointers)
-        launch_bytes = call_records[:1].view(np.uint8)
-        access_bytes = accesses.view(np.uint8).reshape(len(accesses), RECORD.itemsize)
-        access_bytes[:, :_CALL_BYTES] = launch_bytes[:_CALL_BYTES]
-        return accesses
 
     def _add_node_pointers(self, records: Records, kinds: npt.NDArray[np.uint16]) -> None:
         """Store the pointer arguments of kernel nodes that are added to graphs."""
@@ -229,8 +220,8 @@ def _template_ids(records: Records, kinds: npt.NDArray[np.uint16]) -> npt.NDArra
     return template_ids
 
 
-def _launch_flags(records: Records) -> list[tuple[bool, bool]]:
-    """Return two flags of each launch: its template was checked next to unordered work; it may be unordered.
+def _launch_flags(records: Records) -> Iterator[tuple[bool, bool]]:
+    """Yield two flags of each launch: its template was checked next to unordered work; it may be unordered.
 
     The flags of records that are no launches are false.
     """
@@ -239,7 +230,71 @@ def _launch_flags(records: Records) -> list[tuple[bool, bool]]:
         is_kind = records["kind"] == kind
         launches = view(records[is_kind], kind)
         flags[is_kind] = np.column_stack([launches["is_checked"], launches["is_unordered"]])
-    return [(is_checked, is_unordered) for is_checked, is_unordered in flags.tolist()]
+    return zip(*flags.T.tolist(), strict=True)
+
+
+def _insert_accesses(records: Records, insertions: Sequence[_Insertion]) -> Records:
+    """Insert accesses after launches, whose other records are dropped, and drop Template records."""
+    launch_indices = np.array([insertion.launch_index for insertion in insertions], np.intp)
+    call_ends = np.array([insertion.call_end for insertion in insertions], np.intp)
+    replacing_counts = np.zeros(
+        len(records) + 1, np.intp
+    )  # number of insertions that replace a record
+    np.add.at(replacing_counts, launch_indices + 1, 1)
+    np.subtract.at(replacing_counts, call_ends, 1)
+    is_kept = np.cumsum(replacing_counts[:-1]) == 0
+    is_kept &= records["kind"] != EventKind.TEMPLATE
+    is_kept[launch_indices] = True
+
+    inserted_arrays = {id(insertion.accesses): insertion.accesses for insertion in insertions}
+    all_records = concatenate_records([records, *inserted_arrays.values()])
+    array_ends = len(records) + np.cumsum([len(array) for array in inserted_arrays.values()])
+    array_end_by_id = dict(zip(inserted_arrays, array_ends.tolist(), strict=True))
+    inserted_counts, array_begins = np.zeros((2, len(records)), np.intp)
+    inserted_counts[launch_indices] = [len(insertion.accesses) for insertion in insertions]
+    array_begins[launch_indices] = [
+        array_end_by_id[id(insertion.accesses)] - len(insertion.accesses)
+        for insertion in insertions
+    ]
+    # Each result record stems from a record of the trace: it is that record, or inserted after it.
+    result_counts = is_kept + inserted_counts
+    result_begins = np.cumsum(result_counts) - result_counts
+    origins = np.repeat(np.arange(len(records)), result_counts)
+    offsets = np.arange(len(origins)) - result_begins[origins]
+    is_inserted = offsets > 0
+    indices = np.where(is_inserted, array_begins[origins] + offsets - 1, origins)
+    results = take_records(all_records, indices)
+    result_bytes, record_bytes = (
+        np.ascontiguousarray(array).view(np.uint8).reshape(-1, RECORD_BYTES)[:, :_CALL_BYTES]
+        for array in (results, records)
+    )
+    result_bytes[is_inserted] = record_bytes[origins[is_inserted]]
+    _move_accesses(results, result_begins + 1, insertions)
+    return results
+
+
+def _move_accesses(
+    results: Records, access_begins: npt.NDArray[np.intp], insertions: Sequence[_Insertion]
+) -> None:
+    """Move inserted accesses in place.
+
+    ``access_begins`` has the index of the first inserted access of each launch, by the index of the launch.
+    """
+    moved_parts = [
+        (int(access_begins[insertion.launch_index]), insertion.distances)
+        for insertion in insertions
+        if insertion.distances is not None
+    ]
+    if not moved_parts:
+        return
+    part_sizes = np.array([len(distances) for _, distances in moved_parts])
+    part_begins = np.array([begin for begin, _ in moved_parts])
+    part_ends = np.cumsum(part_sizes)
+    indices = np.arange(part_ends[-1]) + np.repeat(part_begins - part_ends + part_sizes, part_sizes)
+    all_distances = np.concatenate([distances for _, distances in moved_parts])
+    accesses = results.view(layout(EventKind.ACCESS))
+    for field in ("lo", "hi"):
+        accesses[field][indices] += all_distances
 
 
 def _pointers_of(call_records: Records) -> _Addresses:

@@ -28,6 +28,7 @@ from cudakit.core.sanitize.clocks import (
     Release,
 )
 from cudakit.core.sanitize.conflicts import Conflict, ConflictChecker
+from cudakit.core.sanitize.graph_accesses import GraphAccesses
 from cudakit.core.sanitize.races import Allocation, Confidence
 from cudakit.core.sanitize.record_batch import AccessRows
 from cudakit.core.sanitize.shadow_memory import AllocationAt, ClockPosition, Shadow
@@ -111,6 +112,10 @@ class UnrecordedLaunches:
                     conflict = Conflict(earlier, possible, lo, end, Confidence.POSSIBLE, False)
                     self._on_conflict(conflict)
 
+    def has_unordered(self, clock: Clock) -> bool:
+        """Return whether a launch may not happen before work with this clock."""
+        return any(tick > clock[slot] for slot, tick in self._last_tick_by_slot.items())
+
     def check_rows(self, rows: AccessRows, call: Call, position: ClockPosition) -> None:
         """Check the accesses of a launch."""
         unordered_ranges = self._unordered_ranges(position.clock)
@@ -160,8 +165,6 @@ class UnrecordedLaunches:
 
     def _unordered_ranges(self, clock: Clock) -> list[_PossibleRange]:
         """Return the ranges of launches that do not happen before work with this clock."""
-        if not self._last_tick_by_slot:
-            return []
         slots = [slot for slot, tick in self._last_tick_by_slot.items() if tick > clock[slot]]
         return [
             possible_range
@@ -238,6 +241,14 @@ class CheckedShadow:
     def add_all(self, rows: AccessRows, call: Call, position: ClockPosition) -> None:
         self._unrecorded_launches.check_rows(rows, call, position)
         self._shadow.add_all(rows, call, position)
+
+    def add_graph_launch(
+        self, accesses: GraphAccesses, launch: Call, position: ClockPosition
+    ) -> None:
+        if self._unrecorded_launches.has_unordered(position.clock):
+            for call, rows in accesses.in_launch(launch):
+                self._unrecorded_launches.check_rows(rows, call, position)
+        self._shadow.add_graph_launch(accesses, launch, position)
 
     def add_free(self, access: MemoryAccess, clock: Clock) -> None:
         self._unrecorded_launches.check(access, clock, 0, 0)

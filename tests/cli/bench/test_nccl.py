@@ -266,4 +266,4 @@ def test_other_number_of_ranks_than_started_is_an_error(
         if name in TORCHRUN:
             monkeypatch.setenv(name, value)
 
-    assert "torchrun started 2 ranks, not 3" in cli(*SIM, "--ranks", "3").stderr
+    assert "--ranks is 3, but torchrun started 2 ranks" in cli(*SIM, "--ranks", "3").stderr

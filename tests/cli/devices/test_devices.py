@@ -110,6 +110,12 @@ def test_fields_as_csv_are_raw_values(cli: Cli) -> None:
     assert run.stderr == "cudakit: these GPUs are simulated\n"
 
 
+def test_csv_on_terminal_and_in_file_warns_once_that_devices_are_simulated(cli: Cli) -> None:
+    run = cli(*TWO, "--fields", "name", "--format", "csv", "-o", "names.csv")
+
+    assert run.stderr == "cudakit: these GPUs are simulated\nWrote names.csv\n"
+
+
 def test_fields_as_json_have_a_row_for_each_device(cli: Cli) -> None:
     for spelling in (("--format", "json"), ("--json",)):
         result = json.loads(cli(*TWO, "--fields", "uuid,fan_speed_percent", *spelling).stdout)

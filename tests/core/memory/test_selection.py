@@ -48,6 +48,7 @@ def test_pool_is_a_name_of_the_report_or_two_numbers(pool: Any, expected: tuple[
         (parse_moment, "foo", "'foo' is not a moment"),
         (parse_moment, 1.5, "1.5 is not a moment"),
         (parse_device, "gpu", "'gpu' is not a device"),
+        (parse_device, "cuda:x", "'cuda:x' is not a device"),
         (parse_stream, "main", "'main' is not a stream"),
         (parse_stream, None, "None is not a stream"),
         (parse_pool, "1", "'1' is not a pool"),

@@ -121,7 +121,7 @@ def _loop_with_allocation(*, allocates: bool) -> Program:
 def test_driver_allocations_in_the_loop_are_found() -> None:
     slow = _loop_with_allocation(allocates=True)
     finding = _assert_saving(slow, _loop_with_allocation(allocates=False), "allocation")
-    assert "10 times per step" in finding.sentence
+    assert "10 times per step, mainly at train.py:9 (cudaFree). " in finding.sentence
 
 
 def test_driver_allocations_before_the_loop_are_no_finding() -> None:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from cudakit.trace.events import (
     Access,
+    Accessed,
     ContextSync,
     Copy,
     Event,
@@ -20,6 +21,7 @@ from cudakit.trace.events import (
     GraphEdge,
     GraphLaunch,
     GraphNode,
+    HostCall,
     Launch,
     StreamCreate,
     StreamDestroy,
@@ -27,7 +29,7 @@ from cudakit.trace.events import (
     StreamSync,
     StreamWait,
 )
-from cudakit.trace.kinds import AccessMode, NodeType, StreamFlag
+from cudakit.trace.kinds import AccessMode, HostCallPhase, NodeType, StreamFlag
 
 # The name of a step, and numbers from which the step takes its parameters.
 Step: TypeAlias = tuple[str, int, int, int]
@@ -47,7 +49,7 @@ ACCESS_MODES = (READ, READ, WRITE, READ | WRITE)
 STEP_NAMES = (
     *("kernel", "kernel", "kernel", "kernel", "copy", "fill", "record", "record", "wait", "wait"),
     *("sync stream", "query stream", "sync event", "query event", "sync", "renew"),
-    *("graph", "replay"),
+    *("graph", "replay", "repeat", "change node", "host function", "run function"),
 )
 # Edges of graphs with four nodes.
 GRAPH_EDGES = (
@@ -59,9 +61,11 @@ GRAPH_EDGES = (
 )
 
 
-def steps() -> st.SearchStrategy[list[Step]]:
+def steps(
+    names: Sequence[str] = STEP_NAMES, *, max_size: int = 30
+) -> st.SearchStrategy[list[Step]]:
     number = st.integers(0, 59)
-    return st.lists(st.tuples(st.sampled_from(STEP_NAMES), number, number, number), max_size=30)
+    return st.lists(st.tuples(st.sampled_from(names), number, number, number), max_size=max_size)
 
 
 def trace(steps: Sequence[Step], *, same_call_site: bool = False) -> list[Event]:
@@ -77,7 +81,10 @@ class _TraceBuilder:
         self.events: list[Event] = []
         self.same_call_site = same_call_site
         self.streams: list[int] = []
-        self.graphs = 0
+        # The type of each node of each graph, by the number of the graph and the node.
+        self.node_types: dict[int, dict[int, NodeType]] = {}
+        self.host_functions: list[EventRecord] = []  # event before each function that has not run
+        self.host_function_count = 0
         self.seq = 0
         for number, flag in enumerate(FLAGS, 1):
             self.streams.append(number)
@@ -107,17 +114,44 @@ class _TraceBuilder:
                         stream, second % BYTE_COUNT, 1 + third % (BYTE_COUNT - second % BYTE_COUNT)
                     )
                 )
+            case "graph":
+                self.add_graph(second, third)
+                self.launch_graph(stream, second, third)
+            case "replay" if self.node_types:
+                self.launch_graph(stream, second, third)
+            case "repeat" if self.node_types:
+                self.launch_graph(stream, second, 0)
+            case "change node" if self.node_types:
+                self.add_node(second % len(self.node_types) + 1, third % 4 + 1, first, second)
+            case "host function" | "run function":
+                self.use_host_function(step_name, stream, second)
+            case _:
+                self.synchronize(step_name, stream, event)
+
+    def use_host_function(self, step_name: str, stream: int, number: int) -> None:
+        """Enqueue a host function, or run the first one of one of the streams that have any."""
+        if step_name == "host function":
+            self.host_function_count += 1
+            self.host_functions.append(EventRecord(EVENT_COUNT + self.host_function_count, stream))
+            self.call(self.host_functions[-1])
+            return
+        streams = sorted({function.stream for function in self.host_functions})
+        if not streams:
+            return
+        stream = streams[number % len(streams)]
+        function = next(each for each in self.host_functions if each.stream == stream)
+        self.host_functions.remove(function)
+        self.call(
+            HostCall(stream, HostCallPhase.BEGIN, function.event),
+            HostCall(stream, HostCallPhase.END, function.event),
+        )
+
+    def synchronize(self, step_name: str, stream: int, event: int) -> None:
+        match step_name:
             case "record":
                 self.call(EventRecord(event, stream))
             case "wait":
                 self.call(StreamWait(stream, event))
-            case "graph" | "replay":
-                self.use_graph(step_name, stream, second, third)
-            case _:
-                self.wait(step_name, stream, event)
-
-    def wait(self, step_name: str, stream: int, event: int) -> None:
-        match step_name:
             case "sync stream":
                 self.call(StreamSync(stream))
             case "query stream":
@@ -134,31 +168,36 @@ class _TraceBuilder:
                 self.streams[index] = new_stream
                 self.call(StreamCreate(new_stream, FLAGS[index]))
 
-    def use_graph(self, step_name: str, stream: int, second: int, third: int) -> None:
-        if step_name == "graph":
-            self.graphs += 1
-            for node in range(1, 5):
-                node_type = NodeType.COPY if (second + node) % 3 else NodeType.LAUNCH
-                self.call(
-                    GraphNode(self.graphs, node, node_type),
-                    *self.accesses(node, second, third, node_type),
-                )
-            for before, after in GRAPH_EDGES[third % len(GRAPH_EDGES)]:
-                self.call(GraphEdge(self.graphs, before, after))
-        if self.graphs:
-            graph = second % self.graphs + 1
-            bodies = [event.body for event in self.events]
-            kernels = [
-                body.node
-                for body in bodies
-                if isinstance(body, GraphNode)
-                and body.graph == graph
-                and body.node_type is NodeType.LAUNCH
-            ]
-            accesses_by_nodes = [
-                _access(third + node, ACCESS_MODES[(second + node) % 4], node) for node in kernels
-            ]
-            self.call(GraphLaunch(stream, graph, executable=graph), *accesses_by_nodes)
+    def add_graph(self, second: int, third: int) -> None:
+        graph = len(self.node_types) + 1
+        self.node_types[graph] = {
+            node: NodeType.COPY if (second + node) % 3 else NodeType.LAUNCH for node in range(1, 5)
+        }
+        for node in self.node_types[graph]:
+            self.add_node(graph, node, second, third)
+        for before, after in GRAPH_EDGES[third % len(GRAPH_EDGES)]:
+            self.call(GraphEdge(graph, before, after))
+
+    def add_node(self, graph: int, node: int, second: int, third: int) -> None:
+        """Add a node, or change the accesses of a node of this graph."""
+        node_type = self.node_types[graph][node]
+        self.call(
+            GraphNode(graph, node, node_type),
+            *self.accesses(node, second, third, node_type),
+        )
+
+    def launch_graph(self, stream: int, second: int, third: int) -> None:
+        graph = second % len(self.node_types) + 1
+        kernels = [
+            node
+            for node, node_type in self.node_types[graph].items()
+            if node_type is NodeType.LAUNCH
+        ]
+        accesses = [
+            _access(third + node, ACCESS_MODES[(second + node) % 4], node) for node in kernels
+        ]
+        recorded = [Accessed(node) for node in kernels if third % 3]
+        self.call(GraphLaunch(stream, graph, executable=graph), *accesses, *recorded)
 
     def accesses(self, node: int, second: int, third: int, node_type: NodeType) -> list[Access]:
         if node_type is NodeType.LAUNCH:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
+import pytest
 from core.sanitize.expected_races import pairs, reported
 from core.sanitize.random_traces import Step, steps, trace
 from core.sanitize.trace_scene import (
@@ -238,6 +239,34 @@ def test_last_synchronization_by_host_or_default_stream() -> None:
     (race,) = scene.read(3, "v")
     assert race.last_sync is not None
     assert race.last_sync.kind is SyncKind.EVENT
+
+
+@pytest.mark.parametrize("waits_for_context", [False, True])
+def test_wait_for_stream_before_its_first_work_is_last_synchronization(
+    waits_for_context: bool,
+) -> None:
+    scene = Scene()
+    scene.write(3, "y")
+    if waits_for_context:
+        scene.device_sync()
+    else:
+        scene.sync(1)
+    waited = scene.seq
+    scene.sync(1)
+    scene.write(1, "x")
+    (race,) = scene.write(2, "x")
+    assert race.last_sync is not None
+    assert (race.last_sync.kind, race.last_sync.waited_seq) == (SyncKind.HOST, waited)
+
+
+def test_wait_before_first_work_is_no_synchronization_of_stream_used_before_it() -> None:
+    scene = Scene()
+    scene.write(2, "x")
+    scene.sync(1)
+    scene.read(1, "y")
+    scene.record(2, 1)
+    (race,) = scene.write(1, "x")
+    assert race.last_sync is None
 
 
 def test_unsynchronized_streams_have_no_last_synchronization() -> None:

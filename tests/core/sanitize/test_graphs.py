@@ -1,8 +1,9 @@
 from __future__ import annotations
 
+import pytest
 from core.sanitize.trace_scene import READ, SIZE, WRITE, Scene, address_of
 
-from cudakit.core.sanitize.graphs import UNKNOWN_GRAPH
+from cudakit.core.sanitize.graphs import MAX_STORED_BYTES, UNKNOWN_GRAPH
 from cudakit.core.sanitize.races import Confidence, RaceKind
 from cudakit.trace.events import Access, Accessed, Event, GraphEdge, GraphLaunch, GraphNode, Launch
 from cudakit.trace.kinds import AccessMode, EventKind, NodeType, Precision
@@ -224,3 +225,64 @@ def test_changed_node_makes_its_new_accesses_in_later_launches() -> None:
         Launch(2, "k"), Access(address_of("x"), address_of("x") + SIZE, READ, Precision.EXACT)
     )
     assert (race.previous.graph, race.previous.node) == (1, 2)
+
+
+def test_added_edge_orders_nodes_of_later_launches() -> None:
+    scene = Scene()
+    scene.call(GraphNode(1, 1, NodeType.COPY), access(1, "x", WRITE))
+    scene.call(GraphNode(1, 2, NodeType.COPY), access(2, "x", WRITE))
+    scene.call(GraphEdge(1, 1, 2))
+    assert scene.call(GraphLaunch(1, 1, executable=1)) == []
+    scene.call(GraphNode(1, 3, NodeType.COPY), access(3, "x", READ))
+    (race,) = scene.call(GraphLaunch(1, 1, executable=1))
+    assert (race.previous.node, race.current.node) == (2, 3)
+    scene.call(GraphEdge(1, 2, 3))
+    assert scene.call(GraphLaunch(1, 1, executable=1)) == []
+
+
+def test_equal_launches_keep_their_own_call_and_stream() -> None:
+    scene = Scene()
+    build(scene, *CHAIN)
+    for stream in (1, 2, 3):
+        scene.call(GraphLaunch(stream, 1, executable=1))
+    launch = scene.seq
+    (race,) = scene.write(4, "y")
+    assert (race.previous.seq, race.previous.stream, race.previous.node) == (launch, 3, 4)
+
+
+def test_call_without_site_of_node_has_site_of_its_launch() -> None:
+    scene = Scene()
+    scene.call(GraphNode(1, 1, NodeType.COPY), access(1, "x", WRITE), site=0, program_call=7)
+    sites = []
+    for stream in (1, 2):
+        scene.call(GraphLaunch(stream, 1, executable=stream), program_call=8)
+        sites.append(scene.seq)
+    (race,) = scene.call(GraphLaunch(3, 1, executable=3), program_call=9)
+    assert [race.previous.site, race.current.site] == [sites[1], scene.seq]
+    assert (race.previous.program_call, race.previous.capturing_call) == (8, 7)
+    assert (race.current.program_call, race.current.capturing_call) == (9, 7)
+
+
+@pytest.mark.parametrize("native", [False, True])
+def test_accesses_of_equal_launches_are_stored_once(native: bool) -> None:
+    scene = Scene(native=native)
+    build(scene, *CHAIN)
+    cache = scene.engine._graphs._cache
+    scene.call(GraphLaunch(1, 1, executable=1))
+    stored_bytes = cache.stored_bytes
+    for _ in range(50):
+        scene.call(GraphLaunch(1, 1, executable=1))
+    assert cache.stored_bytes == stored_bytes > 0
+
+
+def test_stored_accesses_of_different_launches_are_bounded() -> None:
+    scene = Scene()
+    scene.call(GraphNode(1, 1, NodeType.LAUNCH, "k"))
+    cache = scene.engine._graphs._cache
+    for number in range(40):
+        accesses = [
+            Access(index * 8, index * 8 + 4 + number % 4, READ, node=1)
+            for index in range(4000 + number)
+        ]
+        assert scene.call(GraphLaunch(1, 1, executable=1), *accesses) == []
+        assert 0 < cache.stored_bytes <= MAX_STORED_BYTES

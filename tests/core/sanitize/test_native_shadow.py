@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import tracemalloc
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,9 @@ from hypothesis import strategies as st
 
 from cudakit.core.sanitize import access_state, strided
 from cudakit.core.sanitize.clocks import Call, MemoryAccess
-from cudakit.core.sanitize.conflicts import ConflictChecker
+from cudakit.core.sanitize.conflicts import Conflict, ConflictChecker
 from cudakit.core.sanitize.engine import Engine
+from cudakit.core.sanitize.graph_accesses import GraphAccesses, NodeAccesses, NodeOrder
 from cudakit.core.sanitize.races import Coverage, Race
 from cudakit.core.sanitize.record_batch import access_fields, access_record, rows_by_node
 from cudakit.core.sanitize.shadow_memory import Shadow, new_shadow
@@ -30,12 +32,22 @@ from cudakit.trace.events import (
     EventRecord,
     Fill,
     Free,
+    GraphEdge,
+    GraphLaunch,
+    GraphNode,
     Launch,
     StreamCreate,
     StreamSync,
     StreamWait,
 )
-from cudakit.trace.kinds import AccessMode, AllocationKind, EventKind, Precision, StreamFlag
+from cudakit.trace.kinds import (
+    AccessMode,
+    AllocationKind,
+    EventKind,
+    NodeType,
+    Precision,
+    StreamFlag,
+)
 from cudakit.trace.layout import ADDRESS_END, RECORD_BYTES, layout, pack
 
 native = pytest.importorskip("cudakit.core.sanitize._shadow_memory")
@@ -146,6 +158,39 @@ def test_random_traces_with_graphs_give_equal_results(
     steps: list[Step], same_call_site: bool
 ) -> None:
     assert_equal_results(trace(steps, same_call_site=same_call_site), batch_size=7, prune_above=0)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.integers(1, 40),
+    st.lists(st.tuples(numbers, numbers), max_size=60),
+    st.lists(st.tuples(numbers, accesses()), max_size=60),
+    st.booleans(),
+)
+def test_launches_of_random_graphs_give_equal_results(
+    node_count: int,
+    edges: list[tuple[int, int]],
+    node_accesses: list[tuple[int, Access]],
+    has_cycles: bool,
+) -> None:
+    node_numbers = [node * 7919 % 101 for node in range(1, node_count + 1)]
+    bodies: list[list[EventBody]] = [
+        [
+            GraphNode(1, node, NodeType.COPY if index % 3 else NodeType.LAUNCH, "kernel"),
+            *(
+                replace(access, node=node)
+                for number, access in node_accesses
+                if number % node_count == index
+            ),
+        ]
+        for index, node in enumerate(node_numbers)
+    ]
+    for first, second in edges:
+        before, after = first % node_count, second % node_count
+        if before < after or has_cycles:
+            bodies.append([GraphEdge(1, node_numbers[before], node_numbers[after])])
+    bodies += [[GraphLaunch(stream, 1, executable=stream // 3)] for stream in (1, 1, 2, 3, 1)]
+    assert_equal_results(events_of(bodies))
 
 
 @settings(max_examples=40, deadline=None)
@@ -293,8 +338,12 @@ def empty_shadow() -> Shadow:
 
 
 def test_incomplete_record_is_refused() -> None:
+    call, rows = Call(1, EventKind.LAUNCH, 0, 1, 1, 0, 1, 1), b"x" * (RECORD_BYTES + 1)
+    accesses = GraphAccesses(NodeOrder([1], {}), (NodeAccesses(call, 0, rows),), ())
     with pytest.raises(ValueError, match="size of a record"):
-        empty_shadow().add_all(memoryview(b"x" * (RECORD_BYTES + 1)), None, Position(1))  # type: ignore[arg-type]
+        empty_shadow().add_all(memoryview(rows), call, Position(1))
+    with pytest.raises(ValueError, match="size of a record"):
+        empty_shadow().add_graph_launch(accesses, call, Position(1))
 
 
 def test_wrong_arguments_are_refused() -> None:
@@ -306,6 +355,29 @@ def test_wrong_arguments_are_refused() -> None:
             shadow.add(*arguments)
     with pytest.raises(ValueError, match="max_states"):
         shadow.coarsen(lambda _: None, 1)
+    node = NodeAccesses(call, 0, b"")
+    for nodes in ([node], (None,), (replace(node, call=None),), (replace(node, rows=None),)):
+        accesses = GraphAccesses(NodeOrder([1], {}), nodes, ())
+        with pytest.raises((TypeError, AttributeError)):
+            shadow.add_graph_launch(accesses, call, Position(1))
+
+
+def test_graph_node_without_position_in_the_order_is_ordered_with_no_node() -> None:
+    conflicts: list[Conflict] = []
+    shadow = new_shadow(ConflictChecker(conflicts.append), native=True)
+    rows = access_record(0, 8, WRITE, Precision.EXACT, 1)
+    calls = [Call(1, EventKind.COPY, 0, 1, 1, 0, 1, 1, node=node) for node in (1, 2, 3)]
+    order = NodeOrder([1, 2], {2: [1]})
+    shadow.checker.node_order = order
+    nodes = [NodeAccesses(call, call.node - 1, rows) for call in calls]
+    shadow.add_graph_launch(GraphAccesses(order, tuple(nodes[:2]), ()), calls[0], Position(1))
+    assert not conflicts
+    nodes[2] = replace(nodes[2], position=1 << 31)
+    shadow.add_graph_launch(GraphAccesses(order, tuple(nodes[1:]), ()), calls[0], Position(2))
+    assert [(c.previous_access.call.node, c.current_access.call.node) for c in conflicts] == [
+        (2, 2),
+        (2, 3),
+    ]
 
 
 class FailingChecker(ConflictChecker):

@@ -157,7 +157,7 @@ def _columns(
             "ci95_high_s": _float_array(high for _, high in intervals),
             "limit_s": _float_array(map(limit_s, cases)),
             "fit_s": _float_array(_fit_s(case, name, graphs) for case in cases),
-            "amount": _float_array(case.amount or np.nan for case in cases),
+            "amount": _float_array(_amounts(cases)),
             "unit": np.zeros(len(cases), np.int64),
         },
         {"line": tuple(line.name for line in lines), "unit": (_unit(cases),)},
@@ -172,6 +172,15 @@ def _fit_s(case: CaseResult, name: str, graphs: Sequence[GraphCosts]) -> float:
                 if step.step == case.axes.get("step") and name == "nodes":
                     return number(step.fixed_s) + number(step.node_s) * _position(case, name)
     return float("nan")
+
+
+def _amounts(cases: Sequence[CaseResult]) -> list[float]:
+    """Return the work per execution, or NaN for all cases if some count bytes and others operations.
+
+    Rates in bytes and in operations per second have no common axis; a chart of NaN shows times.
+    """
+    is_in_bytes = {case.unit == "B" for case in cases}
+    return [case.amount or np.nan if len(is_in_bytes) == 1 else np.nan for case in cases]
 
 
 def _unit(cases: Sequence[CaseResult]) -> str:

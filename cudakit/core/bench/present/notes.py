@@ -220,7 +220,14 @@ _DOUBTS = (
         suite_remedy=_SEE_SAMPLES,
     ),
     _Doubt(
-        lambda case: _is_above_peak(case) and _is_link_bound(case),
+        lambda case: _is_above_peak(case) and _is_link_bound(case) and case.environment.simulated,
+        f"Over {format_ratio(_MAX_SHARE - 1)} above the peak of the link: simulated links have the same rate "
+        "on every GPU",
+    ),
+    _Doubt(
+        lambda case: (
+            _is_above_peak(case) and _is_link_bound(case) and not case.environment.simulated
+        ),
         f"Over {format_ratio(_MAX_SHARE - 1)} above the peak of the link: the peak is wrong",
     ),
     _Doubt(

@@ -283,7 +283,7 @@ def _draw_labels(picture: _Picture) -> Iterator[Shape]:
 def _roofline_columns(cases_with_peak: Sequence[tuple[CaseResult, Limit]]) -> Columns:
     cases = [case for case, _ in cases_with_peak]
     limits = [limit for _, limit in cases_with_peak]
-    kinds = [str(case.axes.get("dtype", case.name)) for case in cases]
+    kinds = [str(case.axes.get("dtype", case.axes.get("operation", case.name))) for case in cases]
     kind_names = list(dict.fromkeys(kinds))
     point_labels = short_labels(cases, omitted_axes=("dtype",), with_library=False)
     libraries = [CUDAKIT, *baseline_libraries(cases)]

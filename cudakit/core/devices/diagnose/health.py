@@ -70,7 +70,7 @@ def memory_errors(context: RunContext) -> Finding:
         ECC_RULES,
         "no uncorrectable memory errors",
         _ecc_counts,
-        summary_without_gpus="no GPU counts memory errors (ECC is not supported or off)",
+        summary_without_gpus="no GPU reports counts of memory errors, for example because ECC is off",
     )
 
 

@@ -72,13 +72,42 @@ struct operation *operation_new(PyObject *call)
     operation->seq = (uint64_t)seq;
     operation->reference_count = 1;
     operation->call = Py_NewRef(call);
+    operation->launch = NULL;
+    operation->position = NO_NODE;
     return operation;
+}
+
+struct operation *operation_new_in_launch(PyObject *node_call, const struct operation *launch, uint32_t position)
+{
+    struct operation *operation = operation_new(node_call);
+    if (!operation)
+        return NULL;
+    /* the same changes as in Call.in_launch() */
+    operation->seq = launch->seq;
+    operation->site = operation->site ? operation->site : launch->site;
+    operation->program_call = launch->program_call;
+    operation->launch = Py_NewRef(launch->call);
+    operation->position = position;
+    return operation;
+}
+
+PyObject *operation_call(struct operation *operation)
+{
+    if (operation->launch) {
+        PyObject *call = PyObject_CallMethod(operation->call, "in_launch", "O", operation->launch);
+        if (!call)
+            return NULL;
+        Py_SETREF(operation->call, call);
+        Py_CLEAR(operation->launch);
+    }
+    return operation->call;
 }
 
 void operation_release(struct operation *operation)
 {
     if (operation && --operation->reference_count == 0) {
         Py_DECREF(operation->call);
+        Py_XDECREF(operation->launch);
         PyMem_Free(operation);
     }
 }
@@ -116,9 +145,10 @@ void access_release(struct access *access)
 
 PyObject *access_object(struct access *access, PyObject *type)
 {
-    if (!access->object)
+    PyObject *call = access->object ? NULL : operation_call(access->operation);
+    if (call)
         access->object = PyObject_CallFunction(type, "IKOKKBB", access->slot, (unsigned long long)access->tick,
-                                               access->operation->call, (unsigned long long)access->lo,
+                                               call, (unsigned long long)access->lo,
                                                (unsigned long long)access->hi, access->mode, access->precision);
     return access->object;
 }

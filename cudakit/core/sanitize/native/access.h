@@ -26,16 +26,25 @@ struct clock {
 int clock_load(struct clock *clock, PyObject *list);
 void clock_release(struct clock *clock);
 
-/* A CUDA call, with the attributes of clocks.Call that accesses are compared by. */
+/* A CUDA call, or a graph node in a graph launch, with the attributes of clocks.Call that accesses are compared by. */
 struct operation {
     uint64_t reference_count;
-    PyObject *call;
+    PyObject *call;   /* the Call; if `launch` is not NULL, the Call that added the node to the graph */
+    PyObject *launch; /* the Call of the graph launch, until Python code needs Call.in_launch(); else NULL */
     uint64_t seq;
     long long kind, name, site, node, program_call;
+    uint32_t
+        position; /* position of the graph node in the order of the graph's nodes; NO_NODE outside of graphs */
 };
+#define NO_NODE UINT32_MAX
 
 /* Return a new operation for a Call, or NULL with an exception. */
 struct operation *operation_new(PyObject *call);
+/* Return a new operation for a graph node in a graph launch, or NULL with an exception. `node_call` is the Call that
+ * added the node, `launch` an operation with the Call of the graph launch. */
+struct operation *operation_new_in_launch(PyObject *node_call, const struct operation *launch, uint32_t position);
+/* Return the Call of an operation as a borrowed reference, or NULL with an exception. */
+PyObject *operation_call(struct operation *operation);
 void operation_release(struct operation *operation);
 
 /* An access of an operation to the bytes from lo up to hi, at a tick of the operation's slot. States share accesses,

@@ -152,18 +152,19 @@ static PyObject *native_shadow_add_free(struct native_shadow *self, PyObject *ar
     return end_call(self, add_object(&self->shadow, access, clock, 0, 0, true));
 }
 
-/* Check and store the accesses among some records. */
-static int add_records(struct shadow *shadow, const Py_buffer *record_buffer, PyObject *call, PyObject *position)
+/* Check and store the accesses of an operation among some records. */
+static int add_records(struct shadow *shadow, const char *records, Py_ssize_t size_bytes,
+                       struct operation *operation, uint64_t slot, uint64_t tick)
 {
-    uint64_t slot, tick;
-    if (load_position(shadow, position, &slot, &tick))
+    if (size_bytes % (Py_ssize_t)sizeof(struct access_record)) {
+        PyErr_SetString(PyExc_ValueError, "the size of the rows is not a multiple of the size of a record");
         return -1;
-    struct operation *operation = operation_new(call);
-    int result = operation ? 0 : -1;
-    for (Py_ssize_t offset = 0; !result && offset < record_buffer->len;
+    }
+    int result = 0;
+    for (Py_ssize_t offset = 0; !result && offset < size_bytes;
          offset += (Py_ssize_t)sizeof(struct access_record)) {
         struct access_record record; /* a copy, because the buffer may not be aligned */
-        memcpy(&record, (const char *)record_buffer->buf + offset, sizeof record);
+        memcpy(&record, records + offset, sizeof record);
         if (record.kind != KIND_ACCESS)
             continue;
         struct access *access =
@@ -171,6 +172,18 @@ static int add_records(struct shadow *shadow, const Py_buffer *record_buffer, Py
         result = access ? shadow_add(shadow, access, record.stride_bytes, record.count) : -1;
         access_release(access);
     }
+    return result;
+}
+
+/* Check and store the accesses of a launch. */
+static int add_launch(struct shadow *shadow, const Py_buffer *record_buffer, PyObject *call, PyObject *position)
+{
+    uint64_t slot, tick;
+    if (load_position(shadow, position, &slot, &tick))
+        return -1;
+    struct operation *operation = operation_new(call);
+    int result =
+        operation ? add_records(shadow, record_buffer->buf, record_buffer->len, operation, slot, tick) : -1;
     operation_release(operation);
     return result;
 }
@@ -178,22 +191,97 @@ static int add_records(struct shadow *shadow, const Py_buffer *record_buffer, Py
 static PyObject *native_shadow_add_all(struct native_shadow *self, PyObject *arguments)
 {
     Py_buffer record_buffer;
-    PyObject *call, *position;
+    PyObject *call, *position, *result = NULL;
     if (!PyArg_ParseTuple(arguments, "y*OO:add_all", &record_buffer, &call, &position))
         return NULL;
-    PyObject *result = NULL;
-    if (record_buffer.len % (Py_ssize_t)sizeof(struct access_record))
-        PyErr_SetString(PyExc_ValueError, "the size of the rows is not a multiple of the size of a record");
-    else if (!begin_call(self))
-        result = end_call(self, add_records(&self->shadow, &record_buffer, call, position));
+    if (!begin_call(self))
+        result = end_call(self, add_launch(&self->shadow, &record_buffer, call, position));
     PyBuffer_Release(&record_buffer);
+    return result;
+}
+
+/* Check and store the accesses of a graph node, a graph_accesses.NodeAccesses, in a graph launch. */
+static int add_node(struct shadow *shadow, PyObject *node, const struct operation *launch, uint64_t slot,
+                    uint64_t tick)
+{
+    uint64_t node_position;
+    if (read_number(node, "position", NO_NODE - 1, &node_position))
+        return -1;
+    PyObject *call = PyObject_GetAttrString(node, "call"),
+             *rows = call ? PyObject_GetAttrString(node, "rows") : NULL;
+    struct operation *operation = NULL;
+    char *records;
+    Py_ssize_t size_bytes;
+    int result = -1;
+    if (rows && !PyBytes_AsStringAndSize(rows, &records, &size_bytes) &&
+        (operation = operation_new_in_launch(call, launch, (uint32_t)node_position)))
+        result = add_records(shadow, records, size_bytes, operation, slot, tick);
+    operation_release(operation);
+    Py_XDECREF(rows);
+    Py_XDECREF(call);
+    return result;
+}
+
+/* Check and store the accesses of the graph nodes in a tuple, in a graph launch. */
+static int add_nodes(struct shadow *shadow, PyObject *nodes, PyObject *launch, PyObject *position)
+{
+    uint64_t slot, tick;
+    if (!PyTuple_Check(nodes)) {
+        PyErr_SetString(PyExc_TypeError, "the nodes must be a tuple");
+        return -1;
+    }
+    if (load_position(shadow, position, &slot, &tick))
+        return -1;
+    struct operation *launch_operation = operation_new(launch);
+    int result = launch_operation ? 0 : -1;
+    for (Py_ssize_t i = 0; !result && i < PyTuple_GET_SIZE(nodes); i++)
+        result = add_node(shadow, PyTuple_GET_ITEM(nodes, i), launch_operation, slot, tick);
+    operation_release(launch_operation);
+    return result;
+}
+
+/* Check and store a graph launch, whose nodes are ordered as in `ancestor_bytes`. */
+static int add_ordered_nodes(struct shadow *shadow, PyObject *ancestor_bytes, uint64_t bytes_per_node,
+                             PyObject *nodes, PyObject *launch, PyObject *position)
+{
+    char *bytes;
+    Py_ssize_t size_bytes;
+    if (PyBytes_AsStringAndSize(ancestor_bytes, &bytes, &size_bytes))
+        return -1;
+    size_t node_count = bytes_per_node ? (size_t)size_bytes / bytes_per_node : 0;
+    if (node_count > 8 * bytes_per_node) {
+        PyErr_SetString(PyExc_ValueError, "the order of the nodes has too few bytes for each node");
+        return -1;
+    }
+    shadow->node_order = (struct node_order){(const uint8_t *)bytes, node_count, bytes_per_node};
+    int result = add_nodes(shadow, nodes, launch, position);
+    shadow->node_order = (struct node_order){0};
+    return result;
+}
+
+static PyObject *native_shadow_add_graph_launch(struct native_shadow *self, PyObject *arguments)
+{
+    PyObject *accesses, *launch, *position, *result = NULL;
+    uint64_t bytes_per_node;
+    if (!PyArg_ParseTuple(arguments, "OOO:add_graph_launch", &accesses, &launch, &position))
+        return NULL;
+    PyObject *nodes = PyObject_GetAttrString(accesses, "nodes");
+    PyObject *order = nodes ? PyObject_GetAttrString(accesses, "order") : NULL;
+    PyObject *ancestor_bytes = order ? PyObject_GetAttrString(order, "ancestor_bytes") : NULL;
+    if (ancestor_bytes && !read_number(order, "bytes_per_node", UINT32_MAX, &bytes_per_node) && !begin_call(self))
+        result = end_call(
+            self, add_ordered_nodes(&self->shadow, ancestor_bytes, bytes_per_node, nodes, launch, position));
+    Py_XDECREF(ancestor_bytes);
+    Py_XDECREF(order);
+    Py_XDECREF(nodes);
     return result;
 }
 
 /* Append the release of a stream-ordered free to a list. Return -1 with an exception on errors. */
 static int append_release(PyObject *releases, const struct access *free_access)
 {
-    PyObject *release = PyObject_GetAttrString(free_access->operation->call, "release");
+    PyObject *call = operation_call(free_access->operation);
+    PyObject *release = call ? PyObject_GetAttrString(call, "release") : NULL;
     int result = release ? 0 : -1;
     if (release && release != Py_None)
         result = PyList_Append(releases, release);
@@ -334,6 +422,7 @@ static void native_shadow_dealloc(struct native_shadow *self)
 static PyMethodDef methods[] = {
     {"add", (PyCFunction)native_shadow_add, METH_VARARGS, NULL},
     {"add_all", (PyCFunction)native_shadow_add_all, METH_VARARGS, NULL},
+    {"add_graph_launch", (PyCFunction)native_shadow_add_graph_launch, METH_VARARGS, NULL},
     {"add_free", (PyCFunction)native_shadow_add_free, METH_VARARGS, NULL},
     {"free_releases", (PyCFunction)native_shadow_free_releases, METH_VARARGS, NULL},
     {"find_unordered", (PyCFunction)native_shadow_find_unordered, METH_VARARGS, NULL},

@@ -7,6 +7,35 @@ enum { MAX_SEPARATE_ROWS = 16 };
 
 /* ---- conflicts -------------------------------------------------------------------------------------------- */
 
+/* Return whether a node of the current graph launch happens before another one. */
+static bool node_precedes(const struct node_order *order, uint32_t position, uint32_t later_position)
+{
+    return order->ancestor_bytes[later_position * order->bytes_per_node + position / 8] >> position % 8 & 1;
+}
+
+/* Remove the accesses from shadow->unordered_accesses that belong to the same graph launch as an access, if the edges
+ * of the graph order them. All nodes of a launch have the same tick, so the clock does not order them. */
+static void remove_ordered_nodes(struct shadow *shadow, const struct access *access)
+{
+    const struct node_order *order = &shadow->node_order;
+    uint32_t position = access->operation->position;
+    if (position >= order->node_count)
+        return;
+    struct unordered_accesses *unordered = &shadow->unordered_accesses;
+    size_t remaining_count = 0;
+    for (size_t i = 0; i < unordered->access_count; i++) {
+        const struct access *earlier = unordered->accesses[i];
+        uint32_t earlier_position = earlier->operation->position;
+        bool is_ordered = earlier->slot == access->slot && earlier->tick == access->tick &&
+                          earlier_position < order->node_count &&
+                          (earlier_position == position || node_precedes(order, earlier_position, position) ||
+                           node_precedes(order, position, earlier_position));
+        if (!is_ordered)
+            unordered->accesses[remaining_count++] = unordered->accesses[i];
+    }
+    unordered->access_count = remaining_count;
+}
+
 /* Return the MemoryAccess objects of the accesses in shadow->unordered as a list, or NULL with an exception. */
 static PyObject *unordered_objects(const struct shadow *shadow)
 {
@@ -25,6 +54,7 @@ static PyObject *unordered_objects(const struct shadow *shadow)
 static int check_unordered(struct shadow *shadow, struct state *state, struct access *access,
                            struct range shared_range, bool certainly_overlap, bool approximate)
 {
+    remove_ordered_nodes(shadow, access);
     if (!shadow->unordered_accesses.access_count)
         return 0;
     shadow->must_report = true;
@@ -262,6 +292,7 @@ static int add_to_equal_range(struct shadow *shadow, struct access *access)
         return 0;
     if (state_find_unordered(state, access->mode, &shadow->clock, &shadow->unordered_accesses))
         return -1;
+    remove_ordered_nodes(shadow, access);
     if (shadow->unordered_accesses.access_count)
         return 0;
     if (state_store(state, access, &shadow->clock))

@@ -14,6 +14,13 @@ struct replacements {
     size_t state_count, capacity;
 };
 
+/* The order of the nodes of a graph, from graph_accesses.NodeOrder. For each position in the order there are
+ * `bytes_per_node` bytes: a bit mask of the positions of the nodes that happen before the node. */
+struct node_order {
+    const uint8_t *ancestor_bytes;
+    size_t node_count, bytes_per_node;
+};
+
 struct shadow {
     PyObject *checker;     /* a conflicts.ConflictChecker */
     PyObject *access_type; /* clocks.MemoryAccess */
@@ -24,6 +31,8 @@ struct shadow {
     struct state_map range_states, pointer_states;
     struct strided_states strided_states;
     struct clock clock; /* clock of the current operation */
+    struct node_order
+        node_order; /* order of the graph whose launch is being added; without nodes if there is none */
     struct unordered_accesses unordered_accesses;
     struct replacements replacements;
 };

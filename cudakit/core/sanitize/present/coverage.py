@@ -99,7 +99,8 @@ def _access_notes(coverage: Coverage) -> Iterator[Note]:
         verb = "stores" if coverage.launches_whole_tensor == 1 else "store"
         yield Note(
             "info",
-            f"{store_count_text} of the exact launches {verb} to an unknown part of a tensor",
+            f"{store_count_text} of the exact launches {verb} through tensor maps: "
+            "the whole tensor counts as written",
         )
     if coverage.arenas_bytes:
         memory_text = format_bytes(coverage.arenas_bytes)
@@ -109,12 +110,12 @@ def _access_notes(coverage: Coverage) -> Iterator[Note]:
 def _template_text(coverage: Coverage) -> str:
     """Return how many launches were not recorded, and how many checks of their templates failed."""
     launches_text = format_count(coverage.launches_from_template)
-    checks_text = _count_with_noun("check", coverage.template_checks)
+    checks_text = _count_with_noun("time", coverage.template_checks)
     differences_text = _count_with_noun("difference", coverage.template_differences)
     verb = "was" if coverage.launches_from_template == 1 else "were"
     return (
-        f"{launches_text} of the exact launches {verb} not recorded, because earlier launches accessed "
-        f"the same bytes ({checks_text}, {differences_text})"
+        f"{launches_text} of the exact launches {verb} not recorded: the accesses are taken from earlier "
+        f"launches of the same kernel (checked {checks_text}, {differences_text})"
     )
 
 
@@ -168,10 +169,6 @@ def _baseline_notes(result: SanitizeResult) -> Iterator[Note]:
         )
         races_text = _count_with_noun("race", len(baseline_use.races))
         baseline_text = f"of the baseline {baseline_use.path}"
-        if not baseline_use.races:
-            absent_races_text = _count_with_noun("race", baseline_use.absent)
-            yield Note("info", f"The {absent_races_text} {baseline_text} did not occur")
-            return
         note_text = f"Not reported: {races_text} {baseline_text}{occurrences_text}"
         if baseline_use.absent:
             absent_races_text = _count_with_noun("other race", baseline_use.absent)
@@ -189,11 +186,11 @@ def _absence_text(baseline_use: BaselineUse) -> str:
 
 
 def _possible_race_note(race_count: int) -> Note:
-    conflicts_text = _count_with_noun("possible conflict", race_count)
+    races_text = _count_with_noun("possible race", race_count)
     verb = "is" if race_count == 1 else "are"
     return Note(
         "info",
-        f"{conflicts_text} {verb} not shown: the accesses of the kernels are not known exactly",
+        f"{races_text} {verb} not shown: the accesses of the kernels are not known exactly",
         remedies=(
             "show them with --show possible" if race_count > 1 else "show it with --show possible",
         ),

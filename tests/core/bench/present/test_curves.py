@@ -81,3 +81,22 @@ def test_two_points_or_cases_without_time_have_no_curve() -> None:
         replace(gemm(size), median_s=Unavailable("no")) for size in (1024, 2048, 4096)
     ]
     assert curve_columns(*cases_without_time) == {}
+
+
+def test_curves_in_bytes_and_in_operations_share_a_chart_of_times() -> None:
+    sizes = (1_000, 10_000, 100_000)
+    products, sums = (
+        [
+            replace(
+                gemm(operations=operations, bytes_moved=8.0 * size),
+                name="ops",
+                axes={"operation": operation, "elements": size},
+            )
+            for size in sizes
+        ]
+        for operation, operations in (("matmul", 1e6), ("sum", 0.0))
+    )
+
+    assert np.isnan(curve_columns(*products, *sums)["sweep elements"].arrays["amount"]).all()
+    assert curve_columns(*products)["sweep elements"].arrays["amount"].tolist() == [1e6] * 3
+    assert curve_columns(*sums)["sweep elements"].text["unit"] == ("B",)

@@ -221,16 +221,20 @@ def test_too_few_samples_with_the_precision_have_a_warning(stop_reason: str, opt
     assert doubt.remedies == (f"allow more time with {option}, or fewer samples with --samples",)
 
 
-def test_rate_above_the_peak_of_a_link_names_the_peak_as_wrong() -> None:
+@pytest.mark.parametrize(
+    ("simulated", "cause"),
+    [(False, "the peak is wrong"), (True, "simulated links have the same rate on every GPU")],
+)
+def test_rate_above_the_peak_of_a_link_has_its_cause(simulated: bool, cause: str) -> None:
     peak = limit(Work(link_bytes=1e6, link="host"), NVML_FIELDS, None)
-    case = gemm(samples=samples_near(1e-6), limit=peak)
+    case = gemm(samples=samples_near(1e-6), limit=peak, environment=machine(simulated=simulated))
 
     (doubt,) = [
         node
         for node in present(result(case)).nodes
         if isinstance(node, Note) and node.level == "warn"
     ]
-    assert doubt.text.startswith("Over 2.0% above the peak of the link: the peak is wrong")
+    assert doubt.text.startswith(f"Over 2.0% above the peak of the link: {cause}")
     assert doubt.remedies == ()
 
 

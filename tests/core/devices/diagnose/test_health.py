@@ -172,7 +172,9 @@ def test_gpu_without_ecc_is_ok(machine: Machine) -> None:
 
     finding = run_check("CK027", machine(**both_views(gpu(0, **fields))))
 
-    assert finding.summary == "no GPU counts memory errors (ECC is not supported or off)"
+    assert (
+        finding.summary == "no GPU reports counts of memory errors, for example because ECC is off"
+    )
 
 
 def test_ecc_counters_are_read_from_telemetry(machine: Machine) -> None:

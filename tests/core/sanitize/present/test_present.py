@@ -103,6 +103,15 @@ def test_report_without_races(golden: Callable[[str, str], None]) -> None:
     golden("run-clean-80.txt", read(racy()))
 
 
+def test_stores_through_tensor_maps_count_for_the_whole_tensor() -> None:
+    coverage = Coverage(launches=2, launches_exact=2, launches_whole_tensor=1)
+    text = read(Report().result(exit_status=0, coverage={1: coverage}))
+    sentence = (
+        "1 of the exact launches stores through tensor maps: the whole tensor counts as written"
+    )
+    assert sentence in " ".join(text.split())
+
+
 def test_report_lists_gaps(golden: Callable[[str, str], None]) -> None:
     filled = Report(
         suppressions=[parse_pattern("kernel:*elementwise*"), parse_pattern("kernel:no")],

@@ -1,5 +1,5 @@
-/* The nodes of each instantiated graph, until its executable graph is destroyed: node ids, tensor maps, and the memory
- * that the nodes reach. Callers hold the recorder lock. */
+/* The recorder keeps the contents of each instantiated graph until the executable graph is destroyed: the node ids, the
+ * tensor maps, and the memory that the nodes reach. Callers hold the recorder lock. */
 #ifndef CK_GRAPH_CONTENTS_H
 #define CK_GRAPH_CONTENTS_H
 

@@ -1,0 +1,101 @@
+"""The order of a graph's nodes and the accesses of its launches, which equal launches share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from graphlib import CycleError, TopologicalSorter
+
+from cudakit.core.sanitize.clocks import Call
+from cudakit.core.sanitize.races import LaunchPrecision
+from cudakit.core.sanitize.record_batch import AccessRows
+from cudakit.trace.layout import RECORD_BYTES
+
+
+class NodeOrder:
+    """The nodes of a graph in topological order, and which of them happen before which.
+
+    ``predecessors`` has the nodes from which an edge leads to each node.
+    """
+
+    def __init__(self, nodes: Iterable[int], predecessors: Mapping[int, Sequence[int]]) -> None:
+        self.nodes = _topological_order(set(nodes), predecessors)
+        self._positions = {node: position for position, node in enumerate(self.nodes)}
+        # For each node, a bit mask of the positions of the nodes that happen before it.
+        self._ancestor_bits: list[int] = []
+        for node in self.nodes:
+            ancestor_bits = 0
+            for predecessor in predecessors.get(node, ()):
+                if predecessor in self._positions:
+                    position = self._positions[predecessor]
+                    ancestor_bits |= 1 << position
+                    # In a damaged trace with a cycle, the predecessor may come later.
+                    if position < len(self._ancestor_bits):
+                        ancestor_bits |= self._ancestor_bits[position]
+            self._ancestor_bits.append(ancestor_bits)
+
+    def precedes(self, first_node: int, second_node: int) -> bool:
+        """Return whether a node happens before another node."""
+        first, second = self._positions.get(first_node), self._positions.get(second_node)
+        return (
+            first is not None
+            and second is not None
+            and bool(self._ancestor_bits[second] >> first & 1)
+        )
+
+    @property
+    def bytes_per_node(self) -> int:
+        """Number of bytes of each node in ``ancestor_bytes``."""
+        return len(self.nodes) + 7 >> 3
+
+    @cached_property
+    def ancestor_bytes(self) -> bytes:
+        """For each node in order, a bit mask of the positions of the nodes that happen before it."""
+        return b"".join(
+            bits.to_bytes(self.bytes_per_node, "little") for bits in self._ancestor_bits
+        )
+
+
+def _topological_order(nodes: set[int], predecessors: Mapping[int, Sequence[int]]) -> list[int]:
+    """List nodes in topological order: in order of their numbers if no edge contradicts that."""
+    if all(
+        predecessor < node
+        for node, node_predecessors in predecessors.items()
+        for predecessor in node_predecessors
+    ):
+        return sorted(nodes)
+    try:
+        sorted_nodes = TopologicalSorter(predecessors).static_order()
+        all_nodes = dict.fromkeys([*sorted_nodes, *sorted(nodes)])
+    except CycleError:  # the trace is damaged: CUDA accepts no graph with a cycle
+        return sorted(nodes)
+    return [node for node in all_nodes if node in nodes]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeAccesses:
+    """The accesses that a graph node, or a collective of the node, performs in a launch."""
+
+    call: Call  # the call that added the node
+    position: int  # position of the node in the order of the graph's nodes
+    rows: bytes  # records of the accesses
+
+
+@dataclass(frozen=True, slots=True)
+class GraphAccesses:
+    """The accesses of a graph launch. Launches with equal accesses share one object."""
+
+    order: NodeOrder
+    nodes: tuple[NodeAccesses, ...]  # nodes in topological order
+    # The number of kernel nodes of each precision.
+    kernel_counts: tuple[tuple[LaunchPrecision, int], ...]
+
+    def in_launch(self, launch: Call) -> Iterator[tuple[Call, AccessRows]]:
+        """Yield the call of each node as a part of a launch, with the records of its accesses."""
+        for node in self.nodes:
+            yield node.call.in_launch(launch), memoryview(node.rows)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(len(node.rows) + RECORD_BYTES for node in self.nodes)
