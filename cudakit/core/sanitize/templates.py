@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
 from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from cudakit.core.sanitize.races import Coverage, Operation, Race
+from cudakit.core.sanitize.record_batch import count_precisions, without_common_fields
 from cudakit.core.sanitize.unrecorded import PossibleAccess
 from cudakit.trace.kinds import EventKind, Precision, TemplateCheck
 from cudakit.trace.layout import (
@@ -27,8 +30,6 @@ from cudakit.trace.layout import (
     view,
 )
 
-# Number of records behind the record of a graph node that are searched for its pointer arguments.
-_MAX_NODE_ACCESSES: Final = 512
 # Number of elements at equal distances from which accesses count as those of an array. The indices of a small
 # gather may have equal distances by chance.
 _MIN_ARRAY_ELEMENTS: Final = 16
@@ -46,19 +47,27 @@ _NO_POINTERS: Final = np.zeros(0, np.uint64)
 _NO_RECORDS: Final = np.zeros(0, RECORD)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Template:
     """The accesses of a launch, and its pointers in the order of the arguments.
 
     ``accesses`` has Access records, then Accessed records. No access contains a pointer behind its
     first byte. ``pointer_indices`` has the nearest pointer at or below each access. ``possible_modes`` has
     the index of each pointer through which another launch may access other bytes, and the mode of the access.
+    The template of a graph launch has its records in ``graph_rows``, with 0 in their common fields, and no
+    ``accesses``; other templates have None there.
     """
 
     accesses: Records
     pointers: _Addresses
     pointer_indices: npt.NDArray[np.intp]
     possible_modes: tuple[tuple[int, int], ...]
+    graph_rows: bytes | None = None
+
+    @cached_property
+    def precision_counts(self) -> list[int]:
+        """The number of accesses of each precision of the template of a graph launch."""
+        return count_precisions(np.frombuffer(self.graph_rows or b"", RECORD))
 
     def distances_to(self, pointers: _Addresses) -> _Addresses:
         """Return the distance of each access to that of a launch with other pointers, modulo 2^64."""
@@ -91,6 +100,9 @@ class TemplateAccesses:
         self.unknown_count = 0  # number of launches whose template is unknown
         # Accesses to other bytes that the launches of the last ``insert`` may have made, by call.
         self.possible_accesses: dict[int, list[PossibleAccess]] = {}
+        # The records of the accesses of the graph launches of the last ``insert`` that have a template, by
+        # call. They are not inserted, because launches with the same template share them.
+        self.graph_rows: dict[int, bytes] = {}
         # Pointer arguments of the kernel nodes of graphs, by graph and node.
         self._node_pointers: dict[tuple[int, int], list[int]] = {}
         self._templates: dict[int, _Template] = {}
@@ -98,12 +110,12 @@ class TemplateAccesses:
         self._is_from_template = bytearray()
 
     def insert(self, records: Records, coverage: Coverage) -> Records:
-        """Insert the accesses of launches with a template after each launch, and count these launches.
+        """Insert the accesses of kernel launches with a template after each launch, and count the launches.
 
         ``records`` are in the order of their calls, and have all records of each call.
         """
         kinds = records["kind"]
-        self.possible_accesses = {}
+        self.possible_accesses, self.graph_rows = {}, {}
         self._add_node_pointers(records, kinds)
         template_ids = _template_ids(records, kinds)
         template_positions = np.flatnonzero((template_ids != 0) | (kinds == EventKind.TEMPLATE))
@@ -143,6 +155,9 @@ class TemplateAccesses:
                 continue
             coverage.launches_from_template += 1
             self._set_from_template(seq)
+            if template.graph_rows is not None:
+                self.graph_rows[seq] = template.graph_rows
+                coverage.count_accesses(template.precision_counts)
             distances = template.distances_to(pointers) if len(pointers) else None
             insertions.append(_Insertion(position, call_end, template.accesses, distances))
             if template.possible_modes and not is_checked:
@@ -181,19 +196,26 @@ class TemplateAccesses:
 
     def _add_node_pointers(self, records: Records, kinds: npt.NDArray[np.uint16]) -> None:
         """Store the pointer arguments of kernel nodes that are added to graphs."""
-        for position in np.flatnonzero(kinds == EventKind.GRAPH_NODE).tolist():
-            node = view(records[position : position + 1], EventKind.GRAPH_NODE)[0]
-            call_records = records[position + 1 : position + 1 + _MAX_NODE_ACCESSES]
-            is_of_node = (call_records["seq"] == node["seq"]) & (
-                call_records["kind"] == EventKind.ACCESS
-            )
-            accesses = view(call_records[is_of_node], EventKind.ACCESS)
-            is_pointer = (accesses["node"] == node["node"]) & (
-                accesses["precision"] >= Precision.ASSUMED
-            )
-            if is_pointer.any():
-                node_key = int(node["graph"]), int(node["node"])
-                self._node_pointers[node_key] = accesses["lo"][is_pointer].tolist()
+        node_positions = np.flatnonzero(kinds == EventKind.GRAPH_NODE)
+        if not len(node_positions):
+            return
+        accesses = view(records, EventKind.ACCESS)
+        is_pointer = (kinds == EventKind.ACCESS) & (accesses["precision"] >= Precision.ASSUMED)
+        is_pointer[: node_positions[0]] = False
+        pointer_positions = np.flatnonzero(is_pointer)
+        pointers = accesses[pointer_positions]
+        # For each pointer, the index of the last node before it.
+        node_indices = np.searchsorted(node_positions, pointer_positions) - 1
+        nodes = view(records[node_positions], EventKind.GRAPH_NODE)
+        nodes_of_pointers = nodes[node_indices]
+        is_of_node = (pointers["seq"] == nodes_of_pointers["seq"]) & (
+            pointers["node"] == nodes_of_pointers["node"]
+        )
+        addresses, node_indices = pointers["lo"][is_of_node].tolist(), node_indices[is_of_node]
+        node_begins = np.flatnonzero(np.diff(node_indices, prepend=-1)).tolist()
+        for begin, end in pairwise((*node_begins, len(addresses))):
+            node = nodes[node_indices[begin]]
+            self._node_pointers[int(node["graph"]), int(node["node"])] = addresses[begin:end]
 
     def _set_from_template(self, seq: int) -> None:
         index = seq >> 3
@@ -347,10 +369,11 @@ def _graph_template(
                 pointer = int(pointers[index])
                 mode_by_pointer[pointer] = mode_by_pointer.get(pointer, 0) | mode
     return _Template(
-        np.concatenate([rows, accessed_records]),
+        _NO_RECORDS,
         np.array(list(mode_by_pointer), np.uint64),
         np.zeros(0, np.intp),
         tuple(enumerate(mode_by_pointer.values())),
+        without_common_fields(memoryview(np.concatenate([rows, accessed_records]).tobytes())),
     )
 
 
