@@ -557,5 +557,7 @@ CUDAKIT_PTXAS ptxas that `cudakit run --sanitize` uses
 CUDAKIT_SANITIZER_LIBRARY Sanitizer API library that `cudakit run --sanitize` uses
 CUDAKIT_NCCL_LIBRARY NCCL library that `cudakit bench nccl` uses
 CUDAKIT_CUPTI_LIBRARY CUPTI library that `cudakit run --profile` uses
+
+[cudakit | XDG Base Directory Specification]
 XDG_CACHE_HOME parent of cudakit's cache of compiled kernels (default ~/.cache)
 """
