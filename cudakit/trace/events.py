@@ -218,11 +218,18 @@ class ContextSync:
 
 @dataclass(frozen=True, slots=True)
 class HostCall:
-    """A host function that was enqueued in a stream began or returned."""
+    """A host function that was enqueued in a stream began or returned.
+
+    ``event`` is the number of an event that the recorder itself recorded in the stream, directly before the
+    program enqueued the host function (``EventRecord``). When the function begins, the host is ordered after
+    this event, but not after work that was enqueued after the function. The number is 0 in older traces:
+    there, the host is ordered after all work that was enqueued in the stream before the function began.
+    """
 
     kind: ClassVar[EventKind] = EventKind.HOST_CALL
     stream: U32
     phase: HostCallPhase
+    event: U32 = 0
 
 
 @dataclass(frozen=True, slots=True)

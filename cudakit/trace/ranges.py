@@ -19,6 +19,9 @@ from cudakit.trace.layout import Records, take_records, view
 # Maximum number of ranges that are open at once, in each thread and in the process. Further ranges are
 # ignored, so that programs that never end their ranges do not use ever more memory.
 _MAX_OPEN_RANGES: Final = 1024
+# Plain integers are faster to compare than enumerations.
+_PUSH: Final = int(EventKind.RANGE_PUSH)
+_POP: Final = int(EventKind.RANGE_POP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +100,12 @@ class RangeTracker:
         if not self._process_ranges and not self._thread_ranges and not is_change.any():
             return None
         is_call = (kinds != EventKind.ACCESS) & (kinds != EventKind.ACCESSED) & ~is_change
-        indices = np.flatnonzero(is_change | is_call)
+        rows = _Rows.of(take_records(records, is_change | is_call)).without_empty_ranges()
         ranges_of_calls: list[OpenRange | None] = []
-        for kind, thread, name, domain, range_number in _rows(take_records(records, indices)):
-            if kind == EventKind.RANGE_PUSH:
+        for kind, thread, name, domain, range_number in rows:
+            if kind == _PUSH:
                 self._push(thread, _Range(name, domain), range_number)
-            elif kind == EventKind.RANGE_POP:
+            elif kind == _POP:
                 self._pop(thread, domain, range_number)
             else:
                 thread_ranges = self._thread_ranges.get(thread)
@@ -139,16 +142,45 @@ class RangeTracker:
             thread_ranges.nested_ranges.clear()
 
 
-def _rows(records: Records) -> Iterator[tuple[int, int, int, int, int]]:
-    """Yield kind, thread, name, domain and number of the begins and ends of ranges.
+class _Rows:
+    """The kind, thread, name, domain and number of ranges' begins and ends, and of calls.
 
-    An end has no name. For other records, the name, domain and number have no meaning.
+    Of a call, the name, domain and number have no meaning. An end has no name.
     """
-    kinds = records["kind"]
-    pushes, pops = view(records, EventKind.RANGE_PUSH), view(records, EventKind.RANGE_POP)
-    is_push = kinds == EventKind.RANGE_PUSH
-    names = np.where(is_push, pushes["name"], 0)
-    domains = np.where(is_push, pushes["domain"], pops["domain"])
-    range_numbers = np.where(is_push, pushes["number"], pops["number"])
-    columns = kinds, records["thread"], names, domains, range_numbers
-    return zip(*(column.tolist() for column in columns), strict=True)
+
+    def __init__(self, columns: npt.NDArray[np.int64]) -> None:
+        self._columns = columns
+
+    @staticmethod
+    def of(records: Records) -> _Rows:
+        """Return the rows of records."""
+        kinds = records["kind"]
+        pushes, pops = view(records, EventKind.RANGE_PUSH), view(records, EventKind.RANGE_POP)
+        is_push = kinds == EventKind.RANGE_PUSH
+        names = np.where(is_push, pushes["name"], 0)
+        domains = np.where(is_push, pushes["domain"], pops["domain"])
+        range_numbers = np.where(is_push, pushes["number"], pops["number"])
+        return _Rows(np.array([kinds, records["thread"], names, domains, range_numbers], np.int64))
+
+    def __iter__(self) -> Iterator[tuple[int, int, int, int, int]]:
+        kinds, threads, names, domains, range_numbers = self._columns.tolist()
+        return zip(kinds, threads, names, domains, range_numbers, strict=True)
+
+    def without_empty_ranges(self) -> _Rows:
+        """Return the rows without the ranges of threads that contain no call, as most ranges of JAX."""
+        columns = self._columns
+        while True:
+            kinds, threads, _, domains, range_numbers = columns
+            is_empty_range = (
+                (kinds[:-1] == EventKind.RANGE_PUSH)
+                & (kinds[1:] == EventKind.RANGE_POP)
+                & (threads[:-1] == threads[1:])
+                & (domains[:-1] == domains[1:])
+                & (range_numbers[:-1] == 0)
+                & (range_numbers[1:] == 0)
+            )
+            if not is_empty_range.any():
+                return _Rows(columns)
+            is_dropped = np.append(is_empty_range, False)
+            is_dropped[1:] |= is_empty_range
+            columns = columns[:, ~is_dropped]

@@ -25,13 +25,14 @@ from cudakit.trace.events import (
     GraphEdge,
     GraphLaunch,
     GraphNode,
+    HostCall,
     Launch,
     StreamCreate,
     StreamQueryOk,
     StreamSync,
     StreamWait,
 )
-from cudakit.trace.kinds import AccessMode, AllocationKind, StreamFlag
+from cudakit.trace.kinds import AccessMode, AllocationKind, HostCallPhase, StreamFlag
 
 OperationNumbers = frozenset[int]
 NO_OPERATIONS: OperationNumbers = frozenset()
@@ -87,6 +88,8 @@ class Order:
             case StreamSync(stream) | StreamQueryOk(stream):
                 legacy = self._flags[stream] is StreamFlag.LEGACY
                 self._host |= self._preceding(stream) if legacy else self._streams[stream]
+            case HostCall(phase=HostCallPhase.BEGIN, event=number):
+                self._host |= self._events.get(number, NO_OPERATIONS)
             case _:
                 self._feed_work(event)
 

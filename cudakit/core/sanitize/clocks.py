@@ -9,9 +9,8 @@ stored.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from itertools import repeat
+from operator import lt
 from typing import Final, TypeAlias
 
 from cudakit.core.sanitize.races import CollectiveOperation, Sync
@@ -62,19 +61,18 @@ class Timeline:
         """
         if release.tick <= self.clock[release.slot]:
             return False
-        width = len(self.clock)
-        release_clock = release.clock + [0] * (width - len(release.clock))
-        release_clock[release.slot] = release.tick
-        new_syncs: Iterable[Sync | None] = repeat(sync)
-        if sync is None:
-            new_syncs = release.tick_syncs + [None] * (width - len(release.tick_syncs))
-        self.tick_syncs = [
-            old_sync if tick >= release_tick else new_sync
-            for tick, release_tick, old_sync, new_sync in zip(
-                self.clock, release_clock, self.tick_syncs, new_syncs, strict=False
-            )
+        # The ticks of most slots are equal, so this finds the others before it copies the clock.
+        advanced_slots = [
+            slot
+            for slot, is_earlier in enumerate(map(lt, self.clock, release.clock))
+            if is_earlier and slot != release.slot
         ]
-        self.clock = list(map(max, self.clock, release_clock))
+        self.clock, self.tick_syncs = self.clock.copy(), self.tick_syncs.copy()
+        for slot in advanced_slots:
+            self.clock[slot] = release.clock[slot]
+            self.tick_syncs[slot] = sync or release.tick_syncs[slot]
+        self.clock[release.slot] = release.tick
+        self.tick_syncs[release.slot] = sync or release.tick_syncs[release.slot]
         return True
 
     def snapshot(self) -> Release:

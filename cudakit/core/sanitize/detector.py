@@ -163,9 +163,13 @@ class _TraceAnalysis:
         """Add the races in reordered records to a report; return the races that are findings."""
         self.stream_use.feed(records, self.last_batch.stacks)
         records = self.templates.insert(records, self.engine.coverage)
-        possible_accesses = self.templates.possible_accesses
         races = self.templates.mark_races(
-            self.engine.feed(records, self.last_batch.strings, possible_accesses)
+            self.engine.feed(
+                records,
+                self.last_batch.strings,
+                self.templates.possible_accesses,
+                self.templates.graph_rows,
+            )
         )
         report.add(
             self.last_batch.process,

@@ -7,7 +7,7 @@ be analyzed at any later time.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -220,15 +220,18 @@ class Engine:
         records: Records,
         strings: Sequence[str],
         possible_accesses: PossibleAccesses | None = None,
+        graph_rows: Mapping[int, bytes] | None = None,
     ) -> list[Race]:
         """Analyze the next records of the trace; return the races whose later operation is among them.
 
         ``strings`` is the string table of the trace. It has at least the strings to which the records refer.
         ``possible_accesses`` has the accesses of launches that were not recorded, if they may have accessed
-        other bytes than those of their template.
+        other bytes than those of their template. ``graph_rows`` has the records of the accesses of each graph
+        launch with a template, by call, with 0 in their common fields.
         """
         self._strings = strings
         self._possible_accesses = possible_accesses or {}
+        self._graphs.template_rows = graph_rows or {}
         records = sorted_by_call(records)
         for begin in range(0, len(records), _MAX_DECODED_RECORDS):
             for thread_records in self._split_by_thread(
@@ -316,7 +319,7 @@ class Engine:
 
     def _update_coverage(self, batch: RecordBatch) -> None:
         """Add the launches and accesses of a batch to the coverage."""
-        coverage, precision_counts = self.coverage, batch.precision_counts
+        coverage = self.coverage
         if batch.stray_access_count:
             self.gap_counts[STRAY_ACCESS] += batch.stray_access_count
         if (
@@ -336,11 +339,7 @@ class Engine:
         coverage.launches_without_call_site += batch.launches_without_call_site
         for launch_precision in LaunchPrecision:
             coverage.count(launch_precision, batch.launch_precisions.count(launch_precision))
-        coverage.accesses_exact += precision_counts[Precision.EXACT]
-        coverage.accesses_summary += precision_counts[Precision.SUMMARY]
-        coverage.accesses_merged += precision_counts[Precision.MERGED]
-        coverage.accesses_assumed += precision_counts[Precision.ASSUMED]
-        coverage.accesses_uncertain += precision_counts[Precision.UNCERTAIN]
+        coverage.count_accesses(batch.precision_counts)
 
     def _report_conflict(self, conflict: Conflict) -> None:
         if are_peer_kernels(

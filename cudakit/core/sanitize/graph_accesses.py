@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
+from itertools import accumulate
+from typing import Final, NamedTuple
 
 from cudakit.core.sanitize.clocks import Call
 from cudakit.core.sanitize.races import LaunchPrecision
 from cudakit.core.sanitize.record_batch import AccessRows
-from cudakit.trace.layout import RECORD_BYTES
+
+_PACKED_NODE: Final = struct.Struct("<qqqqQQ")
 
 
 class NodeOrder:
@@ -73,8 +76,7 @@ def _topological_order(nodes: set[int], predecessors: Mapping[int, Sequence[int]
     return [node for node in all_nodes if node in nodes]
 
 
-@dataclass(frozen=True, slots=True)
-class NodeAccesses:
+class NodeAccesses(NamedTuple):
     """The accesses that a graph node, or a collective of the node, performs in a launch."""
 
     call: Call  # the call that added the node
@@ -82,20 +84,42 @@ class NodeAccesses:
     rows: bytes  # records of the accesses
 
 
-@dataclass(frozen=True, slots=True)
 class GraphAccesses:
-    """The accesses of a graph launch. Launches with equal accesses share one object."""
+    """The accesses of a graph launch. Launches with equal accesses share one object.
 
-    order: NodeOrder
-    nodes: tuple[NodeAccesses, ...]  # in topological order
-    # The number of kernel nodes of each precision.
-    kernel_counts: tuple[tuple[LaunchPrecision, int], ...]
+    ``nodes`` are in topological order. ``kernel_counts`` has the number of kernel nodes of each precision.
+    """
 
-    def in_launch(self, launch: Call) -> Iterator[tuple[Call, AccessRows]]:
+    def __init__(
+        self,
+        order: NodeOrder,
+        nodes: Sequence[NodeAccesses],
+        kernel_counts: Sequence[tuple[LaunchPrecision, int]] = (),
+    ) -> None:
+        self.order = order
+        self.kernel_counts = kernel_counts
+        self.calls = tuple(node.call for node in nodes)
+        self.rows = b"".join(node.rows for node in nodes)  # records of the accesses of all nodes
+        self._row_ends = list(accumulate(len(node.rows) for node in nodes))
+        # The numbers of all nodes that the native core needs: ``native/module.c`` has the same structure.
+        self.packed_nodes = b"".join(
+            _PACKED_NODE.pack(
+                node.call.kind,
+                node.call.name,
+                node.call.site,
+                node.call.node,
+                node.position,
+                len(node.rows),
+            )
+            for node in nodes
+        )
+
+    def calls_in_launch(self, launch: Call) -> Iterator[tuple[Call, AccessRows]]:
         """Yield the call of each node as a part of a launch, with the records of its accesses."""
-        for node in self.nodes:
-            yield node.call.in_launch(launch), memoryview(node.rows)
+        all_rows = memoryview(self.rows)
+        for call, begin, end in zip(self.calls, (0, *self._row_ends), self._row_ends, strict=False):
+            yield call.in_launch(launch), all_rows[begin:end]
 
     @property
     def size_bytes(self) -> int:
-        return sum(len(node.rows) + RECORD_BYTES for node in self.nodes)
+        return len(self.rows) + len(self.packed_nodes)

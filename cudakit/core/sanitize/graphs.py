@@ -7,6 +7,7 @@ the nodes. Rules: CUDA C++ Programming Guide, "CUDA Graphs".
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from cudakit.core.sanitize.clocks import ASSUMED, SUMMARY, Call, Clock, Release
@@ -17,8 +18,8 @@ from cudakit.core.sanitize.record_batch import (
     AccessRows,
     exact_and_lost_nodes,
     least_precise_access,
-    record_contents,
     rows_by_node,
+    without_common_fields,
 )
 from cudakit.core.sanitize.shadow_memory import Shadow
 from cudakit.trace.kinds import EventKind, NodeType
@@ -106,9 +107,7 @@ class Graph:
                 for call, records in (*node.collectives, (node.call, access_records))
                 if records
             ]
-        return GraphAccesses(
-            self._order, tuple(accesses_of_nodes), tuple(sorted(kernel_counts.items()))
-        )
+        return GraphAccesses(self._order, accesses_of_nodes, sorted(kernel_counts.items()))
 
 
 def _kernel_precision(
@@ -137,8 +136,17 @@ class GraphLaunch:
     slot: int
     tick: int
     clock: Clock
+    # The records of the template of the launch, with 0 in their common fields; None without a template.
+    template_rows: bytes | None = None
     # The records of the accesses that nodes performed in this launch.
     rows: list[AccessRows] = field(default_factory=list)
+
+    def all_rows(self) -> bytes:
+        """Return the records of the accesses of the launch, with 0 in their common fields."""
+        if self.template_rows is not None and not self.rows:
+            return self.template_rows
+        rows = self.rows[0] if len(self.rows) == 1 else memoryview(b"".join(self.rows))
+        return (self.template_rows or b"") + without_common_fields(rows)
 
 
 # Maximum size in bytes of the accesses that are stored for later launches.
@@ -149,18 +157,17 @@ class LaunchAccessCache:
     """The accesses of the last graph launches, which later launches share if they have equal records."""
 
     def __init__(self) -> None:
-        # Accesses by the number and version of the graph, and the contents of the launch's records, least
-        # recently used first.
+        # Accesses by the number and version of the graph, and ``all_rows`` of the launch; least recently used
+        # first.
         self._accesses_by_key: dict[tuple[int, int, bytes], GraphAccesses] = {}
         self.stored_bytes = 0
 
     def accesses_of(self, launch: GraphLaunch, graph: Graph) -> GraphAccesses:
         """Return the accesses of a launch, after all its records were collected."""
-        rows = launch.rows[0] if len(launch.rows) == 1 else memoryview(b"".join(launch.rows))
-        key = launch.graph, graph.version, record_contents(rows)
+        key = launch.graph, graph.version, launch.all_rows()
         accesses = self._accesses_by_key.pop(key, None)
         if accesses is None:
-            accesses = graph.launch_accesses(rows)
+            accesses = graph.launch_accesses(memoryview(key[2]))
             self.stored_bytes += accesses.size_bytes + len(key[2])
         self._accesses_by_key[key] = accesses
         while self.stored_bytes > MAX_STORED_BYTES:
@@ -193,6 +200,8 @@ class GraphTracker:
         ] = {}  # the last launch of each executable graph
         self._last_graph = Graph()  # graph to which a node was added last
         self._cache = LaunchAccessCache()
+        # The records of the accesses of each graph launch with a template, by call.
+        self.template_rows: Mapping[int, bytes] = {}
         # The launch whose accesses are being collected; None after ``finish_launch``.
         self.current_launch: GraphLaunch | None = None
 
@@ -228,7 +237,9 @@ class GraphTracker:
         stream.release()
         clock = stream.clock.copy()
         clock[stream.slot] = stream.tick - 1
-        self.current_launch = GraphLaunch(call, graph, stream.slot, stream.tick, clock)
+        self.current_launch = GraphLaunch(
+            call, graph, stream.slot, stream.tick, clock, self.template_rows.get(call.seq)
+        )
         self._stream_order.enqueue(call)
         self._last_launches[executable] = stream.release(), call
 

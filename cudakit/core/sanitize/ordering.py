@@ -211,10 +211,13 @@ class StreamOrder:
         self.host = self._thread_timelines[thread]
         self.current_version += 1
 
-    def host_acquires(self, release: Release, call: Call) -> None:
-        """Order the host after a release, because ``call`` waits for it."""
+    def host_acquires(self, release: Release, call: Call, sync: Sync | None = None) -> None:
+        """Order the host after a release, because ``call`` waits for it.
+
+        ``sync`` is the synchronization to report; if it is None, ``call`` alone is reported.
+        """
         if release.tick > self.host.clock[release.slot]:
-            self.host.acquire(release, _single_call(SyncKind.HOST, call))
+            self.host.acquire(release, sync or _single_call(SyncKind.HOST, call))
             self.advance_host()
 
     def advance_host(self) -> None:
@@ -331,9 +334,9 @@ class Signal(NamedTuple):
     seq: int  # number of the call that made the release
     site: int  # index of the call stack of the call that made the release
 
-    def sync(self, call: Call) -> Sync:
+    def sync(self, kind: SyncKind, call: Call) -> Sync:
         """Return the synchronization by a call that waits for the release."""
-        return Sync(SyncKind.EVENT, self.seq, self.site, call.seq, call.site)
+        return Sync(kind, self.seq, self.site, call.seq, call.site)
 
 
 class SyncTracker:
@@ -391,12 +394,22 @@ class SyncTracker:
     def sync_context(self, call: Call) -> None:
         self._stream_order.sync_context(call)
 
-    def run_host_function(self, call: Call, phase: int) -> None:
-        """Order a host function after the stream's work, and the stream's next work after the function."""
-        if phase == HostCallPhase.BEGIN:
-            self.sync_stream(call)
+    def run_host_function(self, call: Call, phase: int, event: int) -> None:
+        """Order a host function after the work before it, and the stream's next work after the function.
+
+        ``event`` was recorded in the stream before the function was enqueued, so it covers the work
+        before the function. It is 0 in older traces: then all work of the stream counts as work before it.
+        """
+        if phase == HostCallPhase.END:
+            self._events.pop(event, None)  # no other call waits for this event
+            if self._stream_order.has_stream(call.stream):  # the stream may have been destroyed
+                self._stream_order.enqueue(call)
+        elif event:
+            if signal := self._events.get(event):
+                sync = signal.sync(SyncKind.HOST, call)
+                self._stream_order.host_acquires(signal.release, call, sync)
         else:
-            self._stream_order.enqueue(call)
+            self.sync_stream(call)
 
     def begin_capture(self, call: Call, graph: int) -> None:
         self._stream_order.capture_stream(self._stream_order.stream(call), graph)
@@ -451,4 +464,4 @@ class SyncTracker:
 
 def _wait_for_signal(stream: Stream, signal: Signal | None, call: Call) -> None:
     if signal is not None and signal.release.tick > stream.clock[signal.release.slot]:
-        stream.acquire(signal.release, signal.sync(call))
+        stream.acquire(signal.release, signal.sync(SyncKind.EVENT, call))

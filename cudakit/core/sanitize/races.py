@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from enum import IntEnum, StrEnum
 
@@ -64,7 +65,7 @@ class NamedRange:
 class CollectiveOperation:
     """A collective of NCCL, or a send or receive, as one rank performs it."""
 
-    function: CollectiveFunction
+    function: CollectiveFunction  # operation that the rank performs
     rank: int  # rank of the process in the communicator; -1 if unknown
     rank_count: int  # number of ranks of the communicator; 0 if unknown
     root: int  # root rank; for a send or receive, the other rank
@@ -115,12 +116,14 @@ class Sync:
     """
 
     kind: SyncKind
-    recorded_seq: int  # number of the call that recorded the event, or of the host's wait
-    recorded_site: int  # call stack of the event record, or of the host's wait
-    waited_seq: (
-        int  # number of the call that waited; for a wait of the host equal to ``recorded_seq``
-    )
-    waited_site: int  # call stack of the wait
+    # Number of the call that recorded the event, of the call that enqueued the host function, or of the
+    # host's wait.
+    recorded_seq: int
+    recorded_site: int  # call stack of the call with the number ``recorded_seq``
+    # Number of the call that waited, or of the beginning of the host function. For another wait of the host
+    # equal to ``recorded_seq``.
+    waited_seq: int
+    waited_site: int  # call stack of the wait, or of the call that enqueued the host function
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +214,14 @@ class Coverage:
                 self.launches_whole_tensor += launches
             case LaunchPrecision.ASSUMED:
                 self.launches_assumed += launches
+
+    def count_accesses(self, precision_counts: Sequence[int]) -> None:
+        """Add accesses of kernels; ``precision_counts`` has the number of accesses of each precision."""
+        self.accesses_exact += precision_counts[Precision.EXACT]
+        self.accesses_summary += precision_counts[Precision.SUMMARY]
+        self.accesses_merged += precision_counts[Precision.MERGED]
+        self.accesses_assumed += precision_counts[Precision.ASSUMED]
+        self.accesses_uncertain += precision_counts[Precision.UNCERTAIN]
 
     def __add__(self, other: Coverage) -> Coverage:
         return Coverage(

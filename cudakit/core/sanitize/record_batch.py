@@ -43,7 +43,7 @@ HANDLER_FIELDS: Final[dict[EventKind, tuple[str, ...]]] = {
     EventKind.STREAM_SYNC: (),
     EventKind.STREAM_QUERY_OK: (),
     EventKind.CONTEXT_SYNC: (),
-    EventKind.HOST_CALL: ("phase",),
+    EventKind.HOST_CALL: ("phase", "event"),
     EventKind.CAPTURE_BEGIN: ("graph",),
     EventKind.CAPTURE_END: ("graph",),
     EventKind.GRAPH_NODE: ("graph", "node", "node_type"),
@@ -135,8 +135,7 @@ class RecordBatch:
             kind: _calls(records, innermost_ranges, (kinds == kind) & ~belongs_to_previous, kind)
             for kind in map(EventKind, set(self.kinds))
         }
-        precisions = view(records, EventKind.ACCESS)["precision"][is_access]
-        self.precision_counts = np.bincount(precisions, minlength=max(Precision) + 1).tolist()
+        self.precision_counts = count_precisions(records)
 
 
 def access_fields(rows: AccessRows) -> Iterator[tuple[int, int, int, int, int, int]]:
@@ -152,19 +151,32 @@ def access_record(lo: int, hi: int, mode: int, precision: int, node: int) -> byt
     return _ACCESS_RECORD.pack(EventKind.ACCESS, lo, hi, mode, precision, 0, 0, node)
 
 
-def record_contents(rows: AccessRows) -> bytes:
-    """Return the contents of records without their common fields, such as the number of the call."""
-    records = np.frombuffer(rows, np.uint8).reshape(-1, RECORD_BYTES)
-    return records[:, _KIND_OFFSET:].tobytes()
+def without_common_fields(rows: AccessRows) -> bytes:
+    """Return records with 0 in the fields that are common to all kinds, such as the number of the call."""
+    record_bytes = np.array(rows, np.uint8).reshape(-1, RECORD_BYTES)
+    record_bytes[:, :_KIND_OFFSET] = 0
+    return record_bytes.tobytes()
+
+
+def count_precisions(records: Records) -> list[int]:
+    """Return the number of accesses of each precision."""
+    precisions = view(records, EventKind.ACCESS)["precision"]
+    precisions = precisions[records["kind"] == EventKind.ACCESS]
+    counts: list[int] = np.bincount(precisions, minlength=max(Precision) + 1).tolist()
+    return counts
 
 
 def rows_by_node(rows: AccessRows) -> Iterator[tuple[int, bytes]]:
     """Yield each node of a graph that has accesses, with the records of its accesses in order."""
-    records = np.frombuffer(rows, RECORD)
+    records = np.frombuffer(rows, layout(EventKind.ACCESS))
     access_indices = np.flatnonzero(records["kind"] == EventKind.ACCESS)
-    access_nodes = records.view(layout(EventKind.ACCESS))["node"][access_indices]
+    access_nodes = records["node"][access_indices]
+    if len(access_nodes) == len(records) and (access_nodes == access_nodes[:1]).all():
+        # The usual case for the accesses of a new node.
+        yield from ((node, bytes(rows)) for node in access_nodes[:1].tolist())
+        return
     node_order = np.argsort(access_nodes, kind="stable")
-    sorted_bytes = take_records(records, access_indices[node_order]).tobytes()
+    sorted_bytes = take_records(records.view(RECORD), access_indices[node_order]).tobytes()
     sorted_nodes = access_nodes[node_order]
     node_begins = np.flatnonzero(np.diff(sorted_nodes, prepend=-1)).tolist()
     for begin, end in pairwise((*node_begins, len(sorted_nodes))):

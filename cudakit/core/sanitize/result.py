@@ -79,11 +79,14 @@ class LastSync:
 
     kind: SyncKind  # kind of synchronization: by an event, by the host, or by the rules of the default stream
     sentence: str  # reason why the synchronization does not cover the earlier operation
-    recorded_seq: int  # number of the call that recorded the event, or of the host's wait
-    recorded_stack: tuple[Frame, ...]  # call stack of the event record, or of the host's wait
+    # number of the call that recorded the event, enqueued the host function, or made the host wait
+    recorded_seq: int
+    recorded_stack: tuple[Frame, ...]  # call stack of the call `recorded_seq`
     recorded_site: int  # index of the call site in `recorded_stack`
-    waited_seq: int  # number of the call that waited
-    waited_stack: tuple[Frame, ...]  # call stack of the wait
+    waited_seq: int  # number of the call that waited, or of the execution of the host function
+    waited_stack: tuple[
+        Frame, ...
+    ]  # call stack of the wait, or of the call that enqueued the host function
     waited_site: int  # index of the call site in `waited_stack`
 
 

@@ -175,7 +175,7 @@ class PythonShadow:
     def add_graph_launch(
         self, accesses: GraphAccesses, launch: Call, position: ClockPosition
     ) -> None:
-        for call, rows in accesses.in_launch(launch):
+        for call, rows in accesses.calls_in_launch(launch):
             self.add_all(rows, call, position)
 
     def add_free(self, access: MemoryAccess, clock: Clock) -> None:

@@ -7,20 +7,29 @@ with the nearest pointer at or below it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, TypeAlias
+from functools import cached_property
+from itertools import pairwise
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from cudakit.core.sanitize.races import Coverage, Operation, Race
+from cudakit.core.sanitize.record_batch import count_precisions, without_common_fields
 from cudakit.core.sanitize.unrecorded import PossibleAccess
 from cudakit.trace.kinds import EventKind, Precision, TemplateCheck
-from cudakit.trace.layout import RECORD, Records, concatenate_records, layout, view
+from cudakit.trace.layout import (
+    RECORD,
+    RECORD_BYTES,
+    Records,
+    concatenate_records,
+    layout,
+    take_records,
+    view,
+)
 
-# Number of records behind the record of a graph node that are searched for its pointer arguments.
-_MAX_NODE_ACCESSES: Final = 512
 # Number of elements at equal distances from which accesses count as those of an array. The indices of a small
 # gather may have equal distances by chance.
 _MIN_ARRAY_ELEMENTS: Final = 16
@@ -35,32 +44,34 @@ OUTDATED_TEMPLATE: Final = (
 _CALL_BYTES: Final[int] = RECORD.fields["kind"][1]  # type: ignore[index]
 _Addresses: TypeAlias = npt.NDArray[np.uint64]
 _NO_POINTERS: Final = np.zeros(0, np.uint64)
+_NO_RECORDS: Final = np.zeros(0, RECORD)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Template:
     """The accesses of a launch, and its pointers in the order of the arguments.
 
     ``accesses`` has Access records, then Accessed records. No access contains a pointer behind its
     first byte. ``pointer_indices`` has the nearest pointer at or below each access. ``possible_modes`` has
     the index of each pointer through which another launch may access other bytes, and the mode of the access.
+    The template of a graph launch has its records in ``graph_rows``, with 0 in their common fields, and no
+    ``accesses``; other templates have None there.
     """
 
     accesses: Records
     pointers: _Addresses
     pointer_indices: npt.NDArray[np.intp]
     possible_modes: tuple[tuple[int, int], ...]
+    graph_rows: bytes | None = None
 
-    def accesses_for(self, pointers: _Addresses) -> Records:
-        """Return the accesses of a launch with other pointers."""
-        accesses = self.accesses.copy()
-        if pointers is self.pointers:
-            return accesses
-        rows = accesses.view(layout(EventKind.ACCESS))[: len(self.pointer_indices)]
-        distances = (pointers - self.pointers)[self.pointer_indices]
-        rows["lo"] += distances
-        rows["hi"] += distances
-        return accesses
+    @cached_property
+    def precision_counts(self) -> list[int]:
+        """The number of accesses of each precision of the template of a graph launch."""
+        return count_precisions(np.frombuffer(self.graph_rows or b"", RECORD))
+
+    def distances_to(self, pointers: _Addresses) -> _Addresses:
+        """Return the distance of each access to that of a launch with other pointers, modulo 2^64."""
+        return (pointers - self.pointers)[self.pointer_indices]
 
     def possible_accesses(
         self, pointers: _Addresses, *, is_unordered: bool
@@ -72,6 +83,16 @@ class _Template:
         ]
 
 
+class _Insertion(NamedTuple):
+    """The accesses that replace the other records of the call of a launch."""
+
+    launch_index: int  # index of the record of the launch
+    call_end: int  # index after the last record of the call
+    accesses: Records  # those of a template
+    # Distance by which each access moves; None if the launch has the pointers of the template.
+    distances: _Addresses | None
+
+
 class TemplateAccesses:
     """The templates of one trace."""
 
@@ -79,6 +100,9 @@ class TemplateAccesses:
         self.unknown_count = 0  # number of launches whose template is unknown
         # Accesses to other bytes that the launches of the last ``insert`` may have made, by call.
         self.possible_accesses: dict[int, list[PossibleAccess]] = {}
+        # The records of the accesses of the graph launches of the last ``insert`` that have a template, by
+        # call. They are not inserted, because launches with the same template share them.
+        self.graph_rows: dict[int, bytes] = {}
         # Pointer arguments of the kernel nodes of graphs, by graph and node.
         self._node_pointers: dict[tuple[int, int], list[int]] = {}
         self._templates: dict[int, _Template] = {}
@@ -86,46 +110,61 @@ class TemplateAccesses:
         self._is_from_template = bytearray()
 
     def insert(self, records: Records, coverage: Coverage) -> Records:
-        """Insert the accesses of launches with a template after each launch, and count these launches.
+        """Insert the accesses of kernel launches with a template after each launch, and count the launches.
 
         ``records`` are in the order of their calls, and have all records of each call.
         """
         kinds = records["kind"]
-        self.possible_accesses = {}
+        self.possible_accesses, self.graph_rows = {}, {}
         self._add_node_pointers(records, kinds)
         template_ids = _template_ids(records, kinds)
         template_positions = np.flatnonzero((template_ids != 0) | (kinds == EventKind.TEMPLATE))
         if not len(template_positions):
             return records
-        record_parts: list[Records] = []
-        next_index = 0
         seqs = np.ascontiguousarray(records["seq"])
-        call_begins = np.searchsorted(seqs, seqs[template_positions]).tolist()
-        call_ends = np.searchsorted(seqs, seqs[template_positions], side="right").tolist()
-        flags = _launch_flags(records[template_positions])
-        for template_position, template_id, call_begin, call_end, launch_flags in zip(
-            template_positions.tolist(),
-            template_ids[template_positions].tolist(),
+        template_seqs = seqs[template_positions]
+        call_begins = np.searchsorted(seqs, template_seqs)
+        call_ends = np.searchsorted(seqs, template_seqs, side="right")
+        pointer_positions = np.flatnonzero(kinds == EventKind.TEMPLATE_POINTERS)
+        pointer_rows = records[pointer_positions]
+        columns = (
+            template_positions,
+            template_ids[template_positions],
+            template_seqs,
             call_begins,
             call_ends,
-            flags,
-            strict=True,
+            np.searchsorted(pointer_positions, template_positions),
+            np.searchsorted(pointer_positions, call_ends),
+        )
+        flags = _launch_flags(records[template_positions])
+        insertions: list[_Insertion] = []
+        for position, template_id, seq, call_begin, call_end, row_begin, row_end in zip(
+            *(column.tolist() for column in columns), strict=True
         ):
-            record_parts.append(records[next_index:template_position])
-            if template_id:
-                next_index = call_end
-                call_records = records[template_position:call_end]
-                record_parts += [
-                    call_records[:1],
-                    self._accesses_of(call_records, template_id, launch_flags, coverage),
-                ]
-            else:
-                next_index = template_position + 1
+            is_checked, is_unordered = next(flags)
+            if not template_id:
                 self._apply_template_record(
-                    records[template_position], records[call_begin:call_end], coverage
+                    records[position], records[call_begin:call_end], coverage
                 )
-        record_parts.append(records[next_index:])
-        return concatenate_records(record_parts)
+                continue
+            template = self._templates.get(template_id)
+            pointers = _pointers_of(pointer_rows[row_begin:row_end])
+            if template is None or (len(pointers) and len(pointers) != len(template.pointers)):
+                self.unknown_count += 1
+                insertions.append(_Insertion(position, call_end, _NO_RECORDS, None))
+                continue
+            coverage.launches_from_template += 1
+            self._set_from_template(seq)
+            if template.graph_rows is not None:
+                self.graph_rows[seq] = template.graph_rows
+                coverage.count_accesses(template.precision_counts)
+            distances = template.distances_to(pointers) if len(pointers) else None
+            insertions.append(_Insertion(position, call_end, template.accesses, distances))
+            if template.possible_modes and not is_checked:
+                self.possible_accesses[seq] = template.possible_accesses(
+                    pointers if len(pointers) else template.pointers, is_unordered=is_unordered
+                )
+        return _insert_accesses(records, insertions)
 
     def mark_races(self, races: Iterable[Race]) -> list[Race]:
         """Return the races, with a mark on each operation whose accesses are from a template."""
@@ -155,54 +194,28 @@ class TemplateAccesses:
         elif check_result is TemplateCheck.NONE:
             self._templates.clear()
 
-    def _accesses_of(
-        self,
-        call_records: Records,
-        template_id: int,
-        launch_flags: tuple[bool, bool],
-        coverage: Coverage,
-    ) -> Records:
-        """Return the accesses of a launch with a template.
-
-        ``call_records`` are the record of the launch, and those of its pointers. ``launch_flags`` are those
-        that ``_launch_flags`` returns.
-        """
-        template = self._templates.get(template_id)
-        pointers = _pointers_of(call_records[1:])
-        if template is None or (len(pointers) and len(pointers) != len(template.pointers)):
-            self.unknown_count += 1
-            return np.zeros(0, RECORD)
-        coverage.launches_from_template += 1
-        seq = int(call_records["seq"][0])
-        self._set_from_template(seq)
-        if not len(pointers):
-            pointers = template.pointers
-        is_checked, is_unordered = launch_flags
-        if template.possible_modes and not is_checked:
-            self.possible_accesses[seq] = template.possible_accesses(
-                pointers, is_unordered=is_unordered
-            )
-        accesses = template.accesses_for(pointers)
-        launch_bytes = call_records[:1].view(np.uint8)
-        access_bytes = accesses.view(np.uint8).reshape(len(accesses), RECORD.itemsize)
-        access_bytes[:, :_CALL_BYTES] = launch_bytes[:_CALL_BYTES]
-        return accesses
-
     def _add_node_pointers(self, records: Records, kinds: npt.NDArray[np.uint16]) -> None:
         """Store the pointer arguments of kernel nodes that are added to graphs."""
-        for position in np.flatnonzero(kinds == EventKind.GRAPH_NODE).tolist():
-            node = view(records[position : position + 1], EventKind.GRAPH_NODE)[0]
-            call_records = records[position + 1 : position + 1 + _MAX_NODE_ACCESSES]
-            is_of_node = (call_records["seq"] == node["seq"]) & (
-                call_records["kind"] == EventKind.ACCESS
-            )
-            accesses = view(call_records[is_of_node], EventKind.ACCESS)
-            is_pointer = (accesses["node"] == node["node"]) & (
-                accesses["precision"] >= Precision.ASSUMED
-            )
-            if is_pointer.any():
-                node_key = int(node["graph"]), int(node["node"])
-                self._node_pointers[node_key] = accesses["lo"][is_pointer].tolist()
+        node_positions = np.flatnonzero(kinds == EventKind.GRAPH_NODE)
+        if not len(node_positions):
+            return
+        accesses = view(records, EventKind.ACCESS)
+        is_pointer = (kinds == EventKind.ACCESS) & (accesses["precision"] >= Precision.ASSUMED)
+        is_pointer[: node_positions[0]] = False
+        pointer_positions = np.flatnonzero(is_pointer)
+        pointers = accesses[pointer_positions]
+        # For each pointer, the index of the last node before it.
+        node_indices = np.searchsorted(node_positions, pointer_positions) - 1
+        nodes = view(records[node_positions], EventKind.GRAPH_NODE)
+        nodes_of_pointers = nodes[node_indices]
+        is_of_node = (pointers["seq"] == nodes_of_pointers["seq"]) & (
+            pointers["node"] == nodes_of_pointers["node"]
+        )
+        addresses, node_indices = pointers["lo"][is_of_node].tolist(), node_indices[is_of_node]
+        node_begins = np.flatnonzero(np.diff(node_indices, prepend=-1)).tolist()
+        for begin, end in pairwise((*node_begins, len(addresses))):
+            node = nodes[node_indices[begin]]
+            self._node_pointers[int(node["graph"]), int(node["node"])] = addresses[begin:end]
 
     def _set_from_template(self, seq: int) -> None:
         index = seq >> 3
@@ -229,8 +242,8 @@ def _template_ids(records: Records, kinds: npt.NDArray[np.uint16]) -> npt.NDArra
     return template_ids
 
 
-def _launch_flags(records: Records) -> list[tuple[bool, bool]]:
-    """Return two flags of each launch: its template was checked next to unordered work; it may be unordered.
+def _launch_flags(records: Records) -> Iterator[tuple[bool, bool]]:
+    """Yield two flags of each launch: its template was checked next to unordered work; it may be unordered.
 
     The flags of records that are no launches are false.
     """
@@ -239,7 +252,71 @@ def _launch_flags(records: Records) -> list[tuple[bool, bool]]:
         is_kind = records["kind"] == kind
         launches = view(records[is_kind], kind)
         flags[is_kind] = np.column_stack([launches["is_checked"], launches["is_unordered"]])
-    return [(is_checked, is_unordered) for is_checked, is_unordered in flags.tolist()]
+    return zip(*flags.T.tolist(), strict=True)
+
+
+def _insert_accesses(records: Records, insertions: Sequence[_Insertion]) -> Records:
+    """Insert accesses after launches, whose other records are dropped, and drop Template records."""
+    launch_indices = np.array([insertion.launch_index for insertion in insertions], np.intp)
+    call_ends = np.array([insertion.call_end for insertion in insertions], np.intp)
+    replacing_counts = np.zeros(
+        len(records) + 1, np.intp
+    )  # number of insertions that replace a record
+    np.add.at(replacing_counts, launch_indices + 1, 1)
+    np.subtract.at(replacing_counts, call_ends, 1)
+    is_kept = np.cumsum(replacing_counts[:-1]) == 0
+    is_kept &= records["kind"] != EventKind.TEMPLATE
+    is_kept[launch_indices] = True
+
+    inserted_arrays = {id(insertion.accesses): insertion.accesses for insertion in insertions}
+    all_records = concatenate_records([records, *inserted_arrays.values()])
+    array_ends = len(records) + np.cumsum([len(array) for array in inserted_arrays.values()])
+    array_end_by_id = dict(zip(inserted_arrays, array_ends.tolist(), strict=True))
+    inserted_counts, array_begins = np.zeros((2, len(records)), np.intp)
+    inserted_counts[launch_indices] = [len(insertion.accesses) for insertion in insertions]
+    array_begins[launch_indices] = [
+        array_end_by_id[id(insertion.accesses)] - len(insertion.accesses)
+        for insertion in insertions
+    ]
+    # Each result record stems from a record of the trace: it is that record, or inserted after it.
+    result_counts = is_kept + inserted_counts
+    result_begins = np.cumsum(result_counts) - result_counts
+    origins = np.repeat(np.arange(len(records)), result_counts)
+    offsets = np.arange(len(origins)) - result_begins[origins]
+    is_inserted = offsets > 0
+    indices = np.where(is_inserted, array_begins[origins] + offsets - 1, origins)
+    results = take_records(all_records, indices)
+    result_bytes, record_bytes = (
+        np.ascontiguousarray(array).view(np.uint8).reshape(-1, RECORD_BYTES)[:, :_CALL_BYTES]
+        for array in (results, records)
+    )
+    result_bytes[is_inserted] = record_bytes[origins[is_inserted]]
+    _move_accesses(results, result_begins + 1, insertions)
+    return results
+
+
+def _move_accesses(
+    results: Records, access_begins: npt.NDArray[np.intp], insertions: Sequence[_Insertion]
+) -> None:
+    """Move inserted accesses in place.
+
+    ``access_begins`` has the index of the first inserted access of each launch, by the index of the launch.
+    """
+    moved_parts = [
+        (int(access_begins[insertion.launch_index]), insertion.distances)
+        for insertion in insertions
+        if insertion.distances is not None
+    ]
+    if not moved_parts:
+        return
+    part_sizes = np.array([len(distances) for _, distances in moved_parts])
+    part_begins = np.array([begin for begin, _ in moved_parts])
+    part_ends = np.cumsum(part_sizes)
+    indices = np.arange(part_ends[-1]) + np.repeat(part_begins - part_ends + part_sizes, part_sizes)
+    all_distances = np.concatenate([distances for _, distances in moved_parts])
+    accesses = results.view(layout(EventKind.ACCESS))
+    for field in ("lo", "hi"):
+        accesses[field][indices] += all_distances
 
 
 def _pointers_of(call_records: Records) -> _Addresses:
@@ -292,10 +369,11 @@ def _graph_template(
                 pointer = int(pointers[index])
                 mode_by_pointer[pointer] = mode_by_pointer.get(pointer, 0) | mode
     return _Template(
-        np.concatenate([rows, accessed_records]),
+        _NO_RECORDS,
         np.array(list(mode_by_pointer), np.uint64),
         np.zeros(0, np.intp),
         tuple(enumerate(mode_by_pointer.values())),
+        without_common_fields(memoryview(np.concatenate([rows, accessed_records]).tobytes())),
     )
 
 

@@ -246,7 +246,7 @@ class CheckedShadow:
         self, accesses: GraphAccesses, launch: Call, position: ClockPosition
     ) -> None:
         if self._unrecorded_launches.has_unordered(position.clock):
-            for call, rows in accesses.in_launch(launch):
+            for call, rows in accesses.calls_in_launch(launch):
                 self._unrecorded_launches.check_rows(rows, call, position)
         self._shadow.add_graph_launch(accesses, launch, position)
 

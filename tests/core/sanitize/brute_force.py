@@ -44,7 +44,14 @@ from cudakit.trace.events import (
     StreamSync,
     StreamWait,
 )
-from cudakit.trace.kinds import AccessMode, AllocationKind, MemopType, Precision, StreamFlag
+from cudakit.trace.kinds import (
+    AccessMode,
+    AllocationKind,
+    HostCallPhase,
+    MemopType,
+    Precision,
+    StreamFlag,
+)
 
 # Events that ``Order`` handles without translation.
 _UNTRANSLATED = (
@@ -152,6 +159,8 @@ class _Translator:
     def _captures(self, event: Event, stream: int) -> Sequence[EventBody] | None:
         """Handle an event of a capture; return None for other events."""
         match event.body:
+            case HostCall():  # the function was enqueued before the capture, and runs outside of it
+                return None
             case CaptureBegin(graph):
                 self._capturing[stream] = graph
             case CaptureEnd(graph):
@@ -194,9 +203,10 @@ class _Translator:
                 self.uncertainties[what] += count
             case ContextSync():
                 yield from (StreamSync(stream) for stream in self._streams[event.context])
-            case HostCall(stream):
+            case HostCall(stream, phase, event_before):
                 self.uncertainties["a function of the host in a stream"] += 1
-                yield StreamSync(stream)
+                if phase is HostCallPhase.BEGIN:
+                    yield EventSync(event_before) if event_before else StreamSync(stream)
             case _:
                 yield from self._translate_graph_event(event)
 

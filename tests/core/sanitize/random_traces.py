@@ -21,6 +21,7 @@ from cudakit.trace.events import (
     GraphEdge,
     GraphLaunch,
     GraphNode,
+    HostCall,
     Launch,
     StreamCreate,
     StreamDestroy,
@@ -28,7 +29,7 @@ from cudakit.trace.events import (
     StreamSync,
     StreamWait,
 )
-from cudakit.trace.kinds import AccessMode, NodeType, StreamFlag
+from cudakit.trace.kinds import AccessMode, HostCallPhase, NodeType, StreamFlag
 
 # The name of a step, and numbers from which the step takes its parameters.
 Step: TypeAlias = tuple[str, int, int, int]
@@ -48,7 +49,7 @@ ACCESS_MODES = (READ, READ, WRITE, READ | WRITE)
 STEP_NAMES = (
     *("kernel", "kernel", "kernel", "kernel", "copy", "fill", "record", "record", "wait", "wait"),
     *("sync stream", "query stream", "sync event", "query event", "sync", "renew"),
-    *("graph", "replay", "repeat", "change node"),
+    *("graph", "replay", "repeat", "change node", "host function", "run function"),
 )
 # Edges of graphs with four nodes.
 GRAPH_EDGES = (
@@ -60,9 +61,11 @@ GRAPH_EDGES = (
 )
 
 
-def steps() -> st.SearchStrategy[list[Step]]:
+def steps(
+    names: Sequence[str] = STEP_NAMES, *, max_size: int = 30
+) -> st.SearchStrategy[list[Step]]:
     number = st.integers(0, 59)
-    return st.lists(st.tuples(st.sampled_from(STEP_NAMES), number, number, number), max_size=30)
+    return st.lists(st.tuples(st.sampled_from(names), number, number, number), max_size=max_size)
 
 
 def trace(steps: Sequence[Step], *, same_call_site: bool = False) -> list[Event]:
@@ -80,6 +83,8 @@ class _TraceBuilder:
         self.streams: list[int] = []
         # The type of each node of each graph, by the number of the graph and the node.
         self.node_types: dict[int, dict[int, NodeType]] = {}
+        self.host_functions: list[EventRecord] = []  # event before each function that has not run
+        self.host_function_count = 0
         self.seq = 0
         for number, flag in enumerate(FLAGS, 1):
             self.streams.append(number)
@@ -109,10 +114,6 @@ class _TraceBuilder:
                         stream, second % BYTE_COUNT, 1 + third % (BYTE_COUNT - second % BYTE_COUNT)
                     )
                 )
-            case "record":
-                self.call(EventRecord(event, stream))
-            case "wait":
-                self.call(StreamWait(stream, event))
             case "graph":
                 self.add_graph(second, third)
                 self.launch_graph(stream, second, third)
@@ -122,11 +123,35 @@ class _TraceBuilder:
                 self.launch_graph(stream, second, 0)
             case "change node" if self.node_types:
                 self.add_node(second % len(self.node_types) + 1, third % 4 + 1, first, second)
+            case "host function" | "run function":
+                self.use_host_function(step_name, stream, second)
             case _:
-                self.wait(step_name, stream, event)
+                self.synchronize(step_name, stream, event)
 
-    def wait(self, step_name: str, stream: int, event: int) -> None:
+    def use_host_function(self, step_name: str, stream: int, number: int) -> None:
+        """Enqueue a host function, or run the first one of one of the streams that have any."""
+        if step_name == "host function":
+            self.host_function_count += 1
+            self.host_functions.append(EventRecord(EVENT_COUNT + self.host_function_count, stream))
+            self.call(self.host_functions[-1])
+            return
+        streams = sorted({function.stream for function in self.host_functions})
+        if not streams:
+            return
+        stream = streams[number % len(streams)]
+        function = next(each for each in self.host_functions if each.stream == stream)
+        self.host_functions.remove(function)
+        self.call(
+            HostCall(stream, HostCallPhase.BEGIN, function.event),
+            HostCall(stream, HostCallPhase.END, function.event),
+        )
+
+    def synchronize(self, step_name: str, stream: int, event: int) -> None:
         match step_name:
+            case "record":
+                self.call(EventRecord(event, stream))
+            case "wait":
+                self.call(StreamWait(stream, event))
             case "sync stream":
                 self.call(StreamSync(stream))
             case "query stream":

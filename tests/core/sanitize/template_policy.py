@@ -51,7 +51,8 @@ class StreamOrder:
         self._clocks: defaultdict[int, Clock] = defaultdict(lambda: defaultdict(int))
         self._contexts: dict[int, int] = {}
         self._events: dict[int, Clock] = {}
-        self._host: Clock = defaultdict(int)
+        self._host: Clock = defaultdict(int)  # operations before all later work of the host
+        self._waited: Clock = defaultdict(int)  # operations that calls of the host have waited for
         self.idle_count = 0  # number of times that the host had waited for all work
         self._operation_count = self._idle_operation_count = 0
 
@@ -73,6 +74,13 @@ class StreamOrder:
     def host_waits_for_event(self, event: int) -> None:
         self._add_waits([self._events[event]] if event in self._events else [])
 
+    def host_function_runs(self, event: int) -> None:
+        """Order the host after the event before a host function.
+
+        The device is not idle while the function runs, so this is not a wait.
+        """
+        _join(self._host, self._events.get(event, {}))
+
     def host_waits_for_stream(self, stream: int, context: int) -> None:
         self._add_waits([self._clock(stream, context)])
 
@@ -88,8 +96,9 @@ class StreamOrder:
     def _add_waits(self, clocks: list[Clock]) -> None:
         for clock in clocks:
             _join(self._host, clock)
+            _join(self._waited, clock)
         is_idle = all(
-            self._host[stream] == stream_clock[stream]
+            self._waited[stream] == stream_clock[stream]
             for stream, stream_clock in self._clocks.items()
         )
         if is_idle and self._operation_count != self._idle_operation_count:
@@ -290,6 +299,8 @@ class Policy:
                 order.wait_for_event(int(head["event"]), stream, context)
             case EventKind.EVENT_SYNC | EventKind.EVENT_QUERY_OK:
                 order.host_waits_for_event(int(head["event"]))
+            case EventKind.HOST_CALL:
+                order.host_function_runs(int(head["event"]))
             case EventKind.STREAM_SYNC:
                 order.host_waits_for_stream(stream, context)
             case EventKind.CONTEXT_SYNC:

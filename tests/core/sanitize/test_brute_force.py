@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import groupby
 
 from core.sanitize.brute_force import unordered_accesses
 from core.sanitize.random_traces import Step, steps, trace
@@ -74,6 +77,34 @@ def are_silent(events: Sequence[Event]) -> bool:
     return not Engine().feed(records, list(strings))
 
 
+def with_host_functions(
+    trace: Sequence[Event], host_functions: Sequence[tuple[int, int, int]]
+) -> list[Event]:
+    """Return the trace of a program that also enqueues host functions, which run some calls later.
+
+    Each host function has three numbers: one that selects the stream, one that selects the call after which
+    the function is enqueued, and the number of calls until it runs.
+    """
+    calls = [list(call) for _, call in groupby(trace, key=lambda event: event.seq)]
+    streams = [event.body.stream for event in trace if isinstance(event.body, StreamCreate)]
+    first = max(i for i, call in enumerate(calls) if isinstance(call[0].body, StreamCreate))
+    inserted: defaultdict[int, list[list[EventBody]]] = defaultdict(list)
+    for event, (stream_number, call_number, delay) in enumerate(host_functions, 1 << 16):
+        stream = streams[stream_number % len(streams)]
+        enqueued = first + call_number % (len(calls) - first)
+        run = (
+            HostCall(stream, HostCallPhase.BEGIN, event),
+            HostCall(stream, HostCallPhase.END, event),
+        )
+        inserted[enqueued].append([EventRecord(event, stream)])
+        inserted[min(enqueued + delay, len(calls) - 1)].append(list(run))
+    all_calls: list[list[Event]] = []
+    for i, call in enumerate(calls):
+        all_calls.append(call)
+        all_calls += [[replace(call[0], body=body) for body in bodies] for bodies in inserted[i]]
+    return [replace(event, seq=seq) for seq, call in enumerate(all_calls, 1) for event in call]
+
+
 @settings(max_examples=150, deadline=None)
 @given(steps())
 def test_brute_force_agrees_with_happens_before(steps: list[Step]) -> None:
@@ -87,12 +118,31 @@ def test_brute_force_agrees_with_happens_before(steps: list[Step]) -> None:
     assert are_silent(events) == (not pairs_found)
 
 
+@settings(max_examples=300, deadline=None)
+@given(steps(("kernel", "kernel", "host function", "run function"), max_size=10))
+def test_engine_orders_host_functions_like_brute_force(steps: list[Step]) -> None:
+    """Short traces have few races, so that one wrong order changes whether there is any."""
+    events = trace(steps)
+
+    assert are_silent(events) == (not unordered_accesses(events).pairs)
+
+
 @settings(max_examples=40, deadline=None)
 @given(programs(), st.sampled_from([None, 1]))
 def test_engine_reports_a_simulated_program_only_if_it_has_unordered_work(
     program: Program, seed: int | None
 ) -> None:
     events = Run(program, seed=seed).trace
+
+    assert are_silent(events) == (not unordered_accesses(events).pairs)
+
+
+@settings(max_examples=60, deadline=None)
+@given(programs(), st.lists(st.tuples(*[st.integers(0, 59)] * 3), min_size=1, max_size=4))
+def test_engine_agrees_on_a_simulated_program_with_host_functions(
+    program: Program, host_functions: list[tuple[int, int, int]]
+) -> None:
+    events = with_host_functions(Run(program).trace, host_functions)
 
     assert are_silent(events) == (not unordered_accesses(events).pairs)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import tracemalloc
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import replace
 from typing import Any
 
@@ -339,7 +340,7 @@ def empty_shadow() -> Shadow:
 
 def test_incomplete_record_is_refused() -> None:
     call, rows = Call(1, EventKind.LAUNCH, 0, 1, 1, 0, 1, 1), b"x" * (RECORD_BYTES + 1)
-    accesses = GraphAccesses(NodeOrder([1], {}), (NodeAccesses(call, 0, rows),), ())
+    accesses = GraphAccesses(NodeOrder([1], {}), [NodeAccesses(call, 0, rows)])
     with pytest.raises(ValueError, match="size of a record"):
         empty_shadow().add_all(memoryview(rows), call, Position(1))
     with pytest.raises(ValueError, match="size of a record"):
@@ -355,11 +356,12 @@ def test_wrong_arguments_are_refused() -> None:
             shadow.add(*arguments)
     with pytest.raises(ValueError, match="max_states"):
         shadow.coarsen(lambda _: None, 1)
-    node = NodeAccesses(call, 0, b"")
-    for nodes in ([node], (None,), (replace(node, call=None),), (replace(node, rows=None),)):
-        accesses = GraphAccesses(NodeOrder([1], {}), nodes, ())
+    graph_accesses = GraphAccesses(NodeOrder([1], {}), [NodeAccesses(call, 0, b"")])
+    for name in ("order", "calls", "rows", "packed_nodes"):
+        wrong_accesses = copy(graph_accesses)
+        setattr(wrong_accesses, name, None)
         with pytest.raises((TypeError, AttributeError)):
-            shadow.add_graph_launch(accesses, call, Position(1))
+            shadow.add_graph_launch(wrong_accesses, call, Position(1))
 
 
 def test_graph_node_without_position_in_the_order_is_ordered_with_no_node() -> None:
@@ -370,10 +372,10 @@ def test_graph_node_without_position_in_the_order_is_ordered_with_no_node() -> N
     order = NodeOrder([1, 2], {2: [1]})
     shadow.checker.node_order = order
     nodes = [NodeAccesses(call, call.node - 1, rows) for call in calls]
-    shadow.add_graph_launch(GraphAccesses(order, tuple(nodes[:2]), ()), calls[0], Position(1))
+    shadow.add_graph_launch(GraphAccesses(order, nodes[:2]), calls[0], Position(1))
     assert not conflicts
-    nodes[2] = replace(nodes[2], position=1 << 31)
-    shadow.add_graph_launch(GraphAccesses(order, tuple(nodes[1:]), ()), calls[0], Position(2))
+    nodes[2] = nodes[2]._replace(position=1 << 40)
+    shadow.add_graph_launch(GraphAccesses(order, nodes[1:]), calls[0], Position(2))
     assert [(c.previous_access.call.node, c.current_access.call.node) for c in conflicts] == [
         (2, 2),
         (2, 3),

@@ -136,7 +136,9 @@ def analyzed(records: Records, strings: list[str]) -> tuple[list[Race], list[Rac
     engine, templates = Engine(), TemplateAccesses()
     in_order = templates.insert(in_order, engine.coverage)
     assert not templates.unknown_count
-    found = templates.mark_races(engine.feed(in_order, strings, templates.possible_accesses))
+    found = templates.mark_races(
+        engine.feed(in_order, strings, templates.possible_accesses, templates.graph_rows)
+    )
     return found, engine.take_unverified()
 
 

@@ -19,6 +19,7 @@ from cudakit.trace.events import (
     EventSync,
     Fill,
     Free,
+    HostCall,
     Launch,
     StreamCreate,
     StreamDestroy,
@@ -30,6 +31,7 @@ from cudakit.trace.kinds import (
     AccessMode,
     AllocationKind,
     Direction,
+    HostCallPhase,
     HostMemory,
     Precision,
     StreamFlag,
@@ -135,6 +137,16 @@ class Scene:
 
     def event_query(self, event: int) -> list[Race]:
         return self.call(EventQueryOk(event))
+
+    def host_function(self, stream: int, event: int) -> list[Race]:
+        """Enqueue a host function; the recorder records an event of its own before the function."""
+        return self.record(event, stream)
+
+    def run_host_function(self, stream: int, event: int) -> list[Race]:
+        """Run the host function that was enqueued after the event."""
+        return self.call(
+            HostCall(stream, HostCallPhase.BEGIN, event), HostCall(stream, HostCallPhase.END, event)
+        )
 
     def sync(self, stream: int, **call_options: Any) -> list[Race]:
         return self.call(StreamSync(stream), **call_options)

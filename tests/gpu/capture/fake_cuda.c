@@ -415,14 +415,24 @@ void query_event(void *event, int result)
     notify_call(CBID_cuEventQuery, 1, &event, result);
 }
 
-void call_host(void *stream)
+static void enqueue_host_function(uint32_t cbid, void *stream)
 {
     struct {
         CUstream stream;
         void *function, *data;
     } call = {stream, NULL, NULL};
-    notify_call(CBID_cuLaunchHostFunc, 0, &call, 0);
-    notify_call(CBID_cuLaunchHostFunc, 1, &call, 0);
+    notify_call(cbid, 0, &call, 0);
+    notify_call(cbid, 1, &call, 0);
+}
+
+void call_host(void *stream)
+{
+    enqueue_host_function(CBID_cuLaunchHostFunc, stream);
+}
+
+void add_callback(void *stream)
+{
+    enqueue_host_function(CBID_cuStreamAddCallback, stream);
 }
 
 void synchronize(uint32_t cbid, void *context, void *stream)
@@ -510,6 +520,8 @@ void launch_kernels(void *context, void *stream, void *executable, void *graph_h
     notify_call(CBID_cuGraphLaunch, 0, &call, 0);
     notify(DOMAIN_GRAPHS, GRAPHS_LAUNCH_BEGIN, &data);
     for (size_t i = 0; i < queried->nodes; i++) {
+        if (queried->node[i]->type != NODE_KERNEL)
+            continue; /* host nodes make no callback */
         handles[i].grid = first_grid + i;
         Sanitizer_GraphNodeLaunchData node = {
             .graphExec = executable, .launchId = 1, .node = queried->node[i], .nodeType = NODE_KERNEL};
@@ -517,6 +529,8 @@ void launch_kernels(void *context, void *stream, void *executable, void *graph_h
         notify(DOMAIN_GRAPHS, GRAPHS_NODE_BEGIN, &node);
     }
     for (size_t i = 0; i < queried->nodes && !launch_result; i++) {
+        if (queried->node[i]->type != NODE_KERNEL)
+            continue;
         if (shares_user_data)
             handles[i].user_data = handles[queried->nodes - 1].user_data;
         device_launch(stream, handles + i, touches + i, 1);

@@ -31,7 +31,7 @@ typedef struct {
 
 static struct {
     Sanitizer_StreamHandle handle;
-    bool defers;
+    bool defers, defers_functions;
     work *deferred;
     size_t count;
 } streams[MAX_STREAMS];
@@ -51,7 +51,7 @@ static size_t stream_index(Sanitizer_StreamHandle handle)
     if (unused == stream_count)
         stream_count++;
     streams[unused].handle = handle;
-    streams[unused].defers = false;
+    streams[unused].defers = streams[unused].defers_functions = false;
     return unused;
 }
 
@@ -110,7 +110,7 @@ static void run_work(const work *item)
 static void enqueue(Sanitizer_StreamHandle handle, work item)
 {
     size_t i = stream_index(handle);
-    if (!streams[i].defers) {
+    if (!streams[i].defers && !(streams[i].defers_functions && item.function)) {
         run_work(&item);
         return;
     }
@@ -162,6 +162,15 @@ void defer_work(void *stream)
     pthread_mutex_unlock(&device_lock);
 }
 
+/* Defer the host functions of a stream until it is waited for or run_next_host_function() runs them. Later kernels
+ * run at once, unlike on a real device, so that the recorder reads their accesses at once. */
+void defer_host_functions(void *stream)
+{
+    pthread_mutex_lock(&device_lock);
+    streams[stream_index(stream)].defers_functions = true;
+    pthread_mutex_unlock(&device_lock);
+}
+
 void device_destroy_stream(Sanitizer_StreamHandle handle)
 {
     pthread_mutex_lock(&device_lock);
@@ -178,6 +187,22 @@ void stop_deferring(void *stream)
     for (size_t i = 0; i < stream_count; i++)
         if (!stream || streams[i].handle == stream)
             streams[i].defers = false;
+    pthread_mutex_unlock(&device_lock);
+}
+
+/* Run the deferred work of a stream up to its next host function, and this function. */
+void run_next_host_function(void *stream)
+{
+    pthread_mutex_lock(&device_lock);
+    const size_t i = stream_index(stream);
+    size_t done = 0;
+    while (done < streams[i].count && !streams[i].deferred[done].function)
+        run_work(streams[i].deferred + done++);
+    if (done < streams[i].count)
+        run_work(streams[i].deferred + done++);
+    streams[i].count -= done;
+    if (done)
+        memmove(streams[i].deferred, streams[i].deferred + done, streams[i].count * sizeof *streams[i].deferred);
     pthread_mutex_unlock(&device_lock);
 }
 

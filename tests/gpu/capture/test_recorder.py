@@ -286,9 +286,12 @@ cuda.stop_deferring(STREAM)
 """
     events = recorded(tmp_path, library, program)
     assert list(event_bodies(events, HostCall)) == [
-        HostCall(stream, phase)
-        for stream in (2, 2, 3)
+        HostCall(stream, phase, event)
+        for stream, event in ((2, 1), (2, 3), (3, 2))
         for phase in (HostCallPhase.BEGIN, HostCallPhase.END)
+    ]
+    assert list(event_bodies(events, EventRecord)) == [
+        EventRecord(event, stream) for event, stream in ((1, 2), (2, 3), (3, 2))
     ]
     assert list(event_bodies(events, Gap)) == []
 

@@ -382,6 +382,28 @@ for _ in range(4):
     assert template_ids(events) == [0, 0, 1, 1, 1, 1, 1, 1]
 
 
+def test_work_after_host_function_counts_as_unordered_when_the_function_has_run(
+    library: Path, tmp_path: Path
+) -> None:
+    program = """
+memory(ALLOC, 0x500000, 0x100000)
+cuda.defer_host_functions(STREAM)
+for _ in range(6):
+    launch(write(0x300000), pointer=0x300000)
+    cuda.call_host(STREAM)
+    launch(write(0x500000), pointer=0x500000)
+    cuda.run_next_host_function(STREAM)
+    launch(write(0x300000), pointer=0x300000, stream=OTHER)
+    launch(write(0x500000), pointer=0x500000, stream=OTHER)
+    wait()
+    wait(OTHER)
+    recorder.read()
+"""
+    templates = template_ids(run(tmp_path, library, program))
+    assert all(templates[6::4]), "the host function orders these launches"
+    assert not any(templates[7::4]), "the host function does not order these launches"
+
+
 # --- graphs -------------------------------------------------------------------------------------------
 
 
@@ -741,9 +763,15 @@ recorder.read()
 
 
 def random_program(seed: int) -> str:
-    """Return a program with launches of few signatures on two streams, events, waits and changed accesses."""
+    """Return a program with launches of few signatures on two streams, and with changed accesses.
+
+    The streams are ordered by events, host functions and waits.
+    """
     choices = random.Random(seed)
-    lines = [NEVER_IDLE]
+    lines = [
+        NEVER_IDLE,
+        *(f"cuda.defer_host_functions({stream})" for stream in ("STREAM", "OTHER")),
+    ]
     for _ in range(120):
         stream, other = choices.choice([("STREAM", "OTHER"), ("OTHER", "STREAM")])
         pointer = choices.choice([0x300000, 0x300000, 0x300400, 0x500000, 0x500800, 0x100000])
@@ -762,6 +790,8 @@ def random_program(seed: int) -> str:
                     f"cuda.event(RECORD, EVENT, CONTEXT, {stream})",
                     f"cuda.event(WAIT, EVENT, CONTEXT, {other})",
                 ],
+                [f"cuda.call_host({stream})"],
+                [f"cuda.run_next_host_function({stream})"],
                 [f"wait({stream})", f"wait({other})"],
                 [f"wait({stream})", f"wait({other})"],
             ]

@@ -77,17 +77,25 @@ struct operation *operation_new(PyObject *call)
     return operation;
 }
 
-struct operation *operation_new_in_launch(PyObject *node_call, const struct operation *launch, uint32_t position)
+struct operation *operation_new_in_launch(PyObject *node_call, const struct packed_node *node,
+                                          const struct operation *launch)
 {
-    struct operation *operation = operation_new(node_call);
-    if (!operation)
+    struct operation *operation = PyMem_Malloc(sizeof *operation);
+    if (!operation) {
+        PyErr_NoMemory();
         return NULL;
+    }
     /* the same changes as in Call.in_launch() */
-    operation->seq = launch->seq;
-    operation->site = operation->site ? operation->site : launch->site;
-    operation->program_call = launch->program_call;
-    operation->launch = Py_NewRef(launch->call);
-    operation->position = position;
+    *operation = (struct operation){.reference_count = 1,
+                                    .call = Py_NewRef(node_call),
+                                    .launch = Py_NewRef(launch->call),
+                                    .seq = launch->seq,
+                                    .kind = node->kind,
+                                    .name = node->name,
+                                    .site = node->site ? node->site : launch->site,
+                                    .node = node->node,
+                                    .program_call = launch->program_call,
+                                    .position = node->position < NO_NODE ? (uint32_t)node->position : NO_NODE};
     return operation;
 }
 

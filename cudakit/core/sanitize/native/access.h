@@ -40,9 +40,17 @@ struct operation {
 
 /* Return a new operation for a Call, or NULL with an exception. */
 struct operation *operation_new(PyObject *call);
+/* The numbers of a graph node, as graph_accesses.GraphAccesses packs them. */
+struct packed_node {
+    int64_t kind, name, site, node;
+    uint64_t position;  /* position of the node in the order of the graph's nodes */
+    uint64_t row_bytes; /* number of bytes of the records of the accesses of the node */
+};
+
 /* Return a new operation for a graph node in a graph launch, or NULL with an exception. `node_call` is the Call that
  * added the node, `launch` an operation with the Call of the graph launch. */
-struct operation *operation_new_in_launch(PyObject *node_call, const struct operation *launch, uint32_t position);
+struct operation *operation_new_in_launch(PyObject *node_call, const struct packed_node *node,
+                                          const struct operation *launch);
 /* Return the Call of an operation as a borrowed reference, or NULL with an exception. */
 PyObject *operation_call(struct operation *operation);
 void operation_release(struct operation *operation);

@@ -200,80 +200,93 @@ static PyObject *native_shadow_add_all(struct native_shadow *self, PyObject *arg
     return result;
 }
 
-/* Check and store the accesses of a graph node, a graph_accesses.NodeAccesses, in a graph launch. */
-static int add_node(struct shadow *shadow, PyObject *node, const struct operation *launch, uint64_t slot,
-                    uint64_t tick)
+/* The attributes of a graph_accesses.GraphAccesses and of its order. */
+struct graph_accesses {
+    PyObject *calls; /* a tuple with the Call of each node */
+    Py_buffer packed_nodes, rows, ancestor_bytes;
+    uint64_t bytes_per_node;
+};
+
+/* Get a buffer from an attribute. Return -1 with an exception, and an empty buffer. */
+static int read_buffer(PyObject *object, const char *name, Py_buffer *buffer)
 {
-    uint64_t node_position;
-    if (read_number(node, "position", NO_NODE - 1, &node_position))
-        return -1;
-    PyObject *call = PyObject_GetAttrString(node, "call"),
-             *rows = call ? PyObject_GetAttrString(node, "rows") : NULL;
-    struct operation *operation = NULL;
-    char *records;
-    Py_ssize_t size_bytes;
-    int result = -1;
-    if (rows && !PyBytes_AsStringAndSize(rows, &records, &size_bytes) &&
-        (operation = operation_new_in_launch(call, launch, (uint32_t)node_position)))
-        result = add_records(shadow, records, size_bytes, operation, slot, tick);
-    operation_release(operation);
-    Py_XDECREF(rows);
-    Py_XDECREF(call);
+    PyObject *value = PyObject_GetAttrString(object, name);
+    int result = value ? PyObject_GetBuffer(value, buffer, PyBUF_SIMPLE) : -1;
+    Py_XDECREF(value);
     return result;
 }
 
-/* Check and store the accesses of the graph nodes in a tuple, in a graph launch. */
-static int add_nodes(struct shadow *shadow, PyObject *nodes, PyObject *launch, PyObject *position)
+static void release_graph_accesses(struct graph_accesses *accesses)
+{
+    Py_XDECREF(accesses->calls);
+    PyBuffer_Release(&accesses->packed_nodes);
+    PyBuffer_Release(&accesses->rows);
+    PyBuffer_Release(&accesses->ancestor_bytes);
+}
+
+/* Read a GraphAccesses into an empty structure, which the caller then releases. Return -1 with an exception on errors. */
+static int read_graph_accesses(struct graph_accesses *accesses, PyObject *object)
+{
+    PyObject *order = PyObject_GetAttrString(object, "order");
+    int result = order && !read_number(order, "bytes_per_node", UINT32_MAX, &accesses->bytes_per_node) &&
+                         !read_buffer(order, "ancestor_bytes", &accesses->ancestor_bytes) &&
+                         !read_buffer(object, "packed_nodes", &accesses->packed_nodes) &&
+                         !read_buffer(object, "rows", &accesses->rows) &&
+                         (accesses->calls = PyObject_GetAttrString(object, "calls"))
+                     ? 0
+                     : -1;
+    Py_XDECREF(order);
+    if (!result && !PyTuple_Check(accesses->calls)) {
+        PyErr_SetString(PyExc_TypeError, "the calls of a graph launch must be a tuple");
+        result = -1;
+    }
+    return result;
+}
+
+/* Check and store the accesses of the nodes of a graph launch. */
+static int add_nodes(struct shadow *shadow, const struct graph_accesses *accesses, PyObject *launch,
+                     PyObject *position)
 {
     uint64_t slot, tick;
-    if (!PyTuple_Check(nodes)) {
-        PyErr_SetString(PyExc_TypeError, "the nodes must be a tuple");
-        return -1;
-    }
     if (load_position(shadow, position, &slot, &tick))
         return -1;
     struct operation *launch_operation = operation_new(launch);
     int result = launch_operation ? 0 : -1;
-    for (Py_ssize_t i = 0; !result && i < PyTuple_GET_SIZE(nodes); i++)
-        result = add_node(shadow, PyTuple_GET_ITEM(nodes, i), launch_operation, slot, tick);
-    operation_release(launch_operation);
-    return result;
-}
-
-/* Check and store a graph launch, whose nodes are ordered as in `ancestor_bytes`. */
-static int add_ordered_nodes(struct shadow *shadow, PyObject *ancestor_bytes, uint64_t bytes_per_node,
-                             PyObject *nodes, PyObject *launch, PyObject *position)
-{
-    char *bytes;
-    Py_ssize_t size_bytes;
-    if (PyBytes_AsStringAndSize(ancestor_bytes, &bytes, &size_bytes))
-        return -1;
-    size_t node_count = bytes_per_node ? (size_t)size_bytes / bytes_per_node : 0;
-    if (node_count > 8 * bytes_per_node) {
-        PyErr_SetString(PyExc_ValueError, "the order of the nodes has too few bytes for each node");
-        return -1;
+    Py_ssize_t node_count = Py_MIN(PyTuple_GET_SIZE(accesses->calls),
+                                   accesses->packed_nodes.len / (Py_ssize_t)sizeof(struct packed_node));
+    const char *rows = accesses->rows.buf;
+    uint64_t remaining_bytes = (uint64_t)accesses->rows.len;
+    for (Py_ssize_t i = 0; !result && i < node_count; i++) {
+        struct packed_node node; /* a copy, because the buffer may not be aligned */
+        memcpy(&node, (const struct packed_node *)accesses->packed_nodes.buf + i, sizeof node);
+        uint64_t row_bytes = Py_MIN(node.row_bytes, remaining_bytes);
+        struct operation *operation =
+            operation_new_in_launch(PyTuple_GET_ITEM(accesses->calls, i), &node, launch_operation);
+        result = operation ? add_records(shadow, rows, (Py_ssize_t)row_bytes, operation, slot, tick) : -1;
+        operation_release(operation);
+        rows += row_bytes;
+        remaining_bytes -= row_bytes;
     }
-    shadow->node_order = (struct node_order){(const uint8_t *)bytes, node_count, bytes_per_node};
-    int result = add_nodes(shadow, nodes, launch, position);
-    shadow->node_order = (struct node_order){0};
+    operation_release(launch_operation);
     return result;
 }
 
 static PyObject *native_shadow_add_graph_launch(struct native_shadow *self, PyObject *arguments)
 {
-    PyObject *accesses, *launch, *position, *result = NULL;
-    uint64_t bytes_per_node;
-    if (!PyArg_ParseTuple(arguments, "OOO:add_graph_launch", &accesses, &launch, &position))
+    PyObject *object, *launch, *position, *result = NULL;
+    struct graph_accesses accesses = {0};
+    if (!PyArg_ParseTuple(arguments, "OOO:add_graph_launch", &object, &launch, &position))
         return NULL;
-    PyObject *nodes = PyObject_GetAttrString(accesses, "nodes");
-    PyObject *order = nodes ? PyObject_GetAttrString(accesses, "order") : NULL;
-    PyObject *ancestor_bytes = order ? PyObject_GetAttrString(order, "ancestor_bytes") : NULL;
-    if (ancestor_bytes && !read_number(order, "bytes_per_node", UINT32_MAX, &bytes_per_node) && !begin_call(self))
-        result = end_call(
-            self, add_ordered_nodes(&self->shadow, ancestor_bytes, bytes_per_node, nodes, launch, position));
-    Py_XDECREF(ancestor_bytes);
-    Py_XDECREF(order);
-    Py_XDECREF(nodes);
+    if (!read_graph_accesses(&accesses, object) && !begin_call(self)) {
+        size_t node_count =
+            accesses.bytes_per_node ? (size_t)accesses.ancestor_bytes.len / accesses.bytes_per_node : 0;
+        self->shadow.node_order =
+            (struct node_order){accesses.ancestor_bytes.buf,
+                                Py_MIN(node_count, 8 * (size_t)accesses.bytes_per_node), accesses.bytes_per_node};
+        result = end_call(self, add_nodes(&self->shadow, &accesses, launch, position));
+        self->shadow.node_order = (struct node_order){0};
+    }
+    release_graph_accesses(&accesses);
     return result;
 }
 

@@ -452,7 +452,7 @@ static PyObject *with_call_site(PyObject *self, PyObject *args)
     X(record, arenas.size_bytes) X(record, launch_delay.pending) \
     X(record, out_of_memory.size_bytes) X(record, out_of_memory.free_bytes) X(record, out_of_memory.pool) \
     X(record, memop.address) X(record, memop.flag) \
-    X(record, host_call.phase) \
+    X(record, host_call.phase) X(record, host_call.event) \
     X(record, range_push.name) X(record, range_push.domain) X(record, range_push.number) \
     X(record, range_push.is_copy) X(record, range_pop.domain) X(record, range_pop.number) \
     X(record, range_pop.is_copy) \

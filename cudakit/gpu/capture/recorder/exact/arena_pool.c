@@ -171,6 +171,8 @@ static void read_arena(arena_pool *pool, launch_arena *arena, bool must_wait)
     if (!job)
         return;
     const bool is_copied = arena->memory.device_memory && arena_copy_all(&arena->memory, &job->copy);
+    if (is_copied)
+        space_count_used(arena->launch_count, &job->copy);
     pthread_mutex_lock(&recorder_lock);
     if (is_copied && !arena->is_attribution_lost)
         space_store_needed(arena, &job->copy);
@@ -312,8 +314,10 @@ static bool is_replacement_due(const arena_pool *pool)
 static void poll_pool(arena_pool *pool, bool host_waits)
 {
     read_due_arenas(pool);
+    pthread_mutex_lock(&recorder_lock);
     pool->last_poll_ns = monotonic_now_ns();
     pool->recorded_since_poll = 0;
+    pthread_mutex_unlock(&recorder_lock);
     if (!pool->current || (host_waits && pool->current->launch_count) || is_replacement_due(pool)) {
         if (replace_current_arena(pool))
             read_due_arenas(pool);

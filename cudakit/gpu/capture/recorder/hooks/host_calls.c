@@ -12,16 +12,29 @@
 
 typedef struct {
     uint32_t context, stream, site;
-    order_point *point; /* the work before the host function; NULL if it is unknown */
+    uint32_t event;     /* id of the event that was recorded before the host function was enqueued */
+    order_point *point; /* work before the host function; NULL without templates, or if no memory is left */
 } host_call;
 
+/* Record an event before a host function is enqueued. When the function runs, only the work before this event is
+ * complete: work that is enqueued after the function may not have started. Return the id of the event. The recorder
+ * lock is held. */
+static uint32_t record_event_before(const host_call *call)
+{
+    record rec = record_begin(KIND_EVENT_RECORD, call->context, call->stream, call->site);
+    rec.event.event = new_event_id();
+    record_append(&rec);
+    return rec.event.event;
+}
+
 /* Record that a stream has reached a host function. The host function may set a flag or release a lock that a thread
- * of the program waits for, which cannot be observed. Therefore the race analysis treats the record as a
- * synchronization of all host threads with the stream. */
+ * of the program waits for, which cannot be observed. Therefore the race analysis treats the record as a wait of all
+ * host threads for the event that was recorded before the function was enqueued. Takes the recorder lock. */
 static void record_host_call(const host_call *call)
 {
     pthread_mutex_lock(&recorder_lock);
     record rec = record_begin(KIND_HOST_CALL, call->context, call->stream, call->site);
+    rec.host_call.event = call->event;
     rec.host_call.phase = PHASE_BEGIN;
     record_append(&rec);
     rec.host_call.phase = PHASE_END;
@@ -60,6 +73,7 @@ void host_calls_enqueue_marker(CUcontext context, CUstream stream)
     call->context = context_id(context);
     call->stream = stream_id(handle, context);
     call->site = call_site_id(&stack);
+    call->event = record_event_before(call);
     call->point = templates_are_enabled() ? order_point_of_stream(call->stream, call->context) : NULL;
     pthread_mutex_unlock(&recorder_lock);
     if (!enqueue_marker(stream, call)) {

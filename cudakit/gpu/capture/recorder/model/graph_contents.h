@@ -1,4 +1,4 @@
-/* What the recorder keeps of the nodes of each instantiated graph until the executable graph is destroyed: node ids,
+/* The recorder keeps the contents of each instantiated graph until the executable graph is destroyed: the node ids, the
  * tensor maps, and the memory that the nodes reach. Callers hold the recorder lock. */
 #ifndef CK_GRAPH_CONTENTS_H
 #define CK_GRAPH_CONTENTS_H
@@ -19,7 +19,7 @@ typedef struct {
     size_t map_count;
 } node_maps;
 
-/* What is kept of one node of a graph. */
+/* The memory that a node of a graph reaches, and the records of its last change. */
 typedef struct {
     uint64_t *addresses; /* addresses at which the accesses and allocations begin */
     size_t address_count;

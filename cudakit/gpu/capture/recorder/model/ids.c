@@ -121,6 +121,11 @@ uint32_t event_id(CUevent event)
     return id;
 }
 
+uint32_t new_event_id(void)
+{
+    return ++last_event;
+}
+
 /* --- graphs -------------------------------------------------------------------------------------- */
 
 uint32_t new_graph_id(void)

@@ -30,6 +30,9 @@ uint32_t stream_forget(Sanitizer_StreamHandle stream);
 void event_created(CUevent event);
 void event_destroyed(CUevent event);
 
+/* Return a new id for an event of the recorder, which has no handle. */
+uint32_t new_event_id(void);
+
 uint32_t new_graph_id(void);
 
 /* Properties of an executable graph. */

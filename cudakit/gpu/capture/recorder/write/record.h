@@ -158,6 +158,7 @@ typedef struct {
         } memop;
         struct {
             uint8_t phase;
+            uint32_t event; /* id of the event that was recorded before the host function was enqueued */
         } host_call;
         struct {
             uint32_t name, domain; /* text ids */
