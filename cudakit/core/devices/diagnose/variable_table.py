@@ -151,7 +151,7 @@ CUDNN_ERRATA_JSON_FILE rules that exclude cuDNN engines
 
 [PyTorch | PyTorch documentation, CUDA Environment Variables]
 PYTORCH_NO_CUDA_MEMORY_CACHING !CK020 every allocation calls cudaMalloc, and every free cudaFree
-PYTORCH_CUDA_ALLOC_CONF older name of PYTORCH_ALLOC_CONF; if both are set, PYTORCH_CUDA_ALLOC_CONF applies
+PYTORCH_CUDA_ALLOC_CONF older name of PYTORCH_ALLOC_CONF; wins if both are set
 PYTORCH_NVML_BASED_CUDA_CHECK is_available() asks NVML, so that a process can still fork afterwards
 TORCH_CUDNN_V8_API_LRU_CACHE_LIMIT number of cached cuDNN execution plans
 TORCH_CUDNN_V8_API_DISABLED the older cuDNN API is used
