@@ -252,7 +252,7 @@ def checks_page() -> str:
     rows = ((f"[{check.id}](#{check.id.lower()})", theme, check.title) for theme, check in checks)
     intro = (
         "The checks of [`cudakit doctor`](doctor.md). The meaning of an id never changes. "
-        "The checks of the last theme use the GPU and run with `--deep` only. CK020 to CK024 know these "
+        "The checks of the last theme use the GPU and run with `--deep` only. CK020 to CK025 know these "
         "[environment variables](environment-variables.md)."
     )
     return sections(

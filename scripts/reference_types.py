@@ -23,8 +23,8 @@ from cudakit.units import Unavailable
 
 PYTHON_INTRO = """The public names of `import cudakit`. Errors are raised as one of the [errors](errors.md).
 
-Python calls for commands return the Result that the command prints with `--json`. Run a command without a
-Python call with `--json`, and read the document."""
+Python calls for commands return the Result that the command prints with `--json`. The other commands have
+no Python call: run them with `--json`, and read the document."""
 PYTHON_CALLS = (
     ("`cudakit devices`", "`cudakit.devices()`"),
     ("`cudakit memviz`", "`cudakit.memviz()`, `cudakit.memviz_diff()`, `cudakit.memviz_what_if()`"),
@@ -221,7 +221,9 @@ def public_members(class_: type) -> Iterator[tuple[str, str, str]]:
             ):
                 continue
             listed_names.add(name)
-            if first_line(member):
+            if isinstance(member, bool):
+                yield name, "", parse_field_comments(inspect.getsource(base))[name]
+            elif first_line(member):
                 method_types = types.FunctionType | types.MethodDescriptorType
                 method = member.__func__ if isinstance(member, classmethod) else member
                 is_method = isinstance(method, method_types)

@@ -20,7 +20,7 @@ from click.shell_completion import (
 )
 
 from cudakit.cli.options import Command, option
-from cudakit.cli.output import unwritable_error
+from cudakit.errors import UsageError
 
 Shell: TypeAlias = Literal["bash", "zsh", "fish"]
 
@@ -177,7 +177,10 @@ def completion(*, shell: Shell, install: bool) -> int:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise unwritable_error(str(path), error) from error
+        raise UsageError(
+            f"cannot write {path}: {error.strerror}",
+            hint=f"write the script to a file that your shell reads: cudakit completion {shell} > FILE",
+        ) from error
     click.echo(f"{path} is up to date" if is_current else f"Wrote {path}", err=True)
     click.echo(_next_step(shell, path), err=True)
     return 0

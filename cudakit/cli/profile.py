@@ -164,7 +164,13 @@ def _compare(
     from cudakit.core.profile.present import diff as present_diff
 
     diff = compare(before_result, after_result)
-    outputs.write(Report(result=diff, document=lambda: present_diff.report(diff, top=top)))
+    outputs.write(
+        Report(
+            result=diff,
+            document=lambda: present_diff.report(diff, top=top),
+            brief_table=(lambda: present_diff.step_table(diff)) if len(diff.devices) > 1 else None,
+        )
+    )
     growth = diff.slowest_growth()
     is_slower = limit is not None and growth is not None and growth > limit
     return ExitCode.FINDINGS if is_slower else ExitCode.OK

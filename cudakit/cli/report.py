@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 # Formats that every report can be written in.
 COMMON_FORMATS = ("json", "html", "md", "txt")
-# Maximum number of lines printed on standard error if the report is written to a file.
+# Maximum number of lines of the report that standard error gets if the report is written to a file.
 _MAX_SUMMARY_LINES = 3
 
 Text: TypeAlias = str | Iterable[str]
@@ -80,6 +80,29 @@ class Report:
         if with_rows:
             rows = table_rows(self.brief_table()) if self.brief_table else main_rows(document)
         return tuple(map(_brief_line, (*brief_sentences(document), *rows)))
+
+    def summary_lines(self) -> tuple[str, ...]:
+        """Return the first line and the most severe ones of ``lines``, and the number of omitted ones."""
+        if self.brief_sentences:
+            return _summary_lines(self.brief_sentences())
+        return _summary_lines(brief_sentences(self.document()))
+
+
+def _summary_lines(sentences: Sequence[str | Note]) -> tuple[str, ...]:
+    first, others = sentences[:1], sentences[1:]
+    # The sort is stable: sentences of equal severity stay in the order of the report.
+    indices_by_severity = sorted(range(len(others)), key=lambda i: _severity(others[i]))
+    shown_indices = sorted(indices_by_severity[: _MAX_SUMMARY_LINES - len(first)])
+    lines = [_brief_line(sentence) for sentence in (*first, *(others[i] for i in shown_indices))]
+    if omitted_count := len(sentences) - len(lines):
+        lines.append(f"and {omitted_count:,} more, in the report")
+    return tuple(lines)
+
+
+def _severity(sentence: str | Note) -> int:
+    """Return 0 for an error, 1 for a warning and 2 for other sentences."""
+    level = "info" if isinstance(sentence, str) else sentence.level
+    return {"error": 0, "warn": 1}.get(level, 2)
 
 
 def _brief_line(sentence: str | Note) -> str:
@@ -201,10 +224,11 @@ class Outputs:
                 click.echo(f"Wrote {printable(file.name)}", err=True)
 
     def _print_brief(self, report: Report) -> None:
-        lines = report.lines(with_rows=self._options.quiet)
         target = standard_error() if self._files else self._open_terminal()
-        if self._files and not self._options.quiet:
-            lines = lines[:_MAX_SUMMARY_LINES]
+        is_summary = self._files and not self._options.quiet
+        lines = (
+            report.summary_lines() if is_summary else report.lines(with_rows=self._options.quiet)
+        )
         text = "".join(f"{line}\n" for line in lines)
         target.write(_to_ascii(text) if target.ascii_only else text)
 

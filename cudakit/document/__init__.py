@@ -166,7 +166,10 @@ class Marker:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """Curves over a common x axis; ``x_unit`` and ``y_unit`` select the format of the axis labels."""
+    """Curves over a common x axis; ``x_unit`` and ``y_unit`` select the format of the axis labels.
+
+    ``x_end`` is the x up to which a curve with steps keeps its last value; None ends it at the last x.
+    """
 
     title: str
     x: Array
@@ -175,6 +178,7 @@ class Chart:
     x_unit: Literal["seconds", "count"] = "count"
     y_unit: Literal["bytes", "seconds", "count", "ratio"] = "bytes"
     markers: tuple[Marker, ...] = ()
+    x_end: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

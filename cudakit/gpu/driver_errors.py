@@ -145,7 +145,7 @@ class Status(IntEnum):
     UNSUPPORTED_DEVSIDE_SYNC = 225, "the PTX calls cudaDeviceSynchronize on the device: unsupported"
     CONTAINED = (
         226,
-        "the device contained an exception",
+        "an exception occurred, and the GPU's error containment limited its effects",
         "check the kernel log for Xid errors (CK033)",
         "an invalid access to another GPU's memory over NVLink, or a hardware error",
     )
@@ -536,7 +536,7 @@ RUNTIME_ONLY: dict[int, tuple[str, str, str]] = {
     127: ("cudaErrorStartupFailure", "the CUDA runtime failed to start", ""),
     10000: (
         "cudaErrorApiFailureBase",
-        "this code plus an error of the driver was returned (not since CUDA 4.1)",
+        "errors of the driver were returned as 10000 plus their code (not since CUDA 4.1)",
         "",
     ),
 }

@@ -172,6 +172,21 @@ def test_install_follows_the_directories_of_the_environment(
     assert (tmp_path / "data/bash-completion/completions/cudakit").is_file()
 
 
+def test_install_into_a_home_that_cannot_be_written_names_another_way(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "file"
+    home.touch()
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+
+    refused = cli("completion", "fish", "--install")
+    assert refused.exit_code == 2
+    assert "Not a directory" in refused.stderr
+    assert "cudakit completion fish > FILE" in refused.stderr
+    assert "mkdir" not in refused.stderr
+
+
 # --- a real bash -----------------------------------------------------------------------------------
 
 

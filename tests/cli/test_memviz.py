@@ -184,6 +184,15 @@ def test_tables_show_the_chosen_moment(
     assert sum(holder["requested_bytes"] for holder in device["holders"]) == requested
 
 
+def test_action_at_another_moment_names_the_call_site_at_the_peak(cli: Cli) -> None:
+    action = "to lower the peak, start with the largest call site"
+    assert f"{action}.\n" in cli("memviz", str(TRAINING), "-q").stdout
+    assert (
+        f"{action} at the peak (--at peak).\n"
+        in cli("memviz", str(TRAINING), "--at", "5", "-q").stdout
+    )
+
+
 @pytest.mark.parametrize("at", ["yesterday", "12", "-2", "1.5", "", "99999999999999999999"])
 def test_invalid_moment_is_a_usage_error(cli: Cli, snapshot: Path, at: str) -> None:
     usage_error(cli, snapshot, f"--at={at}")

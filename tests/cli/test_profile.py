@@ -170,6 +170,25 @@ def test_by_selects_one_table(cli: Cli, by: str, shown: str, hidden: tuple[str, 
     assert not any(f"── {name} " in text for name in hidden)
 
 
+@pytest.mark.parametrize(
+    ("by", "text"),
+    [
+        ("kernel", "no kernel ran"),
+        ("line", "no call stacks were recorded"),
+        ("range", "no GPU work was launched in an NVTX range"),
+    ],
+)
+def test_by_says_why_its_table_is_missing(cli: Cli, by: str, text: str) -> None:
+    write_logs()
+    cli("profile", "slow.log", "-o", "slow.json")
+    result = json.loads(Path("slow.json").read_text())
+    for name in ("kernels", "lines", "ranges"):
+        result["devices"][0][name] = []
+    Path("empty.json").write_text(json.dumps(result))
+    assert f"i {text}\n" in cli("profile", "empty.json", "--by", by).stdout
+    assert text not in cli("profile", "empty.json").stdout
+
+
 def test_top_limits_rows_and_zero_shows_all(cli: Cli) -> None:
     write_logs()
     assert "--top 0 shows all" in cli("profile", "slow.log", "--top", "1").stdout
@@ -277,6 +296,11 @@ def test_diff_of_two_ranks_names_the_rank_that_became_slower(cli: Cli) -> None:
     assert changed.stdout.startswith("Step of rank 1, cuda:1 100% slower: ")
     assert "── rank 0, cuda:0 ──" in changed.stdout
     assert unchanged.stdout.startswith("Step unchanged on all GPUs\n")
+    quiet_lines = cli("profile", "after.json", "--diff", "before.json", "-q").stdout.splitlines()
+    assert [line.partition(", before")[0] for line in quiet_lines[1:]] == [
+        "step of rank 0, cuda:0",
+        "step of rank 1, cuda:1",
+    ]
 
 
 @pytest.mark.parametrize(("limit", "code"), [("slower:1%", 1), ("slower:90%", 0)])

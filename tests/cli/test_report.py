@@ -95,7 +95,25 @@ def test_file_replaces_the_report_on_the_terminal(
 
     assert written(options(Target(str(target)))) == ""
     assert target.read_text().startswith("# Title\n")
-    assert capsys.readouterr().err == f"Title\n✓ verified\n! a warning\nWrote {target}\n"
+    assert capsys.readouterr().err.splitlines() == [
+        "Title",
+        "! a warning",
+        "✗ a failure",
+        "and 1 more, in the report",
+        f"Wrote {target}",
+    ]
+
+
+def test_summary_of_a_short_report_has_all_lines_in_order(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "out.md"
+    notes = (Note("ok", "verified"), Note("error", "a failure"))
+
+    written(
+        options(Target(str(target))), Report(result=None, document=lambda: Document("T", notes))
+    )
+    assert capsys.readouterr().err == f"T\n✓ verified\n✗ a failure\nWrote {target}\n"
 
 
 def test_dash_prints_the_report_beside_a_file(tmp_path: Path) -> None:

@@ -31,6 +31,20 @@ def test_step_holds_its_value_to_the_next_instant() -> None:
     assert path(draw_shape(curve())) == "M0 1000H1200V0H2400V500"
 
 
+def test_last_step_of_a_curve_ends_at_the_end_of_the_chart() -> None:
+    assert path(draw_shape(curve(x_end=4))) == "M0 1000H600V0H1200V500H2400"
+
+
+def test_end_of_the_chart_adds_no_step_to_a_curve_without_steps() -> None:
+    assert path(draw_shape(curve(step=False, x_end=4))) == "M0 1000L600 0L1200 500"
+
+
+def test_curve_with_a_missing_last_value_has_no_last_step() -> None:
+    series = (Series("a", np.array([0, 4, float("nan")])),)
+    chart_with_gap = Chart("t", np.arange(3), series, y_unit="count", x_end=4)
+    assert path(draw_shape(chart_with_gap)) == "M0 1000H600V0"
+
+
 def test_curve_without_steps_has_straight_lines() -> None:
     assert path(draw_shape(curve(step=False))) == "M0 1000L1200 0L2400 500"
 

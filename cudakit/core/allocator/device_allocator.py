@@ -88,7 +88,10 @@ class DeviceAllocator(CachingAllocator):
         *,
         graph: CaptureGraph | None = None,
     ) -> Iterator[GraphMemory]:
-        """Serve a graph capture from a private pool, pinned memory included; see CachingAllocator.capture."""
+        """Serve a graph capture from a private pool, pinned memory included; yield the holder of the pool.
+
+        The base class describes the arguments and the errors.
+        """
         self._call_pinned(CachingHostAllocator.begin_capture)
         try:
             with super().capture(pool, stream, graph=graph) as memory:

@@ -49,6 +49,7 @@ class CaseComparison:
 
     name: str  # Name of the bench.
     axes: Mapping[str, Axis]  # parameters that identify the case
+    # The library that ran the case: "cudakit" for the measured one, else the name of a baseline.
     library: str = field(metadata={"json": "contender"})
     verdict: Verdict  # result of the comparison
     before_s: float | Unavailable  # Median time in the earlier run.

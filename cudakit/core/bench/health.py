@@ -101,7 +101,7 @@ class Band:
     warn: float  # Limit: a figure that is worse is a warning.
     fail: float  # Limit: a figure that is worse is a failure.
     # Upper limit of a rate: a higher rate is a warning, because the GPU is of another model or the
-    # measurement is wrong. None: no limit.
+    # measurement is wrong. null: no limit.
     warn_above: float | None
     source: Source  # Origin of the expected value.
 

@@ -49,10 +49,11 @@ class Method:
     # number; in the other modes, a trial measurement determines it.
     executions: int = 1
     buffer_sets: int = 1  # Number of buffer sets in rotation.
-    fill: str = "uniform"  # Input data: uniform in [-1, 1], normal, bits, zeros, ones, int, or no.
+    # Input data: uniform (in (-1, 1)), normal, int or small integers, bits, zeros, ones, or no (no data).
+    fill: str = "uniform"
     seed: int = 0  # Seed of the random data.
     interleaved: tuple[str, ...] = ()  # Libraries or workloads whose samples alternate.
-    # Maximum duration of the warm-up; None means ``max_warmup_s(warmup_s)``.
+    # Maximum duration of the warm-up; null: 3 s, or twice the minimum if that is longer.
     warmup_most_s: float | None = None
     energy_s: float = 0.0  # Minimum duration of the energy measurement; 0 measures no energy.
 

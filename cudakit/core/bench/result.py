@@ -24,7 +24,7 @@ class CaseResult:
 
     name: str  # Name of the bench: "gemm".
     axes: Mapping[str, Axis]  # Parameters that identify the case: m, n, k, dtype.
-    # The library that ran the case: CUDAKIT, or a baseline.
+    # The library that ran the case: "cudakit" for the measured one, else the name of a baseline.
     library: str = field(metadata={"json": "contender"})
     median_s: float | Unavailable  # Median time of one execution.
     ci95_s: tuple[float, float] | Unavailable  # 95% CI of the median time.

@@ -56,9 +56,9 @@ class CheckExplanation:
     """The explanation of a check, as ``doctor --explain ID --json`` writes it."""
 
     schema: ClassVar[str] = "cudakit.doctor.explanation/1"
-    id: str
+    id: str  # id of the check, such as CK005
     title: str  # the statement that holds if the check passes
-    explanation: str
+    explanation: str  # background in paragraphs
 
 
 def explain(words: Sequence[str], cuda_errors: Sequence[Topic]) -> Explanation:

@@ -163,7 +163,7 @@ def _exclusions(device: Device, spec: SelectSpec) -> Iterator[str]:
     if isinstance(device.uuid, Unavailable):
         yield device.uuid.reason
     if isinstance(device.cuda_index, Unavailable):
-        yield f"not visible to CUDA: {device.cuda_index.reason}"
+        yield device.cuda_index.reason
     if device.fields.get("compute_mode") == "prohibited":
         yield "compute mode is prohibited"
     free_bytes = device.field("memory_free_bytes")

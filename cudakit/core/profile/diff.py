@@ -15,9 +15,9 @@ from cudakit.core.profile.result import Device, ProfileResult
 class Change:
     """A time in both profiles: per step if both have steps, otherwise in all measured time."""
 
-    name: str
+    name: str  # name of the time: "step", "measured time", "busy", a cause of idle time, a kernel or a line
     before_ns: float  # time in the earlier profile; 0 if only the later profile has this name
-    after_ns: float
+    after_ns: float  # time in the later profile; 0 if only the earlier profile has this name
 
     @property
     def change_ns(self) -> float:
@@ -37,7 +37,7 @@ class DeviceChange:
     device: int  # CUDA index in the process of the later profile
     per_step: bool  # whether the times are times of one step
     step: Change  # time of a step (median), or without steps the measured time
-    busy: Change
+    busy: Change  # time in which the device was busy
     idle: tuple[Change, ...]  # changes of idle time, one for each cause
     kernels: tuple[Change, ...]  # changes of kernels, the largest first
     lines: tuple[Change, ...]  # changes of own time of lines, the largest first
@@ -49,7 +49,7 @@ class ProfileDiff:
     """The changes from one profile to another."""
 
     schema: ClassVar[str] = "cudakit.profile-diff/1"
-    devices: tuple[DeviceChange, ...]
+    devices: tuple[DeviceChange, ...]  # changes of each device that both profiles have
     unmatched: int  # number of devices that only one of the profiles has
     simulated: bool = False  # whether a simulated device did the work of one of the profiles
 

@@ -36,11 +36,11 @@ class IdleTime:
 class TimeDivision:
     """An interval of time, divided into busy and idle time of a device."""
 
-    start_ns: int
-    end_ns: int
+    start_ns: int  # start of the interval; 0 is the start of the first activity of the recording
+    end_ns: int  # end of the interval, counted from the same moment
     length_ns: int  # length of the interval, without the steps in it that are not measured
     busy_ns: int  # time in which at least one kernel, copy or memset ran
-    idle: IdleTime
+    idle: IdleTime  # idle time by cause
 
     @property
     def busy_share(self) -> float:
@@ -53,9 +53,9 @@ class Step:
     """One step of the program, as a device performed it."""
 
     number: int  # number of the step, from 1
-    is_warm_up: bool
+    is_warm_up: bool  # whether the step is left out, because it is part of the warm-up
     is_slow: bool  # whether the step is left out, because it is much slower than the median
-    time: TimeDivision
+    time: TimeDivision  # busy and idle time of the step
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +77,10 @@ class Steps:
 class Grid:
     """How the grid of a kernel fills the device, if all of its blocks take the same time."""
 
-    blocks: int
-    threads_per_block: int
-    registers_per_thread: int
-    shared_bytes_per_block: int
+    blocks: int  # number of thread blocks of the grid
+    threads_per_block: int  # number of threads of a block
+    registers_per_thread: int  # number of registers of a thread
+    shared_bytes_per_block: int  # shared memory of a block
     multiprocessors_share: float  # share of the multiprocessors that get at least one block
     threads_share: float  # largest share of the device's resident threads that the kernel uses
     waves: float  # number of blocks divided by the number of blocks that run at the same time
@@ -92,15 +92,15 @@ class Kernel:
     """All runs of one kernel."""
 
     name: str  # demangled name of the kernel
-    calls: int
-    total_ns: int
-    mean_ns: int
-    median_ns: int
+    calls: int  # number of runs
+    total_ns: int  # summed time of all runs
+    mean_ns: int  # mean time of a run
+    median_ns: int  # median time of a run
     share: float  # share of the summed time of all GPU work
     stack: tuple[
         Frame, ...
     ]  # call stack that launched the most time of the kernel; empty if not recorded
-    site: int
+    site: int  # index of the call site in `stack`
     sites: int  # number of different call sites
     blocks: int  # median number of thread blocks
     consecutive: float  # mean number of runs without other work between them in their stream
@@ -113,7 +113,7 @@ class Kernel:
 class Line:
     """A line of Python code that launched GPU work, itself or in functions that it called."""
 
-    frame: Frame
+    frame: Frame  # function, file and line
     own_ns: int  # time of work whose call site is this line
     cumulative_ns: int  # time of work with this line anywhere in its call stack
     calls: int  # number of kernels, copies and memsets in the cumulative time
@@ -135,39 +135,39 @@ class NamedRange:
 class Copies:
     """All copies with one direction and one kind of host memory."""
 
-    direction: Direction
+    direction: Direction  # direction of the copies
     host: Literal[
         "pageable", "pinned", "managed", "unknown", "none"
     ]  # kind of host memory; "none" for copies between devices
     peer: bool  # whether the copies are between two devices
-    calls: int
-    size_bytes: int
-    total_ns: int
+    calls: int  # number of copies
+    size_bytes: int  # bytes of all copies
+    total_ns: int  # summed time of all copies
     bytes_per_s: float | None  # bytes divided by time; null if the copies took no time
     overlapped_ns: int  # time in which a kernel ran, too
     stack: tuple[Frame, ...]  # call stack that started the copies with the most time
-    site: int
+    site: int  # index of the call site in `stack`
 
 
 @dataclass(frozen=True, slots=True)
 class Memsets:
     """The sums over all memsets of a device."""
 
-    calls: int
-    size_bytes: int
-    total_ns: int
+    calls: int  # number of memsets
+    size_bytes: int  # bytes of all memsets
+    total_ns: int  # summed time of all memsets
 
 
 @dataclass(frozen=True, slots=True)
 class Collective:
     """All runs of one NCCL kernel with operations of one size."""
 
-    name: str
-    calls: int
-    total_ns: int
+    name: str  # name of the NCCL kernel
+    calls: int  # number of runs
+    total_ns: int  # summed time of all runs
     overlapped_ns: int  # time in which another kernel ran, too
-    stack: tuple[Frame, ...]
-    site: int
+    stack: tuple[Frame, ...]  # call stack that launched the most time of the kernel
+    site: int  # index of the call site in `stack`
     ranks: int | None = None  # number of ranks of the communicator; null if NCCL did not report it
     size_bytes: int | None = None  # size of the operations of one run; null if it is unknown
     algorithm_bytes_per_s: float | None = None  # size divided by time, as in nccl-tests
@@ -178,8 +178,8 @@ class Collective:
 class StreamWork:
     """The work of one stream."""
 
-    stream: int
-    calls: int
+    stream: int  # number of the stream
+    calls: int  # number of kernels, copies and memsets
     busy_ns: int  # time in which work of the stream ran
     alone_ns: int  # time in which work of this stream ran, and no other work
     small_ns: int  # time of kernels with fewer thread blocks than half of the multiprocessors
@@ -189,13 +189,15 @@ class StreamWork:
 class HostWait:
     """All calls of one function at one call site that made the host wait or change memory."""
 
-    kind: Literal["wait", "allocation"]
-    function: str
-    calls: int
+    kind: Literal[
+        "wait", "allocation"
+    ]  # whether the calls wait for work, or allocate and free memory
+    function: str  # function of the CUDA driver
+    calls: int  # number of calls
     blocked_ns: int  # time of the host in these calls
     idle_ns: int  # idle time of the device that the calls caused
-    stack: tuple[Frame, ...]
-    site: int
+    stack: tuple[Frame, ...]  # call stack of the calls
+    site: int  # index of the call site in `stack`
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,20 +211,20 @@ class Device:
     multiprocessors: int  # number of multiprocessors; 0 if it was not recorded
     recorded: TimeDivision  # all recorded time
     measured: TimeDivision  # the time of the tables: the steps after the warm-up, or all work
-    steps: Steps
+    steps: Steps  # steps of the program on the device
     work_ns: int  # summed time of all kernels, copies and memsets
     launches: int  # number of kernels, copies and memsets
-    kernels: tuple[Kernel, ...]
-    lines: tuple[Line, ...]
-    ranges: tuple[NamedRange, ...]
-    copies: tuple[Copies, ...]
+    kernels: tuple[Kernel, ...]  # kernels, the one with the most time first
+    lines: tuple[Line, ...]  # lines of Python code that launched work
+    ranges: tuple[NamedRange, ...]  # NVTX ranges in which work was launched
+    copies: tuple[Copies, ...]  # copies by direction and kind of host memory
     copies_ns: int  # time in which at least one copy ran
     copies_overlapped_ns: int  # part of the time of copies in which a kernel ran, too
-    collectives: tuple[Collective, ...]
+    collectives: tuple[Collective, ...]  # NCCL kernels by the size of their operations
     collectives_ns: int  # time in which at least one collective ran
     collectives_overlapped_ns: int  # part of the time of collectives in which another kernel ran
-    streams: tuple[StreamWork, ...]
-    waits: tuple[HostWait, ...]
+    streams: tuple[StreamWork, ...]  # work of each stream
+    waits: tuple[HostWait, ...]  # calls in which the host waited, allocated or freed
     memsets: Memsets | None = None  # sums over all memsets; null if the device ran no memset
     graph_kernels: int = 0  # number of kernels that CUDA graphs launched
 
@@ -232,8 +234,8 @@ class Finding:
     """A way to make the program faster, with its evidence."""
 
     rule: str  # id of the rule, such as "launch-bound"
-    process: int
-    device: int
+    process: int  # PID of the process
+    device: int  # CUDA index in the process
     sentence: str  # description of the problem
     actions: tuple[str, ...]  # changes to the program, the most promising first
     saving_ns: int  # estimate of the time that the change saves in the measured time
@@ -242,7 +244,7 @@ class Finding:
     stack: tuple[
         Frame, ...
     ]  # call stack of the code to change; empty if several stacks are involved
-    site: int
+    site: int  # index of the call site in `stack`
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +253,7 @@ class Straggler:
 
     matched: int  # number of collectives that were matched
     process: int  # PID of the process that most often came last
-    device: int
+    device: int  # CUDA index in this process
     last_count: int  # number of collectives that this process began last
     waited_ns: int  # summed time that the other ranks waited for this process
 
@@ -261,10 +263,10 @@ class Limit:
     """A rate of this profile beside the rate that ``cudakit bench`` measured on the device."""
 
     name: str  # name of the compared rate, such as "host to device copies, pinned"
-    process: int
-    device: int
-    bytes_per_s: float
-    limit_bytes_per_s: float
+    process: int  # PID of the process
+    device: int  # CUDA index in the process
+    bytes_per_s: float  # rate of this profile
+    limit_bytes_per_s: float  # rate that `cudakit bench` measured
     share: float  # the rate divided by the limit
 
 
@@ -272,8 +274,8 @@ class Limit:
 class LaunchLimit:
     """The kernel launches of this profile beside those that ``cudakit bench launch`` measured."""
 
-    process: int
-    device: int
+    process: int  # PID of the process
+    device: int  # CUDA index in the process
     interval_ns: float  # measured time divided by the number of kernels launched outside of graphs
     limit_interval_ns: float  # measured time between back-to-back launches of an empty kernel
     share: float  # the limit divided by the interval
@@ -288,13 +290,13 @@ class ProfileResult:
     schema: ClassVar[str] = "cudakit.profile/1"
     exit_status: int | None  # exit status of the program, as in a shell; null if unknown
     simulated: bool  # whether a simulated device did the work
-    devices: tuple[Device, ...]
+    devices: tuple[Device, ...]  # work of each process on each of its devices
     findings: tuple[Finding, ...]  # the largest saving first
     straggler: (
         Straggler | None
     )  # slowest rank; null for one rank, or if collectives of ranks differ
-    limits: tuple[Limit, ...]
+    limits: tuple[Limit, ...]  # rates of copies and memsets beside those of --bench
     gaps: Mapping[str, int]  # reasons why events could not be recorded, with the number of events
     notes: tuple[str, ...]  # sentences on the limits of the result
     incomplete: tuple[str, ...]  # reasons why recorded events are missing
-    launch_limits: tuple[LaunchLimit, ...] = ()
+    launch_limits: tuple[LaunchLimit, ...] = ()  # kernel launches beside those of --bench

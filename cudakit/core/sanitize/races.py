@@ -65,7 +65,7 @@ class NamedRange:
 class CollectiveOperation:
     """A collective of NCCL, or a send or receive, as one rank performs it."""
 
-    function: CollectiveFunction
+    function: CollectiveFunction  # operation that the rank performs
     rank: int  # rank of the process in the communicator; -1 if unknown
     rank_count: int  # number of ranks of the communicator; 0 if unknown
     root: int  # root rank; for a send or receive, the other rank

@@ -44,11 +44,11 @@ class Telemetry:
 class Process:
     """A process that uses a device; ``pid`` may belong to another PID namespace."""
 
-    pid: int
+    pid: int  # process id
     kind: str  # "compute", "graphics"
-    used_bytes: int | Unavailable
+    used_bytes: int | Unavailable  # device memory that the process uses
     name: str | Unavailable  # the command line
-    user: str | Unavailable
+    user: str | Unavailable  # name of the user who runs the process
     sm_percent: int | Unavailable = _NOT_RECORDED  # share of time in which the process ran kernels
     runtime_s: float | Unavailable = _NOT_RECORDED  # seconds since the process started
 

@@ -41,10 +41,10 @@ class AllocatorResource(MemoryResource, Calls):  # type: ignore[misc]  # mypy se
     allocate = Calls.allocate
     deallocate = Calls.deallocate
 
-    # Class attributes, because these are read for each Buffer and properties are slower.
-    is_device_accessible = True
-    is_host_accessible = False
-    is_managed = False
+    # These are class attributes: they are read for each Buffer, and properties are slower.
+    is_device_accessible = True  # Whether kernels can access the memory: True.
+    is_host_accessible = False  # Whether the host can access the memory: False.
+    is_managed = False  # Whether the memory is managed: False.
 
     @property
     def device_id(self) -> int:

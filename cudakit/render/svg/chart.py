@@ -23,7 +23,8 @@ _LARGEST_VALUE = 1e300
 def chart(node: Chart) -> Markup:
     """Return the series as curves over a common x axis. NaN interrupts a curve."""
     heights = [_finite_values(series.y) for series in node.series]
-    x_range = _finite_range(_finite_values(node.x))
+    x_ends = [] if node.x_end is None else [node.x_end]
+    x_range = _finite_range(_finite_values(np.append(node.x, x_ends)))
     y_range = _finite_range(np.concatenate(heights) if heights else node.x)
     if x_range is None or y_range is None:
         return element("p", f"{node.title or 'Chart'}: no data", class_="muted")
@@ -62,10 +63,12 @@ def _curve_path(series: Series, node: Chart, x: Axis, y: Axis) -> str:
     x_positions = _rounded_positions(x.shares(points_x[is_finite]) * _COORDINATE_WIDTH)
     y_positions = _rounded_positions((1 - y.shares(points_y[is_finite])) * _COORDINATE_HEIGHT)
     join_format = "H{0}V{1}" if series.step else "L{0} {1}"
-    return "".join(
+    path = "".join(
         ("M{0} {1}" if is_start else join_format).format(left, top)
         for left, top, is_start in zip(x_positions, y_positions, is_line_start, strict=True)
     )
+    has_last_step = series.step and node.x_end is not None and is_finite.any() and is_finite[-1]
+    return f"{path}H{_COORDINATE_WIDTH}" if has_last_step else path
 
 
 def _finite_values(values: Array) -> npt.NDArray[np.float64]:

@@ -110,7 +110,10 @@ def test_fields_as_csv_are_raw_values(cli: Cli) -> None:
     assert run.stderr == "cudakit: these GPUs are simulated\n"
 
 
-def test_csv_on_terminal_and_in_file_warns_once_that_devices_are_simulated(cli: Cli) -> None:
+def test_csv_on_terminal_and_in_file_warns_once_that_devices_are_simulated(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     run = cli(*TWO, "--fields", "name", "--format", "csv", "-o", "names.csv")
 
     assert run.stderr == "cudakit: these GPUs are simulated\nWrote names.csv\n"

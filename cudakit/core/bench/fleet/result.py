@@ -110,7 +110,7 @@ class PeerComparison:
     peer_median: float  # Median of the peers in ``unit``.
     peer_mad: float  # Median absolute deviation of the peers in ``unit``.
     limit: float  # Worst value that is not slower than the peers, in ``unit``.
-    of_peers: float  # Speed relative to the peers' median: 0.75 is 25 % slower.
+    of_peers: float  # Speed relative to the peers' median: 0.75 is 25% slower.
     # Whether the value is worse than the limit, and its CI worse than the peers' median.
     is_slow: bool
 

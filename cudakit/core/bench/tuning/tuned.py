@@ -103,6 +103,7 @@ class Tuned:
     complete: bool  # False if the user interrupted the command.
     machine: TunedMachine  # GPU and versions of the search
     warnings: tuple[str, ...]  # Reasons to doubt the results.
+    # GEMMs with the results of their searches.
     gemms: tuple[TunedGemm, ...] = field(metadata={"json": "products"})
     untuned: tuple[UntunedGemm, ...] = ()  # GEMMs that were not tuned, with reasons
 

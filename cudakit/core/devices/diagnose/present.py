@@ -215,7 +215,8 @@ def _variables_section(variables: Sequence[SetVariable]) -> Iterator[Node]:
             )
             for variable in variables
         )
-        yield Section("Environment variables that are set", (Table(columns, table_rows),))
+        caption = "cudakit explain VARIABLE shows the effect and its source."
+        yield Section("Environment variables that are set", (Table(columns, table_rows, caption),))
 
 
 def _device_table(devices: Sequence[DeviceLine]) -> Table:

@@ -337,7 +337,8 @@ def gpudirect_storage(context: RunContext) -> Finding:
 
     Otherwise cuFile reads through host memory (compatibility mode): programs work, but no faster than with
     read and a copy. cudakit bench gds measures both. Without udev's database, as in most containers, cuFile
-    refuses files on drives. Source: GPUDirect Storage Installation and Troubleshooting Guide.
+    refuses files on block devices, such as NVMe drives. Source: GPUDirect Storage Installation and
+    Troubleshooting Guide.
     """
     if context.simulated:
         raise NotCheckable("the machine is simulated")
@@ -359,8 +360,8 @@ def gpudirect_storage(context: RunContext) -> Finding:
         return ok_finding(f"GPUDirect Storage is not set up; {effect}", evidence)
     if not context.driver.udev_database:
         return warn_finding(
-            f"nvidia-fs {nvidia_fs_version} is loaded, but cuFile refuses files on drives, because udev's "
-            "database /run/udev is missing",
+            f"nvidia-fs {nvidia_fs_version} is loaded, but cuFile refuses files on block devices, such as "
+            "NVMe drives, because udev's database /run/udev is missing",
             evidence,
             "give the container the database of the host: docker run -v /run/udev:/run/udev:ro",
         )

@@ -151,7 +151,7 @@ CUDNN_ERRATA_JSON_FILE rules that exclude cuDNN engines
 
 [PyTorch | PyTorch documentation, CUDA Environment Variables]
 PYTORCH_NO_CUDA_MEMORY_CACHING !CK020 every allocation calls cudaMalloc, and every free cudaFree
-PYTORCH_CUDA_ALLOC_CONF older name of PYTORCH_ALLOC_CONF; if both are set, PYTORCH_CUDA_ALLOC_CONF applies
+PYTORCH_CUDA_ALLOC_CONF older name of PYTORCH_ALLOC_CONF; wins if both are set
 PYTORCH_NVML_BASED_CUDA_CHECK is_available() asks NVML, so that a process can still fork afterwards
 TORCH_CUDNN_V8_API_LRU_CACHE_LIMIT number of cached cuDNN execution plans
 TORCH_CUDNN_V8_API_DISABLED the older cuDNN API is used
@@ -461,7 +461,7 @@ TRITON_DUMP_PTXAS_LOG log of ptxas is printed
 TRITON_CACHE_MANAGER class of the cache of compiled kernels
 TRITON_REMOTE_CACHE_BACKEND class of the remote cache of compiled kernels
 
-[Triton | README.md]
+[Triton | Triton repository, README.md]
 TRITON_REPRODUCER_PATH file for a reproducer of a compiler error
 MLIR_ENABLE_DUMP intermediate code of every compiler pass is printed
 LLVM_IR_ENABLE_DUMP LLVM code of every compiler pass is printed
@@ -557,5 +557,7 @@ CUDAKIT_PTXAS ptxas that `cudakit run --sanitize` uses
 CUDAKIT_SANITIZER_LIBRARY Sanitizer API library that `cudakit run --sanitize` uses
 CUDAKIT_NCCL_LIBRARY NCCL library that `cudakit bench nccl` uses
 CUDAKIT_CUPTI_LIBRARY CUPTI library that `cudakit run --profile` uses
+
+[cudakit | XDG Base Directory Specification]
 XDG_CACHE_HOME parent of cudakit's cache of compiled kernels (default ~/.cache)
 """

@@ -117,7 +117,7 @@ _TABLE = """
 149 hardware NVLink error (NVLink 5)
 150 hardware NVLink error (NVLink 5)
 151 hardware key rotation of confidential computing failed | restart the virtual machine
-154 notice the driver requests another recovery action | cudakit doctor --only CK028 shows what to do
+154 notice the requested recovery action has changed | cudakit doctor --only CK028 shows what to do
 155 notice an NVLink link went down on request | reset the GPU if the link stays down
 156 notice a defective part of the GPU was retired | reset the GPU: the retirement takes effect then
 157 hardware a defective part of the GPU could not be retired

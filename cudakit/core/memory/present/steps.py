@@ -25,6 +25,7 @@ def step_peaks(device: DeviceMemory, top: int) -> Iterator[Node]:
             Series("at the start", np.array([peak.start_bytes for peak in peaks], np.int64)),
         ),
         x_label="step",
+        x_end=peaks[-1].step + 1,
     )
     listed_peaks = (
         peaks if top == 0 else [peaks[index] for index in evenly_spaced(len(peaks), max(top, 2))]

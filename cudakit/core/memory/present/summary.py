@@ -177,6 +177,8 @@ def _action_note(device: DeviceMemory) -> str:
         return "limit what grows: section Peak per step lists it by call site."
     if device.steps.source == "none":
         return f"mark each step with {call_names.mark_step}, so that growth can be checked."
+    if device.at.name != "peak":
+        return "to lower the peak, start with the largest call site at the peak (--at peak)."
     return "to lower the peak, start with the largest call site."
 
 

@@ -63,7 +63,7 @@ class Difference:
 class Limit:
     """The most memory that replays may reserve, and the source of this limit."""
 
-    bytes: int
+    bytes: int  # maximum reserved memory
     source: Literal[
         "given", "device full", "reserved"
     ]  # source of the limit: the caller ("given"), or the recording

@@ -45,6 +45,15 @@ def report(diff: ProfileDiff, *, top: int = 10) -> Document:
     return Document(f"Simulated: {title}" if diff.simulated else capitalized(title), tuple(nodes))
 
 
+def step_table(diff: ProfileDiff) -> Table:
+    """Return a table with the step of each GPU, for ``--quiet``."""
+    rows = [
+        replace(device.step, name=f"{device.step.name} of {_device_name(device)}")
+        for device in diff.devices
+    ]
+    return _table("", rows, "")
+
+
 def _title(devices: Sequence[DeviceChange]) -> str:
     """Describe the change of the device that became slower most, or else changed most."""
     device = max(devices, key=_title_priority)

@@ -24,6 +24,7 @@ from cudakit.document import (
     Column,
     Count,
     Node,
+    Note,
     Rate,
     Ratio,
     Seconds,
@@ -67,14 +68,7 @@ _DIRECTIONS = {
 def device_nodes(device: Device, top: int, by: TableName | None) -> Iterator[Node]:
     """Yield the tables of a device; ``by`` selects one of the work tables."""
     yield _time_table(device)
-    if device.kernels and by in (None, "kernel"):
-        yield Section("Kernels", (_kernel_table(device, top),))
-    if by == "kernel" or (by is None and not top):
-        yield from grid_table(device, top)
-    if device.lines and by in (None, "line"):
-        yield Section("Lines", (_line_table(device, top),))
-    if device.ranges and by in (None, "range"):
-        yield Section("NVTX ranges", (_range_table(device, top),))
+    yield from _work_tables(device, top, by)
     if device.copies:
         yield Section("Copies", (_copy_table(device, top),))
     if device.collectives:
@@ -83,6 +77,25 @@ def device_nodes(device: Device, top: int, by: TableName | None) -> Iterator[Nod
         yield Section("Waits and allocations of the host", (_wait_table(device, top),))
     if len(device.streams) > 1:
         yield Section("Streams", (_stream_table(device, top),))
+
+
+def _work_tables(device: Device, top: int, by: TableName | None) -> Iterator[Node]:
+    """Yield the tables of kernels, lines and ranges, or the one that ``by`` selects."""
+    if by in (None, "kernel") and device.kernels:
+        yield Section("Kernels", (_kernel_table(device, top),))
+    if by == "kernel" or (by is None and not top):
+        yield from grid_table(device, top)
+    if by in (None, "line") and device.lines:
+        yield Section("Lines", (_line_table(device, top),))
+    if by in (None, "range") and device.ranges:
+        yield Section("NVTX ranges", (_range_table(device, top),))
+    if by and not getattr(device, f"{by}s"):
+        title, text = {
+            "kernel": ("Kernels", "no kernel ran"),
+            "line": ("Lines", "no call stacks were recorded"),
+            "range": ("NVTX ranges", "no GPU work was launched in an NVTX range"),
+        }[by]
+        yield Section(title, (Note("info", text),))
 
 
 def _time_table(device: Device) -> Table:

@@ -18,7 +18,7 @@ from cudakit.core.memory.present import report, summary_report
 from cudakit.core.memory.present.summary import in_annotation
 from cudakit.core.memory.result import MemoryResult
 from cudakit.core.memory.snapshot import take
-from cudakit.document import Document, Note, Section, Stack, Table, walk
+from cudakit.document import Chart, Document, Note, Section, Stack, Table, walk
 from cudakit.render import console, html
 from cudakit.render.console.frames import stack_line
 
@@ -51,6 +51,13 @@ def test_report_of_an_out_of_memory_error_equals_the_golden_file(
 
 def test_report_of_a_leak_equals_the_golden_file(golden: Callable[[str, str], None]) -> None:
     golden("memviz-leak-100.txt", read(report(examined("tests/data/leak.pkl.gz")), 100))
+
+
+def test_chart_of_the_steps_ends_after_the_last_step() -> None:
+    result = examined("tests/data/leak.pkl.gz")
+    charts = [node for node in walk(report(result).nodes) if isinstance(node, Chart)]
+    (step_chart,) = (chart for chart in charts if chart.x_label == "step")
+    assert step_chart.x_end == result.devices[0].steps.peaks[-1].step + 1
 
 
 def test_report_of_several_ranks_equals_the_golden_file(golden: Callable[[str, str], None]) -> None:

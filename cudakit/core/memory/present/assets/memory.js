@@ -97,7 +97,7 @@ class MemoryExplorer {
     const { device, events } = this.model.facts;
     const time = this.clockTime(0);
     const date = time ? `, recorded ${time.slice(0, 19)} UTC` : "";
-    return `${device}, ${formatCount(events)} events${date}. Curves: reserved (solid), allocated (dashed), requested (dotted). Below them: the free share of the reserved memory (area), and external fragmentation, the share of this free memory outside the largest free block (line).`;
+    return `${device}, ${formatCount(events)} events${date}. Curves: reserved (solid), allocated (dashed), requested (dotted). Below them: the free share of the reserved memory (area), and external fragmentation, the share of this free memory outside the largest free block (line). In the address map and the segments, the gray that is not in the legend is free memory.`;
   }
 
   /** Return the date and time of an event in UTC; "" if the snapshot has no times. */

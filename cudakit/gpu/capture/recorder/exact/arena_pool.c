@@ -171,6 +171,8 @@ static void read_arena(arena_pool *pool, launch_arena *arena, bool must_wait)
     if (!job)
         return;
     const bool is_copied = arena->memory.device_memory && arena_copy_all(&arena->memory, &job->copy);
+    if (is_copied)
+        space_count_used(arena->launch_count, &job->copy);
     pthread_mutex_lock(&recorder_lock);
     if (is_copied && !arena->is_attribution_lost)
         space_store_needed(arena, &job->copy);
@@ -182,7 +184,7 @@ static void read_arena(arena_pool *pool, launch_arena *arena, bool must_wait)
     if (!is_copied || !arena_clear(&arena->memory, &job->copy.top.header))
         arena_free(&arena->memory); /* the arena gets new memory before its next use */
     reset_arena(arena);
-    pool->wait_timed_out = false;
+    __atomic_store_n(&pool->wait_timed_out, false, __ATOMIC_RELAXED);
     pool->last_read_ns = monotonic_now_ns();
     decode_submit(job, must_wait);
 }
@@ -291,7 +293,7 @@ static void wait_for_free_arena(arena_pool *pool)
     read_retired_arenas(pool);
     while (!replace_current_arena(pool)) {
         if (pool->wait_timed_out || monotonic_now_ns() >= deadline_ns) {
-            pool->wait_timed_out = true;
+            __atomic_store_n(&pool->wait_timed_out, true, __ATOMIC_RELAXED);
             return;
         }
         sleep_briefly();
@@ -312,8 +314,10 @@ static bool is_replacement_due(const arena_pool *pool)
 static void poll_pool(arena_pool *pool, bool host_waits)
 {
     read_due_arenas(pool);
+    pthread_mutex_lock(&recorder_lock);
     pool->last_poll_ns = monotonic_now_ns();
     pool->recorded_since_poll = 0;
+    pthread_mutex_unlock(&recorder_lock);
     if (!pool->current || (host_waits && pool->current->launch_count) || is_replacement_due(pool)) {
         if (replace_current_arena(pool))
             read_due_arenas(pool);
@@ -379,7 +383,8 @@ void pool_reserve(arena_pool *pool, arena_space needed)
 {
     pthread_mutex_lock(&recorder_lock);
     bool must_wait = pool->current && !has_space(pool->current, needed);
-    int64_t timeout_ns = pool->wait_timed_out ? 0 : LAUNCH_WAIT_LIMIT_NS;
+    const bool timed_out = __atomic_load_n(&pool->wait_timed_out, __ATOMIC_RELAXED);
+    const int64_t timeout_ns = timed_out ? 0 : LAUNCH_WAIT_LIMIT_NS;
     pthread_mutex_unlock(&recorder_lock);
     if (must_wait)
         launch_begin_delay();

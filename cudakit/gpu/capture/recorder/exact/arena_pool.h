@@ -43,7 +43,7 @@ typedef struct {
     CUstream driver_stream;        /* the driver handle of ``stream`` */
     bool is_disabled;              /* whether accesses cannot be recorded in this context */
     uint64_t free_bytes;           /* device memory that was free at the last query */
-    bool wait_timed_out;           /* whether no arena was read since a wait for a free arena timed out */
+    bool wait_timed_out; /* whether no arena was read since a wait for a free arena timed out; read atomically */
     launch_arena arenas[ARENAS];
     /* The arena to which launches write; NULL if no arena is free. A thread that changes it holds the recorder lock and
      * the reader lock. */
@@ -107,7 +107,12 @@ uint64_t space_signature(const void *function, uint64_t threads);
  * estimate from the number of threads if there were none. */
 arena_space space_estimate(uint64_t signature, uint64_t threads);
 
-/* Store the space that the launches in an arena needed, by their signatures. */
+/* Count the space that each launch in the copy of an arena used. ``launches`` is the number of launch indices. The reader
+ * lock is held, but not the recorder lock, because an arena has up to 100,000 pages. */
+void space_count_used(uint32_t launches, const arena_copy *copy);
+
+/* Store the space that the launches in an arena needed, by their signatures, after space_count_used(). The reader lock
+ * is held, too. */
 void space_store_needed(const launch_arena *arena, const arena_copy *copy);
 
 /* Forget all signatures. */

@@ -19,8 +19,8 @@
 static hash_table signature_numbers; /* indices of ``known_space``, by signature */
 static arena_space known_space[MAX_SIGNATURES];
 static uint32_t known_space_count;
-static uint32_t launch_pages[CK_MAX_LAUNCHES],
-    launch_boxes[CK_MAX_LAUNCHES]; /* number of pages and number of boxes of each launch, by launch index */
+/* Number of pages and number of boxes of each launch, by launch index; protected by the reader lock */
+static uint32_t launch_pages[CK_MAX_LAUNCHES], launch_boxes[CK_MAX_LAUNCHES];
 
 uint64_t space_signature(const void *function, uint64_t threads)
 {
@@ -36,8 +36,7 @@ arena_space space_estimate(uint64_t signature, uint64_t threads)
     return (arena_space){.pages = estimated_pages < MIN_UNKNOWN_PAGES ? MIN_UNKNOWN_PAGES : estimated_pages};
 }
 
-/* Count the pages and boxes of each launch in an arena. */
-static void count_used_space(uint32_t launches, const arena_copy *copy)
+void space_count_used(uint32_t launches, const arena_copy *copy)
 {
     const ck_header *header = &copy->top.header;
     const size_t box_count = header->requested_boxes < CK_MAX_BOXES ? header->requested_boxes : CK_MAX_BOXES;
@@ -68,7 +67,6 @@ static void update_known_space(uint64_t signature, arena_space needed_space)
 
 void space_store_needed(const launch_arena *arena, const arena_copy *copy)
 {
-    count_used_space(arena->launch_count, copy);
     for (const launch_group *group = arena->groups; group < arena->groups + arena->group_count; group++) {
         arena_space needed_space = {0};
         bool is_lower_bound = false;

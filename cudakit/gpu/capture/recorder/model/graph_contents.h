@@ -19,7 +19,7 @@ typedef struct {
     size_t map_count;
 } node_maps;
 
-/* The contents of one node of a graph. */
+/* The memory that a node of a graph reaches, and the records of its last change. */
 typedef struct {
     uint64_t *addresses; /* addresses at which the accesses and allocations begin */
     size_t address_count;

@@ -19,7 +19,10 @@
 /* Sizes of a segment: if the disk is almost full, smaller segments are tried, down to the minimum. */
 #define SEGMENT_BYTES ((size_t)4 << 20)
 #define MIN_SEGMENT_BYTES ((size_t)64 << 10)
-#define AHEAD_BYTES ((size_t)1 << 20) /* bytes behind the last record whose pages are allocated ahead */
+/* Number of bytes behind the last record whose pages are allocated ahead: by the decode thread, and by a thread that
+ * writes a record to a page that is not allocated. One call for many pages is faster than a page fault for each. */
+#define AHEAD_BYTES ((size_t)1 << 20)
+#define AHEAD_BYTES_OF_WRITER ((size_t)64 << 10)
 #define PAGE_BYTES ((size_t)4096)
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
@@ -52,7 +55,8 @@ static size_t end_offset, segment_bytes;
  * whose pages are allocated. The lock order is recorder lock, then mapping lock. */
 static pthread_mutex_t mapping_lock = PTHREAD_MUTEX_INITIALIZER;
 static size_t allocated_bytes;
-static bool reader_is_gone; /* the process that reads the trace was killed */
+static bool allocation_is_refused; /* the system cannot allocate pages ahead */
+static bool reader_is_gone;        /* the process that reads the trace was killed */
 static unsigned segment_count;
 static unsigned chain_number; /* > 0 if a program before exec wrote a trace under this process id */
 static uint32_t string_count, stack_count;
@@ -87,17 +91,35 @@ static void unmap_segment(void)
     set_segment(NULL, 0);
 }
 
-void spool_allocate_ahead(void)
+/* Allocate the pages of the next ``ahead_bytes`` bytes of the segment. The mapping lock is held. */
+static void allocate_pages(size_t ahead_bytes)
 {
-    pthread_mutex_lock(&mapping_lock);
     const size_t page_offset = __atomic_load_n(&end_offset, __ATOMIC_RELAXED) & ~(PAGE_BYTES - 1);
     const size_t advice_begin = page_offset > allocated_bytes ? page_offset : allocated_bytes;
     const size_t advice_end =
-        page_offset + AHEAD_BYTES < segment_bytes ? page_offset + AHEAD_BYTES : segment_bytes;
-    /* Linux before 5.14 refuses MADV_POPULATE_WRITE; the pages are then allocated when they are written. */
-    if (segment && advice_begin < advice_end &&
-        !madvise(segment + advice_begin, advice_end - advice_begin, MADV_POPULATE_WRITE))
-        allocated_bytes = advice_end;
+        page_offset + ahead_bytes < segment_bytes ? page_offset + ahead_bytes : segment_bytes;
+    if (!segment || advice_begin >= advice_end || allocation_is_refused)
+        return;
+    if (!madvise(segment + advice_begin, advice_end - advice_begin, MADV_POPULATE_WRITE))
+        __atomic_store_n(&allocated_bytes, advice_end, __ATOMIC_RELAXED);
+    else if (errno == EINVAL) /* Linux before 5.14; the pages are then allocated when they are written */
+        allocation_is_refused = true;
+}
+
+void spool_allocate_ahead(void)
+{
+    pthread_mutex_lock(&mapping_lock);
+    allocate_pages(AHEAD_BYTES);
+    pthread_mutex_unlock(&mapping_lock);
+}
+
+/* Allocate the pages of the next records, which end at ``end``, unless another thread is allocating pages. The
+ * recorder lock is held. */
+static void allocate_pages_of_records(size_t end)
+{
+    if (end <= __atomic_load_n(&allocated_bytes, __ATOMIC_RELAXED) || pthread_mutex_trylock(&mapping_lock))
+        return;
+    allocate_pages(AHEAD_BYTES_OF_WRITER);
     pthread_mutex_unlock(&mapping_lock);
 }
 
@@ -248,10 +270,11 @@ static int append_block(const char *tag, uint32_t item_count, const void *payloa
         errno = ENOSPC;
         return -1;
     }
+    allocate_pages_of_records(end_offset + block_bytes);
     block_header header = {{tag[0], tag[1], tag[2], tag[3]}, item_count, bytes};
     memcpy(segment + end_offset, &header, sizeof header);
     memcpy(segment + end_offset + sizeof header, payload, bytes);
-    end_offset += block_bytes;
+    __atomic_store_n(&end_offset, end_offset + block_bytes, __ATOMIC_RELAXED);
     __atomic_store_n(&((segment_header *)segment)->end_offset, end_offset, __ATOMIC_RELEASE);
     return 0;
 }
