@@ -461,7 +461,7 @@ TRITON_DUMP_PTXAS_LOG log of ptxas is printed
 TRITON_CACHE_MANAGER class of the cache of compiled kernels
 TRITON_REMOTE_CACHE_BACKEND class of the remote cache of compiled kernels
 
-[Triton | README.md]
+[Triton | Triton repository, README.md]
 TRITON_REPRODUCER_PATH file for a reproducer of a compiler error
 MLIR_ENABLE_DUMP intermediate code of every compiler pass is printed
 LLVM_IR_ENABLE_DUMP LLVM code of every compiler pass is printed
