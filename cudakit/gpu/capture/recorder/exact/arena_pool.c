@@ -184,7 +184,7 @@ static void read_arena(arena_pool *pool, launch_arena *arena, bool must_wait)
     if (!is_copied || !arena_clear(&arena->memory, &job->copy.top.header))
         arena_free(&arena->memory); /* the arena gets new memory before its next use */
     reset_arena(arena);
-    pool->wait_timed_out = false;
+    __atomic_store_n(&pool->wait_timed_out, false, __ATOMIC_RELAXED);
     pool->last_read_ns = monotonic_now_ns();
     decode_submit(job, must_wait);
 }
@@ -293,7 +293,7 @@ static void wait_for_free_arena(arena_pool *pool)
     read_retired_arenas(pool);
     while (!replace_current_arena(pool)) {
         if (pool->wait_timed_out || monotonic_now_ns() >= deadline_ns) {
-            pool->wait_timed_out = true;
+            __atomic_store_n(&pool->wait_timed_out, true, __ATOMIC_RELAXED);
             return;
         }
         sleep_briefly();
@@ -383,7 +383,8 @@ void pool_reserve(arena_pool *pool, arena_space needed)
 {
     pthread_mutex_lock(&recorder_lock);
     bool must_wait = pool->current && !has_space(pool->current, needed);
-    int64_t timeout_ns = pool->wait_timed_out ? 0 : LAUNCH_WAIT_LIMIT_NS;
+    const bool timed_out = __atomic_load_n(&pool->wait_timed_out, __ATOMIC_RELAXED);
+    const int64_t timeout_ns = timed_out ? 0 : LAUNCH_WAIT_LIMIT_NS;
     pthread_mutex_unlock(&recorder_lock);
     if (must_wait)
         launch_begin_delay();

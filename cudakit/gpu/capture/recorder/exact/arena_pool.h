@@ -43,7 +43,7 @@ typedef struct {
     CUstream driver_stream;        /* the driver handle of ``stream`` */
     bool is_disabled;              /* whether accesses cannot be recorded in this context */
     uint64_t free_bytes;           /* device memory that was free at the last query */
-    bool wait_timed_out;           /* whether no arena was read since a wait for a free arena timed out */
+    bool wait_timed_out; /* whether no arena was read since a wait for a free arena timed out; read atomically */
     launch_arena arenas[ARENAS];
     /* The arena to which launches write; NULL if no arena is free. A thread that changes it holds the recorder lock and
      * the reader lock. */

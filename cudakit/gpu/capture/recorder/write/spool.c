@@ -274,7 +274,7 @@ static int append_block(const char *tag, uint32_t item_count, const void *payloa
     block_header header = {{tag[0], tag[1], tag[2], tag[3]}, item_count, bytes};
     memcpy(segment + end_offset, &header, sizeof header);
     memcpy(segment + end_offset + sizeof header, payload, bytes);
-    end_offset += block_bytes;
+    __atomic_store_n(&end_offset, end_offset + block_bytes, __ATOMIC_RELAXED);
     __atomic_store_n(&((segment_header *)segment)->end_offset, end_offset, __ATOMIC_RELEASE);
     return 0;
 }
