@@ -55,7 +55,7 @@ def _compare_rates(device: Device, limits: MeasuredLimits) -> Iterator[Limit]:
         direction = "peer" if copies.peer else _DIRECTIONS.get(copies.direction, "")
         limit, measured_rate = limits.copy_rates.get(direction), copies.bytes_per_s
         if limit and measured_rate and copies.size_bytes >= copies.calls * MIN_COPY_BYTES:
-            name = f"{copies_name(copies)} copies"
+            name = f"copies: {copies_name(copies)}"
             yield Limit(
                 name, device.process, device.device, measured_rate, limit, measured_rate / limit
             )
