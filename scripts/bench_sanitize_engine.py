@@ -10,6 +10,9 @@ Analyzes generated traces, and prints the CPU times of the compiled and of the P
   embedding. Includes reading the log. Python analyzes the first tenth;
 * 100,000 launches of 200 ranges each, which repeat as in training, on four streams;
 * graph launches of 50 nodes with 40 ranges each;
+* launches of a graph of nine nodes with two ranges each, which use a template. Before every 20th launch all
+  nodes are changed, and the launch is recorded. In a second trace, each launch has an event, a wait and a
+  host function, as those of XLA. Lowest of seven rounds;
 * the resident memory during a million launches. The host waits for them regularly, as in training.
 
 ``--log`` measures a log of ``run --log``, too. ``--quick`` skips the two longest traces. Exits with 1 if a
@@ -34,8 +37,10 @@ import numpy.typing as npt
 
 from cudakit.core.sanitize.engine import Engine
 from cudakit.core.sanitize.reorder_buffer import ReorderBuffer
+from cudakit.core.sanitize.templates import TemplateAccesses
 from cudakit.trace.events import (
     Access,
+    Accessed,
     Alloc,
     Event,
     EventBody,
@@ -43,12 +48,21 @@ from cudakit.trace.events import (
     GraphEdge,
     GraphLaunch,
     GraphNode,
+    HostCall,
     Launch,
     StreamCreate,
     StreamSync,
     StreamWait,
+    Template,
 )
-from cudakit.trace.kinds import AccessMode, EventKind, NodeType, Precision, StreamFlag
+from cudakit.trace.kinds import (
+    AccessMode,
+    EventKind,
+    HostCallPhase,
+    NodeType,
+    Precision,
+    StreamFlag,
+)
 from cudakit.trace.layout import RECORD, Records, concatenate_records, layout, pack
 from cudakit.trace.run_log import LogReader, LogWriter, Outcome
 from cudakit.trace.spool import Batch
@@ -65,6 +79,7 @@ MAX_SMALL_LAUNCH_SECONDS = 5e-6
 LSTM_LAUNCHES, LSTM_RANGES, MAX_LSTM_SECONDS = 12_489, 2_300_000, 2.0
 MANY_LAUNCHES, RANGES_PER_LAUNCH, MAX_MANY_SECONDS = 100_000, 200, 60.0
 GRAPH_LAUNCHES, GRAPH_NODES, RANGES_PER_NODE = 200, 50, 40
+COMMAND_LAUNCHES, COMMAND_NODES, COMMANDS_PER_CHANGE = 5000, 9, 20
 MEMORY_LAUNCHES, MAX_GROWTH_BYTES = 1_000_000, 8 << 20
 READ, WRITE = AccessMode.READ, AccessMode.WRITE
 
@@ -200,6 +215,42 @@ def graph_batches() -> Iterator[Records]:
     yield records_of(calls, first_seq=100)
 
 
+def command_buffer_batches(*, with_waits: bool) -> Iterator[Records]:
+    """Yield a trace with graph launches; ``with_waits`` adds an event, a wait and a host function to each."""
+    yield initial_records()
+    edges: list[list[EventBody]] = [
+        [GraphEdge(1, node, node + 1)] for node in range(1, COMMAND_NODES)
+    ]
+    calls = edges
+    for number in range(COMMAND_LAUNCHES):
+        launch: list[EventBody] = [
+            GraphLaunch(2, 1, 1, template_id=1 + number // COMMANDS_PER_CHANGE)
+        ]
+        if number % COMMANDS_PER_CHANGE == 0:
+            calls += [
+                [GraphNode(1, node, NodeType.LAUNCH, "kernel")]
+                for node in range(1, COMMAND_NODES + 1)
+            ]
+            first = BASE + number % 2 * BUFFER_BYTES
+            accesses = [
+                Access(first + place * 512, first + place * 512 + 256, mode, node=node)
+                for node in range(1, COMMAND_NODES + 1)
+                for place, mode in ((node - 1, READ), (node, WRITE))
+            ]
+            accessed = [Accessed(node) for node in range(1, COMMAND_NODES + 1)]
+            template = Template(1 + number // COMMANDS_PER_CHANGE)
+            launch = [GraphLaunch(2, 1, 1), *accesses, *accessed, template]
+        calls.append(launch)
+        if with_waits:
+            calls += [
+                [EventRecord(1, 2)],
+                [StreamWait(3, 1)],
+                [HostCall(3, HostCallPhase.BEGIN)],
+                [HostCall(3, HostCallPhase.END)],
+            ]
+    yield records_of(calls, first_seq=100)
+
+
 # --- measurements
 
 
@@ -214,6 +265,27 @@ def engine_seconds(batches: Iterable[Records], *, native: bool) -> tuple[float, 
         if races:
             raise SystemExit(f"race reported in a trace without races: {races[0]}")
     return cpu_seconds, engine
+
+
+def measure_command_buffers(*, with_waits: bool) -> None:
+    batches = list(command_buffer_batches(with_waits=with_waits))
+
+    def seconds(*, native: bool) -> float:
+        engine, templates = Engine(native=native), TemplateAccesses()
+        start = time.process_time()
+        for batch in batches:
+            records = templates.insert(batch, engine.coverage)
+            if engine.feed(records, STRINGS, graph_rows=templates.graph_rows):
+                raise SystemExit("race reported in a trace without races")
+        return time.process_time() - start
+
+    fastest = min(seconds(native=True) for _ in range(ROUNDS))
+    python = min(seconds(native=False) for _ in range(2))
+    print(
+        f"graph launches of {COMMAND_NODES} nodes{' with waits' if with_waits else ''}:"
+        f" {fastest / COMMAND_LAUNCHES * 1e6:.1f} us per launch,"
+        f" Python {python / COMMAND_LAUNCHES * 1e6:.1f} ({python / fastest:.1f} times)"
+    )
 
 
 def split(records: Records) -> list[Records]:
@@ -235,15 +307,17 @@ def measure_small(
 
 def log_seconds(path: Path, *, native: bool, max_records: int | None = None) -> tuple[float, int]:
     """Return the CPU time for reading and analyzing a log, or its first records, and their number."""
-    engines: dict[Any, tuple[Engine, ReorderBuffer]] = {}
+    engines: dict[Any, tuple[Engine, ReorderBuffer, TemplateAccesses]] = {}
     record_count, start = 0, time.process_time()
     with LogReader(path) as log:
         for batch in log.batches():
             key = batch.process, batch.trace_number
             if key not in engines:
-                engines[key] = Engine(native=native), ReorderBuffer()
-            engine, buffer = engines[key]
-            engine.feed(buffer.feed(batch.records), batch.strings)
+                engines[key] = Engine(native=native), ReorderBuffer(), TemplateAccesses()
+            engine, buffer, templates = engines[key]
+            records = templates.insert(buffer.feed(batch.records), engine.coverage)
+            graph_rows = templates.graph_rows
+            engine.feed(records, batch.strings, templates.possible_accesses, graph_rows)
             record_count += len(batch.records)
             if max_records is not None and record_count >= max_records:
                 break
@@ -335,6 +409,8 @@ def main() -> int:
     for precision in precisions:
         measure_small("two streams", two_streams, precision)
     measure_graphs()
+    measure_command_buffers(with_waits=False)
+    measure_command_buffers(with_waits=True)
     lstm = measure_lstm()
     if arguments.log:
         measure_log(arguments.log.name, arguments.log)

@@ -24,6 +24,8 @@ class NodeOrder:
 
     def __init__(self, nodes: Iterable[int], predecessors: Mapping[int, Sequence[int]]) -> None:
         self.nodes = _topological_order(set(nodes), predecessors)
+        # Number of bytes of each node in ``ancestor_bytes``.
+        self.bytes_per_node = len(self.nodes) + 7 >> 3
         self._positions = {node: position for position, node in enumerate(self.nodes)}
         # For each node, a bit mask of the positions of the nodes that happen before it.
         self._ancestor_bits: list[int] = []
@@ -46,11 +48,6 @@ class NodeOrder:
             and second is not None
             and bool(self._ancestor_bits[second] >> first & 1)
         )
-
-    @property
-    def bytes_per_node(self) -> int:
-        """Number of bytes of each node in ``ancestor_bytes``."""
-        return len(self.nodes) + 7 >> 3
 
     @cached_property
     def ancestor_bytes(self) -> bytes:

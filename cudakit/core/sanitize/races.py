@@ -217,11 +217,12 @@ class Coverage:
 
     def count_accesses(self, precision_counts: Sequence[int]) -> None:
         """Add accesses of kernels; ``precision_counts`` has the number of accesses of each precision."""
-        self.accesses_exact += precision_counts[Precision.EXACT]
-        self.accesses_summary += precision_counts[Precision.SUMMARY]
-        self.accesses_merged += precision_counts[Precision.MERGED]
-        self.accesses_assumed += precision_counts[Precision.ASSUMED]
-        self.accesses_uncertain += precision_counts[Precision.UNCERTAIN]
+        merged, exact, summary, assumed, uncertain = precision_counts  # in the order of Precision
+        self.accesses_merged += merged
+        self.accesses_exact += exact
+        self.accesses_summary += summary
+        self.accesses_assumed += assumed
+        self.accesses_uncertain += uncertain
 
     def __add__(self, other: Coverage) -> Coverage:
         return Coverage(

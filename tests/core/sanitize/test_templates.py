@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
 import pytest
+from core.sanitize.random_traces import Step, steps, trace
 from core.sanitize.template_policy import Policy
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cudakit.core.sanitize.detector import RaceDetector
@@ -23,8 +25,16 @@ from cudakit.core.sanitize.templates import (
     _possible_modes,
     _split_at_pointers,
 )
-from cudakit.trace.kinds import AccessMode, AllocationKind, AllocationLayer, EventKind, Precision
-from cudakit.trace.layout import RECORD, Records, layout, view
+from cudakit.trace.events import Access, Event, GraphLaunch, GraphNode, Template
+from cudakit.trace.kinds import (
+    AccessMode,
+    AllocationKind,
+    AllocationLayer,
+    EventKind,
+    NodeType,
+    Precision,
+)
+from cudakit.trace.layout import RECORD, Records, layout, pack, view
 from cudakit.trace.run_log import LogReader
 from cudakit.trace.spool import Batch
 
@@ -239,6 +249,71 @@ def test_program_in_one_allocation_has_the_races_of_exact_accesses(
     change = unchanged if changed is None else without_waits
     trace = in_rounds(in_one_allocation(records), change, changed or 0)
     assert without_templates(races(Policy().apply(trace), strings)) == races(trace, strings)
+
+
+def with_graph_templates(events: Sequence[Event]) -> list[Event]:
+    """Return a trace whose graph launches name a template if an earlier launch had the same accesses."""
+    template_ids: dict[object, int] = {}
+    result: list[Event] = []
+    for _, group in groupby(events, key=lambda event: event.seq):
+        launch, *accesses = group
+        if isinstance(launch.body, GraphLaunch):
+            launch_key = launch.body.graph, tuple(event.body for event in accesses)
+            if launch_key in template_ids:
+                template_id = template_ids[launch_key]
+                launch = replace(launch, body=replace(launch.body, template_id=template_id))
+                accesses = []
+            else:
+                template_ids[launch_key] = len(template_ids) + 1
+                accesses.append(replace(launch, body=Template(template_ids[launch_key])))
+        result += [launch, *accesses]
+    return result
+
+
+def analyzed_in_batches(
+    events: Sequence[Event], last_calls: Sequence[int], *, native: bool
+) -> tuple[list[Race], Coverage]:
+    """Return the races and the coverage of a trace, analyzed in batches that end with these calls."""
+    engine, templates, strings = Engine(native=native), TemplateAccesses(), {"": 0}
+    records = pack(events, lambda text: strings.setdefault(text, len(strings)))
+    ends = sorted({int((records["seq"] <= call).sum()) for call in last_calls})
+    found: list[Race] = []
+    for batch in np.split(records, ends):
+        in_order = templates.insert(batch, engine.coverage)
+        graph_rows = templates.graph_rows
+        found += engine.feed(in_order, list(strings), templates.possible_accesses, graph_rows)
+    assert not templates.unknown_count
+    return found, engine.coverage
+
+
+@pytest.mark.parametrize("native", [False, True])
+@settings(max_examples=100, deadline=None)
+@given(steps=steps(), last_calls=st.lists(st.integers(1, 60), max_size=4))
+@example(steps=[("graph", 0, 1, 2), *[("repeat", n, 0, 0) for n in (4, 5, 4)]], last_calls=[])
+def test_graph_launches_with_templates_have_the_races_of_recorded_ones(
+    steps: list[Step], last_calls: list[int], native: bool
+) -> None:
+    events = trace(steps)
+    expected, expected_coverage = analyzed_in_batches(events, [], native=native)
+
+    found, coverage = analyzed_in_batches(with_graph_templates(events), last_calls, native=native)
+
+    assert found == expected
+    assert replace(coverage, launches_from_template=0) == expected_coverage
+
+
+def test_pointers_of_changed_nodes_are_those_of_the_last_change() -> None:
+    templates, assumed = TemplateAccesses(), Precision.ASSUMED
+    for node, addresses in ((1, (8, 16)), (2, (24,)), (1, (32,)), (3, ())):
+        pointers = [Access(a, a + 8, AccessMode.READ, assumed, node=node) for a in addresses]
+        bodies = (
+            GraphNode(5, node, NodeType.LAUNCH),
+            *pointers,
+            Access(0, 8, AccessMode.READ, node=node),
+        )
+        events = [Event(body, seq=node) for body in bodies]
+        templates.insert(pack(events, lambda _: 0), Coverage())
+    assert templates._node_pointers == {(5, 1): [32], (5, 2): [24]}
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
