@@ -29,7 +29,7 @@ def shown() -> Iterator[Any]:
 def test_an_example_answers_what_it_shows(function: Callable[..., object]) -> None:
     text = (function.__doc__ or "").replace(SKIPPED, "")
     examples = doctest.DocTestParser().get_doctest(
-        text, {function.__name__: function}, function.__name__, None, None
+        text, {"cudakit": cudakit}, function.__name__, None, None
     )
     said: list[str] = []
 

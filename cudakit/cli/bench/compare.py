@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     multiple=True,
     metavar="KIND[:AMOUNT]",
     help="Exit with 1 if a case is slower, faster or ambiguous, by more than AMOUNT if given: slower:5%. "
-    "A case without a time in AFTER fails too. Repeatable.",
+    "A case of both runs also fails if only AFTER has no time for it. Repeatable.",
 )
 @option(
     "--ignore-mismatch",

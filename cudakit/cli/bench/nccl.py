@@ -84,8 +84,8 @@ _WORK_OPTIONS = option_group(
         "--places",
         type=name_list("cudakit.core.bench.spec:PLACES"),
         metavar="NAME,...",
-        help="Buffers: out-of-place (separate send and receive buffers), in-place (one buffer).  "
-        "[default: both]",
+        help="Buffers: out-of-place (separate send and receive buffers), in-place (one buffer; "
+        "not for all-to-all and send-receive).  [default: both]",
     ),
     option(
         "--vs",

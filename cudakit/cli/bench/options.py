@@ -114,6 +114,10 @@ def _parse_range(
     """Return the sizes of a range, or the single size. ``example`` is text for the error."""
     low_text, range_dots, high_and_factor = text.partition("..")
     high_text, colon, factor_text = high_and_factor.partition(":")
+    if range_dots and not (low_text.strip() and high_text.strip()):
+        raise click.BadParameter(
+            f"the range {text.strip()!r} lacks its first or last size; write for example {example}"
+        )
     first_size, last_size = parse(low_text), parse(high_text if range_dots else low_text)
     factor = int(factor_text) if factor_text.isdecimal() else 0 if colon else 2
     if range_dots and not 0 < first_size <= last_size:

@@ -83,26 +83,32 @@ def check_fit(
     host_free_bytes: int | Unavailable = NOT_QUERIED,
     *,
     simulated: bool = False,
+    rank_count: int = 1,
 ) -> None:
     """Raise InputError if a case needs more memory than is free; the hint of the error is a size that fits.
 
     The hint is computed for the case that needs the most memory, so that all cases fit with its size. The
-    memory of a simulated device is host memory.
+    memory of a simulated device is host memory, which the ``rank_count`` ranks on the host share.
     """
     if not cases:
         return
     _check_host_fit(max(cases, key=lambda case: case.host_bytes), host_free_bytes)
-    location_text = ""
-    if simulated and not isinstance(host_free_bytes, Unavailable) and host_free_bytes < free_bytes:
-        free_bytes, location_text = host_free_bytes, " on the host, which simulates the device"
+    rank_text = location_text = ""
     usable_bytes = int(_SHARE_OF_FREE * free_bytes)
+    if simulated and not isinstance(host_free_bytes, Unavailable):
+        usable_host_bytes = int(_SHARE_OF_FREE * host_free_bytes / rank_count)
+        if usable_host_bytes < usable_bytes:
+            free_bytes, usable_bytes = host_free_bytes, usable_host_bytes
+            rank_text = f" on each of {rank_count} ranks" if rank_count > 1 else ""
+            device_text = "the device" if rank_count == 1 else "their devices"
+            location_text = f" on the host, which simulates {device_text}"
     largest_case = max(cases, key=lambda case: case.needed_bytes)
     if largest_case.needed_bytes > usable_bytes:
         describe_fitting = largest_case.describe_fitting or partial(
             _describe_buffer_size, largest_case
         )
         raise InputError(
-            f"{largest_case.title} needs {_describe_needed_memory(largest_case)}, "
+            f"{largest_case.title} needs {_describe_needed_memory(largest_case)}{rank_text}, "
             f"but only {format_bytes(free_bytes)} is free{location_text}",
             hint=f"{describe_fitting(usable_bytes)} would fit",
         )

@@ -136,7 +136,7 @@ def _suggestion(spelling: str, topics: Sequence[Topic]) -> str:
         return f"checks are {id_ranges()}"
     if _XID_PATTERN.fullmatch(spelling):
         return f"NVIDIA's catalog may have it: {CATALOG_URL}"
-    term = _ABBREVIATIONS.get(spelling, spelling)
+    term = "_".join(_ABBREVIATIONS.get(word, word) for word in spelling.split("_"))
     similar_names = (
         _similar_names(term, topics)
         or _topics_beginning_with(term, topics)

@@ -20,8 +20,9 @@ export function formatCount(value) {
   return String(Math.round(value)).replace(/\B(?=(\d{3})+$)/g, ",");
 }
 
-/** Return a share as a percentage: "89.7%". */
+/** Return a share as a percentage, as reports print it: "89.7%", "<0.1%". */
 export function formatShare(share) {
+  if (share > 0 && share < 0.0005) return "<0.1%";
   return `${(share * 100).toFixed(1)}%`;
 }
 

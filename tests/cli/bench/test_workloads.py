@@ -98,6 +98,7 @@ def test_written_files_can_be_compared(cli: Cli, tmp_path: Path) -> None:
     [
         (("memory", "--operations", "fly"), 2, "choose from read, write"),
         (("memory", "--sizes", "0"), 2, "64MiB"),
+        (("memory", "--sizes", "1KiB.."), 2, "the range '1KiB..' lacks its first or last size"),
         (("memory", "--sizes", "100"), 2, "multiple of 16"),
         (("memory", "--sizes", "100TiB"), 2, "would fit"),
         (("memory", "--mode", "fast"), 2, "'isolated'"),

@@ -78,6 +78,7 @@ def test_statuses_and_variables_are_found_by_name(term: str, kind: str) -> None:
         ("NCCL_P2P", "did you mean NCCL_P2P_DISABLE, NCCL_P2P_LEVEL"),
         ("illegal memory access", "did you mean Xid 137?"),
         ("OOM", "did you mean CUDA_ERROR_OUT_OF_MEMORY?"),
+        ("CUDA_ERROR_OOM", "did you mean CUDA_ERROR_OUT_OF_MEMORY?"),
         ("5000", "did you mean CUDNN_STATUS_EXECUTION_FAILED?"),
     ],
 )

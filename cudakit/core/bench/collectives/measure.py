@@ -62,7 +62,14 @@ def measure_collectives(
     cases = nccl_cases(
         spec, group, versions, unsupported_baselines, simulated=gpu.simulated, host_count=host_count
     )
-    check_fit(cases, min(rank.free_bytes for rank in ranks))
+    run_context = run_context or RunContext()
+    check_fit(
+        cases,
+        min(rank.free_bytes for rank in ranks),
+        run_context.host.available_bytes,
+        simulated=gpu.simulated,
+        rank_count=sum(rank.host == ranks[0].host for rank in ranks),
+    )
     result = run(
         spec,
         gpu,

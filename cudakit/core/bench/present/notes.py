@@ -221,8 +221,8 @@ _DOUBTS = (
     ),
     _Doubt(
         lambda case: _is_above_peak(case) and _is_link_bound(case) and case.environment.simulated,
-        f"Over {format_ratio(_MAX_SHARE - 1)} above the peak of the link: simulated links have the same rate "
-        "on every GPU",
+        f"Over {format_ratio(_MAX_SHARE - 1)} above the peak of the link, because simulated links have the "
+        "same rate on every GPU",
     ),
     _Doubt(
         lambda case: (

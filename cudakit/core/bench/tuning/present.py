@@ -189,9 +189,10 @@ def _summary_notes(tuned: Tuned, files: Sequence[str]) -> Iterator[Note]:
         return
     gemm_count_text = _count_gemms(len(tuned.gemms))
     if not faster_count:
-        yield Note(
-            "ok", f"No significant gain for {gemm_count_text}: the default algorithm is used."
-        )
+        searched_count = sum(tuned_gemm.stopped != "interrupted" for tuned_gemm in tuned.gemms)
+        if searched_count:
+            text = f"No significant gain for {_count_gemms(searched_count)}: the default algorithm is used."
+            yield Note("ok", text)
         return
     tuned_file = files[0] if files else "tuned.json"
     remedies = [f"use the algorithms: cudakit bench gemm ... --tuned {tuned_file}"]

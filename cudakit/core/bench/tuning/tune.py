@@ -40,6 +40,7 @@ _UNBLOCKED_WARNING = (
 )
 _NOT_REPORTED = Unavailable("the device does not report this property")
 _NO_FINAL = Unavailable("in the search, no other algorithm was faster than the default")
+_INTERRUPTED = Unavailable("the search was interrupted")
 _TOO_FEW_SAMPLES = Unavailable("too few samples for a confidence interval")
 _NO_SAMPLE = Unavailable("no other algorithm was measured")
 
@@ -248,7 +249,7 @@ def _tuned_gemm(
         winner=candidate_list.algorithms[outcome.winner_index],
         default=candidate_list.algorithms[DEFAULT_CANDIDATE],
         significant=outcome.is_significant,
-        gain=_NO_FINAL if outcome.gain is None else outcome.gain,
+        gain=_missing_gain(outcome) if outcome.gain is None else outcome.gain,
         gain_interval=_gain_interval(outcome),
         default_s=_median(default_s),
         default_ci95_s=_interval(default_s),
@@ -269,8 +270,12 @@ def _tuned_gemm(
 
 def _gain_interval(outcome: Outcome) -> tuple[float, float] | Unavailable:
     if outcome.gain is None:
-        return _NO_FINAL
+        return _missing_gain(outcome)
     return outcome.gain_interval or _TOO_FEW_SAMPLES
+
+
+def _missing_gain(outcome: Outcome) -> Unavailable:
+    return _INTERRUPTED if outcome.stop_reason == "interrupted" else _NO_FINAL
 
 
 def _median(times_s: tuple[float, ...]) -> float | Unavailable:

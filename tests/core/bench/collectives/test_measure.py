@@ -143,7 +143,9 @@ def test_sizes_that_round_to_one_size_are_measured_once() -> None:
 
 def test_size_above_the_free_memory_is_refused_before_any_allocation() -> None:
     spec = replace(SPEC, operations=("all-reduce",), sizes_bytes=(1 << 40,))
-    with pytest.raises(InputError, match=r"needs 3.00 TiB of device memory in 3 buffers"):
+    with pytest.raises(
+        InputError, match=r"needs 3.00 TiB of device memory in 3 buffers on each of 2 ranks"
+    ):
         measure(spec)
 
 

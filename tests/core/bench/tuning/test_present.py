@@ -49,6 +49,16 @@ def test_tuning_without_gain_is_reported() -> None:
     ]
 
 
+def test_interrupted_gemms_do_not_count_as_gemms_without_gain() -> None:
+    interrupted_gemm = untuned_gemm(stopped="interrupted")
+    document = present_tuned(tuned(untuned_gemm(), interrupted_gemm, complete=False))
+
+    assert notes(document, "ok") == [
+        "No significant gain for 1 GEMM: the default algorithm is used."
+    ]
+    assert not notes(present_tuned(tuned(interrupted_gemm, complete=False)), "ok")
+
+
 def test_unsaved_tuning_suggests_file_first() -> None:
     (note,) = (
         node

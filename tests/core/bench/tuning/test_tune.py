@@ -14,6 +14,7 @@ from cudakit.errors import InputError, Unsupported, UsageError
 from cudakit.gpu.api.gemm import Gemm, GemmSettings
 from cudakit.gpu.api.run_context import RunContext
 from cudakit.gpu.sim import Sim
+from cudakit.units import Unavailable
 
 QUICK = Limits(iterations=20)
 # For this GEMM, the default algorithm of the simulated library takes a third longer than the fastest.
@@ -120,6 +121,7 @@ def test_interrupted_tuning_is_continued_from_result(sim: Sim) -> None:
     assert not tuning.complete
     assert [tuned_gemm.stopped for tuned_gemm in tuning.gemms] == ["complete", "interrupted"]
     assert not tuning.gemms[1].significant
+    assert tuning.gemms[1].gain == Unavailable("the search was interrupted")
     continued = tune(spec(EQUAL, GAINS), sim, QUICK, earlier_tuning=tuning)
     assert [tuned_gemm.stopped for tuned_gemm in continued.gemms] == ["complete", "complete"]
     assert continued.gemms[1].significant
