@@ -165,6 +165,8 @@ class UnrecordedLaunches:
 
     def _unordered_ranges(self, clock: Clock) -> list[_PossibleRange]:
         """Return the ranges of launches that do not happen before work with this clock."""
+        if not self._last_tick_by_slot:
+            return []
         slots = [slot for slot, tick in self._last_tick_by_slot.items() if tick > clock[slot]]
         return [
             possible_range
