@@ -138,7 +138,7 @@ def field_list(fields: Iterable[FieldInfo]) -> Document:
         Section(capitalized(group_name), (Facts(tuple(field_rows)),))
         for group_name, field_rows in rows_by_group.items()
     )
-    source_note = Note("info", "In parentheses: the function or package that the value comes from.")
+    source_note = Note("info", "The last parentheses contain the source of the value.")
     return Document("Fields of a device", (source_note, *sections))
 
 
