@@ -60,3 +60,16 @@ def test_report_says_that_rates_of_kernels_are_unknown() -> None:
     assert "step time per kernel launch" in text
     assert "1 kernel run (0.2% of the GPU time)" in text
     assert "Bytes and FLOPs of kernels are not recorded" in text
+
+
+def test_limits_of_several_devices_name_the_device() -> None:
+    programs = [Program(process=process) for process in (100, 200)]
+    for program in programs:
+        program.kernel("k", 10 * US)
+    activities = [program.activities() for program in programs]
+    compared = compare_limits(analyze(activities).result, MeasuredLimits(launch_s=2e-6))
+    text = console.render(report(compared), width=100, color=False)
+    names = [
+        line.split("step time")[0].strip() for line in text.splitlines() if "step time" in line
+    ]
+    assert names == ["process 100 cuda:0", "process 200 cuda:0"]
