@@ -199,6 +199,11 @@ class Outputs:
             else terminal_formats or ([] if files or options.quiet else ["txt"])
         )
 
+    @property
+    def terminal_formats(self) -> tuple[str, ...]:
+        """The formats of the report on the terminal; empty if the terminal gets only a summary."""
+        return tuple(self._formats_on_terminal)
+
     def write(self, report: Report) -> None:
         """Write the report to every file and to the terminal.
 
