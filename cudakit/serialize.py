@@ -87,8 +87,8 @@ def _json_members(record: Any) -> Iterator[tuple[str, object]]:
             yield name, getattr(record, field.name)
 
 
-def _json_value(value: object, path: str, reason_by_path: _Reasons | None) -> object:
-    """Return the JSON form of a value; ``path`` is the path of the value in its record.
+def _json_value(value: object, path_in_record: str, reason_by_path: _Reasons | None) -> object:
+    """Return the JSON form of a value.
 
     Reasons of unavailable values are added to ``reason_by_path``; if it is None, they are inline.
     """
@@ -102,20 +102,20 @@ def _json_value(value: object, path: str, reason_by_path: _Reasons | None) -> ob
         case Unavailable(reason):
             if reason_by_path is None:
                 return {_REASONS_KEY: reason}
-            reason_by_path[path] = reason
+            reason_by_path[path_in_record] = reason
             return None
         case _ if _is_numpy_value(value):
-            return _json_array(value, path, reason_by_path)
+            return _json_array(value, path_in_record, reason_by_path)
         case Mapping():
-            return _json_mapping(value, path, reason_by_path)
+            return _json_mapping(value, path_in_record, reason_by_path)
         case list() | tuple():
             return [
-                _json_value(item, f"{path}[{index}]", reason_by_path)
+                _json_value(item, f"{path_in_record}[{index}]", reason_by_path)
                 for index, item in enumerate(value)
             ]
         case _ if _is_record(value):
             return _json_record(value, reason_by_path is None)
-    raise TypeError(f"{path}: JSON has no form for {type(value).__name__}")
+    raise TypeError(f"{path_in_record}: JSON has no form for {type(value).__name__}")
 
 
 def _is_numpy_value(value: object) -> bool:
@@ -124,7 +124,7 @@ def _is_numpy_value(value: object) -> bool:
     return numpy is not None and isinstance(value, (numpy.ndarray, numpy.generic))
 
 
-def _json_array(value: object, path: str, reason_by_path: _Reasons | None) -> object:
+def _json_array(value: object, path_in_record: str, reason_by_path: _Reasons | None) -> object:
     import numpy as np
 
     array: npt.NDArray[Any] = np.asarray(value)
@@ -133,28 +133,34 @@ def _json_array(value: object, path: str, reason_by_path: _Reasons | None) -> ob
     if array.dtype.kind == "f":
         doubles = array.astype(np.float64)
         items = doubles.tolist()
-        return items if np.isfinite(doubles).all() else _json_value(items, path, reason_by_path)
+        return (
+            items
+            if np.isfinite(doubles).all()
+            else _json_value(items, path_in_record, reason_by_path)
+        )
     if array.dtype.kind in "OU":
-        return _json_value(array.tolist(), path, reason_by_path)
-    raise TypeError(f"{path}: JSON has no form for an array of {array.dtype}")
+        return _json_value(array.tolist(), path_in_record, reason_by_path)
+    raise TypeError(f"{path_in_record}: JSON has no form for an array of {array.dtype}")
 
 
 def _json_mapping(
-    mapping: Mapping[Any, object], path: str, reason_by_path: _Reasons | None
+    mapping: Mapping[Any, object], path_in_record: str, reason_by_path: _Reasons | None
 ) -> dict[str, object]:
     members: dict[str, object] = {}
     for key, value in mapping.items():
-        name = _json_key(key, path)
-        members[name] = _json_value(value, f"{path}.{name}", reason_by_path)
+        name = _json_key(key, path_in_record)
+        members[name] = _json_value(value, f"{path_in_record}.{name}", reason_by_path)
     return members
 
 
-def _json_key(key: object, path: str) -> str:
+def _json_key(key: object, path_in_record: str) -> str:
     if isinstance(key, Enum):
         return key.name.lower()
     if isinstance(key, (str, int)):
         return str(key)
-    raise TypeError(f"{path}: a JSON key is a word or an integer, not {type(key).__name__}")
+    raise TypeError(
+        f"{path_in_record}: a JSON key is a word or an integer, not {type(key).__name__}"
+    )
 
 
 # --- from JSON values to dataclasses ---------------------------------------------------------------
@@ -165,7 +171,7 @@ class Mismatch(ValueError):
 
 
 def from_plain(
-    kind: type[_T], json_value: object, location: str = "", *, strict: bool = False
+    kind: type[_T], json_value: object, path_in_file: str = "", *, strict: bool = False
 ) -> _T:
     """Return the dataclass instance that ``to_plain`` converted, with or without inline reasons.
 
@@ -174,16 +180,19 @@ def from_plain(
     wrong value.
     """
     if not isinstance(json_value, dict):
-        raise _mismatch(location, "an object", json_value)
+        raise _mismatch(path_in_file, "an object", json_value)
     hinted_fields = _hinted_fields(kind)
     known_keys = {_json_name(field) for field, _ in hinted_fields} | {_REASONS_KEY}
     unknown_keys = sorted(json_value.keys() - known_keys) if strict else ()
     if unknown_keys:
-        raise Mismatch(f"{location or 'the file'} has an unknown key {unknown_keys[0]!r}")
+        raise Mismatch(f"{path_in_file or 'the file'} has an unknown key {unknown_keys[0]!r}")
     reasons = json_value.get(_REASONS_KEY)
     reader = _Reader(reasons if isinstance(reasons, dict) else {}, strict)
     return kind(
-        **{f.name: reader.read_member(f, hint, json_value, location) for f, hint in hinted_fields}
+        **{
+            f.name: reader.read_member(f, hint, json_value, path_in_file)
+            for f, hint in hinted_fields
+        }
     )
 
 
@@ -205,8 +214,7 @@ def _hinted_fields(kind: Any) -> list[tuple[Field[Any], Any]]:
 class _Reader:
     """Reads the fields of one record by their annotations.
 
-    ``location`` is the path of a value in the file. ``path`` is the path of the value in its record, which is
-    the key of its reason.
+    ``path_in_record`` of an unavailable value is the key of its reason.
     """
 
     def __init__(self, reason_by_path: Mapping[str, object], strict: bool) -> None:
@@ -214,69 +222,73 @@ class _Reader:
         self._strict = strict
 
     def read_member(
-        self, field: Field[Any], hint: Any, json_value: Mapping[str, object], location: str
+        self, field: Field[Any], hint: Any, json_value: Mapping[str, object], path_in_file: str
     ) -> Any:
         name = _json_name(field)
-        path = f"{location}.{name}" if location else str(name)
+        member_path = f"{path_in_file}.{name}" if path_in_file else str(name)
         if name is not None and name in json_value:
-            return self._read_value(hint, json_value[name], path, name)
+            return self._read_value(hint, json_value[name], member_path, name)
         if field.default is not MISSING:
             return field.default
         if field.default_factory is not MISSING:
             return field.default_factory()
-        raise Mismatch(f"{path} is missing")
+        raise Mismatch(f"{member_path} is missing")
 
-    def _read_value(self, hint: Any, json_value: object, location: str, path: str) -> object:
+    def _read_value(
+        self, hint: Any, json_value: object, path_in_file: str, path_in_record: str
+    ) -> object:
         origin, arguments = get_origin(hint), get_args(hint)
         if origin in (Union, types.UnionType):
-            return self._read_union(arguments, json_value, location, path)
+            return self._read_union(arguments, json_value, path_in_file, path_in_record)
         if origin is Literal:
             if json_value not in arguments:
-                raise _mismatch(location, " or ".join(map(repr, arguments)), json_value)
+                raise _mismatch(path_in_file, " or ".join(map(repr, arguments)), json_value)
             return json_value
         if origin is tuple:
-            return self._read_tuple(arguments, json_value, location, path)
+            return self._read_tuple(arguments, json_value, path_in_file, path_in_record)
         if isinstance(origin, type) and issubclass(origin, Mapping):
-            return self._read_mapping(arguments[1], json_value, location, path)
+            return self._read_mapping(arguments[1], json_value, path_in_file, path_in_record)
         if is_dataclass(hint) and isinstance(hint, type):
-            return from_plain(hint, json_value, location, strict=self._strict)
-        return _read_scalar(hint, json_value, location)
+            return from_plain(hint, json_value, path_in_file, strict=self._strict)
+        return _read_scalar(hint, json_value, path_in_file)
 
     def _read_union(
-        self, kinds: tuple[Any, ...], json_value: object, location: str, path: str
+        self, kinds: tuple[Any, ...], json_value: object, path_in_file: str, path_in_record: str
     ) -> object:
         if json_value is None:
-            return self._read_null(kinds, location, path)
+            return self._read_null(kinds, path_in_file, path_in_record)
         if (
             Unavailable in kinds
             and isinstance(json_value, dict)
             and json_value.keys() == {_REASONS_KEY}
         ):
-            return Unavailable(_read_scalar(str, json_value[_REASONS_KEY], location))
+            return Unavailable(_read_scalar(str, json_value[_REASONS_KEY], path_in_file))
         problems = []
         # The type of the value is tried first, so that an integer stays an int if int and float are allowed.
         for kind in sorted(kinds, key=lambda kind: kind is not type(json_value)):
             if kind not in (Unavailable, types.NoneType):
                 try:
-                    return self._read_value(kind, json_value, location, path)
+                    return self._read_value(kind, json_value, path_in_file, path_in_record)
                 except Mismatch as problem:
                     problems.append(problem)
         # The type whose problem has the longest path fits the value best, so its problem is reported.
         raise max(problems, key=lambda problem: str(problem).count("."))
 
-    def _read_null(self, kinds: tuple[Any, ...], location: str, path: str) -> Unavailable | None:
-        reason = self._reason_by_path.get(path)
+    def _read_null(
+        self, kinds: tuple[Any, ...], path_in_file: str, path_in_record: str
+    ) -> Unavailable | None:
+        reason = self._reason_by_path.get(path_in_record)
         if Unavailable in kinds and (reason is not None or types.NoneType not in kinds):
             return Unavailable(str(reason) if reason is not None else "the file gives no reason")
         if types.NoneType in kinds:
             return None
-        raise _mismatch(location, "a value", None)
+        raise _mismatch(path_in_file, "a value", None)
 
     def _read_tuple(
-        self, kinds: tuple[Any, ...], json_value: object, location: str, path: str
+        self, kinds: tuple[Any, ...], json_value: object, path_in_file: str, path_in_record: str
     ) -> tuple[object, ...]:
         if not isinstance(json_value, list):
-            raise _mismatch(location, "a list", json_value)
+            raise _mismatch(path_in_file, "a list", json_value)
         if len(kinds) == 2 and kinds[1] is Ellipsis:
             if kinds[0] is float and set(map(type, json_value)) <= {float, int}:
                 # A fast path for long lists of numbers. The code below reports an OverflowError with its
@@ -285,29 +297,29 @@ class _Reader:
                     return tuple(map(float, json_value))
             kinds = (kinds[0],) * len(json_value)
         if len(kinds) != len(json_value):
-            raise _mismatch(location, f"a list of {len(kinds)}", json_value)
+            raise _mismatch(path_in_file, f"a list of {len(kinds)}", json_value)
         return tuple(
-            self._read_value(kind, item, f"{location}[{index}]", f"{path}[{index}]")
+            self._read_value(kind, item, f"{path_in_file}[{index}]", f"{path_in_record}[{index}]")
             for index, (kind, item) in enumerate(zip(kinds, json_value, strict=True))
         )
 
     def _read_mapping(
-        self, kind: Any, json_value: object, location: str, path: str
+        self, kind: Any, json_value: object, path_in_file: str, path_in_record: str
     ) -> dict[str, object]:
         if not isinstance(json_value, dict):
-            raise _mismatch(location, "an object", json_value)
+            raise _mismatch(path_in_file, "an object", json_value)
         return {
-            name: self._read_value(kind, item, f"{location}.{name}", f"{path}.{name}")
+            name: self._read_value(kind, item, f"{path_in_file}.{name}", f"{path_in_record}.{name}")
             for name, item in json_value.items()
         }
 
 
-def _read_scalar(kind: Any, json_value: object, location: str) -> Any:
+def _read_scalar(kind: Any, json_value: object, path_in_file: str) -> Any:
     if isinstance(kind, type) and issubclass(kind, Enum):
         if isinstance(json_value, str) and json_value.upper() in kind.__members__:
             return kind[json_value.upper()]
         raise _mismatch(
-            location, " or ".join(name.lower() for name in kind.__members__), json_value
+            path_in_file, " or ".join(name.lower() for name in kind.__members__), json_value
         )
     if kind is float and isinstance(json_value, (int, float)) and not isinstance(json_value, bool):
         # JSON has no infinity and no NaN.
@@ -315,13 +327,13 @@ def _read_scalar(kind: Any, json_value: object, location: str) -> Any:
             return float(json_value)
     elif type(json_value) is kind:
         return json_value
-    raise _mismatch(location, _TYPE_NAMES.get(kind, str(kind)), json_value)
+    raise _mismatch(path_in_file, _TYPE_NAMES.get(kind, str(kind)), json_value)
 
 
 _TYPE_NAMES = {float: "a number", int: "a whole number", str: "a text", bool: "true or false"}
 
 
-def _mismatch(location: str, expected: str, actual: object) -> Mismatch:
+def _mismatch(path_in_file: str, expected: str, actual: object) -> Mismatch:
     actual_text = "null" if actual is None else repr(actual)
     shortened_text = actual_text if len(actual_text) <= 60 else f"{actual_text[:57]}..."
-    return Mismatch(f"{location or 'the file'} should be {expected}, not {shortened_text}")
+    return Mismatch(f"{path_in_file or 'the file'} should be {expected}, not {shortened_text}")

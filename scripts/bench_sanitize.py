@@ -188,7 +188,7 @@ def measure_engine(folder: Path) -> Figures:
         "accesses_per_launch": accesses / max(launches, 1),
         "us_per_launch": statistics.median(seconds) * 1e6 / max(launches, 1),
         "races": len(races),
-        "gaps": dict(engine.gaps),
+        "gaps": dict(engine.gap_counts),
     }
 
 

@@ -52,7 +52,11 @@ from cudakit.trace.spool import Batch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT / "tests"))  # The brute force search belongs to the tests.
 
-from core.sanitize.brute_force import UnorderedPairs, unordered_accesses  # noqa: E402 it is found by the line above
+from core.sanitize.brute_force import (  # noqa: E402 it is found by the line above
+    UnorderedPairs,
+    unordered_accesses,
+    with_graph_rows,
+)
 
 # Calls that wait, in any framework. A call with such a call among its arguments also counts as a wait.
 WAITS = frozenset({
@@ -228,7 +232,9 @@ def outcome(traces: list[Batch]) -> Outcome:
     brute_force = UnorderedPairs([], Counter())
     for trace in traces:
         records, never_read_count = reorder_records(trace.records)
-        records = TemplateAccesses().insert(records, Coverage())
+        templates = TemplateAccesses()
+        records = templates.insert(records, Coverage())
+        records = with_graph_rows(records, templates.graph_rows)
         trace_result = unordered_accesses(unpack(records, trace.strings))
         brute_force.pairs.extend(trace_result.pairs)
         brute_force.uncertainties.update(trace_result.uncertainties)

@@ -30,7 +30,8 @@ def explain(*, terms: tuple[str, ...], output: OutputOptions) -> int:
     """Explain error codes, Xids, checks and environment variables: what happened, why, what to do.
 
     TERM is a CUDA error (700, CUDA_ERROR_ILLEGAL_ADDRESS, cudaErrorIllegalAddress), a status of cuBLAS,
-    cuDNN or NCCL, an Xid number of the kernel log, a check of cudakit doctor, or an environment variable.
+    cuDNN or NCCL, an Xid number of the kernel log, a check of cudakit doctor, or an environment variable of
+    CUDA, its libraries or frameworks, or of cudakit.
 
     \b
     cudakit explain 700

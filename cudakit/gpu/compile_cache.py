@@ -176,10 +176,10 @@ def _file_name(key: str) -> str:
 def _check_owner(file_descriptor: int, file_type: int) -> None:
     """Raise PermissionError unless an open file has the expected type, and only this user can write it."""
     file_status = os.fstat(file_descriptor)
-    is_private = file_status.st_uid == os.geteuid() and not file_status.st_mode & (
+    only_user_can_write = file_status.st_uid == os.geteuid() and not file_status.st_mode & (
         stat.S_IWGRP | stat.S_IWOTH
     )
-    if stat.S_IFMT(file_status.st_mode) != file_type or not is_private:
+    if stat.S_IFMT(file_status.st_mode) != file_type or not only_user_can_write:
         raise PermissionError("another user can have written this")
 
 

@@ -56,7 +56,8 @@ _ManagedTensor._fields_ = [
 ]
 _CapsuleDestructor = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
-# The structures of exported capsules, and their arrays, by the address of the structure.
+# The structure of each exported capsule, its arrays of shape and strides, and the owner of the memory, by the
+# address of the structure.
 _EXPORTED_TENSORS: dict[int, tuple[object, ...]] = {}
 
 

@@ -121,7 +121,7 @@ def prepare_call(
     if not _load_driver():
         return
     if "cupy" in sys.modules:
-        _read_cupy_arrays()
+        _register_cupy_arrays()
     fast_call._prepare(
         tuple(inputs),
         tuple(outputs),
@@ -160,8 +160,8 @@ def _load_driver() -> bool:
 
 
 @cache
-def _read_cupy_arrays() -> None:
-    """Make the extension read the arrays of CuPy, which the program imported."""
+def _register_cupy_arrays() -> None:
+    """Register the array class of CuPy, which the program imported, in the extension."""
     from cudakit.gpu._fast_call import use_array_class
 
     cupy = sys.modules["cupy"]

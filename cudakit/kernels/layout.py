@@ -90,29 +90,33 @@ def broadcast_strides(
     return (0,) * added_dimensions + array_strides
 
 
-def vector_width(layout: Layout, addresses: Sequence[int], sizes_bytes: Sequence[int]) -> int:
+def vector_width(
+    layout: Layout, addresses: Sequence[int], element_sizes_bytes: Sequence[int]
+) -> int:
     """Return the number of adjacent elements that a thread can load from every array at once.
 
     Every array must be contiguous or constant along the innermost dimension. With several dimensions, no
     vector may cross the end of the innermost one.
     """
-    largest_width = 16 if max(sizes_bytes) == 1 else _MAX_VECTOR
-    width = min(largest_width, _VECTOR_BYTES // min(sizes_bytes))
-    while width > 1 and not _allows_width(layout, addresses, sizes_bytes, width):
+    largest_width = 16 if max(element_sizes_bytes) == 1 else _MAX_VECTOR
+    width = min(largest_width, _VECTOR_BYTES // min(element_sizes_bytes))
+    while width > 1 and not _allows_width(layout, addresses, element_sizes_bytes, width):
         width //= 2
     return width
 
 
 def _allows_width(
-    layout: Layout, addresses: Sequence[int], sizes_bytes: Sequence[int], vector_size: int
+    layout: Layout, addresses: Sequence[int], element_sizes_bytes: Sequence[int], vector_size: int
 ) -> bool:
     if len(layout.sizes) > 1 and layout.sizes[0] % vector_size:
         return False
-    for address, strides, size_bytes in zip(addresses, layout.strides, sizes_bytes, strict=True):
+    for address, strides, element_bytes in zip(
+        addresses, layout.strides, element_sizes_bytes, strict=True
+    ):
         if strides[0] == 0:
             continue
-        alignment = min(vector_size * size_bytes, _VECTOR_BYTES)
+        alignment = min(vector_size * element_bytes, _VECTOR_BYTES)
         is_aligned = all(offset % alignment == 0 for offset in (address, *strides[1:]))
-        if strides[0] != size_bytes or not is_aligned:
+        if strides[0] != element_bytes or not is_aligned:
             return False
     return True

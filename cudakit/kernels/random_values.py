@@ -141,7 +141,9 @@ def integers(
     value_count: np.uint64,
     limit: np.uint32,
 ) -> Values:
-    """Return integers of [low, low + value_count), modulo 2^64, for at most 2^32 values.
+    """Return integers of the interval [low, low + value_count), modulo 2^64.
+
+    ``value_count``, the size of the interval, is at most 2^32.
 
     The high half of word * value_count is the result, unless the low half is below ``limit``, which is
     2^32 mod value_count: then another word replaces the word (D. Lemire, "Fast Random Integer Generation in

@@ -51,7 +51,10 @@ class Command:
 
 
 def resolve(
-    words: Sequence[str], *, python: str | None = None, environment: Mapping[str, str] | None = None
+    command_words: Sequence[str],
+    *,
+    python: str | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> Command:
     """Return the command for ``script.py``, ``-m module``, ``-c code`` or a program, with arguments.
 
@@ -59,16 +62,16 @@ def resolve(
     CommandNotFound, CommandNotExecutable, and UsageError if the first word is another option of Python.
     """
     environment = os.environ if environment is None else environment
-    if not words:
+    if not command_words:
         raise UsageError("no program to run", hint=_HINT)
-    first_word = words[0]
+    first_word = command_words[0]
     if (
         first_word.startswith(("-m", "-c"))
         or first_word == "-"
         or _is_script(first_word, environment)
     ):
         program = _requested_python(python, environment)
-        return Command(program, (program, *words), program)
+        return Command(program, (program, *command_words), program)
     if first_word.startswith("-"):
         raise UsageError(
             f"unknown option {first_word}",
@@ -77,10 +80,10 @@ def resolve(
     program = _executable(first_word, environment)
     interpreter_words = interpreter(program)
     is_python = interpreter_words == (program,)
-    python_words = (program, *words[1:]) if is_python else interpreter_words
+    python_words = (program, *command_words[1:]) if is_python else interpreter_words
     reason = why_not_instrumented(python_words or ("",))
     python_path = interpreter_words[0] if interpreter_words else None
-    return Command(program, tuple(words), python_path, reason)
+    return Command(program, tuple(command_words), python_path, reason)
 
 
 def _requested_python(python: str | None, environment: Mapping[str, str]) -> str:
@@ -187,8 +190,12 @@ def interpreter(program: str) -> tuple[str, ...]:
             shebang_line = file.readline(_MAX_SHEBANG_BYTES)
     except OSError:
         return ()
-    words = _split_shebang(shebang_line) if shebang_line.startswith(b"#!") else []
-    return tuple(words) if words and _PYTHON_NAME.fullmatch(os.path.basename(words[0])) else ()
+    interpreter_words = _split_shebang(shebang_line) if shebang_line.startswith(b"#!") else []
+    return (
+        tuple(interpreter_words)
+        if interpreter_words and _PYTHON_NAME.fullmatch(os.path.basename(interpreter_words[0]))
+        else ()
+    )
 
 
 def _split_shebang(shebang_line: bytes) -> list[str]:

@@ -83,7 +83,7 @@ def rounded_array(
     sizes_bytes: npt.NDArray[np.int64], divisions: Sequence[int] = ()
 ) -> npt.NDArray[np.int64]:
     """Round up each request of an array, as ``rounded`` does."""
-    import numpy as np  # the allocator does not need numpy
+    import numpy as np  # imported here, so that the allocator works without numpy
 
     rounded_to_block = np.maximum(
         -(-sizes_bytes // SMALLEST_BLOCK) * SMALLEST_BLOCK, SMALLEST_BLOCK

@@ -213,14 +213,19 @@ def _options(command: Callable[..., Any]) -> Callable[..., Any]:
     report_stream="standard error",
 )
 @click.argument(
-    "words",
+    "command_words",
     metavar="SCRIPT|-m MODULE|-c CODE|COMMAND [ARG]...",
     nargs=-1,
     required=True,
     type=click.Path(readable=False),
 )
 def run(
-    *, module: bool, code: bool, words: tuple[str, ...], output: OutputOptions, **options: Any
+    *,
+    module: bool,
+    code: bool,
+    command_words: tuple[str, ...],
+    output: OutputOptions,
+    **options: Any,
 ) -> int:
     """Run a program and find its races between CUDA streams, profile it, or record its GPU memory.
 
@@ -248,5 +253,5 @@ def run(
         if module and code:
             raise click.UsageError("-m and -c exclude each other")
         prefix = ("-m",) if module else ("-c",) if code else ()
-        spec = RunSpec(words=(*prefix, *words), output=output, **options)
+        spec = RunSpec(command_words=(*prefix, *command_words), output=output, **options)
     return run_program(spec)

@@ -52,7 +52,7 @@ from cudakit.trace.spool import Batch
 class RunSpec:
     """The options of ``cudakit run``."""
 
-    words: tuple[str, ...]
+    command_words: tuple[str, ...]  # script, module, code or program, and its arguments
     sanitize: bool
     profile: bool
     memory: bool
@@ -217,7 +217,7 @@ def run_program(spec: RunSpec) -> int:
 
 def _prepare(spec: RunSpec, stack: ExitStack) -> _PreparedRun:
     """Check the options and the environment, and open the output files."""
-    command = resolve(spec.words, python=spec.python)
+    command = resolve(spec.command_words, python=spec.python)
     monitor = Monitor(
         min_confidence=Confidence(spec.show),
         suppress=spec.suppress,

@@ -185,7 +185,7 @@ class CachingAllocator:
         streams of its capture; None selects all requests of this thread. With the setting
         graph_capture_record_stream_reuse, blocks are reused within the capture if the graph built so far
         proves that they are unused. ``graph`` provides this graph; by default the device does. Raises
-        PoolError if the pool is in use by another context.
+        PoolError if another ``with`` block uses the pool.
         """
         with self._routing.capture(self, pool, stream, graph) as graph_memory:
             yield graph_memory

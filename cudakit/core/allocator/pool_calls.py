@@ -56,10 +56,10 @@ class PoolRouting:
 
     @contextmanager
     def use_pool(self, pool: HeldPool | PoolId) -> Iterator[None]:
-        """Serve the requests of this thread from a pool. If contexts are nested, the innermost one applies.
+        """Serve the requests of this thread from a pool; of nested ``with`` blocks, the innermost applies.
 
         Events are queried and memory is released as usual, unlike in PyTorch 2.11 (PyTorch issue 159674).
-        Raises PoolError if the pool is in use by another context.
+        Raises PoolError if another ``with`` block uses the pool.
         """
         pool_id = _id_of_open_pool(pool)
         self.begin_allocate_to_pool(pool_id, calling_thread_filter())

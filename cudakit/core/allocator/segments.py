@@ -326,7 +326,7 @@ def expandable_size(block: Block) -> int:
 
 
 def _has_min_size(start_block: Block, min_bytes: int) -> bool:
-    """Return whether free and unmapped blocks from ``start_block`` on have at least a size."""
+    """Return whether the free and unmapped blocks from ``start_block`` on have ``min_bytes`` in total."""
     chain_bytes = 0
     block: Block | None = start_block
     while block is not None and chain_bytes < min_bytes and (block.is_free or not block.is_mapped):

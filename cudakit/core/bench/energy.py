@@ -51,7 +51,7 @@ def measure_energy(runs: Sequence[WorkloadRun], progress: Progress) -> None:
         run.energy_j = meter.per_execution_j()
 
 
-class CounterSteps:
+class CounterChanges:
     """The times at which the energy counter changed, and its values."""
 
     def __init__(self, read_j: ReadJ, now_s: Callable[[], float]) -> None:
@@ -86,7 +86,7 @@ class _MeteredDevice(DeviceInfo, Streams, Protocol):
 
 
 class EnergyMeter:
-    """Repeats work without a pause until the energy counter has changed over at least ``min_s`` seconds.
+    """Repeats work without a pause until two changes of the energy counter are ``min_s`` seconds apart.
 
     ``enqueue_work`` enqueues ``executions`` executions of ``execution_s`` seconds each.
     """
@@ -106,7 +106,7 @@ class EnergyMeter:
         self._gpu, self._stream, self._enqueue_work = gpu, stream, enqueue_work
         self._executions, self._execution_s = executions, execution_s
         self._min_s, self._now_s = min_s, now_s
-        self._steps = CounterSteps(read_j or (lambda: read_energy_j(gpu)), now_s)
+        self._counter_changes = CounterChanges(read_j or (lambda: read_energy_j(gpu)), now_s)
         self._repeat_count = _repeats_per_chunk(executions, execution_s)
         self._energy_j: float | Unavailable = Unavailable(
             "the measurement of energy was interrupted"
@@ -114,7 +114,7 @@ class EnergyMeter:
 
     def run(self) -> Iterator[float]:
         """Repeat the work, and yield the fraction of the measuring time that has passed."""
-        if why_missing := self._steps.why_missing:
+        if why_missing := self._counter_changes.why_missing:
             self._energy_j = why_missing
             return
         gpu, stream = self._gpu, self._stream
@@ -129,9 +129,9 @@ class EnergyMeter:
             begin_s = self._now_s()
             for event in cycle(events):
                 while not gpu.query_event(event):
-                    self._steps.poll()
+                    self._counter_changes.poll()
                 chunk_ends_s.append(self._now_s())
-                progress_share = self._steps.elapsed_s / self._min_s
+                progress_share = self._counter_changes.elapsed_s / self._min_s
                 is_over = (
                     progress_share >= 1
                     or chunk_ends_s[-1] - begin_s > _MAX_DURATION_FACTOR * self._min_s
@@ -152,14 +152,14 @@ class EnergyMeter:
             self._enqueue_work(self._stream)
 
     def _compute_energy_j(self, chunk_ends_s: list[float]) -> float | Unavailable:
-        if self._steps.elapsed_s < self._min_s:
+        if self._counter_changes.elapsed_s < self._min_s:
             return Unavailable("the energy counter changed too rarely")
         seconds_per_chunk = (chunk_ends_s[-1] - chunk_ends_s[0]) / (len(chunk_ends_s) - 1)
         elapsed_s = seconds_per_chunk / (self._repeat_count * self._executions)
         if self._execution_s < _MIN_BUSY_SHARE * elapsed_s:
             busy_share = self._execution_s / elapsed_s
             return Unavailable(f"the GPU was busy for only {busy_share:.0%} of the time")
-        return self._steps.power_w() * elapsed_s
+        return self._counter_changes.power_w() * elapsed_s
 
 
 def read_energy_j(gpu: DeviceInfo) -> float | Unavailable:

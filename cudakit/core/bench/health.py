@@ -94,7 +94,7 @@ _WORST_FIRST: tuple[Health, ...] = ("fail", "warn", "pass")
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """The expected value of one figure: a lower bound of a rate, an upper bound of a time."""
+    """The expected value of one figure, and the limits beyond which a value is a warning or a failure."""
 
     unit: str  # Unit of the figure: "FLOP/s", "OP/s", "B/s", or "s".
     expected: float  # Expected value in ``unit``.

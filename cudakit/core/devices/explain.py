@@ -149,7 +149,8 @@ def _suggestion(spelling: str, topics: Sequence[Topic]) -> str:
         return f"did you mean {', '.join(similar_names[:_MAX_SUGGESTIONS])} or one of {omitted_count} others?"
     return (
         "TERM is a CUDA error (700 or CUDA_ERROR_ILLEGAL_ADDRESS), a status (ncclSystemError), an Xid "
-        "(Xid 79), a check (CK012) or an environment variable"
+        "(Xid 79), a check (CK012) or an environment variable of CUDA, its libraries or frameworks, or of "
+        "cudakit"
     )
 
 
@@ -228,6 +229,10 @@ def _check_topics() -> Iterator[Topic]:
         )
 
 
+# Owners of variables whose library, as doctor names it, is no product.
+_VARIABLE_OWNERS = {"CUDA toolkit": "the CUDA toolkit", "Container": "NVIDIA's containers"}
+
+
 def _variable_topics() -> Iterator[Topic]:
     for name, known_variable in known_variables().items():
         action = (
@@ -235,7 +240,8 @@ def _variable_topics() -> Iterator[Topic]:
             if known_variable.check
             else ""
         )
-        topic_kind = f"environment variable of {known_variable.library}"
+        owner = _VARIABLE_OWNERS.get(known_variable.library, known_variable.library)
+        topic_kind = f"environment variable of {owner}"
         yield Topic(
             topic_kind, name, None, (), known_variable.effect, "", "", action, known_variable.source
         )

@@ -26,6 +26,7 @@ from cudakit.units import Unavailable
 
 _NOT_IN_NVML = Unavailable("NVML does not report the device")
 _NOT_IN_CUDA = Unavailable("CUDA does not see the device")
+_NOT_FROM_CUDA = Unavailable("CUDA did not report it")
 
 
 def open_query(machine: Machine) -> Query:
@@ -166,7 +167,9 @@ class Query:
 
     def _missing_reason(self, device: MatchedDevice, field: FieldInfo) -> Unavailable:
         if not field.source.startswith(("nvml", "NVML")):
-            return _NOT_IN_CUDA if isinstance(self.cuda, CudaView) else self.cuda
+            if isinstance(self.cuda, Unavailable):
+                return self.cuda
+            return _NOT_FROM_CUDA if device.cuda else _NOT_IN_CUDA
         return Unavailable("NVML did not report it") if device.nvml else self._nvml_reason
 
     def _read_processes(self, device: MatchedDevice) -> tuple[Process, ...] | Unavailable:

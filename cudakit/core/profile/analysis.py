@@ -14,7 +14,7 @@ from cudakit.core.profile.collectives import collectives, is_collective_kernel
 from cudakit.core.profile.findings import find
 from cudakit.core.profile.host_time import IdleCause, ThreadTime, call_causes, divide_thread
 from cudakit.core.profile.idle import Gaps, busy_time, find_gaps
-from cudakit.core.profile.intervals import IntervalSet, Times
+from cudakit.core.profile.intervals import IntervalSet, Ints
 from cudakit.core.profile.nvtx import OpenRanges, open_ranges
 from cudakit.core.profile.occupancy import DeviceLimits
 from cudakit.core.profile.ranks import match_collectives
@@ -159,7 +159,7 @@ class _Process:
         for device in np.unique(self._timeline.work.device).tolist():
             yield self._device(device)
 
-    def _work_ranges(self) -> tuple[OpenRanges, Times]:
+    def _work_ranges(self) -> tuple[OpenRanges, Ints]:
         """Return the NVTX ranges that were open at the launch of each piece of work."""
         calls, call_of_work = self._timeline.calls, self._timeline.work.call
         range_path = np.zeros(len(call_of_work), np.int64)

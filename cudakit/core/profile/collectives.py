@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cudakit.core.profile.intervals import IntervalSet, Times
+from cudakit.core.profile.intervals import IntervalSet, Ints, Mask
 from cudakit.core.profile.result import Collective
 from cudakit.core.profile.tables import WorkTable, groups
 from cudakit.core.profile.timeline import Timeline
@@ -27,12 +27,12 @@ _FUNCTIONS_COUNTED_BY_RANK = (CollectiveFunction.ALL_GATHER, CollectiveFunction.
 class _Sizes:
     """The sizes of the operations of each collective kernel; 0 bytes if NCCL did not report them."""
 
-    size_bytes: Times  # summed size of the operations that the kernel performs
-    bus_bytes: Times  # sum of the sizes times the bus bandwidth factors of the operations
-    rank_count: Times  # number of ranks of the communicator
+    size_bytes: Ints  # summed size of the operations that the kernel performs
+    bus_bytes: Ints  # sum of the sizes times the bus bandwidth factors of the operations
+    rank_count: Ints  # number of ranks of the communicator
 
 
-def is_collective_kernel(table: WorkTable, positions: Times) -> Times:
+def is_collective_kernel(table: WorkTable, positions: Ints) -> Mask:
     """Return a mask of the kernels that are collectives: NCCL names them ncclDevKernel_* or ncclKernel_*."""
     names = table.timeline.names
     name = table.timeline.work.name[table.rows[positions]]
@@ -41,12 +41,12 @@ def is_collective_kernel(table: WorkTable, positions: Times) -> Times:
         [names[name_index].startswith(("ncclDev", "ncclKernel")) for name_index in distinct_names],
         bool,
     )
-    result: Times = is_nccl[distinct_indices] if len(distinct_names) else np.empty(0, bool)
+    result: Mask = is_nccl[distinct_indices] if len(distinct_names) else np.empty(0, bool)
     return result
 
 
 def collectives(
-    table: WorkTable, positions: Times, compute_time: IntervalSet
+    table: WorkTable, positions: Ints, compute_time: IntervalSet
 ) -> tuple[Collective, ...]:
     """Return the collectives by kernel and size; ``positions`` has all collective kernels."""
     kernel_sizes = _sizes_of_kernels(table, positions)
@@ -85,7 +85,7 @@ def collectives(
     return tuple(sorted(collective_rows, key=lambda row: -row.total_ns))
 
 
-def _sizes_of_kernels(table: WorkTable, positions: Times) -> _Sizes:
+def _sizes_of_kernels(table: WorkTable, positions: Ints) -> _Sizes:
     """Return the sizes of kernels by the calls that launched them; kernels of graphs have no size."""
     sizes_by_correlation = _operations_by_correlation(table.timeline)
     work, rows = table.timeline.work, table.rows[positions]

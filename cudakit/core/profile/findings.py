@@ -143,7 +143,9 @@ def _launch_bound(device: Device) -> Iterator[Finding]:
 def _host_waits(device: Device) -> Iterator[Finding]:
     """Yield a finding for each call site whose waits leave the GPU without work."""
     waits_by_stack: defaultdict[tuple[Frame, ...], list[HostWait]] = defaultdict(list)
-    copying_stacks = {copies.stack[copies.site :] for copies in _pageable_to_device(device)}
+    copying_stacks = {
+        copy_group.stack[copy_group.site :] for copy_group in _pageable_to_device(device)
+    }
     for wait in device.waits:
         # Copies of pageable memory have a separate finding.
         is_copy = "Memcpy" in wait.function and wait.stack[wait.site :] in copying_stacks
@@ -177,9 +179,9 @@ def _host_waits(device: Device) -> Iterator[Finding]:
 
 def _pageable_to_device(device: Device) -> list[Copies]:
     return [
-        copies
-        for copies in device.copies
-        if copies.host == "pageable" and copies.direction is Direction.HOST_TO_DEVICE
+        copy_group
+        for copy_group in device.copies
+        if copy_group.host == "pageable" and copy_group.direction is Direction.HOST_TO_DEVICE
     ]
 
 
@@ -189,7 +191,9 @@ def _data_loading(device: Device) -> Iterator[Finding]:
         return iter(())
     idle_ns = device.measured.idle.data_loading_ns
     copies_to_device = [
-        copies for copies in device.copies if copies.direction is Direction.HOST_TO_DEVICE
+        copy_group
+        for copy_group in device.copies
+        if copy_group.direction is Direction.HOST_TO_DEVICE
     ]
     call_site = (
         (copies_to_device[0].stack, copies_to_device[0].site) if copies_to_device else ((), 0)
@@ -241,33 +245,37 @@ def _allocation(device: Device) -> Iterator[Finding]:
 
 
 def _pageable_copies(device: Device) -> Iterator[Finding]:
-    for copies in device.copies:
-        if copies.host == "pageable" and copies.total_ns:
-            rate, source = _pinned_rate(device, copies)
-            saved_ns = copies.total_ns - copies.size_bytes / rate * 1e9
-            exposed_share = 1 - min(copies.overlapped_ns / copies.total_ns, 1)
-            direction = copies.direction.name.capitalize().replace("_", "-")
+    for copy_group in device.copies:
+        if copy_group.host == "pageable" and copy_group.total_ns:
+            rate, source = _pinned_rate(device, copy_group)
+            saved_ns = copy_group.total_ns - copy_group.size_bytes / rate * 1e9
+            exposed_share = 1 - min(copy_group.overlapped_ns / copy_group.total_ns, 1)
+            direction = copy_group.direction.name.capitalize().replace("_", "-")
             yield from _finding(
                 device,
                 "pageable-copies",
-                f"{direction} copies of pageable memory{_at_site(copies.stack, copies.site)} reach "
-                f"{(copies.bytes_per_s or 0) / 1e9:.1f} GB/s and block the host.",
+                f"{direction} copies of pageable memory{_at_site(copy_group.stack, copy_group.site)} reach "
+                f"{(copy_group.bytes_per_s or 0) / 1e9:.1f} GB/s and block the host.",
                 saved_ns * exposed_share,
                 f"time of the copies without overlap, minus their time at {rate / 1e9:.0f} GB/s ({source})",
                 (
                     "pin the host memory: DataLoader(pin_memory=True) or tensor.pin_memory()",
                     "then copy with non_blocking=True",
                 ),
-                call_site=(copies.stack, copies.site),
+                call_site=(copy_group.stack, copy_group.site),
             )
 
 
-def _pinned_rate(device: Device, pageable_copies: Copies) -> tuple[float, str]:
+def _pinned_rate(device: Device, pageable_group: Copies) -> tuple[float, str]:
     """Return the rate of pinned copies of the same direction, and the source of the rate."""
-    for copies in device.copies:
-        is_large = copies.size_bytes >= copies.calls * _LARGE_COPY_BYTES
-        if copies.host == "pinned" and copies.direction is pageable_copies.direction and is_large:
-            return copies.bytes_per_s or _PCIE_4_BYTES_PER_S, "pinned copies of this profile"
+    for copy_group in device.copies:
+        is_large = copy_group.size_bytes >= copy_group.calls * _LARGE_COPY_BYTES
+        if (
+            copy_group.host == "pinned"
+            and copy_group.direction is pageable_group.direction
+            and is_large
+        ):
+            return copy_group.bytes_per_s or _PCIE_4_BYTES_PER_S, "pinned copies of this profile"
     if _PCIE_5_GPUS.search(device.name):
         return _PCIE_5_BYTES_PER_S, "assumed for pinned memory on PCIe 5.0"
     return _PCIE_4_BYTES_PER_S, "assumed for pinned memory on PCIe 4.0"

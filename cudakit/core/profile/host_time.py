@@ -14,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from cudakit.core.profile.intervals import IntervalSet, Times
+from cudakit.core.profile.intervals import IntervalSet, Ints, Mask, Times
 from cudakit.core.profile.timeline import Timeline, WorkKind
 from cudakit.trace.kinds import Direction, EventKind, MemoryKind
 
@@ -52,9 +52,9 @@ class ThreadTime:
     """The time of one thread as consecutive segments; the last segment has no end."""
 
     start_ns: Times  # start of each segment, sorted
-    cause: Times  # IdleCause of each segment
+    cause: Ints  # IdleCause of each segment
     site: (
-        Times  # call stack of the API call, or of the next call after a stretch; 0 if there is none
+        Ints  # call stack of the API call, or of the next call after a stretch; 0 if there is none
     )
     # The segments of each cause except LAUNCH, which has all remaining time.
     _segments_by_cause: Mapping[IdleCause, IntervalSet]
@@ -67,19 +67,19 @@ class ThreadTime:
         lengths[:, IdleCause.LAUNCH] = end_ns - start_ns - lengths.sum(axis=1)
         return lengths
 
-    def segment_indices(self, time_ns: Times) -> Times:
+    def segment_indices(self, time_ns: Times) -> Ints:
         """Return the index of the segment that contains each time."""
         return np.maximum(np.searchsorted(self.start_ns, time_ns, side="right") - 1, 0)
 
 
-def call_causes(timeline: Timeline) -> Times:
+def call_causes(timeline: Timeline) -> Ints:
     """Return the IdleCause of each API call: an allocation, a wait of the host, or launching."""
     calls = timeline.calls
     functions, function_of_call = np.unique(calls.name, return_inverse=True)
     cause_by_function = np.array(
         [_function_cause(timeline.names[name]) for name in functions.tolist()], np.int64
     )
-    cause: Times = cause_by_function[function_of_call] if len(functions) else np.empty(0, np.int64)
+    cause: Ints = cause_by_function[function_of_call] if len(functions) else np.empty(0, np.int64)
     cause[np.isin(calls.correlation, _pageable_copies(timeline))] = IdleCause.HOST_WAIT
     return cause
 
@@ -91,17 +91,17 @@ def _function_cause(function: str) -> IdleCause:
     return IdleCause.HOST_WAIT if wait_match else IdleCause.LAUNCH
 
 
-def _pageable_copies(timeline: Timeline) -> Times:
+def _pageable_copies(timeline: Timeline) -> Ints:
     """Return the correlations of copies of pageable memory: the host waits in their calls."""
     copies = timeline.activities.records_of(EventKind.COPY_RUN)
     is_pageable = (copies["source_memory"] == MemoryKind.PAGEABLE) | (
         copies["destination_memory"] == MemoryKind.PAGEABLE
     )
-    correlations: Times = copies["correlation"][is_pageable & (copies["graph_node"] == 0)]
+    correlations: Ints = copies["correlation"][is_pageable & (copies["graph_node"] == 0)]
     return np.unique(correlations[correlations != 0])
 
 
-def divide_thread(timeline: Timeline, cause_of_call: Times, thread: int) -> ThreadTime:
+def divide_thread(timeline: Timeline, cause_of_call: Ints, thread: int) -> ThreadTime:
     """Return the segments of one thread."""
     calls = timeline.calls
     call_rows = np.flatnonzero(calls.thread == thread)
@@ -132,7 +132,7 @@ def divide_thread(timeline: Timeline, cause_of_call: Times, thread: int) -> Thre
     return ThreadTime(segment_start, cause, site, segments_by_cause)
 
 
-def _stretch_causes(timeline: Timeline, call_row: Times, length_ns: Times) -> Times:
+def _stretch_causes(timeline: Timeline, call_row: Ints, length_ns: Times) -> Ints:
     """Return the cause of each stretch between the calls of one thread."""
     cause = np.full(len(length_ns), IdleCause.LAUNCH, np.int64)
     is_long_stretch = length_ns >= LONG_STRETCH_NS
@@ -158,7 +158,7 @@ def _stretch_causes(timeline: Timeline, call_row: Times, length_ns: Times) -> Ti
     return cause
 
 
-def _is_in_data_loader(stacks: Sequence[object]) -> Times:
+def _is_in_data_loader(stacks: Sequence[object]) -> Mask:
     """Return, for each call stack, whether one of its frames is that of a data loader."""
     return np.array(
         [any(_DATA_LOADER_FILES.search(frame.file) for frame in stack) for stack in stacks],  # type: ignore[attr-defined]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cudakit.core.profile.host_time import IdleCause, ThreadTime
-from cudakit.core.profile.intervals import IntervalSet, Times, union
+from cudakit.core.profile.intervals import IntervalSet, Ints, Times, union
 from cudakit.core.profile.timeline import Timeline
 
 _QUEUE_DRAINING_CAUSES = (IdleCause.HOST_WAIT, IdleCause.ALLOCATION)
@@ -26,11 +26,11 @@ class Gaps:
     start_ns: Times
     end_ns: Times
     by_cause_ns: Times  # a row for each gap, a column for each IdleCause; a row adds up to the gap
-    site: Times  # call stack of the wait, allocation or host work in which the gap began; else 0
-    next_work: Times  # row of ``Timeline.work`` that ends the gap
+    site: Ints  # call stack of the wait, allocation or host work in which the gap began; else 0
+    next_work: Ints  # row of ``Timeline.work`` that ends the gap
 
 
-def busy_time(timeline: Timeline, rows: Times) -> IntervalSet:
+def busy_time(timeline: Timeline, rows: Ints) -> IntervalSet:
     """Return the intervals in which work of the given rows ran."""
     return union(timeline.work.start_ns[rows], timeline.work.end_ns[rows])
 
@@ -44,7 +44,7 @@ def launched_work(timeline: Timeline, start_ns: int, end_ns: int) -> tuple[int, 
     return busy_time(timeline, rows).total_ns, len(rows)
 
 
-def find_gaps(timeline: Timeline, device_rows: Times, threads: dict[int, ThreadTime]) -> Gaps:
+def find_gaps(timeline: Timeline, device_rows: Ints, threads: dict[int, ThreadTime]) -> Gaps:
     """Return the gaps between the work of one device.
 
     ``device_rows`` are the rows of ``Timeline.work`` of this device, sorted by start. ``threads`` has the

@@ -12,7 +12,10 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+# Arrays of a trace's times, of other integers such as row numbers, and of booleans. Their dtypes vary.
 Times: TypeAlias = npt.NDArray[Any]
+Ints: TypeAlias = npt.NDArray[Any]
+Mask: TypeAlias = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

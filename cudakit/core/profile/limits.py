@@ -51,11 +51,11 @@ def compare_limits(result: ProfileResult, limits: MeasuredLimits) -> ProfileResu
 
 
 def _compare_rates(device: Device, limits: MeasuredLimits) -> Iterator[Limit]:
-    for copies in device.copies:
-        direction = "peer" if copies.peer else _DIRECTIONS.get(copies.direction, "")
-        limit, measured_rate = limits.copy_rates.get(direction), copies.bytes_per_s
-        if limit and measured_rate and copies.size_bytes >= copies.calls * MIN_COPY_BYTES:
-            name = f"{copies_name(copies)} copies"
+    for copy_group in device.copies:
+        direction = "peer" if copy_group.peer else _DIRECTIONS.get(copy_group.direction, "")
+        limit, measured_rate = limits.copy_rates.get(direction), copy_group.bytes_per_s
+        if limit and measured_rate and copy_group.size_bytes >= copy_group.calls * MIN_COPY_BYTES:
+            name = f"{copies_name(copy_group)} copies"
             yield Limit(
                 name, device.process, device.device, measured_rate, limit, measured_rate / limit
             )

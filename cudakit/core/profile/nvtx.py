@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from cudakit.core.profile.activities import Activities
-from cudakit.core.profile.intervals import Times
+from cudakit.core.profile.intervals import Ints, Times
 from cudakit.trace.kinds import EventKind
 
 # Maximum number of ranges that are open at once in a thread. Further ranges are ignored, so that programs
@@ -46,25 +46,27 @@ class _Changes:
     time_ns: list[int] = field(default_factory=list)
     path: list[int] = field(default_factory=list)
 
-    def paths_at(self, time_ns: Times) -> Times:
+    def paths_at(self, time_ns: Times) -> Ints:
         """Return the number of the combination of ranges that is open at each time."""
         index = np.searchsorted(np.array(self.time_ns, np.int64), time_ns, side="right")
-        result: Times = np.array([0, *self.path], np.int64)[index]
+        result: Ints = np.array([0, *self.path], np.int64)[index]
         return result
 
 
-def open_ranges(activities: Activities, thread: Times, time_ns: Times) -> tuple[OpenRanges, Times]:
-    """Return the combinations of ranges, and the number of the combination of each thread at each time.
+def open_ranges(
+    activities: Activities, thread_numbers: Ints, times_ns: Times
+) -> tuple[OpenRanges, Ints]:
+    """Return the combinations of ranges, and for each thread and time the number of the open combination.
 
     Ranges of the process (``nvtxRangeStart``) contain the ranges of all threads.
     """
     ranges = OpenRanges()
     process_changes, thread_changes = _collect_changes(activities, ranges)
-    process_path = process_changes.paths_at(time_ns)
-    thread_path = np.zeros(len(time_ns), np.int64)
+    process_path = process_changes.paths_at(times_ns)
+    thread_path = np.zeros(len(times_ns), np.int64)
     for thread_number, changes in thread_changes.items():
-        rows = np.flatnonzero(thread == np.uint64(thread_number))
-        thread_path[rows] = changes.paths_at(time_ns[rows])
+        rows = np.flatnonzero(thread_numbers == np.uint64(thread_number))
+        thread_path[rows] = changes.paths_at(times_ns[rows])
     if not process_changes.path:
         return ranges, thread_path
     path_count = len(ranges.paths)

@@ -13,7 +13,7 @@ from typing import Final, Literal, TypeAlias
 
 import numpy as np
 
-from cudakit.core.profile.intervals import Times
+from cudakit.core.profile.intervals import Ints, Mask, Times
 from cudakit.core.profile.timeline import Timeline, WorkKind
 from cudakit.trace.kinds import EventKind
 
@@ -56,27 +56,27 @@ class DeviceSteps:
     """The steps of one device: step ``i`` lasts from ``begin_ns[i]`` to ``begin_ns[i + 1]``."""
 
     begin_ns: Times  # begin of each step, then the end of the last step
-    number: Times  # number of each step among the steps on the host
+    number: Ints  # number of each step among the steps on the host
     warm_up: int = 0  # number of leading steps that are warm-up
     # Whether each step counts: steps of the warm-up and very slow steps do not count.
-    is_measured: Times = field(default_factory=lambda: np.empty(0, bool))
+    is_measured: Mask = field(default_factory=lambda: np.empty(0, bool))
 
     @property
     def count(self) -> int:
         """The number of steps."""
         return len(self.number)
 
-    def contains(self, time_ns: Times) -> Times:
+    def contains(self, time_ns: Times) -> Mask:
         """Return whether each time is in a measured step."""
         step = np.searchsorted(self.begin_ns, time_ns, side="right") - 1
         is_inside = (step >= 0) & (step < self.count)
-        result: Times = is_inside & self.is_measured[np.clip(step, 0, self.count - 1)]
+        result: Mask = is_inside & self.is_measured[np.clip(step, 0, self.count - 1)]
         return result
 
-    def contains_on_host(self, host: HostSteps, time_ns: Times) -> Times:
+    def contains_on_host(self, host: HostSteps, time_ns: Times) -> Mask:
         """Return whether the host was in a measured step at each time."""
         step = np.searchsorted(host.begin_ns, time_ns, side="right") - 1
-        result: Times = np.isin(step, self.number[self.is_measured]) & (time_ns < host.end_ns)
+        result: Mask = np.isin(step, self.number[self.is_measured]) & (time_ns < host.end_ns)
         return result
 
 
@@ -92,7 +92,7 @@ def find_steps(timeline: Timeline, range_name: str | None = None) -> HostSteps:
     return _steps_of_marks(timeline) or _steps_by_repetition(timeline) or NO_STEPS
 
 
-def steps_of_device(timeline: Timeline, rows: Times, steps: HostSteps) -> DeviceSteps:
+def steps_of_device(timeline: Timeline, rows: Ints, steps: HostSteps) -> DeviceSteps:
     """Return the steps of a device; ``rows`` is its work, sorted by start."""
     work, calls = timeline.work, timeline.calls
     rows_with_call = rows[work.call[rows] >= 0]
@@ -120,7 +120,7 @@ def steps_of_device(timeline: Timeline, rows: Times, steps: HostSteps) -> Device
     )
 
 
-def _is_measured(durations: Times, warm_up: int) -> Times:
+def _is_measured(durations: Times, warm_up: int) -> Mask:
     """Return which steps count: steps after the warm-up, without a few that are much slower than the median.
 
     In such steps a program saves a checkpoint or evaluates a model, for example.
@@ -129,7 +129,7 @@ def _is_measured(durations: Times, warm_up: int) -> Times:
     is_slow = is_after_warm_up & (durations > _SLOW_FACTOR * np.median(durations[is_after_warm_up]))
     if is_slow.sum() > _MAX_SLOW_SHARE * is_after_warm_up.sum():
         return is_after_warm_up
-    result: Times = is_after_warm_up & ~is_slow
+    result: Mask = is_after_warm_up & ~is_slow
     return result
 
 
@@ -142,7 +142,7 @@ def _warm_up_count(durations: Times) -> int:
     return int(is_usual[0]) if len(is_usual) else 0
 
 
-def _main_stream(timeline: Timeline, rows: Times) -> int:
+def _main_stream(timeline: Timeline, rows: Ints) -> int:
     """Return the stream with the most kernel time; without kernels, the stream with the most work."""
     work = timeline.work
     kernels = rows[work.kind[rows] == WorkKind.KERNEL]
@@ -187,7 +187,7 @@ def _steps_of_ranges(timeline: Timeline, range_name: str | None) -> HostSteps | 
     return best_steps
 
 
-def _is_outermost(start_ns: Times, end_ns: Times) -> Times:
+def _is_outermost(start_ns: Times, end_ns: Times) -> Mask:
     """Return which of the intervals, sorted by start, begin after all earlier intervals have ended."""
     latest_end = np.maximum.accumulate(end_ns)
     return np.concatenate([[True], start_ns[1:] >= latest_end[:-1]])
@@ -242,23 +242,23 @@ def _steps_by_repetition(timeline: Timeline) -> HostSteps | None:
     return HostSteps("repetition", "", times[step_begins], end_ns)
 
 
-def _first_of_graph_launches(timeline: Timeline) -> Times:
+def _first_of_graph_launches(timeline: Timeline) -> Ints:
     """Return one row of work for each launch of a graph."""
     work = timeline.work
     rows = np.flatnonzero((work.call >= 0) & (work.graph_node != 0))
     _, first_indices = np.unique(work.call[rows], return_index=True)
-    result: Times = rows[first_indices]
+    result: Ints = rows[first_indices]
     return result
 
 
-def _regular_positions(signature: Times) -> Times | None:
+def _regular_positions(signature: Ints) -> Ints | None:
     """Return the positions of the chosen signature among the launches; None if none is suitable."""
     signature_counts = np.bincount(signature)
     signatures_by_count = np.argsort(-signature_counts, kind="stable")
     candidates = signatures_by_count[signature_counts[signatures_by_count] >= _MIN_REPETITIONS]
     signature_order = np.argsort(signature, kind="stable")
     first_indices = np.concatenate([[0], np.cumsum(signature_counts)])
-    best_positions: Times | None = None
+    best_positions: Ints | None = None
     for candidate in candidates[:: max(len(candidates) // _MAX_CANDIDATES, 1)].tolist():
         candidate_positions = signature_order[
             first_indices[candidate] : first_indices[candidate + 1]
@@ -271,7 +271,7 @@ def _regular_positions(signature: Times) -> Times | None:
     return best_positions
 
 
-def _is_regular(positions: Times, launches: int) -> bool:
+def _is_regular(positions: Ints, launches: int) -> bool:
     """Return whether positions are at regular distances, and cover most launches."""
     distances = np.diff(positions)
     median = float(np.median(distances))

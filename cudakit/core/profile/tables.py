@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from cudakit.core.profile.call_sites import call_site_index
-from cudakit.core.profile.intervals import IntervalSet, Times, intersection, union
+from cudakit.core.profile.intervals import IntervalSet, Ints, Mask, Times, intersection, union
 from cudakit.core.profile.nvtx import OpenRanges
 from cudakit.core.profile.occupancy import DeviceLimits, LaunchConfiguration, grid_fill
 from cudakit.core.profile.result import (
@@ -45,8 +45,8 @@ class WorkTable:
     """The work of one device in its measured time, as columns."""
 
     timeline: Timeline
-    rows: Times  # row numbers of the work in ``timeline.work``
-    range_path: Times  # index in ``ranges`` of the NVTX ranges of each row
+    rows: Ints  # row numbers of the work in ``timeline.work``
+    range_path: Ints  # index in ``ranges`` of the NVTX ranges of each row
     ranges: OpenRanges
     limits: DeviceLimits
     demangle: Callable[[str], str]
@@ -66,21 +66,21 @@ class WorkTable:
         """The summed time of all work."""
         return int(self.duration_ns.sum())
 
-    def positions_of_kind(self, kind: WorkKind) -> Times:
+    def positions_of_kind(self, kind: WorkKind) -> Ints:
         """Return the positions in ``rows`` of one kind of work."""
         return np.flatnonzero(self.timeline.work.kind[self.rows] == kind)
 
-    def field_values(self, positions: Times, kind: EventKind, name: str) -> Times:
+    def field_values(self, positions: Ints, kind: EventKind, name: str) -> Ints:
         """Return a field of the records at these positions, which all have one kind."""
         rows = self.timeline.work.record[self.rows[positions]]
-        result: Times = self.timeline.activities.records_of(kind)[name][rows]
+        result: Ints = self.timeline.activities.records_of(kind)[name][rows]
         return result
 
-    def intervals(self, positions: Times) -> IntervalSet:
+    def intervals(self, positions: Ints) -> IntervalSet:
         """Return the intervals in which work at these positions ran."""
         return union(self.start_ns[positions], self.end_ns[positions])
 
-    def stack(self, positions: Times) -> tuple[tuple[Frame, ...], int]:
+    def stack(self, positions: Ints) -> tuple[tuple[Frame, ...], int]:
         """Return the call stack that launched the most GPU time at these positions, and its call site."""
         sites = self.timeline.work.site[self.rows[positions]]
         distinct_sites, index = np.unique(sites, return_inverse=True)
@@ -103,7 +103,7 @@ def stack_of(timeline: Timeline, site: int) -> tuple[tuple[Frame, ...], int]:
     return document_frames(stack), call_site_index(stack)
 
 
-def groups(row_keys: Times) -> list[tuple[int, Times]]:
+def groups(row_keys: Ints) -> list[tuple[int, Ints]]:
     """Return each key with the positions that have this key."""
     if not len(row_keys):
         return []
@@ -133,7 +133,7 @@ def kernels(table: WorkTable) -> tuple[Kernel, ...]:
     return tuple(sorted(rows, key=lambda row: (-row.total_ns, row.name)))
 
 
-def _kernel(table: WorkTable, name_index: int, positions: Times, run_count: int) -> Kernel:
+def _kernel(table: WorkTable, name_index: int, positions: Ints, run_count: int) -> Kernel:
     durations = table.duration_ns[positions]
     total_ns = int(durations.sum())
     stack, site = table.stack(positions)
@@ -187,7 +187,7 @@ def memsets(table: WorkTable) -> Memsets | None:
     return Memsets(len(positions), size_bytes, int(table.duration_ns[positions].sum()))
 
 
-def _begins_run(table: WorkTable) -> Times:
+def _begins_run(table: WorkTable) -> Mask:
     """Return a mask of the work whose predecessor in its stream is not a run of the same kernel."""
     work, names = table.timeline.work, table.timeline.names
     stream, name = work.stream[table.rows], work.name[table.rows]
@@ -204,10 +204,10 @@ def _begins_run(table: WorkTable) -> Times:
     return begins_run
 
 
-def blocks(table: WorkTable, positions: Times) -> Times:
+def blocks(table: WorkTable, positions: Ints) -> Ints:
     """Return the number of thread blocks of kernels."""
     grid = table.field_values(positions, EventKind.KERNEL_RUN, "grid").astype(np.float64)
-    result: Times = grid.prod(axis=1)
+    result: Ints = grid.prod(axis=1)
     return result
 
 
@@ -286,13 +286,13 @@ def copies(table: WorkTable, kernel_time: IntervalSet) -> tuple[Copies, ...]:
     return tuple(sorted(rows, key=lambda row: -row.total_ns))
 
 
-def _host_memory(table: WorkTable, positions: Times, direction: Times) -> Times:
+def _host_memory(table: WorkTable, positions: Ints, direction: Ints) -> Ints:
     """Return the MemoryKind of each copy's host memory; of device memory for copies between devices."""
     source = table.field_values(positions, EventKind.COPY_RUN, "source_memory").astype(np.int64)
     destination_kind = table.field_values(
         positions, EventKind.COPY_RUN, "destination_memory"
     ).astype(np.int64)
-    result: Times = np.select(
+    result: Ints = np.select(
         [direction == Direction.HOST_TO_DEVICE, direction == Direction.DEVICE_TO_HOST],
         [source, destination_kind],
         int(MemoryKind.DEVICE),
@@ -300,7 +300,7 @@ def _host_memory(table: WorkTable, positions: Times, direction: Times) -> Times:
     return result
 
 
-def _copies(table: WorkTable, positions: Times, kernel_time: IntervalSet) -> Copies:
+def _copies(table: WorkTable, positions: Ints, kernel_time: IntervalSet) -> Copies:
     size_bytes = int(table.timeline.work.size_bytes[table.rows[positions]].astype(object).sum())
     total_ns = int(table.duration_ns[positions].sum())
     overlapped_ns = kernel_time.covered_within(table.start_ns[positions], table.end_ns[positions])
@@ -377,7 +377,7 @@ def _exclusive_times(interval_sets: Sequence[IntervalSet]) -> list[int]:
     return [int(time) for time in exclusive_times]
 
 
-def _small_kernel_time(table: WorkTable, positions: Times) -> int:
+def _small_kernel_time(table: WorkTable, positions: Ints) -> int:
     """Return the time of kernels that use at most half of the multiprocessors."""
     is_kernel = table.timeline.work.kind[table.rows[positions]] == WorkKind.KERNEL
     kernel_positions = positions[is_kernel]

@@ -9,7 +9,7 @@ import numpy as np
 
 from cudakit.core.profile.host_time import IdleCause
 from cudakit.core.profile.idle import Gaps
-from cudakit.core.profile.intervals import Times
+from cudakit.core.profile.intervals import Ints, Mask, Times
 from cudakit.core.profile.result import HostWait
 from cudakit.core.profile.tables import groups, stack_of
 from cudakit.core.profile.timeline import Timeline
@@ -22,10 +22,10 @@ _KINDS: dict[IdleCause, Literal["wait", "allocation"]] = {
 
 def host_waits(
     timeline: Timeline,
-    cause_of_call: Times,
+    cause_of_call: Ints,
     gaps: Gaps,
-    is_measured_on_host: Callable[[Times], Times] | None,
-    is_measured_on_device: Callable[[Times], Times] | None,
+    is_measured_on_host: Callable[[Times], Mask] | None,
+    is_measured_on_device: Callable[[Times], Mask] | None,
 ) -> tuple[HostWait, ...]:
     """Return the calls that made the host wait, those with the most idle time first.
 
@@ -62,7 +62,7 @@ def host_waits(
     return tuple(sorted(rows, key=lambda row: (-row.idle_ns, -row.blocked_ns)))
 
 
-def _idle_by_site(gaps: Gaps, is_gap_measured: Times, cause: IdleCause) -> dict[int, int]:
+def _idle_by_site(gaps: Gaps, is_gap_measured: Mask, cause: IdleCause) -> dict[int, int]:
     """Return the idle time of a cause by the call stack of the call in which the gaps began."""
     rows = np.flatnonzero(is_gap_measured & (gaps.site != 0) & (gaps.by_cause_ns[:, cause] > 0))
     return {
@@ -71,6 +71,6 @@ def _idle_by_site(gaps: Gaps, is_gap_measured: Times, cause: IdleCause) -> dict[
     }
 
 
-def _most_frequent_function(timeline: Timeline, rows: Times) -> str:
+def _most_frequent_function(timeline: Timeline, rows: Ints) -> str:
     name_indices, call_counts = np.unique(timeline.calls.name[rows], return_counts=True)
     return timeline.names[int(name_indices[np.argmax(call_counts)])]

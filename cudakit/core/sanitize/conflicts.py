@@ -51,7 +51,7 @@ class ConflictChecker:
         previous_accesses: Iterable[MemoryAccess],
         current_access: MemoryAccess,
         clock: Clock,
-        shared_bytes: tuple[int, int],
+        common_range: tuple[int, int],
         certainly_overlap: bool,
         is_merged_state: bool,
     ) -> ReportedPairs:
@@ -74,7 +74,7 @@ class ConflictChecker:
                     else Confidence.POSSIBLE
                 )
                 self._add_conflict(
-                    Conflict(access, current_access, *shared_bytes, confidence, is_merged_state)
+                    Conflict(access, current_access, *common_range, confidence, is_merged_state)
                 )
         return reported_pairs
 

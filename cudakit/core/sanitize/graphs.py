@@ -161,24 +161,34 @@ class LaunchAccessCache:
     """The accesses of the last graph launches, which later launches share if they have equal records."""
 
     def __init__(self) -> None:
-        # Accesses by the number and version of the graph, and ``all_rows`` of the launch; least recently used
-        # first.
-        self._accesses_by_key: dict[tuple[int, int, bytes], GraphAccesses] = {}
         self.stored_bytes = 0
+        # Accesses by the number of the graph and ``all_rows`` of the launch, least recently used first.
+        self._accesses_by_key: dict[tuple[int, bytes], GraphAccesses] = {}
+        # The rows in the keys of each graph, and the version of the graph to which the accesses belong.
+        self._rows_by_graph: dict[int, set[bytes]] = {}
+        self._version_by_graph: dict[int, int] = {}
 
     def accesses_of(self, launch: GraphLaunch, graph: Graph) -> GraphAccesses:
         """Return the accesses of a launch, after all its records were collected."""
-        key = launch.graph, graph.version, launch.all_rows()
+        key = launch.graph, launch.all_rows()
+        if self._version_by_graph.get(launch.graph) != graph.version:
+            for rows in list(self._rows_by_graph.get(launch.graph, ())):
+                self._remove((launch.graph, rows))
+            self._version_by_graph[launch.graph] = graph.version
         accesses = self._accesses_by_key.pop(key, None)
         if accesses is None:
-            accesses = graph.launch_accesses(memoryview(key[2]))
-            self.stored_bytes += accesses.size_bytes + len(key[2])
+            accesses = graph.launch_accesses(memoryview(key[1]))
+            self.stored_bytes += accesses.size_bytes + len(key[1])
+            self._rows_by_graph.setdefault(launch.graph, set()).add(key[1])
         self._accesses_by_key[key] = accesses
         while self.stored_bytes > MAX_STORED_BYTES:
-            oldest_key = next(iter(self._accesses_by_key))
-            oldest_accesses = self._accesses_by_key.pop(oldest_key)
-            self.stored_bytes -= oldest_accesses.size_bytes + len(oldest_key[2])
+            self._remove(next(iter(self._accesses_by_key)))
         return accesses
+
+    def _remove(self, key: tuple[int, bytes]) -> None:
+        graph, rows = key
+        self.stored_bytes -= self._accesses_by_key.pop(key).size_bytes + len(rows)
+        self._rows_by_graph[graph].remove(rows)
 
 
 UNKNOWN_GRAPH = "launch of a graph whose nodes were not recorded"

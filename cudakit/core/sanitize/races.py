@@ -158,9 +158,8 @@ class LaunchPrecision(IntEnum):
 
     UNKNOWN = 0  # no access was recorded
     EXACT = 1  # all accesses are exact
-    WHOLE_TENSOR = (
-        2  # all accesses are exact, except stores through tensor maps, to a part of a tensor
-    )
+    # All accesses are exact, except stores through tensor maps, which count as stores to the whole tensor.
+    WHOLE_TENSOR = 2
     ASSUMED = 3  # some accesses are assumed
 
 
@@ -172,7 +171,8 @@ class Coverage:
     launches_unknown: int = 0  # number of launches without recorded accesses, with graph nodes
     # Number of launches with exact accesses, graph nodes and whole-tensor stores included.
     launches_exact: int = 0
-    # Number of launches that are exact except for stores to a part of a tensor.
+    # Number of exact launches that store through a tensor map to an unrecorded part of a tensor: these stores
+    # count as accesses to the whole tensor.
     launches_whole_tensor: int = 0
     launches_assumed: int = 0  # number of launches with assumed accesses, with graph nodes
     # Launches with exact accesses that are known from a template, without being recorded. A graph launch

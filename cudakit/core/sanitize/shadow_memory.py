@@ -224,18 +224,18 @@ class PythonShadow:
         state: AccessState | PointerState,
         access: MemoryAccess,
         clock: Clock,
-        shared_bytes: Range,
+        common_range: Range,
         *,
         certainly_overlap: bool = True,
     ) -> None:
-        """Check an access against a state whose bytes it shares."""
+        """Check an access against a state that has the bytes of ``common_range`` in common with it."""
         if unordered_accesses := state.unordered_accesses(access.mode, clock):
             state.reported_pairs = self.checker.check(
                 state.reported_pairs,
                 unordered_accesses,
                 access,
                 clock,
-                shared_bytes,
+                common_range,
                 certainly_overlap,
                 state.is_merged,
             )
@@ -247,22 +247,22 @@ class PythonShadow:
                 self._add_range(_part_of_access(access, lo, hi), clock)
             return
         for state in self._range_states.find_overlapping(strided_range.lo, strided_range.hi):
-            if shared_bytes := strided_range.bytes_shared_with_range(state.lo, state.hi):
+            if common_range := strided_range.overlap_with_bounds(state.lo, state.hi):
                 is_exact = not state.is_merged and all(
                     earlier_access.precision != MERGED
                     for earlier_access in state.unordered_accesses(access.mode, clock)
                 )
-                self._check(state, access, clock, shared_bytes, certainly_overlap=is_exact)
-        for strided_state, shared_bytes in self._strided_states.find_overlapping_strided(
+                self._check(state, access, clock, common_range, certainly_overlap=is_exact)
+        for strided_state, common_range in self._strided_states.find_overlapping_strided(
             strided_range
         ):
-            self._check(strided_state, access, clock, shared_bytes)
+            self._check(strided_state, access, clock, common_range)
         for pointer_state in self._pointer_states.find_overlapping(
             strided_range.lo, strided_range.hi
         ):
             address = pointer_state.address
-            if shared_bytes := strided_range.bytes_shared_with_range(address, address + 1):
-                self._check(pointer_state, access, clock, shared_bytes)
+            if common_range := strided_range.overlap_with_bounds(address, address + 1):
+                self._check(pointer_state, access, clock, common_range)
         equal_state = self._strided_states.get_or_create(strided_range)
         self._check(equal_state, access, clock, (strided_range.lo, strided_range.hi))
         equal_state.store(access, clock)
@@ -275,19 +275,19 @@ class PythonShadow:
         pointer_state.store(access, clock)
         state = self._range_states.last_beginning_at_or_below(lo)
         if state.hi > lo:
-            shared_bytes = (lo, min(state.hi, access.hi))
-            self._check(state, access, clock, shared_bytes, certainly_overlap=not state.is_merged)
-        for strided_state, shared_bytes in self._strided_states.find_overlapping(lo, lo + 1):
-            self._check(strided_state, access, clock, shared_bytes)
+            common_range = (lo, min(state.hi, access.hi))
+            self._check(state, access, clock, common_range, certainly_overlap=not state.is_merged)
+        for strided_state, common_range in self._strided_states.find_overlapping(lo, lo + 1):
+            self._check(strided_state, access, clock, common_range)
         if self._finds_possible:
             self._check_ranges_above(access, clock)
 
     def _add_range(self, access: MemoryAccess, clock: Clock) -> None:
         """Check and store an access to a contiguous range, and merge the states that become equivalent."""
         for state in self._range_states.split_to_cover(access.lo, access.hi):
-            shared_bytes = (state.lo, state.hi)
+            common_range = (state.lo, state.hi)
             self._check(
-                state, access, clock, shared_bytes, certainly_overlap=not state.is_approximate
+                state, access, clock, common_range, certainly_overlap=not state.is_approximate
             )
             state.store(access, clock)
         self._range_states.merge_equivalent(access.lo, access.hi)
@@ -296,8 +296,8 @@ class PythonShadow:
 
     def _check_strided(self, access: MemoryAccess, clock: Clock) -> None:
         is_exact = access.precision != MERGED
-        for state, shared_bytes in self._strided_states.find_overlapping(access.lo, access.hi):
-            self._check(state, access, clock, shared_bytes, certainly_overlap=is_exact)
+        for state, common_range in self._strided_states.find_overlapping(access.lo, access.hi):
+            self._check(state, access, clock, common_range, certainly_overlap=is_exact)
         if access.mode & WRITE:
             self._strided_states.clear(access.lo, access.hi)
 
@@ -331,8 +331,8 @@ class PythonShadow:
         """Check a pointer against the ranges above it, which a kernel may reach from it."""
         for state in self._range_states.find_overlapping(access.lo + 1, access.hi):
             if state.lo > access.lo:
-                shared_bytes = (state.lo, state.hi)
-                self._check(state, access, clock, shared_bytes, certainly_overlap=False)
+                common_range = (state.lo, state.hi)
+                self._check(state, access, clock, common_range, certainly_overlap=False)
 
 
 def _part_of_access(access: MemoryAccess, lo: int, hi: int) -> MemoryAccess:

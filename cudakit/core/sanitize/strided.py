@@ -43,7 +43,7 @@ class StridedRange:
         for lo in range(self.lo, self.lo + self.row_count * self.stride, self.stride):
             yield lo, lo + self.row_bytes
 
-    def bytes_shared_with_range(self, lo: int, hi: int) -> Range | None:
+    def overlap_with_bounds(self, lo: int, hi: int) -> Range | None:
         """Return the bytes from ``lo`` up to ``hi`` in the first row that overlaps them, or None."""
         index = max(0, (lo - self.lo - self.row_bytes) // self.stride + 1)
         row_start = self.lo + index * self.stride
@@ -51,7 +51,7 @@ class StridedRange:
             return None
         return max(row_start, lo), min(row_start + self.row_bytes, hi)
 
-    def bytes_shared_with(self, other_range: StridedRange) -> Range | None:
+    def overlap_with(self, other_range: StridedRange) -> Range | None:
         """Return the first bytes that are in rows of both strided ranges, or None."""
         if (
             self.hi <= other_range.lo
@@ -65,7 +65,7 @@ class StridedRange:
         row_start = shorter_range._first_row_overlapping(longer_range)
         if row_start is None:
             return None
-        return longer_range.bytes_shared_with_range(row_start, row_start + shorter_range.row_bytes)
+        return longer_range.overlap_with_bounds(row_start, row_start + shorter_range.row_bytes)
 
     def _cannot_overlap(self, other_range: StridedRange) -> bool:
         """Return whether no two rows would overlap even if both ranges had infinitely many rows."""
@@ -134,18 +134,18 @@ class StridedStates:
     def find_overlapping(self, lo: int, hi: int) -> Iterator[tuple[AccessState, Range]]:
         """Yield each state that has bytes from ``lo`` up to ``hi``, and the first of those bytes."""
         for strided_range in self._ranges_between(lo, hi):
-            if shared_bytes := strided_range.bytes_shared_with_range(lo, hi):
-                yield self.states_by_range[strided_range], shared_bytes
+            if common_range := strided_range.overlap_with_bounds(lo, hi):
+                yield self.states_by_range[strided_range], common_range
 
     def find_overlapping_strided(
         self, strided_range: StridedRange
     ) -> Iterator[tuple[AccessState, Range]]:
-        """Yield each state of another strided range that overlaps this one, and the first shared bytes."""
+        """Yield each state of another strided range that overlaps this one, and the first common bytes."""
         for stored_range in self._ranges_between(strided_range.lo, strided_range.hi):
             if stored_range != strided_range and (
-                shared_bytes := strided_range.bytes_shared_with(stored_range)
+                common_range := strided_range.overlap_with(stored_range)
             ):
-                yield self.states_by_range[stored_range], shared_bytes
+                yield self.states_by_range[stored_range], common_range
 
     def clear(self, lo: int, hi: int) -> None:
         """Remove the strided ranges that lie completely between two addresses."""

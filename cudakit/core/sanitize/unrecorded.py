@@ -139,7 +139,7 @@ class UnrecordedLaunches:
         for possible_range in unordered_ranges:
             if _modes_conflict(
                 access.mode, possible_range.mode
-            ) and strided_set.bytes_shared_with_range(possible_range.lo, possible_range.hi):
+            ) and strided_set.overlap_with_bounds(possible_range.lo, possible_range.hi):
                 self._report(possible_range, access)
 
     def clear(self, lo: int, hi: int) -> None:
@@ -165,6 +165,8 @@ class UnrecordedLaunches:
 
     def _unordered_ranges(self, clock: Clock) -> list[_PossibleRange]:
         """Return the ranges of launches that do not happen before work with this clock."""
+        if not self._last_tick_by_slot:
+            return []
         slots = [slot for slot, tick in self._last_tick_by_slot.items() if tick > clock[slot]]
         return [
             possible_range
@@ -203,7 +205,7 @@ def _first_conflict(
         )
         if _modes_conflict(
             int(row["mode"]), possible_range.mode
-        ) and strided_set.bytes_shared_with_range(possible_range.lo, possible_range.hi):
+        ) and strided_set.overlap_with_bounds(possible_range.lo, possible_range.hi):
             conflict: np.void = row
             return conflict
     return None

@@ -30,7 +30,7 @@ class Graphed(Generic[_T]):
         function: Callable[..., _T],
         buffers: tuple[object, ...],
         *,
-        warmup: int,
+        warmup_runs: int,
         close: Callable[[], object],
     ) -> None:
         self._graph = graph
@@ -39,8 +39,8 @@ class Graphed(Generic[_T]):
         self._buffers = tuple(buffer_of(argument, index) for index, argument in enumerate(buffers))
         self._close_resources = close
         self._is_closed = False
-        if warmup:
-            graph.run(self._work(function), warmup)
+        if warmup_runs:
+            graph.run(self._work(function), warmup_runs)
         self._captured_value = graph.capture(self._work(function))
 
     def __call__(self, *contents: object, stream: object = None) -> _T:
@@ -71,9 +71,10 @@ class Graphed(Generic[_T]):
     def update(self, function: Callable[..., _T] | None = None, *, warmup: int = 0) -> _T:
         """Capture the function again, or another function, on the same buffers; return its result.
 
-        The parameters of the executable graph are updated; with torch, the graph is replaced. Raises
-        CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE if the new graph has a different topology, and the errors of
-        ``cudakit.graph``; the previous graph then stays in use.
+        The function runs ``warmup`` times before the capture. The parameters of the executable graph are
+        updated; with torch, the graph is replaced. Raises CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE if the new
+        graph has a different topology, and the errors of ``cudakit.graph``; the previous graph then stays
+        in use.
         """
         self._check_open()
         work = self._work(function or self._function)
@@ -180,7 +181,7 @@ def graph(
     try:
         captured_graph = _graph(buffers, device, resources)
         resources.callback(captured_graph.close)
-        return Graphed(captured_graph, fn, buffers, warmup=warmup, close=resources.close)
+        return Graphed(captured_graph, fn, buffers, warmup_runs=warmup, close=resources.close)
     except BaseException:
         resources.close()
         raise

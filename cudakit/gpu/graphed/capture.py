@@ -60,12 +60,12 @@ class DriverGraph:
         self.capture_stream = gpu.stream(blocking=True)
         self._executable: GraphExec | None = None
 
-    def run(self, work: Work[object], count: int) -> None:
-        """Wait for all enqueued work, and run the work ``count`` times on the capture stream."""
+    def run(self, work: Work[object], run_count: int) -> None:
+        """Wait for all enqueued work, and run the work ``run_count`` times on the capture stream."""
         handle = self.streams.handle(self.capture_stream)
         self.gpu.sync()
         with self.streams.as_current(handle):
-            for _ in range(count):
+            for _ in range(run_count):
                 work(handle)
         self.gpu.sync_stream(self.capture_stream)
 

@@ -149,7 +149,10 @@ class Context:
         return value if isinstance(value, int) else default
 
     def facts_of(self, ordinal: int) -> DeviceFacts:
-        """Return the facts of a device of this machine. Raises CUDA_ERROR_INVALID_DEVICE."""
+        """Return the facts of a device of this machine.
+
+        Raises CUDA_ERROR_INVALID_DEVICE if the machine has no device with this number.
+        """
         devices = self.cuda_view.devices
         if not 0 <= ordinal < len(devices):
             raise cuda_error(

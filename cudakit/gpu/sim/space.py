@@ -161,7 +161,7 @@ class Heap:
         return self.capacity_bytes - self._used_bytes
 
     def count_allocation(self, size_bytes: int) -> None:
-        """Count device memory as used. Raises CUDA_ERROR_OUT_OF_MEMORY."""
+        """Count device memory as used. Raises CUDA_ERROR_OUT_OF_MEMORY if too little is free."""
         if rounded_size(size_bytes) > self.free_bytes:
             self._context.wait_for_all()  # completes stream-ordered frees
         if rounded_size(size_bytes) > self.free_bytes:
@@ -189,7 +189,10 @@ class Heap:
         return region
 
     def span(self, ptr: int, size_bytes: int, accessor: str) -> Span:
-        """Return the bytes that a kernel accesses now. Raises CUDA_ERROR_ILLEGAL_ADDRESS."""
+        """Return the bytes that a kernel accesses.
+
+        Raises CUDA_ERROR_ILLEGAL_ADDRESS if a byte is freed, or not accessible to the kernel.
+        """
         regions = self._live_regions(ptr, size_bytes, accessor)
         if not all(map(self._is_accessible, regions)):
             inaccessible_kinds_text = (
@@ -202,7 +205,10 @@ class Heap:
         return span(regions, ptr, size_bytes)
 
     def copy_span(self, ptr: int, size_bytes: int, accessor: str) -> Span:
-        """Return the bytes that a copy or fill accesses now. Raises CUDA_ERROR_ILLEGAL_ADDRESS."""
+        """Return the bytes that a copy or memset accesses.
+
+        Raises CUDA_ERROR_ILLEGAL_ADDRESS if a byte is freed, or was never allocated.
+        """
         return span(self._live_regions(ptr, size_bytes, accessor), ptr, size_bytes)
 
     def check_allocated(self, ptr: int, size_bytes: int, detail: str) -> list[Region]:

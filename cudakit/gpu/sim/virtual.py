@@ -146,7 +146,10 @@ class SimVirtualMemory:
         return Backing(self.backings.add(physical_memory))
 
     def _mapping_at(self, ptr: int) -> int:
-        """Return where the mapping that contains an address begins. Raises CUDA_ERROR_INVALID_VALUE."""
+        """Return the first address of the mapping that contains an address.
+
+        Raises CUDA_ERROR_INVALID_VALUE if nothing is mapped at the address.
+        """
         region = self._heap.space.region_at(ptr)
         if region is None or region.begin not in self.mapped_memory:
             raise cuda_error(Status.INVALID_VALUE, detail=f"nothing is mapped at {ptr:#x}")

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cudakit.core.bench.energy import CounterSteps, EnergyMeter
+from cudakit.core.bench.energy import CounterChanges, EnergyMeter
 from cudakit.gpu.api import Stream
 from cudakit.gpu.sim import Sim
 from cudakit.kernels.spin import Spin
@@ -30,7 +30,7 @@ class Counter:
 @given(watts=st.floats(50, 700), phase_s=st.floats(0, 0.1))
 def test_power_is_measured_between_counter_steps(watts: float, phase_s: float) -> None:
     counter = Counter(watts, phase_s)
-    steps = CounterSteps(counter.read_j, counter.clock)
+    steps = CounterChanges(counter.read_j, counter.clock)
     while steps.elapsed_s < MIN_S:
         steps.poll()
 

@@ -61,6 +61,7 @@ def test_check_is_found_by_id(term: str) -> None:
         ("CUBLAS_STATUS_ALLOC_FAILED", "cuBLAS status"),
         ("ncclSystemError", "NCCL status"),
         ("NCCL_P2P_DISABLE", "environment variable of NCCL"),
+        ("NVIDIA_VISIBLE_DEVICES", "environment variable of NVIDIA's containers"),
     ],
 )
 def test_statuses_and_variables_are_found_by_name(term: str, kind: str) -> None:

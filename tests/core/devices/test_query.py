@@ -186,6 +186,7 @@ def test_every_registered_field_has_value_or_reason() -> None:
     }
     assert fields.keys() == expected
     assert fields["serial"] == Unavailable("NVML did not report it")
+    assert fields["max_grid_dim_x"] == Unavailable("CUDA did not report it")
 
 
 def test_names_limit_fields_but_not_notes() -> None:

@@ -75,7 +75,7 @@ def test_final_layout_has_the_blocks_of_the_file(found: tuple[DeviceTrace, Repla
     addresses = addresses + layout.block_offset.astype(np.uint64)
     assert layout.segments.address.tolist() == trace.segments.address.tolist()
     assert sorted(addresses.tolist()) == sorted(trace.blocks.address[active].tolist())
-    assert layout.free_size.sum() == trace.blocks.size[~active].sum()
+    assert layout.free_block_size.sum() == trace.blocks.size[~active].sum()
 
 
 def test_layout_at_every_moment_sums_to_the_curves(

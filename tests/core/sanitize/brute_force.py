@@ -8,11 +8,12 @@ memory words, contexts and reused memory become events and waits.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import NamedTuple
 
+import numpy as np
 from gpu.happens_before import Operation, Order
 
 from cudakit.core.sanitize.operations import host_role, host_waits_for_fill
@@ -47,11 +48,13 @@ from cudakit.trace.events import (
 from cudakit.trace.kinds import (
     AccessMode,
     AllocationKind,
+    EventKind,
     HostCallPhase,
     MemopType,
     Precision,
     StreamFlag,
 )
+from cudakit.trace.layout import RECORD, Records, concatenate_records
 
 # Events that ``Order`` handles without translation.
 _UNTRANSLATED = (
@@ -100,6 +103,19 @@ def unordered_accesses(trace: Iterable[Event]) -> UnorderedPairs:
         order.feed(event)
     translator.end()
     return UnorderedPairs(_pairs(order.operations), translator.uncertainties)
+
+
+def with_graph_rows(records: Records, graph_rows: Mapping[int, bytes]) -> Records:
+    """Insert the accesses of graph launches with a template, which ``TemplateAccesses`` does not insert."""
+    parts: list[Records] = []
+    begin = 0
+    for index in np.flatnonzero(records["kind"] == EventKind.GRAPH_LAUNCH).tolist():
+        accesses = np.frombuffer(graph_rows.get(int(records["seq"][index]), b""), RECORD).copy()
+        for name in ("seq", "thread", "stream", "context", "site"):
+            accesses[name] = records[name][index]
+        parts += [records[begin : index + 1], accesses]
+        begin = index + 1
+    return concatenate_records([*parts, records[begin:]])
 
 
 @dataclass(slots=True)

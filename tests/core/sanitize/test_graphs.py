@@ -275,6 +275,24 @@ def test_accesses_of_equal_launches_are_stored_once(native: bool) -> None:
     assert cache.stored_bytes == stored_bytes > 0
 
 
+def test_stored_accesses_of_changed_graph_are_removed() -> None:
+    scene = Scene()
+    cache = scene.engine._graphs._cache
+    build(scene, *CHAIN, graph=2)
+    scene.call(GraphLaunch(1, 2, executable=2))
+    bytes_of_other_graph = cache.stored_bytes
+    stored_bytes = set()
+    for _ in range(20):
+        build(scene, *CHAIN)
+        scene.call(GraphLaunch(1, 1, executable=1))
+        scene.call(GraphLaunch(1, 1, executable=1), access(1, "z", READ))
+        stored_bytes.add(cache.stored_bytes)
+    assert len(stored_bytes) == 1
+    scene.call(GraphLaunch(1, 2, executable=2))
+    assert {cache.stored_bytes} == stored_bytes
+    assert cache.stored_bytes > bytes_of_other_graph
+
+
 def test_stored_accesses_of_different_launches_are_bounded() -> None:
     scene = Scene()
     scene.call(GraphNode(1, 1, NodeType.LAUNCH, "k"))

@@ -22,26 +22,28 @@ def bytes_of(strided: StridedRange) -> set[int]:
 
 
 @given(rows(), rows())
-def test_shared_with_agrees_with_byte_sets(
+def test_overlap_of_strided_ranges_agrees_with_byte_sets(
     strided: StridedRange, other_strided: StridedRange
 ) -> None:
-    shared_bytes = bytes_of(strided) & bytes_of(other_strided)
-    bytes_shared = strided.bytes_shared_with(other_strided)
+    common_bytes = bytes_of(strided) & bytes_of(other_strided)
+    common_range = strided.overlap_with(other_strided)
 
-    assert (bytes_shared is not None) == bool(shared_bytes)
-    if bytes_shared:
-        assert set(range(*bytes_shared)) <= shared_bytes
+    assert (common_range is not None) == bool(common_bytes)
+    if common_range:
+        assert set(range(*common_range)) <= common_bytes
 
 
 @given(rows(), st.integers(0, 120), st.integers(1, 30))
-def test_shared_with_range_agrees_with_byte_sets(strided: StridedRange, lo: int, size: int) -> None:
-    shared_bytes = bytes_of(strided) & set(range(lo, lo + size))
-    bytes_shared = strided.bytes_shared_with_range(lo, lo + size)
+def test_overlap_with_bounds_agrees_with_byte_sets(
+    strided: StridedRange, lo: int, size: int
+) -> None:
+    common_bytes = bytes_of(strided) & set(range(lo, lo + size))
+    common_range = strided.overlap_with_bounds(lo, lo + size)
 
-    assert (bytes_shared is not None) == bool(shared_bytes)
-    if bytes_shared:
-        assert bytes_shared[0] == min(shared_bytes)
-        assert set(range(*bytes_shared)) <= shared_bytes
+    assert (common_range is not None) == bool(common_bytes)
+    if common_range:
+        assert common_range[0] == min(common_bytes)
+        assert set(range(*common_range)) <= common_bytes
 
 
 @given(rows())
@@ -60,11 +62,9 @@ def test_many_rows_with_different_strides_are_compared() -> None:
     columns = StridedRange(lo=0, row_bytes=4, stride=1 << 12, row_count=100_000)
     other_range = StridedRange(lo=4, row_bytes=4, stride=(1 << 12) + 4, row_count=100_000)
 
-    assert columns.bytes_shared_with(other_range) == (4096 * 1024, 4096 * 1024 + 4)
+    assert columns.overlap_with(other_range) == (4096 * 1024, 4096 * 1024 + 4)
     assert (
-        columns.bytes_shared_with(
-            StridedRange(lo=4, row_bytes=4, stride=1 << 12, row_count=100_000)
-        )
+        columns.overlap_with(StridedRange(lo=4, row_bytes=4, stride=1 << 12, row_count=100_000))
         is None
     )
 
@@ -94,9 +94,9 @@ def test_states_by_address_agree_with_search_of_all_ranges(
             for strided in [r for r in reference if lo <= r.lo and r.hi <= lo + size]:
                 del reference[strided]
         expected = [
-            (state, shared_bytes)
+            (state, common_range)
             for strided, state in reference.items()
-            if (shared_bytes := strided.bytes_shared_with_range(lo, lo + size))
+            if (common_range := strided.overlap_with_bounds(lo, lo + size))
         ]
         assert list(states.find_overlapping(lo, lo + size)) == expected
         assert len(states) == len(reference)

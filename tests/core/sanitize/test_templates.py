@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from core.sanitize.brute_force import unordered_accesses, with_graph_rows
 from core.sanitize.random_traces import Step, steps, trace
 from core.sanitize.template_policy import Policy
 from hypothesis import example, given, settings
@@ -34,7 +35,7 @@ from cudakit.trace.kinds import (
     NodeType,
     Precision,
 )
-from cudakit.trace.layout import RECORD, Records, layout, pack, view
+from cudakit.trace.layout import RECORD, Records, layout, pack, unpack, view
 from cudakit.trace.run_log import LogReader
 from cudakit.trace.spool import Batch
 
@@ -300,6 +301,25 @@ def test_graph_launches_with_templates_have_the_races_of_recorded_ones(
 
     assert found == expected
     assert replace(coverage, launches_from_template=0) == expected_coverage
+
+
+@settings(max_examples=100, deadline=None)
+@given(steps())
+def test_brute_force_finds_the_same_pairs_with_templates_of_graph_launches(
+    steps: list[Step],
+) -> None:
+    events, templates, strings = trace(steps), TemplateAccesses(), {"": 0}
+    with_templates = with_graph_templates(events)
+    records = pack(with_templates, lambda text: strings.setdefault(text, len(strings)))
+    records = templates.insert(records, Coverage())
+    unpacked = unpack(with_graph_rows(records, templates.graph_rows), list(strings))
+
+    found, expected = unordered_accesses(unpacked), unordered_accesses(events)
+
+    assert [(a.number, b.number) for a, b in found.pairs] == [
+        (a.number, b.number) for a, b in expected.pairs
+    ]
+    assert found.uncertainties == expected.uncertainties
 
 
 def test_pointers_of_changed_nodes_are_those_of_the_last_change() -> None:

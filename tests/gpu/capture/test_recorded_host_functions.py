@@ -54,7 +54,7 @@ def found_races(events: list[Event]) -> list[Race]:
     assert never_read_count == 0
     engine, templates = Engine(), TemplateAccesses()
     in_order = templates.insert(in_order, engine.coverage)
-    return engine.feed(in_order, [""], templates.possible_accesses)
+    return engine.feed(in_order, [""], templates.possible_accesses, templates.graph_rows)
 
 
 def racing_buffers(events: list[Event]) -> list[int]:

@@ -89,7 +89,7 @@ class GpuHostUpstream(GpuEvents):
             self.destroy_events()
 
 
-class Duration:
+class DurationStats:
     """Statistics of the durations of calls (PyTorch's DurationStat)."""
 
     __slots__ = ("count", "max", "min", "total")
@@ -134,7 +134,7 @@ class HostStats:
         self.active_by_bin: defaultdict[int, tuple[Stat, Stat]] = defaultdict(
             lambda: (Stat(), Stat())
         )
-        self.alloc_time, self.free_time = Duration(), Duration()
+        self.alloc_time, self.free_time = DurationStats(), DurationStats()
         self.num_rescues = 0  # Number of requests served only after waiting or releasing memory.
         # Number of frees that the driver refused; their memory stays cached.
         self.num_free_failures = 0
@@ -191,7 +191,7 @@ class HostStats:
         for stat in self._all_statistics():
             stat.reset_sums()
 
-    def _all_statistics(self) -> list[Stat | Duration]:
+    def _all_statistics(self) -> list[Stat | DurationStats]:
         active_stats = [stat for stat_pair in self.active_by_bin.values() for stat in stat_pair]
         durations = [self.alloc_time, self.free_time]
         return [self.allocations, self.allocated_bytes, *active_stats, *durations]

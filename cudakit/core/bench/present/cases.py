@@ -255,7 +255,10 @@ def _energy(case: CaseResult) -> Value:
 
 
 def are_graph_steps(cases: Sequence[CaseResult]) -> bool:
-    """Return whether all cases are steps of graphs, with several steps and several numbers of nodes."""
+    """Return whether all cases measure an operation on a graph, such as its launch.
+
+    The cases must have at least two operations, and graphs of at least two node counts.
+    """
     return (
         all(_STEP in case.axes and isinstance(case.axes.get(_NODES), int) for case in cases)
         and len({case.axes[_NODES] for case in cases}) > 1

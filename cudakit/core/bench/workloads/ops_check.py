@@ -93,7 +93,7 @@ class OperationCheck:
             self._reference, self._error_norm = self._compute()
         checked_values = output_values[self._rows] if self._operation == "matmul" else output_values
         error = float(np.linalg.norm(checked_values - self._reference)) / self._error_norm
-        return verification(error, self._tolerance, self._description, detail)
+        return verification(error, self._tolerance, self._reference_description, detail)
 
     def _compute(self) -> tuple[_Values, float]:
         """Return the fp64 result of the checked values, and the norm to which errors are relative."""
@@ -129,8 +129,8 @@ class OperationCheck:
                 return _SUM_ROUNDINGS * _ROUNDING
 
     @property
-    def _description(self) -> str:
-        """Description of the reference."""
+    def _reference_description(self) -> str:
+        """Description of the reference, for the report."""
         if self._operation == "matmul":
             return f"an fp64 computation of {len(self._rows)} rows"
         return "an fp64 computation of all values"

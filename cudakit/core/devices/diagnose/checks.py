@@ -43,7 +43,7 @@ THEMES: dict[str, tuple[Check, ...]] = {
     ),
     "Environment variables": (
         Check("CK020", "no debugging variable is set", variables.debugging),
-        Check("CK021", "PyTorch's allocator settings are valid", variables.allocator),
+        Check("CK021", "allocator settings are valid", variables.allocator),
         Check("CK022", "no NCCL variable disables a fast path", variables.nccl),
         Check("CK023", "no variable slows down cuBLAS or cuDNN", variables.math_libraries),
         Check("CK024", "no environment variable is misspelled", variables.misspelled),

@@ -196,7 +196,7 @@ def versions_agree(context: RunContext) -> Finding:
     known_versions = {component: version for component, version in versions.items() if version}
     if len(known_versions) < 2:
         require_driver(context)
-        raise NotCheckable("the version of fewer than two parts of the driver is known")
+        raise NotCheckable("fewer than two parts of the driver report their version")
     if len(set(known_versions.values())) == 1:
         components = list(known_versions)
         part_names_text = f"{', '.join(components[:-1])} and {components[-1]}"

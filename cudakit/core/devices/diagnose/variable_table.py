@@ -477,7 +477,7 @@ XLA_PYTHON_CLIENT_PREALLOCATE false: GPU memory is allocated as needed, not 75% 
 XLA_PYTHON_CLIENT_MEM_FRACTION older name of XLA_CLIENT_MEM_FRACTION
 XLA_PYTHON_CLIENT_ALLOCATOR default, bfc, cuda_async, vmm, address or platform (slow: no pool)
 TF_GPU_ALLOCATOR cuda_malloc_async: CUDA's own memory pool is used
-TF_CUDA_MALLOC_ASYNC_SUPPORTED_PREALLOC bytes that cuda_malloc_async allocates at start; -1: as usual
+TF_CUDA_MALLOC_ASYNC_SUPPORTED_PREALLOC bytes that cuda_malloc_async allocates at start; -1: JAX's default
 
 [JAX | JAX documentation, Configuration Options]
 JAX_PLATFORMS backends to use, in order: cuda,cpu

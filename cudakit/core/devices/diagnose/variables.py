@@ -16,7 +16,7 @@ from cudakit.core.devices.diagnose.check import (
 from cudakit.core.devices.diagnose.variable_table import known_variables
 from cudakit.errors import InputError
 from cudakit.gpu.api.run_context import RunContext
-from cudakit.torch_rules.settings import PYTORCH_VARIABLES, parse_config
+from cudakit.torch_rules.settings import PYTORCH_VARIABLES, VARIABLES, parse_config
 
 _OFF_VALUES = ("", "0", "false", "no", "off")
 # Minimum workspace of cuBLASLt. Its kernels for Hopper need 32 MiB; few kernels can run with less than 1 MiB.
@@ -92,7 +92,7 @@ def debugging(context: RunContext) -> Finding:
     return combine_findings(findings, otherwise=ok_finding("no debugging variable is set"))
 
 
-# --- CK021: PyTorch's allocator --------------------------------------------------------------------
+# --- CK021: allocators -----------------------------------------------------------------------------
 
 
 def allocator(context: RunContext) -> Finding:
@@ -101,24 +101,32 @@ def allocator(context: RunContext) -> Finding:
     The form is key:value,key:value. An unknown key or an invalid value stops the program at its first use
     of CUDA; PyTorch ignores some other mistakes silently. The keys are those of PyTorch 2.15; older
     versions refuse newer keys. If both variables are set, the older name wins, even if it is empty. With
-    backend:cudaMallocAsync the keys of the native allocator have no effect.
+    backend:cudaMallocAsync the keys of the native allocator have no effect. CUDAKIT_ALLOC_CONF has the
+    same form and sets up cudakit's allocator, which rejects every mistake.
     """
-    settings = {
-        name: context.variables[name] for name in PYTORCH_VARIABLES if name in context.variables
-    }
+    settings = {name: context.variables[name] for name in VARIABLES if name in context.variables}
     if not any(settings.values()):
         return ok_finding("PyTorch's allocator has its default settings")
-    name, variable_value = next(iter(settings.items()))
-    invalid_settings = list(_invalid_settings(name, variable_value))
-    if len(set(settings.values())) > 1:
-        invalid_settings.append(
+    pytorch_settings = {name: settings[name] for name in PYTORCH_VARIABLES if name in settings}
+    # PyTorch reads the first of its variables only; CUDAKIT_ALLOC_CONF configures another allocator.
+    applied_settings = [*pytorch_settings.items()][:1] + [
+        (name, text) for name, text in settings.items() if name not in pytorch_settings
+    ]
+    warnings = [
+        warning for name, text in applied_settings for warning in _invalid_settings(name, text)
+    ]
+    if len(set(pytorch_settings.values())) > 1:
+        pytorch_name = applied_settings[0][0]
+        warnings.append(
             warn_finding(
-                f"both {' and '.join(settings)} are set; {name} wins", settings, f"unset {name}"
+                f"both {' and '.join(pytorch_settings)} are set; {pytorch_name} wins",
+                pytorch_settings,
+                f"unset {pytorch_name}",
             )
         )
+    applied_text = " and ".join(f"{name}={text}" for name, text in applied_settings)
     return combine_findings(
-        invalid_settings,
-        otherwise=ok_finding(f"the settings of {name}={variable_value} are valid", settings),
+        warnings, otherwise=ok_finding(f"the settings of {applied_text} are valid", settings)
     )
 
 

@@ -35,38 +35,38 @@ if TYPE_CHECKING:
 _SECONDS_PER_UNIT = {"ns": 1e-9, "us": 1e-6}
 
 
-def field_value(value: Field, field: FieldInfo) -> Value:
+def field_value(field: Field, field_info: FieldInfo) -> Value:
     """Return a field as a Value. A number becomes text with its unit if no type of Value has this unit."""
-    match value:
+    match field:
         case Unavailable():
-            return value
+            return field
         case tuple():
-            return Text(", ".join(_with_unit(item, field) for item in value) or "none")
+            return Text(", ".join(_with_unit(item, field_info) for item in field) or "none")
         case bool():
-            return Text("yes" if value else "no")
+            return Text("yes" if field else "no")
         case str():
-            return Text(value or "none")
-    if field.unit == "bytes":
-        return Bytes(int(value))
-    if field.unit in _SECONDS_PER_UNIT:
-        return Seconds(value * _SECONDS_PER_UNIT[field.unit])
-    if field.unit == "B/s":
-        return Rate(value, "B")
-    if field.unit or isinstance(value, float):
-        return Text(_with_unit(value, field))
-    return Count(value)
+            return Text(field or "none")
+    if field_info.unit == "bytes":
+        return Bytes(int(field))
+    if field_info.unit in _SECONDS_PER_UNIT:
+        return Seconds(field * _SECONDS_PER_UNIT[field_info.unit])
+    if field_info.unit == "B/s":
+        return Rate(field, "B")
+    if field_info.unit or isinstance(field, float):
+        return Text(_with_unit(field, field_info))
+    return Count(field)
 
 
-def _with_unit(value: Scalar, field: FieldInfo) -> str:
+def _with_unit(value: Scalar, field_info: FieldInfo) -> str:
     number_text = f"{value:.1f}" if isinstance(value, float) else str(value)
-    return f"{number_text}{_unit_suffix(field.unit)}"
+    return f"{number_text}{_unit_suffix(field_info.unit)}"
 
 
-def number_with_unit(value: Field, unit: str) -> Value:
+def number_with_unit(field: Field, unit: str) -> Value:
     """Return a number with its unit for a column: ``692 W``, ``97%``."""
-    if isinstance(value, Unavailable):
-        return value
-    number = f"{value:.0f}" if isinstance(value, float) else str(value)
+    if isinstance(field, Unavailable):
+        return field
+    number = f"{field:.0f}" if isinstance(field, float) else str(field)
     return Text(f"{number}{_unit_suffix(unit)}")
 
 
@@ -112,10 +112,10 @@ def field_table(fields: Sequence[FieldInfo], result: DevicesResult) -> Document:
     return Document(report_title(result), (Table(columns, table_rows, faint_rows=hidden_rows),))
 
 
-def _device_field_value(device: Device, field: FieldInfo) -> Value:
-    if field.name == "nvml_index":
+def _device_field_value(device: Device, field_info: FieldInfo) -> Value:
+    if field_info.name == "nvml_index":
         return nvml_index_text(device)
-    return field_value(device.field(field.name), field)
+    return field_value(device.field(field_info.name), field_info)
 
 
 def field_columns(fields: Sequence[FieldInfo], result: DevicesResult) -> Document:
@@ -138,12 +138,12 @@ def field_list(fields: Iterable[FieldInfo]) -> Document:
         Section(capitalized(group_name), (Facts(tuple(field_rows)),))
         for group_name, field_rows in rows_by_group.items()
     )
-    source_note = Note("info", "In parentheses: the function or package that the value comes from.")
+    source_note = Note("info", "The last parentheses contain the source of the value.")
     return Document("Fields of a device", (source_note, *sections))
 
 
-def _is_number(field: FieldInfo) -> bool:
-    return field.unit not in ("", "bool", "hex")
+def _is_number(field_info: FieldInfo) -> bool:
+    return field_info.unit not in ("", "bool", "hex")
 
 
 def _masked_array(values: Sequence[Field]) -> npt.NDArray[np.generic]:
@@ -159,15 +159,15 @@ def _masked_array(values: Sequence[Field]) -> npt.NDArray[np.generic]:
     return np.array([_cell_value(value) for value in values], dtype=object)
 
 
-def _cell_value(value: Field) -> str:
-    match value:
+def _cell_value(field: Field) -> str:
+    match field:
         case Unavailable():
             return ""
         case tuple():
-            return "; ".join(map(str, value))
+            return "; ".join(map(str, field))
         case bool():
-            return "true" if value else "false"
-    return str(value)
+            return "true" if field else "false"
+    return str(field)
 
 
 # --- all fields of a device ------------------------------------------------------------------------

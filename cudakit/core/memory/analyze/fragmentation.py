@@ -22,8 +22,8 @@ def fragmentation(stacks: StackTable, allocations: Allocations, layout: Layout) 
         free_share=int(free_by_segment.sum()) / max(reserved_bytes, 1),
         rounding_bytes=rounding_bytes,
         rounding_share=rounding_bytes / max(block_bytes, 1),
-        holes=len(layout.free_size),
-        largest_hole_bytes=int(layout.free_size.max(initial=0)),
+        holes=len(layout.free_block_size),
+        largest_hole_bytes=int(layout.free_block_size.max(initial=0)),
         stranded_bytes=int(free_by_segment[used_by_segment > 0].sum()),
         releasable_bytes=int(layout.segments.size[used_by_segment == 0].sum()),
         pins=_pins_by_stack(stacks, allocations, layout, free_by_segment),
@@ -74,7 +74,7 @@ def segment_groups(snapshot: Snapshot, layout: Layout) -> tuple[SegmentGroup, ..
     segments = layout.segments
     free_by_segment = layout.free_by_segment()
     largest_free_bytes = np.zeros(len(segments), np.int64)
-    np.maximum.at(largest_free_bytes, layout.free_segment, layout.free_size)
+    np.maximum.at(largest_free_bytes, layout.free_block_segment, layout.free_block_size)
     group_keys = np.stack(
         (segments.pool, segments.stream, segments.kind, segments.expandable), axis=1
     ).astype(np.int64)

@@ -26,7 +26,7 @@ _MIN_RECORD_SHARE = 0.2
 
 @dataclass(frozen=True, slots=True)
 class StepHistory:
-    """The steps of a trace, with the peak of each; arrays have one item per step.
+    """The steps of a trace, with the peak of each; most arrays have one item per step.
 
     A step lasts from one boundary in ``bounds`` to the next boundary. The last step lasts until the end of
     the trace.

@@ -53,8 +53,8 @@ def stack_value(frames: tuple[Frame, ...], site: int) -> Value:
     return Stack(frames, site) if frames else Text(NO_STACK)
 
 
-def distinct_stacks(stacks: Sequence[Value]) -> list[Value]:
-    """Mark the first differing frame in call stacks that look alike in a table.
+def mark_differing_frames(stacks: Sequence[Value]) -> list[Value]:
+    """Return the call stacks of a table; in those that look alike, the first differing frame is marked.
 
     Stacks look alike if they have the same call site and the same function as their innermost frame. The
     first differing frame is searched from the innermost frame outwards.
@@ -99,7 +99,7 @@ def table(
     """Return a table with a row per item; a column has a title, a kind, and a function of an item."""
     listed_items = list(items)
     cells = [
-        distinct_stacks([value_of(item) for item in listed_items])
+        mark_differing_frames([value_of(item) for item in listed_items])
         if kind == "stack"
         else [value_of(item) for item in listed_items]
         for _, kind, value_of in columns

@@ -27,7 +27,7 @@ BACKWARD_RANGE = "backward pass"
 # The name of the mark at the moment of the final snapshot. Frees after the mark are part of process exit.
 END_MARK = "end of the program"
 
-# Kinds of trace records that change the memory or its ranges.
+# Kinds of trace records that change the memory, or that are NVTX ranges and marks.
 _EVENT_KINDS = (
     EventKind.ALLOC,
     EventKind.FREE,

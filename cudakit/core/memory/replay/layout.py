@@ -21,18 +21,18 @@ class Layout:
 
     segments: SegmentLifetimes
     allocation: Ints  # index in Allocations of each block in use
-    block_segment: Ints
+    block_segment: Ints  # index of the segment of each block in use
     block_offset: Ints  # offset in bytes from the start of the segment
     block_size: Ints
     block_requested: Ints
     block_pending: Mask  # whether each block is pending free
-    free_segment: Ints
-    free_offset: Ints
-    free_size: Ints
+    free_block_segment: Ints  # index of the segment of each free block
+    free_block_offset: Ints  # offset in bytes from the start of the segment
+    free_block_size: Ints
 
     def free_by_segment(self) -> Ints:
         """Return the free bytes of each segment."""
-        return _sum_by(self.free_segment, self.free_size, len(self.segments))
+        return _sum_by(self.free_block_segment, self.free_block_size, len(self.segments))
 
     def used_by_segment(self) -> Ints:
         """Return the bytes in use or pending free of each segment."""
@@ -58,7 +58,9 @@ def layout_at(history: SegmentHistory, allocations: Allocations, moment: int) ->
         sizes[is_inside],
     )
     segments = _with_kinds(segments, segment_indices, sizes)
-    free_segment, free_offset, free_size = _free_blocks(segments, segment_indices, offsets, sizes)
+    free_block_segment, free_block_offset, free_block_size = _free_blocks(
+        segments, segment_indices, offsets, sizes
+    )
     return Layout(
         segments=segments,
         allocation=live_allocations,
@@ -67,9 +69,9 @@ def layout_at(history: SegmentHistory, allocations: Allocations, moment: int) ->
         block_size=sizes,
         block_requested=allocations.requested[live_allocations],
         block_pending=allocations.free_request[live_allocations] < moment,
-        free_segment=free_segment,
-        free_offset=free_offset,
-        free_size=free_size,
+        free_block_segment=free_block_segment,
+        free_block_offset=free_block_offset,
+        free_block_size=free_block_size,
     )
 
 

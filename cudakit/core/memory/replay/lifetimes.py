@@ -23,12 +23,12 @@ BEFORE_TRACE = -1  # event index before the first recorded event
 
 @dataclass(frozen=True, slots=True)
 class LifetimeSteps:
-    """Events of lifetimes, sorted by address, then by time."""
+    """Begins, free requests and ends of lifetimes, sorted by address, then by time."""
 
-    event: Ints
+    event: Ints  # index of the event in the trace
     address: Addresses
-    step: Codes
-    size: Ints
+    step: Codes  # kind of the step: BEGIN, REQUEST or COMPLETE
+    size: Ints  # size in bytes of the allocation
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,7 +88,7 @@ def _explained_oom(
         size_bytes=request.size_bytes,
         device_free_bytes=request.device_free_bytes,
         state=state_at(failure.trace_replay, failure.layout, failure.event),
-        largest_hole_bytes=int(failure.layout.free_size.max(initial=0)),
+        largest_hole_bytes=int(failure.layout.free_block_size.max(initial=0)),
         free_bytes=request.free_bytes,
         short_bytes=request.short_bytes,
         fit=request.fit,

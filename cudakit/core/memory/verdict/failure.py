@@ -139,21 +139,21 @@ def _failed_request(
 ) -> FailedRequest:
     """Return the request, and the memory of its allocator without the memory of other libraries."""
     events, segments = trace.events, layout.segments
-    is_usable = is_usable_segment[layout.free_segment]
+    is_usable = is_usable_segment[layout.free_block_segment]
     is_empty = (layout.used_by_segment() == 0) & ~is_library
     # Masks of the free blocks and the blocks in use that are not in pools of libraries.
-    is_allocator_free = ~is_library[layout.free_segment]
+    is_allocator_free = ~is_library[layout.free_block_segment]
     is_allocator_block = ~is_library[layout.block_segment]
     return FailedRequest(
         size_bytes=int(events.size[event_index]),
         device_free_bytes=int(events.address[event_index]),
         reserved_bytes=int(segments.size[~is_library].sum()),
         active_bytes=int(layout.block_size[is_allocator_block].sum()),
-        free_bytes=int(layout.free_size[is_allocator_free].sum()),
-        own_free_bytes=int(layout.free_size[is_usable].sum()),
-        own_largest_bytes=_largest_size(layout.free_size[is_usable]),
+        free_bytes=int(layout.free_block_size[is_allocator_free].sum()),
+        own_free_bytes=int(layout.free_block_size[is_usable].sum()),
+        own_largest_bytes=_largest_size(layout.free_block_size[is_usable]),
         later_largest_bytes=_largest_after_pending(layout, is_usable_segment),
-        other_largest_bytes=_largest_size(layout.free_size[~is_usable & is_allocator_free]),
+        other_largest_bytes=_largest_size(layout.free_block_size[~is_usable & is_allocator_free]),
         releasable_bytes=int(segments.size[is_empty].sum()),
         releasable_private_bytes=int(segments.size[is_empty & (segments.pool != 0)].sum()),
         pending_bytes=int(layout.block_size[layout.block_pending].sum()),
@@ -178,7 +178,8 @@ def _usable_segments(trace: DeviceTrace, layout: Layout, event_index: int) -> Ma
     # request was made in a private pool.
     is_in_default_pool = is_usable & ~is_private
     fits_in_default_pool = (
-        _largest_size(layout.free_size[is_in_default_pool[layout.free_segment]]) >= request_bytes
+        _largest_size(layout.free_block_size[is_in_default_pool[layout.free_block_segment]])
+        >= request_bytes
     )
     return (
         is_usable & is_private if fits_in_default_pool and is_private.any() else is_in_default_pool
@@ -192,12 +193,16 @@ def _largest_after_pending(layout: Layout, is_usable_segment: Mask) -> int:
     pending frees (pytorch issue 189504).
     """
     is_pending_block = layout.block_pending & is_usable_segment[layout.block_segment]
-    is_usable = is_usable_segment[layout.free_segment]
+    is_usable = is_usable_segment[layout.free_block_segment]
     segment_indices = np.concatenate(
-        (layout.block_segment[is_pending_block], layout.free_segment[is_usable])
+        (layout.block_segment[is_pending_block], layout.free_block_segment[is_usable])
     )
-    offsets = np.concatenate((layout.block_offset[is_pending_block], layout.free_offset[is_usable]))
-    range_bytes = np.concatenate((layout.block_size[is_pending_block], layout.free_size[is_usable]))
+    offsets = np.concatenate(
+        (layout.block_offset[is_pending_block], layout.free_block_offset[is_usable])
+    )
+    range_bytes = np.concatenate(
+        (layout.block_size[is_pending_block], layout.free_block_size[is_usable])
+    )
     address_order = np.lexsort((offsets, segment_indices))
     segment_indices, offsets, range_bytes = (
         segment_indices[address_order],

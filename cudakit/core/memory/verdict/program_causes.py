@@ -286,9 +286,9 @@ def _free_in_private_pools(failure: Failure, stack_ids: Ints) -> int:
     is_of_stacks = np.isin(failure.trace_replay.allocations.stack[layout.allocation], stack_ids)
     pool_ids = np.unique(layout.segments.pool[layout.block_segment[is_of_stacks]])
     is_freed_with_blocks = np.isin(
-        layout.segments.pool[layout.free_segment], pool_ids[pool_ids != 0]
+        layout.segments.pool[layout.free_block_segment], pool_ids[pool_ids != 0]
     )
-    return int(layout.free_size[is_freed_with_blocks].sum())
+    return int(layout.free_block_size[is_freed_with_blocks].sum())
 
 
 def _larger_bytes(row: DiffRow) -> int:

@@ -230,7 +230,7 @@ class _Process:
     # --- events ------------------------------------------------------------------------------------
 
     def _work_packets(self, rows: Column, uuids: _Uuids) -> bytes:
-        """Return begins and ends of GPU work in their order, which Perfetto's stable sort keeps."""
+        """Return begins and ends of GPU work in the order of ``rows``, which Perfetto's stable sort keeps."""
         kinds = self._timeline.work.kind[rows]
         rows_by_kind = [(kind, np.flatnonzero(kinds == kind)) for kind in WorkKind]
         encoded_spans = [

@@ -221,12 +221,12 @@ def _rate_text(bytes_per_s: float | None) -> Value:
     return Rate(bytes_per_s, "B") if bytes_per_s else Text("-")
 
 
-def copies_name(copies: Copies) -> str:
-    """Return direction and host memory of copies: ``host to device, pageable``."""
-    if copies.peer:
+def copies_name(copy_group: Copies) -> str:
+    """Return direction and host memory of a group of copies: ``host to device, pageable``."""
+    if copy_group.peer:
         return "device to device"
-    direction = _DIRECTIONS[copies.direction]
-    return direction if copies.host == "none" else f"{direction}, {copies.host}"
+    direction = _DIRECTIONS[copy_group.direction]
+    return direction if copy_group.host == "none" else f"{direction}, {copy_group.host}"
 
 
 def _collective_table(device: Device, top: int) -> Table:

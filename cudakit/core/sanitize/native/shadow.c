@@ -18,10 +18,12 @@ static bool node_precedes(const struct node_order *order, uint32_t position, uin
 static void remove_ordered_nodes(struct shadow *shadow, const struct access *access)
 {
     const struct node_order *order = &shadow->node_order;
+    struct unordered_accesses *unordered = &shadow->unordered_accesses;
+    if (!unordered->access_count || !order->node_count)
+        return;
     uint32_t position = access->operation->position;
     if (position >= order->node_count)
         return;
-    struct unordered_accesses *unordered = &shadow->unordered_accesses;
     size_t remaining_count = 0;
     for (size_t i = 0; i < unordered->access_count; i++) {
         const struct access *earlier = unordered->accesses[i];

@@ -47,9 +47,9 @@ static int add_patches(PyObject *patches)
         PyObject *pair = PySequence_GetItem(patches, i);
         int capability, has_failed = 1;
         const char *image;
-        Py_ssize_t bytes;
-        if (pair && PyArg_ParseTuple(pair, "iy#", &capability, &image, &bytes))
-            has_failed = patching_add_image(capability, image, (size_t)bytes);
+        Py_ssize_t image_bytes;
+        if (pair && PyArg_ParseTuple(pair, "iy#", &capability, &image, &image_bytes))
+            has_failed = patching_add_image(capability, image, (size_t)image_bytes);
         Py_XDECREF(pair);
         if (has_failed && !PyErr_Occurred())
             PyErr_NoMemory();

@@ -5,6 +5,9 @@ from pathlib import Path
 import pytest
 from core.devices.diagnose.machines import OK, WARN, Machine, files, run_check
 
+from cudakit.torch_rules.setting_rules import SettingRefused
+from cudakit.torch_rules.settings import SettingsWarning, effective
+
 
 @pytest.mark.parametrize("name", ["CK020", "CK021", "CK022", "CK023", "CK024"])
 def test_environment_without_settings_is_ok(machine: Machine, name: str) -> None:
@@ -79,7 +82,7 @@ def test_valid_variable_is_ok(machine: Machine, name: str) -> None:
     assert run_check("CK024", machine(variables={name: "1"})).status is OK
 
 
-# --- CK021: PyTorch's allocator -------------------------------------------------------------------
+# --- CK021: allocators ----------------------------------------------------------------------------
 
 
 NAME = "PYTORCH_CUDA_ALLOC_CONF"
@@ -156,6 +159,30 @@ def test_equal_allocator_variables_are_ok(machine: Machine) -> None:
     same = dict.fromkeys((NAME, "PYTORCH_ALLOC_CONF"), "expandable_segments:True")
 
     assert run_check("CK021", machine(variables=same)).status is OK
+
+
+def test_invalid_setting_of_cudakits_allocator_warns_in_its_words(machine: Machine) -> None:
+    invalid = {"CUDAKIT_ALLOC_CONF": "max_split_size:64", NAME: "expandable_segments:True"}
+
+    finding = run_check("CK021", machine(variables=invalid))
+
+    with pytest.raises(SettingRefused) as error, pytest.warns(SettingsWarning):
+        effective(invalid)
+    assert finding.status is WARN
+    assert finding.summary == error.value.message
+    assert finding.evidence == {"CUDAKIT_ALLOC_CONF": "max_split_size:64"}
+    assert "export CUDAKIT_ALLOC_CONF=expandable_segments:True, or unset it" in finding.fix
+
+
+def test_valid_settings_of_both_allocators_are_ok(machine: Machine) -> None:
+    both = {"CUDAKIT_ALLOC_CONF": "max_split_size_mb:64", NAME: "expandable_segments:True"}
+
+    finding = run_check("CK021", machine(variables=both))
+
+    assert finding.status is OK
+    assert "CUDAKIT_ALLOC_CONF=max_split_size_mb:64" in finding.summary
+    assert f"{NAME}=expandable_segments:True" in finding.summary
+    assert finding.evidence == both
 
 
 # --- CK022: NCCL ----------------------------------------------------------------------------------

@@ -28,8 +28,10 @@ def blocks(layout: Layout) -> list[tuple[int, ...]]:
 
 
 def holes(layout: Layout) -> list[tuple[int, int]]:
-    address = layout.segments.address[layout.free_segment] + layout.free_offset.astype(np.uint64)
-    return sorted(zip(address.tolist(), layout.free_size.tolist(), strict=True))
+    address = layout.segments.address[layout.free_block_segment] + layout.free_block_offset.astype(
+        np.uint64
+    )
+    return sorted(zip(address.tolist(), layout.free_block_size.tolist(), strict=True))
 
 
 def gaps(segment: Segment) -> list[tuple[int, int]]:
@@ -87,7 +89,7 @@ def test_inconsistent_traces_have_a_layout(trace: DeviceTrace) -> None:
     replayed = replay(builders.snapshot(trace), trace)
     for moment in range(len(trace.events) + 1):
         layout = replayed.layout_at(moment)
-        assert (layout.free_size > 0).all()
+        assert (layout.free_block_size > 0).all()
         assert (layout.block_offset >= 0).all()
         assert (layout.free_by_segment() <= layout.segments.size).all()
 
@@ -119,7 +121,7 @@ def test_blocks_outside_segments_are_omitted() -> None:
 
 def test_layout_without_segments_is_empty() -> None:
     layout = lay_out(builders.trace([alloc(BASE, 512)]), 1)
-    assert len(layout.segments) == len(layout.allocation) == len(layout.free_size) == 0
+    assert len(layout.segments) == len(layout.allocation) == len(layout.free_block_size) == 0
 
 
 def test_unknown_kind_of_an_expandable_segment_follows_from_its_blocks() -> None:

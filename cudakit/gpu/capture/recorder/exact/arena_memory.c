@@ -9,15 +9,15 @@ static uint64_t device_address(const arena_memory *arena, uint64_t offset)
     return arena->base_address + offset;
 }
 
-static bool copy_to_host(const arena_memory *arena, void *destination, uint64_t offset, size_t bytes)
+static bool copy_to_host(const arena_memory *arena, void *destination, uint64_t offset, size_t size_bytes)
 {
-    return !bytes ||
-           !sanitizer.copy_to_host(destination, (void *)device_address(arena, offset), bytes, arena->stream);
+    return !size_bytes ||
+           !sanitizer.copy_to_host(destination, (void *)device_address(arena, offset), size_bytes, arena->stream);
 }
 
-static bool clear_bytes(const arena_memory *arena, uint64_t offset, uint64_t bytes)
+static bool clear_bytes(const arena_memory *arena, uint64_t offset, uint64_t size_bytes)
 {
-    return !bytes || !sanitizer.memset((void *)device_address(arena, offset), 0, bytes, arena->stream);
+    return !size_bytes || !sanitizer.memset((void *)device_address(arena, offset), 0, size_bytes, arena->stream);
 }
 
 static uint32_t min_u32(uint32_t count, uint32_t limit)

@@ -592,7 +592,7 @@ void exact_prepare_graph(CUcontext context, CUgraphExec executable)
         launch_begin_delay();
         modules_restore_all_patches(); /* the graph may have kernels of any module */
     }
-    /* A graph that needs more launch indices than any arena has must not wait for an arena: it requests none. */
+    /* A graph that needs more launch indices than any arena has must not wait for an arena: it requests 0 launch indices. */
     if (launch_index_count)
         prepare_launch(context, space_signature(executable, kernel_count), 0,
                        launch_index_count > CK_MAX_LAUNCHES ? 0 : launch_index_count, true);

@@ -43,10 +43,10 @@ static const unsigned char KIND_PLUS_ONE_OF[OPCODES] = {
 };
 
 /* Return the kinds of unreported instructions in code, one bit per kind. */
-static unsigned find_unreported_kinds(const unsigned char *code, size_t bytes)
+static unsigned find_unreported_kinds(const unsigned char *code, size_t code_bytes)
 {
     unsigned kinds = 0;
-    for (size_t offset = 0; offset + INSTRUCTION_BYTES <= bytes; offset += INSTRUCTION_BYTES)
+    for (size_t offset = 0; offset + INSTRUCTION_BYTES <= code_bytes; offset += INSTRUCTION_BYTES)
         kinds |= 1u << KIND_PLUS_ONE_OF[(code[offset] | code[offset + 1] << 8) & (OPCODES - 1)];
     return kinds >> 1;
 }
@@ -54,7 +54,7 @@ static unsigned find_unreported_kinds(const unsigned char *code, size_t bytes)
 /* --- sections --------------------------------------------------------------------------------------- */
 
 typedef struct {
-    const unsigned char *bytes;
+    const unsigned char *image;
     size_t image_bytes;
     uint64_t section_table_offset;
     size_t section_count,
@@ -69,7 +69,7 @@ static bool is_inside(const elf_image *elf, uint64_t offset, uint64_t size)
 static Elf64_Shdr section_header(const elf_image *elf, size_t number)
 {
     Elf64_Shdr header;
-    memcpy(&header, elf->bytes + elf->section_table_offset + number * sizeof header, sizeof header);
+    memcpy(&header, elf->image + elf->section_table_offset + number * sizeof header, sizeof header);
     return header;
 }
 
@@ -82,7 +82,7 @@ static const char *string_at(const elf_image *elf, size_t string_section, uint64
     if (header.sh_type == SHT_NOBITS || !is_inside(elf, header.sh_offset, header.sh_size) ||
         offset >= header.sh_size)
         return NULL;
-    const char *begin = (const char *)elf->bytes + header.sh_offset + offset;
+    const char *begin = (const char *)elf->image + header.sh_offset + offset;
     return memchr(begin, 0, header.sh_size - offset) ? begin : NULL;
 }
 
@@ -91,7 +91,7 @@ static bool parse_elf_header(elf_image *elf)
     Elf64_Ehdr header;
     if (elf->image_bytes < sizeof header)
         return false;
-    memcpy(&header, elf->bytes, sizeof header);
+    memcpy(&header, elf->image, sizeof header);
     if (memcmp(header.e_ident, ELFMAG, SELFMAG) || header.e_ident[EI_CLASS] != ELFCLASS64 ||
         header.e_ident[EI_DATA] != ELFDATA2LSB || header.e_machine != EM_CUDA ||
         header.e_shentsize != sizeof(Elf64_Shdr) || !is_inside(elf, header.e_shoff, sizeof(Elf64_Shdr)))
@@ -136,7 +136,7 @@ static bool scan_code(const elf_image *elf, function *functions)
             !is_inside(elf, header.sh_offset, header.sh_size))
             return false;
         functions[i].name = name + strlen(TEXT_PREFIX);
-        functions[i].unreported_kinds = find_unreported_kinds(elf->bytes + header.sh_offset, header.sh_size);
+        functions[i].unreported_kinds = find_unreported_kinds(elf->image + header.sh_offset, header.sh_size);
     }
     return true;
 }
@@ -150,7 +150,7 @@ static bool scan_symbols(const elf_image *elf, const Elf64_Shdr *table, function
         return false;
     for (uint64_t offset = 0; offset + sizeof(Elf64_Sym) <= table->sh_size; offset += sizeof(Elf64_Sym)) {
         Elf64_Sym symbol;
-        memcpy(&symbol, elf->bytes + table->sh_offset + offset, sizeof symbol);
+        memcpy(&symbol, elf->image + table->sh_offset + offset, sizeof symbol);
         if (ELF64_ST_TYPE(symbol.st_info) != STT_FUNC)
             continue;
         if (symbol.st_shndx == SHN_UNDEF) {
@@ -178,11 +178,11 @@ static bool scan_cubin(const elf_image *elf, function *functions, unsigned *shar
     return true;
 }
 
-int machine_code_find_unreported(const void *cubin, size_t bytes,
+int machine_code_find_unreported(const void *cubin, size_t cubin_bytes,
                                  void (*report)(void *context, const char *function, const char *kind),
                                  void *context)
 {
-    elf_image elf = {.bytes = cubin, .image_bytes = bytes};
+    elf_image elf = {.image = cubin, .image_bytes = cubin_bytes};
     if (!parse_elf_header(&elf))
         return -1;
     function *functions = calloc(elf.section_count + 1, sizeof *functions);
@@ -199,9 +199,9 @@ int machine_code_find_unreported(const void *cubin, size_t bytes,
     return is_parsed ? report_count : -1;
 }
 
-bool machine_code_has_function(const void *cubin, size_t bytes, bool (*matches)(const char *name))
+bool machine_code_has_function(const void *cubin, size_t cubin_bytes, bool (*matches)(const char *name))
 {
-    elf_image elf = {.bytes = cubin, .image_bytes = bytes};
+    elf_image elf = {.image = cubin, .image_bytes = cubin_bytes};
     bool is_found = false;
     if (!parse_elf_header(&elf))
         return false;

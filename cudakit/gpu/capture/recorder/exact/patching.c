@@ -53,12 +53,12 @@ static const struct {
     {44, "ck_tensor_store"},   /* TMA_STORE */
 };
 
-int patching_add_image(int capability, const void *image, size_t bytes)
+int patching_add_image(int capability, const void *image, size_t image_bytes)
 {
-    void *image_copy = patch_count < MAX_PATCHES ? malloc(bytes) : NULL;
+    void *image_copy = patch_count < MAX_PATCHES ? malloc(image_bytes) : NULL;
     if (!image_copy)
         return -1;
-    memcpy(image_copy, image, bytes);
+    memcpy(image_copy, image, image_bytes);
     patches[patch_count].capability = capability;
     patches[patch_count++].image = image_copy;
     return 0;

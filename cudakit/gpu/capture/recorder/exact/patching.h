@@ -10,7 +10,7 @@
 
 /* Add the patch image for a compute capability, such as 90. The image is copied. Return 0, or -1 if no memory is
  * left. */
-int patching_add_image(int capability, const void *image, size_t bytes);
+int patching_add_image(int capability, const void *image, size_t image_bytes);
 
 /* Return whether there is any patch image. */
 bool patching_is_enabled(void);
@@ -77,11 +77,11 @@ void patching_clear(void);
  * Returns the number of calls of ``report``, or -1 if the cubin cannot be parsed.
  *
  * Not detected: reads of constant memory, and addresses of multicast objects. */
-int machine_code_find_unreported(const void *cubin, size_t bytes,
+int machine_code_find_unreported(const void *cubin, size_t cubin_bytes,
                                  void (*report)(void *context, const char *function, const char *kind),
                                  void *context);
 
 /* Return whether a cubin has a function with a name for which ``matches`` returns true. */
-bool machine_code_has_function(const void *cubin, size_t bytes, bool (*matches)(const char *name));
+bool machine_code_has_function(const void *cubin, size_t cubin_bytes, bool (*matches)(const char *name));
 
 #endif

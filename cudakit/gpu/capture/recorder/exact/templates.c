@@ -239,12 +239,12 @@ launch_template templates_use_instead(const launch_signature *signature)
  * is left, the signature has no footprint. */
 static void set_footprint(signature_state *state, const footprint *accesses)
 {
-    const size_t bytes = accesses->range_count * sizeof *state->footprint;
+    const size_t footprint_bytes = accesses->range_count * sizeof *state->footprint;
     free(state->footprint);
-    state->footprint = accesses->is_incomplete ? NULL : malloc(bytes + 1);
+    state->footprint = accesses->is_incomplete ? NULL : malloc(footprint_bytes + 1);
     state->footprint_range_count = state->footprint ? (uint32_t)accesses->range_count : 0;
     if (state->footprint)
-        memcpy(state->footprint, accesses->ranges, bytes);
+        memcpy(state->footprint, accesses->ranges, footprint_bytes);
 }
 
 /* Make the accesses of a launch the template of its signature, and return its id; 0 if the analysis has no memory. */

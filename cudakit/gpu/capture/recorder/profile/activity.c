@@ -305,10 +305,10 @@ static bool advance_to_next_record(buffer_reader *position)
             position->cut_record_count++;
             return false;
         }
-        const size_t bytes = bytes_of_kind(position->current_record->kind);
-        if (!bytes)
+        const size_t record_bytes = bytes_of_kind(position->current_record->kind);
+        if (!record_bytes)
             continue;
-        if (position->valid_bytes - offset < bytes) {
+        if (position->valid_bytes - offset < record_bytes) {
             position->cut_record_count++;
             return false;
         }

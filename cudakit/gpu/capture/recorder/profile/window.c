@@ -367,7 +367,7 @@ static bool subscribe(char *error, size_t error_bytes)
 }
 
 /* Begin the profile with the stored options. */
-static bool begin_profile(char *error, size_t error_bytes)
+static bool begin_configured_profile(char *error, size_t error_bytes)
 {
     if (!lock_window()) {
         snprintf(error, error_bytes, "the profile is beginning in another thread");
@@ -389,7 +389,7 @@ static bool begin_profile(char *error, size_t error_bytes)
 bool profile_begin(const profile_options *options, char *error, size_t error_bytes)
 {
     if (store_options(options))
-        return begin_profile(error, error_bytes);
+        return begin_configured_profile(error, error_bytes);
     snprintf(error, error_bytes, "a name in the options is too long");
     return false;
 }
@@ -413,7 +413,7 @@ const char *profile_at_first_use(const profile_options *options)
 EXPORTED int InitializeInjection(void)
 {
     char error[ERROR_BYTES] = "";
-    if (!is_configured || begin_profile(error, sizeof error))
+    if (!is_configured || begin_configured_profile(error, sizeof error))
         return 1;
     char message[ERROR_BYTES + sizeof NOT_PROFILED];
     snprintf(message, sizeof message, NOT_PROFILED "%s", error);

@@ -74,13 +74,13 @@ void spool_open(const char *path)
 }
 
 /* Replace the mapped segment of the spool by a new one; NULL: by none. */
-static void set_segment(char *new_segment, size_t bytes)
+static void set_segment(char *new_segment, size_t new_segment_bytes)
 {
     pthread_mutex_lock(&mapping_lock);
     if (segment)
         munmap(segment, segment_bytes);
     segment = new_segment;
-    segment_bytes = bytes;
+    segment_bytes = new_segment_bytes;
     end_offset = sizeof(segment_header);
     allocated_bytes = 0;
     pthread_mutex_unlock(&mapping_lock);
@@ -143,17 +143,17 @@ void spool_forked(void)
 }
 
 /* Create and map a file. On failure return NULL and set ``error_number`` to the errno. */
-static char *map_file(const char *path, size_t bytes, int *error_number)
+static char *map_file(const char *path, size_t file_bytes, int *error_number)
 {
     int descriptor = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
     *error_number = descriptor < 0 ? errno : 0;
     if (descriptor < 0)
         return NULL;
     /* Allocate the disk space now: a full disk is an error here, but a SIGBUS in the user's program later. */
-    *error_number = posix_fallocate(descriptor, 0, (off_t)bytes);
+    *error_number = posix_fallocate(descriptor, 0, (off_t)file_bytes);
     void *mapped_file = MAP_FAILED;
     if (!*error_number) {
-        mapped_file = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+        mapped_file = mmap(NULL, file_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
         *error_number = mapped_file == MAP_FAILED ? errno : 0;
     }
     close(descriptor);
@@ -163,17 +163,17 @@ static char *map_file(const char *path, size_t bytes, int *error_number)
 }
 
 /* Build the path of the next segment. After exec, segments of the previous program exist under the same process id. */
-static void name_segment(char *path, size_t bytes)
+static void name_segment(char *path, size_t path_bytes)
 {
     char name[32];
     do {
         snprintf(name, sizeof name, chain_number ? "%d.%u" : "%d", (int)getpid(), chain_number);
-        snprintf(path, bytes, "%s/%s-%06u.trace", directory, name, segment_count);
+        snprintf(path, path_bytes, "%s/%s-%06u.trace", directory, name, segment_count);
     } while (!segment_count && !access(path, F_OK) && ++chain_number);
 }
 
 /* Create and map the largest file that the disk has space for; on failure return NULL with errno set. */
-static char *map_file_that_fits(const char *path, size_t *bytes)
+static char *map_file_that_fits(const char *path, size_t *file_bytes)
 {
     int error_number = ENOSPC;
     char *mapped_file = NULL;
@@ -182,7 +182,7 @@ static char *map_file_that_fits(const char *path, size_t *bytes)
            (error_number == ENOSPC || error_number == EDQUOT || error_number == EFBIG);
          attempted_bytes /= 2) {
         mapped_file = map_file(path, attempted_bytes, &error_number);
-        *bytes = attempted_bytes;
+        *file_bytes = attempted_bytes;
     }
     errno = error_number;
     return mapped_file;
@@ -261,9 +261,9 @@ static int begin_segment(void)
 }
 
 /* Append a block so that a reader sees all of it or nothing. Return 0, or -1 with errno set. */
-static int append_block(const char *tag, uint32_t item_count, const void *payload, size_t bytes)
+static int append_block(const char *tag, uint32_t item_count, const void *payload, size_t payload_bytes)
 {
-    size_t block_bytes = sizeof(block_header) + bytes;
+    size_t block_bytes = sizeof(block_header) + payload_bytes;
     if ((!segment || end_offset + block_bytes > segment_bytes) && begin_segment())
         return -1;
     if (end_offset + block_bytes > segment_bytes) { /* the segment is small, because the disk is almost full */
@@ -271,9 +271,9 @@ static int append_block(const char *tag, uint32_t item_count, const void *payloa
         return -1;
     }
     allocate_pages_of_records(end_offset + block_bytes);
-    block_header header = {{tag[0], tag[1], tag[2], tag[3]}, item_count, bytes};
+    block_header header = {{tag[0], tag[1], tag[2], tag[3]}, item_count, payload_bytes};
     memcpy(segment + end_offset, &header, sizeof header);
-    memcpy(segment + end_offset + sizeof header, payload, bytes);
+    memcpy(segment + end_offset + sizeof header, payload, payload_bytes);
     __atomic_store_n(&end_offset, end_offset + block_bytes, __ATOMIC_RELAXED);
     __atomic_store_n(&((segment_header *)segment)->end_offset, end_offset, __ATOMIC_RELEASE);
     return 0;
