@@ -16,7 +16,8 @@ def test_error_without_a_cluster_names_no_option_of_ray(monkeypatch: pytest.Monk
     error = connection_error(AUTO, _NO_CLUSTER)
 
     assert str(error) == "no Ray cluster runs on this machine"
-    assert "--ray HOST:PORT" in error.hint and "--ray local" in error.hint
+    assert "--ray HOST:PORT" in error.hint
+    assert "--ray local" in error.hint
 
 
 @pytest.mark.parametrize(
