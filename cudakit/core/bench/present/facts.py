@@ -220,8 +220,8 @@ def _name_group(group: Sequence[CaseResult], all_cases: Sequence[CaseResult]) ->
     """Name the cases of a group among all cases.
 
     The name lists the labels of single cases, then values of one axis that only cases of the group have. In
-    the opposite order, the label "d2d 4.00 KiB" at the end could mean that all values are of 4 KiB. The axis is
-    the one with the fewest labels. If the list is too long, the name is the number of cases.
+    the opposite order, a label "d2d 4.00 KiB" at the end could mean that all values are of 4 KiB. The axis
+    is the one with the fewest labels. If the list is too long, the name is the number of cases.
     """
     cases_outside = [case for case in all_cases if not any(case is member for member in group)]
     label_by_id = dict(zip(map(id, all_cases), short_labels(all_cases), strict=True))

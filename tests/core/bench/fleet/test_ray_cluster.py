@@ -7,7 +7,9 @@ from hypothesis import strategies as st
 from cudakit.core.bench.fleet.ray_cluster import AUTO, LOCAL, connection_error, distinct_names
 
 # Start of the text of ray.init(address="auto") if no cluster runs.
-_NO_CLUSTER = "Could not find any running Ray instance. Please specify the one to connect to by setting `--address` flag"
+_NO_CLUSTER = (
+    "Could not find any running Ray instance. Please specify the one by setting `--address` flag"
+)
 
 
 def test_error_without_a_cluster_names_no_option_of_ray(monkeypatch: pytest.MonkeyPatch) -> None:
