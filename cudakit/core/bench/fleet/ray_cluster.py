@@ -51,7 +51,7 @@ except Exception as error:
 _ADDRESS_HINT = (
     "ray status --address HOST:PORT shows whether a cluster answers; --ray local needs no cluster"
 )
-# Ray's reason, in ray.init, if --ray auto finds no cluster. The rest of its text names options of ray commands.
+# Ray's reason, in ray.init, if --ray auto finds no cluster. The rest of the reason names options of Ray.
 _NO_CLUSTER_REASON = "Could not find any running Ray instance"
 _NO_CLUSTER_HINT = (
     "--ray HOST:PORT connects to a cluster whose head is another host; --ray local needs no cluster"
