@@ -23,7 +23,7 @@ from cudakit.gpu.device_array import DeviceArray, array_factory, is_captured, or
 from cudakit.gpu.fast_call import FastCall, prepare_call
 from cudakit.kernels.launch_plan import NO_SCRATCH
 from cudakit.kernels.random import NO_COUNTER, Draw, RandomKernels, fill_on_host
-from cudakit.kernels.random_source import THREADS
+from cudakit.kernels.random_kernel_source import THREADS
 from cudakit.kernels.random_values import Counter
 
 if TYPE_CHECKING:

@@ -242,7 +242,7 @@ def _compile_functions(
     from cudakit.gpu.capture.device_patch import PATCH_IMAGE_NAME, build_patch
     from cudakit.gpu.compile import compile_cuda
     from cudakit.kernels import bandwidth, compare, fill, nonfinite, poison, random, spin, timestamp
-    from cudakit.kernels.random_source import STORED_COUNTER_SOURCE
+    from cudakit.kernels.random_kernel_source import STORED_COUNTER_SOURCE
 
     modules = (bandwidth, compare, fill, nonfinite, poison, random, spin, timestamp, selftest)
     sources = {module.__name__.rpartition(".")[2]: module.SOURCE for module in modules}

@@ -18,11 +18,11 @@ from cudakit.errors import UsageError
 from cudakit.gpu.api import Argument, Kernel, Kernels, Ptr, Stream
 from cudakit.gpu.api.elements import BF16, decode
 from cudakit.gpu.api.host_kernels import Launch, host_kernel
-from cudakit.kernels import random_source, random_values
+from cudakit.kernels import random_kernel_source, random_values
 from cudakit.kernels.loaded import LoadedKernels
 from cudakit.kernels.random_values import Counter, round_to_dtype
 
-SOURCE = random_source.SOURCE
+SOURCE = random_kernel_source.SOURCE
 
 FLOATS = ("float64", "float32", "float16", "bfloat16")
 INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
@@ -69,7 +69,7 @@ class Draw:
     @property
     def cuda_blocks(self) -> int:
         """The number of CUDA blocks of the launch; 0 for a draw of 0 elements."""
-        return min(-(-self.threads // random_source.THREADS), _MAX_BLOCKS)
+        return min(-(-self.threads // random_kernel_source.THREADS), _MAX_BLOCKS)
 
 
 @lru_cache(_CACHED_DRAWS)
@@ -188,7 +188,7 @@ class RandomKernels:
     @cached_property
     def _stored_kernels(self) -> LoadedKernels:
         """The kernels that read the counter from device memory."""
-        return LoadedKernels(self._gpu, random_source.STORED_COUNTER_SOURCE, _NAMES)
+        return LoadedKernels(self._gpu, random_kernel_source.STORED_COUNTER_SOURCE, _NAMES)
 
     def close(self) -> None:
         """Unload the kernels, all of which must have finished."""
@@ -212,7 +212,9 @@ def _launch(
     args += draw.parameters
     if draw.cuda_blocks:
         name = f"cudakit_random_{draw.kernel}"
-        kernels.launch(name, args, stream, grid=draw.cuda_blocks, block=random_source.THREADS)
+        kernels.launch(
+            name, args, stream, grid=draw.cuda_blocks, block=random_kernel_source.THREADS
+        )
 
 
 def fill_on_host(destination: npt.NDArray[Any], draw: Draw, start_counter: Counter) -> None:

@@ -1,4 +1,4 @@
-"""Random numbers in numpy, equal bit by bit to those of the kernels in ``random_source.py``.
+"""Random numbers in numpy, equal bit by bit to those of the kernels in ``random_kernel_source.py``.
 
 Each function returns ``element_count`` elements of one call from ``first_index`` on. The call begins at a
 Philox counter. All floating-point operations are additions, multiplications, divisions and square roots,

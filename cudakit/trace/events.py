@@ -367,7 +367,7 @@ class Template:
 
 @dataclass(frozen=True, slots=True)
 class TemplatePointers:
-    """Pointers among the arguments of a launch, in their order; 0 behind the last one.
+    """Pointers among the arguments of a launch, in the order of the arguments; 0 after the last pointer.
 
     The launch is one whose accesses become a template, or one that uses a template of a launch with other
     pointers.

@@ -28,7 +28,7 @@ from cudakit.kernels.random import (
     permutation_draw,
     uniform_draw,
 )
-from cudakit.kernels.random_source import STORED_COUNTER_SOURCE
+from cudakit.kernels.random_kernel_source import STORED_COUNTER_SOURCE
 from cudakit.kernels.random_values import Counter
 
 START = Counter(position=2**32 - 100, sequence=3, seed=0x0123456789ABCDEF)

@@ -8,7 +8,7 @@ from gpu.test_compile import needs_nvrtc
 from cudakit.gpu import selftest
 from cudakit.gpu.compile import compile_cuda
 from cudakit.kernels import bandwidth, compare, fill, nonfinite, poison, random, spin, timestamp
-from cudakit.kernels.random_source import STORED_COUNTER_SOURCE
+from cudakit.kernels.random_kernel_source import STORED_COUNTER_SOURCE
 
 MODULES = (bandwidth, compare, fill, nonfinite, poison, random, spin, timestamp, selftest)
 # The oldest architecture that NVRTC 13 supports, and one of each later generation.

@@ -86,9 +86,9 @@ class CachingAllocator:
     def empty_cache(self, pool: HeldPool | PoolId | None = None) -> None:
         """Wait for pending frees, and release every unused segment to the device.
 
-        Private pools are included if no graph, MemPool or context holds them. With ``pool`` only that pool is
-        released. Does nothing during a capture. Raises CudaError if the driver refuses, PoolError for an
-        unknown pool.
+        Private pools are included if no graph, MemPool or ``with`` block holds them. With ``pool`` only that
+        pool is released. Does nothing during a capture. Raises CudaError if the driver refuses, PoolError
+        for an unknown pool.
         """
         stack = gather_stack() if self._state.history.level >= Level.ALL else None
         with self._routing.with_pools() as pools:
@@ -179,7 +179,7 @@ class CachingAllocator:
     ) -> Iterator[GraphMemory]:
         """Serve the requests of a graph capture from a private pool, and yield its holder, a GraphMemory.
 
-        Leave the context after the end of the capture: until then no event is queried and nothing is
+        Leave the ``with`` block after the end of the capture: until then no event is queried and nothing is
         released. Close the GraphMemory when the graph is destroyed; if the body raises, it is closed already.
         Graphs may share a ``pool``; None creates one. ``stream`` is a captured stream, and selects all
         streams of its capture; None selects all requests of this thread. With the setting

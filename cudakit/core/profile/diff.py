@@ -60,7 +60,7 @@ class ProfileDiff:
 
 
 def compare(before_result: ProfileResult, after_result: ProfileResult) -> ProfileDiff:
-    """Return the changes between two profiles, whose devices are matched in their order."""
+    """Return the changes between two profiles, whose n-th devices are compared with each other."""
     device_pairs = list(zip(before_result.devices, after_result.devices, strict=False))
     unmatched_count = abs(len(before_result.devices) - len(after_result.devices))
     return ProfileDiff(

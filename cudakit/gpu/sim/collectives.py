@@ -158,7 +158,7 @@ class SimCommunicator:
     def _exchange_packets(
         self, begin_ns: int, collective: Collective, data: bytes
     ) -> list[_Packet]:
-        """Send this rank's data, and return the data of all ranks in their order."""
+        """Send this rank's data, and return the data of all ranks in the order of the ranks."""
         request_fields = [collective.operation, collective.element.name, collective.count]
         try:
             _send_packet(

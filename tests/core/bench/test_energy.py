@@ -28,13 +28,13 @@ class Counter:
 
 
 @given(watts=st.floats(50, 700), phase_s=st.floats(0, 0.1))
-def test_power_is_measured_between_counter_steps(watts: float, phase_s: float) -> None:
+def test_power_is_measured_between_counter_changes(watts: float, phase_s: float) -> None:
     counter = Counter(watts, phase_s)
-    steps = CounterChanges(counter.read_j, counter.clock)
-    while steps.elapsed_s < MIN_S:
-        steps.poll()
+    counter_changes = CounterChanges(counter.read_j, counter.clock)
+    while counter_changes.elapsed_s < MIN_S:
+        counter_changes.poll()
 
-    assert steps.power_w() == pytest.approx(watts, rel=0.02)
+    assert counter_changes.power_w() == pytest.approx(watts, rel=0.02)
 
 
 def test_device_without_energy_counter_runs_no_work() -> None:

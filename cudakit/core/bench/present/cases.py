@@ -46,10 +46,10 @@ def cases_table(cases: Sequence[CaseResult], *, with_common_axes: bool = False) 
     """Return a table with a row per case; rows of baselines are printed in a muted style.
 
     Axes that have one value in all cases are in the caption, or ``with_common_axes`` in columns. The steps of
-    graphs of several sizes have a more compact table: see ``steps_table``.
+    graphs of several sizes have a more compact table: see ``graph_operations_table``.
     """
-    if are_graph_steps(cases):
-        return steps_table(cases, with_common_axes=with_common_axes)
+    if are_graph_operations(cases):
+        return graph_operations_table(cases, with_common_axes=with_common_axes)
     axes = axis_names(cases) if with_common_axes else varying_axes(cases)
     visible_columns = [column for column in _columns(cases) if any(map(column.has_value, cases))]
     return Table(
@@ -254,7 +254,7 @@ def _energy(case: CaseResult) -> Value:
     return Text(f"{case.energy_j:.3g} J")
 
 
-def are_graph_steps(cases: Sequence[CaseResult]) -> bool:
+def are_graph_operations(cases: Sequence[CaseResult]) -> bool:
     """Return whether all cases measure an operation on a graph, such as its launch.
 
     The cases must have at least two operations, and graphs of at least two node counts.
@@ -266,8 +266,8 @@ def are_graph_steps(cases: Sequence[CaseResult]) -> bool:
     )
 
 
-def steps_table(cases: Sequence[CaseResult], *, with_common_axes: bool = False) -> Table:
-    """Return a table with a row per step of a graph, and a column per number of nodes.
+def graph_operations_table(cases: Sequence[CaseResult], *, with_common_axes: bool = False) -> Table:
+    """Return a table with a row per operation on a graph, and a column per number of nodes.
 
     ``with_common_axes`` adds columns for axes that have one value in all cases.
     """
@@ -279,7 +279,7 @@ def steps_table(cases: Sequence[CaseResult], *, with_common_axes: bool = False) 
         key = (*(case.axes.get(name) for name in axes), case.axes[_STEP])
         rows.setdefault(key, {})[int(case.axes[_NODES])] = case
     column_names = [*axes, _STEP]
-    # Sorting is stable, so the steps of a graph stay in the order in which they were measured.
+    # Sorting is stable, so the operations on a graph stay in the order in which they were measured.
     graph_keys = list(dict.fromkeys(key[:-1] for key in rows))
     return Table(
         columns=(

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from core.bench.example_results import gemm, samples_near
 
-from cudakit.core.bench.present.cases import are_graph_steps, cases_table
+from cudakit.core.bench.present.cases import are_graph_operations, cases_table
 from cudakit.core.bench.result import CaseResult
 from cudakit.document import Seconds, Text
 
@@ -64,7 +64,7 @@ def test_missing_step_time_is_shown_as_dash() -> None:
 
 
 def test_cases_of_one_size_or_step_are_listed() -> None:
-    assert not are_graph_steps([gemm(), *step_of_all_sizes("run")])
-    assert not are_graph_steps([step("run", 1), step("launch", 1)])
-    assert not are_graph_steps(step_of_all_sizes("run"))
+    assert not are_graph_operations([gemm(), *step_of_all_sizes("run")])
+    assert not are_graph_operations([step("run", 1), step("launch", 1)])
+    assert not are_graph_operations(step_of_all_sizes("run"))
     assert len(cases_table([step("run", 1), step("launch", 1)]).rows) == 2
