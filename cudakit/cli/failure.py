@@ -179,7 +179,7 @@ def _similar_options(error: click.NoSuchOption) -> list[str]:
 
 
 def _help_hint(error: click.ClickException) -> str:
-    context = getattr(error, "ctx", None)
+    context = getattr(error, "ctx", None) or click.get_current_context(silent=True)
     return f"see {context.command_path if context else 'cudakit'} --help"
 
 

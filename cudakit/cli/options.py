@@ -331,10 +331,13 @@ class OutputOptions:
     force: bool  # whether existing files are replaced
     quiet: bool  # whether only the verdict and the findings are printed
     formats: tuple[str, ...]  # suffixes of the formats that the command can write
+    report_stream: str = "standard output"  # stream of the report, of -o - and of --json
 
     def __post_init__(self) -> None:
         if self.json and any(target.path == "-" for target in self.targets):
-            raise click.UsageError("--json and -o - both write to standard output; use one of them")
+            raise click.UsageError(
+                f"--json and -o - both write to {self.report_stream}; use one of them"
+            )
 
     @property
     def paths(self) -> list[str]:
@@ -364,7 +367,9 @@ def output_options(
             targets = [Target(path) for path in paths]
             for name, suffix in old.items():
                 targets += [Target(path, suffix) for path in other_options.pop(f"{name}_files")]
-            output = OutputOptions(json, tuple(targets), force, quiet, tuple(formats))
+            output = OutputOptions(
+                json, tuple(targets), force, quiet, tuple(formats), report_stream
+            )
             return command(output=output, **other_options)
 
         options = option_group(

@@ -81,11 +81,20 @@ class Report:
             rows = table_rows(self.brief_table()) if self.brief_table else main_rows(document)
         return tuple(map(_brief_line, (*brief_sentences(document), *rows)))
 
+    def brief_text(self, target: Output, *, with_rows: bool) -> str:
+        """Return ``lines`` as a text with the characters that the target can show."""
+        return _joined_lines(self.lines(with_rows=with_rows), target)
+
     def summary_lines(self) -> tuple[str, ...]:
         """Return the first line and the most severe ones of ``lines``, and the number of omitted ones."""
         if self.brief_sentences:
             return _summary_lines(self.brief_sentences())
         return _summary_lines(brief_sentences(self.document()))
+
+
+def _joined_lines(lines: Iterable[str], target: Output) -> str:
+    text = "".join(f"{line}\n" for line in lines)
+    return _to_ascii(text) if target.ascii_only else text
 
 
 def _summary_lines(sentences: Sequence[str | Note]) -> tuple[str, ...]:
@@ -190,6 +199,11 @@ class Outputs:
             else terminal_formats or ([] if files or options.quiet else ["txt"])
         )
 
+    @property
+    def terminal_formats(self) -> tuple[str, ...]:
+        """The formats of the report on the terminal; empty if the terminal gets only a summary."""
+        return tuple(self._formats_on_terminal)
+
     def write(self, report: Report) -> None:
         """Write the report to every file and to the terminal.
 
@@ -225,12 +239,10 @@ class Outputs:
 
     def _print_brief(self, report: Report) -> None:
         target = standard_error() if self._files else self._open_terminal()
-        is_summary = self._files and not self._options.quiet
-        lines = (
-            report.summary_lines() if is_summary else report.lines(with_rows=self._options.quiet)
-        )
-        text = "".join(f"{line}\n" for line in lines)
-        target.write(_to_ascii(text) if target.ascii_only else text)
+        if self._files and not self._options.quiet:
+            target.write(_joined_lines(report.summary_lines(), target))
+        else:
+            target.write(report.brief_text(target, with_rows=self._options.quiet))
 
 
 @contextmanager

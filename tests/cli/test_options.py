@@ -45,6 +45,19 @@ def test_json_and_a_report_on_standard_output_exclude_each_other() -> None:
         parsed("--json", "-o", "-")
 
 
+def test_json_and_a_report_of_run_exclude_each_other_before_the_start(cli: Cli) -> None:
+    done = cli("run", "--sanitize", "--json", "-o", "-", "-c", "print('started')")
+    assert (done.exit_code, done.stdout) == (125, "")
+    assert "--json and -o - both write to standard error" in done.stderr
+    assert '"hint": "see cudakit run --help"' in done.stderr
+
+
+def test_hint_of_an_error_before_the_start_names_the_help_of_run(cli: Cli) -> None:
+    done = cli("run", "--sanitize", "-m", "-c", "print('started')")
+    assert (done.exit_code, done.stdout) == (125, "")
+    assert "hint: see cudakit run --help" in done.stderr
+
+
 def test_size_is_read_as_bytes() -> None:
     assert parsed("--limit", "10GiB")["limit"] == 10 * 1024**3
 

@@ -227,7 +227,7 @@ def test_copies_are_compared_with_a_bench(cli: Cli) -> None:
     )
     text = cli("profile", "slow.log", "--bench", "copy.json").stdout
     assert "Limits of this GPU" in text
-    assert "host to device, pageable copies" in text
+    assert "copies: host to device, pageable" in text
 
 
 def test_bench_without_copies_is_an_error(cli: Cli) -> None:
@@ -247,7 +247,7 @@ def test_launches_and_copies_are_compared_with_two_benches(cli: Cli) -> None:
     text = cli("profile", "slow.log", "--bench", "copy.json", "--bench", "launch.json").stdout
     assert "--bench compared nothing" not in text
     assert "step time per kernel launch" in text
-    assert "host to device, pageable copies" in text
+    assert "copies: host to device, pageable" in text
 
 
 def test_bench_result_without_comparable_work_is_named(cli: Cli) -> None:

@@ -35,6 +35,19 @@ def test_log_has_the_race_of_the_program(
     assert not result.different_calls
 
 
+def test_collective_of_a_graph_has_the_device_of_the_launch() -> None:
+    (race,) = race_logs.analyze(race_logs.load(LOGS / "captured_bug.log")).races
+    assert race.previous.graph
+    assert [side.device for side in (race.previous, race.current)] == [1, 1]
+
+
+def test_fix_names_the_devices_of_streams_with_the_same_name() -> None:
+    (race,) = race_logs.analyze(race_logs.load(LOGS / "cupy_bug.log")).races
+    names = "the legacy default stream of cuda:0 and the legacy default stream of cuda:1"
+    assert f"make {names} wait for all these events" in race.hint
+    assert race.remedies[0].endswith(f"b is each of {names}")
+
+
 def test_log_has_the_calls_in_different_order() -> None:
     result = race_logs.analyze(race_logs.load(LOGS / "order.log"))
     (difference,) = result.different_calls

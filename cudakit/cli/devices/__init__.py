@@ -36,7 +36,7 @@ _OTHER_OPTIONS = option_group(
         "--watch",
         type=Value((), seconds),
         metavar="SEC",
-        help="Update every SEC seconds, until q or Ctrl-C.",
+        help="Update every SEC seconds, until q or Ctrl-C. JSON has one line per update.",
     ),
     gpu_option,
 )
@@ -101,7 +101,13 @@ def devices(
             from cudakit.cli.devices.watch import Writer, keyboard, watch_devices
 
             writers = [
-                Writer(target, output_format, view, selected_fields)
+                Writer(
+                    target,
+                    output_format,
+                    view,
+                    selected_fields,
+                    is_brief=output.quiet and not output.targets,
+                )
                 for output_format, target in outputs.streams()
             ]
             with keyboard() as wait_for_keys:

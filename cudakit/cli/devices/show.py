@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from functools import cache, partial
 
 import click
 
@@ -56,9 +55,10 @@ def show_once(
         activity=counts_activity(selected_fields), processes=view.processes, topology=view.topology
     )
     filtered_result = replace(result, devices=filter_devices(result, view.ids))
-    # The cache makes several CSV outputs warn only once.
-    warn_simulated = cache(partial(_warn_simulated, machine))
-    outputs.write(report_of(filtered_result, view, selected_fields, warn_simulated=warn_simulated))
+    # Only CSV does not say that the GPUs are simulated: with a CSV file, the summary on the terminal does.
+    if "csv" in outputs.terminal_formats:
+        _warn_simulated(machine)
+    outputs.write(report_of(filtered_result, view, selected_fields))
 
 
 def counts_activity(selected_fields: tuple[FieldInfo, ...], *, watching: bool = False) -> bool:
@@ -80,7 +80,6 @@ def report_of(
     selected_fields: tuple[FieldInfo, ...],
     *,
     watching: bool = False,
-    warn_simulated: Callable[[], None] = lambda: None,
 ) -> Report:
     """Return the report of the devices, or of the selected fields."""
     from cudakit.core.devices.present import report
@@ -90,7 +89,6 @@ def report_of(
         from cudakit.core.devices.present.fields import field_columns
         from cudakit.render import csv
 
-        warn_simulated()
         return csv.render(
             field_columns(selected_fields or tuple(field_registry().values()), result)
         )

@@ -49,7 +49,7 @@ def watch_devices(
             result = query.read(
                 names=first_writer.view.names or WATCHED_FIELDS,
                 activity=includes_activity,
-                processes=session.view.shows_processes,
+                processes=session.view.needs_processes,
             )
             # The first read only starts the counters.
             if tick_number or not includes_activity:
@@ -104,7 +104,7 @@ class _Session:
             if self._last_result:
                 for writer in self.writers:
                     writer.redraw(self._last_result, self._live_state)
-            if self.view.shows_processes != earlier_view.shows_processes:
+            if self.view.needs_processes != earlier_view.needs_processes:
                 return  # the caller reads the processes at once
 
 
@@ -125,6 +125,7 @@ class Writer:
     output_format: str
     view: View
     selected_fields: tuple[FieldInfo, ...]  # fields of --fields; empty for the full report
+    is_brief: bool = False  # whether a report in text has one line per finding and device
     _lines_above: int = 0  # number of lines of the last text, if it is on a terminal
 
     def show(self, result: DevicesResult, live_state: LiveState, *, is_first: bool = True) -> None:
@@ -154,7 +155,7 @@ class Writer:
 
     @property
     def _is_live(self) -> bool:
-        is_report = self.output_format == "txt" and not self.selected_fields
+        is_report = self.output_format == "txt" and not self.selected_fields and not self.is_brief
         return is_report and is_capable_terminal(self.target.stream)
 
     def _arrange_devices(self, result: DevicesResult) -> DevicesResult:
@@ -168,12 +169,17 @@ class Writer:
             from cudakit.render import json
 
             return json.render_line(report.result)
+        if self.is_brief and self.output_format == "txt":
+            return report.brief_text(self.target, with_rows=True)
         text = "".join(report.text(self.output_format, self.target))
         return text.partition("\r\n")[2] if self.output_format == "csv" and not is_first else text
 
     def _replace_text(self, text: str) -> None:
-        """Replace the last text on a terminal; append to a pipe or a file."""
-        if is_capable_terminal(self.target.stream):
+        """Replace the last text on a terminal; append to a pipe or a file.
+
+        Brief lines are appended on a terminal too: they may be wider than it, so their height is unknown.
+        """
+        if is_capable_terminal(self.target.stream) and not self.is_brief:
             self.target.write(self._cursor_to_last_text() + text)
             self._lines_above = text.count("\n")
         else:

@@ -38,6 +38,14 @@ class Launcher(Command):
         with errors_before_start(as_json=as_json):
             return super().make_context(info_name, args, *remaining_arguments, **kwargs)
 
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command. A usage error precedes the start of the program, also if it is found here."""
+        try:
+            return super().invoke(ctx)
+        except click.UsageError:
+            with errors_before_start(as_json=ctx.params["json"]):
+                raise
+
     def _wants_json(self, info_name: str | None, args: list[str]) -> bool:
         """Return whether ``--json`` precedes the program, also if the command line has an error."""
         if "--json" not in args:

@@ -66,6 +66,11 @@ class WatchView:
         return replace(self, pattern=self.pattern + key) if key.isprintable() else self
 
     @property
+    def needs_processes(self) -> bool:
+        """Return whether the report needs the processes: to show them, or to filter by them."""
+        return self.shows_processes or bool(self.pattern)
+
+    @property
     def help(self) -> str:
         """The line that explains the keys."""
         if self.is_editing:

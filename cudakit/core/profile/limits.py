@@ -55,7 +55,7 @@ def _compare_rates(device: Device, limits: MeasuredLimits) -> Iterator[Limit]:
         direction = "peer" if copy_group.peer else _DIRECTIONS.get(copy_group.direction, "")
         limit, measured_rate = limits.copy_rates.get(direction), copy_group.bytes_per_s
         if limit and measured_rate and copy_group.size_bytes >= copy_group.calls * MIN_COPY_BYTES:
-            name = f"{copies_name(copy_group)} copies"
+            name = f"copies: {copies_name(copy_group)}"
             yield Limit(
                 name, device.process, device.device, measured_rate, limit, measured_rate / limit
             )

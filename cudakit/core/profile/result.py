@@ -262,7 +262,7 @@ class Straggler:
 class Limit:
     """A rate of this profile beside the rate that ``cudakit bench`` measured on the device."""
 
-    name: str  # name of the compared rate, such as "host to device copies, pinned"
+    name: str  # name of the compared rate, such as "copies: host to device, pinned"
     process: int  # PID of the process
     device: int  # CUDA index in the process
     bytes_per_s: float  # rate of this profile

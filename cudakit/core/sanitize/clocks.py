@@ -124,10 +124,14 @@ class Call:
 
     def in_launch(self, launch: Call) -> Call:
         """Return the call that added a graph node as a part of a launch of the graph."""
+        # The record of a captured node has no context; the node then runs in that of the launch.
+        context_call = self if self.context else launch
         return replace(
             self,
             seq=launch.seq,
             stream=launch.stream,
+            context=context_call.context,
+            device=context_call.device,
             site=self.site or launch.site,
             program_call=launch.program_call,
             capturing_call=self.program_call,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -81,18 +82,22 @@ class RaceDecoder:
         )
 
     def with_streams(
-        self, race: FoundRace, earlier_streams: Set[int], later_streams: Set[int]
+        self, race: FoundRace, earlier_streams: Mapping[int, int], later_streams: Mapping[int, int]
     ) -> FoundRace:
-        """Return a race with a fix that names the streams of all its occurrences in the process."""
+        """Return a race with a fix that names the streams of all its occurrences in the process.
+
+        ``earlier_streams`` and ``later_streams`` have the device of each stream.
+        """
         race_sides = race.kind, race.current, race.previous
         unreachable_names = [
             self._stream_name(stream)
-            for stream in sorted(earlier_streams | later_streams)
+            for stream in sorted({*earlier_streams, *later_streams})
             if not self.stream_use.is_reachable(stream)
         ]
+        names = self._stream_names({**earlier_streams, **later_streams})
         racing_streams = RacingStreams(
-            earlier_names=tuple(map(self._stream_name, sorted(earlier_streams))),
-            later_names=tuple(map(self._stream_name, sorted(later_streams))),
+            earlier_names=tuple(names[stream] for stream in sorted(earlier_streams)),
+            later_names=tuple(names[stream] for stream in sorted(later_streams)),
             unreachable_name=unreachable_names[0] if unreachable_names else "",
         )
         allocation_stack = race.memory.stack if race.memory else ()
@@ -101,6 +106,17 @@ class RaceDecoder:
             hint=smallest_fix(*race_sides, racing_streams),
             remedies=remedies(*race_sides, allocation_stack, racing_streams),
         )
+
+    def _stream_names(self, device_by_stream: Mapping[int, int]) -> dict[int, str]:
+        """Return the names of streams, with the device if streams of several devices have the same name."""
+        names = {stream: self._stream_name(stream) for stream in device_by_stream}
+        if len(set(device_by_stream.values())) == 1:
+            return names
+        name_counts = Counter(names.values())
+        return {
+            stream: name if name_counts[name] == 1 else f"{name} of cuda:{device_by_stream[stream]}"
+            for stream, name in names.items()
+        }
 
     def _stream_name(self, stream: int) -> str:
         """Return the name of a stream without its properties."""

@@ -53,8 +53,10 @@ class _Occurrences:
     example: FoundRace
     decoder: RaceDecoder  # decoder of the example
     ownership: RaceOwnership
-    # Streams of the earlier and of the later operations, by PID.
-    streams_by_process: dict[int, tuple[set[int], set[int]]] = field(default_factory=dict)
+    # By PID: the streams of the earlier and of the later operations, each with its device.
+    streams_by_process: dict[int, tuple[dict[int, int], dict[int, int]]] = field(
+        default_factory=dict
+    )
 
     @classmethod
     def from_example(cls, example: FoundRace, decoder: RaceDecoder) -> _Occurrences:
@@ -64,10 +66,10 @@ class _Occurrences:
     def add(self, race: Race, decoder: RaceDecoder) -> None:
         """Add an occurrence of the race, which replaces the example if it is the better example."""
         earlier_streams, later_streams = self.streams_by_process.setdefault(
-            decoder.process, (set(), set())
+            decoder.process, ({}, {})
         )
-        earlier_streams.add(race.previous.stream)
-        later_streams.add(race.current.stream)
+        earlier_streams[race.previous.stream] = race.previous.device
+        later_streams[race.current.stream] = race.current.device
         is_of_program = self.ownership.add(race, decoder.stream_use)
         if is_of_program or _is_better_example(race, self.example):
             self.example, self.decoder = decoder.decode(race), decoder

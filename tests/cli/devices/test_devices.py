@@ -119,6 +119,16 @@ def test_csv_on_terminal_and_in_file_warns_once_that_devices_are_simulated(
     assert run.stderr == "cudakit: these GPUs are simulated\nWrote names.csv\n"
 
 
+def test_summary_of_csv_file_says_once_that_devices_are_simulated(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = cli(*TWO, "-o", "devices.csv")
+
+    assert run.stderr.lower().count("simulated") == 1
+    assert run.stderr.startswith("Simulated GPUs")
+
+
 def test_fields_as_json_have_a_row_for_each_device(cli: Cli) -> None:
     for spelling in (("--format", "json"), ("--json",)):
         result = json.loads(cli(*TWO, "--fields", "uuid,fan_speed_percent", *spelling).stdout)

@@ -15,6 +15,7 @@ from cudakit.cli.output import Output
 from cudakit.core.devices.fields import fields_by_name
 from cudakit.core.devices.watch import Quit
 from cudakit.errors import EnvironmentUnusable
+from cudakit.gpu.api.facts import DeviceFacts, Process
 from cudakit.units import Unavailable
 
 LOST = Unavailable("the GPU has fallen off the bus")
@@ -41,6 +42,39 @@ def test_pipe_gets_reports_appended_without_keys() -> None:
         watch_devices(machine, [Writer(target, "txt", view(), ())], 0.01)
     assert stream.getvalue().count("GPUs of this machine") == 2
     assert "keys:" not in stream.getvalue()
+
+
+def test_filter_by_process_reads_hidden_processes() -> None:
+    reads = []
+
+    class Machine(FakeMachine):
+        def processes(self, device: DeviceFacts) -> tuple[Process, ...] | Unavailable:
+            reads.append(device.index)
+            return super().processes(device)
+
+    keys = iter(["/", "p", "q", "\r", "q"])
+    _, target = output()
+
+    watch_devices(
+        Machine(nvml(gpu(0)), cuda(cuda_gpu(0, 0))),
+        [Writer(target, "txt", view(), ())],
+        60,
+        lambda _: next(keys),
+    )
+    assert reads == [0]
+
+
+def test_quiet_watch_writes_one_line_per_device() -> None:
+    machine = FakeMachine(
+        nvml(gpu(0)), cuda(cuda_gpu(0, 0)), {0: [telemetry_of(), telemetry_of(), LOST]}
+    )
+    stream, target = output()
+
+    with pytest.raises(EnvironmentUnusable):
+        watch_devices(machine, [Writer(target, "txt", view(), (), is_brief=True)], 0.01)
+    title, device_line, *_ = stream.getvalue().splitlines()
+    assert title.startswith("GPUs of this machine")
+    assert device_line.startswith("CUDA 0, NVML 0, ")
 
 
 def test_key_q_ends_the_wait_and_the_watch() -> None:

@@ -208,3 +208,24 @@ def test_live_report_without_keyboard_names_no_keys() -> None:
     page = live_report(result, History(), WatchView(), width=80, with_keys=False)
 
     assert not [node for node in page.nodes if isinstance(node, Note) and "keys" in node.text]
+
+
+def test_processes_read_for_the_filter_are_not_shown() -> None:
+    result = three_devices()
+    training = Process(1, "compute", 1, "python train.py", "ada")
+    devices = tuple(replace(device, processes=(training,)) for device in result.devices)
+    view = WatchView(pattern="train")
+
+    page = live_report(replace(result, devices=devices), History(), view, width=80, with_keys=False)
+
+    assert view.needs_processes
+    assert "Processes" not in [node.title for node in page.nodes if isinstance(node, Section)]
+
+
+def test_history_of_utilization_has_caption() -> None:
+    page = live_report(three_devices(), History(), WatchView(), width=80, with_keys=False)
+
+    (section,) = [node for node in page.nodes if isinstance(node, Section)]
+    (table,) = section.nodes
+    assert isinstance(table, Table)
+    assert table.caption == "For devices with ~ above, SM is that share of time."

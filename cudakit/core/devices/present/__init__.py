@@ -76,7 +76,7 @@ def overview_table(devices: Sequence[Device], *, with_activity: bool = False) ->
     return Table(
         columns=tuple(column for column, _ in columns),
         rows=tuple(tuple(cell_of(device) for _, cell_of in columns) for device in devices),
-        caption=_NO_SM_ACTIVITY if with_activity and any(map(_lacks_sm_activity, devices)) else "",
+        caption=_NO_SM_ACTIVITY if with_activity and any(map(shows_utilization, devices)) else "",
         faint_rows=frozenset(
             row_index for row_index, device in enumerate(devices) if device.hidden
         ),
@@ -136,14 +136,17 @@ def _number_cell(name: str, unit: str) -> _CellFunction:
 
 def _utilization_cell(device: Device) -> Value:
     """Return the SM activity. If the GPU does not measure it, return the utilization after a "~"."""
-    if not _lacks_sm_activity(device):
-        return number_with_unit(device.field("sm_activity_percent"), "%")
-    utilization = device.field("utilization_gpu_percent")
-    return utilization if isinstance(utilization, Unavailable) else Text(f"~{utilization}%")
+    if shows_utilization(device):
+        return Text(f"~{device.field('utilization_gpu_percent')}%")
+    return number_with_unit(device.field("sm_activity_percent"), "%")
 
 
-def _lacks_sm_activity(device: Device) -> bool:
-    return isinstance(device.field("sm_activity_percent"), Unavailable)
+def shows_utilization(device: Device) -> bool:
+    """Return whether the column SM has the utilization, because only that was measured."""
+    lacks_sm_activity = isinstance(device.field("sm_activity_percent"), Unavailable)
+    return lacks_sm_activity and not isinstance(
+        device.field("utilization_gpu_percent"), Unavailable
+    )
 
 
 _NO_SM_ACTIVITY = (

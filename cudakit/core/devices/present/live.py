@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
-from cudakit.core.devices.present import report
+from cudakit.core.devices.present import report, shows_utilization
 from cudakit.core.devices.result import Device, DevicesResult
 from cudakit.core.devices.select import short_label
 from cudakit.core.devices.watch import (
@@ -20,6 +21,7 @@ from cudakit.units import Unavailable
 
 _BAR_GLYPHS = "▁▂▃▄▅▆▇█"
 _NO_VALUE_GLYPH = "·"
+_UTILIZATION_CAPTION = "For devices with ~ above, SM is that share of time."
 # Width of the table without the two histories, in characters of the terminal.
 _WIDTH_WITHOUT_HISTORIES = 52
 # Limits of the width of a history, in characters.
@@ -31,12 +33,21 @@ def live_report(
 ) -> Document:
     """Return the report with bars and history; with ``with_keys`` also the line that explains the keys."""
     devices = arrange(result, view)
+    if not view.shows_processes:
+        devices = _without_processes(devices)
     devices_report = report(devices, with_activity=True)
     title = f"SM activity and memory, last {HISTORY_SECONDS} s"
     nodes = [*devices_report.nodes, Section(title, (_history_table(devices, history, width),))]
     if with_keys:
         nodes.append(Note("info", view.help))
     return Document(devices_report.title, tuple(nodes))
+
+
+def _without_processes(result: DevicesResult) -> DevicesResult:
+    """Remove the processes that were read only for the filter."""
+    return replace(
+        result, devices=tuple(replace(device, processes=None) for device in result.devices)
+    )
 
 
 def _history_table(result: DevicesResult, history: History, width: int) -> Table:
@@ -55,7 +66,8 @@ def _history_table(result: DevicesResult, history: History, width: int) -> Table
         )
         for device in result.devices
     )
-    return Table(columns, table_rows)
+    caption = _UTILIZATION_CAPTION if any(map(shows_utilization, result.devices)) else ""
+    return Table(columns, table_rows, caption=caption)
 
 
 def _history_row(

@@ -88,7 +88,9 @@ def _snapshot_parts(tree: Tree) -> dict[str, int]:
         return handle_by_key
     handle_by_key = tree.members(tree.root)
     if not any(name in handle_by_key for name in _SNAPSHOT_KEYS):
-        key_names = ", ".join(sorted(handle_by_key)[:4]) or "none"
+        if not handle_by_key:
+            raise NotASnapshotError("its dictionary is empty")
+        key_names = ", ".join(sorted(handle_by_key)[:4])
         raise NotASnapshotError(f"its dictionary has other keys ({key_names[:80]})")
     return handle_by_key
 

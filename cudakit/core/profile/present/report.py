@@ -69,7 +69,10 @@ def report(result: ProfileResult, *, top: int = 10, by: TableName | None = None)
         nodes += sections[0].nodes
     else:
         nodes += [_overview(result), *sections]
-    nodes += limit_tables(result)
+    device_names = {
+        (device.process, device.device): device_name(device, result) for device in result.devices
+    }
+    nodes += limit_tables(result, device_names)
     return Document(title(result), tuple(nodes))
 
 

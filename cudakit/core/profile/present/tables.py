@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Literal, TypeAlias, TypeVar
 
 from cudakit.core.profile.findings import call_site_text
@@ -157,7 +157,12 @@ def _kernel_table(device: Device, top: int) -> Table:
         ("share", "number", lambda row: Ratio(row.share)),
         ("line", "text", lambda row: Text(call_site_text(row.stack, row.site))),
     )
-    return limited_table(columns, device.kernels, top, ("kernel", "kernels"))
+    caption = (
+        "Line: that of the call stack that launched the most time of the kernel."
+        if any(kernel.sites > 1 for kernel in device.kernels)
+        else ""
+    )
+    return limited_table(columns, device.kernels, top, ("kernel", "kernels"), caption)
 
 
 def _line_table(device: Device, top: int) -> Table:
@@ -277,10 +282,17 @@ def _stream_table(device: Device, top: int) -> Table:
     return limited_table(columns, device.streams, top, ("stream", "streams"), caption)
 
 
-def limit_tables(result: ProfileResult) -> Iterator[Node]:
-    """Yield the table of measured limits of this GPU, if the result has them."""
+def limit_tables(
+    result: ProfileResult, device_names: Mapping[tuple[int, int], str]
+) -> Iterator[Node]:
+    """Yield the table of measured limits of this GPU, if the result has them.
+
+    ``device_names`` has the name of each device of the profile by PID and CUDA index. Each row of several
+    devices begins with the name.
+    """
     rows: list[tuple[Value, ...]] = [
         (
+            Text(device_names[limit.process, limit.device]),
             Text(limit.name),
             Rate(limit.bytes_per_s, "B"),
             Rate(limit.limit_bytes_per_s, "B"),
@@ -290,6 +302,7 @@ def limit_tables(result: ProfileResult) -> Iterator[Node]:
     ]
     rows += [
         (
+            Text(device_names[launch_limit.process, launch_limit.device]),
             Text("step time per kernel launch"),
             Seconds(launch_limit.interval_ns / 1e9),
             Seconds(launch_limit.limit_interval_ns / 1e9),
@@ -299,12 +312,16 @@ def limit_tables(result: ProfileResult) -> Iterator[Node]:
     ]
     if rows:
         columns = (
+            Column("device", "text"),
             Column("limit", "text"),
             Column("profile", "number"),
             Column("measured limit", "number"),
             Column("share", "bar"),
         )
-        yield Section("Limits of this GPU", (Table(columns, tuple(rows), _limit_caption(result)),))
+        first_column = 0 if len(device_names) > 1 else 1
+        shown_rows = tuple(row[first_column:] for row in rows)
+        table = Table(columns[first_column:], shown_rows, _limit_caption(result))
+        yield Section("Limits of this GPU", (table,))
 
 
 def _limit_caption(result: ProfileResult) -> str:

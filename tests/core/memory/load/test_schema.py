@@ -171,7 +171,7 @@ def test_annotation_without_stage_or_time_is_ignored(loaded: Loader) -> None:
 @pytest.mark.parametrize(
     ("root", "why"),
     [
-        ({}, "its dictionary has other keys (none)"),
+        ({}, "its dictionary is empty"),
         ({"model": 1, "optimizer": 2}, "its dictionary has other keys (model, optimizer)"),
         ([], "its list contains no memory segments"),
         ([1, 2, 3], "its list contains no memory segments"),

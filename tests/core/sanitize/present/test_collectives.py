@@ -32,26 +32,29 @@ from cudakit.core.sanitize.result import SanitizeResult
 from cudakit.core.sanitize.suppressions import suppressions
 from cudakit.document import Frame
 from cudakit.render import sarif
-from cudakit.trace.kinds import AccessMode, CollectiveFunction, EventKind
+from cudakit.trace.kinds import AccessMode, CollectiveFunction, EventKind, Precision
 
 NCCL_KERNEL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
 
 
 def all_reduce(rank: int = 0, name: str = NCCL_KERNEL) -> Operation:
     operation = CollectiveOperation(CollectiveFunction.ALL_REDUCE, rank, 2, 0)
-    access = exact_operation(
-        EventKind.COLLECTIVE, mode=AccessMode.READ | AccessMode.WRITE, seq=7, stream=1
-    )
+    access = exact_operation(EventKind.COLLECTIVE, mode=AccessMode.READ | AccessMode.WRITE, seq=107)
     return replace(access, name=name, collective=operation)
 
 
 UNAWAITED = race(
-    RaceKind.READ_AFTER_WRITE, confidence=Confidence.CERTAIN, previous=all_reduce(), last_sync=None
+    RaceKind.READ_AFTER_WRITE,
+    confidence=Confidence.CERTAIN,
+    current=kernel(mode=AccessMode.READ, precision=Precision.EXACT),
+    previous=all_reduce(),
+    last_sync=None,
 )
 
 
 def two_ranks(collected: Report) -> SanitizeResult:
-    coverage = {4242: Coverage(launches=1, collectives=3), 4243: Coverage(launches=1)}
+    of_rank = Coverage(launches=1, launches_exact=1, collectives=1, accesses_exact=2)
+    coverage = {4242: of_rank, 4243: of_rank}
     return collected.result(exit_status=0, coverage=coverage, ranks={4242: 0, 4243: 1})
 
 
@@ -106,7 +109,9 @@ def test_name_of_a_send_has_the_other_rank() -> None:
 
 def differing() -> SanitizeResult:
     found = differences(call_batch(0, collective()), call_batch(1, collective(count=9)))
-    return replace(result_of(Report()), different_calls=tuple(found))
+    of_rank = Coverage(launches=1, launches_exact=1, collectives=1, accesses_exact=2)
+    collected = Report().result(exit_status=0, coverage={1000: of_rank, 1001: of_rank})
+    return replace(collected, different_calls=tuple(found))
 
 
 def test_report_of_different_calls(golden: Callable[[str, str], None]) -> None:

@@ -24,11 +24,16 @@ from cudakit.core.sanitize.result import SanitizeResult
 from cudakit.document import Note
 from cudakit.render import console, html, sarif
 from cudakit.render import json as json_render
+from cudakit.trace.kinds import AccessMode, Precision
 
 INSIDE = (NamedRange("step 7", ""), NamedRange("forward", "torch"))
 IN_LIBRARY = race(
     confidence=Confidence.CERTAIN,
-    current=replace(kernel(seq=412, site=TRAIN_STEP), program_call=5, ranges=INSIDE),
+    current=replace(
+        kernel(seq=412, mode=AccessMode.READ, precision=Precision.EXACT, site=TRAIN_STEP),
+        program_call=5,
+        ranges=INSIDE,
+    ),
     previous=replace(exact_operation(seq=411, site=TRAIN_STEP), program_call=5),
     last_sync=None,
 )
