@@ -201,8 +201,8 @@ def _round_trip(gpu: Gpu) -> str:
     return f"{format_bytes(size_bytes)} compared"
 
 
-def _host_words(gpu: Gpu, ptr: Ptr, size: int) -> npt.NDArray[Any]:
-    return np.frombuffer(gpu.host_view(ptr, size), dtype=np.uint32)
+def _host_words(gpu: Gpu, ptr: Ptr, size_bytes: int) -> npt.NDArray[Any]:
+    return np.frombuffer(gpu.host_view(ptr, size_bytes), dtype=np.uint32)
 
 
 def _expected_values() -> npt.NDArray[Any]:

@@ -126,7 +126,7 @@ class AllocatorState:
             self.fast_path = FastPath(self.engine, self.guard, self.live_blocks, slow_calls)
 
     def locked(self) -> AbstractContextManager[None]:
-        """Hold the guard during a ``with`` block. Raises Reentered."""
+        """Hold the guard during a ``with`` block. Raises Reentered if this thread holds the guard already."""
         return self.guard.locked()
 
     def retire(self, new_refusal: Callable[[], Exception] | None) -> None:

@@ -40,33 +40,33 @@ class Buffer:
     layout: Layout | None = None
 
 
-def buffer_of(argument: object, index: int) -> Buffer:
-    """Return the buffer of argument ``index``. Raises UsageError if it is not device memory."""
+def buffer_of(argument: object, buffer_number: int) -> Buffer:
+    """Return the buffer of an argument. Raises UsageError if the argument is not device memory."""
     if isinstance(argument, int) and not isinstance(argument, bool):
         return Buffer(Ptr(argument))
     read_buffer = _buffer_reader(argument)
     if read_buffer is None:
         raise UsageError(
-            f"buffer {index} is not a device buffer: {_describe(argument)}", hint=_HINT
+            f"buffer {buffer_number} is not a device buffer: {_describe(argument)}", hint=_HINT
         )
     return read_buffer(argument)
 
 
-def check_contents(new_buffer: Buffer, captured_buffer: Buffer, index: int) -> None:
+def check_contents(new_buffer: Buffer, captured_buffer: Buffer, buffer_number: int) -> None:
     """Raise UsageError if the contents of ``new_buffer`` cannot be copied into the captured buffer."""
     if new_buffer.ptr == captured_buffer.ptr:
         return
     for buffer, verb in ((captured_buffer, "was captured as"), (new_buffer, "is")):
         if buffer.layout is None:
             raise UsageError(
-                f"buffer {index} {verb} a plain address, whose size is unknown",
+                f"buffer {buffer_number} {verb} a plain address, whose size is unknown",
                 hint="pass arrays, or fill the buffer yourself and call replay()",
             )
     if new_buffer.layout != captured_buffer.layout or (
         new_buffer.layout and not new_buffer.layout.is_dense
     ):
         raise UsageError(
-            f"buffer {index} was captured as {captured_buffer.layout}, got {new_buffer.layout}",
+            f"buffer {buffer_number} was captured as {captured_buffer.layout}, got {new_buffer.layout}",
             hint="contents must have the same dtype and shape, and be contiguous",
         )
 

@@ -120,10 +120,10 @@ def _attribute_value(driver: Driver, number: int, device: int) -> Any:
         return {"error": driver.explain(error.code)} if is_supported else None
 
 
-def _peer_pairs(driver: Driver, count: int) -> Iterator[list[int]]:
+def _peer_pairs(driver: Driver, device_count: int) -> Iterator[list[int]]:
     """Yield [device, peer, 1 if native peer atomics are supported, else 0] for pairs with peer access."""
-    for device in range(count):
-        for peer_ordinal in range(count):
+    for device in range(device_count):
+        for peer_ordinal in range(device_count):
             if device != peer_ordinal and driver.number(
                 "cuDeviceCanAccessPeer", device, peer_ordinal
             ):
