@@ -157,7 +157,7 @@ def test_problems_come_first_and_all_lists_the_rest(
 
     assert short.startswith("1 warning\n")
     assert short.index("CK020") < short.index("CK024")
-    assert "1 environment variable for CUDA programs set: CUDA_LAUNCH_BLOCKING" in short
+    assert "1 environment variable for CUDA programs is set: CUDA_LAUNCH_BLOCKING" in short
     assert "CK024 no misspelled environment variable" in full
     assert "Environment variables that are set" in full
 

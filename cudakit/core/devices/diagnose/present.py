@@ -200,7 +200,8 @@ def _variables_line(variables: Sequence[SetVariable]) -> Iterator[Node]:
     if variables:
         variable_names_text = ", ".join(variable.name for variable in variables)
         noun = count_of(len(variables), "environment variable")
-        yield Note("info", f"{noun} for CUDA programs set: {variable_names_text}")
+        verb = "is" if len(variables) == 1 else "are"
+        yield Note("info", f"{noun} for CUDA programs {verb} set: {variable_names_text}")
 
 
 def _variables_section(variables: Sequence[SetVariable]) -> Iterator[Node]:

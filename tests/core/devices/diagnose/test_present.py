@@ -85,7 +85,7 @@ def test_set_variables_are_named_in_one_line(machine: Machine) -> None:
     result = diagnose(machine(variables={"NCCL_DEBUG": "WARN", "CUDA_CACHE_PATH": "/cache"}))
 
     assert notes(present.report(result))[0].text == (
-        "2 environment variables for CUDA programs set: CUDA_CACHE_PATH, NCCL_DEBUG"
+        "2 environment variables for CUDA programs are set: CUDA_CACHE_PATH, NCCL_DEBUG"
     )
 
 
