@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     multiple=True,
     metavar="KIND[:AMOUNT]",
     help="Exit with 1 if a case is slower, faster or ambiguous, by more than AMOUNT if given: slower:5%. "
-    "A case of both runs also fails if only AFTER has no time for it. Repeatable.",
+    "A case with a time in BEFORE also fails if AFTER contains the case without a time. Repeatable.",
 )
 @option(
     "--ignore-mismatch",

@@ -142,10 +142,9 @@ def tuned_algorithms(
     missing_count = sum((gemm, settings) not in tuned_gemms for gemm in gemms)
     gemms_text = f"{len(gemms)} GEMM{'s' if len(gemms) > 1 else ''}"
     if missing_count:
-        subject = "it uses" if missing_count == 1 else "they use"
         click.echo(
             f"cudakit: {printable(path)} has no algorithm for {missing_count} of {gemms_text} with these "
-            f"settings; {subject} the default algorithm",
+            "settings; the default algorithm is used instead",
             err=True,
         )
     algorithms = earlier_tuning.algorithms_for(machine, settings)

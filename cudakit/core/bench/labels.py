@@ -16,7 +16,9 @@ DIMENSIONS = ("m", "n", "k")
 # as one case.
 MEASUREMENT_AXIS = "measurement"
 # A label shows the values of these axes before the name of the axis: "8 nodes".
-_COUNTED_AXES = ("nodes",)
+_COUNTED_AXES = ("nodes", "elements")
+# A label of a copy to GPU 1 is "peer GPU 1", because its direction is "peer" already.
+_NOUN_BY_AXIS = {"peer": "GPU"}
 # Values of these axes are large numbers, which are shown with separators: "1,000,000".
 _LARGE_NUMBER_AXES = ("elements",)
 # Some axes have a title that differs from their name: "kind" is the node type of a graph.
@@ -189,4 +191,4 @@ def _format_with_title(name: str, value: Axis) -> str:
         return text
     if name in _COUNTED_AXES:
         return f"{text} {name.removesuffix('s') if value == 1 else name}"
-    return f"{axis_title(name)} {text}"
+    return f"{_NOUN_BY_AXIS.get(name) or axis_title(name)} {text}"

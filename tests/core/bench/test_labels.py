@@ -75,6 +75,16 @@ def test_full_label_has_every_axis_with_its_unit() -> None:
     assert [full_label(case) for case in (gemm(64), launch())] == ["gemm 64³ bf16", "launch empty"]
 
 
+def test_label_names_the_peer_of_a_copy_and_counts_elements() -> None:
+    copy = replace(
+        gemm(), name="copy", axes={"direction": "peer", "peer": 1, "size_bytes": 1 << 20}
+    )
+    addition = replace(gemm(), name="ops", axes={"operation": "add", "elements": 10_000})
+
+    assert full_label(copy) == "copy peer GPU 1 1.00 MiB"
+    assert full_label(addition) == "ops add 10,000 elements"
+
+
 def test_short_labels_leave_out_given_axes() -> None:
     cases = (graph_step("run", 1), graph_step("run", 8), graph_step("launch", 8))
 

@@ -51,6 +51,11 @@ except Exception as error:
 _ADDRESS_HINT = (
     "ray status --address HOST:PORT shows whether a cluster answers; --ray local needs no cluster"
 )
+# Ray's reason, in ray.init, if --ray auto finds no cluster. The rest of the reason names options of Ray.
+_NO_CLUSTER_REASON = "Could not find any running Ray instance"
+_NO_CLUSTER_HINT = (
+    "--ray HOST:PORT connects to a cluster whose head is another host; --ray local needs no cluster"
+)
 # With this setting, Ray does not change CUDA_VISIBLE_DEVICES for tasks without GPUs. Ray announces the change
 # of its default with a FutureWarning.
 _SETTINGS = {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
@@ -277,7 +282,7 @@ def _connect(ray: Any, address: str, options: dict[str, object]) -> None:
     try:
         ray.init(log_to_driver=False, logging_level=logging.CRITICAL, **options)
     except (RuntimeError, OSError, ValueError, ray.exceptions.RayError) as error:
-        raise _connection_error(address, str(error)) from error
+        raise connection_error(address, str(error)) from error
 
 
 def _check_answer(address: str) -> None:
@@ -298,23 +303,39 @@ def _check_answer(address: str) -> None:
         )
     except subprocess.TimeoutExpired:
         raise EnvironmentUnusable(
-            f"the Ray cluster {address} does not answer within {_ANSWER_TIMEOUT_S:.0f} s",
+            f"{_cluster_text(address)} does not answer within {_ANSWER_TIMEOUT_S:.0f} s",
             hint=_ADDRESS_HINT,
         ) from None
     if process.returncode:
-        raise _connection_error(address, process.stdout or "the process that connects to it died")
+        raise connection_error(address, process.stdout or "the process that connects to it died")
 
 
-def _connection_error(address: str, reason: str) -> EnvironmentUnusable:
+def connection_error(address: str, reason: str) -> EnvironmentUnusable:
     """Return the error for Ray's reason not to connect to a cluster or start one."""
+    if _NO_CLUSTER_REASON in reason:
+        return EnvironmentUnusable("no Ray cluster runs on this machine", hint=_NO_CLUSTER_HINT)
     hint = _ADDRESS_HINT
     if "Version mismatch" in reason:
         hint = "all hosts and this process need the same versions of Ray and Python"
     elif "token" in reason:
         hint = "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN to the token of the cluster"
-    action = "cannot be started" if address == LOCAL else "cannot be connected to"
-    return EnvironmentUnusable(
-        f"the Ray cluster {address} {action}: {' '.join(reason.split())}", hint=hint
+    failure_text = (
+        "no local Ray cluster could be started"
+        if address == LOCAL
+        else f"no connection to {_cluster_text(address)}"
+    )
+    return EnvironmentUnusable(f"{failure_text}: {' '.join(reason.split())}", hint=hint)
+
+
+def _cluster_text(address: str) -> str:
+    """Return how an error names the cluster of ``--ray``. For ``auto``, Ray reads RAY_ADDRESS first."""
+    if address != AUTO:
+        return f"the Ray cluster {address}"
+    environment_address = os.environ.get("RAY_ADDRESS")
+    return (
+        f"the Ray cluster {environment_address} of RAY_ADDRESS"
+        if environment_address
+        else "the Ray cluster of this machine"
     )
 
 

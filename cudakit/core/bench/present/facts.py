@@ -219,9 +219,9 @@ def _first_varying_values(cases: Sequence[CaseResult]) -> list[str]:
 def _name_group(group: Sequence[CaseResult], all_cases: Sequence[CaseResult]) -> str:
     """Name the cases of a group among all cases.
 
-    The name lists values of one axis that only cases of the group have, then the labels of the cases without
-    such a value. The axis is the one with the fewest labels. If the list is too long, the name is the number
-    of cases.
+    The name lists the labels of single cases, then values of one axis that only cases of the group have. In
+    the opposite order, a label "d2d 4.00 KiB" at the end could mean that all values are of 4 KiB. The axis
+    is the one with the fewest labels. If the list is too long, the name is the number of cases.
     """
     cases_outside = [case for case in all_cases if not any(case is member for member in group)]
     label_by_id = dict(zip(map(id, all_cases), short_labels(all_cases), strict=True))
@@ -235,7 +235,7 @@ def _name_group(group: Sequence[CaseResult], all_cases: Sequence[CaseResult]) ->
         )
         other_labels = [label_by_id[id(case)] for case in group if text_of(case) in values_outside]
         if best_names is None or len(other_labels) < best_names[0]:
-            best_names = len(other_labels), [*unique_values, *other_labels]
+            best_names = len(other_labels), [*other_labels, *unique_values]
     group_labels = best_names[1] if best_names else []
     # A case that was measured by two methods has one label.
     is_ambiguous = not {label_by_id[id(case)] for case in cases_outside}.isdisjoint(group_labels)

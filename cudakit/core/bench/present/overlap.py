@@ -30,8 +30,9 @@ _PIN = "pin the host memory: pin_memory() of a tensor, or cudakit.pin(array) for
 _CAPTION = (
     "Copy, GEMM: time of each alone; the number of copies and of GEMMs is chosen so that both take about the "
     "same time. Together: from the first start to the last end, on two streams; the copies are launched "
-    "first. Overlap = (copy + GEMM - together) / the shorter of copy and GEMM. Slowdown: the time on its "
-    "own stream while the other work runs all the time, compared with the time alone."
+    "first. Overlap = (copy + GEMM - together) / the shorter of copy and GEMM. Copy slowdown: time of the "
+    "copies while GEMMs run all the time, compared with the time alone. GEMM slowdown: the same of the GEMMs "
+    'while copies run; "-" for pageable copies, which block the host, so that no GEMM can be launched.'
 )
 
 

@@ -1,9 +1,46 @@
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cudakit.core.bench.fleet.ray_cluster import distinct_names
+from cudakit.core.bench.fleet.ray_cluster import AUTO, LOCAL, connection_error, distinct_names
+
+# Start of the text of ray.init(address="auto") if no cluster runs.
+_NO_CLUSTER = (
+    "Could not find any running Ray instance. Please specify the one by setting `--address` flag"
+)
+
+
+def test_error_without_a_cluster_names_no_option_of_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+
+    error = connection_error(AUTO, _NO_CLUSTER)
+
+    assert str(error) == "no Ray cluster runs on this machine"
+    assert "--ray HOST:PORT" in error.hint
+    assert "--ray local" in error.hint
+
+
+@pytest.mark.parametrize(
+    ("address", "environment_address", "expected_text"),
+    [
+        ("node-a:6379", "", "no connection to the Ray cluster node-a:6379: timed out"),
+        (AUTO, "", "no connection to the Ray cluster of this machine: timed out"),
+        (
+            AUTO,
+            "node-b:6379",
+            "no connection to the Ray cluster node-b:6379 of RAY_ADDRESS: timed out",
+        ),
+        (LOCAL, "", "no local Ray cluster could be started: timed out"),
+    ],
+)
+def test_connection_error_names_the_cluster(
+    monkeypatch: pytest.MonkeyPatch, address: str, environment_address: str, expected_text: str
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", environment_address)
+
+    assert str(connection_error(address, "timed\nout")) == expected_text
 
 
 def test_name_of_a_host_is_as_short_as_possible() -> None:
