@@ -178,7 +178,7 @@ def memviz(
     settings: tuple[str, ...],
     memory: int | None,
     output: OutputOptions,
-    at: str | int,
+    at: str | int,  # moment to show: "peak", "end", "oom" or an event index
     device: int | None,
     stream: int | None,
     pool: tuple[int, int] | None,

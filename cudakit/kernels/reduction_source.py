@@ -56,7 +56,8 @@ class ReductionSource:
         return f"// {comment}\n{PRELUDE}{VECTORS}{_SHUFFLE}{text}", name
 
     def _body(self) -> str:
-        return f"{self._declarations()}{self._kernel_head()}{self._chunk_text()}{self._split_text()}}}\n"
+        kernel_body = f"{self._chunk_text()}{self._combine_splits_text()}"
+        return f"{self._declarations()}{self._kernel_head()}{kernel_body}}}\n"
 
     def _declarations(self) -> str:
         """Return the types and the functions that the kernel uses."""
@@ -159,7 +160,7 @@ extern "C" __global__ void __launch_bounds__({self.blocks.threads}) KERNEL_NAME(
     }}
 """
 
-    def _split_text(self) -> str:
+    def _combine_splits_text(self) -> str:
         """Return the text by which the last block of an output combines the partial results of all blocks."""
         return f"""
     const i64 tiles = (layout.outputs + COLUMNS - 1) / COLUMNS;

@@ -80,8 +80,8 @@ def resolve(
     program = _executable(first_word, environment)
     interpreter_words = interpreter(program)
     is_python = interpreter_words == (program,)
-    python_words = (program, *command_words[1:]) if is_python else interpreter_words
-    reason = why_not_instrumented(python_words or ("",))
+    python_command = (program, *command_words[1:]) if is_python else interpreter_words
+    reason = why_not_instrumented(python_command or ("",))
     python_path = interpreter_words[0] if interpreter_words else None
     return Command(program, tuple(command_words), python_path, reason)
 

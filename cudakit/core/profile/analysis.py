@@ -178,7 +178,7 @@ class _Process:
         steps = steps_of_device(self._timeline, rows, self._steps)
         gaps = find_gaps(self._timeline, rows, self._time_by_thread)
         if steps.count:
-            _mark_start_up(gaps, int(steps.begin_ns[0]))
+            _reclassify_start_up(gaps, int(steps.begin_ns[0]))
         division = _Division(
             busy_time(self._timeline, rows),
             gaps,
@@ -293,7 +293,7 @@ class _Process:
         )
 
 
-def _mark_start_up(gaps: Gaps, first_step_ns: int) -> None:
+def _reclassify_start_up(gaps: Gaps, first_step_ns: int) -> None:
     """Count data loading before the first step as other host work, such as importing modules."""
     is_before_first_step = gaps.end_ns <= first_step_ns
     loading_ns = gaps.by_cause_ns[is_before_first_step, IdleCause.DATA_LOADING]

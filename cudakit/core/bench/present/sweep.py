@@ -151,9 +151,9 @@ def _draw_limits(curves: _Curves, line_names: Sequence[str], x: Axis, y: Axis) -
     """
     peak_lines: list[tuple[dict[int, int], set[str], list[str]]] = []
     for i, (classes, name) in enumerate(zip(curves.classes, line_names, strict=True)):
-        is_of_line = (curves.line == i) & np.isfinite(curves.limit)
-        x_units = to_units(x.shares(curves.x[is_of_line]), _WIDTH)
-        y_units = to_units(1 - y.shares(curves.limit[is_of_line]), _HEIGHT)
+        is_of_curve = (curves.line == i) & np.isfinite(curves.limit)
+        x_units = to_units(x.shares(curves.x[is_of_curve]), _WIDTH)
+        y_units = to_units(1 - y.shares(curves.limit[is_of_curve]), _HEIGHT)
         y_by_x = dict(zip(x_units, y_units, strict=True))
         for limit_points, colours, names in peak_lines:
             common_x = y_by_x.keys() & limit_points.keys()
@@ -178,10 +178,10 @@ def _colour(classes: str) -> str:
 
 
 def _paths(curves: _Curves, line_index: int, name: str, x: Axis, y: Axis) -> Iterator[Shape]:
-    is_of_line = curves.line == line_index
-    x_units = to_units(x.shares(curves.x[is_of_line]), _WIDTH)
+    is_of_curve = curves.line == line_index
+    x_units = to_units(x.shares(curves.x[is_of_curve]), _WIDTH)
     median_y, low_y, high_y = (
-        to_units(1 - y.shares(heights[is_of_line]), _HEIGHT)
+        to_units(1 - y.shares(heights[is_of_curve]), _HEIGHT)
         for heights in (curves.y, curves.low, curves.high)
     )
     interval_bars = "".join(
@@ -191,7 +191,7 @@ def _paths(curves: _Curves, line_index: int, name: str, x: Axis, y: Axis) -> Ite
     classes = curves.classes[line_index]
     colour = _colour(classes)
     for kind, path in (
-        (f"line {classes}", _line(curves, is_of_line, x_units, median_y, y)),
+        (f"line {classes}", _line(curves, is_of_curve, x_units, median_y, y)),
         (f"line {colour}", interval_bars),
         (f"scatter {colour}", dots(x_units, median_y)),
     ):
@@ -199,10 +199,10 @@ def _paths(curves: _Curves, line_index: int, name: str, x: Axis, y: Axis) -> Ite
 
 
 def _line(
-    curves: _Curves, is_of_line: Array, x_units: list[int], median_y: list[int], y: Axis
+    curves: _Curves, is_of_curve: Array, x_units: list[int], median_y: list[int], y: Axis
 ) -> str:
     """Return the path of the fitted values or, without positive fitted values, of the points."""
-    fitted_values = curves.fit[is_of_line]
+    fitted_values = curves.fit[is_of_curve]
     has_fit = np.isfinite(fitted_values).all() and bool((fitted_values > 0).all())
     return polyline(
         x_units, to_units(1 - y.shares(fitted_values), _HEIGHT) if has_fit else median_y

@@ -62,7 +62,7 @@ def _step_costs(cases: Sequence[CaseResult]) -> Iterable[StepCost]:
 
 
 def _step_cost(step: str, cases: Sequence[CaseResult]) -> StepCost:
-    time_by_node_count = {_nodes(case): case.median_s for case in cases}
+    time_by_node_count = {_node_count(case): case.median_s for case in cases}
     valid_time_by_node_count = {
         node_count: time_s
         for node_count, time_s in time_by_node_count.items()
@@ -79,9 +79,11 @@ def _step_cost(step: str, cases: Sequence[CaseResult]) -> StepCost:
 
 
 def _break_even_points(cases: Sequence[CaseResult]) -> Iterable[BreakEven]:
-    for node_count in sorted({_nodes(case) for case in cases}):
+    for node_count in sorted({_node_count(case) for case in cases}):
         step_times = {
-            str(case.axes["step"]): case.median_s for case in cases if _nodes(case) == node_count
+            str(case.axes["step"]): case.median_s
+            for case in cases
+            if _node_count(case) == node_count
         }
         yield _break_even_point(node_count, step_times)
 
@@ -119,5 +121,5 @@ def _signed_sum(step_times: Mapping[str, _Time], **sign_by_step: int) -> _Time:
     return total_s
 
 
-def _nodes(case: CaseResult) -> int:
+def _node_count(case: CaseResult) -> int:
     return int(case.axes["nodes"])

@@ -103,7 +103,7 @@ def _keys_or_none(tree: Tree, handle: int) -> Iterable[str]:
 
 
 def _device_traces(
-    tree: Tree, tables: Tables, handle_by_key: Mapping[str, int], overflow: object
+    tree: Tree, tables: Tables, handle_by_key: Mapping[str, int], trace_overflow: object
 ) -> list[DeviceTrace]:
     counts, entries = tree.children(_list_part(tree, handle_by_key, "device_traces"))
     segments = _list_part(tree, handle_by_key, "segments")
@@ -115,7 +115,10 @@ def _device_traces(
     final_states = read_final_states(tree, tables, segments, devices)
     return [
         _device_trace(
-            device_rows, device_events, final_state, flag_of_device(overflow, device_rows.device)
+            device_rows,
+            device_events,
+            final_state,
+            flag_of_device(trace_overflow, device_rows.device),
         )
         for device_rows, device_events, final_state in zip(
             devices, events, final_states, strict=True

@@ -41,7 +41,7 @@ def retained(failure: Failure) -> Cause | None:
     total_bytes = int(grown_bytes.sum()) + _free_in_private_pools(failure, stack_ids)
     if total_bytes < _MIN_CAUSE_SHARE * failure.request.active_bytes or not len(stack_ids):
         return None
-    largest_stack = int(grown_bytes.argmax())
+    most_grown_index = int(grown_bytes.argmax())
     step_count = int(growing.steps[-1] - growing.steps[0]) + 1
     block_count = int((growing.counts_at_end - growing.counts[:, 0])[is_accumulating].sum())
     return Cause(
@@ -51,14 +51,14 @@ def retained(failure: Failure) -> Cause | None:
         sentence=(
             f"{format_bytes(total_bytes)} in {format_count(block_count)} blocks accumulated over"
             f" {format_count(step_count)} steps and was not freed, most of it allocated at"
-            f" {_site_text(failure.stacks, int(stack_ids[largest_stack]))}"
+            f" {_site_text(failure.stacks, int(stack_ids[most_grown_index]))}"
         ),
         remedy=(
             "delete the references to earlier steps (in lists, losses with their graphs, caught exceptions):"
             " detach the tensors that you keep, or keep numbers instead"
         ),
-        stack=failure.stacks.frames(int(stack_ids[largest_stack])),
-        site=failure.stacks.site_index(int(stack_ids[largest_stack])),
+        stack=failure.stacks.frames(int(stack_ids[most_grown_index])),
+        site=failure.stacks.site_index(int(stack_ids[most_grown_index])),
     )
 
 

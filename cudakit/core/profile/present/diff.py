@@ -91,12 +91,12 @@ def _nodes(device: DeviceChange, top: int) -> Iterator[Node]:
     idle_changes = [
         Change(f"idle: {CAUSES[row.name][0]}", row.before_ns, row.after_ns) for row in device.idle
     ]
-    unit_text = (
+    times_caption = (
         "Per step: the median time of a step, and the mean busy and idle time."
         if device.per_step
         else "Times are totals: no steps to compare."
     )
-    yield _table("", [device.step, device.busy, *idle_changes], unit_text)
+    yield _table("", [device.step, device.busy, *idle_changes], times_caption)
     kernels = tuple(replace(row, name=short_kernel(row.name)) for row in device.kernels)
     for title, rows in (("Kernels", kernels), ("Lines", device.lines)):
         if rows:

@@ -54,7 +54,7 @@ static PyObject *unordered_objects(const struct shadow *shadow)
 
 /* Pass the accesses in shadow->unordered, which belong to a state, to ConflictChecker.check. */
 static int check_unordered(struct shadow *shadow, struct state *state, struct access *access,
-                           struct range shared_range, bool certainly_overlap, bool approximate)
+                           struct range common_range, bool certainly_overlap, bool approximate)
 {
     remove_ordered_nodes(shadow, access);
     if (!shadow->unordered_accesses.access_count)
@@ -66,8 +66,8 @@ static int check_unordered(struct shadow *shadow, struct state *state, struct ac
     PyObject *new_pairs = NULL;
     if (previous_accesses && current_access && reported_pairs)
         new_pairs = PyObject_CallMethod(shadow->checker, "check", "OOOO(KK)OO", reported_pairs, previous_accesses,
-                                        current_access, shadow->clock.list, (unsigned long long)shared_range.lo,
-                                        (unsigned long long)shared_range.hi,
+                                        current_access, shadow->clock.list, (unsigned long long)common_range.lo,
+                                        (unsigned long long)common_range.hi,
                                         certainly_overlap ? Py_True : Py_False, approximate ? Py_True : Py_False);
     Py_XDECREF(previous_accesses);
     Py_XDECREF(reported_pairs);
@@ -85,20 +85,20 @@ static int check_unordered(struct shadow *shadow, struct state *state, struct ac
 
 /* Check an access against the state of a range. */
 static int check_range(struct shadow *shadow, struct state *state, struct access *access,
-                       struct range shared_range, bool certainly_overlap)
+                       struct range common_range, bool certainly_overlap)
 {
     if (state_find_unordered(state, access->mode, &shadow->clock, &shadow->unordered_accesses))
         return -1;
-    return check_unordered(shadow, state, access, shared_range, certainly_overlap, state->is_merged);
+    return check_unordered(shadow, state, access, common_range, certainly_overlap, state->is_merged);
 }
 
 /* Check an access against the state of a pointer. */
 static int check_pointer(struct shadow *shadow, struct state *pointer, struct access *access,
-                         struct range shared_range)
+                         struct range common_range)
 {
     if (pointer_find_unordered(pointer, access->mode, &shadow->clock, &shadow->unordered_accesses))
         return -1;
-    return check_unordered(shadow, pointer, access, shared_range, true, false);
+    return check_unordered(shadow, pointer, access, common_range, true, false);
 }
 
 /* ---- ranges: divide states, check and store accesses, merge states ----------------------------------------------------- */
@@ -264,8 +264,8 @@ static int store_in_replacements(struct shadow *shadow, struct access *access)
         struct state *replacement = &replacements->states[i];
         if (replacement->lo < access->lo || access->hi < replacement->hi)
             continue; /* the part of a divided state that the access does not touch */
-        struct range shared_range = {replacement->lo, replacement->hi};
-        if (check_range(shadow, replacement, access, shared_range, !replacement->is_approximate) ||
+        struct range common_range = {replacement->lo, replacement->hi};
+        if (check_range(shadow, replacement, access, common_range, !replacement->is_approximate) ||
             state_store(replacement, access, &shadow->clock))
             return -1;
     }
@@ -334,9 +334,9 @@ static int check_strided(struct shadow *shadow, struct access *access, struct ra
         strided_find_overlapping(&shadow->strided_states, range.lo, range.hi);
     for (size_t i = 0; overlapping_list && i < overlapping_list->count; i++) {
         struct strided_state *item = overlapping_list->items[i];
-        struct range shared_range;
-        if (strided_shared_with_range(&item->range, range, &shared_range) &&
-            check_range(shadow, &item->state, access, shared_range, certainly_overlap))
+        struct range common_range;
+        if (strided_shared_with_range(&item->range, range, &common_range) &&
+            check_range(shadow, &item->state, access, common_range, certainly_overlap))
             return -1;
     }
     return overlapping_list ? 0 : -1;
@@ -357,8 +357,8 @@ static int check_pointers_below(struct shadow *shadow, struct access *access)
             if (unordered_accesses->accesses[i]->hi > access->lo)
                 unordered_accesses->accesses[reaching_count++] = unordered_accesses->accesses[i];
         unordered_accesses->access_count = reaching_count;
-        struct range shared_range = {access->lo, access->hi};
-        if (check_unordered(shadow, pointer, access, shared_range, false, false))
+        struct range common_range = {access->lo, access->hi};
+        if (check_unordered(shadow, pointer, access, common_range, false, false))
             return -1;
     }
     return 0;
@@ -415,15 +415,15 @@ static int check_strided_with_ranges(struct shadow *shadow, struct access *acces
     struct state *state;
     for (; (state = map_state(&shadow->range_states, position)) && state->lo < strided_range->hi;
          position = map_next(&shadow->range_states, position)) {
-        struct range shared_range;
-        if (!strided_shared_with_range(strided_range, (struct range){state->lo, state->hi}, &shared_range))
+        struct range common_range;
+        if (!strided_shared_with_range(strided_range, (struct range){state->lo, state->hi}, &common_range))
             continue;
         if (state_find_unordered(state, access->mode, &shadow->clock, &shadow->unordered_accesses))
             return -1;
         bool certainly_overlap = !state->is_merged;
         for (size_t i = 0; i < shadow->unordered_accesses.access_count; i++)
             certainly_overlap &= shadow->unordered_accesses.accesses[i]->precision != PRECISION_MERGED;
-        if (check_unordered(shadow, state, access, shared_range, certainly_overlap, state->is_merged))
+        if (check_unordered(shadow, state, access, common_range, certainly_overlap, state->is_merged))
             return -1;
     }
     return 0;
@@ -435,14 +435,14 @@ static int add_strided(struct shadow *shadow, struct access *access, const struc
         return add_rows(shadow, access, strided_range);
     if (check_strided_with_ranges(shadow, access, strided_range))
         return -1;
-    struct range shared_range;
+    struct range common_range;
     const struct strided_list *overlapping_list =
         strided_find_overlapping(&shadow->strided_states, strided_range->lo, strided_range->hi);
     for (size_t i = 0; overlapping_list && i < overlapping_list->count; i++) {
         struct strided_state *item = overlapping_list->items[i];
         if (!strided_are_equal(&item->range, strided_range) &&
-            strided_shared_with(strided_range, &item->range, &shared_range) &&
-            check_range(shadow, &item->state, access, shared_range, true))
+            strided_shared_with(strided_range, &item->range, &common_range) &&
+            check_range(shadow, &item->state, access, common_range, true))
             return -1;
     }
     if (!overlapping_list)
@@ -452,8 +452,8 @@ static int add_strided(struct shadow *shadow, struct access *access, const struc
     for (; (pointer = map_state(&shadow->pointer_states, position)) && pointer->lo < strided_range->hi;
          position = map_next(&shadow->pointer_states, position))
         if (strided_shared_with_range(strided_range, (struct range){pointer->lo, pointer->lo + 1},
-                                      &shared_range) &&
-            check_pointer(shadow, pointer, access, shared_range))
+                                      &common_range) &&
+            check_pointer(shadow, pointer, access, common_range))
             return -1;
     struct state *equal_state = strided_get_or_create(&shadow->strided_states, strided_range);
     if (!equal_state ||
@@ -596,9 +596,9 @@ PyObject *shadow_find_unordered(struct shadow *shadow, uint64_t lo, uint64_t hi,
         found ? strided_find_overlapping(&shadow->strided_states, lo, hi) : NULL;
     if (!overlapping_list)
         Py_CLEAR(found);
-    struct range shared_range;
+    struct range common_range;
     for (size_t i = 0; found && i < overlapping_list->count; i++)
-        if (strided_shared_with_range(&overlapping_list->items[i]->range, (struct range){lo, hi}, &shared_range) &&
+        if (strided_shared_with_range(&overlapping_list->items[i]->range, (struct range){lo, hi}, &common_range) &&
             append_unordered(shadow, &overlapping_list->items[i]->state, mode, found))
             Py_CLEAR(found);
     return found;

@@ -20,7 +20,7 @@ bool strided_from_access(struct strided_range *strided_range, uint64_t lo, uint6
 }
 
 bool strided_shared_with_range(const struct strided_range *strided_range, struct range range,
-                               struct range *shared_range)
+                               struct range *common_range)
 {
     uint64_t row_index = 0, first_end = strided_range->lo + strided_range->width;
     if (range.lo >= first_end)
@@ -30,7 +30,7 @@ bool strided_shared_with_range(const struct strided_range *strided_range, struct
     uint64_t row_address = strided_range->lo + row_index * strided_range->stride;
     if (row_address >= range.hi)
         return false;
-    *shared_range =
+    *common_range =
         (struct range){Py_MAX(row_address, range.lo), Py_MIN(row_address + strided_range->width, range.hi)};
     return true;
 }
@@ -56,7 +56,7 @@ static bool can_never_overlap(const struct strided_range *first, const struct st
 }
 
 bool strided_shared_with(const struct strided_range *strided_range, const struct strided_range *stored_range,
-                         struct range *shared_range)
+                         struct range *common_range)
 {
     if (strided_range->hi <= stored_range->lo || stored_range->hi <= strided_range->lo ||
         can_never_overlap(strided_range, stored_range))
@@ -69,7 +69,7 @@ bool strided_shared_with(const struct strided_range *strided_range, const struct
     for (uint64_t i = 0; i < shorter_range->count; i++) {
         uint64_t row_address = shorter_range->lo + i * shorter_range->stride;
         if (strided_shared_with_range(
-                longer_range, (struct range){row_address, row_address + shorter_range->width}, shared_range))
+                longer_range, (struct range){row_address, row_address + shorter_range->width}, common_range))
             return true;
     }
     return false;

@@ -20,10 +20,10 @@ bool strided_from_access(struct strided_range *strided_range, uint64_t lo, uint6
                          uint64_t count);
 /* Find the bytes of a range in the first row that overlaps the range. Return false if no row overlaps it. */
 bool strided_shared_with_range(const struct strided_range *strided_range, struct range range,
-                               struct range *shared_range);
+                               struct range *common_range);
 /* Find the first bytes that are in rows of both strided ranges. Return false if there are none. */
 bool strided_shared_with(const struct strided_range *strided_range, const struct strided_range *stored_range,
-                         struct range *shared_range);
+                         struct range *common_range);
 
 /* The same value as strided.MAX_STRIDED_STATES. */
 enum { MAX_STRIDED_STATES = 1 << 16 };

@@ -27,12 +27,12 @@ typedef struct {
     const Tree *tree;
     /* The number of each container's content + 1, by kind (list, dictionary), depth and index; 0: not visited. */
     uint32_t *numbers[2][INTERN_DEPTH];
-    Range *shapes;    /* the range of key_slots of each shape */
-    Vector key_slots; /* KeySlot: sorted keys of the shapes visited so far */
-    Vector draft;     /* Value: the sequences under construction; nested ones follow their parents */
-    Vector parts;     /* Value: the sequences of all contents */
-    Vector contents;  /* Range: the range of parts of each content */
-    Table table;      /* finds contents by hash */
+    Range *key_ranges; /* the range of key_slots of each shape */
+    Vector key_slots;  /* KeySlot: sorted keys of the shapes visited so far */
+    Vector draft;      /* Value: the sequences under construction; nested ones follow their parents */
+    Vector parts;      /* Value: the sequences of all contents */
+    Vector contents;   /* Range: the range of parts of each content */
+    Table table;       /* finds contents by hash */
 } Interner;
 
 static void free_interner(Interner *in)
@@ -41,7 +41,7 @@ static void free_interner(Interner *in)
         PyMem_RawFree(in->numbers[0][depth]);
         PyMem_RawFree(in->numbers[1][depth]);
     }
-    PyMem_RawFree(in->shapes);
+    PyMem_RawFree(in->key_ranges);
     PyMem_RawFree(in->key_slots.data);
     PyMem_RawFree(in->draft.data);
     PyMem_RawFree(in->parts.data);
@@ -123,7 +123,7 @@ static bool draft_list(Interner *in, const List *list, int depth)
 
 static bool draft_dict(Interner *in, const Dict *dict, int depth)
 {
-    Range *keys = &in->shapes[dict->shape];
+    Range *keys = &in->key_ranges[dict->shape];
     if (!keys->length) {
         keys->start = in->key_slots.used;
         if (!add_key_slots(in, dict->shape))
@@ -204,8 +204,8 @@ bool intern_nodes(Query *query)
     Interner in = {.tree = query->tree};
     Table table = {0};
     Vector contents = {0}; /* Value: contents, by id */
-    in.shapes = PyMem_RawCalloc(query->tree->shapes.used, sizeof(Range));
-    bool is_complete = in.shapes ? number_nodes(query, &in, &table, &contents) : reject(query, "memory", 0);
+    in.key_ranges = PyMem_RawCalloc(query->tree->shapes.used, sizeof(Range));
+    bool is_complete = in.key_ranges ? number_nodes(query, &in, &table, &contents) : reject(query, "memory", 0);
     free_interner(&in);
     PyMem_RawFree(table.slots);
     PyMem_RawFree(contents.data);

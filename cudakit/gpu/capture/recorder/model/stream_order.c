@@ -242,7 +242,8 @@ static void add_wait(const vector_clock *clock)
     clock_join(&waited_clock, clock);
 }
 
-static void count_idle_device(void)
+/* Increment idle_count if the host has waited for all work, and work was added since the last increment. */
+static void count_idle_moment(void)
 {
     if (operation_count == idle_operation_count || !order_host_waited_for_all_work())
         return;
@@ -255,7 +256,7 @@ void order_host_waited_for_event(uint32_t event)
     const vector_clock *clock = event_clock(event);
     if (clock)
         add_wait(clock);
-    count_idle_device();
+    count_idle_moment();
 }
 
 void order_host_waited_for_stream(uint32_t stream)
@@ -264,7 +265,7 @@ void order_host_waited_for_stream(uint32_t stream)
         hash_table_get(&slot_by_stream, stream); /* a stream without a slot has no tracked work */
     if (slot)
         add_wait(stream_clocks + slot);
-    count_idle_device();
+    count_idle_moment();
 }
 
 void order_host_waited_for_context(uint32_t context)
@@ -274,7 +275,7 @@ void order_host_waited_for_context(uint32_t context)
             add_wait(stream_clocks + slot);
     if (untracked_context == context)
         untracked_context = 0;
-    count_idle_device();
+    count_idle_moment();
 }
 
 struct order_point {
