@@ -195,4 +195,4 @@ def test_completion_that_cannot_be_installed_is_an_error(tmp_path: Path) -> None
 
     assert done.returncode == 2
     assert "cannot write " in done.stderr
-    assert done.stderr.endswith("Not a directory\nhint: choose another file\n")
+    assert "Not a directory\nhint: write the script to a file that your shell reads" in done.stderr
