@@ -194,7 +194,7 @@ class _Sanitizer:
         self._tests_with_races: set[str] = set()
         self._tests_by_call: defaultdict[tuple[int, int], _TestsByCall] = defaultdict(_TestsByCall)
         self._shared_race_notes: list[str] = []  # notes on races with operations of earlier tests
-        # Sentences on operations that may race with a launch that was not recorded; the keys are unique.
+        # Sentences on operations that may race with a launch that was not recorded: a dict as an ordered set.
         self._unverified_sentences: dict[str, None] = {}
         self._recording = begin(
             self._feed,

@@ -74,7 +74,7 @@ class Draw:
 
 @lru_cache(_CACHED_DRAWS)
 def bits_draw(size_bytes: int) -> Draw:
-    """Return the draw of random bytes."""
+    """Return the Draw (kernel and parameters) that generates random bytes."""
     return Draw("bits", size_bytes, (), -(-size_bytes // 16))
 
 
@@ -139,7 +139,10 @@ def integers_draw(count: int, dtype: str, low: int, high: int) -> Draw:
 
 @lru_cache(_CACHED_DRAWS)
 def permutation_draw(size: int, dtype: str) -> Draw:
-    """Return the draw of a permutation of 0 to ``size`` - 1. Raises UsageError if the dtype is too small."""
+    """Return the Draw (kernel and parameters) that generates a permutation of 0 to ``size`` - 1.
+
+    Raises UsageError if the dtype is too small.
+    """
     _check_dtype(dtype, INTEGERS, "permutation")
     dtype_limits, item_bytes = np.iinfo(dtype), np.dtype(dtype).itemsize
     if size > dtype_limits.max + 1:

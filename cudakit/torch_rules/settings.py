@@ -219,8 +219,9 @@ def parse_config(text: str, *, variable: str = "PYTORCH_CUDA_ALLOC_CONF") -> Set
 
     Accepts the configurations of PyTorch 2.15, except those that PyTorch silently ignores or
     misreads: missing separators, spaces within words, duplicate keys, negative numbers and
-    numbers with other characters after them, divisions in intervals that decrease or lie beyond the last,
-    malformed reserves, and keys of the native backend with another backend.
+    numbers with other characters after them, intervals of roundup_power2_divisions that do not ascend or
+    that exceed the largest interval, address reserves that are not a share or a size in GiB, and keys of
+    the native backend with another backend.
 
     Raises SettingRefused with one line: the variable, the position (from 1), the value there, and the valid
     values.

@@ -52,7 +52,7 @@ class SlowCalls(Protocol):
 
 
 class FastPath:
-    """``alloc`` and ``free`` of one allocator. While the gate is slow, every call goes to the slow path.
+    """``alloc`` and ``free`` of one allocator. While ``gate.slow`` is True, every call takes the slow path.
 
     ``python_frames`` is the number of Python frames between the caller and the slow path.
     """

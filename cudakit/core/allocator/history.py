@@ -38,7 +38,8 @@ Context: TypeAlias = Literal["state", "alloc", "all"]
 Stage: TypeAlias = Literal["START", "END"]
 # The start or end of a named range: name, stage, time in ns of time.perf_counter_ns.
 Annotation: TypeAlias = tuple[str, Stage, int]
-# The user's text for later events; or a tuple of that text and the reason why the allocator itself acts.
+# The text that the user set, which is attached to the events that follow; or a tuple of that text and the
+# reason why the allocator itself acts.
 Metadata: TypeAlias = "str | tuple[str, str]"
 # One event: action, address (for an OOM event: free bytes of the device), size, stream, time in ns of
 # time.perf_counter_ns, stack, pool, metadata. Creating a plain tuple takes a third of the time of a named

@@ -1,4 +1,4 @@
-"""Plan: the cases of a Spec, and the measurement method of each case within the time budget and per round."""
+"""Plan the cases of a Spec and the measurement method of each case, which fits the time budget."""
 
 from __future__ import annotations
 

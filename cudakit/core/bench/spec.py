@@ -112,7 +112,7 @@ class Spec:
     """The options that all benches share. Specs raise InputError for invalid values."""
 
     bench: ClassVar[str]
-    # Stopping rule of which the user changes single values.
+    # Default stopping rule. The user can override each of its values.
     default_rule: ClassVar[Rule] = Rule()
 
     seed: int = 0  # Seed of random data.

@@ -129,7 +129,7 @@ class Toolkit:
     """A CUDA toolkit under /usr/local."""
 
     path: str
-    cuda: tuple[int, int]
+    cuda: tuple[int, int]  # CUDA version: major, minor
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,7 @@ _COMPUTE_TYPES: Mapping[str, str] = MappingProxyType(
 )
 _TF32 = "COMPUTE_32F_FAST_TF32"
 
+# numpy types of alpha and beta by accumulator.
 _SCALAR_TYPES: Mapping[str, type[np.generic]] = MappingProxyType(
     {"fp64": np.float64, "fp32": np.float32, "fp16": np.float16, "int32": np.int32}
 )

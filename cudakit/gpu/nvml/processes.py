@@ -23,7 +23,8 @@ _FUNCTION_BY_KIND = {
 }
 _OTHER_NAMESPACE = Unavailable("the pid belongs to the host or to another container")
 _MEMORY_NOT_REPORTED = Unavailable("the driver does not report memory per process (WDDM or WSL)")
-# NVML_SUCCESS and NVML_ERROR_NOT_FOUND: no process has used the SMs since the last sample.
+# If no process has used the SMs since the last sample, NVML returns NVML_SUCCESS with no sample, or
+# NVML_ERROR_NOT_FOUND.
 _NO_SAMPLE_CODES = (0, 6)
 # Index of the start time, field 22 of /proc/PID/stat, among the fields after the command, field 2
 # (proc_pid_stat(5)). It is in clock ticks since boot.

@@ -37,6 +37,7 @@ class DType:
         return self.name
 
 
+# Categories of dtypes, in the order of type promotion.
 BOOL, INTEGER, FLOAT, COMPLEX = range(4)
 
 _INTEGER_TYPES = {

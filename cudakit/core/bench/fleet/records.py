@@ -151,7 +151,7 @@ def _read_facts(folder: Path) -> HostFacts:
 
 
 def _read_gpu(index: int, path: Path) -> FleetGpu:
-    """Return the GPU of a file, whose document is a suite result or an error; a damaged file is an error."""
+    """Return the GPU that a file describes: its suite result, or an error if it has one or is damaged."""
     try:
         return _parse_gpu(index, path)
     except InputError as error:

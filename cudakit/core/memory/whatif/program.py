@@ -80,7 +80,8 @@ class Program:
     """The allocations from before the trace, and the steps of the trace."""
 
     requests: tuple[Request, ...]  # requests of all allocations, then failed requests
-    # The stand-in stream that the free of each allocation waits for, or NO_WAIT.
+    # For each allocation, the number of the stream that its free waits for in the replay, or NO_WAIT. The
+    # trace does not record which streams a free waited for.
     wait_streams: tuple[int, ...]
     allocations_before: tuple[int, ...]  # allocations from before the trace, by address
     pending_frees_before: tuple[

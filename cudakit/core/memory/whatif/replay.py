@@ -119,7 +119,8 @@ class _Replay:
         self._pool_handles: dict[int, PoolId] = {}
         self._released_pools: set[int] = set()
         self._live_ptrs: dict[int, int] = {}
-        self._wait_positions: dict[int, int] = {}  # position of each pending free in its stream
+        # By allocation: the number of events on the wait stream at which its pending free completes.
+        self._wait_positions: dict[int, int] = {}
         self._oom_count = 0
         self._previous_refusal_count = 0  # number of refusals of the device up to the previous step
         self._searched_blocks = 0

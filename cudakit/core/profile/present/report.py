@@ -204,7 +204,10 @@ def _range_text(shares: Sequence[float]) -> str:
 
 
 def _largest_work(devices: Sequence[Device]) -> str:
-    """Return the line that launched most GPU time of all devices, or the kernel, as text."""
+    """Return the line that launched most GPU time of all devices, as text.
+
+    Return the kernel with most GPU time instead, unless the line has at least half of that kernel's time.
+    """
     work_ns = sum(device.work_ns for device in devices)
     time_by_line: Counter[str] = Counter()
     time_by_kernel: Counter[str] = Counter()

@@ -76,7 +76,8 @@ class CommunicatorCalls:
         self._rank_count = rank_count  # number of ranks, also on other hosts; 0 if unknown
         self._is_stopped = False
         self._compares_transfers = compares_transfers
-        self._open_groups: dict[int, list[RankCall]] = {}  # the last group of each rank
+        # By rank: the calls of its last group, to which further calls may be added.
+        self._open_groups: dict[int, list[RankCall]] = {}
         # The calls with which the calls of other ranks are compared, by number of the group.
         self._references: dict[int, _Reference] = {}
         # Sends and receives whose counterpart was not read yet, by sender, receiver and function.

@@ -54,6 +54,6 @@ bool read_lengths(Query *query);  /* out: lengths of lists */
 bool gather_items(Query *query);  /* out: the items of lists, concatenated */
 bool look_up_key(Query *query);   /* out: values of `key` in dictionaries; 0 if the key is missing */
 bool read_integers(Query *query); /* out: integers; out2: whether each node is one */
-bool intern_nodes(Query *query);  /* out: a number per distinct content; out2: one node per number */
+bool intern_nodes(Query *query);  /* out: the number of each node's content; out2: a node for each number */
 
 #endif

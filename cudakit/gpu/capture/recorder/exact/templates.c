@@ -21,8 +21,8 @@
 #define MAX_CHECK_INTERVAL 4096
 /* Maximum number of uses between two verifications, for launches that share allocations with unordered work. */
 #define MAX_SHARED_CHECK_INTERVAL 512
-/* Launches that are unordered with earlier accesses to their bytes use the template after this number of such
- * launches was recorded with the accesses of the template. By then, their races have been recorded that often. */
+/* A launch that is unordered with earlier accesses to its bytes uses the template only after this number of such launches
+ * was recorded with accesses equal to those of the template. The races of those launches were reported. */
 #define MIN_UNORDERED_LAUNCHES 128
 
 typedef struct {

@@ -176,8 +176,9 @@ static void after_fork_in_child(void)
     profile_forked();
 }
 
-/* Exit handlers run in reverse order of registration. This handler is registered after the library is loaded, so that
- * it runs before the library's handler, which would otherwise access contexts that no longer exist. */
+/* Exit handlers run in reverse order of registration. subscription_end() is registered after NVIDIA's Sanitizer library is
+ * loaded, so that it runs before the exit handler of that library, which would otherwise access contexts that no longer
+ * exist. */
 static void register_process_handlers(void)
 {
     pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);

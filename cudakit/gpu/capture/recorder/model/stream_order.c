@@ -58,7 +58,7 @@ static bool slot_is_complete(uint32_t slot)
     return waited_clock.last_operations[slot] == stream_clocks[slot].last_operations[slot];
 }
 
-/* Return whether all operations that happen before new work of a stream also happen before all new work of the host. */
+/* Return whether the host's clock covers all operations that the clock of a slot covers. */
 static bool slot_has_clock_of_host(uint32_t slot)
 {
     bool is_equal = true;
