@@ -104,10 +104,10 @@ REMARKS = {"doctor-explain-json.md": "the earlier spelling of `cudakit explain I
 EXIT_CODES_OF_RUN = (
     (
         "1",
-        "the program succeeded, but it has races, launches that may race but were not recorded, or ranks "
-        "that call different collectives; or the recording is incomplete; or, with --require-gpu, no work of "
-        "a real GPU was recorded; or, with --fail-on limit, a process reserved more memory than --limit. "
-        "Races inside libraries count with --internal only",
+        "the program succeeded, but it has races, launches that may race but whose accesses were not "
+        "recorded, or ranks that call different collectives; or the recording is incomplete; or, with "
+        "--require-gpu, no work of a real GPU was recorded; or, with --fail-on limit, a process "
+        "reserved more memory than --limit. Races inside libraries count with --internal only",
     ),
     ("125", "cudakit failed before the program started"),
     ("126", "the program cannot be executed"),

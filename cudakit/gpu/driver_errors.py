@@ -268,8 +268,8 @@ class Status(IntEnum):
     MPS_CONNECTION_FAILED = (
         805,
         "the MPS daemon does not answer",
-        "start it (nvidia-cuda-mps-control -d), or unset CUDA_MPS_PIPE_DIRECTORY (CK019)",
-        "a leftover pipe directory, another user's daemon, or a container that does not share it",
+        "start the daemon (nvidia-cuda-mps-control -d), or unset CUDA_MPS_PIPE_DIRECTORY (CK019)",
+        "a leftover pipe directory, another user's daemon, or a container without this directory",
     )
     MPS_RPC_FAILURE = 806, "a call from the client to the MPS server failed", _MPS_RESTART
     MPS_SERVER_NOT_READY = 807, "the MPS server is starting or recovering", "try again"

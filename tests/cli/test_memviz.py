@@ -333,6 +333,7 @@ def test_file_without_a_trace_has_a_report_of_its_end(cli: Cli, tmp_path: Path) 
     run = cli("memviz", path)
     assert run.exit_code == 0
     assert "Without a trace, only the end is known" in run.stdout
+    assert "at the peak" not in run.stdout
     assert "Growth was not checked: the snapshot has no trace." in run.stdout
     assert "20.0 MiB" in run.stdout
 

@@ -365,22 +365,20 @@ def _confidence_rank(found_race: FoundRace) -> int:
 def unverified_pair(
     process: int, current_side: Side, previous_side: Side, *, is_current_unrecorded: bool = False
 ) -> UnverifiedPair:
-    """Return a pair of which one operation was not recorded, with its description."""
+    """Return a pair of which the accesses of one launch were not recorded, with its description."""
     current = f"{current_side.operation_name} on {current_side.stream}"
     previous = f"{previous_side.operation_name} on {previous_side.stream}"
+    unrecorded_side = "later" if is_current_unrecorded else "earlier"
     sentence = (
-        f"{current} was not recorded and may have accessed the same bytes as {previous}, "
-        "after which it is not ordered"
-        if is_current_unrecorded
-        else f"{current} is not ordered after {previous}, which was not recorded and may have "
-        "accessed the same bytes"
+        f"{current} is not ordered after {previous} and may access the same bytes: the accesses of the "
+        f"{unrecorded_side} launch were not recorded"
     )
     return UnverifiedPair(
         sentence=sentence,
         current=current_side,
         previous=previous_side,
         process=process,
-        hint="rerun with --accesses exact, which records every launch",
+        hint="rerun with --accesses exact, which records the accesses of every launch",
     )
 
 

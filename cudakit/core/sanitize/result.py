@@ -133,7 +133,7 @@ class FoundRace:
 class UnverifiedPair:
     """Two unordered operations that race if one of them accessed bytes outside of its template.
 
-    That operation is a launch that was not recorded: the earlier one, unless the sentence says otherwise.
+    That operation is a launch whose accesses were not recorded; the sentence says which of the two it is.
     """
 
     sentence: str  # description of the pair

@@ -165,7 +165,7 @@ _TABLE = """
 153 logical_endpoint_unicast_supported bool Whether unicast logical endpoints work
 154 logical_endpoint_multicast_supported bool Whether multicast logical endpoints work
 155 logical_endpoint_counted_ops_supported bool Whether counted operations on logical endpoints work
-156 logical_endpoint_unicast_access_on_owner_device_supported bool Whether the owner device has access
+156 logical_endpoint_unicast_access_on_owner_device_supported bool Whether an endpoint's owner can access it
 157 locality_domain_multiprocessor_count - Multiprocessors of a locality domain
 158 logical_endpoint_supported_handle_types mask Handle types for sharing logical endpoints
 159 vulkan_cig_streams_supported bool Whether CUDA in graphics with Vulkan takes streams

@@ -223,7 +223,7 @@ temperature_gpu_c °C nvmlDeviceGetTemperature(NVML_TEMPERATURE_GPU) Temperature
 temperature_memory_c °C NVML_FI_DEV_MEMORY_TEMP Temperature of the memory
 temperature_margin_c °C nvmlDeviceGetMarginTemperature Temperature margin to the nearest slowdown
 fan_speed_percent % nvmlDeviceGetFanSpeed Fan speed relative to maximum
-power_draw_w W nvmlDeviceGetPowerUsage Power draw (since Ampere: average of the last second)
+power_draw_w W nvmlDeviceGetPowerUsage Power draw (since Ampere, except GA100: average of the last second)
 power_average_w W NVML_FI_DEV_POWER_AVERAGE Average power draw of the last second
 power_instant_w W NVML_FI_DEV_POWER_INSTANT Instantaneous power draw
 power_limit_w W nvmlDeviceGetPowerManagementLimit Requested power limit

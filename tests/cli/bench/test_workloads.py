@@ -196,7 +196,13 @@ def test_peer_directions_need_two_gpus(cli: Cli) -> None:
     run = cli("bench", "copy", "--gpu", "sim", "--directions", "peer", *SMALL_COPIES)
 
     assert (run.exit_code, run.stdout) == (ExitCode.USAGE, "")
-    assert "needs two GPUs, but CUDA has only one" in run.stderr
+    assert "needs two GPUs, but CUDA has only one\nhint: --gpu sim:h200x2 simulates" in run.stderr
+
+
+def test_memory_of_l2_size_says_that_some_data_stays_in_the_cache(cli: Cli) -> None:
+    run = cli("bench", "memory", "--gpu", "sim", "--operations", "read", "--sizes", "60MiB")
+
+    assert "some or all data stays in the L2 cache" in " ".join(run.stdout.split())
 
 
 def test_pageable_copies_have_host_time(cli: Cli) -> None:

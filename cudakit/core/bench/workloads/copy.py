@@ -82,7 +82,9 @@ def _copies(spec: CopySpec, gpu: _LinkedDevice) -> Iterator[Copy]:
         elif spec.directions and not access_by_peer:
             raise Unsupported(
                 f"--directions {direction} needs two GPUs, but CUDA has only one",
-                hint="CUDA_VISIBLE_DEVICES may hide GPUs; cudakit devices lists all of them",
+                hint="--gpu sim:h200x2 simulates two GPUs"
+                if gpu.simulated
+                else "CUDA_VISIBLE_DEVICES may hide GPUs; cudakit devices lists all of them",
             )
         for peer, access in access_by_peer.items() if "peer" in _locations(direction) else ():
             yield Copy(direction, 0, peer, access)

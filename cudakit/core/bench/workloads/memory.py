@@ -33,7 +33,9 @@ from cudakit.units import Unavailable
 _WRITTEN_WORD = 0x5EED1E55
 _FACTOR = float(np.float32(1.7))
 
-_IN_CACHE = Unavailable("the data stays in the L2 cache, and datasheets state no L2 bandwidth")
+_IN_CACHE = Unavailable(
+    "some or all data stays in the L2 cache, and datasheets state no L2 bandwidth"
+)
 # Default buffer sizes as shares of the L2 cache, and a size that exceeds the cache by far.
 _L2_SHARES = (1 / 16, 1 / 8, 1 / 4, 3 / 8, 1 / 2, 3 / 4, 1, 2, 4)
 _LARGE_BYTES = 1 << 30

@@ -44,7 +44,9 @@ _MODES: Mapping[str, Mode] = MappingProxyType(
 # time matter little. More calls could fill the driver's launch queue (about 1000 launches).
 _CALLS_PER_SAMPLE = 20
 _LATENCY = Unavailable("a latency has no theoretical peak")
-_IN_CACHE = Unavailable("the data stays in the L2 cache, and datasheets state no L2 bandwidth")
+_IN_CACHE = Unavailable(
+    "some or all data stays in the L2 cache, and datasheets state no L2 bandwidth"
+)
 
 
 def ops_cases(spec: OpsSpec, gpu: DeviceInfo) -> tuple[Case, ...]:

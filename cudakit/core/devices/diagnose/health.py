@@ -99,6 +99,12 @@ _RESET_FIX = (
     "end all processes on the GPU, then: sudo nvidia-smi --gpu-reset -i {indices} (or reboot)"
 )
 _PENDING_REPAIRS = ("remapped_rows_pending", "retired_pages_pending", "repair_channel_pending")
+_REPAIR_FIELDS = (
+    *_PENDING_REPAIRS,
+    "remapped_rows_failed",
+    "unrepairable_memory",
+    "recovery_action",
+)
 REPAIR_RULES = (
     GpuRule(
         Status.FAIL,
@@ -132,8 +138,13 @@ def memory_repairs(context: RunContext) -> Finding:
     failed replacement means that no spare rows are left: the GPU must be replaced. The driver may also
     request an action (recovery action). Source: NVIDIA GPU Memory Error Management.
     """
+    gpus = [gpu for gpu in gpu_states(context) if gpu.has_any_field(*_REPAIR_FIELDS)]
     return check_gpus(
-        gpu_states(context), REPAIR_RULES, "no memory repair is pending", _repair_counts
+        gpus,
+        REPAIR_RULES,
+        "no memory repair is pending",
+        _repair_counts,
+        summary_without_gpus="no GPU reports the state of memory repairs",
     )
 
 
@@ -251,6 +262,7 @@ def throttling(context: RunContext) -> Finding:
         [THROTTLING_RULE],
         "no GPU is throttled now, except by its power limit",
         _clock_reasons,
+        summary_without_gpus="no GPU reports whether it is throttled",
     )
 
 

@@ -150,6 +150,8 @@ def compute_mode(context: RunContext) -> Finding:
     gpus = [gpu for gpu in gpu_states(context) if gpu.text_field("compute_mode")]
     mode_by_label = evidence_of(gpus, lambda gpu: gpu.text_field("compute_mode"))
     restricted_gpus = [gpu for gpu in gpus if gpu.text_field("compute_mode") != "default"]
+    if not gpus:
+        return ok_finding("no GPU reports its compute mode")
     if not restricted_gpus:
         return ok_finding("any number of processes can use each GPU")
     fix = f"sudo nvidia-smi -i {restricted_gpus[0].facts.index} -c DEFAULT"

@@ -269,7 +269,8 @@ def misspelled(context: RunContext) -> Finding:
     """A misspelled environment variable has no effect, and no library reports it.
 
     CUDA_VISIBLE_DEVICE=1 (without the S) hides no device. A name is reported if it differs by one letter
-    (two in a long name) from a variable of CUDA, its libraries or frameworks, or of cudakit.
+    (two in a long name) or two swapped letters from a variable of CUDA, its libraries or frameworks, or of
+    cudakit.
     """
     return combine_findings(
         (
@@ -299,19 +300,25 @@ def _nearest_variable(name: str) -> tuple[str, ...]:
 
 
 def _edit_distance(first_text: str, second_text: str) -> int:
-    """Return the number of inserted, deleted or replaced letters between two texts (Levenshtein)."""
+    """Return the number of inserted, deleted, replaced or swapped letters between two texts.
+
+    Two adjacent letters in the wrong order count once (optimal string alignment distance).
+    """
     if abs(len(first_text) - len(second_text)) > 2:
         return 3  # every distance above 2 means that the names are not similar
-    distances = list(range(len(second_text) + 1))
+    rows = [list(range(len(second_text) + 1))]
     for row_number, first_letter in enumerate(first_text, start=1):
-        diagonal, distances[0] = distances[0], row_number
+        row = [row_number]
         for column, second_letter in enumerate(second_text, start=1):
-            diagonal, distances[column] = (
-                distances[column],
-                min(
-                    distances[column] + 1,
-                    distances[column - 1] + 1,
-                    diagonal + (first_letter != second_letter),
-                ),
+            distance = min(
+                rows[-1][column] + 1,
+                row[-1] + 1,
+                rows[-1][column - 1] + (first_letter != second_letter),
             )
-    return distances[-1]
+            first_pair = first_text[max(row_number - 2, 0) : row_number]
+            second_pair = second_text[max(column - 2, 0) : column]
+            if len(first_pair) == 2 and first_pair == second_pair[::-1]:
+                distance = min(distance, rows[-2][column - 2] + 1)
+            row.append(distance)
+        rows.append(row)
+    return rows[-1][-1]

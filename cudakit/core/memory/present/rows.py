@@ -24,6 +24,8 @@ def device_name(device: DeviceMemory | DeviceDiff) -> str:
 def moment_name(device: DeviceMemory) -> str:
     """Return the name of the moment that the tables show."""
     moment = device.at
+    if moment.name == "peak" and not device.events:
+        return "at the end"  # without a trace, the peak is not known
     return {"peak": "at the peak", "end": "at the end", "oom": "when memory ran out"}.get(
         moment.name, f"after event {moment.event:,}"
     )

@@ -328,9 +328,9 @@ def _outlier_sentence(devices: Sequence[DeviceMemory]) -> str:
 
 
 def totals(device: DeviceMemory) -> Table:
-    """Show the totals at the chosen moment and at the end, and their maxima."""
+    """Show the totals at the chosen moment and at the end, and their maxima; without a trace, at the end."""
     states = [("at end", device.end)]
-    if device.at.name != "end":
+    if device.at.name != "end" and device.events:
         title = (
             f"at event {device.at.event:,}"
             if device.at.name == "event"
@@ -356,10 +356,14 @@ def totals(device: DeviceMemory) -> Table:
         columns=(
             Column("", "text"),
             *(Column(title, "number") for title, _ in states),
-            Column("maximum", "number"),
+            *((Column("maximum", "number"),) if device.events else ()),
         ),
         rows=tuple(
-            (Text(row_title), *(value_at(state) for _, state in states), highest_bytes)
+            (
+                Text(row_title),
+                *(value_at(state) for _, state in states),
+                *((highest_bytes,) if device.events else ()),
+            )
             for row_title, value_at, highest_bytes in table_rows
         ),
         caption=_totals_caption(device),
@@ -368,18 +372,20 @@ def totals(device: DeviceMemory) -> Table:
 
 def _totals_caption(device: DeviceMemory) -> str:
     peak = device.peak
-    caption = "The peak is the moment with the most requested memory"
+    sentences = []
     if device.events:
         moment_text = f"after event {peak.event:,}" if peak.event >= 0 else "before the first event"
-        caption += f", {moment_text}{in_annotation(peak)}; the last event is {device.events - 1:,}"
-    caption += "."
+        sentences.append(
+            f"The peak is the moment with the most requested memory, {moment_text}{in_annotation(peak)};"
+            f" the last event is {device.events - 1:,}."
+        )
     if device.end.pending_free_bytes or device.at.state.pending_free_bytes:
-        caption += (
-            " Requested and blocks in use include blocks that are pending free; allocated does not."
+        sentences.append(
+            "Requested and blocks in use include blocks that are pending free; allocated does not."
         )
     if peak.allocated_is_derived:
-        caption += " Sizes marked ~ were computed by the allocator's rules, not recorded."
-    return caption
+        sentences.append("Sizes marked ~ were computed by the allocator's rules, not recorded.")
+    return " ".join(sentences)
 
 
 def curves(device: DeviceMemory) -> Chart | None:

@@ -141,7 +141,9 @@ def race_note(race: FoundRace, *, is_counted: bool = True) -> Note:
     return Note(level, capitalized(race.sentence), remedies, finding, evidence=source_lines)
 
 
-UNVERIFIED_MEANING: Final = "An operation is not ordered after a launch that was not recorded."
+UNVERIFIED_MEANING: Final = (
+    "An operation is not ordered after a launch whose accesses were not recorded."
+)
 
 
 def unverified_note(pair: UnverifiedPair) -> Note:

@@ -24,6 +24,9 @@ WAITING = {"fabric_state": "in progress"}
 READY = {"fabric_state": "completed", "fabric_status": "success"}
 
 
+NONE = Unavailable("not supported by this device")
+
+
 # --- CK006: is the fabric ready? -------------------------------------------------------------------
 
 
@@ -122,10 +125,36 @@ def test_compute_mode_decides_status(
     assert run_check("CK018", machine(**gpus)).status is status
 
 
+@pytest.mark.parametrize(
+    ("name", "field_names", "summary"),
+    [
+        ("CK018", ("compute_mode",), "no GPU reports its compute mode"),
+        (
+            "CK028",
+            (
+                "remapped_rows_failed",
+                "remapped_rows_pending",
+                "retired_pages_pending",
+                "repair_channel_pending",
+                "unrepairable_memory",
+                "recovery_action",
+            ),
+            "no GPU reports the state of memory repairs",
+        ),
+        ("CK030", ("clock_event_reasons",), "no GPU reports whether it is throttled"),
+    ],
+)
+def test_check_without_reported_state_says_so(
+    machine: Machine, name: str, field_names: tuple[str, ...], summary: str
+) -> None:
+    not_reported = dict.fromkeys(field_names, NONE)
+
+    finding = run_check(name, machine(**both_views(gpu(0, **not_reported))))
+
+    assert (finding.status, finding.summary) == (OK, summary)
+
+
 # --- CK027 and CK028: memory ----------------------------------------------------------------------
-
-
-NONE = Unavailable("not supported by this device")
 
 
 @pytest.mark.parametrize("name", ["CK027", "CK028"])

@@ -53,6 +53,7 @@ def test_variable_set_to_off_is_ok(machine: Machine, off: str) -> None:
         ("CUDA_LAUNCH_BLOKCING", "CUDA_LAUNCH_BLOCKING"),
         ("PYTORCH_CUDA_ALLOC_CONFIG", "PYTORCH_CUDA_ALLOC_CONF"),
         ("NCCL_SOCKET_IFNAMES", "NCCL_SOCKET_IFNAME"),
+        ("NCCL_DEBGU", "NCCL_DEBUG"),
     ],
 )
 def test_misspelled_variable_warns(machine: Machine, name: str, intended: str) -> None:
@@ -76,6 +77,7 @@ def test_misspelled_variable_warns(machine: Machine, name: str, intended: str) -
         "NVIDIA_REQUIRE_CUDA",
         "TORCH_CUDA_ARCH_LIST",
         "MY_CUDA_VISIBLE_DEVICE",
+        "NCCL_BEDGU",
     ],
 )
 def test_valid_variable_is_ok(machine: Machine, name: str) -> None:
