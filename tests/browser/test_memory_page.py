@@ -75,7 +75,7 @@ def python_totals(replayed: Replay, event: int) -> dict[str, int]:
 
 def python_free(replayed: Replay, event: int) -> dict[str, float]:
     layout = replayed.layout_at(event + 1)
-    free, largest = int(layout.free_size.sum()), int(layout.free_size.max(initial=0))
+    free, largest = int(layout.free_block_size.sum()), int(layout.free_block_size.max(initial=0))
     reserved = max(int(layout.segments.size.sum()), 1)
     return {
         "free": free,
