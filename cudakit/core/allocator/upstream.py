@@ -206,7 +206,7 @@ class GpuUpstream(GpuEvents):
 
 
 class GpuGraph:
-    """The graphs that captures on the streams of a device have built so far."""
+    """The unfinished graphs of the stream captures of a device."""
 
     def __init__(self, gpu: Graphs) -> None:
         self._gpu = gpu

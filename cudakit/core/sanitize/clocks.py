@@ -61,7 +61,7 @@ class Timeline:
         """
         if release.tick <= self.clock[release.slot]:
             return False
-        # The ticks of most slots are equal, so this finds the others before it copies the clock.
+        # Most slots have the same tick in both clocks, so only the others are found and then changed.
         advanced_slots = [
             slot
             for slot, is_earlier in enumerate(map(lt, self.clock, release.clock))
@@ -98,8 +98,8 @@ ASSUMED: Final = int(Precision.ASSUMED)
 UNCERTAIN: Final = int(Precision.UNCERTAIN)
 
 
-# `Call` and `MemoryAccess` are not frozen, because that makes creation four times as slow, and each launch
-# creates instances of both.
+# `Call` and `MemoryAccess` are not frozen: frozen instances take four times as long to create, and each
+# launch creates instances of both.
 @dataclass(slots=True, eq=False)
 class Call:
     """A CUDA call that enqueued work. All numbers are those of the trace."""

@@ -129,8 +129,10 @@ class HostRole(NamedTuple):
     """The part of a copy that the host performs before the call returns."""
 
     waits_before: bool = False  # whether the host first waits for all work in the stream
-    reads_source: bool = False  # whether the host reads the source, not the stream
-    writes_destination: bool = False  # whether the host writes the destination, not the stream
+    # whether the source is read by the host, and not in the order of the stream
+    reads_source: bool = False
+    # whether the destination is written by the host, and not in the order of the stream
+    writes_destination: bool = False
     waits_after: bool = (
         False  # whether the host waits for the stream and the copy before the call returns
     )

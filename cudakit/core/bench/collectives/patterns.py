@@ -20,7 +20,7 @@ from cudakit.gpu.api.elements import Bits, Element, encode
 # Number of elements after which a pattern repeats. It is a prime number, so that chunks of a power of two
 # begin at different points of the pattern.
 PERIOD = 8191
-# Maximum of the input values, also in types that represent larger integers exactly.
+# Maximum of the input values of all types, even of those that represent larger integers exactly.
 _MAX_VALUE = 1 << 20
 
 

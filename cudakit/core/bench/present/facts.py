@@ -147,7 +147,7 @@ def method_rows(cases: Sequence[CaseResult]) -> list[tuple[str, Value]]:
 
 
 def _timing_text(case: CaseResult) -> str:
-    """Return what the time of a case is if the mode does not say it, else ""."""
+    """Describe what the time of a case measures; return "" if the measurement mode already says it."""
     if case.method.mode == "call" and case.name == "alloc":
         return _ALLOC_TEXT
     return _LAUNCH_TO_START_TEXT if case.axes.get("call") == _LAUNCH_TO_START else ""

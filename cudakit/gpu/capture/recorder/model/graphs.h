@@ -61,7 +61,7 @@ void graphs_executable_created(CUgraphExec executable);
 void graphs_executable_destroyed(CUgraphExec executable);
 
 /* Handle the end of a call that may have recorded a graph. If no executable graph was created or updated, because the
- * call failed, free what was kept of the graph. Takes the recorder lock. */
+ * call failed, free the contents that were stored of the recorded graph. Takes the recorder lock. */
 void graphs_instantiation_ended(void);
 
 /* Return the id of a node, or 0 if it is unknown: by its handle, or, unless ``kernel_position`` is 0, by its position
