@@ -94,7 +94,7 @@ def ops(
     host-call  the host time of a call, on tensors if torch is installed:
                cudakit.elementwise for add, cudakit.reduction for sum,
                cudakit.softmax for softmax; the call of cuBLASLt for
-               matmul, which has no public function
+               matmul, for which cudakit has no public function
     eager      the GPU time of one execution
     graph      the GPU time of one execution in a CUDA graph of many
 

@@ -550,7 +550,7 @@ CUPY_CUDA_ARRAY_INTERFACE_SYNC 0: no synchronization when arrays are imported
 CUPY_CUDA_ARRAY_INTERFACE_EXPORT_VERSION 2: the stream of exported arrays is not passed on
 
 [cudakit | cudakit documentation, reference page cudakit]
-CUDAKIT_ALLOC_CONF settings of cudakit's allocator; wins over PyTorch's two variables
+CUDAKIT_ALLOC_CONF settings of cudakit's allocator, which reads PyTorch's two variables only without it
 CUDAKIT_DEBUG errors of cudakit show a traceback
 CUDAKIT_CACHE_DIR directory of cudakit's cache of compiled kernels (default ~/.cache/cudakit)
 CUDAKIT_PTXAS ptxas that `cudakit run --sanitize` uses
