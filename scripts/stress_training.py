@@ -1,6 +1,6 @@
 """Train under ``cudakit run --sanitize`` for minutes, and check for hangs, leaks and false positives.
 
-    python scripts/stress_training.py [--minutes 8] [--accesses exact] [-o FILE.json]
+    python scripts/stress_training.py [--minutes 8] [--accesses auto] [-o FILE.json]
 
 Needs a GPU and torch. The data of a small model is copied on a side stream; the host synchronizes every
 20 steps. Prints ten samples: the number of steps, and the memory of the program, of the cudakit process
@@ -120,7 +120,7 @@ def find_problems(status: int, samples: list[dict[str, Any]], report: dict[str, 
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--minutes", type=float, default=8)
-    parser.add_argument("--accesses", choices=["exact", "arguments"], default="exact")
+    parser.add_argument("--accesses", choices=["auto", "exact", "arguments"], default="exact")
     parser.add_argument("-o", "--output", type=Path)
     options = parser.parse_args()
     status, samples, report = run_recorded(options.minutes, options.accesses)
