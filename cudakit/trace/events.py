@@ -357,7 +357,8 @@ class Template:
     """The accesses of the launch with this ``seq`` were compared with those of earlier launches.
 
     If ``template_id`` is not 0, the accesses become a template: later launches name the template instead
-    of their accesses. If it is 0 and there was no ``check``, all templates so far are forgotten.
+    of their accesses. If no launch has this ``seq``, no later launch names the template, so it can be
+    forgotten. If ``template_id`` is 0 and there was no ``check``, all templates so far are forgotten.
     """
 
     kind: ClassVar[EventKind] = EventKind.TEMPLATE

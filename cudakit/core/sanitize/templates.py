@@ -180,7 +180,7 @@ class TemplateAccesses:
     def _apply_template_record(
         self, record: np.void, call_records: Records, coverage: Coverage
     ) -> None:
-        """Apply a Template record: keep the accesses of its call, or forget all templates."""
+        """Apply a Template record: keep the accesses of its call, or forget one template or all of them."""
         template = view(np.array([record], RECORD), EventKind.TEMPLATE)[0]
         check_result, template_id = (
             TemplateCheck(int(template["check"])),
@@ -189,7 +189,9 @@ class TemplateAccesses:
         if check_result is not TemplateCheck.NONE:
             coverage.template_checks += 1
             coverage.template_differences += check_result is TemplateCheck.DIFFERENT
-        if template_id:
+        if template_id and call_records["kind"][0] == EventKind.TEMPLATE:
+            self._templates.pop(template_id, None)
+        elif template_id:
             self._templates[template_id] = _template_of_call(call_records, self._node_pointers)
         elif check_result is TemplateCheck.NONE:
             self._templates.clear()

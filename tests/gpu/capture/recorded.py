@@ -89,6 +89,23 @@ def recorded_processes(
     templates: bool = False,
 ) -> list[list[Event]]:
     """Run a program that may fork, and return the events of each process."""
+    run_program(directory, library, program, status=status, patches=patches, templates=templates)
+    events: dict[int, list[Event]] = {}
+    for batch in Spool(directory).batches():
+        events.setdefault(batch.process, []).extend(unpack(batch.records, batch.strings))
+    return list(events.values())
+
+
+def run_program(
+    directory: Path,
+    library: Path,
+    program: str,
+    *,
+    status: int = 0,
+    patches: Patches = (),
+    templates: bool = False,
+) -> None:
+    """Run a program, which writes its traces to the directory."""
     result = subprocess.run(
         [
             sys.executable,
@@ -106,10 +123,6 @@ def recorded_processes(
     stderr = [line for line in result.stderr.splitlines() if "swapcontext" not in line]
     assert not stderr, result.stderr
     assert result.returncode == status
-    events: dict[int, list[Event]] = {}
-    for batch in Spool(directory).batches():
-        events.setdefault(batch.process, []).extend(unpack(batch.records, batch.strings))
-    return list(events.values())
 
 
 def build_library(directory: Path) -> Path:

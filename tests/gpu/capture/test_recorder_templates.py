@@ -11,11 +11,12 @@ import pytest
 import race_logs
 from core.sanitize.template_policy import Policy
 from gpu.capture.exact_programs import BEGIN, HEAP_BYTES, PATCHES, gaps
-from gpu.capture.recorded import build_library, recorded
+from gpu.capture.recorded import build_library, recorded, run_program
 from gpu.capture.test_recorder_exact_graphs import GRAPHS
 
 from cudakit.core.sanitize.present import coverage
 from cudakit.core.sanitize.races import Coverage
+from cudakit.core.sanitize.record_batch import sorted_by_call
 from cudakit.core.sanitize.reorder_buffer import reorder_records
 from cudakit.core.sanitize.result import SanitizeResult
 from cudakit.core.sanitize.templates import TemplateAccesses
@@ -28,9 +29,9 @@ from cudakit.trace.events import (
     StreamDestroy,
     Template,
 )
-from cudakit.trace.kinds import Precision, TemplateCheck
-from cudakit.trace.layout import pack, unpack
-from cudakit.trace.spool import Batch
+from cudakit.trace.kinds import EventKind, Precision, TemplateCheck
+from cudakit.trace.layout import pack, unpack, view
+from cudakit.trace.spool import Batch, Spool
 
 MORE = """
 two = Kernel(b"plain", 2, (0, 8), (8, 8))
@@ -907,3 +908,54 @@ recorder.read()
     }
     assert {lo for ((lo, _),) in ranges} == expected
     assert gaps(events) == {}
+
+
+# A program that has new signatures all the time, as a fused kernel with old memory of the stack among its arguments.
+NEW_SIGNATURES = """
+import random
+def record(number, count=2):
+    first, second = 0x100000 + number % 256, 0x180000 + number // 256
+    accesses = [write(address) for address in random.Random(number).sample(range(0x100200, 0x1f0000, 512), 100)]
+    for _ in range(count):
+        launch_with_number(second, *accesses, pointer=first)
+        wait()
+        recorder.read()
+
+plain_kernel, plain_arguments = ctypes.byref(plain), pointers(0x300000)
+def launch_plain_kernel(count):
+    set_accesses(write(0x300000))
+    for i in range(count):
+        cuda.launch(CONTEXT, STREAM, plain_kernel, plain_arguments, None)
+        if i % 1000 < 3:
+            wait()
+            recorder.read()
+    held.clear()
+"""
+
+
+def test_unused_templates_are_forgotten_until_their_next_launch(
+    library: Path, tmp_path: Path
+) -> None:
+    program = f"""{NEW_SIGNATURES}{HEAP_BYTES}
+for round in range(10):
+    for number in range(150):
+        record(round * 150 + number)
+    launch_plain_kernel(33_000)
+    if round == 4:
+        bytes_before = heap_bytes()
+assert heap_bytes() - bytes_before < 256 << 10
+record(0, count=3)
+"""
+    run_program(tmp_path, library, BEGIN + MORE + program, patches=PATCHES, templates=True)
+    records = sorted_by_call(np.concatenate([batch.records for batch in Spool(tmp_path).batches()]))
+    launches = view(records[records["kind"] == EventKind.LAUNCH], EventKind.LAUNCH)
+    templates = view(records[records["kind"] == EventKind.TEMPLATE], EventKind.TEMPLATE)
+    templates = templates[templates["template_id"] != 0]
+    is_new = np.isin(templates["seq"], launches["seq"])
+    template_counts = np.cumsum(np.where(is_new, 1, -1))
+    assert not np.isin(launches["template_id"], templates["template_id"][~is_new]).any()
+    assert template_counts.max() <= 600
+    assert template_counts[: len(template_counts) // 2].max() == template_counts.max()
+    last_id = templates["template_id"].max()
+    assert launches["template_id"][-3:].tolist() == [0, last_id, last_id]
+    assert EventKind.GAP not in records["kind"]

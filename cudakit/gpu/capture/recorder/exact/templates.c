@@ -6,8 +6,14 @@
 #include "containers.h"
 #include "recorder.h"
 
-/* Maximum number of ranges of all templates: the analysis keeps them in memory, 96 bytes each. */
-#define MAX_TEMPLATE_RANGES (1u << 20)
+/* The size of a template in ranges of 96 bytes, which the analysis keeps in memory: its accesses, and about 1.5 KiB for each
+ * template. */
+#define TEMPLATE_SIZE(range_count) ((uint32_t)(range_count) + 16)
+/* Maximum size of all templates, and the size from which on unused templates are forgotten. */
+#define MAX_TEMPLATES_SIZE (1u << 20)
+#define MAX_UNUSED_TEMPLATES_SIZE (1u << 15)
+/* Number of launches without a launch of the same signature, after which a template counts as unused. */
+#define UNUSED_AFTER_LAUNCHES (1u << 16)
 #define MAX_RANGES_OF_TEMPLATE 8192
 #define MAX_STATES (1u << 18)
 /* Number of recorded launches in a row with equal accesses, after which these accesses become a template. */
@@ -30,7 +36,9 @@ typedef struct {
     uint64_t digest;                /* hash of the accesses of the last recorded launch */
     uint64_t pointer_hash;          /* hash of the pointers of the launch whose accesses are the template */
     uint64_t distance_hash;         /* hash of the distances between these pointers */
+    uint64_t last_launch;           /* value of launch_count at the last launch of the signature */
     uint32_t template_id;           /* 0: no template */
+    uint32_t template_size;         /* size of the template; 0: no template */
     uint32_t footprint_range_count; /* number of ranges in ``footprint`` */
     footprint_range *footprint;     /* the bytes that the last recorded launch accessed; NULL: none was recorded */
     uint32_t equal_count;           /* number of recorded launches in a row with the same digest */
@@ -52,7 +60,8 @@ static bool templates_enabled;
 static signature_state *states;
 static size_t state_count, state_capacity; /* states[0] is unused */
 static hash_table state_indices;           /* index in ``states``, by key */
-static uint32_t last_template_id, current_generation, template_range_count;
+static uint32_t last_template_id, current_generation, templates_size;
+static uint64_t launch_count, last_cleanup; /* number of launches, also at the last search for unused templates */
 static uint64_t random_state = 0x2545F4914F6CDD1Dull;
 
 void templates_enable(void)
@@ -71,7 +80,7 @@ static void forget_all_templates(void)
         free(states[i].footprint);
     hash_table_clear(&state_indices);
     state_count = 0;
-    template_range_count = 0;
+    templates_size = 0;
     current_generation++;
 }
 
@@ -81,12 +90,46 @@ void templates_clear(void)
     last_template_id = 0;
 }
 
-/* Forget all templates, and write a record so that the analysis forgets the templates as well. */
+/* Write a record so that the analysis forgets a template; id 0: all templates. Later launches must not name it. */
+static void record_forgotten(uint32_t template_id)
+{
+    record rec = record_begin(KIND_TEMPLATE, 0, 0, 0);
+    rec.access_template.template_id = template_id;
+    record_append(&rec);
+}
+
 static void forget_and_record_templates(void)
 {
     forget_all_templates();
-    record rec = record_begin(KIND_TEMPLATE, 0, 0, 0);
-    record_append(&rec);
+    record_forgotten(0);
+}
+
+/* Forget the template of a signature, if it has one. */
+static void forget_template(signature_state *state)
+{
+    if (!state->template_id)
+        return;
+    record_forgotten(state->template_id);
+    templates_size -= state->template_size;
+    state->template_id = state->template_size = 0;
+}
+
+/* Forget the templates and the footprints of the signatures that the program no longer launches. A fused kernel has old memory
+ * of the stack among its arguments, which may look like a pointer, so a program may have new signatures all the time. The next
+ * launch of such a signature is recorded, and has a template again if its accesses are the same. */
+static void forget_unused_templates(void)
+{
+    if (templates_size <= MAX_UNUSED_TEMPLATES_SIZE || launch_count - last_cleanup < UNUSED_AFTER_LAUNCHES)
+        return;
+    last_cleanup = launch_count;
+    for (signature_state *state = states + 1; state <= states + state_count; state++) {
+        if (launch_count - state->last_launch < UNUSED_AFTER_LAUNCHES)
+            continue;
+        forget_template(state);
+        free(state->footprint);
+        state->footprint = NULL;
+        state->footprint_range_count = 0;
+    }
 }
 
 /* Return the index of the state of a key; a new key gets a new state. Return 0 if no memory is left. */
@@ -210,6 +253,9 @@ launch_template templates_choose(launch_signature *signature, memory_order order
 {
     signature_state *state = state_of(signature);
     const bool is_shared = order != MEMORY_ORDERED;
+    launch_count++;
+    if (state)
+        state->last_launch = launch_count;
     if (!state || !template_applies(state, &signature->hashes))
         return (launch_template){0};
     signature->order = order;
@@ -250,10 +296,13 @@ static void set_footprint(signature_state *state, const footprint *accesses)
 /* Make the accesses of a launch the template of its signature, and return its id; 0 if the analysis has no memory. */
 static uint32_t add_template(signature_state *state, const launch_hashes *hashes, const access_digest *accesses)
 {
-    if (accesses->range_count > MAX_RANGES_OF_TEMPLATE ||
-        template_range_count + accesses->range_count > MAX_TEMPLATE_RANGES)
+    if (accesses->range_count > MAX_RANGES_OF_TEMPLATE)
         return 0;
-    template_range_count += (uint32_t)accesses->range_count;
+    forget_unused_templates();
+    if (templates_size + TEMPLATE_SIZE(accesses->range_count) > MAX_TEMPLATES_SIZE)
+        return 0;
+    state->template_size = TEMPLATE_SIZE(accesses->range_count);
+    templates_size += state->template_size;
     state->pointer_hash = hashes->pointer_hash;
     state->distance_hash = hashes->distance_hash;
     state->use_count = 0;
@@ -287,7 +336,7 @@ static void reject_template(signature_state *state, const launch_hashes *hashes,
         state->accesses_depend_on_scalars = true;
     else
         state->is_untrusted = true;
-    state->template_id = 0;
+    forget_template(state);
 }
 
 template_result templates_compare(const launch_signature *signature, const access_digest *accesses)
