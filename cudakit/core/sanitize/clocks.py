@@ -115,6 +115,7 @@ class Call:
     # Number of the program call (``core.sanitize.owners``); 0 if it is unknown.
     program_call: int = 0
     innermost_range: OpenRange | None = None  # the innermost NVTX range that was open at the call
+    template_id: int = 0  # template that has the accesses of the launch; 0 if they were recorded
     graph: int = 0  # number of the graph that has the node; 0 outside of graphs
     node: int = 0  # number of the graph node; 0 outside of graphs
     capturing_call: int = 0  # number of the program call that captured the graph node; 0 if unknown
@@ -136,6 +137,7 @@ class Call:
             program_call=launch.program_call,
             capturing_call=self.program_call,
             innermost_range=launch.innermost_range,
+            template_id=launch.template_id,
         )
 
 

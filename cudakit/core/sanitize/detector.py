@@ -163,13 +163,11 @@ class _TraceAnalysis:
         """Add the races in reordered records to a report; return the races that are findings."""
         self.stream_use.feed(records, self.last_batch.stacks)
         records = self.templates.insert(records, self.engine.coverage)
-        races = self.templates.mark_races(
-            self.engine.feed(
-                records,
-                self.last_batch.strings,
-                self.templates.possible_accesses,
-                self.templates.graph_rows,
-            )
+        races = self.engine.feed(
+            records,
+            self.last_batch.strings,
+            self.templates.possible_accesses,
+            self.templates.graph_rows,
         )
         report.add(
             self.last_batch.process,
@@ -181,7 +179,7 @@ class _TraceAnalysis:
         )
         report.add_unverified(
             self.last_batch.process,
-            self.templates.mark_races(self.engine.take_unverified()),
+            self.engine.take_unverified(),
             stacks=self.last_batch.stacks,
             flag_by_stream=self.flag_by_stream,
             trace_number=self.last_batch.trace_number,

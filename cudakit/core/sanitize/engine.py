@@ -122,6 +122,7 @@ def _operation(access: MemoryAccess, strings: Sequence[str]) -> Operation:
         node=call.node,
         ranges=tuple(_open_ranges(call, strings)),
         collective=call.collective,
+        from_template=call.kind == EventKind.LAUNCH and call.template_id != 0,
     )
 
 

@@ -261,8 +261,11 @@ def _calls(
     has_kernel_name = kind in (EventKind.LAUNCH, EventKind.GRAPH_NODE, EventKind.COLLECTIVE)
     names = records["name"].tolist() if has_kernel_name else repeat(0)
     ranges = repeat(None) if innermost_ranges is None else innermost_ranges[is_kind].tolist()
+    is_launch = kind in (EventKind.LAUNCH, EventKind.GRAPH_LAUNCH)
+    template_ids = _columns(records, ("template_id",) if is_launch else ())
     call_columns = _columns(records, _CALL_FIELDS)
-    calls = map(Call, records["seq"].tolist(), repeat(int(kind)), names, *call_columns, ranges)
+    seqs = records["seq"].tolist()
+    calls = map(Call, seqs, repeat(int(kind)), names, *call_columns, ranges, *template_ids)
     return zip(calls, *_columns(records, HANDLER_FIELDS[kind]), strict=False)
 
 

@@ -7,7 +7,7 @@ with the nearest pointer at or below it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -16,7 +16,7 @@ from typing import Final, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from cudakit.core.sanitize.races import Coverage, Operation, Race
+from cudakit.core.sanitize.races import Coverage
 from cudakit.core.sanitize.record_batch import count_precisions, without_common_fields
 from cudakit.core.sanitize.unrecorded import PossibleAccess
 from cudakit.trace.kinds import EventKind, Precision, TemplateCheck
@@ -106,8 +106,6 @@ class TemplateAccesses:
         # Pointer arguments of the kernel nodes of graphs, by graph and node.
         self._node_pointers: dict[tuple[int, int], list[int]] = {}
         self._templates: dict[int, _Template] = {}
-        # A bit for each call: 1 if its accesses are from a template.
-        self._is_from_template = bytearray()
 
     def insert(self, records: Records, coverage: Coverage) -> Records:
         """Insert the accesses of kernel launches with a template after each launch, and count the launches.
@@ -154,7 +152,6 @@ class TemplateAccesses:
                 insertions.append(_Insertion(position, call_end, _NO_RECORDS, None))
                 continue
             coverage.launches_from_template += 1
-            self._set_from_template(seq)
             if template.graph_rows is not None:
                 self.graph_rows[seq] = template.graph_rows
                 coverage.count_accesses(template.precision_counts)
@@ -165,17 +162,6 @@ class TemplateAccesses:
                     pointers if len(pointers) else template.pointers, is_unordered=is_unordered
                 )
         return _insert_accesses(records, insertions)
-
-    def mark_races(self, races: Iterable[Race]) -> list[Race]:
-        """Return the races, with a mark on each operation whose accesses are from a template."""
-        return [
-            replace(
-                race,
-                current=self._marked_operation(race.current),
-                previous=self._marked_operation(race.previous),
-            )
-            for race in races
-        ]
 
     def _apply_template_record(
         self, record: np.void, call_records: Records, coverage: Coverage
@@ -218,21 +204,6 @@ class TemplateAccesses:
         for begin, end in pairwise((*node_begins, len(addresses))):
             node = nodes[node_indices[begin]]
             self._node_pointers[int(node["graph"]), int(node["node"])] = addresses[begin:end]
-
-    def _set_from_template(self, seq: int) -> None:
-        index = seq >> 3
-        if index >= len(self._is_from_template):
-            self._is_from_template.extend(bytes(max(index + 1, 1024)))
-        self._is_from_template[index] |= 1 << (seq & 7)
-
-    def _marked_operation(self, operation: Operation) -> Operation:
-        index = operation.seq >> 3
-        is_from_template = (
-            operation.kind == EventKind.LAUNCH
-            and index < len(self._is_from_template)
-            and bool(self._is_from_template[index] >> (operation.seq & 7) & 1)
-        )
-        return replace(operation, from_template=True) if is_from_template else operation
 
 
 def _template_ids(records: Records, kinds: npt.NDArray[np.uint16]) -> npt.NDArray[np.uint32]:

@@ -2,7 +2,8 @@
 
 ``Policy.apply`` returns the records that the recorder would have written with ``--accesses auto``. The rules
 are those of ``gpu/capture/recorder/exact/templates.c`` and ``model/stream_order.c``, except that patches are
-never removed from modules, and that a log has no arguments that are not pointers.
+never removed from modules, that unused templates are never forgotten, and that a log has no arguments that
+are not pointers.
 """
 
 from __future__ import annotations

@@ -910,12 +910,13 @@ recorder.read()
     assert gaps(events) == {}
 
 
-# A program that has new signatures all the time, as a fused kernel with old memory of the stack among its arguments.
+# Each number is a new signature, as of a fused kernel with old memory of the stack among its arguments.
 NEW_SIGNATURES = """
 import random
 def record(number, count=2):
     first, second = 0x100000 + number % 256, 0x180000 + number // 256
-    accesses = [write(address) for address in random.Random(number).sample(range(0x100200, 0x1f0000, 512), 100)]
+    addresses = random.Random(number).sample(range(0x100200, 0x1f0000, 512), 100)
+    accesses = [write(address) for address in addresses]
     for _ in range(count):
         launch_with_number(second, *accesses, pointer=first)
         wait()
