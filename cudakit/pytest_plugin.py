@@ -62,8 +62,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--cuda-sanitize-accesses",
         choices=("auto", "exact", "arguments"),
         help="accesses of kernels: auto (recorded, reused if launches repeat), exact (recorded in each"
-        " launch) or arguments (assumed from their pointer arguments); default: auto if the GPU supports it, else"
-        " arguments",
+        " launch) or arguments (assumed from their pointer arguments); default: auto if the GPU"
+        " supports it, else arguments",
     )
     group.addoption(
         "--cuda-profile",

@@ -289,7 +289,8 @@ def _other_devices_text(other_findings: Sequence[Finding]) -> str:
     ]
     if len(other_findings) == 1:
         return f"1 other GPU has the same problem (could save up to {format_ratio(shares[0])})"
-    return f"{len(other_findings):,} other GPUs have the same problem (could save up to {_range_text(shares)})"
+    devices_text = f"{len(other_findings):,} other GPUs"
+    return f"{devices_text} have the same problem (could save up to {_range_text(shares)})"
 
 
 def _limits_of_recording(result: ProfileResult) -> Iterator[Note]:
