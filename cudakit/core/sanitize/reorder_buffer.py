@@ -20,7 +20,9 @@ from cudakit.trace.layout import RECORD, Records, concatenate_records, take_reco
 # time without waiting for the GPU.
 MAX_HELD_RECORDS: Final = 1 << 21
 NEVER_READ: Final = "launch whose accesses were never read back"
-GIVEN_UP: Final = "launch given up before its accesses were read back: too many later records were held"
+GIVEN_UP: Final = (
+    "launch given up before its accesses were read back: too many later records were held"
+)
 
 _CallNumbers: TypeAlias = npt.NDArray[np.uint64]
 _Counts: TypeAlias = npt.NDArray[np.int64]
