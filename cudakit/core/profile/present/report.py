@@ -359,5 +359,5 @@ def _straggler(result: ProfileResult) -> Iterator[Note]:
         "info",
         f"{capitalized(name)} was the last of all ranks in "
         f"{format_count(straggler.last_count)} of {format_count(straggler.matched)} measured collectives "
-        f"({format_ratio(share)}); {waiting_text} {duration_text(straggler.waited_ns)} for it.",
+        f"({format_ratio(share)}); {waiting_text} {duration_text(straggler.waited_ns)} in total.",
     )
