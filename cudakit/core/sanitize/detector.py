@@ -13,7 +13,7 @@ from cudakit.core.sanitize.collectives.different_calls import RankComparison
 from cudakit.core.sanitize.engine import Engine
 from cudakit.core.sanitize.owners import StreamUse
 from cudakit.core.sanitize.races import Confidence, Coverage, Race
-from cudakit.core.sanitize.reorder_buffer import NEVER_READ, ReorderBuffer
+from cudakit.core.sanitize.reorder_buffer import GIVEN_UP, NEVER_READ, ReorderBuffer
 from cudakit.core.sanitize.report import Report
 from cudakit.core.sanitize.result import SanitizeResult
 from cudakit.core.sanitize.templates import (
@@ -201,6 +201,8 @@ class _TraceAnalysis:
         yield {reason: gap_counts[reason] for reason in gap_counts if reason != _TOO_MANY_STREAMS}
         if self.reorder_buffer.never_read_count:
             yield {NEVER_READ: self.reorder_buffer.never_read_count}
+        if self.reorder_buffer.given_up_count:
+            yield {GIVEN_UP: self.reorder_buffer.given_up_count}
         if self.templates.unknown_count:
             yield {UNKNOWN_TEMPLATE: self.templates.unknown_count}
 

@@ -141,6 +141,28 @@ launch(write(0x200000), stream=LEGACY)
     assert gaps(events) == {ARENA_FULL: 2}
 
 
+def test_arena_that_another_thread_still_reads_at_end_is_a_gap(
+    library: Path, tmp_path: Path
+) -> None:
+    program = """
+import threading, time
+launch(write(0x100000))
+time.sleep(0.03)  # longer than the interval between polls
+duration_ms = ctypes.c_int.in_dll(cuda, "copy_duration_ms")
+duration_ms.value = 7000
+reader = threading.Thread(target=wait)
+reader.start()
+time.sleep(0.5)
+duration_ms.value = 0
+recorder.finish()
+reader.join()
+"""
+    events = run(tmp_path, library, program)
+    assert gaps(events) == {
+        "last launches not read: another thread was still reading accesses after 5 s": 1
+    }
+
+
 def test_arena_of_stream_without_wait_is_read_after_its_marker(
     library: Path, tmp_path: Path
 ) -> None:

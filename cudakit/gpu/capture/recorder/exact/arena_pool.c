@@ -453,10 +453,19 @@ static void finish_pool(arena_pool *pool)
             finish_arena(pool, pool->arenas + i);
 }
 
+static void record_unread_launches(void)
+{
+    pthread_mutex_lock(&recorder_lock);
+    record_gap("last launches not read: another thread was still reading accesses after 5 s");
+    pthread_mutex_unlock(&recorder_lock);
+}
+
 void pool_read(void)
 {
-    if (!reader_lock_acquire(FINISH_WAIT_LIMIT_NS))
+    if (!reader_lock_acquire(FINISH_WAIT_LIMIT_NS)) {
+        record_unread_launches();
         return;
+    }
     for (size_t i = 0; i < pool_count; i++)
         if (pools[i]->context && !pools[i]->is_disabled)
             finish_pool(pools[i]);
@@ -484,6 +493,8 @@ void pool_finish(CUcontext context)
     if (!reader_lock_acquire(FINISH_WAIT_LIMIT_NS)) {
         if (context)
             disable_pool_of_context(context);
+        else
+            record_unread_launches();
         return;
     }
     for (size_t i = pool_count; i-- > 0;) {
