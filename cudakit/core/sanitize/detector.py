@@ -24,7 +24,7 @@ from cudakit.core.sanitize.templates import (
 from cudakit.errors import InputError
 from cudakit.trace.kinds import EventKind, StreamFlag
 from cudakit.trace.layout import Records, take_records, view
-from cudakit.trace.run_log import LogReader
+from cudakit.trace.run_log import LogReader, Outcome, TruncatedLogError
 from cudakit.trace.spool import Batch
 
 # Kinds of events that only a log of run --profile has.
@@ -217,22 +217,30 @@ def analyze_log(
 ) -> SanitizeResult:
     """Find the races in a log, with the result of the recorded run.
 
-    Raises InputError if the log is damaged, or is a log of run --profile.
+    The result of a truncated log is incomplete. Raises InputError if the log is damaged, is truncated before
+    its first events, or is a log of run --profile.
     """
     report_possible = min_confidence is Confidence.POSSIBLE
     detector = RaceDetector(strict_threads=strict_threads, report_possible=report_possible)
     has_profile = False
-    for batch in log.batches():
-        detector.feed(batch, report)
-        has_profile |= bool(np.isin(batch.records["kind"], _PROFILE_KINDS).any())
-        progress("analyzing the log", log.fraction)
+    truncation: tuple[str, ...] = ()
+    try:
+        for batch in log.batches():
+            detector.feed(batch, report)
+            has_profile |= bool(np.isin(batch.records["kind"], _PROFILE_KINDS).any())
+            progress("analyzing the log", log.fraction)
+    except TruncatedLogError as error:
+        if not error.sentence:
+            raise
+        truncation = (error.sentence,)
     detector.finish(report)
     if has_profile and not detector.has_recorded_work:
         raise InputError(
             f"{log.path} was written by run --profile, so it has no accesses to check for races",
             hint=f"show its profile with: cudakit profile {log.path}",
         )
-    return detector.result(report, **asdict(log.outcome))
+    outcome = Outcome(incomplete=truncation) if truncation else log.outcome
+    return detector.result(report, **asdict(outcome))
 
 
 def _created_streams(records: Records) -> dict[int, StreamFlag]:
