@@ -36,8 +36,8 @@ _UDEV_DATABASE = Path("/run/udev/data")
 _UDEV_PROPERTIES = ("ID_FS_USAGE", "ID_FS_TYPE")
 # The list of kernel modules. If the kernel supports no modules, cuFileDriverOpen tries to read it forever.
 _KERNEL_MODULES = Path("/proc/modules")
-# cuFile may crash or hang while it opens a file, so a child process opens it first: cuFile 1.15 crashes on ext4
-# if the mount options do not include data= (H200, 2026-11-23).
+# cuFile may crash or hang while it opens a file, so a child process opens it first. cuFile 1.15 crashes on
+# ext4 if the mount options do not include data= (H200, 2026-11-23).
 _OPEN_FILE = "import sys; from cudakit.gpu.cuda.storage import open_once; open_once(sys.argv[1])"
 _OPEN_TIMEOUT_S = 60.0
 _LOG = "cufile.log"
