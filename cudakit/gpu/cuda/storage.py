@@ -38,7 +38,12 @@ _UDEV_PROPERTIES = ("ID_FS_USAGE", "ID_FS_TYPE")
 _KERNEL_MODULES = Path("/proc/modules")
 # cuFile may crash or hang while it opens a file, so a child process opens it first. cuFile 1.15 crashes on
 # ext4 if the mount options do not include data= (H200, 2026-11-23).
-_OPEN_FILE = "import sys; from cudakit.gpu.cuda.storage import open_once; open_once(sys.argv[1])"
+_OPEN_FILE = """
+import sys
+from cudakit.gpu.cuda.storage import open_once
+from cudakit.gpu.open import open_gpu
+open_once(open_gpu("cuda"), sys.argv[1])
+"""
 _OPEN_TIMEOUT_S = 60.0
 _LOG = "cufile.log"
 _PURPOSE = "cudakit bench gds"
@@ -260,13 +265,10 @@ def explain_refusal(message: str, device: int, database: Path = _UDEV_DATABASE) 
     )
 
 
-def open_once(path: str) -> None:
+def open_once(gpu: StorageDevice, path: str) -> None:
     """Open a file with cuFile and close it. Called in a child process, which ignores errors."""
-    from cudakit.gpu.open import open_gpu
-
-    with suppress(Exception), closing(open_gpu("cuda")) as gpu, closing(gpu.storage()) as storage:
-        if isinstance(storage, CuFile):
-            storage.open_unchecked(Path(path), writable=False, direct=False).close()
+    with suppress(Exception), closing(CuFile(gpu)) as storage:
+        storage.open_unchecked(Path(path), writable=False, direct=False).close()
 
 
 @cache
