@@ -494,7 +494,7 @@ def test_summary_of_several_ranks_is_about_all_of_them(cli: Cli) -> None:
     assert idle == "i Idle 59.1% to 64.9%, mostly launch-bound (39.5% to 44.0%)."
     assert largest == "i Line with the most GPU time of both GPUs: ddp.py:28 in main, 71.2%."
     assert last_rank.startswith("i Rank 1, cuda:1 started last in 119 of 185 measured")
-    assert last_rank.endswith("; rank 0, cuda:0 waited 26.5 ms for its start.")
+    assert last_rank.endswith("; rank 0, cuda:0 waited 26.5 ms in total for its start.")
 
 
 def test_difference_of_simulated_profiles_says_so(cli: Cli) -> None:

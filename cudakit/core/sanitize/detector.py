@@ -23,7 +23,7 @@ from cudakit.core.sanitize.templates import (
 )
 from cudakit.errors import InputError
 from cudakit.trace.kinds import EventKind, StreamFlag
-from cudakit.trace.layout import Records, view
+from cudakit.trace.layout import Records, take_records, view
 from cudakit.trace.run_log import LogReader
 from cudakit.trace.spool import Batch
 
@@ -161,6 +161,10 @@ class _TraceAnalysis:
 
     def analyze(self, records: Records, report: Report) -> list[Race]:
         """Add the races in reordered records to a report; return the races that are findings."""
+        is_destruction = records["kind"] == EventKind.GRAPH_DESTROY
+        destroyed_graphs = view(records[is_destruction], EventKind.GRAPH_DESTROY)
+        if len(destroyed_graphs):
+            records = take_records(records, ~is_destruction)
         self.stream_use.feed(records, self.last_batch.stacks)
         records = self.templates.insert(records, self.engine.coverage)
         races = self.templates.mark_races(
@@ -187,6 +191,8 @@ class _TraceAnalysis:
             trace_number=self.last_batch.trace_number,
             stream_use=self.stream_use,
         )
+        self.engine.forget_graphs(destroyed_graphs)
+        self.templates.forget_graphs(destroyed_graphs)
         return [race for race in races if race.confidence.is_finding]
 
     def gaps(self) -> Iterator[Mapping[str, int]]:

@@ -70,7 +70,7 @@ def test_report_says_how_the_data_was_moved(cli: Cli, tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (("--path", "no-such-directory"), "no-such-directory does not exist"),
-        (("--file-size", "100PiB"), "has only"),
+        (("--file-size", "100PiB"), "is free in"),
         (("--file-size", "64KiB"), "needs 128 KiB, two transfers per thread"),
         (("--file-size", "0"), "--file-size is 0"),
         (("--directions", "sideways"), "unknown direction 'sideways'"),

@@ -360,5 +360,6 @@ def _straggler(result: ProfileResult) -> Iterator[Note]:
         "info",
         f"{capitalized(name)} started last in "
         f"{format_count(straggler.last_count)} of {format_count(straggler.matched)} measured collectives "
-        f"({format_ratio(share)}); {waiting_text} {duration_text(straggler.waited_ns)} for its start.",
+        f"({format_ratio(share)}); {waiting_text} {duration_text(straggler.waited_ns)}"
+        " in total for its start.",
     )

@@ -130,10 +130,10 @@ def _steps_sentence(steps: Steps) -> str:
             "No steps were found, so the tables cover the time from the first to the last work. To mark "
             "steps, use an NVTX range: with cudakit.range('step')."
         )
-    source = {
-        "range": f"the NVTX range '{steps.name}'",
-        "mark": f"the mark '{steps.name}'",
-        "repetition": "a repeated sequence of launches",
+    definition = {
+        "range": f"is an NVTX range '{steps.name}'",
+        "mark": f"ends with the mark '{steps.name}'",
+        "repetition": "is a repetition of the same sequence of launches",
     }[steps.source]
     left_out_texts = []
     if steps.warm_up:
@@ -149,7 +149,7 @@ def _steps_sentence(steps: Steps) -> str:
             f"({duration_text(slow_ns)})."
         )
     measured_text = count_text("step", steps.measured)
-    return capitalized(f"{measured_text} measured, found by {source}.{''.join(left_out_texts)}")
+    return capitalized(f"{measured_text} measured; each {definition}.{''.join(left_out_texts)}")
 
 
 def _kernel_table(device: Device, top: int) -> Table:
