@@ -61,8 +61,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--cuda-sanitize-accesses",
         choices=("auto", "exact", "arguments"),
-        help="accesses of kernels: auto (observed until they repeat), exact (observed in each launch) or"
-        " arguments (assumed from their pointer arguments); default: auto if available",
+        help="accesses of kernels: auto (recorded, reused if launches repeat), exact (recorded in each"
+        " launch) or arguments (assumed from their pointer arguments); default: auto if the GPU"
+        " supports it, else arguments",
     )
     group.addoption(
         "--cuda-profile",

@@ -29,7 +29,7 @@ def load_snapshot(path: Path) -> Snapshot:
     5665
     """
     from cudakit.core.memory.load import load
-    from cudakit.gpu.host_memory import available_host_memory
+    from cudakit.gpu.run_context.host_memory import available_host_memory
 
     return load(fspath(path), available_host_memory())
 

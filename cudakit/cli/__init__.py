@@ -36,7 +36,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     ),
     "doctor": (
         "cudakit.cli.doctor:doctor",
-        "Why does CUDA not work here, or not well?",
+        "Why does CUDA fail here, or run slowly?",
     ),
     "explain": (
         "cudakit.cli.explain:explain",
@@ -65,7 +65,10 @@ ENVIRONMENT_VARIABLES = (
     ("FORCE_COLOR=1", "use colors in pipes too"),
     ("COLUMNS=N", "width of reports (default: terminal, or 100)"),
     ("LC_ALL=C", "draw with ASCII characters"),
-    ("CUDAKIT_ALLOC_CONF", "allocator settings, as in PYTORCH_CUDA_ALLOC_CONF"),
+    (
+        "CUDAKIT_ALLOC_CONF",
+        "settings of cudakit's allocator, in the form of PYTORCH_CUDA_ALLOC_CONF",
+    ),
     ("CUDAKIT_PTXAS", "path of the ptxas that run --sanitize uses"),
     ("CUDAKIT_SANITIZER_LIBRARY", "path of libsanitizer-public.so, for run --sanitize"),
     ("CUDAKIT_NCCL_LIBRARY", "path of libnccl.so.2, for bench nccl"),

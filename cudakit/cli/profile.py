@@ -60,8 +60,8 @@ TOP = option(
 BY = option(
     "--by",
     type=click.Choice(["kernel", "line", "range"]),
-    help="Of the tables Kernels, Lines and NVTX ranges, show only this one; kernel also shows the grids of "
-    "the kernels.  [default: all three]",
+    help="Show only one of the tables Kernels, Lines and NVTX ranges; kernel adds a table of the kernels' "
+    "grids.  [default: all three, without grids]",
 )
 STEP = option(
     "--step-range",

@@ -104,7 +104,9 @@ def _summary_lines(sentences: Sequence[str | Note]) -> tuple[str, ...]:
     shown_indices = sorted(indices_by_severity[: _MAX_SUMMARY_LINES - len(first)])
     lines = [_brief_line(sentence) for sentence in (*first, *(others[i] for i in shown_indices))]
     if omitted_count := len(sentences) - len(lines):
-        lines.append(f"and {omitted_count:,} more, in the report")
+        lines.append(
+            f"{omitted_count:,} more {'line is' if omitted_count == 1 else 'lines are'} in the report"
+        )
     return tuple(lines)
 
 

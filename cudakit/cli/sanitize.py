@@ -67,7 +67,7 @@ def sanitize(
 
     FILE is a log that cudakit run --sanitize --log FILE wrote. The same options give
     the same report as the run. The exit code is 1 for races of the program or an
-    incomplete recording.
+    incomplete recording, such as a truncated log.
 
     \b
     cudakit run --sanitize --log races.log train.py

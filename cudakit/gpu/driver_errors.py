@@ -70,7 +70,7 @@ class Status(IntEnum):
     DEVICE_UNAVAILABLE = (
         46,
         "the device is busy, or its compute mode forbids use",
-        "find the process with `cudakit devices -p`; `sudo nvidia-smi -c DEFAULT` allows several",
+        "find the process with `cudakit devices -p`; `sudo nvidia-smi -c DEFAULT` allows several processes",
         "another process on a GPU in exclusive-process mode (CK018)",
     )
     MULTICAST_RESOURCE_FULL = (
@@ -177,7 +177,7 @@ class Status(IntEnum):
         700,
         "a kernel accessed an invalid memory address",
         _SANITIZER,
-        f"{_OUT_OF_BOUNDS}; the call that reports it is often later than the faulty kernel",
+        f"{_OUT_OF_BOUNDS}; the error is often reported by a call after the faulty kernel",
     )
     LAUNCH_OUT_OF_RESOURCES = (
         701,

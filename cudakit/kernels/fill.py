@@ -20,6 +20,8 @@ from cudakit.kernels import philox
 from cudakit.kernels.loaded import LoadedKernels
 
 _WORDS_PER_BLOCK = 4
+# Number of blocks that a host kernel computes at once: temporary arrays are large compared with the result.
+_HOST_BLOCKS = 1 << 18
 _STEP = 2.0**-23  # distance between the uniform values that one word generates
 _FP64_STEP = 2.0**-52  # distance between the uniform values that two words generate
 
@@ -253,18 +255,22 @@ class Fill:
         self._kernels.launch_over(f"cudakit_fill_{name}", block_count, (*args, *seed_words), stream)
 
 
-def uniform_values(count: int, element: Element, sequence: int, seed: int) -> npt.NDArray[Any]:
+def uniform_values(
+    count: int, element: Element, sequence: int, seed: int, first_block: int = 0
+) -> npt.NDArray[Any]:
     """Return the values in (-1, 1) that ``Fill.uniform`` scales and rounds."""
-    words = _words(count, element, sequence, seed)
+    words = _words(count, element, sequence, seed, first_block)
     if element is FP64:
         wide_words = words.view(np.int64)
         return (((wide_words >> 11) | 1) * _FP64_STEP)[:count]
     return (((words.view(np.int32) >> 8) | 1) * _STEP)[:count]
 
 
-def normal_values(count: int, element: Element, sequence: int, seed: int) -> npt.NDArray[Any]:
+def normal_values(
+    count: int, element: Element, sequence: int, seed: int, first_block: int = 0
+) -> npt.NDArray[Any]:
     """Return the values with mean 0 and standard deviation 1 that ``Fill.normal`` scales and rounds."""
-    words = _words(count, element, sequence, seed)
+    words = _words(count, element, sequence, seed, first_block)
     if element is FP64:
         integer_pairs, unit = (words.view(np.uint64) >> np.uint64(11)).reshape(-1, 2), 2.0**-53
     else:
@@ -282,9 +288,11 @@ def _elements_per_block(element: Element) -> int:
     return 2 if element is FP64 else _WORDS_PER_BLOCK
 
 
-def _words(count: int, element: Element, sequence: int, seed: int) -> npt.NDArray[np.uint32]:
+def _words(
+    count: int, element: Element, sequence: int, seed: int, first_block: int
+) -> npt.NDArray[np.uint32]:
     block_count = -(-count // _elements_per_block(element))
-    return philox.philox(0, block_count, sequence, seed).reshape(-1)
+    return philox.philox(first_block, block_count, sequence, seed).reshape(-1)
 
 
 @host_kernel("cudakit_fill_bits")
@@ -296,11 +304,14 @@ def _bits(
     sequence: np.uint64,
     seed: np.uint64,
 ) -> None:
-    words = philox.philox(int(first), int(count), int(sequence), int(seed))
-    launch.write(destination, np.uint32, words.size)[:] = words.reshape(-1)
+    words = launch.write(destination, np.uint32, int(count) * _WORDS_PER_BLOCK)
+    for begin in range(0, int(count), _HOST_BLOCKS):
+        block_count = min(_HOST_BLOCKS, int(count) - begin)
+        blocks = philox.philox(int(first) + begin, block_count, int(sequence), int(seed))
+        words[begin * _WORDS_PER_BLOCK :][: blocks.size] = blocks.reshape(-1)
 
 
-def _host_random(values: Callable[[int, Element, int, int], npt.NDArray[Any]]) -> HostKernel:
+def _host_random(values: Callable[[int, Element, int, int, int], npt.NDArray[Any]]) -> HostKernel:
     def fill(
         launch: Launch,
         destination: Ptr,
@@ -311,8 +322,13 @@ def _host_random(values: Callable[[int, Element, int, int], npt.NDArray[Any]]) -
         seed: np.uint64,
     ) -> None:
         element = _ELEMENT_BY_CODE[int(type_)]
-        unscaled_values = values(int(count), element, int(sequence), int(seed))
-        _write(launch, destination, element, scale * unscaled_values)
+        written_values = launch.write(destination, element.storage_dtype, int(count))
+        elements_per_chunk = _HOST_BLOCKS * _elements_per_block(element)
+        for begin in range(0, int(count), elements_per_chunk):
+            element_count = min(elements_per_chunk, int(count) - begin)
+            first_block = begin // _elements_per_block(element)
+            unscaled_values = values(element_count, element, int(sequence), int(seed), first_block)
+            written_values[begin : begin + element_count] = encode(scale * unscaled_values, element)
 
     return fill
 

@@ -292,6 +292,19 @@ class GraphLaunch:
 
 
 @dataclass(frozen=True, slots=True)
+class GraphDestroy:
+    """No later launch has this graph: its executable graph was destroyed, or updated from another graph.
+
+    Launches that were already enqueued continue. ``executable`` is 0 if the executable graph still exists.
+    Traces of earlier versions lack this event.
+    """
+
+    kind: ClassVar[EventKind] = EventKind.GRAPH_DESTROY
+    graph: U32
+    executable: U32 = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Memop:
     """A stream memory operation was enqueued: a wait for a word in memory, or a write of the word."""
 
@@ -552,8 +565,8 @@ class Collective:
 EventBody: TypeAlias = (
     Alloc | Free | Launch | Access | Copy | Fill | StreamCreate | StreamDestroy | EventRecord
     | StreamWait | EventSync | EventQueryOk | StreamSync | StreamQueryOk | ContextSync | HostCall
-    | CaptureBegin | CaptureEnd | GraphNode | GraphEdge | GraphLaunch | Memop | RangePush | RangePop
-    | Mark | Gap | Accessed | Template | TemplatePointers | LaunchDelayed | Arenas | OutOfMemory
+    | CaptureBegin | CaptureEnd | GraphNode | GraphEdge | GraphLaunch | GraphDestroy | Memop | RangePush
+    | RangePop | Mark | Gap | Accessed | Template | TemplatePointers | LaunchDelayed | Arenas | OutOfMemory
     | ApiCall | KernelRun | CopyRun | FillRun | GraphNodeSite | ProfileWindow | DeviceInfo
     | Communicator | Collective
 )  # fmt: skip

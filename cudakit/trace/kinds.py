@@ -50,6 +50,7 @@ class EventKind(IntEnum):
     TEMPLATE = 42
     TEMPLATE_POINTERS = 43
     LAUNCH_DELAYED = 44
+    GRAPH_DESTROY = 45
 
 
 class AllocationLayer(IntEnum):

@@ -55,6 +55,7 @@ SANITIZE_LOG: Final = ExpectedFile(
 _HEADER = struct.Struct("<12sI")
 _BLOCK = struct.Struct("<4s4I")
 _CHECKSUM = struct.Struct("<I")
+_DAMAGE_HINT = "copy the file again, or repeat the run"
 _ZIP_MAGIC = b"PK\x03\x04"
 _ITEMS_PER_BLOCK = 8192
 # Limit of a block's size: a larger size is damage, or an attempt to exhaust the memory.
@@ -161,10 +162,22 @@ class _WrittenTrace:
 # --- reading
 
 
+class TruncatedLogError(InputError):
+    """A log ends before its last block. The batches before its end are valid.
+
+    ``sentence`` says where the log ends; it is empty if no batch precedes the end.
+    """
+
+    def __init__(self, message: str, *, hint: str, sentence: str) -> None:
+        super().__init__(message, hint=hint)
+        self.sentence = sentence
+
+
 class LogReader:
     """Reads a log block by block. Raises InputError if the file is missing, damaged or not a log.
 
-    ``expected_file`` describes the file in errors.
+    Raises TruncatedLogError after the last batch of a truncated log. ``expected_file`` describes the file in
+    errors.
     """
 
     def __init__(self, path: Path, expected_file: ExpectedFile = SANITIZE_LOG) -> None:
@@ -172,6 +185,7 @@ class LogReader:
         self.path = path
         self._expected_file = expected_file
         self._traces: list[_ReadTrace] = []
+        self._last_batch: Batch | None = None
         try:
             self._file = path.open("rb")
         except OSError as error:
@@ -203,7 +217,9 @@ class LogReader:
         self._is_version_1 = header.startswith(_ZIP_MAGIC)
         if self._is_version_1:
             return
-        if len(header) < _HEADER.size or not header.startswith(LOG_MAGIC):
+        if header.startswith(LOG_MAGIC) and len(header) < _HEADER.size:
+            raise self._truncation_error()
+        if not header.startswith(LOG_MAGIC):
             if not header:
                 raise empty_file_error(self.path, self._expected_file)
             first_bytes = header + self._file.read(START_BYTES - len(header))
@@ -219,19 +235,20 @@ class LogReader:
         """Read the blocks of the current format, and yield a batch for each block of records."""
         has_outcome = False
         while header := self._file.read(_BLOCK.size):
-            if len(header) < _BLOCK.size or has_outcome:
-                raise self._damage_error(
-                    "data after its end" if has_outcome else "the file is truncated"
-                )
+            if has_outcome:
+                raise self._damage_error("data after its end")
+            if len(header) < _BLOCK.size:
+                raise self._truncation_error()
             tag, trace_index, item_count, size_bytes, compressed_bytes = _BLOCK.unpack(header)
             block_content = self._read_content(header, size_bytes, compressed_bytes)
             if tag == b"rcds":
-                yield self._decode_records(trace_index, item_count, block_content)
+                self._last_batch = self._decode_records(trace_index, item_count, block_content)
+                yield self._last_batch
             else:
                 self._decode_json(tag, trace_index, item_count, block_content)
             has_outcome = tag == b"done"
         if not has_outcome:
-            raise self._damage_error("the file is truncated")
+            raise self._truncation_error()
 
     def _read_content(self, header: bytes, size_bytes: int, compressed_bytes: int) -> bytes:
         """Read the checksum and the content of a block; return the decompressed content."""
@@ -240,7 +257,7 @@ class LogReader:
         checksum = self._file.read(_CHECKSUM.size)
         compressed_content = self._file.read(compressed_bytes)
         if len(checksum) < _CHECKSUM.size or len(compressed_content) < compressed_bytes:
-            raise self._damage_error("the file is truncated")
+            raise self._truncation_error()
         if checksum != _CHECKSUM.pack(zlib.crc32(compressed_content, zlib.crc32(header))):
             raise self._damage_error("a checksum is wrong")
         try:
@@ -313,8 +330,17 @@ class LogReader:
         )
 
     def _damage_error(self, reason: str) -> InputError:
-        return InputError(
-            f"{self.path} is damaged: {reason}", hint="copy the file again, or repeat the run"
+        return InputError(f"{self.path} is damaged: {reason}", hint=_DAMAGE_HINT)
+
+    def _truncation_error(self) -> TruncatedLogError:
+        sentence = ""
+        if batch := self._last_batch:
+            sentence = (
+                f"the log is truncated: it ends at byte {self._size_bytes:,}, after CUDA call"
+                f" {batch.records['seq'].max():,} of process {batch.process}; what follows is unknown"
+            )
+        return TruncatedLogError(
+            f"{self.path} is damaged: the file is truncated", hint=_DAMAGE_HINT, sentence=sentence
         )
 
 

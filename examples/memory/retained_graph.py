@@ -5,8 +5,7 @@
     python retained_graph.py fixed                                             # adds plain numbers
 
 The sum of the losses is a tensor that belongs to the graph of every batch, so that the activations of all
-batches stay alive. The sizes depend on the memory of the GPU, so that the program fails after about 40
-batches.
+batches stay alive. The sizes depend on the memory of the GPU: the program fails after about 40 batches.
 """
 
 import sys

@@ -4,9 +4,8 @@
     cudakit memviz varying_lengths.pkl
     PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True python varying_lengths.py   # serves all requests
 
-The server admits a request only if all caches together take at most 80% of the memory of the GPU, but runs
-out of memory nevertheless: caches of finished requests leave free blocks of many sizes between the used
-blocks.
+The server admits a request only if all caches together take at most 80% of the memory of the GPU. It runs out
+of memory nevertheless: caches of finished requests leave free blocks of many sizes between the used blocks.
 """
 
 import random

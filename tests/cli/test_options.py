@@ -7,6 +7,7 @@ import pytest
 from invocation import Cli
 
 from cudakit.cli.options import OutputOptions, Target, byte_size, output_options, percent
+from cudakit.gpu.machine import models
 
 
 @click.command
@@ -34,6 +35,11 @@ def test_output_options_are_passed_as_one_value() -> None:
         formats=("json", "html"),
     )
     assert parsed("--output", "-", "--force", "--quiet")["output"].targets == (Target("-"),)
+
+
+def test_help_names_each_simulated_machine(cli: Cli) -> None:
+    help_text = cli("devices", "--help").stdout
+    assert [model for model in models() if model not in help_text] == []
 
 
 def test_option_of_earlier_versions_writes_its_format_whatever_the_suffix() -> None:

@@ -492,9 +492,9 @@ def test_summary_of_several_ranks_is_about_all_of_them(cli: Cli) -> None:
     title, idle, largest, last_rank, *_ = done.stdout.splitlines()
     assert title == "2 GPUs busy 35.1% to 40.9% of the time"
     assert idle == "i Idle 59.1% to 64.9%, mostly launch-bound (39.5% to 44.0%)."
-    assert largest == "i Most GPU time of both GPUs: ddp.py:28 in main, 71.2%."
-    assert last_rank.startswith("i Rank 1, cuda:1 was the last of all ranks in 119 of 185 measured")
-    assert last_rank.endswith("; rank 0, cuda:0 waited 26.5 ms for it.")
+    assert largest == "i Line with the most GPU time of both GPUs: ddp.py:28 in main, 71.2%."
+    assert last_rank.startswith("i Rank 1, cuda:1 started last in 119 of 185 measured")
+    assert last_rank.endswith("; rank 0, cuda:0 waited 26.5 ms in total for its start.")
 
 
 def test_difference_of_simulated_profiles_says_so(cli: Cli) -> None:
@@ -505,6 +505,24 @@ def test_difference_of_simulated_profiles_says_so(cli: Cli) -> None:
 
     assert done.stdout.startswith("Simulated: step unchanged: ")
     assert "\nstep, before " in done.stdout
+
+
+def test_difference_says_which_profile_is_simulated(cli: Cli) -> None:
+    Path("program.py").write_text(SIMULATED)
+    cli("run", "--profile", "-o", "p.json", "program.py")
+    example = Path(__file__).parents[2] / "examples" / "profile" / "ddp.plog"
+
+    simulated_first = cli("profile", example, "--diff", "p.json", "-q").stdout
+    simulated_last = cli("profile", "p.json", "--diff", example, "-q").stdout
+
+    assert simulated_first.startswith("Before simulated, after on a GPU: step")
+    assert simulated_last.startswith("Before on a GPU, after simulated: step")
+
+
+def test_copies_within_the_device_say_how_their_bytes_are_counted(cli: Cli) -> None:
+    example = Path(__file__).parents[2] / "examples" / "profile" / "ddp.plog"
+
+    assert "each copied byte counts once" in " ".join(cli("profile", example).stdout.split())
 
 
 def test_narrow_report_shows_how_busy_each_gpu_is(

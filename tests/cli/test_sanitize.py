@@ -98,15 +98,42 @@ def test_progress_is_shown_on_a_terminal_only(cli: Cli, monkeypatch: pytest.Monk
 def test_damaged_log_is_one_line_and_exit_code_2(cli: Cli) -> None:
     cli("run", "--sanitize", "--log", LOG, RACES / "sim_copies_race.py")
     content = Path(LOG).read_bytes()
-    Path(LOG).write_bytes(content[:-9])
+    Path(LOG).write_bytes(content[:-9] + bytes(9))
 
     done = cli("sanitize", LOG)
 
     assert (done.exit_code, done.stdout) == (2, "")
     assert done.stderr == (
-        "cudakit: error: races.log is damaged: the file is truncated\n"
+        "cudakit: error: races.log is damaged: a checksum is wrong\n"
         "hint: copy the file again, or repeat the run\n"
     )
+
+
+def test_races_before_the_end_of_a_truncated_log_are_reported_and_the_result_is_incomplete(
+    cli: Cli,
+) -> None:
+    cli("run", "--sanitize", "--log", LOG, RACES / "sim_copies_race.py")
+    content = Path(LOG).read_bytes()
+    Path(LOG).write_bytes(content[:-9])
+
+    done = cli("sanitize", LOG)
+
+    assert (done.exit_code, done.stderr) == (1, "")
+    verdict, *lines = done.stdout.splitlines()
+    assert verdict == "1 race between streams, result incomplete, on a simulated device"
+    end = f"The log is truncated: it ends at byte {len(content) - 9:,}, after CUDA call "
+    assert sum(end in line for line in lines) == 1
+    assert json.loads(cli("sanitize", LOG, "--json").stdout)["exit_status"] is None
+
+
+def test_log_that_is_truncated_before_its_first_event_is_refused(cli: Cli) -> None:
+    cli("run", "--sanitize", "--log", LOG, RACES / "sim_copies_race.py")
+    Path(LOG).write_bytes(Path(LOG).read_bytes()[:30])
+
+    done = cli("sanitize", LOG)
+
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr.startswith("cudakit: error: races.log is damaged: the file is truncated\n")
 
 
 def test_foreign_file_is_rejected_with_the_command_that_writes_a_log(cli: Cli) -> None:

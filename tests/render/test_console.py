@@ -331,6 +331,20 @@ def test_end_of_a_cut_text_is_three_dots_in_ascii() -> None:
     assert plain == "  train.py:12 a_long_name_o..."
 
 
+def test_ellipsis_inside_a_text_is_three_dots_in_ascii_and_columns_stay_aligned() -> None:
+    stack = Stack((Frame("forward", "a/long/directory/of/a/package/linear.py", 134),))
+    short_stack = Stack((Frame("epoch", "train/train.py", 58),))
+    columns = (Column("line", "stack"), Column("time", "number"))
+    rows = ((stack, Text("1 ms")), (short_stack, Text("a longer cell")))
+    document = Document("T", (Table(columns, rows),))
+    drawn = render(document, width=45, color=False).splitlines()[-2:]
+    plain = render(document, width=45, color=False, ascii_only=True).splitlines()[-2:]
+
+    assert drawn[0].split()[0] == "…/linear.py:134"
+    assert plain[0].split()[0] == ".../linear.py:134"
+    assert list(map(len, plain)) == list(map(len, drawn))
+
+
 def test_title_and_headings_wrap() -> None:
     words = " ".join(["word"] * 12)
     document = Document(words, (Section(words, (Note("info", "note"),)),))

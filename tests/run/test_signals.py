@@ -48,12 +48,17 @@ def supervisor(script: str, *arguments: str) -> list[str]:
 
 
 def started(script: str, *arguments: str, ignored: int = 0) -> subprocess.Popen[str]:
+    def set_ignored() -> None:
+        """Set what the child process inherits: the tests themselves may run under nohup."""
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        if ignored:
+            signal.signal(ignored, signal.SIG_IGN)
+
     process = subprocess.Popen(
         supervisor(script, *arguments),
         stdout=subprocess.PIPE,
         text=True,
-        # A child process inherits ignored signals, as under nohup.
-        preexec_fn=(lambda: signal.signal(ignored, signal.SIG_IGN)) if ignored else None,
+        preexec_fn=set_ignored,
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"

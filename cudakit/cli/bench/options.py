@@ -216,7 +216,7 @@ EFFORT_OPTIONS = option_group(
         type=Seconds(),
         metavar="SEC",
         help="Warm up each case for at least SEC seconds.  [default: 0.25; gemm: 1; nccl and "
-        "copy --overlap: 0.1; with --gpu sim always 0]",
+        "copy --overlap: 0.1; with --gpu sim always one sample]",
     ),
     option("--seed", type=int, metavar="N", help="Seed of the random data.  [default: 0]"),
     option(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -47,7 +48,7 @@ _OPTIONS = option_group(
         "iterations",
         type=int,
         metavar="N",
-        help="Maximum number of samples per algorithm.  [default: 100]",
+        help="Maximum number of samples per algorithm, at least 20.  [default: 100]",
     ),
     option(
         "--tuned",
@@ -139,21 +140,21 @@ def tuned_algorithms(
     with opened_gpu(gpu, quiet=True) as (device, _, run_context):
         machine = tuning_machine(device, run_context)
     tuned_gemms = earlier_tuning.results_for(machine)
-    missing_count = sum((gemm, settings) not in tuned_gemms for gemm in gemms)
-    gemms_text = f"{len(gemms)} GEMM{'s' if len(gemms) > 1 else ''}"
-    if missing_count:
-        click.echo(
-            f"cudakit: {printable(path)} has no algorithm for {missing_count} of {gemms_text} with these "
-            "settings; the default algorithm is used instead",
-            err=True,
-        )
     algorithms = earlier_tuning.algorithms_for(machine, settings)
-    used_count = sum(gemm in algorithms for gemm in gemms)
-    click.echo(
-        f"cudakit: {printable(path)} has a faster algorithm than the default for {used_count} of "
-        f"{gemms_text}",
-        err=True,
+    count_by_source = Counter(
+        "a faster algorithm than the default"
+        if gemm in algorithms
+        else "no algorithm faster than the default"
+        if (gemm, settings) in tuned_gemms
+        else "no algorithm with these settings"
+        for gemm in gemms
     )
+    for source, count in count_by_source.items():
+        gemms_text = f"{count} GEMM{'s' if count > 1 else ''}"
+        default_text = "" if source.startswith("a faster") else "; the default is used"
+        click.echo(
+            f"cudakit: {printable(path)} has {source} for {gemms_text}{default_text}", err=True
+        )
     return algorithms
 
 

@@ -43,9 +43,10 @@ def _benchmark(summary: str) -> Callable[[Callable[..., Any]], click.Command]:
 def memory(*, effort: Effort, **options: Any) -> Spec:
     """Measure the bandwidth of kernels that read and write device memory.
 
-    The default sizes range from 1/16 of the L2 cache to 1 GiB, and with --gpu sim from 16 KiB to 1 MiB.
-    With a hot L2 cache (the default), the rate drops where the buffers exceed the cache. With --cache
-    rotate, no size is read from the cache.
+    The rate counts all bytes read and written. The default sizes range from 1/16 of the L2 cache to 1 GiB,
+    and with --gpu sim from 16 KiB to 1 MiB. With a hot L2 cache (the default), the rate drops where the
+    buffers exceed the cache. With --cache rotate, buffers of all but the smallest sizes leave the cache
+    before they are used again; the report names sizes that do not.
 
     \b
     cudakit bench memory
@@ -78,8 +79,9 @@ def copy(*, overlap: str | None, effort: Effort, **options: Any) -> Spec:
     """Measure the rate of the driver's copies: between host and device, within the device, and between GPUs.
 
     The theoretical peak is that of PCIe, NVLink or device memory. For --directions both and peer-both, the
-    rate is the sum of the two directions. Copies between GPUs without peer access go through host memory; the
-    column "access" shows this. The default sizes are 4 KiB to 1 GiB, and with --gpu sim 4 KiB to 1 MiB.
+    rate is the sum of the two directions; for d2d, it counts the bytes read and the bytes written. Copies
+    between GPUs without peer access go through host memory; the column "access" shows this. The default sizes
+    are 4 KiB to 1 GiB, and with --gpu sim 4 KiB to 1 MiB.
 
     With --overlap gemm, the directions are h2d, d2h, pageable-h2d, pageable-d2h and d2d, and the default size
     is 64 MiB (with --gpu sim 256 KiB). The GEMM has bf16 matrices of 4096 x 4096 (with --gpu sim 64 x 64).

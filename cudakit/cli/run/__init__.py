@@ -199,8 +199,9 @@ _RACE_OPTIONS = option_group(
     option(
         "--accesses",
         type=click.Choice(["auto", "exact", "arguments"]),
-        help="Accesses of kernels: auto (observed until they repeat), exact (observed in each launch) or "
-        "arguments (assumed from their pointer arguments).  [default: auto if available]",
+        help="Accesses of kernels: auto (recorded, reused if launches repeat), exact (recorded in each "
+        "launch) or arguments (assumed from their pointer arguments).  [default: auto if the GPU supports "
+        "it, else arguments]",
     ),
     option("--stop-on-first", is_flag=True, help="Stop the program at its first race."),
     HOST_THREADS_OPTION,

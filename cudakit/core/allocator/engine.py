@@ -77,10 +77,10 @@ class Engine:
         """
         if settings.backend != "native":
             raise Unsupported(
-                "this allocator has no backend:cudaMallocAsync: that is the driver's own pool, without"
-                " blocks or snapshots",
-                hint="leave it out, or take that pool: DeviceMemoryResource of cuda.core,"
-                ' torch_pool("async")',
+                "backend:cudaMallocAsync is not supported: with this backend, the driver's pool replaces the"
+                " caching allocator",
+                hint="remove the setting; the driver's pool is DeviceMemoryResource in cuda.core, and"
+                ' torch_pool("async") in cudakit',
             )
         if settings.expandable_segments:
             paged_upstream = require_paged(self.upstream, settings.large_segment_size_bytes)

@@ -178,8 +178,8 @@ class PrivatePools:
         """
         if self.is_routed(pool_id):
             raise PoolError(
-                f"private pool {pool_id} is in use by another context",
-                hint="a pool serves one use_pool or capture at a time",
+                f"private pool {pool_id} already serves a use_pool() or a capture",
+                hint="a pool serves one at a time: end the first one, or use another pool",
             )
         self.routes.append(Route(self.add_holder(pool_id), matches))
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from cudakit.core.bench.labels import workload_label
+from cudakit.core.bench.labels import MEASUREMENT_AXIS, workload_label
 from cudakit.core.bench.method import Method
 from cudakit.core.bench.roofline import Work
 from cudakit.core.bench.workload import CUDAKIT, Axis, Baseline, PreparedWorkload, Workload
@@ -18,6 +18,9 @@ from cudakit.units import Unavailable, format_bytes
 _LATENCY = Unavailable("a latency has no theoretical peak")
 # Share of the free memory that a case may use. The rest is left for kernels and the timer's buffers.
 _SHARE_OF_FREE = 0.95
+# The same for a simulated device: its kernels allocate temporary arrays, and its host buffers are in the same
+# memory.
+_SIMULATED_SHARE_OF_FREE = 0.5
 
 
 # eq=False: instances are dict keys, compared by identity.
@@ -74,7 +77,7 @@ class Case:
     @property
     def title(self) -> str:
         """The title in messages: name and axes, as in ``memory copy 4.00 KiB``."""
-        return workload_label(self.workload)
+        return workload_label(self.workload, omitted_axes=(MEASUREMENT_AXIS,))
 
 
 def check_fit(
@@ -92,16 +95,21 @@ def check_fit(
     """
     if not cases:
         return
-    _check_host_fit(max(cases, key=lambda case: case.host_bytes), host_free_bytes)
-    rank_text = location_text = ""
+    host_share = _SIMULATED_SHARE_OF_FREE if simulated else _SHARE_OF_FREE
+    _check_host_fit(max(cases, key=lambda case: case.host_bytes), host_free_bytes, host_share)
+    rank_text, free_text = "", f"only {format_bytes(free_bytes)} is free"
     usable_bytes = int(_SHARE_OF_FREE * free_bytes)
     if simulated and not isinstance(host_free_bytes, Unavailable):
-        usable_host_bytes = int(_SHARE_OF_FREE * host_free_bytes / rank_count)
+        usable_host_bytes = int(host_share * host_free_bytes / rank_count)
         if usable_host_bytes < usable_bytes:
-            free_bytes, usable_bytes = host_free_bytes, usable_host_bytes
+            usable_bytes = usable_host_bytes
             rank_text = f" on each of {rank_count} ranks" if rank_count > 1 else ""
             device_text = "the device" if rank_count == 1 else "their devices"
-            location_text = f" on the host, which simulates {device_text}"
+            pronoun = "it" if rank_count == 1 else "them"
+            free_text = (
+                f"the host, which simulates {device_text}, has only "
+                f"{format_bytes(int(host_share * host_free_bytes))} for {pronoun}: half of its free memory"
+            )
     largest_case = max(cases, key=lambda case: case.needed_bytes)
     if largest_case.needed_bytes > usable_bytes:
         describe_fitting = largest_case.describe_fitting or partial(
@@ -109,20 +117,21 @@ def check_fit(
         )
         raise InputError(
             f"{largest_case.title} needs {_describe_needed_memory(largest_case)}{rank_text}, "
-            f"but only {format_bytes(free_bytes)} is free{location_text}",
+            f"but {free_text}",
             hint=f"{describe_fitting(usable_bytes)} would fit",
         )
 
 
-def _check_host_fit(case: Case, free_bytes: int | Unavailable) -> None:
+def _check_host_fit(case: Case, free_bytes: int | Unavailable, share: float) -> None:
     if isinstance(free_bytes, Unavailable):
         return
-    usable_bytes = int(_SHARE_OF_FREE * free_bytes)
+    usable_bytes = int(share * free_bytes)
     if case.host_bytes > usable_bytes:
         largest_size_text = _format_rounded_down(usable_bytes * case.size_bytes // case.host_bytes)
         raise InputError(
             f"{case.title} needs {format_bytes(case.host_bytes)} of host memory, but only "
-            f"{format_bytes(free_bytes)} is free",
+            f"{format_bytes(free_bytes)} is free"
+            f"{', of which a simulated device can use half' if share < _SHARE_OF_FREE else ''}",
             hint=f"a size of {largest_size_text} would fit",
         )
 

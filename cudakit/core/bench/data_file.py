@@ -85,8 +85,8 @@ def _check_directory(directory: Path, size_bytes: int) -> None:
     # File systems without a size, such as ramfs, report 0 bytes in total.
     if disk_usage.total and size_bytes > free_bytes:
         raise InputError(
-            f"the file needs {format_bytes(size_bytes)}, but {directory} has only "
-            f"{format_bytes(free_bytes)} free",
+            f"the file needs {format_bytes(size_bytes)}, but only "
+            f"{format_bytes(free_bytes)} is free in {directory.resolve()}",
             hint="choose a smaller --file-size, or another directory with --path",
         )
 

@@ -8,11 +8,16 @@ from math import ceil
 from cudakit.core.bench.method import Cache
 from cudakit.gpu.api import Memory, Ptr, Stream
 from cudakit.gpu.api.facts import Field
+from cudakit.units import Unavailable
 
 # Rotated buffers are larger than twice the cache (NVIDIA CUTLASS, "GEMM performance measurement guidelines").
 _CACHE_MULTIPLE = 2
 # Maximum number of buffer sets: each set needs an allocation, and a node in a graph.
 MAX_SETS = 1000
+# Reason why a case has no peak.
+IN_CACHE = Unavailable(
+    "some or all data stays in the L2 cache, and datasheets state no L2 bandwidth"
+)
 _SHARE_OF_FREE = 0.9  # Maximum share of the free memory for buffer sets.
 # Assumed cache size if the device reports none: larger than most L2 caches, so that rotation evicts all data.
 _UNKNOWN_L2_BYTES = 128 << 20
@@ -44,6 +49,14 @@ def buffer_sets(cache: Cache, *, l2_bytes: int, footprint_bytes: int, free_bytes
 def is_cold(set_count: int, *, l2_bytes: int, footprint_bytes: int) -> bool:
     """Return whether twice the cache size is written between two uses of a buffer set."""
     return max(set_count - 1, int(set_count == 1)) * footprint_bytes >= _CACHE_MULTIPLE * l2_bytes
+
+
+def can_be_cold(cache: Cache, *, l2_bytes: int, footprint_bytes: int) -> bool:
+    """Return whether an execution finds none of its data in the cache, with enough free memory."""
+    set_count = MAX_SETS if cache == "rotate" else 1
+    return cache == "flush" or is_cold(
+        set_count, l2_bytes=l2_bytes, footprint_bytes=footprint_bytes
+    )
 
 
 class Flush:

@@ -21,6 +21,10 @@ _COUNTED_AXES = ("nodes", "elements")
 _NOUN_BY_AXIS = {"peer": "GPU"}
 # Values of these axes are large numbers, which are shown with separators: "1,000,000".
 _LARGE_NUMBER_AXES = ("elements",)
+# Words for values that would be ambiguous: "both" is also a direction of copies.
+_WORD_BY_VALUE: Mapping[tuple[str, Axis], str] = {(MEASUREMENT_AXIS, "both"): "together"}
+# Labels show the command of a bench whose name is not that of its command.
+_COMMAND_BY_BENCH = {"copy-overlap": "copy --overlap"}
 # Some axes have a title that differs from their name: "kind" is the node type of a graph.
 _TITLE_BY_AXIS = {"kind": "node type"}
 
@@ -107,9 +111,10 @@ class _LabelledWorkload:
     library: str = CUDAKIT
 
 
-def workload_label(workload: Workload) -> str:
-    """Return a label of all axes of a workload: ``memory copy 4.00 KiB``."""
-    return full_label(_LabelledWorkload(workload.name, workload.axes))
+def workload_label(workload: Workload, *, omitted_axes: Collection[str] = ()) -> str:
+    """Return a label of all axes of a workload but ``omitted_axes``: ``memory copy 4.00 KiB``."""
+    axes = {name: value for name, value in workload.axes.items() if name not in omitted_axes}
+    return full_label(_LabelledWorkload(workload.name, axes))
 
 
 def describe_subset(
@@ -133,6 +138,18 @@ def count_cases(count: int) -> str:
     return "1 case" if count == 1 else f"{count} cases"
 
 
+def describe_sizes(cases: Sequence[LabelledCase]) -> str:
+    """Return the size or shape of the cases of each bench: ``copy 1.00 GiB, gemm 8192³``."""
+    texts = [
+        f"{case.name} {_format_dimensions(case)}"
+        if DIMENSIONS[0] in case.axes
+        else f"{case.name} {format_axis('size_bytes', case.axes['size_bytes'])}"
+        for case in cases
+        if DIMENSIONS[0] in case.axes or "size_bytes" in case.axes
+    ]
+    return ", ".join(dict.fromkeys(texts))
+
+
 def is_square(case: LabelledCase) -> bool:
     """Return whether m, n and k of a GEMM are equal."""
     sizes = [case.axes.get(name) for name in DIMENSIONS]
@@ -153,7 +170,7 @@ def format_axis(name: str, value: Axis | None) -> str:
     if value is None:
         return "-"
     if not isinstance(value, int):
-        return str(value)
+        return _WORD_BY_VALUE.get((name, value), str(value))
     if name.endswith("_bytes"):
         return format_bytes(value)
     return f"{value:,}" if name in _LARGE_NUMBER_AXES else str(value)
@@ -167,7 +184,8 @@ def axis_title(name: str) -> str:
 def _label(case: LabelledCase, axes: Sequence[str], *, with_bench: bool, with_library: bool) -> str:
     # For the calls "launch" and "launch-to-start", the name of the call contains the name of the bench.
     call_names_bench = str(case.axes.get("call", "")).startswith(case.name)
-    label_parts = [case.name] if with_bench and not call_names_bench else []
+    bench_name = _COMMAND_BY_BENCH.get(case.name, case.name)
+    label_parts = [bench_name] if with_bench and not call_names_bench else []
     for name in filter(axes.__contains__, case.axes):
         if name in DIMENSIONS and all(size in case.axes for size in DIMENSIONS):
             label_parts += [_format_dimensions(case)] if name == DIMENSIONS[0] else []

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from cudakit.core.memory.record.pools import POOL_NAMES, PoolId, pool_name
+from cudakit.core.memory.record.pools import POOL_NAMES, pool_name
 from cudakit.core.memory.replay.segments import segment_history
 from cudakit.core.memory.snapshot import Blocks, DeviceTrace, Snapshot, take
 from cudakit.errors import UsageError
@@ -37,7 +37,7 @@ def filter_trace(
         if pool not in snapshot.pools:
             raise UsageError(
                 f"no pool {POOL_NAMES.get(pool, f'{pool[0]},{pool[1]}')} in the snapshot",
-                hint=f"pools of the snapshot: {'; '.join(map(_pool_text, snapshot.pools))}",
+                hint=f"pools of the snapshot: {'; '.join(map(pool_name, snapshot.pools))}",
             )
         pool_id = snapshot.pools.index(pool)
         recorded_pools = trace.events.pool
@@ -47,12 +47,6 @@ def filter_trace(
         keep_event &= np.where(recorded_pools >= 0, recorded_pools, derived_pools) == pool_id
         keep_segment &= trace.segments.pool == pool_id
     return _select_events(trace, keep_event, keep_segment)
-
-
-def _pool_text(pool: PoolId) -> str:
-    """Return a pool as a hint shows it: "default", "cupy", or "1,0 (graph)"."""
-    kind, _, numbers = pool_name(pool).partition(" ")
-    return f"{numbers} ({kind})" if "," in numbers else pool_name(pool)
 
 
 def pytorch_trace(snapshot: Snapshot, trace: DeviceTrace) -> DeviceTrace:

@@ -277,7 +277,7 @@ class DiffRow:
 class Steps:
     """The steps of the program, between which growth is checked."""
 
-    # Source of the steps: "annotation NAME", "snapshot markers", "loop in FUNCTION (FILE)", "repeating
+    # Source of the steps: "annotation NAME", "snapshot markers", "loop at FILE:LINE FUNCTION", "repeating
     # allocations", "none"
     source: str
     count: int  # number of moments between steps

@@ -52,6 +52,12 @@ class ProfileDiff:
     devices: tuple[DeviceChange, ...]  # changes of each device that both profiles have
     unmatched: int  # number of devices that only one of the profiles has
     simulated: bool = False  # whether a simulated device did the work of one of the profiles
+    before_simulated: bool = (
+        False  # whether the work of the earlier profile is that of a simulated device
+    )
+    after_simulated: bool = (
+        False  # whether the work of the later profile is that of a simulated device
+    )
 
     def slowest_growth(self) -> float | None:
         """Return the largest relative growth of a step; None if nothing can be compared."""
@@ -67,6 +73,8 @@ def compare(before_result: ProfileResult, after_result: ProfileResult) -> Profil
         tuple(_compare_devices(*pair) for pair in device_pairs),
         unmatched_count,
         before_result.simulated or after_result.simulated,
+        before_result.simulated,
+        after_result.simulated,
     )
 
 

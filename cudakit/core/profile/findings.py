@@ -171,7 +171,7 @@ def _host_waits(device: Device) -> Iterator[Finding]:
             (
                 "do not read results of the GPU in every step (.item(), .cpu(), nonzero, print): "
                 "collect them on the GPU and read them every N steps",
-                "copy into pinned memory with non_blocking=True, and wait later by an event",
+                "copy into pinned memory with non_blocking=True, and wait for an event later",
             ),
             call_site=(stack, 0),
         )

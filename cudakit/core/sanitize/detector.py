@@ -13,7 +13,7 @@ from cudakit.core.sanitize.collectives.different_calls import RankComparison
 from cudakit.core.sanitize.engine import Engine
 from cudakit.core.sanitize.owners import StreamUse
 from cudakit.core.sanitize.races import Confidence, Coverage, Race
-from cudakit.core.sanitize.reorder_buffer import NEVER_READ, ReorderBuffer
+from cudakit.core.sanitize.reorder_buffer import GIVEN_UP, NEVER_READ, ReorderBuffer
 from cudakit.core.sanitize.report import Report
 from cudakit.core.sanitize.result import SanitizeResult
 from cudakit.core.sanitize.templates import (
@@ -23,8 +23,8 @@ from cudakit.core.sanitize.templates import (
 )
 from cudakit.errors import InputError
 from cudakit.trace.kinds import EventKind, StreamFlag
-from cudakit.trace.layout import Records, view
-from cudakit.trace.run_log import LogReader
+from cudakit.trace.layout import Records, take_records, view
+from cudakit.trace.run_log import LogReader, Outcome, TruncatedLogError
 from cudakit.trace.spool import Batch
 
 # Kinds of events that only a log of run --profile has.
@@ -161,6 +161,10 @@ class _TraceAnalysis:
 
     def analyze(self, records: Records, report: Report) -> list[Race]:
         """Add the races in reordered records to a report; return the races that are findings."""
+        is_destruction = records["kind"] == EventKind.GRAPH_DESTROY
+        destroyed_graphs = view(records[is_destruction], EventKind.GRAPH_DESTROY)
+        if len(destroyed_graphs):
+            records = take_records(records, ~is_destruction)
         self.stream_use.feed(records, self.last_batch.stacks)
         records = self.templates.insert(records, self.engine.coverage)
         races = self.engine.feed(
@@ -185,6 +189,8 @@ class _TraceAnalysis:
             trace_number=self.last_batch.trace_number,
             stream_use=self.stream_use,
         )
+        self.engine.forget_graphs(destroyed_graphs)
+        self.templates.forget_graphs(destroyed_graphs)
         return [race for race in races if race.confidence.is_finding]
 
     def gaps(self) -> Iterator[Mapping[str, int]]:
@@ -193,6 +199,8 @@ class _TraceAnalysis:
         yield {reason: gap_counts[reason] for reason in gap_counts if reason != _TOO_MANY_STREAMS}
         if self.reorder_buffer.never_read_count:
             yield {NEVER_READ: self.reorder_buffer.never_read_count}
+        if self.reorder_buffer.given_up_count:
+            yield {GIVEN_UP: self.reorder_buffer.given_up_count}
         if self.templates.unknown_count:
             yield {UNKNOWN_TEMPLATE: self.templates.unknown_count}
 
@@ -207,22 +215,30 @@ def analyze_log(
 ) -> SanitizeResult:
     """Find the races in a log, with the result of the recorded run.
 
-    Raises InputError if the log is damaged, or is a log of run --profile.
+    The result of a truncated log is incomplete. Raises InputError if the log is damaged, is truncated before
+    its first events, or is a log of run --profile.
     """
     report_possible = min_confidence is Confidence.POSSIBLE
     detector = RaceDetector(strict_threads=strict_threads, report_possible=report_possible)
     has_profile = False
-    for batch in log.batches():
-        detector.feed(batch, report)
-        has_profile |= bool(np.isin(batch.records["kind"], _PROFILE_KINDS).any())
-        progress("analyzing the log", log.fraction)
+    truncation: tuple[str, ...] = ()
+    try:
+        for batch in log.batches():
+            detector.feed(batch, report)
+            has_profile |= bool(np.isin(batch.records["kind"], _PROFILE_KINDS).any())
+            progress("analyzing the log", log.fraction)
+    except TruncatedLogError as error:
+        if not error.sentence:
+            raise
+        truncation = (error.sentence,)
     detector.finish(report)
     if has_profile and not detector.has_recorded_work:
         raise InputError(
             f"{log.path} was written by run --profile, so it has no accesses to check for races",
             hint=f"show its profile with: cudakit profile {log.path}",
         )
-    return detector.result(report, **asdict(log.outcome))
+    outcome = Outcome(incomplete=truncation) if truncation else log.outcome
+    return detector.result(report, **asdict(outcome))
 
 
 def _created_streams(records: Records) -> dict[int, StreamFlag]:

@@ -245,6 +245,11 @@ class Engine:
         races, self._races = self._races, []
         return races
 
+    def forget_graphs(self, destroyed_graphs: Records) -> None:
+        """Free the nodes of graphs that are not launched any more; takes the GraphDestroy records."""
+        for graph, executable in destroyed_graphs[["graph", "executable"]].tolist():
+            self._graphs.forget(graph, executable)
+
     def take_unverified(self) -> list[Race]:
         """Return the races with possible accesses since the last call, one for each pair of call sites."""
         races, self._unverified_race_by_key = list(self._unverified_race_by_key.values()), {}

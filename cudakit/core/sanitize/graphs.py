@@ -172,8 +172,7 @@ class LaunchAccessCache:
         """Return the accesses of a launch, after all its records were collected."""
         key = launch.graph, launch.all_rows()
         if self._version_by_graph.get(launch.graph) != graph.version:
-            for rows in list(self._rows_by_graph.get(launch.graph, ())):
-                self._remove((launch.graph, rows))
+            self.forget(launch.graph)
             self._version_by_graph[launch.graph] = graph.version
         accesses = self._accesses_by_key.pop(key, None)
         if accesses is None:
@@ -184,6 +183,13 @@ class LaunchAccessCache:
         while self.stored_bytes > MAX_STORED_BYTES:
             self._remove(next(iter(self._accesses_by_key)))
         return accesses
+
+    def forget(self, graph: int) -> None:
+        """Remove the accesses of all launches of a graph."""
+        for rows in list(self._rows_by_graph.get(graph, ())):
+            self._remove((graph, rows))
+        self._rows_by_graph.pop(graph, None)
+        self._version_by_graph.pop(graph, None)
 
     def _remove(self, key: tuple[int, bytes]) -> None:
         graph, rows = key
@@ -272,6 +278,12 @@ class GraphTracker:
             self._coverage.count(launch_precision, kernel_count)
         self._shadow.checker.node_order = accesses.order
         self._shadow.add_graph_launch(accesses, graph_launch.call, graph_launch)
+
+    def forget(self, graph: int, executable: int) -> None:
+        """Remove a graph and, unless it is 0, an executable graph, neither of which is launched any more."""
+        self._graphs.pop(graph, None)
+        self._cache.forget(graph)
+        self._last_launches.pop(executable, None)
 
     def prune(self) -> None:
         """Remove the launches that all future work happens after."""

@@ -381,7 +381,7 @@ def operation_at(side: Side) -> str:
 
 def _subject_text(side: Side) -> str:
     if side.stream_number == HOST:
-        return f"the host, for {operation_at(side)},"
+        return f"{operation_at(side)} on the host"
     node_text = f" (node {side.node} of graph {side.graph})" if side.graph else ""
     return f"{_operation_name(side)}{node_text} on {short_stream_name(side)}"
 

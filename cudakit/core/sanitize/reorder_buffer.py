@@ -20,6 +20,9 @@ from cudakit.trace.layout import RECORD, Records, concatenate_records, take_reco
 # time without waiting for the GPU.
 MAX_HELD_RECORDS: Final = 1 << 21
 NEVER_READ: Final = "launch whose accesses were never read back"
+GIVEN_UP: Final = (
+    "launch given up before its accesses were read back: too many later records were held"
+)
 
 _CallNumbers: TypeAlias = npt.NDArray[np.uint64]
 _Counts: TypeAlias = npt.NDArray[np.int64]
@@ -109,9 +112,8 @@ class ReorderBuffer:
     """
 
     def __init__(self, *, max_held: int = MAX_HELD_RECORDS) -> None:
-        self.never_read_count = (
-            0  # number of launches whose accesses were never read back from the device
-        )
+        self.never_read_count = 0  # number of launches that were pending at the end of the trace
+        self.given_up_count = 0  # number of launches that were given up before the end of the trace
         self._max_held = max_held
         self._pending = PendingLaunches()
         self._given_up_before_seq = (
@@ -148,7 +150,7 @@ class ReorderBuffer:
     def flush(self) -> Records:
         """Give up all pending launches, and return all held records. Call it at the end of the trace."""
         if (last_call := self._pending.last_call) is not None:
-            self._give_up(last_call)
+            self.never_read_count += self._give_up(last_call)
         return self._release_complete()
 
     def _drop_late_accesses(self, records: Records) -> Records:
@@ -164,11 +166,13 @@ class ReorderBuffer:
         """Give up the oldest pending launches, until the buffer is three quarters full."""
         seqs = np.concatenate([sorted_run.seqs for sorted_run in self._sorted_runs])
         excess_count = len(seqs) - self._max_held * 3 // 4
-        self._give_up(int(np.partition(seqs, excess_count - 1)[excess_count - 1]))
+        last_call = int(np.partition(seqs, excess_count - 1)[excess_count - 1])
+        self.given_up_count += self._give_up(last_call)
 
-    def _give_up(self, last_call: int) -> None:
-        self.never_read_count += self._pending.give_up(last_call)
+    def _give_up(self, last_call: int) -> int:
+        """Give up the launches up to ``last_call``. Return the number of incomplete launches among them."""
         self._given_up_before_seq = last_call + 1
+        return self._pending.give_up(last_call)
 
     def _hold_records(self, records: Records) -> None:
         """Add records as a sorted run, and merge runs of similar size.

@@ -237,7 +237,9 @@ class SanitizeResult:
     """The races of a program, and the coverage of its work."""
 
     schema: ClassVar[str] = "cudakit.sanitize/1"
-    exit_status: int | None  # exit status of the program, as in a shell; null if none was started
+    exit_status: (
+        int | None
+    )  # exit status of the program, as in a shell; null if it is unknown or none was started
     simulated: bool  # whether a simulated device did the work
     stopped: bool  # whether --stop-on-first stopped the program
     races: tuple[

@@ -7,7 +7,7 @@ with the nearest pointer at or below it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -104,7 +104,7 @@ class TemplateAccesses:
         # call. They are not inserted, because launches with the same template share them.
         self.graph_rows: dict[int, bytes] = {}
         # Pointer arguments of the kernel nodes of graphs, by graph and node.
-        self._node_pointers: dict[tuple[int, int], list[int]] = {}
+        self._node_pointers: dict[int, dict[int, list[int]]] = {}
         self._templates: dict[int, _Template] = {}
 
     def insert(self, records: Records, coverage: Coverage) -> Records:
@@ -163,6 +163,14 @@ class TemplateAccesses:
                 )
         return _insert_accesses(records, insertions)
 
+    def forget_graphs(self, destroyed_graphs: Records) -> None:
+        """Free the pointers of graphs that are not launched any more; takes the GraphDestroy records.
+
+        Their templates stay, because later graphs with the same nodes use them.
+        """
+        for graph in destroyed_graphs["graph"].tolist():
+            self._node_pointers.pop(graph, None)
+
     def _apply_template_record(
         self, record: np.void, call_records: Records, coverage: Coverage
     ) -> None:
@@ -203,7 +211,8 @@ class TemplateAccesses:
         node_begins = np.flatnonzero(np.diff(node_indices, prepend=-1)).tolist()
         for begin, end in pairwise((*node_begins, len(addresses))):
             node = nodes[node_indices[begin]]
-            self._node_pointers[int(node["graph"]), int(node["node"])] = addresses[begin:end]
+            pointers_by_node = self._node_pointers.setdefault(int(node["graph"]), {})
+            pointers_by_node[int(node["node"])] = addresses[begin:end]
 
 
 def _template_ids(records: Records, kinds: npt.NDArray[np.uint16]) -> npt.NDArray[np.uint32]:
@@ -303,7 +312,7 @@ def _pointers_of(call_records: Records) -> _Addresses:
 
 
 def _template_of_call(
-    call_records: Records, node_pointers: dict[tuple[int, int], list[int]]
+    call_records: Records, node_pointers: Mapping[int, Mapping[int, list[int]]]
 ) -> _Template:
     """Return the template that consists of the recorded accesses of a launch.
 
@@ -328,14 +337,15 @@ def _graph_template(
     call_records: Records,
     rows: Records,
     accessed_records: Records,
-    node_pointers: dict[tuple[int, int], list[int]],
+    node_pointers: Mapping[int, Mapping[int, list[int]]],
 ) -> _Template:
     """Return the template of a graph launch, with the pointers of all accesses that the launch may make."""
     graph = int(view(call_records[:1], EventKind.GRAPH_LAUNCH)["graph"][0])
+    pointers_by_node = node_pointers.get(graph, {})
     access_nodes = view(rows, EventKind.ACCESS)["node"]
     mode_by_pointer: dict[int, int] = {}
     for node in np.unique(access_nodes).tolist():
-        pointers = np.array(node_pointers.get((graph, node), ()), np.uint64)
+        pointers = np.array(pointers_by_node.get(node, ()), np.uint64)
         if len(pointers):
             node_rows, indices = _assign_to_pointers(rows[access_nodes == node], pointers)
             for index, mode in _possible_modes(node_rows, indices, pointers):

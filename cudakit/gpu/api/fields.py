@@ -165,11 +165,14 @@ temperature_gpu_max_c °C nvmlDeviceGetTemperatureThreshold(NVML_TEMPERATURE_THR
     GPU temperature at software slowdown
 temperature_memory_max_c °C nvmlDeviceGetTemperatureThreshold(NVML_TEMPERATURE_THRESHOLD_MEM_MAX)
     Memory temperature at slowdown
-temperature_shutdown_margin_c °C NVML_FI_DEV_TEMPERATURE_SHUTDOWN_TLIMIT Thermal margin at shutdown
-temperature_slowdown_margin_c °C NVML_FI_DEV_TEMPERATURE_SLOWDOWN_TLIMIT Thermal margin at slowdown
-temperature_gpu_max_margin_c °C NVML_FI_DEV_TEMPERATURE_GPU_MAX_TLIMIT Thermal margin at software slowdown
+temperature_shutdown_margin_c °C NVML_FI_DEV_TEMPERATURE_SHUTDOWN_TLIMIT
+    Value of temperature_margin_c at which the GPU shuts down
+temperature_slowdown_margin_c °C NVML_FI_DEV_TEMPERATURE_SLOWDOWN_TLIMIT
+    Value of temperature_margin_c at hardware slowdown
+temperature_gpu_max_margin_c °C NVML_FI_DEV_TEMPERATURE_GPU_MAX_TLIMIT
+    Value of temperature_margin_c at software slowdown
 temperature_memory_max_margin_c °C NVML_FI_DEV_TEMPERATURE_MEM_MAX_TLIMIT
-    Thermal margin of the memory at slowdown
+    Thermal margin of the memory at which its slowdown begins
 fans - nvmlDeviceGetNumFans Number of fans
 [video]
 encoder_capacity_h264_percent % nvmlDeviceGetEncoderCapacity(NVML_ENCODER_QUERY_H264)

@@ -34,7 +34,7 @@ class Host:
     secure_boot: bool = False  # whether the kernel loads only signed modules
     overcommit_memory: str = ""  # vm.overcommit_memory
     infiniband: tuple[str, ...] = ()  # names of InfiniBand adapters
-    available_bytes: int | Unavailable = NOT_QUERIED  # memory available without swapping
+    available_bytes: int | Unavailable = NOT_QUERIED  # memory that this process can still allocate
     shared_memory_bytes: int | Unavailable = _NOT_GATHERED  # size of the file system SHARED_MEMORY
 
     def summary(self) -> dict[str, str]:

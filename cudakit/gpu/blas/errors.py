@@ -141,11 +141,14 @@ def _requirements(gemm: Gemm) -> str:
     """Return a hint with the requirements of a data type (cuBLAS Library, "cublasLtMatmul", tables)."""
     if gemm.dtype.startswith("fp8"):
         output_text = ", output bf16" if is_fp8_output(gemm) else ""
-        return f"fp8 needs compute capability 8.9, layout tn, and multiples of 16 for m and k{output_text}"
+        return (
+            "fp8 needs compute capability 8.9 or newer, layout tn, and multiples of 16 for m and k"
+            f"{output_text}"
+        )
     if gemm.dtype == "int8":
         return "int8 needs epilogue none, layout tn, and multiples of 4 for m, k and padding"
     if gemm.epilogue != "none":
         return "use epilogue none"
     if gemm.dtype in ("bf16", "tf32"):
-        return f"{gemm.dtype} needs compute capability 8.0"
+        return f"{gemm.dtype} needs compute capability 8.0 or newer"
     return "allow more workspace, or use the default output and accumulator"

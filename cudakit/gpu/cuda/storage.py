@@ -6,9 +6,12 @@ import ctypes
 import json
 import os
 import re
+import signal
+import subprocess
+import sys
 import tempfile
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -33,6 +36,16 @@ _UDEV_DATABASE = Path("/run/udev/data")
 _UDEV_PROPERTIES = ("ID_FS_USAGE", "ID_FS_TYPE")
 # The list of kernel modules. If the kernel supports no modules, cuFileDriverOpen tries to read it forever.
 _KERNEL_MODULES = Path("/proc/modules")
+# cuFile may crash or hang while it opens a file, so a child process opens it first. cuFile 1.15 crashes on
+# ext4 if the mount options do not include data= (H200, 2026-11-23).
+_OPEN_FILE = """
+import sys
+from cudakit.gpu.cuda.storage import open_once
+from cudakit.gpu.open import open_gpu
+open_once(open_gpu("cuda"), sys.argv[1])
+"""
+_OPEN_TIMEOUT_S = 60.0
+_LOG = "cufile.log"
 _PURPOSE = "cudakit bench gds"
 _REQUIREMENT = "cudakit[gds]"
 
@@ -87,7 +100,13 @@ class CuFile:
             ) from error
 
     def open(self, path: Path, *, writable: bool, direct: bool) -> CuFileFile:
-        """Open a file and register its handle. Raises Unsupported if cuFile refuses the file."""
+        """Open a file and register its handle. Raises Unsupported if cuFile refuses the file, or crashes."""
+        if crash := _crash_of_cufile(path):
+            raise Unsupported(f"cuFile {crash}")
+        return self.open_unchecked(path, writable=writable, direct=direct)
+
+    def open_unchecked(self, path: Path, *, writable: bool, direct: bool) -> CuFileFile:
+        """Open a file in this process, which ends if cuFile crashes."""
         return CuFileFile(self, self._cufile, path, writable=writable, direct=direct)
 
     def register(self, buffer: Ptr, size_bytes: int) -> bool:
@@ -244,6 +263,46 @@ def explain_refusal(message: str, device: int, database: Path = _UDEV_DATABASE) 
         f"{path} of udev's database does not have {' and '.join(missing_names)} of the drive; in a "
         "container: docker run -v /run/udev:/run/udev:ro"
     )
+
+
+def open_once(gpu: StorageDevice, path: str) -> None:
+    """Open a file with cuFile and close it. Called in a child process, which ignores errors."""
+    with suppress(Exception), closing(CuFile(gpu)) as storage:
+        storage.open_unchecked(Path(path), writable=False, direct=False).close()
+
+
+@cache
+def _crash_of_cufile(path: Path) -> str:
+    return find_crash([sys.executable, "-P", "-c", _OPEN_FILE, str(path.absolute())])
+
+
+def find_crash(command: Sequence[str], timeout_s: float = _OPEN_TIMEOUT_S) -> str:
+    """Run a command that opens a file with cuFile; return how it crashed or hung, or an empty text.
+
+    The text has the last error in the log that cuFile writes to the current directory.
+    """
+    with tempfile.TemporaryDirectory(prefix="cudakit-cufile-") as directory:
+        try:
+            status = subprocess.run(  # noqa: S603  # our own command
+                command,
+                cwd=directory,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                timeout=timeout_s,
+                check=False,
+            ).returncode
+        except subprocess.TimeoutExpired:
+            return f"did not open the file within {timeout_s:.0f} s"
+        if status >= 0:
+            return ""
+        name = signal.Signals(-status).name
+        log = Path(directory, _LOG)
+        lines = (
+            log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else []
+        )
+    errors = [line.partition("ERROR")[2].split(maxsplit=1)[-1] for line in lines if "ERROR" in line]
+    return f"crashes ({name}) when it opens the file" + (f": {errors[-1]}" if errors else "")
 
 
 def uses_p2pdma(variables: Mapping[str, str]) -> bool:

@@ -10,6 +10,7 @@ from contextlib import suppress
 
 from cudakit.gpu.api.run_context import SHARED_MEMORY, Host, Limits
 from cudakit.gpu.run_context.files import NO_FILES, Files
+from cudakit.gpu.run_context.host_memory import available_host_memory
 from cudakit.units import Unavailable
 
 # CAP_SYS_ADMIN (linux/capability.h).
@@ -72,13 +73,11 @@ def _container(files: Files, variables: Mapping[str, str]) -> str:
 
 
 def _available_bytes(files: Files) -> int | Unavailable:
-    """Read the memory available without swapping (proc_meminfo(5), MemAvailable, in KiB)."""
-    lines = files.lines("/proc/meminfo")
-    fields = next((line.split() for line in lines if line.startswith("MemAvailable:")), [])
+    available_bytes = available_host_memory(files)
     return (
-        int(fields[1]) << 10
-        if len(fields) > 1
-        else Unavailable("/proc/meminfo has no MemAvailable")
+        Unavailable("/proc/meminfo has no MemAvailable")
+        if available_bytes is None
+        else available_bytes
     )
 
 

@@ -290,7 +290,7 @@ def _check_device(gemm: Gemm, facts: DeviceFacts) -> None:
             if capability_of_device >= _MIN_CAPABILITY.get(dtype, (0, 0))
         ]
         raise Unsupported(
-            f"{gemm.dtype} needs compute capability {minimum_capability}, "
+            f"{gemm.dtype} needs compute capability {minimum_capability} or newer; "
             f"{gpu_name} has {capability_of_device}",
             hint=f"supported here: {', '.join(supported_types)}",
         )

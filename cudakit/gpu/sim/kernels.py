@@ -170,6 +170,9 @@ class SimKernels:
             host_kernel(launch, *args)
         except CudaError:
             raise
+        except MemoryError as error:
+            detail = f"the host has too little memory to simulate {launch.name}"
+            raise cuda_error(Status.OUT_OF_MEMORY, detail=detail) from error
         except Exception as error:
             raise cuda_error(
                 Status.LAUNCH_FAILED, detail=f"the host kernel of {launch.name} raised {error!r}"

@@ -73,7 +73,7 @@ def render(
         line.truncate(width, overflow="ellipsis")
         line.rstrip()
     text = _colorize(lines) if color else "".join(f"{line.plain}\n" for line in lines)
-    return ascii_drawing(text) if ascii_only else text
+    return ascii_drawing(text, width=width) if ascii_only else text
 
 
 def _with_ascii_symbols(part: _PartT) -> _PartT:

@@ -65,6 +65,9 @@ _ASCII_DRAWING = str.maketrans(
 )
 # The ellipsis of a text that the layout cut, and the two characters before it, where "..." has space.
 _CUT_END_PATTERN = re.compile(r"[!-~]{2}…(?=\s|\)|$)", re.MULTILINE)
+# Any other ellipsis, and the spaces between its cell and the next one. Two of them make space for "...".
+_ELLIPSIS_PATTERN = re.compile(r"(← )?…((?:[^\s…]| (?! ))*)( {4,})?")
+_COLOR_PATTERN = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def escape(text: str, *, limit: int = MAX_TEXT_LENGTH) -> str:
@@ -195,9 +198,26 @@ def ascii_symbols(text: str) -> str:
     return text.translate(_ASCII_SYMBOLS)
 
 
-def ascii_drawing(text: str) -> str:
+def ascii_drawing(text: str, *, width: int | None = None) -> str:
     """Replace lines, bars and other drawn characters by ASCII of the same width; other text stays.
 
-    The ellipsis at the end of a cut text becomes ``...`` over its last two characters; others become ``*``.
+    The ellipsis at the end of a cut text becomes ``...`` over its last two characters. Others become ``...``
+    and use two of the spaces after the text. Without these spaces the line becomes wider, or the ellipsis
+    becomes ``*`` if the line would not fit into ``width`` columns.
     """
-    return _CUT_END_PATTERN.sub("...", text).translate(_ASCII_DRAWING)
+    lines = _CUT_END_PATTERN.sub("...", text).split("\n")
+    return "\n".join(_with_three_dots(line, width) for line in lines).translate(_ASCII_DRAWING)
+
+
+def _with_three_dots(line: str, width: int | None) -> str:
+    wider_line = _ELLIPSIS_PATTERN.sub(_three_dots, line)
+    is_too_wide = width is not None and cell_len(_COLOR_PATTERN.sub("", wider_line)) > width
+    return line if is_too_wide else wider_line
+
+
+def _three_dots(match: re.Match[str]) -> str:
+    arrow, rest, spaces = match.groups(default="")
+    # The arrow loses its space, so that one or two characters fewer are needed.
+    if arrow:
+        return f"<...{rest}{spaces}"
+    return f"...{rest}{spaces[2:]}"

@@ -144,6 +144,9 @@ def record(settings: "dict[str, Any]", spool: "Spool") -> "Any":
         # This handler runs before ``delete_if_abandoned``. An exit handler in C would be too late, because
         # CUDA may be unloaded then.
         atexit.register(recorder.finish)
+        _load_torch_import().after_import(
+            "multiprocessing.util", lambda: spool.attempt(lambda: finish_with_worker(recorder))
+        )
     # The recorder stops in an exit handler in C: after Python's cleanup, which is recorded too, and before
     # libraries destroy their contexts, because NVIDIA's library crashes if the recording stops later.
     if not settings["follow"]:
@@ -157,9 +160,6 @@ def profile(settings: "dict[str, Any]", recorder: "Any", spool: "Spool") -> None
     if other_tool:
         raise RuntimeError(f"CUDA_INJECTION64_PATH attaches another tool: {other_tool}")
     torch_import = _load_torch_import()
-    torch_import.after_import(
-        "multiprocessing.util", lambda: spool.attempt(lambda: finish_with_worker(recorder))
-    )
     torch_import.after_torch_import(
         lambda: spool.attempt(lambda: torch_import.mark_steps(recorder))
     )
@@ -171,7 +171,7 @@ def profile(settings: "dict[str, Any]", recorder: "Any", spool: "Spool") -> None
 
 
 def finish_with_worker(recorder: "Any") -> None:
-    """End the profile of a forked worker of multiprocessing, which runs no exit handlers of ``atexit``."""
+    """End the recording of a forked worker of multiprocessing, which runs no exit handlers of ``atexit``."""
     multiprocessing_util = sys.modules["multiprocessing.util"]
     last_priority = -1000  # priority: the handlers of the program and of multiprocessing run before
     multiprocessing_util.register_after_fork(

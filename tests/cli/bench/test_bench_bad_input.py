@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -163,6 +165,20 @@ def test_contradictory_tuning_options_are_rejected(
 )
 def test_copy_larger_than_host_memory_is_rejected(arguments: tuple[str, ...], cli: Cli) -> None:
     assert "of host memory" in error_of(cli, *arguments, *ON_SIM, "--sizes", "1EiB")
+
+
+def test_simulated_buffers_larger_than_the_limit_of_the_process_are_rejected() -> None:
+    limit_kib = 4 << 20
+    command = (sys.executable, "-m", "cudakit", "bench", "memory", *ON_SIM, "--operations", "read")
+    run = subprocess.run(
+        ("/bin/sh", "-c", f'ulimit -v {limit_kib}; exec "$@"', "sh", *command, "--sizes", "4GiB"),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert run.returncode == 2
+    assert "the host, which simulates the device, has only " in run.stderr
 
 
 @pytest.mark.parametrize("direction", ["pageable-h2d", "h2d,pageable-d2h"])

@@ -258,3 +258,12 @@ def test_overlap_rejects_options_without_meaning(option: tuple[str, str], cli: C
 
     assert run.exit_code == ExitCode.USAGE
     assert f"{option[0]} cannot be used with --overlap" in run.stderr
+
+
+def test_caption_says_which_bytes_the_rate_counts(cli: Cli) -> None:
+    copies = cli("bench", "copy", *ON_SIM, "--directions", "both,d2d", "--sizes", "1MiB").stdout
+    memory = cli("bench", "memory", *ON_SIM, "--operations", "triad", "--sizes", "1MiB").stdout
+
+    text = " ".join(copies.split())
+    assert "Rate: for d2d of all bytes read and written; for both the sum of the two" in text
+    assert "Rate: of all bytes read and written." in " ".join(memory.split())

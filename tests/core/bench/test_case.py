@@ -77,18 +77,18 @@ def test_memory_of_simulated_device_is_limited_by_host_memory() -> None:
     case = Case(Copy(4 << 20), METHOD, size_bytes=4 << 20, buffers=2)
 
     check_fit([case], 1 << 30, 4 << 20)
-    with pytest.raises(InputError, match=r"only 4.00 MiB is free on the host, which simulates"):
+    with pytest.raises(InputError, match=r"has only 2.00 MiB for it: half of its free memory"):
         check_fit([case], 1 << 30, 4 << 20, simulated=True)
 
 
 def test_memory_of_host_is_shared_by_simulated_ranks() -> None:
     case = Case(Copy(4 << 20), METHOD, size_bytes=4 << 20, buffers=2)
 
-    check_fit([case], 1 << 30, 10 << 20, simulated=True)
+    check_fit([case], 1 << 30, 16 << 20, simulated=True)
     with pytest.raises(
         InputError,
         match=r"needs 8.00 MiB of device memory in 2 buffers on each of 2 ranks, "
-        r"but only 10.0 MiB is free on the host, which simulates their devices",
+        r"but the host, which simulates their devices, has only 5.00 MiB for them: half of",
     ) as caught:
         check_fit([case], 1 << 30, 10 << 20, simulated=True, rank_count=2)
-    assert caught.value.hint == "a size of 2.38 MiB would fit"
+    assert caught.value.hint == "a size of 1.25 MiB would fit"

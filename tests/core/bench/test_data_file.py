@@ -73,7 +73,7 @@ def test_file_larger_than_the_free_space_is_rejected_before_anything_is_written(
     size_bytes = shutil.disk_usage(tmp_path).free + (1 << 40)
 
     with (
-        pytest.raises(InputError, match="has only") as error,
+        pytest.raises(InputError, match="is free in") as error,
         temporary_data_file(tmp_path, size_bytes, 0),
     ):
         pass

@@ -50,7 +50,10 @@ def test_each_direction_is_measured_and_verified(direction: str, size_bytes: int
 
 def test_copies_are_bound_by_link_or_memory() -> None:
     with closing(Sim("h200x2")) as gpu:
-        limits = {name: measure(gpu, name).limit for name in DIRECTIONS}
+        limits = {
+            name: measure(gpu, name, cache="flush" if name == "d2d" else "hot").limit
+            for name in DIRECTIONS
+        }
 
     rates = {}
     for name, limit in limits.items():
@@ -59,6 +62,16 @@ def test_copies_are_bound_by_link_or_memory() -> None:
         assert not isinstance(limit.link_bytes_per_s, Unavailable)
         rates[name] = round(limit.link_bytes_per_s / 1e9)
     assert rates == dict.fromkeys(DIRECTIONS, 63) | dict.fromkeys(TO_PEERS, 450)
+
+
+def test_copy_within_the_l2_cache_has_no_peak() -> None:
+    with closing(Sim()) as gpu:
+        limits = [
+            measure(gpu, "d2d", cache=cache, sizes_bytes=(1 << 20,)).limit
+            for cache in ("hot", "rotate")
+        ]
+
+    assert [isinstance(limit, Unavailable) for limit in limits] == [True, False]
 
 
 def test_concurrent_directions_move_twice_the_bytes() -> None:

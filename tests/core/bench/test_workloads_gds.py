@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from cudakit.core.bench.data_file import DataFile, temporary_data_file
-from cudakit.core.bench.method import Rule
 from cudakit.core.bench.pipeline import run
 from cudakit.core.bench.result import CaseResult
 from cudakit.core.bench.spec import PATTERNS, STORAGE_DIRECTIONS, GdsSpec
@@ -17,7 +16,6 @@ from cudakit.core.bench.workloads.storage_routes import CuFileRoute
 from cudakit.errors import InputError, Unsupported
 from cudakit.gpu.api import LEGACY, Gpu, Ptr
 from cudakit.gpu.api.storage import StoragePath
-from cudakit.gpu.open import open_gpu
 from cudakit.gpu.sim import Sim
 from cudakit.gpu.sim.storage import SimStorage, SimStorageFile
 from cudakit.units import Unavailable
@@ -224,16 +222,3 @@ def test_buffers_in_compatibility_mode_are_not_registered(file: DataFile) -> Non
     assert cufile.settings["path"] == "compatibility mode: through host memory"
     assert cufile.settings["buffers"] == "unregistered buffers"
     assert "buffers" not in posix.settings
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("direction", STORAGE_DIRECTIONS)
-def test_cufile_of_a_gpu_moves_the_right_bytes(tmp_path: Path, direction: str) -> None:
-    with temporary_data_file(tmp_path, 64 * MIB, 3) as data_file, closing(open_gpu("cuda")) as gpu:
-        rule = Rule(min_samples=3, min_time_s=0.01, timeout_s=0.1)
-        options = {"sizes_bytes": (4 * KIB, MIB), "threads": (1, 4), "warmup_s": 0.0, "rule": rule}
-        cases = measure(gpu, data_file, direction, **options)
-
-    measured_cases = [case for case in cases if not case.is_unsupported]
-    assert measured_cases
-    assert all(case.verified for case in measured_cases)

@@ -233,7 +233,7 @@ def test_case_counts_memory_of_all_measurements() -> None:
 def test_copies_of_pinned_memory_overlap_on_gpu_and_pageable_ones_do_not() -> None:
     pytest.importorskip("nvmath")
     with closing(open_gpu("cuda")) as gpu:
-        rule = Rule(min_samples=5, min_time_s=0.05, timeout_s=0.5)
+        rule = Rule(min_samples=20, min_time_s=0.05, timeout_s=0.5)
         options: dict[str, Any] = {"sizes_bytes": (32 << 20,), "warmup_s": 0.05, "rule": rule}
         result = measure(gpu, *OVERLAP_DIRECTIONS, **options)
 

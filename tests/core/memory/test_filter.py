@@ -147,5 +147,5 @@ def test_unknown_pool_error_lists_the_pools() -> None:
     with pytest.raises(UsageError, match="no pool 7,7") as caught:
         narrowed(two_streams(), pool=(7, 7))
     assert caught.value.hint == (
-        "pools of the snapshot: default; 0,1 (MemPool); 1,0 (graph); 0,2 (MemPool)"
+        "pools of the snapshot: default; MemPool 0,1; graph 1,0; MemPool 0,2"
     )

@@ -241,4 +241,4 @@ def test_findings_of_several_devices_at_one_line_are_one_note() -> None:
         line for line in brief_sentences(result) if isinstance(line, Note) and line.level == "warn"
     )
     assert note.text.startswith("process 200 cuda:0: Launch-bound")
-    assert "The same on 1 other GPU" in note.text
+    assert "1 other GPU has the same problem" in note.text

@@ -49,7 +49,7 @@ def test_report_names_the_straggler_and_has_a_section_for_each_rank() -> None:
     text = console.render(
         report(_ranks(1 * MS, 2 * MS)), width=100, color=False, ascii_only=False, height=1000
     )
-    assert "Process 101 cuda:0 was the last of all ranks in 8 of 8 measured collectives" in text
+    assert "Process 101 cuda:0 started last in 8 of 8 measured collectives" in text
     assert "── process 100 cuda:0 " in text
     assert "── process 101 cuda:0 " in text
 
@@ -61,7 +61,7 @@ def test_report_names_ranks_that_a_launcher_numbered() -> None:
 
     text = console.render(document, width=100, color=False, ascii_only=False, height=1000)
 
-    assert "Rank 1, cuda:0 was the last of all ranks in 8 of 8 measured collectives" in text
+    assert "Rank 1, cuda:0 started last in 8 of 8 measured collectives" in text
     assert "── rank 0, cuda:0 " in text
     assert "process 100" not in text
 

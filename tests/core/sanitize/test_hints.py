@@ -87,14 +87,14 @@ exact_kernel = partial(kernel, precision=Precision.EXACT)
             RaceKind.HOST,
             exact_operation(stream=0, mode=READ, site=WAIT_EVENT),
             exact_operation(),
-            "the host, for the copy (train.py:59), reads 1.00 KiB that the copy on stream 7 may "
+            "the copy (train.py:59) on the host reads 1.00 KiB that the copy on stream 7 may "
             "still be writing",
         ),
         (
             RaceKind.HOST,
             exact_operation(stream=0, site=WAIT_EVENT),
             exact_operation(mode=READ),
-            "the host, for the copy (train.py:59), overwrites 1.00 KiB that the copy on stream 7 may "
+            "the copy (train.py:59) on the host overwrites 1.00 KiB that the copy on stream 7 may "
             "still be reading",
         ),
         (

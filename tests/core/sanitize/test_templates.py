@@ -331,7 +331,7 @@ def test_pointers_of_changed_nodes_are_those_of_the_last_change() -> None:
         )
         events = [Event(body, seq=node) for body in bodies]
         templates.insert(pack(events, lambda _: 0), Coverage())
-    assert templates._node_pointers == {(5, 1): [32], (5, 2): [24]}
+    assert templates._node_pointers == {5: {1: [32], 2: [24]}}
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include "patch_on_host.h"
 
@@ -326,9 +327,13 @@ int sanitizerMemset(void *memory, int value, size_t bytes, Sanitizer_StreamHandl
     return 0;
 }
 
+int copy_duration_ms; /* duration of each copy from the device to the host; tests may change it */
+
 int sanitizerMemcpyDeviceToHost(void *to, void *from, size_t bytes, Sanitizer_StreamHandle stream)
 {
     (void)stream;
+    if (copy_duration_ms)
+        usleep((unsigned)copy_duration_ms * 1000);
     memcpy(to, from, bytes);
     return 0;
 }

@@ -61,7 +61,7 @@ def test_record_layout_equals_trace_layout() -> None:
         "memop": EventKind.MEMOP, "host_call": EventKind.HOST_CALL, "gap": EventKind.GAP,
         "accessed": EventKind.ACCESSED, "access_template": EventKind.TEMPLATE,
         "template_pointers": EventKind.TEMPLATE_POINTERS, "arenas": EventKind.ARENAS,
-        "launch_delay": EventKind.LAUNCH_DELAYED,
+        "launch_delay": EventKind.LAUNCH_DELAYED, "graph_destroy": EventKind.GRAPH_DESTROY,
         "range_push": EventKind.RANGE_PUSH, "range_pop": EventKind.RANGE_POP, "mark": EventKind.MARK,
         "out_of_memory": EventKind.OUT_OF_MEMORY,
         "api_call": EventKind.API_CALL, "kernel_run": EventKind.KERNEL_RUN, "copy_run": EventKind.COPY_RUN,

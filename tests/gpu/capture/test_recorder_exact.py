@@ -141,6 +141,78 @@ launch(write(0x200000), stream=LEGACY)
     assert gaps(events) == {ARENA_FULL: 2}
 
 
+def test_older_arena_is_read_first_at_end(library: Path, tmp_path: Path) -> None:
+    program = """
+import time
+def launch_and_replace_arena(address):
+    launch(write(address))
+    time.sleep(0.03)  # longer than the interval between polls
+    wait(LEGACY)
+wait(STREAM)
+launch_and_replace_arena(0x100000)  # in the first arena
+wait(STREAM)
+time.sleep(0.15)  # longer than the interval between reads
+wait(STREAM)
+cuda.defer_work(STREAM)
+launch_and_replace_arena(0x100004)  # in the second arena, which cannot be read yet
+launch(write(0x100008), stream=LEGACY)  # in the first arena again
+cuda.stop_deferring(STREAM)
+"""
+    events = run(tmp_path, library, program)
+    ended_calls = [event.seq for event in events if isinstance(event.body, Accessed)]
+    assert len(ended_calls) == 3
+    assert ended_calls == sorted(ended_calls)
+
+
+def test_arena_of_context_that_the_program_no_longer_uses_is_read(
+    library: Path, tmp_path: Path
+) -> None:
+    program = """
+import time
+SECOND, SECOND_STREAM = P(0x7000), P(0x8000)
+launch(write(0x100000))
+wait()
+cuda.make_context(SECOND, 4)
+cuda.make_stream(SECOND, SECOND_STREAM, 1)
+load_module(P(0x9000), SECOND)
+for _ in range(2):
+    launch(write(0x100004), stream=SECOND_STREAM, context=SECOND)
+    time.sleep(1.1)
+    wait(SECOND_STREAM, SECOND)
+cuda.fill(SECOND, SECOND_STREAM, U(1), U(1), 1)
+"""
+    events = run(tmp_path, library, program)
+    first_launch = position(events, Launch)
+    (end_of_first,) = (
+        i
+        for i, event in enumerate(events)
+        if isinstance(event.body, Accessed) and event.seq == events[first_launch].seq
+    )
+    assert end_of_first < position(events, Fill)
+
+
+def test_arena_that_another_thread_still_reads_at_end_is_a_gap(
+    library: Path, tmp_path: Path
+) -> None:
+    program = """
+import threading, time
+launch(write(0x100000))
+time.sleep(0.03)  # longer than the interval between polls
+duration_ms = ctypes.c_int.in_dll(cuda, "copy_duration_ms")
+duration_ms.value = 7000
+reader = threading.Thread(target=wait)
+reader.start()
+time.sleep(0.5)
+duration_ms.value = 0
+recorder.finish()
+reader.join()
+"""
+    events = run(tmp_path, library, program)
+    assert gaps(events) == {
+        "last launches not read: another thread was still reading accesses after 5 s": 1
+    }
+
+
 def test_arena_of_stream_without_wait_is_read_after_its_marker(
     library: Path, tmp_path: Path
 ) -> None:

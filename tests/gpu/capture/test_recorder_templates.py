@@ -23,6 +23,7 @@ from cudakit.core.sanitize.templates import TemplateAccesses
 from cudakit.trace.events import (
     Access,
     Event,
+    GraphDestroy,
     GraphLaunch,
     GraphNode,
     Launch,
@@ -479,6 +480,35 @@ assert heap_bytes() - bytes_before < 256 << 10
     assert graph_templates(events).count(0) < 200, (
         "a few launches are recorded to verify the template"
     )
+
+
+def test_each_graph_that_is_not_launched_any_more_has_one_record_after_its_last_launch(
+    library: Path, tmp_path: Path
+) -> None:
+    program = f"""{SHORT_LIVED_GRAPHS}
+for i in range(9):  # three rounds update the executable graph, one of them without success
+    round(i, False)
+cuda.instantiate(ctypes.byref(made), EXECUTABLE)
+launch_graph(made, *accesses)
+"""
+    events = run(tmp_path, library, GRAPHS + program)
+    graphs = {event.body.graph: event.seq for event in events if isinstance(event.body, GraphNode)}
+    launches = [event for event in events if isinstance(event.body, GraphLaunch)]
+    destroyed = [event for event in events if isinstance(event.body, GraphDestroy)]
+    last_launches = {launch.body.graph: launch.seq for launch in launches}
+    last_launch = launches[-1].body
+    assert sorted(event.body.graph for event in destroyed) == sorted(
+        {*graphs} - {last_launch.graph}
+    )
+    assert all(
+        event.seq > last_launches.get(event.body.graph, graphs[event.body.graph])
+        for event in destroyed
+    )
+    # Updates and failed instantiations leave the executable graph as it is.
+    assert [event.body.executable for event in destroyed if event.body.executable] == [
+        *range(1, 10)
+    ]
+    assert last_launch.executable == 10
 
 
 def test_race_between_graph_and_copy_is_found_in_last_of_many_graphs(

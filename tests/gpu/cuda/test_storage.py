@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
 
-from cudakit.gpu.cuda.storage import explain_refusal, uses_p2pdma
+from cudakit.gpu.cuda.storage import explain_refusal, find_crash, uses_p2pdma
 
 DRIVE = os.makedev(259, 1)
 MESSAGE = "cuFileHandleRegister failed: 5027"
@@ -67,3 +68,34 @@ def test_variable_enables_p2pdma_without_a_configuration(tmp_path: Path) -> None
 
     assert not uses_p2pdma({"CUFILE_ENV_PATH_JSON": missing_path})
     assert uses_p2pdma({"CUFILE_ENV_PATH_JSON": missing_path, "CUFILE_USE_PCIP2PDMA": "true"})
+
+
+def test_crash_of_cufile_is_reported_with_the_last_error_of_its_log() -> None:
+    program = """
+import os, signal
+with open("cufile.log", "w") as log:
+    log.write(" 23-11-2026 15:13 [pid=5] NOTICE  cufio-drv:851 running in compatible mode\\n")
+    log.write(" 23-11-2026 15:13 [pid=5] ERROR  cufio-fs:79 mount option not found: /dev/vda\\n")
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+    assert find_crash([sys.executable, "-c", program]) == (
+        "crashes (SIGKILL) when it opens the file: mount option not found: /dev/vda"
+    )
+
+
+def test_crash_of_cufile_without_a_log_is_reported_by_its_signal() -> None:
+    program = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+
+    assert find_crash([sys.executable, "-c", program]) == "crashes (SIGKILL) when it opens the file"
+
+
+def test_cufile_that_hangs_is_reported() -> None:
+    program = "import time; time.sleep(60)"
+
+    assert find_crash([sys.executable, "-c", program], 1) == "did not open the file within 1 s"
+
+
+@pytest.mark.parametrize("status", [0, 1])
+def test_process_that_ends_itself_is_no_crash(status: int) -> None:
+    assert find_crash([sys.executable, "-c", f"raise SystemExit({status})"]) == ""

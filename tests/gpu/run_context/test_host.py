@@ -32,6 +32,21 @@ def test_host_facts_are_read_from_the_files_of_the_system(tmp_path: Path) -> Non
     assert host.available_bytes == 2 << 20
 
 
+def test_available_memory_is_limited_by_the_control_groups(tmp_path: Path) -> None:
+    files = tree(
+        tmp_path,
+        proc__meminfo="MemAvailable:    2048 kB\n",
+        proc__self__cgroup="0::/pod/job\n",
+    )
+    for name, limit, used in (("pod", "1500000", "500000"), ("pod/job", "max", "400000")):
+        group = tmp_path / "sys/fs/cgroup" / name
+        group.mkdir(parents=True)
+        (group / "memory.max").write_text(limit)
+        (group / "memory.current").write_text(used)
+
+    assert read_host(files, {}).available_bytes == 1_000_000
+
+
 def test_host_without_files_is_unknown() -> None:
     host = read_host(Files(None), {})
 

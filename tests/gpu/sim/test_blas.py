@@ -225,7 +225,7 @@ def test_old_device_error_lists_supported_types() -> None:
         with pytest.raises(Unsupported) as caught:
             blas.prepare(make_gemm("fp8_e4m3"), DEFAULT_SETTINGS)
     assert caught.value.message == (
-        "fp8_e4m3 needs compute capability 8.9, NVIDIA A100-SXM4-80GB MIG 3g.40gb has 8.0"
+        "fp8_e4m3 needs compute capability 8.9 or newer; NVIDIA A100-SXM4-80GB MIG 3g.40gb has 8.0"
     )
     assert caught.value.hint == "supported here: fp64, fp32, tf32, fp16, bf16, int8"
 

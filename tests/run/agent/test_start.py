@@ -141,6 +141,30 @@ def test_recorder_gets_the_patches_and_finishes_at_exit(tmp_path: Path, recorder
     assert messages == []
 
 
+def test_recorder_finishes_in_forked_workers_of_multiprocessing(
+    tmp_path: Path, recorder: str
+) -> None:
+    (tmp_path / "sm_90.cubin").write_bytes(b"of 90")
+    settings = replace(
+        RECORDING,
+        library="/s.so",
+        recorder=recorder,
+        patches={"90": str(tmp_path / "sm_90.cubin")},
+    )
+    code = """
+from multiprocessing import get_context
+worker = get_context("fork").Process(target=print, args=("worker",), kwargs={"flush": True})
+worker.start()
+worker.join()
+print("end", flush=True)
+"""
+
+    completed, messages = run(code, settings, tmp_path)
+
+    assert completed.stdout.splitlines()[2:] == ["worker", "finish", "end", "finish"]
+    assert messages == []
+
+
 def test_frame_reader_that_cannot_be_loaded_is_reported(tmp_path: Path, recorder: str) -> None:
     frames = {str(sys.implementation.cache_tag): "/none/_frames.so"}
     settings = replace(RECORDING, library="/s.so", recorder=recorder, frames=frames)

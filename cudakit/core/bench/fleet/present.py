@@ -50,9 +50,10 @@ _SLOW_COLUMNS = (
 _SUBJECT_COLUMNS = (Column("of", "text"), *_COMPARISON_COLUMNS, Column("verdict", "text"))
 _SLOW_CAPTION = (
     "Peers: the median of the same figure of all other GPUs of the model, or links of the same topology. Of "
-    "peers: the speed relative to it. Spread: the median absolute deviation of the peers. Limit: a lower "
-    f"speed is slow. It is {1 - RATE_TOLERANCE:.0%} for rates and {1 / (1 + TIME_TOLERANCE):.0%} for times, "
-    f"or {MAX_SCORE:g} robust standard deviations of the peers below their median, if that is lower."
+    "peers: the speed relative to it. Spread: the median absolute deviation of the peers. Limit: the "
+    f"lowest normal speed: {1 - RATE_TOLERANCE:.0%} of the peers for rates and "
+    f"{1 / (1 + TIME_TOLERANCE):.0%} for times, or {MAX_SCORE:g} robust standard deviations of the peers "
+    "below their median, if that is lower."
 )
 _FIGURE_COLUMNS = (
     Column("figure", "text"),

@@ -173,14 +173,20 @@ def _caption(cases: Sequence[CaseResult]) -> str:
     common_axes_text = describe_common_axes(cases)
     caption_lines = [f"All cases: {common_axes_text}."] if common_axes_text else []
     if all(case.name == "gds" for case in cases):
-        caption_lines.append("Size: of one transfer. Time: of all transfers of a sample.")
+        caption_lines.append(
+            f"Size: of one transfer. Time: of all transfers of a sample ({_transfer_counts(cases)})."
+        )
     caption_lines.append("±: half the width of the 95% CI of the median time.")
+    if rate_text := _explain_rate(cases):
+        caption_lines.append(rate_text)
     if libraries := measured_baselines(cases):
         headings = " and ".join(f"vs {name}" for name in libraries)
         caption_lines.append(
             f"{capitalized(headings)}: rate relative to the baseline, median of interleaved samples with "
             "its 95% CI."
         )
+    if any(case.axes.get("access") for case in cases):
+        caption_lines.append("Access: direct between the GPUs, or staged in host memory.")
     if any(map(_is_collective, cases)):
         caption_lines.append(
             "Algbw: size divided by time. Busbw: algbw times the factor of nccl-tests, comparable with "
@@ -190,7 +196,29 @@ def _caption(cases: Sequence[CaseResult]) -> str:
         caption_lines.append(_explain_peak(cases))
         if any(map(_is_latency, cases)):
             caption_lines.append('"-": host times and latencies have no rate and no peak.')
+    if any(map(_has_peak, cases)):
+        caption_lines.append("Bound: the peak that applies: arithmetic, memory or link.")
     return " ".join(caption_lines)
+
+
+def _transfer_counts(cases: Sequence[CaseResult]) -> str:
+    """Return the number of transfers of a sample, or its range."""
+    counts = [round(case.bytes_moved) // int(case.axes["size_bytes"]) for case in cases]
+    return _text_range(f"{min(counts):,}", f"{max(counts):,}")
+
+
+def _explain_rate(cases: Sequence[CaseResult]) -> str:
+    """Describe the bytes of a rate if they are not the size of the case; return "" if they are."""
+    directions = {case.axes.get("direction") for case in cases if case.name == "copy"}
+    bench_names = {case.name for case in cases}
+    if directions == {"d2d"} or bench_names == {"memory"}:
+        return "Rate: of all bytes read and written."
+    if bench_names == {"ops"} and any(case.unit == "B" for case in cases):
+        return "Rate: in bytes, of all that are read and written."
+    texts = ["for d2d of all bytes read and written"] if "d2d" in directions else []
+    if summed_text := " and ".join(name for name in ("both", "peer-both") if name in directions):
+        texts.append(f"for {summed_text} the sum of the two directions")
+    return f"Rate: {'; '.join(texts)}." if texts else ""
 
 
 def _explain_peak(cases: Sequence[CaseResult]) -> str:

@@ -7,6 +7,7 @@ from functools import partial
 
 from cudakit.core.bench.environment import Environment
 from cudakit.core.bench.labels import (
+    MEASUREMENT_AXIS,
     axis_names,
     called_library,
     format_axis,
@@ -179,11 +180,14 @@ def describe_method(
             if has_several_calls
             else _MODE_TEXTS[first_method.mode].format(n=_with_noun(executions_text, "execution"))
         )
+    # Work without data, such as an event, has no L2 state.
+    has_data = first_method.fill != "no" or first_method.cache != "hot"
+    cache_text = _CACHE_TEXTS[first_method.cache].format(
+        sets=_range([method.buffer_sets for method in methods], str)
+    )
     description_parts = [
         timing_text,
-        _CACHE_TEXTS[first_method.cache].format(
-            sets=_range([method.buffer_sets for method in methods], str)
-        ),
+        *([cache_text] if has_data else []),
         *filter(None, (_FILL_TEXTS.get(first_method.fill, f"data: {first_method.fill}"),)),
         f"warm-up {warmup_text}" if any(method.warmup_s for method in methods) else "no warm-up",
     ]
@@ -195,7 +199,10 @@ def describe_method(
     )
     if interleaved_names == [CUDAKIT]:
         interleaved_names = list(cudakit_names)
-    interleaved_names = [called_library if name == CUDAKIT else name for name in interleaved_names]
+    interleaved_names = [
+        called_library if name == CUDAKIT else format_axis(MEASUREMENT_AXIS, name)
+        for name in interleaved_names
+    ]
     if interleaved_names:
         description_parts.append(f"interleaved samples of {', '.join(interleaved_names)}")
     return "; ".join(description_parts)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from cudakit.core.bench.health import Figure, SuiteResult
-from cudakit.core.bench.labels import join_first_names
+from cudakit.core.bench.labels import describe_sizes, join_first_names
 from cudakit.core.bench.present.cases import cell, percent_of_peak
 from cudakit.core.bench.present.columns import device_columns, result_columns, sample_columns
 from cudakit.core.bench.present.facts import machine_facts, title
@@ -99,15 +99,17 @@ def figure_table(suite: SuiteResult) -> Table:
         _row(figure, case, is_assessed=is_assessed)
         for figure, case in zip(figures, suite.bench.results, strict=True)
     )
+    sizes_text = describe_sizes(suite.bench.results)
+    captions = [f"Sizes: {sizes_text}."] if sizes_text else []
     if not is_assessed:
-        return Table((*_MEASURED_COLUMNS, *_PEAK_COLUMNS), rows)
+        return Table((*_MEASURED_COLUMNS, *_PEAK_COLUMNS), rows, " ".join(captions))
     unassessed_figures = frozenset(
         i for i, figure in enumerate(figures) if isinstance(figure.health, Unavailable)
     )
     return Table(
         (*_MEASURED_COLUMNS, *_EXPECTED_COLUMNS, *_PEAK_COLUMNS, *_VERDICT_COLUMNS),
         rows,
-        _CAPTION,
+        " ".join([*captions, _CAPTION]),
         faint_rows=unassessed_figures,
     )
 

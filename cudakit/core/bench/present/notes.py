@@ -221,18 +221,19 @@ _DOUBTS = (
     ),
     _Doubt(
         lambda case: _is_above_peak(case) and _is_link_bound(case) and case.environment.simulated,
-        f"Over {format_ratio(_MAX_SHARE - 1)} above the peak of the link, because simulated links have the "
-        "same rate on every GPU",
+        f"More than {format_ratio(_MAX_SHARE - 1)} above the peak of the link, because simulated links have "
+        "the same rate on every GPU",
     ),
     _Doubt(
         lambda case: (
             _is_above_peak(case) and _is_link_bound(case) and not case.environment.simulated
         ),
-        f"Over {format_ratio(_MAX_SHARE - 1)} above the peak of the link: the peak is wrong",
+        f"More than {format_ratio(_MAX_SHARE - 1)} above the peak of the link: the peak is wrong",
     ),
     _Doubt(
         lambda case: _is_above_peak(case) and not _is_link_bound(case),
-        f"Over {format_ratio(_MAX_SHARE - 1)} above the peak: data came from a cache, or the peak is wrong",
+        f"More than {format_ratio(_MAX_SHARE - 1)} above the peak: data came from a cache, or the peak is "
+        "wrong",
         "measure with --cache rotate",
         benches_with_remedy=("memory", "copy", "gemm", "nccl", "ops"),
     ),

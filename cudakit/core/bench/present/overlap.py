@@ -32,7 +32,10 @@ _CAPTION = (
     "same time. Together: from the first start to the last end, on two streams; the copies are launched "
     "first. Overlap = (copy + GEMM - together) / the shorter of copy and GEMM. Copy slowdown: time of the "
     "copies while GEMMs run all the time, compared with the time alone. GEMM slowdown: the same of the GEMMs "
-    'while copies run; "-" for pageable copies, which block the host, so that no GEMM can be launched.'
+    "while copies run"
+)
+_PAGEABLE_CAPTION = (
+    '; "-" for pageable copies, which block the host, so that no GEMM can be launched'
 )
 
 
@@ -122,7 +125,8 @@ def _table(overlaps: Sequence[CopyOverlap]) -> Table:
         )
         for overlap in overlaps
     )
-    return Table(columns, rows, _CAPTION)
+    has_pageable = any(is_pageable(overlap.direction) for overlap in overlaps)
+    return Table(columns, rows, f"{_CAPTION}{_PAGEABLE_CAPTION if has_pageable else ''}.")
 
 
 def _slowdown(slowdown: float | Unavailable) -> Value:

@@ -80,9 +80,10 @@ def tune(
     another machine, Unsupported if no GEMM can be tuned, and the errors of the device.
     """
     if spec.library != "cublaslt" or spec.baselines:
+        option = "--vs" if spec.library == "cublaslt" else f"--library {spec.library}"
         raise UsageError(
-            "--tune supports only the algorithms of cublaslt, and no baselines",
-            hint="remove --library and --vs",
+            f"--tune measures only algorithms of cublaslt, so {option} has no effect",
+            hint=f"remove {option}",
         )
     begin_ns = now_ns()
     run_context = run_context or RunContext()
@@ -90,7 +91,12 @@ def tune(
     lacks_blocker = bool(disabling_variable(run_context.variables))
     session = _Session(spec, gpu, limits, is_unblocked=lacks_blocker)
     case_by_gemm = dict(zip(spec.gemms, plan_cases(spec, gpu), strict=True))
-    check_fit(tuple(case_by_gemm.values()), gpu.memory_info().free_bytes)
+    check_fit(
+        tuple(case_by_gemm.values()),
+        gpu.memory_info().free_bytes,
+        run_context.host.available_bytes,
+        simulated=gpu.simulated,
+    )
     earlier_results = earlier_tuning.results_for(machine) if earlier_tuning else {}
     is_complete = session.tune_all(
         case_by_gemm,

@@ -11,7 +11,7 @@ from typing import Literal, Protocol, TypeAlias
 import numpy as np
 
 from cudakit.core.bench.case import Case
-from cudakit.core.bench.l2_cache import MAX_SETS, is_cold, l2_size_bytes
+from cudakit.core.bench.l2_cache import IN_CACHE, can_be_cold, l2_size_bytes
 from cudakit.core.bench.method import Cache, Method, Mode
 from cudakit.core.bench.roofline import Work
 from cudakit.core.bench.spec import DIRECTIONS, CopySpec, is_pageable
@@ -99,14 +99,18 @@ def _case(spec: CopySpec, copy: Copy, l2_bytes: int) -> Case:
     bytes_moved = _locations(copy.direction).count("device") * size_bytes
     device_buffer_count, host_buffer_count = count_buffers(copy.direction)
     cache = spec.cache or _default_cache(copy.direction, bytes_moved, l2_bytes)
+    is_in_cache = copy.direction == "d2d" and not can_be_cold(
+        cache, l2_bytes=l2_bytes, footprint_bytes=bytes_moved
+    )
+    work = Work(
+        bytes_moved=bytes_moved,
+        link_bytes=0 if copy.direction == "d2d" else size_bytes,
+        link="peer" if copy.access == "direct" else "host",
+    )
     return Case(
         copy,
         _method(spec, copy, cache),
-        Work(
-            bytes_moved=bytes_moved,
-            link_bytes=0 if copy.direction == "d2d" else size_bytes,
-            link="peer" if copy.access == "direct" else "host",
-        ),
+        IN_CACHE if is_in_cache else work,
         size_bytes,
         device_buffer_count,
         host_bytes=host_buffer_count * size_bytes,
@@ -132,8 +136,8 @@ def _default_cache(direction: str, footprint_bytes: int, l2_bytes: int) -> Cache
     The state is also hot if copies are so small that MAX_SETS buffer sets do not overwrite the cache: the
     time of such copies is that of the call.
     """
-    can_be_cold = is_cold(MAX_SETS, l2_bytes=l2_bytes, footprint_bytes=footprint_bytes)
-    return "rotate" if direction == "d2d" and can_be_cold else "hot"
+    is_cold = can_be_cold("rotate", l2_bytes=l2_bytes, footprint_bytes=footprint_bytes)
+    return "rotate" if direction == "d2d" and is_cold else "hot"
 
 
 def _method(spec: CopySpec, copy: Copy, cache: Cache) -> Method:

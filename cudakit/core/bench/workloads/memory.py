@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cudakit.core.bench.case import Case
-from cudakit.core.bench.l2_cache import is_cold, l2_size_bytes
+from cudakit.core.bench.l2_cache import IN_CACHE, can_be_cold, l2_size_bytes
 from cudakit.core.bench.roofline import Work
 from cudakit.core.bench.spec import MemorySpec
 from cudakit.core.bench.workload import Verification, allocate, worst_verification
@@ -27,15 +27,11 @@ from cudakit.gpu.api.elements import FP32
 from cudakit.kernels.bandwidth import SENTINEL, WIDTH_BYTES, Bandwidth
 from cudakit.kernels.compare import Compare
 from cudakit.kernels.fill import Fill
-from cudakit.units import Unavailable
 
 # Arbitrary values for the write and scale kernels. The factor is no power of two, so results are rounded.
 _WRITTEN_WORD = 0x5EED1E55
 _FACTOR = float(np.float32(1.7))
 
-_IN_CACHE = Unavailable(
-    "some or all data stays in the L2 cache, and datasheets state no L2 bandwidth"
-)
 # Default buffer sizes as shares of the L2 cache, and a size that exceeds the cache by far.
 _L2_SHARES = (1 / 16, 1 / 8, 1 / 4, 3 / 8, 1 / 2, 3 / 4, 1, 2, 4)
 _LARGE_BYTES = 1 << 30
@@ -111,11 +107,11 @@ def _default_sizes(l2_bytes: int, *, simulated: bool) -> tuple[int, ...]:
 def _case(spec: MemorySpec, name: str, size_bytes: int, l2_bytes: int) -> Case:
     operation = _OPERATIONS[name]
     bytes_moved = operation.buffer_count * size_bytes
-    is_cold_case = spec.cache != "hot" or is_cold(1, l2_bytes=l2_bytes, footprint_bytes=bytes_moved)
+    is_cold_case = can_be_cold(spec.cache, l2_bytes=l2_bytes, footprint_bytes=bytes_moved)
     return Case(
         Memory(name, size_bytes),
         spec.method(spec.mode, spec.cache, fill="uniform"),
-        Work(bytes_moved=bytes_moved) if is_cold_case else _IN_CACHE,
+        Work(bytes_moved=bytes_moved) if is_cold_case else IN_CACHE,
         size_bytes,
         operation.buffer_count,
     )

@@ -279,9 +279,8 @@ class PreparedConcurrent(PreparedOverlap):
             self.cleanup.callback(gpu.destroy_event, event)
         # Whether the two events belong to a sample that is not yet checked.
         self._has_unchecked_sample = False
-        self._uncovered_sample_count = (
-            0  # Number of samples in which the concurrent work ended first.
-        )
+        # Number of samples, and of those in which the concurrent work ended first.
+        self._sample_count = self._uncovered_sample_count = 0
 
     def enqueue_before_sample(self, stream: Stream) -> None:
         """Start the concurrent work on the second stream, after the earlier work of ``stream``."""
@@ -300,17 +299,20 @@ class PreparedConcurrent(PreparedOverlap):
         self._has_unchecked_sample = True
 
     def verify(self) -> Verification:
-        """Check the values, and that the concurrent work of no sample ended before the timed work."""
+        """Check the values, and that the concurrent work lasted as long as the timed work.
+
+        It may end first in a tenth of the samples, which have little effect on their median.
+        """
         verification = super().verify()
         self._check_last_sample()
-        if not verification.passed or not self._uncovered_sample_count:
+        if not verification.passed or 10 * self._uncovered_sample_count <= self._sample_count:
             return verification
         concurrent_name, timed_name = (
             ("GEMMs", "copies") if self.has_copies else ("copies", "GEMMs")
         )
         detail = (
             f"the {concurrent_name} ended before the {timed_name} "
-            f"in {self._uncovered_sample_count} samples"
+            f"in {self._uncovered_sample_count} of {self._sample_count} samples"
         )
         return replace(verification, passed=False, detail=detail)
 
@@ -319,6 +321,7 @@ class PreparedConcurrent(PreparedOverlap):
         if self._has_unchecked_sample:
             self._has_unchecked_sample = False
             is_covered = self.gpu.elapsed(self._timed_end, self._concurrent_end) >= 0
+            self._sample_count += 1
             self._uncovered_sample_count += not is_covered
 
 

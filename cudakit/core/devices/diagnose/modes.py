@@ -144,8 +144,8 @@ def compute_mode(context: RunContext) -> Finding:
     """The compute mode limits how many processes can use a GPU: any number, one, or none.
 
     In exclusive mode a second process, such as a data loader or debugger, fails with 46
-    (CUDA_ERROR_DEVICE_UNAVAILABLE, "all CUDA-capable devices are busy or unavailable"). MPS needs exclusive
-    mode. In prohibited mode no process can use the GPU.
+    (CUDA_ERROR_DEVICE_UNAVAILABLE, "all CUDA-capable devices are busy or unavailable"). With MPS,
+    NVIDIA recommends exclusive mode, but does not require it. In prohibited mode no process can use the GPU.
     """
     gpus = [gpu for gpu in gpu_states(context) if gpu.text_field("compute_mode")]
     mode_by_label = evidence_of(gpus, lambda gpu: gpu.text_field("compute_mode"))

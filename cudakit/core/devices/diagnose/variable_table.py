@@ -151,7 +151,7 @@ CUDNN_ERRATA_JSON_FILE rules that exclude cuDNN engines
 
 [PyTorch | PyTorch documentation, CUDA Environment Variables]
 PYTORCH_NO_CUDA_MEMORY_CACHING !CK020 every allocation calls cudaMalloc, and every free cudaFree
-PYTORCH_CUDA_ALLOC_CONF older name of PYTORCH_ALLOC_CONF; wins if both are set
+PYTORCH_CUDA_ALLOC_CONF older name of PYTORCH_ALLOC_CONF; if both are set, this one applies
 PYTORCH_NVML_BASED_CUDA_CHECK is_available() asks NVML, so that a process can still fork afterwards
 TORCH_CUDNN_V8_API_LRU_CACHE_LIMIT number of cached cuDNN execution plans
 TORCH_CUDNN_V8_API_DISABLED the older cuDNN API is used
@@ -161,7 +161,7 @@ TORCH_CUBLAS_WORKSPACE_CACHE cuBLAS workspaces are kept per handle and stream
 CUBLASLT_WORKSPACE_SIZE workspace of cuBLASLt in KiB
 
 [PyTorch | c10/core/AllocatorConfig.h]
-PYTORCH_ALLOC_CONF settings of the caching allocator; PyTorch 2.9 ignores those that only CUDA has
+PYTORCH_ALLOC_CONF settings of the caching allocator; PyTorch 2.9 and older read only PYTORCH_CUDA_ALLOC_CONF
 
 [PyTorch | c10/cuda/CUDACachingAllocator.cpp]
 TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC 0: expandable segments cannot be shared between processes
@@ -343,7 +343,7 @@ NCCL_TOPO_DUMP_FILE file that the detected topology is written to
 NCCL_SET_THREAD_NAME NCCL's CPU threads get names
 
 [NCCL | NCCL User Guide, Environment Variables, Debugging]
-NCCL_P2P_DISABLE !CK022 GPUs exchange data through host memory instead of NVLink or PCIe
+NCCL_P2P_DISABLE !CK022 no direct access between GPUs: NCCL uses host memory or the network
 NCCL_P2P_LEVEL longest path between GPUs for direct transfers
 NCCL_P2P_DIRECT_DISABLE !CK022 GPUs of one process do not access each other's memory directly
 NCCL_SHM_DISABLE !CK022 GPUs without a direct path use the network instead of host memory
@@ -550,7 +550,7 @@ CUPY_CUDA_ARRAY_INTERFACE_SYNC 0: no synchronization when arrays are imported
 CUPY_CUDA_ARRAY_INTERFACE_EXPORT_VERSION 2: the stream of exported arrays is not passed on
 
 [cudakit | cudakit documentation, reference page cudakit]
-CUDAKIT_ALLOC_CONF settings of cudakit's allocator, which reads PyTorch's two variables only without it
+CUDAKIT_ALLOC_CONF settings of cudakit's allocator; without it, those of PyTorch's variables apply
 CUDAKIT_DEBUG errors of cudakit show a traceback
 CUDAKIT_CACHE_DIR directory of cudakit's cache of compiled kernels (default ~/.cache/cudakit)
 CUDAKIT_PTXAS ptxas that `cudakit run --sanitize` uses

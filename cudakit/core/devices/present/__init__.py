@@ -227,10 +227,12 @@ _PROCESS_TYPE_LETTERS = {"compute": "C", "graphics": "G", "MPS": "M+C"}
 def process_nodes(devices: Sequence[Device]) -> Iterator[Node]:
     """Yield a table of processes, and notes with the reason for each missing value."""
     devices_with_processes = [device for device in devices if isinstance(device.processes, tuple)]
-    yield Table(
-        _PROCESS_COLUMNS,
-        tuple(row for device in devices_with_processes for row in _process_rows(device)),
-    )
+    # An empty table would show that no process uses a device whose processes are unknown.
+    if devices_with_processes:
+        yield Table(
+            _PROCESS_COLUMNS,
+            tuple(row for device in devices_with_processes for row in _process_rows(device)),
+        )
     for device in devices:
         if isinstance(device.processes, Unavailable):
             yield Note(

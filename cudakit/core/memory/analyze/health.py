@@ -64,7 +64,9 @@ def _recording_advice(
         yield "Old events were dropped from the trace: record with a larger max_entries."
     for action in _skipped_actions(trace, contradictions):
         yield f"The trace has no {action} events: record without skip_actions."
-    if share_without_stack > _MAX_SHARE_WITHOUT_STACK:
+    if share_without_stack == 1:
+        yield f"No allocation has a call stack: record with {calls.record_stacks}."
+    elif share_without_stack > _MAX_SHARE_WITHOUT_STACK:
         yield (
             f"{share_without_stack:.0%} of the allocations have no call stack, for example those of the"
             f" backward pass, which runs in C++ threads: record with {calls.record_stacks}."

@@ -25,7 +25,7 @@ _MAX_STACKS = 100_000
 class Loop:
     """The loop that runs the steps of a program."""
 
-    name: str  # function and file, such as "train (train.py)"
+    first_line: str  # line at which each iteration starts, such as "train.py:40 train"
     starts: Ints  # index of the first allocation of each iteration
 
 
@@ -55,10 +55,9 @@ def find_loop(snapshot: Snapshot, stacks: Ids, min_iterations: int) -> Loop | No
         iteration_starts = _iteration_starts(allocation_lines)
         if len(iteration_starts) >= min_iterations:
             name, path = function
-            return Loop(
-                f"{name} ({path.replace(chr(92), '/').rpartition('/')[2]})",
-                allocation_indices[iteration_starts],
-            )
+            file_name = path.replace(chr(92), "/").rpartition("/")[2]
+            first_line = int(allocation_lines[iteration_starts[0]])
+            return Loop(f"{file_name}:{first_line} {name}", allocation_indices[iteration_starts])
         allocation_frames = frames[stack_rows, depth]
         is_in_busiest_frame = allocation_frames == np.bincount(allocation_frames).argmax()
         allocation_indices, stack_rows = (

@@ -32,7 +32,7 @@ def step_moments(snapshot: Snapshot, trace: DeviceTrace) -> tuple[str, Ints]:
     alloc_events = np.flatnonzero(trace.events.action == Action.ALLOC)
     loop = find_loop(snapshot, trace.events.stack[alloc_events], _MIN_STEPS)
     if loop is not None:
-        return f"loop in {loop.name}", alloc_events[loop.starts]
+        return f"loop at {loop.first_line}", alloc_events[loop.starts]
     moments = _period_starts(snapshot, trace)
     if len(moments) >= _MIN_STEPS:
         return "repeating allocations", moments

@@ -27,13 +27,33 @@ class Budget:
     def __init__(
         self, file_bytes: int, content_bytes: int, memory_bytes: int | None = None
     ) -> None:
-        self._remaining_rows = min(10_000 + content_bytes // 8, 1_000_000 + file_bytes // 4)
-        self._remaining_items = min(10_000 + content_bytes, 2_000_000 + file_bytes // 2)
-        self._remaining_frames = min(10_000 + content_bytes, 500_000 + file_bytes // 8)
-        self._remaining_characters = min(_MIB + 200 * content_bytes, 64 * _MIB + 20 * file_bytes)
+        limits_by_content = (
+            10_000 + content_bytes // 8,
+            10_000 + content_bytes,
+            10_000 + content_bytes,
+            _MIB + 200 * content_bytes,
+        )
+        limits_by_file = (
+            1_000_000 + file_bytes // 4,
+            2_000_000 + file_bytes // 2,
+            500_000 + file_bytes // 8,
+            64 * _MIB + 20 * file_bytes,
+        )
+        (
+            self._remaining_rows,
+            self._remaining_items,
+            self._remaining_frames,
+            self._remaining_characters,
+        ) = map(min, limits_by_content, limits_by_file)
         self._size_text = f"{file_bytes:,} bytes"
-        if content_bytes != file_bytes:
-            self._size_text += f" ({content_bytes:,} decompressed)"
+        is_compressed = content_bytes != file_bytes
+        if is_compressed:
+            self._size_text += f", {content_bytes:,} decompressed"
+        # Decompressing the file raises only the limits by its size.
+        self._decompressing_helps = is_compressed and any(
+            file_limit < content_limit
+            for file_limit, content_limit in zip(limits_by_file, limits_by_content, strict=True)
+        )
         max_memory_bytes = memory_share(memory_bytes)
         # Python objects of an uncompressed snapshot take at most 20 bytes per byte.
         self._max_object_bytes = min(768 * _MIB + 64 * file_bytes, max_memory_bytes)
@@ -68,7 +88,8 @@ class Budget:
         return SnapshotError(
             "the file describes more events, blocks or call stacks than a snapshot of its size"
             f" ({self._size_text}) can contain",
-            hint="write the snapshot again; a compressed file that you trust can be decompressed first",
+            hint="write the snapshot again"
+            + ("; if you trust the file, decompress it first" if self._decompressing_helps else ""),
         )
 
 

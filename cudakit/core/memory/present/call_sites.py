@@ -9,7 +9,7 @@ from cudakit.core.memory.present.rows import (
     limited_table,
     moment_name,
     stack_value,
-    steps_source,
+    step_definition,
 )
 from cudakit.core.memory.present.summary import growth_sentence, rising_sentence
 from cudakit.core.memory.result import Churn, DeviceMemory, Facet
@@ -90,9 +90,7 @@ def leaks(device: DeviceMemory, top: int) -> Iterator[Node]:
             remedies=(f"mark each step with {device.snapshot.calls.mark_step}",),
         )
         return
-    compared_sentence = (
-        f"{steps.count} step boundaries were compared, found by {steps_source(device)}."
-    )
+    compared_sentence = f"{steps.count} step boundaries were compared; {step_definition(device)}."
     if device.leaks:
         yield Note("warn", f"{growth_sentence(device)} {compared_sentence}")
     elif device.steps.rising:
@@ -101,6 +99,12 @@ def leaks(device: DeviceMemory, top: int) -> Iterator[Node]:
             "info",
             f"No call stack holds more memory after each step, but {rise_text}. {compared_sentence}",
         )
+    elif any(row.change_bytes > 0 for row in steps.site_growth):
+        yield Note(
+            "ok",
+            "No call stack kept growing from step to step. Section Peak per step lists what grew from the"
+            f" first to the last step. {compared_sentence}",
+        )
     else:
         yield Note("ok", f"No call stack holds more memory after each step. {compared_sentence}")
     if not device.leaks:
@@ -108,7 +112,7 @@ def leaks(device: DeviceMemory, top: int) -> Iterator[Node]:
     yield limited_table(
         (
             ("per step", "number", lambda leak: Bytes(leak.bytes_per_step)),
-            ("at last boundary", "number", lambda leak: Bytes(leak.bytes)),
+            ("at last step boundary", "number", lambda leak: Bytes(leak.bytes)),
             ("blocks", "number", lambda leak: Count(leak.count)),
             ("call stack", "stack", lambda leak: stack_value(leak.stack, leak.site)),
         ),

@@ -31,12 +31,17 @@ def moment_name(device: DeviceMemory) -> str:
     )
 
 
-def steps_source(device: DeviceMemory) -> str:
-    """Return the name of the source of a program's steps, such as a loop in a function."""
+def step_definition(device: DeviceMemory) -> str:
+    """Return a clause that says what a step of the program is."""
     source_kind, _, source_name = device.steps.source.partition(" ")
     if source_kind == "annotation":
-        return f"the annotation '{source_name}', where # is a number"
-    return f"the {device.steps.source}"
+        numbers_text = ", where # is a number" if "#" in source_name else ""
+        return f"each step is an annotation '{source_name}'{numbers_text}"
+    if source_kind == "loop":
+        return f"each step starts at {source_name.removeprefix('at ')}"
+    if source_kind == "snapshot":
+        return "each step starts at a snapshot event of the trace"
+    return "each step is one repetition of the same sequence of allocations"
 
 
 def files_name(files: Sequence[FileFacts]) -> str:

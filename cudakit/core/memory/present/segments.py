@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from cudakit.core.memory.present.rows import limited_table, stack_value, table
-from cudakit.core.memory.record.pools import POOL_NAMES, pool_name
+from cudakit.core.memory.record.pools import DRIVER, POOL_NAMES, pool_name
 from cudakit.core.memory.result import DeviceMemory, SegmentGroup
 from cudakit.document import Bytes, Count, Facts, Node, Table, Text
 from cudakit.units import format_bytes, format_ratio
@@ -31,7 +31,15 @@ def segments(device: DeviceMemory, top: int) -> Table:
         device.segments,
         top,
         ("group", "groups"),
+        caption=_DRIVER_CAPTION
+        if any(pool_name(group.pool) == DRIVER for group in device.segments)
+        else "",
     )
+
+
+_DRIVER_CAPTION = (
+    "Pool driver: memory from calls of the driver, such as cudaMalloc, outside any library's pool."
+)
 
 
 def _segment_kind(group: SegmentGroup) -> Text:

@@ -7,10 +7,15 @@ from collections.abc import Iterator
 import numpy as np
 
 from cudakit.core.memory.analyze.step_peaks import evenly_spaced
-from cudakit.core.memory.present.rows import limited_table, stack_value, steps_source, table
+from cudakit.core.memory.present.rows import (
+    limited_table,
+    stack_value,
+    step_definition,
+    table,
+)
 from cudakit.core.memory.result import DeviceMemory
 from cudakit.document import Bytes, Change, Chart, Count, Node, Series
-from cudakit.units import format_count
+from cudakit.units import capitalized, format_count
 
 
 def step_peaks(device: DeviceMemory, top: int) -> Iterator[Node]:
@@ -47,7 +52,8 @@ def step_peaks(device: DeviceMemory, top: int) -> Iterator[Node]:
             if omitted_count
             else ""
         )
-        + f"Requested memory; steps are found by {steps_source(device)}. Change: since the first step.",
+        + "All sizes except reserved count requested memory. Change: of the peak, since the first step."
+        f" {capitalized(step_definition(device))}.",
     )
     if device.steps.site_growth:
         yield limited_table(

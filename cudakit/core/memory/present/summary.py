@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import fields
 
 import numpy as np
 
@@ -112,9 +111,11 @@ def _shortened(name: str) -> str:
 
 
 def _device_share_text(oom: Oom) -> str:
-    if oom.device_total_bytes is None:
-        return " free on the device"
-    return f" free on the device ({format_bytes(oom.device_total_bytes)} in total)"
+    total_text = (
+        f" ({format_bytes(oom.device_total_bytes)} in total)" if oom.device_total_bytes else ""
+    )
+    limit_text = ", but beyond the memory limit of this process" if oom.limited else ""
+    return f" free on the device{total_text}{limit_text}"
 
 
 def rising_sentence(device: DeviceMemory) -> str:
@@ -207,7 +208,7 @@ def _exact_sentence(device: DeviceMemory) -> str:
         return f"{device_name(device)}: state at the end, without a trace."
     preposition = "with no" if device.health.begins_complete else "with"
     return (
-        f"{device_name(device)}: {device.events:,} events, starting {preposition} memory in use; trace and"
+        f"{device_name(device)}: {_events_text(device)}, starting {preposition} memory in use; trace and"
         " final state agree."
     )
 
@@ -215,14 +216,33 @@ def _exact_sentence(device: DeviceMemory) -> str:
 def _inexact_sentence(device: DeviceMemory) -> str:
     contradictions = device.health.contradictions
     contradiction_texts = ", ".join(
-        f"{getattr(contradictions, field.name):,} {field.name.replace('_', ' ')}"
-        for field in fields(contradictions)
-        if getattr(contradictions, field.name)
+        f"{count:,} {nouns[count != 1]}"
+        for field, nouns in _CONTRADICTIONS.items()
+        if (count := getattr(contradictions, field))
     )
+    times_text = "once" if device.inconsistencies == 1 else f"{device.inconsistencies:,} times"
     return (
-        f"{device_name(device)}: the trace of {device.events:,} events and the final state disagree"
-        f" {device.inconsistencies:,} times ({contradiction_texts or 'invalid entries were skipped'})."
+        f"{device_name(device)}: the trace of {_events_text(device)} and the final state disagree"
+        f" {times_text} ({contradiction_texts or 'invalid entries were skipped'})."
     )
+
+
+def _events_text(device: DeviceMemory) -> str:
+    return "1 event" if device.events == 1 else f"{device.events:,} events"
+
+
+# One and several contradictions of each kind; the keys are the fields of Contradictions.
+_CONTRADICTIONS = {
+    "lost_allocations": ("block without an allocation", "blocks without an allocation"),
+    "lost_frees": ("block without a free", "blocks without a free"),
+    "lost_requests": ("completed free without a request", "completed frees without a request"),
+    "sizes": ("block with two sizes", "blocks with two sizes"),
+    "segments": ("segment that differs", "segments that differ"),
+    "over_reserved": (
+        "moment with more memory in use than reserved",
+        "moments with more memory in use than reserved",
+    ),
+}
 
 
 # --- failed allocations ----------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from typing import Final
 
 import numpy as np
 
+from cudakit.core.memory.record.pools import POOL_NAMES
 from cudakit.core.memory.result import ReplayedRemedy
 from cudakit.core.memory.snapshot import DeviceTrace, Events, Snapshot, take
 from cudakit.core.memory.verdict.device_causes import is_shared
@@ -108,7 +109,7 @@ def _replay_changes(
         if not replay_change(Change("recorded settings", None, settings)).succeeded:
             return tuple(
                 _replayed_remedy(change, replay_change)
-                for change in _changes_to_replay(failure, program, settings)
+                for change in _changes_to_replay(failure, snapshot, program, settings)
             )
         if event_count >= failure.event:
             break
@@ -185,7 +186,9 @@ def _limit_bytes(
     return None if recorded_limit is None else recorded_limit.bytes
 
 
-def _changes_to_replay(failure: Failure, program: Program, settings: Settings) -> Iterator[Change]:
+def _changes_to_replay(
+    failure: Failure, snapshot: Snapshot, program: Program, settings: Settings
+) -> Iterator[Change]:
     """Yield the changes to replay: more memory, then settings, then other streams and pools."""
     yield from _larger_limits(failure, settings)
     for change_text, setting_name, setting_value in _setting_changes(failure, settings):
@@ -196,8 +199,10 @@ def _changes_to_replay(failure: Failure, program: Program, settings: Settings) -
         yield Change("frees that do not wait for other streams", None, settings, _without_waits)
     if any(stream != program.requests[0][1] for _, stream, _ in program.requests):
         yield Change("all requests on one stream", None, settings, _on_one_stream)
-    if any(pool for _, _, pool in program.requests):
-        yield Change("all requests in the default pool", None, settings, _in_default_pool)
+    private_pools = _private_pools(snapshot)
+    if any(pool in private_pools for _, _, pool in program.requests):
+        change_program = partial(_without_private_pools, private_pools=private_pools)
+        yield Change("no private pools, default pool only", None, settings, change_program)
 
 
 def _larger_limits(failure: Failure, settings: Settings) -> Iterator[Change]:
@@ -248,10 +253,22 @@ def _on_one_stream(program: Program) -> Program:
     )
 
 
-def _in_default_pool(program: Program) -> Program:
+def _private_pools(snapshot: Snapshot) -> frozenset[int]:
+    """Return the indices of PyTorch's private pools: those of CUDA graphs and of MemPools."""
+    return frozenset(
+        index
+        for index, pool in enumerate(snapshot.pools)
+        if pool != (0, 0) and pool not in POOL_NAMES
+    )
+
+
+def _without_private_pools(program: Program, *, private_pools: frozenset[int]) -> Program:
     return replace(
         program,
-        requests=tuple((size_bytes, stream, 0) for size_bytes, stream, _ in program.requests),
+        requests=tuple(
+            (size_bytes, stream, 0 if pool in private_pools else pool)
+            for size_bytes, stream, pool in program.requests
+        ),
         steps=tuple(
             step for step in program.steps if step[1] not in (Step.RELEASE_POOL, Step.EMPTY_POOL)
         ),

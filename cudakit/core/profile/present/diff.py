@@ -41,8 +41,23 @@ def report(diff: ProfileDiff, *, top: int = 10) -> Document:
         if len(device_sections) == 1
         else [Section(*device_section) for device_section in device_sections]
     )
-    title = _title(diff.devices)
-    return Document(f"Simulated: {title}" if diff.simulated else capitalized(title), tuple(nodes))
+    return Document(
+        capitalized(f"{_simulated_prefix(diff)}{_title(diff.devices)}"),
+        tuple(nodes),
+    )
+
+
+def _simulated_prefix(diff: ProfileDiff) -> str:
+    """Return which of the profiles are simulated, as the beginning of a title."""
+    match diff.before_simulated, diff.after_simulated:
+        case True, True:
+            return "simulated: "
+        case True, False:
+            return "before simulated, after on a GPU: "
+        case False, True:
+            return "before on a GPU, after simulated: "
+        case _:
+            return ""
 
 
 def step_table(diff: ProfileDiff) -> Table:

@@ -166,7 +166,7 @@ def _answers(result: ProfileResult) -> Iterator[Note]:
         yield Note("info", idle_text)
     if largest_text := _largest_work(devices):
         devices_text = {1: "", 2: " of both GPUs"}.get(len(devices), f" of all {len(devices)} GPUs")
-        yield Note("info", f"Most GPU time{devices_text}: {largest_text}.")
+        yield Note("info", f"Line with the most GPU time{devices_text}: {largest_text}.")
     yield from _straggler(result)
 
 
@@ -288,8 +288,9 @@ def _other_devices_text(other_findings: Sequence[Finding]) -> str:
         if other_finding.saving_share is not None
     ]
     if len(other_findings) == 1:
-        return f"The same on 1 other GPU (up to {format_ratio(shares[0])})"
-    return f"The same on {len(other_findings):,} other GPUs (up to {_range_text(shares)})"
+        return f"1 other GPU has the same problem (could save up to {format_ratio(shares[0])})"
+    devices_text = f"{len(other_findings):,} other GPUs"
+    return f"{devices_text} have the same problem (could save up to {_range_text(shares)})"
 
 
 def _limits_of_recording(result: ProfileResult) -> Iterator[Note]:
@@ -357,7 +358,8 @@ def _straggler(result: ProfileResult) -> Iterator[Note]:
     waiting_text = f"{other_names[0]} waited" if len(other_names) == 1 else "the other ranks waited"
     yield Note(
         "info",
-        f"{capitalized(name)} was the last of all ranks in "
+        f"{capitalized(name)} started last in "
         f"{format_count(straggler.last_count)} of {format_count(straggler.matched)} measured collectives "
-        f"({format_ratio(share)}); {waiting_text} {duration_text(straggler.waited_ns)} for it.",
+        f"({format_ratio(share)}); {waiting_text} {duration_text(straggler.waited_ns)}"
+        " in total for its start.",
     )

@@ -64,6 +64,10 @@ _DIRECTIONS = {
     Direction.HOST_TO_HOST: "host to host",
 }
 
+BYTES_WITHIN_DEVICE = (
+    "Copies within the device: each copied byte counts once, though it is read and written."
+)
+
 
 def device_nodes(device: Device, top: int, by: TableName | None) -> Iterator[Node]:
     """Yield the tables of a device; ``by`` selects one of the work tables."""
@@ -126,10 +130,10 @@ def _steps_sentence(steps: Steps) -> str:
             "No steps were found, so the tables cover the time from the first to the last work. To mark "
             "steps, use an NVTX range: with cudakit.range('step')."
         )
-    source = {
-        "range": f"the NVTX range '{steps.name}'",
-        "mark": f"the mark '{steps.name}'",
-        "repetition": "a repeated sequence of launches",
+    definition = {
+        "range": f"is an NVTX range '{steps.name}'",
+        "mark": f"ends with the mark '{steps.name}'",
+        "repetition": "is a repetition of the same sequence of launches",
     }[steps.source]
     left_out_texts = []
     if steps.warm_up:
@@ -145,7 +149,7 @@ def _steps_sentence(steps: Steps) -> str:
             f"({duration_text(slow_ns)})."
         )
     measured_text = count_text("step", steps.measured)
-    return capitalized(f"{measured_text} measured, found by {source}.{''.join(left_out_texts)}")
+    return capitalized(f"{measured_text} measured; each {definition}.{''.join(left_out_texts)}")
 
 
 def _kernel_table(device: Device, top: int) -> Table:
@@ -158,7 +162,7 @@ def _kernel_table(device: Device, top: int) -> Table:
         ("line", "text", lambda row: Text(call_site_text(row.stack, row.site))),
     )
     caption = (
-        "Line: that of the call stack that launched the most time of the kernel."
+        "Line: the call site whose launches of the kernel took the most time."
         if any(kernel.sites > 1 for kernel in device.kernels)
         else ""
     )
@@ -175,7 +179,7 @@ def _line_table(device: Device, top: int) -> Table:
     )
     caption = (
         "Own: GPU time of the work that the line launched itself. Cumulative: also of the functions that it "
-        "called. Share: that of the cumulative time."
+        "called. Share: cumulative time as a share of the time of all GPU work."
     )
     return limited_table(columns, device.lines, top, ("line", "lines"), caption)
 
@@ -212,6 +216,8 @@ def _copy_table(device: Device, top: int) -> Table:
         f"Overlap: the share of the copy time in which a kernel ran at the same time, "
         f"{format_ratio(share_of(device.copies_overlapped_ns, device.copies_ns))} for all copies together."
     )
+    if any(map(is_within_device, device.copies)):
+        caption += f" {BYTES_WITHIN_DEVICE}"
     return limited_table(
         columns,
         device.copies,
@@ -220,6 +226,11 @@ def _copy_table(device: Device, top: int) -> Table:
         caption,
         optional_titles=("copied",),
     )
+
+
+def is_within_device(copy_group: Copies) -> bool:
+    """Return whether the source and the destination of the copies are in the memory of the same device."""
+    return copy_group.direction == Direction.DEVICE_TO_DEVICE and not copy_group.peer
 
 
 def _rate_text(bytes_per_s: float | None) -> Value:
@@ -336,6 +347,8 @@ def _limit_caption(result: ProfileResult) -> str:
     sentences.append(
         "Bytes and FLOPs of kernels are not recorded: their rates cannot be compared with limits."
     )
+    if any(limit.name.endswith(_DIRECTIONS[Direction.DEVICE_TO_DEVICE]) for limit in result.limits):
+        sentences.append(f"{BYTES_WITHIN_DEVICE} The measured limit counts them in the same way.")
     return " ".join(sentences)
 
 
@@ -357,7 +370,8 @@ def grid_table(device: Device, top: int) -> Iterator[Node]:
     caption = (
         "The longest run of each kernel. SMs: share of the multiprocessors that get a block. Threads: share "
         "of the device's resident threads that the kernel can use. Waves: blocks divided by the blocks that "
-        "run at the same time. Tail: share of all waves that stays empty in the last wave."
+        "run at the same time. Tail: the empty part of the last wave, as a share "
+        "of all waves."
     )
     yield Section(
         "Grids of the kernels",

@@ -109,12 +109,12 @@ def _access_notes(coverage: Coverage) -> Iterator[Note]:
 
 def _template_text(coverage: Coverage) -> str:
     """Return how many launches have accesses of earlier launches, and how many checks of them failed."""
-    launches_text = format_count(coverage.launches_from_template)
+    launches_text = _count_with_noun("kernel launch", coverage.launches_from_template)
     checks_text = _count_with_noun("time", coverage.template_checks)
     differences_text = _count_with_noun("difference", coverage.template_differences)
     return (
-        f"Accesses of {launches_text} of the exact launches were not recorded: they are taken from earlier "
-        f"launches of the same kernel (checked {checks_text}, {differences_text})"
+        f"Exact accesses of {launches_text} are those recorded in an earlier launch of the same kernel "
+        f"(checked {checks_text}, {differences_text})"
     )
 
 

@@ -450,6 +450,7 @@ static PyObject *with_call_site(PyObject *self, PyObject *args)
     X(record, graph_launch.template_id) X(record, graph_launch.is_checked) X(record, graph_launch.is_unordered) X(record, access_template.template_id) X(record, access_template.check) \
     X(record, accessed.node) X(record, accessed.exact) \
     X(record, arenas.size_bytes) X(record, launch_delay.pending) \
+    X(record, graph_destroy.graph) X(record, graph_destroy.executable) \
     X(record, out_of_memory.size_bytes) X(record, out_of_memory.free_bytes) X(record, out_of_memory.pool) \
     X(record, memop.address) X(record, memop.flag) \
     X(record, host_call.phase) X(record, host_call.event) \

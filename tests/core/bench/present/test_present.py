@@ -159,7 +159,7 @@ def test_wrong_values_are_an_error() -> None:
             result(gemm(samples=Samples(tuple((1 + i % 2) * (1 + i * 1e-6) for i in range(200))))),
             "two groups",
         ),
-        (result(gemm(rate=2e15)), "Over 2.0% above the peak"),
+        (result(gemm(rate=2e15)), "More than 2.0% above the peak"),
     ],
 )
 def test_doubtful_case_has_warning(bench_result: BenchResult, expected: str) -> None:
@@ -237,7 +237,7 @@ def test_rate_above_the_peak_of_a_link_has_its_cause(simulated: bool, cause: str
         for node in present(result(case)).nodes
         if isinstance(node, Note) and node.level == "warn"
     ]
-    assert doubt.text.startswith(f"Over 2.0% above the peak of the link{cause}")
+    assert doubt.text.startswith(f"More than 2.0% above the peak of the link{cause}")
     assert doubt.remedies == ()
 
 

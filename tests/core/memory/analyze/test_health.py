@@ -139,6 +139,13 @@ def test_few_allocations_without_a_stack_give_no_advice() -> None:
     assert found.advice == ()
 
 
+def test_advice_on_missing_stacks_names_their_share_or_that_none_has_one() -> None:
+    some = analyzed(builders.trace([*lifetimes(1, stack=0), *lifetimes(1)], [SEGMENT]))
+    none = analyzed(builders.trace(lifetimes(2, stack=0), [SEGMENT]))
+    assert some.advice[0].startswith("50% of the allocations have no call stack, for example")
+    assert none.advice[0] == 'No allocation has a call stack: record with stacks="all".'
+
+
 def test_file_without_times_gives_advice() -> None:
     found = analyzed(builders.trace(lifetimes(1), [SEGMENT]), has_times=False)
     assert not found.has_times

@@ -29,7 +29,7 @@ def program(*stacks: tuple[Frame, ...]) -> tuple[Snapshot, list[int]]:
 def loop(*stacks: tuple[Frame, ...]) -> tuple[str, list[int]] | None:
     snapshot, ids = program(*stacks)
     found = find_loop(snapshot, np.array(ids, np.int32), 3)
-    return None if found is None else (found.name, found.starts.tolist())
+    return None if found is None else (found.first_line, found.starts.tolist())
 
 
 def main(line: int) -> Frame:
@@ -43,23 +43,23 @@ def step(line: int) -> Frame:
 def test_each_jump_back_to_an_earlier_line_starts_an_iteration() -> None:
     setup = [(main(10),), (main(11),)]
     body = [(main(20),), (main(21),), (main(21),), (main(22),)]
-    assert loop(*setup, *body * 4) == ("main (train.py)", [2, 6, 10, 14])
+    assert loop(*setup, *body * 4) == ("train.py:20 main", [2, 6, 10, 14])
 
 
 def test_loop_in_a_called_function_is_found_below_its_call() -> None:
     body = [(main(30), step(5)), (main(30), step(6)), (main(30), step(8))]
-    assert loop((main(10),), *body * 3) == ("train_step (train.py)", [1, 4, 7])
+    assert loop((main(10),), *body * 3) == ("train.py:5 train_step", [1, 4, 7])
 
 
 def test_outer_loop_is_found_before_the_loop_inside_it() -> None:
     layers = [(main(21), step(5)), (main(21), step(6))] * 3
     body = [(main(20),), *layers, (main(22),)]
-    assert loop(*body * 3) == ("main (train.py)", [0, 8, 16])
+    assert loop(*body * 3) == ("train.py:20 main", [0, 8, 16])
 
 
 def test_nested_loop_of_one_function_does_not_start_iterations() -> None:
     body = [(main(20),), *[(main(23),), (main(24),)] * 3]
-    assert loop(*body * 3) == ("main (train.py)", [0, 7, 14])
+    assert loop(*body * 3) == ("train.py:20 main", [0, 7, 14])
 
 
 def test_two_iterations_are_not_a_loop() -> None:

@@ -15,7 +15,9 @@ from cudakit.core.memory.analyze.diff import diff
 from cudakit.core.memory.load import load
 from cudakit.core.memory.present import diff as present_diff
 from cudakit.core.memory.present import report, summary_report
-from cudakit.core.memory.present.summary import in_annotation
+from cudakit.core.memory.present.rows import step_definition
+from cudakit.core.memory.present.summary import in_annotation, reliability
+from cudakit.core.memory.replay.lifetimes import Contradictions
 from cudakit.core.memory.result import MemoryResult
 from cudakit.core.memory.snapshot import take
 from cudakit.document import Chart, Document, Note, Section, Stack, Table, walk
@@ -239,3 +241,84 @@ def test_peak_names_innermost_annotations_and_last_mark(
 ) -> None:
     (device,) = examined("tests/data/leak.pkl.gz").devices
     assert in_annotation(replace(device.peak, ranges=ranges, last_mark=mark)) == text
+
+
+def test_growth_that_stopped_is_not_reported_as_absent() -> None:
+    """Peak per step lists 45 GiB of growth, which ended when the server was full."""
+    text = read(report(examined("examples/memory/varying_lengths.pkl.gz")), 1000)
+
+    assert "+45.2 GiB" in text
+    assert "No call stack holds more memory after each step." not in text
+    assert (
+        "No call stack kept growing from step to step. Section Peak per step lists what grew from the"
+        " first to the last step. 33 step boundaries were compared; each step starts at"
+        " varying_lengths.py:33 prefill."
+    ) in text
+
+
+@pytest.mark.parametrize(
+    ("source", "definition"),
+    [
+        ("annotation step#", "each step is an annotation 'step#', where # is a number"),
+        ("annotation train", "each step is an annotation 'train'"),
+        ("loop at train.py:40 train", "each step starts at train.py:40 train"),
+        ("snapshot markers", "each step starts at a snapshot event of the trace"),
+        (
+            "repeating allocations",
+            "each step is one repetition of the same sequence of allocations",
+        ),
+    ],
+)
+def test_report_says_what_a_step_is(source: str, definition: str) -> None:
+    (device,) = examined("tests/data/leak.pkl.gz").devices
+    assert (
+        step_definition(replace(device, steps=replace(device.steps, source=source))) == definition
+    )
+
+
+def test_failure_below_a_limit_of_the_process_says_why_free_memory_did_not_help() -> None:
+    limited, full = (
+        read(report(examined(name)), 1000)
+        for name in ("tests/data/fragmented_oom.pkl.gz", "examples/memory/kv_cache.pkl.gz")
+    )
+
+    assert "137 GiB free on the device, but beyond the memory limit of this process." in limited
+    assert "14.8 GiB free on the device (140 GiB in total)." in full
+
+
+def test_contradictions_are_named_with_what_is_counted() -> None:
+    (device,) = examined("tests/data/leak.pkl.gz").devices
+    contradictions = Contradictions(
+        lost_allocations=2,
+        lost_frees=1,
+        lost_requests=1,
+        sizes=3,
+        segments=1,
+        over_reserved=46,
+    )
+    unreliable = replace(
+        device,
+        exact=False,
+        inconsistencies=contradictions.total,
+        health=replace(device.health, contradictions=contradictions),
+    )
+
+    assert next(reliability(unreliable)).text == (
+        "cuda:0: the trace of 201 events and the final state disagree 54 times (2 blocks without an"
+        " allocation, 1 block without a free, 1 completed free without a request, 3 blocks with two sizes,"
+        " 1 segment that differs, 46 moments with more memory in use than reserved)."
+    )
+
+
+def test_single_event_is_counted_in_the_singular() -> None:
+    (_, host) = examined("tests/data/fuzz/host.pkl").devices
+    assert next(reliability(host)).text.startswith("pinned host memory: 1 event, starting with")
+
+
+def test_segments_of_the_driver_are_explained() -> None:
+    explanation = (
+        "Pool driver: memory from calls of the driver, such as cudaMalloc, outside any library"
+    )
+
+    assert explanation in read(report(examined("examples/memory/varying_lengths.pkl.gz")), 1000)
+    assert explanation not in read(report(examined("tests/data/leak.pkl.gz")), 1000)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
@@ -18,6 +19,7 @@ from cudakit.core.allocator.oom import OutOfMemory
 from cudakit.core.memory.analyze import MemorySpec, analyze
 from cudakit.core.memory.analyze.call_sites import StackTable
 from cudakit.core.memory.analyze.step_peaks import step_history
+from cudakit.core.memory.load import load
 from cudakit.core.memory.replay import replay
 from cudakit.core.memory.result import Oom, ReplayedRemedy
 from cudakit.core.memory.snapshot import Snapshot
@@ -26,6 +28,7 @@ from cudakit.core.memory.verdict.trials import ReplayLimits, replay_changes
 from cudakit.torch_rules.actions import Action
 from cudakit.torch_rules.settings import Settings, parse_config
 
+ROOT = Path(__file__).parents[4]
 MIB = 1 << 20
 # A size in MiB allocates; a negative number frees the live tensor with this index.
 Calls: TypeAlias = list[int]
@@ -149,3 +152,16 @@ def test_replays_of_settings_reserve_at_most_the_memory_of_the_device() -> None:
 
     assert settings
     assert max(replayed.peak_reserved_bytes for replayed in settings) <= 3 * DEVICE // 4
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("examples/memory/varying_lengths", False), ("tests/data/fuzz/snapshot-protocol-4", True)],
+)
+def test_default_pool_is_tried_only_if_pytorch_used_a_private_pool(
+    name: str, expected: bool
+) -> None:
+    """The memory of the driver in the first file belongs to no pool of PyTorch."""
+    (path,) = ROOT.glob(f"{name}.pkl*")
+    changes = [remedy.change for remedy in explain_last_failure(load(str(path))).replays]
+    assert ("no private pools, default pool only" in changes) is expected

@@ -65,7 +65,7 @@ class ProfileExplorer {
         make("label", {}, "only work with ", this.filter),
         make("button", { type: "button", onclick: () => this.showAll() }, "show all"),
         make("button", { type: "button", onclick: zoomToWindow }, "zoom to the window"),
-        make("span", { class: "muted" }, "wheel: zoom · drag: select a window · shift and drag: move · click: details · keys: ← → + − 0 Z Esc"),
+        make("span", { class: "muted" }, "wheel: zoom · drag: select a window · shift and drag: move · click: details"),
       ),
       make(
         "div",
@@ -74,6 +74,7 @@ class ProfileExplorer {
         this.details.element,
       ),
       make("p", { class: "caption" }, this.#caption()),
+      make("p", { class: "caption" }, "Keys: ← → move the view, with Shift by more; + − zoom; 0 shows all; Z zooms to the window; [ ] go to the previous and the next kernel or call; Esc ends the selection and the filter."),
       this.tooltip.element,
     );
     element.addEventListener("keydown", (event) => this.#key(event, zoomToWindow));

@@ -334,9 +334,27 @@ static void poll_pool(arena_pool *pool, bool host_waits)
         wait_for_free_arena(pool);
 }
 
+/* Return whether the launches of a pool are not read, although it was not polled for some time, because the program has
+ * continued in another context. The recorder lock is held. */
+static bool is_poll_overdue(const arena_pool *pool)
+{
+    return pool->context && !pool->is_disabled && pool_has_unread_launches(pool) &&
+           monotonic_now_ns() - pool->last_poll_ns >= INTERVAL_WITHOUT_WAIT_NS;
+}
+
+/* Return a pool that must be polled by calls in another context, or NULL. The recorder lock is held. */
+static arena_pool *find_overdue_pool(const arena_pool *polled_pool)
+{
+    for (size_t i = 0; i < pool_count; i++)
+        if (pools[i] != polled_pool && is_poll_overdue(pools[i]))
+            return pools[i];
+    return NULL;
+}
+
 void pool_poll(arena_pool *pool, bool host_waits)
 {
     pthread_mutex_lock(&recorder_lock);
+    arena_pool *overdue_pool = find_overdue_pool(pool);
     if (host_waits)
         pool->last_wait_ns = monotonic_now_ns();
     bool is_too_early = host_waits && pool->current &&
@@ -344,10 +362,12 @@ void pool_poll(arena_pool *pool, bool host_waits)
                          (pool->current->launch_count < MIN_LAUNCHES_PER_READ && !is_nearly_full(pool->current) &&
                           monotonic_now_ns() - pool->last_poll_ns < POLL_INTERVAL_NS));
     pthread_mutex_unlock(&recorder_lock);
-    if (is_too_early || !reader_lock_acquire(0))
+    if ((is_too_early && !overdue_pool) || !reader_lock_acquire(0))
         return;
-    if (!pool->is_disabled)
+    if (!pool->is_disabled && !is_too_early)
         poll_pool(pool, host_waits);
+    if (overdue_pool && !overdue_pool->is_disabled)
+        poll_pool(overdue_pool, true); /* the analysis holds back all later records until its launches are read */
     reader_lock_release();
 }
 
@@ -441,22 +461,38 @@ static void finish_arena(arena_pool *pool, launch_arena *arena)
     read_arena(pool, arena, true);
 }
 
-static void finish_pool(arena_pool *pool)
+static void finish_retired_arenas(arena_pool *pool)
 {
-    pthread_mutex_lock(&recorder_lock);
-    if (pool->current)
-        pool->current->is_retired = pool->current->launch_count;
-    pool->current = NULL;
-    pthread_mutex_unlock(&recorder_lock);
     for (size_t i = 0; i < ARENAS; i++)
         if (pool->arenas[i].is_retired)
             finish_arena(pool, pool->arenas + i);
 }
 
+/* Read the retired arena first: until its launches have accesses, the analysis holds back those of later launches. */
+static void finish_pool(arena_pool *pool)
+{
+    finish_retired_arenas(pool);
+    pthread_mutex_lock(&recorder_lock);
+    if (pool->current)
+        pool->current->is_retired = pool->current->launch_count;
+    pool->current = NULL;
+    pthread_mutex_unlock(&recorder_lock);
+    finish_retired_arenas(pool);
+}
+
+static void record_unread_launches(void)
+{
+    pthread_mutex_lock(&recorder_lock);
+    record_gap("last launches not read: another thread was still reading accesses after 5 s");
+    pthread_mutex_unlock(&recorder_lock);
+}
+
 void pool_read(void)
 {
-    if (!reader_lock_acquire(FINISH_WAIT_LIMIT_NS))
+    if (!reader_lock_acquire(FINISH_WAIT_LIMIT_NS)) {
+        record_unread_launches();
         return;
+    }
     for (size_t i = 0; i < pool_count; i++)
         if (pools[i]->context && !pools[i]->is_disabled)
             finish_pool(pools[i]);
@@ -484,6 +520,8 @@ void pool_finish(CUcontext context)
     if (!reader_lock_acquire(FINISH_WAIT_LIMIT_NS)) {
         if (context)
             disable_pool_of_context(context);
+        else
+            record_unread_launches();
         return;
     }
     for (size_t i = pool_count; i-- > 0;) {

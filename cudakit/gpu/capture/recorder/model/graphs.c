@@ -385,21 +385,32 @@ uint32_t graphs_record(CUgraph graph, const call_site *stack, uint32_t *kernel_c
 
 /* --- executable graphs ------------------------------------------------------------------------------ */
 
+/* Free the contents of a graph that is not launched any more, and write a record so that the analysis frees its nodes as
+ * well. ``executable`` is the id of its executable graph if that was destroyed, else 0. The recorder lock is held. */
+static void destroy_graph(uint32_t graph, uint32_t executable)
+{
+    record rec = record_begin(KIND_GRAPH_DESTROY, 0, 0, 0);
+    rec.graph_destroy.graph = graph;
+    rec.graph_destroy.executable = executable;
+    record_append(&rec);
+    graph_contents_free(graph);
+}
+
 void graphs_executable_created(CUgraphExec executable)
 {
     const executable_info *info = executable_find(executable);
     const uint32_t old_graph = info ? info->graph : 0;
     executable_add(executable, this_thread.instantiated_graph_id, this_thread.instantiated_kernel_count);
     this_thread.is_graph_in_use = true;
-    if (old_graph != this_thread.instantiated_graph_id)
-        graph_contents_free(old_graph);
+    if (old_graph && old_graph != this_thread.instantiated_graph_id)
+        destroy_graph(old_graph, 0);
 }
 
 void graphs_executable_destroyed(CUgraphExec executable)
 {
     const executable_info *info = executable_find(executable);
     if (info)
-        graph_contents_free(info->graph);
+        destroy_graph(info->graph, info->id);
     executable_remove(executable);
 }
 
@@ -407,7 +418,7 @@ void graphs_instantiation_ended(void)
 {
     if (this_thread.instantiated_graph_id && !this_thread.is_graph_in_use) {
         pthread_mutex_lock(&recorder_lock);
-        graph_contents_free(this_thread.instantiated_graph_id);
+        destroy_graph(this_thread.instantiated_graph_id, 0);
         pthread_mutex_unlock(&recorder_lock);
     }
     this_thread.instantiated_graph_id = this_thread.instantiated_kernel_count = 0;

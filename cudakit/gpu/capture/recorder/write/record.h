@@ -44,6 +44,7 @@ enum {
     KIND_TEMPLATE = 42,
     KIND_TEMPLATE_POINTERS = 43,
     KIND_LAUNCH_DELAYED = 44,
+    KIND_GRAPH_DESTROY = 45,
 };
 
 enum {
@@ -152,6 +153,9 @@ typedef struct {
             uint32_t graph, executable, pending, template_id;
             uint8_t is_checked, is_unordered; /* the same meaning as in ``launch`` */
         } graph_launch;
+        struct {
+            uint32_t graph, executable;
+        } graph_destroy;
         struct {
             uint64_t address;
             uint8_t flag;
