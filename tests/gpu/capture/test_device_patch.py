@@ -108,13 +108,13 @@ def test_missing_nvrtc_falls_back_with_install_hint(tmp_path: Path) -> None:
 
     assert ready is READY
     assert why_not == (
-        "accesses are inferred from kernel arguments: NVRTC was not found, and compiling kernels needs it;"
+        "accesses are inferred from kernel arguments: NVRTC is not installed, and compiling kernels needs it;"
         " pip install 'nvidia-cuda-nvrtc'"
     )
 
 
 def test_missing_nvrtc_is_error_if_exact_is_wanted(tmp_path: Path) -> None:
-    with pytest.raises(EnvironmentUnusable, match="NVRTC was not found") as caught:
+    with pytest.raises(EnvironmentUnusable, match="NVRTC is not installed") as caught:
         add_device_patches(READY, "exact", tmp_path, devices=devices_with((9, 0)), build=fail_build)
 
     assert caught.value.exit_code == 3
