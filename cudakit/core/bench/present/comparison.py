@@ -12,7 +12,7 @@ from cudakit.core.bench.labels import (
     short_labels,
 )
 from cudakit.core.bench.present.cases import cell
-from cudakit.document import Column, Document, Note, Ratio, Seconds, Table, Text, Value
+from cudakit.document import Column, Document, Node, Note, Ratio, Seconds, Table, Text, Value
 from cudakit.units import Unavailable, format_ratio
 
 _COLUMNS = (
@@ -35,7 +35,7 @@ def present_comparison(
 
     ``failing_cases`` are the cases that meet a condition of ``--fail-on``; None without a condition.
     """
-    nodes = [_headline(comparison), _table(comparison), *_notes(comparison)]
+    nodes: list[Node] = [_headline(comparison), _table(comparison), *_notes(comparison)]
     if failing_cases is not None:
         nodes.append(_fail_on_note(comparison, failing_cases))
     return Document(
