@@ -10,6 +10,7 @@ from cudakit.core.bench.method import Rule
 from cudakit.core.bench.pipeline import run
 from cudakit.core.bench.result import BenchResult
 from cudakit.core.bench.spec import OVERLAP_DIRECTIONS, OverlapSpec
+from cudakit.core.bench.timer import MAX_QUEUED
 from cudakit.core.bench.workloads.overlap import (
     GEMM_DURING_COPY,
     MEASUREMENTS,
@@ -116,12 +117,26 @@ def test_measurement_fails_if_concurrent_work_ends_first() -> None:
     with closing(Sim()) as gpu:
         (case,) = overlap_cases(OverlapSpec(directions=("h2d",), rounds=1), gpu)
         assert isinstance(case.workload, OverlapWorkload)
-        case.workload.repetitions.copies, case.workload.repetitions.gemms = 50, 1
+        copies = MAX_QUEUED - 8  # Eight GEMMs are the most that fit in the queue beside them.
+        case.workload.repetitions.copies, case.workload.repetitions.gemms = copies, 1
         (overlap,) = run(OverlapSpec(), gpu, cases=(case,)).overlaps
 
     assert isinstance(overlap.copy_slowdown, Unavailable)
     assert "the GEMMs ended before the copies" in overlap.copy_slowdown.reason
     assert overlap.gemm_slowdown == pytest.approx(0.0)
+
+
+def test_concurrent_work_that_ends_first_is_made_longer() -> None:
+    rule = Rule(min_samples=20, min_time_s=0.0, timeout_s=1.0)
+    spec = OverlapSpec(directions=("h2d",), rounds=1, rule=rule)
+    with closing(Sim()) as gpu:
+        (case,) = overlap_cases(spec, gpu)
+        assert isinstance(case.workload, OverlapWorkload)
+        # A copy takes about as long as six GEMMs, and at first three run beside it.
+        case.workload.repetitions.copies, case.workload.repetitions.gemms = 1, 1
+        (overlap,) = run(spec, gpu, cases=(case,)).overlaps
+
+    assert overlap.copy_slowdown == pytest.approx(0.0)
 
 
 def test_missing_measurement_makes_figures_unavailable() -> None:

@@ -48,11 +48,14 @@ _MIN_S, _SIMULATED_MIN_S = 5e-3, 20e-6
 # Maximum number of copies, and of GEMMs, of one execution. With a blocking kernel, the timed work and
 # _CONCURRENT_FACTOR times both kinds of untimed work must fit in the launch queue of the device.
 _MAX_REPETITIONS, _MAX_REPETITIONS_UNBLOCKED = MAX_QUEUED // 7, MAX_QUEUED // 2
-# The untimed work is this many times as long as the timed work beside which it runs, so that it does not end
-# first if it slows the timed work down. Before GEMMs are timed, this many times their number of GEMMs runs: a
-# GPU at its power limit lowers its clock during GEMMs and raises it during copies, so the clock would depend
-# on the previous sample.
+# The untimed work is at first this many times as long as the timed work beside which it runs, so that it does
+# not end first if it slows the timed work down. Copies within the device take six times as long beside GEMMs.
+# Before GEMMs are timed, this many times their number of GEMMs runs: a GPU at its power limit lowers its
+# clock during GEMMs and raises it during copies, so the clock would depend on the previous sample.
 _CONCURRENT_FACTOR = 3
+_CONCURRENT_GROWTH = (
+    4  # The untimed work becomes this many times as long if it ended first in a sample.
+)
 # Numbers of executions of a timed run: a run that lasts less than _MIN_PILOT_S is repeated with the second
 # number, because the first launches take longer on the host than a short copy on the device.
 _PILOT_EXECUTIONS = (4, 64)
@@ -281,6 +284,17 @@ class PreparedConcurrent(PreparedOverlap):
         self._has_unchecked_sample = False
         # Number of samples, and of those in which the concurrent work ended first.
         self._sample_count = self._uncovered_sample_count = 0
+        repetitions = self.repetitions
+        concurrent_count, timed_count = (
+            (repetitions.gemms, repetitions.copies)
+            if self.has_copies
+            else (repetitions.copies, (1 + _CONCURRENT_FACTOR) * repetitions.gemms)
+        )
+        self._concurrent_factor = _CONCURRENT_FACTOR
+        # With more, the work of a sample would not fit in the launch queue.
+        self._max_concurrent_factor = max(
+            _CONCURRENT_FACTOR, (MAX_QUEUED - timed_count) // concurrent_count
+        )
 
     def enqueue_before_sample(self, stream: Stream) -> None:
         """Start the concurrent work on the second stream, after the earlier work of ``stream``."""
@@ -289,7 +303,7 @@ class PreparedConcurrent(PreparedOverlap):
         self.gpu.record(self.fork_event, stream)
         self.gpu.wait(self.second_stream, self.fork_event)
         enqueue = self.enqueue_gemms if self.has_copies else self.enqueue_copies
-        enqueue(self.second_stream, _CONCURRENT_FACTOR)
+        enqueue(self.second_stream, self._concurrent_factor)
         self.gpu.record(self._concurrent_end, self.second_stream)
 
     def enqueue_after_sample(self, stream: Stream) -> None:
@@ -317,12 +331,16 @@ class PreparedConcurrent(PreparedOverlap):
         return replace(verification, passed=False, detail=detail)
 
     def _check_last_sample(self) -> None:
-        """Count the last sample, which has finished, if its concurrent work ended before its timed work."""
+        """Check the last sample, which has finished. If its concurrent work ended first, use more of it."""
         if self._has_unchecked_sample:
             self._has_unchecked_sample = False
             is_covered = self.gpu.elapsed(self._timed_end, self._concurrent_end) >= 0
             self._sample_count += 1
-            self._uncovered_sample_count += not is_covered
+            if not is_covered:
+                self._uncovered_sample_count += 1
+                self._concurrent_factor = min(
+                    _CONCURRENT_GROWTH * self._concurrent_factor, self._max_concurrent_factor
+                )
 
 
 def copy_overlaps(
