@@ -107,7 +107,7 @@ def _summary_lines(sentences: Sequence[str | Note]) -> tuple[str, ...]:
     lines = [_brief_line(sentence) for sentence in (*first, *(others[i] for i in shown_indices))]
     if omitted_count := len(sentences) - len(lines):
         lines.append(
-            f"{omitted_count:,} more {'line is' if omitted_count == 1 else 'lines are'} in the report"
+            f"{omitted_count:,} more {'message is' if omitted_count == 1 else 'messages are'} in the report"
         )
     return tuple(lines)
 
