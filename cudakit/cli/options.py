@@ -307,7 +307,9 @@ def percent(text: str) -> float:
     except ValueError as error:
         raise click.BadParameter(str(error)) from error
     if ratio > 1 and not text.strip().endswith("%"):
-        raise click.BadParameter(f"{text!r} is ambiguous; write {text.strip()}% for a percentage")
+        raise click.BadParameter(
+            f"{text!r} could mean {ratio:g}% or {100 * ratio:g}%; write the value with %"
+        )
     return ratio
 
 
