@@ -77,9 +77,16 @@ class GpuUnavailable(EnvironmentUnusable):
 class MissingDependency(EnvironmentUnusable):
     """A Python package is missing; the hint is the pip command that installs it."""
 
-    def __init__(self, package: str, *, purpose: str, requirement: str | None = None) -> None:
+    def __init__(
+        self,
+        package: str,
+        *,
+        purpose: str,
+        requirement: str | None = None,
+        problem: str = "is not installed",
+    ) -> None:
         super().__init__(
-            f"{package} is not installed, and {purpose} needs it",
+            f"{package} {problem}, and {purpose} needs it",
             hint=f"pip install '{requirement or package}'",
         )
 

@@ -38,6 +38,20 @@ def format_bytes(size_bytes: int) -> str:
     return f"{sign}{magnitude:.{decimals}f} {unit}"
 
 
+def round_up_bytes(size_bytes: int) -> int:
+    """Return the smallest size of at least ``size_bytes`` that ``format_bytes`` prints without loss.
+
+    A printed minimum would otherwise be too small when a user passes the printed value to an option.
+    """
+    number_text, unit = format_bytes(size_bytes).split(" ")
+    decimals = len(number_text.partition(".")[2])
+    steps = int(number_text.replace(".", ""))
+    printed_bytes, next_bytes = (
+        parse_bytes(f"{count / 10**decimals:.{decimals}f} {unit}") for count in (steps, steps + 1)
+    )
+    return printed_bytes if printed_bytes >= size_bytes else next_bytes
+
+
 def parse_bytes(text: str) -> int:
     """Parse ``10GiB``, ``512M`` or plain bytes; K, M, G, T, P and E are powers of 1024.
 
@@ -120,5 +134,5 @@ def parse_ratio(text: str) -> float:
     except ValueError:
         ratio = -1.0
     if not 0 <= ratio < float("inf"):
-        raise ValueError(f"{text!r} is not a percentage or a ratio; write for example 5%")
+        raise ValueError(f"{text!r} is not a percentage; write for example 5%")
     return ratio

@@ -14,6 +14,7 @@ from cudakit.units import (
     format_seconds,
     parse_bytes,
     parse_ratio,
+    round_up_bytes,
 )
 
 GIB = 2**30
@@ -102,5 +103,20 @@ def test_ratios_are_parsed_as_percentages_or_plain() -> None:
 
 @pytest.mark.parametrize("text", ["", "-1%", "inf", "nan", "5 percent"])
 def test_invalid_ratio_is_rejected(text: str) -> None:
-    with pytest.raises(ValueError, match="is not a percentage or a ratio"):
+    with pytest.raises(ValueError, match="is not a percentage"):
         parse_ratio(text)
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "text"),
+    [
+        (700, "700 B"),
+        (2 << 30, "2.00 GiB"),
+        (2_622_488_576, "2.45 GiB"),
+        (10_737_418_241, "10.1 GiB"),
+    ],
+)
+def test_rounded_up_size_is_sufficient_when_its_text_is_parsed(size_bytes: int, text: str) -> None:
+    rounded_bytes = round_up_bytes(size_bytes)
+    assert format_bytes(rounded_bytes) == text
+    assert parse_bytes(text) == rounded_bytes >= size_bytes

@@ -39,7 +39,7 @@ _HINT = "give the architectures: --arch sm_80 --arch sm_90"
 def cache(context: click.Context) -> None:
     """Show, clear or fill the cache of compiled kernels.
 
-    Benchmarks, the race detector, random numbers and the kernels of expressions (cudakit.elementwise,
+    The kernels of benchmarks, the race detector, random numbers and expressions (cudakit.elementwise,
     cudakit.reduction) are compiled for the GPU at hand. The results are kept in ~/.cache/cudakit, or in
     CUDAKIT_CACHE_DIR. Files that other users can write to are ignored.
 

@@ -76,7 +76,7 @@ def _parse_growth(text: str) -> float:
 _SUMMARY_OPTION = option(
     "--summary",
     is_flag=True,
-    help="Show only the summary: the state, the cause and the action.",
+    help="Show only the summary: the state, the cause and the action. JSON stays complete.",
 )
 _VIEW_OPTIONS = option_group(
     "What to show",
@@ -110,7 +110,7 @@ _VIEW_OPTIONS = option_group(
         default=10,
         show_default=True,
         metavar="N",
-        help="Rows of each table; 0 shows all.",
+        help="Rows of each table, except the layout; 0 shows all.",
     ),
     _SUMMARY_OPTION,
 )
@@ -328,6 +328,8 @@ def _replay(
 def _load_snapshots(files: tuple[str, ...], *, quiet: bool) -> list[Snapshot]:
     from cudakit.api.memory import load_snapshot
 
+    if files.count("-") > 1:
+        raise click.UsageError("standard input (-) can be read only once")
     snapshots = []
     with progress_line(quiet=quiet) as progress:
         for file_index, file in enumerate(files):

@@ -307,7 +307,9 @@ def percent(text: str) -> float:
     except ValueError as error:
         raise click.BadParameter(str(error)) from error
     if ratio > 1 and not text.strip().endswith("%"):
-        raise click.BadParameter(f"{text!r} is ambiguous; write {text.strip()}% for a percentage")
+        raise click.BadParameter(
+            f"{text!r} could mean {ratio:g}% or {100 * ratio:g}%; write the value with %"
+        )
     return ratio
 
 
@@ -436,6 +438,6 @@ gpu_option = option(
     metavar="auto|cuda|sim[:MODEL]",
     default="auto",
     show_default=True,
-    help="Use the real GPUs (auto, cuda) or simulated ones (sim, sim:MODEL). MODEL is a100-mig, h200 (that "
-    "of sim), h200x2, jetson, t4x4-slow or wsl. Simulated results are labelled.",
+    help="Use the real GPUs (auto, cuda) or simulated ones (sim, sim:MODEL). MODEL is a100-mig, h200 (the "
+    "model of plain sim), h200x2, jetson, t4x4-slow or wsl. Simulated results are labelled.",
 )

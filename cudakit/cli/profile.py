@@ -61,7 +61,7 @@ BY = option(
     "--by",
     type=click.Choice(["kernel", "line", "range"]),
     help="Show only one of the tables Kernels, Lines and NVTX ranges; kernel adds a table of the kernels' "
-    "grids.  [default: all three, without grids]",
+    "grids, if the limits of the device were recorded.  [default: all three, without grids]",
 )
 STEP = option(
     "--step-range",
@@ -284,8 +284,8 @@ def with_limits(result: ProfileResult, files: Sequence[str]) -> ProfileResult:
     if compared.limits or compared.launch_limits:
         return compared
     note = (
-        "--bench compared nothing: the profile has no launches, and no copies or memsets of at least 1 MiB, "
-        "that the files have limits for"
+        "--bench compared nothing: the files have no limits for the launches of the profile, or for its "
+        "copies and memsets of at least 1 MiB"
     )
     return replace(compared, notes=(*compared.notes, note))
 

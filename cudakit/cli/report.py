@@ -19,6 +19,8 @@ from cudakit.errors import UsageError
 if TYPE_CHECKING:
     from cudakit.document import Document, Note, Table
 
+# Suffix of a format of benchmarks only. Other reports do not write JSON to such a file.
+_NVBENCH = "nvbench.json"
 # Formats that every report can be written in.
 COMMON_FORMATS = ("json", "html", "md", "txt")
 # Maximum number of lines of the report that standard error gets if the report is written to a file.
@@ -105,7 +107,7 @@ def _summary_lines(sentences: Sequence[str | Note]) -> tuple[str, ...]:
     lines = [_brief_line(sentence) for sentence in (*first, *(others[i] for i in shown_indices))]
     if omitted_count := len(sentences) - len(lines):
         lines.append(
-            f"{omitted_count:,} more {'line is' if omitted_count == 1 else 'lines are'} in the report"
+            f"{omitted_count:,} more {'message is' if omitted_count == 1 else 'messages are'} in the report"
         )
     return tuple(lines)
 
@@ -290,8 +292,10 @@ def _target_format(target: Target, formats: Sequence[str]) -> str:
 def format_of(path: str, formats: Sequence[str]) -> str:
     """Return the format that is the suffix of a file name. Raises UsageError for another suffix."""
     # Longest suffix first: trace.perfetto.json also ends in .json.
-    for suffix in sorted(formats, key=len, reverse=True):
+    for suffix in sorted({*formats, _NVBENCH}, key=len, reverse=True):
         if path.lower().endswith(f".{suffix}"):
+            if suffix not in formats:
+                break
             return suffix
     if os.path.isdir(path):
         raise UsageError(f"{path} is a directory", hint="name a file in it")

@@ -62,7 +62,7 @@ def choose_target(
 
 
 class Nvrtc:
-    """The NVRTC compiler. Raises MissingDependency if it is not installed."""
+    """The NVRTC compiler. Raises MissingDependency if it is not found."""
 
     def __init__(self) -> None:
         self._nvrtc = _load_nvrtc()
@@ -129,7 +129,10 @@ def _load_nvrtc() -> Any:
         nvrtc.nvrtcVersion()
     except RuntimeError as error:
         raise MissingDependency(
-            "NVRTC", purpose="compiling kernels", requirement=_nvrtc_requirement()
+            "NVRTC",
+            purpose="compiling kernels",
+            requirement=_nvrtc_requirement(),
+            problem="was not found",
         ) from error
     return nvrtc
 

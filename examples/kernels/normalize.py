@@ -22,5 +22,7 @@ z, is_outlier = normalize(x, mean, row_variance(x, mean))
 
 expected = (values - values.mean(1, keepdims=True)) / np.sqrt(values.var(1, keepdims=True) + 1e-5)
 error = np.abs(z.copy_to_host() - expected).max()
-print(f"largest difference from numpy: {error:.1e}, outliers: {is_outlier.copy_to_host().sum()}")
+print(
+    f"largest difference from numpy: {error:.1e}, values with |z| > 3: {is_outlier.copy_to_host().sum()}"
+)
 assert error < 1e-4

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,17 @@ def test_memviz_what_if_report_can_be_a_page(cli: Cli, tmp_path: Path) -> None:
 
     assert run.exit_code == 0
     assert "would have let the failed request succeed" in page.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("snapshot", [OOM, "tests/data/fragmented_oom.pkl.gz"])
+def test_limit_that_the_report_recommends_is_enough_in_a_replay(cli: Cli, snapshot: str) -> None:
+    report = cli("memviz", snapshot).stdout
+    (limit,) = re.findall(r"a limit of (\S+ GiB) +succeeds", report)
+    assert f"a limit of {limit} is needed" in " ".join(report.split())
+
+    run = cli("memviz", snapshot, "--what-if", "", "--what-if-limit", limit.replace(" ", ""))
+
+    assert "no request fails with the recorded settings" in " ".join(run.stdout.split())
 
 
 @pytest.mark.parametrize(

@@ -77,8 +77,8 @@ def test_percentage_is_read_as_a_share(text: str, share: float) -> None:
     ("arguments", "reason"),
     [
         (("--limit", "lots"), "'lots' is not a size"),
-        (("--growth", "much"), "'much' is not a percentage or a ratio"),
-        (("--growth", "5"), "write 5% for a percentage"),
+        (("--growth", "much"), "'much' is not a percentage"),
+        (("--growth", "5"), "could mean 5% or 500%"),
     ],
 )
 def test_value_without_unit_is_a_usage_error_with_an_example(

@@ -265,7 +265,7 @@ def test_bench_result_without_comparable_work_is_named(cli: Cli) -> None:
         "write.json",
     )
     text = cli("profile", "slow.log", "--bench", "write.json").stdout
-    assert "i --bench compared nothing: the profile has no launches" in text
+    assert "i --bench compared nothing: the files have no limits" in text
     assert "Limits of this GPU" not in text
 
 

@@ -99,7 +99,7 @@ def test_file_replaces_the_report_on_the_terminal(
         "Title",
         "! a warning",
         "✗ a failure",
-        "1 more line is in the report",
+        "1 more message is in the report",
         f"Wrote {target}",
     ]
 

@@ -49,7 +49,7 @@ def test_same_log_gives_same_report(cli: Cli) -> None:
 
     assert (first.exit_code, first.stderr) == (1, "")
     assert first.stdout == second.stdout
-    assert first.stdout.startswith("1 race between streams")
+    assert first.stdout.startswith("1 race, found 3 times")
 
 
 def test_sanitize_applies_suppressions_to_the_log(cli: Cli) -> None:

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from cudakit.cli.failure import ExitCode
 from cudakit.cli.options import FILE, Command, OutputOptions, Target, Value, option, output_options
 from cudakit.cli.report import COMMON_FORMATS, Report, open_outputs
-
-if TYPE_CHECKING:
-    from cudakit.core.bench.compare import Comparison
 
 
 @click.command(cls=Command, short_help="Compare two results: faster, slower or the same?")
@@ -46,10 +42,10 @@ def compare(
 ) -> int:
     """Report for each case whether AFTER is faster, slower, the same or ambiguous.
 
-    BEFORE and AFTER are results of cudakit bench, written with -o FILE.json or --json. A case is slower if
-    the 95% confidence intervals of the two medians do not overlap, in time and in clock cycles. If the times
-    differ only because the SM clock did, the case is ambiguous. Runs on different GPU models or drivers, or
-    with different methods, are an error.
+    BEFORE and AFTER are results of cudakit bench, written with -o FILE.json or --json. A case is slower or
+    faster if the 95% confidence intervals of the two medians do not overlap, both in time and in clock
+    cycles. If the times differ only because the SM clock did, or a time is missing, the case is ambiguous.
+    Runs on different GPU models or drivers, or with different methods, are an error.
 
     \b
     cudakit bench compare before.json after.json
@@ -59,7 +55,7 @@ def compare(
     if markdown:
         output = replace(output, targets=(*output.targets, Target("-", "md")))
     from cudakit.core.bench.compare import compare as compare_results
-    from cudakit.core.bench.compare import parse_fail_on
+    from cudakit.core.bench.compare import failing_cases, parse_fail_on
     from cudakit.core.bench.load import load_result
     from cudakit.core.bench.present.comparison import present_comparison
 
@@ -68,19 +64,8 @@ def compare(
         comparison = compare_results(
             load_result(Path(before)), load_result(Path(after)), force=ignore_mismatch
         )
-        outputs.write(Report(result=comparison, document=lambda: present_comparison(comparison)))
-    has_failed = fail_conditions and (
-        _lacks_times(comparison)
-        or any(condition.matching_cases(comparison) for condition in fail_conditions)
-    )
-    return ExitCode.FINDINGS if has_failed else ExitCode.OK
-
-
-def _lacks_times(comparison: Comparison) -> bool:
-    """Return whether a case has no time in the later run only, or in both runs for different reasons."""
-    from cudakit.units import Unavailable
-
-    return any(
-        isinstance(case.after_s, Unavailable) and case.after_s != case.before_s
-        for case in comparison.cases
-    )
+        failed = failing_cases(comparison, fail_conditions) if fail_conditions else None
+        outputs.write(
+            Report(result=comparison, document=lambda: present_comparison(comparison, failed))
+        )
+    return ExitCode.FINDINGS if failed else ExitCode.OK

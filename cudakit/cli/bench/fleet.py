@@ -19,11 +19,10 @@ import click
 
 from cudakit.cli.failure import ExitCode
 from cudakit.cli.interrupts import held_interrupts
-from cudakit.cli.options import OutputOptions, suffixes
+from cudakit.cli.options import OutputOptions
 from cudakit.cli.output import printable
 from cudakit.cli.progress import progress_line
 from cudakit.cli.report import COMMON_FORMATS, Report, Text, open_outputs
-from cudakit.errors import UsageError
 
 if TYPE_CHECKING:
     from cudakit.core.bench.fleet.records import FleetRecords
@@ -50,12 +49,6 @@ def measure_and_report(fleet: FleetRequest, output: OutputOptions) -> int:
     from cudakit.core.bench.fleet.analysis import analyze
     from cudakit.core.bench.fleet.records import FleetRecords
 
-    for path in output.paths:
-        if path.lower().endswith(".nvbench.json"):
-            raise UsageError(
-                f"cannot write {path}: this report has no format with this suffix",
-                hint=f"end the name in {suffixes(FLEET_FORMATS)}",
-            )
     directory = fleet.directory or f"fleet-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
     records = FleetRecords(Path(directory))
     with open_outputs(output, FLEET_FORMATS) as outputs:

@@ -159,7 +159,8 @@ def nccl(
     The algorithm bandwidth (algbw) and the bus bandwidth (busbw) are those of nccl-tests; the bus bandwidth
     is compared with the links of a GPU. The time of a sample is that of the slowest rank. All received values
     are verified. The default sizes are 1 KiB to 1 GiB, and with --gpu sim 1 KiB to 256 KiB. Sizes are
-    rounded so that the part of each rank is a multiple of 16 bytes, or of 4 bytes if it is smaller.
+    rounded so that the part of each rank is a multiple of 16 bytes; a part of less than
+    16 bytes is a multiple of 4 bytes.
 
     A single process uses all visible GPUs; --gpu sim simulates two. Processes of torchrun, srun or mpirun are
     one rank each; only rank 0 prints and writes files. If a rank ends early, the others stop within seconds

@@ -186,7 +186,8 @@ EFFORT_OPTIONS = option_group(
         "timeout_s",
         type=Seconds(),
         metavar="SEC",
-        help="Stop sampling a case after SEC seconds.  [default: 15; copy --overlap: 3]",
+        help="Stop sampling a case after SEC seconds, of simulated time with --gpu sim.  [default: 15; copy "
+        "--overlap: 3]",
     ),
     option(
         "--samples",
@@ -208,7 +209,8 @@ EFFORT_OPTIONS = option_group(
         "budget_s",
         type=Seconds(),
         metavar="SEC",
-        help="Spend about SEC seconds on all cases together. After twice that time no further case begins.",
+        help="Spend about SEC seconds on all cases together. After twice that time no further case begins. "
+        "With --gpu sim, a case can take longer than its share, because simulated time limits its samples.",
     ),
     option(
         "--warmup",

@@ -46,7 +46,7 @@ def memory(*, effort: Effort, **options: Any) -> Spec:
     The rate counts all bytes read and written. The default sizes range from 1/16 of the L2 cache to 1 GiB,
     and with --gpu sim from 16 KiB to 1 MiB. With a hot L2 cache (the default), the rate drops where the
     buffers exceed the cache. With --cache rotate, buffers of all but the smallest sizes leave the cache
-    before they are used again; the report names sizes that do not.
+    before they are used again; a warning is printed if some do not.
 
     \b
     cudakit bench memory
@@ -197,7 +197,7 @@ def _caching_allocator(gpu: Gpu) -> Allocator:
     "kinds",
     type=name_list("cudakit.core.bench.spec:NODE_KINDS"),
     metavar="NAME,...",
-    help="Node types: kernel, fill (memset), copy, of 16 bytes each.  [default: kernel]",
+    help="Node types: kernel, fill (memset), copy; each node writes 16 bytes.  [default: kernel]",
 )
 @option(
     "--steps",

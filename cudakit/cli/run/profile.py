@@ -59,14 +59,14 @@ def check_profile_options(
         )
     if has_profile and has_sanitize:
         raise UsageError(
-            "--profile and --sanitize exclude each other: a process can use either NVIDIA's CUPTI or its"
-            " Sanitizer API",
+            "--profile and --sanitize exclude each other: --profile uses NVIDIA's CUPTI, --sanitize its"
+            " Sanitizer API, and a process can use only one of them",
             hint="run the program twice: once with --sanitize, once with --profile",
         )
     if has_profile and has_driver_memory:
         raise UsageError(
-            "--profile with --memory needs --no-driver: a process can use either NVIDIA's CUPTI or its"
-            " Sanitizer API",
+            "--profile with --memory needs --no-driver: --profile uses NVIDIA's CUPTI, --memory its"
+            " Sanitizer API, and a process can use only one of them",
             hint="add --no-driver, which records memory by the hooks of libraries only",
         )
 

@@ -109,8 +109,13 @@ class RunSpec:
         if self.limit is not None and not self.memory:
             raise UsageError("--limit needs --memory", hint="add --memory, or remove --limit")
         if self.no_driver and (self.sanitize or not self.memory):
+            if self.sanitize:
+                raise UsageError(
+                    "--no-driver and --sanitize exclude each other",
+                    hint="remove --no-driver: --sanitize records calls of the driver",
+                )
             raise UsageError(
-                "--no-driver needs --memory alone", hint="--sanitize records calls of the driver"
+                "--no-driver needs --memory", hint="add --memory, or remove --no-driver"
             )
         if self.fail_on and self.limit is None:
             raise UsageError("--fail-on limit needs --limit", hint="for example: --limit 20GiB")

@@ -79,8 +79,8 @@ class Engine:
             raise Unsupported(
                 "backend:cudaMallocAsync is not supported: with this backend, the driver's pool replaces the"
                 " caching allocator",
-                hint="remove the setting; the driver's pool is DeviceMemoryResource in cuda.core, and"
-                ' torch_pool("async") in cudakit',
+                hint="remove the setting; in a program, use DeviceMemoryResource of cuda.core"
+                ' or torch_pool("async") of cudakit',
             )
         if settings.expandable_segments:
             paged_upstream = require_paged(self.upstream, settings.large_segment_size_bytes)

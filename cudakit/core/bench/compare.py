@@ -7,7 +7,7 @@ idle machine differ by that much.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from statistics import median
@@ -158,14 +158,26 @@ class FailOn:
     verdict: Verdict
     threshold: float = 0.0  # Minimum relative change of the median.
 
-    def matching_cases(self, comparison: Comparison) -> tuple[CaseComparison, ...]:
-        """Return the cases that meet the condition."""
-        return tuple(case for case in comparison.cases if self._meets(case))
-
-    def _meets(self, case: CaseComparison) -> bool:
+    def is_met_by(self, case: CaseComparison) -> bool:
+        """Return whether a case has the verdict, and more than the minimum change or an unknown change."""
         if case.verdict is not self.verdict:
             return False
         return isinstance(case.change, Unavailable) or abs(case.change) > self.threshold
+
+
+def failing_cases(
+    comparison: Comparison, conditions: Sequence[FailOn]
+) -> tuple[CaseComparison, ...]:
+    """Return the cases that meet a condition, and those whose time only the later run lacks.
+
+    Cases that lack a time in both runs count if the reasons differ.
+    """
+    return tuple(
+        case
+        for case in comparison.cases
+        if (isinstance(case.after_s, Unavailable) and case.after_s != case.before_s)
+        or any(condition.is_met_by(case) for condition in conditions)
+    )
 
 
 def parse_fail_on(text: str) -> FailOn:
@@ -189,9 +201,9 @@ def parse_fail_on(text: str) -> FailOn:
 
 
 def _verdict(before_case: CaseResult, after_case: CaseResult) -> tuple[Verdict, str]:
-    for case, run_name in ((before_case, "before"), (after_case, "after")):
+    for case, run_name in ((before_case, "BEFORE"), (after_case, "AFTER")):
         if isinstance(case.median_s, Unavailable):
-            return Verdict.AMBIGUOUS, f"{run_name}: {case.median_s.reason}"
+            return Verdict.AMBIGUOUS, f"no time in {run_name}: {case.median_s.reason}"
     time_verdict = _verdict_from_intervals(
         _interval(before_case.samples_s, before_case.rounds),
         _interval(after_case.samples_s, after_case.rounds),

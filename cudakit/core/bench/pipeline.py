@@ -144,8 +144,10 @@ def _budget_clock(timer: SampleTimer) -> Callable[[], float]:
 
 
 def _cases_beyond_budget(spec: Spec, cases: Sequence[Case]) -> list[_MeasuredCase]:
-    """Return cases that did not begin, because the time budget was used up."""
-    reason = Unsupported(f"the time budget of {format_seconds(spec.budget_s or 0.0)} was used up")
+    """Return cases that did not begin, because twice the time budget was used up."""
+    reason = Unsupported(
+        f"no case begins after twice the time budget of {format_seconds(spec.budget_s or 0.0)}"
+    )
     return [
         _MeasuredCase(case, implementation, UnsupportedCase(implementation, reason, {}))
         for case in cases

@@ -145,6 +145,13 @@ def limit(
         "memory": _time(work.bytes_moved, memory_rate),
         "link": _time(work.link_bytes, link_rate),
     }
+    # The memory of a GPU is faster than its links.
+    if (
+        work.link_bytes
+        and isinstance(terms["memory"], Unavailable)
+        and not fields.get("integrated")
+    ):
+        terms["memory"] = 0.0
     if not any((work.operations, work.bytes_moved, work.link_bytes)):
         return Unavailable("a latency has no theoretical peak")
     terms_s: dict[str, float] = {}
@@ -223,7 +230,7 @@ def peer_bandwidth(fields: Fields) -> float | Unavailable:
     """
     link_count = fields.get("nvlink_count", Unavailable("NVML did not report it"))
     if isinstance(link_count, Unavailable):
-        return Unavailable(f"the number of NVLinks is unknown: {link_count.reason}")
+        return Unavailable(f"the number of NVLinks, if any, is unknown: {link_count.reason}")
     if not isinstance(link_count, int) or link_count == 0:
         return link_bandwidth(fields)
     version = str(fields.get("nvlink_version"))

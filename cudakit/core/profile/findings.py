@@ -125,11 +125,14 @@ def _launch_bound(device: Device) -> Iterator[Finding]:
     total_ns = sum(kernel.total_ns for kernel in device.kernels)
     total_ns -= sum(collective.total_ns for collective in device.collectives)
     mean_ns = total_ns / (kernel_count - collective_count)
+    mean_text = f"{_time_text(mean_ns)} each on average"
+    if collective_count:
+        mean_text += " without collectives"
     return _finding(
         device,
         "launch-bound",
         f"Launch-bound: the GPU waits {_share_text(device, idle_ns)} of the time for the next launch "
-        f"({_per_step(device, kernel_count, 'kernels')}, {_time_text(mean_ns)} each on average).",
+        f"({_per_step(device, kernel_count, 'kernels')}, {mean_text}).",
         idle_ns - min(kernel_count * _GRAPH_NODE_NS, idle_ns),
         "idle time of cause launch, minus 1 us for each kernel, the time between two nodes of a graph",
         (
@@ -165,7 +168,7 @@ def _host_waits(device: Device) -> Iterator[Finding]:
             f"The host waits for the GPU{_at_site(stack, 0)} ({waits[0].function}, "
             f"{_per_step(device, call_count)}). "
             f"This leaves the GPU idle for {_share_text(device, idle_ns)} of the time, "
-            "and delays later launches.",
+            "and delays later launches, which may cause more idle time.",
             min(blocked_ns, idle_ns + device.measured.idle.launch_ns),
             "time of the host in these waits, at most the idle time that the waits and launching cause",
             (
@@ -230,7 +233,7 @@ def _allocation(device: Device) -> Iterator[Finding]:
         "allocation",
         f"The driver allocates or frees memory {_per_step(device, call_count)}, {main_source}. "
         f"This leaves the GPU idle for {_share_text(device, idle_ns)} of the time, "
-        "and delays later launches.",
+        "and delays later launches, which may cause more idle time.",
         min(blocked_ns, idle_ns + device.measured.idle.launch_ns),
         "time of the host in these calls, at most the idle time that the calls and launching cause",
         (

@@ -243,8 +243,8 @@ def smallest_fix(
     earlier_work, later_work = operation_at(previous_side), operation_at(current_side)
     if _are_in_one_graph(current_side, previous_side):
         return (
-            f"during capture, record an event after {earlier_work} and make the stream of {later_work} wait "
-            f"for it: no edge of the graph orders node {current_side.node} after node {previous_side.node}"
+            f"during capture, record an event after node {previous_side.node}, {earlier_work}, and make the "
+            f"stream of node {current_side.node}, {later_work}, wait for it: no edge of the graph orders them"
         )
     if previous_side.stream_number == HOST:
         return (

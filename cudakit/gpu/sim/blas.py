@@ -321,15 +321,19 @@ def _check_int8(gemm: Gemm) -> None:
 
 def _check_alignment(gemm: Gemm, alignment_bytes: int) -> None:
     for name, matrix in (("A", gemm.a), ("B", gemm.b), ("D", gemm.d)):
-        if any(size_bytes % alignment_bytes for size_bytes in _column_bytes(matrix)):
-            raise Unsupported(
-                f"{gemm.dtype} needs columns of a multiple of {alignment_bytes} B; columns of {name} "
-                f"have {matrix.rows} elements of {matrix.element.size_bytes} B, {matrix.leading} apart",
-                hint=f"use multiples of {alignment_bytes} for m, n, k and padding",
-            )
+        for size_name, size_bytes in _column_bytes(matrix).items():
+            if size_bytes % alignment_bytes:
+                raise Unsupported(
+                    f"{gemm.dtype} needs columns and leading dimensions of a multiple of {alignment_bytes} "
+                    f"B; the {size_name} of {name} is {size_bytes} B",
+                    hint=f"use multiples of {alignment_bytes} for m, n, k and padding",
+                )
 
 
-def _column_bytes(matrix: Matrix) -> tuple[int, int]:
-    """Return the bytes of a column, and the leading dimension in bytes."""
+def _column_bytes(matrix: Matrix) -> dict[str, int]:
+    """Return the bytes of a column, and the leading dimension in bytes, by name."""
     size_bytes = matrix.element.size_bytes
-    return matrix.rows * size_bytes, matrix.leading * size_bytes
+    return {
+        "column size": matrix.rows * size_bytes,
+        "leading dimension": matrix.leading * size_bytes,
+    }

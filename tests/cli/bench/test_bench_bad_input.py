@@ -37,7 +37,7 @@ def error_of(cli: Cli, *arguments: str | Path) -> str:
         ("--timeout", "x", "'x' is not a number of seconds"),
         ("--timeout", "nan", "--timeout is nan"),
         ("--precision", "0", "--precision is 0"),
-        ("--precision", "-1%", "is not a percentage or a ratio"),
+        ("--precision", "-1%", "is not a percentage"),
         ("--warmup", "-1", "--warmup is -1; it must be from 0 to 3,600"),
         ("--warmup", "inf", "--warmup is inf"),
         ("--warmup", "nan", "--warmup is nan"),

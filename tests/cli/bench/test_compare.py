@@ -67,6 +67,18 @@ def test_fail_on_gives_exit_code_1(
     assert cli("bench", "compare", saved["before"], saved[after], *options).exit_code == code
 
 
+@pytest.mark.parametrize(
+    ("condition", "sentence"),
+    [("slower", "✗ Failed by --fail-on: "), ("faster", "✓ No case fails")],
+)
+def test_report_names_cases_that_fail(
+    condition: str, sentence: str, saved: dict[str, Path], cli: Cli
+) -> None:
+    run = cli("bench", "compare", saved["before"], saved["slower"], "--fail-on", condition)
+
+    assert sentence in run.stdout
+
+
 def test_different_machines_are_rejected_without_ignore_mismatch(
     saved: dict[str, Path], cli: Cli
 ) -> None:

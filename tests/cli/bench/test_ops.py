@@ -47,7 +47,9 @@ def test_cases_beyond_the_budget_are_named_and_not_run(cli: Cli) -> None:
     assert result.exit_code == 0
     assert len(cases) == 24
     assert cases[0]["median_s"] > 0
-    assert cases[-1]["unavailable"]["median_s"] == "the time budget of 10 ms was used up"
+    assert cases[-1]["unavailable"]["median_s"] == (
+        "no case begins after twice the time budget of 10 ms"
+    )
 
 
 def test_latency_has_no_rate_and_no_peak(cli: Cli) -> None:
@@ -60,6 +62,13 @@ def test_latency_has_no_rate_and_no_peak(cli: Cli) -> None:
     assert '"-": host times and latencies have no rate and no peak.' in " ".join(
         result.stdout.split()
     )
+
+
+def test_report_of_latencies_explains_no_rate(cli: Cli) -> None:
+    result = cli(*SIM, "--operations", "add", "--sizes", "100", "--timings", "host-call")
+
+    assert "host-call" in result.stdout
+    assert "Rate" not in result.stdout
 
 
 def test_library_that_needs_a_real_gpu_is_left_out_with_a_note(cli: Cli) -> None:

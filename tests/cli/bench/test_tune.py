@@ -76,6 +76,11 @@ def test_tuning_writes_a_file_that_later_runs_use(tmp_path: Path) -> None:
     assert algorithm.tile == written["products"][0]["winner"]["tile"]
 
 
+def test_name_of_an_nvbench_file_is_rejected(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no format with this suffix"):
+        tune("-o", tmp_path / "tuned.nvbench.json")
+
+
 def test_json_equals_file(tmp_path: Path) -> None:
     place = tmp_path / "tuned.json"
     done = tune("-o", place, "--json")

@@ -136,6 +136,14 @@ def test_limit_with_unknown_fact_is_unavailable(
     assert reason in bound.reason
 
 
+def test_copy_over_link_has_peak_if_memory_bandwidth_is_unknown() -> None:
+    unknown_width = {"global_memory_bus_width_bits": Unavailable("MIG")}
+    bound = limit_of(Work(bytes_moved=2**20, link_bytes=2**20), **unknown_width)
+
+    assert bound.bound == "link"
+    assert isinstance(bound.bytes_per_s, Unavailable)
+
+
 def test_fp64_gemm_uses_tensor_cores_if_available() -> None:
     assert matrix_kind("fp64", {"compute_capability": "9.0"}) == "fp64_tensor"
     assert matrix_kind("fp64", {"compute_capability": "8.9"}) == "fp64"

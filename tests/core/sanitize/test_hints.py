@@ -177,8 +177,8 @@ def test_sentence_names_operations_streams_and_bytes(
             RaceKind.WRITE_AFTER_WRITE,
             kernel(graph=2, node=3),
             exact_operation(graph=2, node=2),
-            "during capture, record an event after the copy (loader.py:31) and make the stream of "
-            "the kernel (train.py:44) wait for it: no edge of the graph orders node 3 after node 2",
+            "during capture, record an event after node 2, the copy (loader.py:31), and make the stream of "
+            "node 3, the kernel (train.py:44), wait for it: no edge of the graph orders them",
         ),
     ],
 )

@@ -57,14 +57,16 @@ _SLOW_CAPTION = (
 )
 _FIGURE_COLUMNS = (
     Column("figure", "text"),
-    Column("of", "text"),
+    Column("compared", "text"),
     Column("median", "number"),
     Column("spread", "number"),
     Column("slowest", "number"),
     Column("slowest is", "text"),
 )
 _FIGURE_CAPTION = (
-    "Median and spread (median absolute deviation) of all. The slowest is compared with all others."
+    "Median and spread (median absolute deviation) of all. Slowest: its speed relative to the median of all "
+    'others; "-": none is slower. The figure of a host is the median of its GPUs. Links are those to the '
+    "host and between GPUs."
 )
 _HOST_COLUMNS = (
     Column("host", "text"),

@@ -24,7 +24,10 @@ from cudakit.units import Unavailable
 
 _HOST_FILE = "host.json"
 _GPU_FILE = re.compile(r"gpu(\d{1,4})\.json")
-_HINT = "name a directory with HOST/gpuN.json files, which cudakit bench suite -o or --ray writes"
+_HINT = (
+    "name a directory with HOST/gpuN.json files; cudakit bench suite -o DIR/HOST/gpuN.json writes one, and "
+    "--ray auto --results DIR writes those of all GPUs of a Ray cluster"
+)
 _FACTS_FILE = ExpectedFile("a file with the facts about a host", _HINT)
 # Characters of host names (RFC 1123) and addresses. Others are replaced in names of folders.
 _UNSAFE_CHARACTERS = re.compile(r"[^A-Za-z0-9.:_-]")

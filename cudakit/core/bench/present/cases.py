@@ -213,8 +213,11 @@ def _explain_rate(cases: Sequence[CaseResult]) -> str:
     bench_names = {case.name for case in cases}
     if directions == {"d2d"} or bench_names == {"memory"}:
         return "Rate: of all bytes read and written."
-    if bench_names == {"ops"} and any(case.unit == "B" for case in cases):
-        return "Rate: in bytes, of all that are read and written."
+    if bench_names == {"ops"}:
+        units = {case.unit for case in cases if case.amount}
+        if "B" in units:
+            scope_text = "" if units == {"B"} else " in bytes"
+            return f"Rate{scope_text}: of all bytes read and written."
     texts = ["for d2d of all bytes read and written"] if "d2d" in directions else []
     if summed_text := " and ".join(name for name in ("both", "peer-both") if name in directions):
         texts.append(f"for {summed_text} the sum of the two directions")

@@ -12,7 +12,7 @@ from cudakit.core.bench.labels import (
     short_labels,
 )
 from cudakit.core.bench.present.cases import cell
-from cudakit.document import Column, Document, Note, Ratio, Seconds, Table, Text, Value
+from cudakit.document import Column, Document, Node, Note, Ratio, Seconds, Table, Text, Value
 from cudakit.units import Unavailable, format_ratio
 
 _COLUMNS = (
@@ -24,14 +24,34 @@ _COLUMNS = (
     Column("in cycles", "number", is_optional=True),
     Column("verdict", "text"),
 )
+# Changes below this ratio are shown without a sign: "<0.1%".
+_SMALLEST_CHANGE = 0.001
 
 
-def present_comparison(comparison: Comparison) -> Document:
-    """Return the report of a comparison: the number of cases per verdict, a row per case, then reasons."""
+def present_comparison(
+    comparison: Comparison, failing_cases: Sequence[CaseComparison] | None = None
+) -> Document:
+    """Return the report of a comparison: the number of cases per verdict, a row per case, then reasons.
+
+    ``failing_cases`` are the cases that meet a condition of ``--fail-on``; None without a condition.
+    """
+    nodes: list[Node] = [_headline(comparison), _table(comparison), *_notes(comparison)]
+    if failing_cases is not None:
+        nodes.append(_fail_on_note(comparison, failing_cases))
     return Document(
-        "Simulated: bench compare" if comparison.simulated else "bench compare",
-        (_headline(comparison), _table(comparison), *_notes(comparison)),
+        "Simulated: bench compare" if comparison.simulated else "bench compare", tuple(nodes)
     )
+
+
+def _fail_on_note(comparison: Comparison, failing_cases: Sequence[CaseComparison]) -> Note:
+    if not failing_cases:
+        return Note("ok", "No case fails --fail-on.")
+    labels = [
+        label
+        for case, label in zip(comparison.cases, short_labels(comparison.cases), strict=True)
+        if case in failing_cases
+    ]
+    return Note("error", f"Failed by --fail-on: {join_first_names(labels, separator='; ')}.")
 
 
 def _headline(comparison: Comparison) -> Note:
@@ -42,7 +62,7 @@ def _headline(comparison: Comparison) -> Note:
     ]
     slower_count = comparison.count(Verdict.SLOWER)
     headline_text = f"{count_cases(len(comparison.cases))}: {', '.join(verdict_counts)}."
-    return Note("error" if slower_count else "ok", headline_text)
+    return Note("warn" if slower_count else "ok", headline_text)
 
 
 def _table(comparison: Comparison) -> Table:
@@ -52,8 +72,8 @@ def _table(comparison: Comparison) -> Table:
         _COLUMNS,
         tuple(map(_row, cases, short_labels(cases))),
         caption=(f"All cases: {common_axes_text}. " if common_axes_text else "")
-        + "Change: of the median time. 95% CI: of this change; the CI of each median extends at least 0.5% "
-        "to both sides. In cycles: change of the median time multiplied by the SM clock.",
+        + "Change: of the median time. 95% CI: of this change; the CI of each median is widened to at "
+        "least ±0.5%. In cycles: change of the median number of clock cycles (time × SM clock).",
         faint_rows=frozenset(i for i, case in enumerate(cases) if case.verdict is Verdict.SAME),
     )
 
@@ -77,10 +97,12 @@ def _interval(interval: tuple[float, float]) -> Value:
 
 
 def _signed_change(change: float) -> Value:
-    return Text(_signed_text(change)) if change > 0 else Ratio(change)
+    return Text(_signed_text(change)) if change > -_SMALLEST_CHANGE else Ratio(change)
 
 
 def _signed_text(change: float) -> str:
+    if abs(change) < _SMALLEST_CHANGE:
+        return format_ratio(abs(change))
     return f"{'+' if change > 0 else ''}{format_ratio(change)}"
 
 

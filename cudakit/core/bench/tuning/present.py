@@ -35,12 +35,12 @@ _COLUMNS = (
     Column(f"{1 - 2 * FALSE_POSITIVE_RATE:.0%} CI", "number"),
     Column("verdict", "text"),
     Column("algorithm", "text", is_optional=True),
-    Column("measured", "number", is_optional=True),
+    Column("algorithms", "number", is_optional=True),
 )
 _CAPTION = (
     "Gain: time saved by the fastest algorithm compared with the library's default. An "
     "algorithm replaces the default if the CI of the gain is above 0 and the gain is at least"
-    f" {MIN_GAIN:.0%}. Measured: the number of algorithms that were measured, of "
+    f" {MIN_GAIN:.0%}. Algorithms: the number of algorithms that were measured, of "
     "those that the library lists."
 )
 
@@ -140,9 +140,7 @@ def _missing_gain_notes(tuned: Tuned) -> Iterator[Note]:
                     describe_gemm(tuned_gemm.gemm)
                 )
     for (figure_name, reason), gemms in gemms_by_reason.items():
-        yield Note(
-            "info", f"No {figure_name} was measured for {join_first_names(gemms)}: {reason}."
-        )
+        yield Note("info", f"No {figure_name} for {join_first_names(gemms)}: {reason}.")
 
 
 def _wrong_value_notes(tuned: Tuned) -> Iterator[Note]:

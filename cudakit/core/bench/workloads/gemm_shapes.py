@@ -117,11 +117,11 @@ def read_shapes(path: Path) -> tuple[Shape, ...]:
         raise wrong_file_error(path, text.encode(), _SHAPES_FILE, reason="it is JSON")
     rows = list(_rows(text))
     columns: Sequence[str] = _COLUMNS
-    if rows and not any(map(_INTEGER.fullmatch, rows[0][1])):
+    if rows and not any(map(_INTEGER.fullmatch, rows[0][2])):
         columns = _header(path, *rows.pop(0))
     if not rows:
         raise InputError(f"{path} contains no shapes", hint=_SHAPES_FILE.hint)
-    return tuple(_read_row(path, line_number, words, columns) for line_number, words in rows)
+    return tuple(_read_row(path, *row, columns) for row in rows)
 
 
 def _layers(model: str) -> Iterator[Shape]:
@@ -135,30 +135,33 @@ def _layers(model: str) -> Iterator[Shape]:
             )
 
 
-def _rows(text: str) -> Iterator[tuple[int, list[str]]]:
-    """Yield the line number and the words of each line that is not empty."""
+def _rows(text: str) -> Iterator[tuple[int, str, list[str]]]:
+    """Yield the line number, the text and the words of each line that is not empty."""
     for line_number, line_text in enumerate(text.splitlines(), 1):
         words_text = line_text.partition("#")[0].strip()
         if words_text:
             yield (
                 line_number,
+                words_text,
                 re.split(r"\s*[,;]\s*" if _SEPARATOR.search(words_text) else r"\s+", words_text),
             )
 
 
-def _header(path: Path, line_number: int, words: Sequence[str]) -> tuple[str, ...]:
+def _header(path: Path, line_number: int, text: str, words: Sequence[str]) -> tuple[str, ...]:
     column_names = tuple(word.lower() for word in words)
     if missing_columns := [name for name in _REQUIRED_COLUMNS if column_names.count(name) != 1]:
         raise InputError(
-            f"{path}:{line_number}: {_quote(' '.join(words))} is not a shape, and as a header it lacks "
+            f"{path}:{line_number}: {_quote(text)} is not a shape, and as a header it lacks "
             f"{', '.join(missing_columns)}",
             hint="write a shape as m n k, or a header such as m,n,k,batch",
         )
     return column_names
 
 
-def _read_row(path: Path, line_number: int, words: Sequence[str], columns: Sequence[str]) -> Shape:
-    position = f"{path}:{line_number}: {_quote(' '.join(words))}"
+def _read_row(
+    path: Path, line_number: int, text: str, words: Sequence[str], columns: Sequence[str]
+) -> Shape:
+    position = f"{path}:{line_number}: {_quote(text)}"
     row = dict(zip(columns, words, strict=False))
     has_all_columns = len(words) == len(columns) or (
         columns is _COLUMNS and len(words) == len(_REQUIRED_COLUMNS)

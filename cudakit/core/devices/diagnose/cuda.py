@@ -98,7 +98,7 @@ def visible_devices(context: RunContext) -> Finding:
     if visible_devices_value is None:
         return ok_finding(f"{VARIABLE} is not set: every device is visible")
     if isinstance(cuda, Unavailable) or not cuda.order:
-        raise NotCheckable(f"CUDA sees no device with any value of {VARIABLE} (CK005)")
+        raise NotCheckable(f"CUDA sees no device, whatever the value of {VARIABLE} (CK005)")
     visibility_of_value = visibility(visible_devices_value, cuda.order)
     evidence = {
         VARIABLE: visible_devices_value or "(empty)",

@@ -131,10 +131,13 @@ def check_gpus(
     *,
     summary_without_gpus: str = "",
 ) -> Finding:
-    """Return the findings of the rules. If there are none, return OK.
+    """Return the findings of the rules. If there are none, return OK with ``summary_if_ok``.
 
-    The summary of the OK finding is ``summary_if_ok``, or ``summary_without_gpus`` if there is no GPU.
+    Raises NotCheckable with ``summary_without_gpus`` if that is given and there is no GPU.
     """
+    if not gpus and summary_without_gpus:
+        raise NotCheckable(summary_without_gpus)
     findings = (finding for rule in rules for finding in rule.findings(gpus))
-    summary = summary_if_ok if gpus else summary_without_gpus or summary_if_ok
-    return combine_findings(findings, otherwise=ok_finding(summary, evidence_of(gpus, describe)))
+    return combine_findings(
+        findings, otherwise=ok_finding(summary_if_ok, evidence_of(gpus, describe))
+    )

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from cudakit.core.devices.diagnose.check import (
     Finding,
+    NotCheckable,
     Status,
     combine_findings,
     count_of,
@@ -151,7 +152,7 @@ def compute_mode(context: RunContext) -> Finding:
     mode_by_label = evidence_of(gpus, lambda gpu: gpu.text_field("compute_mode"))
     restricted_gpus = [gpu for gpu in gpus if gpu.text_field("compute_mode") != "default"]
     if not gpus:
-        return ok_finding("no GPU reports its compute mode")
+        raise NotCheckable("no GPU reports its compute mode")
     if not restricted_gpus:
         return ok_finding("any number of processes can use each GPU")
     fix = f"sudo nvidia-smi -i {restricted_gpus[0].facts.index} -c DEFAULT"

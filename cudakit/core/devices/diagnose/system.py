@@ -273,12 +273,12 @@ def memory_limits(context: RunContext) -> Finding:
         (
             address_limit is not None and address_limit < _MIN_ADDRESS_SPACE,
             f"the address space is limited to {_limit_text(address_limit)}: CUDA may fail with "
-            "out of memory (2)",
+            "out of memory (error 2)",
             "ulimit -v unlimited, or ask the batch system for more memory",
         ),
         (
             overcommit_mode == "2",
-            "vm.overcommit_memory is 2: CUDA may fail with out of memory (2)",
+            "vm.overcommit_memory is 2: CUDA may fail with out of memory (error 2)",
             "sudo sysctl vm.overcommit_memory=0",
         ),
         (
@@ -355,7 +355,7 @@ def gpudirect_storage(context: RunContext) -> Finding:
         effect = (
             "cuFile reads through host memory"
             if context.driver.udev_database
-            else "programs that use cuFile need udev's database /run/udev, which is missing"
+            else "only programs with cuFile need it, and udev's database /run/udev, which is missing"
         )
         return ok_finding(f"GPUDirect Storage is not set up; {effect}", evidence)
     if not context.driver.udev_database:

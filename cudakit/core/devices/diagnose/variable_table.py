@@ -480,7 +480,7 @@ TF_GPU_ALLOCATOR cuda_malloc_async: CUDA's own memory pool is used
 TF_CUDA_MALLOC_ASYNC_SUPPORTED_PREALLOC bytes that cuda_malloc_async allocates at start; -1: JAX's default
 
 [JAX | JAX documentation, Configuration Options]
-JAX_PLATFORMS backends to use, in order: cuda,cpu
+JAX_PLATFORMS backends to use, in this order, such as cuda,cpu
 JAX_COMPILATION_CACHE_DIR directory of compiled programs
 JAX_ENABLE_COMPILATION_CACHE 0: compiled programs are not cached in a directory
 JAX_COMPILATION_CACHE_MAX_SIZE size limit in bytes of the cache of compiled programs

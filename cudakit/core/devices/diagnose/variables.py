@@ -69,7 +69,9 @@ def set_variables(context: RunContext) -> tuple[SetVariable, ...]:
         SetVariable(
             name,
             value_by_name[name],
-            known_variable.effect,
+            f"off; if on, {known_variable.effect}"
+            if known_variable.check and not _is_on(value_by_name[name])
+            else known_variable.effect,
             known_variable.library,
             known_variable.source,
         )
@@ -157,7 +159,7 @@ def nccl(context: RunContext) -> Finding:
         if name.startswith("NCCL_") and name != "NCCL_VERSION"
     }
     finding = ok_finding(
-        f"no setting of NCCL disables a fast path ({', '.join(nccl_settings)})", nccl_settings
+        f"no setting of NCCL gets a warning; set: {', '.join(nccl_settings)}", nccl_settings
     )
     return combine_findings(
         (
@@ -209,7 +211,7 @@ def math_libraries(context: RunContext) -> Finding:
         if name.startswith(("CUBLAS", "CUDNN_")) or "TF32" in name
     }
     finding_if_ok = ok_finding(
-        f"no setting slows down cuBLAS or cuDNN ({', '.join(math_settings)})", math_settings
+        f"no setting slows down cuBLAS or cuDNN; set: {', '.join(math_settings)}", math_settings
     )
     return combine_findings(
         apply_rules((*rules_of("CK023"), *_MATH_RULES), context.variables),

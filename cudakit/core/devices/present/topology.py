@@ -28,7 +28,7 @@ def topology_nodes(result: DevicesResult) -> Iterator[Node]:
     """Yield matrices of links and peer access, and a note for each pair on which NVML and CUDA disagree."""
     gpus = [device for device in result.devices if device.parent is None]
     if len(gpus) < 2 or not result.pairs:
-        yield Note("info", "the machine has only one GPU")
+        yield Note("info", "no links: the report has fewer than two GPUs")
         return
     pair_by_gpus = {(gpu_pair.first, gpu_pair.second): gpu_pair for gpu_pair in result.pairs}
     yield _matrix("link", gpus, pair_by_gpus, lambda gpu_pair: as_text(gpu_pair.path))

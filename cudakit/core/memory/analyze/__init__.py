@@ -56,7 +56,8 @@ def analyze(
     selected_pairs = select_devices(snapshots, spec)
     if spec.at == "oom" and not any(_has_oom(trace) for _, trace in selected_pairs):
         raise UsageError(
-            "no allocation failed in this trace", hint="show the peak or the end of the trace"
+            "no allocation failed in the selected traces",
+            hint="show the peak or the end of the trace",
         )
     failed_device_ids = [id(trace) for _, trace in selected_pairs if _has_oom(trace)]
     replayed_device_ids = failed_device_ids[:_MAX_REPLAYED_DEVICES]
@@ -95,8 +96,8 @@ def select_devices(
         )
         selected_name = "pinned host memory" if spec.device == HOST else f"device {spec.device}"
         raise UsageError(
-            f"no {selected_name} in the snapshot",
-            hint=f"devices of the snapshot: {available_devices_text}",
+            f"no {selected_name} in the snapshot{'s' * (len(snapshots) > 1)}",
+            hint=f"devices: {available_devices_text}",
         )
     return selected_pairs
 

@@ -63,7 +63,10 @@ def _recording_advice(
     if has_overflowed:
         yield "Old events were dropped from the trace: record with a larger max_entries."
     for action in _skipped_actions(trace, contradictions):
-        yield f"The trace has no {action} events: record without skip_actions."
+        yield (
+            f"The trace has no {action} events, which other events imply: call {calls.record_trace} without"
+            " skip_actions."
+        )
     if share_without_stack == 1:
         yield f"No allocation has a call stack: record with {calls.record_stacks}."
     elif share_without_stack > _MAX_SHARE_WITHOUT_STACK:

@@ -85,4 +85,6 @@ def _json_tree(content: bytes, budget: Budget) -> Tree:
         reason = str(error)
     except ValueError:
         reason = "a number has thousands of digits"
-    raise SnapshotError(f"invalid JSON: {reason}", hint="export the snapshot again")
+    raise SnapshotError(
+        f"invalid JSON: {reason}", hint="write the file again with the program that wrote it"
+    )

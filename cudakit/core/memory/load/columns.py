@@ -121,10 +121,12 @@ def _event_warnings(is_invalid: Mask, action: Codes) -> Warnings:
     warnings = []
     if invalid_count := int(np.count_nonzero(is_invalid)):
         warnings.append(
-            f"{invalid_count:,} trace entries without a valid address or size were skipped"
+            f"entries of the trace without a valid address or size were skipped: {invalid_count:,}"
         )
     if invalid_count := int(np.count_nonzero(action == Action.UNKNOWN)):
-        warnings.append(f"{invalid_count:,} trace entries with an unknown action were skipped")
+        warnings.append(
+            f"entries of the trace with an unknown action were skipped: {invalid_count:,}"
+        )
     return tuple(warnings)
 
 
@@ -276,7 +278,7 @@ def _checked_sizes(tree: Tree, handles: Handles, key: str, *, subject: str) -> I
     size, has_size = tree.integers(tree.column(handles, key))
     if not has_size.all():
         raise SnapshotError(
-            f"a {subject} has no {key}: the file is damaged, or not a memory snapshot"
+            f"a {subject} has no {key} that is a number: the file is damaged, or not a memory snapshot"
         )
     is_invalid = (size < 0) | (size > MAX_BYTES)
     if is_invalid.any():

@@ -84,7 +84,7 @@ def _snapshot_parts(tree: Tree) -> dict[str, int]:
         handle_by_key = {"segments": tree.root}
         _, items = tree.children(_handle_array(tree.root))
         if not len(items) or "total_size" not in _keys_or_none(tree, int(items[0])):
-            raise NotASnapshotError("its list contains no memory segments")
+            raise NotASnapshotError("it is a list, but not of memory segments")
         return handle_by_key
     handle_by_key = tree.members(tree.root)
     if not any(name in handle_by_key for name in _SNAPSHOT_KEYS):

@@ -86,7 +86,7 @@ def leaks(device: DeviceMemory, top: int) -> Iterator[Node]:
     if steps.source == "none":
         yield Note(
             "info",
-            "Growth was not checked: the trace shows no steps.",
+            "Growth was not checked: fewer than 3 steps were found in the events that are shown.",
             remedies=(f"mark each step with {device.snapshot.calls.mark_step}",),
         )
         return

@@ -119,6 +119,11 @@ def _totals_table(device: DeviceDiff) -> Table:
             ("growth", "number", lambda row: _growth_value(row[1], row[2])),
         ),
         table_rows,
+        " ".join(
+            f"The snapshot {side} has no trace: its peak is unknown, and its end is compared."
+            for side, moment in (("before", device.end.before), ("after", device.end.after))
+            if moment.event < 0
+        ),
     )
 
 
@@ -137,8 +142,19 @@ def _moment_sections(device: DeviceDiff, top: int) -> Iterator[Section]:
         yield Section(f"Changes at the {moment_name}", nodes or (unchanged_note,))
 
 
+_ROWS_CAPTION = (
+    "Sizes: those of the blocks, which the allocator rounds up. A row combines call stacks with the same"
+    " files and functions, whose lines may differ; it names the lines of the largest."
+)
+
+
 def _change_tables(moment: MomentDiff, top: int) -> Iterator[Node]:
-    for change_kind in ("grown", "appeared", "shrunk", "vanished"):
+    change_kinds = [
+        change_kind
+        for change_kind in ("grown", "appeared", "shrunk", "vanished")
+        if getattr(moment, change_kind)
+    ]
+    for change_kind in change_kinds:
         diff_rows: tuple[DiffRow, ...] = getattr(moment, change_kind)
         if diff_rows:
             yield limited_table(
@@ -151,4 +167,5 @@ def _change_tables(moment: MomentDiff, top: int) -> Iterator[Node]:
                 ),
                 diff_rows,
                 top,
+                caption=_ROWS_CAPTION if change_kind == change_kinds[-1] else "",
             )

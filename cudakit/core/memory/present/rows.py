@@ -35,8 +35,9 @@ def step_definition(device: DeviceMemory) -> str:
     """Return a clause that says what a step of the program is."""
     source_kind, _, source_name = device.steps.source.partition(" ")
     if source_kind == "annotation":
-        numbers_text = ", where # is a number" if "#" in source_name else ""
-        return f"each step is an annotation '{source_name}'{numbers_text}"
+        if source_name.endswith("#"):
+            return f"each step is an annotation '{source_name.removesuffix('#')}' with a number"
+        return f"each step is an annotation '{source_name}'"
     if source_kind == "loop":
         return f"each step starts at {source_name.removeprefix('at ')}"
     if source_kind == "snapshot":

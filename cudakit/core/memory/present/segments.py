@@ -9,7 +9,7 @@ import numpy as np
 from cudakit.core.memory.present.rows import limited_table, stack_value, table
 from cudakit.core.memory.record.pools import DRIVER, POOL_NAMES, pool_name
 from cudakit.core.memory.result import DeviceMemory, SegmentGroup
-from cudakit.document import Bytes, Count, Facts, Node, Table, Text
+from cudakit.document import Bytes, Count, Facts, Node, Note, Table, Text
 from cudakit.units import format_bytes, format_ratio
 
 _MAX_LISTED_SEGMENTS = 5  # maximum number of segments that a terminal shows
@@ -67,6 +67,12 @@ def fragmentation(device: DeviceMemory, top: int) -> Iterator[Node]:
             ),
         )
     )
+    if (
+        device.at.name == "peak"
+        and device.ooms
+        and device.ooms[-1].free_bytes != summary.free_bytes
+    ):
+        yield Note("info", "At the failed allocation these figures differ: --at oom shows them.")
     if summary.pins:
         yield limited_table(
             (

@@ -52,8 +52,9 @@ def step_peaks(device: DeviceMemory, top: int) -> Iterator[Node]:
             if omitted_count
             else ""
         )
-        + "All sizes except reserved count requested memory. Change: of the peak, since the first step."
-        f" {capitalized(step_definition(device))}.",
+        + "Reserved: the most within the step; all other sizes are requested memory. Change: of the peak,"
+        f" since the first step. {capitalized(step_definition(device))}; the table counts steps from 0."
+        + (" Event -1: before the first event." if peaks[0].peak_event < 0 else ""),
     )
     if device.steps.site_growth:
         yield limited_table(

@@ -220,10 +220,12 @@ def _inexact_sentence(device: DeviceMemory) -> str:
         for field, nouns in _CONTRADICTIONS.items()
         if (count := getattr(contradictions, field))
     )
+    if not contradiction_texts:
+        return f"{device_name(device)}: {_events_text(device)}; invalid entries of the trace were skipped."
     times_text = "once" if device.inconsistencies == 1 else f"{device.inconsistencies:,} times"
     return (
         f"{device_name(device)}: the trace of {_events_text(device)} and the final state disagree"
-        f" {times_text} ({contradiction_texts or 'invalid entries were skipped'})."
+        f" {times_text} ({contradiction_texts})."
     )
 
 
@@ -233,9 +235,15 @@ def _events_text(device: DeviceMemory) -> str:
 
 # One and several contradictions of each kind; the keys are the fields of Contradictions.
 _CONTRADICTIONS = {
-    "lost_allocations": ("block without an allocation", "blocks without an allocation"),
-    "lost_frees": ("block without a free", "blocks without a free"),
-    "lost_requests": ("completed free without a request", "completed frees without a request"),
+    "lost_allocations": (
+        "block without an allocation in the trace",
+        "blocks without an allocation in the trace",
+    ),
+    "lost_frees": ("block without a free in the trace", "blocks without a free in the trace"),
+    "lost_requests": (
+        "completed free without a request in the trace",
+        "completed frees without a request in the trace",
+    ),
     "sizes": ("block with two sizes", "blocks with two sizes"),
     "segments": ("segment that differs", "segments that differ"),
     "over_reserved": (
@@ -320,7 +328,11 @@ def overview(devices: Sequence[DeviceMemory]) -> Table:
             ("device", "text", lambda device: Text(device_name(device))),
             ("OOMs", "number", lambda device: Count(len(device.ooms))),
             ("peak requested", "number", lambda device: Bytes(device.peak.requested_bytes)),
-            ("peak reserved", "number", lambda device: Bytes(device.peak.highest_reserved_bytes)),
+            (
+                "highest reserved",
+                "number",
+                lambda device: Bytes(device.peak.highest_reserved_bytes),
+            ),
             ("end allocated", "number", lambda device: Bytes(device.end.allocated_bytes)),
             ("end reserved", "number", lambda device: Bytes(device.end.reserved_bytes)),
             ("events", "number", lambda device: Count(device.events)),
@@ -340,8 +352,10 @@ def _outlier_sentence(devices: Sequence[DeviceMemory]) -> str:
         return ""
     device_text = f"{highest_device.file} {device_name(highest_device)}"
     if relative_excess >= 1:
-        return f"The peak of {device_text} is {1 + relative_excess:.1f} times the median peak."
-    return f"The peak of {device_text} is {relative_excess:.0%} above the median peak."
+        excess_text = f"{1 + relative_excess:.1f} times the median"
+    else:
+        excess_text = f"{relative_excess:.0%} above the median"
+    return f"The peak of {device_text} is {excess_text} of the requested peaks in this table."
 
 
 # --- totals ----------------------------------------------------------------------------------------
@@ -399,7 +413,12 @@ def _totals_caption(device: DeviceMemory) -> str:
             f"The peak is the moment with the most requested memory, {moment_text}{in_annotation(peak)};"
             f" the last event is {device.events - 1:,}."
         )
-    if device.end.pending_free_bytes or device.at.state.pending_free_bytes:
+    timeline = device.timeline
+    if (
+        device.end.pending_free_bytes
+        or device.at.state.pending_free_bytes
+        or (np.array(timeline.requested_bytes) > np.array(timeline.allocated_bytes)).any()
+    ):
         sentences.append(
             "Requested and blocks in use include blocks that are pending free; allocated does not."
         )

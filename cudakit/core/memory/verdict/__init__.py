@@ -20,8 +20,9 @@ from cudakit.core.memory.replay import Replay
 from cudakit.core.memory.result import Cause, Oom, ReplayedRemedy
 from cudakit.core.memory.snapshot import DeviceTrace, Snapshot
 from cudakit.core.memory.verdict.causes import causes_of
+from cudakit.core.memory.verdict.device_causes import limit_remedy
 from cudakit.core.memory.verdict.failure import Failure, failure_at
-from cudakit.core.memory.verdict.trials import replay_changes
+from cudakit.core.memory.verdict.trials import replay_changes, replayed_limit_bytes
 from cudakit.core.memory.whatif.replay import NewAllocator
 from cudakit.errors import one_of
 from cudakit.torch_rules.actions import Action
@@ -68,6 +69,14 @@ def find_ooms(
         if new_allocator is not None and event_index == oom_events[-1] and is_pytorch_pool:
             replays = replay_changes(failure, snapshot, trace, new_allocator)
         causes = causes_of(failure, with_history=event_index in oom_events[-MAX_WITH_HISTORY:])
+        limit_bytes = replayed_limit_bytes(failure, replays)
+        if limit_bytes is not None:
+            causes = tuple(
+                replace(cause, remedy=limit_remedy(failure, limit_bytes))
+                if cause.id == "process_limit"
+                else cause
+                for cause in causes
+            )
         ooms.append(_explained_oom(failure, causes, snapshot, trace, replays))
     return tuple(ooms)
 

@@ -11,7 +11,7 @@ from cudakit.core.memory.result import Cause
 from cudakit.core.memory.verdict.failure import Failure
 from cudakit.torch_rules.oom_verdict import verdict_of
 from cudakit.torch_rules.sizes import MIB
-from cudakit.units import format_bytes
+from cudakit.units import format_bytes, round_up_bytes
 
 # Free memory below this share of the reserved memory is normal for the caching allocator.
 LARGE_FREE_SHARE = 0.1
@@ -59,14 +59,13 @@ def process_limit(failure: Failure) -> Cause | None:
             f" {format_bytes(request.reserved_bytes)} was reserved, and"
             f" {format_bytes(request.device_free_bytes)} of the device was free"
         ),
-        remedy=_limit_remedy(failure),
+        remedy=limit_remedy(failure, request.reserved_bytes + request.needed_bytes),
     )
 
 
-def _limit_remedy(failure: Failure) -> str:
+def limit_remedy(failure: Failure, needed_bytes: int) -> str:
     """Return the remedy for a limit: a new fraction, or a factor if the device size is unknown."""
-    request = failure.request
-    needed_bytes = request.reserved_bytes + request.needed_bytes
+    request, needed_bytes = failure.request, round_up_bytes(needed_bytes)
     # Without a recorded fraction the limit is unknown, but it was at least the highest reserved memory.
     allowed_bytes = max(int(failure.trace_replay.curves.reserved[: failure.event + 1].max()), 1)
     if failure.device_total_bytes:
@@ -77,8 +76,8 @@ def _limit_remedy(failure: Failure) -> str:
     else:
         factor = max(-(-100 * needed_bytes // allowed_bytes) / 100, 1.01)
         new_limit_text = (
-            f"to at least {factor:.2f} times the present fraction: {format_bytes(needed_bytes)} is needed;"
-            f" the highest reserved memory was {format_bytes(allowed_bytes)}"
+            f"to at least {factor:.2f} times the present fraction: a limit of {format_bytes(needed_bytes)} is"
+            f" needed, and {format_bytes(allowed_bytes)} was reserved under the present limit"
         )
     return f"raise the limit with {request.calls.set_limit} {new_limit_text}"
 
@@ -150,8 +149,9 @@ def fragmentation(failure: Failure) -> Cause | None:
     if not is_sufficient:
         largest_bytes = max(request.own_largest_bytes, request.other_largest_bytes)
         reason = (
-            f"{format_bytes(request.free_bytes)} is free in segments, which is less than the request, and the"
-            f" largest free block is {format_bytes(largest_bytes)}"
+            f"{format_bytes(request.free_bytes)} is free in segments, but the largest free block is"
+            f" {format_bytes(largest_bytes)}; all of the free memory is less than the request, so that"
+            " fragmentation is only a part of the cause"
         )
     remedy = verdict.remedy or _UNUSABLE_REMEDIES.get(
         verdict.code, _UNUSABLE_REMEDIES["fragmentation"]

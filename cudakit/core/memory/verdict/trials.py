@@ -7,7 +7,7 @@ replayed. The request must fail in this replay too; otherwise no change is repla
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -39,12 +39,15 @@ from cudakit.errors import CudakitError
 from cudakit.torch_rules.actions import Action
 from cudakit.torch_rules.settings import Settings, with_changes
 from cudakit.torch_rules.sizes import MIB
-from cudakit.units import format_bytes
+from cudakit.units import format_bytes, round_up_bytes
 
 # A failed request takes as long as about 20 events, because the allocator releases its cache and retries.
 _MAX_REPLAYED_FAILURES: Final = 1_000
 # PyTorch rejects max_split_size_mb up to 20.
 _MIN_SPLIT_MB: Final = 21
+# Maximum number of replayed limits. The limit decides when the allocator releases its cache: a limit that is
+# enough for the memory at the failure can be too small in a replay.
+_MAX_REPLAYED_LIMITS: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +111,9 @@ def _replay_changes(
         )
         if not replay_change(Change("recorded settings", None, settings)).succeeded:
             return tuple(
-                _replayed_remedy(change, replay_change)
+                _replayed_limit(failure, change, replay_change)
+                if change.cause == "process_limit"
+                else _replayed_remedy(change, replay_change)
                 for change in _changes_to_replay(failure, snapshot, program, settings)
             )
         if event_count >= failure.event:
@@ -152,6 +157,46 @@ def _replayed_remedy(
     )
 
 
+def _replayed_limit(
+    failure: Failure, change: Change, replay_change: Callable[[Change], ReplayedRequest]
+) -> ReplayedRemedy:
+    """Return the first of several rising limits that suffices; the lowest limit if none does."""
+    lowest_remedy = remedy_replay = _replayed_remedy(change, replay_change)
+    for _ in range(_MAX_REPLAYED_LIMITS - 1):
+        if remedy_replay.helps:
+            return remedy_replay
+        process_bytes = (change.limit_bytes or 0) - _library_bytes(failure)
+        change = _limit_change(failure, change.settings, process_bytes + 1)
+        remedy_replay = _replayed_remedy(change, replay_change)
+    return remedy_replay if remedy_replay.helps else lowest_remedy
+
+
+def _limit_change(failure: Failure, settings: Settings, needed_bytes: int) -> Change:
+    """Return the change to the limit that is needed, rounded up to a size that the report can print."""
+    limit_bytes = round_up_bytes(needed_bytes)
+    return Change(
+        f"a limit of {format_bytes(limit_bytes)}",
+        None,
+        settings,
+        cause="process_limit",
+        limit_bytes=limit_bytes + _library_bytes(failure),
+    )
+
+
+def _library_bytes(failure: Failure) -> int:
+    """Return the memory of other libraries, which the replay also allocates."""
+    return sum(reserved_bytes for _, reserved_bytes in failure.libraries)
+
+
+def replayed_limit_bytes(failure: Failure, replays: Iterable[ReplayedRemedy]) -> int | None:
+    """Return the limit of the process that let the request succeed in a replay; None without one."""
+    for remedy_replay in replays:
+        if remedy_replay.cause == "process_limit" and remedy_replay.helps:
+            # A limit of the highest reserved memory refuses no request of this replay.
+            return remedy_replay.peak_reserved_bytes - _library_bytes(failure)
+    return None
+
+
 def _recording_before(
     failure: Failure, snapshot: Snapshot, trace: DeviceTrace, event_count: int
 ) -> Recording:
@@ -176,8 +221,7 @@ def _until_failure(program: Program) -> Program:
 def _limit_bytes(
     failure: Failure, recording: Recording, program: Program, settings: Settings
 ) -> int | None:
-    # The replay also allocates the memory of other libraries.
-    library_bytes = sum(reserved_bytes for _, reserved_bytes in failure.libraries)
+    library_bytes = _library_bytes(failure)
     if not failure.request.is_limited:
         return failure.request.reserved_bytes + library_bytes + failure.request.device_free_bytes
     if failure.device_total_bytes and failure.memory_fraction:
@@ -207,19 +251,15 @@ def _changes_to_replay(
 
 def _larger_limits(failure: Failure, settings: Settings) -> Iterator[Change]:
     request = failure.request
-    # The replay also allocates the memory of other libraries.
-    library_bytes = sum(reserved_bytes for _, reserved_bytes in failure.libraries)
     if request.is_limited:
         highest_reserved_bytes = int(
             failure.trace_replay.curves.reserved[: failure.event + 1].max()
         )
         needed_limit = max(request.reserved_bytes + request.needed_bytes, highest_reserved_bytes)
-        change_text = f"a limit of {format_bytes(needed_limit)}"
-        limit_bytes = needed_limit + library_bytes
-        yield Change(change_text, None, settings, cause="process_limit", limit_bytes=limit_bytes)
+        yield _limit_change(failure, settings, needed_limit)
     elif is_shared(failure):
         change_text = f"the {format_bytes(failure.outside_bytes)} outside this allocator"
-        limit_bytes = failure.available_bytes + library_bytes
+        limit_bytes = failure.available_bytes + _library_bytes(failure)
         yield Change(change_text, None, settings, cause="other_processes", limit_bytes=limit_bytes)
 
 

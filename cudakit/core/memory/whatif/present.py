@@ -118,7 +118,12 @@ def _limit_sentence(device: DeviceWhatIf) -> str:
         return ""
     size_text = format_bytes(limit.bytes)
     if limit.source == "given":
-        return f"Memory limit of the replays: {size_text} (--what-if-limit)."
+        success_text = (
+            " With this limit, no request fails with the recorded settings."
+            if device.recorded.ooms and not device.baseline.ooms and not device.baseline.shortage
+            else ""
+        )
+        return f"Memory limit of the replays: {size_text} (--what-if-limit).{success_text}"
     if limit.source == "device full":
         return (
             f"Memory limit of the replays: {size_text}, the reserved memory of the process plus the free"

@@ -125,14 +125,18 @@ def _no_help_sentence(baseline: Outcome, trial_outcomes: Sequence[Outcome]) -> s
         else "None of these settings would have"
     )
     if baseline.shortage is not None:
-        return f"{subject_text} let the program run to the end, and neither would the recorded settings"
+        return (
+            f"{subject_text} let the program run to the end within the memory limit, and neither would the"
+            " recorded settings"
+        )
     if baseline.ooms:
         request_noun = "request" if baseline.ooms == 1 else "requests"
         return f"{subject_text} let the failed {request_noun} succeed"
     worse_outcomes = [outcome for outcome in trial_outcomes if _rank(outcome) > _rank(baseline)]
     if len(trial_outcomes) == 1 and worse_outcomes:
         return _worse_sentence(baseline, trial_outcomes[0])
-    return f"{subject_text} reserved less at the peak than {format_bytes(baseline.peak.reserved_bytes)}"
+    peak_text = format_bytes(baseline.peak.reserved_bytes)
+    return f"{subject_text} reserved less at the peak than the recorded settings ({peak_text})"
 
 
 def _worse_sentence(baseline: Outcome, outcome: Outcome) -> str:

@@ -161,11 +161,9 @@ def _kernel_table(device: Device, top: int) -> Table:
         ("share", "number", lambda row: Ratio(row.share)),
         ("line", "text", lambda row: Text(call_site_text(row.stack, row.site))),
     )
-    caption = (
-        "Line: the call site whose launches of the kernel took the most time."
-        if any(kernel.sites > 1 for kernel in device.kernels)
-        else ""
-    )
+    caption = "Share: of the time of all GPU work."
+    if any(kernel.sites > 1 for kernel in device.kernels):
+        caption += " Line: the call site whose launches of the kernel took the most time."
     return limited_table(columns, device.kernels, top, ("kernel", "kernels"), caption)
 
 
@@ -353,9 +351,14 @@ def _limit_caption(result: ProfileResult) -> str:
 
 
 def grid_table(device: Device, top: int) -> Iterator[Node]:
-    """Yield the table of the kernels' grids, if the limits of the device were recorded."""
+    """Yield the table of the kernels' grids, or that the limits of the device were not recorded."""
     kernels = [(kernel, kernel.grid) for kernel in device.kernels if kernel.grid]
     if not kernels:
+        if device.kernels:
+            yield Section(
+                "Grids of the kernels",
+                (Note("info", "not shown: the limits of the device were not recorded"),),
+            )
         return
     columns: Columns[tuple[Kernel, Grid]] = (
         ("kernel", "text", lambda row: Text(short_kernel(row[0].name))),
@@ -368,10 +371,9 @@ def grid_table(device: Device, top: int) -> Iterator[Node]:
         ("tail", "number", lambda row: Ratio(row[1].tail_share)),
     )
     caption = (
-        "The longest run of each kernel. SMs: share of the multiprocessors that get a block. Threads: share "
-        "of the device's resident threads that the kernel can use. Waves: blocks divided by the blocks that "
-        "run at the same time. Tail: the empty part of the last wave, as a share "
-        "of all waves."
+        "The longest run of each kernel. SMs: share of the multiprocessors that get a block. Threads: the "
+        "kernel's resident threads as a share of the maximum of the device. Waves: blocks divided by the "
+        "blocks that run at the same time. Tail: the empty part of the last wave, as a share of all waves."
     )
     yield Section(
         "Grids of the kernels",

@@ -87,15 +87,28 @@ def _lacks_required_gpu(result: SanitizeResult) -> bool:
     return len(reasons_for_missing_events(result.incomplete)) < len(result.incomplete)
 
 
+def _no_races_text(result: SanitizeResult) -> str:
+    """Return that no races were found, except those that are not reported."""
+    exceptions = []
+    if any(suppression.races for suppression in result.suppressed):
+        exceptions.append("suppressed races")
+    if result.baseline and result.baseline.races:
+        exceptions.append("races of the baseline")
+    return f"no races found{' except ' if exceptions else ''}{' and '.join(exceptions)}"
+
+
 def _verdict(result: SanitizeResult) -> Iterator[str]:
     counted_races = [race for race in result.races if result.is_counted(race)]
     race_count, occurrence_count = len(counted_races), sum(race.count for race in counted_races)
-    has_host_race = any(race.kind is RaceKind.HOST for race in counted_races)
-    place_text = "" if has_host_race else " between streams"
+    has_race_elsewhere = any(
+        race.kind is RaceKind.HOST or race.current.stream_number == race.previous.stream_number
+        for race in counted_races
+    )
+    place_text = "" if has_race_elsewhere else " between streams"
     if race_count:
         yield f"{race_count:,} race{'s' if race_count > 1 else ''}{place_text}"
     else:
-        yield coverage.NOTHING_RECORDED if coverage.is_empty(result) else "no races found"
+        yield coverage.NOTHING_RECORDED if coverage.is_empty(result) else _no_races_text(result)
     if different_call_count := len(result.different_calls):
         plural = "s" if different_call_count > 1 else ""
         yield f"{different_call_count:,} collective{plural} called differently by ranks"

@@ -110,11 +110,11 @@ def _access_notes(coverage: Coverage) -> Iterator[Note]:
 def _template_text(coverage: Coverage) -> str:
     """Return how many launches have accesses of earlier launches, and how many checks of them failed."""
     launches_text = _count_with_noun("kernel launch", coverage.launches_from_template)
-    checks_text = _count_with_noun("time", coverage.template_checks)
+    checks_text = _count_with_noun("other launch", coverage.template_checks)
     differences_text = _count_with_noun("difference", coverage.template_differences)
     return (
-        f"Exact accesses of {launches_text} are those recorded in an earlier launch of the same kernel "
-        f"(checked {checks_text}, {differences_text})"
+        f"The accesses of {launches_text} were not recorded: those of an earlier launch of the same kernel "
+        f"are used ({checks_text} compared with an earlier one, {differences_text})"
     )
 
 
@@ -209,6 +209,7 @@ def _count_with_noun(noun: str, noun_count: int) -> str:
         "copy": "copies",
         "kernel launch": "kernel launches",
         "graph launch": "graph launches",
+        "other launch": "other launches",
     }
     return f"{format_count(noun_count)} {noun if noun_count == 1 else plural_by_noun.get(noun, f'{noun}s')}"
 

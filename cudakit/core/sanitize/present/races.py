@@ -242,7 +242,9 @@ def _stack(side: Side) -> Stack:
 
 def _bytes_text(race: FoundRace) -> str:
     caveat = (
-        "; possibly fewer: adjacent ranges were merged to save memory" if race.approximate else ""
+        "; possibly fewer bytes: adjacent ranges were merged to save memory"
+        if race.approximate
+        else ""
     )
     location = describe_place(race.address, race.memory)
     return f"{format_bytes(race.size_bytes)} at {location}{caveat}"

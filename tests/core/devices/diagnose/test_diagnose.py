@@ -88,6 +88,12 @@ def test_unknown_check_beside_passed_check_leaves_status_ok(machine: Machine) ->
     assert result.status is OK
 
 
+def test_effect_of_a_variable_that_is_off_says_so(machine: Machine) -> None:
+    (variable,) = diagnose(machine(variables={"CUDA_LAUNCH_BLOCKING": "0"})).variables
+
+    assert variable.effect.startswith("off; if on, every kernel launch waits")
+
+
 def test_set_variables_have_value_effect_and_source(machine: Machine) -> None:
     variables = {"PATH": "/bin", "TORCH_BLAS_PREFER_CUBLASLT": "1"}
 

@@ -282,7 +282,7 @@ def test_one_gpu_has_no_topology() -> None:
 
     (note,) = section(report(read_devices(machine, topology=True)), "Topology").nodes
     assert isinstance(note, Note)
-    assert "only one GPU" in note.text
+    assert "fewer than two GPUs" in note.text
 
 
 def test_long_report_has_driver_then_every_field_by_group() -> None:

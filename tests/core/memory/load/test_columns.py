@@ -44,7 +44,7 @@ def test_unknown_action_becomes_unknown_with_a_warning(loaded: Loader) -> None:
     trace = [event("workspace_snapshot", 0, 0), event("alloc", LARGE, 512)]
     device = only(loaded(untraced(device_traces=[trace])))
     assert device.events.action.tolist() == [Action.UNKNOWN, Action.ALLOC]
-    assert device.warnings == ("1 trace entries with an unknown action were skipped",)
+    assert device.warnings == ("entries of the trace with an unknown action were skipped: 1",)
 
 
 def test_free_is_read_as_one_action(loaded: Loader) -> None:
@@ -92,7 +92,7 @@ def test_invalid_entry_becomes_unknown_with_a_warning(
 ) -> None:
     device = only(loaded(untraced(device_traces=[[entry, event("alloc", LARGE, 512)]])))
     assert device.events.action.tolist() == [Action.UNKNOWN, Action.ALLOC]
-    assert "1 trace entries without a valid address or size were skipped" in device.warnings
+    assert "entries of the trace without a valid address or size were skipped: 1" in device.warnings
 
 
 @pytest.mark.parametrize("frames", [None, [], "main", 5, {}])

@@ -173,9 +173,9 @@ def test_annotation_without_stage_or_time_is_ignored(loaded: Loader) -> None:
     [
         ({}, "its dictionary is empty"),
         ({"model": 1, "optimizer": 2}, "its dictionary has other keys (model, optimizer)"),
-        ([], "its list contains no memory segments"),
-        ([1, 2, 3], "its list contains no memory segments"),
-        ([{"a": 1}], "its list contains no memory segments"),
+        ([], "it is a list, but not of memory segments"),
+        ([1, 2, 3], "it is a list, but not of memory segments"),
+        ([{"a": 1}], "it is a list, but not of memory segments"),
         (5, "has an integer where a memory snapshot has a dictionary"),
         ({"segments": 5}, "has an integer where a memory snapshot has a list"),
         ({"segments": [5]}, "has an integer where a memory snapshot has a dictionary"),
@@ -184,7 +184,7 @@ def test_annotation_without_stage_or_time_is_ignored(loaded: Loader) -> None:
         ([files.segment(LARGE, 2**50, [])], f"a total_size of {2**50} bytes"),
         ([files.segment(2**63, MIB, [])], "at 0x8000000000000000 is outside"),
         ([files.without(files.segment(LARGE, MIB, []), "address")], "segment has no address"),
-        ([{"total_size": "x", "address": 0}], "a segment has no total_size"),
+        ([{"total_size": "x", "address": 0}], "a segment has no total_size that is a number"),
         (
             [files.segment(LARGE, MIB, [files.block(LARGE, 2**70, 0, "inactive")])],
             "a block has no size",

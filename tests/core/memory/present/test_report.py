@@ -259,7 +259,7 @@ def test_growth_that_stopped_is_not_reported_as_absent() -> None:
 @pytest.mark.parametrize(
     ("source", "definition"),
     [
-        ("annotation step#", "each step is an annotation 'step#', where # is a number"),
+        ("annotation step#", "each step is an annotation 'step' with a number"),
         ("annotation train", "each step is an annotation 'train'"),
         ("loop at train.py:40 train", "each step starts at train.py:40 train"),
         ("snapshot markers", "each step starts at a snapshot event of the trace"),
@@ -305,8 +305,9 @@ def test_contradictions_are_named_with_what_is_counted() -> None:
 
     assert next(reliability(unreliable)).text == (
         "cuda:0: the trace of 201 events and the final state disagree 54 times (2 blocks without an"
-        " allocation, 1 block without a free, 1 completed free without a request, 3 blocks with two sizes,"
-        " 1 segment that differs, 46 moments with more memory in use than reserved)."
+        " allocation in the trace, 1 block without a free in the trace, 1 completed free"
+        " without a request in the trace, 3 blocks with two sizes, 1 segment that differs,"
+        " 46 moments with more memory in use than reserved)."
     )
 
 

@@ -223,7 +223,7 @@ def test_suggested_limit_includes_the_whole_new_segment_as_a_factor_of_the_fract
         allocator.alloc(2 * MIB)
 
     (remedy,) = failed(program, capacity=GIB, limit=60 * MIB).remedies
-    assert "to at least 1.40 times the present fraction: 70.0 MiB is needed;" in remedy
+    assert "to at least 1.40 times the present fraction: a limit of 70.0 MiB is needed," in remedy
 
 
 def test_cache_remedy_of_private_pools_is_to_delete_the_pools() -> None:

@@ -77,7 +77,9 @@ def test_headline_names_settings_that_reserve_less() -> None:
 def test_headline_reports_settings_without_effect() -> None:
     device = ask(fragmented().snapshot(), "")
     assert device.best is None
-    assert device.headline == "The defaults would not have reserved less at the peak than 900 MiB"
+    assert device.headline == (
+        "The defaults would not have reserved less at the peak than the recorded settings (900 MiB)"
+    )
 
 
 def test_headline_reports_settings_that_reserve_more() -> None:
@@ -133,7 +135,8 @@ def test_replay_ends_at_the_first_new_failure() -> None:
     assert tried.shortage.size_bytes == 120 * MIB
     assert tried.peak.reserved_bytes == 100 * MIB
     assert (
-        device.headline == "The defaults would not have let the program run to the end,"
+        device.headline
+        == "The defaults would not have let the program run to the end within the memory limit,"
         " and neither would the recorded settings"
     )
 
