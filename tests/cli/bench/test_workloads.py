@@ -109,7 +109,7 @@ def test_written_files_can_be_compared(cli: Cli, tmp_path: Path) -> None:
         (("suite", "--ray-timeout", "5"), 2, "--ray-timeout needs --ray"),
         (("suite", "--results", "nightly", "--quick"), 2, "--quick has no effect"),
         (("launch", "--precision", "0"), 2, "precision"),
-        (("launch", "--precision", "5"), 2, "write 5%"),
+        (("launch", "--precision", "5"), 2, "5% or 500%"),
         (("launch", "--timeout", "-1"), 2, "timeout"),
         (("launch", "--samples", "0"), 2, "samples"),
         (("launch", "-o", "run.xyz"), 2, "run.xyz"),

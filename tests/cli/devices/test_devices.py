@@ -201,7 +201,7 @@ def test_select_without_enough_matches_exits_with_3_and_reasons(cli: Cli) -> Non
         (("--count", "2"), "need --select"),
         (("--min-free-mem", "1GiB"), "need --select"),
         (("--select", "--min-free-mem", "much"), "not a size"),
-        (("--select", "--max-util", "10"), "ambiguous"),
+        (("--select", "--max-util", "10"), "10% or 1000%"),
         (("--select", "--max-util", "200%"), "'200%' is more than 100%"),
         (("--watch", "0"), "not a number of seconds"),
         (("--watch", "nan"), "not a number of seconds"),
