@@ -134,7 +134,7 @@ def test_file_is_deleted_if_the_command_ends_while_it_is_written(tmp_path: Path)
 
 @pytest.mark.gpu
 def test_cufile_of_a_gpu_moves_the_right_bytes(tmp_path: Path) -> None:
-    # A process of its own, like that of a user: cuFile can crash when it is opened a second time.
+    # A process of its own, like that of a user: cuFile may crash.
     arguments = ("--directions", "read,write", "--patterns", "random", "--sizes", "4KiB,1MiB")
     options = ("--path", tmp_path, "--file-size", "64MiB", "--threads", "4", "--json")
     effort = ("--samples", "3", "--rounds", "1", "--warmup", "0", "--timeout", "0.5")

@@ -32,7 +32,7 @@ def moment_name(device: DeviceMemory) -> str:
 
 
 def step_definition(device: DeviceMemory) -> str:
-    """Return a clause that says what a step of the program is."""
+    """Return a clause that defines a step of the program."""
     source_kind, _, source_name = device.steps.source.partition(" ")
     if source_kind == "annotation":
         if source_name.endswith("#"):

@@ -186,8 +186,9 @@ typedef struct {
             uint8_t exact;
         } accessed;
         struct {
-            uint32_t
-                template_id; /* template that the accesses become, or that is forgotten if the call is not a launch; 0 without a check: all are forgotten */
+            /* template that the accesses become, or that is forgotten if the call is not a launch; 0 without a check:
+             * all are forgotten */
+            uint32_t template_id;
             uint8_t check;
         } access_template;
         struct {
